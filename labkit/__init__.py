@@ -1,0 +1,57 @@
+"""labkit: write a training script in a notebook, launch it on every rank, watch it live.
+
+Names are imported when first used, so that `import labkit` costs nothing and loads neither torch nor widgets.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+from labkit.errors import LabError, LaunchError, RankFailedError, RunFolderError, ScriptError
+
+if TYPE_CHECKING:
+    from labkit.data import fetch
+    from labkit.launcher.doctor import doctor
+    from labkit.run import Run, attach, launch, runs
+    from labkit.view.comparison import compare
+    from labkit.write.script import Script
+
+_LAZY = {
+    "Run": "labkit.run",
+    "Script": "labkit.write.script",
+    "attach": "labkit.run",
+    "compare": "labkit.view.comparison",
+    "doctor": "labkit.launcher.doctor",
+    "fetch": "labkit.data",
+    "launch": "labkit.run",
+    "runs": "labkit.run",
+}
+
+__version__ = version("labkit")
+__all__ = [
+    "LabError",
+    "LaunchError",
+    "RankFailedError",
+    "Run",
+    "RunFolderError",
+    "Script",
+    "ScriptError",
+    "attach",
+    "compare",
+    "doctor",
+    "fetch",
+    "launch",
+    "runs",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'labkit' has no attribute {name!r}; it has {', '.join(__all__)}")
+    return getattr(import_module(_LAZY[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

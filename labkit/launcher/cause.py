@@ -1,0 +1,148 @@
+"""Why a run failed: the rank that failed first for a reason of its own, in one sentence.
+
+torchrun blames the rank it saw exit first, which for hangs, early returns and mismatched collectives is a victim.
+Here every rank has written its own record; those that merely lost their neighbour rank below the others.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from typing import Any
+
+from labkit.record import RankHistory, RunFolder, RunReader
+from labkit.record.folder import read_json
+from labkit.write import Script
+
+__all__ = ["find_cause"]
+
+# What a rank says when another one is gone.
+COLLATERAL = re.compile(
+    r"Connection closed by peer|Connection reset by peer|Broken pipe|Connection refused|connectFullMesh"
+    r"|remote process exited|ncclRemoteError|communicator was aborted|NCCL communicator|Socket Timeout"
+    r"|Timed out waiting|failed to recv, got 0 bytes|Stop_waiting|SIGTERM",
+    re.IGNORECASE,
+)
+# torchrun's summary, one entry per rank it saw fail.
+EXIT_CODE = re.compile(r"^\s*rank\s*: (\d+) \(local_rank.*\n\s*exitcode\s*: (-?\d+)", re.MULTILINE)
+LOG_TAIL_BYTES = 200_000
+
+
+def find_cause(folder: RunFolder, exit_code: int) -> dict[str, Any]:
+    """The cause of a run that ended with torchrun's `exit_code`: `sentence`, and what is known as fields
+    (`kind`, `rank`, `exception`, `message`, `line`, `cell`, `origin`, `step`, `traceback`)."""
+    script = Script.parse(folder.script.read_text(encoding="utf-8"), name="script")
+    origins = folder.read_manifest().get("cells", {})
+    histories = RunReader(folder).read_all().ranks
+    log = tail_text(folder.torchrun_log, LOG_TAIL_BYTES)
+    exits = {int(rank): int(code) for rank, code in EXIT_CODE.findall(log)}
+    failures = [e for rank in folder.started_ranks() if isinstance(e := read_json(folder.error(rank)), dict)]
+    failures.sort(key=lambda e: e.get("time_ns", 0))
+    own = [e for e in failures if not is_collateral(e)]
+    signalled = [rank for rank, code in exits.items() if code < 0 and -code != signal.SIGTERM]
+    if own:
+        return _failure(own, script, origins)
+    if signalled:
+        return _signal(signalled[0], -exits[signalled[0]], histories)
+    if early := _left_early(histories):
+        return early
+    if failures:
+        return _failure(failures, script, origins)
+    if exit_code < 0:
+        name = signal.Signals(-exit_code).name
+        return {"kind": "agent", "sentence": f"torchrun was killed ({name}); its ranks were ended with it"}
+    return _unexplained(folder, log, exit_code)
+
+
+def is_collateral(failure: dict[str, Any]) -> bool:
+    """Whether a rank failed only because another one was gone."""
+    return failure.get("kind") == "exception" and bool(COLLATERAL.search(str(failure.get("message", ""))))
+
+
+def _failure(failures: list[dict[str, Any]], script: Script, origins: dict[str, Any]) -> dict[str, Any]:
+    first = failures[0]
+    same = [f for f in failures if (f["exception"], f["message"]) == (first["exception"], first["message"])]
+    who = (
+        f"rank {first['rank']}"
+        if len(same) == 1
+        else f"ranks {', '.join(str(r) for r in sorted(f['rank'] for f in same))}"
+    )
+    what = first["message"].splitlines()[0] if first["message"] else ""
+    if first["kind"] == "exit":
+        said = f"{who} exited with {what}" if what.lstrip("-").isdigit() else f"{who} stopped: {what}"
+    else:
+        said = f"{who} failed: {first['exception'].split('.')[-1]}" + (f": {what}" if what else "")
+    cause = {k: first[k] for k in ("kind", "rank", "exception", "message", "step", "traceback", "time_ns")}
+    where = locate(script, first.get("script_line"), origins)
+    others = [f["rank"] for f in failures if f not in same and not is_collateral(f)]
+    more = f"; rank {', '.join(map(str, others))} also failed, in another way" if others else ""
+    return cause | where | {"sentence": said + where.get("place", "") + more}
+
+
+def locate(script: Script, line: int | None, origins: dict[str, Any]) -> dict[str, Any]:
+    """Where a line of script.py is: its cell, and the notebook cell it was taken from."""
+    if not line:
+        return {}
+    found = script.cell_at(line)
+    if found is None:
+        return {"line": line, "place": f" (script.py, line {line})"}
+    cell, line_in_cell = found
+    origin = (origins.get(cell.title) or {}).get("origin", "")
+    from_notebook = f" from {origin}" if origin else ""
+    place = f" (script.py line {line}, cell `{cell.title}`{from_notebook}, line {line_in_cell} of the cell)"
+    return {"line": line, "cell": cell.title, "origin": origin, "line_in_cell": line_in_cell, "place": place}
+
+
+def _signal(rank: int, number: int, histories: dict[int, RankHistory]) -> dict[str, Any]:
+    name = signal.Signals(number).name
+    history = histories.get(rank)
+    at, held = "", ""
+    if history is not None:
+        at = f" at step {history.step}"
+        held = (
+            f"; it held {history.memory_peak / 2**30:.2f} GiB ({history.memory_name}, peak)"
+            if history.memory_peak
+            else ""
+        )
+    why = " by the system, not by labkit: probably out of memory" if number == signal.SIGKILL else ""
+    sentence = f"rank {rank} was killed{why} ({name}){at}{held}"
+    return {
+        "kind": "signal",
+        "rank": rank,
+        "signal": name,
+        "sentence": sentence,
+        "step": history.step if history else None,
+    }
+
+
+def _left_early(histories: dict[int, RankHistory]) -> dict[str, Any] | None:
+    """A rank whose script ended without an error while others were still at it."""
+    left = [h for h in histories.values() if h.end.get("outcome") in ("finished", "exited")]
+    stayed = [h for h in histories.values() if h not in left]
+    if not left or not stayed:
+        return None
+    first = min(left, key=lambda h: h.step)
+    sentence = (
+        f"rank {first.rank} ended at step {first.step} without an error while rank {stayed[0].rank} was at step "
+        f"{stayed[0].step} and waited for it; do the ranks have different amounts of data, or a `break` on one of them?"
+    )
+    return {"kind": "early", "rank": first.rank, "step": first.step, "sentence": sentence}
+
+
+def _unexplained(folder: RunFolder, log: str, exit_code: int) -> dict[str, Any]:
+    """No rank left a record: what the interpreter or torchrun itself said last."""
+    early = [tail_text(p, 4000) for p in sorted(folder.torchrun_logs.rglob("stderr.log"))]
+    text = next((t for t in early if t.strip()), log).strip()
+    last = text.splitlines()[-1].strip() if text else "it said nothing"
+    sentence = f"torchrun exited with code {exit_code} and no rank said why; the last line of its log: {last}"
+    return {"kind": "torchrun", "sentence": sentence, "traceback": text.splitlines(keepends=True)[-40:]}
+
+
+def tail_text(path: Any, size: int) -> str:
+    """The last `size` bytes of a log as text, whatever bytes are in it."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, 2) - size))
+            return file.read().decode("utf-8", "replace")
+    except OSError:
+        return ""

@@ -1,0 +1,116 @@
+"""What must be true before anything starts. Each check says what was given, what was expected and what to do."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.machinery import PathFinder
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from labkit.errors import LaunchError
+from labkit.launcher.hardware import Hardware
+from labkit.write import Script, options_of
+
+__all__ = ["check_batch", "check_imports", "check_ranks", "check_text", "check_torch"]
+
+TORCH_FLOOR = (2, 8)
+SECRET_FLAG = re.compile(r"^--[\w-]*(token|secret|password|api[-_]?key)", re.IGNORECASE)
+
+
+def check_torch(platform: str) -> None:
+    """torch is installed and not older than 2.8, below which gloo hangs in pipelines or sums silently."""
+    if platform == "windows":
+        raise LaunchError("torch.distributed has no NCCL on native Windows. Use WSL2: https://aka.ms/wsl")
+    try:
+        found = version("torch")
+    except PackageNotFoundError:
+        raise LaunchError(
+            f"torch is not installed for {sys.executable}. Install it there: {sys.executable} -m pip install torch"
+        ) from None
+    if tuple(int(part) for part in re.findall(r"\d+", found)[:2]) < TORCH_FLOOR:
+        raise LaunchError(
+            f"torch {found} is too old: labkit needs 2.8 or newer (older ones hang or sum wrongly on gloo)"
+        )
+
+
+def check_ranks(nproc_per_node: Any, backend: Any, hardware: Hardware) -> int:
+    """The number of ranks. Raises LaunchError when it is not one, or does not fit the devices."""
+    if nproc_per_node == "auto":
+        return hardware.default_ranks
+    if isinstance(nproc_per_node, bool) or not isinstance(nproc_per_node, int):
+        raise LaunchError(f"nproc_per_node must be a whole number or 'auto', got {nproc_per_node!r}")
+    if nproc_per_node < 1:
+        raise LaunchError(f"nproc_per_node must be at least 1, got {nproc_per_node}")
+    if backend not in (None, "nccl", "gloo"):
+        raise LaunchError(f"backend must be 'nccl' or 'gloo', got {backend!r}")
+    gpus = len(hardware.gpus)
+    if backend == "nccl" and not gpus:
+        why = f" (CUDA_VISIBLE_DEVICES={hardware.visible_devices!r})" if hardware.visible_devices is not None else ""
+        raise LaunchError(f"backend='nccl' needs a GPU for every rank; none is visible here{why}. Leave backend out")
+    if gpus and nproc_per_node > gpus and backend != "gloo":
+        raise LaunchError(
+            f"{nproc_per_node} ranks need {nproc_per_node} GPUs, this machine has {gpus}. "
+            f"Use nproc_per_node={gpus}, or backend='gloo' to let ranks share them"
+        )
+    if gpus and backend == "gloo" and nproc_per_node <= gpus:
+        raise LaunchError(
+            f"{nproc_per_node} ranks on {gpus} GPUs use nccl; backend='gloo' is for more ranks than GPUs. "
+            "To train on the CPU, pass env={'CUDA_VISIBLE_DEVICES': ''}"
+        )
+    return nproc_per_node
+
+
+def check_batch(script: Script, parameters: Mapping[str, Any], ranks: int) -> None:
+    """The global batch splits over ranks and micro-batches, for scripts that have those parameters."""
+    options = options_of(script)
+    if not {"global_batch_size", "accumulate"} <= set(options):
+        return
+    wanted = int(parameters.get("global_batch_size", options["global_batch_size"].default))
+    pieces = ranks * int(parameters.get("accumulate", options["accumulate"].default))
+    if pieces < 1 or wanted < 1:
+        raise LaunchError("global_batch_size and accumulate must be at least 1")
+    if wanted % pieces:
+        below, above = wanted - wanted % pieces, wanted - wanted % pieces + pieces
+        near = f"{below} or {above}" if below else str(above)
+        raise LaunchError(
+            f"global_batch_size={wanted} does not split into {ranks} ranks x {pieces // ranks} micro-batches; "
+            f"the nearest sizes that do are {near}"
+        )
+
+
+def check_imports(script: Script, folder: str) -> None:
+    """Top-level modules that the script imports unconditionally can be found by this interpreter or beside it."""
+    statements = [s for s in ast.parse(str(script)).body if isinstance(s, ast.Import | ast.ImportFrom)]
+    names = {a.name for s in statements if isinstance(s, ast.Import) for a in s.names}
+    names |= {s.module for s in statements if isinstance(s, ast.ImportFrom) and s.module and not s.level}
+    missing = sorted({n for name in names if not _can_be_found(n := name.split(".")[0], folder)})
+    if missing:
+        raise LaunchError(
+            f"{script.name}.py imports {', '.join(missing)}, which {sys.executable} does not have. "
+            f"Install with: {sys.executable} -m pip install {' '.join(missing)}"
+        )
+
+
+def _can_be_found(package: str, folder: str) -> bool:
+    try:
+        beside = PathFinder.find_spec(package, [folder]) is not None
+        return beside or importlib.util.find_spec(package) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def check_text(args: Sequence[Any]) -> list[str]:
+    """Arguments as text. Refuses what looks like a secret: every user of the machine can read a command line."""
+    texts = [str(arg) for arg in args]
+    for text in texts:
+        if SECRET_FLAG.match(text):
+            raise LaunchError(
+                f"{text.split('=')[0]} looks like a secret; a command line is public. Pass it with env={{…}}"
+            )
+        if "\0" in text:
+            raise LaunchError(f"an argument holds a NUL byte: {text!r}")
+    return texts

@@ -1,0 +1,115 @@
+"""What this machine has, without opening a CUDA context: the ranks will want that memory."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+import psutil
+
+__all__ = ["Gpu", "Hardware", "Platform", "hardware", "platform_name"]
+
+Platform = Literal["kaggle", "wsl2", "linux", "macos", "windows"]
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """`memory` in bytes; `capability` is CUDA's, (7, 5) for a T4."""
+
+    name: str
+    memory: int
+    capability: tuple[int, int]
+
+    @property
+    def has_bf16(self) -> bool:
+        """bf16 in hardware. torch's `is_bf16_supported()` also counts emulation, which is slower than fp32."""
+        return self.capability >= (8, 0)
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """`cores` this process may use; `memory` and `shared_memory` (`/dev/shm`) in bytes, None where there is none."""
+
+    platform: Platform
+    gpus: tuple[Gpu, ...]
+    cores: int
+    memory: int
+    memory_available: int
+    shared_memory: int | None
+    visible_devices: str | None
+
+    @property
+    def backend(self) -> str:
+        return "nccl" if self.gpus else "gloo"
+
+    @property
+    def precision(self) -> str:
+        """The fastest precision that is right here: fp16 needs a gradient scaler, which the scripts have."""
+        if not self.gpus:
+            return "fp32"
+        return "bf16" if all(gpu.has_bf16 for gpu in self.gpus) else "fp16"
+
+    @property
+    def default_ranks(self) -> int:
+        """One per GPU; on the CPU two, enough to see ranks at work."""
+        return len(self.gpus) or min(2, self.cores)
+
+
+def hardware() -> Hardware:
+    """Look at the machine now. Imports torch only where an NVIDIA driver is installed."""
+    memory = psutil.virtual_memory()
+    shm = Path("/dev/shm")
+    return Hardware(
+        platform=platform_name(),
+        gpus=_gpus(),
+        cores=usable_cores(),
+        memory=memory.total,
+        memory_available=memory.available,
+        shared_memory=shutil.disk_usage(shm).total if shm.exists() else None,
+        visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
+    )
+
+
+def platform_name() -> Platform:
+    if "KAGGLE_KERNEL_RUN_TYPE" in os.environ:
+        return "kaggle"
+    system = platform.system()
+    if system == "Linux":
+        return "wsl2" if "microsoft" in platform.release().lower() else "linux"
+    return "macos" if system == "Darwin" else "windows"
+
+
+def usable_cores() -> int:
+    """Cores this process may run on: affinity, and a container's CPU quota (cgroup v2)."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
+    except (OSError, ValueError):
+        return cores
+
+
+@cache
+def _gpus() -> tuple[Gpu, ...]:
+    if not (Path("/proc/driver/nvidia/version").exists() or Path("/dev/dxg").exists()):
+        return ()
+    # Counted in a process of its own: asking for properties opens a context that would hold memory on GPU 0.
+    import json
+    import subprocess
+    import sys
+
+    code = (
+        "import json, torch\n"
+        "found = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]\n"
+        "print(json.dumps([[p.name, p.total_memory, [p.major, p.minor]] for p in found]))"
+    )
+    try:
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60, check=True)
+        return tuple(Gpu(name, memory, (major, minor)) for name, memory, (major, minor) in json.loads(done.stdout))
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return ()

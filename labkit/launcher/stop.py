@@ -1,0 +1,85 @@
+"""End a run so that nothing of it is left: one TERM to the agent, a grace period of ours, KILL by marker, verify."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import replace
+
+import psutil
+
+from labkit.record import Identity, RunFolder, State, read_state, write_state
+from labkit.record.folder import MARKER, read_json, write_json
+
+__all__ = ["GRACE_SECONDS", "processes_of", "stop", "sweep"]
+
+# torchrun's own grace is 30 s and cannot be shortened on its failure path.
+GRACE_SECONDS = 5.0
+
+
+def stop(folder: RunFolder, *, grace: float = GRACE_SECONDS) -> State:
+    """Stop a run, whatever state its processes are in; returns its final state. Calling it again is harmless.
+
+    The run's supervisor does the work. When that is gone or does not get it done, this process does.
+    """
+    if not read_state(folder).is_final:
+        write_json(folder.stop_request, {"time": time.time(), "pid": os.getpid(), "grace": grace})
+    deadline = time.monotonic() + grace + 5.0
+    while not (state := read_state(folder)).is_final and time.monotonic() < deadline:
+        time.sleep(0.05)
+    killed = sweep(folder)
+    if state.state == "lost" or not state.is_final:
+        sentence = "stopped on request, after the process that watched it was gone"
+        state = replace(state, state="stopped", ended=time.time(), cause={"kind": "stopped", "sentence": sentence})
+        write_state(folder, replace(state, killed=killed))
+    return read_state(folder)
+
+
+def terminate(agent: Identity, folder: RunFolder, grace: float) -> int:
+    """One TERM, then wait, then KILL whatever is left. Returns how many had to be killed."""
+    if agent.is_alive():
+        os.kill(agent.pid, signal.SIGTERM)  # never a second one: torchrun then abandons its ranks
+    deadline = time.monotonic() + grace
+    while processes_of(folder) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return sweep(folder)
+
+
+def sweep(folder: RunFolder) -> int:
+    """KILL every process that carries the run's marker, twice over, and wait until none is left.
+
+    Returns how many were killed.
+    """
+    killed = set()
+    for _ in range(2):
+        found = processes_of(folder)
+        for process in found:
+            try:
+                process.kill()
+                killed.add(process.pid)
+            except psutil.NoSuchProcess:
+                pass  # it ended by itself in between
+        psutil.wait_procs(found, timeout=2.0)
+    return len(killed)
+
+
+def processes_of(folder: RunFolder) -> list[psutil.Process]:
+    """Every living process of this user that carries the run's marker in its environment."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            mine = process.uids().real == os.getuid() and process.environ().get(MARKER) == folder.id
+            if mine and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except (psutil.Error, OSError):
+            continue  # gone, or not ours to look at
+    return found
+
+
+def requested_grace(folder: RunFolder) -> float | None:
+    """The grace period of a stop request, None when nobody has asked."""
+    request = read_json(folder.stop_request)
+    if not isinstance(request, dict):
+        return None
+    return float(request.get("grace", GRACE_SECONDS))

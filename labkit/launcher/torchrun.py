@@ -1,0 +1,81 @@
+"""The torchrun command of a run and the environment of its ranks, as pure functions."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from labkit.record.folder import MARKER, RunFolder
+
+__all__ = ["marked", "rank_environment", "recorded_environment", "reproducing_command", "torchrun_command"]
+
+# Left over from an earlier torchrun, a Slurm job or a container image; they would change world size or meeting point.
+LEFTOVERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+LEFTOVER_PREFIXES = ("PET_", "TORCHELASTIC_")
+# An allowlist: whatever else is set may be a secret and is never written to disk.
+RECORDED_PREFIXES = ("CUDA_", "NCCL_", "GLOO_", "TORCH_", "PYTORCH_", "OMP_", "MKL_", "LABKIT_")
+RECORDED = ("KAGGLE_KERNEL_RUN_TYPE", "PYTHONPATH", "PYTHONSAFEPATH", "LD_PRELOAD")
+SECRET_WORDS = ("TOKEN", "SECRET", "PASSWORD", "KEY")
+
+
+def torchrun_command(folder: RunFolder, nproc_per_node: int, script: str, args: Sequence[str]) -> list[str]:
+    """torchrun, unmodified, with labkit's worker round each rank. No restarts: torch 2.13's own are unreliable."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    ranks = ["--nproc-per-node", str(nproc_per_node), "--max-restarts", "0"]
+    logs = ["--redirects", "3", "--log-dir", str(folder.torchrun_logs)]
+    return [*launcher, *ranks, *logs, "-m", "labkit.worker", script, *args]
+
+
+def reproducing_command(script: str, nproc_per_node: int, args: Sequence[str]) -> str:
+    """The line that runs the same training without labkit."""
+    return shlex.join(["torchrun", "--standalone", f"--nproc-per-node={nproc_per_node}", script, *args])
+
+
+def rank_environment(
+    base: Mapping[str, str],
+    folder: RunFolder,
+    *,
+    nproc_per_node: int,
+    cores: int,
+    script_dir: str,
+    extra: Mapping[str, str] | None = None,
+) -> tuple[dict[str, str], list[str]]:
+    """`(environment, dropped)`: what the ranks are given, and the names of leftovers that were taken out."""
+    dropped = sorted(k for k in base if k in LEFTOVERS or k.startswith(LEFTOVER_PREFIXES))
+    kept = {k: v for k, v in base.items() if k not in dropped and k != MARKER}
+    defaults = {
+        "OMP_NUM_THREADS": str(max(1, cores // nproc_per_node)),
+        "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo",
+        "TORCH_FR_BUFFER_SIZE": "2000",
+    }
+    ours = {
+        "LABKIT_RUN_DIR": str(folder.path),
+        "LABKIT_SCRIPT_DIR": script_dir,
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONFAULTHANDLER": "1",
+        # A `random.py` or `types.py` in the working folder must not break `import torch`.
+        "PYTHONSAFEPATH": "1",
+    }
+    return {**defaults, **kept, **(extra or {}), **ours}, dropped
+
+
+def marked(environment: Mapping[str, str], folder: RunFolder) -> dict[str, str]:
+    """With the marker by which every process of the run is found again."""
+    return {**environment, MARKER: folder.id}
+
+
+def recorded_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """The part of an environment that is kept in run.json."""
+    return {
+        k: v
+        for k, v in sorted(environment.items())
+        if (k in RECORDED or k.startswith(RECORDED_PREFIXES)) and not any(word in k.upper() for word in SECRET_WORDS)
+    }
+
+
+def script_folder(path: str | os.PathLike[str] | None) -> str:
+    """Where modules beside the script are looked for: its own folder, or the notebook's."""
+    return str(Path(path).absolute().parent if path else Path.cwd())

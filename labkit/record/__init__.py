@@ -1,0 +1,28 @@
+"""A run on disk: names, records, bounded series, and reading them back.
+
+The run folder is the only thing between ranks and notebook. Everything here is standard library,
+so that a rank can use the names and a terminal can list runs without importing torch or widgets.
+"""
+
+from labkit.record.folder import RunFolder, find_run, list_runs, runs_root
+from labkit.record.identity import Identity
+from labkit.record.reader import RankHistory, RunReader
+from labkit.record.records import Tail
+from labkit.record.series import Series
+from labkit.record.state import FINAL_STATES, State, read_state, write_state
+
+__all__ = [
+    "FINAL_STATES",
+    "Identity",
+    "RankHistory",
+    "RunFolder",
+    "RunReader",
+    "Series",
+    "State",
+    "Tail",
+    "find_run",
+    "list_runs",
+    "read_state",
+    "runs_root",
+    "write_state",
+]

@@ -1,0 +1,144 @@
+"""The run folder: the one place that knows what a run's files are called."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from labkit.errors import RunFolderError
+
+__all__ = ["MARKER", "RunFolder", "find_run", "list_runs", "runs_root"]
+
+# In the environment of every process of a run, so that all of them can be found again.
+MARKER = "LABKIT_RUN"
+
+
+class RunFolder:
+    """Names inside one run folder. Holds no state of its own; every read goes to the disk."""
+
+    def __init__(self, path: str | os.PathLike[str]):
+        self.path = Path(path).absolute()
+        self.id = self.path.name
+        self.manifest = self.path / "run.json"
+        self.script = self.path / "script.py"
+        self.command = self.path / "command.txt"
+        self.agent = self.path / "agent.json"
+        self.state = self.path / "state.json"
+        self.stop_request = self.path / "stop.json"
+        self.torchrun_log = self.path / "torchrun.log"
+        self.torchrun_logs = self.path / "torchrun"
+        self.supervisor_log = self.path / "supervisor.log"
+        self.checkpoints = self.path / "checkpoints"
+        self.ranks = self.path / "ranks"
+        self.report = self.path / "report.html"
+
+    def rank(self, rank: int) -> Path:
+        return self.ranks / str(rank)
+
+    def metrics(self, rank: int) -> Path:
+        return self.rank(rank) / "metrics.jsonl"
+
+    def log(self, rank: int, stream: str = "stdout") -> Path:
+        return self.rank(rank) / f"{stream}.log"
+
+    def error(self, rank: int) -> Path:
+        return self.rank(rank) / "error.json"
+
+    def stacks(self, rank: int) -> Path:
+        return self.rank(rank) / "stacks.txt"
+
+    def started_ranks(self) -> list[int]:
+        """Ranks whose worker has begun to write, in order."""
+        if not self.ranks.is_dir():
+            return []
+        return sorted(int(p.name) for p in self.ranks.iterdir() if p.name.isdigit())
+
+    def read_manifest(self) -> dict[str, Any]:
+        """`run.json`. Raises RunFolderError when it is missing or not ours."""
+        manifest = read_json(self.manifest)
+        if not isinstance(manifest, dict) or manifest.get("format") != 1:
+            found = "no readable run.json" if not manifest else f"format {manifest.get('format')!r}"
+            raise RunFolderError(f"{self.path} is not a run folder this labkit can read: {found}, expected format 1")
+        return manifest
+
+    def __repr__(self) -> str:
+        return f"RunFolder({str(self.path)!r})"
+
+    @classmethod
+    def create(cls, root: Path, name: str) -> RunFolder:
+        """A new, empty folder `<UTC time>-<name>-<4 hex>` under `root`, readable by its owner only."""
+        stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+        path = root / f"{stamp}-{slug(name)}-{secrets.token_hex(2)}"
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            path.mkdir(mode=0o700)
+        except FileExistsError:
+            if path.exists():  # two launches within one second drew the same four digits
+                return cls.create(root, name)
+            raise RunFolderError(f"runs cannot be kept in {root}: it is a file, expected a folder") from None
+        except OSError as error:
+            raise RunFolderError(
+                f"runs cannot be kept in {root}: {error.strerror or error}. "
+                "Give a folder you can write to with runs_dir=… or the LABKIT_RUNS environment variable"
+            ) from None
+        return cls(path)
+
+
+def slug(name: str) -> str:
+    """`name` reduced to what is safe in a file name on every system, never empty or hidden."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip(".-_")[:60] or "run"
+
+
+def runs_root(runs_dir: str | os.PathLike[str] | None = None) -> Path:
+    """Where runs are kept: the argument, `LABKIT_RUNS`, or `runs` in the current folder."""
+    return Path(runs_dir or os.environ.get("LABKIT_RUNS") or "runs").absolute()
+
+
+def list_runs(runs_dir: str | os.PathLike[str] | None = None) -> list[RunFolder]:
+    """Run folders under the runs root, oldest first. Links that lead elsewhere are not followed."""
+    root = runs_root(runs_dir)
+    if not root.is_dir():
+        return []
+    paths = (p for p in root.iterdir() if not p.is_symlink() and (p / "run.json").is_file())
+    return [RunFolder(p) for p in sorted(paths, key=lambda p: (p.name.split("-")[0], p.stat().st_mtime_ns))]
+
+
+def find_run(which: str | os.PathLike[str], runs_dir: str | os.PathLike[str] | None = None) -> RunFolder:
+    """The run that `which` means: a path, "latest", a run's id, or any part of an id that only one run has."""
+    if isinstance(which, os.PathLike) or (Path(which) / "run.json").is_file():
+        if not (Path(which) / "run.json").is_file():
+            raise RunFolderError(f"{which} is not a run folder: it has no run.json")
+        return RunFolder(which)
+    folders = list_runs(runs_dir)
+    if not folders:
+        raise RunFolderError(f"no run in {runs_root(runs_dir)} yet. Start one with labkit.launch(…)")
+    if which == "latest":
+        return folders[-1]
+    matching = [f for f in folders if which in f.id]
+    exact = [f for f in matching if f.id == which]
+    if len(exact or matching) == 1:
+        return (exact or matching)[0]
+    known = ", ".join(f.id for f in (matching or folders)[-5:])
+    problem = f"{len(matching)} runs match {which!r}" if matching else f"no run matches {which!r}"
+    raise RunFolderError(f"{problem} in {runs_root(runs_dir)}; the newest are: {known}")
+
+
+def read_json(path: Path) -> Any:
+    """The JSON value in a file, or None when there is no readable one."""
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Replace a JSON file in one step: a reader sees the old text or the new one, never half of it."""
+    new = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(2)}")
+    new.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    new.replace(path)

@@ -1,0 +1,162 @@
+"""Reading a run back: bounded series for pictures, totals for tables, and every row when asked."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+from labkit.record.folder import RunFolder
+from labkit.record.records import Tail, number
+from labkit.record.series import Series
+
+__all__ = ["RankHistory", "RunReader", "rows"]
+
+PHASES = ("input", "forward", "backward", "optimizer")
+KEPT_REPORTS = 1000
+
+
+class RankHistory:
+    """What one rank has written so far, summed up in memory that does not grow with the run.
+
+    `series` are over seconds since the rank's first record: `loss`, `step_seconds`, `throughput`
+    (samples/s of this rank), `memory` (bytes: what the allocator holds on CUDA, the resident set on CPU).
+    `totals` are sums over all steps: `steps`, `samples`, `seconds`, and each phase in seconds.
+    """
+
+    def __init__(self, rank: int, tail: Tail):
+        self.rank = rank
+        self.tail = tail
+        self.meta: dict[str, Any] = {}
+        self.step = 0
+        self.seen = 0.0  # seconds since the header at which the newest record was written
+        self.totals = dict.fromkeys(("steps", "samples", "seconds", *PHASES), 0.0)
+        self.latest: dict[str, float] = {}
+        self.memory_peak = 0.0
+        self.held: dict[str, float] = {}  # bytes of parameters, gradients and optimizer state on this rank
+        self.reports: deque[dict[str, Any]] = deque(maxlen=KEPT_REPORTS)
+        self.values: dict[str, Any] = {}  # the newest value of everything the script reported
+        self.end: dict[str, Any] = {}
+        self.series = {name: Series() for name in ("loss", "step_seconds", "throughput", "memory")}
+        self._script_reports_loss = False
+
+    @property
+    def device(self) -> str:
+        return str(self.meta.get("device", "?"))
+
+    @property
+    def memory_name(self) -> str:
+        """What `memory` is on this rank: torch's allocator counts tensors, the resident set does not."""
+        return "allocated" if self.device.startswith("cuda") else "resident set"
+
+    def poll(self) -> bool:
+        """Take in what is new; True when there was something."""
+        records = self.tail.poll()
+        for record in records:
+            self._take(record)
+        return bool(records)
+
+    def _take(self, record: dict[str, Any]) -> None:
+        kind = record.get("k")
+        if kind == "meta":
+            self.meta = record
+        t = self.seen = max(self.seen, record["t"] - self.meta.get("t", record["t"]))
+        if kind == "step":
+            self._take_step(t, record)
+        elif kind == "report":
+            self._take_report(t, record)
+        elif kind == "model":
+            self.held = {k: v for k, v in record.items() if k not in ("k", "t")}
+        elif kind == "end":
+            self.end = record
+
+    def _take_step(self, t: float, record: dict[str, Any]) -> None:
+        seconds, _fastest, slowest = (number(s) or 0.0 for s in record.get("seconds", (0, 0, 0)))
+        steps, samples = number(record.get("n")) or 1.0, number(record.get("samples")) or 0.0
+        self.step = int(number(record.get("step")) or self.step)
+        for name, value in {"steps": steps, "samples": samples, "seconds": seconds}.items():
+            self.totals[name] += value
+        for phase in PHASES:
+            self.totals[phase] += number(record.get(phase)) or 0.0
+        self.latest["step_seconds"] = seconds / steps
+        self.series["step_seconds"].add(t, slowest)
+        if samples and seconds:
+            self.latest["throughput"] = samples / seconds
+            self.series["throughput"].add(t, samples / seconds)
+        loss = number(record.get("loss"))
+        if loss is not None and not self._script_reports_loss:
+            self.latest["loss"] = loss
+            self.series["loss"].add(t, loss)
+        memory = number(record.get("allocated", record.get("rss")))
+        if memory is not None:
+            self.latest["memory"] = memory
+            self.series["memory"].add(t, memory)
+            self.memory_peak = max(self.memory_peak, number(record.get("peak")) or memory)
+
+    def _take_report(self, t: float, record: dict[str, Any]) -> None:
+        values = {k: v for k, v in record.items() if k not in ("k", "t")}
+        self.reports.append(values)
+        self.values.update(values)
+        loss = number(values.get("loss"))
+        if loss is not None:
+            if not self._script_reports_loss:  # the script's own figure wins over what backward() was called on
+                self._script_reports_loss = True
+                self.series["loss"] = Series()
+            self.latest["loss"] = loss
+            self.series["loss"].add(t, loss)
+
+
+class RunReader:
+    """All ranks of a run. `poll()` reads only what is new, so watching a long run costs no more than a short one."""
+
+    def __init__(self, folder: RunFolder):
+        self.folder = folder
+        self.ranks: dict[int, RankHistory] = {}
+
+    def poll(self) -> bool:
+        """Take in what every rank has written since the last call; True when anything was new."""
+        for rank in self.folder.started_ranks():
+            if rank not in self.ranks:
+                self.ranks[rank] = RankHistory(rank, Tail(self.folder.metrics(rank)))
+        new = [history.poll() for history in self.ranks.values()]
+        return any(new)
+
+    def read_all(self) -> RunReader:
+        """Poll until nothing is new, for a run that is over."""
+        while self.poll():
+            pass
+        return self
+
+    @property
+    def undecodable(self) -> int:
+        """Lines that were no record: a disk that ran full, a foreign writer."""
+        return sum(history.tail.undecodable for history in self.ranks.values())
+
+
+def rows(folder: RunFolder) -> Iterator[dict[str, Any]]:
+    """One row per rank and logged step, from all records: what the probe saw, with what the script reported
+    for the same step over it. Times in seconds since the rank started, memory in bytes."""
+    for rank in folder.started_ranks():
+        by_step: dict[int, dict[str, Any]] = {}
+        start = None
+        for record in Tail(folder.metrics(rank)).read_all():
+            start = record["t"] if start is None else start
+            step = record.get("step")
+            if record.get("k") not in ("step", "report") or not isinstance(step, int):
+                continue
+            row = by_step.setdefault(step, {"rank": rank, "step": step})
+            row["time"] = record["t"] - start
+            row.update(_flat(record))
+        yield from (by_step[step] for step in sorted(by_step))
+
+
+def _flat(record: dict[str, Any]) -> dict[str, Any]:
+    row = {k: v for k, v in record.items() if k not in ("k", "t", "n", "seconds", "step")}
+    row = {k: v if (n := number(v)) is None else n for k, v in row.items()}
+    if record["k"] == "step":
+        seconds, fastest, slowest = record.get("seconds", (0.0, 0.0, 0.0))
+        steps = record.get("n") or 1
+        row |= {"steps": steps, "step_seconds": seconds / steps, "step_seconds_min": fastest}
+        row |= {"step_seconds_max": slowest}
+        row["throughput"] = row["samples"] / seconds if row.get("samples") and seconds else None
+    return row

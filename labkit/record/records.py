@@ -1,0 +1,85 @@
+"""Reading files of one JSON object per line while another process appends to them.
+
+What is in a rank's `metrics.jsonl`, by `k` (times `t` are `time.monotonic()` seconds on the rank's host;
+the header pairs one of them with the wall clock):
+
+    {"k": "meta", "v": 1, "t": …, "time": …, "rank": 0, "local_rank": 0, "world_size": 2, "host": …,
+     "pid": …, "device": "cpu", "torch": "2.13.0"}
+    {"k": "step", "t": …, "step": 40, "n": 4, "seconds": [sum, min, max], "samples": 512, "input": s,
+     "forward": s, "backward": s, "optimizer": s, "loss": 0.31, "rss": bytes}
+     (on CUDA also "allocated", "reserved", "peak" in bytes, "retries"; n is how many steps the line sums up)
+    {"k": "model", "t": …, "parameters": bytes, "gradients": bytes, "optimizer": bytes}   what this rank holds
+    {"k": "report", "t": …, …}                                                            the script's own words
+    {"k": "end", "t": …, "step": 200, "outcome": "finished" | "raised" | "exited", "dropped": 0}
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Tail"]
+
+# One poll reads at most this much, so that a reader's memory is bounded whatever the file's size.
+CHUNK_BYTES = 4 << 20
+LONGEST_LINE_BYTES = 1 << 20
+
+
+class Tail:
+    """New records of one file since the last look. A torn last line waits; what is no record is counted."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.undecodable = 0
+        self._offset = 0
+        self._rest = b""
+
+    def poll(self) -> list[dict[str, Any]]:
+        """Records appended since the last call, at most 4 MiB of them; empty when the file is not there yet."""
+        try:
+            with self.path.open("rb") as file:
+                if file.seek(0, 2) < self._offset:  # replaced by a shorter one: begin again
+                    self._offset, self._rest = 0, b""
+                file.seek(self._offset)
+                new = file.read(CHUNK_BYTES)
+        except OSError:
+            return []
+        self._offset += len(new)
+        *lines, self._rest = (self._rest + new).split(b"\n")
+        if len(self._rest) > LONGEST_LINE_BYTES:
+            self._rest = b""
+            self.undecodable += 1
+        return [record for line in lines if (record := self._decode(line)) is not None]
+
+    def read_all(self) -> list[dict[str, Any]]:
+        """Every record that is left, however many polls it takes."""
+        records: list[dict[str, Any]] = []
+        offset = -1
+        while offset != self._offset:
+            offset = self._offset
+            records += self.poll()
+        return records
+
+    def _decode(self, line: bytes) -> dict[str, Any] | None:
+        if not line.strip():
+            return None
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            record = None
+        if not isinstance(record, dict) or not isinstance(record.get("t"), int | float):
+            self.undecodable += 1
+            return None
+        return record
+
+
+def number(value: Any) -> float | None:
+    """A metric's value: a number as it is, "nan" and "inf" (JSON has no such numbers) as floats, else None."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int | float):
+        return float(value)
+    if value in ("nan", "inf", "-inf"):
+        return float(value)
+    return None

@@ -1,0 +1,60 @@
+"""A metric over time in bounded memory: bins of (minimum, maximum, last) that double their width when full."""
+
+from __future__ import annotations
+
+import math
+
+__all__ = ["Series"]
+
+BINS = 256
+
+
+class Series:
+    """At most 256 bins, however many points are added. A spike is never lost (each bin keeps its extremes)
+    and a bin never moves when points are appended; `x` must not decrease.
+
+    `low`, `high` and `last` are lists of equal length, bin i covering x from `origin + i * width`.
+    A bin without a point repeats nothing: it is skipped by `points()`.
+    """
+
+    def __init__(self, width: float = 1.0):
+        self.width = width
+        self.origin: float | None = None
+        self.low: list[float] = []
+        self.high: list[float] = []
+        self.last: list[float] = []
+        self.not_finite = 0
+
+    def add(self, x: float, value: float) -> None:
+        if not math.isfinite(value):
+            self.not_finite += 1  # drawn as a gap, told in words
+            return
+        if self.origin is None:
+            self.origin = x
+        while (index := max(0, int((x - self.origin) // self.width))) >= BINS:
+            self._double()
+        while len(self.last) <= index:
+            self.low.append(math.inf)
+            self.high.append(-math.inf)
+            self.last.append(math.nan)
+        self.low[index] = min(self.low[index], value)
+        self.high[index] = max(self.high[index], value)
+        self.last[index] = value
+
+    def points(self) -> list[tuple[float, float, float, float]]:
+        """(x, minimum, maximum, last) of every bin that holds a point, x at the bin's middle."""
+        if self.origin is None:
+            return []
+        middle = self.origin + self.width / 2
+        return [
+            (middle + i * self.width, low, high, last)
+            for i, (low, high, last) in enumerate(zip(self.low, self.high, self.last, strict=True))
+            if not math.isnan(last)
+        ]
+
+    def _double(self) -> None:
+        self.width *= 2
+        self.low = [min(self.low[i : i + 2]) for i in range(0, len(self.low), 2)]
+        self.high = [max(self.high[i : i + 2]) for i in range(0, len(self.high), 2)]
+        pairs = (self.last[i : i + 2] for i in range(0, len(self.last), 2))
+        self.last = [pair[0] if math.isnan(pair[-1]) else pair[-1] for pair in pairs]

@@ -1,0 +1,72 @@
+"""What has become of a run: `state.json`, replaced as a whole, and the truth about it when nobody wrote it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Literal
+
+from labkit.record.folder import RunFolder, read_json, write_json
+from labkit.record.identity import Identity
+
+__all__ = ["FINAL_STATES", "State", "StateName", "read_state", "write_state"]
+
+StateName = Literal["starting", "running", "succeeded", "failed", "stopped", "lost"]
+FINAL_STATES = ("succeeded", "failed", "stopped", "lost")
+
+# How long a run may be without a supervisor before it counts as lost: the time a launch needs to start one.
+STARTING_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class State:
+    """`started` and `ended` are seconds since the epoch; `exit_code` is torchrun's own.
+
+    `cause` is None for a run that succeeded or goes on, otherwise a dictionary with at least `sentence`.
+    """
+
+    state: StateName
+    started: float
+    ended: float | None = None
+    exit_code: int | None = None
+    cause: dict[str, Any] | None = None
+    killed: int = 0
+    checkpoint: str | None = None
+    format: int = 1
+
+    @property
+    def is_final(self) -> bool:
+        return self.state in FINAL_STATES
+
+
+def write_state(folder: RunFolder, state: State) -> None:
+    write_json(folder.state, asdict(state))
+
+
+def read_state(folder: RunFolder) -> State:
+    """The state of a run. A run that says it is under way while its supervisor is gone reads as "lost"."""
+    state = _written(folder)
+    if state.is_final or supervisor_is_alive(folder, state):
+        return state
+    state = _written(folder)  # the supervisor may have written its last word just before it ended
+    if state.is_final:
+        return state
+    sentence = "the process that watched this run is gone (killed, or the machine was restarted) and left no result"
+    return replace(state, state="lost", cause={"kind": "lost", "sentence": sentence})
+
+
+def _written(folder: RunFolder) -> State:
+    value = read_json(folder.state)
+    known = {f.name for f in fields(State)}
+    try:
+        return State(**{k: v for k, v in value.items() if k in known})
+    except (AttributeError, TypeError):
+        return State("lost", 0.0, cause={"kind": "lost", "sentence": "state.json is missing or damaged"})
+
+
+def supervisor_is_alive(folder: RunFolder, state: State) -> bool:
+    agent = read_json(folder.agent) or {}
+    supervisor = Identity.read(agent.get("supervisor"))
+    if supervisor is None:
+        return time.time() - state.started < STARTING_SECONDS
+    return supervisor.is_alive()

@@ -1,0 +1,262 @@
+"""A run as its owner holds it: wait for it, stop it, read it, show it."""
+
+from __future__ import annotations
+
+import html
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from labkit.errors import LabError, RankFailedError
+from labkit.launcher import stop as stopping
+from labkit.launcher.start import start
+from labkit.record import RunFolder, RunReader, State, find_run, list_runs, read_state
+from labkit.record.reader import rows
+from labkit.view import words
+from labkit.view.dashboard import Dashboard
+from labkit.view.frontend import is_headless, ui
+from labkit.view.page import plain, run_text
+from labkit.view.report import static_bundle, write_report
+from labkit.write import Script
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["Run", "attach", "launch", "runs"]
+
+LOOK_SECONDS = 0.1
+PROGRESS_SECONDS = 30.0
+REDRAW_SECONDS = 1.0
+
+
+def launch(
+    script: Script | str | os.PathLike[str],
+    *,
+    nproc_per_node: int | str = "auto",
+    backend: str | None = None,
+    args: Sequence[Any] = (),
+    name: str | None = None,
+    runs_dir: str | os.PathLike[str] | None = None,
+    env: Mapping[str, str] | None = None,
+    wait: bool | None = None,
+    **parameters: Any,
+) -> Run:
+    """Start a script on every rank with torchrun and return at once; in a notebook the live view appears.
+
+    `script` is a Script, the name of one of labkit's own ("ddp"), or a path to any torchrun script.
+    `nproc_per_node="auto"` is one rank per GPU, or two on the CPU. `parameters` become the script's options
+    (`steps=200` is `--steps 200`); `args` are passed as they are. `env` is added to the ranks' environment.
+    Where nobody can come back to look (papermill, Kaggle's batch, a plain program) the call waits for the end
+    and the run dies with this process; `wait` says otherwise.
+
+    Raises LaunchError or ScriptError before any process is started; waiting, RankFailedError.
+    """
+    headless = is_headless()
+    folder = start(
+        script,
+        nproc_per_node=nproc_per_node,
+        backend=backend,
+        args=args,
+        parameters=parameters,
+        name=name,
+        runs_dir=runs_dir,
+        env=env,
+        tied=headless,
+    )
+    run = Run(folder)
+    if ui() in ("svg", "display", "static"):
+        run.show()
+    return run.wait() if (headless if wait is None else wait) else run
+
+
+def attach(which: str | os.PathLike[str] = "latest", *, runs_dir: str | os.PathLike[str] | None = None) -> Run:
+    """A run by id, by any part of it that only one run has, by path, or "latest". Raises RunFolderError."""
+    folder = find_run(which, runs_dir)
+    folder.read_manifest()
+    return Run(folder)
+
+
+def runs(*, runs_dir: str | os.PathLike[str] | None = None) -> RunList:
+    """All runs, newest first, with what has become of them."""
+    return RunList([Run(folder) for folder in reversed(list_runs(runs_dir))])
+
+
+class Run:
+    """One launch and its folder. Everything is read from disk, so a Run can be made again from its id at any time."""
+
+    def __init__(self, folder: RunFolder):
+        self.folder = folder
+        self._dashboard: Dashboard | None = None
+        self._handle: Any = None
+
+    @property
+    def id(self) -> str:
+        return self.folder.id
+
+    @property
+    def path(self) -> Path:
+        return self.folder.path
+
+    @property
+    def command(self) -> str:
+        """The torchrun line that runs the same training without labkit."""
+        return self.folder.command.read_text(encoding="utf-8").strip()
+
+    @property
+    def script(self) -> Script:
+        """Exactly what ran."""
+        return Script.parse(self.folder.script.read_text(encoding="utf-8"), name=self.folder.read_manifest()["name"])
+
+    def status(self) -> State:
+        """What has become of the run: `.state`, `.cause`, `.exit_code`, times in seconds since the epoch."""
+        return read_state(self.folder)
+
+    def wait(self, timeout: float | None = None) -> Run:
+        """Block until the run is over, at most `timeout` seconds.
+
+        The first interrupt stops the run gracefully, a second one at once. Raises RankFailedError when the
+        training failed or was lost, TimeoutError when time is up (the run goes on).
+        """
+        try:
+            self._follow(timeout)
+        except KeyboardInterrupt:
+            self._stop_interrupted()
+            raise
+        finally:
+            self._finish_view()
+        state = self.status()
+        if state.state in ("failed", "lost"):
+            raise self._failure(state)
+        return self
+
+    def stop(self, *, grace: float = stopping.GRACE_SECONDS) -> Run:
+        """End the run on every rank: TERM, `grace` seconds, then KILL for whatever carries the run's marker.
+
+        Safe to call again, from another process, or after the end.
+        """
+        state = stopping.stop(self.folder, grace=grace)
+        left = len(stopping.processes_of(self.folder))
+        killed = f"{state.killed} had to be killed; " if state.killed else ""
+        print(f"{self.id}: {state.state}; {killed}{left} processes left", flush=True)
+        return self
+
+    def logs(self, *, rank: int | None = None, stream: str = "stdout") -> str:
+        """What a rank printed, as text without terminal codes; all ranks one after another when `rank` is None."""
+        if stream not in ("stdout", "stderr"):
+            raise LabError(f"stream must be 'stdout' or 'stderr', got {stream!r}")
+        started = self.folder.started_ranks()
+        if rank is not None and rank not in started:
+            raise LabError(f"{self.id} has no rank {rank!r}; its ranks are {started}")
+        if rank is not None:
+            return _read(self.folder.log(rank, stream))
+        return "\n".join(f"== rank {r} ==\n{_read(self.folder.log(r, stream))}" for r in started)
+
+    def metrics(self) -> pd.DataFrame:
+        """One row per rank and logged step: `loss`, `throughput` (samples/s of the rank), `step_seconds`, `input`,
+        `forward`, `backward`, `optimizer` (seconds), memory in bytes, and whatever the script reported."""
+        import pandas as pd
+
+        return pd.DataFrame(list(rows(self.folder)))
+
+    def report(self) -> Path:
+        """Write `report.html` into the run folder and return its path."""
+        return write_report(self.folder)
+
+    def show(self) -> None:
+        """Display the run: live while it goes on and the front end can, otherwise as static figures."""
+        from IPython.display import display
+
+        if ui() == "svg" and not self.status().is_final:
+            if self._dashboard is not None:
+                self._dashboard.finish()
+            self._dashboard = Dashboard(self.folder, stop=lambda: stopping.stop(self.folder))
+            self._dashboard.show()
+        else:
+            self._handle = display(self._bundle(), raw=True, display_id=True)
+
+    def _follow(self, timeout: float | None) -> None:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        reader = RunReader(self.folder)
+        spoken = redrawn = time.monotonic()
+        redraw_every = REDRAW_SECONDS if ui() == "display" else PROGRESS_SECONDS
+        while not self.status().is_final:
+            now = time.monotonic()
+            if deadline is not None and now > deadline:
+                raise TimeoutError(f"{self.id} is not over after {timeout} s; it goes on")
+            if self._dashboard is None and now - spoken >= PROGRESS_SECONDS and ui() != "display":
+                spoken = now
+                reader.poll()
+                print(words.headline(reader, self.status()), flush=True)
+            if self._handle is not None and now - redrawn >= redraw_every:
+                redrawn = now
+                self._handle.update(self._bundle(), raw=True)
+            time.sleep(LOOK_SECONDS)
+
+    def _finish_view(self) -> None:
+        if not self.status().is_final:
+            return
+        if self._dashboard is not None:
+            self._dashboard.finish()
+        if self._handle is not None:
+            self._handle.update(self._bundle(), raw=True)
+            self._handle = None
+
+    def _stop_interrupted(self) -> None:
+        print("interrupted: stopping the run; interrupt again to kill it", flush=True)
+        try:
+            stopping.stop(self.folder)
+        except KeyboardInterrupt:
+            stopping.stop(self.folder, grace=0.0)
+
+    def _bundle(self) -> dict[str, str]:
+        return static_bundle(self.folder, RunReader(self.folder).read_all(), self.status())
+
+    def _failure(self, state: State) -> RankFailedError:
+        cause = state.cause or {"sentence": "no cause is known"}
+        trace = plain("".join(cause.get("traceback") or [])).rstrip()
+        logs = self.folder.rank(cause["rank"]) if "rank" in cause else self.folder.torchrun_log
+        parts = [plain(str(cause["sentence"])), trace, f"logs: {logs}"]
+        return RankFailedError("\n\n".join(part for part in parts if part), run_id=self.id, cause=cause)
+
+    def __repr__(self) -> str:
+        return run_text(self.folder, RunReader(self.folder).read_all(), self.status())
+
+    def _ipython_display_(self) -> None:
+        if ui() == "text":
+            print(repr(self))
+        elif self._dashboard is None or not self._dashboard.is_open:
+            self.show()
+
+
+class RunList(list[Run]):
+    """Runs, newest first; shows itself as a table."""
+
+    def _rows(self) -> list[tuple[str, str, str, str]]:
+        return [(run.id, state.state, words.seconds(words.duration(state)), _sentence(state))
+                for run in self for state in [run.status()]]  # fmt: skip
+
+    def __repr__(self) -> str:
+        if not self:
+            return "no runs yet"
+        return "\n".join(f"{id:<44} {state:<10} {time:>12}  {why}".rstrip() for id, state, time, why in self._rows())
+
+    def _repr_html_(self) -> str:
+        cell = 'style="text-align:left;padding:2px 10px"'
+        body = "".join(
+            "<tr>" + "".join(f"<td {cell}>{html.escape(text)}</td>" for text in row) + "</tr>" for row in self._rows()
+        )
+        head = "".join(f"<th {cell}>{name}</th>" for name in ("run", "state", "time", "cause"))
+        return f"<table><tr>{head}</tr>{body}</table>" if self else "no runs yet"
+
+
+def _sentence(state: State) -> str:
+    return plain(str((state.cause or {}).get("sentence", "")))[:120]
+
+
+def _read(path: Path) -> str:
+    try:
+        return plain(path.read_text(encoding="utf-8", errors="replace"))
+    except FileNotFoundError:
+        return ""

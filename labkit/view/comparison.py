@@ -1,0 +1,141 @@
+"""Runs side by side: one table, computed from their folders alone."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from labkit.errors import LabError
+from labkit.record import RunFolder, RunReader, find_run, read_state
+from labkit.view import words
+from labkit.view.svg import COLOURS
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["Comparison", "compare"]
+
+
+def compare(runs: Sequence[Any]) -> Comparison:
+    """Runs (or their ids or folders) in one table; the first is what speed-ups are measured against.
+
+    `.table` is a DataFrame. Raises LabError when there is nothing to compare.
+    """
+    if isinstance(runs, str) or not isinstance(runs, Sequence) or not runs:
+        raise LabError(f"compare takes a list of runs, for example compare([a, b]); got {runs!r}")
+    folders = [run.folder if hasattr(run, "folder") else find_run(run) for run in runs]
+    return Comparison(tuple(summary(folder) for folder in folders))
+
+
+def summary(folder: RunFolder) -> dict[str, Any]:
+    """One run's figures. Seconds, bytes, samples/s over all ranks; None where the run did not say."""
+    reader, state = RunReader(folder).read_all(), read_state(folder)
+    manifest, histories = folder.read_manifest(), list(reader.ranks.values())
+    first = histories[0] if histories else None
+    values = words.final_values(reader)
+    epochs = [r["epoch_seconds"] for r in first.reports if "epoch_seconds" in r] if first else []
+    stepping = [h.totals["seconds"] for h in histories if h.totals["seconds"]]
+    samples = sum(h.totals["samples"] for h in histories)
+    return {
+        "run": folder.id,
+        "script": manifest["name"],
+        "ranks": manifest["world_size"],
+        "state": state.state,
+        "training_seconds": values.get("training_seconds") or (max(stepping) if stepping else None),
+        "epoch_seconds": sum(epochs) / len(epochs) if epochs else None,
+        "test_accuracy": values.get("test_accuracy"),
+        "throughput": samples / max(stepping) if stepping and samples else None,
+        "parameters": values.get("parameters"),
+        "held_bytes": max((sum(h.held.values()) for h in histories if h.held), default=None),
+        "memory_peak": max((h.memory_peak for h in histories if h.memory_peak), default=None),
+        "memory_kind": first.memory_name if first else None,
+        "input_share": max((s for h in histories if (s := words.input_share(h)) is not None), default=None),
+    }
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The summaries of several runs. Shows itself as a table with bars in a notebook, as text in a terminal."""
+
+    summaries: tuple[dict[str, Any], ...]
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """One row per run, `speedup` against the first run's training time."""
+        import pandas as pd
+
+        table = pd.DataFrame(self.summaries)
+        table.insert(5, "speedup", self._speedups())
+        return table
+
+    def _speedups(self) -> list[float | None]:
+        base = self.summaries[0]["training_seconds"]
+        times = [s["training_seconds"] for s in self.summaries]
+        return [base / t if base and t else None for t in times]
+
+    def _rows(self) -> list[dict[str, str]]:
+        return [
+            {
+                "strategy": s["script"],
+                "ranks": str(s["ranks"]),
+                "total time": words.seconds(s["training_seconds"]),
+                "per epoch": words.seconds(s["epoch_seconds"]),
+                "test accuracy": "n/a" if s["test_accuracy"] is None else f"{s['test_accuracy']:.2%}",
+                "speed-up": "n/a" if speedup is None else f"{speedup:.2f}x",
+                "samples/s": words.quantity(s["throughput"]),
+                "state held per rank": words.gib(s["held_bytes"]),
+                f"peak {s['memory_kind'] or 'memory'} per rank": words.gib(s["memory_peak"]),
+                "input wait": "n/a" if s["input_share"] is None else f"{s['input_share']:.1%}",
+                "parameters": "n/a" if s["parameters"] is None else f"{s['parameters']:,}",
+                "result": s["state"],
+            }
+            for s, speedup in zip(self.summaries, self._speedups(), strict=True)
+        ]
+
+    def __str__(self) -> str:
+        rows = self._rows()
+        names = list(dict.fromkeys(name for row in rows for name in row))
+        grid = [names, *([row.get(name, "") for name in names] for row in rows)]
+        widths = [max(len(line[i]) for line in grid) for i in range(len(names))]
+        return "\n".join("  ".join(text.rjust(w) for text, w in zip(line, widths, strict=True)) for line in grid)
+
+    __repr__ = __str__
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        rows = self._rows()
+        names = list(dict.fromkeys(name for row in rows for name in row))
+        cell = 'style="text-align:right;padding:2px 10px"'
+        head = "".join(f"<th {cell}>{html.escape(name)}</th>" for name in names)
+        body = "".join(
+            "<tr>" + "".join(f"<td {cell}>{html.escape(row.get(name, ''))}</td>" for name in names) + "</tr>"
+            for row in rows
+        )
+        return {"text/plain": str(self), "text/html": f"<table><tr>{head}</tr>{body}</table>{self._bars()}"}
+
+    def _bars(self) -> str:
+        """Training time and state held per rank as bars, each against the largest."""
+        figures = [
+            ("training time", "training_seconds", words.seconds),
+            ("state held per rank", "held_bytes", words.gib),
+        ]
+        parts = []
+        for column, (title, key, show) in enumerate(figures):
+            largest = max((s[key] or 0 for s in self.summaries), default=0) or 1
+            x = column * 360
+            parts.append(f'<text x="{x}" y="12" font-weight="600">{title}</text>')
+            for i, s in enumerate(self.summaries):
+                y, width = 20 + i * 20, 190 * (s[key] or 0) / largest
+                colour = COLOURS[i % len(COLOURS)]
+                parts.append(
+                    f'<text x="{x}" y="{y + 11}">{html.escape(s["script"])} x{s["ranks"]}</text>'
+                    f'<rect x="{x + 80}" y="{y}" width="{width:.0f}" height="14" fill="{colour}"/>'
+                    f'<text x="{x + 86 + width:.0f}" y="{y + 11}">{show(s[key])}</text>'
+                )
+        height = 24 + 20 * len(self.summaries)
+        return (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 720 {height}" style="width:100%;max-width:720px;'
+            f'height:auto" font-family="system-ui,sans-serif" font-size="11" fill="currentColor" role="img" '
+            f'aria-label="training time and state held per rank">{"".join(parts)}</svg>'
+        )

@@ -1,0 +1,110 @@
+"""The live view: one thread sets one HTML widget; at the end a static bundle takes its place."""
+
+from __future__ import annotations
+
+import html
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from labkit.record import RunFolder, RunReader, read_state
+from labkit.view.frontend import notebook_shell
+from labkit.view.page import run_html, run_text
+from labkit.view.report import static_bundle
+
+__all__ = ["Dashboard"]
+
+PERIOD_SECONDS = 0.5
+LONGEST_PERIOD_SECONDS = 5.0
+STRIKES = 3
+
+
+class Dashboard:
+    """Shows one run while it lives. Reads its folder only; the thread touches widget traits and nothing else."""
+
+    def __init__(self, folder: RunFolder, stop: Callable[[], Any]):
+        import ipywidgets as widgets
+
+        self.folder = folder
+        self.reader = RunReader(folder)
+        self._stop = stop
+        self._closed = threading.Event()
+        self._handle: Any = None
+        self._html = widgets.HTML()
+        self._stop_button = widgets.Button(description="Stop", icon="stop", tooltip="End the run on every rank")
+        detach = widgets.Button(description="Detach", icon="eye-slash", tooltip="Stop watching; the run goes on")
+        self._stop_button.on_click(self._on_stop)
+        detach.on_click(lambda _: self.finish())
+        self.box = widgets.VBox([self._html, widgets.HBox([self._stop_button, detach])])
+        self._thread = threading.Thread(target=self._watch, name=f"labkit {folder.id}", daemon=True)
+
+    def show(self) -> None:
+        """Display the view under an id of its own, so that it can be replaced in place later."""
+        from IPython.display import display
+
+        self._draw()
+        bundle = dict(self.box._repr_mimebundle_())
+        # For whoever opens the saved file without this kernel.
+        hint = f"This was a live view. Show the run again with labkit.attach({self.folder.id!r})"
+        bundle |= {"text/html": html.escape(hint), "text/plain": hint}
+        self._handle = display(bundle, raw=True, display_id=True)
+        self._thread.start()
+
+    def finish(self) -> None:
+        """Put the static bundle where the live view was. On the main thread only; more than once is harmless."""
+        if self._closed.is_set() or self._handle is None:
+            return
+        self._closed.set()
+        self.reader.poll()
+        state = read_state(self.folder)
+        bundle = static_bundle(self.folder, self.reader, state)
+        if not state.is_final:
+            hint = f"detached; the run goes on. Watch it again with labkit.attach({self.folder.id!r})"
+            bundle["text/html"] += f"<div>{html.escape(hint)}</div>"
+            bundle["text/plain"] += f"\n{hint}"
+        self._handle.update(bundle, raw=True)
+        self.box.close()
+
+    @property
+    def is_open(self) -> bool:
+        return not self._closed.is_set()
+
+    def _watch(self) -> None:
+        period, failures = PERIOD_SECONDS, 0
+        while not self._closed.wait(period):
+            began = time.perf_counter()
+            try:
+                final = self._draw()
+                failures = 0
+            except Exception as error:
+                failures += 1
+                self._html.value = f"<pre>the view failed: {html.escape(repr(error))}</pre>"
+                if failures == STRIKES:
+                    return
+                continue
+            if final:
+                self._finish_from_thread()
+                return
+            cost = time.perf_counter() - began
+            # A view that is dear to draw is drawn less often: at most a fifth of the time.
+            period = min(LONGEST_PERIOD_SECONDS, max(PERIOD_SECONDS, 5 * cost))
+
+    def _draw(self) -> bool:
+        state = read_state(self.folder)  # before the records: a final state is shown with its last record
+        self.reader.poll()
+        self._html.value = run_html(self.folder, self.reader, state)
+        return state.is_final
+
+    def _finish_from_thread(self) -> None:
+        """Have the kernel's main thread swap the view as soon as it is idle; a thread must not display."""
+        loop = getattr(getattr(notebook_shell(), "kernel", None), "io_loop", None)
+        if loop is not None:
+            loop.add_callback(self.finish)
+
+    def _on_stop(self, button: Any) -> None:
+        button.disabled, button.description = True, "Stopping…"
+        threading.Thread(target=self._stop, name="labkit stop", daemon=True).start()
+
+    def __repr__(self) -> str:
+        return run_text(self.folder, self.reader, read_state(self.folder))

@@ -1,0 +1,144 @@
+"""A run as one piece of HTML, and as plain text. Everything from a log, a script or a file name is escaped here."""
+
+from __future__ import annotations
+
+import html
+import re
+from typing import Any
+
+from labkit.record import RankHistory, RunFolder, RunReader, State
+from labkit.view import words
+from labkit.view.svg import Chart, charts, dot
+
+__all__ = ["run_charts", "run_html", "run_text", "tail_of_log"]
+
+MARKS = {"starting": "◌", "running": "●", "succeeded": "✔", "failed": "✖", "stopped": "■", "lost": "?"}
+TINTS = {"succeeded": "#2da44e", "failed": "#e5534b", "stopped": "#c9a227", "lost": "#e5534b"}
+LOG_BYTES = 16_000
+LOG_LINES = 10
+# Colours and cursor movements of terminals, and what they leave behind.
+ANSI = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?|.)")
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+CELL = 'style="text-align:right;padding:1px 10px 1px 0;border:0;background:none;font-variant-numeric:tabular-nums"'
+
+
+def run_html(folder: RunFolder, reader: RunReader, state: State, *, log_rank: int | None = 0) -> str:
+    """Headline, charts, table of ranks, the cause of a failure and the tail of one rank's log."""
+    return (
+        '<div style="font-family:system-ui,sans-serif;font-size:13px;line-height:1.5;max-width:760px">'
+        f"{_head(folder, reader, state)}{_cause(state)}{charts(run_charts(reader))}{_table(reader)}"
+        f"{_log(folder, log_rank) if log_rank is not None else ''}</div>"
+    )
+
+
+def run_text(folder: RunFolder, reader: RunReader, state: State) -> str:
+    """The same in plain text, for terminals, diffs and front ends that show no HTML."""
+    lines = [f"{folder.id}: {state.state} after {words.seconds(words.duration(state))}", words.headline(reader, state)]
+    if state.cause:
+        lines.append(plain(str(state.cause.get("sentence", ""))))
+    for values in _rank_rows(reader):
+        lines.append("  " + "  ".join(f"{name} {value}" for name, value in values.items()))
+    return "\n".join(lines)
+
+
+def run_charts(reader: RunReader) -> list[Chart]:
+    """The four charts every run has."""
+    first = next(iter(reader.ranks.values()), None)
+    memory = first.memory_name if first else "allocated"
+
+    def of(name: str) -> dict[int, Any]:
+        return {rank: history.series[name] for rank, history in reader.ranks.items()}
+
+    return [
+        Chart("loss", of("loss"), words.quantity),
+        Chart("throughput per rank, samples/s", of("throughput"), words.quantity),
+        Chart("step time (slowest step of each record)", of("step_seconds"), words.seconds),
+        Chart(f"memory per rank ({memory})", of("memory"), words.gib),
+    ]
+
+
+def _head(folder: RunFolder, reader: RunReader, state: State) -> str:
+    tint = f"color:{TINTS[state.state]}" if state.state in TINTS else ""
+    mark = f'<b style="{tint}">{MARKS[state.state]} {state.state}</b>'
+    time = words.seconds(words.duration(state))
+    name = html.escape(folder.id)
+    return (
+        f'<div style="display:flex;gap:12px;flex-wrap:wrap">{mark}<code>{name}</code><span>{time}</span></div>'
+        f"<div>{html.escape(words.headline(reader, state))}</div>"
+    )
+
+
+def _cause(state: State) -> str:
+    if not state.cause:
+        return ""
+    sentence = html.escape(plain(str(state.cause.get("sentence", ""))))
+    trace = html.escape(plain("".join(state.cause.get("traceback") or [])))
+    more = f"<details><summary>traceback</summary><pre>{trace}</pre></details>" if trace else ""
+    tint = TINTS.get(state.state, "#8b949e")
+    return f'<div style="border-left:4px solid {tint};padding:2px 10px;margin:6px 0"><b>{sentence}</b>{more}</div>'
+
+
+def _table(reader: RunReader) -> str:
+    rows = _rank_rows(reader)
+    if not rows:
+        return ""
+    head = "".join(f"<th {CELL}>{html.escape(name)}</th>" for name in rows[0])
+    body = "".join(
+        "<tr>"
+        + "".join(
+            f"<td {CELL}>{dot(history.rank) + ' ' if name == 'rank' else ''}{html.escape(value)}</td>"
+            for name, value in row.items()
+        )
+        + "</tr>"
+        for history, row in zip(reader.ranks.values(), rows, strict=True)
+    )
+    return f'<table style="border-collapse:collapse;margin:4px 0;font-size:12px"><tr>{head}</tr>{body}</table>'
+
+
+def _rank_rows(reader: RunReader) -> list[dict[str, str]]:
+    return [_rank_row(history) for history in reader.ranks.values()]
+
+
+def _rank_row(history: RankHistory) -> dict[str, str]:
+    latest, held = history.latest, history.held
+    share = words.input_share(history)
+    return {
+        "rank": str(history.rank),
+        "device": history.device,
+        "step": f"{history.step:,}",
+        "loss": words.quantity(latest.get("loss"), 4),
+        "samples/s": words.quantity(latest.get("throughput")),
+        "step time": words.seconds(latest.get("step_seconds")),
+        "input wait": "n/a" if share is None else f"{share:.1%}",
+        "state held": words.gib(sum(held.values())) if held else "n/a",
+        f"peak {history.memory_name}": words.gib(history.memory_peak or None),
+    }
+
+
+def _log(folder: RunFolder, rank: int) -> str:
+    lines = tail_of_log(folder, rank, LOG_LINES)
+    if not lines:
+        return ""
+    text = html.escape("\n".join(line[:300] for line in lines))
+    style = "margin:4px 0;padding:4px 8px;font-size:11px;overflow:auto;max-height:170px;border:1px solid #8886"
+    return f'<div style="font-size:11px;opacity:.75">rank {rank}, end of its log</div><pre style="{style}">{text}</pre>'
+
+
+def tail_of_log(folder: RunFolder, rank: int, lines: int) -> list[str]:
+    """The last lines of a rank's output, both streams, without terminal codes. Reads the end of the files only."""
+    found: list[str] = []
+    for stream in ("stdout", "stderr"):
+        try:
+            with folder.log(rank, stream).open("rb") as file:
+                file.seek(max(0, file.seek(0, 2) - LOG_BYTES))
+                found += plain(file.read().decode("utf-8", "replace")).splitlines()[-lines:]
+        except OSError:
+            continue
+    return found[-lines:]
+
+
+def plain(text: str) -> str:
+    """Text from a log as a person would have seen it last: no colour codes, no overwritten progress bars."""
+    text = ANSI.sub("", text.replace("\r\n", "\n"))
+    return "\n".join(CONTROL.sub("�", line.rsplit("\r", 1)[-1]) for line in text.split("\n"))

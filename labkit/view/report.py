@@ -1,0 +1,74 @@
+"""What stays of a run in a saved notebook, and `report.html`: static, self-contained, without scripts."""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+import json
+from pathlib import Path
+
+from labkit.record import RunFolder, RunReader, State, read_state
+from labkit.view.page import plain, run_charts, run_html, run_text, tail_of_log
+
+__all__ = ["static_bundle", "write_report"]
+
+REPORT_LOG_LINES = 200
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+
+
+def static_bundle(folder: RunFolder, reader: RunReader, state: State) -> dict[str, str]:
+    """The MIME bundle that replaces the live view: HTML with inline SVG, PNG, plain text; no scripts, no widgets."""
+    bundle = {"text/html": run_html(folder, reader, state), "text/plain": run_text(folder, reader, state)}
+    picture = _png(reader)
+    return bundle | ({"image/png": picture} if picture else {})
+
+
+def write_report(folder: RunFolder) -> Path:
+    """Write one HTML file about the run that opens offline anywhere: figures, cause, script, parameters, logs."""
+    reader, state = RunReader(folder).read_all(), read_state(folder)
+    manifest = folder.read_manifest()
+    logs = {rank: "\n".join(tail_of_log(folder, rank, REPORT_LOG_LINES)) for rank in folder.started_ranks()}
+    sections = {
+        "Command": f"<pre>{html.escape(folder.command.read_text(encoding='utf-8'))}</pre>",
+        "Record": _folded("run.json", json.dumps(manifest, indent=1)),
+        "Script": _folded("script.py", folder.script.read_text(encoding="utf-8")),
+        "Logs": "".join(_folded(f"rank {rank}", text) for rank, text in logs.items()),
+    }
+    body = "".join(f"<h2>{title}</h2>{text}" for title, text in sections.items())
+    folder.report.write_text(
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{html.escape(folder.id)}</title>'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
+        "<style>:root{color-scheme:light dark}body{font-family:system-ui,sans-serif;max-width:800px;margin:2em auto;"
+        "padding:0 1em}pre{overflow:auto;font-size:12px}</style>"
+        f"{run_html(folder, reader, state, log_rank=None)}{body}</html>",
+        encoding="utf-8",
+    )
+    return folder.report
+
+
+def _folded(title: str, text: str) -> str:
+    return f"<details><summary>{html.escape(title)}</summary><pre>{html.escape(plain(text))}</pre></details>"
+
+
+def _png(reader: RunReader) -> str | None:
+    """The charts as PNG for viewers that strip HTML (mail, code hosting); None where matplotlib is missing."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        return None
+    figure = Figure(figsize=(7.6, 3.4), dpi=72, layout="constrained")  # no pyplot: no state shared with the user's
+    for axes, chart in zip(figure.subplots(2, 2).flat, run_charts(reader), strict=True):
+        for rank, series in chart.series.items():
+            points = series.points()
+            axes.plot([p[0] for p in points], [p[3] for p in points], label=f"rank {rank}", linewidth=1)
+        axes.set_title(chart.title, fontsize=8, loc="left")
+        axes.yaxis.set_major_formatter(lambda value, _, show=chart.show: show(value))
+        axes.tick_params(labelsize=7)
+        if chart.from_zero:
+            axes.set_ylim(bottom=0)
+    figure.axes[0].legend(fontsize=7)
+    out = io.BytesIO()
+    FigureCanvasAgg(figure).print_png(out)
+    return base64.b64encode(out.getvalue()).decode()

@@ -1,0 +1,119 @@
+"""Line charts as SVG text: one line per rank, bounded in size, readable in light and dark and without colour."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from labkit.record import Series
+
+__all__ = ["COLOURS", "DASHES", "Chart", "charts", "dot"]
+
+# Mid-tones that keep their contrast on white and on near-black; the dash tells ranks apart without colour.
+COLOURS = ("#2f81f7", "#e8833a", "#2da44e", "#bf5bd7", "#c9a227", "#e5534b", "#1aa6b7", "#8b949e")
+DASHES = ("", "6 3", "2 2", "8 3 2 3", "12 3", "4 6", "1 3", "10 3 2 3 2 3")
+
+WIDTH, HEIGHT = 360, 132
+LEFT, RIGHT, TOP, BOTTOM = 52, 8, 20, 18
+POINTS_PER_CHART = 900  # over all ranks, so that eight ranks fit into one 40 kB message
+
+
+@dataclass(frozen=True)
+class Chart:
+    """`series` by rank; `show` turns a y value into the words at the axis."""
+
+    title: str
+    series: Mapping[int, Series]
+    show: Callable[[float], str]
+    from_zero: bool = True
+
+
+def charts(all_charts: list[Chart], columns: int = 2) -> str:
+    """One SVG holding all charts in a grid, its height fixed by their number alone."""
+    rows = math.ceil(len(all_charts) / columns)
+    cells = "".join(
+        f'<g transform="translate({(i % columns) * WIDTH} {(i // columns) * HEIGHT})">{_chart(chart)}</g>'
+        for i, chart in enumerate(all_charts)
+    )
+    label = html.escape("; ".join(_summary(chart) for chart in all_charts), quote=True)
+    width, height = columns * WIDTH, rows * HEIGHT
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" aria-label="{label}" '
+        f'style="width:100%;max-width:{width}px;height:auto" font-family="system-ui,sans-serif" font-size="10" '
+        f'fill="currentColor">{cells}</svg>'
+    )
+
+
+def dot(rank: int) -> str:
+    """The line style of a rank, to stand beside its name in a table."""
+    colour, dash = COLOURS[rank % len(COLOURS)], DASHES[rank % len(DASHES)]
+    return (
+        f'<svg width="26" height="8" aria-hidden="true"><path d="M0 4H26" stroke="{colour}" stroke-width="2" '
+        f'stroke-dasharray="{dash}"/></svg>'
+    )
+
+
+def _chart(chart: Chart) -> str:
+    title = f'<text x="{LEFT}" y="12" font-weight="600">{html.escape(chart.title)}</text>'
+    drawn = {rank: _thinned(series, len(chart.series)) for rank, series in chart.series.items()}
+    points = [point for line in drawn.values() for point in line]
+    if not points:
+        middle = f'x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT / 2}" text-anchor="middle" opacity=".55"'
+        return f"{title}<text {middle}>no data yet</text>"
+    x0, x1 = 0.0, max(x for x, *_ in points)
+    low, high = min(p[1] for p in points), max(p[2] for p in points)
+    y0 = 0.0 if chart.from_zero and low >= 0 else low
+    if high == y0:
+        high = y0 + (abs(y0) or 1.0)
+
+    def place_x(x: float) -> float:
+        return LEFT + (WIDTH - LEFT - RIGHT) * (x - x0) / ((x1 - x0) or 1.0)
+
+    def place_y(y: float) -> float:
+        return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * (y - y0) / (high - y0)
+
+    axis = "".join(
+        f'<path d="M{LEFT} {place_y(y):.0f}H{WIDTH - RIGHT}" stroke="currentColor" stroke-opacity=".15"/>'
+        f'<text x="{LEFT - 4}" y="{place_y(y) + 3:.0f}" text-anchor="end" opacity=".75">'
+        f"{html.escape(chart.show(y))}</text>"
+        for y in (y0, (y0 + high) / 2, high)
+    )
+    end = f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 5}" text-anchor="end" opacity=".75">{x1:.3g} s</text>'
+    lines = "".join(
+        f'<path d="{_path(line, place_x, place_y)}" fill="none" stroke="{COLOURS[rank % len(COLOURS)]}" '
+        f'stroke-width="1.5" stroke-dasharray="{DASHES[rank % len(DASHES)]}" stroke-linejoin="round"/>'
+        for rank, line in drawn.items()
+        if line
+    )
+    return title + axis + end + lines
+
+
+def _path(line: list[tuple[float, ...]], place_x: Callable[[float], float], place_y: Callable[[float], float]) -> str:
+    """Through every bin's last value, with a stroke to its extremes: a spike is never lost."""
+    parts = []
+    for x, low, high, last in line:
+        px = f"{place_x(x):.0f}"
+        ys = [f"{place_y(last):.0f}"]
+        for extreme in (f"{place_y(low):.0f}", f"{place_y(high):.0f}"):
+            if extreme not in ys:
+                ys += [extreme, ys[0]]
+        parts += [f"{px} {y}" for y in ys]
+    start, *rest = parts
+    return f"M{start}" + ("L" + " ".join(rest) if rest else "h1")
+
+
+def _thinned(series: Series, ranks: int) -> list[tuple[float, ...]]:
+    """At most its share of the chart's points; neighbours merge into one that keeps both extremes."""
+    points = series.points()
+    group = math.ceil(len(points) / max(24, POINTS_PER_CHART // max(1, ranks)))
+    if group <= 1:
+        return list(points)
+    chunks = [points[i : i + group] for i in range(0, len(points), group)]
+    return [(c[-1][0], min(p[1] for p in c), max(p[2] for p in c), c[-1][3]) for c in chunks]
+
+
+def _summary(chart: Chart) -> str:
+    ends = [f"rank {r} {chart.show(s.points()[-1][3])}" for r, s in chart.series.items() if s.points()]
+    return f"{chart.title}: " + (", ".join(ends[:8]) or "no data yet")

@@ -1,0 +1,103 @@
+"""Figures and states as people read them."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+from labkit.record import RankHistory, RunReader, State
+
+__all__ = ["gib", "headline", "progress", "quantity", "seconds", "throughput"]
+
+
+def quantity(value: float | None, digits: int = 3) -> str:
+    """12,345 · 0.0123 · n/a"""
+    if value is None:
+        return "n/a"
+    if not math.isfinite(value):
+        return str(value)
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.{digits}g}"
+
+
+def gib(size: float | None) -> str:
+    """Bytes as GiB, small sizes as MiB."""
+    if size is None:
+        return "n/a"
+    return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"
+
+
+def seconds(value: float | None) -> str:
+    """1.2 ms · 3.4 s · 5 min 6 s · 1 h 2 min"""
+    if value is None:
+        return "n/a"
+    if value < 1:
+        return f"{value * 1e3:.3g} ms"
+    if value < 60:
+        return f"{value:.3g} s"
+    minutes, rest = divmod(round(value), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def throughput(reader: RunReader) -> float | None:
+    """Samples per second over all ranks, from each rank's newest record; None before the first."""
+    rates = [h.latest["throughput"] for h in reader.ranks.values() if "throughput" in h.latest]
+    return sum(rates) if rates else None
+
+
+def slowest_step(reader: RunReader) -> int:
+    return min((h.step for h in reader.ranks.values()), default=0)
+
+
+def progress(reader: RunReader, state: State) -> str:
+    """`step 120 of 500 (24 %), about 41 s left` or what the run is doing before its first step."""
+    first = next(iter(reader.ranks.values()), None)
+    if first is None:
+        return "starting the ranks"
+    step = slowest_step(reader)
+    total = first.values.get("total_steps")
+    if not step:
+        return "preparing: no step yet"
+    if not isinstance(total, int) or total <= 0:
+        return f"step {step:,}"
+    text = f"step {step:,} of {total:,} ({step / total:.0%})"
+    elapsed = first.totals["seconds"]
+    if state.is_final or step >= total or not first.totals["steps"]:
+        return text
+    return f"{text}, about {seconds((total - step) * elapsed / first.totals['steps'])} left"
+
+
+def headline(reader: RunReader, state: State) -> str:
+    """One line about a run: what it does, its loss, speed and memory."""
+    parts = [progress(reader, state)]
+    loss = mean_latest(reader, "loss")
+    if loss is not None:
+        parts.append(f"loss {quantity(loss, 4)}")
+    if (rate := throughput(reader)) is not None:
+        parts.append(f"{quantity(rate)} samples/s")
+    peaks = [h for h in reader.ranks.values() if h.memory_peak]
+    if peaks:
+        parts.append(f"memory {'/'.join(gib(h.memory_peak) for h in peaks[:8])} ({peaks[0].memory_name}, peak)")
+    return " · ".join(parts)
+
+
+def mean_latest(reader: RunReader, name: str) -> float | None:
+    values = [h.latest[name] for h in reader.ranks.values() if name in h.latest]
+    return sum(values) / len(values) if values else None
+
+
+def input_share(history: RankHistory) -> float | None:
+    """The part of a rank's step time that was spent waiting for data, 0 to 1."""
+    return history.totals["input"] / history.totals["seconds"] if history.totals["seconds"] else None
+
+
+def duration(state: State) -> float:
+    return (state.ended or time.time()) - state.started
+
+
+def final_values(reader: RunReader) -> dict[str, Any]:
+    """What the script reported about the whole run, from the lowest rank that reported."""
+    first = next(iter(reader.ranks.values()), None)
+    return dict(first.values) if first else {}

@@ -1,0 +1,80 @@
+"""A rank's last words: `error.json`, written by the rank that failed while it still knows why."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import traceback
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from labkit.record.folder import RunFolder, write_json
+
+__all__ = ["exit_code", "write"]
+
+# runpy and this package stand between the script and the interpreter; nobody needs to read about them.
+OURS = str(Path(__file__).parent)
+
+
+def exit_code(error: SystemExit) -> int:
+    """What the interpreter would exit with: None is 0, a number is itself, a message is printed and is 1."""
+    if error.code is None or isinstance(error.code, int):
+        return (error.code or 0) & 0xFF
+    print(error.code, file=sys.stderr, flush=True)
+    return 1
+
+
+def write(folder: RunFolder, rank: int, error: BaseException, step: int) -> None:
+    """Record the failure and print its traceback as Python would, less the frames that are not the user's."""
+    now = time.time_ns()
+    error.__traceback__ = _strip(error.__traceback__)
+    record: dict[str, Any] = {
+        "time_ns": now,
+        "rank": rank,
+        "pid": os.getpid(),
+        "step": step,
+        "kind": "exit" if isinstance(error, SystemExit) else "exception",
+        "exception": _name(type(error)),
+        "message": _message(error),
+        "script_line": _line_in_script(error),
+        "traceback": traceback.format_exception(error),
+    }
+    write_json(folder.error(rank), record)
+    if not isinstance(error, SystemExit):
+        traceback.print_exception(error)
+        sys.stderr.flush()
+
+
+def _name(kind: type[BaseException]) -> str:
+    return (
+        kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
+    )
+
+
+def _message(error: BaseException) -> str:
+    if isinstance(error, SystemExit):
+        return str(error.code)
+    # DCP's CheckpointException keeps what happened in `failures`, its text says only which ranks.
+    inner = getattr(error, "failures", None)
+    return f"{error}" + (f" ({inner})" if inner else "")
+
+
+def _line_in_script(error: BaseException) -> int | None:
+    """The deepest line of the script itself on the way to the error."""
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if frame.filename == sys.argv[0]]
+    if isinstance(error, SyntaxError) and error.filename == sys.argv[0]:
+        lines.append(error.lineno)
+    return lines[-1] if lines else None
+
+
+def _strip(trace: TracebackType | None) -> TracebackType | None:
+    while trace is not None and _is_ours(trace.tb_frame.f_code.co_filename):
+        trace = trace.tb_next
+    return trace
+
+
+def _is_ours(file_name: str) -> bool:
+    return file_name.startswith((OURS, "<frozen runpy>")) or file_name.endswith("runpy.py")

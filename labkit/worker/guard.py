@@ -1,0 +1,44 @@
+"""Before the script runs: where its output goes, when it must die, how to see its stacks."""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import os
+import signal
+import sys
+
+from labkit.record.folder import RunFolder
+
+__all__ = ["die_with_parent", "dump_stacks_on_signal", "redirect_output"]
+
+PR_SET_PDEATHSIG = 1
+
+
+def redirect_output(folder: RunFolder, rank: int) -> None:
+    """Send the process's stdout and stderr, also those of C code, to this rank's own files."""
+    for stream, descriptor in (("stdout", 1), ("stderr", 2)):
+        file = os.open(folder.log(rank, stream), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.dup2(file, descriptor)
+        os.close(file)
+
+
+def die_with_parent() -> None:
+    """Ask Linux to kill this rank when torchrun's agent dies: without it, a killed agent's ranks train on unseen.
+
+    Safe here because the agent forks ranks from its main thread (the signal follows the parent *thread*).
+    Elsewhere the supervisor's sweep does this a moment later.
+    """
+    if sys.platform != "linux":
+        return
+    parent = os.getppid()
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before we had asked
+        os._exit(1)
+
+
+def dump_stacks_on_signal(folder: RunFolder, rank: int) -> None:
+    """SIGUSR1 appends every thread's stack to `stacks.txt`, also while a C call holds the GIL; so does a crash."""
+    file = folder.stacks(rank).open("a")
+    faulthandler.enable(file)
+    faulthandler.register(signal.SIGUSR1, file, all_threads=True)

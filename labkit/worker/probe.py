@@ -1,0 +1,287 @@
+"""See steps, loss, samples, times and memory of any training script on torch, without a line in it.
+
+Five small hooks: DataLoader's `__next__`, `Tensor.backward`, `GradScaler.scale`, and torch's global hooks before and
+after `Optimizer.step`. On a step that is not written down they read the clock and add; at most ten times a second
+one line goes to the rank's `metrics.jsonl`. A hook that fails is counted, never raised: watching must not change
+the training.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import socket
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Probe"]
+
+RECORD_SECONDS = 0.1
+UNCONSUMED_BATCHES = 64
+
+
+class Probe:
+    """One rank's recorder. `step` counts optimizer steps of the first optimizer that stepped."""
+
+    def __init__(self, path: Path):
+        self.step = 0
+        self.dropped = 0
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self._memory: Callable[[], dict[str, float]] = resident_set()
+        self._optimizer: Any = None  # the outermost optimizer whose step() is running
+        self._counted: int | None = None  # id of the optimizer whose steps are counted
+        self._batches: deque[int] = deque(maxlen=UNCONSUMED_BATCHES)
+        self._loss: Any = None
+        self._model_written = False
+        self._window()
+        # marks on the clock within a step
+        self._step_started = self._fetched = self._stepping = 0.0
+
+    def _window(self) -> None:
+        """Begin to sum up the steps of the next record."""
+        self._n = 0
+        self._seconds = self._slowest = 0.0
+        self._fastest = math.inf
+        self._samples = 0
+        self._input = self._forward = self._backward = self._stepped = 0.0
+        self._due = time.perf_counter() + RECORD_SECONDS
+
+    def start(self) -> None:
+        """Write the header and hook torch. Costs the import of torch, which the script is about to pay anyway."""
+        import torch
+
+        rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
+        self._write(
+            {
+                "k": "meta",
+                "v": 1,
+                "time": time.time(),
+                "rank": rank,
+                "local_rank": local_rank,
+                "world_size": int(os.environ["WORLD_SIZE"]),
+                "host": socket.gethostname(),
+                "pid": os.getpid(),
+                "device": "cuda" if torch.cuda.is_available() else "cpu",
+                "torch": torch.__version__,
+            }
+        )
+        try:
+            self._hook(torch)
+        except Exception as error:
+            self._drop(error)
+        self._step_started = time.perf_counter()
+
+    def finish(self, outcome: str) -> None:
+        """Write what is left and how the script ended."""
+        if self._n:
+            self._record()
+        self._write({"k": "end", "step": self.step, "outcome": outcome, "dropped": self.dropped})
+
+    # What the hooks call. Each is on the step path: clock, add, return.
+
+    def _before_fetch(self) -> float:
+        now = time.perf_counter()
+        if not self._fetched:  # the step begins with its first batch, not with the evaluation before it
+            self._step_started = now
+        return now
+
+    def _after_fetch(self, started: float, batches: deque[int], batch: Any) -> None:
+        batches.append(_length(batch))
+        self._batches = batches
+        self._fetched = now = time.perf_counter()
+        self._input += now - started
+
+    def _before_backward(self, loss: Any) -> float:
+        now = time.perf_counter()
+        self._forward += now - (self._fetched or self._step_started)
+        if loss.numel() == 1:
+            self._loss = getattr(loss, "_labkit_unscaled", loss).detach()
+        if self._batches:
+            self._samples += self._batches.popleft()
+        return now
+
+    def _after_backward(self, started: float) -> None:
+        now = time.perf_counter()
+        self._backward += now - started
+        self._fetched = now  # another micro-batch may follow without a DataLoader
+
+    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        # A wrapping optimizer (ZeRO, accelerate) steps another inside: the outermost counts.
+        if self._optimizer is None or self._optimizer is optimizer:
+            self._optimizer = optimizer
+            self._stepping = time.perf_counter()
+
+    def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if optimizer is not self._optimizer:
+            return
+        self._optimizer = None
+        now = time.perf_counter()
+        self._stepped += now - self._stepping
+        if self._counted is None:
+            self._counted = id(optimizer)
+        if self._counted != id(optimizer):  # a second optimizer (a GAN's) is part of the same step
+            return
+        seconds = now - self._step_started
+        self.step += 1
+        self._n += 1
+        self._seconds += seconds
+        self._fastest = min(self._fastest, seconds)
+        self._slowest = max(self._slowest, seconds)
+        self._step_started = now
+        self._fetched = 0.0
+        if now >= self._due:
+            self._record()
+            if not self._model_written:
+                self._model_written = True
+                self._write({"k": "model"} | held_by(optimizer))
+
+    # Off the step path: at most ten times a second.
+
+    def _record(self) -> None:
+        record = {
+            "k": "step",
+            "step": self.step,
+            "n": self._n,
+            "seconds": [self._seconds, self._fastest, self._slowest],
+            "samples": self._samples,
+            "input": self._input,
+            "forward": self._forward,
+            "backward": self._backward,
+            "optimizer": self._stepped,
+        }
+        if self._loss is not None:
+            # On CUDA this waits for the step's work; ten times a second at most.
+            record["loss"] = float(self._loss)
+        self._write(record | self._memory())
+        self._window()
+
+    def _write(self, record: dict[str, Any]) -> None:
+        """One whole line in one write; a full disk costs records, never the training."""
+        try:
+            line = json.dumps({**_finite(record), "t": time.monotonic()}, allow_nan=False) + "\n"
+            os.write(self._file, line.encode())
+        except (OSError, ValueError, TypeError) as error:
+            self._drop(error)
+
+    def _drop(self, error: BaseException) -> None:
+        if not self.dropped:
+            print(f"labkit: a measurement failed and was left out: {error!r}", file=sys.stderr, flush=True)
+        self.dropped += 1
+
+    def _hook(self, torch: Any) -> None:
+        from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+        from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+        if torch.cuda.is_available():
+            self._memory = lambda: allocator(torch)
+        register_optimizer_step_pre_hook(self._guarded(self._before_step))
+        register_optimizer_step_post_hook(self._guarded(self._after_step))
+        before_fetch, after_fetch = self._guarded(self._before_fetch), self._guarded(self._after_fetch)
+        before_backward, after_backward = self._guarded(self._before_backward), self._guarded(self._after_backward)
+        fetch, backward, scale = _BaseDataLoaderIter.__next__, torch.Tensor.backward, torch.amp.GradScaler.scale
+        is_training = torch.is_grad_enabled
+
+        def __next__(loader: Any) -> Any:
+            if not is_training():
+                return fetch(loader)
+            started = before_fetch()
+            batch = fetch(loader)
+            # Kept on the iterator: an evaluation's batches never mix with the training's.
+            batches = loader.__dict__.setdefault("_labkit_batches", deque(maxlen=UNCONSUMED_BATCHES))
+            after_fetch(started or 0.0, batches, batch)
+            return batch
+
+        def backward_(tensor: Any, *args: Any, **kwargs: Any) -> None:
+            started = before_backward(tensor)
+            backward(tensor, *args, **kwargs)
+            after_backward(started or 0.0)
+
+        def scale_(scaler: Any, outputs: Any) -> Any:
+            scaled = scale(scaler, outputs)
+            if isinstance(scaled, torch.Tensor):
+                scaled._labkit_unscaled = outputs
+            return scaled
+
+        _BaseDataLoaderIter.__next__ = __next__
+        torch.Tensor.backward = backward_
+        torch.amp.GradScaler.scale = scale_
+
+    def _guarded(self, hook: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            try:
+                return hook(*args)
+            except Exception as error:
+                self._drop(error)
+                return None
+
+        return call
+
+
+def _finite(record: dict[str, Any]) -> dict[str, Any]:
+    """JSON has no NaN: a loss that is not a number, the event one most wants to read back, goes as text."""
+    return {k: str(v) if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
+
+
+def _length(batch: Any) -> int:
+    """How many samples a batch holds: the first dimension of the first tensor in it."""
+    while isinstance(batch, list | tuple | dict) and batch:
+        batch = next(iter(batch.values() if isinstance(batch, dict) else batch))
+    shape = getattr(batch, "shape", None)
+    return int(shape[0]) if shape else 0
+
+
+def resident_set() -> Callable[[], dict[str, float]]:
+    """A reader of this process's resident set in bytes, and its peak so far."""
+    if not Path("/proc/self/statm").exists():
+        import resource
+
+        def largest() -> dict[str, float]:  # macOS tells only the peak, in bytes
+            return {"rss": float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)}
+
+        return largest
+    file, page = os.open("/proc/self/statm", os.O_RDONLY), os.sysconf("SC_PAGE_SIZE")
+    peak = 0.0
+
+    def read() -> dict[str, float]:
+        nonlocal peak
+        rss = float(os.pread(file, 100, 0).split()[1]) * page
+        peak = max(peak, rss)
+        return {"rss": rss, "peak": peak}
+
+    return read
+
+
+def allocator(torch: Any) -> dict[str, float]:
+    """What CUDA's caching allocator holds for this rank, in bytes. One `memory_stats` call: each of torch's
+    `memory_*` functions builds the whole dictionary again. The peak is torch's own and is never reset here: the
+    script may read it too."""
+    if not torch.cuda.is_initialized():
+        return {}
+    stats = torch.cuda.memory_stats()
+    return {
+        "allocated": stats.get("allocated_bytes.all.current", 0),
+        "peak": stats.get("allocated_bytes.all.peak", 0),
+        "reserved": stats.get("reserved_bytes.all.current", 0),
+        "retries": stats.get("num_alloc_retries", 0),
+    }
+
+
+def held_by(optimizer: Any) -> dict[str, int]:
+    """Bytes this rank holds of parameters, gradients and optimizer state; of a sharded tensor, its own shard."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    state = [v for values in optimizer.state.values() for v in values.values()]
+    return {
+        "parameters": sum(map(_bytes, parameters)),
+        "gradients": sum(_bytes(p.grad) for p in parameters if p.grad is not None),
+        "optimizer": sum(map(_bytes, state)),
+    }
+
+
+def _bytes(value: Any) -> int:
+    local = value.to_local() if hasattr(value, "to_local") else value
+    return local.numel() * local.element_size() if hasattr(local, "element_size") else 0

@@ -1,0 +1,107 @@
+"""The command line of a script, read from its `add_argument` calls without running it."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from labkit.errors import ScriptError
+from labkit.write.script import Script
+
+__all__ = ["Option", "command_line", "options_of"]
+
+
+@dataclass(frozen=True)
+class Option:
+    """One `--flag`. `kind` is the name given as `type=`, or "flag" for one that takes no value."""
+
+    name: str
+    kind: str = "str"
+    choices: tuple[Any, ...] = ()
+    default: Any = None
+    negatable: bool = False
+
+
+def options_of(script: Script) -> dict[str, Option]:
+    """The long options of a script by parameter name (`global_batch_size`), in the order they are declared."""
+    options = {}
+    for node in ast.walk(ast.parse(str(script))):
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument":
+            for argument in node.args:
+                name = argument.value if isinstance(argument, ast.Constant) else None
+                if isinstance(name, str) and name.startswith("--"):
+                    options[name[2:].replace("-", "_")] = _option(name, node.keywords)
+    return options
+
+
+def _option(name: str, keywords: list[ast.keyword]) -> Option:
+    given = {k.arg: k.value for k in keywords if k.arg}
+    kind, action = given.get("type"), given.get("action")
+    if isinstance(action, ast.Constant) and action.value in ("store_true", "store_false"):
+        return Option(name, "flag", default=action.value == "store_false")
+    if action is not None and "BooleanOptionalAction" in ast.dump(action):
+        return Option(name, "flag", default=_literal(given.get("default")), negatable=True)
+    choices = tuple(_literal(given.get("choices")) or ())
+    kind_name = kind.id if isinstance(kind, ast.Name) else "str"
+    return Option(name, kind_name, choices, _literal(given.get("default")))
+
+
+def _literal(node: ast.expr | None) -> Any:
+    try:
+        return None if node is None else ast.literal_eval(node)
+    except ValueError:
+        return None
+
+
+def command_line(script: Script, parameters: Mapping[str, Any]) -> list[str]:
+    """`steps=200, precision="bf16"` as `["--steps", "200", "--precision", "bf16"]`.
+
+    Raises ScriptError for a parameter the script does not take (with the nearest name and the list of those it
+    does), or a value it would refuse.
+    """
+    options = options_of(script)
+    argv: list[str] = []
+    for name, value in parameters.items():
+        option = options.get(name)
+        if option is None:
+            raise ScriptError(_unknown(script, name, options))
+        argv += _arguments(script, option, name, value)
+    return argv
+
+
+def _unknown(script: Script, name: str, options: Mapping[str, Option]) -> str:
+    if not options:
+        return f"{script.name}.py declares no options, so it takes no {name!r}; pass its arguments with args=[…]"
+    close = difflib.get_close_matches(name, options, n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else "."
+    return f"{script.name}.py takes no parameter {name!r}{hint} It takes: {', '.join(options)}"
+
+
+def _arguments(script: Script, option: Option, name: str, value: Any) -> list[str]:
+    if value is None:
+        return []
+    if option.kind == "flag":
+        if not isinstance(value, bool):
+            raise ScriptError(f"{name} of {script.name}.py is a flag: expected True or False, got {value!r}")
+        off = [f"--no-{option.name[2:]}"] if option.negatable else []
+        return [option.name] if value else off
+    if option.choices and value not in option.choices:
+        known = ", ".join(map(str, option.choices))
+        raise ScriptError(f"{name} of {script.name}.py must be one of {known}; got {value!r}")
+    if option.kind in ("int", "float"):
+        _check_number(script, option, name, value)
+    return [option.name, str(value)]
+
+
+def _check_number(script: Script, option: Option, name: str, value: Any) -> None:
+    try:
+        number = (int if option.kind == "int" else float)(str(value))
+    except ValueError:
+        number = math.nan
+    if isinstance(value, bool) or not math.isfinite(number):
+        wanted = "a whole number" if option.kind == "int" else "a number"
+        raise ScriptError(f"{name} of {script.name}.py must be {wanted}; got {value!r}")

@@ -1,0 +1,69 @@
+"""The text of the notebook cell that created a live object."""
+
+from __future__ import annotations
+
+import inspect
+import linecache
+import sys
+from types import CodeType
+from typing import Any
+
+from labkit.errors import ScriptError
+
+__all__ = ["cell_of"]
+
+
+def cell_of(obj: Any) -> tuple[str, str]:
+    """`(text, origin)` of the whole cell that defined this very function or class.
+
+    ipykernel keeps every executed cell in `linecache` under the file name recorded in its code objects, so a
+    redefinition is never confused with an older one. `inspect.getsource` cannot do this for classes defined in
+    a notebook (ipython/ipython#11249). An object from a module gives its own source alone.
+    """
+    code = _code_of(obj)
+    if code is None:
+        raise ScriptError(
+            f"cannot find the cell that defined {_name(obj)}: expected a function, or a class with a method of "
+            "its own. Pass the cell's text instead"
+        )
+    name = code.co_filename
+    if _is_notebook_cell(name):
+        text = "".join(linecache.getlines(name))
+        if not text:
+            raise ScriptError(f"the cell that defined {_name(obj)} is gone; run it again, or pass its text")
+        return text, _origin(name)
+    try:
+        return inspect.getsource(obj), f"{inspect.getsourcefile(obj)}:{code.co_firstlineno}"
+    except (OSError, TypeError):
+        raise ScriptError(
+            f"cannot find the source of {_name(obj)} (it was typed into a plain Python prompt?). Pass its text instead"
+        ) from None
+
+
+def _code_of(obj: Any) -> CodeType | None:
+    if inspect.isclass(obj):
+        for member in vars(obj).values():
+            function = member.__func__ if isinstance(member, classmethod | staticmethod) else member
+            function = function.fget if isinstance(function, property) else function
+            # Inherited or borrowed functions were created elsewhere.
+            if inspect.isfunction(function) and function.__qualname__.startswith(obj.__qualname__ + "."):
+                return inspect.unwrap(function).__code__
+        return None
+    return getattr(inspect.unwrap(obj), "__code__", None) if callable(obj) else None
+
+
+def _is_notebook_cell(file_name: str) -> bool:
+    # "/tmp/ipykernel_<pid>/<hash>.py" under ipykernel, "<ipython-input-…>" in a terminal.
+    return "ipykernel_" in file_name or file_name.startswith("<ipython-input-")
+
+
+def _origin(file_name: str) -> str:
+    """`In [3]` where IPython remembers which cell a file name stands for."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython else None
+    number = getattr(getattr(shell, "compile", None), "_filename_map", {}).get(file_name)
+    return f"notebook cell In [{number}]" if number else "a notebook cell"
+
+
+def _name(obj: Any) -> str:
+    return getattr(obj, "__qualname__", None) or f"a {type(obj).__name__}"
