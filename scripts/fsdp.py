@@ -107,6 +107,7 @@ def batches(dataset, batch_size, rank, world_size, *, pin_memory, shuffle_seed=N
 # %% strategy
 from contextlib import nullcontext
 
+import torch
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
 

@@ -107,6 +107,8 @@ def batches(dataset, batch_size, rank, world_size, *, pin_memory, shuffle_seed=N
 # %% strategy
 from contextlib import nullcontext
 
+import torch
+
 
 def strategy_arguments(parser):
     """None of its own."""

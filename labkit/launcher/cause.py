@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import signal
+from pathlib import Path
 from typing import Any
 
 from labkit.record import RankHistory, RunFolder, RunReader
@@ -31,8 +32,10 @@ LOG_TAIL_BYTES = 200_000
 def find_cause(folder: RunFolder, exit_code: int) -> dict[str, Any]:
     """The cause of a run that ended with torchrun's `exit_code`: `sentence`, and what is known as fields
     (`kind`, `rank`, `exception`, `message`, `line`, `cell`, `origin`, `step`, `traceback`)."""
-    script = Script.parse(folder.script.read_text(encoding="utf-8"), name="script")
-    origins = folder.read_manifest().get("cells", {})
+    manifest = folder.read_manifest()
+    name = Path(manifest["script"]["path"] or folder.script).name
+    script = Script.parse(folder.script.read_text(encoding="utf-8"), name=name)
+    origins = manifest.get("cells", {})
     histories = RunReader(folder).read_all().ranks
     log = tail_text(folder.torchrun_log, LOG_TAIL_BYTES)
     exits = {int(rank): int(code) for rank, code in EXIT_CODE.findall(log)}
@@ -72,7 +75,9 @@ def _failure(failures: list[dict[str, Any]], script: Script, origins: dict[str, 
         said = f"{who} exited with {what}" if what.lstrip("-").isdigit() else f"{who} stopped: {what}"
     else:
         said = f"{who} failed: {first['exception'].split('.')[-1]}" + (f": {what}" if what else "")
-    cause = {k: first[k] for k in ("kind", "rank", "exception", "message", "step", "traceback", "time_ns")}
+    cause = {k: first[k] for k in ("kind", "rank", "exception", "message", "step", "time_ns")}
+    if first["kind"] == "exception":
+        cause["traceback"] = first["traceback"]
     where = locate(script, first.get("script_line"), origins)
     others = [f["rank"] for f in failures if f not in same and not is_collateral(f)]
     more = f"; rank {', '.join(map(str, others))} also failed, in another way" if others else ""
@@ -80,16 +85,16 @@ def _failure(failures: list[dict[str, Any]], script: Script, origins: dict[str, 
 
 
 def locate(script: Script, line: int | None, origins: dict[str, Any]) -> dict[str, Any]:
-    """Where a line of script.py is: its cell, and the notebook cell it was taken from."""
+    """Where a line of the script is: its cell, and the notebook cell it was taken from."""
     if not line:
         return {}
     found = script.cell_at(line)
     if found is None:
-        return {"line": line, "place": f" (script.py, line {line})"}
+        return {"line": line, "place": f" ({script.name} line {line})"}
     cell, line_in_cell = found
     origin = (origins.get(cell.title) or {}).get("origin", "")
     from_notebook = f" from {origin}" if origin else ""
-    place = f" (script.py line {line}, cell `{cell.title}`{from_notebook}, line {line_in_cell} of the cell)"
+    place = f" ({script.name} line {line}, cell `{cell.title}`{from_notebook}, line {line_in_cell} of the cell)"
     return {"line": line, "cell": cell.title, "origin": origin, "line_in_cell": line_in_cell, "place": place}
 
 
@@ -98,7 +103,7 @@ def _signal(rank: int, number: int, histories: dict[int, RankHistory]) -> dict[s
     history = histories.get(rank)
     at, held = "", ""
     if history is not None:
-        at = f" at step {history.step}"
+        at = f", last seen at step {history.step}"
         held = (
             f"; it held {history.memory_peak / 2**30:.2f} GiB ({history.memory_name}, peak)"
             if history.memory_peak

@@ -23,10 +23,13 @@ def quantity(value: float | None, digits: int = 3) -> str:
 
 
 def gib(size: float | None) -> str:
-    """Bytes as GiB, small sizes as MiB."""
+    """Bytes as GiB, smaller sizes as MiB or KiB."""
     if size is None:
         return "n/a"
-    return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"
+    for unit, name in ((2**30, "GiB"), (2**20, "MiB")):
+        if size >= unit:
+            return f"{size / unit:.{2 if name == 'GiB' else 1}f} {name}"
+    return f"{size / 2**10:.1f} KiB"
 
 
 def seconds(value: float | None) -> str:
