@@ -13,7 +13,7 @@ from labkit.errors import LabError, LaunchError, RankFailedError, RunFolderError
 
 if TYPE_CHECKING:
     from labkit.data import fetch
-    from labkit.launcher.doctor import doctor
+    from labkit.machine import doctor
     from labkit.run import Run, attach, launch, runs
     from labkit.view.comparison import compare
     from labkit.write.script import Script
@@ -23,7 +23,7 @@ _LAZY = {
     "Script": "labkit.write.script",
     "attach": "labkit.run",
     "compare": "labkit.view.comparison",
-    "doctor": "labkit.launcher.doctor",
+    "doctor": "labkit.machine",
     "fetch": "labkit.data",
     "launch": "labkit.run",
     "runs": "labkit.run",

@@ -41,6 +41,7 @@ def launch(
     runs_dir: str | os.PathLike[str] | None = None,
     env: Mapping[str, str] | None = None,
     wait: bool | None = None,
+    detach: bool | None = None,
     **parameters: Any,
 ) -> Run:
     """Start a script on every rank with torchrun and return at once; in a notebook the live view appears.
@@ -49,7 +50,7 @@ def launch(
     `nproc_per_node="auto"` is one rank per GPU, or two on the CPU. `parameters` become the script's options
     (`steps=200` is `--steps 200`); `args` are passed as they are. `env` is added to the ranks' environment.
     Where nobody can come back to look (papermill, Kaggle's batch, a plain program) the call waits for the end
-    and the run dies with this process; `wait` says otherwise.
+    and the run dies with this process; `wait` and `detach` say otherwise.
 
     Raises LaunchError or ScriptError before any process is started; waiting, RankFailedError.
     """
@@ -63,12 +64,14 @@ def launch(
         name=name,
         runs_dir=runs_dir,
         env=env,
-        tied=headless,
+        tied=headless if detach is None else not detach,
     )
     run = Run(folder)
     if ui() in ("svg", "display", "static"):
         run.show()
-    return run.wait() if (headless if wait is None else wait) else run
+    if headless if wait is None else wait:
+        run.wait()
+    return run
 
 
 def attach(which: str | os.PathLike[str] = "latest", *, runs_dir: str | os.PathLike[str] | None = None) -> Run:
@@ -113,8 +116,8 @@ class Run:
         """What has become of the run: `.state`, `.cause`, `.exit_code`, times in seconds since the epoch."""
         return read_state(self.folder)
 
-    def wait(self, timeout: float | None = None) -> Run:
-        """Block until the run is over, at most `timeout` seconds.
+    def wait(self, timeout: float | None = None) -> State:
+        """Block until the run is over, at most `timeout` seconds; returns what became of it.
 
         The first interrupt stops the run gracefully, a second one at once. Raises RankFailedError when the
         training failed or was lost, TimeoutError when time is up (the run goes on).
@@ -129,9 +132,9 @@ class Run:
         state = self.status()
         if state.state in ("failed", "lost"):
             raise self._failure(state)
-        return self
+        return state
 
-    def stop(self, *, grace: float = stopping.GRACE_SECONDS) -> Run:
+    def stop(self, *, grace: float = stopping.GRACE_SECONDS) -> State:
         """End the run on every rank: TERM, `grace` seconds, then KILL for whatever carries the run's marker.
 
         Safe to call again, from another process, or after the end.
@@ -140,7 +143,7 @@ class Run:
         left = len(stopping.processes_of(self.folder))
         killed = f"{state.killed} had to be killed; " if state.killed else ""
         print(f"{self.id}: {state.state}; {killed}{left} processes left", flush=True)
-        return self
+        return state
 
     def logs(self, *, rank: int | None = None, stream: str = "stdout") -> str:
         """What a rank printed, as text without terminal codes; all ranks one after another when `rank` is None."""
@@ -234,7 +237,7 @@ class RunList(list[Run]):
     """Runs, newest first; shows itself as a table."""
 
     def _rows(self) -> list[tuple[str, str, str, str]]:
-        return [(run.id, state.state, words.seconds(words.duration(state)), _sentence(state))
+        return [(run.id, state.state, words.seconds(state.seconds), _sentence(state))
                 for run in self for state in [run.status()]]  # fmt: skip
 
     def __repr__(self) -> str:

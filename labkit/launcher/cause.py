@@ -43,6 +43,8 @@ def find_cause(folder: RunFolder, exit_code: int) -> dict[str, Any]:
     failures.sort(key=lambda e: e.get("time_ns", 0))
     own = [e for e in failures if not is_collateral(e)]
     signalled = [rank for rank, code in exits.items() if code < 0 and -code != signal.SIGTERM]
+    for failure in own:
+        _add_last_words(folder, failure)
     if own:
         return _failure(own, script, origins)
     if signalled:
@@ -62,6 +64,14 @@ def is_collateral(failure: dict[str, Any]) -> bool:
     return failure.get("kind") == "exception" and bool(COLLATERAL.search(str(failure.get("message", ""))))
 
 
+def _add_last_words(folder: RunFolder, failure: dict[str, Any]) -> None:
+    """A bare exit code says nothing; the line printed just before it, argparse's for one, often does."""
+    if failure["kind"] == "exit" and failure["message"].lstrip("-").isdigit():
+        lines = tail_text(folder.log(failure["rank"], "stderr"), 4000).strip().splitlines()
+        if lines:
+            failure["message"] += f": {lines[-1].strip()}"
+
+
 def _failure(failures: list[dict[str, Any]], script: Script, origins: dict[str, Any]) -> dict[str, Any]:
     first = failures[0]
     same = [f for f in failures if (f["exception"], f["message"]) == (first["exception"], first["message"])]
@@ -72,7 +82,7 @@ def _failure(failures: list[dict[str, Any]], script: Script, origins: dict[str, 
     )
     what = first["message"].splitlines()[0] if first["message"] else ""
     if first["kind"] == "exit":
-        said = f"{who} exited with {what}" if what.lstrip("-").isdigit() else f"{who} stopped: {what}"
+        said = f"{who} exited with {what}" if re.match(r"-?\d+(:|$)", what) else f"{who} stopped: {what}"
     else:
         said = f"{who} failed: {first['exception'].split('.')[-1]}" + (f": {what}" if what else "")
     cause = {k: first[k] for k in ("kind", "rank", "exception", "message", "step", "time_ns")}

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import shutil
+import subprocess
+import sys
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -60,18 +63,22 @@ class Hardware:
         return len(self.gpus) or min(2, self.cores)
 
 
-def hardware() -> Hardware:
-    """Look at the machine now. Imports torch only where an NVIDIA driver is installed."""
+def hardware(visible_devices: str | None = None) -> Hardware:
+    """Look at the machine now, or as ranks will see it that are given `CUDA_VISIBLE_DEVICES=visible_devices`.
+
+    Imports torch (in a process of its own) only where an NVIDIA driver is installed.
+    """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES") if visible_devices is None else visible_devices
     memory = psutil.virtual_memory()
     shm = Path("/dev/shm")
     return Hardware(
         platform=platform_name(),
-        gpus=_gpus(),
+        gpus=_gpus(visible),
         cores=usable_cores(),
         memory=memory.total,
         memory_available=memory.available,
         shared_memory=shutil.disk_usage(shm).total if shm.exists() else None,
-        visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
+        visible_devices=visible,
     )
 
 
@@ -95,21 +102,18 @@ def usable_cores() -> int:
 
 
 @cache
-def _gpus() -> tuple[Gpu, ...]:
-    if not (Path("/proc/driver/nvidia/version").exists() or Path("/dev/dxg").exists()):
+def _gpus(visible: str | None) -> tuple[Gpu, ...]:
+    if visible == "" or not (Path("/proc/driver/nvidia/version").exists() or Path("/dev/dxg").exists()):
         return ()
     # Counted in a process of its own: asking for properties opens a context that would hold memory on GPU 0.
-    import json
-    import subprocess
-    import sys
-
     code = (
         "import json, torch\n"
         "found = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]\n"
         "print(json.dumps([[p.name, p.total_memory, [p.major, p.minor]] for p in found]))"
     )
     try:
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60, check=True)
+        env = os.environ | ({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60, check=True, env=env)
         return tuple(Gpu(name, memory, (major, minor)) for name, memory, (major, minor) in json.loads(done.stdout))
     except (OSError, subprocess.SubprocessError, ValueError):
         return ()

@@ -24,7 +24,7 @@ from labkit.launcher.torchrun import (
 )
 from labkit.record import RunFolder, State, runs_root, write_state
 from labkit.record.folder import write_json
-from labkit.write import Script, command_line, options_of, script_names
+from labkit.write import Script, check_arguments, command_line, options_of, script_names
 
 __all__ = ["start"]
 
@@ -48,12 +48,13 @@ def start(
     """Start a run and return its folder at once. Raises LaunchError or ScriptError before anything exists."""
     checks.check_torch(platform_name())
     script, path = _script(script)
-    machine = hardware()
+    machine = hardware((env or {}).get("CUDA_VISIBLE_DEVICES"))
     ranks = checks.check_ranks(nproc_per_node, backend, machine)
     script.check()
     checks.check_imports(script, script_folder(path))
     checks.check_batch(script, parameters, ranks)
     argv = checks.check_text([*command_line(script, parameters), *args])
+    check_arguments(script, argv)
     folder = RunFolder.create(runs_root(runs_dir), name or script.name)
     argv += _checkpoint_arguments(script, parameters, argv, folder)
     environment, dropped = rank_environment(

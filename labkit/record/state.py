@@ -38,6 +38,15 @@ class State:
     def is_final(self) -> bool:
         return self.state in FINAL_STATES
 
+    @property
+    def seconds(self) -> float:
+        """How long the run took, or has taken so far."""
+        return (self.ended or time.time()) - self.started
+
+    def __repr__(self) -> str:
+        sentence = f": {self.cause['sentence']}" if self.cause else ""
+        return f"{self.state} after {self.seconds:.1f} s{sentence}"
+
 
 def write_state(folder: RunFolder, state: State) -> None:
     write_json(folder.state, asdict(state))

@@ -34,7 +34,7 @@ def run_html(folder: RunFolder, reader: RunReader, state: State, *, log_rank: in
 
 def run_text(folder: RunFolder, reader: RunReader, state: State) -> str:
     """The same in plain text, for terminals, diffs and front ends that show no HTML."""
-    lines = [f"{folder.id}: {state.state} after {words.seconds(words.duration(state))}", words.headline(reader, state)]
+    lines = [f"{folder.id}: {state.state} after {words.seconds(state.seconds)}", words.headline(reader, state)]
     if state.cause:
         lines.append(plain(str(state.cause.get("sentence", ""))))
     for values in _rank_rows(reader):
@@ -61,7 +61,7 @@ def run_charts(reader: RunReader) -> list[Chart]:
 def _head(folder: RunFolder, reader: RunReader, state: State) -> str:
     tint = f"color:{TINTS[state.state]}" if state.state in TINTS else ""
     mark = f'<b style="{tint}">{MARKS[state.state]} {state.state}</b>'
-    time = words.seconds(words.duration(state))
+    time = words.seconds(state.seconds)
     name = html.escape(folder.id)
     return (
         f'<div style="display:flex;gap:12px;flex-wrap:wrap">{mark}<code>{name}</code><span>{time}</span></div>'

@@ -52,7 +52,9 @@ def _folded(title: str, text: str) -> str:
 
 
 def _png(reader: RunReader) -> str | None:
-    """The charts as PNG for viewers that strip HTML (mail, code hosting); None where matplotlib is missing."""
+    """The charts as PNG for viewers that strip HTML (mail, code hosting); None without data or matplotlib."""
+    if not any(history.step for history in reader.ranks.values()):
+        return None
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure

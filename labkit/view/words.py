@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from typing import Any
 
 from labkit.record import RankHistory, RunReader, State
@@ -94,10 +93,6 @@ def mean_latest(reader: RunReader, name: str) -> float | None:
 def input_share(history: RankHistory) -> float | None:
     """The part of a rank's step time that was spent waiting for data, 0 to 1."""
     return history.totals["input"] / history.totals["seconds"] if history.totals["seconds"] else None
-
-
-def duration(state: State) -> float:
-    return (state.ended or time.time()) - state.started
 
 
 def final_values(reader: RunReader) -> dict[str, Any]:

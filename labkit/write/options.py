@@ -5,14 +5,14 @@ from __future__ import annotations
 import ast
 import difflib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from labkit.errors import ScriptError
 from labkit.write.script import Script
 
-__all__ = ["Option", "command_line", "options_of"]
+__all__ = ["Option", "check_arguments", "command_line", "options_of"]
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,19 @@ def command_line(script: Script, parameters: Mapping[str, Any]) -> list[str]:
             raise ScriptError(_unknown(script, name, options))
         argv += _arguments(script, option, name, value)
     return argv
+
+
+def check_arguments(script: Script, args: Sequence[str]) -> None:
+    """Raise ScriptError for a `--flag` among raw arguments that the script's argparse would refuse."""
+    options = options_of(script)
+    if not options or "parse_known_args" in str(script):
+        return
+    known = [name for option in options.values() for name in (option.name, f"--no-{option.name[2:]}")]
+    for arg in args:
+        flag = arg.split("=")[0]
+        # argparse accepts any unambiguous beginning of a flag
+        if flag.startswith("--") and len(flag) > 2 and not any(name.startswith(flag) for name in [*known, "--help"]):
+            raise ScriptError(_unknown(script, flag[2:].replace("-", "_"), options))
 
 
 def _unknown(script: Script, name: str, options: Mapping[str, Option]) -> str:

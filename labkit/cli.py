@@ -1,0 +1,135 @@
+"""The verbs of the notebook in a terminal."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import labkit
+from labkit.errors import LabError
+
+__all__ = ["main"]
+
+EXAMPLES = """examples:
+  labkit doctor
+  labkit launch ddp --nproc-per-node 2 --steps 100      one of labkit's own scripts, with its options
+  labkit launch train.py --nproc-per-node 2 -- 50 --lr 1e-3
+  labkit runs
+  labkit stop latest
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one verb. Exit codes: 0 done, 1 the training failed, 2 refused before anything started, 130 interrupted."""
+    parser = _parser()
+    arguments, rest = parser.parse_known_args(argv)
+    if rest and arguments.verb != "launch":
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    try:
+        return int(arguments.run(arguments, rest) or 0)
+    except labkit.RankFailedError as error:
+        print(error, file=sys.stderr)
+        return 1
+    except LabError as error:
+        print(f"labkit: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser("labkit", description=labkit.__doc__, epilog=EXAMPLES, formatter_class=formatter)
+    parser.add_argument("--version", action="version", version=f"labkit {labkit.__version__}")
+    parser.add_argument("--runs-dir", help="where run folders are kept (default: $LABKIT_RUNS or ./runs)")
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+
+    def verb(name: str, run: Any, help: str) -> argparse.ArgumentParser:
+        sub = verbs.add_parser(name, help=help, description=help, allow_abbrev=False)
+        sub.set_defaults(run=run)
+        return sub
+
+    verb("doctor", _doctor, "what this machine has and what to use on it")
+    start = verb("launch", _launch, "start a script on every rank; what follows is passed on to the script")
+    start.add_argument("script", help="one of labkit's own (ddp) or the path of any torchrun script")
+    start.add_argument("--nproc-per-node", default="auto", metavar="N", help="ranks (default: one per GPU, or two)")
+    start.add_argument("--backend", choices=["nccl", "gloo"], help="gloo lets several ranks share a GPU")
+    start.add_argument("--name", help="part of the run folder's name")
+    start.add_argument("--detach", action="store_true", help="return at once; the run outlives this terminal")
+    verb("runs", _runs, "all runs and what has become of them")
+    for name, run, help in (
+        ("attach", _attach, "follow a run until its end"),
+        ("stop", _stop, "end a run on every rank"),
+        ("report", _report, "write report.html into a run's folder"),
+    ):
+        verb(name, run, help).add_argument("which", nargs="?", default="latest", help="an id, part of one, or a path")
+    compare = verb("compare", _compare, "runs side by side; the first is what speed-ups are measured against")
+    compare.add_argument("which", nargs="*", help="ids or paths, oldest first")
+    compare.add_argument("--last", type=int, default=0, metavar="N", help="the newest N runs instead")
+    diff = verb("diff", _diff, "what changes from one script to another")
+    diff.add_argument("before")
+    diff.add_argument("after")
+    return parser
+
+
+def _doctor(arguments: argparse.Namespace, rest: list[str]) -> None:
+    print(labkit.doctor())
+
+
+def _launch(arguments: argparse.Namespace, rest: list[str]) -> None:
+    ranks = arguments.nproc_per_node
+    run = labkit.launch(
+        arguments.script,
+        nproc_per_node=int(ranks) if ranks.lstrip("-").isdigit() else ranks,
+        backend=arguments.backend,
+        args=[arg for arg in rest if arg != "--"],
+        name=arguments.name,
+        runs_dir=arguments.runs_dir,
+        wait=False,
+        detach=arguments.detach,
+    )
+    print(f"{run.path}\n$ {run.command}", flush=True)
+    if not arguments.detach:
+        run.wait()
+        print(run)
+
+
+def _runs(arguments: argparse.Namespace, rest: list[str]) -> None:
+    print(repr(labkit.runs(runs_dir=arguments.runs_dir)))
+
+
+def _attach(arguments: argparse.Namespace, rest: list[str]) -> None:
+    run = labkit.attach(arguments.which, runs_dir=arguments.runs_dir)
+    if not run.status().is_final:
+        print(run, flush=True)
+        run.wait()
+    print(run)
+
+
+def _stop(arguments: argparse.Namespace, rest: list[str]) -> None:
+    labkit.attach(arguments.which, runs_dir=arguments.runs_dir).stop()
+
+
+def _report(arguments: argparse.Namespace, rest: list[str]) -> None:
+    print(labkit.attach(arguments.which, runs_dir=arguments.runs_dir).report())
+
+
+def _compare(arguments: argparse.Namespace, rest: list[str]) -> None:
+    found = list(reversed(labkit.runs(runs_dir=arguments.runs_dir)))
+    chosen = found[-arguments.last :] if arguments.last else arguments.which
+    print(labkit.compare([run if isinstance(run, labkit.Run) else _one(run, arguments) for run in chosen]))
+
+
+def _one(which: str, arguments: argparse.Namespace) -> labkit.Run:
+    return labkit.attach(which, runs_dir=arguments.runs_dir)
+
+
+def _diff(arguments: argparse.Namespace, rest: list[str]) -> None:
+    before, after = (labkit.Script.load(name) for name in (arguments.before, arguments.after))
+    print(after.diff(before))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
