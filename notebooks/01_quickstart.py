@@ -131,7 +131,7 @@ scripts["fsdp"].diff(scripts["ddp"])
 # `launch` returns at once; while the picture moves you can run other cells. `wait` is for those who run all cells.
 
 # %%
-options = {"epochs": epochs, "global_batch_size": global_batch_size, "data_dir": data_dir, "env": env}
+options = {"epochs": epochs, "global_batch_size": global_batch_size, "env": env, "data_dir": data_dir or None}
 single = labkit.launch(scripts["single"], nproc_per_node=1, **options)
 
 # %%

@@ -106,8 +106,9 @@ def _write_folder(
     folder.script.write_text(str(script), encoding="utf-8")
     folder.ranks.mkdir()
     file = str(path or folder.script)
-    command = reproducing_command(file, ranks, argv)
-    folder.command.write_text(command + "\n", encoding="utf-8")
+    given = {k: v for k, v in environment.items() if k == "OMP_NUM_THREADS" or os.environ.get(k) != v}
+    given = {k: v for k, v in given.items() if not k.startswith(("LABKIT_", "PYTHON"))}
+    folder.command.write_text(reproducing_command(file, ranks, argv, given) + "\n", encoding="utf-8")
     write_json(
         folder.manifest,
         {

@@ -29,9 +29,11 @@ def torchrun_command(folder: RunFolder, nproc_per_node: int, script: str, args: 
     return [*launcher, *ranks, *logs, "-m", "labkit.worker", script, *args]
 
 
-def reproducing_command(script: str, nproc_per_node: int, args: Sequence[str]) -> str:
-    """The line that runs the same training without labkit."""
-    return shlex.join(["torchrun", "--standalone", f"--nproc-per-node={nproc_per_node}", script, *args])
+def reproducing_command(script: str, nproc_per_node: int, args: Sequence[str], env: Mapping[str, str]) -> str:
+    """The line that runs the same training without labkit; `env` is what its ranks were given on top."""
+    variables = [f"{name}={shlex.quote(value)}" for name, value in recorded_environment(env).items()]
+    torchrun = shlex.join(["torchrun", "--standalone", f"--nproc-per-node={nproc_per_node}", script, *args])
+    return " ".join([*variables, torchrun])
 
 
 def rank_environment(

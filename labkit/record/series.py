@@ -17,7 +17,7 @@ class Series:
     A bin without a point repeats nothing: it is skipped by `points()`.
     """
 
-    def __init__(self, width: float = 1.0):
+    def __init__(self, width: float = 0.1):
         self.width = width
         self.origin: float | None = None
         self.low: list[float] = []

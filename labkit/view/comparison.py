@@ -80,7 +80,7 @@ class Comparison:
             {
                 "strategy": s["script"],
                 "ranks": str(s["ranks"]),
-                "total time": words.seconds(s["training_seconds"]),
+                "training time": words.seconds(s["training_seconds"]),
                 "per epoch": words.seconds(s["epoch_seconds"]),
                 "test accuracy": "n/a" if s["test_accuracy"] is None else f"{s['test_accuracy']:.2%}",
                 "speed-up": "n/a" if speedup is None else f"{speedup:.2f}x",

@@ -50,11 +50,12 @@ def run_charts(reader: RunReader) -> list[Chart]:
     def of(name: str) -> dict[int, Any]:
         return {rank: history.series[name] for rank, history in reader.ranks.items()}
 
+    largest = max((history.memory_peak for history in reader.ranks.values()), default=0.0)
     return [
         Chart("loss", of("loss"), words.quantity),
         Chart("throughput per rank, samples/s", of("throughput"), words.quantity),
         Chart("step time (slowest step of each record)", of("step_seconds"), words.seconds),
-        Chart(f"memory per rank ({memory})", of("memory"), words.gib),
+        Chart(f"memory per rank ({memory})", of("memory"), words.gib, 2**30 if largest >= 2**30 else 2**20),
     ]
 
 

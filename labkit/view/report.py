@@ -60,7 +60,7 @@ def _png(reader: RunReader) -> str | None:
         from matplotlib.figure import Figure
     except ImportError:
         return None
-    figure = Figure(figsize=(7.6, 3.4), dpi=72, layout="constrained")  # no pyplot: no state shared with the user's
+    figure = Figure(figsize=(7.6, 3.4), dpi=64, layout="constrained")  # no pyplot: no state shared with the user's
     for axes, chart in zip(figure.subplots(2, 2).flat, run_charts(reader), strict=True):
         for rank, series in chart.series.items():
             points = series.points()
@@ -68,8 +68,7 @@ def _png(reader: RunReader) -> str | None:
         axes.set_title(chart.title, fontsize=8, loc="left")
         axes.yaxis.set_major_formatter(lambda value, _, show=chart.show: show(value))
         axes.tick_params(labelsize=7)
-        if chart.from_zero:
-            axes.set_ylim(bottom=0)
+        axes.set_ylim(bottom=min(0.0, *axes.get_ylim()))
     figure.axes[0].legend(fontsize=7)
     out = io.BytesIO()
     FigureCanvasAgg(figure).print_png(out)

@@ -17,17 +17,19 @@ DASHES = ("", "6 3", "2 2", "8 3 2 3", "12 3", "4 6", "1 3", "10 3 2 3 2 3")
 
 WIDTH, HEIGHT = 360, 132
 LEFT, RIGHT, TOP, BOTTOM = 52, 8, 20, 18
-POINTS_PER_CHART = 900  # over all ranks, so that eight ranks fit into one 40 kB message
+POINTS_PER_CHART = 560  # over all ranks, so that eight ranks fit into one 40 kB message
+VISIBLE = 2  # pixels between a bin's last value and its extremes before they are drawn
+NICE = (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10)
 
 
 @dataclass(frozen=True)
 class Chart:
-    """`series` by rank; `show` turns a y value into the words at the axis."""
+    """`series` by rank; `show` turns a y value into words; `unit` is what round numbers are round in."""
 
     title: str
     series: Mapping[int, Series]
     show: Callable[[float], str]
-    from_zero: bool = True
+    unit: float = 1.0
 
 
 def charts(all_charts: list[Chart], columns: int = 2) -> str:
@@ -64,9 +66,8 @@ def _chart(chart: Chart) -> str:
         return f"{title}<text {middle}>no data yet</text>"
     x0, x1 = 0.0, max(x for x, *_ in points)
     low, high = min(p[1] for p in points), max(p[2] for p in points)
-    y0 = 0.0 if chart.from_zero and low >= 0 else low
-    if high == y0:
-        high = y0 + (abs(y0) or 1.0)
+    y0 = 0.0 if low >= 0 else -_round_up(-low, chart.unit)
+    high = _round_up(high, chart.unit)
 
     def place_x(x: float) -> float:
         return LEFT + (WIDTH - LEFT - RIGHT) * (x - x0) / ((x1 - x0) or 1.0)
@@ -80,28 +81,48 @@ def _chart(chart: Chart) -> str:
         f"{html.escape(chart.show(y))}</text>"
         for y in (y0, (y0 + high) / 2, high)
     )
-    end = f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 5}" text-anchor="end" opacity=".75">{x1:.3g} s</text>'
-    lines = "".join(
-        f'<path d="{_path(line, place_x, place_y)}" fill="none" stroke="{COLOURS[rank % len(COLOURS)]}" '
-        f'stroke-width="1.5" stroke-dasharray="{DASHES[rank % len(DASHES)]}" stroke-linejoin="round"/>'
-        for rank, line in drawn.items()
-        if line
-    )
-    return title + axis + end + lines
+    ends = f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 5}" text-anchor="end" opacity=".75">{_clock(x1)}</text>'
+    ends += f'<text x="{LEFT}" y="{HEIGHT - 5}" opacity=".75">0 s</text>'
+    lines = "".join(_line(rank, line, place_x, place_y) for rank, line in drawn.items() if line)
+    return title + axis + ends + lines
 
 
-def _path(line: list[tuple[float, ...]], place_x: Callable[[float], float], place_y: Callable[[float], float]) -> str:
-    """Through every bin's last value, with a stroke to its extremes: a spike is never lost."""
-    parts = []
+def _line(
+    rank: int, line: list[tuple[float, ...]], place_x: Callable[[float], float], place_y: Callable[[float], float]
+) -> str:
+    """A line through every bin's last value, and a faint stroke to its extremes: a spike is never lost."""
+    through, strokes = [], []
     for x, low, high, last in line:
-        px = f"{place_x(x):.0f}"
-        ys = [f"{place_y(last):.0f}"]
-        for extreme in (f"{place_y(low):.0f}", f"{place_y(high):.0f}"):
-            if extreme not in ys:
-                ys += [extreme, ys[0]]
-        parts += [f"{px} {y}" for y in ys]
-    start, *rest = parts
-    return f"M{start}" + ("L" + " ".join(rest) if rest else "h1")
+        px, py = round(place_x(x)), round(place_y(last))
+        bottom, top = round(place_y(low)), round(place_y(high))
+        through.append(f"{px} {py}")
+        if max(bottom - py, py - top) >= VISIBLE:
+            strokes.append(f"M{px} {bottom}V{top}")
+    colour, dash = COLOURS[rank % len(COLOURS)], DASHES[rank % len(DASHES)]
+    start, *rest = through
+    path = f"M{start}" + ("L" + " ".join(rest) if rest else "h2")
+    return (
+        f'<g fill="none" stroke="{colour}"><path d="{"".join(strokes)}" stroke-opacity=".4"/><path d="{path}" '
+        f'stroke-width="1.6" stroke-dasharray="{dash}" stroke-linejoin="round"/></g>'
+    )
+
+
+def _round_up(value: float, unit: float) -> float:
+    """The next round number of units above `value`, for the top of an axis."""
+    if value <= 0:
+        return unit
+    power = 10 ** math.floor(math.log10(value / unit))
+    return next(n * power * unit for n in NICE if n * power * unit >= value * 0.9999)
+
+
+def _clock(seconds: float) -> str:
+    return (
+        f"{seconds:.3g} s"
+        if seconds < 100
+        else f"{seconds / 60:.3g} min"
+        if seconds < 6000
+        else f"{seconds / 3600:.3g} h"
+    )
 
 
 def _thinned(series: Series, ranks: int) -> list[tuple[float, ...]]:

@@ -25,6 +25,8 @@ def gib(size: float | None) -> str:
     """Bytes as GiB, smaller sizes as MiB or KiB."""
     if size is None:
         return "n/a"
+    if size == 0:
+        return "0"
     for unit, name in ((2**30, "GiB"), (2**20, "MiB")):
         if size >= unit:
             return f"{size / unit:.{2 if name == 'GiB' else 1}f} {name}"
@@ -35,6 +37,8 @@ def seconds(value: float | None) -> str:
     """1.2 ms · 3.4 s · 5 min 6 s · 1 h 2 min"""
     if value is None:
         return "n/a"
+    if value == 0:
+        return "0"
     if value < 1:
         return f"{value * 1e3:.3g} ms"
     if value < 60:
@@ -66,9 +70,12 @@ def progress(reader: RunReader, state: State) -> str:
         return f"step {step:,}"
     text = f"step {step:,} of {total:,} ({step / total:.0%})"
     elapsed = first.totals["seconds"]
-    if state.is_final or step >= total or not first.totals["steps"]:
+    if not state.is_final and step >= total:
+        return f"{text}, evaluating"
+    if state.is_final or not first.totals["steps"]:
         return text
-    return f"{text}, about {seconds((total - step) * elapsed / first.totals['steps'])} left"
+    left = (total - step) * elapsed / first.totals["steps"]
+    return f"{text}, about {seconds(round(left) or 1)} left"
 
 
 def headline(reader: RunReader, state: State) -> str:
@@ -81,7 +88,7 @@ def headline(reader: RunReader, state: State) -> str:
         parts.append(f"{quantity(rate)} samples/s")
     peaks = [h for h in reader.ranks.values() if h.memory_peak]
     if peaks:
-        parts.append(f"memory {'/'.join(gib(h.memory_peak) for h in peaks[:8])} ({peaks[0].memory_name}, peak)")
+        parts.append(f"peak {peaks[0].memory_name} {gib(max(h.memory_peak for h in peaks))}")
     return " · ".join(parts)
 
 

@@ -1,0 +1,69 @@
+# Each target makes .venv if it is missing, from constraints.txt.
+#
+#   make demo        run the quickstart notebook headless on two ranks, print the comparison
+#   make lab         open the notebooks in JupyterLab
+#   make test        the tests every commit passes
+#   make check       format and lint
+#   make notebooks   every notebook by papermill, executed copies in build/notebooks
+#   make browser     JupyterLab in a real Chromium
+#   make soak        many launches, for figures
+#   make bench       side-by-side measurements
+#
+# Without an NVIDIA GPU, PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu saves gigabytes of CUDA packages.
+
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
+# Papermill and the tests decide by themselves what they need; a setting left in the shell must not.
+unexport LABKIT_UI
+
+.PHONY: demo lab test check format notebooks browser soak bench constraints clean
+
+demo: .venv/notebooks
+	$(BIN)/python notebooks/run.py --into build/demo notebooks/01_quickstart.ipynb
+	cd build/demo && ../../$(BIN)/labkit compare --last 3
+
+lab: .venv/notebooks
+	$(BIN)/jupyter lab notebooks
+
+test: .venv/dev
+	$(BIN)/python -m pytest
+
+check: .venv/dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+format: .venv/dev
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+notebooks: .venv/dev
+	$(BIN)/python notebooks/run.py --into build/notebooks -p epochs 2 notebooks/[0-9]*.ipynb
+
+browser: .venv/dev
+	$(BIN)/python -m pytest tests/browser
+
+soak: .venv/dev
+	$(BIN)/python -m pytest -m soak -s
+
+bench: .venv/dev
+	$(BIN)/python benchmarks/probe_overhead.py
+
+constraints: .venv/dev
+	$(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu$$//' | { sed -n '/^#/p' constraints.txt; cat; } > .constraints.new
+	mv .constraints.new constraints.txt
+
+clean:
+	rm -rf .venv build dist
+
+.venv/notebooks: pyproject.toml constraints.txt | .venv
+	$(PIP) --editable ".[notebooks]"
+	@touch $@
+
+.venv/dev: pyproject.toml constraints.txt | .venv
+	$(PIP) --editable ".[dev]"
+	@touch $@ .venv/notebooks
+
+.venv:
+	@$(PYTHON) -c 'import sys; ok = (3, 11) <= sys.version_info[:2] <= (3, 13); sys.exit(0 if ok else "labkit needs Python 3.11 to 3.13, $(PYTHON) is " + sys.version.split()[0] + "; try make PYTHON=python3.12 $(MAKECMDGOALS)")'
+	$(PYTHON) -m venv .venv

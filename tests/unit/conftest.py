@@ -1,0 +1,27 @@
+"""What several unit tests start from: an empty run folder and a way to fill a rank's metrics.jsonl."""
+
+import json
+
+import pytest
+
+from labkit.record import RunFolder
+
+
+@pytest.fixture
+def folder(tmp_path):
+    run = RunFolder(tmp_path / "20260102T030405Z-demo-0a1b")
+    run.ranks.mkdir(parents=True)
+    return run
+
+
+@pytest.fixture
+def write_metrics(folder):
+    """`write_metrics(rank, *records)`: dictionaries as JSON lines, bytes as they are."""
+
+    def write(rank, *records):
+        folder.rank(rank).mkdir(exist_ok=True)
+        lines = (r if isinstance(r, bytes) else json.dumps(r).encode() + b"\n" for r in records)
+        with folder.metrics(rank).open("ab") as file:
+            file.writelines(lines)
+
+    return write
