@@ -67,6 +67,8 @@ def start(
     )
     try:
         _write_folder(folder, script, path, ranks, argv, parameters, environment, dropped, machine)
+        for ended in [run for run, process in _supervisors.items() if process.poll() is not None]:
+            del _supervisors[ended]
         _supervisors[folder.id] = _start_supervisor(folder, environment, tied=tied)
     except OSError as error:
         raise RunFolderError(f"the run could not be started in {folder.path}: {error}") from None

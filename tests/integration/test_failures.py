@@ -1,0 +1,185 @@
+"""What a run says when a rank fails, and what is left of it: nothing but the truth."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+
+import psutil
+import pytest
+from conftest import SCRIPTS, marked_processes
+
+import labkit
+from labkit import RankFailedError, Script
+from labkit.launcher.stop import processes_of
+from labkit.record import Identity
+
+FAULTY = SCRIPTS / "faulty.py"
+
+
+def launch(**options):
+    return labkit.launch(FAULTY, nproc_per_node=2, wait=False, **options)
+
+
+def line_of(text: str) -> int:
+    return next(i for i, line in enumerate(FAULTY.read_text().splitlines(), 1) if text in line)
+
+
+@pytest.mark.parametrize(("fault", "sentence"), [
+    ("raise", "rank 1 failed: ValueError: boom <script>alert(1)</script> (faulty.py line {line})"),
+    ("exit", "rank 1 exited with 3 (faulty.py line {line})"),
+    ("message", "rank 1 stopped: the data folder is empty (faulty.py line {line})"),
+    ("sigkill", "rank 1 was killed by the system, not by labkit: probably out of memory (SIGKILL)"),
+    ("sigsegv", "rank 1 was killed (SIGSEGV)"),
+    ("return", "rank 1 ended at step 4 without an error while rank 0"),
+])  # fmt: skip
+def test_the_culprit_is_named_in_one_sentence(fault, sentence):
+    line = line_of({"raise": "raise ValueError", "exit": "sys.exit(3)", "message": "sys.exit(\"the data"}.get(fault, "def "))
+    run = launch(fault=fault)
+    with pytest.raises(RankFailedError) as raised:
+        run.wait(60)
+    assert str(raised.value).startswith(sentence.format(line=line))
+    assert raised.value.rank == 1
+    state = json.loads(run.folder.state.read_text())
+    assert state["state"] == "failed"
+    assert state["cause"]["sentence"] == str(raised.value).splitlines()[0]
+    assert state["exit_code"] not in (0, None)
+    assert not processes_of(run.folder)
+    assert run.metrics()["step"].max() >= 2
+
+
+def test_the_same_failure_of_all_ranks_is_told_once():
+    run = labkit.launch("ddp", nproc_per_node=2, args=["--precision", "fp9"], wait=False)
+    with pytest.raises(RankFailedError, match=r"ranks 0, 1 exited with 2: .*invalid choice: 'fp9'"):
+        run.wait(60)
+
+
+def test_an_error_in_a_cell_is_traced_back_to_the_cell():
+    cell = "import torch\nfrom torch import nn\n\n\nclass Model(nn.Module):\n    def forward(self, x):\n        return x\n"
+    broken = cell.replace("return x\n", "return 1 / 0\n")
+    script = Script.load("single").with_cells(model=broken)
+    run = labkit.launch(script, nproc_per_node=1, steps=2, wait=False)
+    with pytest.raises(RankFailedError) as raised:
+        run.wait(60)
+    # An empty model has no parameters: the optimizer refuses before forward is reached.
+    assert "cell `main`" in str(raised.value)
+    assert raised.value.cause["exception"] == "ValueError"
+
+
+@pytest.mark.parametrize("fault", ["none", "deaf", "grandchild"])
+def test_stop_leaves_no_process(fault):
+    run = launch(fault=fault, steps=10_000, at=2)
+    wait_for_step(run, 3)
+    started = time.monotonic()
+    state = run.stop()
+    assert time.monotonic() - started < 9
+    assert state.state == "stopped"
+    assert state.cause["sentence"] == "stopped on request"
+    assert not processes_of(run.folder)
+    assert run.stop().state == "stopped"
+    assert (state.killed > 0) == (fault in ("deaf", "grandchild"))
+
+
+def test_stop_works_while_torchrun_is_still_starting():
+    run = launch(steps=10_000)
+    assert run.stop().state == "stopped"
+    assert not processes_of(run.folder)
+
+
+def test_stop_after_the_end_changes_nothing():
+    run = launch(steps=2)
+    run.wait(60)
+    before = run.folder.state.read_bytes()
+    assert run.stop().state == "succeeded"
+    assert run.folder.state.read_bytes() == before
+
+
+def wait_for_step(run, step: int, seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while run.metrics().empty or run.metrics()["step"].max() < step:
+        assert time.monotonic() < deadline, f"no step {step} within {seconds} s: {run.status()}"
+        assert not run.status().is_final, run.status()
+        time.sleep(0.1)
+
+
+def agent_of(run) -> dict:
+    return json.loads(run.folder.agent.read_text())
+
+
+def wait_for_end(run, seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while (marked := processes_of(run.folder)) or not run.status().is_final:
+        assert time.monotonic() < deadline, f"{marked}, {run.status()}"
+        time.sleep(0.1)
+
+
+def test_a_killed_agent_takes_its_ranks_with_it_and_the_state_says_so():
+    run = launch(steps=10_000)
+    wait_for_step(run, 3)
+    os.kill(agent_of(run)["agent"]["pid"], signal.SIGKILL)
+    wait_for_end(run)
+    assert run.status().state == "failed"
+    assert "torchrun was killed (SIGKILL)" in run.status().cause["sentence"]
+
+
+def test_a_killed_supervisor_takes_the_run_with_it_and_the_run_reads_as_lost():
+    run = launch(steps=10_000)
+    wait_for_step(run, 3)
+    os.kill(agent_of(run)["supervisor"]["pid"], signal.SIGKILL)
+    wait_for_end(run)
+    assert run.status().state == "lost"
+    with pytest.raises(RankFailedError, match="gone"):
+        run.wait()
+    assert run.stop().state == "stopped"
+    assert json.loads(run.folder.state.read_text())["state"] == "stopped"
+
+
+def test_a_rank_killed_from_outside_is_named():
+    run = launch(steps=10_000)
+    wait_for_step(run, 3)
+    ranks = {p.environ().get("RANK"): p.pid for p in processes_of(run.folder) if "RANK" in p.environ()}
+    os.kill(ranks["0"], signal.SIGKILL)
+    wait_for_end(run)
+    assert run.status().cause["sentence"].startswith("rank 0 was killed by the system, not by labkit")
+
+
+def test_no_signal_goes_to_a_process_that_took_over_a_pid():
+    run = launch(steps=10_000)
+    wait_for_step(run, 3)
+    run.stop()
+    record = agent_of(run)
+    own = Identity.of(os.getpid()).as_dict()
+    record["agent"] = record["supervisor"] = {**own, "started": own["started"] - 1}
+    run.folder.agent.write_text(json.dumps(record))
+    run.folder.state.write_text(json.dumps({"state": "running", "started": time.time()}))
+    assert run.status().state == "lost"
+    run.stop()
+    assert psutil.Process(os.getpid()).is_running()
+
+
+def test_a_programs_run_dies_with_the_program(tmp_path, runs_dir):
+    """A plain program is headless: its run is tied to it, also when it is killed without a chance to clean up."""
+    program = tmp_path / "program.py"
+    program.write_text(f"import labkit\nlabkit.launch({str(FAULTY)!r}, nproc_per_node=2, steps=10_000)\n")
+    process = psutil.Popen(["python", str(program)])
+    deadline = time.monotonic() + 60
+    while not labkit.runs() or labkit.runs()[0].metrics().empty:
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    run = labkit.runs()[0]
+    process.kill()
+    process.wait()
+    wait_for_end(run)
+    assert not marked_processes(runs_dir)
+    assert run.status().state == "stopped"
+    assert run.status().cause["sentence"] == "the process that started this run is gone"
+
+
+def test_a_detached_run_outlives_the_program(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(f"import labkit\nlabkit.launch({str(FAULTY)!r}, nproc_per_node=2, detach=True, wait=False)\n")
+    assert psutil.Popen(["python", str(program)]).wait(60) == 0
+    run = labkit.attach("latest")
+    assert run.wait(60).state == "succeeded"

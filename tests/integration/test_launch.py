@@ -1,0 +1,221 @@
+"""Real torchrun, real gloo ranks."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from conftest import SCRIPTS
+
+import labkit
+from labkit import LabError, LaunchError, Script, ScriptError
+
+TINY = """
+import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(256, 8)
+        self.blocks = nn.ModuleList([nn.Linear(8, 8)])
+        self.head = nn.Linear(8, 256)
+
+    def forward(self, tokens):
+        return self.head(torch.relu(self.blocks[0](self.embed(tokens))))
+"""
+
+
+def tiny(name: str) -> Script:
+    return Script.load(name).with_cells(model=TINY)
+
+
+@pytest.mark.parametrize(("name", "ranks"), [("single", 1), ("ddp", 2), ("fsdp", 2)])
+def test_our_scripts_train_and_leave_a_true_record(name, ranks):
+    run = labkit.launch(tiny(name), nproc_per_node=ranks, steps=12, global_batch_size=8, wait=False)
+    state = run.wait(120)
+    metrics = run.metrics()
+    assert state.state == "succeeded"
+    assert state.exit_code == 0
+    assert sorted(metrics["rank"].unique()) == list(range(ranks))
+    assert metrics.groupby("rank")["step"].max().eq(12).all()
+    assert metrics["loss"].notna().sum() == 12 * ranks
+    assert metrics.groupby("rank")["samples"].sum().eq(12 * 8 / ranks).all()
+    assert metrics["test_accuracy"].nunique(dropna=True) == 1
+
+
+def test_launch_returns_before_the_training_has_begun():
+    started = time.monotonic()
+    run = labkit.launch(tiny("ddp"), nproc_per_node=2, steps=3, global_batch_size=8, wait=False)
+    assert time.monotonic() - started < 2
+    assert run.status().state in ("starting", "running")
+    run.wait(120)
+
+
+def test_a_rank_holds_half_of_the_state_under_fsdp():
+    held = {}
+    for name in ("ddp", "fsdp"):
+        run = labkit.launch(tiny(name), nproc_per_node=2, steps=3, global_batch_size=8)
+        summary = labkit.compare([run]).summaries[0]
+        held[name] = summary["held_bytes"]
+        assert summary["parameters"] == sum(p.numel() for p in _model().parameters())
+    # Adam's step counters are one number per parameter on every rank, and are not sharded.
+    assert held["fsdp"] == pytest.approx(held["ddp"] / 2, rel=0.01)
+
+
+def _model():
+    namespace: dict = {}
+    exec(TINY, namespace)
+    return namespace["Model"]()
+
+
+def test_a_plain_ddp_loop_is_seen_without_a_line_of_ours():
+    run = labkit.launch(SCRIPTS / "plain_ddp.py", nproc_per_node=2, args=["60"])
+    metrics = run.metrics()
+    last = metrics.groupby("rank").last()
+    printed = float(run.logs(rank=0).split()[-1])
+    assert metrics.groupby("rank")["steps"].sum().eq(60).all()
+    assert last["step"].eq(60).all()
+    assert metrics.groupby("rank")["samples"].sum().eq(60 * 16).all()
+    assert last["loss"][0] == pytest.approx(printed, abs=1e-5)
+    assert (metrics[["input", "forward", "backward", "optimizer"]].sum() > 0).all()
+    phases = metrics[["input", "forward", "backward", "optimizer"]].sum().sum()
+    assert phases <= (metrics["step_seconds"] * metrics["steps"]).sum() * 1.01
+    assert (metrics["rss"] > 0).all()
+
+
+@pytest.mark.parametrize(("script", "steps", "says"), [
+    ("with_accelerate.py", 20, "accelerate done on 2 processes"),
+    ("with_lightning.py", 20, "lightning done after 20 steps"),
+])  # fmt: skip
+def test_frameworks_on_torch_are_seen_unchanged(script, steps, says):
+    run = labkit.launch(SCRIPTS / script, nproc_per_node=2)
+    metrics = run.metrics()
+    assert says in run.logs(rank=0)
+    assert metrics.groupby("rank")["steps"].sum().eq(steps).all()
+    assert metrics.groupby("rank")["samples"].sum().eq(steps * 16).all()
+    assert metrics["loss"].notna().any()
+
+
+def test_the_command_reproduces_the_run_without_labkit(tmp_path):
+    run = labkit.launch(tiny("ddp"), nproc_per_node=2, steps=5, global_batch_size=8, precision="fp64")
+    done = subprocess.run(["bash", "-c", run.command], capture_output=True, text=True, cwd=tmp_path, timeout=120)
+    assert done.returncode == 0, done.stderr
+    ours = run.metrics().query("rank == 0 and step == 5")["loss"].iloc[0]
+    theirs = next(line.split()[-1] for line in done.stdout.splitlines() if line.startswith("step 5  epoch"))
+    assert float(theirs) == pytest.approx(ours, rel=1e-5)
+    assert "labkit" not in Path(run.folder.script).read_text().replace("LABKIT_RUN_DIR", "").replace("labkit started", "")
+
+
+def test_a_module_beside_the_script_is_found_and_one_named_like_pythons_own_does_no_harm(tmp_path):
+    (tmp_path / "helper.py").write_text("WORD = 'found'\n")
+    (tmp_path / "random.py").write_text("raise RuntimeError('hid the real one')\n")
+    (tmp_path / "train.py").write_text("import helper, torch\nprint(helper.WORD, __name__, __file__)\n")
+    run = labkit.launch(tmp_path / "train.py", nproc_per_node=1)
+    assert run.logs(rank=0).strip() == f"found __main__ {tmp_path / 'train.py'}"
+
+
+def test_a_script_in_a_folder_with_spaces_and_quotes_runs(tmp_path):
+    folder = tmp_path / "it's $(a) folder"
+    folder.mkdir()
+    (folder / "train it.py").write_text("import sys\nprint(sys.argv[1:])\n")
+    run = labkit.launch(folder / "train it.py", nproc_per_node=1, args=["a b", "$HOME", "'"])
+    assert run.logs(rank=0).strip() == str(["a b", "$HOME", "'"])
+    assert shlex.split(run.command)[-3:] == ["a b", "$HOME", "'"]
+
+
+def test_five_runs_at_once_do_not_meet():
+    started = [labkit.launch(SCRIPTS / "faulty.py", nproc_per_node=2, steps=5, wait=False) for _ in range(5)]
+    assert len({run.id for run in started}) == 5
+    assert [run.wait(150).state for run in started] == ["succeeded"] * 5
+
+
+def test_checkpoints_go_into_the_run_folder_and_a_later_run_resumes_from_the_newest():
+    first = labkit.launch(tiny("ddp"), nproc_per_node=2, steps=6, save_every=2, global_batch_size=8, precision="fp64")
+    kept = sorted(path.name for path in first.folder.checkpoints.iterdir())
+    assert kept == ["step-4", "step-6"]
+    assert first.status().checkpoint == "step-6"
+    commit = json.loads((first.folder.checkpoints / "step-6" / "COMMIT.json").read_text())
+    assert commit["step"] == 6
+
+    folder = str(first.folder.checkpoints)
+    resumed = labkit.launch(
+        tiny("fsdp"), nproc_per_node=2, steps=10, checkpoint_dir=folder, global_batch_size=8, precision="fp64"
+    )
+    whole = labkit.launch(tiny("ddp"), nproc_per_node=2, steps=10, global_batch_size=8, precision="fp64")
+    assert resumed.metrics()["step"].min() >= 1
+    reported = resumed.metrics().dropna(subset=["loss"]).set_index(["rank", "step"])["loss"]
+    expected = whole.metrics().dropna(subset=["loss"]).set_index(["rank", "step"])["loss"]
+    for rank in (0, 1):
+        assert reported[rank, 10] == pytest.approx(expected[rank, 10], rel=1e-9)
+
+
+@pytest.mark.parametrize(("arguments", "error", "says"), [
+    ({"script": "fdsp"}, ScriptError, "did you mean 'fsdp'"),
+    ({"script": "missing.py"}, ScriptError, "script not found"),
+    ({"nproc_per_node": 0}, LaunchError, "at least 1, got 0"),
+    ({"nproc_per_node": -1}, LaunchError, "at least 1, got -1"),
+    ({"nproc_per_node": "two"}, LaunchError, "got 'two'"),
+    ({"nproc_per_node": 2, "backend": "nccl"}, LaunchError, "needs a GPU"),
+    ({"stepz": 3}, ScriptError, "did you mean 'steps'? It takes: epochs, steps"),
+    ({"args": ["--stepz", "3"]}, ScriptError, "takes no parameter 'stepz'"),
+    ({"precision": "fp8"}, ScriptError, "must be one of fp32, fp16, bf16, fp64"),
+    ({"steps": "many"}, ScriptError, "must be a whole number"),
+    ({"nproc_per_node": 3, "global_batch_size": 64}, LaunchError, "63 or 66"),
+    ({"runs_dir": "/proc/nowhere"}, LabError, "runs cannot be kept in /proc/nowhere"),
+])  # fmt: skip
+def test_bad_input_is_refused_before_anything_exists(arguments, error, says, runs_dir):
+    with pytest.raises(error) as raised:
+        labkit.launch(arguments.pop("script", "ddp"), **arguments)
+    assert says in str(raised.value)
+    assert not runs_dir.exists() or not list(runs_dir.iterdir())
+
+
+def test_a_syntax_error_in_a_script_is_refused_before_anything_exists(tmp_path, runs_dir):
+    (tmp_path / "train.py").write_text("x = 1\ndef f(:\n    pass\n")
+    with pytest.raises(ScriptError, match="line 2"):
+        labkit.launch(tmp_path / "train.py")
+    assert not runs_dir.exists()
+
+
+def test_a_missing_package_is_named_before_anything_exists(tmp_path, runs_dir):
+    (tmp_path / "train.py").write_text("import torch\nimport no_such_package\n")
+    with pytest.raises(LaunchError, match="imports no_such_package"):
+        labkit.launch(tmp_path / "train.py")
+    assert not runs_dir.exists()
+
+
+def test_secrets_in_the_environment_are_written_nowhere(monkeypatch):
+    planted = {name: f"planted-{i}" for i, name in enumerate(
+        ("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "WANDB_API_KEY", "DATABASE_URL", "NCCL_SECRET_TOKEN"))}  # fmt: skip
+    for name, value in planted.items():
+        monkeypatch.setenv(name, value)
+    run = labkit.launch(SCRIPTS / "faulty.py", nproc_per_node=1, steps=2, env={"MY_PASSWORD": "planted-9"})
+    run.report()
+    files = [path for path in run.path.rglob("*") if path.is_file()]
+    assert len(files) > 5
+    for path in files:
+        assert b"planted-" not in path.read_bytes(), path
+
+
+def test_leftovers_of_another_launcher_do_not_change_the_world_size(monkeypatch):
+    for name, value in {"PET_NPROC_PER_NODE": "3", "WORLD_SIZE": "7", "RANK": "5", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    run = labkit.launch(SCRIPTS / "faulty.py", nproc_per_node=2, steps=2)
+    assert run.folder.started_ranks() == [0, 1]
+    assert run.folder.read_manifest()["env_dropped"] == ["MASTER_PORT", "PET_NPROC_PER_NODE", "RANK", "WORLD_SIZE"]
+
+
+def test_a_run_is_found_again_by_any_part_of_its_id():
+    run = labkit.launch(SCRIPTS / "faulty.py", nproc_per_node=1, steps=1, name="my first run!")
+    assert "my-first-run" in run.id
+    for which in ("latest", run.id, run.id[-4:], str(run.path)):
+        assert labkit.attach(which).id == run.id
+    assert [r.id for r in labkit.runs()] == [run.id]
+    with pytest.raises(LabError, match="no run matches"):
+        labkit.attach("nothing like it")
