@@ -137,17 +137,18 @@ def rows(folder: RunFolder) -> Iterator[dict[str, Any]]:
     """One row per rank and logged step, from all records: what the probe saw, with what the script reported
     for the same step over it. Times in seconds since the rank started, memory in bytes."""
     for rank in folder.started_ranks():
-        by_step: dict[int, dict[str, Any]] = {}
+        seen: dict[int, dict[str, Any]] = {}
+        said: dict[int, dict[str, Any]] = {}
         start = None
         for record in Tail(folder.metrics(rank)).read_all():
             start = record["t"] if start is None else start
             step = record.get("step")
             if record.get("k") not in ("step", "report") or not isinstance(step, int):
                 continue
-            row = by_step.setdefault(step, {"rank": rank, "step": step})
-            row["time"] = record["t"] - start
-            row.update(_flat(record))
-        yield from (by_step[step] for step in sorted(by_step))
+            row = (seen if record["k"] == "step" else said).setdefault(step, {})
+            row.update({"rank": rank, "step": step, "time": record["t"] - start} | _flat(record))
+        for step in sorted(seen.keys() | said.keys()):
+            yield seen.get(step, {}) | said.get(step, {})
 
 
 def _flat(record: dict[str, Any]) -> dict[str, Any]:

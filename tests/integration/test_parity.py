@@ -23,8 +23,9 @@ def small(name: str) -> Script:
 def curve(script: Script, ranks: int, **options):
     run = labkit.launch(script, nproc_per_node=ranks, **OPTIONS, **options)
     metrics = run.metrics()
-    losses = metrics.groupby("step")["loss"].mean()
-    assert list(losses.index[:20]) == list(range(1, 21))
+    by_step = metrics.groupby("step")["loss"]
+    # Later steps are reported ten times a second, by each rank at steps of its own.
+    losses = by_step.mean()[by_step.count() == ranks].loc[[*range(1, 21), STEPS]]
     return losses, metrics[["test_loss", "test_accuracy"]].dropna().iloc[0]
 
 
@@ -46,16 +47,14 @@ def reference(tmp_path_factory):
 def test_every_strategy_trains_what_one_rank_trains(name, ranks, options, reference):
     losses, test = curve(small(name), ranks, **options)
     expected, expected_test = reference
-    both = losses.index.intersection(expected.index)
-    assert len(both) >= 20
-    assert ((losses[both] - expected[both]).abs() / expected[both]).max() < 1e-9
+    assert ((losses - expected).abs() / expected).max() < 1e-9
     assert test["test_loss"] == pytest.approx(expected_test["test_loss"], rel=1e-9)
     assert test["test_accuracy"] == expected_test["test_accuracy"]
 
 
 @pytest.mark.parametrize(("title", "before", "after"), [
     ("strategy", "return nullcontext() if last else model.no_sync()", "return model.no_sync()"),
-    ("main", "/ args.accumulate", ""),
+    ("main", ".flatten()) / args.accumulate", ".flatten())"),
 ])  # fmt: skip
 def test_a_broken_strategy_is_caught(title, before, after, reference):
     script = small("ddp")
@@ -64,5 +63,4 @@ def test_a_broken_strategy_is_caught(title, before, after, reference):
     broken = Script.parse(str(script).replace(before, after), name="broken")
     options = {"accumulate": 2}
     losses, _ = curve(broken, 2, **options)
-    both = losses.index.intersection(reference[0].index)
-    assert ((losses[both] - reference[0][both]).abs() / reference[0][both]).max() > 1e-6
+    assert ((losses - reference[0]).abs() / reference[0]).max() > 1e-6
