@@ -16,7 +16,9 @@ from pathlib import Path
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("notebooks", nargs="+", type=Path)
 parser.add_argument("--into", type=Path, required=True, help="folder for executed notebooks, HTML and runs")
-parser.add_argument("-p", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"), help="a notebook's parameter")
+parser.add_argument(
+    "-p", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"), help="a notebook's parameter"
+)
 
 
 def main() -> int:

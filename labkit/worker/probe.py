@@ -8,6 +8,7 @@ the training.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
@@ -20,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 __all__ = ["Probe"]
+
+clock = time.perf_counter
 
 RECORD_SECONDS = 0.1
 UNCONSUMED_BATCHES = 64
@@ -37,7 +40,7 @@ class Probe:
         self._counted: int | None = None  # id of the optimizer whose steps are counted
         self._batches: deque[int] = deque(maxlen=UNCONSUMED_BATCHES)
         self._loss: Any = None
-        self._model_written = False
+        self._latest = math.inf  # seconds of the newest step
         self._window()
         # marks on the clock within a step
         self._step_started = self._fetched = self._stepping = 0.0
@@ -49,7 +52,7 @@ class Probe:
         self._fastest = math.inf
         self._samples = 0
         self._input = self._forward = self._backward = self._stepped = 0.0
-        self._due = time.perf_counter() + RECORD_SECONDS
+        self._due = clock() + RECORD_SECONDS
 
     def start(self) -> None:
         """Write the header and hook torch. Costs the import of torch, which the script is about to pay anyway."""
@@ -74,7 +77,7 @@ class Probe:
             self._hook(torch)
         except Exception as error:
             self._drop(error)
-        self._step_started = time.perf_counter()
+        self._step_started = clock()
 
     def finish(self, outcome: str) -> None:
         """Write what is left and how the script ended."""
@@ -84,61 +87,58 @@ class Probe:
 
     # What the hooks call. Each is on the step path: clock, add, return.
 
-    def _before_fetch(self) -> float:
-        now = time.perf_counter()
+    def _after_fetch(self, started: float, loader: Any, batch: Any) -> None:
         if not self._fetched:  # the step begins with its first batch, not with the evaluation before it
-            self._step_started = now
-        return now
-
-    def _after_fetch(self, started: float, batches: deque[int], batch: Any) -> None:
+            self._step_started = started
+        # Kept on the iterator: an evaluation's batches never mix with the training's.
+        batches = loader.__dict__.get("_labkit_batches")
+        if batches is None:
+            batches = loader.__dict__["_labkit_batches"] = deque(maxlen=UNCONSUMED_BATCHES)
         batches.append(_length(batch))
         self._batches = batches
-        self._fetched = now = time.perf_counter()
+        self._fetched = now = clock()
         self._input += now - started
 
-    def _before_backward(self, loss: Any) -> float:
-        now = time.perf_counter()
-        self._forward += now - (self._fetched or self._step_started)
-        if loss.numel() == 1:
-            self._loss = getattr(loss, "_labkit_unscaled", loss).detach()
-        if self._batches:
-            self._samples += self._batches.popleft()
-        return now
-
-    def _after_backward(self, started: float) -> None:
-        now = time.perf_counter()
+    def _after_backward(self, started: float, loss: Any) -> None:
+        now = clock()
+        self._forward += started - (self._fetched or self._step_started)
         self._backward += now - started
         self._fetched = now  # another micro-batch may follow without a DataLoader
+        if self._batches:
+            self._samples += self._batches.popleft()
+        if now + self._latest >= self._due and loss.numel() == 1:  # this step will probably be written down
+            self._loss = getattr(loss, "_labkit_unscaled", loss).detach()
 
-    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+    def _before_step(self, optimizer: Any) -> None:
         # A wrapping optimizer (ZeRO, accelerate) steps another inside: the outermost counts.
         if self._optimizer is None or self._optimizer is optimizer:
             self._optimizer = optimizer
-            self._stepping = time.perf_counter()
+            self._stepping = clock()
 
-    def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+    def _after_step(self, optimizer: Any) -> None:
         if optimizer is not self._optimizer:
             return
         self._optimizer = None
-        now = time.perf_counter()
+        now = clock()
         self._stepped += now - self._stepping
         if self._counted is None:
             self._counted = id(optimizer)
         if self._counted != id(optimizer):  # a second optimizer (a GAN's) is part of the same step
             return
-        seconds = now - self._step_started
+        self._latest = seconds = now - self._step_started
         self.step += 1
         self._n += 1
         self._seconds += seconds
-        self._fastest = min(self._fastest, seconds)
-        self._slowest = max(self._slowest, seconds)
+        if seconds < self._fastest:
+            self._fastest = seconds
+        if seconds > self._slowest:
+            self._slowest = seconds
         self._step_started = now
         self._fetched = 0.0
         if now >= self._due:
             self._record()
-            if not self._model_written:
-                self._model_written = True
-                self._write({"k": "model"} | held_by(optimizer))
+        if self.step == 1:
+            self._write({"k": "model"} | held_by(optimizer))
 
     # Off the step path: at most ten times a second.
 
@@ -157,6 +157,7 @@ class Probe:
         if self._loss is not None:
             # On CUDA this waits for the step's work; ten times a second at most.
             record["loss"] = float(self._loss)
+            self._loss = None
         self._write(record | self._memory())
         self._window()
 
@@ -179,27 +180,29 @@ class Probe:
 
         if torch.cuda.is_available():
             self._memory = lambda: allocator(torch)
-        register_optimizer_step_pre_hook(self._guarded(self._before_step))
-        register_optimizer_step_post_hook(self._guarded(self._after_step))
-        before_fetch, after_fetch = self._guarded(self._before_fetch), self._guarded(self._after_fetch)
-        before_backward, after_backward = self._guarded(self._before_backward), self._guarded(self._after_backward)
         fetch, backward, scale = _BaseDataLoaderIter.__next__, torch.Tensor.backward, torch.amp.GradScaler.scale
         is_training = torch.is_grad_enabled
+        after_fetch, after_backward = self._after_fetch, self._after_backward
+        before_step, after_step, drop = self._before_step, self._after_step, self._drop
 
         def __next__(loader: Any) -> Any:
             if not is_training():
                 return fetch(loader)
-            started = before_fetch()
+            started = clock()
             batch = fetch(loader)
-            # Kept on the iterator: an evaluation's batches never mix with the training's.
-            batches = loader.__dict__.setdefault("_labkit_batches", deque(maxlen=UNCONSUMED_BATCHES))
-            after_fetch(started or 0.0, batches, batch)
+            try:
+                after_fetch(started, loader, batch)
+            except Exception as error:
+                drop(error)
             return batch
 
         def backward_(tensor: Any, *args: Any, **kwargs: Any) -> None:
-            started = before_backward(tensor)
+            started = clock()
             backward(tensor, *args, **kwargs)
-            after_backward(started or 0.0)
+            try:
+                after_backward(started, tensor)
+            except Exception as error:
+                drop(error)
 
         def scale_(scaler: Any, outputs: Any) -> Any:
             scaled = scale(scaler, outputs)
@@ -207,19 +210,20 @@ class Probe:
                 scaled._labkit_unscaled = outputs
             return scaled
 
-        _BaseDataLoaderIter.__next__ = __next__
-        torch.Tensor.backward = backward_
-        torch.amp.GradScaler.scale = scale_
+        def on_step(hook: Callable[[Any], None]) -> Callable[..., None]:
+            def call(optimizer: Any, args: Any, kwargs: Any) -> None:
+                try:
+                    hook(optimizer)
+                except Exception as error:
+                    drop(error)
 
-    def _guarded(self, hook: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any) -> Any:
-            try:
-                return hook(*args)
-            except Exception as error:
-                self._drop(error)
-                return None
+            return call
 
-        return call
+        _BaseDataLoaderIter.__next__ = functools.wraps(fetch)(__next__)
+        torch.Tensor.backward = functools.wraps(backward)(backward_)
+        torch.amp.GradScaler.scale = functools.wraps(scale)(scale_)
+        register_optimizer_step_pre_hook(on_step(before_step))
+        register_optimizer_step_post_hook(on_step(after_step))
 
 
 def _finite(record: dict[str, Any]) -> dict[str, Any]:

@@ -36,7 +36,9 @@ def line_of(text: str) -> int:
     ("return", "rank 1 ended at step 4 without an error while rank 0"),
 ])  # fmt: skip
 def test_the_culprit_is_named_in_one_sentence(fault, sentence):
-    line = line_of({"raise": "raise ValueError", "exit": "sys.exit(3)", "message": "sys.exit(\"the data"}.get(fault, "def "))
+    line = line_of(
+        {"raise": "raise ValueError", "exit": "sys.exit(3)", "message": 'sys.exit("the data'}.get(fault, "def ")
+    )
     run = launch(fault=fault)
     with pytest.raises(RankFailedError) as raised:
         run.wait(60)
@@ -57,7 +59,9 @@ def test_the_same_failure_of_all_ranks_is_told_once():
 
 
 def test_an_error_in_a_cell_is_traced_back_to_the_cell():
-    cell = "import torch\nfrom torch import nn\n\n\nclass Model(nn.Module):\n    def forward(self, x):\n        return x\n"
+    cell = (
+        "import torch\nfrom torch import nn\n\n\nclass Model(nn.Module):\n    def forward(self, x):\n        return x\n"
+    )
     broken = cell.replace("return x\n", "return 1 / 0\n")
     script = Script.load("single").with_cells(model=broken)
     run = labkit.launch(script, nproc_per_node=1, steps=2, wait=False)

@@ -1,6 +1,5 @@
 """An ordinary DDP loop as found in the wild: it never heard of labkit."""
 
-import os
 import sys
 
 import torch
@@ -28,8 +27,8 @@ while step < steps:
         loss.backward()
         optimizer.step()
         step += 1
+        print(step, loss.item())
         if step == steps:
             break
     epoch += 1
-print(f"rank {dist.get_rank()} done, local rank {os.environ['LOCAL_RANK']}, loss {loss.item():.6f}")
 dist.destroy_process_group()

@@ -1,0 +1,134 @@
+"""The live view as a person sees it: in JupyterLab, in Chromium, with real ranks behind it."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import time
+from pathlib import Path
+
+import nbformat
+
+SCRIPTS = Path(__file__).parents[1] / "scripts"
+ROOT = Path(__file__).parents[2]
+LAUNCH = f"import labkit\nrun = labkit.launch({str(SCRIPTS / 'faulty.py')!r}, nproc_per_node=2, steps=STEPS, sleep=0.1)"
+
+
+def launch(steps: int, **options: object) -> str:
+    more = "".join(f", {name}={value!r}" for name, value in options.items())
+    return LAUNCH.replace("STEPS", str(steps) + more)
+
+
+def steps_shown(notebook, cell: int) -> int:
+    found = re.search(r"step (\d+)", notebook.output(cell).inner_text())
+    return int(found[1]) if found else 0
+
+
+def wait_until_moving(notebook, cell: int, seconds: float = 40) -> None:
+    """Three different steps seen one after another."""
+    deadline, seen = time.monotonic() + seconds, set()
+    while len(seen) < 3:
+        assert time.monotonic() < deadline, f"the view does not move: {notebook.output(cell).inner_text()[:300]}"
+        if step := steps_shown(notebook, cell):
+            seen.add(step)
+        time.sleep(0.3)
+
+
+def views_in(book: nbformat.NotebookNode) -> int:
+    return str(book.cells).count("widget-view")
+
+
+def test_it_moves_while_other_cells_run_and_leaves_a_static_figure(notebook):
+    notebook.open([launch(150), "print('the answer is', 6 * 7)", "run.wait()"])
+    notebook.run(0)
+    wait_until_moving(notebook, 0)
+    assert notebook.output(0).locator("svg[role=img]").count() == 1
+    notebook.run(1)
+    notebook.wait_for_text(1, "the answer is 42", 10)
+    wait_until_moving(notebook, 0)
+    notebook.wait_for_text(0, "succeeded", 60)
+    notebook.output(0).locator(".jupyter-widgets").first.wait_for(state="detached", timeout=10_000)
+    notebook.run(2)
+    notebook.wait_for_text(2, "succeeded after", 20)
+    assert notebook.output(1).inner_text().strip() == "the answer is 42"
+    book = notebook.save()
+    assert views_in(book) == 0
+    assert "<svg" in book.cells[0].outputs[0].data["text/html"]
+    assert not notebook.errors
+    notebook.reload()
+    assert "succeeded" in notebook.output(0).inner_text()
+    assert "model not found" not in notebook.page.content()
+
+
+def test_it_goes_on_after_the_page_is_reloaded(notebook):
+    notebook.open([launch(10_000), "run.stop()"])
+    notebook.run(0)
+    wait_until_moving(notebook, 0)
+    notebook.save()
+    notebook.reload()
+    wait_until_moving(notebook, 0)
+    notebook.run(1)
+    notebook.wait_for_text(1, "0 processes left", 30)
+
+
+def test_the_run_is_found_again_after_the_kernel_was_restarted(notebook):
+    notebook.open([launch(10_000), "import labkit\nrun = labkit.attach('latest')\nrun", "run.stop()"])
+    notebook.run(0)
+    wait_until_moving(notebook, 0)
+    notebook.restart_kernel()
+    notebook.run(1)
+    wait_until_moving(notebook, 1)
+    notebook.run(2)
+    notebook.wait_for_text(2, "0 processes left", 30)
+    notebook.wait_for_text(1, "stopped", 30)
+
+
+def test_the_stop_button_ends_the_run(notebook):
+    notebook.open([launch(10_000), "run.status()"])
+    notebook.run(0)
+    wait_until_moving(notebook, 0)
+    notebook.output(0).get_by_role("button", name="Stop").click()
+    notebook.wait_for_text(0, "stopped on request", 30)
+    notebook.picture("stopped")
+
+
+def test_detach_leaves_the_run_alone(notebook):
+    notebook.open([launch(10_000), "run.stop()"])
+    notebook.run(0)
+    wait_until_moving(notebook, 0)
+    notebook.output(0).get_by_role("button", name="Detach").click()
+    notebook.wait_for_text(0, "the run goes on", 30)
+    notebook.run(1)
+    notebook.wait_for_text(1, "0 processes left", 30)
+
+
+def test_the_cause_of_a_failure_is_shown_and_text_from_a_rank_stays_text(notebook):
+    dialogs = []
+    notebook.page.on("dialog", lambda dialog: (dialogs.append(dialog.message), dialog.dismiss()))
+    notebook.open([launch(100, fault="raise"), "run.wait()"])
+    notebook.run(0)
+    notebook.wait_for_text(0, "rank 1 failed: ValueError: boom <script>alert(1)</script>", 60)
+    notebook.run(1)
+    notebook.wait_for_text(1, "RankFailedError: rank 1 failed", 30)
+    notebook.picture("failed")
+    assert not dialogs
+    assert notebook.output(0).locator("script").count() == 0
+
+
+def test_the_quickstart_notebook_runs_from_top_to_bottom(notebook):
+    book = nbformat.read(ROOT / "notebooks" / "01_quickstart.ipynb", 4)
+    code = [cell.source.replace("epochs: int = 5", "epochs: int = 3") for cell in book.cells if cell.cell_type == "code"]
+    notebook.open(code, name="quickstart")
+    notebook.command("notebook:run-all-cells")
+    ddp = next(i for i, source in enumerate(code) if source.startswith("ddp = "))
+    notebook.output(ddp).locator("svg[role=img]").wait_for(timeout=90_000)
+    notebook.page.evaluate(f"() => {{ window.jupyterapp.shell.currentWidget.content.scrollToItem({ddp}); return 1 }}")
+    wait_until_moving(notebook, ddp, 60)
+    notebook.picture("quickstart-live")
+    last = len(code) - 1
+    notebook.wait_for_text(last, "torchrun --standalone", 120)
+    for i in range(len(code)):
+        assert notebook.output(i).locator(".jp-RenderedText[data-mime-type*=error]").count() == 0
+    assert not notebook.errors
+    assert views_in(notebook.save()) == 0
+    shutil.rmtree(notebook.root / "runs", ignore_errors=True)

@@ -1,0 +1,181 @@
+"""Real kernels: what an interrupt, a restart or a kill does to a run, and what a notebook shows and keeps."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import nbformat
+import pytest
+from conftest import SCRIPTS, marked_processes
+from jupyter_client import KernelManager
+
+import labkit
+from labkit.launcher.stop import processes_of
+
+LAUNCH = f"import labkit\nrun = labkit.launch({str(SCRIPTS / 'faulty.py')!r}, nproc_per_node=2, steps=10_000)"
+
+
+class Kernel:
+    def __init__(self, ui: str):
+        self.manager = KernelManager(kernel_name="python3")
+        self.manager.start_kernel(env={**os.environ, "LABKIT_UI": ui})
+        self.connect()
+
+    def connect(self) -> None:
+        self.client = self.manager.client()
+        self.client.start_channels()
+        self.client.wait_for_ready(timeout=60)
+
+    def run(self, code: str, seconds: float = 60) -> str:
+        """Everything the cell printed, and its error."""
+        said = []
+
+        def hear(message):
+            content = message["content"]
+            said.append(content.get("text") or "\n".join(content.get("traceback", [])) or str(content.get("data", "")))
+
+        self.client.execute_interactive(code, timeout=seconds, output_hook=hear, stop_on_error=False)
+        return "\n".join(said)
+
+    def close(self) -> None:
+        self.client.stop_channels()
+        if self.manager.has_kernel:
+            self.manager.shutdown_kernel(now=True)
+
+
+@pytest.fixture
+def kernel() -> Iterator[Kernel]:
+    kernel = Kernel("svg")
+    yield kernel
+    for run in labkit.runs():
+        run.stop()
+    kernel.close()
+
+
+def wait_for_steps(seconds: float = 60) -> labkit.Run:
+    deadline = time.monotonic() + seconds
+    while not labkit.runs() or labkit.runs()[0].metrics().empty:
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    return labkit.runs()[0]
+
+
+def test_a_run_survives_an_interrupt_a_restart_and_a_kill_of_the_kernel(kernel):
+    kernel.run(LAUNCH)
+    run = wait_for_steps()
+    kernel.manager.interrupt_kernel()
+    kernel.manager.restart_kernel(now=False)
+    kernel.connect()
+    assert "running" in kernel.run("import labkit; run = labkit.attach('latest'); print(run.status())")
+    kernel.manager.restart_kernel(now=True)
+    kernel.connect()
+    os.kill(kernel.manager.provisioner.process.pid, signal.SIGKILL)
+    step = run.metrics()["step"].max()
+    time.sleep(1)
+    assert run.status().state == "running"
+    assert run.metrics()["step"].max() > step
+    assert len(processes_of(run.folder)) >= 3
+
+
+def test_an_interrupt_of_wait_stops_the_run(kernel):
+    kernel.run(LAUNCH)
+    run = wait_for_steps()
+    kernel.client.execute("run.wait()")
+    time.sleep(1)
+    kernel.manager.interrupt_kernel()
+    deadline = time.monotonic() + 15
+    while not run.status().is_final and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert run.status().state == "stopped"
+    assert not processes_of(run.folder)
+
+
+def test_a_headless_kernel_takes_its_run_with_it_when_it_is_killed(runs_dir):
+    kernel = Kernel("static")
+    kernel.client.execute(LAUNCH)
+    run = wait_for_steps()
+    os.kill(kernel.manager.provisioner.process.pid, signal.SIGKILL)
+    deadline = time.monotonic() + 15
+    while (marked_processes(runs_dir) or not run.status().is_final) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    kernel.close()
+    assert not marked_processes(runs_dir)
+    assert run.status().state == "stopped"
+
+
+def test_an_error_of_ours_shows_no_stack_of_ours(kernel):
+    said = kernel.run("import labkit\nlabkit.launch('fdsp')")
+    assert "ScriptError: no script named 'fdsp'; did you mean 'fsdp'?" in said
+    assert "Traceback" not in said
+
+
+def test_a_class_of_a_cell_goes_into_a_script_and_an_error_comes_back_to_its_cell(kernel):
+    kernel.run("1 + 1")
+    cell = (
+        "import torch\nfrom torch import nn\nclass Model(nn.Module):\n    def __init__(self):\n"
+        "        super().__init__()\n        self.net = nn.Embedding(256, 256)\n    def forward(self, x):\n"
+        "        raise RuntimeError('lost in the cell')\n"
+    )
+    kernel.run(cell.replace("lost in the cell", "an older version"))
+    kernel.run(cell)
+    said = kernel.run(
+        "import labkit\nscript = labkit.Script.load('single').with_cells(model=Model)\n"
+        "run = labkit.launch(script, nproc_per_node=1, steps=1)\nrun.wait()"
+    )
+    assert "rank 0 failed: RuntimeError: lost in the cell" in said
+    assert "cell `model` from notebook cell In [3], line 8 of the cell" in said
+
+
+def papermill(cells: list[str], tmp_path: Path, **env: str) -> tuple[int, str, nbformat.NotebookNode]:
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in cells])
+    book.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    nbformat.write(book, tmp_path / "in.ipynb")
+    command = [sys.executable, "-m", "papermill", "--no-progress-bar", "in.ipynb", "out.ipynb"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=os.environ | env, timeout=150)
+    return done.returncode, done.stderr, nbformat.read(tmp_path / "out.ipynb", 4)
+
+
+def test_papermill_waits_and_keeps_static_figures_only(tmp_path):
+    quick = LAUNCH.replace("10_000", "20")
+    code, errors, book = papermill([quick, "print(run.status().state)", "run"], tmp_path)
+    assert code == 0, errors
+    assert book.cells[1].outputs[0].text.strip() == "succeeded"
+    bundle = book.cells[0].outputs[-1].data
+    assert "<svg" in bundle["text/html"]
+    assert "step 20" in bundle["text/plain"]
+    assert "image/png" in bundle
+    text = (tmp_path / "out.ipynb").read_text()
+    assert "widget-view" not in text
+    assert "<script" not in text
+    assert len(str(bundle)) < 60_000
+
+
+def test_papermill_fails_with_the_cause_when_the_training_fails(tmp_path):
+    code, errors, book = papermill([LAUNCH.replace("steps=10_000", "fault='raise'"), "print('not reached')"], tmp_path)
+    assert code == 1
+    assert "rank 1 failed: ValueError: boom" in errors
+    outputs = str(book.cells)
+    assert "rank 1 failed: ValueError: boom <script>alert(1)</script> (faulty.py line" in outputs
+    assert not book.cells[-1].outputs
+
+
+def test_nothing_outlives_a_killed_papermill(tmp_path, runs_dir):
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(LAUNCH)])
+    book.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    nbformat.write(book, tmp_path / "in.ipynb")
+    process = subprocess.Popen([sys.executable, "-m", "papermill", "--no-progress-bar", "in.ipynb", "out.ipynb"],
+                               cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
+    run = wait_for_steps()
+    process.kill()
+    process.wait()
+    deadline = time.monotonic() + 30
+    while (marked_processes(runs_dir) or not run.status().is_final) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not marked_processes(runs_dir)
+    assert run.status().state == "stopped"
