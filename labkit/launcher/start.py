@@ -117,7 +117,7 @@ def _write_folder(
             "format": 1,
             "id": folder.id,
             "name": script.name,
-            "created": datetime.now(UTC).isoformat(timespec="seconds"),
+            "created": datetime.now(UTC).isoformat(timespec="milliseconds"),
             "script": {"sha256": script.sha256, "path": str(path) if path else None},
             "cells": {c.title: {"origin": c.origin} for c in script.parts if c.origin},
             "parameters": {k: v if isinstance(v, int | float | None) else str(v) for k, v in parameters.items()},

@@ -18,7 +18,7 @@ from typing import Any
 from labkit.launcher.cause import find_cause
 from labkit.launcher.stop import GRACE_SECONDS, requested_grace, sweep, terminate
 from labkit.launcher.torchrun import marked
-from labkit.record import Identity, RunFolder, State, write_state
+from labkit.record import Identity, RunFolder, State, read_state, write_state
 from labkit.record.folder import write_json
 
 PR_SET_PDEATHSIG = 1
@@ -35,7 +35,7 @@ def supervise(folder: RunFolder, *, tied: bool) -> None:
     """Run torchrun to its end, or to ours."""
     _prctl(PR_SET_CHILD_SUBREAPER, 1)  # ranks of a killed agent become our children, not init's
     reasons = _Signals()
-    started = time.time()
+    started = read_state(folder).started or time.time()
     agent = _start_agent(folder)
     identity = Identity.of(agent.pid)
     own = Identity.of(os.getpid())

@@ -67,6 +67,13 @@ class RunFolder:
             raise RunFolderError(f"{self.path} is not a run folder this labkit can read: {found}, expected format 1")
         return manifest
 
+    def launched(self) -> float | None:
+        """When the run was launched, in seconds since the epoch; None when run.json does not tell."""
+        try:
+            return datetime.fromisoformat((read_json(self.manifest) or {})["created"]).timestamp()
+        except (KeyError, TypeError, ValueError):
+            return None
+
     def __repr__(self) -> str:
         return f"RunFolder({str(self.path)!r})"
 

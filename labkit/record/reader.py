@@ -19,17 +19,19 @@ KEPT_REPORTS = 1000
 class RankHistory:
     """What one rank has written so far, summed up in memory that does not grow with the run.
 
-    `series` are over seconds since the rank's first record: `loss`, `step_seconds`, `throughput`
-    (samples/s of this rank), `memory` (bytes: what the allocator holds on CUDA, the resident set on CPU).
+    `series` are over seconds since `origin`, the launch (or the rank's own start when None): `loss`, `step_seconds`,
+    `throughput` (samples/s of this rank), `memory` (bytes: what the allocator holds on CUDA, else the resident set).
     `totals` are sums over all steps: `steps`, `samples`, `seconds`, and each phase in seconds.
     """
 
-    def __init__(self, rank: int, tail: Tail):
+    def __init__(self, rank: int, tail: Tail, origin: float | None = None):
         self.rank = rank
+        self.origin = origin
         self.tail = tail
         self.meta: dict[str, Any] = {}
         self.step = 0
-        self.seen = 0.0  # seconds since the header at which the newest record was written
+        self.seen = 0.0  # when the newest record was written, in the same seconds
+        self._shift: float | None = None  # from the host's monotonic clock to those seconds
         self.totals = dict.fromkeys(("steps", "samples", "seconds", *PHASES), 0.0)
         self.latest: dict[str, float] = {}
         self.memory_peak = 0.0
@@ -60,7 +62,10 @@ class RankHistory:
         kind = record.get("k")
         if kind == "meta":
             self.meta = record
-        t = self.seen = max(self.seen, record["t"] - self.meta.get("t", record["t"]))
+        if self._shift is None:  # the header pairs the host's clock with the wall's, which all ranks share
+            wall = number(record.get("time"))
+            self._shift = (max(0.0, wall - self.origin) if wall and self.origin else 0.0) - record["t"]
+        t = self.seen = max(self.seen, record["t"] + self._shift)
         if kind == "step":
             self._take_step(t, record)
         elif kind == "report":
@@ -112,12 +117,13 @@ class RunReader:
     def __init__(self, folder: RunFolder):
         self.folder = folder
         self.ranks: dict[int, RankHistory] = {}
+        self._launched = folder.launched()
 
     def poll(self) -> bool:
         """Take in what every rank has written since the last call; True when anything was new."""
         for rank in self.folder.started_ranks():
             if rank not in self.ranks:
-                self.ranks[rank] = RankHistory(rank, Tail(self.folder.metrics(rank)))
+                self.ranks[rank] = RankHistory(rank, Tail(self.folder.metrics(rank)), self._launched)
         new = [history.poll() for history in self.ranks.values()]
         return any(new)
 

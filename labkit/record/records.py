@@ -7,7 +7,8 @@ the header pairs one of them with the wall clock):
      "pid": …, "device": "cpu", "torch": "2.13.0"}
     {"k": "step", "t": …, "step": 40, "n": 4, "seconds": [sum, min, max], "samples": 512, "input": s,
      "forward": s, "backward": s, "optimizer": s, "loss": 0.31, "rss": bytes}
-     (on CUDA also "allocated", "reserved", "peak" in bytes, "retries"; n is how many steps the line sums up)
+     (n is how many steps the line sums up; on CUDA "allocated", "reserved", "peak" in bytes and "retries" instead
+      of "rss", and the phases are those of one step, timed by events, times n)
     {"k": "model", "t": …, "parameters": bytes, "gradients": bytes, "optimizer": bytes}   what this rank holds
     {"k": "report", "t": …, …}                                                            the script's own words
     {"k": "end", "t": …, "step": 200, "outcome": "finished" | "raised" | "exited", "dropped": 0}

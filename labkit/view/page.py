@@ -23,12 +23,13 @@ CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 CELL = 'style="text-align:right;padding:1px 10px 1px 0;border:0;background:none;font-variant-numeric:tabular-nums"'
 
 
-def run_html(folder: RunFolder, reader: RunReader, state: State, *, log_rank: int | None = 0) -> str:
-    """Headline, charts, table of ranks, the cause of a failure and the tail of one rank's log."""
+def run_html(folder: RunFolder, reader: RunReader, state: State, *, with_log: bool = True) -> str:
+    """Headline, the cause of a failure, charts, table of ranks, and the end of a log: rank 0's or the culprit's."""
+    log_rank = int((state.cause or {}).get("rank") or 0)
     return (
         '<div style="font-family:system-ui,sans-serif;font-size:13px;line-height:1.5;max-width:760px">'
         f"{_head(folder, reader, state)}{_cause(state)}{charts(run_charts(reader))}{_table(reader)}"
-        f"{_log(folder, log_rank) if log_rank is not None else ''}</div>"
+        f"{_log(folder, log_rank) if with_log else ''}</div>"
     )
 
 

@@ -41,7 +41,7 @@ def write_report(folder: RunFolder) -> Path:
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
         "<style>:root{color-scheme:light dark}body{font-family:system-ui,sans-serif;max-width:800px;margin:2em auto;"
         "padding:0 1em}pre{overflow:auto;font-size:12px}</style>"
-        f"{run_html(folder, reader, state, log_rank=None)}{body}</html>",
+        f"{run_html(folder, reader, state, with_log=False)}{body}</html>",
         encoding="utf-8",
     )
     return folder.report

@@ -63,8 +63,8 @@ def _chart(chart: Chart) -> str:
     points = [point for line in drawn.values() for point in line]
     if not points:
         middle = f'x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT / 2}" text-anchor="middle" opacity=".55"'
-        return f"{title}<text {middle}>no data yet</text>"
-    x0, x1 = 0.0, max(x for x, *_ in points)
+        return f"{title}<text {middle}>no data</text>"
+    x0, x1 = min(x for x, *_ in points), max(x for x, *_ in points)
     low, high = min(p[1] for p in points), max(p[2] for p in points)
     y0 = 0.0 if low >= 0 else -_round_up(-low, chart.unit)
     high = _round_up(high, chart.unit)
@@ -82,7 +82,7 @@ def _chart(chart: Chart) -> str:
         for y in (y0, (y0 + high) / 2, high)
     )
     ends = f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 5}" text-anchor="end" opacity=".75">{_clock(x1)}</text>'
-    ends += f'<text x="{LEFT}" y="{HEIGHT - 5}" opacity=".75">0 s</text>'
+    ends += f'<text x="{LEFT}" y="{HEIGHT - 5}" opacity=".75">{_clock(x0)}</text>'
     lines = "".join(_line(rank, line, place_x, place_y) for rank, line in drawn.items() if line)
     return title + axis + ends + lines
 
@@ -137,4 +137,4 @@ def _thinned(series: Series, ranks: int) -> list[tuple[float, ...]]:
 
 def _summary(chart: Chart) -> str:
     ends = [f"rank {r} {chart.show(s.points()[-1][3])}" for r, s in chart.series.items() if s.points()]
-    return f"{chart.title}: " + (", ".join(ends[:8]) or "no data yet")
+    return f"{chart.title}: " + (", ".join(ends[:8]) or "no data")

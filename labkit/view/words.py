@@ -22,15 +22,15 @@ def quantity(value: float | None, digits: int = 3) -> str:
 
 
 def gib(size: float | None) -> str:
-    """Bytes as GiB, smaller sizes as MiB or KiB."""
+    """Bytes as GiB, smaller sizes as MiB, KiB or bytes."""
     if size is None:
         return "n/a"
     if size == 0:
         return "0"
-    for unit, name in ((2**30, "GiB"), (2**20, "MiB")):
+    for unit, digits, name in ((2**30, 2, "GiB"), (2**20, 1, "MiB"), (2**10, 1, "KiB")):
         if size >= unit:
-            return f"{size / unit:.{2 if name == 'GiB' else 1}f} {name}"
-    return f"{size / 2**10:.1f} KiB"
+            return f"{size / unit:.{digits}f} {name}"
+    return f"{size:.0f} B"
 
 
 def seconds(value: float | None) -> str:

@@ -42,6 +42,10 @@ class Probe:
         self._loss: Any = None
         self._latest = math.inf  # seconds of the newest step
         self._window()
+        self._mark: Callable[[], Any] | None = None  # on CUDA: an event recorded now
+        self._sample: list[tuple[str, Any, Any]] | None = None  # phases of this step as pairs of events
+        self._began: Any = None  # the event at which the current phase began
+        self._waiting: tuple[dict[str, Any], Any, list[tuple[str, Any, Any]]] | None = None
         # marks on the clock within a step
         self._step_started = self._fetched = self._stepping = 0.0
 
@@ -83,6 +87,7 @@ class Probe:
         """Write what is left and how the script ended."""
         if self._n:
             self._record()
+        self._flush()
         self._write({"k": "end", "step": self.step, "outcome": outcome, "dropped": self.dropped})
 
     # What the hooks call. Each is on the step path: clock, add, return.
@@ -98,9 +103,22 @@ class Probe:
         self._batches = batches
         self._fetched = now = clock()
         self._input += now - started
+        if self._sample is not None and self._mark is not None:
+            self._began = self._mark()
+
+    def _before_backward(self) -> None:
+        """Only while a step on CUDA is being sampled."""
+        if self._sample is not None and self._mark is not None:
+            event = self._mark()
+            self._sample.append(("forward", self._began, event))
+            self._began = event
 
     def _after_backward(self, started: float, loss: Any) -> None:
         now = clock()
+        if self._sample is not None and self._mark is not None:
+            event = self._mark()
+            self._sample.append(("backward", self._began, event))
+            self._began = event
         self._forward += started - (self._fetched or self._step_started)
         self._backward += now - started
         self._fetched = now  # another micro-batch may follow without a DataLoader
@@ -114,6 +132,8 @@ class Probe:
         if self._optimizer is None or self._optimizer is optimizer:
             self._optimizer = optimizer
             self._stepping = clock()
+            if self._sample is not None and self._mark is not None:
+                self._began = self._mark()
 
     def _after_step(self, optimizer: Any) -> None:
         if optimizer is not self._optimizer:
@@ -121,6 +141,8 @@ class Probe:
         self._optimizer = None
         now = clock()
         self._stepped += now - self._stepping
+        if self._sample is not None and self._mark is not None:
+            self._sample.append(("optimizer", self._began, self._mark()))
         if self._counted is None:
             self._counted = id(optimizer)
         if self._counted != id(optimizer):  # a second optimizer (a GAN's) is part of the same step
@@ -137,14 +159,19 @@ class Probe:
         self._fetched = 0.0
         if now >= self._due:
             self._record()
+        if self._mark is not None:  # events on every step would cost more than they tell
+            self._sample = [] if now + self._latest >= self._due else None
+            self._began = self._mark() if self._sample is not None else None
         if self.step == 1:
             self._write({"k": "model"} | held_by(optimizer))
 
     # Off the step path: at most ten times a second.
 
     def _record(self) -> None:
+        self._flush()
         record = {
             "k": "step",
+            "t": time.monotonic(),
             "step": self.step,
             "n": self._n,
             "seconds": [self._seconds, self._fastest, self._slowest],
@@ -153,18 +180,39 @@ class Probe:
             "forward": self._forward,
             "backward": self._backward,
             "optimizer": self._stepped,
-        }
-        if self._loss is not None:
-            # On CUDA this waits for the step's work; ten times a second at most.
-            record["loss"] = float(self._loss)
-            self._loss = None
-        self._write(record | self._memory())
+        } | self._memory()
+        loss, self._loss = self._loss, None
+        if self._mark is not None:
+            self._wait_for_device(record, loss)
+        else:
+            self._write(record if loss is None else record | {"loss": float(loss)})
         self._window()
+
+    def _wait_for_device(self, record: dict[str, Any], loss: Any) -> None:
+        """On CUDA the host runs ahead: reading the loss now would stop it. Copy beside, write with the next record."""
+        if loss is not None and loss.is_cuda:
+            host = loss.new_empty((), device="cpu", pin_memory=True)
+            host.copy_(loss.reshape(()), non_blocking=True)
+            loss = host
+        # The host's clock tells when kernels were queued, not how long they ran.
+        record.update(dict.fromkeys(("forward", "backward", "optimizer")))
+        self._waiting = (record, loss, self._sample or [])
+
+    def _flush(self) -> None:
+        """Write the record that waited for the device. A tenth of a second later the device is long done."""
+        if self._waiting is None:
+            return
+        (record, loss, phases), self._waiting = self._waiting, None
+        for name, began, ended in phases:
+            ended.synchronize()
+            # One step was timed; the record speaks of n.
+            record[name] = (record[name] or 0.0) + began.elapsed_time(ended) / 1e3 * record["n"]
+        self._write(record if loss is None else record | {"loss": float(loss)})
 
     def _write(self, record: dict[str, Any]) -> None:
         """One whole line in one write; a full disk costs records, never the training."""
         try:
-            line = json.dumps({**_finite(record), "t": time.monotonic()}, allow_nan=False) + "\n"
+            line = json.dumps({"t": time.monotonic(), **_finite(record)}, allow_nan=False) + "\n"
             os.write(self._file, line.encode())
         except (OSError, ValueError, TypeError) as error:
             self._drop(error)
@@ -180,10 +228,12 @@ class Probe:
 
         if torch.cuda.is_available():
             self._memory = lambda: allocator(torch)
+            self._mark = lambda: cuda_event(torch)
         fetch, backward, scale = _BaseDataLoaderIter.__next__, torch.Tensor.backward, torch.amp.GradScaler.scale
         is_training = torch.is_grad_enabled
         after_fetch, after_backward = self._after_fetch, self._after_backward
-        before_step, after_step, drop = self._before_step, self._after_step, self._drop
+        before_backward, before_step, after_step = self._before_backward, self._before_step, self._after_step
+        drop = self._drop
 
         def __next__(loader: Any) -> Any:
             if not is_training():
@@ -197,6 +247,8 @@ class Probe:
             return batch
 
         def backward_(tensor: Any, *args: Any, **kwargs: Any) -> None:
+            if self._sample is not None:
+                before_backward()
             started = clock()
             backward(tensor, *args, **kwargs)
             try:
@@ -258,6 +310,12 @@ def resident_set() -> Callable[[], dict[str, float]]:
         return {"rss": rss, "peak": peak}
 
     return read
+
+
+def cuda_event(torch: Any) -> Any:
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
 
 
 def allocator(torch: Any) -> dict[str, float]:

@@ -117,13 +117,18 @@ def test_the_cause_of_a_failure_is_shown_and_text_from_a_rank_stays_text(noteboo
 
 def test_the_quickstart_notebook_runs_from_top_to_bottom(notebook):
     book = nbformat.read(ROOT / "notebooks" / "01_quickstart.ipynb", 4)
-    code = [cell.source.replace("epochs: int = 5", "epochs: int = 3") for cell in book.cells if cell.cell_type == "code"]
+    code = [
+        cell.source.replace("epochs: int = 5", "epochs: int = 3") for cell in book.cells if cell.cell_type == "code"
+    ]
     notebook.open(code, name="quickstart")
     notebook.command("notebook:run-all-cells")
     ddp = next(i for i, source in enumerate(code) if source.startswith("ddp = "))
     notebook.output(ddp).locator("svg[role=img]").wait_for(timeout=90_000)
     notebook.page.evaluate(f"() => {{ window.jupyterapp.shell.currentWidget.content.scrollToItem({ddp}); return 1 }}")
     wait_until_moving(notebook, ddp, 60)
+    while steps_shown(notebook, ddp) < 20:
+        time.sleep(0.2)
+    notebook.command("application:toggle-left-area")
     notebook.picture("quickstart-live")
     last = len(code) - 1
     notebook.wait_for_text(last, "torchrun --standalone", 120)

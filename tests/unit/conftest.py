@@ -3,8 +3,13 @@
 import json
 
 import pytest
+from hypothesis import settings
 
 from labkit.record import RunFolder
+
+# A busy machine is slow now and then; no test here is about time.
+settings.register_profile("unit", deadline=None)
+settings.load_profile("unit")
 
 
 @pytest.fixture

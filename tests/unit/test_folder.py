@@ -301,7 +301,7 @@ def test_a_reader_never_sees_half_a_file(tmp_path):
 
     with ThreadPoolExecutor(1) as pool:
         reading = pool.submit(read)
-        for n in range(100):
+        for n in range(40):
             write_json(path, {"n": n, "filling": "x" * 50_000})
         over.set()
 

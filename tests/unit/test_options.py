@@ -1,5 +1,3 @@
-import argparse
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -37,8 +35,7 @@ SCRIPT = Script.parse(TEXT, name="train")
 def parse():
     names = {}
     exec(TEXT, names)
-    parser: argparse.ArgumentParser = names["make_parser"]()
-    return parser.parse_args
+    return names["make_parser"]().parse_args
 
 
 def test_options_are_the_long_flags_in_the_order_they_are_declared():

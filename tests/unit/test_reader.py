@@ -226,7 +226,6 @@ def test_rows_merge_what_the_probe_saw_with_what_the_script_reported(folder, wri
     ]
 
 
-@pytest.mark.xfail(reason="open bug: the later line wins; the probe's last record comes after the script's last report")
 def test_the_scripts_own_loss_wins_in_rows_whichever_came_first(folder, write_metrics):
     write_metrics(0, META, report(101, step=1, loss=3.0), step(102, loss=9.0))
 

@@ -28,12 +28,12 @@ if __name__ == "__main__":
 
 NEW_MODEL = "def area(radius):\n    return 3 * radius**2\n"
 
-code_lines = st.text(st.characters(exclude_characters="\n", exclude_categories=["Cs"]))
+code_lines = st.text(st.characters(exclude_characters="\n", exclude_categories=["Cs"]), max_size=20)
 title_lines = st.from_regex(r"# %%( [a-z\[\]-]+)*", fullmatch=True)
-canonical_texts = st.lists(title_lines | code_lines.filter(lambda line: not line.startswith("# %%"))).map(
+canonical_texts = st.lists(title_lines | code_lines.filter(lambda line: not line.startswith("# %%")), max_size=8).map(
     lambda lines: "".join(f"{line}\n" for line in lines)
 )
-texts = st.lists(title_lines | code_lines | code_lines.map("# %%".__add__)).map("\n".join)
+texts = st.lists(title_lines | code_lines | code_lines.map("# %%".__add__), max_size=8).map("\n".join)
 
 
 def ends_in_space(script):

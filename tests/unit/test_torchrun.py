@@ -1,4 +1,3 @@
-import argparse
 import shlex
 import sys
 
@@ -47,6 +46,8 @@ SECRETS = [
     "CUDA_LICENSE_KEY",
     "OMP_Token",
 ]
+
+texts = st.text(st.characters(exclude_characters="\0"), max_size=20)
 
 
 @pytest.fixture
@@ -98,12 +99,22 @@ def test_the_scripts_arguments_come_last_whatever_they_look_like(folder):
     ],
 )
 def test_the_reproducing_command_is_quoted_for_a_shell(script, arguments, line):
-    assert reproducing_command(script, 2, arguments) == line
+    assert reproducing_command(script, 2, arguments, {}) == line
 
 
-@given(st.text(st.characters(exclude_characters="\0")), st.lists(st.text(st.characters(exclude_characters="\0"))))
-def test_a_shell_reads_the_reproducing_command_as_it_was_given(script, arguments):
-    assert shlex.split(reproducing_command(script, 2, arguments))[3:] == [script, *arguments]
+@given(texts, st.lists(texts), texts)
+def test_a_shell_reads_the_reproducing_command_as_it_was_given(script, arguments, library):
+    words = shlex.split(reproducing_command(script, 2, arguments, {"PYTHONPATH": library}))
+
+    assert words == [f"PYTHONPATH={library}", "torchrun", "--standalone", "--nproc-per-node=2", script, *arguments]
+
+
+def test_the_reproducing_command_names_what_the_ranks_were_given_and_no_secret():
+    given = {"OMP_NUM_THREADS": "4", "HF_TOKEN": "s3cret", "NCCL_SECRET_TOKEN": "s3cret", "HOME": "/home/me"}
+
+    assert reproducing_command("train.py", 2, [], given) == (
+        "OMP_NUM_THREADS=4 torchrun --standalone --nproc-per-node=2 train.py"
+    )
 
 
 @pytest.mark.parametrize("name", LEFTOVERS)
@@ -199,10 +210,11 @@ def test_modules_beside_a_script_are_looked_for_in_its_folder(tmp_path, monkeypa
 
 
 def test_torchruns_own_parser_reads_the_command_as_meant():
-    run = pytest.importorskip("torch.distributed.run")
+    from torch.distributed.run import parse_args
+
     command = torchrun_command(RunFolder("some-run"), 3, "train.py", ["--steps", "5"])
 
-    read: argparse.Namespace = run.parse_args(command[3:])
+    read = parse_args(command[3:])
 
     assert (read.nproc_per_node, read.standalone, read.max_restarts) == ("3", True, 0)
     assert (read.module, read.training_script) == (True, "labkit.worker")

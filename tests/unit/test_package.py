@@ -1,0 +1,118 @@
+import ast
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import labkit
+from labkit import errors
+
+PACKAGE = Path(labkit.__file__).parent
+MAY_IMPORT = {
+    "record": {"errors", "record"},
+    "write": {"errors", "record", "write"},
+    "worker": {"record", "worker"},
+    "launcher": {"errors", "record", "write", "launcher"},
+    "view": {"errors", "record", "write", "view"},
+}
+# An installed package also holds the training scripts, which have tests of their own.
+MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path.parent.name != "scripts")
+SOURCES = sorted(path for layer in MAY_IMPORT for path in (PACKAGE / layer).rglob("*.py"))
+
+
+def imports_of_labkit(path):
+    """The parts of labkit that a file imports, wherever in it."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path} imports relatively at line {node.lineno}"
+            names = [f"labkit.{a.name}" for a in node.names] if node.module == "labkit" else [node.module]
+        else:
+            continue
+        yield from (name.split(".")[1] if "." in name else "" for name in names if name.split(".")[0] == "labkit")
+
+
+@pytest.mark.parametrize(
+    "module", ["torch", "ipywidgets", "pandas", "plotly", "matplotlib", "IPython", "numpy", "pooch"]
+)
+def test_importing_labkit_imports_nothing_heavy(module, modules_after_import):
+    assert "labkit.errors" in modules_after_import
+    assert module not in modules_after_import
+
+
+@pytest.fixture(scope="module")
+def modules_after_import():
+    code = "import sys, labkit; print(*sys.modules)"
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+
+
+def test_the_public_names_are_the_lazy_ones_and_the_errors():
+    assert labkit.__all__ == sorted(labkit.__all__)
+    assert set(labkit.__all__) == set(labkit._LAZY) | set(errors.__all__)
+    assert dir(labkit) == labkit.__all__
+
+
+@pytest.mark.parametrize("name", labkit.__all__)
+def test_every_public_name_exists_and_says_what_it_is(name):
+    thing = getattr(labkit, name)
+
+    assert thing.__name__ == name
+    assert thing.__doc__
+    assert thing.__doc__.strip()
+
+
+def test_an_unknown_name_is_answered_with_those_there_are():
+    with pytest.raises(AttributeError, match="module 'labkit' has no attribute 'lanch'; it has .*launch"):
+        labkit.lanch  # noqa: B018
+
+
+@pytest.mark.parametrize("name", errors.__all__)
+def test_every_error_is_a_lab_error_that_shows_no_stack_of_ours(name):
+    error = getattr(errors, name)("first line\nsecond line")
+
+    assert isinstance(error, labkit.LabError)
+    assert error._render_traceback_() == [f"{name}: first line", "second line"]
+
+
+def test_a_failed_rank_carries_its_cause_as_fields():
+    error = labkit.RankFailedError("rank 3 failed", run_id="run", cause={"rank": 3, "sentence": "rank 3 failed"})
+
+    assert (error.run_id, error.rank, error.cause["sentence"]) == ("run", 3, "rank 3 failed")
+    assert labkit.RankFailedError("unknown").rank is None
+
+
+@pytest.mark.parametrize("layer", MAY_IMPORT)
+def test_every_layer_has_sources(layer):
+    assert [path for path in SOURCES if path.is_relative_to(PACKAGE / layer)]
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_a_layer_imports_only_those_below_it(path):
+    layer = path.relative_to(PACKAGE).parts[0]
+
+    assert set(imports_of_labkit(path)) <= MAY_IMPORT[layer]
+
+
+def test_the_layers_are_seen_to_import_one_another():
+    found = {layer: set() for layer in MAY_IMPORT}
+    for path in SOURCES:
+        found[path.relative_to(PACKAGE).parts[0]] |= set(imports_of_labkit(path))
+
+    assert found["launcher"] >= {"errors", "record", "write"}
+    assert found["worker"] >= {"record"}
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_every_module_says_what_it_is_for(path):
+    assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+
+
+@pytest.mark.parametrize("name", ["record", "write"])
+def test_the_face_of_a_folder_names_what_it_has(name):
+    face = importlib.import_module(f"labkit.{name}")
+
+    assert face.__all__ == sorted(face.__all__)
+    assert all(hasattr(face, public) for public in face.__all__)

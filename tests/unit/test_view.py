@@ -1,0 +1,528 @@
+import html.parser
+import json
+import math
+import random
+import re
+import sys
+import xml.etree.ElementTree as ET
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from labkit.record import RunFolder, RunReader, Series, State, write_state
+from labkit.view import words
+from labkit.view.page import plain, run_charts, run_html, run_text, tail_of_log
+from labkit.view.report import static_bundle, write_report
+from labkit.view.svg import COLOURS, DASHES, Chart, charts, dot
+
+IMAGE = "<img src=x onerror=alert(1)>"
+SCRIPT = "</script><script>alert(1)</script>"
+HOSTILE = [
+    IMAGE,
+    SCRIPT,
+    '"><svg onload=alert(1)>',
+    "</pre></div>",
+    "\x1b[31mred\x1b[0m",
+    "a\rb",
+    "\x00\x07",
+    "&lt;b&gt;",
+]
+ALLOWED = {
+    "div",
+    "b",
+    "code",
+    "span",
+    "svg",
+    "g",
+    "text",
+    "path",
+    "table",
+    "tr",
+    "th",
+    "td",
+    "pre",
+    "details",
+    "summary",
+}
+RUNNING = State("running", 0.0)
+
+
+class Tags(html.parser.HTMLParser):
+    """What a browser would see: the elements, their attributes and the text."""
+
+    def __init__(self, source):
+        super().__init__()
+        self.elements, self.attributes, self.text = set(), set(), ""
+        self.feed(source)
+        self.close()
+
+    def handle_starttag(self, tag, attributes):
+        self.elements.add(tag)
+        self.attributes |= {name for name, _ in attributes}
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def assert_harmless(source, *, also=()):
+    seen = Tags(source)
+    assert seen.elements <= ALLOWED | set(also)
+    assert not [name for name in seen.attributes if name.startswith("on") or name in ("src", "href")]
+
+
+def series_of(values, width=1.0):
+    series = Series(width)
+    for x, value in values:
+        series.add(x, value)
+    return series
+
+
+def four_charts(values, ranks=8):
+    names = ("loss", "throughput", "step time", "memory")
+    return [Chart(name, {rank: series_of(values) for rank in range(ranks)}, words.quantity) for name in names]
+
+
+def noise(bins):
+    draw = random.Random(0)
+    return [(i / 4, 100 * draw.random()) for i in range(4 * bins)]
+
+
+@pytest.fixture
+def reader(folder, write_metrics):
+    """Two ranks that have trained for three steps."""
+    for rank in (0, 1):
+        write_metrics(rank, {"k": "meta", "t": 10.0, "rank": rank, "device": "cpu"})
+        for i in (1, 2, 3):
+            times = {"n": 10, "seconds": [1.0, 0.05, 0.5], "input": 0.25}
+            write_metrics(
+                rank,
+                {"k": "step", "t": 10.0 + i, "step": 10 * i, "samples": 640, "loss": 3.0 / i, "rss": 2**28, **times},
+            )
+        write_metrics(rank, {"k": "report", "t": 13.5, "total_steps": 60})
+    return RunReader(folder).read_all()
+
+
+@pytest.fixture
+def whole_folder(folder, reader):
+    """A folder with everything that a launch writes into it."""
+    folder.manifest.write_text(json.dumps({"format": 1, "name": "demo", "world_size": 2}))
+    folder.script.write_text("print('demo')\n")
+    folder.command.write_text("torchrun demo.py\n")
+    write_state(folder, State("succeeded", 1.0, 5.0))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "n/a"),
+        (0, "0"),
+        (0.0123456, "0.0123"),
+        (12.345, "12.3"),
+        (999.4, "999"),
+        (1000, "1,000"),
+        (12345.6, "12,346"),
+        (-5, "-5"),
+        (math.nan, "nan"),
+        (math.inf, "inf"),
+        (-math.inf, "-inf"),
+    ],
+)
+def test_quantities_are_told_in_three_digits(value, text):
+    assert words.quantity(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "n/a"),
+        (0, "0"),
+        (1, "1 B"),
+        (1536, "1.5 KiB"),
+        (2**20, "1.0 MiB"),
+        (300 * 2**20, "300.0 MiB"),
+        (2**30, "1.00 GiB"),
+        (1.5 * 2**30, "1.50 GiB"),
+        (80 * 2**30, "80.00 GiB"),
+    ],
+)
+def test_bytes_are_told_in_the_unit_that_fits(value, text):
+    assert words.gib(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "n/a"),
+        (0, "0"),
+        (0.0000012, "0.0012 ms"),
+        (0.0012, "1.2 ms"),
+        (0.25, "250 ms"),
+        (1, "1 s"),
+        (3.456, "3.46 s"),
+        (60, "1 min 0 s"),
+        (306, "5 min 6 s"),
+        (3599.6, "1 h 0 min"),
+        (3720, "1 h 2 min"),
+    ],
+)
+def test_times_are_told_in_the_unit_that_fits(value, text):
+    assert words.seconds(value) == text
+
+
+@pytest.mark.xfail(reason="open bug: just below 1000, three digits become 1e+03")
+@pytest.mark.parametrize(
+    ("show", "value", "text"),
+    [(words.quantity, 999.6, "1,000"), (words.seconds, 0.9996, "1 s")],
+    ids=["number", "time"],
+)
+def test_a_figure_just_below_a_thousand_is_told_without_an_exponent(show, value, text):
+    assert show(value) == text
+
+
+@pytest.mark.xfail(reason="open bug: round() of what is not finite raises; a script may report nan seconds")
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_time_that_is_not_finite_is_told_as_such(value):
+    assert words.seconds(value) == str(value)
+
+
+@pytest.mark.xfail(reason="open bug: a diverged loss is written with all its digits and runs out of its axis")
+@pytest.mark.parametrize("value", [1e15, 3.4e38])
+def test_a_huge_quantity_still_fits_its_axis(value):
+    assert len(words.quantity(value)) <= 10
+
+
+def test_progress_tells_where_a_run_is(folder, reader, write_metrics):
+    assert words.progress(reader, RUNNING) == "step 30 of 60 (50%), about 3 s left"
+    assert words.progress(reader, State("stopped", 0.0)) == "step 30 of 60 (50%)"
+
+
+def test_progress_follows_the_slowest_rank(folder, reader, write_metrics):
+    write_metrics(1, {"k": "step", "t": 15, "step": 59, "n": 1, "seconds": [1, 1, 1]})
+    reader.poll()
+
+    assert words.progress(reader, RUNNING).startswith("step 30 of 60")
+
+
+@pytest.mark.parametrize(
+    ("records", "text"),
+    [
+        ([], "starting the ranks"),
+        ([{"k": "meta", "t": 1}], "preparing: no step yet"),
+        ([{"k": "step", "t": 1, "step": 1234, "n": 1, "seconds": [1, 1, 1]}], "step 1,234"),
+        (
+            [{"k": "step", "t": 1, "step": 5, "seconds": [1, 1, 1]}, {"k": "report", "t": 1, "total_steps": "many"}],
+            "step 5",
+        ),
+        (
+            [{"k": "step", "t": 1, "step": 5, "seconds": [1, 1, 1]}, {"k": "report", "t": 1, "total_steps": 5}],
+            "step 5 of 5 (100%), evaluating",
+        ),
+    ],
+    ids=["no rank", "no step", "no total", "total in words", "all steps"],
+)
+def test_progress_before_and_without_a_total(folder, write_metrics, records, text):
+    if records:
+        write_metrics(0, *records)
+
+    assert words.progress(RunReader(folder).read_all(), RUNNING) == text
+
+
+def test_the_headline_tells_loss_speed_and_memory(reader):
+    assert words.headline(reader, State("succeeded", 0.0)) == (
+        "step 30 of 60 (50%) · loss 1 · 1,280 samples/s · peak resident set 256.0 MiB"
+    )
+
+
+def test_charts_are_valid_xml_with_a_line_per_rank():
+    root = ET.fromstring(charts(four_charts([(float(i), math.sin(i)) for i in range(256)])))
+    lines = [path for path in root.iter("{http://www.w3.org/2000/svg}path") if path.get("stroke-dasharray") is not None]
+
+    assert len(lines) == 4 * 8
+    assert all(re.fullmatch(r"M-?\d+ -?\d+(L[-\d ]+|h\d)", line.get("d")) for line in lines)
+
+
+@pytest.mark.parametrize("bins", [1, 2, 100, 256])
+def test_four_charts_of_eight_ranks_fit_into_one_message(bins):
+    values = [(float(i), 3 * math.exp(-i / 80) + math.sin(i) / 50) for i in range(bins)]
+
+    assert len(charts(four_charts(values)).encode()) < 40_000
+
+
+@pytest.mark.xfail(reason="open bug: 44 to 48 kB when each bin's extremes are drawn")
+@pytest.mark.parametrize("bins", [70, 140, 210, 256])
+def test_four_charts_of_eight_noisy_ranks_fit_into_one_message(bins):
+    assert len(charts(four_charts(noise(bins))).encode()) < 40_000
+
+
+@pytest.mark.parametrize("at", [0, 1, 100, 128, 254, 255])
+@pytest.mark.parametrize("ranks", [1, 8])
+def test_a_spike_survives_thinning(at, ranks):
+    flat = [(i + j / 4, 1.0) for i in range(256) for j in range(4)]
+    spiked = [(x, 100.0 if i == 4 * at + 1 else y) for i, (x, y) in enumerate(flat)]
+
+    drawn = charts([Chart("loss", {rank: series_of(spiked) for rank in range(ranks)}, words.quantity)])
+    heights = [int(y) for y in re.findall(r"V(-?\d+)", drawn)]
+
+    assert len(heights) == ranks
+    assert max(heights) < 40
+
+
+def test_charts_look_alike_whatever_the_amount_of_data():
+    few, many = charts(four_charts([(0.0, 1.0)])), charts(four_charts(noise(256)))
+
+    assert re.search(r'viewBox="[^"]*"', few)[0] == re.search(r'viewBox="[^"]*"', many)[0]
+
+
+def test_a_chart_without_data_says_so():
+    drawn = charts([Chart("loss", {0: Series(), 1: series_of([(0.0, math.nan)])}, words.quantity)])
+
+    assert any(text.startswith("no data") for text in ET.fromstring(drawn).itertext())
+
+
+def test_a_chart_tells_its_last_values_to_a_screen_reader():
+    drawn = charts([Chart("loss", {0: series_of([(0.0, 3.0)]), 1: series_of([(0.0, 2.0)])}, words.quantity)])
+
+    assert ET.fromstring(drawn).get("aria-label") == "loss: rank 0 3, rank 1 2"
+
+
+def test_a_charts_words_are_escaped():
+    drawn = charts([Chart(f'{IMAGE}"', {0: series_of([(0.0, 1.0)])}, lambda value: IMAGE)])
+
+    assert "<img" not in drawn
+    ET.fromstring(drawn)
+
+
+@given(st.lists(st.floats(-1e30, 1e30, allow_subnormal=False), min_size=1, max_size=20))
+def test_any_values_of_a_training_can_be_drawn(values):
+    drawn = charts([Chart("loss", {0: series_of(enumerate(values))}, words.quantity)])
+
+    assert "nan" not in drawn
+    ET.fromstring(drawn)
+
+
+@pytest.mark.xfail(reason="open bug: OverflowError, or StopIteration made a RuntimeError, at the ends of float's range")
+@pytest.mark.parametrize("value", [5e-324, 1e308, -1.7e308])
+def test_the_largest_and_smallest_floats_can_be_drawn(value):
+    ET.fromstring(charts([Chart("loss", {0: series_of([(0.0, value), (1.0, -value)])}, words.quantity)]))
+
+
+def test_eight_ranks_are_told_apart_by_colour_and_by_dash():
+    assert len(set(COLOURS)) == len(set(DASHES)) == 8
+    assert len({dot(rank) for rank in range(8)}) == 8
+    assert dot(8) == dot(0)
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=ascii)
+def test_hostile_text_in_a_cause_never_reaches_the_page(folder, reader, text):
+    state = State("failed", 0.0, 1.0, 1, {"sentence": text, "traceback": [text, "\n", text]})
+
+    page = run_html(folder, reader, state)
+
+    assert_harmless(page)
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f]", page)
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=ascii)
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_hostile_text_in_a_log_never_reaches_the_page(folder, reader, text, stream):
+    folder.log(0, stream).write_bytes(f"before\n{text}\nafter\n".encode())
+
+    page = run_html(folder, reader, RUNNING)
+
+    assert_harmless(page)
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f]", page)
+    assert "after" in page
+
+
+@pytest.mark.parametrize("name", [IMAGE, "</code><script>alert(1)<", '"><svg onload=alert(1)>', "&lt;b&gt;"])
+def test_hostile_run_names_never_reach_the_page(tmp_path, name):
+    folder = RunFolder(tmp_path / name.replace("/", "∕"))
+
+    page = run_html(folder, RunReader(folder), RUNNING)
+
+    assert_harmless(page)
+    assert folder.id in Tags(page).text
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=ascii)
+def test_hostile_records_never_reach_the_page(folder, write_metrics, text):
+    write_metrics(
+        0,
+        {"k": "meta", "t": 1, "device": text, "host": text},
+        {"k": "report", "t": 2, "loss": text, text: text, "total_steps": text},
+        {"k": "step", "t": 2, "step": 1, "n": 1, "seconds": [1, 1, 1]},
+    )
+
+    assert_harmless(run_html(folder, RunReader(folder).read_all(), RUNNING))
+
+
+def test_a_log_that_is_not_utf8_is_shown_all_the_same(folder, reader):
+    folder.log(0).write_bytes(b"caf\xe9 \xff\xfe\nafter\n")
+
+    assert tail_of_log(folder, 0, 10) == ["caf\ufffd \ufffd\ufffd", "after"]
+
+
+def test_only_the_end_of_a_huge_log_is_read(folder, reader):
+    folder.log(0).write_bytes(b"x" * 5_000_000 + b"\nlast\n")
+
+    lines = tail_of_log(folder, 0, 10)
+
+    assert lines[-1] == "last"
+    assert sum(map(len, lines)) < 20_000
+    assert len(run_html(folder, reader, RUNNING)) < 20_000
+
+
+def test_a_rank_without_a_log_has_no_lines(folder):
+    assert tail_of_log(folder, 7, 10) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "seen"),
+    [
+        ("plain é", "plain é"),
+        ("a\r\nb", "a\nb"),
+        ("10%\r50%\r90%", "90%"),
+        ("10%\r50%\nnext", "50%\nnext"),
+        ("\x1b[1;31mred\x1b[0m", "red"),
+        ("\x1b[2K\x1b[1A\x1b[?25lx", "x"),
+        ("\x1b]0;title\x07x", "x"),
+        ("\x1b]8;;http://x\x1b\\link\x1b]8;;\x1b\\", "link"),
+        ("\x1bM\x1b7x", "x"),
+        ("a\tb", "a\tb"),
+        ("a\x00b\x07", "a\ufffdb\ufffd"),
+        ("", ""),
+    ],
+)
+def test_a_log_reads_as_it_was_last_seen_on_a_terminal(text, seen):
+    assert plain(text) == seen
+
+
+@pytest.mark.xfail(reason="open bug: a progress bar printed with end='\\r' is shown as nothing")
+@pytest.mark.parametrize("text", ["50%\r", "10%\r50%\r"])
+def test_a_line_that_waits_to_be_overwritten_is_still_seen(text):
+    assert plain(text) == "50%"
+
+
+@given(st.text())
+def test_plain_text_holds_no_control_characters(text):
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", plain(text))
+
+
+def test_a_run_in_plain_text_tells_the_same(folder, reader):
+    state = State("failed", 0.0, 5.0, 1, {"sentence": "rank 1 failed: \x1b[31mValueError\x1b[0m"})
+
+    lines = run_text(folder, reader, state).splitlines()
+
+    assert lines[0] == f"{folder.id}: failed after 5 s"
+    assert lines[1] == words.headline(reader, state)
+    assert lines[2] == "rank 1 failed: ValueError"
+    assert [line.split()[:6] for line in lines[3:]] == [["rank", str(r), "device", "cpu", "step", "30"] for r in (0, 1)]
+
+
+@pytest.mark.xfail(reason="open bug: the device of a foreign record reaches the terminal with its codes")
+def test_a_run_in_plain_text_holds_no_terminal_codes(folder, write_metrics):
+    write_metrics(0, {"k": "meta", "t": 1, "device": "\x1b[31mcpu"})
+
+    assert "\x1b" not in run_text(folder, RunReader(folder).read_all(), RUNNING)
+
+
+@pytest.mark.parametrize("name", ["starting", "running", "succeeded", "failed", "stopped", "lost"])
+def test_every_state_has_a_page_and_a_text(folder, reader, name):
+    state = State(name, 0.0, 5.0)
+
+    assert f" {name}</b>" in run_html(folder, reader, state)
+    assert f": {name} after 5 s" in run_text(folder, reader, state)
+
+
+def test_a_run_that_has_not_begun_has_a_page_and_a_text(folder):
+    reader = RunReader(folder)
+
+    assert_harmless(run_html(folder, reader, RUNNING))
+    assert "starting the ranks" in run_text(folder, reader, RUNNING)
+
+
+def test_the_four_charts_hold_every_rank(reader):
+    assert [sorted(chart.series) for chart in run_charts(reader)] == [[0, 1]] * 4
+
+
+def test_the_static_bundle_is_html_and_text_and_holds_no_script(folder, reader):
+    folder.log(0).write_text(f"{SCRIPT}\n")
+    state = State("failed", 0.0, 5.0, 1, {"sentence": SCRIPT, "traceback": [SCRIPT]})
+
+    bundle = static_bundle(folder, reader, state)
+
+    assert {"text/html", "text/plain"} <= set(bundle) <= {"text/html", "text/plain", "image/png"}
+    assert "<script" not in bundle["text/html"].lower()
+    assert_harmless(bundle["text/html"])
+    assert bundle["text/plain"] == run_text(folder, reader, state)
+    json.dumps(bundle)
+
+
+def test_the_static_bundle_does_without_matplotlib(folder, reader, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+
+    assert set(static_bundle(folder, reader, RUNNING)) == {"text/html", "text/plain"}
+
+
+def test_the_static_bundle_of_a_smooth_run_on_eight_ranks_fits_a_notebook(folder, write_metrics):
+    for rank in range(8):
+        records = (
+            {
+                "k": "step",
+                "t": float(i),
+                "step": i,
+                "n": 1,
+                "seconds": [0.1] * 3,
+                "loss": 3 * math.exp(-i / 80),
+                "rss": 9,
+            }
+            for i in range(256)
+        )
+        write_metrics(rank, {"k": "meta", "t": 0.0}, *records)
+
+    bundle = static_bundle(folder, RunReader(folder).read_all(), State("succeeded", 0.0, 256.0))
+
+    assert sum(len(part.encode()) for part in bundle.values()) <= 60_000
+
+
+def test_the_report_is_one_file_without_scripts_under_a_policy(whole_folder):
+    text = write_report(whole_folder).read_text(encoding="utf-8")
+    policy = re.search(r'<meta http-equiv="Content-Security-Policy" content="([^"]*)">', text)[1]
+
+    assert "default-src 'none'" in policy
+    assert "script-src" not in policy
+    assert "<script" not in text.lower()
+    assert not re.search(r"""(src|href)\s*=|url\(|@import""", text)
+    assert_harmless(text, also={"html", "meta", "title", "style", "h2"})
+
+
+def test_the_report_holds_the_command_the_script_the_record_and_every_log(whole_folder):
+    whole_folder.log(0).write_text("said by rank 0\n")
+    whole_folder.log(1, "stderr").write_text("said by rank 1\n")
+
+    text = Tags(write_report(whole_folder).read_text(encoding="utf-8")).text
+
+    for part in ("torchrun demo.py", "print('demo')", '"world_size": 2', "said by rank 0", "said by rank 1"):
+        assert part in text
+
+
+@pytest.mark.parametrize("hostile", HOSTILE, ids=ascii)
+def test_hostile_text_anywhere_never_reaches_the_report(whole_folder, hostile):
+    whole_folder.script.write_text(f"x = {hostile!r}\n# {hostile}\n")
+    whole_folder.command.write_text(f"torchrun {hostile}\n")
+    whole_folder.manifest.write_text(json.dumps({"format": 1, "name": hostile, "args": [hostile]}))
+    whole_folder.log(1).write_text(hostile)
+    write_state(whole_folder, State("failed", 1.0, 2.0, 1, {"sentence": hostile, "traceback": [hostile]}))
+
+    text = write_report(whole_folder).read_text(encoding="utf-8")
+
+    assert_harmless(text, also={"html", "meta", "title", "style", "h2"})
+
+
+def test_a_report_is_written_again_over_the_older_one(whole_folder):
+    write_report(whole_folder)
+    whole_folder.log(0).write_text("said since\n")
+
+    assert "said since" in write_report(whole_folder).read_text(encoding="utf-8")
