@@ -18,7 +18,7 @@ from labkit.write import Script, options_of
 __all__ = ["check_batch", "check_imports", "check_ranks", "check_text", "check_torch"]
 
 TORCH_FLOOR = (2, 8)
-SECRET_FLAG = re.compile(r"^--[\w-]*(token|secret|password|api[-_]?key)", re.IGNORECASE)
+SECRET_FLAG = re.compile(r"^--([\w-]*[-_])?(token|secret|password|passwd|api[-_]?key|credentials?)(=|$)", re.IGNORECASE)
 
 
 def check_torch(platform: str) -> None:
@@ -40,7 +40,7 @@ def check_torch(platform: str) -> None:
 def check_ranks(nproc_per_node: Any, backend: Any, hardware: Hardware) -> int:
     """The number of ranks. Raises LaunchError when it is not one, or does not fit the devices."""
     if nproc_per_node == "auto":
-        return hardware.default_ranks
+        nproc_per_node = hardware.default_ranks
     if isinstance(nproc_per_node, bool) or not isinstance(nproc_per_node, int):
         raise LaunchError(f"nproc_per_node must be a whole number or 'auto', got {nproc_per_node!r}")
     if nproc_per_node < 1:
@@ -56,7 +56,7 @@ def check_ranks(nproc_per_node: Any, backend: Any, hardware: Hardware) -> int:
             f"{nproc_per_node} ranks need {nproc_per_node} GPUs, this machine has {gpus}. "
             f"Use nproc_per_node={gpus}, or backend='gloo' to let ranks share them"
         )
-    if gpus and backend == "gloo" and nproc_per_node <= gpus:
+    if backend == "gloo" and 0 < nproc_per_node <= gpus:
         raise LaunchError(
             f"{nproc_per_node} ranks on {gpus} GPUs use nccl; backend='gloo' is for more ranks than GPUs. "
             "To train on the CPU, pass env={'CUDA_VISIBLE_DEVICES': ''}"
@@ -69,8 +69,11 @@ def check_batch(script: Script, parameters: Mapping[str, Any], ranks: int) -> No
     options = options_of(script)
     if not {"global_batch_size", "accumulate"} <= set(options):
         return
-    wanted = int(parameters.get("global_batch_size", options["global_batch_size"].default))
-    pieces = ranks * int(parameters.get("accumulate", options["accumulate"].default))
+    given = [parameters.get(name, options[name].default) for name in ("global_batch_size", "accumulate")]
+    try:
+        wanted, pieces = int(str(given[0])), ranks * int(str(given[1]))
+    except ValueError:  # left to the script, or computed in it
+        return
     if pieces < 1 or wanted < 1:
         raise LaunchError("global_batch_size and accumulate must be at least 1")
     if wanted % pieces:
@@ -90,8 +93,8 @@ def check_imports(script: Script, folder: str) -> None:
     missing = sorted({n for name in names if not _can_be_found(n := name.split(".")[0], folder)})
     if missing:
         raise LaunchError(
-            f"{script.name}.py imports {', '.join(missing)}, which {sys.executable} does not have. "
-            f"Install with: {sys.executable} -m pip install {' '.join(missing)}"
+            f"{script.name}.py imports {', '.join(missing)}, which {sys.executable} does not have. Install what "
+            f"provides it with {sys.executable} -m pip install …, or start labkit from the environment that has it"
         )
 
 

@@ -48,13 +48,15 @@ def start(
     """Start a run and return its folder at once. Raises LaunchError or ScriptError before anything exists."""
     checks.check_torch(platform_name())
     script, path = _script(script)
-    machine = hardware((env or {}).get("CUDA_VISIBLE_DEVICES"))
+    visible = (env or {}).get("CUDA_VISIBLE_DEVICES")
+    machine = hardware(None if visible is None else str(visible))
     ranks = checks.check_ranks(nproc_per_node, backend, machine)
     script.check()
     checks.check_imports(script, script_folder(path))
-    checks.check_batch(script, parameters, ranks)
     argv = checks.check_text([*command_line(script, parameters), *args])
-    check_arguments(script, argv)
+    if path is None:  # a user's own script may add options in another module
+        check_arguments(script, argv)
+    checks.check_batch(script, parameters, ranks)
     folder = RunFolder.create(runs_root(runs_dir), name or script.name)
     argv += _checkpoint_arguments(script, parameters, argv, folder)
     environment, dropped = rank_environment(
@@ -63,7 +65,7 @@ def start(
         nproc_per_node=ranks,
         cores=machine.cores,
         script_dir=script_folder(path),
-        extra=env,
+        extra={name: str(value) for name, value in (env or {}).items()},
     )
     try:
         _write_folder(folder, script, path, ranks, argv, parameters, environment, dropped, machine)

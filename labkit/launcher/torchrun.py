@@ -18,7 +18,7 @@ LEFTOVER_PREFIXES = ("PET_", "TORCHELASTIC_")
 # An allowlist: whatever else is set may be a secret and is never written to disk.
 RECORDED_PREFIXES = ("CUDA_", "NCCL_", "GLOO_", "TORCH_", "PYTORCH_", "OMP_", "MKL_", "LABKIT_")
 RECORDED = ("KAGGLE_KERNEL_RUN_TYPE", "PYTHONPATH", "PYTHONSAFEPATH", "LD_PRELOAD")
-SECRET_WORDS = ("TOKEN", "SECRET", "PASSWORD", "KEY")
+SECRET_WORDS = ("TOKEN", "SECRET", "PASSWORD", "PASSWD", "PWD", "KEY", "CREDENTIAL", "AUTH")
 
 
 def torchrun_command(folder: RunFolder, nproc_per_node: int, script: str, args: Sequence[str]) -> list[str]:

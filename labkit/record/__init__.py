@@ -1,6 +1,6 @@
 """A run on disk: names, records, bounded series, and reading them back.
 
-The run folder is the only thing between ranks and notebook. Everything here is standard library,
+The run folder is the only thing between ranks and notebook. Standard library and psutil only,
 so that a rank can use the names and a terminal can list runs without importing torch or widgets.
 """
 

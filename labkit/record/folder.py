@@ -63,7 +63,11 @@ class RunFolder:
         """`run.json`. Raises RunFolderError when it is missing or not ours."""
         manifest = read_json(self.manifest)
         if not isinstance(manifest, dict) or manifest.get("format") != 1:
-            found = "no readable run.json" if not manifest else f"format {manifest.get('format')!r}"
+            found = (
+                f"format {manifest.get('format')!r}"
+                if manifest and isinstance(manifest, dict)
+                else "no readable run.json"
+            )
             raise RunFolderError(f"{self.path} is not a run folder this labkit can read: {found}, expected format 1")
         return manifest
 
@@ -113,7 +117,12 @@ def list_runs(runs_dir: str | os.PathLike[str] | None = None) -> list[RunFolder]
     if not root.is_dir():
         return []
     paths = (p for p in root.iterdir() if not p.is_symlink() and (p / "run.json").is_file())
-    return [RunFolder(p) for p in sorted(paths, key=lambda p: (p.name.split("-")[0], p.stat().st_mtime_ns))]
+    return [RunFolder(p) for p in sorted(paths, key=_launch_order)]
+
+
+def _launch_order(path: Path) -> tuple[str, int]:
+    # run.json is written once, at launch: it orders runs of the same second.
+    return path.name.split("-")[0], (path / "run.json").stat().st_mtime_ns
 
 
 def find_run(which: str | os.PathLike[str], runs_dir: str | os.PathLike[str] | None = None) -> RunFolder:
@@ -140,12 +149,13 @@ def read_json(path: Path) -> Any:
     """The JSON value in a file, or None when there is no readable one."""
     try:
         return json.loads(path.read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Replace a JSON file in one step: a reader sees the old text or the new one, never half of it."""
     new = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(2)}")
-    new.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    # ASCII only: a file name that is not UTF-8 reaches us as text that cannot be encoded
+    new.write_text(json.dumps(value, indent=1) + "\n", encoding="ascii")
     new.replace(path)

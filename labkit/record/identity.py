@@ -34,7 +34,7 @@ class Identity:
         """An identity as kept in `agent.json`, or None when it is not one."""
         try:
             return cls(int(value["pid"]), float(value["started"]), str(value["boot"]), str(value["host"]))
-        except (TypeError, KeyError, ValueError):
+        except (TypeError, KeyError, ValueError, OverflowError):
             return None
 
     def is_alive(self) -> bool:

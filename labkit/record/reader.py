@@ -53,9 +53,18 @@ class RankHistory:
 
     def poll(self) -> bool:
         """Take in what is new; True when there was something."""
-        records = self.tail.poll()
+        return self._take_all(self.tail.poll())
+
+    def read_all(self) -> None:
+        """Take in everything that is left."""
+        self._take_all(self.tail.read_all())
+
+    def _take_all(self, records: list[dict[str, Any]]) -> bool:
         for record in records:
-            self._take(record)
+            try:
+                self._take(record)
+            except (TypeError, ValueError, OverflowError):  # fields that are not what records.py says
+                self.tail.undecodable += 1
         return bool(records)
 
     def _take(self, record: dict[str, Any]) -> None:
@@ -129,8 +138,9 @@ class RunReader:
 
     def read_all(self) -> RunReader:
         """Poll until nothing is new, for a run that is over."""
-        while self.poll():
-            pass
+        self.poll()
+        for history in self.ranks.values():
+            history.read_all()
         return self
 
     @property
@@ -152,7 +162,10 @@ def rows(folder: RunFolder) -> Iterator[dict[str, Any]]:
             if record.get("k") not in ("step", "report") or not isinstance(step, int):
                 continue
             row = (seen if record["k"] == "step" else said).setdefault(step, {})
-            row.update({"rank": rank, "step": step, "time": record["t"] - start} | _flat(record))
+            try:
+                row.update(_flat(record) | {"rank": rank, "step": step, "time": record["t"] - start})
+            except (TypeError, ValueError):
+                continue
         for step in sorted(seen.keys() | said.keys()):
             yield seen.get(step, {}) | said.get(step, {})
 

@@ -17,6 +17,7 @@ the header pairs one of them with the wall clock):
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -35,22 +36,26 @@ class Tail:
         self.undecodable = 0
         self._offset = 0
         self._rest = b""
+        self._skipping = False  # within a line that is too long to be kept
 
     def poll(self) -> list[dict[str, Any]]:
         """Records appended since the last call, at most 4 MiB of them; empty when the file is not there yet."""
         try:
             with self.path.open("rb") as file:
                 if file.seek(0, 2) < self._offset:  # replaced by a shorter one: begin again
-                    self._offset, self._rest = 0, b""
+                    self._offset, self._rest, self._skipping = 0, b"", False
                 file.seek(self._offset)
                 new = file.read(CHUNK_BYTES)
         except OSError:
             return []
         self._offset += len(new)
         *lines, self._rest = (self._rest + new).split(b"\n")
-        if len(self._rest) > LONGEST_LINE_BYTES:
-            self._rest = b""
-            self.undecodable += 1
+        if self._skipping and lines:
+            del lines[0]
+            self._skipping = False
+        if len(self._rest) > LONGEST_LINE_BYTES or self._skipping:
+            self.undecodable += not self._skipping
+            self._rest, self._skipping = b"", True
         return [record for line in lines if (record := self._decode(line)) is not None]
 
     def read_all(self) -> list[dict[str, Any]]:
@@ -66,10 +71,11 @@ class Tail:
         if not line.strip():
             return None
         try:
-            record = json.loads(line)
+            record = json.loads(line) if len(line) <= LONGEST_LINE_BYTES else None
         except (ValueError, RecursionError):
             record = None
-        if not isinstance(record, dict) or not isinstance(record.get("t"), int | float):
+        t = number(record.get("t")) if isinstance(record, dict) else None
+        if t is None or not math.isfinite(t):
             self.undecodable += 1
             return None
         return record
@@ -80,7 +86,10 @@ def number(value: Any) -> float | None:
     if isinstance(value, bool):
         return None
     if isinstance(value, int | float):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            return math.inf if value > 0 else -math.inf
     if value in ("nan", "inf", "-inf"):
         return float(value)
     return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from labkit.record.folder import RunFolder, read_json, write_json
 from labkit.record.identity import Identity
@@ -66,16 +66,26 @@ def read_state(folder: RunFolder) -> State:
 
 def _written(folder: RunFolder) -> State:
     value = read_json(folder.state)
-    known = {f.name for f in fields(State)}
-    try:
-        return State(**{k: v for k, v in value.items() if k in known})
-    except (AttributeError, TypeError):
+    if not _is_sound(value):
         return State("lost", 0.0, cause={"kind": "lost", "sentence": "state.json is missing or damaged"})
+    known = {f.name for f in fields(State)}
+    return State(**{k: v for k, v in value.items() if k in known})
+
+
+def _is_sound(value: Any) -> bool:
+    if not isinstance(value, dict) or value.get("state") not in get_args(StateName):
+        return False
+    cause, ended = value.get("cause"), value.get("ended")
+    return (
+        isinstance(value.get("started"), int | float)
+        and (ended is None or isinstance(ended, int | float))
+        and (cause is None or (isinstance(cause, dict) and isinstance(cause.get("sentence"), str)))
+    )
 
 
 def supervisor_is_alive(folder: RunFolder, state: State) -> bool:
-    agent = read_json(folder.agent) or {}
-    supervisor = Identity.read(agent.get("supervisor"))
+    agent = read_json(folder.agent)
+    supervisor = Identity.read(agent.get("supervisor")) if isinstance(agent, dict) else None
     if supervisor is None:
         return time.time() - state.started < STARTING_SECONDS
     return supervisor.is_alive()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import re
+from pathlib import Path
 from typing import Any
 
 from labkit.record import RankHistory, RunFolder, RunReader, State
@@ -37,10 +38,10 @@ def run_text(folder: RunFolder, reader: RunReader, state: State) -> str:
     """The same in plain text, for terminals, diffs and front ends that show no HTML."""
     lines = [f"{folder.id}: {state.state} after {words.seconds(state.seconds)}", words.headline(reader, state)]
     if state.cause:
-        lines.append(plain(str(state.cause.get("sentence", ""))))
+        lines.append(str(state.cause.get("sentence", "")))
     for values in _rank_rows(reader):
         lines.append("  " + "  ".join(f"{name} {value}" for name, value in values.items()))
-    return "\n".join(lines)
+    return plain("\n".join(lines))
 
 
 def run_charts(reader: RunReader) -> list[Chart]:
@@ -129,18 +130,22 @@ def _log(folder: RunFolder, rank: int) -> str:
 
 def tail_of_log(folder: RunFolder, rank: int, lines: int) -> list[str]:
     """The last lines of a rank's output, both streams, without terminal codes. Reads the end of the files only."""
-    found: list[str] = []
-    for stream in ("stdout", "stderr"):
-        try:
-            with folder.log(rank, stream).open("rb") as file:
-                file.seek(max(0, file.seek(0, 2) - LOG_BYTES))
-                found += plain(file.read().decode("utf-8", "replace")).splitlines()[-lines:]
-        except OSError:
-            continue
-    return found[-lines:]
+    streams = [_end_of(folder.log(rank, stream)) for stream in ("stdout", "stderr")]
+    spoken = [stream[-lines:] for stream in streams if stream]
+    share = lines // max(1, len(spoken))  # neither stream hides the other
+    return [line for stream in spoken for line in stream[-share:]]
+
+
+def _end_of(path: Path) -> list[str]:
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, 2) - LOG_BYTES))
+            return plain(file.read().decode("utf-8", "replace")).splitlines()
+    except OSError:
+        return []
 
 
 def plain(text: str) -> str:
     """Text from a log as a person would have seen it last: no colour codes, no overwritten progress bars."""
-    text = ANSI.sub("", text.replace("\r\n", "\n"))
-    return "\n".join(CONTROL.sub("�", line.rsplit("\r", 1)[-1]) for line in text.split("\n"))
+    text = ANSI.sub("", text.replace("\r\n", "\n")).encode("utf-8", "replace").decode()
+    return "\n".join(CONTROL.sub("�", line.rstrip("\r").rsplit("\r", 1)[-1]) for line in text.split("\n"))

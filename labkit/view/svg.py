@@ -17,7 +17,7 @@ DASHES = ("", "6 3", "2 2", "8 3 2 3", "12 3", "4 6", "1 3", "10 3 2 3 2 3")
 
 WIDTH, HEIGHT = 360, 132
 LEFT, RIGHT, TOP, BOTTOM = 52, 8, 20, 18
-POINTS_PER_CHART = 560  # over all ranks, so that eight ranks fit into one 40 kB message
+POINTS_PER_CHART = 400  # over all ranks, so that eight ranks fit into one 40 kB message
 VISIBLE = 2  # pixels between a bin's last value and its extremes before they are drawn
 NICE = (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10)
 
@@ -109,7 +109,7 @@ def _line(
 
 def _round_up(value: float, unit: float) -> float:
     """The next round number of units above `value`, for the top of an axis."""
-    if value <= 0:
+    if value < 1e-300:
         return unit
     power = 10 ** math.floor(math.log10(value / unit))
     return next(n * power * unit for n in NICE if n * power * unit >= value * 0.9999)

@@ -16,7 +16,7 @@ def quantity(value: float | None, digits: int = 3) -> str:
         return "n/a"
     if not math.isfinite(value):
         return str(value)
-    if abs(value) >= 1000:
+    if 999.5 <= abs(value) < 1e9:
         return f"{value:,.0f}"
     return f"{value:.{digits}g}"
 
@@ -37,11 +37,11 @@ def seconds(value: float | None) -> str:
     """1.2 ms · 3.4 s · 5 min 6 s · 1 h 2 min"""
     if value is None:
         return "n/a"
-    if value == 0:
-        return "0"
-    if value < 1:
+    if not math.isfinite(value) or value == 0:
+        return f"{value:g}"
+    if value < 0.9995:
         return f"{value * 1e3:.3g} ms"
-    if value < 60:
+    if value < 59.95:
         return f"{value:.3g} s"
     minutes, rest = divmod(round(value), 60)
     return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"

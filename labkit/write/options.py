@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ class Option:
     choices: tuple[Any, ...] = ()
     default: Any = None
     negatable: bool = False
+    many: bool = False
 
 
 def options_of(script: Script) -> dict[str, Option]:
@@ -47,7 +49,7 @@ def _option(name: str, keywords: list[ast.keyword]) -> Option:
         return Option(name, "flag", default=_literal(given.get("default")), negatable=True)
     choices = tuple(_literal(given.get("choices")) or ())
     kind_name = kind.id if isinstance(kind, ast.Name) else "str"
-    return Option(name, kind_name, choices, _literal(given.get("default")))
+    return Option(name, kind_name, choices, _literal(given.get("default")), many="nargs" in given)
 
 
 def _literal(node: ast.expr | None) -> Any:
@@ -79,7 +81,7 @@ def check_arguments(script: Script, args: Sequence[str]) -> None:
     if not options or "parse_known_args" in str(script):
         return
     known = [name for option in options.values() for name in (option.name, f"--no-{option.name[2:]}")]
-    for arg in args:
+    for arg in itertools.takewhile(lambda arg: arg != "--", args):
         flag = arg.split("=")[0]
         # argparse accepts any unambiguous beginning of a flag
         if flag.startswith("--") and len(flag) > 2 and not any(name.startswith(flag) for name in [*known, "--help"]):
@@ -102,19 +104,23 @@ def _arguments(script: Script, option: Option, name: str, value: Any) -> list[st
             raise ScriptError(f"{name} of {script.name}.py is a flag: expected True or False, got {value!r}")
         off = [f"--no-{option.name[2:]}"] if option.negatable else []
         return [option.name] if value else off
+    if option.many and isinstance(value, list | tuple):
+        return [option.name, *map(str, value)]
     if option.choices and value not in option.choices:
         known = ", ".join(map(str, option.choices))
         raise ScriptError(f"{name} of {script.name}.py must be one of {known}; got {value!r}")
     if option.kind in ("int", "float"):
         _check_number(script, option, name, value)
-    return [option.name, str(value)]
+    text = str(value)
+    return [f"{option.name}={text}"] if text.startswith("-") else [option.name, text]
 
 
 def _check_number(script: Script, option: Option, name: str, value: Any) -> None:
+    wanted = "a whole number" if option.kind == "int" else "a number"
     try:
         number = (int if option.kind == "int" else float)(str(value))
+        sound = isinstance(number, int) or math.isfinite(number)
     except ValueError:
-        number = math.nan
-    if isinstance(value, bool) or not math.isfinite(number):
-        wanted = "a whole number" if option.kind == "int" else "a number"
+        sound = False
+    if not sound:
         raise ScriptError(f"{name} of {script.name}.py must be {wanted}; got {value!r}")

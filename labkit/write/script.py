@@ -13,13 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from labkit.errors import ScriptError
-from labkit.write.cells import Cell
+from labkit.write.cells import Cell, has_main_guard
 from labkit.write.source import cell_of
 
 __all__ = ["Script", "script_names"]
 
 # jupytext's percent format: `# %% title`. Untitled cells and `# %% [markdown]` are kept as they are.
-TITLE_LINE = re.compile(r"^# %%[ \t]*(?P<title>[^\n]*)\n?", re.MULTILINE)
+TITLE_LINE = re.compile(r"^# %%[ \t]*(?P<title>[^\n]*?)[ \t]*(?:\n|\Z)", re.MULTILINE)
+# Names may come from anywhere then; only the script itself can tell.
+DYNAMIC = re.compile(r"\bimport \*|\bget_ipython\b|\bglobals\(|\bexec\(")
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class Script:
         if isinstance(name, str) and name in (names := script_names()):
             return cls.parse(names[name].read_text(encoding="utf-8"), name=name)
         path = Path(name)
-        if path.suffix == ".py" or path.is_file():
+        if path.suffix == ".py" or path.exists():
             return cls.parse(_read_python(path), name=path.stem)
         raise ScriptError(f"no script named {str(name)!r}{_nearest(str(name), script_names())}")
 
@@ -82,12 +84,17 @@ class Script:
 
     def _check_contract(self, old: Cell, new: Cell) -> None:
         others = [cell for cell in self.parts if cell.title != new.title]
-        elsewhere = frozenset().union(*(cell.defines for cell in others))
+        elsewhere = Cell("head", self.head).defines.union(*(cell.defines for cell in others))
         needed = {name for cell in others for name in cell.uses}
         missing = sorted((old.defines & needed) - new.defines - elsewhere)
         if missing:
             yours = ", ".join(sorted(n for n in new.defines if not n.startswith("_"))) or "nothing"
             raise ScriptError(f"the {new.title!r} cell must define {', '.join(missing)}; yours defines {yours}")
+        if has_main_guard(old.text) and not has_main_guard(new.text):
+            raise ScriptError(
+                f'the {new.title!r} cell must end with `if __name__ == "__main__": main()`, or the script does '
+                "nothing; pass its text, since running such a cell in a notebook would start it"
+            )
         self._check_names(new, elsewhere)
 
     def _check_names(self, cell: Cell, elsewhere: frozenset[str]) -> None:
@@ -108,6 +115,8 @@ class Script:
         except (SyntaxError, ValueError) as error:
             where = f"line {error.lineno}: " if isinstance(error, SyntaxError) else ""
             raise ScriptError(f"{self.name}.py cannot be compiled: {where}{error}") from None
+        if DYNAMIC.search(str(self)):
+            return
         everywhere = Cell("head", self.head).defines.union(*(cell.defines for cell in self.parts))
         for cell in self.parts:
             self._check_names(cell, everywhere)
@@ -119,9 +128,12 @@ class Script:
     def write(self, path: str | os.PathLike[str]) -> Path:
         """Write the script to a file. Raises ScriptError rather than replace a file that says something else."""
         path = Path(path)
-        if path.exists() and path.read_text(encoding="utf-8") != str(self):
-            raise ScriptError(f"{path} exists and differs; delete it first, or write to another name")
-        path.write_text(str(self), encoding="utf-8")
+        try:
+            if path.exists() and path.read_bytes() != str(self).encode():
+                raise ScriptError(f"{path} exists and differs; delete it first, or write to another name")
+            path.write_text(str(self), encoding="utf-8")
+        except OSError as error:
+            raise ScriptError(f"the script cannot be written to {path}: {error.strerror}") from None
         return path
 
     def cell_at(self, line: int) -> tuple[Cell, int] | None:
@@ -129,8 +141,8 @@ class Script:
         first = self.head.count("\n") + 1
         for cell in self.parts:
             body = first + 1
-            first = body + cell.text.count("\n")
-            if body <= line < max(first, body + 1):
+            first = body + len(cell.text.splitlines())
+            if body <= line < first:
                 return cell, line - body + 1
         return None
 
@@ -161,7 +173,10 @@ class Diff:
         return list(difflib.unified_diff(before, after, self.before_name, self.after_name, lineterm="", n=2))
 
     def __str__(self) -> str:
-        return "\n".join(self.lines()) or f"{self.before_name} and {self.after_name} are the same"
+        if lines := self.lines():
+            return "\n".join(lines)
+        same = "are the same" if self.before == self.after else "differ only in how their last line ends"
+        return f"{self.before_name} and {self.after_name} {same}"
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         tints = {"+": "rgba(46,160,67,.18)", "-": "rgba(248,81,73,.18)", "@": "rgba(56,139,253,.15)"}
@@ -182,7 +197,7 @@ def script_names() -> dict[str, Path]:
 
 def _as_cell(title: str, value: Any) -> Cell:
     if isinstance(value, Cell):
-        return Cell(title, value.text, value.origin)
+        return Cell(title, value.text if value.text.endswith("\n") else f"{value.text}\n", value.origin)
     text, origin = (value, "text given to with_cells") if isinstance(value, str) else cell_of(value)
     if "\n# %%" in f"\n{text}":
         raise ScriptError(f"the text for the {title!r} cell holds a `# %%` line; give one cell at a time")
@@ -209,4 +224,4 @@ def _nearest(given: str, known: Any) -> str:
     """`; did you mean …? There are: …` for an error message."""
     names = [name for name in known if name]
     close = difflib.get_close_matches(given, names, n=1)
-    return (f"; did you mean {close[0]!r}?" if close else ";") + f" There are: {', '.join(names) or 'none'}"
+    return (f"; did you mean {close[0]!r}? There are: " if close else "; there are: ") + (", ".join(names) or "none")

@@ -45,9 +45,11 @@ def _code_of(obj: Any) -> CodeType | None:
         for member in vars(obj).values():
             function = member.__func__ if isinstance(member, classmethod | staticmethod) else member
             function = function.fget if isinstance(function, property) else function
-            # Inherited or borrowed functions were created elsewhere.
+            # Inherited or borrowed functions were created elsewhere, a dataclass's own ones out of a string.
             if inspect.isfunction(function) and function.__qualname__.startswith(obj.__qualname__ + "."):
-                return inspect.unwrap(function).__code__
+                code: CodeType = inspect.unwrap(function).__code__
+                if code.co_filename != "<string>":
+                    return code
         return None
     return getattr(inspect.unwrap(obj), "__code__", None) if callable(obj) else None
 

@@ -1,15 +1,9 @@
-import sys
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from labkit.errors import ScriptError
 from labkit.write import Cell
-
-comprehension = pytest.mark.xfail(
-    sys.version_info >= (3, 12), reason="open bug: since PEP 709 symtable mixes a comprehension into what is round it"
-)
 
 
 @pytest.mark.parametrize(
@@ -31,8 +25,8 @@ comprehension = pytest.mark.xfail(
         ("def f():\n    global g\n    g = 1", {"f", "g"}),
         ("def f():\n    def h():\n        global g\n        g = 1", {"f", "g"}),
         ("def f():\n    x = 1\n    def h():\n        nonlocal x\n        x = 2", {"f"}),
-        pytest.param("[i for i in z]", set(), marks=comprehension),
-        pytest.param("[last := i for i in z]", {"last"}, marks=comprehension),
+        pytest.param("[i for i in z]", set()),
+        pytest.param("[last := i for i in z]", {"last"}),
         ("(n := 3)", {"n"}),
         ("for i, j in z:\n    k = i", {"i", "j", "k"}),
         ("with open(p) as (a, b):\n    pass", {"a", "b"}),

@@ -137,7 +137,6 @@ def test_gloo_with_a_made_up_gpu_for_every_rank_is_refused():
         check_ranks(2, "gloo", made_up(2))
 
 
-@pytest.mark.xfail(reason="open bug: with 'auto' the backend is not looked at")
 @pytest.mark.parametrize(("backend", "gpus"), [("mpi", 0), ("nccl", 0), ("gloo", 2)])
 def test_auto_ranks_do_not_excuse_a_wrong_backend(backend, gpus):
     with pytest.raises(LaunchError):
@@ -200,7 +199,6 @@ def test_a_script_without_those_parameters_has_no_batch_to_check():
     check_batch(Script.parse('parser.add_argument("--global-batch-size", type=int, default=7)\n'), {}, 2)
 
 
-@pytest.mark.xfail(reason="open bug: int() of what the user gave, before command_line has looked at it")
 @pytest.mark.parametrize("value", ["many", None, [64]])
 def test_a_batch_size_that_is_no_number_raises_no_bare_error(value):
     try:
@@ -209,7 +207,6 @@ def test_a_batch_size_that_is_no_number_raises_no_bare_error(value):
         return
 
 
-@pytest.mark.xfail(reason="open bug: a default that is not a literal is None, and int(None) raises TypeError")
 def test_a_default_that_cannot_be_read_is_not_checked():
     check_batch(Script.parse(str(BATCH).replace("64", "DEFAULT_BATCH")), {}, 2)
 
@@ -234,14 +231,14 @@ def test_imports_that_can_be_found_or_may_fail_pass(tmp_path, text):
     check_imports(Script.parse(text), str(tmp_path))
 
 
-def test_imports_that_cannot_be_found_are_refused_with_the_command_that_installs_them(tmp_path):
+def test_imports_that_cannot_be_found_are_refused_with_the_interpreter_that_lacks_them(tmp_path):
     script = Script.parse("# %% a\nimport not_there_b.sub, os\n# %% b\nfrom not_there_a import x\n", name="train")
 
     with pytest.raises(LaunchError) as caught:
         check_imports(script, str(tmp_path))
 
     assert "train.py imports not_there_a, not_there_b, which" in str(caught.value)
-    assert f"{sys.executable} -m pip install not_there_a not_there_b" in str(caught.value)
+    assert f"{sys.executable} -m pip install" in str(caught.value)
 
 
 def test_looking_for_imports_imports_nothing(tmp_path):
@@ -274,7 +271,6 @@ def test_what_is_no_flag_for_a_secret_passes(argument):
     assert check_text([argument]) == [argument]
 
 
-@pytest.mark.xfail(reason="open bug: the flags of every language model's script are taken for secrets")
 @pytest.mark.parametrize("argument", ["--tokenizer", "--max-tokens", "--num_tokens=9", "--tokens-per-batch"])
 def test_a_flag_about_a_models_tokens_is_no_secret(argument):
     assert check_text([argument]) == [argument]

@@ -70,7 +70,6 @@ def test_a_written_script_parses_to_itself(text):
         assert Script.parse(str(script)) == script
 
 
-@pytest.mark.xfail(reason="open bug: __str__ strips a title that parse has kept with its trailing space")
 @pytest.mark.parametrize("text", ["# %% model \nx = 1\n", "# %% model\t\nx = 1\n"])
 def test_a_space_after_a_title_changes_neither_the_title_nor_the_round_trip(text):
     script = Script.parse(text)
@@ -154,7 +153,6 @@ def test_a_folder_called_like_a_script_is_refused(tmp_path):
         Script.load(tmp_path / "train.py")
 
 
-@pytest.mark.xfail(reason="open bug: a folder without .py in its name is told to be an unknown script name")
 def test_a_folder_is_called_a_folder(tmp_path):
     with pytest.raises(ScriptError, match="is a folder"):
         Script.load(tmp_path)
@@ -193,7 +191,6 @@ def test_a_cell_is_replaced_by_text_and_the_others_stay(script):
     assert str(script) == TEXT
 
 
-@pytest.mark.xfail(reason="open bug: a cell's origin is compared, and is not in the text")
 def test_a_script_with_a_replaced_cell_parses_to_itself(script):
     changed = script.with_cells(model=NEW_MODEL)
 
@@ -206,7 +203,6 @@ def test_a_cell_given_without_a_final_newline_does_not_touch_the_next_title(scri
     assert list(Script.parse(str(changed)).cells) == ["model", "main"]
 
 
-@pytest.mark.xfail(reason="open bug: a Cell without a final newline swallows the next title")
 def test_the_last_cell_of_a_file_without_a_final_newline_can_replace_another(script):
     other = Script.parse("# %% model\narea = abs")
 
@@ -232,8 +228,16 @@ def test_a_cell_of_another_script_keeps_its_origin(script):
     assert changed.cells["model"] == Cell("model", NEW_MODEL, "notebook cell In [3]")
 
 
+VOLUME = 'def main():\n    return volume(1)\n\n\nif __name__ == "__main__":\n    main()\n'
+
+
+def test_a_main_that_would_not_start_is_refused(script):
+    with pytest.raises(ScriptError, match="must end with `if __name__"):
+        script.with_cells(main="def main():\n    return area(1)\n")
+
+
 def test_two_cells_replaced_together_are_checked_together(script):
-    changed = script.with_cells(model="def volume(r):\n    return r\n", main="def main():\n    return volume(1)\n")
+    changed = script.with_cells(model="def volume(r):\n    return r\n", main=VOLUME)
 
     changed.check()
 
@@ -273,7 +277,6 @@ def test_a_replaced_cell_must_not_use_what_no_cell_defines(script):
         script.with_cells(model="def area(radius):\n    return factor * math.pi * radius**2\n")
 
 
-@pytest.mark.xfail(reason="open bug: with_cells does not count what the head defines, check does")
 def test_a_replaced_cell_may_use_what_the_head_imports():
     script = Script.parse("import math\n\n# %% model\narea = math.floor\n# %% main\nx = area(1.5)\n")
 
@@ -319,7 +322,6 @@ def test_check_refuses_what_does_not_compile(text):
         Script.parse(text, name="demo").check()
 
 
-@pytest.mark.xfail(reason="open bug: a star import is taken to define nothing, so a script that runs is refused")
 @pytest.mark.parametrize(
     "text", ["from math import *\n# %% main\nx = pi\n", "# %% a\nfrom math import *\n# %% b\nx = pi\n"]
 )
@@ -375,7 +377,6 @@ def test_writing_never_replaces_a_file_that_says_something_else(script, tmp_path
     assert path.read_text() == "precious = 1\n"
 
 
-@pytest.mark.xfail(reason="open bug: OSError and UnicodeDecodeError of the target come through raw")
 @pytest.mark.parametrize("target", ["folder", "binary.py", "missing/mine.py"])
 def test_a_target_that_cannot_be_written_is_a_script_error(script, tmp_path, target):
     (tmp_path / "folder").mkdir()
@@ -411,7 +412,6 @@ def test_the_only_line_of_a_last_cell_without_a_final_newline_is_found():
     assert (cell.title, within) == ("main", 1)
 
 
-@pytest.mark.xfail(reason="open bug: the last of several lines is in no cell when the file has no final newline")
 def test_the_last_line_of_a_file_without_a_final_newline_is_found():
     cell, within = Script.parse("# %% main\nx = 1\nraise SystemExit").cell_at(3)
 

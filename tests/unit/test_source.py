@@ -102,7 +102,6 @@ def test_a_borrowed_method_does_not_stand_for_the_class(run):
         cell_of(run("class Model(Base):\n    method = Base.method\n", "Model"))
 
 
-@pytest.mark.xfail(reason="open bug: the generated __init__ is taken for a method typed into a plain prompt")
 def test_a_dataclass_without_a_method_of_its_own_is_refused_as_such(run):
     config = run("from dataclasses import dataclass\n@dataclass\nclass Config:\n    x: int = 1\n", "Config")
 

@@ -186,7 +186,6 @@ def test_a_secret_is_never_recorded(name):
     assert recorded_environment({name: "s3cret", "PATH": "/bin"}) == {}
 
 
-@pytest.mark.xfail(reason="open bug: these words for a secret are not on the list")
 @pytest.mark.parametrize("name", ["LABKIT_DB_PASSWD", "LABKIT_DB_PWD", "NCCL_CREDENTIALS", "TORCH_HUB_AUTH"])
 def test_a_secret_by_another_word_is_never_recorded(name):
     assert recorded_environment({name: "s3cret"}) == {}
