@@ -1,0 +1,39 @@
+"""One rank's `metrics.jsonl`: whole lines, one write each, never a reason for the training to fail."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Recorder"]
+
+
+class Recorder:
+    """Appends records. `dropped` counts what could not be measured or written, said once and then kept quiet."""
+
+    def __init__(self, path: Path):
+        self.dropped = 0
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+
+    def write(self, record: dict[str, Any]) -> None:
+        """One line, stamped with the time unless it has one. A full disk costs records, never the training."""
+        try:
+            line = json.dumps({"t": time.monotonic(), **_finite(record)}, allow_nan=False) + "\n"
+            os.write(self._file, line.encode())
+        except (OSError, ValueError, TypeError) as error:
+            self.drop(error)
+
+    def drop(self, error: BaseException) -> None:
+        if not self.dropped:
+            print(f"labkit: a measurement failed and was left out: {error!r}", file=sys.stderr, flush=True)
+        self.dropped += 1
+
+
+def _finite(record: dict[str, Any]) -> dict[str, Any]:
+    """JSON has no NaN: a loss that is not a number, the event one most wants to read back, goes as text."""
+    return {k: str(v) if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
