@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -73,6 +74,7 @@ def start(
             del _supervisors[ended]
         _supervisors[folder.id] = _start_supervisor(folder, environment, tied=tied)
     except OSError as error:
+        shutil.rmtree(folder.path, ignore_errors=True)  # ours, seconds old, and nothing ran
         raise RunFolderError(f"the run could not be started in {folder.path}: {error}") from None
     return folder
 

@@ -31,7 +31,7 @@ def cell_of(obj: Any) -> tuple[str, str]:
         text = "".join(linecache.getlines(name))
         if not text:
             raise ScriptError(f"the cell that defined {_name(obj)} is gone; run it again, or pass its text")
-        return text, _origin(name)
+        return text, _origin(text)
     try:
         return inspect.getsource(obj), f"{inspect.getsourcefile(obj)}:{code.co_firstlineno}"
     except (OSError, TypeError):
@@ -59,12 +59,13 @@ def _is_notebook_cell(file_name: str) -> bool:
     return "ipykernel_" in file_name or file_name.startswith("<ipython-input-")
 
 
-def _origin(file_name: str) -> str:
-    """`In [3]` where IPython remembers which cell a file name stands for."""
+def _origin(text: str) -> str:
+    """`notebook cell In [3]`, as the notebook numbers the newest cell with this text."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython else None
-    number = getattr(getattr(shell, "compile", None), "_filename_map", {}).get(file_name)
-    return f"notebook cell In [{number}]" if number else "a notebook cell"
+    inputs = shell.user_ns.get("In", []) if shell else []
+    numbers = [number for number, cell in enumerate(inputs) if cell.strip() == text.strip()]
+    return f"notebook cell In [{numbers[-1]}]" if numbers else "a notebook cell"
 
 
 def _name(obj: Any) -> str:

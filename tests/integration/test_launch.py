@@ -75,14 +75,14 @@ def _model():
 
 
 def test_a_plain_ddp_loop_is_seen_without_a_line_of_ours():
-    run = labkit.launch(SCRIPTS / "plain_ddp.py", nproc_per_node=2, args=["60"])
+    run = labkit.launch(SCRIPTS / "plain_ddp.py", nproc_per_node=2, args=["400"])
     metrics = run.metrics()
     last = metrics.groupby("rank").last()
     printed = {int(step): float(loss) for step, loss in map(str.split, run.logs(rank=1).splitlines())}
     seen = metrics.query("rank == 1").dropna(subset=["loss"]).set_index("step")["loss"]
-    assert metrics.groupby("rank")["steps"].sum().eq(60).all()
-    assert last["step"].eq(60).all()
-    assert metrics.groupby("rank")["samples"].sum().eq(60 * 16).all()
+    assert metrics.groupby("rank")["steps"].sum().eq(400).all()
+    assert last["step"].eq(400).all()
+    assert metrics.groupby("rank")["samples"].sum().eq(400 * 16).all()
     assert len(seen) >= 2
     assert seen.to_dict() == {step: printed[step] for step in seen.index}
     assert (metrics[["input", "forward", "backward", "optimizer"]].sum() > 0).all()
