@@ -168,40 +168,63 @@ def digest(path):
         return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
 
-def save_checkpoint(folder, step, model, optimizer):
-    """Write beside, then rename: a kill in the middle leaves the older checkpoints whole. Two are kept."""
-    beside, final = folder / f"step-{step}.tmp", folder / f"step-{step}"
-    if dist.get_rank() == 0:
-        shutil.rmtree(beside, ignore_errors=True)
-    dist.barrier()
-    weights, moments = get_state_dict(model, optimizer)
-    dcp.save({"model": weights, "optimizer": moments}, checkpoint_id=beside)
-    if dist.get_rank() == 0 and not final.exists():
-        files = {path.name: digest(path) for path in beside.iterdir()}
-        (beside / "COMMIT.json").write_text(json.dumps({"step": step, "files": files}))
-        beside.rename(final)
-        for old in committed(folder)[2:]:
-            shutil.rmtree(old)
-    dist.barrier()
-
-
 def committed(folder):
     """Checkpoints whose COMMIT.json was written, newest first."""
     found = [path.parent for path in folder.glob("step-*/COMMIT.json") if path.parent.suffix != ".tmp"]
     return sorted(found, key=lambda path: int(path.name.removeprefix("step-")), reverse=True)
 
 
-def load_checkpoint(folder, model, optimizer):
+def commit_of(path):
+    """What COMMIT.json says when every file is as it was written, None when one is damaged."""
+    commit = json.loads((path / "COMMIT.json").read_text())
+    sound = all((path / name).exists() and digest(path / name) == file for name, file in commit["files"].items())
+    return commit if sound else None
+
+
+def from_rank_0(decide):
+    """What rank 0 decides, known to all: ranks that looked for themselves might see different files."""
+    box = [decide() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(box)
+    return box[0]
+
+
+def save_checkpoint(folder, step, model, optimizer, scaler):
+    """Write beside, then rename: a kill in the middle leaves the older checkpoints whole. Two are kept."""
+    beside, final = folder / f"step-{step}.tmp", folder / f"step-{step}"
+
+    def prepare():
+        shutil.rmtree(beside, ignore_errors=True)
+        beside.mkdir(parents=True)
+        last = sum(path.stat().st_size for older in committed(folder)[:1] for path in older.iterdir())
+        free = shutil.disk_usage(folder).free
+        if free < 1.2 * last:
+            print(f"step {step} not saved: {free:,} bytes free, the last checkpoint has {last:,}", flush=True)
+        return free >= 1.2 * last and not final.exists()
+
+    if not from_rank_0(prepare):
+        return
+    weights, moments = get_state_dict(model, optimizer)
+    dcp.save({"model": weights, "optimizer": moments}, checkpoint_id=beside)
+    if dist.get_rank() == 0:
+        files = {path.name: digest(path) for path in beside.iterdir()}
+        commit = {"step": step, "scaler": scaler.state_dict(), "files": files}
+        (beside / "COMMIT.json").write_text(json.dumps(commit))
+        beside.rename(final)
+        for older in committed(folder)[2:]:
+            shutil.rmtree(older)
+    dist.barrier()
+
+
+def load_checkpoint(folder, model, optimizer, scaler):
     """Restore the newest checkpoint that verifies; returns its step, 0 when there is none."""
-    for path in committed(folder):
-        files = json.loads((path / "COMMIT.json").read_text())["files"]
-        if all((path / name).exists() and digest(path / name) == wanted for name, wanted in files.items()):
-            weights, moments = get_state_dict(model, optimizer)
-            dcp.load({"model": weights, "optimizer": moments}, checkpoint_id=path)
-            set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=moments)
-            return int(path.name.removeprefix("step-"))
-        print(f"{path} is damaged; trying the one before it", flush=True)
-    return 0
+    commit = from_rank_0(lambda: next(filter(None, map(commit_of, committed(folder))), None))
+    if commit is None:
+        return 0
+    weights, moments = get_state_dict(model, optimizer)
+    dcp.load({"model": weights, "optimizer": moments}, checkpoint_id=folder / f"step-{commit['step']}")
+    set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=moments)
+    scaler.load_state_dict(commit["scaler"])
+    return commit["step"]
 
 
 # %% report
@@ -316,9 +339,9 @@ def main():
     if not steps_per_epoch:
         raise SystemExit(f"--global-batch-size {args.global_batch_size} exceeds the {len(train)} training samples")
     total_steps = args.steps or args.epochs * steps_per_epoch
-    report(rank, total_steps=total_steps, steps_per_epoch=steps_per_epoch, train_samples=len(train))
     checkpoints = Path(args.checkpoint_dir) if args.checkpoint_dir else None
-    step = load_checkpoint(checkpoints, model, optimizer) if checkpoints else 0
+    step = load_checkpoint(checkpoints, model, optimizer, scaler) if checkpoints else 0
+    report(rank, total_steps=total_steps, start_step=step, steps_per_epoch=steps_per_epoch, train_samples=len(train))
 
     reported, training_seconds = 0.0, 0.0
     while step < total_steps:
@@ -332,7 +355,8 @@ def main():
             with gradient_sync(model, last):
                 logits = forward(model, x)
                 y = y.to(device, non_blocking=True)
-                loss = F.cross_entropy(logits.flatten(0, -2), y.flatten()) / args.accumulate
+                # not in 16 bits: the scaled loss of fp16 would overflow, bf16 would keep two digits
+                loss = F.cross_entropy(logits.flatten(0, -2).to(dtype), y.flatten()) / args.accumulate
                 scaler.scale(loss).backward()
             loss_sum += loss.detach()
             if not last:
@@ -347,7 +371,7 @@ def main():
                 report(rank, step=step, epoch=epoch, loss=loss_sum.item())
             loss_sum = 0.0
             if checkpoints and args.save_every and step % args.save_every == 0:
-                save_checkpoint(checkpoints, step, model, optimizer)
+                save_checkpoint(checkpoints, step, model, optimizer, scaler)
             if step == total_steps:
                 break
         if device.type == "cuda":

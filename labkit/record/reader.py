@@ -35,7 +35,8 @@ class RankHistory:
         self.totals = dict.fromkeys(("steps", "samples", "seconds", *PHASES), 0.0)
         self.latest: dict[str, float] = {}
         self.memory_peak = 0.0
-        self.held: dict[str, float] = {}  # bytes of parameters, gradients and optimizer state on this rank
+        self.held: dict[str, Any] = {}  # device; bytes of parameters, gradients and optimizer state on this rank
+        self._steps_before = 0  # done by the run that this one resumed
         self.reports: deque[dict[str, Any]] = deque(maxlen=KEPT_REPORTS)
         self.values: dict[str, Any] = {}  # the newest value of everything the script reported
         self.end: dict[str, Any] = {}
@@ -44,7 +45,13 @@ class RankHistory:
 
     @property
     def device(self) -> str:
-        return str(self.meta.get("device", "?"))
+        return str(self.held.get("device") or self.meta.get("device", "?"))
+
+    @property
+    def held_bytes(self) -> float | None:
+        """Parameters, gradients and optimizer state on this rank; None before its first step."""
+        sizes = [v for k in ("parameters", "gradients", "optimizer") if (v := number(self.held.get(k))) is not None]
+        return sum(sizes) if sizes else None
 
     @property
     def memory_name(self) -> str:
@@ -87,7 +94,7 @@ class RankHistory:
     def _take_step(self, t: float, record: dict[str, Any]) -> None:
         seconds, _fastest, slowest = (number(s) or 0.0 for s in record.get("seconds", (0, 0, 0)))
         steps, samples = number(record.get("n")) or 1.0, number(record.get("samples")) or 0.0
-        self.step = int(number(record.get("step")) or self.step)
+        self.step = self._steps_before + int(number(record.get("step")) or 0)
         for name, value in {"steps": steps, "samples": samples, "seconds": seconds}.items():
             self.totals[name] += value
         for phase in PHASES:
@@ -109,6 +116,8 @@ class RankHistory:
 
     def _take_report(self, t: float, record: dict[str, Any]) -> None:
         values = {k: v for k, v in record.items() if k not in ("k", "t")}
+        self._steps_before = int(values.get("start_step") or self._steps_before)
+        self.step = max(self.step, int(values.get("step") or 0))
         self.reports.append(values)
         self.values.update(values)
         loss = number(values.get("loss"))
@@ -155,12 +164,14 @@ def rows(folder: RunFolder) -> Iterator[dict[str, Any]]:
     for rank in folder.started_ranks():
         seen: dict[int, dict[str, Any]] = {}
         said: dict[int, dict[str, Any]] = {}
-        start = None
+        start, steps_before = None, 0
         for record in Tail(folder.metrics(rank)).read_all():
             start = record["t"] if start is None else start
+            steps_before = record.get("start_step") or steps_before
             step = record.get("step")
             if record.get("k") not in ("step", "report") or not isinstance(step, int):
                 continue
+            step += steps_before if record["k"] == "step" else 0
             row = (seen if record["k"] == "step" else said).setdefault(step, {})
             try:
                 row.update(_flat(record) | {"rank": rank, "step": step, "time": record["t"] - start})

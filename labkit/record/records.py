@@ -4,12 +4,13 @@ What is in a rank's `metrics.jsonl`, by `k` (times `t` are `time.monotonic()` se
 the header pairs one of them with the wall clock):
 
     {"k": "meta", "v": 1, "t": …, "time": …, "rank": 0, "local_rank": 0, "world_size": 2, "host": …,
-     "pid": …, "device": "cpu", "torch": "2.13.0"}
+     "pid": …, "torch": "2.13.0"}
     {"k": "step", "t": …, "step": 40, "n": 4, "seconds": [sum, min, max], "samples": 512, "input": s,
      "forward": s, "backward": s, "optimizer": s, "loss": 0.31, "rss": bytes}
      (n is how many steps the line sums up; on CUDA "allocated", "reserved", "peak" in bytes and "retries" instead
       of "rss", and the phases are those of one step, timed by events, times n)
-    {"k": "model", "t": …, "parameters": bytes, "gradients": bytes, "optimizer": bytes}   what this rank holds
+    {"k": "model", "t": …, "device": "cpu", "parameters": bytes, "gradients": bytes, "optimizer": bytes}
+     (what this rank holds after its first step)
     {"k": "report", "t": …, …}                                                            the script's own words
     {"k": "end", "t": …, "step": 200, "outcome": "finished" | "raised" | "exited", "dropped": 0}
 """

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.errors import LabError
 from labkit.record import RunFolder, RunReader, find_run, read_state
+from labkit.record.records import number
 from labkit.view import words
 from labkit.view.svg import COLOURS
 
@@ -43,12 +44,12 @@ def summary(folder: RunFolder) -> dict[str, Any]:
         "script": manifest["name"],
         "ranks": manifest["world_size"],
         "state": state.state,
-        "training_seconds": values.get("training_seconds") or (max(stepping) if stepping else None),
+        "training_seconds": number(values.get("training_seconds")) or (max(stepping) if stepping else None),
         "epoch_seconds": sum(epochs) / len(epochs) if epochs else None,
-        "test_accuracy": values.get("test_accuracy"),
+        "test_accuracy": number(values.get("test_accuracy")),
         "throughput": samples / max(stepping) if stepping and samples else None,
         "parameters": values.get("parameters"),
-        "held_bytes": max((sum(h.held.values()) for h in histories if h.held), default=None),
+        "held_bytes": max((size for h in histories if (size := h.held_bytes) is not None), default=None),
         "memory_peak": max((h.memory_peak for h in histories if h.memory_peak), default=None),
         "memory_kind": first.memory_name if first else None,
         "input_share": max((s for h in histories if (s := words.input_share(h)) is not None), default=None),

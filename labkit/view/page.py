@@ -104,7 +104,7 @@ def _rank_rows(reader: RunReader) -> list[dict[str, str]]:
 
 
 def _rank_row(history: RankHistory) -> dict[str, str]:
-    latest, held = history.latest, history.held
+    latest = history.latest
     share = words.input_share(history)
     return {
         "rank": str(history.rank),
@@ -114,7 +114,7 @@ def _rank_row(history: RankHistory) -> dict[str, str]:
         "samples/s": words.quantity(latest.get("throughput")),
         "step time": words.seconds(latest.get("step_seconds")),
         "input wait": "n/a" if share is None else f"{share:.1%}",
-        "state held": words.gib(sum(held.values())) if held else "n/a",
+        "state held": words.gib(history.held_bytes),
         f"peak {history.memory_name}": words.gib(history.memory_peak or None),
     }
 

@@ -1,17 +1,17 @@
 """Wrap one rank: its logs, its records, its last words; then run the script as if it were alone.
 
 torchrun starts `python -m labkit.worker <script> <arguments…>` once per rank. The script sees its own `sys.argv`,
-its own folder on the path, `__name__ == "__main__"`.
+its own folder first on the path, `__name__ == "__main__"`.
 """
 
 from __future__ import annotations
 
 import atexit
+import linecache
 import os
-import runpy
 import sys
 import threading
-from pathlib import Path
+import types
 
 from labkit.record.folder import RunFolder
 from labkit.worker import failure, guard
@@ -25,25 +25,32 @@ def main() -> None:
     guard.die_with_parent()
     guard.dump_stacks_on_signal(folder, rank)
     probe = Probe(folder.metrics(rank))
-    script = sys.argv[1]
     sys.argv = sys.argv[1:]
-    # At the end: a `random.py` beside the script must not hide Python's own.
-    sys.path.append(str(Path(os.environ.get("LABKIT_SCRIPT_DIR", script)).resolve()))
-    code = 1
+    code, outcome = 0, "finished"
     try:
         probe.start()
-        runpy.run_path(script, run_name="__main__")
-        code = 0
-        probe.finish("finished")
+        # Only now: torch and what it imports are loaded, so a `random.py` beside the script hides nothing of theirs.
+        sys.path.insert(0, os.environ["LABKIT_SCRIPT_DIR"])
+        os.environ.pop("PYTHONSAFEPATH", None)
+        run(sys.argv[0], folder.script.read_text(encoding="utf-8"))
     except SystemExit as error:
-        code = failure.exit_code(error)
-        probe.finish("exited")
+        code, outcome = failure.exit_code(error), "exited"
         if code != 0:
             failure.write(folder, rank, error, probe.step)
     except BaseException as error:
-        probe.finish("raised")
+        code, outcome = 1, "raised"
         failure.write(folder, rank, error, probe.step)
+    probe.finish(outcome)
     leave(code)
+
+
+def run(path: str, text: str) -> None:
+    """Execute the recorded text as the program at `path`, which may have been edited since the launch."""
+    module = types.ModuleType("__main__")
+    module.__file__ = path
+    sys.modules["__main__"] = module
+    linecache.cache[path] = (len(text), None, text.splitlines(keepends=True), path)
+    exec(compile(text, path, "exec", dont_inherit=True), module.__dict__)
 
 
 def leave(code: int) -> None:

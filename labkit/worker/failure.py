@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 import traceback
@@ -14,8 +15,10 @@ from labkit.record.folder import RunFolder, write_json
 
 __all__ = ["exit_code", "write"]
 
-# runpy and this package stand between the script and the interpreter; nobody needs to read about them.
+# This package stands between the script and the interpreter; nobody needs to read about it.
 OURS = str(Path(__file__).parent)
+# A DataLoader worker's exception arrives as one of the same type whose message is the worker's whole traceback.
+FROM_WORKER = "Original Traceback (most recent call last):"
 
 
 def exit_code(error: SystemExit) -> int:
@@ -56,6 +59,9 @@ def _name(kind: type[BaseException]) -> str:
 def _message(error: BaseException) -> str:
     if isinstance(error, SystemExit):
         return str(error.code)
+    if FROM_WORKER in str(error):
+        last = str(error).strip().splitlines()[-1]
+        return f"{last.removeprefix(type(error).__name__ + ': ')} (in a DataLoader worker)"
     # DCP's CheckpointException keeps what happened in `failures`, its text says only which ranks.
     inner = getattr(error, "failures", None)
     return f"{error}" + (f" ({inner})" if inner else "")
@@ -63,6 +69,11 @@ def _message(error: BaseException) -> str:
 
 def _line_in_script(error: BaseException) -> int | None:
     """The deepest line of the script itself on the way to the error."""
+    in_worker = (
+        re.findall(rf'File "{re.escape(sys.argv[0])}", line (\d+)', str(error)) if FROM_WORKER in str(error) else []
+    )
+    if in_worker:
+        return int(in_worker[-1])
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if frame.filename == sys.argv[0]]
     if isinstance(error, SyntaxError) and error.filename == sys.argv[0]:
@@ -71,10 +82,6 @@ def _line_in_script(error: BaseException) -> int | None:
 
 
 def _strip(trace: TracebackType | None) -> TracebackType | None:
-    while trace is not None and _is_ours(trace.tb_frame.f_code.co_filename):
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(OURS):
         trace = trace.tb_next
     return trace
-
-
-def _is_ours(file_name: str) -> bool:
-    return file_name.startswith((OURS, "<frozen runpy>")) or file_name.endswith("runpy.py")

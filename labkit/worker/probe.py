@@ -1,6 +1,6 @@
 """See steps, loss, samples, times and memory of any training script on torch, without a line in it.
 
-Five small hooks: DataLoader's `__next__`, `Tensor.backward`, `GradScaler.scale`, and torch's global hooks before and
+Five small hooks: DataLoader's `__next__`, `autograd.backward`, `GradScaler.scale`, and torch's global hooks before and
 after `Optimizer.step`. On a step that is not written down they read the clock and add; at most ten times a second
 one line goes to the rank's `metrics.jsonl`. A hook that fails is counted, never raised: watching must not change
 the training.
@@ -13,6 +13,7 @@ import math
 import os
 import socket
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -28,24 +29,29 @@ clock = time.perf_counter
 
 RECORD_SECONDS = 0.1
 UNCONSUMED_BATCHES = 64
+UNREAD_RECORDS = 64
+SCALAR = ((), (1,))
 
 
 class Probe:
-    """One rank's observer. `step` counts optimizer steps of the first optimizer that stepped."""
+    """One rank's observer. `step` counts steps of the optimizer that steps most regularly: the first, as a rule."""
 
     def __init__(self, path: Path):
         self.step = 0
         self.recorder = Recorder(path)
         self._memory: Callable[[], dict[str, float]] = resident_set()
         self._optimizer: Any = None  # the outermost optimizer whose step() is running
-        self._counted: int | None = None  # id of the optimizer whose steps are counted
+        self._counted: Callable[[], Any] = _nothing  # weak reference to the optimizer whose steps are counted
+        self._other: Callable[[], Any] = _nothing  # and to one that stepped since without it
+        self._backwards = 0  # since the last step
+        self._idle_steps = 0  # steps in a row that no backward came before
         self._batches: deque[int] = deque(maxlen=UNCONSUMED_BATCHES)
         self._loss: Any = None
         self._latest = math.inf  # seconds of the newest step
         self._step_started = self._fetched = self._stepping = 0.0  # marks on the clock within a step
-        self._device_clock: Callable[[], DeviceClock] | None = None  # on CUDA
+        self._device_clock: Callable[[], DeviceClock] | None = None  # once the script trains on CUDA
         self._timed: DeviceClock | None = None  # while a step on CUDA is timed
-        self._waiting: tuple[dict[str, Any], Any, DeviceClock | None] | None = None
+        self._waiting: deque[tuple[dict[str, Any], DeviceClock]] = deque(maxlen=UNREAD_RECORDS)
         self._open_window()
 
     def _open_window(self) -> None:
@@ -57,16 +63,15 @@ class Probe:
         self._due = clock() + RECORD_SECONDS
 
     def start(self) -> None:
-        """Write the header and hook torch. Costs the import of torch, which the script is about to pay anyway."""
+        """Write the header and hook torch. Costs the import of torch, which the script is about to pay anyway.
+
+        CUDA is left alone: even asking whether it is there would fix which devices this process sees.
+        """
         import torch
 
         header = {"k": "meta", "v": 1, "time": time.time(), "host": socket.gethostname(), "pid": os.getpid()}
         places = {name: int(os.environ[name.upper()]) for name in ("rank", "local_rank", "world_size")}
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        self.recorder.write(header | places | {"device": device, "torch": torch.__version__})
-        if device == "cuda":
-            self._memory = lambda: allocator(torch)
-            self._device_clock = lambda: DeviceClock(torch)
+        self.recorder.write(header | places | {"torch": torch.__version__})
         try:
             self._hook(torch)
         except Exception as error:
@@ -74,10 +79,13 @@ class Probe:
         self._step_started = clock()
 
     def finish(self, outcome: str) -> None:
-        """Write what is left and how the script ended."""
-        if self._n:
-            self._record()
-        self._flush()
+        """Write what is left and how the script ended. Never raises, never waits for a device that may be stuck."""
+        try:
+            if self._n:
+                self._record()
+            self._flush()
+        except Exception as error:
+            self.recorder.drop(error)
         self.recorder.write({"k": "end", "step": self.step, "outcome": outcome, "dropped": self.recorder.dropped})
 
     # What the hooks call. Each is on the step path: clock, add, return.
@@ -101,11 +109,12 @@ class Probe:
         self._forward += started - (self._fetched or self._step_started)
         self._backward += now - started
         self._fetched = now  # another micro-batch may follow without a DataLoader
+        self._backwards += 1
         if self._timed is not None:
             self._timed.end("backward")
         if self._batches:
             self._samples += self._batches.popleft()
-        if now + self._latest >= self._due and loss.numel() == 1:  # this step will probably be written down
+        if now + self._latest >= self._due and getattr(loss, "shape", None) in SCALAR:  # will probably be written
             self._loss = getattr(loss, "_labkit_unscaled", loss).detach()
 
     def _before_step(self, optimizer: Any) -> None:
@@ -121,13 +130,11 @@ class Probe:
             return
         self._optimizer = None
         now = clock()
+        if not self._is_a_step_of_the_training(optimizer):
+            return
         self._stepped += now - self._stepping
         if self._timed is not None:
             self._timed.end("optimizer")
-        if self._counted is None:
-            self._counted = id(optimizer)
-        if self._counted != id(optimizer):  # a second optimizer (a GAN's) is part of the same step
-            return
         self._latest = seconds = now - self._step_started
         self.step += 1
         self._n += 1
@@ -138,14 +145,44 @@ class Probe:
             self._slowest = seconds
         self._step_started = now
         self._fetched = 0.0
+        self._backwards = 0
+        if self.step == 1:
+            self._look_at_the_model(optimizer)
         if now >= self._due:
             self._record()
         if self._device_clock is not None:  # events on every step would cost more than they tell
             self._timed = self._device_clock() if now + self._latest >= self._due else None
-        if self.step == 1:
-            self.recorder.write({"k": "model"} | held_by(optimizer))
+
+    def _is_a_step_of_the_training(self, optimizer: Any) -> bool:
+        if not self._backwards:
+            # torch's checkpointing steps an optimizer once, just to make its state. A script that sets gradients
+            # by hand never calls backward, and steps again.
+            self._idle_steps += 1
+            if self._idle_steps == 1:
+                return False
+        else:
+            self._idle_steps = 0
+        counted = self._counted()
+        if counted is optimizer:
+            self._other = _nothing
+            return True
+        if counted is not None and self._other() is not optimizer:  # a GAN's second optimizer: the same step
+            self._other = weakref.ref(optimizer)
+            return False
+        self._counted, self._other = weakref.ref(optimizer), _nothing  # the first, or the next training's
+        return True
 
     # Off the step path: at most ten times a second.
+
+    def _look_at_the_model(self, optimizer: Any) -> None:
+        """What this rank holds and where; by now the script has chosen its device."""
+        device = optimizer.param_groups[0]["params"][0].device
+        if device.type == "cuda":
+            import torch
+
+            self._memory = allocator(torch, device)
+            self._device_clock = lambda: DeviceClock(torch, device)
+        self.recorder.write({"k": "model", "device": str(device)} | held_by(optimizer))
 
     def _record(self) -> None:
         self._flush()
@@ -163,34 +200,26 @@ class Probe:
         } | self._memory()
         loss, self._loss = self._loss, None
         if self._device_clock is not None:
-            self._wait_for_device(record, loss)
+            record |= dict.fromkeys(("forward", "backward", "optimizer"))  # those were times of queueing, not of work
+            timed = self._timed or self._device_clock()
+            if loss is not None:
+                timed.keep(loss)
+            self._waiting.append((record, timed))
         else:
             self.recorder.write(record if loss is None else record | {"loss": float(loss)})
         self._open_window()
 
-    def _wait_for_device(self, record: dict[str, Any], loss: Any) -> None:
-        """On CUDA the host runs ahead: reading the loss now would stop it. Copy beside, write with the next record."""
-        if loss is not None and loss.is_cuda:
-            host = loss.new_empty((), device="cpu", pin_memory=True)
-            host.copy_(loss.reshape(()), non_blocking=True)
-            loss = host
-        record |= dict.fromkeys(("forward", "backward", "optimizer"))  # those were times of queueing, not of work
-        self._waiting = (record, loss, self._timed)
-
     def _flush(self) -> None:
-        """Write the record that waited for the device. A tenth of a second later the device is long done."""
-        if self._waiting is None:
-            return
-        (record, loss, timed), self._waiting = self._waiting, None
-        if timed is not None:  # one step was timed; the record speaks of n
-            record |= {phase: seconds * record["n"] for phase, seconds in timed.seconds().items()}
-        self.recorder.write(record if loss is None else record | {"loss": float(loss)})
+        """Write the records whose step the device has finished; one that is stuck keeps them for ever."""
+        while self._waiting and self._waiting[0][1].is_done:
+            record, timed = self._waiting.popleft()
+            self.recorder.write(record | timed.read(record["n"]))
 
     def _hook(self, torch: Any) -> None:
         from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
         from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-        fetch, backward, scale = _BaseDataLoaderIter.__next__, torch.Tensor.backward, torch.amp.GradScaler.scale
+        fetch, backward, scale = _BaseDataLoaderIter.__next__, torch.autograd.backward, torch.amp.GradScaler.scale
         is_training, drop = torch.is_grad_enabled, self.recorder.drop
         after_fetch, after_backward = self._after_fetch, self._after_backward
 
@@ -205,22 +234,23 @@ class Probe:
                 drop(error)
             return batch
 
-        def backward_(tensor: Any, *args: Any, **kwargs: Any) -> None:
+        def backward_(tensors: Any, *args: Any, **kwargs: Any) -> None:
             if self._timed is not None:
                 try:
                     self._timed.end("forward")
                 except Exception as error:
                     drop(error)
             started = clock()
-            backward(tensor, *args, **kwargs)
+            backward(tensors, *args, **kwargs)
             try:
-                after_backward(started, tensor)
+                after_backward(started, tensors)
             except Exception as error:
                 drop(error)
 
         def scale_(scaler: Any, outputs: Any) -> Any:
             scaled = scale(scaler, outputs)
-            if isinstance(scaled, torch.Tensor):
+            # A disabled scaler returns the loss itself, which must not come to hold itself.
+            if scaled is not outputs and isinstance(scaled, torch.Tensor):
                 scaled._labkit_unscaled = outputs
             return scaled
 
@@ -234,10 +264,14 @@ class Probe:
             return call
 
         _BaseDataLoaderIter.__next__ = functools.wraps(fetch)(__next__)
-        torch.Tensor.backward = functools.wraps(backward)(backward_)
+        torch.autograd.backward = functools.wraps(backward)(backward_)  # Tensor.backward calls it
         torch.amp.GradScaler.scale = functools.wraps(scale)(scale_)
         register_optimizer_step_pre_hook(on_step(self._before_step))
         register_optimizer_step_post_hook(on_step(self._after_step))
+
+
+def _nothing() -> None:
+    """A weak reference to nothing."""
 
 
 def _length(batch: Any) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -20,12 +22,15 @@ class MadeUpEvent:
     def __init__(self, enable_timing):
         assert enable_timing
 
-    def record(self):
+    def record(self, stream):
+        assert stream == "stream of cuda:0"
         MadeUpEvent.now += 10.0
         self.at = MadeUpEvent.now
 
-    def synchronize(self):
-        pass
+    done = True
+
+    def query(self):
+        return MadeUpEvent.done
 
     def elapsed_time(self, later):
         return later.at - self.at
@@ -34,6 +39,10 @@ class MadeUpEvent:
 class MadeUpTorch:
     class cuda:
         Event = MadeUpEvent
+
+        @staticmethod
+        def current_stream(device):
+            return f"stream of {device}"
 
 
 @pytest.fixture
@@ -74,8 +83,56 @@ def test_steps_between_two_records_are_summed_up(probe, tmp_path):
     model, line, end = records(tmp_path)
     assert (line["step"], line["n"], line["samples"]) == (5, 5, 20)
     assert line["seconds"][1] <= line["seconds"][0] / 5 <= line["seconds"][2]
-    assert model == {"t": model["t"], "k": "model", "parameters": 12, "gradients": 0, "optimizer": 0}
+    held = {"parameters": 12, "gradients": 0, "optimizer": 0}
+    assert model == {"t": model["t"], "k": "model", "device": "cpu"} | held
     assert (end["outcome"], end["step"], end["dropped"]) == ("finished", 5, 0)
+
+
+def test_a_loss_is_not_kept_alive_by_a_scaler_that_is_disabled(probe):
+    """In a process of its own: the hooks are on torch itself."""
+    program = """
+import gc, os, tempfile, weakref, torch
+os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1")
+from pathlib import Path
+from labkit.worker.probe import Probe
+Probe(Path(tempfile.mkdtemp()) / "m").start()
+gc.disable()
+scaler, alive = torch.amp.GradScaler("cpu", enabled=False), []
+for _ in range(5):
+    loss = torch.ones(1, requires_grad=True).sum()
+    alive.append(weakref.ref(loss))
+    scaler.scale(loss).backward()
+print(sum(loss() is not None for loss in alive))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "1", done.stderr
+
+
+def test_one_step_that_no_backward_came_before_is_not_counted(probe):
+    (optimizer,), loss = made()
+    probe._before_step(optimizer)
+    probe._after_step(optimizer)
+    for _ in range(3):
+        step(probe, Loader(), optimizer, loss)
+    assert probe.step == 3
+
+
+def test_a_script_without_backward_is_counted_all_the_same(probe):
+    (optimizer,), _ = made()
+    for _ in range(5):
+        probe._before_step(optimizer)
+        probe._after_step(optimizer)
+    assert probe.step == 4
+
+
+def test_the_next_trainings_optimizer_takes_over_the_counting(probe):
+    kept = []
+    for _ in range(3):
+        (optimizer,), loss = made()
+        kept.append(optimizer)
+        for _ in range(10):
+            step(probe, Loader(), optimizer, loss)
+    assert probe.step == 28
 
 
 def test_a_second_optimizer_is_part_of_the_same_step(probe):
@@ -90,6 +147,7 @@ def test_a_second_optimizer_is_part_of_the_same_step(probe):
 def test_an_optimizer_that_steps_another_inside_counts_once(probe):
     (outer, inner), loss = made(2)
     for _ in range(3):
+        probe._after_backward(0.0, loss)
         probe._before_step(outer)
         probe._before_step(inner)
         probe._after_step(inner)
@@ -124,7 +182,7 @@ def test_a_loss_that_is_not_a_number_is_written_as_text(probe, tmp_path):
     (optimizer,), _ = made()
     probe._due = 0.0
     step(probe, Loader(), optimizer, torch.tensor(float("nan")))
-    assert records(tmp_path)[0]["loss"] == "nan"
+    assert records(tmp_path)[-1]["loss"] == "nan"
 
 
 def test_a_full_disk_costs_records_and_nothing_else(probe, monkeypatch, capsys):
@@ -142,26 +200,29 @@ def test_a_full_disk_costs_records_and_nothing_else(probe, monkeypatch, capsys):
 
 
 def test_the_device_clock_adds_up_phases_with_made_up_cuda_events():
-    clock = DeviceClock(MadeUpTorch)
+    clock = DeviceClock(MadeUpTorch, "cuda:0")
     for _ in range(2):
         clock.begin()
         clock.end("forward")
         clock.end("backward")
     clock.begin()
     clock.end("optimizer")
-    assert clock.seconds() == pytest.approx({"forward": 0.02, "backward": 0.02, "optimizer": 0.01})
+    assert clock.read(3) == pytest.approx({"forward": 0.06, "backward": 0.06, "optimizer": 0.03})
 
 
-def test_on_made_up_cuda_a_record_waits_for_the_device_and_speaks_of_all_its_steps(probe, tmp_path):
-    probe._device_clock = lambda: DeviceClock(MadeUpTorch)
+def test_on_made_up_cuda_a_record_waits_for_the_device_and_speaks_of_all_its_steps(probe, tmp_path, monkeypatch):
+    probe._device_clock = lambda: DeviceClock(MadeUpTorch, "cuda:0")
     (optimizer,), loss = made()
     loader = Loader()
-    probe._latest = 0.0
+    probe._due = float("inf")
     step(probe, loader, optimizer, loss)
     probe._due = 0.0
     probe._timed = probe._device_clock()
     step(probe, loader, optimizer, loss)
+    monkeypatch.setattr(MadeUpEvent, "done", False)
+    probe._flush()
     assert [r["k"] for r in records(tmp_path)] == ["model"]
+    monkeypatch.setattr(MadeUpEvent, "done", True)
     probe._flush()
     line = records(tmp_path)[-1]
     assert (line["step"], line["n"], line["loss"]) == (2, 2, 2.5)
