@@ -24,7 +24,7 @@ demo: .venv/notebooks
 	cd build/demo && ../../$(BIN)/labkit compare --last 3
 
 lab: .venv/notebooks
-	$(BIN)/jupyter lab notebooks
+	$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) notebooks
 
 test: .venv/dev
 	$(BIN)/python -m pytest

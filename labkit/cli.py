@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 import labkit
 from labkit.errors import LabError
+from labkit.write import options_of
 
 __all__ = ["main"]
 
@@ -37,34 +39,43 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:  # whoever read our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
 
 
 def _parser() -> argparse.ArgumentParser:
     formatter = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser("labkit", description=labkit.__doc__, epilog=EXAMPLES, formatter_class=formatter)
+    parser = argparse.ArgumentParser(
+        "labkit", description=str(labkit.__doc__).splitlines()[0], epilog=EXAMPLES, formatter_class=formatter
+    )
     parser.add_argument("--version", action="version", version=f"labkit {labkit.__version__}")
     parser.add_argument("--runs-dir", help="where run folders are kept (default: $LABKIT_RUNS or ./runs)")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
 
-    def verb(name: str, run: Any, help: str) -> argparse.ArgumentParser:
-        sub = verbs.add_parser(name, help=help, description=help, allow_abbrev=False)
-        sub.set_defaults(run=run)
+    def verb(name: str, run: Any, help: str, **options: Any) -> argparse.ArgumentParser:
+        sub = verbs.add_parser(name, help=help, description=help, allow_abbrev=False, **options)
+        sub.add_argument("--runs-dir", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+        sub.set_defaults(run=run, parser=sub)
         return sub
 
     verb("doctor", _doctor, "what this machine has and what to use on it")
-    start = verb("launch", _launch, "start a script on every rank; what follows is passed on to the script")
-    start.add_argument("script", help="one of labkit's own (ddp) or the path of any torchrun script")
+    start = verb("launch", _launch, "start a script on every rank; what follows is passed on to the script",
+                 usage="labkit launch SCRIPT [options] [--] [the script's own options]", add_help=False)  # fmt: skip
+    start.add_argument("-h", "--help", action="store_true", help="this text, and the options of SCRIPT if one is given")
+    start.add_argument("script", nargs="?", help="one of labkit's own (ddp) or the path of any torchrun script")
     start.add_argument("--nproc-per-node", default="auto", metavar="N", help="ranks (default: one per GPU, or two)")
     start.add_argument("--backend", choices=["nccl", "gloo"], help="gloo lets several ranks share a GPU")
     start.add_argument("--name", help="part of the run folder's name")
     start.add_argument("--detach", action="store_true", help="return at once; the run outlives this terminal")
     verb("runs", _runs, "all runs and what has become of them")
-    for name, run, help in (
-        ("attach", _attach, "follow a run until its end"),
-        ("stop", _stop, "end a run on every rank"),
-        ("report", _report, "write report.html into a run's folder"),
+    for name, run, help, default in (
+        ("attach", _attach, "follow a run until its end; Ctrl-C leaves it going", "latest"),
+        ("stop", _stop, "end a run on every rank; without an id, the newest that is going on", None),
+        ("report", _report, "write report.html into a run's folder", "latest"),
     ):
-        verb(name, run, help).add_argument("which", nargs="?", default="latest", help="an id, part of one, or a path")
+        which = "an id, part of one, a path, or latest"
+        verb(name, run, help).add_argument("which", nargs="?", default=default, help=which)
     compare = verb("compare", _compare, "runs side by side; the first is what speed-ups are measured against")
     compare.add_argument("which", nargs="*", help="ids or paths, oldest first")
     compare.add_argument("--last", type=int, default=0, metavar="N", help="the newest N runs instead")
@@ -78,22 +89,37 @@ def _doctor(arguments: argparse.Namespace, rest: list[str]) -> None:
     print(labkit.doctor())
 
 
-def _launch(arguments: argparse.Namespace, rest: list[str]) -> None:
+def _launch(arguments: argparse.Namespace, rest: list[str]) -> int:
+    if arguments.help or not arguments.script or "--help" in rest:
+        return _launch_help(arguments)
+    if "--" in rest:  # the first one is ours
+        rest.remove("--")
     ranks = arguments.nproc_per_node
     run = labkit.launch(
         arguments.script,
         nproc_per_node=int(ranks) if ranks.lstrip("-").isdigit() else ranks,
         backend=arguments.backend,
-        args=[arg for arg in rest if arg != "--"],
+        args=rest,
         name=arguments.name,
         runs_dir=arguments.runs_dir,
         wait=False,
         detach=arguments.detach,
     )
-    print(f"{run.path}\n$ {run.command}", flush=True)
     if not arguments.detach:
         run.wait()
         print(run)
+    return 0
+
+
+def _launch_help(arguments: argparse.Namespace) -> int:
+    arguments.parser.print_help()
+    if arguments.script:
+        script = labkit.Script.load(arguments.script)
+        print(f"\noptions of {script.name}.py:")
+        for option in options_of(script).values():
+            choices = f" {{{','.join(map(str, option.choices))}}}" if option.choices else ""
+            print(f"  {option.name}{choices}" + (f"  (default: {option.default})" if option.default else ""))
+    return 0 if arguments.help or arguments.script else 2
 
 
 def _runs(arguments: argparse.Namespace, rest: list[str]) -> None:
@@ -104,12 +130,23 @@ def _attach(arguments: argparse.Namespace, rest: list[str]) -> None:
     run = labkit.attach(arguments.which, runs_dir=arguments.runs_dir)
     if not run.status().is_final:
         print(run, flush=True)
-        run.wait()
+    try:
+        run.wait(stop_on_interrupt=False)
+    except KeyboardInterrupt:
+        print(f"\n{run.id} goes on; end it with: labkit stop {run.id}")
+        raise
     print(run)
 
 
 def _stop(arguments: argparse.Namespace, rest: list[str]) -> None:
-    labkit.attach(arguments.which, runs_dir=arguments.runs_dir).stop()
+    if arguments.which:
+        labkit.attach(arguments.which, runs_dir=arguments.runs_dir).stop()
+        return
+    going = [run for run in labkit.runs(runs_dir=arguments.runs_dir) if not run.status().is_final]
+    if not going:
+        print("no run is going on")
+    for run in going[:1]:
+        run.stop()
 
 
 def _report(arguments: argparse.Namespace, rest: list[str]) -> None:

@@ -38,7 +38,7 @@ class Machine:
     hardware: Hardware
 
     @property
-    def gpus(self) -> int:
+    def gpu_count(self) -> int:
         return len(self.hardware.gpus)
 
     @property
@@ -54,7 +54,7 @@ class Machine:
             ("memory", f"{words.gib(here.memory_available)} free of {words.gib(here.memory)}", ""),
             ("/dev/shm", words.gib(here.shared_memory), _shm_advice(here)),
             ("versions", _versions(), _version_advice()),
-            ("front end", FRONT_ENDS[ui()], "runs end with this process" if is_headless() else ""),
+            ("front end", FRONT_ENDS[ui()], f"runs {'end with' if is_headless() else 'outlive'} this process"),
             *(
                 [("environment", ", ".join(left), "left over; not passed on to the ranks")]
                 if (left := _leftovers())
@@ -89,6 +89,8 @@ def _devices(here: Hardware) -> str:
 
 
 def _device_advice(here: Hardware) -> str:
+    if here.gpu_problem:
+        return here.gpu_problem
     if here.visible_devices is not None:
         return f"CUDA_VISIBLE_DEVICES={here.visible_devices!r} decides what is seen"
     return ""

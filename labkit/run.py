@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import html
 import os
+import shutil
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -50,11 +52,13 @@ def launch(
     `nproc_per_node="auto"` is one rank per GPU, or two on the CPU. `parameters` become the script's options
     (`steps=200` is `--steps 200`); `args` are passed as they are. `env` is added to the ranks' environment.
     Where nobody can come back to look (papermill, Kaggle's batch, a plain program) the call waits for the end
-    and the run dies with this process; `wait` and `detach` say otherwise.
+    and the run dies with this process; `wait` and `detach` say otherwise. `backend="gloo"` lets more ranks than
+    there are GPUs share them; which backend is used is the script's own choice.
 
     Raises LaunchError or ScriptError before any process is started; waiting, RankFailedError.
     """
     headless = is_headless()
+    tied = headless if detach is None else not detach
     folder = start(
         script,
         nproc_per_node=nproc_per_node,
@@ -64,11 +68,14 @@ def launch(
         name=name,
         runs_dir=runs_dir,
         env=env,
-        tied=headless if detach is None else not detach,
+        tied=tied,
     )
     run = Run(folder)
     if ui() in ("svg", "display", "static"):
         run.show()
+    else:
+        fate = "ends with this process" if tied else "goes on when this process ends, until `labkit stop` or run.stop()"
+        print(f"{run.id} started; it {fate}\n$ {run.command}", flush=True)
     if headless if wait is None else wait:
         run.wait()
     return run
@@ -91,6 +98,7 @@ class Run:
 
     def __init__(self, folder: RunFolder):
         self.folder = folder
+        self._reader = RunReader(folder)  # kept: what has been read is not read again
         self._dashboard: Dashboard | None = None
         self._handle: Any = None
 
@@ -116,16 +124,18 @@ class Run:
         """What has become of the run: `.state`, `.cause`, `.exit_code`, times in seconds since the epoch."""
         return read_state(self.folder)
 
-    def wait(self, timeout: float | None = None) -> State:
+    def wait(self, timeout: float | None = None, *, stop_on_interrupt: bool = True) -> State:
         """Block until the run is over, at most `timeout` seconds; returns what became of it.
 
-        The first interrupt stops the run gracefully, a second one at once. Raises RankFailedError when the
-        training failed or was lost, TimeoutError when time is up (the run goes on).
+        The first interrupt stops the run gracefully, a second one at once, unless `stop_on_interrupt` is False:
+        then the run goes on. Raises RankFailedError when the training failed or was lost, TimeoutError when time
+        is up (the run goes on).
         """
         try:
             self._follow(timeout)
         except KeyboardInterrupt:
-            self._stop_interrupted()
+            if stop_on_interrupt:
+                self._stop_interrupted()
             raise
         finally:
             self._finish_view()
@@ -139,10 +149,12 @@ class Run:
 
         Safe to call again, from another process, or after the end.
         """
+        over = self.status().is_final
         state = stopping.stop(self.folder, grace=grace)
         left = len(stopping.processes_of(self.folder))
         killed = f"{state.killed} had to be killed; " if state.killed else ""
-        print(f"{self.id}: {state.state}; {killed}{left} processes left", flush=True)
+        was_over = "already over, it " if over else ""
+        print(f"{self.id}: {was_over}{state.state}; {killed}{left} processes left", flush=True)
         return state
 
     def logs(self, *, rank: int | None = None, stream: str = "stdout") -> str:
@@ -181,21 +193,24 @@ class Run:
 
     def _follow(self, timeout: float | None) -> None:
         deadline = None if timeout is None else time.monotonic() + timeout
-        reader = RunReader(self.folder)
         spoken = redrawn = time.monotonic()
         redraw_every = REDRAW_SECONDS if ui() == "display" else PROGRESS_SECONDS
+        line = StatusLine() if ui() == "text" else None
         while not self.status().is_final:
             now = time.monotonic()
             if deadline is not None and now > deadline:
                 raise TimeoutError(f"{self.id} is not over after {timeout} s; it goes on")
-            if self._dashboard is None and now - spoken >= PROGRESS_SECONDS and ui() != "display":
+            speak_every = REDRAW_SECONDS if line and line.is_live else PROGRESS_SECONDS
+            if self._dashboard is None and now - spoken >= speak_every and ui() != "display":
                 spoken = now
-                reader.poll()
-                print(words.headline(reader, self.status()), flush=True)
+                said = words.headline(self._reader.read_all(), self.status())
+                line.show(said) if line else print(said, flush=True)
             if self._handle is not None and now - redrawn >= redraw_every:
                 redrawn = now
                 self._handle.update(self._bundle(), raw=True)
             time.sleep(LOOK_SECONDS)
+        if line:
+            line.clear()
 
     def _finish_view(self) -> None:
         if not self.status().is_final:
@@ -214,7 +229,8 @@ class Run:
             stopping.stop(self.folder, grace=0.0)
 
     def _bundle(self) -> dict[str, str]:
-        return static_bundle(self.folder, RunReader(self.folder).read_all(), self.status())
+        state = self.status()  # before the records: a final state is shown with its last record
+        return static_bundle(self.folder, self._reader.read_all(), state)
 
     def _failure(self, state: State) -> RankFailedError:
         cause = state.cause or {"sentence": "no cause is known"}
@@ -224,13 +240,34 @@ class Run:
         return RankFailedError("\n\n".join(part for part in parts if part), run_id=self.id, cause=cause)
 
     def __repr__(self) -> str:
-        return run_text(self.folder, RunReader(self.folder).read_all(), self.status())
+        state = self.status()
+        return run_text(self.folder, self._reader.read_all(), state)
 
     def _ipython_display_(self) -> None:
         if ui() == "text":
             print(repr(self))
         elif self._dashboard is None or not self._dashboard.is_open:
             self.show()
+
+
+class StatusLine:
+    """One line of a terminal, written over and over; where nobody sees it move, a line now and then."""
+
+    def __init__(self) -> None:
+        self.is_live = sys.stdout.isatty()
+        self._width = 0
+
+    def show(self, text: str) -> None:
+        if not self.is_live:
+            print(text, flush=True)
+            return
+        text = text[: shutil.get_terminal_size().columns - 1]
+        print(f"\r{text:<{self._width}}", end="", flush=True)
+        self._width = len(text)
+
+    def clear(self) -> None:
+        if self.is_live and self._width:
+            print(f"\r{'':<{self._width}}\r", end="", flush=True)
 
 
 class RunList(list[Run]):

@@ -36,7 +36,7 @@ display(machine)
 # have twice the hardware of one, as two GPUs would.
 
 # %%
-on_cpu = machine.gpus < nproc_per_node
+on_cpu = machine.gpu_count < nproc_per_node
 env = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"} if on_cpu else {}
 
 # %% [markdown]
@@ -128,7 +128,8 @@ scripts["fsdp"].diff(scripts["ddp"])
 # %% [markdown]
 # ## Launch and watch
 #
-# `launch` returns at once; while the picture moves you can run other cells. `wait` is for those who run all cells.
+# `launch` returns at once: run the cells one by one, and while the picture moves run any other cell. `wait` blocks
+# until the run is over; it is there for those who run all cells, and interrupting it stops the run.
 
 # %%
 options = {"epochs": epochs, "global_batch_size": global_batch_size, "env": env, "data_dir": data_dir or None}
@@ -171,9 +172,9 @@ curves = {run.id: run.metrics().groupby("step")["loss"].mean() for run in (singl
 reference = curves[single.id]
 for run in (ddp, fsdp):
     difference = ((curves[run.id] - reference).abs() / reference).loc[1:20]
-    print(
-        f"{run.script.name}: relative difference to single, step 1: {difference[1]:.1e}, step 20: {difference[20]:.1e}"
-    )
+    first, last = difference.index[[0, -1]]
+    print(f"{run.script.name}: relative difference to single at step {first}: {difference[first]:.1e}, "
+          f"at step {last}: {difference[last]:.1e}")  # fmt: skip
     assert difference.loc[1:5].max() < 1e-3, "the strategies did not train the same model"
 
 # %% [markdown]
@@ -197,4 +198,5 @@ assert comparison.table["parameters"].eq(parameters).all()
 #
 # - `epochs=20`, and run another cell while it trains; then restart the kernel and call `labkit.attach("latest")`.
 # - `global_batch_size=100` with three ranks: read what launch says.
-# - Put `raise ValueError("boom")` into `Model.forward` and see which line of which cell is named.
+# - Put `if len(x) > 2: raise ValueError("boom")` into `Model.forward`, run the cells from there on, and see which
+#   line of which cell is named.

@@ -24,6 +24,7 @@ COLLATERAL = re.compile(
     r"|Timed out waiting|failed to recv, got 0 bytes|Stop_waiting|SIGTERM",
     re.IGNORECASE,
 )
+TIMEOUT = re.compile(r"Timed out waiting|Socket Timeout|collective operation timeout|timed out", re.IGNORECASE)
 # torchrun's summary, one entry per rank it saw fail.
 EXIT_CODE = re.compile(r"^\s*rank\s*: (\d+) \(local_rank.*\n\s*exitcode\s*: (-?\d+)", re.MULTILINE)
 LOG_TAIL_BYTES = 200_000
@@ -42,15 +43,18 @@ def find_cause(folder: RunFolder, exit_code: int) -> dict[str, Any]:
     failures = [e for rank in folder.started_ranks() if isinstance(e := read_json(folder.error(rank)), dict)]
     failures.sort(key=lambda e: e.get("time_ns", 0))
     own = [e for e in failures if not is_collateral(e)]
-    signalled = [rank for rank, code in exits.items() if code < 0 and -code != signal.SIGTERM]
+    # torchrun lists its root cause last. A rank that NCCL's watchdog aborted only waited for another.
+    signalled = [r for r, c in exits.items() if c < 0 and -c != signal.SIGTERM and not _aborted_waiting(folder, r)]
     for failure in own:
         _add_last_words(folder, failure)
     if own:
         return _failure(own, script, origins)
     if signalled:
-        return _signal(signalled[0], -exits[signalled[0]], histories)
+        return _signal(folder, signalled[-1], -exits[signalled[-1]], histories)
     if early := _left_early(histories):
         return early
+    if hung := _hung(folder, failures, exits, histories):
+        return hung
     if failures:
         return _failure(failures, script, origins)
     if exit_code < 0:
@@ -61,7 +65,18 @@ def find_cause(folder: RunFolder, exit_code: int) -> dict[str, Any]:
 
 def is_collateral(failure: dict[str, Any]) -> bool:
     """Whether a rank failed only because another one was gone."""
-    return failure.get("kind") == "exception" and bool(COLLATERAL.search(str(failure.get("message", ""))))
+    # In the whole traceback: a library may have wrapped the broken connection into an error of its own.
+    text = "".join(failure.get("traceback") or []) + str(failure.get("message", ""))
+    return failure.get("kind") == "exception" and bool(COLLATERAL.search(text))
+
+
+def oom_kills() -> int | None:
+    """How many processes the system has killed for want of memory since boot; None where it does not tell."""
+    try:
+        fields = dict(line.split() for line in Path("/proc/vmstat").read_text().splitlines())
+        return int(fields["oom_kill"])
+    except (OSError, KeyError, ValueError):
+        return None
 
 
 def _add_last_words(folder: RunFolder, failure: dict[str, Any]) -> None:
@@ -108,26 +123,47 @@ def locate(script: Script, line: int | None, origins: dict[str, Any]) -> dict[st
     return {"line": line, "cell": cell.title, "origin": origin, "line_in_cell": line_in_cell, "place": place}
 
 
-def _signal(rank: int, number: int, histories: dict[int, RankHistory]) -> dict[str, Any]:
+def _signal(folder: RunFolder, rank: int, number: int, histories: dict[int, RankHistory]) -> dict[str, Any]:
     name = signal.Signals(number).name
     history = histories.get(rank)
-    at, held = "", ""
-    if history is not None:
-        at = f", last seen at step {history.step}"
-        held = (
-            f"; it held {history.memory_peak / 2**30:.2f} GiB ({history.memory_name}, peak)"
-            if history.memory_peak
-            else ""
-        )
-    why = " by the system, not by labkit: probably out of memory" if number == signal.SIGKILL else ""
-    sentence = f"rank {rank} was killed{why} ({name}){at}{held}"
-    return {
-        "kind": "signal",
-        "rank": rank,
-        "signal": name,
-        "sentence": sentence,
-        "step": history.step if history else None,
-    }
+    last = f", last seen at step {history.step}" if history else ""
+    if history and history.memory_peak:
+        last += f"; it held {history.memory_peak / 2**30:.2f} GiB ({history.memory_name}, peak)"
+    by = _killer(folder) if number == signal.SIGKILL else ""
+    sentence = f"rank {rank} was killed ({name}){by}{last}"
+    step = history.step if history else None
+    return {"kind": "signal", "rank": rank, "signal": name, "sentence": sentence, "step": step}
+
+
+def _killer(folder: RunFolder) -> str:
+    before, now = (read_json(folder.agent) or {}).get("oom_kills"), oom_kills()
+    if before is None or now is None:
+        return " not by labkit: by the system, probably, because memory ran out"
+    if now > before:
+        return " by the system, because memory ran out"
+    return " by another process, not by labkit (the system reports no kill for want of memory)"
+
+
+def _aborted_waiting(folder: RunFolder, rank: int) -> bool:
+    return "Watchdog caught collective operation timeout" in tail_text(folder.log(rank, "stderr"), LOG_TAIL_BYTES)
+
+
+def _hung(
+    folder: RunFolder, failures: list[dict[str, Any]], exits: dict[int, int], histories: dict[int, RankHistory]
+) -> dict[str, Any] | None:
+    """When ranks gave up waiting: the one that did not wait, or got least far, is who they waited for."""
+    waited = {f["rank"] for f in failures if TIMEOUT.search(str(f.get("message", "")))}
+    waited |= {rank for rank in exits if _aborted_waiting(folder, rank)}
+    if not waited or len(histories) < 2:
+        return None
+    absent = [h for rank, h in histories.items() if rank not in waited] or list(histories.values())
+    culprit = min(absent, key=lambda h: h.step)
+    who = ", ".join(str(rank) for rank in sorted(waited - {culprit.rank}))
+    sentence = (
+        f"rank {culprit.rank} stopped answering after step {culprit.step}; rank {who} waited for it until the "
+        "process group's time limit"
+    )
+    return {"kind": "hang", "rank": culprit.rank, "step": culprit.step, "sentence": sentence}
 
 
 def _left_early(histories: dict[int, RankHistory]) -> dict[str, Any] | None:

@@ -6,7 +6,7 @@ import ast
 import importlib.util
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from importlib.machinery import PathFinder
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -15,10 +15,14 @@ from labkit.errors import LaunchError
 from labkit.launcher.hardware import Hardware
 from labkit.write import Script, options_of
 
-__all__ = ["check_batch", "check_imports", "check_ranks", "check_text", "check_torch"]
+__all__ = ["check_arguments", "check_batch", "check_environment", "check_imports", "check_ranks", "check_torch"]
 
 TORCH_FLOOR = (2, 8)
-SECRET_FLAG = re.compile(r"^--([\w-]*[-_])?(token|secret|password|passwd|api[-_]?key|credentials?)(=|$)", re.IGNORECASE)
+SECRET_FLAG = re.compile(
+    r"^--(token|([\w-]*[-_])?((hf|api|access|auth)[-_]token|secret|password|passwd|api[-_]?key|credentials?))(=|$)",
+    re.IGNORECASE,
+)
+LONGEST_WORD = 100_000  # Linux takes 131,072 bytes
 
 
 def check_torch(platform: str) -> None:
@@ -49,7 +53,8 @@ def check_ranks(nproc_per_node: Any, backend: Any, hardware: Hardware) -> int:
         raise LaunchError(f"backend must be 'nccl' or 'gloo', got {backend!r}")
     gpus = len(hardware.gpus)
     if backend == "nccl" and not gpus:
-        why = f" (CUDA_VISIBLE_DEVICES={hardware.visible_devices!r})" if hardware.visible_devices is not None else ""
+        seen = "" if hardware.visible_devices is None else f"CUDA_VISIBLE_DEVICES={hardware.visible_devices!r}"
+        why = f" ({reason})" if (reason := hardware.gpu_problem or seen) else ""
         raise LaunchError(f"backend='nccl' needs a GPU for every rank; none is visible here{why}. Leave backend out")
     if gpus and nproc_per_node > gpus and backend != "gloo":
         raise LaunchError(
@@ -106,14 +111,31 @@ def _can_be_found(package: str, folder: str) -> bool:
         return False
 
 
-def check_text(args: Sequence[Any]) -> list[str]:
-    """Arguments as text. Refuses what looks like a secret: every user of the machine can read a command line."""
+def check_arguments(args: Any) -> list[str]:
+    """Raw arguments as text. Refuses what looks like a secret: every user of the machine can read a command line."""
+    if isinstance(args, str | bytes) or not isinstance(args, Iterable):
+        raise LaunchError(f"args must be a list such as ['50', '--lr', '1e-3'], got {args!r}")
     texts = [str(arg) for arg in args]
     for text in texts:
         if SECRET_FLAG.match(text):
-            raise LaunchError(
-                f"{text.split('=')[0]} looks like a secret; a command line is public. Pass it with env={{…}}"
-            )
-        if "\0" in text:
-            raise LaunchError(f"an argument holds a NUL byte: {text!r}")
+            flag = text.split("=")[0]
+            raise LaunchError(f"{flag} looks like a secret; a command line is public. Pass it with env={{…}}")
+        _check_word("an argument", text)
     return texts
+
+
+def check_environment(env: Mapping[str, Any]) -> None:
+    """Names and values an operating system accepts in an environment."""
+    for name, value in env.items():
+        if not isinstance(name, str) or not name or "=" in name:
+            raise LaunchError(f"env: {name!r} is no name of an environment variable")
+        _check_word(f"env[{name!r}]", str(value))
+
+
+def _check_word(what: str, text: str) -> None:
+    if "\0" in text or len(text) > LONGEST_WORD or text != text.encode("utf-8", "replace").decode():
+        shown = text[:40] + ("…" if len(text) > 40 else "")
+        raise LaunchError(
+            f"{what} cannot be handed to a process: {shown!r} ({len(text):,} characters; at most {LONGEST_WORD:,}, "
+            "UTF-8, no NUL byte). Put it into a file"
+        )

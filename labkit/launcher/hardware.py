@@ -45,6 +45,7 @@ class Hardware:
     memory_available: int
     shared_memory: int | None
     visible_devices: str | None
+    gpu_problem: str = ""
 
     @property
     def backend(self) -> str:
@@ -70,10 +71,15 @@ def hardware(visible_devices: str | None = None) -> Hardware:
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES") if visible_devices is None else visible_devices
     memory = psutil.virtual_memory()
+    try:
+        gpus, problem = _gpus(visible), ""
+    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        gpus, problem = (), f"an NVIDIA driver is here, but torch could not be asked about its GPUs: {error}"
     shm = Path("/dev/shm")
     return Hardware(
         platform=platform_name(),
-        gpus=_gpus(visible),
+        gpus=gpus,
+        gpu_problem=problem,
         cores=usable_cores(),
         memory=memory.total,
         memory_available=memory.available,
@@ -111,9 +117,6 @@ def _gpus(visible: str | None) -> tuple[Gpu, ...]:
         "found = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]\n"
         "print(json.dumps([[p.name, p.total_memory, [p.major, p.minor]] for p in found]))"
     )
-    try:
-        env = os.environ | ({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60, check=True, env=env)
-        return tuple(Gpu(name, memory, (major, minor)) for name, memory, (major, minor) in json.loads(done.stdout))
-    except (OSError, subprocess.SubprocessError, ValueError):
-        return ()
+    env = os.environ | {"PYTHONSAFEPATH": "1"} | ({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60, check=True, env=env)
+    return tuple(Gpu(name, memory, (major, minor)) for name, memory, (major, minor) in json.loads(done.stdout))

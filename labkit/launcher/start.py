@@ -13,7 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from labkit.errors import RunFolderError
+from labkit.errors import RunFolderError, ScriptError
 from labkit.launcher import checks
 from labkit.launcher.hardware import Hardware, hardware, platform_name
 from labkit.launcher.torchrun import (
@@ -25,13 +25,12 @@ from labkit.launcher.torchrun import (
 )
 from labkit.record import RunFolder, State, runs_root, write_state
 from labkit.record.folder import write_json
-from labkit.write import Script, check_arguments, command_line, options_of, script_names
+from labkit.write import Script, check_flags, command_line, options_of, read_back, script_names
 
 __all__ = ["start"]
 
-# Supervisors of tied runs. Their standard input is a pipe whose other end this process must hold until it dies:
-# were it only in a Run object, collecting the object would end the run.
-_supervisors: dict[str, subprocess.Popen[bytes]] = {}
+# Supervisors this process has started; one that has ended is a zombie until it is polled.
+_supervisors: list[subprocess.Popen[bytes]] = []
 
 
 def start(
@@ -54,12 +53,14 @@ def start(
     ranks = checks.check_ranks(nproc_per_node, backend, machine)
     script.check()
     checks.check_imports(script, script_folder(path))
-    argv = checks.check_text([*command_line(script, parameters), *args])
+    argv = [*command_line(script, parameters), *checks.check_arguments(args)]
     if path is None:  # a user's own script may add options in another module
-        check_arguments(script, argv)
-    checks.check_batch(script, parameters, ranks)
-    folder = RunFolder.create(runs_root(runs_dir), name or script.name)
-    argv += _checkpoint_arguments(script, parameters, argv, folder)
+        check_flags(script, argv)
+    given = read_back(script, argv)
+    checks.check_batch(script, given, ranks)
+    checks.check_environment(env or {})
+    folder = RunFolder.create(runs_root(runs_dir), str(name or script.name))
+    extra = _checkpoint_arguments(script, given, folder)
     environment, dropped = rank_environment(
         os.environ,
         folder,
@@ -69,13 +70,14 @@ def start(
         extra={name: str(value) for name, value in (env or {}).items()},
     )
     try:
-        _write_folder(folder, script, path, ranks, argv, parameters, environment, dropped, machine)
-        for ended in [run for run, process in _supervisors.items() if process.poll() is not None]:
-            del _supervisors[ended]
-        _supervisors[folder.id] = _start_supervisor(folder, environment, tied=tied)
-    except OSError as error:
+        _write_folder(folder, script, path, ranks, argv, extra, given, environment, dropped, machine)
+        _supervisors[:] = [process for process in _supervisors if process.poll() is None]
+        _supervisors.append(_start_supervisor(folder, environment, tied=tied))
+    except BaseException as error:
         shutil.rmtree(folder.path, ignore_errors=True)  # ours, seconds old, and nothing ran
-        raise RunFolderError(f"the run could not be started in {folder.path}: {error}") from None
+        if isinstance(error, OSError):
+            raise RunFolderError(f"the run could not be started in {folder.path}: {error}") from None
+        raise
     return folder
 
 
@@ -83,17 +85,17 @@ def _script(script: Script | str | os.PathLike[str]) -> tuple[Script, Path | Non
     """The script, and the file it must run from when it is the user's own: `__file__` has to stay true."""
     if isinstance(script, Script):
         return script, None
+    if not isinstance(script, str | os.PathLike):
+        raise ScriptError(f"launch takes a Script, the name of one, or a path; got {script!r}")
     if isinstance(script, str) and script in script_names():
         return Script.load(script), None
     return Script.load(script), Path(script).absolute()
 
 
-def _checkpoint_arguments(
-    script: Script, parameters: Mapping[str, Any], argv: Sequence[str], folder: RunFolder
-) -> list[str]:
+def _checkpoint_arguments(script: Script, given: Mapping[str, str], folder: RunFolder) -> list[str]:
     """Checkpoints go into the run folder unless the user said where."""
-    given = any(arg.startswith("--checkpoint-dir") for arg in argv)
-    if given or not parameters.get("save_every") or "checkpoint_dir" not in options_of(script):
+    wanted = given.get("save_every", "0") != "0" and "checkpoint_dir" not in given
+    if not wanted or "checkpoint_dir" not in options_of(script):
         return []
     return ["--checkpoint-dir", str(folder.checkpoints)]
 
@@ -104,7 +106,8 @@ def _write_folder(
     path: Path | None,
     ranks: int,
     argv: list[str],
-    parameters: Mapping[str, Any],
+    extra: list[str],
+    given: Mapping[str, str],
     environment: Mapping[str, str],
     dropped: list[str],
     machine: Hardware,
@@ -112,9 +115,10 @@ def _write_folder(
     folder.script.write_text(str(script), encoding="utf-8")
     folder.ranks.mkdir()
     file = str(path or folder.script)
-    given = {k: v for k, v in environment.items() if k == "OMP_NUM_THREADS" or os.environ.get(k) != v}
-    given = {k: v for k, v in given.items() if not k.startswith(("LABKIT_", "PYTHON"))}
-    folder.command.write_text(reproducing_command(file, ranks, argv, given) + "\n", encoding="utf-8")
+    ours = ("LABKIT_", "PYTHONUNBUFFERED", "PYTHONFAULTHANDLER", "PYTHONSAFEPATH")
+    added = {k: v for k, v in environment.items() if k == "OMP_NUM_THREADS" or os.environ.get(k) != v}
+    added = {k: v for k, v in added.items() if not k.startswith(ours)}
+    folder.command.write_text(reproducing_command(file, ranks, argv, added) + "\n", encoding="utf-8")
     write_json(
         folder.manifest,
         {
@@ -124,9 +128,10 @@ def _write_folder(
             "created": datetime.now(UTC).isoformat(timespec="milliseconds"),
             "script": {"sha256": script.sha256, "path": str(path) if path else None},
             "cells": {c.title: {"origin": c.origin} for c in script.parts if c.origin},
-            "parameters": {k: v if isinstance(v, int | float | None) else str(v) for k, v in parameters.items()},
-            "args": argv,
-            "torchrun": torchrun_command(folder, ranks, file, argv),
+            "parameters": dict(given),
+            "args": [*argv, *extra],
+            "cwd": str(Path.cwd()),
+            "torchrun": torchrun_command(folder, ranks, file, [*argv, *extra]),
             "world_size": ranks,
             "backend": "nccl" if machine.gpus and ranks <= len(machine.gpus) else "gloo",
             "devices": [gpu.name for gpu in machine.gpus] or ["cpu"],
@@ -144,9 +149,9 @@ def _start_supervisor(folder: RunFolder, environment: Mapping[str, str], *, tied
     # The environment, which may hold secrets, is inherited and never written down.
     with folder.supervisor_log.open("ab") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "labkit.launcher.supervisor", str(folder.path), *(["--tied"] if tied else [])],
+            [sys.executable, "-m", "labkit.launcher.supervisor", str(folder.path), str(os.getpid() if tied else 0)],
             env=dict(environment),
-            stdin=subprocess.PIPE if tied else subprocess.DEVNULL,
+            stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # a notebook's interrupt reaches the kernel's whole process group

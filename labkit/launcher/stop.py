@@ -9,8 +9,10 @@ from dataclasses import replace
 
 import psutil
 
+from labkit.errors import RunFolderError
 from labkit.record import Identity, RunFolder, State, read_state, write_state
 from labkit.record.folder import MARKER, read_json, write_json
+from labkit.record.state import supervisor_is_elsewhere
 
 __all__ = ["GRACE_SECONDS", "processes_of", "stop", "sweep"]
 
@@ -23,8 +25,14 @@ def stop(folder: RunFolder, *, grace: float = GRACE_SECONDS) -> State:
 
     The run's supervisor does the work. When that is gone or does not get it done, this process does.
     """
+    if supervisor_is_elsewhere(folder):
+        raise RunFolderError(
+            f"{folder.id} runs on another machine, or did before this one was restarted; stop it there"
+        )
     if not read_state(folder).is_final:
         write_json(folder.stop_request, {"time": time.time(), "pid": os.getpid(), "grace": grace})
+    if grace <= 0:  # do not wait for a supervisor that may be within an earlier grace period
+        sweep(folder)
     deadline = time.monotonic() + grace + 5.0
     while not (state := read_state(folder)).is_final and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -47,7 +55,7 @@ def terminate(agent: Identity, folder: RunFolder, grace: float) -> int:
 
 
 def sweep(folder: RunFolder) -> int:
-    """KILL every process that carries the run's marker, twice over, and wait until none is left.
+    """KILL every process that carries the run's marker; twice, for what was being started meanwhile.
 
     Returns how many were killed.
     """

@@ -1,7 +1,7 @@
 """The process that owns a run: starts torchrun, carries out stop requests, leaves no process and a true state.json.
 
-It outlives the notebook's kernel. In tied mode its standard input is a pipe that only the kernel holds: end of
-file means the owner is gone, and the run is stopped. It carries no marker itself, so that a sweep spares it.
+It outlives the notebook's kernel, unless it is told the pid of an owner to whom the run is tied: when that is no
+longer its parent, the owner is gone, and the run is stopped. It carries no marker itself, so that a sweep spares it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sys
 import time
 from typing import Any
 
-from labkit.launcher.cause import find_cause
+from labkit.launcher.cause import find_cause, oom_kills
 from labkit.launcher.stop import GRACE_SECONDS, requested_grace, sweep, terminate
 from labkit.launcher.torchrun import marked
 from labkit.record import Identity, RunFolder, State, read_state, write_state
@@ -27,23 +27,29 @@ LOOK_SECONDS = 0.1
 
 
 def main() -> None:
-    folder, tied = RunFolder(sys.argv[1]), sys.argv[2:] == ["--tied"]
-    supervise(folder, tied=tied)
+    supervise(RunFolder(sys.argv[1]), owner=int(sys.argv[2]))
 
 
-def supervise(folder: RunFolder, *, tied: bool) -> None:
-    """Run torchrun to its end, or to ours."""
+def supervise(folder: RunFolder, *, owner: int) -> None:
+    """Run torchrun to its end, or to ours. `owner` is the pid the run is tied to, 0 for none."""
     _prctl(PR_SET_CHILD_SUBREAPER, 1)  # ranks of a killed agent become our children, not init's
     reasons = _Signals()
     started = read_state(folder).started or time.time()
-    agent = _start_agent(folder)
-    identity = Identity.of(agent.pid)
     own = Identity.of(os.getpid())
-    write_json(folder.agent, {"supervisor": own.as_dict(), "agent": identity.as_dict() if identity else None})
+    record = {"supervisor": own.as_dict() if own else None, "oom_kills": oom_kills()}
+    write_json(folder.agent, record)
+    try:
+        agent = _start_agent(folder)
+    except OSError as error:
+        cause = {"kind": "torchrun", "sentence": f"torchrun could not be started: {error}"}
+        write_state(folder, State("failed", started, ended=time.time(), cause=cause))
+        return
+    identity = Identity.of(agent.pid)
+    write_json(folder.agent, record | {"agent": identity.as_dict() if identity else None})
     write_state(folder, State("running", started))
     why, killed = None, 0
     while agent.poll() is None:
-        why, grace = _reason_to_stop(folder, reasons, tied)
+        why, grace = _reason_to_stop(folder, reasons, owner)
         if why:
             killed = terminate(identity, folder, grace) if identity else sweep(folder)
             agent.wait()
@@ -62,17 +68,17 @@ def _start_agent(folder: RunFolder) -> subprocess.Popen[bytes]:
             stderr=subprocess.STDOUT,
             start_new_session=True,
             # This process has one thread, and it lives as long as we do: PDEATHSIG is safe here.
-            preexec_fn=lambda: _prctl(PR_SET_PDEATHSIG, signal.SIGTERM),
+            # KILL, and not TERM with its grace: without us nobody would see to it that the ranks follow.
+            preexec_fn=lambda: _prctl(PR_SET_PDEATHSIG, signal.SIGKILL),
         )
 
 
-def _reason_to_stop(folder: RunFolder, signals: _Signals, tied: bool) -> tuple[str | None, float]:
+def _reason_to_stop(folder: RunFolder, signals: _Signals, owner: int) -> tuple[str | None, float]:
     """Wait a moment; `(why, grace)` when the run has to end."""
-    watched = [0] if tied else []
-    ready, _, _ = select.select([signals.descriptor, *watched], [], [], LOOK_SECONDS)
-    if signals.descriptor in ready:
+    ready, _, _ = select.select([signals.descriptor], [], [], LOOK_SECONDS)
+    if ready:
         return f"the run's supervisor received {signals.read()}", GRACE_SECONDS
-    if 0 in ready and os.read(0, 4096) == b"":
+    if owner and os.getppid() != owner:
         return "the process that started this run is gone", GRACE_SECONDS
     grace = requested_grace(folder)
     return ("stopped on request" if grace is not None else None), grace or 0.0

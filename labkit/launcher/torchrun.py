@@ -31,7 +31,8 @@ def torchrun_command(folder: RunFolder, nproc_per_node: int, script: str, args: 
 
 def reproducing_command(script: str, nproc_per_node: int, args: Sequence[str], env: Mapping[str, str]) -> str:
     """The line that runs the same training without labkit; `env` is what its ranks were given on top."""
-    variables = [f"{name}={shlex.quote(value)}" for name, value in recorded_environment(env).items()]
+    told = recorded_environment(env)  # of what may be a secret only the name
+    variables = [f"{name}={shlex.quote(told[name]) if name in told else '…'}" for name in sorted(env)]
     torchrun = shlex.join(["torchrun", "--standalone", f"--nproc-per-node={nproc_per_node}", script, *args])
     return " ".join([*variables, torchrun])
 
@@ -51,7 +52,6 @@ def rank_environment(
     defaults = {
         "OMP_NUM_THREADS": str(max(1, cores // nproc_per_node)),
         "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo",
-        "TORCH_FR_BUFFER_SIZE": "2000",
     }
     ours = {
         "LABKIT_RUN_DIR": str(folder.path),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -39,7 +38,12 @@ class Identity:
 
     def is_alive(self) -> bool:
         """Whether that very process still runs on this machine (a zombie does not)."""
-        return self.host == socket.gethostname() and self.boot == boot_id() and start_of(self.pid) == self.started
+        return self.boot == boot_id() and start_of(self.pid) == self.started
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether it belongs to another machine, about which nothing can be known or done from here."""
+        return self.boot != boot_id() and self.host != socket.gethostname()
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -66,11 +70,3 @@ def start_of(pid: int) -> float | None:
     # The command name, in parentheses, may itself hold spaces and parentheses.
     state, *fields = stat[stat.rindex(b")") + 2 :].split()
     return None if state in b"ZX" else float(fields[18])
-
-
-def is_mine(pid: int) -> bool:
-    """Whether this user may signal the process; the marker is only ever looked for in those."""
-    try:
-        return psutil.Process(pid).uids().real == os.getuid()
-    except psutil.Error:
-        return False

@@ -84,8 +84,18 @@ def _is_sound(value: Any) -> bool:
 
 
 def supervisor_is_alive(folder: RunFolder, state: State) -> bool:
-    agent = read_json(folder.agent)
-    supervisor = Identity.read(agent.get("supervisor")) if isinstance(agent, dict) else None
+    supervisor = _supervisor(folder)
     if supervisor is None:
         return time.time() - state.started < STARTING_SECONDS
-    return supervisor.is_alive()
+    return supervisor.is_elsewhere or supervisor.is_alive()
+
+
+def supervisor_is_elsewhere(folder: RunFolder) -> bool:
+    """Whether the run belongs to another machine: its state can be read here, not checked."""
+    supervisor = _supervisor(folder)
+    return supervisor is not None and supervisor.is_elsewhere
+
+
+def _supervisor(folder: RunFolder) -> Identity | None:
+    agent = read_json(folder.agent)
+    return Identity.read(agent.get("supervisor")) if isinstance(agent, dict) else None

@@ -24,8 +24,10 @@ def compare(runs: Sequence[Any]) -> Comparison:
 
     `.table` is a DataFrame. Raises LabError when there is nothing to compare.
     """
-    if isinstance(runs, str) or not isinstance(runs, Sequence) or not runs:
-        raise LabError(f"compare takes a list of runs, for example compare([a, b]); got {runs!r}")
+    if isinstance(runs, str) or hasattr(runs, "folder"):
+        runs = [runs]
+    if not isinstance(runs, Sequence) or not runs:
+        raise LabError(f"compare takes a list of runs, for example compare([a, b]); got {type(runs).__name__}")
     folders = [run.folder if hasattr(run, "folder") else find_run(run) for run in runs]
     return Comparison(tuple(summary(folder) for folder in folders))
 
@@ -41,12 +43,14 @@ def summary(folder: RunFolder) -> dict[str, Any]:
     samples = sum(h.totals["samples"] for h in histories)
     return {
         "run": folder.id,
+        "name": folder.id.partition("-")[2],
         "script": manifest["name"],
         "ranks": manifest["world_size"],
         "state": state.state,
         "training_seconds": number(values.get("training_seconds")) or (max(stepping) if stepping else None),
         "epoch_seconds": sum(epochs) / len(epochs) if epochs else None,
         "test_accuracy": number(values.get("test_accuracy")),
+        "samples": samples,
         "throughput": samples / max(stepping) if stepping and samples else None,
         "parameters": values.get("parameters"),
         "held_bytes": max((size for h in histories if (size := h.held_bytes) is not None), default=None),
@@ -54,6 +58,13 @@ def summary(folder: RunFolder) -> dict[str, Any]:
         "memory_kind": first.memory_name if first else None,
         "input_share": max((s for h in histories if (s := words.input_share(h)) is not None), default=None),
     }
+
+
+def _speedup(base: dict[str, Any], other: dict[str, Any]) -> float | None:
+    """None unless both runs succeeded on as many samples: nothing else compares their times."""
+    same = base["state"] == other["state"] == "succeeded" and base["samples"] == other["samples"]
+    times = (base["training_seconds"], other["training_seconds"])
+    return times[0] / times[1] if same and all(times) else None
 
 
 @dataclass(frozen=True)
@@ -64,22 +75,20 @@ class Comparison:
 
     @property
     def table(self) -> pd.DataFrame:
-        """One row per run, `speedup` against the first run's training time."""
+        """One row per run; `speedup` is of training time against the first run, where both did the same work."""
         import pandas as pd
 
         table = pd.DataFrame(self.summaries)
-        table.insert(5, "speedup", self._speedups())
+        table.insert(6, "speedup", self._speedups())
         return table
 
     def _speedups(self) -> list[float | None]:
-        base = self.summaries[0]["training_seconds"]
-        times = [s["training_seconds"] for s in self.summaries]
-        return [base / t if base and t else None for t in times]
+        return [_speedup(self.summaries[0], summary) for summary in self.summaries]
 
     def _rows(self) -> list[dict[str, str]]:
         return [
             {
-                "strategy": s["script"],
+                "run": s["name"],
                 "ranks": str(s["ranks"]),
                 "training time": words.seconds(s["training_seconds"]),
                 "per epoch": words.seconds(s["epoch_seconds"]),
@@ -127,12 +136,12 @@ class Comparison:
             x = column * 360
             parts.append(f'<text x="{x}" y="12" font-weight="600">{title}</text>')
             for i, s in enumerate(self.summaries):
-                y, width = 20 + i * 20, 190 * (s[key] or 0) / largest
+                y, width = 20 + i * 20, 160 * (s[key] or 0) / largest
                 colour = COLOURS[i % len(COLOURS)]
                 parts.append(
-                    f'<text x="{x}" y="{y + 11}">{html.escape(s["script"])} x{s["ranks"]}</text>'
-                    f'<rect x="{x + 80}" y="{y}" width="{width:.0f}" height="14" fill="{colour}"/>'
-                    f'<text x="{x + 86 + width:.0f}" y="{y + 11}">{show(s[key])}</text>'
+                    f'<text x="{x}" y="{y + 11}">{html.escape(s["name"][:18])}</text>'
+                    f'<rect x="{x + 110}" y="{y}" width="{width:.0f}" height="14" fill="{colour}"/>'
+                    f'<text x="{x + 116 + width:.0f}" y="{y + 11}">{show(s[key])}</text>'
                 )
         height = 24 + 20 * len(self.summaries)
         return (

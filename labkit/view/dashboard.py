@@ -35,7 +35,7 @@ class Dashboard:
         self._stop_button = widgets.Button(description="Stop", icon="stop", tooltip="End the run on every rank")
         detach = widgets.Button(description="Detach", icon="eye-slash", tooltip="Stop watching; the run goes on")
         self._stop_button.on_click(self._on_stop)
-        detach.on_click(lambda _: self.finish())
+        detach.on_click(lambda _: self._finish_from_thread())
         self.box = widgets.VBox([self._html, widgets.HBox([self._stop_button, detach])])
         self._thread = threading.Thread(target=self._watch, name=f"labkit {folder.id}", daemon=True)
 
@@ -56,9 +56,9 @@ class Dashboard:
         if self._closed.is_set() or self._handle is None:
             return
         self._closed.set()
-        self.reader.poll()
         state = read_state(self.folder)
-        bundle = static_bundle(self.folder, self.reader, state)
+        # A reader of its own: the thread may be within a poll of the other.
+        bundle = static_bundle(self.folder, RunReader(self.folder).read_all(), state)
         if not state.is_final:
             hint = f"detached; the run goes on. Watch it again with labkit.attach({self.folder.id!r})"
             bundle["text/html"] += f"<div>{html.escape(hint)}</div>"

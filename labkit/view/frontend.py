@@ -6,6 +6,8 @@ import os
 import sys
 from typing import Any, Literal, cast
 
+import psutil
+
 from labkit.errors import LabError
 
 __all__ = ["Ui", "is_headless", "notebook_shell", "ui"]
@@ -28,7 +30,17 @@ def ui() -> Ui:
     run_type = os.environ.get("KAGGLE_KERNEL_RUN_TYPE")
     if run_type:
         return "static" if run_type == "Batch" else "svg"
-    return "svg" if any(mark in os.environ for mark in INTERACTIVE_MARKS) else "static"
+    return "svg" if any(mark in os.environ and not _is_inherited(mark) for mark in INTERACTIVE_MARKS) else "static"
+
+
+def _is_inherited(mark: str) -> bool:
+    """papermill started from a notebook's cell has that notebook's session name, and so has its kernel."""
+    if mark != "JPY_SESSION_NAME":
+        return False
+    try:
+        return psutil.Process().parent().environ().get(mark) == os.environ[mark]
+    except (psutil.Error, AttributeError, OSError):
+        return False
 
 
 def is_headless() -> bool:

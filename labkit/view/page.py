@@ -24,12 +24,17 @@ CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 CELL = 'style="text-align:right;padding:1px 10px 1px 0;border:0;background:none;font-variant-numeric:tabular-nums"'
 
 
-def run_html(folder: RunFolder, reader: RunReader, state: State, *, with_log: bool = True) -> str:
-    """Headline, the cause of a failure, charts, table of ranks, and the end of a log: rank 0's or the culprit's."""
+def run_html(folder: RunFolder, reader: RunReader, state: State, *, with_log: bool = True, watched: bool = True) -> str:
+    """Headline, the cause of a failure, charts, table of ranks, and the end of a log: rank 0's or the culprit's.
+
+    `watched` is False for a picture of a run that goes on unseen.
+    """
+    drawn = not state.is_final or any(history.step for history in reader.ranks.values())
     log_rank = int((state.cause or {}).get("rank") or 0)
     return (
         '<div style="font-family:system-ui,sans-serif;font-size:13px;line-height:1.5;max-width:760px">'
-        f"{_head(folder, reader, state)}{_cause(state)}{charts(run_charts(reader))}{_table(reader)}"
+        f"{_head(folder, reader, state, watched)}{_cause(state)}"
+        f"{charts(run_charts(reader)) if drawn else ''}{_table(reader)}{_unread(reader)}"
         f"{_log(folder, log_rank) if with_log else ''}</div>"
     )
 
@@ -61,9 +66,17 @@ def run_charts(reader: RunReader) -> list[Chart]:
     ]
 
 
-def _head(folder: RunFolder, reader: RunReader, state: State) -> str:
+def _unread(reader: RunReader) -> str:
+    dropped = sum(int(history.end.get("dropped") or 0) for history in reader.ranks.values())
+    said = [f"{reader.undecodable} lines of metrics could not be read"] if reader.undecodable else []
+    said += [f"{dropped} measurements were left out"] if dropped else []
+    return f'<div style="opacity:.75">{"; ".join(said)}</div>' if said else ""
+
+
+def _head(folder: RunFolder, reader: RunReader, state: State, watched: bool) -> str:
     tint = f"color:{TINTS[state.state]}" if state.state in TINTS else ""
-    mark = f'<b style="{tint}">{MARKS[state.state]} {state.state}</b>'
+    seen = "" if watched else " when last seen"
+    mark = f'<b style="{tint}">{MARKS[state.state]} {state.state}{seen}</b>'
     time = words.seconds(state.seconds)
     name = html.escape(folder.id)
     return (
@@ -124,7 +137,7 @@ def _log(folder: RunFolder, rank: int) -> str:
     if not lines:
         return ""
     text = html.escape("\n".join(line[:300] for line in lines))
-    style = "margin:4px 0;padding:4px 8px;font-size:11px;overflow:auto;max-height:170px;border:1px solid #8886"
+    style = "margin:4px 0;padding:4px 8px;font:11px monospace;overflow:auto;max-height:170px;border:1px solid #8886"
     return f'<div style="font-size:11px;opacity:.75">rank {rank}, end of its log</div><pre style="{style}">{text}</pre>'
 
 

@@ -7,6 +7,7 @@ import html
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 from labkit.record import RunFolder, RunReader, State, read_state
 from labkit.view.page import plain, run_charts, run_html, run_text, tail_of_log
@@ -19,7 +20,8 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 def static_bundle(folder: RunFolder, reader: RunReader, state: State) -> dict[str, str]:
     """The MIME bundle that replaces the live view: HTML with inline SVG, PNG, plain text; no scripts, no widgets."""
-    bundle = {"text/html": run_html(folder, reader, state), "text/plain": run_text(folder, reader, state)}
+    page = run_html(folder, reader, state, watched=state.is_final)
+    bundle = {"text/html": page, "text/plain": run_text(folder, reader, state)}
     picture = _png(reader)
     return bundle | ({"image/png": picture} if picture else {})
 
@@ -29,7 +31,12 @@ def write_report(folder: RunFolder) -> Path:
     reader, state = RunReader(folder).read_all(), read_state(folder)
     manifest = folder.read_manifest()
     logs = {rank: "\n".join(tail_of_log(folder, rank, REPORT_LOG_LINES)) for rank in folder.started_ranks()}
+    facts = {name: manifest.get(name) for name in ("name", "created", "world_size", "devices", "cwd")}
+    for group in (manifest.get("versions"), manifest.get("parameters")):
+        facts |= group if isinstance(group, dict) else {}
+    rows = "".join(f"<tr><th>{_escaped(name)}</th><td>{_escaped(value)}</td></tr>" for name, value in facts.items())
     sections = {
+        "Facts": f"<table>{rows}</table>",
         "Command": f"<pre>{html.escape(folder.command.read_text(encoding='utf-8'))}</pre>",
         "Record": _folded("run.json", json.dumps(manifest, indent=1)),
         "Script": _folded("script.py", folder.script.read_text(encoding="utf-8")),
@@ -40,11 +47,17 @@ def write_report(folder: RunFolder) -> Path:
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{html.escape(folder.id)}</title>'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
         "<style>:root{color-scheme:light dark}body{font-family:system-ui,sans-serif;max-width:800px;margin:2em auto;"
-        "padding:0 1em}pre{overflow:auto;font-size:12px}</style>"
+        "padding:0 1em}pre{white-space:pre-wrap;overflow-wrap:anywhere;font-size:12px}"
+        "th{text-align:left;font-weight:400;opacity:.7;padding-right:1em}</style>"
+        f"<h1>{_escaped(manifest.get('name'))}</h1>"
         f"{run_html(folder, reader, state, with_log=False)}{body}</html>",
         encoding="utf-8",
     )
     return folder.report
+
+
+def _escaped(value: Any) -> str:
+    return html.escape(plain(", ".join(map(str, value)) if isinstance(value, list) else str(value)))
 
 
 def _folded(title: str, text: str) -> str:

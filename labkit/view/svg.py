@@ -35,8 +35,10 @@ class Chart:
 def charts(all_charts: list[Chart], columns: int = 2) -> str:
     """One SVG holding all charts in a grid, its height fixed by their number alone."""
     rows = math.ceil(len(all_charts) / columns)
+    times = [x for chart in all_charts for series in chart.series.values() for x, *_ in series.points()]
+    span = (min(times), max(times)) if times else (0.0, 1.0)  # the same for all, so that one can look across
     cells = "".join(
-        f'<g transform="translate({(i % columns) * WIDTH} {(i // columns) * HEIGHT})">{_chart(chart)}</g>'
+        f'<g transform="translate({(i % columns) * WIDTH} {(i // columns) * HEIGHT})">{_chart(chart, *span)}</g>'
         for i, chart in enumerate(all_charts)
     )
     label = html.escape("; ".join(_summary(chart) for chart in all_charts), quote=True)
@@ -57,14 +59,13 @@ def dot(rank: int) -> str:
     )
 
 
-def _chart(chart: Chart) -> str:
+def _chart(chart: Chart, x0: float, x1: float) -> str:
     title = f'<text x="{LEFT}" y="12" font-weight="600">{html.escape(chart.title)}</text>'
     drawn = {rank: _thinned(series, len(chart.series)) for rank, series in chart.series.items()}
     points = [point for line in drawn.values() for point in line]
     if not points:
         middle = f'x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT / 2}" text-anchor="middle" opacity=".55"'
         return f"{title}<text {middle}>no data</text>"
-    x0, x1 = min(x for x, *_ in points), max(x for x, *_ in points)
     low, high = min(p[1] for p in points), max(p[2] for p in points)
     y0 = 0.0 if low >= 0 else -_round_up(-low, chart.unit)
     high = _round_up(high, chart.unit)
@@ -82,7 +83,7 @@ def _chart(chart: Chart) -> str:
         for y in (y0, (y0 + high) / 2, high)
     )
     ends = f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 5}" text-anchor="end" opacity=".75">{_clock(x1)}</text>'
-    ends += f'<text x="{LEFT}" y="{HEIGHT - 5}" opacity=".75">{_clock(x0)}</text>'
+    ends += f'<text x="{LEFT}" y="{HEIGHT - 5}" opacity=".75">{_clock(x0)} after launch</text>'
     lines = "".join(_line(rank, line, place_x, place_y) for rank, line in drawn.items() if line)
     return title + axis + ends + lines
 

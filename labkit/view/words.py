@@ -65,7 +65,7 @@ def progress(reader: RunReader, state: State) -> str:
     step = slowest_step(reader)
     total = first.values.get("total_steps")
     if not step:
-        return "preparing: no step yet"
+        return "no step was made" if state.is_final else "preparing: no step yet"
     if not isinstance(total, int) or total <= 0:
         return f"step {step:,}"
     text = f"step {step:,} of {total:,} ({step / total:.0%})"

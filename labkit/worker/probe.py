@@ -91,8 +91,6 @@ class Probe:
     # What the hooks call. Each is on the step path: clock, add, return.
 
     def _after_fetch(self, started: float, loader: Any, batch: Any) -> None:
-        if not self._fetched:  # the step begins with its first batch, not with the evaluation before it
-            self._step_started = started
         # Kept on the iterator: an evaluation's batches never mix with the training's.
         batches = loader.__dict__.get("_labkit_batches")
         if batches is None:
@@ -225,7 +223,9 @@ class Probe:
 
         def __next__(loader: Any) -> Any:
             if not is_training():
-                return fetch(loader)
+                batch = fetch(loader)
+                self._step_started = clock()  # an evaluation is no part of the step that follows
+                return batch
             started = clock()
             batch = fetch(loader)
             try:

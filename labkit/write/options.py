@@ -13,7 +13,10 @@ from typing import Any
 from labkit.errors import ScriptError
 from labkit.write.script import Script
 
-__all__ = ["Option", "check_arguments", "command_line", "options_of"]
+__all__ = ["Option", "check_flags", "command_line", "options_of", "read_back"]
+
+# What launch itself takes, for the nearest name of a mistyped one.
+LAUNCH_NAMES = ("nproc_per_node", "backend", "args", "name", "runs_dir", "env", "wait", "detach")
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,7 @@ def command_line(script: Script, parameters: Mapping[str, Any]) -> list[str]:
     return argv
 
 
-def check_arguments(script: Script, args: Sequence[str]) -> None:
+def check_flags(script: Script, args: Sequence[str]) -> None:
     """Raise ScriptError for a `--flag` among raw arguments that the script's argparse would refuse."""
     options = options_of(script)
     if not options or "parse_known_args" in str(script):
@@ -84,15 +87,28 @@ def check_arguments(script: Script, args: Sequence[str]) -> None:
     for arg in itertools.takewhile(lambda arg: arg != "--", args):
         flag = arg.split("=")[0]
         # argparse accepts any unambiguous beginning of a flag
-        if flag.startswith("--") and len(flag) > 2 and not any(name.startswith(flag) for name in [*known, "--help"]):
+        if flag.startswith("--") and not any(name.startswith(flag) for name in [*known, "--help"]):
             raise ScriptError(_unknown(script, flag[2:].replace("-", "_"), options))
 
 
+def read_back(script: Script, args: Sequence[str]) -> dict[str, str]:
+    """The script's options found in raw arguments, by parameter name; a flag without a value as "True"."""
+    found = {}
+    for name, option in options_of(script).items():
+        for word, following in zip(args, [*args[1:], ""], strict=True):
+            if word == option.name:
+                found[name] = "True" if option.kind == "flag" else following
+            elif word.startswith(f"{option.name}="):
+                found[name] = word.partition("=")[2]
+    return found
+
+
 def _unknown(script: Script, name: str, options: Mapping[str, Option]) -> str:
-    if not options:
-        return f"{script.name}.py declares no options, so it takes no {name!r}; pass its arguments with args=[…]"
-    close = difflib.get_close_matches(name, options, n=1)
+    names = [*options, *LAUNCH_NAMES]
+    close = [n for n in names if n[:5] == name[:5]] or difflib.get_close_matches(name, names, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else "."
+    if not options:
+        return f"{script.name}.py declares no options, so it takes no {name!r}{hint} Pass its arguments with args=[…]"
     return f"{script.name}.py takes no parameter {name!r}{hint} It takes: {', '.join(options)}"
 
 

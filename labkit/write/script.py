@@ -121,9 +121,13 @@ class Script:
         for cell in self.parts:
             self._check_names(cell, everywhere)
 
-    def diff(self, other: Script) -> Diff:
-        """What changes from `other` to this script; shows itself in colour in a notebook."""
-        return Diff(str(other), str(self), f"{other.name}.py", f"{self.name}.py")
+    def diff(self, other: Script | str) -> Diff:
+        """What changes from `other` (a Script, or what `load` takes) to this one; in colour in a notebook."""
+        other = other if isinstance(other, Script) else Script.load(other)
+        names = [f"{other.name}.py", f"{self.name}.py"]
+        if names[0] == names[1]:
+            names = [f"{names[0]} (before)", f"{names[1]} (after)"]
+        return Diff(str(other), str(self), *names)
 
     def write(self, path: str | os.PathLike[str]) -> Path:
         """Write the script to a file. Raises ScriptError rather than replace a file that says something else."""
@@ -153,6 +157,9 @@ class Script:
     def __str__(self) -> str:
         return self.head + "".join(f"# %% {c.title}".rstrip() + f"\n{c.text}" for c in self.parts)
 
+    def __repr__(self) -> str:
+        return f"Script {self.name!r} of the cells {', '.join(self.cells) or '(none)'}; print it to read it"
+
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         from IPython.lib.display import Code
 
@@ -177,6 +184,8 @@ class Diff:
             return "\n".join(lines)
         same = "are the same" if self.before == self.after else "differ only in how their last line ends"
         return f"{self.before_name} and {self.after_name} {same}"
+
+    __repr__ = __str__
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         tints = {"+": "rgba(46,160,67,.18)", "-": "rgba(248,81,73,.18)", "@": "rgba(56,139,253,.15)"}

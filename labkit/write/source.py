@@ -36,7 +36,8 @@ def cell_of(obj: Any) -> tuple[str, str]:
         return inspect.getsource(obj), f"{inspect.getsourcefile(obj)}:{code.co_firstlineno}"
     except (OSError, TypeError):
         raise ScriptError(
-            f"cannot find the source of {_name(obj)} (it was typed into a plain Python prompt?). Pass its text instead"
+            f"cannot find the source of {_name(obj)}: a cell magic such as %%time hides it, and so does a plain Python "
+            "prompt. Take the magic out, or pass the cell's text instead"
         ) from None
 
 

@@ -31,17 +31,18 @@ def line_of(text: str) -> int:
     ("raise", "rank 1 failed: ValueError: boom <script>alert(1)</script> (faulty.py line {line})"),
     ("exit", "rank 1 exited with 3 (faulty.py line {line})"),
     ("message", "rank 1 stopped: the data folder is empty (faulty.py line {line})"),
-    ("sigkill", "rank 1 was killed by the system, not by labkit: probably out of memory (SIGKILL)"),
+    ("sigkill", "rank 1 was killed (SIGKILL) by another process, not by labkit (the system reports no kill"),
     ("sigsegv", "rank 1 was killed (SIGSEGV)"),
     ("return", "rank 1 ended at step 4 without an error while rank 0"),
+    ("hang", "rank 1 stopped answering after step 4; rank 0 waited for it until the process group's time limit"),
 ])  # fmt: skip
 def test_the_culprit_is_named_in_one_sentence(fault, sentence):
     line = line_of(
         {"raise": "raise ValueError", "exit": "sys.exit(3)", "message": 'sys.exit("the data'}.get(fault, "def ")
     )
-    run = launch(fault=fault)
+    run = launch(fault=fault, timeout=4 if fault == "hang" else 60)
     with pytest.raises(RankFailedError) as raised:
-        run.wait(60)
+        run.wait(90)
     assert str(raised.value).startswith(sentence.format(line=line))
     assert raised.value.rank == 1
     state = json.loads(run.folder.state.read_text())
@@ -59,17 +60,69 @@ def test_the_same_failure_of_all_ranks_is_told_once():
 
 
 def test_an_error_in_a_cell_is_traced_back_to_the_cell():
-    cell = (
-        "import torch\nfrom torch import nn\n\n\nclass Model(nn.Module):\n    def forward(self, x):\n        return x\n"
+    lines = "import torch\nfrom torch import nn\n\n\nclass Model(nn.Module):\n    def __init__(self):\n"
+    lines += "        super().__init__()\n        self.net = nn.Embedding(256, 256)\n\n    def forward(self, x):\n        1 / 0\n"
+    run = labkit.launch(Script.load("single").with_cells(model=lines), nproc_per_node=1, steps=2, wait=False)
+    with pytest.raises(
+        RankFailedError, match=r"ZeroDivisionError.*cell `model` from text given to with_cells, line 11"
+    ):
+        run.wait(60)
+
+
+def test_an_error_in_a_dataloader_worker_keeps_its_own_words_and_line(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(
+        "from torch.utils.data import DataLoader\n\n\nclass Broken:\n    def __len__(self):\n        return 8\n\n"
+        "    def __getitem__(self, i):\n        raise ValueError('item 3 is empty')\n\n\n"
+        "for _ in DataLoader(Broken(), num_workers=1):\n    pass\n"
     )
-    broken = cell.replace("return x\n", "return 1 / 0\n")
-    script = Script.load("single").with_cells(model=broken)
-    run = labkit.launch(script, nproc_per_node=1, steps=2, wait=False)
+    run = labkit.launch(script, nproc_per_node=1, wait=False)
     with pytest.raises(RankFailedError) as raised:
         run.wait(60)
-    # An empty model has no parameters: the optimizer refuses before forward is reached.
-    assert "cell `main`" in str(raised.value)
-    assert raised.value.cause["exception"] == "ValueError"
+    first = str(raised.value).splitlines()[0]
+    assert first == "rank 0 failed: ValueError: item 3 is empty (in a DataLoader worker) (train.py line 9)"
+
+
+def test_what_was_recorded_at_the_launch_is_what_runs(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("print('version 1')\n")
+    run = labkit.launch(script, nproc_per_node=1, wait=False)
+    script.write_text("print('version 2')\n")
+    run.wait(60)
+    assert run.logs(rank=0).strip() == "version 1"
+
+
+def test_a_second_interrupt_does_not_wait_for_ranks_that_are_deaf():
+    run = launch(fault="deaf", steps=10_000)
+    wait_for_step(run, 3)
+    run.folder.stop_request.write_text(json.dumps({"time": 0, "pid": 0, "grace": 60}))
+    time.sleep(0.5)
+    started = time.monotonic()
+    run.stop(grace=0)
+    assert time.monotonic() - started < 5
+    assert not processes_of(run.folder)
+
+
+def test_a_killed_supervisor_takes_deaf_ranks_with_it():
+    run = launch(fault="deaf", steps=10_000)
+    wait_for_step(run, 3)
+    os.kill(agent_of(run)["supervisor"]["pid"], signal.SIGKILL)
+    wait_for_end(run)
+    assert run.status().state == "lost"
+
+
+def test_a_run_of_another_machine_is_not_stopped_from_here():
+    run = launch(steps=10_000)
+    wait_for_step(run, 3)
+    here = run.folder.agent.read_text()
+    elsewhere = json.loads(here)
+    elsewhere["supervisor"] |= {"boot": "another boot", "host": "another-host"}
+    run.folder.agent.write_text(json.dumps(elsewhere))
+    with pytest.raises(labkit.RunFolderError, match="another machine"):
+        run.stop()
+    assert run.status().state == "running"
+    run.folder.agent.write_text(here)
+    run.stop()
 
 
 @pytest.mark.parametrize("fault", ["none", "deaf", "grandchild"])
@@ -146,7 +199,7 @@ def test_a_rank_killed_from_outside_is_named():
     ranks = {p.environ().get("RANK"): p.pid for p in processes_of(run.folder) if "RANK" in p.environ()}
     os.kill(ranks["0"], signal.SIGKILL)
     wait_for_end(run)
-    assert run.status().cause["sentence"].startswith("rank 0 was killed by the system, not by labkit")
+    assert run.status().cause["sentence"].startswith("rank 0 was killed (SIGKILL)")
 
 
 def test_no_signal_goes_to_a_process_that_took_over_a_pid():

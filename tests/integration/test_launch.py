@@ -135,6 +135,16 @@ def test_a_script_in_a_folder_with_spaces_and_quotes_runs(tmp_path):
     assert shlex.split(run.command)[-3:] == ["a b", "$HOME", "'"]
 
 
+def test_time_between_a_step_and_the_next_batch_is_part_of_the_step(tmp_path):
+    loop = (SCRIPTS / "plain_ddp.py").read_text()
+    assert "        step += 1\n" in loop
+    slow = tmp_path / "slow.py"
+    slow.write_text(loop.replace("        step += 1\n", "        step += 1\n        __import__('time').sleep(0.05)\n"))
+    metrics = labkit.launch(slow, nproc_per_node=2, args=["40"]).metrics()
+    rank = metrics.query("rank == 0")
+    assert rank["step_seconds"].iloc[1:].median() >= 0.05
+
+
 def test_five_runs_at_once_do_not_meet():
     started = [labkit.launch(SCRIPTS / "faulty.py", nproc_per_node=2, steps=5, wait=False) for _ in range(5)]
     assert len({run.id for run in started}) == 5
@@ -195,6 +205,13 @@ def test_the_loss_is_computed_in_full_precision_under_bf16():
     ({"precision": "fp8"}, ScriptError, "must be one of fp32, fp16, bf16, fp64"),
     ({"steps": "many"}, ScriptError, "must be a whole number"),
     ({"nproc_per_node": 3, "global_batch_size": 64}, LaunchError, "63 or 66"),
+    ({"args": "--steps 3"}, LaunchError, "args must be a list"),
+    ({"args": ["x" * 200_000]}, LaunchError, "cannot be handed to a process"),
+    ({"env": {"A=B": "1"}}, LaunchError, "no name of an environment variable"),
+    ({"env": {"A": "1\0"}}, LaunchError, "no NUL byte"),
+    ({"nprocs": 2}, ScriptError, "did you mean 'nproc_per_node'"),
+    ({"script": 3}, ScriptError, "got 3"),
+    ({"args": ["--global-batch-size=33"]}, LaunchError, "32 or 34"),
     ({"runs_dir": "/proc/nowhere"}, LabError, "runs cannot be kept in /proc/nowhere"),
 ])  # fmt: skip
 def test_bad_input_is_refused_before_anything_exists(arguments, error, says, runs_dir):

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -16,6 +17,7 @@ parser.add_argument("--rank", type=int, default=1)
 parser.add_argument("--at", type=int, default=5)
 parser.add_argument("--steps", type=int, default=20)
 parser.add_argument("--sleep", type=float, default=0.05)
+parser.add_argument("--timeout", type=float, default=120)
 args = parser.parse_args()
 
 
@@ -32,6 +34,8 @@ def misbehave():
         os.kill(os.getpid(), signal.SIGSEGV)
     if args.fault == "deaf":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if args.fault == "hang":
+        time.sleep(600)
     if args.fault == "grandchild":
         subprocess.Popen(["sleep", "600"], start_new_session=True)
 
@@ -39,7 +43,7 @@ def misbehave():
 def main():
     if args.fault == "deaf":
         misbehave()
-    dist.init_process_group("gloo")
+    dist.init_process_group("gloo", timeout=timedelta(seconds=args.timeout))
     rank = dist.get_rank()
     weight = torch.nn.Parameter(torch.zeros(8))
     optimizer = torch.optim.SGD([weight], lr=0.1)
@@ -50,7 +54,12 @@ def main():
             misbehave()
         loss = ((weight - 1) ** 2).sum()
         loss.backward()
-        dist.all_reduce(weight.grad)
+        try:
+            dist.all_reduce(weight.grad)
+        except RuntimeError as error:
+            if args.fault == "sigkill":  # as frameworks do
+                raise RuntimeError("training failed") from error
+            raise
         optimizer.step()
         optimizer.zero_grad()
         time.sleep(args.sleep)

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from labkit.errors import ScriptError
-from labkit.write import Option, Script, check_arguments, command_line, options_of
+from labkit.write import Option, Script, check_flags, command_line, options_of
 
 TEXT = """
 import argparse
@@ -182,19 +182,19 @@ def test_a_whole_number_of_any_size_is_a_whole_number():
     ],
 )
 def test_arguments_that_argparse_would_accept_pass(args):
-    check_arguments(SCRIPT, args)
+    check_flags(SCRIPT, args)
 
 
 @pytest.mark.parametrize("args", [["--stepz", "3"], ["x", "--stepz=3"]])
 def test_an_argument_that_argparse_would_refuse_is_refused_before(args):
     with pytest.raises(ScriptError, match=r"takes no parameter 'stepz'; did you mean 'steps'\?"):
-        check_arguments(SCRIPT, args)
+        check_flags(SCRIPT, args)
 
 
 @pytest.mark.parametrize("text", ["print(1)\n", TEXT + "make_parser().parse_known_args()\n"])
 def test_a_script_that_may_take_anything_is_given_anything(text):
-    check_arguments(Script.parse(text), ["--whatever"])
+    check_flags(Script.parse(text), ["--whatever"])
 
 
 def test_what_follows_two_dashes_is_no_flag():
-    check_arguments(SCRIPT, ["--", "--whatever"])
+    check_flags(SCRIPT, ["--", "--whatever"])

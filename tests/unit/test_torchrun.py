@@ -113,7 +113,7 @@ def test_the_reproducing_command_names_what_the_ranks_were_given_and_no_secret()
     given = {"OMP_NUM_THREADS": "4", "HF_TOKEN": "s3cret", "NCCL_SECRET_TOKEN": "s3cret", "HOME": "/home/me"}
 
     assert reproducing_command("train.py", 2, [], given) == (
-        "OMP_NUM_THREADS=4 torchrun --standalone --nproc-per-node=2 train.py"
+        "HF_TOKEN=… HOME=… NCCL_SECRET_TOKEN=… OMP_NUM_THREADS=4 torchrun --standalone --nproc-per-node=2 train.py"
     )
 
 
