@@ -160,7 +160,7 @@ def _hung(
     culprit = min(absent, key=lambda h: h.step)
     who = ", ".join(str(rank) for rank in sorted(waited - {culprit.rank}))
     sentence = (
-        f"rank {culprit.rank} stopped answering after step {culprit.step}; rank {who} waited for it until the "
+        f"rank {culprit.rank} stopped answering (last seen at step {culprit.step}); rank {who} waited for it until the "
         "process group's time limit"
     )
     return {"kind": "hang", "rank": culprit.rank, "step": culprit.step, "sentence": sentence}

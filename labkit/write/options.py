@@ -95,7 +95,7 @@ def read_back(script: Script, args: Sequence[str]) -> dict[str, str]:
     """The script's options found in raw arguments, by parameter name; a flag without a value as "True"."""
     found = {}
     for name, option in options_of(script).items():
-        for word, following in zip(args, [*args[1:], ""], strict=True):
+        for word, following in zip(args, [*args[1:], ""], strict=False):
             if word == option.name:
                 found[name] = "True" if option.kind == "flag" else following
             elif word.startswith(f"{option.name}="):

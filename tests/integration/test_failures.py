@@ -34,7 +34,7 @@ def line_of(text: str) -> int:
     ("sigkill", "rank 1 was killed (SIGKILL) by another process, not by labkit (the system reports no kill"),
     ("sigsegv", "rank 1 was killed (SIGSEGV)"),
     ("return", "rank 1 ended at step 4 without an error while rank 0"),
-    ("hang", "rank 1 stopped answering after step 4; rank 0 waited for it until the process group's time limit"),
+    ("hang", "rank 1 stopped answering (last seen at step "),
 ])  # fmt: skip
 def test_the_culprit_is_named_in_one_sentence(fault, sentence):
     line = line_of(
@@ -61,7 +61,8 @@ def test_the_same_failure_of_all_ranks_is_told_once():
 
 def test_an_error_in_a_cell_is_traced_back_to_the_cell():
     lines = "import torch\nfrom torch import nn\n\n\nclass Model(nn.Module):\n    def __init__(self):\n"
-    lines += "        super().__init__()\n        self.net = nn.Embedding(256, 256)\n\n    def forward(self, x):\n        1 / 0\n"
+    lines += "        super().__init__()\n        self.net = nn.Embedding(256, 256)\n\n"
+    lines += "    def forward(self, x):\n        1 / 0\n"
     run = labkit.launch(Script.load("single").with_cells(model=lines), nproc_per_node=1, steps=2, wait=False)
     with pytest.raises(
         RankFailedError, match=r"ZeroDivisionError.*cell `model` from text given to with_cells, line 11"

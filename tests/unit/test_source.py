@@ -19,6 +19,8 @@ def shell(tmp_path_factory):
         patch.setenv("IPYTHONDIR", str(tmp_path_factory.mktemp("ipython")))
         yield InteractiveShell.instance(config=config)
     InteractiveShell.clear_instance()
+    for prompt in ("ps1", "ps2", "ps3"):  # IPython sets them, and this process would pass for an interactive one
+        vars(sys).pop(prompt, None)
     sys.modules["__main__"] = before
 
 
