@@ -91,6 +91,8 @@ class Probe:
     # What the hooks call. Each is on the step path: clock, add, return.
 
     def _after_fetch(self, started: float, loader: Any, batch: Any) -> None:
+        if not self.step and not self._fetched:  # building model and data is no part of the first step
+            self._step_started = started
         # Kept on the iterator: an evaluation's batches never mix with the training's.
         batches = loader.__dict__.get("_labkit_batches")
         if batches is None:
