@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import html
 import os
-import shutil
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,6 +19,7 @@ from labkit.view.dashboard import Dashboard
 from labkit.view.frontend import is_headless, ui
 from labkit.view.page import plain, run_text
 from labkit.view.report import static_bundle, write_report
+from labkit.view.terminal import StatusLine
 from labkit.write import Script
 
 if TYPE_CHECKING:
@@ -248,26 +247,6 @@ class Run:
             print(repr(self))
         elif self._dashboard is None or not self._dashboard.is_open:
             self.show()
-
-
-class StatusLine:
-    """One line of a terminal, written over and over; where nobody sees it move, a line now and then."""
-
-    def __init__(self) -> None:
-        self.is_live = sys.stdout.isatty()
-        self._width = 0
-
-    def show(self, text: str) -> None:
-        if not self.is_live:
-            print(text, flush=True)
-            return
-        text = text[: shutil.get_terminal_size().columns - 1]
-        print(f"\r{text:<{self._width}}", end="", flush=True)
-        self._width = len(text)
-
-    def clear(self) -> None:
-        if self.is_live and self._width:
-            print(f"\r{'':<{self._width}}\r", end="", flush=True)
 
 
 class RunList(list[Run]):
