@@ -48,7 +48,7 @@ class Probe:
         self._batches: deque[int] = deque(maxlen=UNCONSUMED_BATCHES)
         self._loss: Any = None
         self._latest = math.inf  # seconds of the newest step
-        self._step_started = self._fetched = self._stepping = 0.0  # marks on the clock within a step
+        self._step_started = self._step_ended = self._fetched = self._stepping = 0.0  # marks on the clock within a step
         self._device_clock: Callable[[], DeviceClock] | None = None  # once the script trains on CUDA
         self._timed: DeviceClock | None = None  # while a step on CUDA is timed
         self._waiting: deque[tuple[dict[str, Any], DeviceClock]] = deque(maxlen=UNREAD_RECORDS)
@@ -143,7 +143,7 @@ class Probe:
             self._fastest = seconds
         if seconds > self._slowest:
             self._slowest = seconds
-        self._step_started = now
+        self._step_started = self._step_ended = now
         self._fetched = 0.0
         self._backwards = 0
         if self.step == 1:
@@ -188,7 +188,7 @@ class Probe:
         self._flush()
         record = {
             "k": "step",
-            "t": time.monotonic(),
+            "t": time.monotonic() - (clock() - self._step_ended),  # of the step, also when written at the end
             "step": self.step,
             "n": self._n,
             "seconds": [self._seconds, self._fastest, self._slowest],

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
@@ -133,6 +134,16 @@ def test_the_next_trainings_optimizer_takes_over_the_counting(probe):
         for _ in range(10):
             step(probe, Loader(), optimizer, loss)
     assert probe.step == 28
+
+
+def test_the_last_record_has_the_time_of_its_step_and_not_of_the_end(probe, tmp_path):
+    (optimizer,), loss = made()
+    probe._due = float("inf")
+    step(probe, Loader(), optimizer, loss)
+    time.sleep(0.2)
+    probe.finish("finished")
+    *_, line, end = records(tmp_path)
+    assert end["t"] - line["t"] >= 0.2
 
 
 def test_a_second_optimizer_is_part_of_the_same_step(probe):
