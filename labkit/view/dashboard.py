@@ -10,7 +10,7 @@ from typing import Any
 
 from labkit.record import RunFolder, RunReader, read_state
 from labkit.view.frontend import notebook_shell
-from labkit.view.page import run_html, run_text
+from labkit.view.page import run_html
 from labkit.view.report import static_bundle
 
 __all__ = ["Dashboard"]
@@ -105,6 +105,3 @@ class Dashboard:
     def _on_stop(self, button: Any) -> None:
         button.disabled, button.description = True, "Stopping…"
         threading.Thread(target=self._stop, name="labkit stop", daemon=True).start()
-
-    def __repr__(self) -> str:
-        return run_text(self.folder, self.reader, read_state(self.folder))
