@@ -66,12 +66,15 @@ def _parser() -> argparse.ArgumentParser:
     start.add_argument("script", nargs="?", help="one of labkit's own (ddp) or the path of any torchrun script")
     start.add_argument("--nproc-per-node", default="auto", metavar="N", help="ranks (default: one per GPU, or two)")
     start.add_argument("--backend", choices=["nccl", "gloo"], help="gloo lets several ranks share a GPU")
+    start.add_argument("--retries", type=int, default=0, metavar="N", help="begin again so often after a failure")
+    start.add_argument("--watchdog", type=float, metavar="SECONDS", help="end a run in which no rank moves so long")
     start.add_argument("--name", help="part of the run folder's name")
     start.add_argument("--detach", action="store_true", help="return at once; the run outlives this terminal")
     verb("runs", _runs, "all runs and what has become of them")
     for name, run, help, default in (
         ("attach", _attach, "follow a run until its end; Ctrl-C leaves it going", "latest"),
         ("stop", _stop, "end a run on every rank; without an id, the newest that is going on", None),
+        ("stacks", _stacks, "where every rank of a run is just now: why is it stuck?", "latest"),
         ("report", _report, "write report.html into a run's folder", "latest"),
     ):
         which = "an id, part of one, a path, or latest"
@@ -102,6 +105,8 @@ def _launch(arguments: argparse.Namespace, rest: list[str]) -> int:
         args=rest,
         name=arguments.name,
         runs_dir=arguments.runs_dir,
+        retries=arguments.retries,
+        watchdog=arguments.watchdog,
         wait=False,
         detach=arguments.detach,
     )
@@ -147,6 +152,10 @@ def _stop(arguments: argparse.Namespace, rest: list[str]) -> None:
         print("no run is going on")
     for run in going[:1]:
         run.stop()
+
+
+def _stacks(arguments: argparse.Namespace, rest: list[str]) -> None:
+    print(labkit.attach(arguments.which, runs_dir=arguments.runs_dir).stacks())
 
 
 def _report(arguments: argparse.Namespace, rest: list[str]) -> None:

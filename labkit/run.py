@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from labkit.errors import LabError, RankFailedError
+from labkit.errors import LabError, RankFailedError, rank_failed
 from labkit.launcher import stop as stopping
 from labkit.launcher.start import start
+from labkit.launcher.stuck import Stacks, look_at
 from labkit.record import RunFolder, RunReader, State, find_run, list_runs, read_state
 from labkit.record.reader import rows
 from labkit.view import words
@@ -41,6 +42,8 @@ def launch(
     name: str | None = None,
     runs_dir: str | os.PathLike[str] | None = None,
     env: Mapping[str, str] | None = None,
+    retries: int = 0,
+    watchdog: float | None = None,
     wait: bool | None = None,
     detach: bool | None = None,
     **parameters: Any,
@@ -53,6 +56,9 @@ def launch(
     Where nobody can come back to look (papermill, Kaggle's batch, a plain program) the call waits for the end
     and the run dies with this process; `wait` and `detach` say otherwise. `backend="gloo"` lets more ranks than
     there are GPUs share them; which backend is used is the script's own choice.
+    A run that fails is begun again up to `retries` times, by a script like labkit's own from the newest checkpoint
+    that was committed (`save_every=…`). One in which no rank moves for `watchdog` seconds is ended and
+    counts as failed.
 
     Raises LaunchError or ScriptError before any process is started; waiting, RankFailedError.
     """
@@ -67,6 +73,8 @@ def launch(
         name=name,
         runs_dir=runs_dir,
         env=env,
+        retries=retries,
+        watchdog=watchdog,
         tied=tied,
     )
     run = Run(folder)
@@ -156,16 +164,26 @@ class Run:
         print(f"{self.id}: {was_over}{state.state}; {killed}{left} processes left", flush=True)
         return state
 
+    def stacks(self) -> Stacks:
+        """Where every rank is just now: its step, its line of the script, the collective it waits in.
+
+        Takes up to five seconds. Needs neither root nor a debugger, and does not disturb the ranks.
+        """
+        if self.status().is_final:
+            raise LabError(f"{self.id} is over: no rank is anywhere. See run.status() and run.logs()")
+        return look_at(self.folder.latest, self.folder)
+
     def logs(self, *, rank: int | None = None, stream: str = "stdout") -> str:
         """What a rank printed, as text without terminal codes; all ranks one after another when `rank` is None."""
         if stream not in ("stdout", "stderr"):
             raise LabError(f"stream must be 'stdout' or 'stderr', got {stream!r}")
-        started = self.folder.started_ranks()
+        folder = self.folder.latest
+        started = folder.started_ranks()
         if rank is not None and rank not in started:
             raise LabError(f"{self.id} has no rank {rank!r}; its ranks are {started}")
         if rank is not None:
-            return _read(self.folder.log(rank, stream))
-        return "\n".join(f"== rank {r} ==\n{_read(self.folder.log(r, stream))}" for r in started)
+            return _read(folder.log(rank, stream))
+        return "\n".join(f"== rank {r} ==\n{_read(folder.log(r, stream))}" for r in started)
 
     def metrics(self) -> pd.DataFrame:
         """One row per rank and logged step: `loss`, `throughput` (samples/s of the rank), `step_seconds`, `input`,
@@ -234,9 +252,10 @@ class Run:
     def _failure(self, state: State) -> RankFailedError:
         cause = state.cause or {"sentence": "no cause is known"}
         trace = plain("".join(cause.get("traceback") or [])).rstrip()
-        logs = self.folder.rank(cause["rank"]) if "rank" in cause else self.folder.torchrun_log
-        parts = [plain(str(cause["sentence"])), trace, f"logs: {logs}"]
-        return RankFailedError("\n\n".join(part for part in parts if part), run_id=self.id, cause=cause)
+        folder = self.folder.latest
+        logs = folder.rank(cause["rank"]) if "rank" in cause else folder.torchrun_log
+        parts = [plain(str(cause["sentence"])), trace, plain(str(cause.get("advice", ""))), f"logs: {logs}"]
+        return rank_failed("\n\n".join(part for part in parts if part), run_id=self.id, cause=cause)
 
     def __repr__(self) -> str:
         state = self.status()

@@ -175,10 +175,15 @@ def committed(folder):
 
 
 def commit_of(path):
-    """What COMMIT.json says when every file is as it was written, None when one is damaged."""
-    commit = json.loads((path / "COMMIT.json").read_text())
-    sound = all((path / name).exists() and digest(path / name) == file for name, file in commit["files"].items())
-    return commit if sound else None
+    """What COMMIT.json says when every file is as it was written, None (and a line that says why) when one is not."""
+    try:
+        commit = json.loads((path / "COMMIT.json").read_text())
+        damaged = [name for name, file in commit["files"].items() if digest(path / name) != file]
+    except (OSError, ValueError, KeyError) as error:
+        damaged = [str(error)]
+    if damaged:
+        print(f"{path.name} is damaged ({', '.join(damaged)}): using an older checkpoint if there is one", flush=True)
+    return None if damaged else commit
 
 
 def from_rank_0(decide):
@@ -232,6 +237,7 @@ import json
 import math
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -241,8 +247,8 @@ def report(rank, **values):
     finite = {k: str(v) if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
     if folder:
         line = json.dumps({"k": "report", "t": time.monotonic(), **finite}) + "\n"
-        with Path(folder, "ranks", str(rank), "metrics.jsonl").open("ab", buffering=0) as file:
-            file.write(line.encode())
+        with suppress(OSError), Path(folder, "ranks", str(rank), "metrics.jsonl").open("ab", buffering=0) as file:
+            file.write(line.encode())  # a full disk costs records, never the training
     elif rank == 0:
         print("  ".join(f"{k} {v:.6g}" if isinstance(v, float) else f"{k} {v}" for k, v in values.items()), flush=True)
 

@@ -11,6 +11,9 @@ import signal
 from pathlib import Path
 from typing import Any
 
+from labkit.launcher.advice import CHECKED_CALLS, disk_advice, memory_advice, memory_in_words
+from labkit.launcher.stacks import crash_frames
+from labkit.launcher.stuck import disagreement, newest_of
 from labkit.record import RankHistory, RunFolder, RunReader
 from labkit.record.folder import read_json
 from labkit.write import Script
@@ -27,14 +30,20 @@ COLLATERAL = re.compile(
 TIMEOUT = re.compile(r"Timed out waiting|Socket Timeout|collective operation timeout|timed out", re.IGNORECASE)
 # torchrun's summary, one entry per rank it saw fail.
 EXIT_CODE = re.compile(r"^\s*rank\s*: (\d+) \(local_rank.*\n\s*exitcode\s*: (-?\d+)", re.MULTILINE)
+THROWN = re.compile(r"^\s*what\(\):\s*(.*)$", re.MULTILINE)  # of a C++ exception that nobody caught
+NAMED_FAILURES = 3
+CLOSED_BY_TORCHRUN = re.compile(r"Sending process (\d+) closing signal")
 LOG_TAIL_BYTES = 200_000
 
 
-def find_cause(folder: RunFolder, exit_code: int) -> dict[str, Any]:
-    """The cause of a run that ended with torchrun's `exit_code`: `sentence`, and what is known as fields
-    (`kind`, `rank`, `exception`, `message`, `line`, `cell`, `origin`, `step`, `traceback`)."""
-    manifest = folder.read_manifest()
-    name = Path(manifest["script"]["path"] or folder.script).name
+def find_cause(run: RunFolder, folder: RunFolder, exit_code: int, notice: str | None = None) -> dict[str, Any]:
+    """The cause of an attempt that ended with torchrun's `exit_code`: `sentence`, and what is known as fields
+    (`kind`, `rank`, `exception`, `message`, `line`, `cell`, `origin`, `step`, `traceback`, `advice`).
+
+    `folder` is the attempt's. `notice` is what the supervisor saw of ranks that did not move before the end.
+    """
+    manifest = run.read_manifest()
+    name = Path(manifest["script"]["path"] or run.script).name
     script = Script.parse(folder.script.read_text(encoding="utf-8"), name=name)
     origins = manifest.get("cells", {})
     histories = RunReader(folder).read_all().ranks
@@ -48,13 +57,18 @@ def find_cause(folder: RunFolder, exit_code: int) -> dict[str, Any]:
     for failure in own:
         _add_last_words(folder, failure)
     if own:
-        return _failure(own, script, origins)
+        return _with_advice(_failure(own, script, origins), own[0], run, script, histories)
     if signalled:
-        return _signal(folder, signalled[-1], -exits[signalled[-1]], histories)
+        rank = signalled[-1]
+        return _signal(run, folder, rank, -exits[rank], histories.get(rank), script)
+    if differ := disagreement(_newest_collectives(folder)):
+        return {"kind": "disagree", "sentence": f"the ranks disagree: {differ}"}
     if early := _left_early(histories):
         return early
     if hung := _hung(folder, failures, exits, histories):
-        return hung
+        return hung | ({"sentence": f"{hung['sentence']}. Before that {notice}"} if notice else {})
+    if gone := _vanished(folder, failures, exits, histories, log):
+        return gone
     if failures:
         return _failure(failures, script, origins)
     if exit_code < 0:
@@ -104,9 +118,14 @@ def _failure(failures: list[dict[str, Any]], script: Script, origins: dict[str, 
     if first["kind"] == "exception":
         cause["traceback"] = first["traceback"]
     where = locate(script, first.get("script_line"), origins)
-    others = [f["rank"] for f in failures if f not in same and not is_collateral(f)]
-    more = f"; rank {', '.join(map(str, others))} also failed, in another way" if others else ""
+    others = [f for f in failures if f not in same and not is_collateral(f)]
+    more = "".join(f"; rank {f['rank']} also failed: {_in_short(f)}" for f in others[:NAMED_FAILURES])
     return cause | where | {"sentence": said + where.get("place", "") + more}
+
+
+def _in_short(failure: dict[str, Any]) -> str:
+    message = failure["message"].splitlines()
+    return failure["exception"].split(".")[-1] + (f": {message[0]}" if message else "")
 
 
 def locate(script: Script, line: int | None, origins: dict[str, Any]) -> dict[str, Any]:
@@ -123,16 +142,53 @@ def locate(script: Script, line: int | None, origins: dict[str, Any]) -> dict[st
     return {"line": line, "cell": cell.title, "origin": origin, "line_in_cell": line_in_cell, "place": place}
 
 
-def _signal(folder: RunFolder, rank: int, number: int, histories: dict[int, RankHistory]) -> dict[str, Any]:
+def _with_advice(
+    cause: dict[str, Any], failure: dict[str, Any], run: RunFolder, script: Script, histories: dict[int, RankHistory]
+) -> dict[str, Any]:
+    """With the memory that led to an error for want of it, or the state of the disk, and what to change."""
+    kind, memory = failure.get("out_of_memory"), failure.get("memory")
+    if not kind:
+        advice = disk_advice(run, "".join(failure.get("traceback") or [str(failure.get("message"))]))
+        return cause | ({"advice": advice} if advice else {})
+    history = histories.get(failure["rank"])
+    where = memory_in_words(kind, memory if isinstance(memory, dict) else {}, history)
+    parameters = run.read_manifest().get("parameters") or {}
+    return cause | {
+        "out_of_memory": kind,
+        "memory": memory,
+        "sentence": cause["sentence"].replace(" failed: ", f" ran out of {kind} memory: ", 1) + where,
+        "advice": memory_advice(kind, script, parameters),
+    }
+
+
+def _newest_collectives(folder: RunFolder) -> dict[int, dict[str, Any]]:
+    """The call that each rank made last, kept by the ranks that failed."""
+    kept = {rank: read_json(folder.collectives(rank)) for rank in folder.started_ranks()}
+    return {rank: newest_of(c["collectives"]) for rank, c in kept.items()
+            if isinstance(c, dict) and isinstance(c.get("collectives"), list)}  # fmt: skip
+
+
+def _signal(
+    run: RunFolder, folder: RunFolder, rank: int, number: int, history: RankHistory | None, script: Script
+) -> dict[str, Any]:
+    """A rank that a signal ended: which, by whom, where in the script, with how much memory."""
+    manifest = run.read_manifest()
     name = signal.Signals(number).name
-    history = histories.get(rank)
+    frames = crash_frames(folder.stacks(rank))  # faulthandler's; KILL leaves none
+    path = str(manifest["script"]["path"] or run.script)
+    line = next((frame.line for frame in frames if frame.file == path), None)
+    where = locate(script, line, manifest.get("cells", {}))
+    called = f" in `{frames[0].function}`" if frames and frames[0].file != path else ""
+    by = _killer(run) if number == signal.SIGKILL else ""
     last = f", last seen at step {history.step}" if history else ""
     if history and history.memory_peak:
         last += f"; it held {history.memory_peak / 2**30:.2f} GiB ({history.memory_name}, peak)"
-    by = _killer(folder) if number == signal.SIGKILL else ""
-    sentence = f"rank {rank} was killed ({name}){by}{last}"
-    step = history.step if history else None
-    return {"kind": "signal", "rank": rank, "signal": name, "sentence": sentence, "step": step}
+    thrown = THROWN.findall(tail_text(folder.log(rank, "stderr"), LOG_TAIL_BYTES))
+    said = f": {thrown[-1].strip()}" if thrown else ""
+    cause = {"kind": "signal", "rank": rank, "signal": name, "step": history.step if history else None} | where
+    if number == signal.SIGABRT:
+        cause["advice"] = f"if the ranks called collectives of different shapes or types, {CHECKED_CALLS}"
+    return cause | {"sentence": f"rank {rank} was killed ({name}){by}{called}{where.get('place', '')}{last}{said}"}
 
 
 def _killer(folder: RunFolder) -> str:
@@ -175,9 +231,32 @@ def _left_early(histories: dict[int, RankHistory]) -> dict[str, Any] | None:
     first = min(left, key=lambda h: h.step)
     sentence = (
         f"rank {first.rank} ended at step {first.step} without an error while rank {stayed[0].rank} was at step "
-        f"{stayed[0].step} and waited for it; do the ranks have different amounts of data, or a `break` on one of them?"
+        f"{stayed[0].step} and waited for it; do the ranks have different amounts of data, a `break` on one of them, "
+        f"or does rank {stayed[0].rank} call one collective more?"
     )
     return {"kind": "early", "rank": first.rank, "step": first.step, "sentence": sentence}
+
+
+def _vanished(
+    folder: RunFolder,
+    failures: list[dict[str, Any]],
+    exits: dict[int, int],
+    histories: dict[int, RankHistory],
+    log: str,
+) -> dict[str, Any] | None:
+    """A rank that left no word, and that torchrun did not have to end: `os._exit`, or a library that calls it."""
+    spoke = {f["rank"] for f in failures} | exits.keys()
+    closed = set(CLOSED_BY_TORCHRUN.findall(log))
+    for rank in histories.keys() - spoke:
+        beat = read_json(folder.heartbeat(rank))
+        if failures and isinstance(beat, dict) and str(beat.get("pid")) not in closed:
+            step = histories[rank].step
+            sentence = (
+                f"rank {rank} ended without a word (os._exit?), last seen at step {step}; "
+                f"rank {failures[0]['rank']} waited for it"
+            )
+            return {"kind": "early", "rank": rank, "step": step, "sentence": sentence}
+    return None
 
 
 def _unexplained(folder: RunFolder, log: str, exit_code: int) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import math
 import re
 import sys
 from collections.abc import Iterable, Mapping
@@ -15,7 +16,15 @@ from labkit.errors import LaunchError
 from labkit.launcher.hardware import Hardware
 from labkit.write import Script, options_of
 
-__all__ = ["check_arguments", "check_batch", "check_environment", "check_imports", "check_ranks", "check_torch"]
+__all__ = [
+    "check_arguments",
+    "check_batch",
+    "check_care",
+    "check_environment",
+    "check_imports",
+    "check_ranks",
+    "check_torch",
+]
 
 TORCH_FLOOR = (2, 8)
 SECRET_FLAG = re.compile(
@@ -130,6 +139,16 @@ def check_environment(env: Mapping[str, Any]) -> None:
         if not isinstance(name, str) or not name or "=" in name:
             raise LaunchError(f"env: {name!r} is no name of an environment variable")
         _check_word(f"env[{name!r}]", str(value))
+
+
+def check_care(retries: Any, watchdog: Any) -> None:
+    """How often to begin again, and after how many seconds without progress to give up."""
+    if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
+        raise LaunchError(f"retries must be a whole number of further attempts, 0 or more, got {retries!r}")
+    if watchdog is None:
+        return
+    if isinstance(watchdog, bool) or not isinstance(watchdog, int | float) or not 1 <= watchdog < math.inf:
+        raise LaunchError(f"watchdog must be seconds without progress, at least 1, got {watchdog!r}")
 
 
 def _check_word(what: str, text: str) -> None:

@@ -43,6 +43,8 @@ def start(
     name: str | None,
     runs_dir: str | os.PathLike[str] | None,
     env: Mapping[str, str] | None,
+    retries: int = 0,
+    watchdog: float | None = None,
     tied: bool,
 ) -> RunFolder:
     """Start a run and return its folder at once. Raises LaunchError or ScriptError before anything exists."""
@@ -59,6 +61,7 @@ def start(
     given = read_back(script, argv)
     checks.check_batch(script, given, ranks)
     checks.check_environment(env or {})
+    checks.check_care(retries, watchdog)
     folder = RunFolder.create(runs_root(runs_dir), str(name or script.name))
     extra = _checkpoint_arguments(script, given, folder)
     environment, dropped = rank_environment(
@@ -70,7 +73,8 @@ def start(
         extra={name: str(value) for name, value in (env or {}).items()},
     )
     try:
-        _write_folder(folder, script, path, ranks, argv, extra, given, environment, dropped, machine)
+        care = {"retries": retries, "watchdog": watchdog}
+        _write_folder(folder, script, path, ranks, argv, extra, given, environment, dropped, machine, care)
         _supervisors[:] = [process for process in _supervisors if process.poll() is None]
         _supervisors.append(_start_supervisor(folder, environment, tied=tied))
     except BaseException as error:
@@ -111,11 +115,12 @@ def _write_folder(
     environment: Mapping[str, str],
     dropped: list[str],
     machine: Hardware,
+    care: dict[str, Any],
 ) -> None:
     folder.script.write_text(str(script), encoding="utf-8")
     folder.ranks.mkdir()
     file = str(path or folder.script)
-    ours = ("LABKIT_", "PYTHONUNBUFFERED", "PYTHONFAULTHANDLER", "PYTHONSAFEPATH")
+    ours = ("LABKIT_", "TORCH_FR_", "PYTHONUNBUFFERED", "PYTHONFAULTHANDLER", "PYTHONSAFEPATH")
     added = {k: v for k, v in environment.items() if k == "OMP_NUM_THREADS" or os.environ.get(k) != v}
     added = {k: v for k, v in added.items() if not k.startswith(ours)}
     folder.command.write_text(reproducing_command(file, ranks, argv, added) + "\n", encoding="utf-8")
@@ -140,7 +145,8 @@ def _write_folder(
             "git": _git_commit(),
             "env": recorded_environment(environment),
             "env_dropped": dropped,
-        },
+        }
+        | care,
     )
     write_state(folder, State("starting", time.time()))
 

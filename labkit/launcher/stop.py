@@ -18,6 +18,9 @@ __all__ = ["GRACE_SECONDS", "processes_of", "stop", "sweep"]
 
 # torchrun's own grace is 30 s and cannot be shortened on its failure path.
 GRACE_SECONDS = 5.0
+# A checkpoint that is being saved when the stop is asked for may take this long to be committed.
+SAVING_SECONDS = 60.0
+LOOK_SECONDS = 0.05
 
 
 def stop(folder: RunFolder, *, grace: float = GRACE_SECONDS) -> State:
@@ -34,8 +37,11 @@ def stop(folder: RunFolder, *, grace: float = GRACE_SECONDS) -> State:
     if grace <= 0:  # do not wait for a supervisor that may be within an earlier grace period
         sweep(folder)
     deadline = time.monotonic() + grace + 5.0
+    last = deadline + (SAVING_SECONDS if grace > 0 else 0.0)
     while not (state := read_state(folder)).is_final and time.monotonic() < deadline:
-        time.sleep(0.05)
+        if folder.checkpoint_being_saved():
+            deadline = min(last, time.monotonic() + grace + 5.0)
+        time.sleep(LOOK_SECONDS)
     killed = sweep(folder)
     if state.state == "lost" or not state.is_final:
         sentence = "stopped on request, after the process that watched it was gone"
@@ -45,7 +51,14 @@ def stop(folder: RunFolder, *, grace: float = GRACE_SECONDS) -> State:
 
 
 def terminate(agent: Identity, folder: RunFolder, grace: float) -> int:
-    """One TERM, then wait, then KILL whatever is left. Returns how many had to be killed."""
+    """One TERM, then wait, then KILL whatever is left. Returns how many had to be killed.
+
+    A checkpoint that is just being saved is let finish first, unless `grace` is 0 or somebody asks again with 0.
+    """
+    deadline = time.monotonic() + SAVING_SECONDS
+    while grace > 0 and agent.is_alive() and folder.checkpoint_being_saved() and time.monotonic() < deadline:
+        time.sleep(LOOK_SECONDS)
+        grace = min(grace, asked) if (asked := requested_grace(folder)) is not None else grace
     if agent.is_alive():
         os.kill(agent.pid, signal.SIGTERM)  # never a second one: torchrun then abandons its ranks
     deadline = time.monotonic() + grace

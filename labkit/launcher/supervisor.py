@@ -1,4 +1,5 @@
-"""The process that owns a run: starts torchrun, carries out stop requests, leaves no process and a true state.json.
+"""The process that owns a run: starts torchrun, watches it, carries out stop requests, leaves no process and a true
+state.json.
 
 It outlives the notebook's kernel, unless it is told the pid of an owner to whom the run is tied: when that is no
 longer its parent, the owner is gone, and the run is stopped. It carries no marker itself, so that a sweep spares it.
@@ -9,15 +10,20 @@ from __future__ import annotations
 import ctypes
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 from labkit.launcher.cause import find_cause, oom_kills
+from labkit.launcher.progress import Progress
 from labkit.launcher.stop import GRACE_SECONDS, requested_grace, sweep, terminate
-from labkit.launcher.torchrun import marked
+from labkit.launcher.stuck import look_at
+from labkit.launcher.torchrun import attempt_command, marked
 from labkit.record import Identity, RunFolder, State, read_state, write_state
 from labkit.record.folder import write_json
 
@@ -27,80 +33,156 @@ LOOK_SECONDS = 0.1
 
 
 def main() -> None:
-    supervise(RunFolder(sys.argv[1]), owner=int(sys.argv[2]))
-
-
-def supervise(folder: RunFolder, *, owner: int) -> None:
-    """Run torchrun to its end, or to ours. `owner` is the pid the run is tied to, 0 for none."""
-    _prctl(PR_SET_CHILD_SUBREAPER, 1)  # ranks of a killed agent become our children, not init's
-    reasons = _Signals()
-    started = read_state(folder).started or time.time()
-    own = Identity.of(os.getpid())
-    record = {"supervisor": own.as_dict() if own else None, "oom_kills": oom_kills()}
-    write_json(folder.agent, record)
+    folder = RunFolder(sys.argv[1])
     try:
-        agent = _start_agent(folder)
-    except OSError as error:
-        cause = {"kind": "torchrun", "sentence": f"torchrun could not be started: {error}"}
-        write_state(folder, State("failed", started, ended=time.time(), cause=cause))
-        return
-    identity = Identity.of(agent.pid)
-    write_json(folder.agent, record | {"agent": identity.as_dict() if identity else None})
-    write_state(folder, State("running", started))
-    why, killed = None, 0
-    while agent.poll() is None:
-        why, grace = _reason_to_stop(folder, reasons, owner)
+        Supervisor(folder, owner=int(sys.argv[2])).run()
+    except Exception as error:
+        sweep(folder)  # nothing of the run stays behind, whatever became of this process's own work
+        cause = {"kind": "supervisor", "sentence": f"labkit's supervisor failed, and the run was ended: {error!r}"}
+        write_state(folder, replace(read_state(folder), state="failed", ended=time.time(), cause=cause))
+        raise
+
+
+class Supervisor:
+    """One run from its first attempt to its last. `owner` is the pid the run is tied to, 0 for none."""
+
+    def __init__(self, folder: RunFolder, *, owner: int):
+        _prctl(PR_SET_CHILD_SUBREAPER, 1)  # ranks of a killed agent become our children, not init's
+        self.folder, self.owner = folder, owner
+        self.signals = _Signals()
+        self.manifest = folder.read_manifest()
+        self.watchdog: float | None = self.manifest.get("watchdog")
+        self.told: set[int] = set()  # the ranks of which the notice in state.json tells
+        self.looking: Future[Any] | None = None
+        self.looker = ThreadPoolExecutor(1)
+        own = Identity.of(os.getpid())
+        self.identities: dict[str, Any] = {"supervisor": own.as_dict() if own else None, "oom_kills": oom_kills()}
+        write_json(folder.agent, self.identities)
+        started = read_state(folder).started or time.time()
+        self.state = State("starting", started)
+        self.clock = time.monotonic() - (time.time() - started)  # the wall's may be set while we run
+
+    def run(self) -> None:
+        """Every attempt, until one succeeds, is stopped, or was the last."""
+        retries = self.manifest.get("retries", 0)
+        while True:
+            final = self.attempt()
+            if final.state != "failed" or final.attempt > retries or requested_grace(self.folder) is not None:
+                break
+            ended = {"ended": final.ended, "exit_code": final.exit_code, "cause": final.cause}
+            earlier = [*final.earlier, ended | {"checkpoint": final.checkpoint}]
+            self.state = State("starting", final.started, attempt=final.attempt + 1, earlier=earlier)
+        self.write(final)
+        for folder in self.folder.attempts():
+            folder.reserve.unlink(missing_ok=True)
+
+    def attempt(self) -> State:
+        """Start torchrun, see it through, and say how it ended."""
+        folder = self.folder.attempt(self.state.attempt)
+        if folder is not self.folder:
+            folder.ranks.mkdir(parents=True)
+            shutil.copyfile(self.folder.script, folder.script)
+        folder.keep_reserve()
+        try:
+            agent = self.start_agent(folder)
+        except OSError as error:
+            sentence = f"torchrun could not be started: {error}"
+            return self.ended("failed", cause={"kind": "torchrun", "sentence": sentence})
+        identity = Identity.of(agent.pid)
+        write_json(self.folder.agent, self.identities | {"agent": identity.as_dict() if identity else None})
+        self.write(replace(self.state, state="running"))
+        why, killed = None, 0
+        progress = Progress(folder)
+        while agent.poll() is None:
+            why, grace = self.reason_to_stop() or self.watch(folder, progress) or (None, 0.0)
+            if why:
+                killed = terminate(identity, self.folder, grace) if identity else sweep(self.folder)
+                agent.wait()
+                break
+        killed += sweep(self.folder)  # also after a normal end: a script may have left processes of its own
+        return self.verdict(folder, agent.returncode, why, killed)
+
+    def start_agent(self, folder: RunFolder) -> subprocess.Popen[bytes]:
+        with folder.torchrun_log.open("ab") as log:
+            return subprocess.Popen(
+                attempt_command(self.manifest["torchrun"], self.folder, folder),
+                env=marked(os.environ, self.folder, folder, self.state.attempt),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                # This process has one thread, and it lives as long as we do: PDEATHSIG is safe here.
+                # KILL, and not TERM with its grace: without us nobody would see to it that the ranks follow.
+                preexec_fn=lambda: _prctl(PR_SET_PDEATHSIG, signal.SIGKILL),
+            )
+
+    def reason_to_stop(self) -> tuple[dict[str, Any], float] | None:
+        """Wait a moment; the cause and the grace period when the run has to end."""
+        ready, _, _ = select.select([self.signals.descriptor], [], [], LOOK_SECONDS)
+        if ready:
+            return _stopped(f"the run's supervisor received {self.signals.read()}"), GRACE_SECONDS
+        if self.owner and os.getppid() != self.owner:
+            return _stopped("the process that started this run is gone"), GRACE_SECONDS
+        if not self.folder.state.exists():
+            return _stopped("the run's folder was deleted"), GRACE_SECONDS
+        grace = requested_grace(self.folder)
+        return None if grace is None else (_stopped("stopped on request"), grace)
+
+    def watch(self, folder: RunFolder, progress: Progress) -> tuple[dict[str, Any], float] | None:
+        """Tell in state.json when ranks no longer move, and where they are; end the run if its watchdog says so."""
+        progress.look()
+        stalled = progress.stalled()
+        if self.looking is None and set(stalled) - self.told:
+            self.told = set(stalled)
+            self.looking = self.looker.submit(look_at, folder, self.folder)  # takes seconds; a stop must not wait
+        elif self.looking is not None and self.looking.done():
+            where, self.looking = self.looking, None
+            if stalled and where.exception() is None:
+                self.write(replace(self.state, notice=_notice(stalled, folder, where.result().sentence)))
+        elif not stalled and self.told:
+            self.told = set()
+            self.write(replace(self.state, notice=None))
+        if self.watchdog is None or progress.idle_seconds <= self.watchdog:
+            return None
+        where = look_at(folder, self.folder).sentence
+        sentence = f"stopped by the watchdog after {self.watchdog:g} s without progress: {where}"
+        return {"kind": "stuck", "sentence": sentence}, GRACE_SECONDS
+
+    def verdict(self, folder: RunFolder, code: int, why: dict[str, Any] | None, killed: int) -> State:
+        kept = {"exit_code": code, "killed": killed, "checkpoint": self.folder.newest_checkpoint()}
         if why:
-            killed = terminate(identity, folder, grace) if identity else sweep(folder)
-            agent.wait()
-            break
-    killed += sweep(folder)  # also after a normal end: a script may have left processes of its own
-    write_state(folder, _final_state(folder, agent.returncode, started, why, killed))
+            return self.ended("stopped" if why["kind"] == "stopped" else "failed", cause=why, **kept)
+        if code == 0:
+            return self.ended("succeeded", **kept)
+        try:
+            cause = find_cause(self.folder, folder, code, self.state.notice)
+        except Exception as error:  # a true "failed" matters more than its explanation
+            sentence = f"torchrun exited with code {code}; explaining it failed: {error!r}"
+            cause = {"kind": "unknown", "sentence": sentence}
+        return self.ended("failed", cause=cause, **kept)
+
+    def ended(self, name: str, **fields: Any) -> State:
+        elapsed = time.monotonic() - self.clock
+        return replace(self.state, state=name, ended=self.state.started + elapsed, notice=None, **fields)
+
+    def write(self, state: State) -> None:
+        self.state = state
+        try:
+            write_state(self.folder, state)
+        except OSError as error:  # a full disk, a deleted folder: what counts is that the processes are looked after
+            print(f"state.json could not be written: {error}", flush=True)
 
 
-def _start_agent(folder: RunFolder) -> subprocess.Popen[bytes]:
-    with folder.torchrun_log.open("ab") as log:
-        return subprocess.Popen(
-            folder.read_manifest()["torchrun"],
-            env=marked(os.environ, folder),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            # This process has one thread, and it lives as long as we do: PDEATHSIG is safe here.
-            # KILL, and not TERM with its grace: without us nobody would see to it that the ranks follow.
-            preexec_fn=lambda: _prctl(PR_SET_PDEATHSIG, signal.SIGKILL),
-        )
+def _notice(stalled: dict[int, float], folder: RunFolder, where: str) -> str:
+    seconds = min(stalled.values())
+    if len(stalled) == len(folder.started_ranks()):
+        return f"no rank has moved for {seconds:.0f} s: {where}"
+    who = "rank " + ", ".join(map(str, sorted(stalled)))
+    return f"{who} {'has' if len(stalled) == 1 else 'have'} not moved for {seconds:.0f} s: {where}"
 
 
-def _reason_to_stop(folder: RunFolder, signals: _Signals, owner: int) -> tuple[str | None, float]:
-    """Wait a moment; `(why, grace)` when the run has to end."""
-    ready, _, _ = select.select([signals.descriptor], [], [], LOOK_SECONDS)
-    if ready:
-        return f"the run's supervisor received {signals.read()}", GRACE_SECONDS
-    if owner and os.getppid() != owner:
-        return "the process that started this run is gone", GRACE_SECONDS
-    grace = requested_grace(folder)
-    return ("stopped on request" if grace is not None else None), grace or 0.0
-
-
-def _final_state(folder: RunFolder, code: int, started: float, why: str | None, killed: int) -> State:
-    kept: dict[str, Any] = {"started": started, "ended": time.time(), "exit_code": code, "killed": killed}
-    kept["checkpoint"] = _newest_checkpoint(folder)
-    if why:
-        return State("stopped", cause={"kind": "stopped", "sentence": why}, **kept)
-    if code == 0:
-        return State("succeeded", **kept)
-    try:
-        cause = find_cause(folder, code)
-    except Exception as error:  # a true "failed" matters more than its explanation
-        cause = {"kind": "unknown", "sentence": f"torchrun exited with code {code}; explaining it failed: {error!r}"}
-    return State("failed", cause=cause, **kept)
-
-
-def _newest_checkpoint(folder: RunFolder) -> str | None:
-    steps = [p.parent for p in folder.checkpoints.glob("step-*/COMMIT.json") if p.parent.suffix != ".tmp"]
-    return max(steps, key=lambda p: int(p.name.removeprefix("step-"))).name if steps else None
+def _stopped(sentence: str) -> dict[str, Any]:
+    return {"kind": "stopped", "sentence": sentence}
 
 
 class _Signals:

@@ -10,7 +10,14 @@ from pathlib import Path
 
 from labkit.record.folder import MARKER, RunFolder
 
-__all__ = ["marked", "rank_environment", "recorded_environment", "reproducing_command", "torchrun_command"]
+__all__ = [
+    "attempt_command",
+    "marked",
+    "rank_environment",
+    "recorded_environment",
+    "reproducing_command",
+    "torchrun_command",
+]
 
 # Left over from an earlier torchrun, a Slurm job or a container image; they would change world size or meeting point.
 LEFTOVERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -52,6 +59,7 @@ def rank_environment(
     defaults = {
         "OMP_NUM_THREADS": str(max(1, cores // nproc_per_node)),
         "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo",
+        "TORCH_FR_BUFFER_SIZE": "256",  # the flight recorder: which collective each rank is in
     }
     ours = {
         "LABKIT_RUN_DIR": str(folder.path),
@@ -64,9 +72,14 @@ def rank_environment(
     return {**defaults, **kept, **(extra or {}), **ours}, dropped
 
 
-def marked(environment: Mapping[str, str], folder: RunFolder) -> dict[str, str]:
-    """With the marker by which every process of the run is found again."""
-    return {**environment, MARKER: folder.id}
+def attempt_command(command: Sequence[str], run: RunFolder, attempt: RunFolder) -> list[str]:
+    """The command of a run with its logs in the folder of one attempt."""
+    return [str(attempt.torchrun_logs) if word == str(run.torchrun_logs) else word for word in command]
+
+
+def marked(environment: Mapping[str, str], run: RunFolder, attempt: RunFolder, number: int) -> dict[str, str]:
+    """With the marker by which every process of the run is found again, and where this attempt's ranks write."""
+    return {**environment, MARKER: run.id, "LABKIT_RUN_DIR": str(attempt.path), "LABKIT_ATTEMPT": str(number)}
 
 
 def recorded_environment(environment: Mapping[str, str]) -> dict[str, str]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
 import secrets
+import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,6 +19,10 @@ __all__ = ["MARKER", "RunFolder", "find_run", "list_runs", "runs_root"]
 
 # In the environment of every process of a run, so that all of them can be found again.
 MARKER = "LABKIT_RUN"
+# Kept free for the last words of a run whose disk is full.
+RESERVE_BYTES = 256 << 10
+# A checkpoint that has not grown for this long is not being saved any more.
+SAVING_SECONDS = 5.0
 
 
 class RunFolder:
@@ -31,6 +37,8 @@ class RunFolder:
         self.agent = self.path / "agent.json"
         self.state = self.path / "state.json"
         self.stop_request = self.path / "stop.json"
+        self.inquiry = self.path / "inquiry.json"
+        self.reserve = self.path / "reserve"
         self.torchrun_log = self.path / "torchrun.log"
         self.torchrun_logs = self.path / "torchrun"
         self.supervisor_log = self.path / "supervisor.log"
@@ -52,6 +60,57 @@ class RunFolder:
 
     def stacks(self, rank: int) -> Path:
         return self.rank(rank) / "stacks.txt"
+
+    def heartbeat(self, rank: int) -> Path:
+        return self.rank(rank) / "heartbeat.json"
+
+    def collectives(self, rank: int) -> Path:
+        return self.rank(rank) / "collectives.json"
+
+    def attempt(self, number: int) -> RunFolder:
+        """Where the files of one attempt's ranks are: the folder itself for the first, one within it for a retry."""
+        return self if number == 1 else RunFolder(self.path / "attempts" / str(number))
+
+    @property
+    def latest(self) -> RunFolder:
+        """Where the newest attempt's ranks write."""
+        return self.attempts()[-1]
+
+    def checkpoint_folder(self) -> Path:
+        """Where the script saves its checkpoints: here, or where its `--checkpoint-dir` says."""
+        manifest = read_json(self.manifest) or {}
+        given = manifest.get("parameters")
+        chosen = given.get("checkpoint_dir") if isinstance(given, dict) else None
+        return Path(str(manifest.get("cwd", "")), str(chosen)) if chosen else self.checkpoints
+
+    def newest_checkpoint(self) -> str | None:
+        """The newest checkpoint that was committed, "step-200"; None when there is none."""
+        commits = self.checkpoint_folder().glob("step-*/COMMIT.json")
+        steps = {int(n): p.parent.name for p in commits if (n := p.parent.name.removeprefix("step-")).isdigit()}
+        return steps[max(steps)] if steps else None
+
+    def checkpoint_being_saved(self) -> bool:
+        """Whether a `step-N.tmp` is there that was written to within the last seconds."""
+        now = time.time()
+        try:
+            return any(
+                now - max(p.stat().st_mtime for p in [beside, *beside.iterdir()]) < SAVING_SECONDS
+                for beside in self.checkpoint_folder().glob("step-*.tmp")
+            )
+        except OSError:  # renamed while we looked: committed
+            return False
+
+    def keep_reserve(self) -> None:
+        """Take up a little room on the disk, to be given back when it is full and the end must be written down."""
+        try:
+            self.reserve.write_bytes(bytes(RESERVE_BYTES))
+        except OSError:
+            self.reserve.unlink(missing_ok=True)
+
+    def attempts(self) -> list[RunFolder]:
+        """Every attempt so far, in order; the last is the one that counts."""
+        found = (self.path / "attempts").glob("[0-9]*")
+        return [self, *(RunFolder(p) for p in sorted(found, key=lambda p: int(p.name)) if p.name.isdigit())]
 
     def started_ranks(self) -> list[int]:
         """Ranks whose worker has begun to write, in order."""
@@ -153,9 +212,27 @@ def read_json(path: Path) -> Any:
         return None
 
 
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Replace a JSON file in one step: a reader sees the old text or the new one, never half of it."""
+def write_json(path: Path, value: Mapping[str, Any], *, reserve: Path | None = None) -> None:
+    """Replace a JSON file in one step: a reader sees the old text or the new one, never half of it.
+
+    On a full disk half of the `reserve` file, if there is one, is given up for it. Raises OSError.
+    """
+    try:
+        _replace(path, value)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT) or reserve is None or not reserve.exists():
+            raise
+        os.truncate(reserve, reserve.stat().st_size // 2)
+        _replace(path, value)
+
+
+def _replace(path: Path, value: Mapping[str, Any]) -> None:
     new = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(2)}")
     # ASCII only: a file name that is not UTF-8 reaches us as text that cannot be encoded
-    new.write_text(json.dumps(value, indent=1) + "\n", encoding="ascii")
-    new.replace(path)
+    text = json.dumps(value, indent=1) + "\n"
+    try:
+        new.write_text(text, encoding="ascii")
+        new.replace(path)
+    except OSError:
+        new.unlink(missing_ok=True)
+        raise

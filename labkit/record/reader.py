@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from labkit.record.folder import RunFolder
-from labkit.record.records import Tail, number
+from labkit.record.records import Tail, finite, number
 from labkit.record.series import Series
 
 __all__ = ["RankHistory", "RunReader", "rows"]
@@ -28,6 +28,7 @@ class RankHistory:
         self.rank = rank
         self.origin = origin
         self.tail = tail
+        self.restarts: list[float] = []  # when later attempts of the run began, in the seconds of the series
         self.meta: dict[str, Any] = {}
         self.step = 0
         self.seen = 0.0  # when the newest record was written, in the same seconds
@@ -66,6 +67,13 @@ class RankHistory:
         """Take in everything that is left."""
         self._take_all(self.tail.read_all())
 
+    def go_on_with(self, tail: Tail) -> None:
+        """Finish what the rank wrote in one attempt, then read what it writes in the next."""
+        self.read_all()
+        tail.undecodable += self.tail.undecodable
+        self.tail = tail
+        self.meta, self.end, self._shift, self._steps_before, self.step = {}, {}, None, 0, 0
+
     def _take_all(self, records: list[dict[str, Any]]) -> bool:
         for record in records:
             try:
@@ -80,7 +88,10 @@ class RankHistory:
             self.meta = record
         if self._shift is None:  # the header pairs the host's clock with the wall's, which all ranks share
             wall = number(record.get("time"))
-            self._shift = (max(0.0, wall - self.origin) if wall and self.origin else 0.0) - record["t"]
+            since = max(0.0, wall - self.origin) if wall and self.origin else 0.0
+            self._shift = max(self.seen, since) - record["t"]
+            if self.seen:
+                self.restarts.append(self.seen)
         t = self.seen = max(self.seen, record["t"] + self._shift)
         if kind == "step":
             self._take_step(t, record)
@@ -130,20 +141,32 @@ class RankHistory:
 
 
 class RunReader:
-    """All ranks of a run. `poll()` reads only what is new, so watching a long run costs no more than a short one."""
+    """All ranks of a run, through all its attempts. `poll()` reads only what is new, so watching a long run costs no
+    more than a short one."""
 
     def __init__(self, folder: RunFolder):
         self.folder = folder
         self.ranks: dict[int, RankHistory] = {}
         self._launched = folder.launched()
+        self._read: dict[int, int] = {}  # the attempt that each rank's history is at
 
     def poll(self) -> bool:
         """Take in what every rank has written since the last call; True when anything was new."""
-        for rank in self.folder.started_ranks():
-            if rank not in self.ranks:
-                self.ranks[rank] = RankHistory(rank, Tail(self.folder.metrics(rank)), self._launched)
+        for position, attempt in enumerate(self.folder.attempts()):
+            for rank in attempt.started_ranks():
+                if rank not in self.ranks:
+                    self.ranks[rank] = RankHistory(rank, Tail(attempt.metrics(rank)), self._launched)
+                    self._read[rank] = position
+                elif position > self._read[rank]:
+                    self.ranks[rank].go_on_with(Tail(attempt.metrics(rank)))
+                    self._read[rank] = position
         new = [history.poll() for history in self.ranks.values()]
         return any(new)
+
+    @property
+    def restarts(self) -> list[float]:
+        """When later attempts began, in seconds since the launch."""
+        return next((history.restarts for history in self.ranks.values()), [])
 
     def read_all(self) -> RunReader:
         """Poll until nothing is new, for a run that is over."""
@@ -159,26 +182,36 @@ class RunReader:
 
 
 def rows(folder: RunFolder) -> Iterator[dict[str, Any]]:
-    """One row per rank and logged step, from all records: what the probe saw, with what the script reported
-    for the same step over it. Times in seconds since the rank started, memory in bytes."""
-    for rank in folder.started_ranks():
-        seen: dict[int, dict[str, Any]] = {}
-        said: dict[int, dict[str, Any]] = {}
-        start, steps_before = None, 0
-        for record in Tail(folder.metrics(rank)).read_all():
-            start = record["t"] if start is None else start
-            steps_before = record.get("start_step") or steps_before
-            step = record.get("step")
-            if record.get("k") not in ("step", "report") or not isinstance(step, int):
-                continue
+    """One row per attempt, rank and logged step, from all records: what the probe saw, with what the script reported
+    for the same step over it. Times in seconds since the rank's first start, memory in bytes."""
+    first: dict[int, float] = {}  # each rank's first start by the wall's clock
+    for position, attempt in enumerate(folder.attempts(), 1):
+        for rank in attempt.started_ranks():
+            records = Tail(attempt.metrics(rank)).read_all()
+            wall = finite(records[0].get("time")) if records else None
+            first.setdefault(rank, wall or 0.0)
+            since = max(0.0, (wall or 0.0) - first[rank])
+            for row in _rows_of_rank(records, since):
+                yield {"rank": rank, "attempt": position} | row
+
+
+def _rows_of_rank(records: list[dict[str, Any]], since: float) -> Iterator[dict[str, Any]]:
+    seen: dict[int, dict[str, Any]] = {}
+    said: dict[int, dict[str, Any]] = {}
+    steps_before = 0
+    for record in records:
+        steps_before = record.get("start_step") or steps_before
+        step = record.get("step")
+        if record.get("k") not in ("step", "report") or not isinstance(step, int):
+            continue
+        try:
             step += steps_before if record["k"] == "step" else 0
             row = (seen if record["k"] == "step" else said).setdefault(step, {})
-            try:
-                row.update(_flat(record) | {"rank": rank, "step": step, "time": record["t"] - start})
-            except (TypeError, ValueError):
-                continue
-        for step in sorted(seen.keys() | said.keys()):
-            yield seen.get(step, {}) | said.get(step, {})
+            row.update(_flat(record) | {"step": step, "time": since + record["t"] - records[0]["t"]})
+        except (TypeError, ValueError):
+            continue
+    for step in sorted(seen.keys() | said.keys()):
+        yield seen.get(step, {}) | said.get(step, {})
 
 
 def _flat(record: dict[str, Any]) -> dict[str, Any]:

@@ -82,6 +82,12 @@ class Tail:
         return record
 
 
+def finite(value: Any) -> float | None:
+    """A number that can be calculated with, else None."""
+    n = number(value)
+    return n if n is not None and math.isfinite(n) else None
+
+
 def number(value: Any) -> float | None:
     """A metric's value: a number as it is, "nan" and "inf" (JSON has no such numbers) as floats, else None."""
     if isinstance(value, bool):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, get_args
 
 from labkit.record.folder import RunFolder, read_json, write_json
@@ -23,6 +23,8 @@ class State:
     """`started` and `ended` are seconds since the epoch; `exit_code` is torchrun's own.
 
     `cause` is None for a run that succeeded or goes on, otherwise a dictionary with at least `sentence`.
+    `notice` is what its supervisor noticed about a run that goes on: that it has stopped moving, for one.
+    `attempt` counts from 1; `earlier` holds `exit_code`, `ended`, `cause` and `checkpoint` of those before it.
     """
 
     state: StateName
@@ -32,6 +34,9 @@ class State:
     cause: dict[str, Any] | None = None
     killed: int = 0
     checkpoint: str | None = None
+    notice: str | None = None
+    attempt: int = 1
+    earlier: list[dict[str, Any]] = field(default_factory=list)
     format: int = 1
 
     @property
@@ -49,7 +54,7 @@ class State:
 
 
 def write_state(folder: RunFolder, state: State) -> None:
-    write_json(folder.state, asdict(state))
+    write_json(folder.state, asdict(state), reserve=folder.reserve)
 
 
 def read_state(folder: RunFolder) -> State:
@@ -75,18 +80,22 @@ def _written(folder: RunFolder) -> State:
 def _is_sound(value: Any) -> bool:
     if not isinstance(value, dict) or value.get("state") not in get_args(StateName):
         return False
-    cause, ended = value.get("cause"), value.get("ended")
+    cause, ended, earlier = value.get("cause"), value.get("ended"), value.get("earlier", [])
     return (
         isinstance(value.get("started"), int | float)
         and (ended is None or isinstance(ended, int | float))
         and (cause is None or (isinstance(cause, dict) and isinstance(cause.get("sentence"), str)))
+        and isinstance(value.get("notice"), str | None)
+        and isinstance(value.get("attempt", 1), int)
+        and isinstance(earlier, list)
+        and all(isinstance(attempt, dict) for attempt in earlier)
     )
 
 
 def supervisor_is_alive(folder: RunFolder, state: State) -> bool:
     supervisor = _supervisor(folder)
     if supervisor is None:
-        return time.time() - state.started < STARTING_SECONDS
+        return abs(time.time() - state.started) < STARTING_SECONDS
     return supervisor.is_elsewhere or supervisor.is_alive()
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.record import RankHistory, RunFolder, RunReader, State
+from labkit.record.folder import read_json
 from labkit.view import words
 from labkit.view.svg import Chart, charts, dot
 
@@ -17,6 +18,7 @@ MARKS = {"starting": "◌", "running": "●", "succeeded": "✔", "failed": "✖
 TINTS = {"succeeded": "#2da44e", "failed": "#e5534b", "stopped": "#c9a227", "lost": "#e5534b"}
 LOG_BYTES = 16_000
 LOG_LINES = 10
+SHOWN_FAILURES = 8
 # Colours and cursor movements of terminals, and what they leave behind.
 ANSI = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?|.)")
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -33,17 +35,18 @@ def run_html(folder: RunFolder, reader: RunReader, state: State, *, with_log: bo
     log_rank = int((state.cause or {}).get("rank") or 0)
     return (
         '<div style="font-family:system-ui,sans-serif;font-size:13px;line-height:1.5;max-width:760px">'
-        f"{_head(folder, reader, state, watched)}{_cause(state)}"
+        f"{_head(folder, reader, state, watched)}{_notice(state)}{_earlier(state)}"
+        f"{_cause(state)}{_tracebacks(folder, state)}"
         f"{charts(run_charts(reader)) if drawn else ''}{_table(reader)}{_unread(reader)}"
-        f"{_log(folder, log_rank) if with_log else ''}</div>"
+        f"{_log(folder.latest, log_rank) if with_log else ''}</div>"
     )
 
 
 def run_text(folder: RunFolder, reader: RunReader, state: State) -> str:
     """The same in plain text, for terminals, diffs and front ends that show no HTML."""
     lines = [f"{folder.id}: {state.state} after {words.seconds(state.seconds)}", words.headline(reader, state)]
-    if state.cause:
-        lines.append(str(state.cause.get("sentence", "")))
+    lines += [attempt_ended(number, ended) for number, ended in enumerate(state.earlier, 1)]
+    lines += [text for text in (state.notice, *_explanation(state)) if text]
     for values in _rank_rows(reader):
         lines.append("  " + "  ".join(f"{name} {value}" for name, value in values.items()))
     return plain("\n".join(lines))
@@ -58,11 +61,12 @@ def run_charts(reader: RunReader) -> list[Chart]:
         return {rank: history.series[name] for rank, history in reader.ranks.items()}
 
     largest = max((history.memory_peak for history in reader.ranks.values()), default=0.0)
+    unit, restarts = 2**30 if largest >= 2**30 else 2**20, tuple(reader.restarts)
     return [
-        Chart("loss", of("loss"), words.quantity),
-        Chart("throughput per rank, samples/s", of("throughput"), words.quantity),
-        Chart("step time (slowest step of each record)", of("step_seconds"), words.seconds),
-        Chart(f"memory per rank ({memory})", of("memory"), words.gib, 2**30 if largest >= 2**30 else 2**20),
+        Chart("loss", of("loss"), words.quantity, restarts=restarts),
+        Chart("throughput per rank, samples/s", of("throughput"), words.quantity, restarts=restarts),
+        Chart("step time (slowest step of each record)", of("step_seconds"), words.seconds, restarts=restarts),
+        Chart(f"memory per rank ({memory})", of("memory"), words.gib, unit, restarts),
     ]
 
 
@@ -85,14 +89,54 @@ def _head(folder: RunFolder, reader: RunReader, state: State, watched: bool) -> 
     )
 
 
+def attempt_ended(number: int, ended: dict[str, Any]) -> str:
+    """`attempt 1 failed: rank 1 was killed (SIGKILL)…; begun again from step-40`"""
+    cause = ended.get("cause")
+    why = str(cause.get("sentence", "")) if isinstance(cause, dict) else ""
+    checkpoint = ended.get("checkpoint")
+    return f"attempt {number} failed: {why}; begun again from {checkpoint or 'the start'}"
+
+
+def _explanation(state: State) -> list[str]:
+    """The cause of the end and what to do about it."""
+    return [str(state.cause.get(name) or "") for name in ("sentence", "advice")] if state.cause else []
+
+
+def _notice(state: State) -> str:
+    if not state.notice:
+        return ""
+    text = html.escape(plain(state.notice))
+    return f'<div style="border-left:4px solid #c9a227;padding:2px 10px;margin:6px 0"><b>{text}</b></div>'
+
+
+def _earlier(state: State) -> str:
+    return "".join(f"<div>↻ {html.escape(plain(attempt_ended(n, e)))}</div>" for n, e in enumerate(state.earlier, 1))
+
+
+def _tracebacks(folder: RunFolder, state: State) -> str:
+    """The other ranks' last words, folded: those that failed as a consequence, or in another way."""
+    if state.state != "failed":
+        return ""
+    latest, first = folder.latest, (state.cause or {}).get("rank")
+    words = {rank: read_json(latest.error(rank)) for rank in latest.started_ranks() if rank != first}
+    return "".join(
+        f"<details><summary>rank {rank}: {html.escape(plain(str(said.get('exception'))))}: "
+        f"{html.escape(plain(str(said.get('message')))[:200])}</summary>"
+        f"<pre>{html.escape(plain(''.join(map(str, trace))))}</pre></details>"
+        for rank, said in list(words.items())[:SHOWN_FAILURES]
+        if isinstance(said, dict) and isinstance(trace := said.get("traceback"), list)
+    )
+
+
 def _cause(state: State) -> str:
     if not state.cause:
         return ""
-    sentence = html.escape(plain(str(state.cause.get("sentence", ""))))
+    sentence, advice = (html.escape(plain(text)) for text in _explanation(state))
     trace = html.escape(plain("".join(state.cause.get("traceback") or [])))
     more = f"<details><summary>traceback</summary><pre>{trace}</pre></details>" if trace else ""
     tint = TINTS.get(state.state, "#8b949e")
-    return f'<div style="border-left:4px solid {tint};padding:2px 10px;margin:6px 0"><b>{sentence}</b>{more}</div>'
+    said = f"<b>{sentence}</b>" + (f"<div>{advice}</div>" if advice else "")
+    return f'<div style="border-left:4px solid {tint};padding:2px 10px;margin:6px 0">{said}{more}</div>'
 
 
 def _table(reader: RunReader) -> str:

@@ -29,8 +29,8 @@ def static_bundle(folder: RunFolder, reader: RunReader, state: State) -> dict[st
 def write_report(folder: RunFolder) -> Path:
     """Write one HTML file about the run that opens offline anywhere: figures, cause, script, parameters, logs."""
     reader, state = RunReader(folder).read_all(), read_state(folder)
-    manifest = folder.read_manifest()
-    logs = {rank: "\n".join(tail_of_log(folder, rank, REPORT_LOG_LINES)) for rank in folder.started_ranks()}
+    manifest, latest = folder.read_manifest(), folder.latest
+    logs = {rank: "\n".join(tail_of_log(latest, rank, REPORT_LOG_LINES)) for rank in latest.started_ranks()}
     facts = {name: manifest.get(name) for name in ("name", "created", "world_size", "devices", "cwd")}
     for group in (manifest.get("versions"), manifest.get("parameters")):
         facts |= group if isinstance(group, dict) else {}

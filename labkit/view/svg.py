@@ -24,12 +24,14 @@ NICE = (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10)
 
 @dataclass(frozen=True)
 class Chart:
-    """`series` by rank; `show` turns a y value into words; `unit` is what round numbers are round in."""
+    """`series` by rank; `show` turns a y value into words; `unit` is what round numbers are round in; `restarts` are
+    the times at which the run began again."""
 
     title: str
     series: Mapping[int, Series]
     show: Callable[[float], str]
     unit: float = 1.0
+    restarts: tuple[float, ...] = ()
 
 
 def charts(all_charts: list[Chart], columns: int = 2) -> str:
@@ -82,10 +84,16 @@ def _chart(chart: Chart, x0: float, x1: float) -> str:
         f"{html.escape(chart.show(y))}</text>"
         for y in (y0, (y0 + high) / 2, high)
     )
+    again = "".join(
+        f'<path d="M{place_x(x):.0f} {TOP}V{HEIGHT - BOTTOM}" stroke="currentColor" stroke-dasharray="2 3" '
+        f'stroke-opacity=".6"/><text x="{place_x(x) + 2:.0f}" y="{TOP + 8}" opacity=".75">↻</text>'
+        for x in chart.restarts
+        if x0 <= x <= x1
+    )
     ends = f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 5}" text-anchor="end" opacity=".75">{_clock(x1)}</text>'
     ends += f'<text x="{LEFT}" y="{HEIGHT - 5}" opacity=".75">{_clock(x0)} after launch</text>'
     lines = "".join(_line(rank, line, place_x, place_y) for rank, line in drawn.items() if line)
-    return title + axis + ends + lines
+    return title + axis + again + ends + lines
 
 
 def _line(

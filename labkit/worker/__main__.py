@@ -12,10 +12,12 @@ import os
 import sys
 import threading
 import types
+from contextlib import suppress
 
 from labkit.record.folder import RunFolder
 from labkit.worker import failure, guard
 from labkit.worker.probe import Probe
+from labkit.worker.pulse import Pulse
 
 
 def main() -> None:
@@ -25,6 +27,7 @@ def main() -> None:
     guard.die_with_parent()
     guard.dump_stacks_on_signal(folder, rank)
     probe = Probe(folder.metrics(rank))
+    Pulse(folder, rank, probe).start()
     sys.argv = sys.argv[1:]
     code, outcome = 0, "finished"
     try:
@@ -59,7 +62,8 @@ def leave(code: int) -> None:
     threading._shutdown()
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
-        stream.flush()
+        with suppress(OSError):  # a full disk
+            stream.flush()
     os._exit(code)
 
 

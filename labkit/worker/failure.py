@@ -7,11 +7,14 @@ import re
 import sys
 import time
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from labkit.record.folder import RunFolder, write_json
+from labkit.worker.memory import resident_set
+from labkit.worker.pulse import record_collectives
 
 __all__ = ["exit_code", "write"]
 
@@ -19,6 +22,7 @@ __all__ = ["exit_code", "write"]
 OURS = str(Path(__file__).parent)
 # A DataLoader worker's exception arrives as one of the same type whose message is the worker's whole traceback.
 FROM_WORKER = "Original Traceback (most recent call last):"
+HOST_MEMORY = re.compile(r"DefaultCPUAllocator: (can't allocate|not enough) memory|Cannot allocate memory")
 
 
 def exit_code(error: SystemExit) -> int:
@@ -43,11 +47,37 @@ def write(folder: RunFolder, rank: int, error: BaseException, step: int) -> None
         "message": _message(error),
         "script_line": _line_in_script(error),
         "traceback": traceback.format_exception(error),
-    }
-    write_json(folder.error(rank), record)
+    } | _memory(error)
+    try:
+        write_json(folder.error(rank), record, reserve=folder.reserve)
+        record_collectives(folder, rank)
+    except Exception as problem:  # a full disk, a deleted folder, another torch
+        with suppress(OSError):
+            print(f"labkit: the failure of rank {rank} could not be kept: {problem!r}", file=sys.stderr)
     if not isinstance(error, SystemExit):
-        traceback.print_exception(error)
-        sys.stderr.flush()
+        with suppress(OSError):
+            traceback.print_exception(error)
+            sys.stderr.flush()
+
+
+def _memory(error: BaseException) -> dict[str, Any]:
+    """Of an error for want of memory: which memory, and what of it this rank had in use. Sizes in bytes."""
+    if type(error).__name__ == "OutOfMemoryError" and type(error).__module__.startswith("torch"):
+        return {"out_of_memory": "device", "memory": _device_memory()}
+    if isinstance(error, MemoryError) or HOST_MEMORY.search(str(error)):
+        return {"out_of_memory": "host", "memory": resident_set()()}
+    return {}
+
+
+def _device_memory() -> dict[str, float]:
+    import torch
+
+    try:
+        free, total = torch.cuda.mem_get_info()
+        used = {"allocated": torch.cuda.memory_allocated(), "reserved": torch.cuda.memory_reserved()}
+    except Exception:  # the device may be beyond answering
+        return {}
+    return used | {"free": free, "total": total}
 
 
 def _name(kind: type[BaseException]) -> str:

@@ -78,6 +78,15 @@ class Probe:
             self.recorder.drop(error)
         self._step_started = clock()
 
+    @property
+    def moved(self) -> float:
+        """When the script last fetched a batch, finished a backward or a step, on the monotonic clock."""
+        return max(self._step_started, self._fetched, self._stepping)
+
+    @property
+    def latest_step_seconds(self) -> float | None:
+        return None if self._latest == math.inf else self._latest
+
     def finish(self, outcome: str) -> None:
         """Write what is left and how the script ended. Never raises, never waits for a device that may be stuck."""
         try:

@@ -2,14 +2,18 @@
 
 import argparse
 import os
+import re
+import resource
 import signal
 import subprocess
 import sys
 import time
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.utils.data import DataLoader, TensorDataset
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--fault", default="none")
@@ -18,6 +22,8 @@ parser.add_argument("--at", type=int, default=5)
 parser.add_argument("--steps", type=int, default=20)
 parser.add_argument("--sleep", type=float, default=0.05)
 parser.add_argument("--timeout", type=float, default=120)
+parser.add_argument("--workers", type=int, default=0, help="persistent DataLoader workers on every rank")
+parser.add_argument("--lines", type=int, default=0, help="printed at every step")
 args = parser.parse_args()
 
 
@@ -26,18 +32,47 @@ def misbehave():
         raise ValueError("boom <script>alert(1)</script>")
     if args.fault == "exit":
         sys.exit(3)
+    if args.fault == "zero":
+        sys.exit(0)
+    if args.fault == "vanish":
+        os._exit(0)
     if args.fault == "message":
         sys.exit("the data folder is empty")
-    if args.fault == "sigkill":
-        os.kill(os.getpid(), signal.SIGKILL)
-    if args.fault == "sigsegv":
-        os.kill(os.getpid(), signal.SIGSEGV)
+    if args.fault in ("sigkill", "sigsegv", "sigabrt", "sigstop"):
+        os.kill(os.getpid(), getattr(signal, args.fault.upper()))
     if args.fault == "deaf":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    if args.fault == "hang":
+    if args.fault in ("hang", "deadlock"):
         time.sleep(600)
+    if args.fault == "spin":
+        while True:
+            pass
+    if args.fault == "gil":
+        re.match(r"(a+)+$", "a" * 60 + "b")
+    if args.fault == "slow":
+        time.sleep(3 * args.sleep)
+    if args.fault == "memory":
+        resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY,) * 2)
+        held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (held + (256 << 20), resource.RLIM_INFINITY))
+        torch.ones(1 << 30)
     if args.fault == "grandchild":
         subprocess.Popen(["sleep", "600"], start_new_session=True)
+
+
+def reduce(tensor, misfit):
+    """The collective of every step, or one that the other ranks do not expect."""
+    if misfit and args.fault == "collective":
+        dist.broadcast(tensor, src=args.rank)
+    elif misfit and args.fault == "shape":
+        dist.all_reduce(torch.zeros(1000))
+    elif misfit and args.fault == "dtype":
+        dist.all_reduce(tensor.double())
+    elif misfit and args.fault == "count":  # one call too many; the ranks are out of step from here on
+        dist.all_reduce(tensor)
+        dist.all_reduce(tensor)
+    else:
+        dist.all_reduce(tensor)
 
 
 def main():
@@ -47,15 +82,23 @@ def main():
     rank = dist.get_rank()
     weight = torch.nn.Parameter(torch.zeros(8))
     optimizer = torch.optim.SGD([weight], lr=0.1)
-    for step in range(1, args.steps + 1):
-        if rank == args.rank and step == args.at and args.fault != "deaf":
-            if args.fault == "return":
-                return
+    data = TensorDataset(torch.ones(args.steps, 8))
+    loader = DataLoader(data, num_workers=args.workers, persistent_workers=args.workers > 0)
+    for step, (x,) in enumerate(loader, 1):
+        everyone = args.fault in ("both", "deadlock")
+        its_turn = (rank == args.rank or everyone) and (step == args.at or (args.fault == "slow" and step > args.at))
+        if its_turn and args.fault == "both":
+            raise (ValueError("the first") if rank == args.rank else KeyError("the second"))
+        if its_turn and args.fault == "return":
+            return
+        if its_turn and args.fault != "deaf":
             misbehave()
-        loss = ((weight - 1) ** 2).sum()
+        for line in range(args.lines):
+            print(f"rank {rank} step {step} line {line}")
+        loss = ((weight - x) ** 2).sum()
         loss.backward()
         try:
-            dist.all_reduce(weight.grad)
+            reduce(weight.grad, misfit=its_turn)
         except RuntimeError as error:
             if args.fault == "sigkill":  # as frameworks do
                 raise RuntimeError("training failed") from error

@@ -209,6 +209,7 @@ def test_rows_merge_what_the_probe_saw_with_what_the_script_reported(folder, wri
     assert list(rows(folder)) == [
         {
             "rank": 0,
+            "attempt": 1,
             "step": 4,
             "time": 2.0,
             "loss": 3.0,

@@ -178,7 +178,9 @@ def test_the_supervisor_carries_no_marker_and_its_processes_do(environment_of, f
     environment, _ = environment_of({MARKER: "an older run"})
 
     assert MARKER not in environment
-    assert marked(environment, folder) == {**environment, MARKER: folder.id}
+    second = folder.attempt(2)
+    told = {MARKER: folder.id, "LABKIT_RUN_DIR": str(folder.path / "attempts" / "2"), "LABKIT_ATTEMPT": "2"}
+    assert marked(environment, folder, second, 2) == environment | told
 
 
 @pytest.mark.parametrize("name", SECRETS)

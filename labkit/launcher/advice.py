@@ -1,0 +1,69 @@
+"""What to say beside a failure whose kind is known: memory, disk, ranks that disagree."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Mapping
+from typing import Any
+
+from labkit.record import RankHistory, RunFolder
+from labkit.record.records import number
+from labkit.write import Script, options_of
+
+__all__ = ["CHECKED_CALLS", "disk_advice", "memory_advice", "memory_in_words"]
+
+FULL_BYTES = 16 << 20
+DISK_FULL = re.compile(r"No space left on device|unexpected pos \d+ vs \d+|Disk quota exceeded|File too large")
+CHECKED_CALLS = (
+    "run it again with env={'TORCH_DISTRIBUTED_DEBUG': 'DETAIL'}: torch then compares the ranks' calls and names them"
+)
+
+
+def memory_in_words(kind: str, memory: Mapping[str, Any], history: RankHistory | None) -> str:
+    """Where a rank's memory was when it had no more: `; 13.9 of 14.7 GiB were allocated (parameters 3.1 GiB, …)`."""
+    peak = history.memory_peak if history else 0.0
+    if kind == "host":
+        held = number(memory.get("peak")) or peak
+        return f"; it held up to {_gib(held)} (resident set)" if held else ""
+    allocated, total = number(memory.get("allocated")) or peak, number(memory.get("total"))
+    held = {k: n for k, v in (history.held if history else {}).items() if k != "device" and (n := number(v))}
+    shares = [f"{name} {_gib(size)}" for name, size in held.items()]
+    if held and allocated > sum(held.values()):
+        shares.append(f"activations and buffers {_gib(allocated - sum(held.values()))}")
+    said = f"; {_gib(allocated)}{f' of {_gib(total)}' if total else ''} were allocated" if allocated else ""
+    others = (total or 0) - (number(memory.get("free")) or 0) - (number(memory.get("reserved")) or 0)
+    elsewhere = f", {_gib(others)} of the device were held by other processes" if others > 2**30 else ""
+    return said + (f" ({', '.join(shares)})" if said and shares else "") + elsewhere
+
+
+def memory_advice(kind: str, script: Script, parameters: Mapping[str, Any]) -> str:
+    """What to change so that it fits, of what this script offers and does not do yet."""
+    options = options_of(script)
+    ways = []
+    if kind == "device":
+        if "accumulate" in options:
+            ways.append(f"raise accumulate (it is {parameters.get('accumulate', options['accumulate'].default)})")
+        if "activation_checkpointing" in options and "activation_checkpointing" not in parameters:
+            ways.append("activation_checkpointing=True")
+        if parameters.get("precision", "fp32") == "fp32" and "precision" in options:
+            ways.append("precision='bf16', or 'fp16' on a T4")
+        if "fully_shard" not in str(script):
+            ways.append("shard the model: Script.load('fsdp')")
+        return "to make it fit: " + ", ".join(ways or ["a smaller batch", "activation checkpointing"])
+    return "to make it fit: a smaller batch, fewer DataLoader workers, fewer ranks, less data in memory at once"
+
+
+def disk_advice(folder: RunFolder, message: str) -> str:
+    """Said when the disk is full, whatever torch makes of it ("unexpected pos 704 vs 598")."""
+    where = folder.checkpoint_folder() if folder.checkpoint_folder().exists() else folder.path
+    free = shutil.disk_usage(where).free
+    if not DISK_FULL.search(message) and free > FULL_BYTES:
+        return ""
+    kept = folder.newest_checkpoint()
+    safe = f"; {kept} is committed and whole" if kept else ""
+    return f"{free / 2**20:.0f} MiB are free on the disk of {where}{safe}"
+
+
+def _gib(size: float) -> str:
+    return f"{size / 2**30:.2f} GiB"

@@ -1,0 +1,58 @@
+"""Does a run move? Heartbeats of its ranks, looked at once a second: a few bytes each, however long the run."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from labkit.record import RunFolder
+from labkit.record.folder import read_json
+
+__all__ = ["Progress"]
+
+LOOK_SECONDS = 1.0
+# Slow is not stuck: a rank may take this long, and twice its own step time, before anybody is told.
+PATIENCE_SECONDS = 5.0
+FIRST_STEP_SECONDS = 30.0  # until the first step: imports, data, compilation
+
+
+class Progress:
+    """When each rank of an attempt last gave a sign of moving: a batch, a backward, a step, a record of its own."""
+
+    def __init__(self, folder: RunFolder):
+        self._folder = folder
+        self._began = time.monotonic()
+        self._looked = 0.0
+        self._signs: dict[int, Any] = {}
+        self._changed: dict[int, float] = {}
+        self._step_seconds = 0.0  # the slowest rank's newest, once one has made a step
+
+    def look(self) -> None:
+        """Read the heartbeats, at most once a second."""
+        now = time.monotonic()
+        if now - self._looked < LOOK_SECONDS:
+            return
+        self._looked = now
+        for rank in self._folder.started_ranks():
+            beat = read_json(self._folder.heartbeat(rank))
+            if not isinstance(beat, dict):
+                continue
+            metrics = self._folder.metrics(rank)
+            sign = (beat.get("step"), beat.get("moved"), metrics.stat().st_size if metrics.exists() else 0)
+            if self._signs.get(rank) != sign:
+                self._signs[rank], self._changed[rank] = sign, now
+            seconds = beat.get("step_seconds")
+            if isinstance(seconds, int | float):
+                self._step_seconds = max(self._step_seconds, seconds)
+
+    @property
+    def idle_seconds(self) -> float:
+        """How long no rank has moved."""
+        return time.monotonic() - max([self._began, *self._changed.values()])
+
+    def stalled(self) -> dict[int, float]:
+        """Seconds since each rank moved, of those that should have by now."""
+        now = time.monotonic()
+        idle = {rank: now - changed for rank, changed in self._changed.items()}
+        patience = PATIENCE_SECONDS + 2 * self._step_seconds if self._step_seconds else FIRST_STEP_SECONDS
+        return {rank: seconds for rank, seconds in idle.items() if seconds > patience}

@@ -1,0 +1,171 @@
+"""Ask every rank of a run where it is: its step, its stack, its newest collective, the state of its process.
+
+A rank answers from a thread of its own. One that does not (its script holds the GIL) is sent SIGUSR1, which Python's
+faulthandler serves from C; one that is stopped can only be looked at from outside. None of it needs root.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from labkit.launcher.stop import processes_of
+from labkit.record import RunFolder
+from labkit.record.folder import read_json, write_json
+
+__all__ = ["Frame", "RankStack", "ask", "crash_frames"]
+
+ANSWER_SECONDS = 3.0  # a rank looks for questions once a second
+SIGNAL_SECONDS = 1.0
+LOOK_SECONDS = 0.05
+RECORD_BYTES = 2000
+LAST_STEP = re.compile(r'"step": (\d+)')
+FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
+OURS = re.compile(r'File "(.*labkit/worker/__main__\.py|<frozen runpy>)"')
+PULSE = str(Path("labkit", "worker", "pulse.py"))
+THREAD = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+.*\(most recent call first\):$")
+
+
+@dataclass(frozen=True)
+class Frame:
+    file: str
+    line: int
+    function: str
+
+
+@dataclass(frozen=True)
+class RankStack:
+    """One rank at one moment. `idle` is seconds since it last moved; `frames` its main thread's, innermost first.
+
+    `process` is the kernel's word for its process: "running", "sleeping", "disk-sleep", "stopped", or "gone".
+    `answered` is "itself", "signal" (its script holds the GIL) or "no". `collectives` are the newest that it began,
+    as torch's flight recorder has them.
+    """
+
+    rank: int
+    step: int
+    idle: float
+    process: str
+    answered: str
+    frames: list[Frame] = field(default_factory=list)
+    collectives: list[dict[str, Any]] = field(default_factory=list)
+    text: str = ""
+
+
+def ask(folder: RunFolder, run: RunFolder) -> list[RankStack]:
+    """Every rank's stack, within some five seconds. `folder` is the attempt's, `run` the one the marker names."""
+    ranks = folder.started_ranks()
+    ours = {process.pid: process for process in processes_of(run)}
+    offsets = {rank: _size(folder.stacks(rank)) for rank in ranks}
+    number = time.time_ns()
+    write_json(folder.inquiry, {"number": number})
+    deadline = time.monotonic() + ANSWER_SECONDS
+    waiting = [rank for rank in ranks if _pid(folder, rank) in ours]
+    while waiting and time.monotonic() < deadline:
+        time.sleep(LOOK_SECONDS)
+        waiting = [rank for rank in waiting if _beat(folder, rank).get("answered") != number]
+    _signal(folder, waiting, ours, offsets)
+    return [_rank_stack(folder, rank, ours, offsets[rank], number) for rank in ranks]
+
+
+def _signal(folder: RunFolder, ranks: list[int], ours: dict[int, psutil.Process], offsets: dict[int, int]) -> None:
+    """SIGUSR1 to the ranks that did not answer, unless the script uses that signal itself."""
+    asked = []
+    for rank in ranks:
+        beat = _beat(folder, rank)
+        if beat.get("usr1") and _process_state(ours.get(beat.get("pid", -1))) not in ("stopped", "gone"):
+            os.kill(beat["pid"], signal.SIGUSR1)
+            asked.append(rank)
+    deadline = time.monotonic() + SIGNAL_SECONDS
+    while any(_size(folder.stacks(r)) == offsets[r] for r in asked) and time.monotonic() < deadline:
+        time.sleep(LOOK_SECONDS)
+    if asked:
+        time.sleep(LOOK_SECONDS)  # to the end of its text
+
+
+def _rank_stack(folder: RunFolder, rank: int, ours: dict[int, psutil.Process], offset: int, number: int) -> RankStack:
+    beat = _beat(folder, rank)
+    text = _readable(_since(folder.stacks(rank), offset))
+    recorded = read_json(folder.collectives(rank)) if beat.get("answered") == number else None
+    collectives = recorded.get("collectives") if isinstance(recorded, dict) else None
+    itself = beat.get("answered") == number
+    return RankStack(
+        rank=rank,
+        step=max(int(beat.get("step") or 0), _last_step(folder.metrics(rank))),
+        idle=max(0.0, float(beat.get("t") or 0) - float(beat.get("moved") or 0)),
+        process=_process_state(ours.get(beat.get("pid", -1))),
+        answered="itself" if itself else "signal" if text else "no",
+        frames=main_thread(text),
+        collectives=collectives if isinstance(collectives, list) else [],
+        text=text,
+    )
+
+
+def _readable(text: str) -> str:
+    """Without the thread of ours that wrote it, and the frames of ours below the script."""
+    blocks = [block for block in text.split("\n\n") if PULSE not in block]
+    return "\n".join(line for line in "\n\n".join(blocks).splitlines() if not OURS.search(line))
+
+
+def main_thread(text: str) -> list[Frame]:
+    """The frames of the main thread in faulthandler's text, innermost first: it lists that thread last."""
+    frames: list[Frame] = []
+    for line in text.splitlines():
+        if THREAD.match(line):
+            frames = []
+        elif found := FRAME.match(line):
+            frames.append(Frame(found["file"], int(found["line"]), found["function"]))
+    return frames
+
+
+def crash_frames(path: Path) -> list[Frame]:
+    """The Python frames of a process that a signal ended, innermost first: those of the thread it hit, if known."""
+    _, fatal, text = _since(path, 0).rpartition("Fatal Python error:")
+    if not fatal:
+        return []
+    blocks = [block for block in text.split("\n\n") if THREAD.match(block.split("\n")[0]) and PULSE not in block]
+    hit = next((block for block in blocks if block.startswith("Current thread")), blocks[-1] if blocks else "")
+    return main_thread(hit)
+
+
+def _process_state(process: psutil.Process | None) -> str:
+    try:
+        state = process.status() if process is not None else "gone"
+    except psutil.Error:
+        return "gone"
+    return {"tracing-stop": "stopped", "zombie": "gone", "dead": "gone"}.get(state, state)
+
+
+def _last_step(metrics: Path) -> int:
+    """The step in the last whole record, which may be newer than the heartbeat."""
+    steps = LAST_STEP.findall(_since(metrics, max(0, _size(metrics) - RECORD_BYTES)))
+    return int(steps[-1]) if steps else 0
+
+
+def _beat(folder: RunFolder, rank: int) -> dict[str, Any]:
+    beat = read_json(folder.heartbeat(rank))
+    return beat if isinstance(beat, dict) else {}
+
+
+def _pid(folder: RunFolder, rank: int) -> Any:
+    return _beat(folder, rank).get("pid")
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _since(path: Path, offset: int) -> str:
+    try:
+        with path.open("rb") as file:
+            file.seek(offset)
+            return file.read().decode("utf-8", "replace")
+    except OSError:
+        return ""

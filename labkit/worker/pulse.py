@@ -1,0 +1,91 @@
+"""A rank's sign of life: once a second, from a thread of its own, whatever the script is doing.
+
+It also answers when somebody asks where the rank is, which needs no signal, no root and no debugger. A rank whose
+script holds the GIL or that is stopped gives no sign: that, too, is an answer.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import signal
+import threading
+import time
+from contextlib import suppress
+
+from labkit.record.folder import RunFolder, read_json, write_json
+from labkit.worker.memory import resident_set
+from labkit.worker.probe import Probe
+
+__all__ = ["Pulse", "record_collectives"]
+
+BEAT_SECONDS = 1.0
+LINE_BYTES = 512  # always the same, written in place: the file never grows and is never half written
+KEPT_COLLECTIVES = 64
+COLLECTIVE_FIELDS = ("process_group", "collective_seq_id", "p2p_seq_id", "is_p2p", "profiling_name", "input_sizes",
+                     "input_dtypes", "retired", "state", "time_created_ns")  # fmt: skip
+
+
+class Pulse:
+    """Writes `heartbeat.json` and, on request, `stacks.txt` and `collectives.json` of one rank."""
+
+    def __init__(self, folder: RunFolder, rank: int, probe: Probe):
+        self._folder, self._rank, self._probe = folder, rank, probe
+        self._file = os.open(folder.heartbeat(rank), os.O_WRONLY | os.O_CREAT, 0o600)
+        self._stacks = folder.stacks(rank).open("a")
+        self._answered = 0
+        self._memory = resident_set()
+
+    def start(self) -> None:
+        threading.Thread(target=self._beat, name="labkit-pulse", daemon=True).start()
+
+    def _beat(self) -> None:
+        while True:
+            for duty in (self._answer, self._write):
+                with suppress(Exception):  # a full disk, a deleted folder, another torch: the training goes on
+                    duty()
+            time.sleep(BEAT_SECONDS)
+
+    def _write(self) -> None:
+        beat = {
+            "t": time.monotonic(),
+            "pid": os.getpid(),
+            "step": self._probe.step,
+            "moved": self._probe.moved,
+            "step_seconds": self._probe.latest_step_seconds,
+            "rss": self._memory()["rss"],
+            "answered": self._answered,
+            # Whether SIGUSR1 still shows the stacks: a script may have taken the signal for itself.
+            "usr1": signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL,
+        }
+        os.pwrite(self._file, json.dumps(beat).ljust(LINE_BYTES - 1).encode() + b"\n", 0)
+
+    def _answer(self) -> None:
+        request = read_json(self._folder.inquiry)
+        number = request.get("number") if isinstance(request, dict) else None
+        if not isinstance(number, int) or number == self._answered:
+            return
+        print(f"\n# {time.strftime('%H:%M:%S')}, step {self._probe.step}", file=self._stacks, flush=True)
+        faulthandler.dump_traceback(self._stacks, all_threads=True)
+        record_collectives(self._folder, self._rank)
+        self._answered = number  # the next beat says so: all is written by then
+
+
+def record_collectives(folder: RunFolder, rank: int) -> None:
+    """Keep the newest collectives of this rank, from torch's flight recorder, where it has one."""
+    entries = json.loads(_flight_record())["entries"][-KEPT_COLLECTIVES:]
+    kept = [{name: entry[name] for name in COLLECTIVE_FIELDS if name in entry} for entry in entries]
+    write_json(folder.collectives(rank), {"collectives": kept})
+
+
+def _flight_record() -> str | bytes:
+    """torch's own dump. The functions are private, and NCCL has one of its own."""
+    import torch
+    import torch.distributed as dist
+
+    if not (dist.is_available() and dist.is_initialized()):
+        return '{"entries": []}'
+    name = "_dump_nccl_trace_json" if dist.get_backend() == "nccl" else "_dump_fr_trace_json"
+    dump = getattr(torch._C._distributed_c10d, name, None)
+    return dump() if dump else '{"entries": []}'
