@@ -59,7 +59,8 @@ def _parser() -> argparse.ArgumentParser:
         sub.set_defaults(run=run, parser=sub)
         return sub
 
-    verb("doctor", _doctor, "what this machine has and what to use on it")
+    doctor = verb("doctor", _doctor, "what this machine has and what to use on it")
+    doctor.add_argument("--preflight", action="store_true", help="let the ranks meet and sum a number")
     start = verb("launch", _launch, "start a script on every rank; what follows is passed on to the script",
                  usage="labkit launch SCRIPT [options] [--] [the script's own options]", add_help=False)  # fmt: skip
     start.add_argument("-h", "--help", action="store_true", help="this text, and the options of SCRIPT if one is given")
@@ -89,7 +90,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _doctor(arguments: argparse.Namespace, rest: list[str]) -> None:
-    print(labkit.doctor())
+    print(labkit.doctor(preflight=arguments.preflight))
 
 
 def _launch(arguments: argparse.Namespace, rest: list[str]) -> int:

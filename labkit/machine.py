@@ -6,9 +6,11 @@ import html
 import os
 import sys
 from dataclasses import dataclass
+from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from labkit.launcher import preflight as _preflight
 from labkit.launcher.hardware import Hardware, hardware
 from labkit.launcher.torchrun import LEFTOVER_PREFIXES, LEFTOVERS
 from labkit.view import words
@@ -26,9 +28,16 @@ FRONT_ENDS = {
 }
 
 
-def doctor() -> Machine:
-    """Look at this machine. The result shows itself as a table and says what to use here."""
-    return Machine(hardware())
+def doctor(*, preflight: bool = False) -> Machine:
+    """Look at this machine. The result shows itself as a table and says what to use here.
+
+    With `preflight=True` as many ranks as `nproc_per_node="auto"` would start meet and sum a number, which takes some
+    five seconds; with GPUs the first launch on several of them does it by itself.
+    """
+    here = hardware()
+    if preflight:
+        _preflight.preflight(here, here.default_ranks, here.backend)
+    return Machine(here)
 
 
 @dataclass(frozen=True)
@@ -50,6 +59,7 @@ class Machine:
             ("backend", here.backend, "" if here.gpus else "gloo: ranks train on the CPU, right but not fast"),
             ("precision", here.precision, _precision_advice(here)),
             ("ranks", str(here.default_ranks), "what nproc_per_node='auto' starts"),
+            ("preflight", *_preflight_finding(here)),
             ("cores", str(here.cores), f"OMP_NUM_THREADS = cores / ranks = {max(1, here.cores // here.default_ranks)}"),
             ("memory", f"{words.gib(here.memory_available)} free of {words.gib(here.memory)}", ""),
             ("/dev/shm", words.gib(here.shared_memory), _shm_advice(here)),
@@ -78,6 +88,14 @@ class Machine:
             for what, value, advice in self.findings
         )
         return {"text/plain": str(self), "text/html": f"<table>{rows}</table>"}
+
+
+def _preflight_finding(here: Hardware) -> tuple[str, str]:
+    found = _preflight.remembered(here, here.default_ranks, here.backend)
+    if found is None:
+        return "not done yet", "labkit doctor --preflight lets the ranks meet and sum a number"
+    when = datetime.fromtimestamp(found.when).strftime("%Y-%m-%d %H:%M")
+    return str(found), f"asked on {when}; kept until the GPUs or torch change"
 
 
 def _devices(here: Hardware) -> str:

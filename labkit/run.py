@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from labkit.errors import LabError, RankFailedError, rank_failed
+from labkit.launcher import preflight
 from labkit.launcher import stop as stopping
 from labkit.launcher.start import start
 from labkit.launcher.stuck import Stacks, look_at
@@ -18,8 +18,9 @@ from labkit.record.reader import rows
 from labkit.view import words
 from labkit.view.dashboard import Dashboard
 from labkit.view.frontend import is_headless, ui
-from labkit.view.page import plain, run_text
+from labkit.view.page import attempt_ended, plain, run_text
 from labkit.view.report import static_bundle, write_report
+from labkit.view.run_list import RunList
 from labkit.view.terminal import StatusLine
 from labkit.write import Script
 
@@ -31,6 +32,7 @@ __all__ = ["Run", "attach", "launch", "runs"]
 LOOK_SECONDS = 0.1
 PROGRESS_SECONDS = 30.0
 REDRAW_SECONDS = 1.0
+LOG_BYTES = 1 << 20
 
 
 def launch(
@@ -62,6 +64,7 @@ def launch(
 
     Raises LaunchError or ScriptError before any process is started; waiting, RankFailedError.
     """
+    env = preflight.settings_for(nproc_per_node, backend, env) | dict(env or {})
     headless = is_headless()
     tied = headless if detach is None else not detach
     folder = start(
@@ -174,7 +177,10 @@ class Run:
         return look_at(self.folder.latest, self.folder)
 
     def logs(self, *, rank: int | None = None, stream: str = "stdout") -> str:
-        """What a rank printed, as text without terminal codes; all ranks one after another when `rank` is None."""
+        """What a rank printed, as text without terminal codes; all ranks one after another when `rank` is None.
+
+        Of a log beyond a megabyte only the end; the whole of it is in the run folder, as the first line then says.
+        """
         if stream not in ("stdout", "stderr"):
             raise LabError(f"stream must be 'stdout' or 'stderr', got {stream!r}")
         folder = self.folder.latest
@@ -203,7 +209,7 @@ class Run:
         if ui() == "svg" and not self.status().is_final:
             if self._dashboard is not None:
                 self._dashboard.finish()
-            self._dashboard = Dashboard(self.folder, stop=lambda: stopping.stop(self.folder))
+            self._dashboard = Dashboard(self.folder, stop=self._stop_from_button)
             self._dashboard.show()
         else:
             self._handle = display(self._bundle(), raw=True, display_id=True)
@@ -213,8 +219,14 @@ class Run:
         spoken = redrawn = time.monotonic()
         redraw_every = REDRAW_SECONDS if ui() == "display" else PROGRESS_SECONDS
         line = StatusLine() if ui() == "text" else None
-        while not self.status().is_final:
+        told = None
+        while not (state := self.status()).is_final:
             now = time.monotonic()
+            if (news := _news(state)) != told and self._dashboard is None:
+                told = news
+                if news:
+                    line.clear() if line else None
+                    print(news, flush=True)
             if deadline is not None and now > deadline:
                 raise TimeoutError(f"{self.id} is not over after {timeout} s; it goes on")
             speak_every = REDRAW_SECONDS if line and line.is_live else PROGRESS_SECONDS
@@ -237,6 +249,9 @@ class Run:
         if self._handle is not None:
             self._handle.update(self._bundle(), raw=True)
             self._handle = None
+
+    def _stop_from_button(self, at_once: bool) -> None:
+        stopping.stop(self.folder, grace=0.0 if at_once else stopping.GRACE_SECONDS)
 
     def _stop_interrupted(self) -> None:
         print("interrupted: stopping the run; interrupt again to kill it", flush=True)
@@ -268,33 +283,18 @@ class Run:
             self.show()
 
 
-class RunList(list[Run]):
-    """Runs, newest first; shows itself as a table."""
-
-    def _rows(self) -> list[tuple[str, str, str, str]]:
-        return [(run.id, state.state, words.seconds(state.seconds), _sentence(state))
-                for run in self for state in [run.status()]]  # fmt: skip
-
-    def __repr__(self) -> str:
-        if not self:
-            return "no runs yet"
-        return "\n".join(f"{id:<44} {state:<10} {time:>12}  {why}".rstrip() for id, state, time, why in self._rows())
-
-    def _repr_html_(self) -> str:
-        cell = 'style="text-align:left;padding:2px 10px"'
-        body = "".join(
-            "<tr>" + "".join(f"<td {cell}>{html.escape(text)}</td>" for text in row) + "</tr>" for row in self._rows()
-        )
-        head = "".join(f"<th {cell}>{name}</th>" for name in ("run", "state", "time", "cause"))
-        return f"<table><tr>{head}</tr>{body}</table>" if self else "no runs yet"
-
-
-def _sentence(state: State) -> str:
-    return plain(str((state.cause or {}).get("sentence", "")))[:120]
+def _news(state: State) -> str:
+    """What there is to say about a run that goes on: that it was begun again, that it does not move."""
+    begun_again = attempt_ended(state.attempt - 1, state.earlier[-1]) if state.earlier else ""
+    return plain("\n".join(filter(None, [begun_again, state.notice])))
 
 
 def _read(path: Path) -> str:
     try:
-        return plain(path.read_text(encoding="utf-8", errors="replace"))
+        with path.open("rb") as file:
+            left_out = max(0, file.seek(0, os.SEEK_END) - LOG_BYTES)
+            file.seek(left_out)
+            text = plain(file.read().decode("utf-8", "replace"))
     except FileNotFoundError:
         return ""
+    return f"[{left_out:,} bytes before this are left out; all of it is in {path}]\n{text}" if left_out else text

@@ -12,6 +12,8 @@ from importlib.machinery import PathFinder
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+import psutil
+
 from labkit.errors import LaunchError
 from labkit.launcher.hardware import Hardware
 from labkit.write import Script, options_of
@@ -22,6 +24,7 @@ __all__ = [
     "check_care",
     "check_environment",
     "check_imports",
+    "check_interface",
     "check_ranks",
     "check_torch",
 ]
@@ -139,6 +142,17 @@ def check_environment(env: Mapping[str, Any]) -> None:
         if not isinstance(name, str) or not name or "=" in name:
             raise LaunchError(f"env: {name!r} is no name of an environment variable")
         _check_word(f"env[{name!r}]", str(value))
+
+
+def check_interface(names: str) -> None:
+    """The network interfaces that gloo is told to use exist; torch would say "ifa != nullptr"."""
+    here = psutil.net_if_addrs()
+    for name in filter(None, names.split(",")):
+        if name not in here:
+            raise LaunchError(
+                f"GLOO_SOCKET_IFNAME={names!r}, but there is no interface {name}; here are: {', '.join(here)}. "
+                "On one machine leave it out"
+            )
 
 
 def check_care(retries: Any, watchdog: Any) -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 from labkit.errors import RunFolderError, ScriptError
 from labkit.launcher import checks
 from labkit.launcher.hardware import Hardware, hardware, platform_name
+from labkit.launcher.holding import check_gpus_are_free, gpus_of, launching
 from labkit.launcher.torchrun import (
     rank_environment,
     recorded_environment,
@@ -46,6 +48,7 @@ def start(
     retries: int = 0,
     watchdog: float | None = None,
     tied: bool,
+    shares_gpus: bool = False,
 ) -> RunFolder:
     """Start a run and return its folder at once. Raises LaunchError or ScriptError before anything exists."""
     checks.check_torch(platform_name())
@@ -61,6 +64,7 @@ def start(
     given = read_back(script, argv)
     checks.check_batch(script, given, ranks)
     checks.check_environment(env or {})
+    checks.check_interface({**os.environ, **(env or {})}.get("GLOO_SOCKET_IFNAME", ""))
     checks.check_care(retries, watchdog)
     folder = RunFolder.create(runs_root(runs_dir), str(name or script.name))
     extra = _checkpoint_arguments(script, given, folder)
@@ -72,11 +76,16 @@ def start(
         script_dir=script_folder(path),
         extra={name: str(value) for name, value in (env or {}).items()},
     )
+    gpus = gpus_of(machine, ranks)
+    shares_gpus = shares_gpus or environment.get("LABKIT_SHARE_GPUS") == "1"
     try:
-        care = {"retries": retries, "watchdog": watchdog}
+        care = {"retries": retries, "watchdog": watchdog, "gpus": gpus}
         _write_folder(folder, script, path, ranks, argv, extra, given, environment, dropped, machine, care)
         _supervisors[:] = [process for process in _supervisors if process.poll() is None]
-        _supervisors.append(_start_supervisor(folder, environment, tied=tied))
+        with launching() if gpus else nullcontext():
+            if not shares_gpus:
+                check_gpus_are_free(gpus)
+            _supervisors.append(_start_supervisor(folder, environment, tied=tied))
     except BaseException as error:
         shutil.rmtree(folder.path, ignore_errors=True)  # ours, seconds old, and nothing ran
         if isinstance(error, OSError):

@@ -19,7 +19,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
-from labkit.launcher.cause import find_cause, oom_kills
+from labkit.launcher.cause import find_cause
+from labkit.launcher.killed import oom_kills
 from labkit.launcher.progress import Progress
 from labkit.launcher.stop import GRACE_SECONDS, requested_grace, sweep, terminate
 from labkit.launcher.stuck import look_at

@@ -23,7 +23,7 @@ STRIKES = 3
 class Dashboard:
     """Shows one run while it lives. Reads its folder only; the thread touches widget traits and nothing else."""
 
-    def __init__(self, folder: RunFolder, stop: Callable[[], Any]):
+    def __init__(self, folder: RunFolder, stop: Callable[[bool], Any]):
         import ipywidgets as widgets
 
         self.folder = folder
@@ -103,5 +103,7 @@ class Dashboard:
             loop.add_callback(self.finish)
 
     def _on_stop(self, button: Any) -> None:
-        button.disabled, button.description = True, "Stopping…"
-        threading.Thread(target=self._stop, name="labkit stop", daemon=True).start()
+        """The first click stops the run, and lets a checkpoint finish; the second kills it."""
+        again = button.description != "Stop"
+        button.disabled, button.description = again, "Killing…" if again else "Kill now"
+        threading.Thread(target=self._stop, args=(again,), name="labkit stop", daemon=True).start()

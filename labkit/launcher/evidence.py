@@ -1,0 +1,94 @@
+"""What is left of an attempt that has ended: records, last words, exit codes, logs. Nothing is concluded here."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from labkit.launcher.stuck import newest_of
+from labkit.record import RankHistory, RunFolder, RunReader
+from labkit.record.folder import read_json
+from labkit.write import Script
+
+__all__ = ["Evidence", "tail_text"]
+
+# torchrun's summary, one entry per rank it saw fail.
+EXIT_CODE = re.compile(r"^\s*rank\s*: (\d+) \(local_rank.*\n\s*exitcode\s*: (-?\d+)", re.MULTILINE)
+LOG_TAIL_BYTES = 200_000
+# What a rank's error.json must hold to be of use.
+FIELDS = {"rank": int, "kind": str, "exception": str, "message": str}
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """`folder` is the attempt's, `run` the run's. `failures` are the ranks' own words, oldest first; `exits` the exit
+    codes that torchrun saw, its root cause last; `path` is the script's name in tracebacks."""
+
+    run: RunFolder
+    folder: RunFolder
+    manifest: dict[str, Any]
+    script: Script
+    path: str
+    histories: dict[int, RankHistory]
+    failures: list[dict[str, Any]]
+    exits: dict[int, int]
+    log: str
+
+    @classmethod
+    def gather(cls, run: RunFolder, folder: RunFolder) -> Evidence:
+        manifest = run.read_manifest()
+        path = str(manifest["script"]["path"] or run.script)
+        log = tail_text(folder.torchrun_log)
+        said = [e for rank in folder.started_ranks() if _is_sound(e := read_json(folder.error(rank)))]
+        return cls(
+            run=run,
+            folder=folder,
+            manifest=manifest,
+            script=Script.parse(run.script.read_text(encoding="utf-8"), name=Path(path).name),
+            path=path,
+            histories=RunReader(folder).read_all().ranks,
+            failures=sorted(said, key=lambda e: e["time_ns"] if isinstance(e.get("time_ns"), int) else 0),
+            exits={int(rank): int(code) for rank, code in EXIT_CODE.findall(log)},
+            log=log,
+        )
+
+    def locate(self, line: int | None) -> dict[str, Any]:
+        """Where a line of the script is: its cell, and the notebook cell it was taken from."""
+        if not line:
+            return {}
+        found = self.script.cell_at(line)
+        if found is None:
+            return {"line": line, "place": f" ({self.script.name} line {line})"}
+        cell, line_in_cell = found
+        origin = (self.manifest.get("cells", {}).get(cell.title) or {}).get("origin", "")
+        from_notebook = f" from {origin}" if origin else ""
+        where = f"{self.script.name} line {line}, cell `{cell.title}`{from_notebook}, line {line_in_cell} of the cell"
+        return {
+            "line": line, "cell": cell.title, "origin": origin, "line_in_cell": line_in_cell, "place": f" ({where})"
+        }  # fmt: skip
+
+    def newest_collectives(self) -> dict[int, dict[str, Any]]:
+        """The call that each rank made last, kept by the ranks that failed."""
+        kept = {rank: read_json(self.folder.collectives(rank)) for rank in self.folder.started_ranks()}
+        return {rank: newest_of(c["collectives"]) for rank, c in kept.items()
+                if isinstance(c, dict) and isinstance(c.get("collectives"), list)}  # fmt: skip
+
+    def aborted_waiting(self, rank: int) -> bool:
+        """Whether NCCL's watchdog ended the rank: it only waited for another."""
+        return "Watchdog caught collective operation timeout" in tail_text(self.folder.log(rank, "stderr"))
+
+
+def _is_sound(error: Any) -> bool:
+    return isinstance(error, dict) and all(isinstance(error.get(name), kind) for name, kind in FIELDS.items())
+
+
+def tail_text(path: Any, size: int = LOG_TAIL_BYTES) -> str:
+    """The last `size` bytes of a log as text, whatever bytes are in it."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, 2) - size))
+            return file.read().decode("utf-8", "replace")
+    except OSError:
+        return ""

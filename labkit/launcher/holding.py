@@ -1,0 +1,68 @@
+"""Which runs hold which GPUs just now, on this machine and of this user."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+from labkit.errors import LaunchError
+from labkit.launcher.hardware import Hardware
+from labkit.record import RunFolder
+from labkit.record.folder import read_json
+
+__all__ = ["check_gpus_are_free", "gpus_of", "launching"]
+
+SUPERVISOR = "labkit.launcher.supervisor"
+
+
+def gpus_of(machine: Hardware, ranks: int) -> list[str]:
+    """The GPUs that so many ranks will use, as `CUDA_VISIBLE_DEVICES` names them."""
+    if not machine.gpus:
+        return []
+    named = machine.visible_devices.split(",") if machine.visible_devices else map(str, range(len(machine.gpus)))
+    return [name.strip() for name in named][: min(ranks, len(machine.gpus))]
+
+
+def check_gpus_are_free(wanted: list[str]) -> None:
+    """Raises LaunchError when a run that goes on holds one of these GPUs: the second would be out of memory."""
+    for folder in going_on():
+        manifest = read_json(folder.manifest)
+        held = manifest.get("gpus") if isinstance(manifest, dict) else None
+        both = [gpu for gpu in wanted if gpu in held] if isinstance(held, list) else []
+        if both:
+            raise LaunchError(
+                f"run {folder.id} uses GPU {', '.join(both)}. Wait for it: labkit.attach({str(folder.path)!r}).wait(), "
+                f"end it: labkit stop {folder.path}, take others: env={{'CUDA_VISIBLE_DEVICES': …}}, "
+                "or share them: env={'LABKIT_SHARE_GPUS': '1'}"
+            )
+
+
+def going_on() -> list[RunFolder]:
+    """The runs that have a supervisor here, wherever their folders are."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            command = process.cmdline()
+            if SUPERVISOR in command and process.uids().real == os.getuid():
+                found.append(RunFolder(command[command.index(SUPERVISOR) + 1]))
+        except (psutil.Error, OSError, IndexError):
+            continue
+    return found
+
+
+@contextmanager
+def launching() -> Iterator[None]:
+    """One launch at a time per user: between looking for free GPUs and holding them nobody else may look."""
+    lock = Path(tempfile.gettempdir(), f"labkit-{os.getuid()}.lock")
+    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,71 @@
+"""Ranks that failed without an error of their own: they left early, never answered, or called something else."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from labkit.launcher.evidence import Evidence
+from labkit.launcher.stuck import disagreement
+from labkit.record.folder import read_json
+
+__all__ = ["disagreed", "hung", "left_early", "vanished"]
+
+TIMEOUT = re.compile(r"Timed out waiting|Socket Timeout|collective operation timeout|timed out", re.IGNORECASE)
+CLOSED_BY_TORCHRUN = re.compile(r"Sending process (\d+) closing signal")
+
+
+def disagreed(found: Evidence) -> dict[str, Any] | None:
+    """Ranks whose last calls do not match, by torch's flight recorder."""
+    differ = disagreement(found.newest_collectives())
+    return {"kind": "disagree", "sentence": f"the ranks disagree: {differ}"} if differ else None
+
+
+def hung(found: Evidence, notice: str | None) -> dict[str, Any] | None:
+    """When ranks gave up waiting: the one that did not wait, or got least far, is who they waited for.
+
+    `notice` is what the supervisor saw of them before.
+    """
+    waited = {f["rank"] for f in found.failures if TIMEOUT.search(str(f.get("message", "")))}
+    waited |= {rank for rank in found.exits if found.aborted_waiting(rank)}
+    if not waited or len(found.histories) < 2:
+        return None
+    absent = [h for rank, h in found.histories.items() if rank not in waited] or list(found.histories.values())
+    culprit = min(absent, key=lambda h: h.step)
+    who = ", ".join(str(rank) for rank in sorted(waited - {culprit.rank}))
+    sentence = (
+        f"rank {culprit.rank} stopped answering (last seen at step {culprit.step}); rank {who} waited for it until the "
+        "process group's time limit" + (f". Before that {notice}" if notice else "")
+    )
+    return {"kind": "hang", "rank": culprit.rank, "step": culprit.step, "sentence": sentence}
+
+
+def left_early(found: Evidence) -> dict[str, Any] | None:
+    """A rank whose script ended without an error while others were still at it."""
+    left = [h for h in found.histories.values() if h.end.get("outcome") in ("finished", "exited")]
+    stayed = [h for h in found.histories.values() if h not in left]
+    if not left or not stayed:
+        return None
+    first = min(left, key=lambda h: h.step)
+    sentence = (
+        f"rank {first.rank} ended at step {first.step} without an error while rank {stayed[0].rank} was at step "
+        f"{stayed[0].step} and waited for it; do the ranks have different amounts of data, a `break` on one of them, "
+        f"or does rank {stayed[0].rank} call one collective more?"
+    )
+    return {"kind": "early", "rank": first.rank, "step": first.step, "sentence": sentence}
+
+
+def vanished(found: Evidence) -> dict[str, Any] | None:
+    """A rank that left no word, and that torchrun did not have to end: `os._exit`, or a library that calls it."""
+    spoke = {f["rank"] for f in found.failures} | found.exits.keys()
+    closed = set(CLOSED_BY_TORCHRUN.findall(found.log))
+    for rank in found.histories.keys() - spoke:
+        beat = read_json(found.folder.heartbeat(rank))
+        if found.failures and isinstance(beat, dict) and str(beat.get("pid")) not in closed:
+            step = found.histories[rank].step
+            sentence = (
+                f"rank {rank} ended without a word (os._exit?), last seen at step {step}; "
+                f"rank {found.failures[0]['rank']} waited for it"
+            )
+            return {"kind": "early", "rank": rank, "step": step, "sentence": sentence}
+    return None

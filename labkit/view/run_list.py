@@ -1,0 +1,37 @@
+"""Many runs as one table."""
+
+from __future__ import annotations
+
+import html
+from typing import Any
+
+from labkit.record import State
+from labkit.view import words
+from labkit.view.page import plain
+
+__all__ = ["RunList"]
+
+
+class RunList(list[Any]):
+    """Runs, newest first; shows itself as a table."""
+
+    def _rows(self) -> list[tuple[str, str, str, str]]:
+        return [(run.id, state.state, words.seconds(state.seconds), _sentence(state))
+                for run in self for state in [run.status()]]  # fmt: skip
+
+    def __repr__(self) -> str:
+        if not self:
+            return "no runs yet"
+        return "\n".join(f"{id:<44} {state:<10} {time:>12}  {why}".rstrip() for id, state, time, why in self._rows())
+
+    def _repr_html_(self) -> str:
+        cell = 'style="text-align:left;padding:2px 10px"'
+        body = "".join(
+            "<tr>" + "".join(f"<td {cell}>{html.escape(text)}</td>" for text in row) + "</tr>" for row in self._rows()
+        )
+        head = "".join(f"<th {cell}>{name}</th>" for name in ("run", "state", "time", "cause"))
+        return f"<table><tr>{head}</tr>{body}</table>" if self else "no runs yet"
+
+
+def _sentence(state: State) -> str:
+    return plain(str((state.cause or {}).get("sentence", "")))[:120]
