@@ -196,13 +196,18 @@ def save_checkpoint(folder, step, model, optimizer, scaler):
     beside, final = folder / f"step-{step}.tmp", folder / f"step-{step}"
 
     def prepare():
-        shutil.rmtree(beside, ignore_errors=True)
-        beside.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)
         last = sum(path.stat().st_size for older in committed(folder)[:1] for path in older.iterdir())
+        weights = sum(p.numel() * p.element_size() for p in model.parameters())  # of a shard the whole
+        needed = 1.2 * (last or 3 * weights)  # AdamW keeps two moments of each
         free = shutil.disk_usage(folder).free
-        if free < 1.2 * last:
-            print(f"step {step} not saved: {free:,} bytes free, the last checkpoint has {last:,}", flush=True)
-        return free >= 1.2 * last and not final.exists()
+        if free < needed:
+            print(f"step {step} not saved: {free:,} bytes free, it needs some {needed:,.0f}", flush=True)
+        if free < needed or final.exists():
+            return False
+        shutil.rmtree(beside, ignore_errors=True)
+        beside.mkdir()
+        return True
 
     if not from_rank_0(prepare):
         return

@@ -97,7 +97,7 @@ def _with_advice(cause: dict[str, Any], failure: dict[str, Any], found: Evidence
     kind, memory = failure.get("out_of_memory"), failure.get("memory")
     if not kind:
         advice = disk_advice(found.run, "".join(failure.get("traceback") or [str(failure.get("message"))]))
-        return cause | ({"advice": advice} if advice else {})
+        return cause | ({"sentence": f"{cause['sentence']}; the disk is full", "advice": advice} if advice else {})
     history = found.histories.get(failure["rank"])
     where = memory_in_words(kind, memory if isinstance(memory, dict) else {}, history)
     parameters = found.manifest.get("parameters") or {}

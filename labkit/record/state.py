@@ -72,7 +72,9 @@ def read_state(folder: RunFolder) -> State:
 def _written(folder: RunFolder) -> State:
     value = read_json(folder.state)
     if not _is_sound(value):
-        return State("lost", 0.0, cause={"kind": "lost", "sentence": "state.json is missing or damaged"})
+        gone = "the run's folder was deleted" if not folder.path.exists() else "state.json is missing or damaged"
+        now = time.time()
+        return State("lost", now, ended=now, cause={"kind": "lost", "sentence": gone})
     known = {f.name for f in fields(State)}
     return State(**{k: v for k, v in value.items() if k in known})
 

@@ -92,9 +92,12 @@ def _message(error: BaseException) -> str:
     if FROM_WORKER in str(error):
         last = str(error).strip().splitlines()[-1]
         return f"{last.removeprefix(type(error).__name__ + ': ')} (in a DataLoader worker)"
-    # DCP's CheckpointException keeps what happened in `failures`, its text says only which ranks.
-    inner = getattr(error, "failures", None)
-    return f"{error}" + (f" ({inner})" if inner else "")
+    # DCP's CheckpointException keeps what happened in `failures`, its text says only on which ranks.
+    failures = getattr(error, "failures", None)
+    if isinstance(failures, dict) and failures:
+        inner = next(iter(failures.values()))[0]
+        return f"on rank {', '.join(map(str, failures))}: {type(inner).__name__}: {inner}"
+    return str(error)
 
 
 def _line_in_script(error: BaseException) -> int | None:

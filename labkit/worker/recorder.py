@@ -7,6 +7,7 @@ import math
 import os
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +30,10 @@ class Recorder:
             self.drop(error)
 
     def drop(self, error: BaseException) -> None:
-        if not self.dropped:
-            print(f"labkit: a measurement failed and was left out: {error!r}", file=sys.stderr, flush=True)
         self.dropped += 1
+        if self.dropped == 1:
+            with suppress(OSError):  # stderr may be on the same full disk
+                print(f"labkit: a measurement failed and was left out: {error!r}", file=sys.stderr, flush=True)
 
 
 def _finite(record: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,54 @@
+"""The faults that a run must survive being explained: what is done to it, and whom labkit must name for what.
+
+Read by the tests and by the command that writes docs/faults.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+FAULTY = Path(__file__).parents[1] / "scripts" / "faulty.py"
+GROUP_TIMEOUT = 8  # seconds, of the process group
+
+
+@dataclass(frozen=True)
+class Fault:
+    """`fault` is faulty.py's; `says` must be found in the sentence; `rank` is the culprit, None where there is none."""
+
+    id: str
+    what: str
+    fault: str
+    says: str
+    rank: int | None = 1
+    ranks: tuple[int, ...] = (2,)
+    args: tuple[str, ...] = ()
+
+    def arguments(self) -> list[str]:
+        return ["--fault", self.fault, "--timeout", str(GROUP_TIMEOUT), *self.args]
+
+
+FAULTS = [
+    Fault("I1", "one rank raises", "raise", r"^rank 1 failed: ValueError: boom <script>.* line \d+\)$", ranks=(2, 4)),
+    Fault("I2", "two ranks raise, differently", "both", r"the (first|second).*also failed: .*the (first|second)", None),
+    Fault("I3", "SIGKILL", "sigkill", r"^rank 1 was killed \(SIGKILL\).*memory.* last seen at step \d", ranks=(2, 4)),
+    Fault("I3w", "SIGKILL with DataLoader workers", "sigkill", r"^rank 1 was killed \(SIGKILL\)",
+          args=("--workers", "2")),
+    Fault("I4", "out of memory (RLIMIT_AS)", "memory", r"^rank 1 ran out of host memory: .* line \d+\); it held up to"),
+    Fault("I5", "SIGSEGV", "sigsegv", r"^rank 1 was killed \(SIGSEGV\) \(faulty.py line \d+\)"),
+    Fault("I5a", "SIGABRT", "sigabrt", r"^rank 1 was killed \(SIGABRT\) \(faulty.py line \d+\)"),
+    Fault("I6", "one rank returns early", "return", r"^rank 1 ended at step 4 without an error while", ranks=(2, 4)),
+    Fault("I6z", "sys.exit(0) on one rank", "zero", r"^rank 1 ended at step 4 without an error while"),
+    Fault("I6x", "sys.exit(3)", "exit", r"^rank 1 exited with 3"),
+    Fault("I6m", "sys.exit with a message", "message", r"^rank 1 stopped: the data folder is empty"),
+    Fault("I6v", "os._exit(0)", "vanish", r"^rank 1 ended without a word \(os._exit\?\)", ranks=(2, 4)),
+    Fault("I7", "one rank hangs, to the group's time limit", "hang",
+          r"^rank 1 stopped answering.*rank 1 has not entered"
+          r" `all_reduce` #5.*`time.sleep\(600\)`; rank 0 is at step 4, waits in `all_reduce`"),
+    Fault("I9", "another collective", "collective",
+          r"disagree: as collective #5 rank 0 called all_reduce\(Float \[8\]\), "
+          r"rank 1 called broadcast\(Float \[8\]\)", None),
+    Fault("I9s", "another shape", "shape", r"SIGABRT\) in `all_reduce`.*data size doesn't match expected size", None),
+    Fault("I9d", "another dtype", "dtype", r"SIGABRT\) in `all_reduce`.*data size doesn't match expected size", None),
+    Fault("I9n", "one collective more", "count", r"ended at step 20 .* call one collective more\?$", None),
+]  # fmt: skip

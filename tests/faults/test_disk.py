@@ -1,0 +1,109 @@
+"""A full disk, a deleted folder: the state stays true, what was written before is there, nothing runs on unseen."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from faults.aftermath import assert_clean
+from faults.matrix import FAULTY
+
+import labkit
+from labkit.launcher.stop import processes_of
+from labkit.record import RunFolder, RunReader
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of two megabytes."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "none", str(disk)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip(f"a small disk takes root: {mounted.stderr.decode().strip()}")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+def wait_for_step(folder: RunFolder, step: int) -> None:
+    reader, deadline = RunReader(folder), time.monotonic() + 60
+    while time.monotonic() < deadline:
+        reader.poll()
+        if reader.ranks and all(history.step >= step for history in reader.ranks.values()):
+            return
+        time.sleep(0.05)
+    pytest.fail(f"no rank reached step {step}")
+
+
+def test_a_script_that_fills_the_disk_fails_with_that_cause_and_a_true_state(small_disk: Path) -> None:
+    with pytest.raises(labkit.RankFailedError) as caught:
+        labkit.launch(FAULTY, runs_dir=small_disk / "runs", args=["--lines", "4000", "--steps", "60"], wait=True)
+
+    run = labkit.attach("latest", runs_dir=small_disk / "runs")
+    assert "No space left on device" in str(caught.value)
+    assert "the disk is full" in str(caught.value)
+    assert "0 MiB are free" in str(caught.value)
+    assert run.status().state == "failed"
+    assert run.metrics()["step"].max() >= 1
+    assert not processes_of(run.folder)
+
+
+def test_training_goes_on_where_only_records_do_not_fit(small_disk: Path) -> None:
+    run = labkit.launch(FAULTY, runs_dir=small_disk / "runs", args=["--steps", "60", "--sleep", "0.1"], wait=False)
+    wait_for_step(run.folder, 3)
+    (small_disk / "ballast").write_bytes(bytes(shutil.disk_usage(small_disk).free))
+    with pytest.raises(OSError, match="No space"):
+        (small_disk / "more").write_bytes(bytes(4096))
+
+    assert run.wait().state == "succeeded"
+    assert not processes_of(run.folder)
+    assert run.status().seconds > 5
+
+
+def test_a_checkpoint_that_does_not_fit_is_not_begun(small_disk: Path) -> None:
+    run = labkit.launch("ddp", runs_dir=small_disk / "runs", nproc_per_node=1, steps=3, save_every=1, wait=True)
+
+    assert run.status().state == "succeeded"
+    assert "step 2 not saved: " in run.logs(rank=0)
+    assert not list(run.folder.checkpoints.glob("step-*"))
+
+
+def test_a_run_whose_folder_is_deleted_is_ended(runs_dir: Path) -> None:
+    run = labkit.launch(FAULTY, args=["--steps", "2000"], wait=False)
+    wait_for_step(run.folder, 3)
+
+    shutil.rmtree(run.path)
+
+    deadline = time.monotonic() + 10
+    while processes_of(run.folder) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not processes_of(run.folder)
+    assert not run.path.exists()
+    assert run.status().state == "lost"
+    assert "deleted" in run.status().cause["sentence"]
+    with pytest.raises(labkit.LabError):
+        labkit.attach(run.path)
+
+
+def test_a_read_only_folder_is_refused_before_anything_starts() -> None:
+    with pytest.raises(labkit.LabError, match="runs cannot be kept in /proc/runs"):
+        labkit.launch(FAULTY, runs_dir="/proc/runs")
+
+
+def test_the_wall_clock_may_jump(runs_dir: Path) -> None:
+    """Of the launching machine: what is written down must not go backwards."""
+    run = labkit.launch(FAULTY, args=["--steps", "20"], wait=False)
+    wait_for_step(run.folder, 1)
+    manifest = run.folder.manifest.read_text()
+    year = manifest.split('"created": "')[1][:4]
+    run.folder.manifest.write_text(manifest.replace(f'"created": "{year}', f'"created": "{int(year) + 1}'))
+
+    run.wait()
+
+    reader = RunReader(run.folder).read_all()
+    assert all(x >= 0 for h in reader.ranks.values() for x, *_ in h.series["loss"].points())
+    assert_clean(run.folder)

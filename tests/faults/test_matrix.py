@@ -1,0 +1,52 @@
+"""Every fault of the matrix: the culprit is named, nothing written before is lost, nothing is left running."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import pytest
+from faults.aftermath import assert_clean
+from faults.matrix import FAULTS, FAULTY, GROUP_TIMEOUT, Fault
+
+import labkit
+
+SECONDS_PER_RANK = 6.0  # start-up, on two cores that others use too
+BOUND = 20.0
+
+
+@pytest.mark.parametrize(
+    ("fault", "ranks"), [pytest.param(f, n, id=f"{f.id}-{f.fault}-{n}") for f in FAULTS for n in f.ranks]
+)
+def test_the_culprit_is_named_and_nothing_is_left(fault: Fault, ranks: int) -> None:
+    began = time.monotonic()
+    run = labkit.launch(FAULTY, nproc_per_node=ranks, args=fault.arguments(), wait=False)
+
+    with pytest.raises(labkit.RankFailedError) as caught:
+        run.wait(timeout=120)
+
+    sentence = caught.value.cause["sentence"]
+    assert re.search(fault.says, sentence), sentence
+    assert fault.rank is None or caught.value.rank == fault.rank
+    assert sentence in str(caught.value)
+    assert sentence in repr(run)
+    assert time.monotonic() - began < BOUND + GROUP_TIMEOUT + ranks * SECONDS_PER_RANK
+    assert_clean(run.folder)
+    assert run.metrics().groupby("rank")["step"].max().min() >= 3
+
+
+def test_checked_collectives_name_both_calls() -> None:
+    fault = next(f for f in FAULTS if f.fault == "shape")
+    with pytest.raises(labkit.RankFailedError) as caught:
+        labkit.launch(FAULTY, args=fault.arguments(), env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}, wait=True)
+
+    assert re.search(r"TensorShape=\[(8|1000)\].*TensorShape=\[(8|1000)\]", str(caught.value), re.DOTALL)
+
+
+def test_the_original_exception_can_be_caught() -> None:
+    with pytest.raises(ValueError, match="boom") as caught:
+        labkit.launch(FAULTY, args=["--fault", "raise"], wait=True)
+
+    assert isinstance(caught.value, labkit.RankFailedError)
+    assert (caught.value.rank, caught.value.exception, caught.value.step) == (1, "ValueError", 4)
+    assert caught.value.line

@@ -1,0 +1,90 @@
+"""A run that does not move says so by itself and says where every rank is; one that is merely slow does not."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import pytest
+from faults.aftermath import assert_clean
+from faults.matrix import FAULTY
+from faults.test_disk import wait_for_step
+
+import labkit
+
+WAITS = r"; rank 0 is at step 4, waits in `all_reduce` \(faulty.py line \d+\)$"
+STUCK = {
+    "hang": r"rank 1 has not entered `all_reduce` #5. Rank 1 is at step 4 in faulty.py line \d+: `time.sleep\(600\)`",
+    "spin": r"rank 1 has not entered `all_reduce` #5. Rank 1 is at step 4 in faulty.py line \d+: `(while True:|pass)`",
+    "gil": r"rank 1 has not entered `all_reduce` #5. Rank 1 is at step [34], in `match` .*, and holds the GIL",
+    "sigstop": r"rank 1 is stopped by a signal \(SIGSTOP, or a debugger\) at step [34]",
+}
+SHOWN_SECONDS = 10
+STOPPED_SECONDS = 8
+
+
+@pytest.mark.parametrize("fault", STUCK)
+def test_a_stuck_rank_is_found_where_it_is(fault: str) -> None:
+    run = labkit.launch(FAULTY, args=["--fault", fault], wait=False)
+    wait_for_step(run.folder, 3)
+    time.sleep(2)
+
+    began = time.monotonic()
+    stacks = run.stacks()
+    assert time.monotonic() - began < SHOWN_SECONDS
+    assert re.search(STUCK[fault] + WAITS, stacks.sentence), stacks.sentence
+
+    while (notice := run.status().notice) is None and time.monotonic() - began < 2 * SHOWN_SECONDS:
+        time.sleep(0.2)
+    assert notice
+    assert re.search("no rank has moved for .*" + STUCK[fault] + WAITS, notice), notice
+    assert notice in repr(run)
+    assert "File" in run.folder.stacks(0).read_text()
+    assert not run.status().is_final
+
+    began = time.monotonic()
+    assert run.stop().state == "stopped"
+    assert time.monotonic() - began < STOPPED_SECONDS
+    assert_clean(run.folder)
+
+
+def test_ranks_that_wait_for_each_other() -> None:
+    run = labkit.launch(FAULTY, args=["--fault", "deadlock"], wait=False)
+    wait_for_step(run.folder, 3)
+    time.sleep(2)
+
+    line = r"rank [01] is at step 4 in faulty.py line \d+: `time.sleep\(600\)`"
+    assert re.search(f"^{line}; {line}$", run.stacks().sentence)
+    run.stop()
+
+
+def test_slow_is_not_stuck() -> None:
+    run = labkit.launch(FAULTY, args=["--fault", "slow", "--sleep", "0.8", "--steps", "9"], wait=False)
+    notices = []
+    while not (state := run.status()).is_final:
+        notices += [state.notice] if state.notice else []
+        time.sleep(0.2)
+
+    assert run.wait().state == "succeeded"
+    assert not notices
+
+
+def test_the_watchdog_ends_a_run_that_does_not_move_and_leaves_the_stacks() -> None:
+    began = time.monotonic()
+    with pytest.raises(
+        labkit.RankFailedError, match="stopped by the watchdog after 6 s without progress: rank 1 has not"
+    ):
+        labkit.launch(FAULTY, args=["--fault", "hang"], watchdog=6, wait=True)
+
+    run = labkit.attach("latest")
+    assert time.monotonic() - began < 30
+    assert run.status().cause["kind"] == "stuck"
+    assert "misbehave" in run.folder.stacks(1).read_text()
+    assert_clean(run.folder)
+
+
+def test_a_run_that_is_over_has_no_stacks() -> None:
+    run = labkit.launch(FAULTY, args=["--steps", "2"], wait=True)
+
+    with pytest.raises(labkit.LabError, match="is over"):
+        run.stacks()
