@@ -183,13 +183,12 @@ class Run:
         """
         if stream not in ("stdout", "stderr"):
             raise LabError(f"stream must be 'stdout' or 'stderr', got {stream!r}")
-        folder = self.folder.latest
-        started = folder.started_ranks()
-        if rank is not None and rank not in started:
-            raise LabError(f"{self.id} has no rank {rank!r}; its ranks are {started}")
+        folder, ranks = self.folder.latest, range(self.folder.read_manifest()["world_size"])
+        if rank is not None and rank not in ranks:
+            raise LabError(f"{self.id} has no rank {rank!r}; its ranks are {', '.join(map(str, ranks))}")
         if rank is not None:
             return _read(folder.log(rank, stream))
-        return "\n".join(f"== rank {r} ==\n{_read(folder.log(r, stream))}" for r in started)
+        return "\n".join(f"== rank {r} ==\n{_read(folder.log(r, stream))}" for r in folder.started_ranks())
 
     def metrics(self) -> pd.DataFrame:
         """One row per rank and logged step: `loss`, `throughput` (samples/s of the rank), `step_seconds`, `input`,
