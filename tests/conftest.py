@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
+ENDING_SECONDS = 3.0
 SCRIPTS = Path(__file__).parent / "scripts"
 
 
@@ -21,20 +24,36 @@ def runs_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.delenv("LABKIT_UI", raising=False)
     # An interpreter of the environment under test, also for `#!` lines and subprocesses.
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    threads, ports = set(threading.enumerate()), listening()
     yield root
     left = marked_processes(root)
     for process in left:
         process.kill()
     assert not left, f"left behind: {left}"
+    deadline = time.monotonic() + ENDING_SECONDS
+    while (more := threads_of_ours() - threads) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not more, f"left behind: {more}"
+    assert not listening() - ports, f"left open: {listening() - ports}"
+
+
+def threads_of_ours() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name.startswith("labkit")}
+
+
+def listening() -> set[int]:
+    """The ports on which this process listens."""
+    return {c.laddr.port for c in psutil.Process().net_connections("tcp") if c.status == psutil.CONN_LISTEN}
 
 
 def marked_processes(root: Path) -> list[psutil.Process]:
-    """Living processes that carry the marker of a run below `root`."""
+    """Living processes that carry the marker of a run below `root`, whether or not its folder is still there."""
     found = []
     for process in psutil.process_iter():
         try:
             run = process.environ().get("LABKIT_RUN")
-            if run and (root / run).exists() and process.status() != psutil.STATUS_ZOMBIE:
+            where = Path(process.environ().get("LABKIT_RUN_DIR", "/"))
+            if run and where.is_relative_to(root) and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
         except (psutil.Error, OSError):
             continue

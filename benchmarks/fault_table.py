@@ -1,0 +1,135 @@
+"""What each fault looks like under bare torchrun and under labkit, side by side on this machine.
+
+python benchmarks/fault_table.py > docs/faults.md        (some six minutes)
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "tests"))
+
+from faults.matrix import FAULTS, FAULTY, GROUP_TIMEOUT  # noqa: E402
+
+import labkit  # noqa: E402
+from labkit.launcher.stop import processes_of  # noqa: E402
+
+MARK = "FAULT_TABLE"
+ROOT_CAUSE = re.compile(r"Root Cause \(first observed failure\):.*?rank\s*: (\d+) .*?exitcode\s*: (-?\d+)", re.DOTALL)
+FROM_OUTSIDE = {
+    "torchrun itself is killed (SIGKILL)": ("none", "kill the agent"),
+    "stopped, while the ranks ignore SIGTERM": ("deaf", "stop"),
+    "Ctrl-C three times": ("deaf", "interrupt thrice"),
+    "stopped, while a grandchild has a session of its own": ("grandchild", "stop"),
+}
+SETTLE_SECONDS = 1.0
+LIMIT_SECONDS = 60.0
+START_SECONDS = 5.0
+
+
+def marked(mark: str) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def bare(arguments: list[str], act: str = "") -> str:
+    """`said · seconds · left` of torchrun without labkit."""
+    mark = uuid.uuid4().hex
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    with tempfile.TemporaryFile() as log:
+        agent = subprocess.Popen(
+            [*command, str(FAULTY), *arguments], stdout=log, stderr=log, env=os.environ | {MARK: mark},
+            start_new_session=True,
+        )  # fmt: skip
+        began = time.monotonic()
+        if act:
+            time.sleep(START_SECONDS)
+            began = time.monotonic()
+            {"kill the agent": agent.kill, "stop": agent.terminate, "interrupt thrice": lambda: thrice(agent)}[act]()
+        try:
+            agent.wait(LIMIT_SECONDS)
+            ended = f"{time.monotonic() - began:.0f} s"
+        except subprocess.TimeoutExpired:
+            agent.kill()
+            ended = f"still there after {LIMIT_SECONDS:.0f} s"
+        time.sleep(SETTLE_SECONDS)
+        left = marked(mark)
+        for process in left:
+            process.kill()
+        log.seek(0)
+        text = log.read().decode("utf-8", "replace")
+    cause = ROOT_CAUSE.search(text)
+    said = f"blames rank {cause[1]} (exit code {cause[2]})" if cause else f"exit code {agent.returncode}"
+    return f"{said}; {ended}; {len(left)} processes left"
+
+
+def thrice(agent: subprocess.Popen[bytes]) -> None:
+    for _ in range(3):
+        agent.send_signal(2)
+        time.sleep(0.5)
+
+
+def with_labkit(arguments: list[str], act: str = "") -> str:
+    """The same under labkit: its sentence, seconds, what is left."""
+    run = labkit.launch(FAULTY, nproc_per_node=2, args=arguments, wait=False)
+    began = time.monotonic()
+    if act:
+        time.sleep(START_SECONDS)
+        began = time.monotonic()
+        if act == "kill the agent":
+            psutil.Process(labkit.record.folder.read_json(run.folder.agent)["agent"]["pid"]).kill()
+        else:
+            run.stop()
+    while not (state := run.status()).is_final:
+        time.sleep(0.05)
+    seconds = time.monotonic() - began
+    killed = f", {state.killed} of its processes had to be killed" if state.killed else ""
+    sentence = f"{state.cause['sentence']}{killed}" if state.cause else state.state
+    return f"{sentence}; {seconds:.0f} s; {len(processes_of(run.folder))} processes left"
+
+
+def row(what: str, arguments: list[str], act: str = "") -> str:
+    both = [run(arguments, act).replace("|", "\\|").replace("<", "&lt;") for run in (bare, with_labkit)]
+    return f"| {what} | {both[0]} | {both[1]} |"
+
+
+def main() -> None:
+    import torch
+
+    quiet: Callable[..., None] = lambda *_, **__: None  # noqa: E731
+    labkit.run.print = labkit.launcher.stop.print = quiet  # type: ignore[attr-defined]
+    print("<!-- written by: python benchmarks/fault_table.py > docs/faults.md -->")
+    print("# Faults, under bare torchrun and under labkit\n")
+    print(
+        f"Two gloo ranks on this machine ({os.cpu_count()} cores, torch {torch.__version__}), one all-reduce a step, "
+        f"the fault on rank 1 at step 5, process group's time limit {GROUP_TIMEOUT} s. Seconds are from the launch, "
+        "start-up included, or from the stop or kill. `tests/faults/` asserts the right column.\n"
+    )
+    print("| fault | bare torchrun | labkit |\n|---|---|---|")
+    with tempfile.TemporaryDirectory() as runs:
+        os.environ["LABKIT_RUNS"] = runs
+        rows: list[tuple[str, list[str], str]] = [(f.what, f.arguments(), "") for f in FAULTS]
+        rows += [(what, ["--fault", fault, "--steps", "2000"], act) for what, (fault, act) in FROM_OUTSIDE.items()]
+        for what, arguments, act in rows:
+            print(row(what, arguments, act), flush=True)
+
+
+if __name__ == "__main__":
+    main()

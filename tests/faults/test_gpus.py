@@ -1,0 +1,149 @@
+"""GPUs that another run holds, and ranks that cannot reach each other. No GPU is here: which there are is simulated
+(and says so in the tests' names); the processes, and gloo in the place of NCCL, are real."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from faults.aftermath import assert_clean
+from faults.matrix import FAULTY
+from faults.test_disk import wait_for_step
+
+import labkit
+from labkit.launcher import hardware as hardware_module
+from labkit.launcher import holding, preflight, start
+from labkit.launcher.hardware import Gpu, hardware
+from labkit.machine import Machine
+
+T4 = Gpu("Tesla T4", 15 << 30, (7, 5))
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware_module, "_gpus", lambda visible: () if visible == "" else (T4, T4))
+    monkeypatch.setattr(preflight, "settings_for", lambda *_: {})
+
+
+def test_simulated_gpus_that_a_run_holds_are_refused_to_the_next_one(two_gpus: None, runs_dir: Path) -> None:
+    run = labkit.launch(FAULTY, args=["--steps", "600"], nproc_per_node=2, wait=False)
+    wait_for_step(run.folder, 1)
+
+    with pytest.raises(labkit.LaunchError, match=rf"run {run.id} uses GPU 0, 1\. Wait for it.*labkit stop"):
+        labkit.launch(FAULTY, nproc_per_node=2)
+    with pytest.raises(labkit.LaunchError, match="uses GPU 0"):
+        labkit.launch(FAULTY, nproc_per_node=1, runs_dir=runs_dir / "elsewhere")
+
+    assert [r.id for r in labkit.runs()] == [run.id]
+    shared = labkit.launch(FAULTY, args=["--steps", "2"], env={"LABKIT_SHARE_GPUS": "1"}, wait=True)
+    on_cpu = labkit.launch(FAULTY, args=["--steps", "2"], env={"CUDA_VISIBLE_DEVICES": ""}, wait=True)
+    assert [shared.status().state, on_cpu.status().state] == ["succeeded", "succeeded"]
+    run.stop()
+    again = labkit.launch(FAULTY, args=["--steps", "2"], nproc_per_node=2, wait=True)
+    assert again.status().state == "succeeded"
+    assert_clean(again.folder)
+
+
+@pytest.mark.parametrize(
+    ("visible", "ranks", "expected"),
+    [
+        (None, 2, ["0", "1"]),
+        (None, 1, ["0"]),
+        ("3,1", 2, ["3", "1"]),
+        ("GPU-ab, GPU-cd", 1, ["GPU-ab"]),
+        (None, 4, ["0", "1"]),
+    ],
+)
+def test_simulated_gpus_are_held_by_the_names_they_are_asked_for(
+    visible: str | None, ranks: int, expected: list[str]
+) -> None:
+    machine = dataclasses.replace(hardware(), gpus=(T4, T4), visible_devices=visible)
+
+    assert holding.gpus_of(machine, ranks) == expected
+
+
+def test_ranks_meet_and_what_they_said_is_kept_for_this_machine() -> None:
+    machine = hardware()
+    assert preflight.remembered(machine, 2, "gloo") is None
+
+    found = labkit.doctor(preflight=True)
+
+    kept = preflight.remembered(machine, 2, "gloo")
+    assert kept
+    assert kept.env == {}
+    assert [rank["rank"] for rank in kept.ranks] == [0, 1]
+    assert "2 ranks sum over gloo" in str(found)
+    assert "2 ranks sum over gloo" in str(labkit.doctor())
+    assert preflight.remembered(machine, 4, "gloo") is None
+
+
+def ladder(monkeypatch: pytest.MonkeyPatch, *rungs: dict[str, str]) -> None:
+    """gloo climbs a ladder like NCCL's, made of settings that do or do not work for it."""
+    monkeypatch.setattr(preflight, "NCCL_LADDER", rungs)
+    real = start.start
+
+    def over_gloo(script: object, *, args: list[object], **options: object) -> object:
+        return real(script, args=["gloo", args[1]], **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(preflight, "start", over_gloo)
+
+
+def test_the_ladder_is_climbed_until_a_setting_works_simulating_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
+    ladder(monkeypatch, {"GLOO_SOCKET_IFNAME": "none0"}, {"GLOO_SOCKET_IFNAME": "lo"})
+
+    found = preflight.preflight(hardware(), 2, "nccl", seconds=30)
+
+    assert found.env == {"GLOO_SOCKET_IFNAME": "lo"}
+    assert len(found.tried) == 1
+    assert "no interface none0" in found.tried[0]["problem"]
+    kept = preflight.remembered(hardware(), 2, "nccl")
+    assert kept
+    assert kept.env == {"GLOO_SOCKET_IFNAME": "lo"}
+
+
+def test_ranks_that_never_meet_are_given_up_in_time_simulating_nccl(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    silent = tmp_path / "handshake.py"
+    silent.write_text("import time\ntime.sleep(600)\n")
+    monkeypatch.setattr(preflight, "HANDSHAKE", silent)
+    ladder(monkeypatch, {}, {"NCCL_P2P_DISABLE": "1"})
+
+    found = preflight.preflight(hardware(), 2, "nccl", seconds=4)
+
+    assert found.env is None
+    assert [t["env"] for t in found.tried] == [{}, {"NCCL_P2P_DISABLE": "1"}]
+    assert "stopped by the watchdog after 4 s" in found.tried[1]["problem"]
+    finding = {what: value for what, value, _ in Machine(hardware()).findings}["preflight"]
+    assert finding == "not done yet"  # of gloo; NCCL's is asked about by launch, on GPUs
+
+
+def test_a_launch_on_simulated_gpus_asks_once_and_uses_what_helped(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(hardware_module, "_gpus", lambda visible: () if visible == "" else (T4, T4))
+    ladder(monkeypatch, {"GLOO_SOCKET_IFNAME": "none0"}, {"NCCL_P2P_DISABLE": "1"})
+
+    first = labkit.launch(FAULTY, args=["--steps", "2"], nproc_per_node=2, wait=True)
+    again = labkit.launch(FAULTY, args=["--steps", "2"], nproc_per_node=2, wait=True)
+
+    assert capsys.readouterr().out.count("asking whether they reach each other") == 1
+    for run in (first, again):
+        assert run.folder.read_manifest()["env"]["NCCL_P2P_DISABLE"] == "1"
+        assert "NCCL_P2P_DISABLE=1" in run.command
+
+
+def test_a_launch_on_simulated_gpus_that_never_meet_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware_module, "_gpus", lambda visible: () if visible == "" else (T4, T4))
+    ladder(monkeypatch, {"GLOO_SOCKET_IFNAME": "none0"})
+
+    with pytest.raises(labkit.LaunchError, match=r"2 GPUs of this machine cannot sum a number over NCCL \(GLOO_SOCKET"):
+        labkit.launch(FAULTY, nproc_per_node=2)
+
+    assert not labkit.runs()

@@ -1,0 +1,112 @@
+"""Much at once: five launches, floods of output, lines that no terminal should be shown."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+from faults.aftermath import assert_clean
+from faults.matrix import FAULTY
+from faults.test_disk import wait_for_step
+
+import labkit
+from labkit.launcher.stop import processes_of
+
+HOSTILE = r"""
+import sys
+sys.stdout.buffer.write(b"\x1b]8;;javascript:alert(1)\x07link\x1b]8;;\x07 \x1b[2J\x00 \xff\xfe ")
+sys.stdout.buffer.write(b"</script><img src=x onerror=alert(1)>\n")
+sys.stdout.buffer.write(b"progress 1\rprogress 2\r\n" + b"x" * (1 << 20))
+sys.stdout.flush()
+"""
+
+
+def test_five_launches_at_once() -> None:
+    def one(_: int) -> labkit.Run:
+        return labkit.launch(FAULTY, args=["--steps", "3"], wait=True)
+
+    with ThreadPoolExecutor(5) as pool:
+        started = list(pool.map(one, range(5)))
+
+    assert len({run.id for run in started}) == 5
+    assert [run.status().state for run in started] == ["succeeded"] * 5
+    assert len(labkit.runs()) == 5
+    for run in started:
+        assert_clean(run.folder)
+
+
+def test_a_flood_of_lines_stays_in_its_file_and_the_view_is_bounded() -> None:
+    run = labkit.launch(FAULTY, args=["--steps", "3", "--lines", "200000"], wait=True)
+
+    log = run.folder.log(1)
+    assert log.stat().st_size > 10 << 20
+    assert log.read_bytes().splitlines()[-1] == b"rank 1 step 3 line 199999"
+    shown = run.logs(rank=1)
+    assert len(shown) < 1.1 * (1 << 20)
+    assert shown.endswith("line 199999\n")
+    assert str(log) in shown.splitlines()[0]
+    began = time.monotonic()
+    assert run.report().stat().st_size < 1 << 20
+    assert time.monotonic() - began < 5
+
+
+def test_hostile_output_is_kept_as_it_is_and_shown_as_text(tmp_path: Path) -> None:
+    script = tmp_path / "hostile.py"
+    script.write_text(HOSTILE)
+    run = labkit.launch(script, nproc_per_node=1, wait=True)
+
+    assert b"\x1b]8;;javascript" in run.folder.log(0).read_bytes()
+    for shown in (run.logs(rank=0), run.report().read_text(encoding="utf-8"), repr(run)):
+        assert "\x1b" not in shown
+        assert "\x00" not in shown
+    page = run.report().read_text(encoding="utf-8")
+    assert "<img" not in page
+    assert "<script" not in page
+    assert "progress 1" not in run.logs(rank=0)
+
+
+def test_labkit_opens_no_port_and_a_stopped_run_leaves_none() -> None:
+    before = {c.laddr.port for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN}
+    run = labkit.launch(FAULTY, args=["--steps", "600"], wait=False)
+    wait_for_step(run.folder, 2)
+
+    supervisor = psutil.Process(int(json.loads(run.folder.agent.read_text())["supervisor"]["pid"]))
+    assert not supervisor.net_connections()
+    ranks = {p.pid for p in processes_of(run.folder)}
+    opened = {c.laddr.port: c.pid for c in psutil.net_connections("tcp")
+              if c.status == psutil.CONN_LISTEN and c.laddr.port not in before}  # fmt: skip
+    assert opened  # torchrun's own stores
+    assert set(opened.values()) <= ranks | {None}
+    assert os.getpid() not in opened.values()
+
+    run.stop()
+
+    after = {c.laddr.port for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN}
+    assert not after & opened.keys()
+
+
+def test_children_that_the_script_started_end_with_it() -> None:
+    """DataLoader workers, and a grandchild in a session of its own; after a stop and after torchrun's death."""
+    for end in ("stop", "agent"):
+        run = labkit.launch(
+            FAULTY, args=["--fault", "grandchild", "--at", "2", "--steps", "600", "--workers", "2"], wait=False
+        )
+        wait_for_step(run.folder, 3)
+        names = [p.name() for p in processes_of(run.folder)]
+        assert "sleep" in names
+        assert len(names) >= 1 + 2 + 2 * 2 + 1
+
+        began = time.monotonic()
+        if end == "stop":
+            run.stop()
+        else:
+            psutil.Process(int(json.loads(run.folder.agent.read_text())["agent"]["pid"])).kill()
+            while not run.status().is_final:
+                time.sleep(0.05)
+            assert run.status().cause["sentence"] == "torchrun was killed (SIGKILL); its ranks were ended with it"
+        assert time.monotonic() - began < 8
+        assert_clean(run.folder)
