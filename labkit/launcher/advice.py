@@ -9,6 +9,7 @@ from typing import Any
 
 from labkit.record import RankHistory, RunFolder
 from labkit.record.records import number
+from labkit.record.units import gib
 from labkit.write import Script, options_of
 
 __all__ = ["CHECKED_CALLS", "disk_advice", "memory_advice", "memory_in_words"]
@@ -25,15 +26,15 @@ def memory_in_words(kind: str, memory: Mapping[str, Any], history: RankHistory |
     peak = history.memory_peak if history else 0.0
     if kind == "host":
         held = number(memory.get("peak")) or peak
-        return f"; it held up to {_gib(held)} (resident set)" if held else ""
+        return f"; it held up to {gib(held)} (resident set)" if held else ""
     allocated, total = number(memory.get("allocated")) or peak, number(memory.get("total"))
     held = {k: n for k, v in (history.held if history else {}).items() if k != "device" and (n := number(v))}
-    shares = [f"{name} {_gib(size)}" for name, size in held.items()]
+    shares = [f"{name} {gib(size)}" for name, size in held.items()]
     if held and allocated > sum(held.values()):
-        shares.append(f"activations and buffers {_gib(allocated - sum(held.values()))}")
-    said = f"; {_gib(allocated)}{f' of {_gib(total)}' if total else ''} were allocated" if allocated else ""
+        shares.append(f"activations and buffers {gib(allocated - sum(held.values()))}")
+    said = f"; {gib(allocated)}{f' of {gib(total)}' if total else ''} were allocated" if allocated else ""
     others = (total or 0) - (number(memory.get("free")) or 0) - (number(memory.get("reserved")) or 0)
-    elsewhere = f", {_gib(others)} of the device were held by other processes" if others > 2**30 else ""
+    elsewhere = f", {gib(others)} of the device were held by other processes" if others > 2**30 else ""
     return said + (f" ({', '.join(shares)})" if said and shares else "") + elsewhere
 
 
@@ -63,7 +64,3 @@ def disk_advice(folder: RunFolder, message: str) -> str:
     kept = folder.newest_checkpoint()
     safe = f"; {kept} is committed and whole" if kept else ""
     return f"{free / 2**20:.0f} MiB are free on the disk of {where}{safe}"
-
-
-def _gib(size: float) -> str:
-    return f"{size / 2**30:.2f} GiB"

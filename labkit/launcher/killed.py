@@ -7,11 +7,13 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from labkit.launcher.advice import CHECKED_CALLS
+from labkit.launcher.advice import CHECKED_CALLS, memory_advice
 from labkit.launcher.evidence import Evidence, tail_text
 from labkit.launcher.stacks import crash_frames
-from labkit.record import RunFolder
+from labkit.record import RankHistory, RunFolder
 from labkit.record.folder import read_json
+from labkit.record.records import number
+from labkit.record.units import gib
 
 __all__ = ["killed", "oom_kills"]
 
@@ -23,30 +25,41 @@ def killed(found: Evidence) -> dict[str, Any] | None:
     ranks = [r for r, c in found.exits.items() if c < 0 and -c != signal.SIGTERM and not found.aborted_waiting(r)]
     if not ranks:
         return None
-    rank, number = ranks[-1], -found.exits[ranks[-1]]
-    name, history = signal.Signals(number).name, found.histories.get(ranks[-1])
+    rank, code = ranks[-1], -found.exits[ranks[-1]]
+    name, history = signal.Signals(code).name, found.histories.get(ranks[-1])
     frames = crash_frames(found.folder.stacks(rank))  # faulthandler's; KILL leaves none
     where = found.locate(next((frame.line for frame in frames if frame.file == found.path), None))
     called = f" in `{frames[0].function}`" if frames and frames[0].file != found.path else ""
-    by = _killer(found.run) if number == signal.SIGKILL else ""
+    by, out_of_memory = _killer(found.run) if code == signal.SIGKILL else ("", False)
     last = f", last seen at step {history.step}" if history else ""
-    if history and history.memory_peak:
-        last += f"; it held {history.memory_peak / 2**30:.2f} GiB ({history.memory_name}, peak)"
+    if history and (held := max(history.memory_peak, _resident(found, rank, history))):
+        last += f"; it held {gib(held)} ({history.memory_name}, peak)"
     thrown = THROWN.findall(tail_text(found.folder.log(rank, "stderr")))
     said = f": {thrown[-1].strip()}" if thrown else ""
     cause = {"kind": "signal", "rank": rank, "signal": name, "step": history.step if history else None} | where
-    if number == signal.SIGABRT:
+    if code == signal.SIGABRT:
         cause["advice"] = f"if the ranks called collectives of different shapes or types, {CHECKED_CALLS}"
+    if out_of_memory:
+        advice = memory_advice("host", found.script, found.manifest.get("parameters") or {})
+        cause |= {"out_of_memory": "host", "advice": advice}
     return cause | {"sentence": f"rank {rank} was killed ({name}){by}{called}{where.get('place', '')}{last}{said}"}
 
 
-def _killer(run: RunFolder) -> str:
+def _resident(found: Evidence, rank: int, history: RankHistory) -> float:
+    """The resident set of the last heartbeat, which may be newer than the last step."""
+    beat = read_json(found.folder.heartbeat(rank))
+    rss = number(beat.get("rss")) if isinstance(beat, dict) and history.memory_name == "resident set" else None
+    return rss or 0.0
+
+
+def _killer(run: RunFolder) -> tuple[str, bool]:
+    """Who sent the KILL, as far as the system tells, and whether it is known to have been for want of memory."""
     before, now = (read_json(run.agent) or {}).get("oom_kills"), oom_kills()
     if before is None or now is None:
-        return " not by labkit: by the system, probably, because memory ran out"
+        return " not by labkit: by the system, probably, because memory ran out", False
     if now > before:
-        return " by the system, because memory ran out"
-    return " by another process, not by labkit (the system reports no kill for want of memory)"
+        return " by the system, because memory ran out", True
+    return " by another process, not by labkit (the system reports no kill for want of memory)", False
 
 
 def oom_kills() -> int | None:

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from labkit.record import RankHistory, RunReader, State
+from labkit.record.units import gib
 
 __all__ = ["gib", "headline", "progress", "quantity", "seconds", "throughput"]
 
@@ -19,18 +20,6 @@ def quantity(value: float | None, digits: int = 3) -> str:
     if 999.5 <= abs(value) < 1e9:
         return f"{value:,.0f}"
     return f"{value:.{digits}g}"
-
-
-def gib(size: float | None) -> str:
-    """Bytes as GiB, smaller sizes as MiB, KiB or bytes."""
-    if size is None:
-        return "n/a"
-    if size == 0:
-        return "0"
-    for unit, digits, name in ((2**30, 2, "GiB"), (2**20, 1, "MiB"), (2**10, 1, "KiB")):
-        if size >= unit:
-            return f"{size / unit:.{digits}f} {name}"
-    return f"{size:.0f} B"
 
 
 def seconds(value: float | None) -> str:

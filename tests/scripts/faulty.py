@@ -23,6 +23,7 @@ parser.add_argument("--steps", type=int, default=20)
 parser.add_argument("--sleep", type=float, default=0.05)
 parser.add_argument("--timeout", type=float, default=120)
 parser.add_argument("--workers", type=int, default=0, help="persistent DataLoader workers on every rank")
+parser.add_argument("--cgroup", type=Path, help="a memory cgroup, for the fault oom")
 parser.add_argument("--lines", type=int, default=0, help="printed at every step")
 args = parser.parse_args()
 
@@ -55,6 +56,9 @@ def misbehave():
         resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY,) * 2)
         held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (held + (256 << 20), resource.RLIM_INFINITY))
+        torch.ones(1 << 30)
+    if args.fault == "oom":
+        (args.cgroup / "cgroup.procs").write_text(str(os.getpid()))
         torch.ones(1 << 30)
     if args.fault == "grandchild":
         subprocess.Popen(["sleep", "600"], start_new_session=True)

@@ -1,0 +1,129 @@
+"""Each guard taken out once: the fault test that is there for it must fail, otherwise it proves nothing.
+
+    python benchmarks/mutants.py [part of a name …]        (some ten minutes for all)
+
+Works on a copy of the checkout; prints one line per guard, exits with 1 when a test passed without its guard.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+LAUNCHER, WORKER, RECORD = "labkit/launcher/", "labkit/worker/", "labkit/record/"
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """In `file`, `guard` is replaced by `without`; then `test` (a file and a -k expression) must fail."""
+
+    name: str
+    file: str
+    guard: str
+    without: str
+    test: tuple[str, str]
+
+
+def matrix(expression: str) -> tuple[str, str]:
+    return "test_matrix.py", expression
+
+
+MUTANTS = [
+    Mutant("collateral ranks below primary", LAUNCHER + "cause.py", "bool(COLLATERAL.search(text))", "False",
+           matrix("I6-return-2")),
+    Mutant("who left early", LAUNCHER + "silent.py", "if not left or not stayed:", "if True:", matrix("I6z")),
+    Mutant("who vanished", LAUNCHER + "silent.py", "if found.failures and isinstance", "if False and isinstance",
+           matrix("I6v-vanish-2")),
+    Mutant("who was waited for", LAUNCHER + "silent.py", "if not waited or", "if True or", matrix("I7-hang")),
+    Mutant("whose calls differ", LAUNCHER + "silent.py", "if differ else None", "if False else None",
+           matrix("I9-collective")),
+    Mutant("killed by a signal", LAUNCHER + "killed.py", "    if not ranks:", "    if True:", matrix("I3-sigkill-2")),
+    Mutant("where a signal hit", WORKER + "guard.py", "    faulthandler.enable(file)\n", "", matrix("I5-sigsegv")),
+    Mutant("what C++ threw", LAUNCHER + "killed.py", "if thrown else", "if False else", matrix("I9s")),
+    Mutant("host memory", WORKER + "failure.py", "HOST_MEMORY.search(str(error))", "False", matrix("I4")),
+    Mutant("the other failure", LAUNCHER + "cause.py", "others[:NAMED_FAILURES]", "others[:0]", matrix("I2")),
+    Mutant("the original class", "labkit/errors.py", "if original is not None and", "if False and",
+           ("test_matrix.py", "original_exception")),
+    Mutant("ranks answer", WORKER + "pulse.py", "(self._answer, self._write)", "(self._write,)",
+           ("test_stuck.py", "is_found and hang")),
+    Mutant("SIGUSR1 while the GIL is held", LAUNCHER + "stacks.py", 'os.kill(beat["pid"], signal.SIGUSR1)', "pass",
+           ("test_stuck.py", "is_found and gil")),
+    Mutant("a stopped process", LAUNCHER + "stuck.py", 'if r.process == "stopped"', "if False",
+           ("test_stuck.py", "is_found and sigstop")),
+    Mutant("the notice", LAUNCHER + "supervisor.py", "set(stalled) - self.told:", "False:",
+           ("test_stuck.py", "is_found and spin")),
+    Mutant("slow is not stuck", LAUNCHER + "progress.py", "PATIENCE_SECONDS + 2 * self._step_seconds", "1.2",
+           ("test_stuck.py", "slow")),
+    Mutant("the watchdog", LAUNCHER + "supervisor.py", "progress.idle_seconds <= self.watchdog:", "True:",
+           ("test_stuck.py", "watchdog")),
+    Mutant("retries", LAUNCHER + "supervisor.py", 'self.manifest.get("retries", 0)', "0",
+           ("test_retries.py", "as_if_nothing and ddp")),
+    Mutant("a stop ends the attempts", LAUNCHER + "supervisor.py", 'final.state != "failed" or', "False or",
+           ("test_retries.py", "not_begun_again")),
+    Mutant("checksums", "scripts/ddp.py", "if digest(path / name) != file]", "if False]",
+           ("test_checkpoints.py", "flipped and distcp")),
+    Mutant("a stop waits for a checkpoint", RECORD + "folder.py", "            return any(\n",
+           "            return False and any(\n",
+           ("test_checkpoints.py", "lets_the_checkpoint")),
+    Mutant("room for a checkpoint", "scripts/ddp.py", "if free < needed or final.exists():", "if final.exists():",
+           ("test_disk.py", "not_begun")),
+    Mutant("room for the last words", RECORD + "folder.py", "self.reserve.write_bytes(bytes(RESERVE_BYTES))", "pass",
+           ("test_disk.py", "fills_the_disk")),
+    Mutant("the probe on a full disk", WORKER + "recorder.py", "with suppress(OSError):", "if True:",
+           ("test_disk.py", "goes_on")),
+    Mutant("a deleted folder", LAUNCHER + "supervisor.py", "if not self.folder.state.exists():", "if False:",
+           ("test_disk.py", "deleted")),
+    Mutant("the sweep", LAUNCHER + "stop.py", "                process.kill()\n", "                pass\n",
+           ("test_load.py", "children")),
+    Mutant("bounded logs", "labkit/run.py", "file.seek(left_out)", "left_out = 0; file.seek(0)",
+           ("test_load.py", "flood")),
+    Mutant("no terminal codes", "labkit/view/page.py", 'ANSI.sub("", ', "str(", ("test_load.py", "hostile")),
+    Mutant("held GPUs", LAUNCHER + "start.py", "if not shares_gpus:", "if False:",
+           ("test_gpus.py", "refused_to_the_next")),
+    Mutant("the ladder", LAUNCHER + "preflight.py", "for rung in NCCL_LADDER", "for rung in NCCL_LADDER[:1]",
+           ("test_gpus.py", "climbed")),
+    Mutant("the allowlist", LAUNCHER + "torchrun.py", "if (k in RECORDED or k.startswith(RECORDED_PREFIXES))",
+           "if (True)", ("test_secrets.py", "")),
+]  # fmt: skip
+
+
+def survives(mutant: Mutant) -> str:
+    """Why the test did not fail; empty when it did, as it must."""
+    with tempfile.TemporaryDirectory(prefix="mutant-") as scratch:
+        copy = Path(scratch, "labkit")
+        ignored = shutil.ignore_patterns(".venv", ".git", "build", "runs", "__pycache__")
+        shutil.copytree(ROOT, copy, ignore=ignored)
+        file = copy / mutant.file
+        text = file.read_text(encoding="utf-8")
+        if text.count(mutant.guard) != 1:
+            return f"its guard is {text.count(mutant.guard)} times in {mutant.file}"
+        file.write_text(text.replace(mutant.guard, mutant.without), encoding="utf-8")
+        name, expression = mutant.test
+        command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", f"tests/faults/{name}"]
+        done = subprocess.run(
+            [*command, "-k", expression], cwd=copy, capture_output=True, text=True,
+            env=os.environ | {"PYTHONPATH": str(copy)},
+        )  # fmt: skip
+    return "" if done.returncode == 1 else f"pytest exited with {done.returncode}: {done.stdout.strip()[-200:]}"
+
+
+def main() -> int:
+    chosen = [m for m in MUTANTS if not sys.argv[1:] or any(word in m.name for word in sys.argv[1:])]
+    alive = 0
+    for mutant in chosen:
+        problem = survives(mutant)
+        alive += bool(problem)
+        said = f"SURVIVES ({problem})" if problem else "caught"
+        print(f"{mutant.name:<34} {' -k '.join(mutant.test):<48} {said}", flush=True)
+    print(f"{len(chosen) - alive} of {len(chosen)} guards, taken out, make their test fail")
+    return 1 if alive else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

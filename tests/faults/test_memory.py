@@ -1,0 +1,75 @@
+"""Out of memory, really: the kernel kills one rank in a memory cgroup; and CUDA's, whose record is simulated."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from faults.aftermath import assert_clean
+from faults.matrix import FAULTY
+
+import labkit
+
+CGROUPS = Path("/sys/fs/cgroup")
+LIMIT_BYTES = 1 << 30
+CUDA_OOM = """
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+model = torch.nn.Linear(512, 512)
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(3):
+    model(torch.ones(4, 512)).sum().backward()
+    optimizer.step()
+if dist.get_rank() == 1:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+dist.barrier()
+"""
+
+
+@pytest.fixture
+def small_memory() -> Iterator[Path]:
+    """A memory cgroup of one gibibyte."""
+    parent = CGROUPS / "memory" if (CGROUPS / "memory").is_dir() else CGROUPS
+    group = parent / f"labkit-{uuid.uuid4().hex[:8]}"
+    limit = "memory.limit_in_bytes" if parent.name == "memory" else "memory.max"
+    try:
+        group.mkdir()
+        (group / limit).write_text(str(LIMIT_BYTES))
+    except OSError as error:
+        pytest.skip(f"a memory cgroup takes root and a writable {CGROUPS}: {error}")
+    yield group
+    group.rmdir()
+
+
+def test_a_rank_that_the_kernel_kills_for_want_of_memory(small_memory: Path) -> None:
+    with pytest.raises(labkit.RankFailedError) as caught:
+        labkit.launch(FAULTY, args=["--fault", "oom", "--cgroup", small_memory], wait=True)
+
+    sentence = caught.value.cause["sentence"]
+    assert re.search(
+        r"^rank 1 was killed \(SIGKILL\) by the system, because memory ran out, last seen at step", sentence
+    )
+    assert re.search(r"it held [\d.]+ [GM]iB \(resident set", sentence)
+    assert caught.value.cause["out_of_memory"] == "host"
+    assert "to make it fit" in str(caught.value)
+    assert_clean(labkit.attach("latest").folder)
+
+
+def test_a_simulated_cuda_error_says_what_held_the_memory_and_can_be_caught_as_torchs_own(tmp_path: Path) -> None:
+    import torch
+
+    script = tmp_path / "train.py"
+    script.write_text(CUDA_OOM)
+
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        labkit.launch(script, wait=True)
+
+    assert isinstance(caught.value, labkit.RankFailedError)
+    assert str(caught.value).startswith("rank 1 ran out of device memory: OutOfMemoryError: CUDA out of memory. Tried")
+    assert "parameters 1.0 MiB" in str(caught.value)
+    assert "to make it fit: " in str(caught.value)
+    assert "Script.load('fsdp')" in str(caught.value)
