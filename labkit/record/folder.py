@@ -86,7 +86,7 @@ class RunFolder:
     def newest_checkpoint(self) -> str | None:
         """The newest checkpoint that was committed, "step-200"; None when there is none."""
         commits = self.checkpoint_folder().glob("step-*/COMMIT.json")
-        steps = {int(n): p.parent.name for p in commits if (n := p.parent.name.removeprefix("step-")).isdigit()}
+        steps = {int(n): p.parent.name for p in commits if (n := p.parent.name.removeprefix("step-")).isdecimal()}
         return steps[max(steps)] if steps else None
 
     def checkpoint_being_saved(self) -> bool:
@@ -109,14 +109,14 @@ class RunFolder:
 
     def attempts(self) -> list[RunFolder]:
         """Every attempt so far, in order; the last is the one that counts."""
-        found = (self.path / "attempts").glob("[0-9]*")
-        return [self, *(RunFolder(p) for p in sorted(found, key=lambda p: int(p.name)) if p.name.isdigit())]
+        found = [p for p in (self.path / "attempts").glob("*") if p.name.isdecimal()]
+        return [self, *(RunFolder(p) for p in sorted(found, key=lambda p: int(p.name)))]
 
     def started_ranks(self) -> list[int]:
         """Ranks whose worker has begun to write, in order."""
         if not self.ranks.is_dir():
             return []
-        return sorted(int(p.name) for p in self.ranks.iterdir() if p.name.isdigit())
+        return sorted(int(p.name) for p in self.ranks.iterdir() if p.name.isdecimal())
 
     def read_manifest(self) -> dict[str, Any]:
         """`run.json`. Raises RunFolderError when it is missing or not ours."""

@@ -91,7 +91,7 @@ class RankHistory:
             since = max(0.0, wall - self.origin) if wall and self.origin else 0.0
             self._shift = max(self.seen, since) - record["t"]
             if self.seen:
-                self.restarts.append(self.seen)
+                self.restarts.append(record["t"] + self._shift)
         t = self.seen = max(self.seen, record["t"] + self._shift)
         if kind == "step":
             self._take_step(t, record)

@@ -1,0 +1,200 @@
+"""A run that was begun again: where its attempts write, what is read of them, what is kept for a full disk."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import time
+from datetime import UTC, datetime
+
+import pytest
+
+from labkit.launcher.advice import disk_advice, memory_advice, memory_in_words
+from labkit.launcher.torchrun import attempt_command
+from labkit.record import RunFolder, RunReader, State, read_state, write_state
+from labkit.record import folder as folder_module
+from labkit.record.folder import RESERVE_BYTES, write_json
+from labkit.record.reader import rows
+from labkit.view.page import attempt_ended, run_charts, run_html, run_text
+from labkit.view.svg import charts
+from labkit.write import Script
+
+
+def lines(path, *records):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+def step(t, number, **more):
+    return {"k": "step", "t": t, "step": number, "n": 1, "seconds": [1.0, 1.0, 1.0], "samples": 4, "rss": 5, **more}
+
+
+@pytest.fixture
+def begun_again(folder):
+    """Attempt 1 makes steps 1 to 3 and falls; attempt 2 goes on from 2, on a host clock of its own."""
+    created = datetime.fromtimestamp(1000.0, UTC).isoformat()
+    write_json(folder.manifest, {"created": created})
+    lines(folder.metrics(0), {"k": "meta", "t": 500.0, "time": 1000.0}, step(501, 1, loss=9.0), step(502, 2, loss=8.0),
+          step(503, 3, loss=7.0))  # fmt: skip
+    second = folder.attempt(2)
+    lines(second.metrics(0), {"k": "meta", "t": 20.0, "time": 1010.0}, {"k": "report", "t": 20.5, "start_step": 2},
+          step(21, 1, loss=7.5), step(22, 2, loss=6.0))  # fmt: skip
+    return folder
+
+
+def test_the_first_attempt_is_the_folder_itself_and_others_lie_within_it(folder):
+    assert folder.attempt(1) is folder
+    assert folder.attempts() == [folder]
+    for number in (2, 10, 3):
+        (folder.path / "attempts" / str(number)).mkdir(parents=True)
+    (folder.path / "attempts" / "2x").mkdir()
+    assert [a.path.name for a in folder.attempts()] == [folder.id, "2", "3", "10"]
+    assert folder.latest.path.name == "10"
+    command = attempt_command(["a", str(folder.torchrun_logs), "b"], folder, folder.latest)
+    assert command == ["a", str(folder.latest.torchrun_logs), "b"]
+
+
+def test_the_curve_goes_on(begun_again):
+    reader = RunReader(begun_again).read_all()
+    history = reader.ranks[0]
+
+    assert [(round(x), last) for x, _, _, last in history.series["loss"].points()] == [
+        (1, 9.0), (2, 8.0), (3, 7.0), (11, 7.5), (12, 6.0)
+    ]  # fmt: skip
+    assert history.step == 4
+    assert reader.restarts == [10.0]
+    assert reader.undecodable == 0
+
+
+def test_it_is_read_while_it_is_being_begun_again(folder, begun_again):
+    hidden = folder.path / "hidden"
+    (folder.path / "attempts").rename(hidden)
+    reader = RunReader(folder)
+    reader.poll()
+    assert reader.ranks[0].step == 3
+    hidden.rename(folder.path / "attempts")
+    reader.poll()
+    assert reader.ranks[0].step == 4
+    assert not reader.poll()
+
+
+def test_rows_tell_the_attempts_apart_and_their_time_goes_on(begun_again):
+    got = [(row["attempt"], row["step"], row["loss"], row["time"]) for row in rows(begun_again)]
+
+    assert got == [(1, 1, 9.0, 1.0), (1, 2, 8.0, 2.0), (1, 3, 7.0, 3.0), (2, 3, 7.5, 11.0), (2, 4, 6.0, 12.0)]
+
+
+def test_the_view_shows_it(begun_again):
+    ended = {"cause": {"sentence": "rank 0 fell <i>"}, "checkpoint": "step-2", "exit_code": 1, "ended": 5.0}
+    state = State("running", time.time(), attempt=2, earlier=[ended], notice="no rank has moved <b>")
+    write_state(begun_again, state)
+    reader = RunReader(begun_again).read_all()
+
+    page, text = run_html(begun_again, reader, state), run_text(begun_again, reader, state)
+
+    assert attempt_ended(1, ended) == "attempt 1 failed: rank 0 fell <i>; begun again from step-2"
+    assert attempt_ended(1, ended | {"checkpoint": None}).endswith("begun again from the start")
+    assert "attempt 1 failed: rank 0 fell &lt;i&gt;; begun again from step-2" in page
+    assert "no rank has moved &lt;b&gt;" in page
+    assert "attempt 1 failed" in text
+    assert "no rank has moved <b>" in text
+    assert charts(run_charts(reader)).count("↻") == 4
+
+
+@pytest.mark.parametrize(
+    "broken", [{"earlier": 3}, {"earlier": [3]}, {"attempt": "2"}, {"notice": 5}, {"earlier": None}]
+)
+def test_a_state_whose_attempts_make_no_sense_is_damaged(folder, broken):
+    write_json(folder.state, {"state": "running", "started": 1.0} | broken)
+
+    assert read_state(folder).state == "lost"
+
+
+def test_the_newest_checkpoint_is_the_highest_that_was_committed(folder):
+    assert folder.newest_checkpoint() is None
+    for name in ("step-9", "step-10", "step-11.tmp", "step-x"):
+        (folder.checkpoints / name).mkdir(parents=True)
+        (folder.checkpoints / name / "COMMIT.json").touch()
+    (folder.checkpoints / "step-12").mkdir()
+    assert folder.newest_checkpoint() == "step-10"
+
+
+def test_checkpoints_are_looked_for_where_the_script_was_told_to_save_them(folder, tmp_path):
+    write_json(folder.manifest, {"parameters": {"checkpoint_dir": "mine"}, "cwd": str(tmp_path)})
+    assert folder.checkpoint_folder() == tmp_path / "mine"
+    write_json(folder.manifest, {"parameters": 5})
+    assert folder.checkpoint_folder() == folder.checkpoints
+
+
+def test_a_save_is_going_on_while_its_folder_is_written_to(folder):
+    beside = folder.checkpoints / "step-3.tmp"
+    assert not folder.checkpoint_being_saved()
+    beside.mkdir(parents=True)
+    assert folder.checkpoint_being_saved()
+    (beside / "x").touch()
+    for path in (beside / "x", beside):
+        os.utime(path, (1, 1))
+    assert not folder.checkpoint_being_saved()
+    (beside / "x").write_text("more")
+    assert folder.checkpoint_being_saved()
+
+
+def test_on_a_full_disk_the_reserve_is_given_up_bit_by_bit(folder, monkeypatch):
+    folder.keep_reserve()
+    real, full = folder_module._replace, [OSError(errno.ENOSPC, "No space left on device")] * 2
+
+    def replace(path, value):
+        if full:
+            raise full.pop()
+        real(path, value)
+
+    monkeypatch.setattr(folder_module, "_replace", replace)
+    with pytest.raises(OSError, match="No space"):
+        write_json(folder.state, {"a": 1}, reserve=folder.reserve)
+    assert folder.reserve.stat().st_size == RESERVE_BYTES // 2
+    write_json(folder.state, {"a": 1}, reserve=folder.reserve)
+    assert json.loads(folder.state.read_text()) == {"a": 1}
+
+
+def test_memory_is_told_by_what_held_it(folder, write_metrics):
+    write_metrics(0, {"k": "meta", "t": 1.0}, {"k": "model", "t": 2.0, "device": "cuda:0", "parameters": 2**30,
+                                               "gradients": 2**30, "optimizer": 2**31})  # fmt: skip
+    history = RunReader(folder).read_all().ranks[0]
+    memory = {"allocated": 6 * 2**30, "reserved": 7 * 2**30, "free": 2**30, "total": 15 * 2**30}
+
+    assert memory_in_words("device", memory, history) == (
+        "; 6.00 GiB of 15.00 GiB were allocated (parameters 1.00 GiB, gradients 1.00 GiB, optimizer 2.00 GiB, "
+        "activations and buffers 2.00 GiB), 7.00 GiB of the device were held by other processes"
+    )
+    assert memory_in_words("host", {"peak": 2**30}, None) == "; it held up to 1.00 GiB (resident set)"
+    assert memory_in_words("device", {}, None) == ""
+
+
+def test_advice_is_what_the_script_offers_and_does_not_do_yet():
+    ddp = memory_advice("device", Script.load("ddp"), {"accumulate": "4"})
+    fsdp = memory_advice("device", Script.load("fsdp"), {"activation_checkpointing": "True", "precision": "bf16"})
+    own = memory_advice("device", Script.parse("print(1)\n"), {})
+
+    assert "raise accumulate (it is 4)" in ddp
+    assert "activation_checkpointing=True" in ddp
+    assert "precision='bf16'" in ddp
+    assert "fsdp" in ddp
+    assert fsdp == "to make it fit: raise accumulate (it is 1)"
+    assert own == "to make it fit: shard the model: Script.load('fsdp')"
+    assert "fewer DataLoader workers" in memory_advice("host", Script.load("ddp"), {})
+
+
+def test_a_full_disk_is_recognised_by_what_torch_makes_of_it(folder):
+    assert disk_advice(folder, "RuntimeError: unexpected pos 704 vs 598").endswith(str(folder.path))
+    assert disk_advice(folder, "RuntimeError: boom") == ""
+    (folder.checkpoints / "step-3").mkdir(parents=True)
+    (folder.checkpoints / "step-3" / "COMMIT.json").touch()
+    assert disk_advice(folder, "[Errno 28] No space left on device").endswith("; step-3 is committed and whole")
+
+
+def test_an_attempt_is_no_run_of_its_own(begun_again):
+    from labkit.record import list_runs
+
+    assert RunFolder(begun_again.path / "attempts" / "2").script.name == "script.py"
+    assert [run.id for run in list_runs(begun_again.path.parent)] == [begun_again.id]

@@ -1,0 +1,118 @@
+"""What is said about ranks that do not move, from what each of them was seen doing."""
+
+from __future__ import annotations
+
+import pytest
+
+from labkit.launcher.stacks import Frame, RankStack, crash_frames, main_thread
+from labkit.launcher.stuck import Stacks, explain
+from labkit.write import Script
+
+SCRIPT = Script.parse("# %% setup\nimport time\n\n# %% main\ntime.sleep(600)\nwork()\n", name="train.py")
+PATH = "/x/train.py"
+MAIN = Frame(PATH, 6, "<module>")
+SLEEPS = [Frame(PATH, 5, "<module>")]
+REDUCES = [Frame("/t/c10d.py", 3252, "all_reduce"), Frame("/t/logger.py", 83, "wrapper"), MAIN]
+
+
+def call(number: int, name: str = "all_reduce", *, retired: bool = False, group: str = "0", sizes: int = 8) -> dict:
+    return {
+        "process_group": [group, "default_pg"], "collective_seq_id": number, "profiling_name": f"gloo:{name}",
+        "input_sizes": [[sizes]], "input_dtypes": ["Float"], "is_p2p": False, "retired": retired,
+    }  # fmt: skip
+
+
+def rank(
+    number: int, frames: list[Frame], *calls: dict, process: str = "sleeping", answered: str = "itself"
+) -> RankStack:
+    return RankStack(number, 4, 9.0, process, answered, frames, list(calls), text="File …")
+
+
+def test_a_rank_that_has_not_entered_the_collective_comes_first() -> None:
+    said = explain([rank(0, REDUCES, call(5)), rank(1, SLEEPS, call(4, retired=True))], SCRIPT, PATH)
+
+    assert said == (
+        "rank 1 has not entered `all_reduce` #5. Rank 1 is at step 4 in train.py line 5, cell `main`: "
+        "`time.sleep(600)`; rank 0 is at step 4, waits in `all_reduce` (train.py line 6, cell `main`)"
+    )
+
+
+def test_ranks_that_called_different_things_disagree() -> None:
+    said = explain([rank(0, REDUCES, call(5)), rank(1, REDUCES, call(5, "broadcast", sizes=9))], SCRIPT, PATH)
+
+    assert said.startswith(
+        "the ranks disagree: as collective #5 rank 0 called all_reduce(Float [8]), "
+        "rank 1 called broadcast(Float [9]). Rank 0 is at"
+    )
+
+
+def test_calls_in_different_groups_are_not_compared() -> None:
+    said = explain([rank(0, REDUCES, call(5)), rank(1, REDUCES, call(3, "broadcast", group="1"))], SCRIPT, PATH)
+
+    assert "disagree" not in said
+    assert "not entered" not in said
+
+
+def test_all_in_the_same_collective() -> None:
+    said = explain([rank(0, REDUCES, call(5)), rank(1, REDUCES, call(5))], SCRIPT, PATH)
+
+    assert said.startswith("all ranks are in `all_reduce` #5 and it does not end; rank 0 is at step 4, waits in")
+
+
+@pytest.mark.parametrize(
+    ("process", "words"), [("stopped", "rank 1 is stopped by a signal"), ("gone", "rank 1 is gone; rank 0")]
+)
+def test_the_state_of_a_process_is_the_best_evidence(process: str, words: str) -> None:
+    assert explain([rank(0, REDUCES, call(5)), rank(1, [], process=process)], SCRIPT, PATH).startswith(words)
+
+
+def test_without_a_flight_recorder_it_is_said_where_each_is() -> None:
+    said = explain([rank(0, REDUCES), rank(1, SLEEPS, answered="signal")], SCRIPT, PATH)
+
+    assert said.startswith(
+        "rank 0 is at step 4, in `all_reduce` (train.py line 6, cell `main`); rank 1 is at step 4 in"
+    )
+    assert said.endswith("`time.sleep(600)`, and holds the GIL")
+
+
+def test_sixty_four_ranks_still_make_a_sentence() -> None:
+    ranks = [rank(0, REDUCES, call(5)), *(rank(n, SLEEPS, call(4, retired=True)) for n in range(1, 64))]
+
+    assert "and 59 more" in (said := explain(ranks, SCRIPT, PATH))
+    assert len(said) < 1000
+
+
+def test_no_rank_yet() -> None:
+    assert explain([], SCRIPT, PATH) == "no rank has started yet"
+
+
+def test_stacks_show_themselves_escaped() -> None:
+    stacks = Stacks("rank 0 <b>", [rank(0, SLEEPS)])
+
+    assert repr(stacks).startswith("rank 0 <b>\n\n== rank 0, step 4, sleeping ==")
+    assert "rank 0 &lt;b&gt;" in stacks._repr_mimebundle_()["text/html"]
+
+
+DUMP = """
+# 03:20:34, step 4
+Thread 0x00007fd0136ff6c0 (most recent call first):
+  File "/p/threading.py", line 982 in run
+
+Current thread 0x00007fd014e22b80 [MainThread] (most recent call first):
+  File "/x/a b.py", line 74 in reduce
+  File "/x/a b.py", line 100 in main
+"""
+
+
+def test_the_main_thread_is_the_last_one_listed() -> None:
+    assert main_thread(DUMP) == [Frame("/x/a b.py", 74, "reduce"), Frame("/x/a b.py", 100, "main")]
+    assert main_thread("garbage \x00\n  File") == []
+
+
+def test_the_frames_of_a_crash_are_those_of_the_thread_it_hit(tmp_path) -> None:
+    file = tmp_path / "stacks.txt"
+    assert crash_frames(file) == []
+    file.write_text(DUMP)
+    assert crash_frames(file) == []
+    file.write_text(f"{DUMP}\nFatal Python error: Segmentation fault\n{DUMP.split('4', 1)[1]}\nExtension modules: x")
+    assert [frame.line for frame in crash_frames(file)] == [74, 100]
