@@ -5,6 +5,7 @@ python benchmarks/fault_table.py > docs/faults.md        (some six minutes)
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import subprocess
@@ -12,7 +13,6 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -24,6 +24,7 @@ from faults.matrix import FAULTS, FAULTY, GROUP_TIMEOUT  # noqa: E402
 
 import labkit  # noqa: E402
 from labkit.launcher.stop import processes_of  # noqa: E402
+from labkit.record.folder import read_json  # noqa: E402
 
 MARK = "FAULT_TABLE"
 ROOT_CAUSE = re.compile(r"Root Cause \(first observed failure\):.*?rank\s*: (\d+) .*?exitcode\s*: (-?\d+)", re.DOTALL)
@@ -94,7 +95,7 @@ def with_labkit(arguments: list[str], act: str = "") -> str:
         time.sleep(START_SECONDS)
         began = time.monotonic()
         if act == "kill the agent":
-            psutil.Process(labkit.record.folder.read_json(run.folder.agent)["agent"]["pid"]).kill()
+            psutil.Process(read_json(run.folder.agent)["agent"]["pid"]).kill()
         else:
             run.stop()
     while not (state := run.status()).is_final:
@@ -106,15 +107,14 @@ def with_labkit(arguments: list[str], act: str = "") -> str:
 
 
 def row(what: str, arguments: list[str], act: str = "") -> str:
-    both = [run(arguments, act).replace("|", "\\|").replace("<", "&lt;") for run in (bare, with_labkit)]
+    with contextlib.redirect_stdout(sys.stderr):  # what labkit says of itself
+        both = [run(arguments, act).replace("|", "\\|").replace("<", "&lt;") for run in (bare, with_labkit)]
     return f"| {what} | {both[0]} | {both[1]} |"
 
 
 def main() -> None:
     import torch
 
-    quiet: Callable[..., None] = lambda *_, **__: None  # noqa: E731
-    labkit.run.print = labkit.launcher.stop.print = quiet  # type: ignore[attr-defined]
     print("<!-- written by: python benchmarks/fault_table.py > docs/faults.md -->")
     print("# Faults, under bare torchrun and under labkit\n")
     print(

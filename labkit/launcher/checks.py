@@ -25,6 +25,7 @@ __all__ = [
     "check_environment",
     "check_imports",
     "check_interface",
+    "check_numbers",
     "check_ranks",
     "check_torch",
 ]
@@ -100,6 +101,19 @@ def check_batch(script: Script, parameters: Mapping[str, Any], ranks: int) -> No
             f"global_batch_size={wanted} does not split into {ranks} ranks x {pieces // ranks} micro-batches; "
             f"the nearest sizes that do are {near}"
         )
+
+
+def check_numbers(script: Script, parameters: Mapping[str, str]) -> None:
+    """No number of labkit's own scripts is below zero or not a number: those are typing errors."""
+    for name, option in options_of(script).items():
+        if option.kind not in ("int", "float") or name not in parameters:
+            continue
+        try:
+            value = float(parameters[name])
+        except ValueError:
+            raise LaunchError(f"{name} must be a number, got {parameters[name]!r}") from None
+        if not 0 <= value < math.inf:
+            raise LaunchError(f"{name} must be 0 or more, got {parameters[name]}")
 
 
 def check_imports(script: Script, folder: str) -> None:

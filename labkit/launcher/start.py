@@ -31,6 +31,7 @@ from labkit.write import Script, check_flags, command_line, options_of, read_bac
 
 __all__ = ["start"]
 
+CROWDED = 2  # ranks per core from which on times mean little
 # Supervisors this process has started; one that has ended is a zombie until it is polled.
 _supervisors: list[subprocess.Popen[bytes]] = []
 
@@ -62,6 +63,8 @@ def start(
     if path is None:  # a user's own script may add options in another module
         check_flags(script, argv)
     given = read_back(script, argv)
+    if path is None:
+        checks.check_numbers(script, given)
     checks.check_batch(script, given, ranks)
     checks.check_environment(env or {})
     checks.check_interface({**os.environ, **(env or {})}.get("GLOO_SOCKET_IFNAME", ""))
@@ -76,6 +79,8 @@ def start(
         script_dir=script_folder(path),
         extra={name: str(value) for name, value in (env or {}).items()},
     )
+    if ranks > CROWDED * machine.cores and not machine.gpus:
+        print(f"{ranks} ranks on {machine.cores} cores: they start one after another, and times will mean little")
     gpus = gpus_of(machine, ranks)
     shares_gpus = shares_gpus or environment.get("LABKIT_SHARE_GPUS") == "1"
     try:

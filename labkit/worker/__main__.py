@@ -25,6 +25,7 @@ def main() -> None:
     folder.rank(rank).mkdir(parents=True, exist_ok=True)
     guard.redirect_output(folder, rank)
     guard.die_with_parent()
+    guard.leave_no_core()
     guard.dump_stacks_on_signal(folder, rank)
     probe = Probe(folder.metrics(rank))
     Pulse(folder, rank, probe).start()

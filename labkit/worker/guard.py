@@ -5,14 +5,20 @@ from __future__ import annotations
 import ctypes
 import faulthandler
 import os
+import resource
 import signal
 import sys
 
 from labkit.record.folder import RunFolder
 
-__all__ = ["die_with_parent", "dump_stacks_on_signal", "redirect_output"]
+__all__ = ["die_with_parent", "dump_stacks_on_signal", "leave_no_core", "redirect_output"]
 
 PR_SET_PDEATHSIG = 1
+
+
+def leave_no_core() -> None:
+    """A rank that crashes leaves its stack, not gigabytes of its memory in the working folder."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
 
 
 def redirect_output(folder: RunFolder, rank: int) -> None:
