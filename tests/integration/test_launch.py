@@ -50,6 +50,15 @@ def test_our_scripts_train_and_leave_a_true_record(name, ranks):
     assert metrics["test_accuracy"].nunique(dropna=True) == 1
 
 
+def test_a_rank_that_fails_is_named_in_one_sentence():
+    run = labkit.launch(SCRIPTS / "faulty.py", fault="raise", wait=False)
+    with pytest.raises(
+        labkit.RankFailedError, match=r"^rank 1 failed: ValueError: boom .* \(faulty.py line \d+\)"
+    ) as raised:
+        run.wait(60)
+    assert json.loads(run.folder.state.read_text())["cause"]["sentence"] == str(raised.value).splitlines()[0]
+
+
 def test_launch_returns_before_the_training_has_begun():
     started = time.monotonic()
     run = labkit.launch(tiny("ddp"), nproc_per_node=2, steps=3, global_batch_size=8, wait=False)
@@ -145,12 +154,6 @@ def test_time_between_a_step_and_the_next_batch_is_part_of_the_step(tmp_path):
     assert rank["step_seconds"].iloc[1:].median() >= 0.05
 
 
-def test_five_runs_at_once_do_not_meet():
-    started = [labkit.launch(SCRIPTS / "faulty.py", nproc_per_node=2, steps=5, wait=False) for _ in range(5)]
-    assert len({run.id for run in started}) == 5
-    assert [run.wait(150).state for run in started] == ["succeeded"] * 5
-
-
 def test_checkpoints_go_into_the_run_folder_and_a_later_run_resumes_from_the_newest():
     first = labkit.launch(tiny("ddp"), nproc_per_node=2, steps=6, save_every=2, global_batch_size=8, precision="fp64")
     kept = sorted(path.name for path in first.folder.checkpoints.iterdir())
@@ -171,19 +174,6 @@ def test_checkpoints_go_into_the_run_folder_and_a_later_run_resumes_from_the_new
     expected = whole.metrics().dropna(subset=["loss"]).set_index(["rank", "step"])["loss"]
     for rank in (0, 1):
         assert reported[rank, 10] == pytest.approx(expected[rank, 10], rel=1e-9)
-
-
-def test_a_damaged_checkpoint_is_passed_over_for_the_one_before_it():
-    first = labkit.launch(tiny("ddp"), nproc_per_node=2, steps=4, save_every=2, global_batch_size=8)
-    newest = first.folder.checkpoints / "step-4"
-    shard = next(newest.glob("*.distcp"))
-    content = bytearray(shard.read_bytes())
-    content[len(content) // 2] ^= 1
-    shard.write_bytes(content)
-    resumed = labkit.launch(
-        tiny("ddp"), nproc_per_node=2, steps=5, checkpoint_dir=str(first.folder.checkpoints), global_batch_size=8
-    )
-    assert resumed.metrics()["step"].min() == 3
 
 
 def test_the_loss_is_computed_in_full_precision_under_bf16():
@@ -233,19 +223,6 @@ def test_a_missing_package_is_named_before_anything_exists(tmp_path, runs_dir):
     with pytest.raises(LaunchError, match="imports no_such_package"):
         labkit.launch(tmp_path / "train.py")
     assert not runs_dir.exists()
-
-
-def test_secrets_in_the_environment_are_written_nowhere(monkeypatch):
-    planted = {name: f"planted-{i}" for i, name in enumerate(
-        ("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "WANDB_API_KEY", "DATABASE_URL", "NCCL_SECRET_TOKEN"))}  # fmt: skip
-    for name, value in planted.items():
-        monkeypatch.setenv(name, value)
-    run = labkit.launch(SCRIPTS / "faulty.py", nproc_per_node=1, steps=2, env={"MY_PASSWORD": "planted-9"})
-    run.report()
-    files = [path for path in run.path.rglob("*") if path.is_file()]
-    assert len(files) > 5
-    for path in files:
-        assert b"planted-" not in path.read_bytes(), path
 
 
 def test_leftovers_of_another_launcher_do_not_change_the_world_size(monkeypatch):

@@ -1,0 +1,278 @@
+"""Stop: at any moment, by anybody, however deaf or frozen its processes are; and never anybody else's process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import psutil
+import pytest
+from faults.conftest import (
+    ENDLESS,
+    FAULTY,
+    SHARED_MACHINE,
+    assert_clean,
+    marked,
+    ranks_of,
+    read,
+    wait_for_step,
+    wait_until,
+    written,
+)
+
+import labkit
+from labkit.launcher.start import _supervisors
+from labkit.record import Identity, RunFolder
+
+BOUND = 8.0  # seconds, of every stop
+NOT_OURS = "the process that watched this run is gone (killed, or the machine was restarted) and left no result"
+
+
+def launch(**options) -> labkit.Run:
+    return labkit.launch(FAULTY, nproc_per_node=2, wait=False, **({"steps": ENDLESS} | options))
+
+
+def timed(act: Callable[[], labkit.record.State]) -> tuple[labkit.record.State, float]:
+    began = time.monotonic()
+    return act(), time.monotonic() - began
+
+
+@pytest.fixture
+def innocent() -> Iterator[subprocess.Popen]:
+    """A process that has nothing to do with any run here; it even carries the marker of another one."""
+    process = subprocess.Popen(["sleep", "600"], env=os.environ | {"LABKIT_RUN": "20260101T000000Z-another-0000"})
+    yield process
+    alive = process.poll() is None
+    process.kill()
+    process.wait()
+    assert alive, "labkit ended a process that is not its own"
+
+
+# --- a run that goes on
+
+
+@pytest.mark.parametrize(("fault", "grace", "killed"), [
+    ("deaf", None, 2), ("grandchild", None, 1), ("none", 0, 3), ("deaf", 0, 3), ("grandchild", 0, 4),
+])  # fmt: skip
+def test_stop_ends_every_process_and_says_how_many_it_had_to_kill(fault, grace, killed, capfd) -> None:
+    run = launch(fault=fault, at=2)
+    folder = wait_for_step(run, 4)
+    assert len(marked(folder)) == (4 if fault == "grandchild" else 3)
+    before = written(folder)
+
+    state, seconds = timed(lambda: run.stop() if grace is None else run.stop(grace=grace))
+
+    assert not marked(folder)
+    assert seconds < (BOUND if grace is None else 3) * SHARED_MACHINE
+    assert state.cause == {"kind": "stopped", "sentence": "stopped on request"}
+    assert state.killed >= (1 if grace == 0 else killed)
+    assert f"stopped; {state.killed} had to be killed; 0 processes left" in capfd.readouterr().out
+    assert_clean(run, before)
+
+
+@pytest.mark.parametrize("frozen", ["one rank", "both ranks", "torchrun", "all"])
+def test_stop_of_processes_that_are_stopped_by_a_signal(frozen) -> None:
+    run = launch()
+    folder = wait_for_step(run)
+    before, ranks = written(folder), ranks_of(folder)
+    agent = psutil.Process(read(folder.agent)["agent"]["pid"])
+    who = {"one rank": [ranks[1]], "both ranks": [*ranks.values()], "torchrun": [agent], "all": marked(folder)}[frozen]
+    for process in who:
+        process.suspend()
+    wait_until(lambda: all(process.status() == psutil.STATUS_STOPPED for process in who))
+
+    state, seconds = timed(run.stop)
+
+    assert seconds < BOUND * SHARED_MACHINE
+    assert state.cause["sentence"] == "stopped on request"
+    assert state.killed >= 1
+    assert_clean(run, before)
+
+
+def test_stop_while_the_supervisor_is_stopped_by_a_signal_and_goes_on_later() -> None:
+    """Nobody but the caller can do it then; and what the supervisor writes when it wakes up is no other truth."""
+    run = launch()
+    folder = wait_for_step(run)
+    before = written(folder)
+    supervisor = psutil.Process(read(folder.agent)["supervisor"]["pid"])
+    supervisor.suspend()
+    try:
+        state, seconds = timed(run.stop)
+        assert seconds < 2 * BOUND * SHARED_MACHINE
+        assert state.state == "stopped"
+        assert not marked(folder)
+    finally:
+        supervisor.resume()
+    assert assert_clean(run, before)["cause"]["kind"] == "stopped"
+
+
+def test_stop_twice_at_the_same_time_from_one_process_and_once_more() -> None:
+    run = launch(fault="deaf")
+    before = written(wait_for_step(run))
+    began = time.monotonic()
+    stops = [subprocess.Popen(["labkit", "stop", run.id], stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    said = [process.communicate(timeout=60)[0] for process in stops]
+
+    assert time.monotonic() - began < BOUND * SHARED_MACHINE
+    assert [process.returncode for process in stops] == [0, 0]
+    assert all(text.startswith(run.id) and text.endswith("0 processes left\n") for text in said), said
+    told = assert_clean(run, before)
+    assert told["cause"]["sentence"] == "stopped on request"
+    state, seconds = timed(run.stop)
+    assert seconds < 2
+    assert (state.state, state.ended) == ("stopped", told["ended"])
+
+
+@pytest.mark.parametrize(("fault", "end"), [("none", "succeeded"), ("raise", "failed")])
+def test_stop_after_the_end_changes_no_file(fault, end, capfd) -> None:
+    run = launch(fault=fault, steps=6)
+    wait_until(lambda: run.status().is_final)
+    assert_clean(run, state=end)
+    before = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
+
+    state, seconds = timed(run.stop)
+
+    assert state.state == end
+    assert seconds < 2
+    assert f"already over, it {end}; 0 processes left" in capfd.readouterr().out
+    assert {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()} == before
+
+
+def test_a_rank_that_dies_while_it_is_being_stopped_is_not_called_a_failure() -> None:
+    run = launch(fault="deaf")
+    folder = wait_for_step(run)
+    before, ranks = written(folder), ranks_of(folder)
+    stop = subprocess.Popen(["labkit", "stop", run.id], stdout=subprocess.DEVNULL)
+    wait_until(folder.stop_request.exists, 30)
+    time.sleep(0.5)
+    ranks[1].kill()
+
+    assert stop.wait(BOUND * SHARED_MACHINE) == 0
+    assert assert_clean(run, before)["cause"]["sentence"] == "stopped on request"
+
+
+# --- one that has hardly begun
+
+
+def test_stop_before_the_supervisor_has_written_who_it_is() -> None:
+    run = launch()
+    assert not run.folder.agent.exists()
+
+    state, seconds = timed(run.stop)
+
+    assert seconds < BOUND * SHARED_MACHINE
+    assert state.cause["sentence"] == "stopped on request"
+    assert_clean(run)
+
+
+def test_stop_of_a_supervisor_that_sleeps_before_it_has_begun_and_wakes_up_later() -> None:
+    run = launch()
+    supervisor = psutil.Process(_supervisors[-1].pid)
+    supervisor.suspend()
+    assert not run.folder.agent.exists()
+    try:
+        assert timed(run.stop)[1] < 2 * BOUND * SHARED_MACHINE
+    finally:
+        supervisor.resume()
+    supervisor.wait(BOUND * SHARED_MACHINE)
+    assert_clean(run)
+
+
+def torchrun_was_started(folder: RunFolder) -> bool:
+    return folder.agent.exists() and "agent" in read(folder.agent)
+
+
+def a_rank_was_started(folder: RunFolder) -> bool:
+    return torchrun_was_started(folder) and bool(ranks_of(folder))
+
+
+def a_rank_has_begun_its_log(folder: RunFolder) -> bool:
+    return bool(folder.started_ranks())
+
+
+EARLY = pytest.mark.parametrize("moment", [torchrun_was_started, a_rank_was_started, a_rank_has_begun_its_log])
+
+
+@EARLY
+def test_stop_while_torchrun_is_still_starting(moment) -> None:
+    run = launch()
+    wait_until(lambda: moment(run.folder))
+
+    state, seconds = timed(run.stop)
+
+    assert seconds < BOUND * SHARED_MACHINE
+    assert state.cause["sentence"] == "stopped on request"
+    assert not [step for rank in run.folder.started_ranks() for step in run.folder.metrics(rank).glob("*")]
+    assert_clean(run)
+
+
+@EARLY
+def test_a_supervisor_killed_while_torchrun_is_still_starting_leaves_nothing(moment) -> None:
+    run = launch()
+    wait_until(lambda: moment(run.folder))
+    psutil.Process(read(run.folder.agent)["supervisor"]["pid"]).kill()
+    assert_clean(run, state="lost")
+    assert run.stop().state == "stopped"
+    assert_clean(run)
+
+
+# --- records that are not true any more
+
+
+def forged(run: labkit.Run, pid: int, **changes) -> RunFolder:
+    """The folder of a run that is over, as if its supervisor and torchrun had been the process `pid`."""
+    run.stop(grace=0)
+    assert_clean(run)
+    folder = run.folder
+    folder.stop_request.unlink(missing_ok=True)
+    someone = Identity.of(pid).as_dict() | changes
+    folder.agent.write_text(labkit_json({"supervisor": someone, "agent": someone, "oom_kills": None}))
+    folder.state.write_text(labkit_json({"state": "running", "started": time.time() - 60}))
+    return folder
+
+
+def labkit_json(value: dict) -> str:
+    import json
+
+    return json.dumps(value)
+
+
+@pytest.mark.parametrize("what", ["start", "boot", "nothing"])
+def test_no_signal_goes_to_a_stranger_who_has_the_pid(what, innocent, capfd) -> None:
+    """The pid was recycled; the machine was restarted since; and even: the record is right, but it is not our run."""
+    started = Identity.of(innocent.pid).started
+    changes = {"start": {"started": started - 1}, "boot": {"boot": "another boot of this machine"}, "nothing": {}}[what]
+    folder = forged(launch(), innocent.pid, **changes)
+    run = labkit.attach(folder.path)
+    if what != "nothing":
+        assert run.status().state == "lost"
+        assert run.status().cause["sentence"] == NOT_OURS
+
+    state, seconds = timed(run.stop)
+
+    assert innocent.poll() is None
+    assert seconds < (2 * BOUND if what == "nothing" else 2) * SHARED_MACHINE
+    assert state.state == read(folder.state)["state"] == "stopped"
+    assert "0 processes left" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("agent", [
+    '{"supervisor": {"pid": -1, "started": 0, "boot": "", "host": ""}}', '{"supervisor": null}', '{"superv', "[]",
+])  # fmt: skip
+def test_a_damaged_agent_json_is_no_reason_to_leave_processes(agent) -> None:
+    """Nor to signal a process group, or everybody (pid -1), or to fail."""
+    run = launch()
+    before = written(wait_for_step(run))
+    whole = run.folder.agent.read_bytes()
+    run.folder.agent.write_text(agent)
+
+    _, seconds = timed(run.stop)
+
+    assert seconds < 2 * BOUND * SHARED_MACHINE
+    assert not marked(run.folder)
+    run.folder.agent.write_bytes(whole)
+    assert_clean(run, before)
