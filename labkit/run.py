@@ -208,7 +208,7 @@ class Run:
         if ui() == "svg" and not self.status().is_final:
             if self._dashboard is not None:
                 self._dashboard.finish()
-            self._dashboard = Dashboard(self.folder, stop=self._stop_from_button)
+            self._dashboard = Dashboard(self.folder, stop=self._stop_from_button, stacks=self.stacks)
             self._dashboard.show()
         else:
             self._handle = display(self._bundle(), raw=True, display_id=True)

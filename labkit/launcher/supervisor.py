@@ -175,11 +175,11 @@ class Supervisor:
 
 
 def _notice(stalled: dict[int, float], folder: RunFolder, where: str) -> str:
-    seconds = min(stalled.values())
+    since = time.strftime("%H:%M:%S", time.localtime(time.time() - min(stalled.values())))
     if len(stalled) == len(folder.started_ranks()):
-        return f"no rank has moved for {seconds:.0f} s: {where}"
+        return f"no rank has moved since {since}: {where}"
     who = "rank " + ", ".join(map(str, sorted(stalled)))
-    return f"{who} {'has' if len(stalled) == 1 else 'have'} not moved for {seconds:.0f} s: {where}"
+    return f"{who} {'has' if len(stalled) == 1 else 'have'} not moved since {since}: {where}"
 
 
 def _stopped(sentence: str) -> dict[str, Any]:

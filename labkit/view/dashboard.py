@@ -23,20 +23,24 @@ STRIKES = 3
 class Dashboard:
     """Shows one run while it lives. Reads its folder only; the thread touches widget traits and nothing else."""
 
-    def __init__(self, folder: RunFolder, stop: Callable[[bool], Any]):
+    def __init__(self, folder: RunFolder, stop: Callable[[bool], Any], stacks: Callable[[], Any]):
         import ipywidgets as widgets
 
         self.folder = folder
         self.reader = RunReader(folder)
-        self._stop = stop
+        self._stop, self._stacks = stop, stacks
         self._closed = threading.Event()
         self._handle: Any = None
         self._html = widgets.HTML()
         self._stop_button = widgets.Button(description="Stop", icon="stop", tooltip="End the run on every rank")
         detach = widgets.Button(description="Detach", icon="eye-slash", tooltip="Stop watching; the run goes on")
+        why = widgets.Button(description="Why is it stuck?", icon="question", tooltip="Ask every rank where it is")
+        why.layout.width = "auto"
+        self._answer = widgets.HTML()
+        why.on_click(self._on_why)
         self._stop_button.on_click(self._on_stop)
         detach.on_click(lambda _: self._finish_from_thread())
-        self.box = widgets.VBox([self._html, widgets.HBox([self._stop_button, detach])])
+        self.box = widgets.VBox([self._html, widgets.HBox([self._stop_button, why, detach]), self._answer])
         self._thread = threading.Thread(target=self._watch, name=f"labkit {folder.id}", daemon=True)
 
     def show(self) -> None:
@@ -101,6 +105,19 @@ class Dashboard:
         loop = getattr(getattr(notebook_shell(), "kernel", None), "io_loop", None)
         if loop is not None:
             loop.add_callback(self.finish)
+
+    def _on_why(self, button: Any) -> None:
+        button.disabled = True
+        self._answer.value = "asking every rank…"
+
+        def answer() -> None:
+            try:
+                self._answer.value = self._stacks()._repr_mimebundle_()["text/html"]  # escaped there
+            except Exception as error:
+                self._answer.value = html.escape(str(error))
+            button.disabled = False
+
+        threading.Thread(target=answer, name="labkit stacks", daemon=True).start()
 
     def _on_stop(self, button: Any) -> None:
         """The first click stops the run, and lets a checkpoint finish; the second kills it."""

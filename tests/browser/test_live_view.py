@@ -92,6 +92,27 @@ def test_the_stop_button_ends_the_run(notebook):
     notebook.picture("stopped")
 
 
+def test_a_run_that_is_stuck_says_so_and_answers_where_every_rank_is(notebook):
+    notebook.open([launch(10_000, fault="hang")])
+    notebook.run(0)
+    notebook.wait_for_text(0, "no rank has moved since", 60)
+    notebook.output(0).get_by_role("button", name="Why is it stuck?").click()
+    notebook.output(0).get_by_text("rank 1, step 4, sleeping").wait_for(timeout=15_000)
+    notebook.output(0).get_by_text("rank 1, step 4, sleeping").click()
+    notebook.picture("stuck")
+    notebook.output(0).get_by_role("button", name="Stop").click()
+    notebook.output(0).get_by_role("button", name="Kill now").wait_for(timeout=5_000)
+    notebook.wait_for_text(0, "stopped on request", 30)
+
+
+def test_a_run_that_was_begun_again_shows_where(notebook):
+    again = launch(12, fault="raise").replace("launch(", "launch(", 1).replace("steps=12", "steps=12, retries=1")
+    notebook.open([again])
+    notebook.run(0)
+    notebook.wait_for_text(0, "attempt 1 failed: rank 1 failed: ValueError", 60)
+    notebook.picture("begun-again")
+
+
 def test_detach_leaves_the_run_alone(notebook):
     notebook.open([launch(10_000), "run.stop()"])
     notebook.run(0)

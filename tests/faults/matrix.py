@@ -46,7 +46,7 @@ FAULTS = [
           r"^rank 1 stopped answering.*rank 1 has not entered"
           r" `all_reduce` #5.*`time.sleep\(600\)`; rank 0 is at step 4, waits in `all_reduce`"),
     Fault("I9", "another collective", "collective",
-          r"disagree: as collective #5 rank 0 called all_reduce\(Float \[8\]\), "
+          r"^the ranks disagree: as collective #5 rank 0 called all_reduce\(Float \[8\]\), "
           r"rank 1 called broadcast\(Float \[8\]\)", None),
     Fault("I9s", "another shape", "shape", r"SIGABRT\) in `all_reduce`.*data size doesn't match expected size", None),
     Fault("I9d", "another dtype", "dtype", r"SIGABRT\) in `all_reduce`.*data size doesn't match expected size", None),
