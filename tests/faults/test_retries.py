@@ -57,6 +57,13 @@ def test_the_last_attempt_counts_and_every_one_is_told() -> None:
     assert_clean(run.folder)
 
 
+def test_a_run_that_succeeds_is_not_begun_again() -> None:
+    run = labkit.launch("tests/scripts/faulty.py", args=["--steps", "2"], retries=2, wait=True)
+
+    assert (run.status().state, run.status().attempt) == ("succeeded", 1)
+    assert not (run.path / "attempts").exists()
+
+
 def test_a_stopped_run_is_not_begun_again() -> None:
     from faults.test_disk import wait_for_step
 
