@@ -92,6 +92,7 @@ class Supervisor:
         identity = Identity.of(agent.pid)
         write_json(self.folder.agent, self.identities | {"agent": identity.as_dict() if identity else None})
         self.write(replace(self.state, state="running"))
+        sampler = self.start_sampler()
         why, killed = None, 0
         progress = Progress(folder)
         while agent.poll() is None:
@@ -100,6 +101,9 @@ class Supervisor:
                 killed = terminate(identity, self.folder, grace) if identity else sweep(self.folder)
                 agent.wait()
                 break
+        if sampler is not None:
+            sampler.kill()
+            sampler.wait()
         killed += sweep(self.folder)  # also after a normal end: a script may have left processes of its own
         return self.verdict(folder, agent.returncode, why, killed)
 
@@ -116,6 +120,18 @@ class Supervisor:
                 # KILL, and not TERM with its grace: without us nobody would see to it that the ranks follow.
                 preexec_fn=lambda: _prctl(PR_SET_PDEATHSIG, signal.SIGKILL),
             )
+
+    def start_sampler(self) -> subprocess.Popen[bytes] | None:
+        """The process that records the machine; it ends with this one. The run goes on without it."""
+        try:
+            return subprocess.Popen(
+                [sys.executable, "-m", "labkit.launcher.sampler", str(self.folder.path)],
+                stdin=subprocess.DEVNULL,
+                preexec_fn=lambda: _prctl(PR_SET_PDEATHSIG, signal.SIGKILL),
+            )
+        except OSError as error:
+            print(f"the machine is not recorded: {error}", flush=True)
+            return None
 
     def reason_to_stop(self) -> tuple[dict[str, Any], float] | None:
         """Wait a moment; the cause and the grace period when the run has to end."""

@@ -44,6 +44,7 @@ class RunFolder:
         self.supervisor_log = self.path / "supervisor.log"
         self.checkpoints = self.path / "checkpoints"
         self.ranks = self.path / "ranks"
+        self.hosts = self.path / "hosts"
         self.report = self.path / "report.html"
 
     def rank(self, rank: int) -> Path:
@@ -66,6 +67,9 @@ class RunFolder:
 
     def collectives(self, rank: int) -> Path:
         return self.rank(rank) / "collectives.json"
+
+    def host(self, name: str) -> Path:
+        return self.hosts / f"{slug(name)}.jsonl"
 
     def attempt(self, number: int) -> RunFolder:
         """Where the files of one attempt's ranks are: the folder itself for the first, one within it for a retry."""

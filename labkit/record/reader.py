@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from labkit.record.folder import RunFolder
+from labkit.record.hosts import HostHistory
 from labkit.record.records import Tail, finite, number
 from labkit.record.series import Series
 
@@ -14,6 +15,8 @@ __all__ = ["RankHistory", "RunReader", "rows"]
 
 PHASES = ("input", "forward", "backward", "optimizer")
 KEPT_REPORTS = 1000
+RECENT_RECORDS = 50
+FIRST_STEPS = 2
 
 
 class RankHistory:
@@ -42,7 +45,23 @@ class RankHistory:
         self.values: dict[str, Any] = {}  # the newest value of everything the script reported
         self.end: dict[str, Any] = {}
         self.series = {name: Series() for name in ("loss", "step_seconds", "throughput", "memory")}
+        self.allocation_retries = 0.0
+        self.memory_limit: float | None = None  # bytes of the device, or of the host for ranks on its CPU
+        self._recent: deque[dict[str, float]] = deque(maxlen=RECENT_RECORDS)
         self._script_reports_loss = False
+
+    def recent_seconds(self, phase: str) -> float:
+        """Seconds per step spent in a phase, over the newest records; "seconds" is the whole step."""
+        steps = sum(record["steps"] for record in self._recent)
+        return sum(record[phase] for record in self._recent) / steps if steps else 0.0
+
+    @property
+    def recent_step_seconds(self) -> float:
+        return self.recent_seconds("seconds")
+
+    def recent_share(self, phase: str) -> float:
+        """The part of the newest steps' time that a phase took, 0 to 1."""
+        return self.recent_seconds(phase) / self.recent_step_seconds if self.recent_step_seconds else 0.0
 
     @property
     def device(self) -> str:
@@ -98,7 +117,8 @@ class RankHistory:
         elif kind == "report":
             self._take_report(t, record)
         elif kind == "model":
-            self.held = {k: v for k, v in record.items() if k not in ("k", "t")}
+            self.held = {k: v for k, v in record.items() if k not in ("k", "t", "limit")}
+            self.memory_limit = finite(record.get("limit"))
         elif kind == "end":
             self.end = record
 
@@ -110,6 +130,10 @@ class RankHistory:
             self.totals[name] += value
         for phase in PHASES:
             self.totals[phase] += number(record.get(phase)) or 0.0
+        phases = {phase: finite(record.get(phase)) or 0.0 for phase in PHASES}
+        if self.step > FIRST_STEPS:  # the first ones compile, allocate and warm caches
+            self._recent.append({"steps": steps, "seconds": finite(seconds) or 0.0} | phases)
+        self.allocation_retries = max(self.allocation_retries, number(record.get("retries")) or 0.0)
         self.latest["step_seconds"] = seconds / steps
         self.series["step_seconds"].add(t, slowest)
         if samples and seconds:
@@ -148,6 +172,7 @@ class RunReader:
         self.folder = folder
         self.ranks: dict[int, RankHistory] = {}
         self._launched = folder.launched()
+        self.hosts: dict[str, HostHistory] = {}
         self._read: dict[int, int] = {}  # the attempt that each rank's history is at
 
     def poll(self) -> bool:
@@ -160,7 +185,9 @@ class RunReader:
                 elif position > self._read[rank]:
                     self.ranks[rank].go_on_with(Tail(attempt.metrics(rank)))
                     self._read[rank] = position
-        new = [history.poll() for history in self.ranks.values()]
+        for path in self.folder.hosts.glob("*.jsonl"):
+            self.hosts.setdefault(path.stem, HostHistory(path.stem, Tail(path)))
+        new = [history.poll() for history in (*self.ranks.values(), *self.hosts.values())]
         return any(new)
 
     @property

@@ -9,8 +9,8 @@ the header pairs one of them with the wall clock):
      "forward": s, "backward": s, "optimizer": s, "loss": 0.31, "rss": bytes}
      (n is how many steps the line sums up; on CUDA "allocated", "reserved", "peak" in bytes and "retries" instead
       of "rss", and the phases are those of one step, timed by events, times n)
-    {"k": "model", "t": …, "device": "cpu", "parameters": bytes, "gradients": bytes, "optimizer": bytes}
-     (what this rank holds after its first step)
+    {"k": "model", "t": …, "device": "cpu", "limit": bytes, "parameters": bytes, "gradients": bytes, "optimizer": bytes}
+     (what this rank holds after its first step, and the memory of its device, or of the host)
     {"k": "report", "t": …, …}                                                            the script's own words
     {"k": "end", "t": …, "step": 200, "outcome": "finished" | "raised" | "exited", "dropped": 0}
 """

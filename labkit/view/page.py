@@ -9,36 +9,55 @@ from typing import Any
 
 from labkit.record import RankHistory, RunFolder, RunReader, State
 from labkit.record.folder import read_json
+from labkit.record.hosts import HostHistory
 from labkit.view import words
+from labkit.view.bands import MANY, heat_strips
 from labkit.view.svg import Chart, charts, dot
+from labkit.view.verdict import verdict
 
 __all__ = ["run_charts", "run_html", "run_text", "tail_of_log"]
 
 MARKS = {"starting": "◌", "running": "●", "succeeded": "✔", "failed": "✖", "stopped": "■", "lost": "?"}
 TINTS = {"succeeded": "#2da44e", "failed": "#e5534b", "stopped": "#c9a227", "lost": "#e5534b"}
 LOG_BYTES = 16_000
+SEARCHED_BYTES = 1 << 20
 LOG_LINES = 10
+TABLE_ROWS = 16
 SHOWN_FAILURES = 8
 # Colours and cursor movements of terminals, and what they leave behind.
 ANSI = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?|.)")
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
-CELL = 'style="text-align:right;padding:1px 10px 1px 0;border:0;background:none;font-variant-numeric:tabular-nums"'
+CELL = 'style="text-align:right;padding:1px 10px 1px 0;border:0"'
+ROW = '<tr style="background:none">'
+TABLE = '<table style="border-collapse:collapse;margin:4px 0;font-size:12px;font-variant-numeric:tabular-nums">'
 
 
-def run_html(folder: RunFolder, reader: RunReader, state: State, *, with_log: bool = True, watched: bool = True) -> str:
-    """Headline, the cause of a failure, charts, table of ranks, and the end of a log: rank 0's or the culprit's.
+def run_html(
+    folder: RunFolder,
+    reader: RunReader,
+    state: State,
+    *,
+    with_log: bool = True,
+    watched: bool = True,
+    log_rank: int | None = None,
+    search: str = "",
+) -> str:
+    """Headline, verdict, the cause of a failure, charts, tables of ranks and machines, and the end of a log.
 
+    The log is `log_rank`'s, by default rank 0's or the culprit's; with `search`, its newest lines that hold that text.
     `watched` is False for a picture of a run that goes on unseen.
     """
     drawn = not state.is_final or any(history.step for history in reader.ranks.values())
-    log_rank = int((state.cause or {}).get("rank") or 0)
+    if log_rank is None:
+        log_rank = int((state.cause or {}).get("rank") or 0)
     return (
         '<div style="font-family:system-ui,sans-serif;font-size:13px;line-height:1.5;max-width:760px">'
         f"{_head(folder, reader, state, watched)}{_notice(state)}{_earlier(state)}"
         f"{_cause(state)}{_tracebacks(folder, state)}"
-        f"{charts(run_charts(reader)) if drawn else ''}{_table(reader)}{_unread(reader)}"
-        f"{_log(folder.latest, log_rank) if with_log else ''}</div>"
+        f"{charts(run_charts(reader)) if drawn else ''}{_strips(reader)}"
+        f"{_table(reader)}{_hosts(reader)}{_unread(reader)}"
+        f"{_log(folder.latest, log_rank, search) if with_log else ''}</div>"
     )
 
 
@@ -46,7 +65,7 @@ def run_text(folder: RunFolder, reader: RunReader, state: State) -> str:
     """The same in plain text, for terminals, diffs and front ends that show no HTML."""
     lines = [f"{folder.id}: {state.state} after {words.seconds(state.seconds)}", words.headline(reader, state)]
     lines += [attempt_ended(number, ended) for number, ended in enumerate(state.earlier, 1)]
-    lines += [text for text in (state.notice, *_explanation(state)) if text]
+    lines += [text for text in (state.notice, *_explanation(state), *verdict(reader)) if text]
     for values in _rank_rows(reader):
         lines.append("  " + "  ".join(f"{name} {value}" for name, value in values.items()))
     return plain("\n".join(lines))
@@ -61,12 +80,13 @@ def run_charts(reader: RunReader) -> list[Chart]:
         return {rank: history.series[name] for rank, history in reader.ranks.items()}
 
     largest = max((history.memory_peak for history in reader.ranks.values()), default=0.0)
+    limit = min((h.memory_limit for h in reader.ranks.values() if h.memory_limit), default=None)
     unit, restarts = 2**30 if largest >= 2**30 else 2**20, tuple(reader.restarts)
     return [
         Chart("loss", of("loss"), words.quantity, restarts=restarts),
         Chart("throughput per rank, samples/s", of("throughput"), words.quantity, restarts=restarts),
-        Chart("step time (slowest step of each record)", of("step_seconds"), words.seconds, restarts=restarts),
-        Chart(f"memory per rank ({memory})", of("memory"), words.gib, unit, restarts),
+        Chart(f"step time{words.skew(reader)}", of("step_seconds"), words.seconds, restarts=restarts),
+        Chart(f"memory per rank ({memory})", of("memory"), words.gib, unit, restarts, limit),
     ]
 
 
@@ -85,8 +105,55 @@ def _head(folder: RunFolder, reader: RunReader, state: State, watched: bool) -> 
     name = html.escape(folder.id)
     return (
         f'<div style="display:flex;gap:12px;flex-wrap:wrap">{mark}<code>{name}</code><span>{time}</span></div>'
-        f"<div>{html.escape(words.headline(reader, state))}</div>"
+        f"<div>{html.escape(words.headline(reader, state))}</div>{_verdict(reader)}"
     )
+
+
+def _verdict(reader: RunReader) -> str:
+    said = "; ".join(verdict(reader))
+    return f'<div style="opacity:.85">{html.escape(said)}</div>' if said else ""
+
+
+def _strips(reader: RunReader) -> str:
+    """Which of many ranks were slow, and when; grouped by host."""
+    if len(reader.ranks) <= MANY:
+        return ""
+    series = {rank: history.series["step_seconds"] for rank, history in reader.ranks.items()}
+    hosts = {rank: str(history.meta.get("host", "")) for rank, history in reader.ranks.items()}
+    several = len(set(hosts.values())) > 1
+    return heat_strips("step time by rank", series, hosts if several else {})
+
+
+def _hosts(reader: RunReader) -> str:
+    """What the driver and the system say, beside what torch's allocator says above."""
+    rows = [row for name in sorted(reader.hosts) for row in _host_rows(reader.hosts[name])][:TABLE_ROWS]
+    return _grid(rows, [""] * len(rows))
+
+
+def _host_rows(host: HostHistory) -> list[dict[str, str]]:
+    def percent(value: float | None) -> str:
+        return "n/a" if value is None else f"{value:.0f}%"
+
+    def of(used: float | None, total: float | None) -> str:
+        return f"{words.gib(used)} of {words.gib(total)}"
+
+    def row(what: str, busy: float | None, memory: str, power: float | None, heat: float | None) -> dict[str, str]:
+        watts, degrees = ("n/a" if power is None else f"{power:.0f} W"), ("n/a" if heat is None else f"{heat:.0f} °C")
+        return {"machine": plain(what), "busy": percent(busy), "memory in use": memory, "power": watts, "heat": degrees}
+
+    cores = f"{host.name}, {host.cores:.0f} cores" if host.cores else host.name
+    machine = row(cores, host.cpu, of(host.memory_used, host.memory_total), None, None)
+    devices = [
+        row(
+            f"GPU {i} {d['name']}",
+            d["utilisation"],
+            of(d["memory_used"], d["memory_total"]),
+            d["power"],
+            d["temperature"],
+        )
+        for i, d in enumerate(host.devices)
+    ]
+    return [machine, *devices]
 
 
 def attempt_ended(number: int, ended: dict[str, Any]) -> str:
@@ -141,23 +208,35 @@ def _cause(state: State) -> str:
 
 def _table(reader: RunReader) -> str:
     rows = _rank_rows(reader)
+    marks = [f"{dot(h.rank)} " if len(reader.ranks) <= MANY else "" for h in _shown(reader)]
+    more = f"the first and the slowest of {len(reader.ranks)} ranks" if len(rows) < len(reader.ranks) else ""
+    return _grid(rows, marks) + (f'<div style="opacity:.75">{more}</div>' if more else "")
+
+
+def _grid(rows: list[dict[str, str]], marks: list[str]) -> str:
+    """A table of text, with a mark of SVG before each row."""
     if not rows:
         return ""
     head = "".join(f"<th {CELL}>{html.escape(name)}</th>" for name in rows[0])
-    body = "".join(
-        "<tr>"
-        + "".join(
-            f"<td {CELL}>{dot(history.rank) + ' ' if name == 'rank' else ''}{html.escape(value)}</td>"
-            for name, value in row.items()
-        )
-        + "</tr>"
-        for history, row in zip(reader.ranks.values(), rows, strict=True)
-    )
-    return f'<table style="border-collapse:collapse;margin:4px 0;font-size:12px"><tr>{head}</tr>{body}</table>'
+    body = ""
+    for row, mark in zip(rows, marks, strict=True):
+        first, *others = map(html.escape, row.values())
+        body += f"{ROW}<td {CELL}>{mark}{first}</td>" + "".join(f"<td {CELL}>{text}</td>" for text in others) + "</tr>"
+    return f"{TABLE}{ROW}{head}</tr>{body}</table>"
 
 
 def _rank_rows(reader: RunReader) -> list[dict[str, str]]:
-    return [_rank_row(history) for history in reader.ranks.values()]
+    return [_rank_row(history) for history in _shown(reader)]
+
+
+def _shown(reader: RunReader) -> list[RankHistory]:
+    """All ranks, of very many the first and the slowest."""
+    histories = list(reader.ranks.values())
+    if len(histories) <= TABLE_ROWS:
+        return histories
+    slowest = sorted(histories, key=lambda h: h.latest.get("step_seconds", 0.0), reverse=True)[: TABLE_ROWS // 2]
+    kept = {h.rank: h for h in (*histories[: TABLE_ROWS // 2], *slowest)}
+    return [kept[rank] for rank in sorted(kept)]
 
 
 def _rank_row(history: RankHistory) -> dict[str, str]:
@@ -176,27 +255,32 @@ def _rank_row(history: RankHistory) -> dict[str, str]:
     }
 
 
-def _log(folder: RunFolder, rank: int) -> str:
-    lines = tail_of_log(folder, rank, LOG_LINES)
+def _log(folder: RunFolder, rank: int, search: str = "") -> str:
+    lines = tail_of_log(folder, rank, LOG_LINES, search)
     if not lines:
-        return ""
+        return f'<div style="font-size:11px;opacity:.75">rank {rank}: no line with that text</div>' if search else ""
     text = html.escape("\n".join(line[:300] for line in lines))
     style = "margin:4px 0;padding:4px 8px;font:11px monospace;overflow:auto;max-height:170px;border:1px solid #8886"
     return f'<div style="font-size:11px;opacity:.75">rank {rank}, end of its log</div><pre style="{style}">{text}</pre>'
 
 
-def tail_of_log(folder: RunFolder, rank: int, lines: int) -> list[str]:
-    """The last lines of a rank's output, both streams, without terminal codes. Reads the end of the files only."""
-    streams = [_end_of(folder.log(rank, stream)) for stream in ("stdout", "stderr")]
+def tail_of_log(folder: RunFolder, rank: int, lines: int, search: str = "") -> list[str]:
+    """The last lines of a rank's output that hold `search`, both streams, without terminal codes. Reads the end of the
+    files only, some more of it for a search."""
+    size = SEARCHED_BYTES if search else LOG_BYTES
+    streams = [
+        [line for line in _end_of(folder.log(rank, stream), size) if search.lower() in line.lower()]
+        for stream in ("stdout", "stderr")
+    ]
     spoken = [stream[-lines:] for stream in streams if stream]
     share = lines // max(1, len(spoken))  # neither stream hides the other
     return [line for stream in spoken for line in stream[-share:]]
 
 
-def _end_of(path: Path) -> list[str]:
+def _end_of(path: Path, size: int) -> list[str]:
     try:
         with path.open("rb") as file:
-            file.seek(max(0, file.seek(0, 2) - LOG_BYTES))
+            file.seek(max(0, file.seek(0, 2) - size))
             return plain(file.read().decode("utf-8", "replace")).splitlines()
     except OSError:
         return []

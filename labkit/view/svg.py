@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from labkit.record import Series
+from labkit.view.bands import MANY, band
 
 __all__ = ["COLOURS", "DASHES", "Chart", "charts", "dot"]
 
@@ -19,19 +20,22 @@ WIDTH, HEIGHT = 360, 132
 LEFT, RIGHT, TOP, BOTTOM = 52, 8, 20, 18
 POINTS_PER_CHART = 400  # over all ranks, so that eight ranks fit into one 40 kB message
 VISIBLE = 2  # pixels between a bin's last value and its extremes before they are drawn
+NEAR = 4.0  # a limit within so many times the data is drawn to scale
 NICE = (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10)
 
 
 @dataclass(frozen=True)
 class Chart:
     """`series` by rank; `show` turns a y value into words; `unit` is what round numbers are round in; `restarts` are
-    the times at which the run began again."""
+    the times at which the run began again; `limit` is drawn as a line, or told where it is far beyond the data.
+    """
 
     title: str
     series: Mapping[int, Series]
     show: Callable[[float], str]
     unit: float = 1.0
     restarts: tuple[float, ...] = ()
+    limit: float | None = None
 
 
 def charts(all_charts: list[Chart], columns: int = 2) -> str:
@@ -69,6 +73,8 @@ def _chart(chart: Chart, x0: float, x1: float) -> str:
         middle = f'x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT / 2}" text-anchor="middle" opacity=".55"'
         return f"{title}<text {middle}>no data</text>"
     low, high = min(p[1] for p in points), max(p[2] for p in points)
+    near = chart.limit is not None and chart.limit <= NEAR * high
+    high = max(high, chart.limit or 0.0) if near else high
     y0 = 0.0 if low >= 0 else -_round_up(-low, chart.unit)
     high = _round_up(high, chart.unit)
 
@@ -92,7 +98,17 @@ def _chart(chart: Chart, x0: float, x1: float) -> str:
     )
     ends = f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 5}" text-anchor="end" opacity=".75">{_clock(x1)}</text>'
     ends += f'<text x="{LEFT}" y="{HEIGHT - 5}" opacity=".75">{_clock(x0)} after launch</text>'
-    lines = "".join(_line(rank, line, place_x, place_y) for rank, line in drawn.items() if line)
+    if chart.limit is not None:
+        text, y = html.escape(f"limit {chart.show(chart.limit)}"), place_y(chart.limit) if near else TOP
+        rule = f'<path d="M{LEFT} {y:.0f}H{WIDTH - RIGHT}" stroke="#e5534b" stroke-dasharray="8 3"/>' if near else ""
+        where = f'x="{WIDTH - RIGHT}" y="{y - 3 if near else 12:.0f}" text-anchor="end" opacity=".75"'
+        ends += f"{rule}<text {where}>{text}</text>"
+    if len(chart.series) > MANY:
+        lines, outlier = band(chart.series, place_x, place_y)
+        key = f"band: all {len(chart.series)} ranks; line: their median; dashed: rank {outlier}"
+        lines += f'<text x="{LEFT + 4}" y="{TOP + 8}" opacity=".75">{key}</text>'
+    else:
+        lines = "".join(_line(rank, line, place_x, place_y) for rank, line in drawn.items() if line)
     return title + axis + again + ends + lines
 
 

@@ -59,12 +59,23 @@ def progress(reader: RunReader, state: State) -> str:
         return f"step {step:,}"
     text = f"step {step:,} of {total:,} ({step / total:.0%})"
     elapsed = first.totals["seconds"]
+    if not state.is_final and reader.folder.checkpoint_being_saved():
+        return f"{text}, saving a checkpoint"
     if not state.is_final and step >= total:
         return f"{text}, evaluating"
     if state.is_final or not first.totals["steps"]:
         return text
     left = (total - step) * elapsed / first.totals["steps"]
     return f"{text}, about {seconds(round(left) or 1)} left"
+
+
+def skew(reader: RunReader) -> str:
+    """`, skew 12 ms (rank 1 slowest)`: the slowest rank's newest step less the fastest's."""
+    steps = {rank: h.latest["step_seconds"] for rank, h in reader.ranks.items() if "step_seconds" in h.latest}
+    if len(steps) < 2:
+        return ""
+    slowest = max(steps, key=lambda rank: steps[rank])
+    return f", skew {seconds(steps[slowest] - min(steps.values()))} (rank {slowest} slowest)"
 
 
 def headline(reader: RunReader, state: State) -> str:

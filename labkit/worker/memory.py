@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-__all__ = ["allocator", "held_by", "resident_set"]
+import psutil
+
+__all__ = ["allocator", "held_by", "host_memory", "resident_set"]
 
 
 def resident_set() -> Callable[[], dict[str, float]]:
@@ -51,6 +54,15 @@ def allocator(torch: Any, device: Any) -> Callable[[], dict[str, float]]:
         }
 
     return read
+
+
+def host_memory() -> int:
+    """Bytes of this machine, or of the container it is."""
+    limits = [psutil.virtual_memory().total]
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):  # cgroup v2, v1
+        with suppress(OSError, ValueError):
+            limits.append(int(Path(path).read_text()))
+    return min(limits)
 
 
 def held_by(optimizer: Any) -> dict[str, int]:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.worker.device_clock import DeviceClock
-from labkit.worker.memory import allocator, held_by, resident_set
+from labkit.worker.memory import allocator, held_by, host_memory, resident_set
 from labkit.worker.recorder import Recorder
 
 __all__ = ["Probe"]
@@ -186,12 +186,14 @@ class Probe:
     def _look_at_the_model(self, optimizer: Any) -> None:
         """What this rank holds and where; by now the script has chosen its device."""
         device = optimizer.param_groups[0]["params"][0].device
+        limit = host_memory()
         if device.type == "cuda":
             import torch
 
             self._memory = allocator(torch, device)
             self._device_clock = lambda: DeviceClock(torch, device)
-        self.recorder.write({"k": "model", "device": str(device)} | held_by(optimizer))
+            limit = torch.cuda.get_device_properties(device).total_memory
+        self.recorder.write({"k": "model", "device": str(device), "limit": limit} | held_by(optimizer))
 
     def _record(self) -> None:
         self._flush()

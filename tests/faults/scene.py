@@ -1,4 +1,5 @@
-"""What tests of faults share: a run brought to a known moment, and what must be true of it after a fault.
+"""What the tests of kernels, terminals, papermill and stops share: a run brought to a known moment, and what must be
+true of it after a fault.
 
 Times are those of the acceptance list, twice as long: the machine may be shared.
 """
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -201,9 +203,11 @@ def in_another_process(code: str) -> str:
     return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60).stdout
 
 
-@pytest.fixture
+@contextmanager
 def stopped_at_the_end() -> Iterator[None]:
-    """For tests whose runs are meant to survive what is done to them."""
-    yield
-    for folder in list_runs():
-        labkit.Run(folder).stop()
+    """For runs that are meant to survive what is done to them."""
+    try:
+        yield
+    finally:
+        for folder in list_runs():
+            labkit.Run(folder).stop()

@@ -1,0 +1,92 @@
+"""The machine while a run lasts: `hosts/<host>.jsonl`, once a second. A process of its own, because asking a broken
+driver has been seen to crash whoever asked. What the machine does not tell is null.
+
+    python -m labkit.launcher.sampler <run folder>
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import psutil
+
+from labkit.record import RunFolder
+
+__all__ = ["main"]
+
+PERIOD_SECONDS = 1.0
+
+
+def main() -> None:
+    folder, parent = RunFolder(sys.argv[1]), os.getppid()
+    folder.hosts.mkdir(exist_ok=True)
+    host = socket.gethostname()
+    file = os.open(folder.host(host), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    devices = _devices()
+    psutil.cpu_percent()  # the first call only sets the mark
+    names = [{k: v for k, v in device().items() if k in ("name", "uuid", "memory_total")} for device in devices]
+    memory = psutil.virtual_memory()
+    _write(file, {"k": "meta", "v": 1, "time": time.time(), "host": host, "cores": psutil.cpu_count(),
+                  "memory_total": memory.total, "devices": names})  # fmt: skip
+    while os.getppid() == parent:
+        time.sleep(PERIOD_SECONDS)
+        seen = [device() for device in devices]
+        sample = {"k": "host", "cpu": psutil.cpu_percent(), "memory_used": psutil.virtual_memory().used}
+        changing = ("utilisation", "memory_used", "power", "temperature")
+        _write(file, sample | {"devices": [{k: d[k] for k in changing} for d in seen]})
+
+
+def _write(file: int, record: dict[str, Any]) -> None:
+    with suppress(OSError):  # a full disk
+        os.write(file, (json.dumps({"t": time.monotonic(), **record}) + "\n").encode())
+
+
+def _devices() -> list[Callable[[], dict[str, Any]]]:
+    """A reader for each GPU that NVML knows; none where there is no driver."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+    except Exception:  # not installed, no driver, a driver that does not match
+        return []
+    return [_reader(pynvml, handle) for handle in handles]
+
+
+def _reader(nvml: Any, handle: Any) -> Callable[[], dict[str, Any]]:
+    """What NVML says of one device: percent, bytes, watts, degrees Celsius; WSL2 leaves out several."""
+
+    def ask(function: Callable[..., Any], *args: Any) -> Any:
+        try:
+            return function(handle, *args)
+        except nvml.NVMLError:
+            return None
+
+    def text(value: Any) -> Any:
+        return value.decode() if isinstance(value, bytes) else value
+
+    def read() -> dict[str, Any]:
+        rates, memory = ask(nvml.nvmlDeviceGetUtilizationRates), ask(nvml.nvmlDeviceGetMemoryInfo)
+        milliwatts = ask(nvml.nvmlDeviceGetPowerUsage)
+        return {
+            "name": text(ask(nvml.nvmlDeviceGetName)),
+            "uuid": text(ask(nvml.nvmlDeviceGetUUID)),
+            "memory_total": memory.total if memory else None,
+            "utilisation": rates.gpu if rates else None,
+            "memory_used": memory.used if memory else None,
+            "power": milliwatts / 1000 if milliwatts is not None else None,
+            "temperature": ask(nvml.nvmlDeviceGetTemperature, nvml.NVML_TEMPERATURE_GPU),
+        }
+
+    return read
+
+
+if __name__ == "__main__":
+    main()

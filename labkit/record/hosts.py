@@ -1,0 +1,59 @@
+"""The machines of a run, from `hosts/<host>.jsonl`: what NVML, the cores and the memory did meanwhile.
+
+{"k": "meta", "v": 1, "t": …, "time": …, "host": …, "cores": 2, "memory_total": bytes,
+ "devices": [{"name": …, "uuid": …, "memory_total": bytes}]}
+{"k": "host", "t": …, "cpu": percent, "memory_used": bytes,
+ "devices": [{"utilisation": percent, "memory_used": bytes, "power": watts, "temperature": Celsius}]}   null: not told
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from labkit.record.records import Tail, finite
+from labkit.record.series import Series
+
+__all__ = ["HostHistory"]
+
+READINGS = ("utilisation", "memory_used", "power", "temperature")
+
+
+class HostHistory:
+    """One machine, in memory that does not grow with the run. Each of `devices` has `name`, `memory_total` and the
+    newest of READINGS, None where the machine does not tell."""
+
+    def __init__(self, name: str, tail: Tail):
+        self.name = name
+        self.tail = tail
+        self.memory_total: float | None = None
+        self.cores: float | None = None
+        self.cpu: float | None = None
+        self.memory_used: float | None = None
+        self.devices: list[dict[str, Any]] = []
+        self.series = {"cpu": Series(1.0), "memory_used": Series(1.0)}
+
+    def poll(self) -> bool:
+        """Take in what is new; True when there was something."""
+        records = self.tail.poll()
+        for record in records:
+            try:
+                self._take(record)
+            except (TypeError, ValueError, AttributeError):
+                self.tail.undecodable += 1
+        return bool(records)
+
+    def _take(self, record: dict[str, Any]) -> None:
+        devices = [d for d in record.get("devices") or [] if isinstance(d, dict)]
+        if record.get("k") == "meta":
+            self.memory_total, self.cores = finite(record.get("memory_total")), finite(record.get("cores"))
+            self.devices = [
+                {"name": str(d.get("name")), "memory_total": finite(d.get("memory_total")), **dict.fromkeys(READINGS)}
+                for d in devices
+            ]
+        elif record.get("k") == "host":
+            self.cpu, self.memory_used = finite(record.get("cpu")), finite(record.get("memory_used"))
+            for name, value in (("cpu", self.cpu), ("memory_used", self.memory_used)):
+                if value is not None:
+                    self.series[name].add(record["t"], value)
+            for device, seen in zip(self.devices, devices, strict=False):
+                device.update({reading: finite(seen.get(reading)) for reading in READINGS})

@@ -1,0 +1,81 @@
+"""One or two sentences about a run, each rule from figures that were recorded."""
+
+from __future__ import annotations
+
+import pytest
+
+from labkit.record import RunReader
+from labkit.view.verdict import verdict
+
+GIB = 2**30
+
+
+@pytest.fixture
+def say(folder, write_metrics):
+    """`say(rank 0's records' fields, rank 1's, …)`: the verdict on 40 steps of 0.1 s that are like that."""
+
+    def make(*ranks, steps=40, limit=16 * GIB):
+        for rank, fields in enumerate(ranks):
+            usual = {"input": 0.001, "forward": 0.03, "backward": 0.06, "optimizer": 0.005, "loss": 1.0}
+            usual |= {"allocated": 4 * GIB, "peak": 5 * GIB, "retries": 0}
+            write_metrics(rank, {"k": "meta", "t": 0.0}, {"k": "model", "t": 0.1, "device": "cuda:0", "limit": limit})
+            for i in range(1, steps + 1):
+                told = {name: value(i) if callable(value) else value for name, value in fields.items()}
+                record = {"k": "step", "t": i / 10, "step": i, "n": 1, "seconds": [0.1] * 3, "samples": 8}
+                write_metrics(rank, record | usual | told)
+        return verdict(RunReader(folder).read_all())
+
+    return make
+
+
+def test_a_run_at_ease_says_how_much_memory_it_takes(say):
+    assert say({}, {}) == ["memory flat at 5.00 GiB of 16.00 GiB"]
+
+
+def test_waiting_for_data(say):
+    assert say({"input": 0.061}, {"input": 0.02})[0] == "input-bound: 61% of each step waits for data on rank 0"
+
+
+def test_waiting_for_data_on_a_single_rank(say):
+    assert say({"input": 0.02})[0] == "input-bound: 20% of each step waits for data"
+
+
+@pytest.mark.parametrize(("field", "words"), [("forward", "its forward"), ("optimizer", "its optimizer")])
+def test_the_rank_that_the_others_wait_for(say, field, words):
+    slow = {field: {"forward": 0.048, "optimizer": 0.023}[field], "backward": 0.042}
+
+    assert say({}, slow)[0] == f"rank 1 is the straggler: +18% of the step time, {words}"
+
+
+def test_a_straggler_by_its_input_wait_among_four(say):
+    assert say({}, {}, {"input": 0.014}, {})[0] == "rank 2 is the straggler: +13% of the step time, its input wait"
+
+
+def test_alike_ranks_have_no_straggler(say):
+    assert not any("straggler" in said for said in say({"forward": 0.031}, {"forward": 0.029}))
+
+
+def test_retries_come_before_everything_but_a_lost_loss(say):
+    assert say({"retries": 3, "input": 0.05})[0] == "3 allocation retries on rank 0: close to out of memory"
+
+
+def test_nearly_full(say):
+    assert say({"peak": 15.5 * GIB})[0] == "rank 0 peaked at 15.50 GiB of 16.00 GiB: close to out of memory"
+
+
+def test_a_loss_that_is_no_number(say):
+    said = say({}, {"loss": lambda i: "nan" if i > 20 else 1.0})
+
+    assert said[0] == "the loss is not a number on rank 1: lower the learning rate, or look at the data"
+
+
+def test_memory_that_grows(say):
+    assert say({"allocated": lambda i: (1 + i / 10) * GIB})[0].startswith("memory grows on rank 0: from 2.")
+
+
+def test_a_few_steps_say_nothing(say):
+    assert say({"input": 0.09}, steps=3) == []
+
+
+def test_at_most_two_sentences(say):
+    assert len(say({"retries": 3, "input": 0.05, "peak": 15.9 * GIB, "loss": "nan"}, {})) == 2
