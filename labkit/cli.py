@@ -70,6 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     start.add_argument("--retries", type=int, default=0, metavar="N", help="begin again so often after a failure")
     start.add_argument("--watchdog", type=float, metavar="SECONDS", help="end a run in which no rank moves so long")
     start.add_argument("--name", help="part of the run folder's name")
+    start.add_argument("--watch", action="store_true", help="draw the live view in the terminal")
     start.add_argument("--detach", action="store_true", help="return at once; the run outlives this terminal")
     verb("runs", _runs, "all runs and what has become of them")
     for name, run, help, default in (
@@ -112,7 +113,7 @@ def _launch(arguments: argparse.Namespace, rest: list[str]) -> int:
         detach=arguments.detach,
     )
     if not arguments.detach:
-        run.wait()
+        run.wait(watch=arguments.watch)
         print(run)
     return 0
 
@@ -137,7 +138,7 @@ def _attach(arguments: argparse.Namespace, rest: list[str]) -> None:
     if not run.status().is_final:
         print(run, flush=True)
     try:
-        run.wait(stop_on_interrupt=False)
+        run.wait(stop_on_interrupt=False, watch=sys.stdout.isatty())
     except KeyboardInterrupt:
         print(f"\n{run.id} goes on; end it with: labkit stop {run.id}")
         raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,13 +16,12 @@ from labkit.launcher.start import start
 from labkit.launcher.stuck import Stacks, look_at
 from labkit.record import RunFolder, RunReader, State, find_run, list_runs, read_state
 from labkit.record.reader import rows
-from labkit.view import words
 from labkit.view.dashboard import Dashboard
-from labkit.view.frontend import is_headless, ui
+from labkit.view.frontend import check_kernel, is_headless, ui
 from labkit.view.page import attempt_ended, plain, run_text
 from labkit.view.report import static_bundle, write_report
 from labkit.view.run_list import RunList
-from labkit.view.terminal import StatusLine
+from labkit.view.terminal import Screen, StatusLine
 from labkit.write import Script
 
 if TYPE_CHECKING:
@@ -64,6 +64,8 @@ def launch(
 
     Raises LaunchError or ScriptError before any process is started; waiting, RankFailedError.
     """
+    if ui() == "svg":
+        check_kernel(version("ipykernel"))  # before anything runs
     env = preflight.settings_for(nproc_per_node, backend, env) | dict(env or {})
     headless = is_headless()
     tied = headless if detach is None else not detach
@@ -134,15 +136,15 @@ class Run:
         """What has become of the run: `.state`, `.cause`, `.exit_code`, times in seconds since the epoch."""
         return read_state(self.folder)
 
-    def wait(self, timeout: float | None = None, *, stop_on_interrupt: bool = True) -> State:
+    def wait(self, timeout: float | None = None, *, stop_on_interrupt: bool = True, watch: bool = False) -> State:
         """Block until the run is over, at most `timeout` seconds; returns what became of it.
 
         The first interrupt stops the run gracefully, a second one at once, unless `stop_on_interrupt` is False:
-        then the run goes on. Raises RankFailedError when the training failed or was lost, TimeoutError when time
-        is up (the run goes on).
+        then the run goes on. `watch` draws the live view in a terminal meanwhile. Raises RankFailedError when the
+        training failed or was lost, TimeoutError when time is up (the run goes on).
         """
         try:
-            self._follow(timeout)
+            self._follow(timeout, watch)
         except KeyboardInterrupt:
             if stop_on_interrupt:
                 self._stop_interrupted()
@@ -206,6 +208,7 @@ class Run:
         from IPython.display import display
 
         if ui() == "svg" and not self.status().is_final:
+            check_kernel(version("ipykernel"))
             if self._dashboard is not None:
                 self._dashboard.finish()
             self._dashboard = Dashboard(self.folder, stop=self._stop_from_button, stacks=self.stacks)
@@ -213,32 +216,27 @@ class Run:
         else:
             self._handle = display(self._bundle(), raw=True, display_id=True)
 
-    def _follow(self, timeout: float | None) -> None:
+    def _follow(self, timeout: float | None, watch: bool) -> None:
         deadline = None if timeout is None else time.monotonic() + timeout
         spoken = redrawn = time.monotonic()
         redraw_every = REDRAW_SECONDS if ui() == "display" else PROGRESS_SECONDS
-        line = StatusLine() if ui() == "text" else None
-        told = None
-        while not (state := self.status()).is_final:
-            now = time.monotonic()
-            if (news := _news(state)) != told and self._dashboard is None:
-                told = news
-                if news:
-                    line.clear() if line else None
-                    print(news, flush=True)
-            if deadline is not None and now > deadline:
-                raise TimeoutError(f"{self.id} is not over after {timeout} s; it goes on")
-            speak_every = REDRAW_SECONDS if line and line.is_live else PROGRESS_SECONDS
-            if self._dashboard is None and now - spoken >= speak_every and ui() != "display":
-                spoken = now
-                said = words.headline(self._reader.read_all(), self.status())
-                line.show(said) if line else print(said, flush=True)
-            if self._handle is not None and now - redrawn >= redraw_every:
-                redrawn = now
-                self._handle.update(self._bundle(), raw=True)
-            time.sleep(LOOK_SECONDS)
-        if line:
-            line.clear()
+        told = ""
+        with Screen() if watch else StatusLine() as line:
+            speak_every = REDRAW_SECONDS if line.is_live and ui() == "text" else PROGRESS_SECONDS
+            while not (state := self.status()).is_final:
+                now = time.monotonic()
+                if deadline is not None and now > deadline:
+                    raise TimeoutError(f"{self.id} is not over after {timeout} s; it goes on")
+                if (news := _news(state)) != told and self._dashboard is None:
+                    told = news
+                    line.say(news)
+                if self._dashboard is None and now - spoken >= speak_every and ui() != "display":
+                    spoken = now
+                    line.show(self._reader.read_all(), state)
+                if self._handle is not None and now - redrawn >= redraw_every:
+                    redrawn = now
+                    self._handle.update(self._bundle(), raw=True)
+                time.sleep(LOOK_SECONDS)
 
     def _finish_view(self) -> None:
         if not self.status().is_final:

@@ -29,7 +29,7 @@ class Dashboard:
         self.folder = folder
         self.reader = RunReader(folder)
         self._stop, self._stacks = stop, stacks
-        self._closed = threading.Event()
+        self._closed, self._changed = threading.Event(), threading.Event()
         self._handle: Any = None
         self._html = widgets.HTML()
         self._stop_button = widgets.Button(description="Stop", icon="stop", tooltip="End the run on every rank")
@@ -37,10 +37,16 @@ class Dashboard:
         why = widgets.Button(description="Why is it stuck?", icon="question", tooltip="Ask every rank where it is")
         why.layout.width = "auto"
         self._answer = widgets.HTML()
+        self._rank = widgets.Dropdown(description="Log of rank", options=[("culprit or 0", None)])
+        self._search = widgets.Text(description="Search", placeholder="text in the log", continuous_update=False)
+        for control in (self._rank, self._search):
+            control.observe(lambda _: self._changed.set(), names="value")
         why.on_click(self._on_why)
         self._stop_button.on_click(self._on_stop)
         detach.on_click(lambda _: self._finish_from_thread())
-        self.box = widgets.VBox([self._html, widgets.HBox([self._stop_button, why, detach]), self._answer])
+        buttons = widgets.HBox([self._stop_button, why, detach, self._rank, self._search])
+        buttons.layout.flex_flow = "row wrap"
+        self.box = widgets.VBox([self._html, buttons, self._answer])
         self._thread = threading.Thread(target=self._watch, name=f"labkit {folder.id}", daemon=True)
 
     def show(self) -> None:
@@ -60,6 +66,7 @@ class Dashboard:
         if self._closed.is_set() or self._handle is None:
             return
         self._closed.set()
+        self._changed.set()
         state = read_state(self.folder)
         # A reader of its own: the thread may be within a poll of the other.
         bundle = static_bundle(self.folder, RunReader(self.folder).read_all(), state)
@@ -76,7 +83,11 @@ class Dashboard:
 
     def _watch(self) -> None:
         period, failures = PERIOD_SECONDS, 0
-        while not self._closed.wait(period):
+        while not self._closed.is_set():
+            self._changed.wait(period)  # or at once, when somebody chooses another log
+            self._changed.clear()
+            if self._closed.is_set():
+                return
             began = time.perf_counter()
             try:
                 final = self._draw()
@@ -97,7 +108,11 @@ class Dashboard:
     def _draw(self) -> bool:
         state = read_state(self.folder)  # before the records: a final state is shown with its last record
         self.reader.poll()
-        self._html.value = run_html(self.folder, self.reader, state)
+        if len(self._rank.options) != 1 + len(self.reader.ranks):
+            self._rank.options = [("culprit or 0", None), *((str(rank), rank) for rank in self.reader.ranks)]
+        page = run_html(self.folder, self.reader, state, log_rank=self._rank.value, search=self._search.value)
+        if page != self._html.value:  # nothing new is not worth a message
+            self._html.value = page
         return state.is_final
 
     def _finish_from_thread(self) -> None:

@@ -10,7 +10,7 @@ import psutil
 
 from labkit.errors import LabError
 
-__all__ = ["Ui", "is_headless", "notebook_shell", "ui"]
+__all__ = ["Ui", "check_kernel", "is_headless", "notebook_shell", "ui"]
 
 Ui = Literal["svg", "display", "static", "text"]
 CHOICES = ("svg", "display", "static", "text")
@@ -31,6 +31,16 @@ def ui() -> Ui:
     if run_type:
         return "static" if run_type == "Batch" else "svg"
     return "svg" if any(mark in os.environ and not _is_inherited(mark) for mark in INTERACTIVE_MARKS) else "static"
+
+
+def check_kernel(found: str) -> None:
+    """Raise LabError for the two releases of ipykernel in which no thread may touch a widget."""
+    if found in ("7.0.0", "7.0.1"):
+        raise LabError(
+            f"ipykernel {found} raises LookupError when a thread updates a widget, so no live view can work in it. "
+            f"Install another: {sys.executable} -m pip install 'ipykernel!=7.0.0,!=7.0.1', then restart the kernel; "
+            "or set LABKIT_UI=static"
+        )
 
 
 def _is_inherited(mark: str) -> bool:

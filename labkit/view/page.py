@@ -15,7 +15,7 @@ from labkit.view.bands import MANY, heat_strips
 from labkit.view.svg import Chart, charts, dot
 from labkit.view.verdict import verdict
 
-__all__ = ["run_charts", "run_html", "run_text", "tail_of_log"]
+__all__ = ["attempt_ended", "plain", "rank_rows", "run_charts", "run_html", "run_text", "tail_of_log"]
 
 MARKS = {"starting": "◌", "running": "●", "succeeded": "✔", "failed": "✖", "stopped": "■", "lost": "?"}
 TINTS = {"succeeded": "#2da44e", "failed": "#e5534b", "stopped": "#c9a227", "lost": "#e5534b"}
@@ -66,7 +66,7 @@ def run_text(folder: RunFolder, reader: RunReader, state: State) -> str:
     lines = [f"{folder.id}: {state.state} after {words.seconds(state.seconds)}", words.headline(reader, state)]
     lines += [attempt_ended(number, ended) for number, ended in enumerate(state.earlier, 1)]
     lines += [text for text in (state.notice, *_explanation(state), *verdict(reader)) if text]
-    for values in _rank_rows(reader):
+    for values in rank_rows(reader):
         lines.append("  " + "  ".join(f"{name} {value}" for name, value in values.items()))
     return plain("\n".join(lines))
 
@@ -207,7 +207,7 @@ def _cause(state: State) -> str:
 
 
 def _table(reader: RunReader) -> str:
-    rows = _rank_rows(reader)
+    rows = rank_rows(reader)
     marks = [f"{dot(h.rank)} " if len(reader.ranks) <= MANY else "" for h in _shown(reader)]
     more = f"the first and the slowest of {len(reader.ranks)} ranks" if len(rows) < len(reader.ranks) else ""
     return _grid(rows, marks) + (f'<div style="opacity:.75">{more}</div>' if more else "")
@@ -225,7 +225,7 @@ def _grid(rows: list[dict[str, str]], marks: list[str]) -> str:
     return f"{TABLE}{ROW}{head}</tr>{body}</table>"
 
 
-def _rank_rows(reader: RunReader) -> list[dict[str, str]]:
+def rank_rows(reader: RunReader) -> list[dict[str, str]]:
     return [_rank_row(history) for history in _shown(reader)]
 
 

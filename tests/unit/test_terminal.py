@@ -1,0 +1,81 @@
+"""The view of a terminal: what the notebook shows, in characters; nothing from a rank is markup there."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from labkit.errors import LabError
+from labkit.record import RunReader, Series, State
+from labkit.view.frontend import check_kernel
+from labkit.view.terminal import picture, sparkline
+
+
+def drawn(reader, state):
+    out = io.StringIO()
+    Console(file=out, width=120, force_terminal=True, color_system="truecolor").print(picture(reader, state))
+    return out.getvalue()
+
+
+@pytest.fixture
+def reader(folder, write_metrics):
+    for rank in (0, 1):
+        write_metrics(rank, {"k": "meta", "t": 0.0}, *(
+            {"k": "step", "t": float(i), "step": i, "n": 1, "seconds": [0.1] * 3, "samples": 8, "input": 0.06,
+             "loss": 10.0 - i, "rss": 1e9} for i in range(1, 9)
+        ))  # fmt: skip
+    folder.log(0).write_bytes(
+        b"[bold red]markup[/] \x1b[31mred\x1b[0m \x1b]8;;javascript:alert(1)\x07link\x1b]8;;\x07\n"
+    )
+    return RunReader(folder).read_all()
+
+
+def test_it_shows_what_the_notebook_shows(reader):
+    ended = {"cause": {"sentence": "rank 1 fell"}, "checkpoint": "step-4"}
+    shown = drawn(reader, State("running", 0.0, notice="no rank has moved since 12:00:00", earlier=[ended], attempt=2))
+
+    for text in ("running", reader.folder.id, "step 8", "input-bound: 60% of each step waits for data",
+                 "no rank has moved since 12:00:00", "attempt 1 failed: rank 1 fell; begun again from step-4",
+                 "samples/s", "resident set", "log of rank 0"):  # fmt: skip
+        assert text in shown, text
+
+
+def test_text_from_a_rank_is_neither_markup_nor_terminal_codes(reader):
+    shown = drawn(reader, State("running", 0.0))
+
+    assert "[bold red]markup[/] red link" in shown
+    assert "\x1b[31mred" not in shown
+    assert "]8;;" not in shown
+
+
+def test_a_run_without_ranks_can_be_drawn(folder):
+    assert "starting the ranks" in drawn(RunReader(folder), State("starting", 0.0))
+
+
+def test_sparks_go_from_the_lowest_to_the_highest():
+    series = Series()
+    for i in range(8):
+        series.add(i / 5, float(i))
+    assert sparkline(series) == "▁▂▃▄▅▆▇█"
+    for i in range(1000):
+        series.add(1 + i / 10, 7.0)
+    assert len(sparkline(series)) <= 24
+
+
+def test_constant_values_are_drawn_too():
+    series = Series()
+    series.add(0.0, 5.0)
+    assert sparkline(series) == "▁"
+
+
+@pytest.mark.parametrize("release", ["7.0.0", "7.0.1"])
+def test_an_ipykernel_in_which_no_thread_may_touch_a_widget_is_refused(release):
+    with pytest.raises(LabError, match=rf"ipykernel {release} raises LookupError .*pip install"):
+        check_kernel(release)
+
+
+@pytest.mark.parametrize("release", ["6.17.1", "6.29.5", "7.1.0", "7.4.0"])
+def test_others_are_not(release):
+    check_kernel(release)
