@@ -1,4 +1,5 @@
-"""What stays of a run in a saved notebook, and `report.html`: static, self-contained, without scripts."""
+"""What stays of a run in a saved notebook: static, without scripts; and `report.html`: one file, interactive, that
+opens offline and runs no script but plotly and ours, which its policy names by their hashes."""
 
 from __future__ import annotations
 
@@ -6,16 +7,18 @@ import base64
 import html
 import io
 import json
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from labkit.record import RunFolder, RunReader, State, read_state
+from labkit.view.figures import memory_by_category, over_time
 from labkit.view.page import plain, run_charts, run_html, run_text, tail_of_log
 
 __all__ = ["static_bundle", "write_report"]
 
 REPORT_LOG_LINES = 200
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data: blob:"
 
 
 def static_bundle(folder: RunFolder, reader: RunReader, state: State) -> dict[str, str]:
@@ -27,33 +30,60 @@ def static_bundle(folder: RunFolder, reader: RunReader, state: State) -> dict[st
 
 
 def write_report(folder: RunFolder) -> Path:
-    """Write one HTML file about the run that opens offline anywhere: figures, cause, script, parameters, logs."""
+    """Write one HTML file about the run that opens offline anywhere: figures, cause, script, parameters, logs.
+
+    Figures are interactive where plotly is installed, static otherwise.
+    """
     reader, state = RunReader(folder).read_all(), read_state(folder)
     manifest, latest = folder.read_manifest(), folder.latest
     logs = {rank: "\n".join(tail_of_log(latest, rank, REPORT_LOG_LINES)) for rank in latest.started_ranks()}
     facts = {name: manifest.get(name) for name in ("name", "created", "world_size", "devices", "cwd")}
-    for group in (manifest.get("versions"), manifest.get("parameters")):
+    for group in (manifest.get("versions"), manifest.get("parameters"), manifest.get("env")):
         facts |= group if isinstance(group, dict) else {}
     rows = "".join(f"<tr><th>{_escaped(name)}</th><td>{_escaped(value)}</td></tr>" for name, value in facts.items())
+    places, scripts = _interactive(reader)
     sections = {
+        "Figures": places,
         "Facts": f"<table>{rows}</table>",
         "Command": f"<pre>{html.escape(folder.command.read_text(encoding='utf-8'))}</pre>",
         "Record": _folded("run.json", json.dumps(manifest, indent=1)),
         "Script": _folded("script.py", folder.script.read_text(encoding="utf-8")),
         "Logs": "".join(_folded(f"rank {rank}", text) for rank, text in logs.items()),
     }
-    body = "".join(f"<h2>{title}</h2>{text}" for title, text in sections.items())
+    body = "".join(f"<h2>{title}</h2>{text}" for title, text in sections.items() if text)
+    hashes = "".join(f" 'sha256-{base64.b64encode(sha256(s.encode()).digest()).decode()}'" for s in scripts)
+    policy = POLICY + (f"; script-src{hashes}" if hashes else "")
     folder.report.write_text(
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{html.escape(folder.id)}</title>'
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
-        "<style>:root{color-scheme:light dark}body{font-family:system-ui,sans-serif;max-width:800px;margin:2em auto;"
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+        "<style>:root{color-scheme:light dark}body{font-family:system-ui,sans-serif;max-width:900px;margin:2em auto;"
         "padding:0 1em}pre{white-space:pre-wrap;overflow-wrap:anywhere;font-size:12px}"
-        "th{text-align:left;font-weight:400;opacity:.7;padding-right:1em}</style>"
+        "th{text-align:left;font-weight:400;opacity:.7;padding-right:1em}.figure{background:#fff;margin:1em 0}</style>"
         f"<h1>{_escaped(manifest.get('name'))}</h1>"
-        f"{run_html(folder, reader, state, with_log=False)}{body}</html>",
+        f"{run_html(folder, reader, state, with_log=False)}{body}"
+        + "".join(f"<script>{script}</script>" for script in scripts)
+        + "</html>",
         encoding="utf-8",
     )
     return folder.report
+
+
+def _interactive(reader: RunReader) -> tuple[str, list[str]]:
+    """`(places, scripts)`: where plotly's figures go, and plotly itself, once, with what draws them."""
+    if not any(history.step for history in reader.ranks.values()):
+        return "", []
+    try:
+        from plotly.offline import get_plotlyjs
+    except ImportError:
+        return "", []
+    drawn = [over_time(reader)] + ([memory_by_category(reader)] if any(h.held for h in reader.ranks.values()) else [])
+    # "<" cannot end the script element, whatever a name holds
+    figures = ",".join(figure.to_json().replace("<", "\\u003c") for figure in drawn)
+    places = "".join(f'<div class="figure" id="figure{i}"></div>' for i in range(len(drawn)))
+    draw = (
+        f"[{figures}].forEach((f,i)=>Plotly.newPlot('figure'+i,f.data,f.layout,{{responsive:true,displaylogo:false}}))"
+    )
+    return places, [get_plotlyjs().replace("</script", "<\\/script"), draw]
 
 
 def _escaped(value: Any) -> str:
