@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -11,10 +12,13 @@ from labkit.errors import LabError
 from labkit.record import RunFolder, RunReader, find_run, read_state
 from labkit.record.records import number
 from labkit.view import words
+from labkit.view.figures import runs_together, scaling
+from labkit.view.noise import findings
 from labkit.view.svg import COLOURS
 
 if TYPE_CHECKING:
     import pandas as pd
+    from plotly.graph_objects import Figure
 
 __all__ = ["Comparison", "compare"]
 
@@ -29,7 +33,7 @@ def compare(runs: Sequence[Any]) -> Comparison:
     if not isinstance(runs, Sequence) or not runs:
         raise LabError(f"compare takes a list of runs, for example compare([a, b]); got {type(runs).__name__}")
     folders = [run.folder if hasattr(run, "folder") else find_run(run) for run in runs]
-    return Comparison(tuple(summary(folder) for folder in folders))
+    return Comparison(tuple(summary(folder) for folder in folders), tuple(folders))
 
 
 def summary(folder: RunFolder) -> dict[str, Any]:
@@ -46,6 +50,7 @@ def summary(folder: RunFolder) -> dict[str, Any]:
         "name": folder.id.partition("-")[2],
         "script": manifest["name"],
         "ranks": manifest["world_size"],
+        "recipe": _recipe(manifest),
         "state": state.state,
         "training_seconds": number(values.get("training_seconds")) or (max(stepping) if stepping else None),
         "epoch_seconds": sum(epochs) / len(epochs) if epochs else None,
@@ -60,6 +65,15 @@ def summary(folder: RunFolder) -> dict[str, Any]:
     }
 
 
+def _recipe(manifest: dict[str, Any]) -> str:
+    """What makes two runs repeats of each other: the script's text, its arguments, the number of ranks."""
+    script, args = manifest.get("script"), manifest.get("args")
+    text = script.get("sha256") if isinstance(script, dict) else None
+    own = str(manifest.get("id"))  # a run's own checkpoint folder is no difference
+    said = [arg for arg in args if own not in str(arg)] if isinstance(args, list) else []
+    return json.dumps([text, said, manifest.get("world_size")], default=str)
+
+
 def _speedup(base: dict[str, Any], other: dict[str, Any]) -> float | None:
     """None unless both runs succeeded on as many samples: nothing else compares their times."""
     same = base["state"] == other["state"] == "succeeded" and base["samples"] == other["samples"]
@@ -72,13 +86,27 @@ class Comparison:
     """The summaries of several runs. Shows itself as a table with bars in a notebook, as text in a terminal."""
 
     summaries: tuple[dict[str, Any], ...]
+    folders: tuple[RunFolder, ...] = ()
+
+    @property
+    def findings(self) -> list[str]:
+        """Which differences are larger than the noise between repeats; empty when no run was repeated."""
+        return findings(self.summaries)
+
+    def figure(self) -> Figure:
+        """The runs' losses, aligned by step and by time, as a plotly figure."""
+        return runs_together({folder.id: RunReader(folder).read_all() for folder in self.folders})
+
+    def scaling(self) -> Figure:
+        """Throughput over the number of ranks, a line per script, as a plotly figure."""
+        return scaling([(s["script"], s["ranks"], s["throughput"]) for s in self.summaries if s["throughput"]])
 
     @property
     def table(self) -> pd.DataFrame:
         """One row per run; `speedup` is of training time against the first run, where both did the same work."""
         import pandas as pd
 
-        table = pd.DataFrame(self.summaries)
+        table = pd.DataFrame(self.summaries).drop(columns="recipe")
         table.insert(6, "speedup", self._speedups())
         return table
 
@@ -109,7 +137,8 @@ class Comparison:
         names = list(dict.fromkeys(name for row in rows for name in row))
         grid = [names, *([row.get(name, "") for name in names] for row in rows)]
         widths = [max(len(line[i]) for line in grid) for i in range(len(names))]
-        return "\n".join("  ".join(text.rjust(w) for text, w in zip(line, widths, strict=True)) for line in grid)
+        lines = ["  ".join(text.rjust(w) for text, w in zip(line, widths, strict=True)) for line in grid]
+        return "\n".join([*lines, *self.findings])
 
     __repr__ = __str__
 
@@ -122,7 +151,8 @@ class Comparison:
             "<tr>" + "".join(f"<td {cell}>{html.escape(row.get(name, ''))}</td>" for name in names) + "</tr>"
             for row in rows
         )
-        return {"text/plain": str(self), "text/html": f"<table><tr>{head}</tr>{body}</table>{self._bars()}"}
+        said = "".join(f"<div>{html.escape(finding)}</div>" for finding in self.findings)
+        return {"text/plain": str(self), "text/html": f"<table><tr>{head}</tr>{body}</table>{said}{self._bars()}"}
 
     def _bars(self) -> str:
         """Training time and state held per rank as bars, each against the largest."""

@@ -1,0 +1,84 @@
+"""What watching a run costs, without a browser: 8 ranks that write ten records a second each.
+
+python benchmarks/live_view.py
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+
+import psutil
+
+from labkit.record import RunFolder, RunReader, State
+from labkit.record.folder import write_json
+from labkit.record.reader import rows
+from labkit.view.page import run_html
+from labkit.view.report import static_bundle
+
+RANKS, HZ, PERIOD_SECONDS = 8, 10, 0.5
+
+
+def record(step: int, rank: int) -> str:
+    figures = {"k": "step", "t": step / HZ, "step": step, "n": 1, "seconds": [0.1, 0.1, 0.1], "samples": 32}
+    phases = {"input": 0.004, "forward": 0.03, "backward": 0.05, "optimizer": 0.005}
+    memory = {"allocated": 5e9 + rank * 1e8 + step % 7 * 1e7, "reserved": 7e9, "peak": 6e9, "retries": 0}
+    return json.dumps(figures | phases | memory | {"loss": 2.5 / (1 + step / 500) + step % 5 / 100}) + "\n"
+
+
+def write(folder: RunFolder, first: int, steps: int) -> None:
+    for rank in range(RANKS):
+        folder.rank(rank).mkdir(parents=True, exist_ok=True)
+        with folder.metrics(rank).open("a") as file:
+            if first == 1:
+                file.write(json.dumps({"k": "meta", "t": 0.0, "time": time.time(), "host": "here"}) + "\n")
+                file.write(json.dumps({"k": "model", "t": 0.0, "device": f"cuda:{rank}", "limit": 16e9}) + "\n")
+            file.writelines(record(step, rank) for step in range(first, first + steps))
+
+
+def resident() -> float:
+    return psutil.Process().memory_info().rss / 2**20
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as root:
+        folder, state = RunFolder(Path(root, "20260102T030405Z-demo-0a1b")), State("running", time.time())
+        folder.ranks.mkdir(parents=True)
+        write_json(folder.manifest, {"format": 1})
+        reader, sizes, costs, step = RunReader(folder), [], [], 1
+        for _ in range(600):  # five minutes
+            write(folder, step, round(HZ * PERIOD_SECONDS))
+            step += round(HZ * PERIOD_SECONDS)
+            began = time.process_time()
+            reader.poll()
+            sizes.append(len(run_html(folder, reader, state).encode()))
+            costs.append(time.process_time() - began)
+        print(f"{RANKS} ranks, {HZ} records/s each, one message an update at {1 / PERIOD_SECONDS:.0f} Hz")
+        print(f"bytes an update: {max(sizes):,} (target 40,000)")
+        share = median(costs) / PERIOD_SECONDS
+        print(f"kernel: {median(costs) * 1e3:.1f} ms an update, {share:.1%} of a core (target 2 %)")
+        early, late = median(costs[60:160]), median(costs[-100:])
+        print(f"an update after 5 minutes costs {late / early:.2f} times one after 1 minute")
+        bundle = static_bundle(folder, reader.read_all(), state)
+        print(f"left in a notebook: {sum(map(len, bundle.values())):,} bytes (target 60,000)")
+
+        write(folder, step, 100_000 // RANKS - step)
+        began = time.perf_counter()
+        again = RunReader(folder).read_all()
+        run_html(folder, again, state)
+        seconds = time.perf_counter() - began
+        print(f"re-attaching to {sum(1 for _ in rows(folder)):,} records: {seconds:.2f} s (target 1 s)")
+        before = resident()
+        for _ in range(5):
+            write(folder, 100_000 // RANKS, 100_000 // RANKS)
+            again.read_all()
+        print(f"the reader's memory over 500,000 more records: {resident() - before:+.1f} MiB on {before:.0f}")
+    print(f"{os.cpu_count()} cores")
+
+
+if __name__ == "__main__":
+    main()

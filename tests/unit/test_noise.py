@@ -1,0 +1,41 @@
+"""A difference counts when it is larger than repeats of the same run differ."""
+
+from __future__ import annotations
+
+import pytest
+
+from labkit.view.noise import findings
+
+
+def run(recipe, seconds, state="succeeded", **more):
+    return {"recipe": recipe, "script": recipe, "ranks": 2, "state": state, "training_seconds": seconds} | more
+
+
+def test_a_difference_beyond_the_noise_is_told_with_both_figures():
+    said = findings([run("ddp", 10.0), run("ddp", 10.2), run("fsdp", 12.0), run("fsdp", 12.2)])
+
+    assert said == [
+        "training time of fsdp on 2 ranks (2 runs) against ddp on 2 ranks (2 runs): +19.8%, repeats differ by 1.4%: "
+        "more than noise"
+    ]
+
+
+def test_one_within_the_noise_is_told_as_such():
+    (said,) = findings([run("ddp", 10.0), run("ddp", 14.0), run("fsdp", 12.5)])
+
+    assert said.endswith("+4.2%, repeats differ by 23.6%: within the noise")
+
+
+@pytest.mark.parametrize(
+    "runs",
+    [[], [run("ddp", 1.0)], [run("ddp", 1.0), run("fsdp", 2.0)], [run("ddp", 1.0), run("ddp", 2.0)],
+     [run("ddp", 1.0), run("ddp", 1.0), run("fsdp", 2.0, "failed")], [run("a", None), run("a", None), run("b", None)]],
+)  # fmt: skip
+def test_without_repeats_of_runs_that_succeeded_nothing_is_claimed(runs):
+    assert findings(runs) == []
+
+
+def test_every_figure_that_was_measured_is_compared():
+    runs = [run(r, s, test_accuracy=a, memory_peak=m)
+            for r, s, a, m in (("a", 9, 0.9, 4), ("a", 9.1, 0.91, 4), ("b", 5, 0.90, 2))]  # fmt: skip
+    assert [line.split(" of ")[0] for line in findings(runs)] == ["training time", "test accuracy", "peak memory"]
