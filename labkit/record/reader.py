@@ -128,9 +128,9 @@ class RankHistory:
         self.step = self._steps_before + int(number(record.get("step")) or 0)
         for name, value in {"steps": steps, "samples": samples, "seconds": seconds}.items():
             self.totals[name] += value
-        for phase in PHASES:
-            self.totals[phase] += number(record.get(phase)) or 0.0
         phases = {phase: finite(record.get(phase)) or 0.0 for phase in PHASES}
+        for phase, spent in phases.items():
+            self.totals[phase] += spent
         if self.step > FIRST_STEPS:  # the first ones compile, allocate and warm caches
             self._recent.append({"steps": steps, "seconds": finite(seconds) or 0.0} | phases)
         self.allocation_retries = max(self.allocation_retries, number(record.get("retries")) or 0.0)

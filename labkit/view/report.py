@@ -18,6 +18,7 @@ from labkit.view.page import plain, run_charts, run_html, run_text, tail_of_log
 __all__ = ["static_bundle", "write_report"]
 
 REPORT_LOG_LINES = 200
+PNG_COLOURS = 32  # lines and letters need no more, and a notebook keeps every picture
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data: blob:"
 
 
@@ -101,6 +102,7 @@ def _png(reader: RunReader) -> str | None:
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
+        from PIL import Image  # matplotlib's own dependency
     except ImportError:
         return None
     figure = Figure(figsize=(7.6, 3.4), dpi=64, layout="constrained")  # no pyplot: no state shared with the user's
@@ -115,4 +117,6 @@ def _png(reader: RunReader) -> str | None:
     figure.axes[0].legend(fontsize=7)
     out = io.BytesIO()
     FigureCanvasAgg(figure).print_png(out)
-    return base64.b64encode(out.getvalue()).decode()
+    small = io.BytesIO()
+    Image.open(out).convert("RGB").quantize(PNG_COLOURS).save(small, "png", optimize=True)
+    return base64.b64encode(small.getvalue()).decode()

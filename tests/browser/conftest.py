@@ -20,6 +20,9 @@ import pytest
 
 CHROMIUM = next((p for p in map(shutil.which, ("chromium", "chromium-browser", "google-chrome")) if p), None)
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
+# Kaggle's, on top of this environment; see labkit's pyproject for what else its image holds.
+KAGGLE_PINS = ["ipykernel==6.17.1", "ipython==7.34.0", "ipywidgets==8.1.5", "jupyter_client==7.4.9", "traitlets==5.7.1"]
+KAGGLE = Path("build/kaggle").absolute()
 PICTURES = Path(os.environ.get("LABKIT_PICTURES", "build/pictures"))
 
 
@@ -51,6 +54,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str,
     )
     places = {f"JUPYTER_{name}_DIR": str(tmp_path_factory.mktemp(name)) for name in ("DATA", "RUNTIME")}
     places["JUPYTER_CONFIG_DIR"] = str(config.parent)
+    spec = Path(places["JUPYTER_DATA_DIR"], "kernels", "kaggle")
+    spec.mkdir(parents=True)
+    command = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+    described = {"argv": command, "display_name": "Kaggle", "language": "python", "env": {"PYTHONPATH": str(KAGGLE)}}
+    (spec / "kernel.json").write_text(json.dumps(described))
     env = {k: v for k, v in os.environ.items() if k != "LABKIT_UI"} | places | {"HOME": str(root)}
     options = ["--no-browser", "--allow-root", f"--port={port}", f"--IdentityProvider.token={token}"]
     options += [f"--ServerApp.root_dir={root}", "--LabApp.expose_app_in_browser=True"]
@@ -75,6 +83,17 @@ def _answers(url: str) -> bool:
         return False
 
 
+@pytest.fixture(scope="session")
+def kaggle_kernel() -> str:
+    """The name of a kernel that has Kaggle's versions of what a widget passes through."""
+    if not (KAGGLE / "ipykernel").exists():
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(KAGGLE)]
+        done = subprocess.run([*pip, *KAGGLE_PINS], capture_output=True, text=True)
+        if done.returncode:
+            pytest.skip(f"Kaggle's versions cannot be installed: {done.stderr[-300:]}")
+    return "kaggle"
+
+
 @pytest.fixture
 def notebook(browser: Any, server: tuple[str, str, Path]) -> Iterator[Notebook]:
     context = browser.new_context(viewport={"width": 1280, "height": 1000})
@@ -93,10 +112,10 @@ class Notebook:
         page.on("console", lambda m: self.errors.append(m.text) if m.type == "error" else None)
         page.on("pageerror", lambda error: self.errors.append(str(error)))
 
-    def open(self, cells: list[str], name: str = "test") -> Notebook:
+    def open(self, cells: list[str], name: str = "test", kernel: str = "python3") -> Notebook:
         """Write a notebook of these cells and open it; returns when its kernel is idle."""
         book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in cells])
-        book.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
+        book.metadata["kernelspec"] = {"name": kernel, "display_name": kernel, "language": "python"}
         self.name = f"{name}-{secrets.token_hex(3)}.ipynb"
         nbformat.write(book, self.root / self.name)
         self._goto()

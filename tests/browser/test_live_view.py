@@ -60,6 +60,21 @@ def test_it_moves_while_other_cells_run_and_leaves_a_static_figure(notebook):
     assert "model not found" not in notebook.page.content()
 
 
+def test_it_moves_and_is_saved_with_kaggles_kernel_too(notebook, kaggle_kernel):
+    notebook.open(["import ipykernel; print(ipykernel.__version__)", launch(80), "run.wait()"], kernel=kaggle_kernel)
+    notebook.run(0)
+    notebook.wait_for_text(0, "6.17.1")
+    notebook.run(1)
+    wait_until_moving(notebook, 1)
+    notebook.run(2)
+    notebook.wait_for_text(1, "succeeded", 60)
+    notebook.idle()
+    book = notebook.save()
+    assert views_in(book) == 0
+    assert "<svg" in str(book.cells[1].outputs)
+    assert not book.cells[2].outputs or "succeeded" in str(book.cells[2].outputs)
+
+
 def test_it_goes_on_after_the_page_is_reloaded(notebook):
     notebook.open([launch(10_000), "run.stop()"])
     notebook.run(0)

@@ -1,0 +1,145 @@
+"""What the live view costs a browser and a kernel, and that it keeps to its own cell. Bounds are for a busy machine;
+the figures themselves are printed (pytest -s)."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from browser.test_live_view import launch, steps_shown, wait_until_moving
+
+WATCH_SECONDS = 20
+UPDATE_BYTES = 40_000
+HEAP_BYTES = 2 << 20
+CPU_SHARE = 0.10  # of one core that others use too; `python benchmarks/live_view.py` measures it in peace
+
+OBSERVE = """() => {
+  window.changes = 0;
+  new MutationObserver(() => { window.changes += 1 }).observe(
+    document.querySelector('.jp-Notebook'), {subtree: true, childList: true});
+  return 1 }"""
+
+
+def kernel_process(notebook) -> psutil.Process:
+    """The kernel of the notebook that is open."""
+    wanted = notebook.page.evaluate("() => window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.id")
+    for process in psutil.process_iter():
+        try:
+            if any(wanted in word for word in process.cmdline()):
+                return process
+        except psutil.Error:
+            continue
+    pytest.fail(f"no process of kernel {wanted}")
+
+
+def heap(notebook) -> int:
+    """Bytes of JavaScript objects after a garbage collection."""
+    session = notebook.page.context.new_cdp_session(notebook.page)
+    session.send("HeapProfiler.enable")
+    session.send("HeapProfiler.collectGarbage")
+    session.send("Performance.enable")
+    metrics = session.send("Performance.getMetrics")["metrics"]
+    return int(next(m["value"] for m in metrics if m["name"] == "JSHeapUsedSize"))
+
+
+def test_updates_come_small_and_often_and_cost_little(notebook, capsys) -> None:
+    received: list[int] = []
+    notebook.page.on("websocket", lambda socket: socket.on("framereceived", lambda data: received.append(len(data))))
+    notebook.open([launch(10_000), "print('another cell')\nimport time; time.sleep(6)", "run.stop()"])
+    notebook.run(0)
+    wait_until_moving(notebook, 0)
+    notebook.page.evaluate(OBSERVE)
+    kernel = kernel_process(notebook)
+    time.sleep(3)
+    frames, cpu, before = len(received), sum(kernel.cpu_times()[:2]), heap(notebook)
+    changes, began = notebook.page.evaluate("() => window.changes"), time.monotonic()
+    notebook.page.wait_for_timeout(WATCH_SECONDS * 1000)
+    seconds = time.monotonic() - began
+    new = received[frames:]
+    share = (sum(kernel.cpu_times()[:2]) - cpu) / seconds
+    rate = (notebook.page.evaluate("() => window.changes") - changes) / seconds
+    grown = heap(notebook) - before
+    with capsys.disabled():
+        each = f"{sum(new) / seconds / rate:,.0f} bytes an update in {len(new) / seconds / rate:.1f} frames"
+        print(f"\n{rate:.1f} changes/s, {each}, kernel {share:.1%} of a core, heap {grown / 2**20:+.2f} MiB")
+    assert rate >= 1.2
+    assert sum(new) / (rate * seconds) <= UPDATE_BYTES
+    assert share <= CPU_SHARE
+    assert grown <= HEAP_BYTES
+
+    notebook.run(1)
+    notebook.wait_for_text(1, "another cell")
+    seen = steps_shown(notebook, 0)
+    notebook.page.wait_for_timeout(3000)
+    assert steps_shown(notebook, 0) > seen
+    assert notebook.output(1).inner_text().strip() == "another cell"
+    notebook.run(2)
+    notebook.wait_for_text(2, "0 processes left", 30)
+    assert not [e for e in notebook.errors if "labkit" in e.lower() or "widget" in e.lower()], notebook.errors
+
+
+def test_running_the_cell_again_leaves_no_memory_behind(notebook, capsys) -> None:
+    notebook.open(["import labkit\nrun = labkit.attach('latest', runs_dir=FOLDER)\nrun.show()".replace(
+        "FOLDER", repr(str(Path(notebook.root, "runs"))))])  # fmt: skip
+    notebook.run(0)
+    notebook.wait_for_text(0, "stopped", 30)
+    for _ in range(2):
+        notebook.run(0)
+        notebook.idle()
+    before = heap(notebook)
+    for _ in range(10):
+        notebook.run(0)
+        notebook.idle()
+    grown = (heap(notebook) - before) / 10
+    with capsys.disabled():
+        print(f"\nheap {grown / 2**20:+.2f} MiB a re-run")
+    assert grown <= 1 << 20
+
+
+def test_another_ranks_log_can_be_chosen_and_searched(notebook) -> None:
+    notebook.open([launch(10_000, lines=1), "run.stop()"])
+    notebook.run(0)
+    notebook.wait_for_text(0, "rank 0, end of its log", 40)
+    notebook.output(0).get_by_label("Log of rank").select_option("1")
+    notebook.wait_for_text(0, "rank 1, end of its log", 10)
+    search = notebook.output(0).get_by_placeholder("text in the log")
+    search.fill("step 7 line")
+    search.press("Enter")
+    notebook.output(0).get_by_text(re.compile("rank 1 step 7 line 0")).wait_for(timeout=20_000)
+    shown = notebook.output(0).locator("pre").last.inner_text()
+    assert "step 8 line" not in shown
+    notebook.picture("log-searched")
+    notebook.run(1)
+    notebook.wait_for_text(1, "0 processes left", 30)
+
+
+def test_an_interrupt_of_wait_stops_the_run(notebook) -> None:
+    notebook.open([launch(10_000), "run.wait()"])
+    notebook.run(0)
+    wait_until_moving(notebook, 0)
+    notebook.run(1)
+    time.sleep(2)
+    notebook.interrupt()
+    notebook.wait_for_text(0, "stopped on request", 30)
+
+
+def test_a_report_draws_its_figures_offline_without_an_error(notebook, tmp_path) -> None:
+    import labkit
+
+    run = labkit.attach("latest", runs_dir=Path(notebook.root, "runs"))
+    page, errors = notebook.page, []
+    page.on("console", lambda m: errors.append(m.text) if m.type == "error" else None)
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.context.set_offline(True)
+
+    page.goto(f"file://{run.report()}")
+
+    page.locator(".main-svg").first.wait_for(timeout=20_000)
+    assert not errors, json.dumps(errors)
+    page.context.set_offline(False)
+    notebook.picture("report")
+    page.goto(notebook.url)
