@@ -10,6 +10,7 @@ from typing import Any
 
 import labkit
 from labkit.errors import LabError
+from labkit.record.text import plain
 from labkit.write import options_of
 
 __all__ = ["main"]
@@ -32,10 +33,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return int(arguments.run(arguments, rest) or 0)
     except labkit.RankFailedError as error:
-        print(error, file=sys.stderr)
+        print(plain(str(error)), file=sys.stderr)
         return 1
     except LabError as error:
-        print(f"labkit: {error}", file=sys.stderr)
+        print(f"labkit: {plain(str(error))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
@@ -140,7 +141,7 @@ def _attach(arguments: argparse.Namespace, rest: list[str]) -> None:
     try:
         run.wait(stop_on_interrupt=False, watch=sys.stdout.isatty())
     except KeyboardInterrupt:
-        print(f"\n{run.id} goes on; end it with: labkit stop {run.id}")
+        print(plain(f"\n{run.id} goes on; end it with: labkit stop {run.id}"))
         raise
     print(run)
 
@@ -161,7 +162,7 @@ def _stacks(arguments: argparse.Namespace, rest: list[str]) -> None:
 
 
 def _report(arguments: argparse.Namespace, rest: list[str]) -> None:
-    print(labkit.attach(arguments.which, runs_dir=arguments.runs_dir).report())
+    print(plain(str(labkit.attach(arguments.which, runs_dir=arguments.runs_dir).report())))
 
 
 def _compare(arguments: argparse.Namespace, rest: list[str]) -> None:

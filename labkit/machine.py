@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import os
+import resource
 import sys
 from dataclasses import dataclass
 from datetime import datetime
@@ -20,6 +21,7 @@ __all__ = ["Machine", "doctor"]
 
 PACKAGES = ("torch", "ipykernel", "ipywidgets", "IPython")
 SMALL_SHM = 1 << 30
+FEW_FILES = 1024
 FRONT_ENDS = {
     "svg": "a notebook with live widgets",
     "display": "a notebook without widgets: redrawn output",
@@ -63,6 +65,7 @@ class Machine:
             ("cores", str(here.cores), f"OMP_NUM_THREADS = cores / ranks = {max(1, here.cores // here.default_ranks)}"),
             ("memory", f"{words.gib(here.memory_available)} free of {words.gib(here.memory)}", ""),
             ("/dev/shm", words.gib(here.shared_memory), _shm_advice(here)),
+            ("open files", *_open_files()),
             ("versions", _versions(), _version_advice()),
             ("front end", FRONT_ENDS[ui()], f"runs {'end with' if is_headless() else 'outlive'} this process"),
             *(
@@ -134,6 +137,12 @@ def _shm_advice(here: Hardware) -> str:
     if here.shared_memory is not None and here.shared_memory < SMALL_SHM:
         return "small: DataLoader workers may die with a bus error; in docker use --shm-size=2g"
     return ""
+
+
+def _open_files() -> tuple[str, str]:
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    few = "few: DataLoader workers share tensors through them; `ulimit -n 4096` before starting Jupyter"
+    return f"{allowed:,}", few if allowed < FEW_FILES else ""
 
 
 def _versions() -> str:

@@ -15,10 +15,12 @@ from labkit.launcher import stop as stopping
 from labkit.launcher.start import start
 from labkit.launcher.stuck import Stacks, look_at
 from labkit.record import RunFolder, RunReader, State, find_run, list_runs, read_state
+from labkit.record.files import opened, read_text
 from labkit.record.reader import rows
+from labkit.record.text import plain
 from labkit.view.dashboard import Dashboard
 from labkit.view.frontend import check_kernel, is_headless, ui
-from labkit.view.page import attempt_ended, plain, run_text
+from labkit.view.page import attempt_ended, run_text
 from labkit.view.report import static_bundle, write_report
 from labkit.view.run_list import RunList
 from labkit.view.terminal import Screen, StatusLine
@@ -125,12 +127,12 @@ class Run:
     @property
     def command(self) -> str:
         """The torchrun line that runs the same training without labkit."""
-        return self.folder.command.read_text(encoding="utf-8").strip()
+        return read_text(self.folder.command).strip()
 
     @property
     def script(self) -> Script:
         """Exactly what ran."""
-        return Script.parse(self.folder.script.read_text(encoding="utf-8"), name=self.folder.read_manifest()["name"])
+        return Script.parse(read_text(self.folder.script), name=self.folder.read_manifest()["name"])
 
     def status(self) -> State:
         """What has become of the run: `.state`, `.cause`, `.exit_code`, times in seconds since the epoch."""
@@ -166,7 +168,7 @@ class Run:
         left = len(stopping.processes_of(self.folder))
         killed = f"{state.killed} had to be killed; " if state.killed else ""
         was_over = "already over, it " if over else ""
-        print(f"{self.id}: {was_over}{state.state}; {killed}{left} processes left", flush=True)
+        print(f"{plain(self.id)}: {was_over}{state.state}; {killed}{left} processes left", flush=True)
         return state
 
     def stacks(self) -> Stacks:
@@ -266,7 +268,7 @@ class Run:
         trace = plain("".join(cause.get("traceback") or [])).rstrip()
         folder = self.folder.latest
         logs = folder.rank(cause["rank"]) if "rank" in cause else folder.torchrun_log
-        parts = [plain(str(cause["sentence"])), trace, plain(str(cause.get("advice", ""))), f"logs: {logs}"]
+        parts = [plain(str(cause["sentence"])), trace, plain(str(cause.get("advice", ""))), plain(f"logs: {logs}")]
         return rank_failed("\n\n".join(part for part in parts if part), run_id=self.id, cause=cause)
 
     def __repr__(self) -> str:
@@ -288,10 +290,10 @@ def _news(state: State) -> str:
 
 def _read(path: Path) -> str:
     try:
-        with path.open("rb") as file:
+        with opened(path) as file:
             left_out = max(0, file.seek(0, os.SEEK_END) - LOG_BYTES)
             file.seek(left_out)
             text = plain(file.read().decode("utf-8", "replace"))
-    except FileNotFoundError:
+    except OSError:
         return ""
     return f"[{left_out:,} bytes before this are left out; all of it is in {path}]\n{text}" if left_out else text

@@ -16,6 +16,7 @@ import psutil
 
 from labkit.errors import LaunchError
 from labkit.launcher.hardware import Hardware
+from labkit.launcher.torchrun import LEFTOVER_PREFIXES
 from labkit.write import Script, options_of
 
 __all__ = [
@@ -32,9 +33,13 @@ __all__ = [
 
 TORCH_FLOOR = (2, 8)
 SECRET_FLAG = re.compile(
-    r"^--(token|([\w-]*[-_])?((hf|api|access|auth)[-_]token|secret|password|passwd|api[-_]?key|credentials?))(=|$)",
+    r"^--(token|([\w-]*[-_])?("
+    r"(hf|api|access|auth|bearer|session|refresh|github|gitlab|wandb|kaggle)[-_]token"
+    r"|(api|access|secret|private|ssh|encryption)[-_]?key"
+    r"|(secret|password|passwd|passphrase|credentials?)([-_][\w-]*)?))(=|$)",
     re.IGNORECASE,
 )
+LONGEST_NAME = 100
 LONGEST_WORD = 100_000  # Linux takes 131,072 bytes
 
 
@@ -142,16 +147,25 @@ def check_arguments(args: Any) -> list[str]:
     if isinstance(args, str | bytes) or not isinstance(args, Iterable):
         raise LaunchError(f"args must be a list such as ['50', '--lr', '1e-3'], got {args!r}")
     texts = [str(arg) for arg in args]
+    what = "an argument"
     for text in texts:
         if SECRET_FLAG.match(text):
             flag = text.split("=")[0]
             raise LaunchError(f"{flag} looks like a secret; a command line is public. Pass it with env={{…}}")
-        _check_word("an argument", text)
+        _check_word(what, text)
+        what = f"the value of {text}" if text.startswith("--") and len(text) < LONGEST_NAME else "an argument"
     return texts
 
 
 def check_environment(env: Mapping[str, Any]) -> None:
-    """Names and values an operating system accepts in an environment."""
+    """Names and values an operating system accepts in an environment, none of which changes what torchrun does."""
+    if not isinstance(env, Mapping):
+        raise LaunchError(f"env must be a mapping such as {{'NCCL_DEBUG': 'INFO'}}, got {env!r}")
+    for name in env:
+        if str(name).startswith(LEFTOVER_PREFIXES):
+            raise LaunchError(
+                f"env: {name} would change torchrun itself; use launch's own parameters (nproc_per_node=…)"
+            )
     for name, value in env.items():
         if not isinstance(name, str) or not name or "=" in name:
             raise LaunchError(f"env: {name!r} is no name of an environment variable")

@@ -9,6 +9,7 @@ from typing import Any
 
 from labkit.launcher.stuck import newest_of
 from labkit.record import RankHistory, RunFolder, RunReader
+from labkit.record.files import opened
 from labkit.record.folder import read_json
 from labkit.write import Script
 
@@ -87,7 +88,7 @@ def _is_sound(error: Any) -> bool:
 def tail_text(path: Any, size: int = LOG_TAIL_BYTES) -> str:
     """The last `size` bytes of a log as text, whatever bytes are in it."""
     try:
-        with path.open("rb") as file:
+        with opened(path) as file:
             file.seek(max(0, file.seek(0, 2) - size))
             return file.read().decode("utf-8", "replace")
     except OSError:

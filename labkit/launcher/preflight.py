@@ -59,6 +59,7 @@ def settings_for(nproc_per_node: int | str, backend: str | None, env: Mapping[st
 
     Empty for one rank and on gloo, which has no such trouble. Raises LaunchError when NCCL works with none of them.
     """
+    checks.check_environment(env or {})
     given = (env or {}).get("CUDA_VISIBLE_DEVICES")
     machine = hardware(None if given is None else str(given))
     ranks = checks.check_ranks(nproc_per_node, backend, machine)

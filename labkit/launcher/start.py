@@ -53,20 +53,20 @@ def start(
 ) -> RunFolder:
     """Start a run and return its folder at once. Raises LaunchError or ScriptError before anything exists."""
     checks.check_torch(platform_name())
+    checks.check_environment(env or {})
     script, path = _script(script)
     visible = (env or {}).get("CUDA_VISIBLE_DEVICES")
     machine = hardware(None if visible is None else str(visible))
     ranks = checks.check_ranks(nproc_per_node, backend, machine)
     script.check()
     checks.check_imports(script, script_folder(path))
-    argv = [*command_line(script, parameters), *checks.check_arguments(args)]
+    argv = checks.check_arguments([*command_line(script, parameters), *checks.check_arguments(args)])
     if path is None:  # a user's own script may add options in another module
         check_flags(script, argv)
     given = read_back(script, argv)
     if path is None:
         checks.check_numbers(script, given)
     checks.check_batch(script, given, ranks)
-    checks.check_environment(env or {})
     checks.check_interface({**os.environ, **(env or {})}.get("GLOO_SOCKET_IFNAME", ""))
     checks.check_care(retries, watchdog)
     folder = RunFolder.create(runs_root(runs_dir), str(name or script.name))
@@ -107,7 +107,10 @@ def _script(script: Script | str | os.PathLike[str]) -> tuple[Script, Path | Non
         raise ScriptError(f"launch takes a Script, the name of one, or a path; got {script!r}")
     if isinstance(script, str) and script in script_names():
         return Script.load(script), None
-    return Script.load(script), Path(script).absolute()
+    path = Path(script).absolute()
+    if str(path) != str(path).encode("utf-8", "replace").decode():
+        raise ScriptError(f"the name of {ascii(str(path))} is not UTF-8, which command.txt is; rename the script")
+    return Script.load(script), path
 
 
 def _checkpoint_arguments(script: Script, given: Mapping[str, str], folder: RunFolder) -> list[str]:

@@ -6,7 +6,6 @@ not entered the collective the others wait in; otherwise just where each of them
 
 from __future__ import annotations
 
-import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 from labkit.launcher.stacks import RankStack, ask
 from labkit.record import RunFolder
+from labkit.record.text import escaped, plain
 from labkit.write import Script
 
 __all__ = ["Stacks", "disagreement", "explain", "look_at"]
@@ -33,15 +33,15 @@ class Stacks:
 
     def __repr__(self) -> str:
         details = (f"== rank {r.rank}, step {r.step}, {r.process} ==\n{r.text.strip()}" for r in self.ranks)
-        return "\n\n".join([self.sentence, *details])
+        return plain("\n\n".join([self.sentence, *details]))
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         folded = "".join(
-            f"<details><summary>rank {r.rank}, step {r.step}, {html.escape(r.process)}</summary>"
-            f"<pre>{html.escape(r.text.strip())}</pre></details>"
+            f"<details><summary>rank {r.rank}, step {r.step}, {escaped(r.process)}</summary>"
+            f"<pre>{escaped(r.text.strip())}</pre></details>"
             for r in self.ranks
         )
-        return {"text/plain": repr(self), "text/html": f"<b>{html.escape(self.sentence)}</b>{folded}"}
+        return {"text/plain": repr(self), "text/html": f"<b>{escaped(self.sentence)}</b>{folded}"}
 
 
 def look_at(folder: RunFolder, run: RunFolder) -> Stacks:

@@ -8,12 +8,14 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from labkit.errors import RunFolderError
+from labkit.record.files import read_text
+from labkit.record.text import plain
 
 __all__ = ["MARKER", "RunFolder", "find_run", "list_runs", "runs_root"]
 
@@ -126,12 +128,9 @@ class RunFolder:
         """`run.json`. Raises RunFolderError when it is missing or not ours."""
         manifest = read_json(self.manifest)
         if not isinstance(manifest, dict) or manifest.get("format") != 1:
-            found = (
-                f"format {manifest.get('format')!r}"
-                if manifest and isinstance(manifest, dict)
-                else "no readable run.json"
-            )
-            raise RunFolderError(f"{self.path} is not a run folder this labkit can read: {found}, expected format 1")
+            raise RunFolderError(plain(
+                f"{self.path} is not a run folder this labkit can read: {_format_of(manifest)}"
+            ))  # fmt: skip
         return manifest
 
     def launched(self) -> float | None:
@@ -155,13 +154,25 @@ class RunFolder:
         except FileExistsError:
             if path.exists():  # two launches within one second drew the same four digits
                 return cls.create(root, name)
-            raise RunFolderError(f"runs cannot be kept in {root}: it is a file, expected a folder") from None
-        except OSError as error:
-            raise RunFolderError(
-                f"runs cannot be kept in {root}: {error.strerror or error}. "
-                "Give a folder you can write to with runs_dir=… or the LABKIT_RUNS environment variable"
-            ) from None
+            raise _no_root(root, "it is a file, expected a folder") from None
+        except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+            raise _no_root(root, getattr(error, "strerror", None) or str(error)) from None
         return cls(path)
+
+
+def _no_root(root: Path, why: str) -> RunFolderError:
+    return RunFolderError(plain(
+        f"runs cannot be kept in {root}: {why}. "
+        "Give a folder you can write to with runs_dir=… or the LABKIT_RUNS environment variable"
+    ))  # fmt: skip
+
+
+def _format_of(manifest: Any) -> str:
+    if not manifest or not isinstance(manifest, dict):
+        return "no readable run.json, expected format 1"
+    versions = manifest.get("versions")
+    writer = versions.get("labkit") if isinstance(versions, dict) else None
+    return f"format {manifest.get('format')!r}, expected format 1" + (f"; labkit {writer} wrote it" if writer else "")
 
 
 def slug(name: str) -> str:
@@ -177,10 +188,22 @@ def runs_root(runs_dir: str | os.PathLike[str] | None = None) -> Path:
 def list_runs(runs_dir: str | os.PathLike[str] | None = None) -> list[RunFolder]:
     """Run folders under the runs root, oldest first. Links that lead elsewhere are not followed."""
     root = runs_root(runs_dir)
-    if not root.is_dir():
+    if not is_a(Path.is_dir, root):
         return []
-    paths = (p for p in root.iterdir() if not p.is_symlink() and (p / "run.json").is_file())
+    paths = (p for p in root.iterdir() if not p.is_symlink() and _holds_a_run(p))
     return [RunFolder(p) for p in sorted(paths, key=_launch_order)]
+
+
+def is_a(test: Callable[[Path], bool], path: Path) -> bool:
+    """`test(path)`, False for what no file system can hold: too long, with a NUL."""
+    try:
+        return test(path)
+    except (OSError, ValueError):
+        return False
+
+
+def _holds_a_run(path: Path) -> bool:
+    return is_a(Path.is_file, path / "run.json") and not (path / "run.json").is_symlink()
 
 
 def _launch_order(path: Path) -> tuple[str, int]:
@@ -190,13 +213,15 @@ def _launch_order(path: Path) -> tuple[str, int]:
 
 def find_run(which: str | os.PathLike[str], runs_dir: str | os.PathLike[str] | None = None) -> RunFolder:
     """The run that `which` means: a path, "latest", a run's id, or any part of an id that only one run has."""
-    if isinstance(which, os.PathLike) or (Path(which) / "run.json").is_file():
-        if not (Path(which) / "run.json").is_file():
-            raise RunFolderError(f"{which} is not a run folder: it has no run.json")
+    if not isinstance(which, str | os.PathLike):
+        raise RunFolderError(f"a run is meant by its id, part of one, a path, or 'latest'; got {which!r}")
+    if isinstance(which, os.PathLike) or _holds_a_run(Path(which)):
+        if not _holds_a_run(Path(which)):
+            raise RunFolderError(plain(f"{which} is not a run folder: it has no run.json"))
         return RunFolder(which)
     folders = list_runs(runs_dir)
     if not folders:
-        raise RunFolderError(f"no run in {runs_root(runs_dir)} yet. Start one with labkit.launch(…)")
+        raise RunFolderError(plain(f"no run in {runs_root(runs_dir)} yet. Start one with labkit.launch(…)"))
     if which == "latest":
         return folders[-1]
     matching = [f for f in folders if which in f.id]
@@ -205,13 +230,13 @@ def find_run(which: str | os.PathLike[str], runs_dir: str | os.PathLike[str] | N
         return (exact or matching)[0]
     known = ", ".join(f.id for f in (matching or folders)[-5:])
     problem = f"{len(matching)} runs match {which!r}" if matching else f"no run matches {which!r}"
-    raise RunFolderError(f"{problem} in {runs_root(runs_dir)}; the newest are: {known}")
+    raise RunFolderError(plain(f"{problem} in {runs_root(runs_dir)}; the newest are: {known}"))
 
 
 def read_json(path: Path) -> Any:
     """The JSON value in a file, or None when there is no readable one."""
     try:
-        return json.loads(path.read_bytes())
+        return json.loads(read_text(path))
     except (OSError, ValueError, RecursionError):
         return None
 

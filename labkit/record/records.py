@@ -22,6 +22,8 @@ import math
 from pathlib import Path
 from typing import Any
 
+from labkit.record.files import opened
+
 __all__ = ["Tail"]
 
 # One poll reads at most this much, so that a reader's memory is bounded whatever the file's size.
@@ -42,7 +44,7 @@ class Tail:
     def poll(self) -> list[dict[str, Any]]:
         """Records appended since the last call, at most 4 MiB of them; empty when the file is not there yet."""
         try:
-            with self.path.open("rb") as file:
+            with opened(self.path) as file:
                 if file.seek(0, 2) < self._offset:  # replaced by a shorter one: begin again
                     self._offset, self._rest, self._skipping = 0, b"", False
                 file.seek(self._offset)

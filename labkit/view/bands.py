@@ -3,11 +3,11 @@ per rank that is dark where it was slower than the others."""
 
 from __future__ import annotations
 
-import html
 from collections.abc import Callable, Mapping
 from statistics import median
 
 from labkit.record import Series
+from labkit.record.text import escaped
 
 __all__ = ["MANY", "band", "heat_strips"]
 
@@ -86,7 +86,7 @@ def heat_strips(title: str, series: Mapping[int, Series], labels: Mapping[int, s
     for row, rank in enumerate(ranks):
         label = labels.get(rank, "")
         if label != before or row == 0:
-            text = html.escape((label or f"rank {rank}")[:9])
+            text = escaped((label or f"rank {rank}")[:9])
             marks += f'<text x="{LEFT - 4}" y="{TOP + row * height + 8}" text-anchor="end" opacity=".75">{text}</text>'
         before = label
     drawn = "".join(
@@ -95,7 +95,7 @@ def heat_strips(title: str, series: Mapping[int, Series], labels: Mapping[int, s
     )
     wide, high = WIDTH - LEFT - RIGHT, len(ranks) * height
     frame = f'<rect x="{LEFT}" y="{TOP}" width="{wide}" height="{high}" fill="#8b949e" fill-opacity=".12"/>'
-    said = html.escape(f"{title}: {len(ranks)} ranks, darker is slower than the median", quote=True)
+    said = escaped(f"{title}: {len(ranks)} ranks, darker is slower than the median")
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {TOP + high + 4}" role="img" '
         f'aria-label="{said}" style="width:100%;max-width:{WIDTH}px;height:auto" '

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from labkit.errors import LabError
 from labkit.record import RunFolder, RunReader, find_run, read_state
 from labkit.record.records import number
+from labkit.record.text import escaped, plain
 from labkit.view import words
 from labkit.view.figures import runs_together, scaling
 from labkit.view.noise import findings
@@ -116,7 +116,7 @@ class Comparison:
     def _rows(self) -> list[dict[str, str]]:
         return [
             {
-                "run": s["name"],
+                "run": plain(s["name"]),
                 "ranks": str(s["ranks"]),
                 "training time": words.seconds(s["training_seconds"]),
                 "per epoch": words.seconds(s["epoch_seconds"]),
@@ -146,12 +146,12 @@ class Comparison:
         rows = self._rows()
         names = list(dict.fromkeys(name for row in rows for name in row))
         cell = 'style="text-align:right;padding:2px 10px"'
-        head = "".join(f"<th {cell}>{html.escape(name)}</th>" for name in names)
+        head = "".join(f"<th {cell}>{escaped(name)}</th>" for name in names)
         body = "".join(
-            "<tr>" + "".join(f"<td {cell}>{html.escape(row.get(name, ''))}</td>" for name in names) + "</tr>"
+            "<tr>" + "".join(f"<td {cell}>{escaped(row.get(name, ''))}</td>" for name in names) + "</tr>"
             for row in rows
         )
-        said = "".join(f"<div>{html.escape(finding)}</div>" for finding in self.findings)
+        said = "".join(f"<div>{escaped(finding)}</div>" for finding in self.findings)
         return {"text/plain": str(self), "text/html": f"<table><tr>{head}</tr>{body}</table>{said}{self._bars()}"}
 
     def _bars(self) -> str:
@@ -169,7 +169,7 @@ class Comparison:
                 y, width = 20 + i * 20, 160 * (s[key] or 0) / largest
                 colour = COLOURS[i % len(COLOURS)]
                 parts.append(
-                    f'<text x="{x}" y="{y + 11}">{html.escape(s["name"][:18])}</text>'
+                    f'<text x="{x}" y="{y + 11}">{escaped(s["name"][:18])}</text>'
                     f'<rect x="{x + 110}" y="{y}" width="{width:.0f}" height="14" fill="{colour}"/>'
                     f'<text x="{x + 116 + width:.0f}" y="{y + 11}">{show(s[key])}</text>'
                 )

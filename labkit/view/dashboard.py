@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import html
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
 from labkit.record import RunFolder, RunReader, read_state
+from labkit.record.text import escaped
 from labkit.view.frontend import notebook_shell
 from labkit.view.page import run_html
 from labkit.view.report import static_bundle
@@ -57,7 +57,7 @@ class Dashboard:
         bundle = dict(self.box._repr_mimebundle_())
         # For whoever opens the saved file without this kernel.
         hint = f"This was a live view. Show the run again with labkit.attach({self.folder.id!r})"
-        bundle |= {"text/html": html.escape(hint), "text/plain": hint}
+        bundle |= {"text/html": escaped(hint), "text/plain": hint}
         self._handle = display(bundle, raw=True, display_id=True)
         self._thread.start()
 
@@ -72,7 +72,7 @@ class Dashboard:
         bundle = static_bundle(self.folder, RunReader(self.folder).read_all(), state)
         if not state.is_final:
             hint = f"detached; the run goes on. Watch it again with labkit.attach({self.folder.id!r})"
-            bundle["text/html"] += f"<div>{html.escape(hint)}</div>"
+            bundle["text/html"] += f"<div>{escaped(hint)}</div>"
             bundle["text/plain"] += f"\n{hint}"
         self._handle.update(bundle, raw=True)
         self.box.close()
@@ -94,7 +94,7 @@ class Dashboard:
                 failures = 0
             except Exception as error:
                 failures += 1
-                self._html.value = f"<pre>the view failed: {html.escape(repr(error))}</pre>"
+                self._html.value = f"<pre>the view failed: {escaped(repr(error))}</pre>"
                 if failures == STRIKES:
                     return
                 continue
@@ -129,7 +129,7 @@ class Dashboard:
             try:
                 self._answer.value = self._stacks()._repr_mimebundle_()["text/html"]  # escaped there
             except Exception as error:
-                self._answer.value = html.escape(str(error))
+                self._answer.value = escaped(str(error))
             button.disabled = False
 
         threading.Thread(target=answer, name="labkit stacks", daemon=True).start()

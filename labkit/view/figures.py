@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import html
 import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from labkit.record import RunReader, Series
+from labkit.record.text import escaped
 from labkit.view.svg import COLOURS
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def runs_together(readers: Mapping[str, RunReader]) -> Figure:
             (r["step"], r["loss"]) for r in first.reports if _is_number(r.get("step")) and _is_number(r.get("loss"))
         ]
         style = {"color": COLOURS[i % len(COLOURS)], "dash": DASHES[i // len(COLOURS) % len(DASHES)]}
-        label = html.escape(name)
+        label = escaped(name)
         common: dict[str, Any] = {"mode": "lines", "line": style, "name": label, "legendgroup": name}
         hover = f"{label}<br>%{{x:.5g}}<br>loss %{{y:.4g}}<extra></extra>"
         figure.add_scatter(
@@ -105,9 +105,9 @@ def scaling(points: Sequence[tuple[str, int, float]]) -> Figure:
     for i, name in enumerate(dict.fromkeys(name for name, _, _ in points)):
         own = sorted((ranks, rate) for label, ranks, rate in points if label == name)
         figure.add_scatter(
-            x=[r for r, _ in own], y=[v for _, v in own], name=html.escape(name), mode="lines+markers",
+            x=[r for r, _ in own], y=[v for _, v in own], name=escaped(name), mode="lines+markers",
             line={"color": COLOURS[i % len(COLOURS)]},
-            hovertemplate=f"{html.escape(name)}<br>%{{x}} ranks<br>%{{y:.4g}} samples/s<extra></extra>",
+            hovertemplate=f"{escaped(name)}<br>%{{x}} ranks<br>%{{y:.4g}} samples/s<extra></extra>",
         )  # fmt: skip
     if points:
         ranks, rate = min((r, v) for _, r, v in points)

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import html
-import re
 from pathlib import Path
 from typing import Any
 
 from labkit.record import RankHistory, RunFolder, RunReader, State
+from labkit.record.files import opened
 from labkit.record.folder import read_json
 from labkit.record.hosts import HostHistory
+from labkit.record.text import escaped, plain
 from labkit.view import words
 from labkit.view.bands import MANY, heat_strips
 from labkit.view.svg import Chart, charts, dot
 from labkit.view.verdict import verdict
 
-__all__ = ["attempt_ended", "plain", "rank_rows", "run_charts", "run_html", "run_text", "tail_of_log"]
+__all__ = ["attempt_ended", "rank_rows", "run_charts", "run_html", "run_text", "tail_of_log"]
 
 MARKS = {"starting": "◌", "running": "●", "succeeded": "✔", "failed": "✖", "stopped": "■", "lost": "?"}
 TINTS = {"succeeded": "#2da44e", "failed": "#e5534b", "stopped": "#c9a227", "lost": "#e5534b"}
@@ -24,9 +24,6 @@ SEARCHED_BYTES = 1 << 20
 LOG_LINES = 10
 TABLE_ROWS = 16
 SHOWN_FAILURES = 8
-# Colours and cursor movements of terminals, and what they leave behind.
-ANSI = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?|.)")
-CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 CELL = 'style="text-align:right;padding:1px 10px 1px 0;border:0"'
 ROW = '<tr style="background:none">'
@@ -102,16 +99,16 @@ def _head(folder: RunFolder, reader: RunReader, state: State, watched: bool) -> 
     seen = "" if watched else " when last seen"
     mark = f'<b style="{tint}">{MARKS[state.state]} {state.state}{seen}</b>'
     time = words.seconds(state.seconds)
-    name = html.escape(folder.id)
+    name = escaped(folder.id)
     return (
         f'<div style="display:flex;gap:12px;flex-wrap:wrap">{mark}<code>{name}</code><span>{time}</span></div>'
-        f"<div>{html.escape(words.headline(reader, state))}</div>{_verdict(reader)}"
+        f"<div>{escaped(words.headline(reader, state))}</div>{_verdict(reader)}"
     )
 
 
 def _verdict(reader: RunReader) -> str:
     said = "; ".join(verdict(reader))
-    return f'<div style="opacity:.85">{html.escape(said)}</div>' if said else ""
+    return f'<div style="opacity:.85">{escaped(said)}</div>' if said else ""
 
 
 def _strips(reader: RunReader) -> str:
@@ -172,12 +169,12 @@ def _explanation(state: State) -> list[str]:
 def _notice(state: State) -> str:
     if not state.notice:
         return ""
-    text = html.escape(plain(state.notice))
+    text = escaped(state.notice)
     return f'<div style="border-left:4px solid #c9a227;padding:2px 10px;margin:6px 0"><b>{text}</b></div>'
 
 
 def _earlier(state: State) -> str:
-    return "".join(f"<div>↻ {html.escape(plain(attempt_ended(n, e)))}</div>" for n, e in enumerate(state.earlier, 1))
+    return "".join(f"<div>↻ {escaped(attempt_ended(n, e))}</div>" for n, e in enumerate(state.earlier, 1))
 
 
 def _tracebacks(folder: RunFolder, state: State) -> str:
@@ -187,9 +184,9 @@ def _tracebacks(folder: RunFolder, state: State) -> str:
     latest, first = folder.latest, (state.cause or {}).get("rank")
     words = {rank: read_json(latest.error(rank)) for rank in latest.started_ranks() if rank != first}
     return "".join(
-        f"<details><summary>rank {rank}: {html.escape(plain(str(said.get('exception'))))}: "
-        f"{html.escape(plain(str(said.get('message')))[:200])}</summary>"
-        f"<pre>{html.escape(plain(''.join(map(str, trace))))}</pre></details>"
+        f"<details><summary>rank {rank}: {escaped(str(said.get('exception')))}: "
+        f"{escaped((str(said.get('message')))[:200])}</summary>"
+        f"<pre>{escaped(''.join(map(str, trace)))}</pre></details>"
         for rank, said in list(words.items())[:SHOWN_FAILURES]
         if isinstance(said, dict) and isinstance(trace := said.get("traceback"), list)
     )
@@ -198,8 +195,8 @@ def _tracebacks(folder: RunFolder, state: State) -> str:
 def _cause(state: State) -> str:
     if not state.cause:
         return ""
-    sentence, advice = (html.escape(plain(text)) for text in _explanation(state))
-    trace = html.escape(plain("".join(state.cause.get("traceback") or [])))
+    sentence, advice = (escaped(text) for text in _explanation(state))
+    trace = escaped("".join(state.cause.get("traceback") or []))
     more = f"<details><summary>traceback</summary><pre>{trace}</pre></details>" if trace else ""
     tint = TINTS.get(state.state, "#8b949e")
     said = f"<b>{sentence}</b>" + (f"<div>{advice}</div>" if advice else "")
@@ -217,10 +214,10 @@ def _grid(rows: list[dict[str, str]], marks: list[str]) -> str:
     """A table of text, with a mark of SVG before each row."""
     if not rows:
         return ""
-    head = "".join(f"<th {CELL}>{html.escape(name)}</th>" for name in rows[0])
+    head = "".join(f"<th {CELL}>{escaped(name)}</th>" for name in rows[0])
     body = ""
     for row, mark in zip(rows, marks, strict=True):
-        first, *others = map(html.escape, row.values())
+        first, *others = map(escaped, row.values())
         body += f"{ROW}<td {CELL}>{mark}{first}</td>" + "".join(f"<td {CELL}>{text}</td>" for text in others) + "</tr>"
     return f"{TABLE}{ROW}{head}</tr>{body}</table>"
 
@@ -259,7 +256,7 @@ def _log(folder: RunFolder, rank: int, search: str = "") -> str:
     lines = tail_of_log(folder, rank, LOG_LINES, search)
     if not lines:
         return f'<div style="font-size:11px;opacity:.75">rank {rank}: no line with that text</div>' if search else ""
-    text = html.escape("\n".join(line[:300] for line in lines))
+    text = escaped("\n".join(line[:300] for line in lines))
     style = "margin:4px 0;padding:4px 8px;font:11px monospace;overflow:auto;max-height:170px;border:1px solid #8886"
     return f'<div style="font-size:11px;opacity:.75">rank {rank}, end of its log</div><pre style="{style}">{text}</pre>'
 
@@ -279,14 +276,8 @@ def tail_of_log(folder: RunFolder, rank: int, lines: int, search: str = "") -> l
 
 def _end_of(path: Path, size: int) -> list[str]:
     try:
-        with path.open("rb") as file:
+        with opened(path) as file:
             file.seek(max(0, file.seek(0, 2) - size))
             return plain(file.read().decode("utf-8", "replace")).splitlines()
     except OSError:
         return []
-
-
-def plain(text: str) -> str:
-    """Text from a log as a person would have seen it last: no colour codes, no overwritten progress bars."""
-    text = ANSI.sub("", text.replace("\r\n", "\n")).encode("utf-8", "replace").decode()
-    return "\n".join(CONTROL.sub("�", line.rstrip("\r").rsplit("\r", 1)[-1]) for line in text.split("\n"))

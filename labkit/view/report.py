@@ -4,7 +4,6 @@ opens offline and runs no script but plotly and ours, which its policy names by 
 from __future__ import annotations
 
 import base64
-import html
 import io
 import json
 from hashlib import sha256
@@ -12,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from labkit.record import RunFolder, RunReader, State, read_state
+from labkit.record.files import read_text
+from labkit.record.text import escaped
 from labkit.view.figures import memory_by_category, over_time
-from labkit.view.page import plain, run_charts, run_html, run_text, tail_of_log
+from labkit.view.page import run_charts, run_html, run_text, tail_of_log
 
 __all__ = ["static_bundle", "write_report"]
 
@@ -46,16 +47,18 @@ def write_report(folder: RunFolder) -> Path:
     sections = {
         "Figures": places,
         "Facts": f"<table>{rows}</table>",
-        "Command": f"<pre>{html.escape(folder.command.read_text(encoding='utf-8'))}</pre>",
+        "Command": f"<pre>{escaped(_text(folder.command))}</pre>",
         "Record": _folded("run.json", json.dumps(manifest, indent=1)),
-        "Script": _folded("script.py", folder.script.read_text(encoding="utf-8")),
+        "Script": _folded("script.py", _text(folder.script)),
         "Logs": "".join(_folded(f"rank {rank}", text) for rank, text in logs.items()),
     }
     body = "".join(f"<h2>{title}</h2>{text}" for title, text in sections.items() if text)
     hashes = "".join(f" 'sha256-{base64.b64encode(sha256(s.encode()).digest()).decode()}'" for s in scripts)
     policy = POLICY + (f"; script-src{hashes}" if hashes else "")
-    folder.report.write_text(
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{html.escape(folder.id)}</title>'
+    new = folder.report.with_name(".report.html")
+    new.unlink(missing_ok=True)
+    new.write_text(
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escaped(folder.id)}</title>'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
         "<style>:root{color-scheme:light dark}body{font-family:system-ui,sans-serif;max-width:900px;margin:2em auto;"
         "padding:0 1em}pre{white-space:pre-wrap;overflow-wrap:anywhere;font-size:12px}"
@@ -66,7 +69,15 @@ def write_report(folder: RunFolder) -> Path:
         + "</html>",
         encoding="utf-8",
     )
+    new.replace(folder.report)  # whatever lay in its place, a link too, is replaced and not written to
     return folder.report
+
+
+def _text(path: Path) -> str:
+    try:
+        return read_text(path)
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
 
 
 def _interactive(reader: RunReader) -> tuple[str, list[str]]:
@@ -88,11 +99,11 @@ def _interactive(reader: RunReader) -> tuple[str, list[str]]:
 
 
 def _escaped(value: Any) -> str:
-    return html.escape(plain(", ".join(map(str, value)) if isinstance(value, list) else str(value)))
+    return escaped(", ".join(map(str, value)) if isinstance(value, list) else str(value))
 
 
 def _folded(title: str, text: str) -> str:
-    return f"<details><summary>{html.escape(title)}</summary><pre>{html.escape(plain(text))}</pre></details>"
+    return f"<details><summary>{escaped(title)}</summary><pre>{escaped(text)}</pre></details>"
 
 
 def _png(reader: RunReader) -> str | None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import html
 from typing import Any
 
 from labkit.record import State
+from labkit.record.text import escaped, plain
 from labkit.view import words
-from labkit.view.page import plain
 
 __all__ = ["RunList"]
 
@@ -16,7 +15,7 @@ class RunList(list[Any]):
     """Runs, newest first; shows itself as a table."""
 
     def _rows(self) -> list[tuple[str, str, str, str]]:
-        return [(run.id, state.state, words.seconds(state.seconds), _sentence(state))
+        return [(plain(run.id), state.state, words.seconds(state.seconds), _sentence(state))
                 for run in self for state in [run.status()]]  # fmt: skip
 
     def __repr__(self) -> str:
@@ -27,7 +26,7 @@ class RunList(list[Any]):
     def _repr_html_(self) -> str:
         cell = 'style="text-align:left;padding:2px 10px"'
         body = "".join(
-            "<tr>" + "".join(f"<td {cell}>{html.escape(text)}</td>" for text in row) + "</tr>" for row in self._rows()
+            "<tr>" + "".join(f"<td {cell}>{escaped(text)}</td>" for text in row) + "</tr>" for row in self._rows()
         )
         head = "".join(f"<th {cell}>{name}</th>" for name in ("run", "state", "time", "cause"))
         return f"<table><tr>{head}</tr>{body}</table>" if self else "no runs yet"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import html
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from labkit.record import Series
+from labkit.record.text import escaped
 from labkit.view.bands import MANY, band
 
 __all__ = ["COLOURS", "DASHES", "Chart", "charts", "dot"]
@@ -47,7 +47,7 @@ def charts(all_charts: list[Chart], columns: int = 2) -> str:
         f'<g transform="translate({(i % columns) * WIDTH} {(i // columns) * HEIGHT})">{_chart(chart, *span)}</g>'
         for i, chart in enumerate(all_charts)
     )
-    label = html.escape("; ".join(_summary(chart) for chart in all_charts), quote=True)
+    label = escaped("; ".join(_summary(chart) for chart in all_charts))
     width, height = columns * WIDTH, rows * HEIGHT
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" aria-label="{label}" '
@@ -66,7 +66,7 @@ def dot(rank: int) -> str:
 
 
 def _chart(chart: Chart, x0: float, x1: float) -> str:
-    title = f'<text x="{LEFT}" y="12" font-weight="600">{html.escape(chart.title)}</text>'
+    title = f'<text x="{LEFT}" y="12" font-weight="600">{escaped(chart.title)}</text>'
     drawn = {rank: _thinned(series, len(chart.series)) for rank, series in chart.series.items()}
     points = [point for line in drawn.values() for point in line]
     if not points:
@@ -87,7 +87,7 @@ def _chart(chart: Chart, x0: float, x1: float) -> str:
     axis = "".join(
         f'<path d="M{LEFT} {place_y(y):.0f}H{WIDTH - RIGHT}" stroke="currentColor" stroke-opacity=".15"/>'
         f'<text x="{LEFT - 4}" y="{place_y(y) + 3:.0f}" text-anchor="end" opacity=".75">'
-        f"{html.escape(chart.show(y))}</text>"
+        f"{escaped(chart.show(y))}</text>"
         for y in (y0, (y0 + high) / 2, high)
     )
     again = "".join(
@@ -99,7 +99,7 @@ def _chart(chart: Chart, x0: float, x1: float) -> str:
     ends = f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 5}" text-anchor="end" opacity=".75">{_clock(x1)}</text>'
     ends += f'<text x="{LEFT}" y="{HEIGHT - 5}" opacity=".75">{_clock(x0)} after launch</text>'
     if chart.limit is not None:
-        text, y = html.escape(f"limit {chart.show(chart.limit)}"), place_y(chart.limit) if near else TOP
+        text, y = escaped(f"limit {chart.show(chart.limit)}"), place_y(chart.limit) if near else TOP
         rule = f'<path d="M{LEFT} {y:.0f}H{WIDTH - RIGHT}" stroke="#e5534b" stroke-dasharray="8 3"/>' if near else ""
         where = f'x="{WIDTH - RIGHT}" y="{y - 3 if near else 12:.0f}" text-anchor="end" opacity=".75"'
         ends += f"{rule}<text {where}>{text}</text>"

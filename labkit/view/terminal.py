@@ -8,8 +8,9 @@ from types import TracebackType
 from typing import Any
 
 from labkit.record import RunReader, Series, State
+from labkit.record.text import plain
 from labkit.view import words
-from labkit.view.page import attempt_ended, plain, rank_rows, tail_of_log
+from labkit.view.page import attempt_ended, rank_rows, tail_of_log
 from labkit.view.verdict import verdict
 
 __all__ = ["Screen", "StatusLine"]

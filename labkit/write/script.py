@@ -218,8 +218,9 @@ def _read_python(path: Path) -> str:
         raw = path.read_bytes()
     except IsADirectoryError:
         raise ScriptError(f"{path} is a folder; expected a Python script") from None
-    except OSError as error:
-        raise ScriptError(f"script not found: {path} ({error.strerror})") from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        why = getattr(error, "strerror", None) or error
+        raise ScriptError(f"script not found: {str(path).replace(chr(0), '')} ({why})") from None
     try:
         text = raw.decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
