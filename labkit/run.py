@@ -9,7 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from labkit.errors import LabError, RankFailedError, rank_failed
+from labkit.errors import LabError, RankFailedError, RunFolderError, rank_failed
 from labkit.launcher import preflight
 from labkit.launcher import stop as stopping
 from labkit.launcher.start import start
@@ -127,12 +127,12 @@ class Run:
     @property
     def command(self) -> str:
         """The torchrun line that runs the same training without labkit."""
-        return read_text(self.folder.command).strip()
+        return _text(self.folder.command).strip()
 
     @property
     def script(self) -> Script:
         """Exactly what ran."""
-        return Script.parse(read_text(self.folder.script), name=self.folder.read_manifest()["name"])
+        return Script.parse(_text(self.folder.script), name=self.folder.read_manifest()["name"])
 
     def status(self) -> State:
         """What has become of the run: `.state`, `.cause`, `.exit_code`, times in seconds since the epoch."""
@@ -286,6 +286,13 @@ def _news(state: State) -> str:
     """What there is to say about a run that goes on: that it was begun again, that it does not move."""
     begun_again = attempt_ended(state.attempt - 1, state.earlier[-1]) if state.earlier else ""
     return plain("\n".join(filter(None, [begun_again, state.notice])))
+
+
+def _text(path: Path) -> str:
+    try:
+        return read_text(path)
+    except OSError as error:
+        raise RunFolderError(plain(f"{path} cannot be read: {error.strerror}")) from None
 
 
 def _read(path: Path) -> str:

@@ -40,7 +40,10 @@ def memory_in_words(kind: str, memory: Mapping[str, Any], history: RankHistory |
 
 def memory_advice(kind: str, script: Script, parameters: Mapping[str, Any]) -> str:
     """What to change so that it fits, of what this script offers and does not do yet."""
-    options = options_of(script)
+    try:
+        options = options_of(script)
+    except SyntaxError:
+        options = {}
     ways = []
     if kind == "device":
         if "accumulate" in options:

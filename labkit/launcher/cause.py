@@ -7,12 +7,11 @@ Here every rank has written its own record; those that merely lost their neighbo
 from __future__ import annotations
 
 import re
-import signal
 from typing import Any
 
 from labkit.launcher.advice import disk_advice, memory_advice, memory_in_words
 from labkit.launcher.evidence import Evidence, tail_text
-from labkit.launcher.killed import killed
+from labkit.launcher.killed import killed, signal_name
 from labkit.launcher.silent import disagreed, hung, left_early, vanished
 from labkit.record import RunFolder
 
@@ -100,7 +99,8 @@ def _with_advice(cause: dict[str, Any], failure: dict[str, Any], found: Evidence
         return cause | ({"sentence": f"{cause['sentence']}; the disk is full", "advice": advice} if advice else {})
     history = found.histories.get(failure["rank"])
     where = memory_in_words(kind, memory if isinstance(memory, dict) else {}, history)
-    parameters = found.manifest.get("parameters") or {}
+    given = found.manifest.get("parameters")
+    parameters = given if isinstance(given, dict) else {}
     return cause | {
         "out_of_memory": kind,
         "memory": memory,
@@ -112,7 +112,7 @@ def _with_advice(cause: dict[str, Any], failure: dict[str, Any], found: Evidence
 def _unexplained(found: Evidence, exit_code: int) -> dict[str, Any]:
     """No rank left a record: what became of torchrun, or what the interpreter or torchrun itself said last."""
     if exit_code < 0:
-        name = signal.Signals(-exit_code).name
+        name = signal_name(-exit_code)
         return {"kind": "agent", "sentence": f"torchrun was killed ({name}); its ranks were ended with it"}
     early = [tail_text(p, 4000) for p in sorted(found.folder.torchrun_logs.rglob("stderr.log"))]
     text = next((t for t in early if t.strip()), found.log).strip()

@@ -9,7 +9,7 @@ from typing import Any
 
 from labkit.launcher.stuck import newest_of
 from labkit.record import RankHistory, RunFolder, RunReader
-from labkit.record.files import opened
+from labkit.record.files import opened, read_text
 from labkit.record.folder import read_json
 from labkit.write import Script
 
@@ -42,15 +42,15 @@ class Evidence:
         manifest = run.read_manifest()
         path = str(manifest["script"]["path"] or run.script)
         log = tail_text(folder.torchrun_log)
-        said = [e for rank in folder.started_ranks() if _is_sound(e := read_json(folder.error(rank)))]
+        said = [_whole(e) for rank in folder.started_ranks() if _is_sound(e := read_json(folder.error(rank)))]
         return cls(
             run=run,
             folder=folder,
             manifest=manifest,
-            script=Script.parse(run.script.read_text(encoding="utf-8"), name=Path(path).name),
+            script=Script.parse(_text(run.script), name=Path(path).name),
             path=path,
             histories=RunReader(folder).read_all().ranks,
-            failures=sorted(said, key=lambda e: e["time_ns"] if isinstance(e.get("time_ns"), int) else 0),
+            failures=sorted(said, key=lambda e: e["time_ns"]),
             exits={int(rank): int(code) for rank, code in EXIT_CODE.findall(log)},
             log=log,
         )
@@ -79,6 +79,24 @@ class Evidence:
     def aborted_waiting(self, rank: int) -> bool:
         """Whether NCCL's watchdog ended the rank: it only waited for another."""
         return "Watchdog caught collective operation timeout" in tail_text(self.folder.log(rank, "stderr"))
+
+
+def _whole(error: dict[str, Any]) -> dict[str, Any]:
+    """With every field that an explanation uses."""
+    step, line, trace = error.get("step"), error.get("script_line"), error.get("traceback")
+    return error | {
+        "step": step if isinstance(step, int) else 0,
+        "time_ns": error["time_ns"] if isinstance(error.get("time_ns"), int) else 0,
+        "script_line": line if isinstance(line, int) else None,
+        "traceback": [part for part in trace if isinstance(part, str)] if isinstance(trace, list) else [],
+    }
+
+
+def _text(path: Path) -> str:
+    try:
+        return read_text(path)
+    except OSError:  # explained without its script
+        return ""
 
 
 def _is_sound(error: Any) -> bool:

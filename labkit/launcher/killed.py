@@ -12,10 +12,10 @@ from labkit.launcher.evidence import Evidence, tail_text
 from labkit.launcher.stacks import crash_frames
 from labkit.record import RankHistory, RunFolder
 from labkit.record.folder import read_json
-from labkit.record.records import number
+from labkit.record.records import finite, number
 from labkit.record.units import gib
 
-__all__ = ["killed", "oom_kills"]
+__all__ = ["killed", "oom_kills", "signal_name"]
 
 THROWN = re.compile(r"^\s*what\(\):\s*(.*)$", re.MULTILINE)  # of a C++ exception that nobody caught
 
@@ -26,7 +26,7 @@ def killed(found: Evidence) -> dict[str, Any] | None:
     if not ranks:
         return None
     rank, code = ranks[-1], -found.exits[ranks[-1]]
-    name, history = signal.Signals(code).name, found.histories.get(ranks[-1])
+    name, history = signal_name(code), found.histories.get(ranks[-1])
     frames = crash_frames(found.folder.stacks(rank))  # faulthandler's; KILL leaves none
     where = found.locate(next((frame.line for frame in frames if frame.file == found.path), None))
     called = f" in `{frames[0].function}`" if frames and frames[0].file != found.path else ""
@@ -40,7 +40,7 @@ def killed(found: Evidence) -> dict[str, Any] | None:
     if code == signal.SIGABRT:
         cause["advice"] = f"if the ranks called collectives of different shapes or types, {CHECKED_CALLS}"
     if out_of_memory:
-        advice = memory_advice("host", found.script, found.manifest.get("parameters") or {})
+        advice = memory_advice("host", found.script, {})
         cause |= {"out_of_memory": "host", "advice": advice}
     return cause | {"sentence": f"rank {rank} was killed ({name}){by}{called}{where.get('place', '')}{last}{said}"}
 
@@ -52,9 +52,18 @@ def _resident(found: Evidence, rank: int, history: RankHistory) -> float:
     return rss or 0.0
 
 
+def signal_name(number: int) -> str:
+    """SIGKILL for 9; real-time signals have no name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
 def _killer(run: RunFolder) -> tuple[str, bool]:
     """Who sent the KILL, as far as the system tells, and whether it is known to have been for want of memory."""
-    before, now = (read_json(run.agent) or {}).get("oom_kills"), oom_kills()
+    agent = read_json(run.agent)
+    before, now = finite(agent.get("oom_kills")) if isinstance(agent, dict) else None, oom_kills()
     if before is None or now is None:
         return " not by labkit: by the system, probably, because memory ran out", False
     if now > before:

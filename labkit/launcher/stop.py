@@ -12,6 +12,7 @@ import psutil
 from labkit.errors import RunFolderError
 from labkit.record import Identity, RunFolder, State, read_state, write_state
 from labkit.record.folder import MARKER, read_json, write_json
+from labkit.record.records import finite
 from labkit.record.state import supervisor_is_elsewhere
 
 __all__ = ["GRACE_SECONDS", "processes_of", "stop", "sweep"]
@@ -20,6 +21,7 @@ __all__ = ["GRACE_SECONDS", "processes_of", "stop", "sweep"]
 GRACE_SECONDS = 5.0
 # A checkpoint that is being saved when the stop is asked for may take this long to be committed.
 SAVING_SECONDS = 60.0
+LONGEST_GRACE = 86_400.0
 LOOK_SECONDS = 0.05
 
 
@@ -34,19 +36,21 @@ def stop(folder: RunFolder, *, grace: float = GRACE_SECONDS) -> State:
         )
     if not read_state(folder).is_final:
         write_json(folder.stop_request, {"time": time.time(), "pid": os.getpid(), "grace": grace})
-    if grace <= 0:  # do not wait for a supervisor that may be within an earlier grace period
-        sweep(folder)
+    # at once: do not wait for a supervisor that may be within an earlier grace period
+    killed = sweep(folder) if grace <= 0 else 0
     deadline = time.monotonic() + grace + 5.0
     last = deadline + (SAVING_SECONDS if grace > 0 else 0.0)
     while not (state := read_state(folder)).is_final and time.monotonic() < deadline:
         if folder.checkpoint_being_saved():
             deadline = min(last, time.monotonic() + grace + 5.0)
         time.sleep(LOOK_SECONDS)
-    killed = sweep(folder)
+    killed += sweep(folder)
     if state.state == "lost" or not state.is_final:
         sentence = "stopped on request, after the process that watched it was gone"
         state = replace(state, state="stopped", ended=time.time(), cause={"kind": "stopped", "sentence": sentence})
         write_state(folder, replace(state, killed=killed))
+    elif killed:
+        write_state(folder, replace(state, killed=state.killed + killed))
     return read_state(folder)
 
 
@@ -103,4 +107,5 @@ def requested_grace(folder: RunFolder) -> float | None:
     request = read_json(folder.stop_request)
     if not isinstance(request, dict):
         return None
-    return float(request.get("grace", GRACE_SECONDS))
+    grace = finite(request.get("grace"))
+    return grace if grace is not None and 0 <= grace < LONGEST_GRACE else GRACE_SECONDS

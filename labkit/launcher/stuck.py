@@ -13,6 +13,7 @@ from typing import Any
 
 from labkit.launcher.stacks import RankStack, ask
 from labkit.record import RunFolder
+from labkit.record.files import read_text
 from labkit.record.text import escaped, plain
 from labkit.write import Script
 
@@ -48,7 +49,7 @@ def look_at(folder: RunFolder, run: RunFolder) -> Stacks:
     """Ask every rank of an attempt where it is, and say it. Takes some five seconds when ranks do not answer."""
     manifest = run.read_manifest()
     path = str(manifest["script"]["path"] or run.script)
-    script = Script.parse(run.script.read_text(encoding="utf-8"), name=Path(path).name)
+    script = Script.parse(read_text(run.script), name=Path(path).name)
     ranks = ask(folder, run)
     return Stacks(explain(ranks, script, path), ranks)
 

@@ -166,6 +166,8 @@ class Supervisor:
         return {"kind": "stuck", "sentence": sentence}, GRACE_SECONDS
 
     def verdict(self, folder: RunFolder, code: int, why: dict[str, Any] | None, killed: int) -> State:
+        if why is None and code == -signal.SIGKILL and requested_grace(self.folder) is not None:
+            why = _stopped("stopped on request")  # by somebody who would not wait for us
         kept = {"exit_code": code, "killed": killed, "checkpoint": self.folder.newest_checkpoint()}
         if why:
             return self.ended("stopped" if why["kind"] == "stopped" else "failed", cause=why, **kept)

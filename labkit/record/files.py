@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from pathlib import Path
 from typing import BinaryIO
 
 __all__ = ["opened", "read_text"]
 
+LARGEST_BYTES = 8 << 20  # of a script or a record that is read whole
+
 
 def opened(path: Path) -> BinaryIO:
-    """A file, open for reading; never what a link in its place leads to. Raises OSError."""
-    return os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb")
+    """A file, open for reading; never what a link in its place leads to, nor a pipe to wait at. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return os.fdopen(descriptor, "rb")
 
 
 def read_text(path: Path) -> str:
-    """The text of such a file, whatever bytes are in it. Raises OSError."""
+    """The text of such a file, whatever bytes are in it. Raises OSError, also when it is far too large to be ours."""
     with opened(path) as file:
+        if os.fstat(file.fileno()).st_size > LARGEST_BYTES:
+            raise OSError(errno.EFBIG, "too large", str(path))
         return file.read().decode("utf-8", "replace")

@@ -21,6 +21,7 @@ __all__ = ["MARKER", "RunFolder", "find_run", "list_runs", "runs_root"]
 
 # In the environment of every process of a run, so that all of them can be found again.
 MARKER = "LABKIT_RUN"
+MOST_RANKS = 1_000_000
 # Kept free for the last words of a run whose disk is full.
 RESERVE_BYTES = 256 << 10
 # A checkpoint that has not grown for this long is not being saved any more.
@@ -131,7 +132,7 @@ class RunFolder:
             raise RunFolderError(plain(
                 f"{self.path} is not a run folder this labkit can read: {_format_of(manifest)}"
             ))  # fmt: skip
-        return manifest
+        return _sound(manifest, self)
 
     def launched(self) -> float | None:
         """When the run was launched, in seconds since the epoch; None when run.json does not tell."""
@@ -158,6 +159,20 @@ class RunFolder:
         except (OSError, ValueError) as error:  # ValueError: a NUL in the name
             raise _no_root(root, getattr(error, "strerror", None) or str(error)) from None
         return cls(path)
+
+
+def _sound(manifest: dict[str, Any], folder: RunFolder) -> dict[str, Any]:
+    """With what every reader relies on, whatever somebody has made of the file."""
+    name, ranks, script, cells = (manifest.get(key) for key in ("name", "world_size", "script", "cells"))
+    path = script.get("path") if isinstance(script, dict) else None
+    digest = script.get("sha256") if isinstance(script, dict) else None
+    counts = isinstance(ranks, int) and not isinstance(ranks, bool) and 0 < ranks <= MOST_RANKS
+    return manifest | {
+        "name": name if isinstance(name, str) else folder.id,
+        "world_size": ranks if counts else len(folder.started_ranks()),
+        "script": {"path": path if isinstance(path, str) else None, "sha256": digest},
+        "cells": {k: v for k, v in cells.items() if isinstance(v, dict)} if isinstance(cells, dict) else {},
+    }
 
 
 def _no_root(root: Path, why: str) -> RunFolderError:

@@ -15,6 +15,7 @@ __all__ = ["RankHistory", "RunReader", "rows"]
 
 PHASES = ("input", "forward", "backward", "optimizer")
 KEPT_REPORTS = 1000
+LONGEST_TEXT = 1000  # of a reported value
 RECENT_RECORDS = 50
 FIRST_STEPS = 2
 
@@ -84,7 +85,8 @@ class RankHistory:
 
     def read_all(self) -> None:
         """Take in everything that is left."""
-        self._take_all(self.tail.read_all())
+        for records in self.tail.chunks():
+            self._take_all(records)
 
     def go_on_with(self, tail: Tail) -> None:
         """Finish what the rank wrote in one attempt, then read what it writes in the next."""
@@ -150,7 +152,8 @@ class RankHistory:
             self.memory_peak = max(self.memory_peak, number(record.get("peak")) or memory)
 
     def _take_report(self, t: float, record: dict[str, Any]) -> None:
-        values = {k: v for k, v in record.items() if k not in ("k", "t")}
+        told = {k: v for k, v in record.items() if k not in ("k", "t") and len(k) < LONGEST_TEXT}
+        values = {k: v for k, v in told.items() if number(v) is not None or _is_short(v)}
         self._steps_before = int(values.get("start_step") or self._steps_before)
         self.step = max(self.step, int(values.get("step") or 0))
         self.reports.append(values)
@@ -162,6 +165,11 @@ class RankHistory:
                 self.series["loss"] = Series()
             self.latest["loss"] = loss
             self.series["loss"].add(t, loss)
+
+
+def _is_short(value: Any) -> bool:
+    """Whether a value is worth keeping in memory: a script may report whatever it likes."""
+    return value is None or isinstance(value, bool) or (isinstance(value, str) and len(value) < LONGEST_TEXT)
 
 
 class RunReader:

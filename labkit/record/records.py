@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,9 @@ from labkit.record.files import opened
 __all__ = ["Tail"]
 
 # One poll reads at most this much, so that a reader's memory is bounded whatever the file's size.
-CHUNK_BYTES = 4 << 20
+CHUNK_BYTES = 1 << 20
 LONGEST_LINE_BYTES = 1 << 20
+LATEST_SECONDS = 1e10  # three centuries: no clock of a host has run that long
 
 
 class Tail:
@@ -42,7 +44,7 @@ class Tail:
         self._skipping = False  # within a line that is too long to be kept
 
     def poll(self) -> list[dict[str, Any]]:
-        """Records appended since the last call, at most 4 MiB of them; empty when the file is not there yet."""
+        """Records appended since the last call, at most 1 MiB of them; empty when the file is not there yet."""
         try:
             with opened(self.path) as file:
                 if file.seek(0, 2) < self._offset:  # replaced by a shorter one: begin again
@@ -56,19 +58,21 @@ class Tail:
         if self._skipping and lines:
             del lines[0]
             self._skipping = False
-        if len(self._rest) > LONGEST_LINE_BYTES or self._skipping:
+        if len(self._rest) >= LONGEST_LINE_BYTES or self._skipping:
             self.undecodable += not self._skipping
             self._rest, self._skipping = b"", True
         return [record for line in lines if (record := self._decode(line)) is not None]
 
     def read_all(self) -> list[dict[str, Any]]:
         """Every record that is left, however many polls it takes."""
-        records: list[dict[str, Any]] = []
+        return [record for chunk in self.chunks() for record in chunk]
+
+    def chunks(self) -> Iterator[list[dict[str, Any]]]:
+        """The same poll by poll, for those who keep less than all of it."""
         offset = -1
         while offset != self._offset:
             offset = self._offset
-            records += self.poll()
-        return records
+            yield self.poll()
 
     def _decode(self, line: bytes) -> dict[str, Any] | None:
         if not line.strip():
@@ -78,7 +82,7 @@ class Tail:
         except (ValueError, RecursionError):
             record = None
         t = number(record.get("t")) if isinstance(record, dict) else None
-        if t is None or not math.isfinite(t):
+        if t is None or not abs(t) < LATEST_SECONDS:
             self.undecodable += 1
             return None
         return record

@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 
 from labkit.record.folder import RunFolder, read_json, write_json
 from labkit.record.identity import Identity
+from labkit.record.records import finite
 
 __all__ = ["FINAL_STATES", "State", "StateName", "read_state", "write_state"]
 
@@ -76,7 +77,21 @@ def _written(folder: RunFolder) -> State:
         now = time.time()
         return State("lost", now, ended=now, cause={"kind": "lost", "sentence": gone})
     known = {f.name for f in fields(State)}
-    return State(**{k: v for k, v in value.items() if k in known})
+    sound = {k: finite(value.get(k)) for k in ("started", "ended")} | {"cause": _sound_cause(value.get("cause"))}
+    return State(**{k: v for k, v in value.items() if k in known} | sound)
+
+
+def _sound_cause(cause: dict[str, Any] | None) -> dict[str, Any] | None:
+    """With a rank that is one, and a traceback that is text."""
+    if cause is None:
+        return None
+    rank, trace = cause.get("rank"), cause.get("traceback")
+    kept = {k: v for k, v in cause.items() if k not in ("rank", "traceback")}
+    if isinstance(rank, int) and rank >= 0:
+        kept["rank"] = rank
+    if isinstance(trace, list):
+        kept["traceback"] = [part for part in trace if isinstance(part, str)]
+    return kept
 
 
 def _is_sound(value: Any) -> bool:
@@ -84,8 +99,11 @@ def _is_sound(value: Any) -> bool:
         return False
     cause, ended, earlier = value.get("cause"), value.get("ended"), value.get("earlier", [])
     return (
-        isinstance(value.get("started"), int | float)
-        and (ended is None or isinstance(ended, int | float))
+        finite(value.get("started")) is not None
+        and (ended is None or finite(ended) is not None)
+        and isinstance(value.get("killed", 0), int)
+        and isinstance(value.get("exit_code"), int | None)
+        and isinstance(value.get("checkpoint"), str | None)
         and (cause is None or (isinstance(cause, dict) and isinstance(cause.get("sentence"), str)))
         and isinstance(value.get("notice"), str | None)
         and isinstance(value.get("attempt", 1), int)

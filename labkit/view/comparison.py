@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.errors import LabError
 from labkit.record import RunFolder, RunReader, find_run, read_state
-from labkit.record.records import number
+from labkit.record.records import finite, number
 from labkit.record.text import escaped, plain
 from labkit.view import words
 from labkit.view.figures import runs_together, scaling
@@ -42,7 +42,8 @@ def summary(folder: RunFolder) -> dict[str, Any]:
     manifest, histories = folder.read_manifest(), list(reader.ranks.values())
     first = histories[0] if histories else None
     values = words.final_values(reader)
-    epochs = [r["epoch_seconds"] for r in first.reports if "epoch_seconds" in r] if first else []
+    reports = first.reports if first else []
+    epochs = [v for r in reports if (v := finite(r.get("epoch_seconds"))) is not None]
     stepping = [h.totals["seconds"] for h in histories if h.totals["seconds"]]
     samples = sum(h.totals["samples"] for h in histories)
     return {
@@ -57,7 +58,7 @@ def summary(folder: RunFolder) -> dict[str, Any]:
         "test_accuracy": number(values.get("test_accuracy")),
         "samples": samples,
         "throughput": samples / max(stepping) if stepping and samples else None,
-        "parameters": values.get("parameters"),
+        "parameters": finite(values.get("parameters")),
         "held_bytes": max((size for h in histories if (size := h.held_bytes) is not None), default=None),
         "memory_peak": max((h.memory_peak for h in histories if h.memory_peak), default=None),
         "memory_kind": first.memory_name if first else None,
@@ -126,7 +127,7 @@ class Comparison:
                 "state held per rank": words.gib(s["held_bytes"]),
                 f"peak {s['memory_kind'] or 'memory'} per rank": words.gib(s["memory_peak"]),
                 "input wait": "n/a" if s["input_share"] is None else f"{s['input_share']:.1%}",
-                "parameters": "n/a" if s["parameters"] is None else f"{s['parameters']:,}",
+                "parameters": "n/a" if s["parameters"] is None else f"{s['parameters']:,.0f}",
                 "result": s["state"],
             }
             for s, speedup in zip(self.summaries, self._speedups(), strict=True)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from labkit.record import RunReader, Series
+from labkit.record.records import finite
 from labkit.record.text import escaped
 from labkit.view.svg import COLOURS
 
@@ -55,7 +56,7 @@ def memory_by_category(reader: RunReader) -> Figure:
 
     ranks = [str(rank) for rank in reader.ranks]
     peak = max((h.memory_peak for h in reader.ranks.values() if h.memory_name == "allocated"), default=0.0)
-    held = [{k: float(h.held.get(k) or 0) for k in CATEGORIES} for h in reader.ranks.values()]
+    held = [{k: finite(h.held.get(k)) or 0.0 for k in CATEGORIES} for h in reader.ranks.values()]
     unit, name = _unit(max([peak, *(sum(sizes.values()) for sizes in held)], default=0.0))
     figure = go.Figure()
     for colour, category in zip(COLOURS, CATEGORIES, strict=False):

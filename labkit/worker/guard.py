@@ -8,8 +8,9 @@ import os
 import resource
 import signal
 import sys
+from pathlib import Path
 
-from labkit.record.folder import RunFolder
+from labkit.record.folder import MARKER, RunFolder
 
 __all__ = ["die_with_parent", "dump_stacks_on_signal", "leave_no_core", "redirect_output"]
 
@@ -37,10 +38,18 @@ def die_with_parent() -> None:
     """
     if sys.platform != "linux":
         return
-    parent = os.getppid()
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before we had asked
+    if not _is_of_this_run(os.getppid()):  # the agent died before we had asked, and somebody else adopted us
         os._exit(1)
+
+
+def _is_of_this_run(pid: int) -> bool:
+    """Whether a process carries this run's marker, as torchrun's agent does."""
+    try:
+        environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return f"{MARKER}={os.environ[MARKER]}".encode() in environment
 
 
 def dump_stacks_on_signal(folder: RunFolder, rank: int) -> None:

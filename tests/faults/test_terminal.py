@@ -18,6 +18,7 @@ from faults.scene import (
     SHARED_MACHINE,
     assert_clean,
     assert_goes_on,
+    last_step,
     read,
     stopped_at_the_end,
     the_run,
@@ -61,11 +62,28 @@ class Terminal:
             pass
         return self.screen
 
-    def wait_for(self, pattern: str, seconds: float = 60) -> re.Match[str]:
-        return wait_until(lambda: re.search(pattern, self.read()), seconds, lambda: f"{pattern} in {self.screen!r}")
+    def wait_for(self, text: str) -> None:
+        wait_until(lambda: text in self.read(), what=lambda: f"{text} in {self.screen[-2000:]!r}")
 
-    def wait(self, seconds: float = BOUND * SHARED_MACHINE) -> int:
-        wait_until(lambda: (self.read(), self.process.poll() is not None)[1], seconds, lambda: self.screen)
+    def wait_for_step_after(self, step: int) -> None:
+        """Until it is seen to follow the run."""
+        seen = re.compile(r"step ([\d,]+)")
+        wait_until(
+            lambda: max((int(n.replace(",", "")) for n in seen.findall(self.read())), default=0) > step,
+            what=lambda: f"step {step} and on in {self.screen[-2000:]!r}",
+        )
+
+    def cursor_is_shown(self) -> bool:
+        return self.read().rfind("\x1b[?25l") <= self.screen.rfind("\x1b[?25h")
+
+    def wait(self) -> int:
+        """The exit code; what is written meanwhile is read, or it would never end."""
+
+        def ended() -> bool:
+            self.read()
+            return self.process.poll() is not None
+
+        wait_until(ended, BOUND * SHARED_MACHINE, lambda: self.screen[-2000:])
         return self.process.returncode
 
     def close(self) -> None:
@@ -113,6 +131,7 @@ def test_ctrl_c_stops_the_run_however_often_it_is_pressed(presses, apart, fault,
     told = assert_clean(folder, before)
 
     assert window.wait() in INTERRUPTED[presses]
+    assert window.cursor_is_shown()
     assert told["cause"]["sentence"] in ("stopped on request", "the process that started this run is gone")
     if presses == 1:
         assert told["cause"]["sentence"] == "stopped on request"
@@ -187,8 +206,8 @@ def test_a_detached_run_outlives_its_terminal_and_attach_leaves_it_going(termina
     window = terminal("bash", "--norc", "-i")
     with stopped_at_the_end():
         window.type(f"{' '.join([*LAUNCH, '--detach', '--', '--steps', str(ENDLESS)])}; echo code=$?\n".encode())
-        window.wait_for(r"goes on when this process ends")
-        window.wait_for(r"code=0")
+        window.wait_for("goes on when this process ends")
+        window.wait_for("code=0")
         folder = wait_for_step(the_run())
         before = written(folder)
         window.type(CTRL_C)
@@ -198,19 +217,20 @@ def test_a_detached_run_outlives_its_terminal_and_attach_leaves_it_going(termina
 
         for presses in (1, 3):
             another = terminal("labkit", "attach")
-            another.wait_for(re.escape(folder.id))
-            another.wait_for(r"\r.* samples/s")  # it follows
+            another.wait_for(folder.id)
+            another.wait_for_step_after(last_step(folder, 0))
             before = written(folder)
             for _ in range(presses):
                 another.type(CTRL_C)
             assert another.wait() in INTERRUPTED[presses]
+            assert another.cursor_is_shown()
             assert_goes_on(folder, before)
             if presses == 1:
                 assert f"{folder.id} goes on; end it with: labkit stop {folder.id}" in another.read()
                 assert "Traceback" not in another.read()
 
         another = terminal("labkit", "attach", folder.id)
-        another.wait_for(r"\r.* samples/s")
+        another.wait_for_step_after(last_step(folder, 0))
         another.close()
         assert another.wait() == -signal.SIGHUP
         assert_goes_on(folder, before)
@@ -226,7 +246,7 @@ def test_the_end_of_a_run_ends_who_is_attached(terminal) -> None:
     first = terminal(*launched())
     folder = wait_for_step(the_run())
     second = terminal("labkit", "attach")
-    second.wait_for(re.escape(folder.id))
+    second.wait_for(folder.id)
     before = written(folder)
 
     assert labkit.attach(folder.path).stop().state == "stopped"
@@ -234,5 +254,6 @@ def test_the_end_of_a_run_ends_who_is_attached(terminal) -> None:
     assert_clean(folder, before)
     for window in (first, second):
         assert window.wait() == 0
+        assert window.cursor_is_shown()
         assert "stopped on request" in window.read()
     assert read(folder.state)["cause"]["sentence"] == "stopped on request"
