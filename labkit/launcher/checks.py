@@ -31,6 +31,7 @@ __all__ = [
     "check_torch",
 ]
 
+MOST_RANKS = 1024
 TORCH_FLOOR = (2, 8)
 SECRET_FLAG = re.compile(
     r"^--(token|([\w-]*[-_])?("
@@ -67,6 +68,10 @@ def check_ranks(nproc_per_node: Any, backend: Any, hardware: Hardware) -> int:
         raise LaunchError(f"nproc_per_node must be a whole number or 'auto', got {nproc_per_node!r}")
     if nproc_per_node < 1:
         raise LaunchError(f"nproc_per_node must be at least 1, got {nproc_per_node}")
+    if nproc_per_node > MOST_RANKS:
+        raise LaunchError(
+            f"nproc_per_node={nproc_per_node:,} is more than one machine can start; at most {MOST_RANKS:,}"
+        )
     if backend not in (None, "nccl", "gloo"):
         raise LaunchError(f"backend must be 'nccl' or 'gloo', got {backend!r}")
     gpus = len(hardware.gpus)
