@@ -10,7 +10,7 @@ import os
 import re
 import signal
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import psutil
 from labkit.launcher.stop import processes_of
 from labkit.record import RunFolder
 from labkit.record.folder import read_json, write_json
+from labkit.record.state import supervisor_is_elsewhere
 
 __all__ = ["Frame", "RankStack", "ask", "crash_frames"]
 
@@ -44,7 +45,8 @@ class Frame:
 class RankStack:
     """One rank at one moment. `idle` is seconds since it last moved; `frames` its main thread's, innermost first.
 
-    `process` is the kernel's word for its process: "running", "sleeping", "disk-sleep", "stopped", or "gone".
+    `process` is the kernel's word for its process: "running", "sleeping", "disk-sleep", "stopped", or "gone"; "unknown"
+    for one of another machine.
     `answered` is "itself", "signal" (its script holds the GIL) or "no". `collectives` are the newest that it began,
     as torch's flight recorder has them.
     """
@@ -62,17 +64,19 @@ class RankStack:
 def ask(folder: RunFolder, run: RunFolder) -> list[RankStack]:
     """Every rank's stack, within some five seconds. `folder` is the attempt's, `run` the one the marker names."""
     ranks = folder.started_ranks()
-    ours = {process.pid: process for process in processes_of(run)}
+    elsewhere = supervisor_is_elsewhere(run)
+    ours = {} if elsewhere else {process.pid: process for process in processes_of(run)}
     offsets = {rank: _size(folder.stacks(rank)) for rank in ranks}
     number = time.time_ns()
     write_json(folder.inquiry, {"number": number})
     deadline = time.monotonic() + ANSWER_SECONDS
-    waiting = [rank for rank in ranks if _pid(folder, rank) in ours]
+    waiting = [rank for rank in ranks if elsewhere or _pid(folder, rank) in ours]
     while waiting and time.monotonic() < deadline:
         time.sleep(LOOK_SECONDS)
         waiting = [rank for rank in waiting if _beat(folder, rank).get("answered") != number]
     _signal(folder, waiting, ours, offsets)
-    return [_rank_stack(folder, rank, ours, offsets[rank], number) for rank in ranks]
+    seen = [_rank_stack(folder, rank, ours, offsets[rank], number) for rank in ranks]
+    return [replace(rank, process="unknown") for rank in seen] if elsewhere else seen
 
 
 def _signal(folder: RunFolder, ranks: list[int], ours: dict[int, psutil.Process], offsets: dict[int, int]) -> None:

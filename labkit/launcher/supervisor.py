@@ -28,6 +28,7 @@ from labkit.launcher.torchrun import attempt_command, marked
 from labkit.record import Identity, RunFolder, State, read_state, write_state
 from labkit.record.folder import write_json
 
+LIBC = ctypes.CDLL(None)  # looked up here: between fork and exec nothing may be loaded
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 LOOK_SECONDS = 0.1
@@ -116,7 +117,7 @@ class Supervisor:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                # This process has one thread, and it lives as long as we do: PDEATHSIG is safe here.
+                # This is the main thread, which lives as long as the process: PDEATHSIG is safe here.
                 # KILL, and not TERM with its grace: without us nobody would see to it that the ranks follow.
                 preexec_fn=lambda: _prctl(PR_SET_PDEATHSIG, signal.SIGKILL),
             )
@@ -220,7 +221,7 @@ class _Signals:
 
 def _prctl(option: int, value: int) -> None:
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(option, value)
+        LIBC.prctl(option, value)
 
 
 if __name__ == "__main__":

@@ -145,6 +145,8 @@ class RankHistory:
         if loss is not None and not self._script_reports_loss:
             self.latest["loss"] = loss
             self.series["loss"].add(t, loss)
+        if (reserved := number(record.get("reserved"))) is not None:
+            self.latest["reserved"] = reserved
         memory = number(record.get("allocated", record.get("rss")))
         if memory is not None:
             self.latest["memory"] = memory

@@ -214,10 +214,11 @@ def _grid(rows: list[dict[str, str]], marks: list[str]) -> str:
     """A table of text, with a mark of SVG before each row."""
     if not rows:
         return ""
-    head = "".join(f"<th {CELL}>{escaped(name)}</th>" for name in rows[0])
+    names = list(dict.fromkeys(name for row in rows for name in row))  # a rank that has yet to begin has fewer
+    head = "".join(f"<th {CELL}>{escaped(name)}</th>" for name in names)
     body = ""
     for row, mark in zip(rows, marks, strict=True):
-        first, *others = map(escaped, row.values())
+        first, *others = (escaped(row.get(name, "")) for name in names)
         body += f"{ROW}<td {CELL}>{mark}{first}</td>" + "".join(f"<td {CELL}>{text}</td>" for text in others) + "</tr>"
     return f"{TABLE}{ROW}{head}</tr>{body}</table>"
 
@@ -249,6 +250,7 @@ def _rank_row(history: RankHistory) -> dict[str, str]:
         "input wait": "n/a" if share is None else f"{share:.1%}",
         "state held": words.gib(history.held_bytes),
         f"peak {history.memory_name}": words.gib(history.memory_peak or None),
+        **({"reserved": words.gib(latest["reserved"])} if "reserved" in latest else {}),
     }
 
 

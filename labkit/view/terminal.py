@@ -102,10 +102,11 @@ def picture(reader: RunReader, state: State) -> Any:
             curves.add_row(title, Text(sparkline(series), "blue"))
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     rows = rank_rows(reader)
-    for name in rows[0] if rows else ():
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    for name in names:
         table.add_column(name, justify="right")
     for row in rows:
-        table.add_row(*map(Text, row.values()))
+        table.add_row(*(Text(row.get(name, "")) for name in names))
     log = tail_of_log(reader.folder.latest, int((state.cause or {}).get("rank") or 0), LOG_LINES)
     parts += [curves, table, *([Rule(Text("log of rank 0"), style="dim"), Text("\n".join(log))] if log else [])]
     return Group(*parts)

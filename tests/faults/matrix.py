@@ -6,9 +6,11 @@ Read by the tests and by the command that writes docs/faults.md.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
-FAULTY = Path(__file__).parents[1] / "scripts" / "faulty.py"
+from faults.scene import FAULTY
+
+__all__ = ["FAULTS", "FAULTY", "GROUP_TIMEOUT", "Fault"]
+
 GROUP_TIMEOUT = 8  # seconds, of the process group
 
 

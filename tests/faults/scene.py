@@ -20,7 +20,7 @@ import pytest
 from jupyter_client import KernelManager
 
 import labkit
-from labkit.record import Identity, RunFolder, list_runs
+from labkit.record import Identity, RunFolder, RunReader, list_runs
 
 FAULTY = Path(__file__).parents[1] / "scripts" / "faulty.py"
 SHARED_MACHINE = 2
@@ -102,10 +102,10 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def assert_clean(
-    run: labkit.Run | RunFolder, before: Written | None = None, *, state: str = "stopped", within: float = 8
+    run: labkit.Run | RunFolder, before: Written | None = None, *, state: str | None = "stopped", within: float = 8
 ) -> dict[str, Any]:
-    """Within the time from now on: nothing of the run alive, `state.json` final and true, nothing lost of what was
-    written before. Returns the content of `state.json`."""
+    """Within the time from now on: nothing of the run alive, `state.json` final and true (any final state when `state`
+    is None), nothing lost of what was written before. Returns the content of `state.json`."""
     folder, began = folder_of(run), time.monotonic()
     supervisor = Identity.read(read(folder.agent).get("supervisor")) if folder.agent.exists() else None
 
@@ -119,6 +119,7 @@ def assert_clean(
 
     told = read(folder.state)
     told_by_labkit = labkit.attach(folder.path).status()
+    state = state or told["state"]
     assert told_by_labkit.state == state, f"{told_by_labkit} after {seconds:.1f} s"
     if state != "lost":  # which nobody was left to write
         assert told["state"] == state
@@ -126,6 +127,16 @@ def assert_clean(
     assert (told_by_labkit.cause is None) == (state == "succeeded")
     assert_nothing_lost(folder, before or {})
     return told
+
+
+def assert_over(run: labkit.Run | RunFolder) -> None:
+    """The same of a run that has ended in whatever way; every record can be read, and its report be written."""
+    folder = folder_of(run)
+    assert_clean(folder, state=None)
+    reader = RunReader(folder).read_all()
+    assert reader.ranks
+    assert reader.undecodable == 0
+    assert labkit.attach(folder.path).report().stat().st_size > 1000
 
 
 def assert_goes_on(run: labkit.Run | RunFolder, before: Written, *, within: float = 8) -> None:

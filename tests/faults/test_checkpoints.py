@@ -10,8 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from faults.aftermath import assert_clean
-from faults.test_disk import wait_for_step
+from faults.scene import assert_over, wait_for_step
 
 import labkit
 from labkit.launcher.stop import processes_of
@@ -110,7 +109,7 @@ def check_kills(trials: int, seed: int, tmp_path: Path) -> None:
             process.kill()
         with pytest.raises(labkit.RankFailedError):
             run.wait()
-        assert_clean(run.folder)
+        assert_over(run.folder)
         newest = run.status().checkpoint
         assert newest
         commit = json.loads((folder / newest / "COMMIT.json").read_text())

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from faults.aftermath import assert_clean
 from faults.matrix import FAULTY
+from faults.scene import assert_over, wait_for_step
 
 import labkit
 from labkit.launcher.stop import processes_of
-from labkit.record import RunFolder, RunReader
+from labkit.record import RunReader
 
 
 @pytest.fixture
@@ -27,16 +27,6 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         pytest.skip(f"a small disk takes root: {mounted.stderr.decode().strip()}")
     yield disk
     subprocess.run(["umount", str(disk)], check=True)
-
-
-def wait_for_step(folder: RunFolder, step: int) -> None:
-    reader, deadline = RunReader(folder), time.monotonic() + 60
-    while time.monotonic() < deadline:
-        reader.poll()
-        if reader.ranks and all(history.step >= step for history in reader.ranks.values()):
-            return
-        time.sleep(0.05)
-    pytest.fail(f"no rank reached step {step}")
 
 
 def test_a_script_that_fills_the_disk_fails_with_that_cause_and_a_true_state(small_disk: Path) -> None:
@@ -106,4 +96,4 @@ def test_the_wall_clock_may_jump(runs_dir: Path) -> None:
 
     reader = RunReader(run.folder).read_all()
     assert all(x >= 0 for h in reader.ranks.values() for x, *_ in h.series["loss"].points())
-    assert_clean(run.folder)
+    assert_over(run.folder)

@@ -13,9 +13,8 @@ from collections import Counter
 
 import psutil
 import pytest
-from faults.aftermath import assert_clean
 from faults.matrix import FAULTS, FAULTY
-from faults.test_disk import wait_for_step
+from faults.scene import assert_over, wait_for_step
 
 import labkit
 from labkit.launcher.stop import processes_of
@@ -50,7 +49,7 @@ def from_outside(kind: str, chance: random.Random) -> tuple[str, str]:
         expected = "failed", f"rank {rank} was killed (SIGKILL)"
     while not (state := run.status()).is_final:
         time.sleep(0.05)
-    assert_clean(run.folder)
+    assert_over(run.folder)
     assert (state.state, expected[1] in state.cause["sentence"]) == (expected[0], True), state
     return expected
 
@@ -77,7 +76,7 @@ def test_random_faults(capsys: pytest.CaptureFixture[str]) -> None:
         run = labkit.launch(FAULTY, nproc_per_node=2, args=fault.arguments(), wait=False)
         with pytest.raises(labkit.RankFailedError) as caught:
             run.wait(timeout=120)
-        assert_clean(run.folder)
+        assert_over(run.folder)
         if not re.search(fault.says, caught.value.cause["sentence"]):
             wrong.append(f"{fault.fault}: {caught.value.cause['sentence']}")
     with capsys.disabled():

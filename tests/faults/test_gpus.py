@@ -7,9 +7,8 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from faults.aftermath import assert_clean
 from faults.matrix import FAULTY
-from faults.test_disk import wait_for_step
+from faults.scene import assert_over, wait_for_step
 
 import labkit
 from labkit.launcher import hardware as hardware_module
@@ -47,7 +46,7 @@ def test_simulated_gpus_that_a_run_holds_are_refused_to_the_next_one(two_gpus: N
     run.stop()
     again = labkit.launch(FAULTY, args=["--steps", "2"], nproc_per_node=2, wait=True)
     assert again.status().state == "succeeded"
-    assert_clean(again.folder)
+    assert_over(again.folder)
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
-from faults.aftermath import assert_clean
 from faults.matrix import FAULTY
-from faults.test_disk import wait_for_step
+from faults.scene import assert_over, wait_for_step
 
 import labkit
 from labkit.launcher.stop import processes_of
@@ -36,7 +35,7 @@ def test_five_launches_at_once() -> None:
     assert [run.status().state for run in started] == ["succeeded"] * 5
     assert len(labkit.runs()) == 5
     for run in started:
-        assert_clean(run.folder)
+        assert_over(run.folder)
 
 
 def test_a_flood_of_lines_stays_in_its_file_and_the_view_is_bounded() -> None:
@@ -110,4 +109,4 @@ def test_children_that_the_script_started_end_with_it() -> None:
                 time.sleep(0.05)
             assert run.status().cause["sentence"] == "torchrun was killed (SIGKILL); its ranks were ended with it"
         assert time.monotonic() - began < 8
-        assert_clean(run.folder)
+        assert_over(run.folder)

@@ -6,8 +6,8 @@ import re
 import time
 
 import pytest
-from faults.aftermath import assert_clean
 from faults.matrix import FAULTS, FAULTY, GROUP_TIMEOUT, Fault
+from faults.scene import assert_over
 
 import labkit
 
@@ -31,7 +31,7 @@ def test_the_culprit_is_named_and_nothing_is_left(fault: Fault, ranks: int) -> N
     assert sentence in str(caught.value)
     assert sentence in repr(run)
     assert time.monotonic() - began < BOUND + GROUP_TIMEOUT + ranks * SECONDS_PER_RANK
-    assert_clean(run.folder)
+    assert_over(run.folder)
     assert run.metrics().groupby("rank")["step"].max().min() >= 3
 
 

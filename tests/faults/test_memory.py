@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from faults.aftermath import assert_clean
 from faults.matrix import FAULTY
+from faults.scene import assert_over
 
 import labkit
 
@@ -56,7 +56,7 @@ def test_a_rank_that_the_kernel_kills_for_want_of_memory(small_memory: Path) -> 
     assert re.search(r"it held [\d.]+ [GM]iB \(resident set", sentence)
     assert caught.value.cause["out_of_memory"] == "host"
     assert "to make it fit" in str(caught.value)
-    assert_clean(labkit.attach("latest").folder)
+    assert_over(labkit.attach("latest").folder)
 
 
 def test_a_simulated_cuda_error_says_what_held_the_memory_and_can_be_caught_as_torchs_own(tmp_path: Path) -> None:

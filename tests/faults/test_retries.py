@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from faults.aftermath import assert_clean
+from faults.scene import assert_over, wait_for_step
 
 import labkit
 
@@ -40,7 +40,7 @@ def test_the_curve_goes_on_as_if_nothing_had_happened(strategy: str) -> None:
     for (rank, step), loss in second.set_index(["rank", "step"])["loss"].items():
         expected = whole[(whole["rank"] == rank) & (whole["step"] == step)]["loss"].item()
         assert loss == pytest.approx(expected, rel=1e-9)
-    assert_clean(run.folder)
+    assert_over(run.folder)
     assert "↻" in run.report().read_text(encoding="utf-8")
 
 
@@ -54,7 +54,7 @@ def test_the_last_attempt_counts_and_every_one_is_told() -> None:
     assert "boom" in run.status().earlier[0]["cause"]["sentence"]
     assert run.folder.error(1).exists()
     assert run.folder.attempt(2).error(1).exists()
-    assert_clean(run.folder)
+    assert_over(run.folder)
 
 
 def test_a_run_that_succeeds_is_not_begun_again() -> None:
@@ -65,8 +65,6 @@ def test_a_run_that_succeeds_is_not_begun_again() -> None:
 
 
 def test_a_stopped_run_is_not_begun_again() -> None:
-    from faults.test_disk import wait_for_step
-
     run = labkit.launch("tests/scripts/faulty.py", args=["--steps", "600"], retries=3, wait=False)
     wait_for_step(run.folder, 2)
 

@@ -6,9 +6,8 @@ import re
 import time
 
 import pytest
-from faults.aftermath import assert_clean
 from faults.matrix import FAULTY
-from faults.test_disk import wait_for_step
+from faults.scene import assert_over, wait_for_step
 
 import labkit
 
@@ -45,7 +44,7 @@ def test_a_stuck_rank_is_found_where_it_is(fault: str) -> None:
     began = time.monotonic()
     assert run.stop().state == "stopped"
     assert time.monotonic() - began < STOPPED_SECONDS
-    assert_clean(run.folder)
+    assert_over(run.folder)
 
 
 def test_ranks_that_wait_for_each_other() -> None:
@@ -80,7 +79,7 @@ def test_the_watchdog_ends_a_run_that_does_not_move_and_leaves_the_stacks() -> N
     assert time.monotonic() - began < 30
     assert run.status().cause["kind"] == "stuck"
     assert "misbehave" in run.folder.stacks(1).read_text()
-    assert_clean(run.folder)
+    assert_over(run.folder)
 
 
 def test_a_run_that_is_over_has_no_stacks() -> None:
