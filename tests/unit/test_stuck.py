@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from labkit.launcher import stacks
 from labkit.launcher.stacks import Frame, RankStack, crash_frames, main_thread
 from labkit.launcher.stuck import Stacks, explain
+from labkit.record.folder import write_json
 from labkit.write import Script
 
 SCRIPT = Script.parse("# %% setup\nimport time\n\n# %% main\ntime.sleep(600)\nwork()\n", name="train.py")
@@ -116,3 +118,16 @@ def test_the_frames_of_a_crash_are_those_of_the_thread_it_hit(tmp_path) -> None:
     assert crash_frames(file) == []
     file.write_text(f"{DUMP}\nFatal Python error: Segmentation fault\n{DUMP.split('4', 1)[1]}\nExtension modules: x")
     assert [frame.line for frame in crash_frames(file)] == [74, 100]
+
+
+def test_ranks_of_another_machine_are_asked_over_the_shared_folder_and_not_said_to_be_gone(folder, monkeypatch) -> None:
+    monkeypatch.setattr(stacks, "ANSWER_SECONDS", 0.1)
+    there = {"pid": 1, "started": 2.0, "boot": "another", "host": "another-host"}
+    write_json(folder.agent, {"supervisor": there})
+    folder.rank(0).mkdir()
+    write_json(folder.heartbeat(0), {"pid": 1, "step": 7, "t": 10.0, "moved": 4.0})
+
+    (seen,) = stacks.ask(folder, folder)
+
+    assert (seen.process, seen.step, seen.idle) == ("unknown", 7, 6.0)
+    assert explain([seen], SCRIPT, PATH) == "rank 0 is at step 7"
