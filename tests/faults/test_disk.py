@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from faults.matrix import FAULTY
-from faults.scene import assert_over, wait_for_step
+from faults.scene import assert_over, wait_for_step, wait_until
 
 import labkit
 from labkit.launcher.stop import processes_of
@@ -26,7 +26,8 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     if mounted.returncode:
         pytest.skip(f"a small disk takes root: {mounted.stderr.decode().strip()}")
     yield disk
-    subprocess.run(["umount", str(disk)], check=True)
+    # The run's supervisor keeps its log open until it, too, is gone.
+    wait_until(lambda: subprocess.run(["umount", str(disk)], capture_output=True).returncode == 0, 20, "umount")
 
 
 def test_a_script_that_fills_the_disk_fails_with_that_cause_and_a_true_state(small_disk: Path) -> None:
