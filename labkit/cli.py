@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -25,7 +26,8 @@ EXAMPLES = """examples:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one verb. Exit codes: 0 done, 1 the training failed, 2 refused before anything started, 130 interrupted."""
+    """Run one verb. Exit codes: 0 done, 1 the training failed, 2 refused before anything started, 129 the terminal was
+    closed, 130 interrupted, 141 nobody reads what is printed."""
     parser = _parser()
     arguments, rest = parser.parse_known_args(argv)
     if rest and arguments.verb != "launch":
@@ -41,8 +43,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # whoever read our output has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _write_nowhere()
         return 141
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        _write_nowhere()  # the terminal was closed
+        return 129
+
+
+def _write_nowhere() -> None:
+    """What is still to be flushed has nobody to read it."""
+    for stream in (sys.stdout, sys.stderr):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -136,10 +149,11 @@ def _runs(arguments: argparse.Namespace, rest: list[str]) -> None:
 
 def _attach(arguments: argparse.Namespace, rest: list[str]) -> None:
     run = labkit.attach(arguments.which, runs_dir=arguments.runs_dir)
-    if not run.status().is_final:
+    watch = sys.stdout.isatty()  # which draws all of it
+    if not run.status().is_final and not watch:
         print(run, flush=True)
     try:
-        run.wait(stop_on_interrupt=False, watch=sys.stdout.isatty())
+        run.wait(stop_on_interrupt=False, watch=watch)
     except KeyboardInterrupt:
         print(plain(f"\n{run.id} goes on; end it with: labkit stop {run.id}"))
         raise
