@@ -84,7 +84,7 @@ MUTANTS = [
            ("test_load.py", "children")),
     Mutant("bounded logs", "labkit/run.py", "file.seek(left_out)", "left_out = 0; file.seek(0)",
            ("test_load.py", "flood")),
-    Mutant("no terminal codes", "labkit/view/page.py", 'ANSI.sub("", ', "str(", ("test_load.py", "hostile")),
+    Mutant("no terminal codes", RECORD + "text.py", 'ANSI.sub("", ', "str(", ("test_load.py", "hostile")),
     Mutant("held GPUs", LAUNCHER + "start.py", "if not shares_gpus:", "if False:",
            ("test_gpus.py", "refused_to_the_next")),
     Mutant("the ladder", LAUNCHER + "preflight.py", "for rung in NCCL_LADDER", "for rung in NCCL_LADDER[:1]",
