@@ -56,7 +56,7 @@ MUTANTS = [
            ("test_stuck.py", "is_found and gil")),
     Mutant("a stopped process", LAUNCHER + "stuck.py", 'if r.process == "stopped"', "if False",
            ("test_stuck.py", "is_found and sigstop")),
-    Mutant("the notice", LAUNCHER + "supervisor.py", "set(stalled) - self.told:", "False:",
+    Mutant("the notice", LAUNCHER + "supervisor.py", "stalled and set(stalled) != self.told:", "False:",
            ("test_stuck.py", "is_found and spin")),
     Mutant("slow is not stuck", LAUNCHER + "progress.py", "PATIENCE_SECONDS + 2 * self._step_seconds", "1.2",
            ("test_stuck.py", "slow")),

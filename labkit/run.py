@@ -178,7 +178,10 @@ class Run:
         """
         if self.status().is_final:
             raise LabError(f"{self.id} is over: no rank is anywhere. See run.status() and run.logs()")
-        return look_at(self.folder.latest, self.folder)
+        try:
+            return look_at(self.folder.latest, self.folder)
+        except OSError as error:
+            raise RunFolderError(plain(f"the ranks of {self.id} cannot be asked: {error}")) from None
 
     def logs(self, *, rank: int | None = None, stream: str = "stdout") -> str:
         """What a rank printed, as text without terminal codes; all ranks one after another when `rank` is None.

@@ -15,7 +15,7 @@ from labkit.write import Script, options_of
 __all__ = ["CHECKED_CALLS", "disk_advice", "memory_advice", "memory_in_words"]
 
 FULL_BYTES = 16 << 20
-DISK_FULL = re.compile(r"No space left on device|unexpected pos \d+ vs \d+|Disk quota exceeded|File too large")
+DISK_FULL = re.compile(r"No space left on device|unexpected pos \d+ vs \d+")
 CHECKED_CALLS = (
     "run it again with env={'TORCH_DISTRIBUTED_DEBUG': 'DETAIL'}: torch then compares the ranks' calls and names them"
 )
@@ -62,7 +62,7 @@ def disk_advice(folder: RunFolder, message: str) -> str:
     """Said when the disk is full, whatever torch makes of it ("unexpected pos 704 vs 598")."""
     where = folder.checkpoint_folder() if folder.checkpoint_folder().exists() else folder.path
     free = shutil.disk_usage(where).free
-    if not DISK_FULL.search(message) and free > FULL_BYTES:
+    if not DISK_FULL.search(message) or free > FULL_BYTES:  # with room there, it was another disk: /dev/shm, for one
         return ""
     kept = folder.newest_checkpoint()
     safe = f"; {kept} is committed and whole" if kept else ""

@@ -51,7 +51,8 @@ class Preflight:
         if self.env is None:
             return f"{self.backend} does not work between the ranks: {self.tried[-1]['problem']}"
         needed = f" with {_assignments(self.env)}" if self.env else ""
-        return f"{len(self.ranks)} ranks sum over {self.backend}{needed}"
+        where = ", ".join(f"rank {rank['rank']} {rank['device']} on {rank['host']}" for rank in self.ranks)
+        return f"{len(self.ranks)} ranks sum over {self.backend}{needed}: {where}"
 
 
 def settings_for(nproc_per_node: int | str, backend: str | None, env: Mapping[str, str] | None) -> dict[str, str]:

@@ -35,7 +35,8 @@ def stop(folder: RunFolder, *, grace: float = GRACE_SECONDS) -> State:
             f"{folder.id} runs on another machine, or did before this one was restarted; stop it there"
         )
     if not read_state(folder).is_final:
-        write_json(folder.stop_request, {"time": time.time(), "pid": os.getpid(), "grace": grace})
+        request = {"time": time.time(), "pid": os.getpid(), "grace": grace}
+        write_json(folder.stop_request, request, reserve=folder.reserve)  # a full disk is a reason to stop a run
     # at once: do not wait for a supervisor that may be within an earlier grace period
     killed = sweep(folder) if grace <= 0 else 0
     deadline = time.monotonic() + grace + 5.0
@@ -48,10 +49,12 @@ def stop(folder: RunFolder, *, grace: float = GRACE_SECONDS) -> State:
     if state.state == "lost" or not state.is_final:
         sentence = "stopped on request, after the process that watched it was gone"
         state = replace(state, state="stopped", ended=time.time(), cause={"kind": "stopped", "sentence": sentence})
-        write_state(folder, replace(state, killed=killed))
-    elif killed:
-        write_state(folder, replace(state, killed=state.killed + killed))
-    return read_state(folder)
+    elif not killed:
+        return state
+    state = replace(state, killed=state.killed + killed)
+    if folder.path.exists():  # of a deleted run nobody is left to read
+        write_state(folder, state)
+    return state
 
 
 def terminate(agent: Identity, folder: RunFolder, grace: float) -> int:

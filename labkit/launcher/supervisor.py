@@ -150,7 +150,7 @@ class Supervisor:
         """Tell in state.json when ranks no longer move, and where they are; end the run if its watchdog says so."""
         progress.look()
         stalled = progress.stalled()
-        if self.looking is None and set(stalled) - self.told:
+        if self.looking is None and stalled and set(stalled) != self.told:
             self.told = set(stalled)
             self.looking = self.looker.submit(look_at, folder, self.folder)  # takes seconds; a stop must not wait
         elif self.looking is not None and self.looking.done():
@@ -162,7 +162,10 @@ class Supervisor:
             self.write(replace(self.state, notice=None))
         if self.watchdog is None or progress.idle_seconds <= self.watchdog:
             return None
-        where = look_at(folder, self.folder).sentence
+        try:
+            where = look_at(folder, self.folder).sentence
+        except OSError as error:  # a full disk; the run is ended all the same
+            where = f"where its ranks are could not be asked: {error}"
         sentence = f"stopped by the watchdog after {self.watchdog:g} s without progress: {where}"
         return {"kind": "stuck", "sentence": sentence}, GRACE_SECONDS
 

@@ -85,7 +85,9 @@ class RunFolder:
 
     def checkpoint_folder(self) -> Path:
         """Where the script saves its checkpoints: here, or where its `--checkpoint-dir` says."""
-        manifest = read_json(self.manifest) or {}
+        manifest = read_json(self.manifest)
+        if not isinstance(manifest, dict):
+            return self.checkpoints
         given = manifest.get("parameters")
         chosen = given.get("checkpoint_dir") if isinstance(given, dict) else None
         return Path(str(manifest.get("cwd", "")), str(chosen)) if chosen else self.checkpoints

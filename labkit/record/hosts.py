@@ -11,7 +11,6 @@ from __future__ import annotations
 from typing import Any
 
 from labkit.record.records import Tail, finite
-from labkit.record.series import Series
 
 __all__ = ["HostHistory"]
 
@@ -30,7 +29,6 @@ class HostHistory:
         self.cpu: float | None = None
         self.memory_used: float | None = None
         self.devices: list[dict[str, Any]] = []
-        self.series = {"cpu": Series(1.0), "memory_used": Series(1.0)}
 
     def poll(self) -> bool:
         """Take in what is new; True when there was something."""
@@ -52,8 +50,5 @@ class HostHistory:
             ]
         elif record.get("k") == "host":
             self.cpu, self.memory_used = finite(record.get("cpu")), finite(record.get("memory_used"))
-            for name, value in (("cpu", self.cpu), ("memory_used", self.memory_used)):
-                if value is not None:
-                    self.series[name].add(record["t"], value)
             for device, seen in zip(self.devices, devices, strict=False):
                 device.update({reading: finite(seen.get(reading)) for reading in READINGS})

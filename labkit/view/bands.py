@@ -18,12 +18,12 @@ WIDTH, LEFT, RIGHT, TOP = 720, 52, 8, 20
 Column = dict[int, tuple[float, float, float]]  # by rank: low, high, last
 
 
-def columns(series: Mapping[int, Series]) -> tuple[list[tuple[float, Column]], float]:
-    """All ranks' points on one grid of at most 60 columns: `(time, by rank)` for each that holds any, and the width."""
+def columns(series: Mapping[int, Series]) -> list[tuple[float, Column]]:
+    """All ranks' points on one grid of at most 60 columns: `(time, by rank)` for each that holds any."""
     points = {rank: s.points() for rank, s in series.items()}
     times = [x for line in points.values() for x, *_ in line]
     if not times:
-        return [], 0.0
+        return []
     start, width = min(times), ((max(times) - min(times)) / CELLS) or 1.0
     grid: dict[int, Column] = {}
     for rank, line in points.items():
@@ -31,14 +31,14 @@ def columns(series: Mapping[int, Series]) -> tuple[list[tuple[float, Column]], f
             column = grid.setdefault(min(CELLS - 1, int((x - start) / width)), {})
             before = column.get(rank, (low, high, last))
             column[rank] = (min(low, before[0]), max(high, before[1]), last)
-    return [(start + (i + 0.5) * width, grid[i]) for i in sorted(grid)], width
+    return [(start + (i + 0.5) * width, grid[i]) for i in sorted(grid)]
 
 
 def band(
     series: Mapping[int, Series], place_x: Callable[[float], float], place_y: Callable[[float], float]
 ) -> tuple[str, int | None]:
     """SVG of the band, the median, and the rank furthest from it at the end, which is returned."""
-    grid, _ = columns(series)
+    grid = columns(series)
     if not grid:
         return "", None
     lows = [(x, min(v[0] for v in column.values())) for x, column in grid]
@@ -63,7 +63,7 @@ def heat_strips(title: str, series: Mapping[int, Series], labels: Mapping[int, s
 
     `labels` by rank stand before the strips, where a new one begins (a host's name, for one).
     """
-    grid, _ = columns(series)
+    grid = columns(series)
     ranks = sorted(series)
     if not grid:
         return ""

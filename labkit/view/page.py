@@ -182,12 +182,12 @@ def _tracebacks(folder: RunFolder, state: State) -> str:
     if state.state != "failed":
         return ""
     latest, first = folder.latest, (state.cause or {}).get("rank")
-    words = {rank: read_json(latest.error(rank)) for rank in latest.started_ranks() if rank != first}
+    last_words = {rank: read_json(latest.error(rank)) for rank in latest.started_ranks() if rank != first}
     return "".join(
         f"<details><summary>rank {rank}: {escaped(str(said.get('exception')))}: "
-        f"{escaped((str(said.get('message')))[:200])}</summary>"
+        f"{escaped(str(said.get('message'))[:200])}</summary>"
         f"<pre>{escaped(''.join(map(str, trace)))}</pre></details>"
-        for rank, said in list(words.items())[:SHOWN_FAILURES]
+        for rank, said in list(last_words.items())[:SHOWN_FAILURES]
         if isinstance(said, dict) and isinstance(trace := said.get("traceback"), list)
     )
 

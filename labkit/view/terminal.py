@@ -107,7 +107,7 @@ def picture(reader: RunReader, state: State) -> Any:
         table.add_column(name, justify="right")
     for row in rows:
         table.add_row(*(Text(row.get(name, "")) for name in names))
-    log = tail_of_log(reader.folder.latest, int((state.cause or {}).get("rank") or 0), LOG_LINES)
+    log = tail_of_log(reader.folder.latest, 0, LOG_LINES)
     parts += [curves, table, *([Rule(Text("log of rank 0"), style="dim"), Text("\n".join(log))] if log else [])]
     return Group(*parts)
 

@@ -50,10 +50,11 @@ def write(folder: RunFolder, rank: int, error: BaseException, step: int) -> None
     } | _memory(error)
     try:
         write_json(folder.error(rank), record, reserve=folder.reserve)
-        record_collectives(folder, rank)
-    except Exception as problem:  # a full disk, a deleted folder, another torch
-        with suppress(OSError):
+    except OSError as problem:
+        with suppress(OSError):  # stderr may be on the same full disk
             print(f"labkit: the failure of rank {rank} could not be kept: {problem!r}", file=sys.stderr)
+    with suppress(Exception):  # evidence, where this torch has any
+        record_collectives(folder, rank)
     if not isinstance(error, SystemExit):
         with suppress(OSError):
             traceback.print_exception(error)

@@ -10,6 +10,7 @@ import faulthandler
 import json
 import os
 import signal
+import sys
 import threading
 import time
 from contextlib import suppress
@@ -81,11 +82,9 @@ def record_collectives(folder: RunFolder, rank: int) -> None:
 
 def _flight_record() -> str | bytes:
     """torch's own dump. The functions are private, and NCCL has one of its own."""
-    import torch
-    import torch.distributed as dist
-
-    if not (dist.is_available() and dist.is_initialized()):
+    dist = sys.modules.get("torch.distributed")  # never imported from here: the script may just be about to
+    if dist is None or not (dist.is_available() and dist.is_initialized()):
         return '{"entries": []}'
     name = "_dump_nccl_trace_json" if dist.get_backend() == "nccl" else "_dump_fr_trace_json"
-    dump = getattr(torch._C._distributed_c10d, name, None)
+    dump = getattr(sys.modules["torch._C._distributed_c10d"], name, None)
     return dump() if dump else '{"entries": []}'
