@@ -13,7 +13,7 @@ from labkit.record.series import Series
 
 __all__ = ["RankHistory", "RunReader", "rows"]
 
-PHASES = ("input", "forward", "backward", "optimizer")
+PHASES = ("input", "forward", "backward", "optimizer", "communication")
 KEPT_REPORTS = 1000
 LONGEST_TEXT = 1000  # of a reported value
 RECENT_RECORDS = 50
@@ -47,6 +47,7 @@ class RankHistory:
         self.end: dict[str, Any] = {}
         self.series = {name: Series() for name in ("loss", "step_seconds", "throughput", "memory")}
         self.allocation_retries = 0.0
+        self.communicates = False  # whether the time it waits for collectives is known
         self.memory_limit: float | None = None  # bytes of the device, or of the host for ranks on its CPU
         self._recent: deque[dict[str, float]] = deque(maxlen=RECENT_RECORDS)
         self._script_reports_loss = False
@@ -131,6 +132,7 @@ class RankHistory:
         for name, value in {"steps": steps, "samples": samples, "seconds": seconds}.items():
             self.totals[name] += value
         phases = {phase: finite(record.get(phase)) or 0.0 for phase in PHASES}
+        self.communicates = finite(record.get("communication")) is not None
         for phase, spent in phases.items():
             self.totals[phase] += spent
         if self.step > FIRST_STEPS:  # the first ones compile, allocate and warm caches

@@ -239,7 +239,6 @@ def _shown(reader: RunReader) -> list[RankHistory]:
 
 def _rank_row(history: RankHistory) -> dict[str, str]:
     latest = history.latest
-    share = words.input_share(history)
     return {
         "rank": str(history.rank),
         "device": history.device,
@@ -247,7 +246,8 @@ def _rank_row(history: RankHistory) -> dict[str, str]:
         "loss": words.quantity(latest.get("loss"), 4),
         "samples/s": words.quantity(latest.get("throughput")),
         "step time": words.seconds(latest.get("step_seconds")),
-        "input wait": "n/a" if share is None else f"{share:.1%}",
+        "input wait": words.percent(words.share(history, "input")),
+        "communication": words.percent(words.share(history, "communication")),
         "state held": words.gib(history.held_bytes),
         f"peak {history.memory_name}": words.gib(history.memory_peak or None),
         **({"reserved": words.gib(latest["reserved"])} if "reserved" in latest else {}),

@@ -97,9 +97,16 @@ def mean_latest(reader: RunReader, name: str) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def input_share(history: RankHistory) -> float | None:
-    """The part of a rank's step time that was spent waiting for data, 0 to 1."""
-    return history.totals["input"] / history.totals["seconds"] if history.totals["seconds"] else None
+def share(history: RankHistory, phase: str) -> float | None:
+    """The part of a rank's step time that a phase took, 0 to 1; None where that is not known."""
+    seconds = history.totals["seconds"]
+    known = seconds and (phase != "communication" or history.communicates)
+    return history.totals[phase] / seconds if known else None
+
+
+def percent(value: float | None) -> str:
+    """12.3% · n/a"""
+    return "n/a" if value is None else f"{value:.1%}"
 
 
 def final_values(reader: RunReader) -> dict[str, Any]:
