@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from labkit.record import RankHistory, RunReader, State
+from labkit.record import RankHistory, RunFolder, RunReader, State
+from labkit.record.folder import read_json
 from labkit.record.units import gib
 
 __all__ = ["gib", "headline", "progress", "quantity", "seconds", "throughput"]
@@ -53,20 +54,27 @@ def progress(reader: RunReader, state: State) -> str:
         return "starting the ranks"
     step = slowest_step(reader)
     total = first.values.get("total_steps")
+    doing = "" if state.is_final else _doing(reader.folder.latest, first.rank)
     if not step:
-        return "no step was made" if state.is_final else "preparing: no step yet"
-    if not isinstance(total, int) or total <= 0:
-        return f"step {step:,}"
-    text = f"step {step:,} of {total:,} ({step / total:.0%})"
+        before = "in the first step" if doing == "first step" else "preparing: no step yet"
+        return "no step was made" if state.is_final else before
+    known = isinstance(total, int) and total > 0
+    text = f"step {step:,} of {total:,} ({step / total:.0%})" if known else f"step {step:,}"
     elapsed = first.totals["seconds"]
     if not state.is_final and reader.folder.checkpoint_being_saved():
         return f"{text}, saving a checkpoint"
-    if not state.is_final and step >= total:
+    if doing == "evaluating" or (known and step >= total and not state.is_final):
         return f"{text}, evaluating"
-    if state.is_final or not first.totals["steps"]:
+    if state.is_final or not known or not first.totals["steps"]:
         return text
     left = (total - step) * elapsed / first.totals["steps"]
     return f"{text}, about {seconds(round(left) or 1)} left"
+
+
+def _doing(folder: RunFolder, rank: int) -> str:
+    """What a rank's last sign of life says it does."""
+    beat = read_json(folder.heartbeat(rank))
+    return str(beat.get("doing")) if isinstance(beat, dict) else ""
 
 
 def skew(reader: RunReader) -> str:

@@ -49,6 +49,7 @@ class Probe:
         self._batches: deque[int] = deque(maxlen=UNCONSUMED_BATCHES)
         self._loss: Any = None
         self._latest = math.inf  # seconds of the newest step
+        self._evaluates = False
         self._step_started = self._step_ended = self._fetched = self._stepping = 0.0  # marks on the clock within a step
         self._communication = Communication()
         self._waited = self._waited_before = 0.0  # for collectives: up to the last mark, and up to this step
@@ -88,6 +89,13 @@ class Probe:
         return max(self._step_started, self._fetched, self._stepping)
 
     @property
+    def doing(self) -> str:
+        """`preparing`, `first step`, `training` or `evaluating`, as far as the hooks can tell."""
+        if self._evaluates:
+            return "evaluating"
+        return "training" if self.step else "first step" if self._fetched else "preparing"
+
+    @property
     def latest_step_seconds(self) -> float | None:
         return None if self._latest == math.inf else self._latest
 
@@ -113,14 +121,23 @@ class Probe:
         batches.append(_length(batch))
         self._batches = batches
         self._fetched = now = clock()
+        self._evaluates = False
         self._input += now - started
         self._waited = self._communication.waited
         if self._timed is not None:
             self._timed.begin()
 
+    def _after_evaluation_fetch(self) -> None:
+        if not self._evaluates:
+            self._evaluates = True
+            if self._n:
+                self._record()  # the last steps before it are not kept back until there are others
+        self._begin_step(clock())  # an evaluation is no part of the step that follows
+
     def _before_backward(self) -> None:
         if self._timed is not None:
             self._timed.end("forward")
+        self._evaluates = False
         now = clock()
         self._forward += now - (self._fetched or self._step_started) - self._waiting_since_mark()
         self._fetched = now
@@ -266,13 +283,17 @@ class Probe:
         from torch.utils.data.dataloader import _BaseDataLoaderIter
 
         fetch, backward, scale = _BaseDataLoaderIter.__next__, torch.autograd.backward, torch.amp.GradScaler.scale
+        after_evaluation_fetch = self._after_evaluation_fetch
         is_training, drop = torch.is_grad_enabled, self.recorder.drop
         after_fetch, before_backward, after_backward = self._after_fetch, self._before_backward, self._after_backward
 
         def __next__(loader: Any) -> Any:
             if not is_training():
                 batch = fetch(loader)
-                self._begin_step(clock())  # an evaluation is no part of the step that follows
+                try:
+                    after_evaluation_fetch()
+                except Exception as error:
+                    drop(error)
                 return batch
             started = clock()
             batch = fetch(loader)
