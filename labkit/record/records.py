@@ -79,7 +79,7 @@ class Tail:
         if not line.strip():
             return None
         try:
-            record = json.loads(line) if len(line) <= LONGEST_LINE_BYTES else None
+            record = json.loads(line.decode()) if len(line) <= LONGEST_LINE_BYTES else None
         except (ValueError, RecursionError):
             record = None
         t = number(record.get("t")) if isinstance(record, dict) else None
@@ -91,7 +91,7 @@ class Tail:
 
 def finite(value: Any) -> float | None:
     """A number that can be calculated with, else None."""
-    n = number(value)
+    n = value if type(value) is float else number(value)
     return n if n is not None and math.isfinite(n) else None
 
 

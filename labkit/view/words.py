@@ -47,25 +47,37 @@ def slowest_step(reader: RunReader) -> int:
     return min((h.step for h in reader.ranks.values()), default=0)
 
 
+def total_steps(reader: RunReader) -> int:
+    """How many steps the script said it will make; 0 where it did not say."""
+    first = next(iter(reader.ranks.values()), None)
+    total = first.values.get("total_steps") if first else None
+    return total if isinstance(total, int) and total > 0 else 0
+
+
+def fraction(reader: RunReader) -> float | None:
+    """How much of the run is done, 0 to 1; None where the number of steps is not known."""
+    total = total_steps(reader)
+    return min(1.0, slowest_step(reader) / total) if total else None
+
+
 def progress(reader: RunReader, state: State) -> str:
     """`step 120 of 500 (24 %), about 41 s left` or what the run is doing before its first step."""
     first = next(iter(reader.ranks.values()), None)
     if first is None:
         return "starting the ranks"
     step = slowest_step(reader)
-    total = first.values.get("total_steps")
+    total = total_steps(reader)
     doing = "" if state.is_final else _doing(reader.folder.latest, first.rank)
     if not step:
         before = "in the first step" if doing == "first step" else "preparing: no step yet"
         return "no step was made" if state.is_final else before
-    known = isinstance(total, int) and total > 0
-    text = f"step {step:,} of {total:,} ({step / total:.0%})" if known else f"step {step:,}"
+    text = f"step {step:,} of {total:,} ({step / total:.0%})" if total else f"step {step:,}"
     elapsed = first.totals["seconds"]
     if not state.is_final and reader.folder.checkpoint_being_saved():
         return f"{text}, saving a checkpoint"
-    if doing == "evaluating" or (known and step >= total and not state.is_final):
+    if doing == "evaluating" or (total and step >= total and not state.is_final):
         return f"{text}, evaluating"
-    if state.is_final or not known or not first.totals["steps"]:
+    if state.is_final or not total or not first.totals["steps"]:
         return text
     left = (total - step) * elapsed / first.totals["steps"]
     return f"{text}, about {seconds(round(left) or 1)} left"
@@ -78,12 +90,12 @@ def _doing(folder: RunFolder, rank: int) -> str:
 
 
 def skew(reader: RunReader) -> str:
-    """`, skew 12 ms (rank 1 slowest)`: the slowest rank's newest step less the fastest's."""
+    """`skew 12 ms (rank 1 slowest)`: the slowest rank's newest step less the fastest's."""
     steps = {rank: h.latest["step_seconds"] for rank, h in reader.ranks.items() if "step_seconds" in h.latest}
     if len(steps) < 2:
         return ""
     slowest = max(steps, key=lambda rank: steps[rank])
-    return f", skew {seconds(steps[slowest] - min(steps.values()))} (rank {slowest} slowest)"
+    return f"skew {seconds(steps[slowest] - min(steps.values()))} (rank {slowest} slowest)"
 
 
 def headline(reader: RunReader, state: State) -> str:
