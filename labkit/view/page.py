@@ -68,7 +68,7 @@ def run_charts(reader: RunReader) -> list[Chart]:
 
     peak = max((history.memory_peak for history in histories), default=0.0)
     limit = min((h.memory_limit for h in histories if h.memory_limit), default=None)
-    reserved = any("reserved" in history.latest for history in histories)
+    reserved = len(histories) <= MANY and any("reserved" in history.latest for history in histories)
     held = histories[0].memory_name if histories else "allocated"
     memory = {
         "unit": 2**30 if peak >= 2**30 else 2**20,

@@ -13,16 +13,20 @@ __all__ = ["machine_table", "rank_rows", "rank_table"]
 
 TABLE_ROWS = 16
 
-CELL = "padding:1px 14px 1px 0;border:0;text-align:"
+CELL = "border:0;padding:1px 12px 1px 0"
+HEAD = f"{CELL};white-space:nowrap;font-weight:500;opacity:.7"
 ROW = '<tr style="background:none">'
-TABLE = '<table style="border-collapse:collapse;margin:6px 0;font-size:12px;font-variant-numeric:tabular-nums">'
+TABLE = (
+    '<table style="border-collapse:collapse;margin:6px 0;text-align:right;font-size:12px;'
+    'font-variant-numeric:tabular-nums">'
+)
 
 
 def rank_table(reader: RunReader) -> str:
     rows = rank_rows(reader)
     marks = [f"{dot(h.rank)} " if len(reader.ranks) <= MANY else "" for h in _shown(reader)]
     more = f"the first and the slowest of {len(reader.ranks)} ranks" if len(rows) < len(reader.ranks) else ""
-    return _grid(rows, marks) + (f'<div style="opacity:.75">{more}</div>' if more else "")
+    return _grid(rows, marks) + _remark(more)
 
 
 def _grid(rows: list[dict[str, str]], marks: list[str]) -> str:
@@ -30,17 +34,14 @@ def _grid(rows: list[dict[str, str]], marks: list[str]) -> str:
     if not rows:
         return ""
     names = list(dict.fromkeys(name for row in rows for name in row))  # a rank that has yet to begin has fewer
-    sides = ["left", *("right" for _ in names[1:])]
-    head = "".join(
-        f'<th style="{CELL}{side};white-space:nowrap;font-weight:500;opacity:.7">{escaped(name)}</th>'
-        for name, side in zip(names, sides, strict=True)
-    )
+    head = f'<th style="{HEAD};text-align:left">{escaped(names[0])}</th>'
+    head += "".join(f'<th style="{HEAD};text-align:right">{escaped(name)}</th>' for name in names[1:])
     body = ""
     for row, mark in zip(rows, marks, strict=True):
         first, *others = (escaped(row.get(name, "")) for name in names)
-        cells = "".join(f'<td style="{CELL}right">{text}</td>' for text in others)
-        body += f'{ROW}<td style="{CELL}left">{mark}{first}</td>{cells}</tr>'
-    return f"{TABLE}{ROW}{head}</tr>{body}</table>"
+        body += f'{ROW}<td style="{CELL};text-align:left;white-space:nowrap">{mark}{first}</td>'
+        body += "".join(f'<td style="{CELL}">{text}</td>' for text in others) + "</tr>"
+    return f'<div style="overflow-x:auto">{TABLE}{ROW}{head}</tr>{body}</table></div>'
 
 
 def rank_rows(reader: RunReader) -> list[dict[str, str]]:
@@ -76,8 +77,15 @@ def _rank_row(history: RankHistory) -> dict[str, str]:
 
 def machine_table(reader: RunReader) -> str:
     """What the driver and the system say, beside what torch's allocator says above."""
-    rows = [row for name in sorted(reader.hosts) for row in _host_rows(reader.hosts[name])][:TABLE_ROWS]
-    return _grid(rows, [""] * len(rows))
+    rows = [row for name in sorted(reader.hosts) for row in _host_rows(reader.hosts[name])]
+    shown = rows[:TABLE_ROWS]
+    return _grid(shown, [""] * len(shown)) + _remark(
+        f"the first {TABLE_ROWS} of {len(rows)}" if len(rows) > TABLE_ROWS else ""
+    )
+
+
+def _remark(text: str) -> str:
+    return f'<div style="opacity:.75">{text}</div>' if text else ""
 
 
 def _host_rows(host: HostHistory) -> list[dict[str, str]]:
@@ -89,7 +97,13 @@ def _host_rows(host: HostHistory) -> list[dict[str, str]]:
 
     def row(what: str, busy: float | None, memory: str, power: float | None, heat: float | None) -> dict[str, str]:
         watts, degrees = ("n/a" if power is None else f"{power:.0f} W"), ("n/a" if heat is None else f"{heat:.0f} °C")
-        return {"machine": plain(what), "busy": percent(busy), "memory in use": memory, "power": watts, "heat": degrees}
+        return {
+            "machine": plain(what),
+            "busy": percent(busy),
+            "memory in use": memory,
+            "power": watts,
+            "temperature": degrees,
+        }
 
     cores = f"{host.name}, {host.cores:.0f} cores" if host.cores else host.name
     machine = row(cores, host.cpu, of(host.memory_used, host.memory_total), None, None)
