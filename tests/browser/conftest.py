@@ -83,14 +83,20 @@ def _answers(url: str) -> bool:
         return False
 
 
+def need(folder: Path, *packages: str) -> Path:
+    """A folder for PYTHONPATH that holds these packages, installed by pip when it is not there."""
+    if not (folder / "ipykernel").exists():
+        command = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(folder), *packages]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            pytest.skip(f"{packages[0]} cannot be installed: {done.stderr[-300:]}")
+    return folder
+
+
 @pytest.fixture(scope="session")
 def kaggle_kernel() -> str:
     """The name of a kernel that has Kaggle's versions of what a widget passes through."""
-    if not (KAGGLE / "ipykernel").exists():
-        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(KAGGLE)]
-        done = subprocess.run([*pip, *KAGGLE_PINS], capture_output=True, text=True)
-        if done.returncode:
-            pytest.skip(f"Kaggle's versions cannot be installed: {done.stderr[-300:]}")
+    need(KAGGLE, *KAGGLE_PINS)
     return "kaggle"
 
 
