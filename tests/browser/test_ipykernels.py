@@ -164,3 +164,20 @@ def test_a_run_that_ends_by_itself_leaves_static_figures_in_its_cell(front_end) 
     cell, model = start(front_end, 40)
 
     assert_static(front_end, cell, model, "succeeded")
+
+
+@pytest.mark.parametrize("front_end", [ipykernel.__version__], indirect=True)
+def test_a_run_that_is_shown_again_and_again_has_one_view(front_end) -> None:
+    """Whoever runs a cell again wants no second thread, and no second stream of messages."""
+    first, model = start(front_end, ENDLESS)
+    again = [front_end.run("run = labkit.attach('latest')\nrun") for _ in range(4)]
+    front_end.finish(again[-1])
+    assert [VIEW in str(front_end.outputs[cell]) for cell in (first, *again)] == [False, False, False, False, True]
+    assert "detached; the run goes on" in str(front_end.outputs[first])
+
+    heard = len(front_end.messages)
+    front_end.hear_for(WATCH_SECONDS)
+
+    assert len(updates(front_end.messages[heard:])) / WATCH_SECONDS <= UPDATES_PER_SECOND[1]
+    front_end.finish(front_end.run("run.stop()"))
+    front_end.hear(lambda: comms(front_end.messages, "comm_close") == comms(front_end.messages, "comm_open"), 20)
