@@ -23,8 +23,8 @@ from labkit.view.report import static_bundle
 RANKS, HZ, PERIOD_SECONDS = 8, 10, 0.5
 
 
-def record(step: int, rank: int) -> str:
-    figures = {"k": "step", "t": step / HZ, "step": step, "n": 1, "seconds": [0.1, 0.1, 0.1], "samples": 32}
+def record(step: int, rank: int, t: float) -> str:
+    figures = {"k": "step", "t": t, "step": step, "n": 1, "seconds": [0.1, 0.1, 0.1], "samples": 32}
     phases = {"input": 0.004, "forward": 0.03, "backward": 0.05, "optimizer": 0.005}
     memory = {"allocated": 5e9 + rank * 1e8 + step % 7 * 1e7, "reserved": 7e9, "peak": 6e9, "retries": 0}
     return json.dumps(figures | phases | memory | {"loss": 2.5 / (1 + step / 500) + step % 5 / 100}) + "\n"
@@ -37,7 +37,7 @@ def write(folder: RunFolder, first: int, steps: int) -> None:
             if first == 1:
                 file.write(json.dumps({"k": "meta", "t": 0.0, "time": time.time(), "host": "here"}) + "\n")
                 file.write(json.dumps({"k": "model", "t": 0.0, "device": f"cuda:{rank}", "limit": 16e9}) + "\n")
-            file.writelines(record(step, rank) for step in range(first, first + steps))
+            file.writelines(record(step, rank, step / HZ) for step in range(first, first + steps))
 
 
 def resident() -> float:

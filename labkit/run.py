@@ -214,8 +214,6 @@ class Run:
 
         if ui() == "svg" and not self.status().is_final:
             check_kernel(version("ipykernel"))
-            if self._dashboard is not None:
-                self._dashboard.finish()
             self._dashboard = Dashboard(self.folder, stop=self._stop_from_button, stacks=self.stacks)
             self._dashboard.show()
         else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from labkit.record import RunFolder, RunReader, read_state
@@ -18,6 +19,7 @@ __all__ = ["Dashboard"]
 PERIOD_SECONDS = 0.5
 LONGEST_PERIOD_SECONDS = 5.0
 STRIKES = 3
+OPEN: dict[Path, Dashboard] = {}  # one view a run in each kernel, however often and wherever it is shown again
 
 
 class Dashboard:
@@ -53,6 +55,9 @@ class Dashboard:
         """Display the view under an id of its own, so that it can be replaced in place later."""
         from IPython.display import display
 
+        if other := OPEN.get(self.folder.path):
+            other.finish()
+        OPEN[self.folder.path] = self
         self._draw()
         bundle = dict(self.box._repr_mimebundle_())
         # For whoever opens the saved file without this kernel.
@@ -67,6 +72,7 @@ class Dashboard:
             return
         self._closed.set()
         self._changed.set()
+        OPEN.pop(self.folder.path, None)
         state = read_state(self.folder)
         # A reader of its own: the thread may be within a poll of the other.
         bundle = static_bundle(self.folder, RunReader(self.folder).read_all(), state)
@@ -75,7 +81,7 @@ class Dashboard:
             bundle["text/html"] += f"<div>{escaped(hint)}</div>"
             bundle["text/plain"] += f"\n{hint}"
         self._handle.update(bundle, raw=True)
-        self.box.close()
+        _close(self.box)
 
     @property
     def is_open(self) -> bool:
@@ -139,3 +145,11 @@ class Dashboard:
         again = button.description != "Stop"
         button.disabled, button.description = again, "Killing…" if again else "Kill now"
         threading.Thread(target=self._stop, args=(again,), name="labkit stop", daemon=True).start()
+
+
+def _close(widget: Any) -> None:
+    """A widget's parts are not closed with it, and kernel and page hold on to whatever is open."""
+    for part in (*getattr(widget, "children", ()), getattr(widget, "style", None), getattr(widget, "layout", None)):
+        if part is not None:
+            _close(part)
+    widget.close()

@@ -12,6 +12,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,29 +31,44 @@ PICTURES = Path(os.environ.get("LABKIT_PICTURES", "build/pictures"))
 def browser() -> Iterator[Any]:
     if CHROMIUM is None:
         pytest.skip("no Chromium on this machine (Debian: apt-get install chromium)")
+    with chromium() as browser:
+        yield browser
+
+
+@contextmanager
+def chromium() -> Iterator[Any]:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield browser
-        browser.close()
+        try:
+            yield browser
+        finally:
+            browser.close()
 
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str, Path]]:
+    with jupyterlab(tmp_path_factory.mktemp("jupyter")) as server:
+        yield server
+
+
+@contextmanager
+def jupyterlab(folder: Path) -> Iterator[tuple[str, str, Path]]:
     """(url, token, root folder) of a JupyterLab of our own, with nothing of the user's configuration."""
-    root = tmp_path_factory.mktemp("lab")
+    root = folder / "lab"
+    root.mkdir()
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     token = secrets.token_hex(8)
     # Nothing may ask the network for news.
-    config = tmp_path_factory.mktemp("CONFIG") / "labconfig"
-    config.mkdir()
+    config = folder / "CONFIG" / "labconfig"
+    config.mkdir(parents=True)
     (config / "page_config.json").write_text(
         json.dumps({"disabledExtensions": {"@jupyterlab/apputils-extension:announcements": True}})
     )
-    places = {f"JUPYTER_{name}_DIR": str(tmp_path_factory.mktemp(name)) for name in ("DATA", "RUNTIME")}
+    places = {f"JUPYTER_{name}_DIR": str(folder / name) for name in ("DATA", "RUNTIME")}
     places["JUPYTER_CONFIG_DIR"] = str(config.parent)
     spec = Path(places["JUPYTER_DATA_DIR"], "kernels", "kaggle")
     spec.mkdir(parents=True)
@@ -66,13 +82,15 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str,
         process = subprocess.Popen([sys.executable, "-m", "jupyterlab", *options], env=env, stdout=log, stderr=log)
     url = f"http://127.0.0.1:{port}"
     deadline = time.monotonic() + 60
-    while not _answers(f"{url}/api"):
-        assert process.poll() is None, (root / "server.log").read_text()
-        assert time.monotonic() < deadline, "JupyterLab did not start within 60 s"
-        time.sleep(0.2)
-    yield url, token, root
-    process.terminate()
-    process.wait(20)
+    try:
+        while not _answers(f"{url}/api"):
+            assert process.poll() is None, (root / "server.log").read_text()
+            assert time.monotonic() < deadline, "JupyterLab did not start within 60 s"
+            time.sleep(0.2)
+        yield url, token, root
+    finally:
+        process.terminate()
+        process.wait(20)
 
 
 def _answers(url: str) -> bool:
@@ -83,14 +101,20 @@ def _answers(url: str) -> bool:
         return False
 
 
+def need(folder: Path, *packages: str) -> Path:
+    """A folder for PYTHONPATH that holds these packages, installed by pip when it is not there."""
+    if not (folder / "ipykernel").exists():
+        command = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(folder), *packages]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            pytest.skip(f"{packages[0]} cannot be installed: {done.stderr[-300:]}")
+    return folder
+
+
 @pytest.fixture(scope="session")
 def kaggle_kernel() -> str:
     """The name of a kernel that has Kaggle's versions of what a widget passes through."""
-    if not (KAGGLE / "ipykernel").exists():
-        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(KAGGLE)]
-        done = subprocess.run([*pip, *KAGGLE_PINS], capture_output=True, text=True)
-        if done.returncode:
-            pytest.skip(f"Kaggle's versions cannot be installed: {done.stderr[-300:]}")
+    need(KAGGLE, *KAGGLE_PINS)
     return "kaggle"
 
 

@@ -36,14 +36,20 @@ def kernel_process(notebook) -> psutil.Process:
     pytest.fail(f"no process of kernel {wanted}")
 
 
-def heap(notebook) -> int:
-    """Bytes of JavaScript objects after a garbage collection."""
+def metrics(notebook) -> dict[str, float]:
+    """Chromium's figures of the page after a garbage collection: `JSHeapUsedSize` in bytes, `Nodes`, and others."""
     session = notebook.page.context.new_cdp_session(notebook.page)
     session.send("HeapProfiler.enable")
     session.send("HeapProfiler.collectGarbage")
     session.send("Performance.enable")
-    metrics = session.send("Performance.getMetrics")["metrics"]
-    return int(next(m["value"] for m in metrics if m["name"] == "JSHeapUsedSize"))
+    found = session.send("Performance.getMetrics")["metrics"]
+    session.detach()
+    return {metric["name"]: metric["value"] for metric in found}
+
+
+def heap(notebook) -> int:
+    """Bytes of JavaScript objects after a garbage collection."""
+    return int(metrics(notebook)["JSHeapUsedSize"])
 
 
 def test_updates_come_small_and_often_and_cost_little(notebook, capsys) -> None:

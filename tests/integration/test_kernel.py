@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import json
 import os
 import signal
 import subprocess
@@ -15,6 +17,8 @@ import nbformat
 import pytest
 from conftest import SCRIPTS, marked_processes
 from jupyter_client import KernelManager
+from nbconvert import HTMLExporter
+from nbconvert.preprocessors import ClearOutputPreprocessor
 
 import labkit
 from labkit.launcher.stop import processes_of
@@ -161,10 +165,29 @@ def test_papermill_waits_and_keeps_static_figures_only(tmp_path):
     assert "<svg" in bundle["text/html"]
     assert "step 20" in bundle["text/plain"]
     assert "image/png" in bundle
+    for rank in (0, 1):
+        assert f"rank {rank}  device cpu  step 20  loss" in bundle["text/plain"]
     text = (tmp_path / "out.ipynb").read_text()
     assert "widget-view" not in text
+    assert "widgets" not in book.metadata
     assert "<script" not in text
-    assert len(str(bundle)) < 60_000
+    for cell in (book.cells[0], book.cells[2]):  # the launch, and the run shown again
+        assert len(json.dumps(cell.outputs)) <= 60_000
+
+    page = as_html(book)
+    assert page.count("<svg") - as_html(without_outputs(book)).count("<svg") == bundle["text/html"].count("<svg") * 2
+    assert page.count("<script") == as_html(without_outputs(book)).count("<script")
+    assert "succeeded" in page
+
+
+def as_html(book: nbformat.NotebookNode) -> str:
+    """What `jupyter nbconvert --to html` makes of it."""
+    return HTMLExporter().from_notebook_node(book)[0]
+
+
+def without_outputs(book: nbformat.NotebookNode) -> nbformat.NotebookNode:
+    """For what is in every page, whatever the notebook holds."""
+    return ClearOutputPreprocessor(enabled=True).preprocess(copy.deepcopy(book), {})[0]
 
 
 def test_papermill_fails_with_the_cause_when_the_training_fails(tmp_path):
