@@ -205,6 +205,8 @@ class RunReader:
                 elif position > self._read[rank]:
                     self.ranks[rank].go_on_with(Tail(attempt.metrics(rank)))
                     self._read[rank] = position
+        if list(self.ranks) != sorted(self.ranks):  # they start in any order
+            self.ranks = dict(sorted(self.ranks.items()))
         for path in self.folder.hosts.glob("*.jsonl"):
             self.hosts.setdefault(path.stem, HostHistory(path.stem, Tail(path)))
         new = [history.poll() for history in (*self.ranks.values(), *self.hosts.values())]

@@ -264,3 +264,13 @@ def test_throughput_is_none_where_no_samples_were_seen(folder, write_metrics):
     write_metrics(0, META, step(101, samples=0))
 
     assert [row["throughput"] for row in rows(folder)] == [None]
+
+
+def test_ranks_are_in_order_whichever_started_first(folder, write_metrics):
+    write_metrics(1, META)
+    reader = RunReader(folder)
+    reader.poll()
+    write_metrics(0, META)
+    reader.poll()
+
+    assert list(reader.ranks) == [0, 1]
