@@ -9,6 +9,7 @@
 #   make browser     JupyterLab in a real Chromium
 #   make soak        many launches, for figures
 #   make bench       side-by-side measurements
+#   make gallery     the view in every state, light and dark, as pictures in build/gallery
 #
 # Without an NVIDIA GPU, PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu saves gigabytes of CUDA packages.
 
@@ -18,7 +19,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint con
 # Papermill and the tests decide by themselves what they need; a setting left in the shell must not.
 unexport LABKIT_UI
 
-.PHONY: demo lab test check format notebooks faults browser soak bench constraints clean
+.PHONY: demo lab test check format notebooks faults browser soak bench gallery constraints clean
 
 demo: .venv/notebooks
 	$(BIN)/python notebooks/run.py --into build/demo notebooks/01_quickstart.ipynb
@@ -52,6 +53,9 @@ soak: .venv/dev
 
 bench: .venv/dev
 	$(BIN)/python benchmarks/probe_overhead.py
+
+gallery: .venv/dev
+	$(BIN)/python benchmarks/gallery.py
 
 constraints: .venv/dev
 	$(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu$$//' | { sed -n '/^#/p' constraints.txt; cat; } > .constraints.new

@@ -9,7 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from labkit.errors import LabError, RankFailedError, RunFolderError, rank_failed
+from labkit.errors import Interrupted, LabError, RankFailedError, RunFolderError, rank_failed
 from labkit.launcher import preflight
 from labkit.launcher import stop as stopping
 from labkit.launcher.start import start
@@ -150,7 +150,7 @@ class Run:
         except KeyboardInterrupt:
             if stop_on_interrupt:
                 self._stop_interrupted()
-            raise
+            raise Interrupted(f"{self.id}: {self.status()}") from None
         finally:
             self._finish_view()
         state = self.status()

@@ -13,7 +13,7 @@ from labkit.record.series import Series
 
 __all__ = ["RankHistory", "RunReader", "rows"]
 
-PHASES = ("input", "forward", "backward", "optimizer")
+PHASES = ("input", "forward", "backward", "optimizer", "communication")
 KEPT_REPORTS = 1000
 LONGEST_TEXT = 1000  # of a reported value
 RECENT_RECORDS = 50
@@ -24,7 +24,8 @@ class RankHistory:
     """What one rank has written so far, summed up in memory that does not grow with the run.
 
     `series` are over seconds since `origin`, the launch (or the rank's own start when None): `loss`, `step_seconds`,
-    `throughput` (samples/s of this rank), `memory` (bytes: what the allocator holds on CUDA, else the resident set).
+    `throughput` (samples/s of this rank), `memory` (bytes: what the allocator holds on CUDA, else the resident set),
+    `reserved` (bytes: what CUDA's allocator took from the device).
     `totals` are sums over all steps: `steps`, `samples`, `seconds`, and each phase in seconds.
     """
 
@@ -45,16 +46,17 @@ class RankHistory:
         self.reports: deque[dict[str, Any]] = deque(maxlen=KEPT_REPORTS)
         self.values: dict[str, Any] = {}  # the newest value of everything the script reported
         self.end: dict[str, Any] = {}
-        self.series = {name: Series() for name in ("loss", "step_seconds", "throughput", "memory")}
+        self.series = {name: Series() for name in ("loss", "step_seconds", "throughput", "memory", "reserved")}
         self.allocation_retries = 0.0
+        self.communicates = False  # whether the time it waits for collectives is known
         self.memory_limit: float | None = None  # bytes of the device, or of the host for ranks on its CPU
-        self._recent: deque[dict[str, float]] = deque(maxlen=RECENT_RECORDS)
+        self._recent: deque[tuple[float, dict[str, Any]]] = deque(maxlen=RECENT_RECORDS)  # steps, record
         self._script_reports_loss = False
 
     def recent_seconds(self, phase: str) -> float:
         """Seconds per step spent in a phase, over the newest records; "seconds" is the whole step."""
-        steps = sum(record["steps"] for record in self._recent)
-        return sum(record[phase] for record in self._recent) / steps if steps else 0.0
+        steps = sum(steps for steps, _ in self._recent)
+        return sum(_in_phase(record, phase) for _, record in self._recent) / steps if steps else 0.0
 
     @property
     def recent_step_seconds(self) -> float:
@@ -125,16 +127,18 @@ class RankHistory:
             self.end = record
 
     def _take_step(self, t: float, record: dict[str, Any]) -> None:
-        seconds, _fastest, slowest = (number(s) or 0.0 for s in record.get("seconds", (0, 0, 0)))
+        seconds, _fastest, slowest = (finite(s) or 0.0 for s in record.get("seconds", (0, 0, 0)))
         steps, samples = number(record.get("n")) or 1.0, number(record.get("samples")) or 0.0
         self.step = self._steps_before + int(number(record.get("step")) or 0)
-        for name, value in {"steps": steps, "samples": samples, "seconds": seconds}.items():
-            self.totals[name] += value
-        phases = {phase: finite(record.get(phase)) or 0.0 for phase in PHASES}
-        for phase, spent in phases.items():
-            self.totals[phase] += spent
+        totals = self.totals
+        totals["steps"] += steps
+        totals["samples"] += samples
+        totals["seconds"] += seconds
+        for phase in PHASES:
+            totals[phase] += finite(record.get(phase)) or 0.0
+        self.communicates = finite(record.get("communication")) is not None
         if self.step > FIRST_STEPS:  # the first ones compile, allocate and warm caches
-            self._recent.append({"steps": steps, "seconds": finite(seconds) or 0.0} | phases)
+            self._recent.append((steps, record))
         self.allocation_retries = max(self.allocation_retries, number(record.get("retries")) or 0.0)
         self.latest["step_seconds"] = seconds / steps
         self.series["step_seconds"].add(t, slowest)
@@ -147,6 +151,7 @@ class RankHistory:
             self.series["loss"].add(t, loss)
         if (reserved := number(record.get("reserved"))) is not None:
             self.latest["reserved"] = reserved
+            self.series["reserved"].add(t, reserved)
         memory = number(record.get("allocated", record.get("rss")))
         if memory is not None:
             self.latest["memory"] = memory
@@ -167,6 +172,11 @@ class RankHistory:
                 self.series["loss"] = Series()
             self.latest["loss"] = loss
             self.series["loss"].add(t, loss)
+
+
+def _in_phase(record: dict[str, Any], phase: str) -> float:
+    """Seconds over a record's steps; "seconds" is all of them."""
+    return finite(record.get("seconds", (0,))[0] if phase == "seconds" else record.get(phase)) or 0.0
 
 
 def _is_short(value: Any) -> bool:

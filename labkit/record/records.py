@@ -6,9 +6,10 @@ the header pairs one of them with the wall clock):
     {"k": "meta", "v": 1, "t": …, "time": …, "rank": 0, "local_rank": 0, "world_size": 2, "host": …,
      "pid": …, "torch": "2.13.0"}
     {"k": "step", "t": …, "step": 40, "n": 4, "seconds": [sum, min, max], "samples": 512, "input": s,
-     "forward": s, "backward": s, "optimizer": s, "loss": 0.31, "rss": bytes}
+     "forward": s, "backward": s, "optimizer": s, "communication": s, "loss": 0.31, "rss": bytes}
      (n is how many steps the line sums up; on CUDA "allocated", "reserved", "peak" in bytes and "retries" instead
-      of "rss", and the phases are those of one step, timed by events, times n)
+      of "rss", and the phases are those of one step, timed by events, times n. The phases exclude each other:
+      "communication" is what a rank waits for collectives that no computing hides, null where nothing tells)
     {"k": "model", "t": …, "device": "cpu", "limit": bytes, "parameters": bytes, "gradients": bytes, "optimizer": bytes}
      (what this rank holds after its first step, and the memory of its device, or of the host)
     {"k": "report", "t": …, …}                                                            the script's own words
@@ -78,7 +79,7 @@ class Tail:
         if not line.strip():
             return None
         try:
-            record = json.loads(line) if len(line) <= LONGEST_LINE_BYTES else None
+            record = json.loads(line.decode()) if len(line) <= LONGEST_LINE_BYTES else None
         except (ValueError, RecursionError):
             record = None
         t = number(record.get("t")) if isinstance(record, dict) else None
@@ -90,7 +91,7 @@ class Tail:
 
 def finite(value: Any) -> float | None:
     """A number that can be calculated with, else None."""
-    n = number(value)
+    n = value if type(value) is float else number(value)
     return n if n is not None and math.isfinite(n) else None
 
 

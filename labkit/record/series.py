@@ -32,15 +32,24 @@ class Series:
             return
         if self.origin is None:
             self.origin = x
-        while (index := max(0, int((x - self.origin) // self.width))) >= BINS:
+        index = max(0, int((x - self.origin) / self.width))
+        if index >= len(self.last):
+            index = self._extend(x)
+        if value < self.low[index]:
+            self.low[index] = value
+        if value > self.high[index]:
+            self.high[index] = value
+        self.last[index] = value
+
+    def _extend(self, x: float) -> int:
+        """Make room for `x`; returns its bin."""
+        while (index := int((x - self.origin) / self.width)) >= BINS:
             self._double()
         while len(self.last) <= index:
             self.low.append(math.inf)
             self.high.append(-math.inf)
             self.last.append(math.nan)
-        self.low[index] = min(self.low[index], value)
-        self.high[index] = max(self.high[index], value)
-        self.last[index] = value
+        return index
 
     def points(self) -> list[tuple[float, float, float, float]]:
         """(x, minimum, maximum, last) of every bin that holds a point, x at the bin's middle."""

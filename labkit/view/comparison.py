@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from labkit.errors import LabError
-from labkit.record import RunFolder, RunReader, find_run, read_state
+from labkit.record import RankHistory, RunFolder, RunReader, find_run, read_state
 from labkit.record.records import finite, number
 from labkit.record.text import escaped, plain
 from labkit.view import words
@@ -62,8 +62,13 @@ def summary(folder: RunFolder) -> dict[str, Any]:
         "held_bytes": max((size for h in histories if (size := h.held_bytes) is not None), default=None),
         "memory_peak": max((h.memory_peak for h in histories if h.memory_peak), default=None),
         "memory_kind": first.memory_name if first else None,
-        "input_share": max((s for h in histories if (s := words.input_share(h)) is not None), default=None),
+        "input_share": max(_shares(histories, "input"), default=None),
+        "communication_share": min(_shares(histories, "communication"), default=None),  # more is waiting for the slow
     }
+
+
+def _shares(histories: list[RankHistory], phase: str) -> list[float]:
+    return [share for h in histories if (share := words.share(h, phase)) is not None]
 
 
 def _recipe(manifest: dict[str, Any]) -> str:
@@ -126,7 +131,8 @@ class Comparison:
                 "samples/s": words.quantity(s["throughput"]),
                 "state held per rank": words.gib(s["held_bytes"]),
                 f"peak {s['memory_kind'] or 'memory'} per rank": words.gib(s["memory_peak"]),
-                "input wait": "n/a" if s["input_share"] is None else f"{s['input_share']:.1%}",
+                "input wait": words.percent(s["input_share"]),
+                "communication": words.percent(s["communication_share"]),
                 "parameters": "n/a" if s["parameters"] is None else f"{s['parameters']:,.0f}",
                 "result": s["state"],
             }

@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-from labkit.record import RankHistory, RunFolder, RunReader, State
-from labkit.record.files import opened
+from labkit.record import RunFolder, RunReader, State
 from labkit.record.folder import read_json
-from labkit.record.hosts import HostHistory
 from labkit.record.text import escaped, plain
 from labkit.view import words
 from labkit.view.bands import MANY, heat_strips
-from labkit.view.svg import Chart, charts, dot
+from labkit.view.log_tail import log_html
+from labkit.view.svg import Chart, charts
+from labkit.view.tables import machine_table, rank_rows, rank_table
 from labkit.view.verdict import verdict
 
-__all__ = ["attempt_ended", "rank_rows", "run_charts", "run_html", "run_text", "tail_of_log"]
+__all__ = ["attempt_ended", "run_charts", "run_html", "run_text"]
 
 MARKS = {"starting": "◌", "running": "●", "succeeded": "✔", "failed": "✖", "stopped": "■", "lost": "?"}
-TINTS = {"succeeded": "#2da44e", "failed": "#e5534b", "stopped": "#c9a227", "lost": "#e5534b"}
-LOG_BYTES = 16_000
-SEARCHED_BYTES = 1 << 20
-LOG_LINES = 10
-TABLE_ROWS = 16
+TINTS = {"running": "#2f81f7", "succeeded": "#2da44e", "failed": "#e5534b", "stopped": "#c9a227", "lost": "#e5534b"}
 SHOWN_FAILURES = 8
-
-CELL = 'style="text-align:right;padding:1px 10px 1px 0;border:0"'
-ROW = '<tr style="background:none">'
-TABLE = '<table style="border-collapse:collapse;margin:4px 0;font-size:12px;font-variant-numeric:tabular-nums">'
 
 
 def run_html(
@@ -53,8 +44,8 @@ def run_html(
         f"{_head(folder, reader, state, watched)}{_notice(state)}{_earlier(state)}"
         f"{_cause(state)}{_tracebacks(folder, state)}"
         f"{charts(run_charts(reader)) if drawn else ''}{_strips(reader)}"
-        f"{_table(reader)}{_hosts(reader)}{_unread(reader)}"
-        f"{_log(folder.latest, log_rank, search) if with_log else ''}</div>"
+        f"{rank_table(reader)}{machine_table(reader)}{_unread(reader)}"
+        f"{log_html(folder.latest, log_rank, search) if with_log else ''}</div>"
     )
 
 
@@ -70,20 +61,28 @@ def run_text(folder: RunFolder, reader: RunReader, state: State) -> str:
 
 def run_charts(reader: RunReader) -> list[Chart]:
     """The four charts every run has."""
-    first = next(iter(reader.ranks.values()), None)
-    memory = first.memory_name if first else "allocated"
+    histories = list(reader.ranks.values())
 
     def of(name: str) -> dict[int, Any]:
-        return {rank: history.series[name] for rank, history in reader.ranks.items()}
+        return {history.rank: history.series[name] for history in histories}
 
-    largest = max((history.memory_peak for history in reader.ranks.values()), default=0.0)
-    limit = min((h.memory_limit for h in reader.ranks.values() if h.memory_limit), default=None)
-    unit, restarts = 2**30 if largest >= 2**30 else 2**20, tuple(reader.restarts)
+    peak = max((history.memory_peak for history in histories), default=0.0)
+    limit = min((h.memory_limit for h in histories if h.memory_limit), default=None)
+    reserved = len(histories) <= MANY and any("reserved" in history.latest for history in histories)
+    held = histories[0].memory_name if histories else "allocated"
+    memory = {
+        "unit": 2**30 if peak >= 2**30 else 2**20,
+        "limit": limit,
+        "peak": peak or None,
+        "thin": of("reserved") if reserved else {},
+        "note": f"{held}{' · thin: reserved' if reserved else ''} · dotted: peak",
+    }
+    restarts = tuple(reader.restarts)
     return [
         Chart("loss", of("loss"), words.quantity, restarts=restarts),
-        Chart("throughput per rank, samples/s", of("throughput"), words.quantity, restarts=restarts),
-        Chart(f"step time{words.skew(reader)}", of("step_seconds"), words.seconds, restarts=restarts),
-        Chart(f"memory per rank ({memory})", of("memory"), words.gib, unit, restarts, limit),
+        Chart("throughput per rank", of("throughput"), words.quantity, restarts=restarts, note="samples/s"),
+        Chart("step time", of("step_seconds"), words.seconds, restarts=restarts, note=words.skew(reader)),
+        Chart("memory per rank", of("memory"), words.gib, restarts=restarts, **memory),
     ]
 
 
@@ -95,20 +94,32 @@ def _unread(reader: RunReader) -> str:
 
 
 def _head(folder: RunFolder, reader: RunReader, state: State, watched: bool) -> str:
-    tint = f"color:{TINTS[state.state]}" if state.state in TINTS else ""
+    tint = TINTS.get(state.state, "#8b949e")
     seen = "" if watched else " when last seen"
-    mark = f'<b style="{tint}">{MARKS[state.state]} {state.state}{seen}</b>'
+    mark = (
+        f'<b style="color:{tint};border:1px solid {tint};border-radius:10px;padding:0 9px">'
+        f"{MARKS[state.state]} {state.state}{seen}</b>"
+    )
     time = words.seconds(state.seconds)
     name = escaped(folder.id)
     return (
-        f'<div style="display:flex;gap:12px;flex-wrap:wrap">{mark}<code>{name}</code><span>{time}</span></div>'
+        f'<div style="display:flex;gap:12px;flex-wrap:wrap;align-items:baseline">{mark}<code>{name}</code>'
+        f"<span>{time}</span></div>{_bar(words.fraction(reader), tint)}"
         f"<div>{escaped(words.headline(reader, state))}</div>{_verdict(reader)}"
     )
 
 
+def _bar(fraction: float | None, tint: str) -> str:
+    """How far a run of known length is; the headline says it in words."""
+    if fraction is None:
+        return ""
+    done = f'<div style="width:{fraction:.1%};height:4px;border-radius:2px;background:{tint}"></div>'
+    return f'<div aria-hidden="true" style="margin:5px 0 3px;border-radius:2px;background:#8b949e40">{done}</div>'
+
+
 def _verdict(reader: RunReader) -> str:
     said = "; ".join(verdict(reader))
-    return f'<div style="opacity:.85">{escaped(said)}</div>' if said else ""
+    return f"<div><b>{escaped(said)}</b></div>" if said else ""
 
 
 def _strips(reader: RunReader) -> str:
@@ -119,38 +130,6 @@ def _strips(reader: RunReader) -> str:
     hosts = {rank: str(history.meta.get("host", "")) for rank, history in reader.ranks.items()}
     several = len(set(hosts.values())) > 1
     return heat_strips("step time by rank", series, hosts if several else {})
-
-
-def _hosts(reader: RunReader) -> str:
-    """What the driver and the system say, beside what torch's allocator says above."""
-    rows = [row for name in sorted(reader.hosts) for row in _host_rows(reader.hosts[name])][:TABLE_ROWS]
-    return _grid(rows, [""] * len(rows))
-
-
-def _host_rows(host: HostHistory) -> list[dict[str, str]]:
-    def percent(value: float | None) -> str:
-        return "n/a" if value is None else f"{value:.0f}%"
-
-    def of(used: float | None, total: float | None) -> str:
-        return f"{words.gib(used)} of {words.gib(total)}"
-
-    def row(what: str, busy: float | None, memory: str, power: float | None, heat: float | None) -> dict[str, str]:
-        watts, degrees = ("n/a" if power is None else f"{power:.0f} W"), ("n/a" if heat is None else f"{heat:.0f} °C")
-        return {"machine": plain(what), "busy": percent(busy), "memory in use": memory, "power": watts, "heat": degrees}
-
-    cores = f"{host.name}, {host.cores:.0f} cores" if host.cores else host.name
-    machine = row(cores, host.cpu, of(host.memory_used, host.memory_total), None, None)
-    devices = [
-        row(
-            f"GPU {i} {d['name']}",
-            d["utilisation"],
-            of(d["memory_used"], d["memory_total"]),
-            d["power"],
-            d["temperature"],
-        )
-        for i, d in enumerate(host.devices)
-    ]
-    return [machine, *devices]
 
 
 def attempt_ended(number: int, ended: dict[str, Any]) -> str:
@@ -201,85 +180,3 @@ def _cause(state: State) -> str:
     tint = TINTS.get(state.state, "#8b949e")
     said = f"<b>{sentence}</b>" + (f"<div>{advice}</div>" if advice else "")
     return f'<div style="border-left:4px solid {tint};padding:2px 10px;margin:6px 0">{said}{more}</div>'
-
-
-def _table(reader: RunReader) -> str:
-    rows = rank_rows(reader)
-    marks = [f"{dot(h.rank)} " if len(reader.ranks) <= MANY else "" for h in _shown(reader)]
-    more = f"the first and the slowest of {len(reader.ranks)} ranks" if len(rows) < len(reader.ranks) else ""
-    return _grid(rows, marks) + (f'<div style="opacity:.75">{more}</div>' if more else "")
-
-
-def _grid(rows: list[dict[str, str]], marks: list[str]) -> str:
-    """A table of text, with a mark of SVG before each row."""
-    if not rows:
-        return ""
-    names = list(dict.fromkeys(name for row in rows for name in row))  # a rank that has yet to begin has fewer
-    head = "".join(f"<th {CELL}>{escaped(name)}</th>" for name in names)
-    body = ""
-    for row, mark in zip(rows, marks, strict=True):
-        first, *others = (escaped(row.get(name, "")) for name in names)
-        body += f"{ROW}<td {CELL}>{mark}{first}</td>" + "".join(f"<td {CELL}>{text}</td>" for text in others) + "</tr>"
-    return f"{TABLE}{ROW}{head}</tr>{body}</table>"
-
-
-def rank_rows(reader: RunReader) -> list[dict[str, str]]:
-    return [_rank_row(history) for history in _shown(reader)]
-
-
-def _shown(reader: RunReader) -> list[RankHistory]:
-    """All ranks, of very many the first and the slowest."""
-    histories = list(reader.ranks.values())
-    if len(histories) <= TABLE_ROWS:
-        return histories
-    slowest = sorted(histories, key=lambda h: h.latest.get("step_seconds", 0.0), reverse=True)[: TABLE_ROWS // 2]
-    kept = {h.rank: h for h in (*histories[: TABLE_ROWS // 2], *slowest)}
-    return [kept[rank] for rank in sorted(kept)]
-
-
-def _rank_row(history: RankHistory) -> dict[str, str]:
-    latest = history.latest
-    share = words.input_share(history)
-    return {
-        "rank": str(history.rank),
-        "device": history.device,
-        "step": f"{history.step:,}",
-        "loss": words.quantity(latest.get("loss"), 4),
-        "samples/s": words.quantity(latest.get("throughput")),
-        "step time": words.seconds(latest.get("step_seconds")),
-        "input wait": "n/a" if share is None else f"{share:.1%}",
-        "state held": words.gib(history.held_bytes),
-        f"peak {history.memory_name}": words.gib(history.memory_peak or None),
-        **({"reserved": words.gib(latest["reserved"])} if "reserved" in latest else {}),
-    }
-
-
-def _log(folder: RunFolder, rank: int, search: str = "") -> str:
-    lines = tail_of_log(folder, rank, LOG_LINES, search)
-    if not lines:
-        return f'<div style="font-size:11px;opacity:.75">rank {rank}: no line with that text</div>' if search else ""
-    text = escaped("\n".join(line[:300] for line in lines))
-    style = "margin:4px 0;padding:4px 8px;font:11px monospace;overflow:auto;max-height:170px;border:1px solid #8886"
-    return f'<div style="font-size:11px;opacity:.75">rank {rank}, end of its log</div><pre style="{style}">{text}</pre>'
-
-
-def tail_of_log(folder: RunFolder, rank: int, lines: int, search: str = "") -> list[str]:
-    """The last lines of a rank's output that hold `search`, both streams, without terminal codes. Reads the end of the
-    files only, some more of it for a search."""
-    size = SEARCHED_BYTES if search else LOG_BYTES
-    streams = [
-        [line for line in _end_of(folder.log(rank, stream), size) if search.lower() in line.lower()]
-        for stream in ("stdout", "stderr")
-    ]
-    spoken = [stream[-lines:] for stream in streams if stream]
-    share = lines // max(1, len(spoken))  # neither stream hides the other
-    return [line for stream in spoken for line in stream[-share:]]
-
-
-def _end_of(path: Path, size: int) -> list[str]:
-    try:
-        with opened(path) as file:
-            file.seek(max(0, file.seek(0, 2) - size))
-            return plain(file.read().decode("utf-8", "replace")).splitlines()
-    except OSError:
-        return []

@@ -14,7 +14,8 @@ from labkit.record import RunFolder, RunReader, State, read_state
 from labkit.record.files import read_text
 from labkit.record.text import escaped
 from labkit.view.figures import memory_by_category, over_time
-from labkit.view.page import run_charts, run_html, run_text, tail_of_log
+from labkit.view.log_tail import tail_of_log
+from labkit.view.page import run_charts, run_html, run_text
 
 __all__ = ["static_bundle", "write_report"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from labkit.record import Series
 from labkit.record.text import escaped
@@ -18,7 +18,7 @@ DASHES = ("", "6 3", "2 2", "8 3 2 3", "12 3", "4 6", "1 3", "10 3 2 3 2 3")
 
 WIDTH, HEIGHT = 360, 132
 LEFT, RIGHT, TOP, BOTTOM = 52, 8, 20, 18
-POINTS_PER_CHART = 400  # over all ranks, so that eight ranks fit into one 40 kB message
+POINTS_PER_CHART = 320  # over all ranks, so that eight ranks fit into one 40 kB message
 VISIBLE = 2  # pixels between a bin's last value and its extremes before they are drawn
 NEAR = 4.0  # a limit within so many times the data is drawn to scale
 NICE = (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10)
@@ -27,7 +27,8 @@ NICE = (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10)
 @dataclass(frozen=True)
 class Chart:
     """`series` by rank; `show` turns a y value into words; `unit` is what round numbers are round in; `restarts` are
-    the times at which the run began again; `limit` is drawn as a line, or told where it is far beyond the data.
+    the times at which the run began again; `limit` is drawn as a line where it is not far beyond the data; `peak`
+    is a dotted line, and `thin` are fainter lines of the same ranks; `note` stands after the title.
     """
 
     title: str
@@ -36,6 +37,9 @@ class Chart:
     unit: float = 1.0
     restarts: tuple[float, ...] = ()
     limit: float | None = None
+    peak: float | None = None
+    note: str = ""
+    thin: Mapping[int, Series] = field(default_factory=dict)
 
 
 def charts(all_charts: list[Chart], columns: int = 2) -> str:
@@ -65,61 +69,85 @@ def dot(rank: int) -> str:
     )
 
 
+@dataclass(frozen=True)
+class _Frame:
+    """Where a chart's values lie within its cell of the grid."""
+
+    x0: float
+    x1: float
+    y0: float
+    y1: float
+
+    def x(self, value: float) -> float:
+        return LEFT + (WIDTH - LEFT - RIGHT) * (value - self.x0) / ((self.x1 - self.x0) or 1.0)
+
+    def y(self, value: float) -> float:
+        return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * (value - self.y0) / (self.y1 - self.y0)
+
+
 def _chart(chart: Chart, x0: float, x1: float) -> str:
-    title = f'<text x="{LEFT}" y="12" font-weight="600">{escaped(chart.title)}</text>'
+    note = f'<tspan font-weight="400" fill-opacity=".75"> {escaped(chart.note)}</tspan>' if chart.note else ""
+    title = f'<text x="{LEFT}" y="12" font-weight="600">{escaped(chart.title)}{note}</text>'
     drawn = {rank: _thinned(series, len(chart.series)) for rank, series in chart.series.items()}
+    thin = {rank: _thinned(series, 4 * len(chart.series)) for rank, series in chart.thin.items()}
     points = [point for line in drawn.values() for point in line]
     if not points:
         middle = f'x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT / 2}" text-anchor="middle" opacity=".55"'
         return f"{title}<text {middle}>no data</text>"
-    low, high = min(p[1] for p in points), max(p[2] for p in points)
+    low = min(point[1] for point in points)
+    high = max([chart.peak or low, *(point[2] for line in (points, *thin.values()) for point in line)])
     near = chart.limit is not None and chart.limit <= NEAR * high
     high = max(high, chart.limit or 0.0) if near else high
-    y0 = 0.0 if low >= 0 else -_round_up(-low, chart.unit)
-    high = _round_up(high, chart.unit)
+    frame = _Frame(x0, x1, 0.0 if low >= 0 else -_round_up(-low, chart.unit), _round_up(high, chart.unit))
+    if len(chart.series) > MANY:
+        lines, outlier = band(chart.series, frame.x, frame.y)
+        key = f"band: all ranks · dashed: rank {outlier}"
+        lines += f'<text x="{WIDTH - 50}" y="{HEIGHT - 5}" text-anchor="end" opacity=".75">{key}</text>'
+    else:
+        lines = "".join(_line(rank, line, frame) for rank, line in drawn.items() if line)
+        lines += "".join(_thin_line(rank, line, frame) for rank, line in thin.items() if line)
+    return title + _axes(chart, frame) + _levels(chart, frame, near) + lines
 
-    def place_x(x: float) -> float:
-        return LEFT + (WIDTH - LEFT - RIGHT) * (x - x0) / ((x1 - x0) or 1.0)
 
-    def place_y(y: float) -> float:
-        return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * (y - y0) / (high - y0)
-
-    axis = "".join(
-        f'<path d="M{LEFT} {place_y(y):.0f}H{WIDTH - RIGHT}" stroke="currentColor" stroke-opacity=".15"/>'
-        f'<text x="{LEFT - 4}" y="{place_y(y) + 3:.0f}" text-anchor="end" opacity=".75">'
-        f"{escaped(chart.show(y))}</text>"
-        for y in (y0, (y0 + high) / 2, high)
+def _axes(chart: Chart, frame: _Frame) -> str:
+    across = "".join(
+        f'<path d="M{LEFT} {frame.y(y):.0f}H{WIDTH - RIGHT}" stroke="currentColor" stroke-opacity=".15"/>'
+        f'<text x="{LEFT - 4}" y="{frame.y(y) + 3:.0f}" text-anchor="end" opacity=".75">{escaped(chart.show(y))}</text>'
+        for y in (frame.y0, (frame.y0 + frame.y1) / 2, frame.y1)
     )
     again = "".join(
-        f'<path d="M{place_x(x):.0f} {TOP}V{HEIGHT - BOTTOM}" stroke="currentColor" stroke-dasharray="2 3" '
-        f'stroke-opacity=".6"/><text x="{place_x(x) + 2:.0f}" y="{TOP + 8}" opacity=".75">↻</text>'
+        f'<path d="M{frame.x(x):.0f} {TOP}V{HEIGHT - BOTTOM}" stroke="currentColor" stroke-dasharray="2 3" '
+        f'stroke-opacity=".6"/><text x="{frame.x(x) + 2:.0f}" y="{TOP + 8}" opacity=".75">↻</text>'
         for x in chart.restarts
-        if x0 <= x <= x1
+        if frame.x0 <= x <= frame.x1
     )
-    ends = f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 5}" text-anchor="end" opacity=".75">{_clock(x1)}</text>'
-    ends += f'<text x="{LEFT}" y="{HEIGHT - 5}" opacity=".75">{_clock(x0)} after launch</text>'
+    return (
+        f'{across}{again}<text x="{LEFT}" y="{HEIGHT - 5}" opacity=".75">{_clock(frame.x0)} after launch</text>'
+        f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 5}" text-anchor="end" opacity=".75">{_clock(frame.x1)}</text>'
+    )
+
+
+def _levels(chart: Chart, frame: _Frame, near: bool) -> str:
+    """The limit, drawn when it is `near` the data and told in any case, and the peak."""
+    drawn, y = "", float(TOP) - 3
+    if near:
+        y = frame.y(chart.limit)
+        drawn += f'<path d="M{LEFT} {y:.0f}H{WIDTH - RIGHT}" stroke="#e5534b" stroke-dasharray="8 3"/>'
     if chart.limit is not None:
-        text, y = escaped(f"limit {chart.show(chart.limit)}"), place_y(chart.limit) if near else TOP
-        rule = f'<path d="M{LEFT} {y:.0f}H{WIDTH - RIGHT}" stroke="#e5534b" stroke-dasharray="8 3"/>' if near else ""
-        where = f'x="{WIDTH - RIGHT}" y="{y - 3 if near else 12:.0f}" text-anchor="end" opacity=".75"'
-        ends += f"{rule}<text {where}>{text}</text>"
-    if len(chart.series) > MANY:
-        lines, outlier = band(chart.series, place_x, place_y)
-        key = f"band: all {len(chart.series)} ranks; line: their median; dashed: rank {outlier}"
-        lines += f'<text x="{LEFT + 4}" y="{TOP + 8}" opacity=".75">{key}</text>'
-    else:
-        lines = "".join(_line(rank, line, place_x, place_y) for rank, line in drawn.items() if line)
-    return title + axis + again + ends + lines
+        text = escaped(f"limit {chart.show(chart.limit)}")
+        drawn += f'<text x="{WIDTH - RIGHT}" y="{y + 11:.0f}" text-anchor="end" opacity=".75">{text}</text>'
+    if chart.peak is not None:
+        y = frame.y(chart.peak)
+        drawn += f'<path d="M{LEFT} {y:.0f}H{WIDTH - RIGHT}" stroke="currentColor" stroke-dasharray="1 3"/>'
+    return drawn
 
 
-def _line(
-    rank: int, line: list[tuple[float, ...]], place_x: Callable[[float], float], place_y: Callable[[float], float]
-) -> str:
+def _line(rank: int, line: list[tuple[float, ...]], frame: _Frame) -> str:
     """A line through every bin's last value, and a faint stroke to its extremes: a spike is never lost."""
     through, strokes = [], []
     for x, low, high, last in line:
-        px, py = round(place_x(x)), round(place_y(last))
-        bottom, top = round(place_y(low)), round(place_y(high))
+        px, py = round(frame.x(x)), round(frame.y(last))
+        bottom, top = round(frame.y(low)), round(frame.y(high))
         through.append(f"{px} {py}")
         if max(bottom - py, py - top) >= VISIBLE:
             strokes.append(f"M{px} {bottom}V{top}")
@@ -130,6 +158,12 @@ def _line(
         f'<g fill="none" stroke="{colour}"><path d="{"".join(strokes)}" stroke-opacity=".4"/><path d="{path}" '
         f'stroke-width="1.6" stroke-dasharray="{dash}" stroke-linejoin="round"/></g>'
     )
+
+
+def _thin_line(rank: int, line: list[tuple[float, ...]], frame: _Frame) -> str:
+    start, *rest = (f"{frame.x(x):.0f} {frame.y(last):.0f}" for x, _, _, last in line)
+    colour = COLOURS[rank % len(COLOURS)]
+    return f'<path d="M{start}L{" ".join(rest)}" fill="none" stroke="{colour}" stroke-width=".8" stroke-opacity=".7"/>'
 
 
 def _round_up(value: float, unit: float) -> float:

@@ -10,7 +10,9 @@ from typing import Any
 from labkit.record import RunReader, Series, State
 from labkit.record.text import plain
 from labkit.view import words
-from labkit.view.page import attempt_ended, rank_rows, tail_of_log
+from labkit.view.log_tail import tail_of_log
+from labkit.view.page import attempt_ended
+from labkit.view.tables import rank_rows
 from labkit.view.verdict import verdict
 
 __all__ = ["Screen", "StatusLine"]

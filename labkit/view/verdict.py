@@ -17,6 +17,7 @@ __all__ = ["verdict"]
 WARM_STEPS = 5  # fewer say nothing
 INPUT_BOUND = 0.15  # of the step time
 STRAGGLES = 0.10
+COMMUNICATES = 0.20
 NEARLY_FULL = 0.92
 GROWS = 1.10
 FLAT = 1.03
@@ -88,6 +89,14 @@ def straggler(histories: list[RankHistory]) -> str:
     return f"rank {late.rank} is the straggler: +{extra / step:.0%} of the step time, {PHASES[phase]}"
 
 
+def communication(histories: list[RankHistory]) -> str:
+    """What the links cost: the time that even the rank which waits least for the others waits for collectives."""
+    shares = [h.recent_share("communication") for h in histories if h.communicates]
+    if len(shares) < max(2, len(histories)) or min(shares) < COMMUNICATES:
+        return ""
+    return f"communication {min(shares):.0%} of the step"
+
+
 def grows(histories: list[RankHistory]) -> str:
     """Memory that rises all through a run ends it sooner or later: a list of losses with their graphs, for one."""
     for history in histories:
@@ -112,7 +121,7 @@ def at_ease(histories: list[RankHistory]) -> str:
     return f"memory {'flat at' if flat else 'peaks at'} {gib(worst.memory_peak)}{of}"
 
 
-RULES: tuple[Rule, ...] = (not_a_number, retries, nearly_full, input_bound, straggler, grows, at_ease)
+RULES: tuple[Rule, ...] = (not_a_number, retries, nearly_full, input_bound, straggler, communication, grows, at_ease)
 
 
 def _names(histories: list[RankHistory]) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from labkit.record import RankHistory, RunReader, State
+from labkit.record import RankHistory, RunFolder, RunReader, State
+from labkit.record.folder import read_json
 from labkit.record.units import gib
 
 __all__ = ["gib", "headline", "progress", "quantity", "seconds", "throughput"]
@@ -46,36 +47,55 @@ def slowest_step(reader: RunReader) -> int:
     return min((h.step for h in reader.ranks.values()), default=0)
 
 
+def total_steps(reader: RunReader) -> int:
+    """How many steps the script said it will make; 0 where it did not say."""
+    first = next(iter(reader.ranks.values()), None)
+    total = first.values.get("total_steps") if first else None
+    return total if isinstance(total, int) and total > 0 else 0
+
+
+def fraction(reader: RunReader) -> float | None:
+    """How much of the run is done, 0 to 1; None where the number of steps is not known."""
+    total = total_steps(reader)
+    return min(1.0, slowest_step(reader) / total) if total else None
+
+
 def progress(reader: RunReader, state: State) -> str:
     """`step 120 of 500 (24 %), about 41 s left` or what the run is doing before its first step."""
     first = next(iter(reader.ranks.values()), None)
     if first is None:
         return "starting the ranks"
     step = slowest_step(reader)
-    total = first.values.get("total_steps")
+    total = total_steps(reader)
+    doing = "" if state.is_final else _doing(reader.folder.latest, first.rank)
     if not step:
-        return "no step was made" if state.is_final else "preparing: no step yet"
-    if not isinstance(total, int) or total <= 0:
-        return f"step {step:,}"
-    text = f"step {step:,} of {total:,} ({step / total:.0%})"
+        before = "in the first step" if doing == "first step" else "preparing: no step yet"
+        return "no step was made" if state.is_final else before
+    text = f"step {step:,} of {total:,} ({step / total:.0%})" if total else f"step {step:,}"
     elapsed = first.totals["seconds"]
     if not state.is_final and reader.folder.checkpoint_being_saved():
         return f"{text}, saving a checkpoint"
-    if not state.is_final and step >= total:
+    if doing == "evaluating" or (total and step >= total and not state.is_final):
         return f"{text}, evaluating"
-    if state.is_final or not first.totals["steps"]:
+    if state.is_final or not total or not first.totals["steps"]:
         return text
     left = (total - step) * elapsed / first.totals["steps"]
     return f"{text}, about {seconds(round(left) or 1)} left"
 
 
+def _doing(folder: RunFolder, rank: int) -> str:
+    """What a rank's last sign of life says it does."""
+    beat = read_json(folder.heartbeat(rank))
+    return str(beat.get("doing")) if isinstance(beat, dict) else ""
+
+
 def skew(reader: RunReader) -> str:
-    """`, skew 12 ms (rank 1 slowest)`: the slowest rank's newest step less the fastest's."""
+    """`skew 12 ms (rank 1 slowest)`: the slowest rank's newest step less the fastest's."""
     steps = {rank: h.latest["step_seconds"] for rank, h in reader.ranks.items() if "step_seconds" in h.latest}
     if len(steps) < 2:
         return ""
     slowest = max(steps, key=lambda rank: steps[rank])
-    return f", skew {seconds(steps[slowest] - min(steps.values()))} (rank {slowest} slowest)"
+    return f"skew {seconds(steps[slowest] - min(steps.values()))} (rank {slowest} slowest)"
 
 
 def headline(reader: RunReader, state: State) -> str:
@@ -97,9 +117,16 @@ def mean_latest(reader: RunReader, name: str) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def input_share(history: RankHistory) -> float | None:
-    """The part of a rank's step time that was spent waiting for data, 0 to 1."""
-    return history.totals["input"] / history.totals["seconds"] if history.totals["seconds"] else None
+def share(history: RankHistory, phase: str) -> float | None:
+    """The part of a rank's step time that a phase took, 0 to 1; None where that is not known."""
+    seconds = history.totals["seconds"]
+    known = seconds and (phase != "communication" or history.communicates)
+    return history.totals[phase] / seconds if known else None
+
+
+def percent(value: float | None) -> str:
+    """12.3% · n/a"""
+    return "n/a" if value is None else f"{value:.1%}"
 
 
 def final_values(reader: RunReader) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from labkit.worker.communication import Communication
 from labkit.worker.device_clock import DeviceClock
 from labkit.worker.memory import allocator, held_by, host_memory, resident_set
 from labkit.worker.recorder import Recorder
@@ -48,10 +49,13 @@ class Probe:
         self._batches: deque[int] = deque(maxlen=UNCONSUMED_BATCHES)
         self._loss: Any = None
         self._latest = math.inf  # seconds of the newest step
+        self._evaluates = False
         self._step_started = self._step_ended = self._fetched = self._stepping = 0.0  # marks on the clock within a step
+        self._communication = Communication()
+        self._waited = self._waited_before = 0.0  # for collectives: up to the last mark, and up to this step
         self._device_clock: Callable[[], DeviceClock] | None = None  # once the script trains on CUDA
         self._timed: DeviceClock | None = None  # while a step on CUDA is timed
-        self._waiting: deque[tuple[dict[str, Any], DeviceClock]] = deque(maxlen=UNREAD_RECORDS)
+        self._waiting: deque[tuple[dict[str, Any], DeviceClock, float | None]] = deque(maxlen=UNREAD_RECORDS)
         self._open_window()
 
     def _open_window(self) -> None:
@@ -59,7 +63,7 @@ class Probe:
         self._n = self._samples = 0
         self._seconds = self._slowest = 0.0
         self._fastest = math.inf
-        self._input = self._forward = self._backward = self._stepped = 0.0
+        self._input = self._forward = self._backward = self._stepped = self._communicated = 0.0
         self._due = clock() + RECORD_SECONDS
 
     def start(self) -> None:
@@ -74,6 +78,7 @@ class Probe:
         self.recorder.write(header | places | {"torch": torch.__version__})
         try:
             self._hook(torch)
+            self._communication.hook(torch)
         except Exception as error:
             self.recorder.drop(error)
         self._step_started = clock()
@@ -82,6 +87,13 @@ class Probe:
     def moved(self) -> float:
         """When the script last fetched a batch, finished a backward or a step, on the monotonic clock."""
         return max(self._step_started, self._fetched, self._stepping)
+
+    @property
+    def doing(self) -> str:
+        """`preparing`, `first step`, `training` or `evaluating`, as far as the hooks can tell."""
+        if self._evaluates:
+            return "evaluating"
+        return "training" if self.step else "first step" if self._fetched else "preparing"
 
     @property
     def latest_step_seconds(self) -> float | None:
@@ -101,7 +113,7 @@ class Probe:
 
     def _after_fetch(self, started: float, loader: Any, batch: Any) -> None:
         if not self.step and not self._fetched:  # building model and data is no part of the first step
-            self._step_started = started
+            self._begin_step(started)
         # Kept on the iterator: an evaluation's batches never mix with the training's.
         batches = loader.__dict__.get("_labkit_batches")
         if batches is None:
@@ -109,14 +121,30 @@ class Probe:
         batches.append(_length(batch))
         self._batches = batches
         self._fetched = now = clock()
+        self._evaluates = False
         self._input += now - started
+        self._waited = self._communication.waited
         if self._timed is not None:
             self._timed.begin()
 
-    def _after_backward(self, started: float, loss: Any) -> None:
+    def _after_evaluation_fetch(self) -> None:
+        if not self._evaluates:
+            self._evaluates = True
+            if self._n:
+                self._record()  # the last steps before it are not kept back until there are others
+        self._begin_step(clock())  # an evaluation is no part of the step that follows
+
+    def _before_backward(self) -> None:
+        if self._timed is not None:
+            self._timed.end("forward")
+        self._evaluates = False
         now = clock()
-        self._forward += started - (self._fetched or self._step_started)
-        self._backward += now - started
+        self._forward += now - (self._fetched or self._step_started) - self._waiting_since_mark()
+        self._fetched = now
+
+    def _after_backward(self, loss: Any) -> None:
+        now = clock()
+        self._backward += now - self._fetched - self._waiting_since_mark()
         self._fetched = now  # another micro-batch may follow without a DataLoader
         self._backwards += 1
         if self._timed is not None:
@@ -130,6 +158,7 @@ class Probe:
         # A wrapping optimizer (ZeRO, accelerate) steps another inside: the outermost counts.
         if self._optimizer is None or self._optimizer is optimizer:
             self._optimizer = optimizer
+            self._waited = self._communication.waited
             self._stepping = clock()
             if self._timed is not None:
                 self._timed.begin()
@@ -141,7 +170,8 @@ class Probe:
         now = clock()
         if not self._is_a_step_of_the_training(optimizer):
             return
-        self._stepped += now - self._stepping
+        self._stepped += now - self._stepping - self._waiting_since_mark()
+        self._communicated += self._waited - self._waited_before
         if self._timed is not None:
             self._timed.end("optimizer")
         self._latest = seconds = now - self._step_started
@@ -152,7 +182,8 @@ class Probe:
             self._fastest = seconds
         if seconds > self._slowest:
             self._slowest = seconds
-        self._step_started = self._step_ended = now
+        self._begin_step(now)
+        self._step_ended = now
         self._fetched = 0.0
         self._backwards = 0
         if self.step == 1:
@@ -161,6 +192,15 @@ class Probe:
             self._record()
         if self._device_clock is not None:  # events on every step would cost more than they tell
             self._timed = self._device_clock() if now + self._latest >= self._due else None
+
+    def _begin_step(self, now: float) -> None:
+        self._step_started = now
+        self._waited = self._waited_before = self._communication.waited
+
+    def _waiting_since_mark(self) -> float:
+        """Seconds spent waiting for collectives since the last mark; sets the next."""
+        before, self._waited = self._waited, self._communication.waited
+        return self._waited - before
 
     def _is_a_step_of_the_training(self, optimizer: Any) -> bool:
         if not self._backwards:
@@ -193,6 +233,7 @@ class Probe:
             self._memory = allocator(torch, device)
             self._device_clock = lambda: DeviceClock(torch, device)
             limit = torch.cuda.get_device_properties(device).total_memory
+        self._communication.hook_functional()
         self.recorder.write({"k": "model", "device": str(device), "limit": limit} | held_by(optimizer))
 
     def _record(self) -> None:
@@ -208,36 +249,51 @@ class Probe:
             "forward": self._forward,
             "backward": self._backward,
             "optimizer": self._stepped,
+            "communication": self._communicated,
         } | self._memory()
+        in_backward = self._communication.in_backward()
         loss, self._loss = self._loss, None
         if self._device_clock is not None:
-            record |= dict.fromkeys(("forward", "backward", "optimizer"))  # those were times of queueing, not of work
+            # those were times of queueing, not of work
+            record |= dict.fromkeys(("forward", "backward", "optimizer", "communication"))
             timed = self._timed or self._device_clock()
             if loss is not None:
                 timed.keep(loss)
-            self._waiting.append((record, timed))
+            self._waiting.append((record, timed, in_backward))
         else:
-            self.recorder.write(record if loss is None else record | {"loss": float(loss)})
+            self._write(record if loss is None else record | {"loss": float(loss)}, in_backward)
         self._open_window()
 
     def _flush(self) -> None:
         """Write the records whose step the device has finished; one that is stuck keeps them for ever."""
         while self._waiting and self._waiting[0][1].is_done:
-            record, timed = self._waiting.popleft()
-            self.recorder.write(record | timed.read(record["n"]))
+            record, timed, in_backward = self._waiting.popleft()
+            self._write(record | timed.read(record["n"]), in_backward)
+
+    def _write(self, record: dict[str, Any], in_backward: float | None) -> None:
+        if in_backward is not None:  # the phases exclude each other
+            backward = record["backward"] or 0.0
+            communicated = min(in_backward * record["n"], backward)
+            record["backward"] = backward - communicated
+            record["communication"] = (record["communication"] or 0.0) + communicated
+        self.recorder.write(record)
 
     def _hook(self, torch: Any) -> None:
         from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
         from torch.utils.data.dataloader import _BaseDataLoaderIter
 
         fetch, backward, scale = _BaseDataLoaderIter.__next__, torch.autograd.backward, torch.amp.GradScaler.scale
+        after_evaluation_fetch = self._after_evaluation_fetch
         is_training, drop = torch.is_grad_enabled, self.recorder.drop
-        after_fetch, after_backward = self._after_fetch, self._after_backward
+        after_fetch, before_backward, after_backward = self._after_fetch, self._before_backward, self._after_backward
 
         def __next__(loader: Any) -> Any:
             if not is_training():
                 batch = fetch(loader)
-                self._step_started = clock()  # an evaluation is no part of the step that follows
+                try:
+                    after_evaluation_fetch()
+                except Exception as error:
+                    drop(error)
                 return batch
             started = clock()
             batch = fetch(loader)
@@ -248,15 +304,13 @@ class Probe:
             return batch
 
         def backward_(tensors: Any, *args: Any, **kwargs: Any) -> None:
-            if self._timed is not None:
-                try:
-                    self._timed.end("forward")
-                except Exception as error:
-                    drop(error)
-            started = clock()
+            try:
+                before_backward()
+            except Exception as error:
+                drop(error)
             backward(tensors, *args, **kwargs)
             try:
-                after_backward(started, tensors)
+                after_backward(tensors)
             except Exception as error:
                 drop(error)
 

@@ -53,6 +53,7 @@ class Pulse:
             "t": time.monotonic(),
             "pid": os.getpid(),
             "step": self._probe.step,
+            "doing": self._probe.doing,
             "moved": self._probe.moved,
             "step_seconds": self._probe.latest_step_seconds,
             "rss": self._memory()["rss"],

@@ -63,9 +63,8 @@ class Loader:
 
 def step(probe, loader, optimizer, loss, samples=4):
     probe._after_fetch(0.0, loader, [torch.zeros(samples, 2)])
-    if probe._timed is not None:
-        probe._timed.end("forward")
-    probe._after_backward(0.0, loss)
+    probe._before_backward()
+    probe._after_backward(loss)
     probe._before_step(optimizer)
     probe._after_step(optimizer)
 
@@ -159,7 +158,8 @@ def test_a_second_optimizer_is_part_of_the_same_step(probe):
 def test_an_optimizer_that_steps_another_inside_counts_once(probe):
     (outer, inner), loss = made(2)
     for _ in range(3):
-        probe._after_backward(0.0, loss)
+        probe._before_backward()
+        probe._after_backward(loss)
         probe._before_step(outer)
         probe._before_step(inner)
         probe._after_step(inner)
@@ -183,7 +183,8 @@ def test_a_prefetched_batch_is_counted_with_the_backward_that_used_it(probe, tmp
     for following in [*sizes[1:], None]:
         if following:
             probe._after_fetch(0.0, loader, [torch.zeros(following, 2)])
-        probe._after_backward(0.0, loss)
+        probe._before_backward()
+        probe._after_backward(loss)
         probe._before_step(optimizer)
         probe._after_step(optimizer)
     probe.finish("finished")

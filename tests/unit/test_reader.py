@@ -29,7 +29,7 @@ def history(folder, write_metrics):
 
 
 def test_totals_are_sums_over_all_steps(history):
-    phases = {"input": 0.25, "forward": 0.5, "backward": 1.0, "optimizer": 0.125}
+    phases = {"input": 0.25, "forward": 0.5, "backward": 1.0, "optimizer": 0.125, "communication": 0.0625}
 
     read = history(
         META,

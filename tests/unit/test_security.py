@@ -45,7 +45,7 @@ MARKUP = {name: text for name, text in HOSTILE.items() if text.isprintable()}
 CODES = {name: text for name, text in HOSTILE.items() if not text.isprintable()}
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 SCRIPT = re.compile("<script>(.*?)</script>", re.DOTALL)
-ELEMENTS = {"div", "b", "code", "span", "svg", "g", "text", "path", "rect", "table", "tr", "th", "td", "pre"}
+ELEMENTS = {"div", "b", "code", "span", "svg", "g", "text", "tspan", "path", "rect", "table", "tr", "th", "td", "pre"}
 ELEMENTS |= {"details", "summary", "html", "meta", "title", "style", "h1", "h2"}
 RANKS = 9  # from which on hosts are told by name
 NAMESPACE = ' xmlns="http://www.w3.org/2000/svg"'

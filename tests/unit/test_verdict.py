@@ -51,6 +51,15 @@ def test_a_straggler_by_its_input_wait_among_four(say):
     assert say({}, {}, {"input": 0.014}, {})[0] == "rank 2 is the straggler: +13% of the step time, its input wait"
 
 
+def test_communication_is_what_the_rank_waits_that_waits_least(say):
+    assert say({"communication": 0.05}, {"communication": 0.034})[0] == "communication 34% of the step"
+
+
+def test_communication_that_one_rank_cannot_tell_is_not_told(say):
+    assert not any("communication" in said for said in say({"communication": 0.05}, {"communication": None}))
+    assert not any("communication" in said for said in say({"communication": 0.05}))
+
+
 def test_alike_ranks_have_no_straggler(say):
     assert not any("straggler" in said for said in say({"forward": 0.031}, {"forward": 0.029}))
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from labkit.record import RunFolder, RunReader, Series, State, write_state
 from labkit.view import words
-from labkit.view.page import plain, run_charts, run_html, run_text, tail_of_log
+from labkit.view.log_tail import tail_of_log
+from labkit.view.page import plain, run_charts, run_html, run_text
 from labkit.view.report import static_bundle, write_report
 from labkit.view.svg import COLOURS, DASHES, Chart, charts, dot
 
@@ -36,6 +37,7 @@ ALLOWED = {
     "svg",
     "g",
     "text",
+    "tspan",
     "path",
     "table",
     "tr",

@@ -1,0 +1,46 @@
+"""The end of a rank's log, by rank and by search."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from labkit.record import RunFolder
+from labkit.record.files import opened
+from labkit.record.text import escaped, plain
+
+__all__ = ["log_html", "tail_of_log"]
+
+LOG_BYTES = 16_000
+SEARCHED_BYTES = 1 << 20
+LOG_LINES = 10
+
+
+def log_html(folder: RunFolder, rank: int, search: str = "") -> str:
+    lines = tail_of_log(folder, rank, LOG_LINES, search)
+    if not lines:
+        return f'<div style="font-size:11px;opacity:.75">rank {rank}: no line with that text</div>' if search else ""
+    text = escaped("\n".join(line[:300] for line in lines))
+    style = "margin:4px 0;padding:4px 8px;font:11px monospace;overflow:auto;max-height:170px;border:1px solid #8886"
+    return f'<div style="font-size:11px;opacity:.75">rank {rank}, end of its log</div><pre style="{style}">{text}</pre>'
+
+
+def tail_of_log(folder: RunFolder, rank: int, lines: int, search: str = "") -> list[str]:
+    """The last lines of a rank's output that hold `search`, both streams, without terminal codes. Reads the end of the
+    files only, some more of it for a search."""
+    size = SEARCHED_BYTES if search else LOG_BYTES
+    streams = [
+        [line for line in _end_of(folder.log(rank, stream), size) if search.lower() in line.lower()]
+        for stream in ("stdout", "stderr")
+    ]
+    spoken = [stream[-lines:] for stream in streams if stream]
+    share = lines // max(1, len(spoken))  # neither stream hides the other
+    return [line for stream in spoken for line in stream[-share:]]
+
+
+def _end_of(path: Path, size: int) -> list[str]:
+    try:
+        with opened(path) as file:
+            file.seek(max(0, file.seek(0, 2) - size))
+            return plain(file.read().decode("utf-8", "replace")).splitlines()
+    except OSError:
+        return []

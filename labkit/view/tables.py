@@ -1,0 +1,120 @@
+"""The ranks, and the machines they run on, as tables."""
+
+from __future__ import annotations
+
+from labkit.record import RankHistory, RunReader
+from labkit.record.hosts import HostHistory
+from labkit.record.text import escaped, plain
+from labkit.view import words
+from labkit.view.bands import MANY
+from labkit.view.svg import dot
+
+__all__ = ["machine_table", "rank_rows", "rank_table"]
+
+TABLE_ROWS = 16
+
+CELL = "border:0;padding:1px 12px 1px 0"
+HEAD = f"{CELL};white-space:nowrap;font-weight:500;opacity:.7"
+ROW = '<tr style="background:none">'
+TABLE = (
+    '<table style="border-collapse:collapse;margin:6px 0;text-align:right;font-size:12px;'
+    'font-variant-numeric:tabular-nums">'
+)
+
+
+def rank_table(reader: RunReader) -> str:
+    rows = rank_rows(reader)
+    marks = [f"{dot(h.rank)} " if len(reader.ranks) <= MANY else "" for h in _shown(reader)]
+    more = f"the first and the slowest of {len(reader.ranks)} ranks" if len(rows) < len(reader.ranks) else ""
+    return _grid(rows, marks) + _remark(more)
+
+
+def _grid(rows: list[dict[str, str]], marks: list[str]) -> str:
+    """A table of text, with a mark of SVG before each row."""
+    if not rows:
+        return ""
+    names = list(dict.fromkeys(name for row in rows for name in row))  # a rank that has yet to begin has fewer
+    head = f'<th style="{HEAD};text-align:left">{escaped(names[0])}</th>'
+    head += "".join(f'<th style="{HEAD};text-align:right">{escaped(name)}</th>' for name in names[1:])
+    body = ""
+    for row, mark in zip(rows, marks, strict=True):
+        first, *others = (escaped(row.get(name, "")) for name in names)
+        body += f'{ROW}<td style="{CELL};text-align:left;white-space:nowrap">{mark}{first}</td>'
+        body += "".join(f'<td style="{CELL}">{text}</td>' for text in others) + "</tr>"
+    return f'<div style="overflow-x:auto">{TABLE}{ROW}{head}</tr>{body}</table></div>'
+
+
+def rank_rows(reader: RunReader) -> list[dict[str, str]]:
+    return [_rank_row(history) for history in _shown(reader)]
+
+
+def _shown(reader: RunReader) -> list[RankHistory]:
+    """All ranks, of very many the first and the slowest."""
+    histories = list(reader.ranks.values())
+    if len(histories) <= TABLE_ROWS:
+        return histories
+    slowest = sorted(histories, key=lambda h: h.latest.get("step_seconds", 0.0), reverse=True)[: TABLE_ROWS // 2]
+    kept = {h.rank: h for h in (*histories[: TABLE_ROWS // 2], *slowest)}
+    return [kept[rank] for rank in sorted(kept)]
+
+
+def _rank_row(history: RankHistory) -> dict[str, str]:
+    latest = history.latest
+    return {
+        "rank": str(history.rank),
+        "device": history.device,
+        "step": f"{history.step:,}",
+        "loss": words.quantity(latest.get("loss"), 4),
+        "samples/s": words.quantity(latest.get("throughput")),
+        "step time": words.seconds(latest.get("step_seconds")),
+        "input wait": words.percent(words.share(history, "input")),
+        **({"communication": f"{waits:.1%}"} if (waits := words.share(history, "communication")) is not None else {}),
+        "state held": words.gib(history.held_bytes),
+        f"peak {history.memory_name}": words.gib(history.memory_peak or None),
+        **({"reserved": words.gib(latest["reserved"])} if "reserved" in latest else {}),
+    }
+
+
+def machine_table(reader: RunReader) -> str:
+    """What the driver and the system say, beside what torch's allocator says above."""
+    rows = [row for name in sorted(reader.hosts) for row in _host_rows(reader.hosts[name])]
+    shown = rows[:TABLE_ROWS]
+    return _grid(shown, [""] * len(shown)) + _remark(
+        f"the first {TABLE_ROWS} of {len(rows)}" if len(rows) > TABLE_ROWS else ""
+    )
+
+
+def _remark(text: str) -> str:
+    return f'<div style="opacity:.75">{text}</div>' if text else ""
+
+
+def _host_rows(host: HostHistory) -> list[dict[str, str]]:
+    def percent(value: float | None) -> str:
+        return "n/a" if value is None else f"{value:.0f}%"
+
+    def of(used: float | None, total: float | None) -> str:
+        return f"{words.gib(used)} of {words.gib(total)}"
+
+    def row(what: str, busy: float | None, memory: str, power: float | None, heat: float | None) -> dict[str, str]:
+        watts, degrees = ("n/a" if power is None else f"{power:.0f} W"), ("n/a" if heat is None else f"{heat:.0f} °C")
+        return {
+            "machine": plain(what),
+            "busy": percent(busy),
+            "memory in use": memory,
+            "power": watts,
+            "temperature": degrees,
+        }
+
+    cores = f"{host.name}, {host.cores:.0f} cores" if host.cores else host.name
+    machine = row(cores, host.cpu, of(host.memory_used, host.memory_total), None, None)
+    devices = [
+        row(
+            f"GPU {i} {d['name']}",
+            d["utilisation"],
+            of(d["memory_used"], d["memory_total"]),
+            d["power"],
+            d["temperature"],
+        )
+        for i, d in enumerate(host.devices)
+    ]
+    return [machine, *devices]

@@ -1,0 +1,40 @@
+"""What ranks wait for collectives, by the worker's own measure, on real gloo ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import labkit
+from labkit.record import RunReader
+from labkit.view.verdict import verdict
+
+SCRIPTS = Path(__file__).parents[1] / "scripts"
+
+
+def test_a_straggler_under_fsdp_is_the_rank_that_does_not_wait():
+    """All its phases but communication take as long as the others': FSDP's forward waits for the slow rank."""
+    run = labkit.launch(SCRIPTS / "uneven_fsdp.py", nproc_per_node=2)
+    waited = run.metrics().groupby("rank")["communication"].sum()
+
+    assert waited[0] > 60 * 0.03 * 0.8
+    assert waited[1] < waited[0] / 3
+    assert verdict(RunReader(run.folder).read_all())[0].startswith("rank 1 is the straggler: +")
+
+
+@pytest.mark.parametrize("name", ["ddp", "fsdp"])
+def test_the_phases_of_a_step_exclude_each_other(name):
+    run = labkit.launch(name, nproc_per_node=2, steps=30)
+    metrics = run.metrics().dropna(subset=["communication"])
+    phases = metrics[["input", "forward", "backward", "optimizer", "communication"]]
+
+    assert (metrics["communication"] > 0).any()
+    assert (phases >= 0).all(axis=None)
+    assert phases.sum().sum() <= (metrics["step_seconds"] * metrics["steps"]).sum() * 1.001
+
+
+def test_alone_there_is_nothing_to_wait_for():
+    run = labkit.launch("single", nproc_per_node=1, steps=5)
+
+    assert run.metrics()["communication"].dropna().max() < 1e-3
