@@ -66,7 +66,7 @@ def main() -> None:
             with written(notebook.root / "runs", ranks) if ranks != 2 else launched() as cells:
                 measure(notebook, cells, ranks, options.minutes)
                 notebook.run(2)
-                notebook.wait_for_text(2, "the end", 30)
+                notebook.wait_for_text(2, "the end", 120)
             page.context.close()
     print(f"{os.cpu_count()} cores")
 

@@ -12,7 +12,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -187,8 +187,11 @@ class Notebook:
         before = (self.root / self.name).stat().st_mtime_ns
         self.command("docmanager:save")
         deadline = time.monotonic() + 20
-        while (self.root / self.name).stat().st_mtime_ns == before and time.monotonic() < deadline:
+        while time.monotonic() < deadline:
             time.sleep(0.1)
+            if (self.root / self.name).stat().st_mtime_ns != before:
+                with suppress(ValueError):  # JupyterLab is still writing
+                    return nbformat.read(self.root / self.name, 4)
         return nbformat.read(self.root / self.name, 4)
 
     def output(self, cell: int) -> Any:
