@@ -82,6 +82,7 @@ class Dashboard:
             bundle["text/plain"] += f"\n{hint}"
         self._handle.update(bundle, raw=True)
         _close(self.box)
+        self.reader = RunReader(self.folder)  # whoever holds the run need not hold what was read
 
     @property
     def is_open(self) -> bool:
@@ -94,7 +95,7 @@ class Dashboard:
             self._changed.clear()
             if self._closed.is_set():
                 return
-            began = time.perf_counter()
+            began = time.thread_time()
             try:
                 final = self._draw()
                 failures = 0
@@ -107,7 +108,7 @@ class Dashboard:
             if final:
                 self._finish_from_thread()
                 return
-            cost = time.perf_counter() - began
+            cost = time.thread_time() - began
             # A view that is dear to draw is drawn less often: at most a fifth of the time.
             period = min(LONGEST_PERIOD_SECONDS, max(PERIOD_SECONDS, 5 * cost))
 

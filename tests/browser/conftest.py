@@ -172,6 +172,12 @@ class Notebook:
         self.page.goto(f"{self.url}/lab/tree/{self.name}?token={self.token}")
         self.idle(90)
 
+    def reopen(self, book: Any) -> None:
+        """Open a copy of what was saved, changed meanwhile."""
+        self.name = f"copy-of-{self.name}"
+        nbformat.write(book, self.root / self.name)
+        self._goto()
+
     def restart_kernel(self) -> None:
         self.page.evaluate(
             "() => { window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart(); return 1 }"

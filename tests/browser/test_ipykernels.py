@@ -125,7 +125,7 @@ def assert_static(front_end: FrontEnd, cell: str, model: str, ended: str) -> Non
     front_end.hear(lambda: VIEW not in str(front_end.outputs), 30)
     (output,) = front_end.outputs[cell]
     assert {"text/html", "text/plain"} <= output["data"].keys()
-    assert "<svg" in output["data"]["text/html"]
+    assert "data:image/svg+xml" in output["data"]["text/html"]
     assert ended in output["data"]["text/plain"].splitlines()[0]
     assert len(str(output["data"])) <= 60_000
     front_end.hear(lambda: model in comms(front_end.messages, "comm_close"), 10)

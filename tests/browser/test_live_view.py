@@ -53,11 +53,28 @@ def test_it_moves_while_other_cells_run_and_leaves_a_static_figure(notebook):
     assert notebook.output(1).inner_text().strip() == "the answer is 42"
     book = notebook.save()
     assert views_in(book) == 0
-    assert "<svg" in book.cells[0].outputs[0].data["text/html"]
+    assert "data:image/svg+xml" in book.cells[0].outputs[0].data["text/html"]
     assert not notebook.errors
     notebook.reload()
     assert "succeeded" in notebook.output(0).inner_text()
     assert "model not found" not in notebook.page.content()
+
+
+def test_who_gets_the_notebook_from_somebody_else_sees_the_figures(notebook):
+    """JupyterLab does not trust it, and strips its HTML."""
+    notebook.open([launch(20), "run.wait()"])
+    notebook.run(0)
+    notebook.run(1)
+    notebook.wait_for_text(1, "succeeded after", 90)
+    notebook.idle()
+    book = notebook.save()
+    book.cells[1].source += "  # changed by hand: the signature is gone"
+    notebook.reopen(book)
+    picture = notebook.output(0).locator("img[alt*='throughput']")
+    picture.wait_for(timeout=20_000)
+    notebook.picture("untrusted")
+    assert picture.evaluate("image => image.complete && image.naturalWidth") > 300
+    assert "after launch" not in notebook.output(0).inner_text()  # no letters of a drawing that was stripped
 
 
 def test_it_moves_and_is_saved_with_kaggles_kernel_too(notebook, kaggle_kernel):
@@ -71,7 +88,7 @@ def test_it_moves_and_is_saved_with_kaggles_kernel_too(notebook, kaggle_kernel):
     notebook.idle()
     book = notebook.save()
     assert views_in(book) == 0
-    assert "<svg" in str(book.cells[1].outputs)
+    assert "data:image/svg+xml" in str(book.cells[1].outputs)
     assert not book.cells[2].outputs or "succeeded" in str(book.cells[2].outputs)
 
 

@@ -1,3 +1,4 @@
+import base64
 import html.parser
 import json
 import math
@@ -452,7 +453,13 @@ def test_the_static_bundle_is_html_and_text_and_holds_no_script(folder, reader):
 
     assert {"text/html", "text/plain"} <= set(bundle) <= {"text/html", "text/plain", "image/png"}
     assert "<script" not in bundle["text/html"].lower()
-    assert_harmless(bundle["text/html"])
+    page, pictures = bundle["text/html"], []
+    for tag, source in re.findall(r'(<img src="data:image/svg\+xml;base64,([^"]+)"[^>]*>)', page):
+        pictures.append(ET.fromstring(base64.b64decode(source)))
+        page = page.replace(tag, "")
+    assert_harmless(page)
+    assert len(pictures) == 1 + 2  # the charts, and each rank's line in the table
+    assert all(picture.get("color").startswith("#") for picture in pictures)  # the page's does not reach in there
     assert bundle["text/plain"] == run_text(folder, reader, state)
     json.dumps(bundle)
 
