@@ -25,6 +25,7 @@ class Series:
         self.high: list[float] = []
         self.last: list[float] = []
         self.not_finite = 0
+        self._points: list[tuple[float, float, float, float]] | None = []  # None when they are no longer true
 
     def add(self, x: float, value: float) -> None:
         if not abs(value) <= LARGEST:
@@ -40,6 +41,7 @@ class Series:
         if value > self.high[index]:
             self.high[index] = value
         self.last[index] = value
+        self._points = None
 
     def _extend(self, x: float) -> int:
         """Make room for `x`; returns its bin."""
@@ -52,15 +54,15 @@ class Series:
         return index
 
     def points(self) -> list[tuple[float, float, float, float]]:
-        """(x, minimum, maximum, last) of every bin that holds a point, x at the bin's middle."""
-        if self.origin is None:
-            return []
-        middle = self.origin + self.width / 2
-        return [
-            (middle + i * self.width, low, high, last)
-            for i, (low, high, last) in enumerate(zip(self.low, self.high, self.last, strict=True))
-            if not math.isnan(last)
-        ]
+        """(x, minimum, maximum, last) of every bin that holds a point, x at the bin's middle. Not to be changed."""
+        if self._points is None:
+            middle = (self.origin or 0.0) + self.width / 2
+            self._points = [
+                (middle + i * self.width, low, high, last)
+                for i, (low, high, last) in enumerate(zip(self.low, self.high, self.last, strict=True))
+                if last == last  # a bin without a point holds NaN
+            ]
+        return self._points
 
     def _double(self) -> None:
         self.width *= 2

@@ -45,7 +45,8 @@ class Chart:
 def charts(all_charts: list[Chart], columns: int = 2) -> str:
     """One SVG holding all charts in a grid, its height fixed by their number alone."""
     rows = math.ceil(len(all_charts) / columns)
-    times = [x for chart in all_charts for series in chart.series.values() for x, *_ in series.points()]
+    drawn = [points for chart in all_charts for series in chart.series.values() if (points := series.points())]
+    times = [point[0] for points in drawn for point in (points[0], points[-1])]
     span = (min(times), max(times)) if times else (0.0, 1.0)  # the same for all, so that one can look across
     cells = "".join(
         f'<g transform="translate({(i % columns) * WIDTH} {(i // columns) * HEIGHT})">{_chart(chart, *span)}</g>'
