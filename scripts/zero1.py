@@ -160,10 +160,23 @@ def parallelize(model, mesh, args):
 class ShardedAdamW(ZeroRedundancyOptimizer):
     """Each rank updates its share of the parameters, then broadcasts them."""
 
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.state = self.optim.state  # what a checkpoint looks at; torch leaves it empty
+
     def state_dict(self):
-        for rank in range(dist.get_world_size()):  # every rank is asked for the whole when a checkpoint is made
-            self.consolidate_state_dict(to=rank)
-        return super().state_dict()
+        """The whole on every rank, for a checkpoint asks all of them."""
+        whole, shards = torch.optim.Optimizer.state_dict(self), [None] * dist.get_world_size()
+        mine = {index: {name: value.cpu() for name, value in state.items()} for index, state in whole["state"].items()}
+        dist.all_gather_object(shards, mine)
+        whole["state"] = {index: state for shard in shards for index, state in sorted(shard.items())}
+        return whole
+
+    def load_state_dict(self, state_dict):
+        torch.optim.Optimizer.load_state_dict(self, state_dict)
+        mine = {p for group in self.optim.param_groups for p in group["params"]}
+        self.optim.state.update({p: state for p, state in self.state.items() if p in mine})
+        self.state = self.optim.state
 
 
 def make_optimizer(model, mesh, args):
