@@ -256,8 +256,9 @@ def clip_gradients(model, mesh, largest):
             continue
         pieces = stages * (mesh.size() if flat and flat.name != "NO_SHARD" else 1)
         if isinstance(p, DTensor):
-            p.grad = p.grad.redistribute(placements=p.placements)  # sequence parallel leaves sums to be added
-            sizes = [p.device_mesh.size(axis) for axis, where in enumerate(p.placements) if where.is_shard()]
+            if p.grad.placements != p.placements:  # sequence parallel leaves sums to be added
+                p.grad = p.grad.redistribute(placements=p.placements)
+            sizes = [p.device_mesh.size(axis) for axis, where in enumerate(p.placements) if not where.is_replicate()]
             pieces *= math.prod(sizes)
         shards[pieces].append(p.grad.to_local() if isinstance(p, DTensor) else p.grad)
     squares = [get_total_norm(grads) ** 2 * pieces for pieces, grads in shards.items()]
