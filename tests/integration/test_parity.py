@@ -3,81 +3,121 @@
 from __future__ import annotations
 
 import functools
+import json
+import re
 
 import pytest
+from parity.matrix import MATRIX, Row, curve, difference, script
 
 import labkit
 from labkit import Script
 
-STEPS = 24
-OPTIONS = {"steps": STEPS, "global_batch_size": 16, "precision": "fp64", "lr": 1e-2}
-# What the reference trains with, too: other options must not change the losses.
-SHARED = ("clip", "lr_schedule", "warmup_steps")
-SMALL = {"context=128, width=128, heads=4, layers=4": "context=128, width=32, heads=4, layers=4"}
-
-
-def small(name: str) -> Script:
-    text = str(Script.load(name))
-    for before, after in SMALL.items():
-        assert before in text
-        text = text.replace(before, after)
-    return Script.parse(text, name=name)
-
-
-def curve(script: Script, ranks: int, **options):
-    """(losses and gradient norms by step, test loss and accuracy), the mean of what the ranks reported."""
-    run = labkit.launch(script, nproc_per_node=ranks, **{**OPTIONS, **options})
-    metrics = run.metrics()
-    columns = [name for name in ("loss", "gradient_norm") if name in metrics]
-    by_step = metrics.groupby("step")[columns]
-    # Later steps are reported ten times a second, by each rank at steps of its own.
-    steps = by_step.mean()[by_step.count()["loss"] == ranks].loc[[*range(1, 21), STEPS]]
-    return steps, metrics[["test_loss", "test_accuracy"]].dropna().iloc[0]
-
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory):
-    """The curve of one rank with the same optimizer settings, made once for each of them."""
+    """What one rank trains, of each model once."""
 
     @functools.cache
-    def made(**options):
+    def made(model="transformer"):
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("LABKIT_RUNS", str(tmp_path_factory.mktemp("reference")))
-            return curve(small("single"), 1, **options)
+            return curve(script("single", model), 1)
 
     return made
 
 
-def difference(curve, reference) -> float:
-    """The largest relative difference of any step."""
-    assert list(curve.columns) == list(reference.columns)
-    return float(((curve - reference).abs() / reference).to_numpy().max())
+def assert_the_same(row: Row, model: str, reference) -> None:
+    if row.missing:
+        pytest.skip(f"not in {row.missing}")
+    trained, expected = curve(script(row.strategy, model), row.ranks, **row.options), reference(model)
+    assert difference(trained, expected) < 1e-9
+    assert trained[1]["test_accuracy"] == expected[1]["test_accuracy"]
 
 
-@pytest.mark.parametrize(("name", "ranks", "options"), [
-    ("ddp", 2, {"accumulate": 4}),
-    ("ddp", 2, {"clip": 0.5, "lr_schedule": "cosine", "warmup_steps": 6}),
-    ("ddp", 2, {"bucket_mib": 0.01, "gradient_as_bucket_view": False}),
-    ("fsdp", 2, {"accumulate": 2, "activation_checkpointing": True, "reshard_after_forward": "never"}),
-    ("fsdp", 4, {"cpu_offload": True, "replicas": 2, "clip": 0.5}),
-    ("single", 1, {"accumulate": 2, "activation_checkpointing": True}),
-])  # fmt: skip
-def test_every_strategy_trains_what_one_rank_trains(name, ranks, options, reference):
-    steps, test = curve(small(name), ranks, **options)
-    expected, expected_test = reference(**{name: options[name] for name in SHARED if name in options})
-    assert difference(steps, expected) < 1e-9
-    assert test["test_loss"] == pytest.approx(expected_test["test_loss"], rel=1e-9)
-    assert test["test_accuracy"] == expected_test["test_accuracy"]
+@pytest.mark.parametrize("row", [row for row in MATRIX if row.often], ids=str)
+def test_every_strategy_trains_what_one_rank_trains(row, reference):
+    assert_the_same(row, "transformer", reference)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("row", "model"), [(row, model) for row in MATRIX for model in row.models], ids=str)
+def test_with_every_option_and_model_too(row, model, reference):
+    assert_the_same(row, model, reference)
 
 
 @pytest.mark.parametrize(("title", "before", "after"), [
     ("strategy", "return nullcontext() if last else model.no_sync()", "return model.no_sync()"),
     ("step", ".mean() / len(micro_batches)", ".mean()"),
-])  # fmt: skip
+    ("optimizer", "dist.all_reduce(total)", "pass"),
+], ids=["no all-reduce", "unscaled loss", "a norm of one rank"])  # fmt: skip
 def test_a_broken_strategy_is_caught(title, before, after, reference):
-    script = small("ddp")
-    text = script.cells[title].text
-    assert before in text
-    broken = Script.parse(str(script).replace(before, after), name="broken")
-    steps, _ = curve(broken, 2, accumulate=2)
-    assert difference(steps, reference()[0]) > 1e-6
+    strategy = script("fsdp" if title == "optimizer" else "ddp")
+    assert before in strategy.cells[title].text
+    broken = Script.parse(str(strategy).replace(before, after), name="broken")
+    assert difference(curve(broken, 2, accumulate=2), reference()) > 1e-6
+
+
+def test_the_same_order_in_every_epoch_is_caught(reference):
+    """With 160 samples, 24 steps of 16 are more than two epochs."""
+    mlp = str(script("single", "MLP")).replace("randint(10, (1000,)", "randint(10, (200,)").replace("1000, 1", "200, 1")
+    mlp = mlp.replace(":900", ":160").replace("900:", "160:")
+    broken = mlp.replace("sampler.set_epoch(epoch)", "pass")
+    assert broken != mlp
+    right = curve(Script.parse(mlp, name="right"), 1)
+    assert difference(curve(Script.parse(broken, name="broken"), 1), right) > 1e-6
+
+
+# Bytes per parameter byte that a rank of two holds: the blocks' parameters between forward and backward, all
+# gradients and AdamW's two moments at the end of a step. ZeRO's table (arXiv 1910.02054, section 5).
+HELD = [
+    ("ddp", {}, 1, 1, 2),
+    ("zero1", {}, 1, 1, 1),
+    ("zero2", {"accumulate": 2}, 1, 0.5, 1),
+    ("fsdp", {}, 0.5, 0.5, 1),
+    ("fsdp1", {}, 0.5, 0.5, 1),
+    pytest.param("fsdp", {"reshard_after_forward": "never"}, 1, 0.5, 1, marks=pytest.mark.soak),
+    pytest.param("fsdp1", {"sharding_strategy": "SHARD_GRAD_OP"}, 1, 0.5, 1, marks=pytest.mark.soak),
+    pytest.param("fsdp1", {"sharding_strategy": "NO_SHARD"}, 1, 1, 2, marks=pytest.mark.soak),
+]
+MEASURE = """
+def share_held(tensors, whole):
+    local = [t.to_local() if hasattr(t, "to_local") else t for t in tensors if t is not None]
+    return sum(t.numel() for t in local if t.untyped_storage().size()) / whole
+
+
+"""
+
+
+@pytest.mark.parametrize(("name", "options", "parameters", "gradients", "moments"), HELD)
+def test_a_rank_holds_what_zero_says(name, options, parameters, gradients, moments):
+    """Counted inside the ranks, from the tensors themselves."""
+    text = str(script(name))
+    for before, after in {
+        "# %% step\n": f"# %% step\n{MEASURE}",
+        "            scaler.scale(loss).backward()\n": """
+            blocks = [p for name, p in model.named_parameters() if "blocks" in name]
+            print("held", share_held(blocks, model.wholes[0]), flush=True)
+            scaler.scale(loss).backward()
+""",
+        "    model = parallelize(model, mesh, args)\n": """
+    wholes = [sum(p.numel() for p in model.blocks.parameters()), sum(p.numel() for p in model.parameters())]
+    model = parallelize(model, mesh, args)
+    model.wholes = wholes
+""",
+        "            optimizer.zero_grad()\n": """
+            state = getattr(optimizer, "optim", optimizer).state.values()
+            print("held", share_held([p.grad for p in model.parameters()], wholes[1]), flush=True)
+            print("held", share_held([s[k] for s in state for k in ("exp_avg", "exp_avg_sq")], wholes[1]), flush=True)
+            optimizer.zero_grad()
+""",
+    }.items():
+        assert text.count(before) == 1
+        text = text.replace(before, after)
+    run = labkit.launch(Script.parse(text, name=name), nproc_per_node=2, steps=2, global_batch_size=4, **options)
+    micro_batches = options.get("accumulate", 1)
+    for rank in range(2):
+        shares = [json.loads(found) for found in re.findall(r"^held (.+)$", run.logs(rank=rank), re.MULTILINE)]
+        *forward, held_gradients, held_moments = shares[-2 - micro_batches :]
+        assert forward == pytest.approx([parameters] * micro_batches, rel=0.05)
+        assert held_gradients == pytest.approx(gradients, rel=0.05)
+        assert held_moments == pytest.approx(moments, rel=0.05)
