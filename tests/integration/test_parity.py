@@ -34,12 +34,14 @@ def assert_the_same(row: Row, model: str, reference) -> None:
     assert trained[1]["test_accuracy"] == expected[1]["test_accuracy"]
 
 
+@pytest.mark.timeout(600)  # eight ranks on two cores
 @pytest.mark.parametrize("row", [row for row in MATRIX if row.often], ids=str)
 def test_every_strategy_trains_what_one_rank_trains(row, reference):
     assert_the_same(row, "transformer", reference)
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(("row", "model"), [(row, model) for row in MATRIX for model in row.models], ids=str)
 def test_with_every_option_and_model_too(row, model, reference):
     assert_the_same(row, model, reference)
@@ -121,3 +123,26 @@ def test_a_rank_holds_what_zero_says(name, options, parameters, gradients, momen
         assert forward == pytest.approx([parameters] * micro_batches, rel=0.05)
         assert held_gradients == pytest.approx(gradients, rel=0.05)
         assert held_moments == pytest.approx(moments, rel=0.05)
+
+
+def test_an_overflow_on_one_rank_skips_the_step_on_all():
+    """fp16's loss scale under a pipeline, where no rank sees another's gradients; on the CPU, where it is refused."""
+    text = str(script("pipeline"))
+    for before, after in {
+        'if args.precision == "fp16" and device.type != "cuda":': "if False:",
+        "            scaler.step(optimizer)\n": """
+            if step == 1 and rank == 1:
+                next(model.parameters()).grad.view(-1)[0] = math.inf
+            scaler.step(optimizer)
+""",
+        "            scaler.update()\n": """
+            scaler.update()
+            print("scale", scaler.get_scale(), flush=True)
+""",
+    }.items():
+        assert text.count(before) == 1
+        text = text.replace(before, after)
+    run = labkit.launch(Script.parse(text), nproc_per_node=2, steps=3, global_batch_size=4, precision="fp16")
+    for rank in range(2):
+        scales = re.findall(r"^scale (.+)$", run.logs(rank=rank), re.MULTILINE)
+        assert scales == ["65536.0", "32768.0", "32768.0"]
