@@ -18,10 +18,20 @@ def parse_args():
     training.add_argument("--accumulate", type=int, default=1, help="micro-batches per step on each rank")
     training.add_argument("--precision", choices=["fp32", "fp16", "bf16", "fp64"], default="fp32")
     training.add_argument("--activation-checkpointing", action="store_true", help="recompute blocks in backward")
-    training.add_argument("--lr", type=float, default=1e-3, help="AdamW's learning rate")
+    training.add_argument("--compile", action="store_true", help="torch.compile each block, or a model without blocks")
     training.add_argument("--seed", type=int, default=0, help="for weights and the order of samples")
+    training.add_argument("--deterministic", action="store_true", help="only kernels that repeat bit by bit; slower")
+    optimizer = parser.add_argument_group("optimizer")
+    optimizer.add_argument("--lr", type=float, default=1e-3, help="AdamW's learning rate, after the warm-up")
+    optimizer.add_argument("--lr-schedule", choices=["constant", "cosine"], default="constant")
+    optimizer.add_argument("--warmup-steps", type=int, default=0, help="steps over which the learning rate rises")
+    optimizer.add_argument("--clip", type=float, default=0.0, help="largest norm of all gradients together (0: any)")
+    data = parser.add_argument_group("data")
+    data.add_argument("--data-dir", default="", help="where load_datasets looks first")
+    data.add_argument("--workers", type=int, help="loader processes (default: 2, or none when the data is in memory)")
+    data.add_argument("--prefetch", type=int, default=4, help="batches each worker loads ahead")
+    data.add_argument("--pin-memory", action=argparse.BooleanOptionalAction, help="default: where there is a GPU")
     files = parser.add_argument_group("files")
-    files.add_argument("--data-dir", default="", help="where load_datasets looks first")
     files.add_argument("--checkpoint-dir", default="", help="resume from and save to this folder")
     files.add_argument("--save-every", type=int, default=0, help="steps between checkpoints (0: none)")
     strategy_arguments(parser.add_argument_group("strategy"))
@@ -39,16 +49,17 @@ class Block(nn.Module):
 
     def __init__(self, width, heads):
         super().__init__()
-        self.heads = heads
+        self.head_width = width // heads
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x):
-        batch, time, width = x.shape
-        q, k, v = self.qkv(self.norm1(x)).view(batch, time, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        # head by head: a tensor-parallel rank's share of qkv's output is whole heads
+        heads = self.qkv(self.norm1(x)).unflatten(-1, (-1, 3, self.head_width))
+        q, k, v = heads.permute(3, 0, 2, 1, 4)
         attention = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(attention.transpose(1, 2).reshape(batch, time, width))
+        x = x + self.out(attention.transpose(1, 2).flatten(2))
         return x + self.down(F.gelu(self.up(self.norm2(x))))
 
 
@@ -61,11 +72,17 @@ class Model(nn.Module):
         self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False)
 
+    def embed(self, tokens):
+        return self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
+
+    def unembed(self, x):
+        return self.head(self.norm(x))
+
     def forward(self, tokens):
-        x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
+        x = self.embed(tokens)
         for block in self.blocks:
             x = block(x)
-        return self.head(self.norm(x))
+        return self.unembed(x)
 
 
 # %% data
@@ -86,21 +103,30 @@ def load_datasets(data_dir, context=128, limit=2**20):
 
 
 # %% loader
+import torch
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, TensorDataset
 
 
-def batches(dataset, batch_size, rank, world_size, *, pin_memory, shuffle_seed=None):
-    """(loader, sampler) of one rank's share. Shuffled, only whole batches; otherwise in order, every sample.
+def batches(dataset, batch_size, data, args, *, shuffle=False):
+    """(loader, sampler) of one data rank's share. Shuffled, only whole batches; otherwise in order, every sample.
 
     Whatever the number of ranks, step k trains on the same samples: the sampler deals one permutation out to
-    the ranks like cards.
+    the data ranks like cards. Ranks that share a replica (tensor, pipeline) read the same ones.
     """
-    shuffle = shuffle_seed is not None
-    sampler = DistributedSampler(dataset, world_size, rank, shuffle=shuffle, seed=shuffle_seed or 0, drop_last=shuffle)
+    rank, ranks = data.get_local_rank(), data.size()
+    sampler = DistributedSampler(dataset, ranks, rank, shuffle=shuffle, seed=args.seed, drop_last=shuffle)
     chunks = BatchSampler(sampler, batch_size, drop_last=shuffle)
-    if isinstance(dataset, TensorDataset):  # in memory: index whole batches, nothing is decoded per item
-        return DataLoader(dataset, sampler=chunks, batch_size=None, pin_memory=pin_memory), sampler
-    options = {"num_workers": 2, "prefetch_factor": 4, "persistent_workers": True, "pin_memory": pin_memory}
+    in_memory = isinstance(dataset, TensorDataset)
+    workers = args.workers if args.workers is not None else 0 if in_memory else 2
+    options = {
+        "num_workers": workers,
+        "pin_memory": data.device_type == "cuda" if args.pin_memory is None else args.pin_memory,
+        "generator": torch.Generator().manual_seed(args.seed + rank),  # each rank's workers augment differently
+    }
+    if workers:
+        options |= {"prefetch_factor": args.prefetch, "persistent_workers": True}
+    if in_memory:  # index whole batches, nothing is decoded per item
+        return DataLoader(dataset, sampler=chunks, batch_size=None, **options), sampler
     return DataLoader(dataset, batch_sampler=chunks, **options), sampler
 
 
@@ -108,13 +134,24 @@ def batches(dataset, batch_size, rank, world_size, *, pin_memory, shuffle_seed=N
 from contextlib import nullcontext
 
 import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
 
 def strategy_arguments(parser):
     parser.add_argument("--reshard-after-forward", choices=["auto", "always", "never"], default="auto",
-                        help="always: ZeRO-3; never: ZeRO-2 (fewer all-gathers, more memory)")  # fmt: skip
+                        help="always: gather again for backward; never: keep what forward gathered")  # fmt: skip
     parser.add_argument("--cpu-offload", action="store_true", help="keep shards in host memory between uses")
+    parser.add_argument("--replicas", type=int, default=1,
+                        help="copies of the model, each split over its share of the ranks")  # fmt: skip
+
+
+def make_mesh(device_type, args):
+    ranks = dist.get_world_size()
+    if args.replicas < 1 or ranks % args.replicas:
+        raise SystemExit(f"--replicas {args.replicas} must divide the {ranks} ranks")
+    return init_device_mesh(device_type, (ranks,), mesh_dim_names=("data",))
 
 
 def parallelize(model, mesh, args):
@@ -125,11 +162,18 @@ def parallelize(model, mesh, args):
         "reshard_after_forward": {"auto": None, "always": True, "never": False}[args.reshard_after_forward],
         "mp_policy": MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32 if half else None),
     }
+    if args.replicas > 1:  # all-gather and reduce-scatter within a copy, all-reduce between them
+        shape = (args.replicas, mesh.size() // args.replicas)
+        options["mesh"] = init_device_mesh(mesh.device_type, shape, mesh_dim_names=("replicate", "shard"))
     if args.cpu_offload:  # pinned memory exists only where there is a GPU
         options["offload_policy"] = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
     for block in getattr(model, "blocks", []):
         fully_shard(block, **options)
     return fully_shard(model, **options)  # the rest: embeddings, the last norm, the head
+
+
+def make_optimizer(model, mesh, args):
+    return torch.optim.AdamW(model.parameters(), lr=args.lr)
 
 
 def gradient_sync(model, last):
@@ -138,9 +182,101 @@ def gradient_sync(model, last):
     return nullcontext()
 
 
-# %% recompute
+# %% loss
+import torch
+from torch.nn import functional as F
+
+
+def losses_of(logits, y):
+    """Cross entropy of each prediction. Not in 16 bits: fp16's scaled loss would overflow, bf16 keeps two digits."""
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return F.cross_entropy(logits.flatten(0, -2), y.flatten(), reduction="none")
+
+
+# %% step
+def forward_backward(model, micro_batches, scaler):
+    """Forward and backward of one optimizer step; returns the mean loss of this rank's samples."""
+    mean = 0.0
+    for number, (x, y) in enumerate(micro_batches, 1):
+        with gradient_sync(model, last=number == len(micro_batches)):
+            loss = losses_of(model(x), y).mean() / len(micro_batches)
+            scaler.scale(loss).backward()
+        mean += loss.detach()
+    return mean
+
+
+def predict(model, x):
+    """Logits for evaluation."""
+    return model(x)
+
+
+# %% optimizer
+import math
+from collections import defaultdict
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+from torch.nn.utils import get_total_norm
+
+
+def learning_rate(step, total_steps, args):
+    """Up during the warm-up, then constant or down half a cosine. Of the step alone: checkpoints need not hold it."""
+    rise = min(1.0, (step + 1) / args.warmup_steps) if args.warmup_steps else 1.0
+    if args.lr_schedule == "constant":
+        return args.lr * rise
+    after = max(0, step - args.warmup_steps) / max(1, total_steps - args.warmup_steps)
+    return args.lr * rise * (1 + math.cos(math.pi * after)) / 2
+
+
+@torch.no_grad()
+def clip_gradients(model, mesh, largest):
+    """Shrink all gradients by one factor so that their norm, over the whole model, is at most `largest`; returns it.
+
+    torch's clip_grad_norm_ knows neither the other pipeline stages nor how to add shards of different meshes. Here
+    each rank adds up what it holds, weighted so that an element that several ranks hold alike counts once.
+    """
+    stages = mesh["pipeline"].size() if "pipeline" in mesh.mesh_dim_names else 1
+    # the parameters of FullyShardedDataParallel are plain tensors that do not tell that they are shards
+    flat = getattr(model, "sharding_strategy", None)
+    shards = defaultdict(list)  # by the number of ranks over which a parameter is split
+    for p in model.parameters():
+        if p.grad is None:
+            continue
+        pieces = stages * (mesh.size() if flat and flat.name != "NO_SHARD" else 1)
+        if isinstance(p, DTensor):
+            if p.grad.placements != p.placements:  # sequence parallel leaves sums to be added
+                p.grad = p.grad.redistribute(placements=p.placements)
+            sizes = [p.device_mesh.size(axis) for axis, where in enumerate(p.placements) if not where.is_replicate()]
+            pieces *= math.prod(sizes)
+        shards[pieces].append(p.grad.to_local() if isinstance(p, DTensor) else p.grad)
+    squares = [get_total_norm(grads) ** 2 * pieces for pieces, grads in shards.items()]
+    total = torch.stack(squares).sum() / dist.get_world_size()
+    dist.all_reduce(total)
+    norm = total.sqrt()
+    for grads in shards.values():
+        torch._foreach_mul_(grads, (largest / (norm + 1e-6)).clamp(max=1.0))
+    return norm
+
+
+class LossScaler(torch.amp.GradScaler):
+    """fp16's loss scale. An overflow on one rank, in its shard or stage, skips the step on all of them."""
+
+    def _unscale_grads_(self, optimizer, inv_scale, found_inf, allow_fp16):
+        grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        grads = [grad.to_local() if isinstance(grad, DTensor) else grad for grad in grads]
+        device = grads[0].device if grads else found_inf.device  # the CPU, if offloaded
+        found = found_inf.to(device)
+        torch._amp_foreach_non_finite_check_and_unscale_(grads, found, inv_scale.to(device))
+        found_inf.copy_(found)
+        dist.all_reduce(found_inf, dist.ReduceOp.MAX)
+        return {found_inf.device: found_inf}
+
+
+# %% blocks
 from functools import partial
 
+import torch
 from torch.utils.checkpoint import checkpoint
 
 
@@ -150,6 +286,12 @@ def recompute_blocks(model):
         raise SystemExit("--activation-checkpointing recomputes model.blocks; this model has no .blocks")
     for block in model.blocks:
         block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+
+
+def compile_blocks(model):
+    """One compiled block serves all that are alike; what a strategy does between blocks stays outside."""
+    for module in getattr(model, "blocks", [model]):
+        module.forward = torch.compile(module.forward)
 
 
 # %% checkpoint
@@ -261,26 +403,25 @@ def report(rank, **values):
 # %% evaluate
 import torch
 import torch.distributed as dist
-from torch.nn import functional as F
 
 
 @torch.no_grad()
-def evaluate(model, dataset, batch_size, device, forward):
+def evaluate(model, dataset, batch_size, data, args, on_device):
     """Mean loss and accuracy over the whole data set, on all ranks, every sample counted once."""
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    loader, _ = batches(dataset, batch_size, rank, world_size, pin_memory=device.type == "cuda")
-    totals = torch.zeros(3, dtype=torch.float64, device=device)
+    rank, ranks = data.get_local_rank(), data.size()
+    loader, _ = batches(dataset, batch_size, data, args)
+    sums, position = [], rank
     model.eval()
-    position = rank
-    for x, y in loader:
-        y = y.to(device, non_blocking=True)
+    for x, y in map(on_device, loader):
         # The sampler repeats samples until all ranks have as many: run them (collectives match), do not count them.
-        real = torch.arange(position, position + len(y) * world_size, world_size, device=device) < len(dataset)
-        position += len(y) * world_size
-        logits = forward(model, x)
-        losses = F.cross_entropy(logits.flatten(0, -2).double(), y.flatten(), reduction="none").view_as(y)[real]
-        totals += torch.stack([losses.sum(), (logits.argmax(-1) == y)[real].sum(), y[real].new_tensor(y[real].numel())])
-    dist.all_reduce(totals)
+        real = torch.arange(position, position + len(y) * ranks, ranks, device=y.device) < len(dataset)
+        position += len(y) * ranks
+        logits = predict(model, x)
+        losses = losses_of(logits.double(), y).view_as(y)[real]
+        hits = (logits.argmax(-1) == y)[real]
+        sums.append(torch.stack([losses.sum(), hits.sum(), losses.new_tensor(losses.numel())]))
+    totals = torch.stack(sums).sum(0)
+    dist.all_reduce(totals)  # ranks that share a replica add the same: the quotients stay
     loss, correct, count = totals.tolist()
     return loss / count, correct / count
 
@@ -295,15 +436,13 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.elastic.multiprocessing.errors import record
-from torch.nn import functional as F
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def join_group():
-    """(device, mesh) after joining torchrun's process group; without torchrun, a group of one."""
+    """This rank's device, after joining torchrun's process group; without torchrun, a group of one."""
     local_rank, local_ranks = int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     gpus = torch.cuda.device_count()
     device = torch.device("cuda", local_rank % gpus) if gpus else torch.device("cpu")
@@ -313,20 +452,24 @@ def join_group():
     alone = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
     bound = {"device_id": device} if backend == "nccl" else {}
     dist.init_process_group(backend, timeout=timedelta(seconds=120), **bound, **alone)
-    return device, init_device_mesh(device.type, (dist.get_world_size(),), mesh_dim_names=("data",))
+    return device
 
 
 @record
 def main():
     args = parse_args()
-    device, mesh = join_group()
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    batch_size, rest = divmod(args.global_batch_size, world_size * args.accumulate)
-    if rest or not batch_size:
-        raise SystemExit(f"--global-batch-size {args.global_batch_size} must be a multiple of "
-                         f"{world_size} ranks x {args.accumulate} micro-batches")  # fmt: skip
+    if args.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before CUDA starts
+        torch.use_deterministic_algorithms(True)
+    device = join_group()
     if args.precision == "fp16" and device.type != "cuda":
         raise SystemExit("--precision fp16 needs a GPU; use fp32 or bf16 on the CPU")
+    mesh = make_mesh(device.type, args)
+    rank, data = dist.get_rank(), mesh["data"]
+    batch_size, rest = divmod(args.global_batch_size, data.size() * args.accumulate)
+    if rest or not batch_size:
+        raise SystemExit(f"--global-batch-size {args.global_batch_size} must be a multiple of "
+                         f"{data.size()} data ranks x {args.accumulate} micro-batches")  # fmt: skip
 
     torch.manual_seed(args.seed)  # the same weights on every rank
     dtype = torch.float64 if args.precision == "fp64" else torch.float32
@@ -334,18 +477,22 @@ def main():
     report(rank, parameters=sum(p.numel() for p in model.parameters()))
     if args.activation_checkpointing:
         recompute_blocks(model)
+    if args.compile:
+        compile_blocks(model)
+    if args.precision in DTYPES:
+        model.forward = torch.autocast(device.type, DTYPES[args.precision])(model.forward)
     model = parallelize(model, mesh, args)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
-    scaler = torch.amp.GradScaler(device.type, enabled=args.precision == "fp16")
+    optimizer = make_optimizer(model, mesh, args)
+    scaler = LossScaler(device.type, enabled=args.precision == "fp16")
+    torch.manual_seed(args.seed + data.get_local_rank())  # dropout differs between samples, not within a replica
 
-    def forward(model, x):
+    def on_device(batch):
+        x, y = batch
         x = x.to(device, dtype if x.is_floating_point() else None, non_blocking=True)
-        with torch.autocast(device.type, DTYPES.get(args.precision), enabled=args.precision in DTYPES):
-            return model(x)
+        return x, y.to(device, non_blocking=True)
 
     train, test = load_datasets(args.data_dir)
-    loader, sampler = batches(train, batch_size, rank, world_size, pin_memory=device.type == "cuda",
-                              shuffle_seed=args.seed)  # fmt: skip
+    loader, sampler = batches(train, batch_size, data, args, shuffle=True)
     steps_per_epoch = len(loader) // args.accumulate
     if not steps_per_epoch:
         raise SystemExit(f"--global-batch-size {args.global_batch_size} exceeds the {len(train)} training samples")
@@ -359,19 +506,17 @@ def main():
         epoch, step_in_epoch = divmod(step, steps_per_epoch)
         sampler.set_epoch(epoch)  # otherwise every epoch has the same order
         model.train()
-        started, loss_sum = time.perf_counter(), 0.0
+        started = time.perf_counter()
         first, stop = step_in_epoch * args.accumulate, steps_per_epoch * args.accumulate
-        for micro, (x, y) in enumerate(islice(loader, first, stop), first):
-            last = (micro + 1) % args.accumulate == 0
-            with gradient_sync(model, last):
-                logits = forward(model, x)
-                y = y.to(device, non_blocking=True)
-                # not in 16 bits: the scaled loss of fp16 would overflow, bf16 would keep two digits
-                loss = F.cross_entropy(logits.flatten(0, -2).to(dtype), y.flatten()) / args.accumulate
-                scaler.scale(loss).backward()
-            loss_sum += loss.detach()
-            if not last:
-                continue
+        stream = map(on_device, islice(loader, first, stop))
+        while step < total_steps and (micro_batches := list(islice(stream, args.accumulate))):
+            loss = forward_backward(model, micro_batches, scaler)
+            measured = {"loss": loss}
+            if args.clip:
+                scaler.unscale_(optimizer)
+                measured["gradient_norm"] = clip_gradients(model, mesh, args.clip)
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate(step, total_steps, args)
             scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad()
@@ -379,19 +524,16 @@ def main():
             # .item() waits for the GPU: ten times a second at most, not every step
             if step <= 20 or step == total_steps or time.monotonic() - reported >= 0.1:
                 reported = time.monotonic()
-                report(rank, step=step, epoch=epoch, loss=loss_sum.item())
-            loss_sum = 0.0
+                report(rank, step=step, epoch=epoch, **{name: value.item() for name, value in measured.items()})
             if checkpoints and args.save_every and step % args.save_every == 0:
                 save_checkpoint(checkpoints, step, model, optimizer, scaler)
-            if step == total_steps:
-                break
         if device.type == "cuda":
             torch.cuda.synchronize()
         seconds = time.perf_counter() - started
         training_seconds += seconds
         report(rank, epoch=epoch, epoch_seconds=seconds, training_seconds=training_seconds)
 
-    test_loss, test_accuracy = evaluate(model, test, batch_size, device, forward)
+    test_loss, test_accuracy = evaluate(model, test, batch_size, data, args, on_device)
     report(rank, step=step, test_loss=test_loss, test_accuracy=test_accuracy, test_samples=len(test))
 
     # In this order gloo ranks do not abort at exit: free, collect, meet, then destroy the group.

@@ -40,6 +40,7 @@ SECRET_FLAG = re.compile(
     r"|(secret|password|passwd|passphrase|credentials?)([-_][\w-]*)?))(=|$)",
     re.IGNORECASE,
 )
+SPLITS_REPLICAS = re.compile(r'mesh_dim_names=\([^)]*"(tensor|pipeline)"')
 LONGEST_NAME = 100
 LONGEST_WORD = 100_000  # Linux takes 131,072 bytes
 
@@ -98,8 +99,10 @@ def check_batch(script: Script, parameters: Mapping[str, Any], ranks: int) -> No
     if not {"global_batch_size", "accumulate"} <= set(options):
         return
     given = [parameters.get(name, options[name].default) for name in ("global_batch_size", "accumulate")]
+    # Ranks that split one replica share its samples; how many replicas there are only the script knows.
+    shares = 1 if SPLITS_REPLICAS.search(str(script)) else ranks
     try:
-        wanted, pieces = int(str(given[0])), ranks * int(str(given[1]))
+        wanted, pieces = int(str(given[0])), shares * int(str(given[1]))
     except ValueError:  # left to the script, or computed in it
         return
     if pieces < 1 or wanted < 1:
@@ -108,7 +111,7 @@ def check_batch(script: Script, parameters: Mapping[str, Any], ranks: int) -> No
         below, above = wanted - wanted % pieces, wanted - wanted % pieces + pieces
         near = f"{below} or {above}" if below else str(above)
         raise LaunchError(
-            f"global_batch_size={wanted} does not split into {ranks} ranks x {pieces // ranks} micro-batches; "
+            f"global_batch_size={wanted} does not split into {shares} ranks x {pieces // shares} micro-batches; "
             f"the nearest sizes that do are {near}"
         )
 

@@ -195,6 +195,15 @@ def test_a_batch_of_nothing_is_refused(parameters):
         check_batch(BATCH, parameters, 2)
 
 
+def test_ranks_that_split_one_replica_share_its_batch():
+    mesh = 'init_device_mesh(kind, (1, ranks), mesh_dim_names=("data", "pipeline"))\n'
+    split = Script.parse(str(BATCH) + mesh)
+
+    check_batch(split, {"global_batch_size": 8, "accumulate": 8}, 4)
+    with pytest.raises(LaunchError, match="=9 does not split into 1 ranks x 8 micro-batches; .* 8 or 16"):
+        check_batch(split, {"global_batch_size": 9, "accumulate": 8}, 4)
+
+
 def test_a_script_without_those_parameters_has_no_batch_to_check():
     check_batch(Script.parse('parser.add_argument("--global-batch-size", type=int, default=7)\n'), {}, 2)
 

@@ -1,0 +1,535 @@
+"""Train with fully_shard (FSDP2) as ZeRO-2: gradients and optimizer state are split over the ranks.
+
+Run it anywhere PyTorch is installed:
+
+    torchrun --standalone --nproc-per-node=2 zero2.py --steps 100
+"""
+
+# %% parameters
+import argparse
+
+
+def parse_args():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    training = parser.add_argument_group("training")
+    training.add_argument("--epochs", type=int, default=1, help="passes over the training data")
+    training.add_argument("--steps", type=int, default=0, help="stop after this many optimizer steps (0: by epochs)")
+    training.add_argument("--global-batch-size", type=int, default=64, help="samples per step over all ranks")
+    training.add_argument("--accumulate", type=int, default=1, help="micro-batches per step on each rank")
+    training.add_argument("--precision", choices=["fp32", "fp16", "bf16", "fp64"], default="fp32")
+    training.add_argument("--activation-checkpointing", action="store_true", help="recompute blocks in backward")
+    training.add_argument("--compile", action="store_true", help="torch.compile each block, or a model without blocks")
+    training.add_argument("--seed", type=int, default=0, help="for weights and the order of samples")
+    training.add_argument("--deterministic", action="store_true", help="only kernels that repeat bit by bit; slower")
+    optimizer = parser.add_argument_group("optimizer")
+    optimizer.add_argument("--lr", type=float, default=1e-3, help="AdamW's learning rate, after the warm-up")
+    optimizer.add_argument("--lr-schedule", choices=["constant", "cosine"], default="constant")
+    optimizer.add_argument("--warmup-steps", type=int, default=0, help="steps over which the learning rate rises")
+    optimizer.add_argument("--clip", type=float, default=0.0, help="largest norm of all gradients together (0: any)")
+    data = parser.add_argument_group("data")
+    data.add_argument("--data-dir", default="", help="where load_datasets looks first")
+    data.add_argument("--workers", type=int, help="loader processes (default: 2, or none when the data is in memory)")
+    data.add_argument("--prefetch", type=int, default=4, help="batches each worker loads ahead")
+    data.add_argument("--pin-memory", action=argparse.BooleanOptionalAction, help="default: where there is a GPU")
+    files = parser.add_argument_group("files")
+    files.add_argument("--checkpoint-dir", default="", help="resume from and save to this folder")
+    files.add_argument("--save-every", type=int, default=0, help="steps between checkpoints (0: none)")
+    strategy_arguments(parser.add_argument_group("strategy"))
+    return parser.parse_args()
+
+
+# %% model
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+
+class Block(nn.Module):
+    """Pre-norm attention and MLP. x: (batch, time, width) in and out."""
+
+    def __init__(self, width, heads):
+        super().__init__()
+        self.head_width = width // heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        # head by head: a tensor-parallel rank's share of qkv's output is whole heads
+        heads = self.qkv(self.norm1(x)).unflatten(-1, (-1, 3, self.head_width))
+        q, k, v = heads.permute(3, 0, 2, 1, 4)
+        attention = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(attention.transpose(1, 2).flatten(2))
+        return x + self.down(F.gelu(self.up(self.norm2(x))))
+
+
+class Model(nn.Module):
+    """A small decoder-only transformer over bytes. (batch, time) of int64 in, (batch, time, vocabulary) out."""
+
+    def __init__(self, vocabulary=256, context=128, width=128, heads=4, layers=4):
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(context, width)
+        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False)
+
+    def embed(self, tokens):
+        return self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
+
+    def unembed(self, x):
+        return self.head(self.norm(x))
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return self.unembed(x)
+
+
+# %% data
+import os
+from pathlib import Path
+
+import torch
+from torch.utils.data import TensorDataset
+
+
+def load_datasets(data_dir, context=128, limit=2**20):
+    """(train, test): next-byte prediction on text files, by default Python's own standard library."""
+    files = sorted(Path(data_dir).glob("*.txt") if data_dir else Path(os.__file__).parent.glob("*.py"))
+    text = b"\n".join(file.read_bytes() for file in files)[:limit]
+    windows = torch.frombuffer(bytearray(text), dtype=torch.uint8).long().unfold(0, context + 1, context)
+    cut = len(windows) * 9 // 10
+    return tuple(TensorDataset(w[:, :-1].contiguous(), w[:, 1:].contiguous()) for w in (windows[:cut], windows[cut:]))
+
+
+# %% loader
+import torch
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, TensorDataset
+
+
+def batches(dataset, batch_size, data, args, *, shuffle=False):
+    """(loader, sampler) of one data rank's share. Shuffled, only whole batches; otherwise in order, every sample.
+
+    Whatever the number of ranks, step k trains on the same samples: the sampler deals one permutation out to
+    the data ranks like cards. Ranks that share a replica (tensor, pipeline) read the same ones.
+    """
+    rank, ranks = data.get_local_rank(), data.size()
+    sampler = DistributedSampler(dataset, ranks, rank, shuffle=shuffle, seed=args.seed, drop_last=shuffle)
+    chunks = BatchSampler(sampler, batch_size, drop_last=shuffle)
+    in_memory = isinstance(dataset, TensorDataset)
+    workers = args.workers if args.workers is not None else 0 if in_memory else 2
+    options = {
+        "num_workers": workers,
+        "pin_memory": data.device_type == "cuda" if args.pin_memory is None else args.pin_memory,
+        "generator": torch.Generator().manual_seed(args.seed + rank),  # each rank's workers augment differently
+    }
+    if workers:
+        options |= {"prefetch_factor": args.prefetch, "persistent_workers": True}
+    if in_memory:  # index whole batches, nothing is decoded per item
+        return DataLoader(dataset, sampler=chunks, batch_size=None, **options), sampler
+    return DataLoader(dataset, batch_sampler=chunks, **options), sampler
+
+
+# %% strategy
+from contextlib import nullcontext
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+
+def strategy_arguments(parser):
+    """None of its own."""
+
+
+def make_mesh(device_type, args):
+    return init_device_mesh(device_type, (dist.get_world_size(),), mesh_dim_names=("data",))
+
+
+def parallelize(model, mesh, args):
+    """Each rank updates 1/N of every parameter; the whole is gathered once a step and kept until backward is done.
+
+    ZeRO-2 gathers at the end of a step, this at the beginning of the next: the same bytes, and between steps
+    the rank holds less.
+    """
+    half = DTYPES.get(args.precision)  # gather and compute in 16 bits, reduce gradients and keep shards in fp32
+    policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32 if half else None)
+    for module in [*getattr(model, "blocks", []), model]:
+        fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+    return model
+
+
+def make_optimizer(model, mesh, args):
+    return torch.optim.AdamW(model.parameters(), lr=args.lr)
+
+
+def gradient_sync(model, last):
+    """Every micro-batch reduce-scatters, or gradients would pile up whole; parameters stay gathered to the last."""
+    model.set_reshard_after_backward(last)
+    return nullcontext()
+
+
+# %% loss
+import torch
+from torch.nn import functional as F
+
+
+def losses_of(logits, y):
+    """Cross entropy of each prediction. Not in 16 bits: fp16's scaled loss would overflow, bf16 keeps two digits."""
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return F.cross_entropy(logits.flatten(0, -2), y.flatten(), reduction="none")
+
+
+# %% step
+def forward_backward(model, micro_batches, scaler):
+    """Forward and backward of one optimizer step; returns the mean loss of this rank's samples."""
+    mean = 0.0
+    for number, (x, y) in enumerate(micro_batches, 1):
+        with gradient_sync(model, last=number == len(micro_batches)):
+            loss = losses_of(model(x), y).mean() / len(micro_batches)
+            scaler.scale(loss).backward()
+        mean += loss.detach()
+    return mean
+
+
+def predict(model, x):
+    """Logits for evaluation."""
+    return model(x)
+
+
+# %% optimizer
+import math
+from collections import defaultdict
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+from torch.nn.utils import get_total_norm
+
+
+def learning_rate(step, total_steps, args):
+    """Up during the warm-up, then constant or down half a cosine. Of the step alone: checkpoints need not hold it."""
+    rise = min(1.0, (step + 1) / args.warmup_steps) if args.warmup_steps else 1.0
+    if args.lr_schedule == "constant":
+        return args.lr * rise
+    after = max(0, step - args.warmup_steps) / max(1, total_steps - args.warmup_steps)
+    return args.lr * rise * (1 + math.cos(math.pi * after)) / 2
+
+
+@torch.no_grad()
+def clip_gradients(model, mesh, largest):
+    """Shrink all gradients by one factor so that their norm, over the whole model, is at most `largest`; returns it.
+
+    torch's clip_grad_norm_ knows neither the other pipeline stages nor how to add shards of different meshes. Here
+    each rank adds up what it holds, weighted so that an element that several ranks hold alike counts once.
+    """
+    stages = mesh["pipeline"].size() if "pipeline" in mesh.mesh_dim_names else 1
+    # the parameters of FullyShardedDataParallel are plain tensors that do not tell that they are shards
+    flat = getattr(model, "sharding_strategy", None)
+    shards = defaultdict(list)  # by the number of ranks over which a parameter is split
+    for p in model.parameters():
+        if p.grad is None:
+            continue
+        pieces = stages * (mesh.size() if flat and flat.name != "NO_SHARD" else 1)
+        if isinstance(p, DTensor):
+            if p.grad.placements != p.placements:  # sequence parallel leaves sums to be added
+                p.grad = p.grad.redistribute(placements=p.placements)
+            sizes = [p.device_mesh.size(axis) for axis, where in enumerate(p.placements) if not where.is_replicate()]
+            pieces *= math.prod(sizes)
+        shards[pieces].append(p.grad.to_local() if isinstance(p, DTensor) else p.grad)
+    squares = [get_total_norm(grads) ** 2 * pieces for pieces, grads in shards.items()]
+    total = torch.stack(squares).sum() / dist.get_world_size()
+    dist.all_reduce(total)
+    norm = total.sqrt()
+    for grads in shards.values():
+        torch._foreach_mul_(grads, (largest / (norm + 1e-6)).clamp(max=1.0))
+    return norm
+
+
+class LossScaler(torch.amp.GradScaler):
+    """fp16's loss scale. An overflow on one rank, in its shard or stage, skips the step on all of them."""
+
+    def _unscale_grads_(self, optimizer, inv_scale, found_inf, allow_fp16):
+        grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        grads = [grad.to_local() if isinstance(grad, DTensor) else grad for grad in grads]
+        device = grads[0].device if grads else found_inf.device  # the CPU, if offloaded
+        found = found_inf.to(device)
+        torch._amp_foreach_non_finite_check_and_unscale_(grads, found, inv_scale.to(device))
+        found_inf.copy_(found)
+        dist.all_reduce(found_inf, dist.ReduceOp.MAX)
+        return {found_inf.device: found_inf}
+
+
+# %% blocks
+from functools import partial
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+
+def recompute_blocks(model):
+    """Activation checkpointing: keep only each block's input, run its forward again during backward."""
+    if not hasattr(model, "blocks"):
+        raise SystemExit("--activation-checkpointing recomputes model.blocks; this model has no .blocks")
+    for block in model.blocks:
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+
+
+def compile_blocks(model):
+    """One compiled block serves all that are alike; what a strategy does between blocks stays outside."""
+    for module in getattr(model, "blocks", [model]):
+        module.forward = torch.compile(module.forward)
+
+
+# %% checkpoint
+import hashlib
+import json
+import shutil
+from pathlib import Path
+
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+
+def digest(path):
+    with path.open("rb") as file:
+        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+
+
+def committed(folder):
+    """Checkpoints whose COMMIT.json was written, newest first."""
+    found = [path.parent for path in folder.glob("step-*/COMMIT.json") if path.parent.suffix != ".tmp"]
+    return sorted(found, key=lambda path: int(path.name.removeprefix("step-")), reverse=True)
+
+
+def commit_of(path):
+    """What COMMIT.json says when every file is as it was written, None (and a line that says why) when one is not."""
+    try:
+        commit = json.loads((path / "COMMIT.json").read_text())
+        damaged = [name for name, file in commit["files"].items() if digest(path / name) != file]
+    except (OSError, ValueError, KeyError) as error:
+        damaged = [str(error)]
+    if damaged:
+        print(f"{path.name} is damaged ({', '.join(damaged)}): using an older checkpoint if there is one", flush=True)
+    return None if damaged else commit
+
+
+def from_rank_0(decide):
+    """What rank 0 decides, known to all: ranks that looked for themselves might see different files."""
+    box = [decide() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(box)
+    return box[0]
+
+
+def save_checkpoint(folder, step, model, optimizer, scaler):
+    """Write beside, then rename: a kill in the middle leaves the older checkpoints whole. Two are kept."""
+    beside, final = folder / f"step-{step}.tmp", folder / f"step-{step}"
+
+    def prepare():
+        folder.mkdir(parents=True, exist_ok=True)
+        last = sum(path.stat().st_size for older in committed(folder)[:1] for path in older.iterdir())
+        weights = sum(p.numel() * p.element_size() for p in model.parameters())  # of a shard the whole
+        needed = 1.2 * (last or 3 * weights)  # AdamW keeps two moments of each
+        free = shutil.disk_usage(folder).free
+        if free < needed:
+            print(f"step {step} not saved: {free:,} bytes free, it needs some {needed:,.0f}", flush=True)
+        if free < needed or final.exists():
+            return False
+        shutil.rmtree(beside, ignore_errors=True)
+        beside.mkdir()
+        return True
+
+    if not from_rank_0(prepare):
+        return
+    weights, moments = get_state_dict(model, optimizer)
+    dcp.save({"model": weights, "optimizer": moments}, checkpoint_id=beside)
+    if dist.get_rank() == 0:
+        files = {path.name: digest(path) for path in beside.iterdir()}
+        commit = {"step": step, "scaler": scaler.state_dict(), "files": files}
+        (beside / "COMMIT.json").write_text(json.dumps(commit))
+        beside.rename(final)
+        for older in committed(folder)[2:]:
+            shutil.rmtree(older)
+    dist.barrier()
+
+
+def load_checkpoint(folder, model, optimizer, scaler):
+    """Restore the newest checkpoint that verifies; returns its step, 0 when there is none."""
+    commit = from_rank_0(lambda: next(filter(None, map(commit_of, committed(folder))), None))
+    if commit is None:
+        return 0
+    weights, moments = get_state_dict(model, optimizer)
+    dcp.load({"model": weights, "optimizer": moments}, checkpoint_id=folder / f"step-{commit['step']}")
+    set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=moments)
+    scaler.load_state_dict(commit["scaler"])
+    return commit["step"]
+
+
+# %% report
+import json
+import math
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+
+
+def report(rank, **values):
+    """Append one JSON line to the run folder when there is one; otherwise rank 0 prints a plain line."""
+    folder = os.environ.get("LABKIT_RUN_DIR")
+    finite = {k: str(v) if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
+    if folder:
+        line = json.dumps({"k": "report", "t": time.monotonic(), **finite}) + "\n"
+        with suppress(OSError), Path(folder, "ranks", str(rank), "metrics.jsonl").open("ab", buffering=0) as file:
+            file.write(line.encode())  # a full disk costs records, never the training
+    elif rank == 0:
+        print("  ".join(f"{k} {v:.6g}" if isinstance(v, float) else f"{k} {v}" for k, v in values.items()), flush=True)
+
+
+# %% evaluate
+import torch
+import torch.distributed as dist
+
+
+@torch.no_grad()
+def evaluate(model, dataset, batch_size, data, args, on_device):
+    """Mean loss and accuracy over the whole data set, on all ranks, every sample counted once."""
+    rank, ranks = data.get_local_rank(), data.size()
+    loader, _ = batches(dataset, batch_size, data, args)
+    sums, position = [], rank
+    model.eval()
+    for x, y in map(on_device, loader):
+        # The sampler repeats samples until all ranks have as many: run them (collectives match), do not count them.
+        real = torch.arange(position, position + len(y) * ranks, ranks, device=y.device) < len(dataset)
+        position += len(y) * ranks
+        logits = predict(model, x)
+        losses = losses_of(logits.double(), y).view_as(y)[real]
+        hits = (logits.argmax(-1) == y)[real]
+        sums.append(torch.stack([losses.sum(), hits.sum(), losses.new_tensor(losses.numel())]))
+    totals = torch.stack(sums).sum(0)
+    dist.all_reduce(totals)  # ranks that share a replica add the same: the quotients stay
+    loss, correct, count = totals.tolist()
+    return loss / count, correct / count
+
+
+# %% main
+import gc
+import os
+import time
+from datetime import timedelta
+from itertools import islice
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import record
+
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+def join_group():
+    """This rank's device, after joining torchrun's process group; without torchrun, a group of one."""
+    local_rank, local_ranks = int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    gpus = torch.cuda.device_count()
+    device = torch.device("cuda", local_rank % gpus) if gpus else torch.device("cpu")
+    if gpus:
+        torch.cuda.set_device(device)  # before the group: NCCL would take GPU 0 on every rank
+    backend = "nccl" if gpus >= local_ranks else "gloo"  # NCCL refuses two ranks on one GPU
+    alone = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+    bound = {"device_id": device} if backend == "nccl" else {}
+    dist.init_process_group(backend, timeout=timedelta(seconds=120), **bound, **alone)
+    return device
+
+
+@record
+def main():
+    args = parse_args()
+    if args.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before CUDA starts
+        torch.use_deterministic_algorithms(True)
+    device = join_group()
+    if args.precision == "fp16" and device.type != "cuda":
+        raise SystemExit("--precision fp16 needs a GPU; use fp32 or bf16 on the CPU")
+    mesh = make_mesh(device.type, args)
+    rank, data = dist.get_rank(), mesh["data"]
+    batch_size, rest = divmod(args.global_batch_size, data.size() * args.accumulate)
+    if rest or not batch_size:
+        raise SystemExit(f"--global-batch-size {args.global_batch_size} must be a multiple of "
+                         f"{data.size()} data ranks x {args.accumulate} micro-batches")  # fmt: skip
+
+    torch.manual_seed(args.seed)  # the same weights on every rank
+    dtype = torch.float64 if args.precision == "fp64" else torch.float32
+    model = Model().to(dtype)
+    report(rank, parameters=sum(p.numel() for p in model.parameters()))
+    if args.activation_checkpointing:
+        recompute_blocks(model)
+    if args.compile:
+        compile_blocks(model)
+    if args.precision in DTYPES:
+        model.forward = torch.autocast(device.type, DTYPES[args.precision])(model.forward)
+    model = parallelize(model, mesh, args)
+    optimizer = make_optimizer(model, mesh, args)
+    scaler = LossScaler(device.type, enabled=args.precision == "fp16")
+    torch.manual_seed(args.seed + data.get_local_rank())  # dropout differs between samples, not within a replica
+
+    def on_device(batch):
+        x, y = batch
+        x = x.to(device, dtype if x.is_floating_point() else None, non_blocking=True)
+        return x, y.to(device, non_blocking=True)
+
+    train, test = load_datasets(args.data_dir)
+    loader, sampler = batches(train, batch_size, data, args, shuffle=True)
+    steps_per_epoch = len(loader) // args.accumulate
+    if not steps_per_epoch:
+        raise SystemExit(f"--global-batch-size {args.global_batch_size} exceeds the {len(train)} training samples")
+    total_steps = args.steps or args.epochs * steps_per_epoch
+    checkpoints = Path(args.checkpoint_dir) if args.checkpoint_dir else None
+    step = load_checkpoint(checkpoints, model, optimizer, scaler) if checkpoints else 0
+    report(rank, total_steps=total_steps, start_step=step, steps_per_epoch=steps_per_epoch, train_samples=len(train))
+
+    reported, training_seconds = 0.0, 0.0
+    while step < total_steps:
+        epoch, step_in_epoch = divmod(step, steps_per_epoch)
+        sampler.set_epoch(epoch)  # otherwise every epoch has the same order
+        model.train()
+        started = time.perf_counter()
+        first, stop = step_in_epoch * args.accumulate, steps_per_epoch * args.accumulate
+        stream = map(on_device, islice(loader, first, stop))
+        while step < total_steps and (micro_batches := list(islice(stream, args.accumulate))):
+            loss = forward_backward(model, micro_batches, scaler)
+            measured = {"loss": loss}
+            if args.clip:
+                scaler.unscale_(optimizer)
+                measured["gradient_norm"] = clip_gradients(model, mesh, args.clip)
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate(step, total_steps, args)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+            step += 1
+            # .item() waits for the GPU: ten times a second at most, not every step
+            if step <= 20 or step == total_steps or time.monotonic() - reported >= 0.1:
+                reported = time.monotonic()
+                report(rank, step=step, epoch=epoch, **{name: value.item() for name, value in measured.items()})
+            if checkpoints and args.save_every and step % args.save_every == 0:
+                save_checkpoint(checkpoints, step, model, optimizer, scaler)
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        seconds = time.perf_counter() - started
+        training_seconds += seconds
+        report(rank, epoch=epoch, epoch_seconds=seconds, training_seconds=training_seconds)
+
+    test_loss, test_accuracy = evaluate(model, test, batch_size, data, args, on_device)
+    report(rank, step=step, test_loss=test_loss, test_accuracy=test_accuracy, test_samples=len(test))
+
+    # In this order gloo ranks do not abort at exit: free, collect, meet, then destroy the group.
+    del model, optimizer, loader
+    gc.collect()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

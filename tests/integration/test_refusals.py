@@ -1,0 +1,71 @@
+"""What a strategy cannot do it says in one sentence, the same on every rank, before any of them can hang."""
+
+from __future__ import annotations
+
+import pytest
+from parity.matrix import CNN, IMAGES, MLP, script
+
+import labkit
+from labkit import Script
+
+rarely = pytest.mark.soak
+
+
+@pytest.mark.parametrize(("what", "ranks", "options", "sentence"), [
+    ("single", 2, {}, "single.py trains on one rank, not on 2; use ddp.py or fsdp.py"),
+    ("tensor_parallel", 3, {}, "4 heads and 128 hidden features do not split over 3 tensor ranks"),
+    ("pipeline", 3, {}, "4 blocks do not split into 3 pipeline stages"),
+    ("pipeline", 2, {"schedule": "1F1B"}, "--schedule 1F1B on 2 pipeline ranks needs at least 2 micro-batches; "
+                                          "--accumulate is 1"),
+    ("hybrid", 2, {"tensor": 2, "pipeline": 2}, "2 ranks do not split into replicas of --pipeline 2 x --tensor 2"),
+    pytest.param("pipeline", 4, {"schedule": "LoopedBFS"}, "4 blocks do not split into 8 pipeline stages",
+                 marks=rarely),
+    pytest.param("fsdp", 2, {"replicas": 3}, "--replicas 3 must divide the 2 ranks", marks=rarely),
+    pytest.param("ddp", 2, {"sync_batch_norm": True}, "--sync-batch-norm needs GPUs: torch's SyncBatchNorm does not "
+                 "run on the CPU", marks=rarely),
+    pytest.param("ddp", 2, {"static_graph": True, "accumulate": 2}, "--static-graph does not go with --accumulate: "
+                 "torch aborts on no_sync; leave one of them out", marks=rarely),
+    pytest.param("fsdp1", 2, {"cpu_offload": True}, "--cpu-offload of FullyShardedDataParallel needs a GPU; fsdp.py's "
+                 "runs on the CPU too", marks=rarely),
+    pytest.param("zero2", 2, {"precision": "fp16"}, "--precision fp16 needs a GPU; use fp32 or bf16 on the CPU",
+                 marks=rarely),
+])  # fmt: skip
+def test_what_does_not_fit_is_refused(what, ranks, options, sentence):
+    refused(script(what), ranks, {"global_batch_size": 12, **options}, sentence)
+
+
+LOOSE = MLP.replace("        self.last = ", "        self.scale = nn.Parameter(torch.ones(1))\n        self.last = ")
+TIED = MLP.replace("        self.last = ", "        self.blocks[3] = self.blocks[0]\n        self.last = ")
+
+
+@pytest.mark.parametrize(("what", "model", "sentence"), [
+    ("pipeline", CNN, "a pipeline runs model.embed(x), each of model.blocks, then model.unembed(x); Model has no "
+                      "embed, blocks, unembed"),
+    ("tensor_parallel", MLP, "tensor_plan needs qkv, out, up, down and head_width in each of model.blocks; Sequential "
+                             "has no qkv, out, up, down, head_width: name them so, or write another plan in the "
+                             "strategy cell"),
+    pytest.param("tensor_parallel", CNN, "tensor parallelism splits the layers of model.blocks; this model has no "
+                 ".blocks", marks=rarely),
+    pytest.param("pipeline", LOOSE, "a pipeline cannot place parameters of the model "
+                 "itself: put them into a submodule, before blocks if embed uses it, after blocks if unembed does",
+                 marks=rarely),
+    pytest.param("pipeline", TIED, "a pipeline cannot share weights between stages: untie this model's", marks=rarely),
+])  # fmt: skip
+def test_a_model_that_cannot_be_split_is_told_what_it_lacks(what, model, sentence):
+    refused(Script.load(what).with_cells(model=model, data=IMAGES), 2, {}, sentence)
+
+
+def test_a_sequence_that_does_not_split_is_refused():
+    text = str(script("tensor_parallel")).replace("data_dir, context=128", "data_dir, context=127")
+    options = {"sequence_parallel": True, "global_batch_size": 4}
+    refused(Script.parse(text), 2, options, "--sequence-parallel: 127 positions do not split over 2 tensor ranks")
+
+
+def refused(what, ranks, options, sentence):
+    with pytest.raises(labkit.RankFailedError) as raised:
+        labkit.launch(what, nproc_per_node=ranks, **options)
+    assert sentence in str(raised.value)
+    said = [labkit.attach("latest").logs(rank=rank) for rank in range(ranks)]
+    assert "Traceback" not in "".join(said)
+    # torchrun ends the other ranks as soon as one has failed, some before they come to speak
+    assert {text.count(sentence) for text in said} <= {0, 1}

@@ -1,0 +1,162 @@
+"""Every strategy, with the ranks and options under which it claims to train what one rank trains, and the models."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+import labkit
+from labkit import Script
+
+STEPS = 24
+# Clipping and a schedule are in every row: a norm that misses a shard or counts one twice would show.
+OPTIONS = {
+    "steps": STEPS,
+    "global_batch_size": 16,
+    "precision": "fp64",
+    "lr": 1e-2,
+    "clip": 0.5,
+    "lr_schedule": "cosine",
+    "warmup_steps": 6,
+}
+
+IMAGES = """
+import torch
+from torch.utils.data import TensorDataset
+
+
+def load_datasets(data_dir):
+    generator = torch.Generator().manual_seed(1)
+    classes = torch.randint(10, (1000,), generator=generator)
+    images = torch.randn(1000, 1, 28, 28, generator=generator) + classes.view(-1, 1, 1, 1) / 10
+    return TensorDataset(images[:900], classes[:900]), TensorDataset(images[900:], classes[900:])
+"""
+
+CNN = """
+import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(1, 4, 5, padding=2), nn.Conv2d(4, 8, 5, padding=2)
+        self.pool = nn.MaxPool2d(4)
+        self.fc1, self.fc2 = nn.Linear(8 * 1 * 1, 16), nn.Linear(16, 10)
+
+    def forward(self, x):
+        for conv in (self.conv1, self.conv2):
+            x = self.pool(torch.relu(conv(x)))
+        return self.fc2(torch.relu(self.fc1(x.flatten(1))))
+"""
+
+MLP = """
+import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self, width=64, layers=4):
+        super().__init__()
+        self.first = nn.Linear(28 * 28, width)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(width, width), nn.ReLU()) for _ in range(layers))
+        self.last = nn.Linear(width, 10)
+
+    def embed(self, x):
+        return torch.relu(self.first(x.flatten(1)))
+
+    def unembed(self, x):
+        return self.last(x)
+
+    def forward(self, x):
+        x = self.embed(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.unembed(x)
+"""
+
+
+@dataclass(frozen=True)
+class Row:
+    strategy: str
+    ranks: int
+    options: dict[str, Any] = field(default_factory=dict)
+    often: bool = False  # also in `make test`
+
+    def __str__(self) -> str:
+        return "-".join([self.strategy, str(self.ranks), *(f"{k}={v}" for k, v in self.options.items())])
+
+    @property
+    def models(self) -> list[str]:
+        """What this row can train: layers are split only where there is a plan for them, a pipeline needs blocks."""
+        if self.strategy == "tensor_parallel" or self.options.get("tensor", 1) > 1:
+            return ["transformer"]
+        blocks = self.strategy in ("pipeline", "hybrid") or "activation_checkpointing" in self.options
+        return ["transformer", "MLP"] if blocks else ["transformer", "MLP", "CNN"]
+
+    @property
+    def missing(self) -> str:
+        """Why this torch cannot run it, if so."""
+        new = self.options.get("schedule") in ("ZBVZeroBubble", "DualPipeV")
+        version = tuple(int(number) for number in torch.__version__.split(".")[:2])
+        return f"torch {torch.__version__}" if new and version < (2, 13) else ""
+
+
+MATRIX = [
+    Row("single", 1, {"accumulate": 4}),
+    Row("single", 1, {"accumulate": 2, "activation_checkpointing": True}, often=True),
+    Row("ddp", 2),
+    Row("ddp", 2, {"accumulate": 4, "bucket_mib": 0.01, "gradient_as_bucket_view": False}, often=True),
+    Row("ddp", 2, {"static_graph": True}),
+    Row("ddp", 4, {"accumulate": 2, "find_unused_parameters": True}),
+    Row("zero1", 2, {"accumulate": 2}, often=True),
+    Row("zero1", 4),
+    Row("zero2", 2, {"accumulate": 2}, often=True),
+    Row("zero2", 4),
+    Row("fsdp", 2, {"reshard_after_forward": "always"}),
+    Row("fsdp", 2, {"accumulate": 2, "activation_checkpointing": True}, often=True),
+    Row("fsdp", 4, {"replicas": 2, "cpu_offload": True}, often=True),
+    Row("fsdp", 4, {"accumulate": 2, "reshard_after_forward": "never"}),
+    Row("fsdp1", 2, {"accumulate": 2}, often=True),
+    Row("fsdp1", 2, {"sharding_strategy": "NO_SHARD", "wrap": "size", "wrap_size": 1000}),
+    Row("fsdp1", 4, {"sharding_strategy": "SHARD_GRAD_OP", "wrap": "module"}),
+    Row("tensor_parallel", 2, {"accumulate": 2}),
+    Row("tensor_parallel", 2, {"sequence_parallel": True}, often=True),
+    Row("tensor_parallel", 4, {"sequence_parallel": True}),
+    Row("pipeline", 2, {"accumulate": 4}),
+    Row("pipeline", 4, {"accumulate": 4, "schedule": "1F1B"}, often=True),
+    Row("pipeline", 2, {"accumulate": 4, "schedule": "Interleaved1F1B"}),
+    Row("pipeline", 2, {"accumulate": 4, "schedule": "LoopedBFS"}),
+    Row("pipeline", 2, {"accumulate": 4, "schedule": "InterleavedZeroBubble"}),
+    Row("pipeline", 2, {"accumulate": 4, "schedule": "ZBVZeroBubble"}, often=True),
+    Row("pipeline", 2, {"accumulate": 4, "schedule": "DualPipeV"}),
+    Row("hybrid", 4, {"tensor": 2}),
+    Row("hybrid", 4, {"pipeline": 2, "accumulate": 2, "schedule": "1F1B"}),
+    Row("hybrid", 8, {"pipeline": 2, "tensor": 2, "accumulate": 2}, often=True),
+]
+
+
+def script(name: str, model: str = "transformer") -> Script:
+    """One of labkit's scripts with a model that trains in a second."""
+    if model != "transformer":
+        return Script.load(name).with_cells(model={"CNN": CNN, "MLP": MLP}[model], data=IMAGES)
+    text, sizes = str(Script.load(name)), "context=128, width=128, heads=4, layers=4"
+    assert sizes in text
+    return Script.parse(text.replace(sizes, "context=128, width=32, heads=4, layers=4"), name=name)
+
+
+def curve(what: Script, ranks: int, **options: Any):
+    """(losses and gradient norms by step, test loss and accuracy), the mean of what the ranks reported."""
+    metrics = labkit.launch(what, nproc_per_node=ranks, **{**OPTIONS, **options}).metrics()
+    by_step = metrics.groupby("step")[["loss", "gradient_norm"]]
+    # Later steps are reported ten times a second, by each rank at steps of its own.
+    steps = by_step.mean()[by_step.count()["loss"] == ranks].loc[[*range(1, 21), STEPS]]
+    return steps, metrics[["test_loss", "test_accuracy"]].dropna().iloc[0]
+
+
+def difference(one, other) -> float:
+    """The largest relative difference of any step's loss or gradient norm, and of the test loss."""
+    steps = ((one[0] - other[0]).abs() / other[0]).to_numpy().max()
+    return float(max(steps, abs(one[1]["test_loss"] / other[1]["test_loss"] - 1)))
