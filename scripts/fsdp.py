@@ -170,7 +170,8 @@ def recompute_blocks(model):
 import hashlib
 import json
 import shutil
-from pathlib import Path
+
+import torch.distributed as dist
 
 
 def digest(path):
@@ -227,9 +228,39 @@ def newest_whole(folder):
     return None
 
 
+def from_rank_0(decide, group):
+    """What rank 0 decides, known to all: ranks that looked for themselves might see different files."""
+    try:
+        box = [decide() if dist.get_rank() == 0 else None]
+    except OSError as error:
+        box = [error]
+    dist.broadcast_object_list(box, group=group)
+    if isinstance(box[0], OSError):
+        raise SystemExit(f"--checkpoint-dir cannot be used: {box[0]}")
+    return box[0]
+
+
+# %% random_state
+import random
+
+import torch
+
+
+def random_state():
+    cuda = torch.cuda.get_rng_state().tolist() if torch.cuda.is_available() else None
+    return {"python": random.getstate(), "torch": torch.get_rng_state().tolist(), "cuda": cuda}
+
+
+def set_random_state(state):
+    version, internal, gauss = state["python"]
+    random.setstate((version, tuple(internal), gauss))
+    torch.set_rng_state(torch.tensor(state["torch"], dtype=torch.uint8))
+    if state["cuda"] and torch.cuda.is_available():
+        torch.cuda.set_rng_state(torch.tensor(state["cuda"], dtype=torch.uint8))
+
+
 # %% checkpoint
 import json
-import random
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -258,12 +289,13 @@ class Checkpoints:
         self.finish()
         beside = self.folder / f"step-{step}.tmp"
         estimate = 3 * sum(p.numel() * p.element_size() for p in self.model.parameters())  # AdamW: two moments of each
-        if not self.from_rank_0(lambda: make_room(beside, estimate, copies=1 + self.full)):
+        if not from_rank_0(lambda: make_room(beside, estimate, copies=1 + self.full), self.group):
             return
         weights, moments = get_state_dict(self.model, self.local)
         state = {"step": step, "model": self.shapes(weights), "random": self.gather(random_state())}
         state["groups"] = [{k: v for k, v in g.items() if type(v) in (int, float)} for g in self.optimizer.param_groups]
         state["others"] = {name: other.state_dict() for name, other in self.others.items()}
+        state["stepped"] = sorted(set().union(*self.gather([*moments["state"]])))  # all but unused parameters
         if dist.get_rank() == 0:
             (beside / "state.json").write_text(json.dumps(state))
         tensors = {"model": weights, "optimizer": moments["state"]}
@@ -294,7 +326,7 @@ class Checkpoints:
 
     def load(self):
         """Restore the newest checkpoint that verifies; returns its step, 0 when there is none."""
-        path = self.from_rank_0(lambda: newest_whole(self.folder))
+        path = from_rank_0(lambda: newest_whole(self.folder), self.group)
         if path is None:
             return 0
         state, rank = json.loads((path / "state.json").read_text()), dist.get_rank()
@@ -308,7 +340,8 @@ class Checkpoints:
             shards = self.folder / "shards.tmp"
             whole = torch.load(path / "full.pt", mmap=True, weights_only=True)
             dcp.save(whole, checkpoint_id=shards, process_group=self.group)
-        dcp.load({"model": weights, "optimizer": moments["state"]}, checkpoint_id=shards, process_group=self.group)
+        known = {name: moments["state"][name] for name in moments["state"] if name in state["stepped"]}
+        dcp.load({"model": weights, "optimizer": known}, checkpoint_id=shards, process_group=self.group)
         if rank == 0 and shards != path:
             shutil.rmtree(shards)
         set_state_dict(self.model, self.local, model_state_dict=weights, optim_state_dict=moments)
@@ -321,17 +354,6 @@ class Checkpoints:
             set_random_state(state["random"][rank])
         return state["step"]
 
-    def from_rank_0(self, decide):
-        """What rank 0 decides, known to all: ranks that looked for themselves might see different files."""
-        try:
-            box = [decide() if dist.get_rank() == 0 else None]
-        except OSError as error:
-            box = [error]
-        dist.broadcast_object_list(box, group=self.group)
-        if isinstance(box[0], OSError):
-            raise SystemExit(f"--checkpoint-dir {self.folder} cannot be used: {box[0]}")
-        return box[0]
-
     def gather(self, value):
         values = [None] * dist.get_world_size()
         dist.all_gather_object(values, value, self.group)
@@ -341,19 +363,6 @@ class Checkpoints:
         """Of every tensor of the model, whichever rank holds it."""
         held = self.gather({name: [*tensor.size()] for name, tensor in weights.items() if torch.is_tensor(tensor)})
         return {name: size for part in held for name, size in part.items()}
-
-
-def random_state():
-    cuda = torch.cuda.get_rng_state().tolist() if torch.cuda.is_available() else None
-    return {"python": random.getstate(), "torch": torch.get_rng_state().tolist(), "cuda": cuda}
-
-
-def set_random_state(state):
-    version, internal, gauss = state["python"]
-    random.setstate((version, tuple(internal), gauss))
-    torch.set_rng_state(torch.tensor(state["torch"], dtype=torch.uint8))
-    if state["cuda"] and torch.cuda.is_available():
-        torch.cuda.set_rng_state(torch.tensor(state["cuda"], dtype=torch.uint8))
 
 
 # %% stop

@@ -73,7 +73,8 @@ def terminate(agent: Identity, folder: RunFolder, grace: float) -> int:
     def saving() -> bool:
         return patience() > 0 and time.monotonic() < latest and folder.checkpoint_being_saved()
 
-    while agent.is_alive() and saving():
+    newest = folder.newest_checkpoint()
+    while agent.is_alive() and saving() and folder.newest_checkpoint() == newest:
         time.sleep(LOOK_SECONDS)
     if agent.is_alive():
         os.kill(agent.pid, signal.SIGTERM)  # never a second one: torchrun then abandons its ranks
