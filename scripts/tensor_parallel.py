@@ -33,7 +33,10 @@ def parse_args():
     data.add_argument("--pin-memory", action=argparse.BooleanOptionalAction, help="default: where there is a GPU")
     files = parser.add_argument_group("files")
     files.add_argument("--checkpoint-dir", default="", help="resume from and save to this folder")
-    files.add_argument("--save-every", type=int, default=0, help="steps between checkpoints (0: none)")
+    files.add_argument("--save-every", type=int, default=0, help="steps between checkpoints (0: only when stopped)")
+    files.add_argument("--full-checkpoints", action="store_true", help="one file for torch.load instead of shards")
+    files.add_argument("--async-save", action="store_true", help="write checkpoints while training goes on")
+    files.add_argument("--deadline-seconds", type=float, default=0, help="then save and stop (0: no deadline)")
     strategy_arguments(parser.add_argument_group("strategy"))
     return parser.parse_args()
 
@@ -103,6 +106,8 @@ def load_datasets(data_dir, context=128, limit=2**20):
 
 
 # %% loader
+import signal
+
 import torch
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, TensorDataset
 
@@ -121,13 +126,20 @@ def batches(dataset, batch_size, data, args, *, shuffle=False):
     options = {
         "num_workers": workers,
         "pin_memory": data.device_type == "cuda" if args.pin_memory is None else args.pin_memory,
-        "generator": torch.Generator().manual_seed(args.seed + rank),  # each rank's workers augment differently
+        # its own: a loader that is begun again in mid epoch must not shift the random numbers of dropout
+        "generator": torch.Generator(),
     }
     if workers:
-        options |= {"prefetch_factor": args.prefetch, "persistent_workers": True}
+        options |= {"prefetch_factor": args.prefetch, "persistent_workers": True, "worker_init_fn": outlive_sigterm}
     if in_memory:  # index whole batches, nothing is decoded per item
         return DataLoader(dataset, sampler=chunks, batch_size=None, **options), sampler
     return DataLoader(dataset, batch_sampler=chunks, **options), sampler
+
+
+def outlive_sigterm(worker):
+    """torchrun signals a rank's workers too; a rank that saves before it stops needs them to finish its step."""
+    if signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 # %% strategy
@@ -329,15 +341,12 @@ def compile_blocks(model):
         module.forward = torch.compile(module.forward)
 
 
-# %% checkpoint
+# %% commit
 import hashlib
 import json
 import shutil
-from pathlib import Path
 
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 
 def digest(path):
@@ -347,71 +356,223 @@ def digest(path):
 
 def committed(folder):
     """Checkpoints whose COMMIT.json was written, newest first."""
-    found = [path.parent for path in folder.glob("step-*/COMMIT.json") if path.parent.suffix != ".tmp"]
-    return sorted(found, key=lambda path: int(path.name.removeprefix("step-")), reverse=True)
+    found = {path.parent.name.removeprefix("step-"): path.parent for path in folder.glob("step-*/COMMIT.json")}
+    return [found[step] for step in sorted(filter(str.isdecimal, found), key=int, reverse=True)]
 
 
-def commit_of(path):
-    """What COMMIT.json says when every file is as it was written, None (and a line that says why) when one is not."""
-    try:
-        commit = json.loads((path / "COMMIT.json").read_text())
-        damaged = [name for name, file in commit["files"].items() if digest(path / name) != file]
-    except (OSError, ValueError, KeyError) as error:
-        damaged = [str(error)]
-    if damaged:
+def make_room(beside, estimate, copies):
+    """Make the folder to write to; says why when it does not. The last checkpoint tells better than any estimate."""
+    folder, final = beside.parent, beside.with_suffix("")
+    folder.mkdir(parents=True, exist_ok=True)
+    if final in committed(folder):
+        return False
+    last = sum(path.stat().st_size for newest in committed(folder)[:1] for path in newest.iterdir())
+    needed, free = 1.2 * copies * (last or estimate), shutil.disk_usage(folder).free
+    if final.exists() or free < needed:
+        why = f"{final} is in the way" if final.exists() else f"{free:,} bytes free, it needs some {needed:,.0f}"
+        print(f"step {final.name.removeprefix('step-')} not saved: {why}", flush=True)
+        return False
+    shutil.rmtree(beside, ignore_errors=True)
+    beside.mkdir()
+    return True
+
+
+def commit(beside, step):
+    """Until this rename a kill leaves only the older checkpoints, and those whole. Two are kept."""
+    files = {path.name: digest(path) for path in beside.iterdir()}
+    (beside / "COMMIT.json").write_text(json.dumps({"step": step, "files": files}))
+    beside.rename(beside.with_suffix(""))
+    for older in committed(beside.parent)[2:]:
+        shutil.rmtree(older)
+
+
+def newest_whole(folder):
+    """The newest checkpoint whose files are as they were written; a damaged one is named and set aside."""
+    for path in committed(folder):
+        try:
+            files = json.loads((path / "COMMIT.json").read_text())["files"]
+            damaged = [name for name in {"state.json", *files} if digest(path / name) != files.get(name)]
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            damaged = [str(error)]
+        if not damaged:
+            return path
         print(f"{path.name} is damaged ({', '.join(damaged)}): using an older checkpoint if there is one", flush=True)
-    return None if damaged else commit
+        path.rename(path.with_suffix(".damaged"))
+    if folder.exists() and any(folder.iterdir()):
+        print(f"{folder} holds no whole checkpoint of this script: training starts at step 0", flush=True)
+    return None
 
 
-def from_rank_0(decide):
+def from_rank_0(decide, group):
     """What rank 0 decides, known to all: ranks that looked for themselves might see different files."""
-    box = [decide() if dist.get_rank() == 0 else None]
-    dist.broadcast_object_list(box)
+    try:
+        box = [decide() if dist.get_rank() == 0 else None]
+    except OSError as error:
+        box = [error]
+    dist.broadcast_object_list(box, group=group)
+    if isinstance(box[0], OSError):
+        raise SystemExit(f"--checkpoint-dir cannot be used: {box[0]}")
     return box[0]
 
 
-def save_checkpoint(folder, step, model, optimizer, scaler):
-    """Write beside, then rename: a kill in the middle leaves the older checkpoints whole. Two are kept."""
-    beside, final = folder / f"step-{step}.tmp", folder / f"step-{step}"
+# %% random_state
+import random
 
-    def prepare():
-        folder.mkdir(parents=True, exist_ok=True)
-        last = sum(path.stat().st_size for older in committed(folder)[:1] for path in older.iterdir())
-        weights = sum(p.numel() * p.element_size() for p in model.parameters())  # of a shard the whole
-        needed = 1.2 * (last or 3 * weights)  # AdamW keeps two moments of each
-        free = shutil.disk_usage(folder).free
-        if free < needed:
-            print(f"step {step} not saved: {free:,} bytes free, it needs some {needed:,.0f}", flush=True)
-        if free < needed or final.exists():
-            return False
-        shutil.rmtree(beside, ignore_errors=True)
-        beside.mkdir()
-        return True
-
-    if not from_rank_0(prepare):
-        return
-    weights, moments = get_state_dict(model, optimizer)
-    dcp.save({"model": weights, "optimizer": moments}, checkpoint_id=beside)
-    if dist.get_rank() == 0:
-        files = {path.name: digest(path) for path in beside.iterdir()}
-        commit = {"step": step, "scaler": scaler.state_dict(), "files": files}
-        (beside / "COMMIT.json").write_text(json.dumps(commit))
-        beside.rename(final)
-        for older in committed(folder)[2:]:
-            shutil.rmtree(older)
-    dist.barrier()
+import torch
 
 
-def load_checkpoint(folder, model, optimizer, scaler):
-    """Restore the newest checkpoint that verifies; returns its step, 0 when there is none."""
-    commit = from_rank_0(lambda: next(filter(None, map(commit_of, committed(folder))), None))
-    if commit is None:
-        return 0
-    weights, moments = get_state_dict(model, optimizer)
-    dcp.load({"model": weights, "optimizer": moments}, checkpoint_id=folder / f"step-{commit['step']}")
-    set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=moments)
-    scaler.load_state_dict(commit["scaler"])
-    return commit["step"]
+def random_state():
+    cuda = torch.cuda.get_rng_state().tolist() if torch.cuda.is_available() else None
+    return {"python": random.getstate(), "torch": torch.get_rng_state().tolist(), "cuda": cuda}
+
+
+def set_random_state(state):
+    version, internal, gauss = state["python"]
+    random.setstate((version, tuple(internal), gauss))
+    torch.set_rng_state(torch.tensor(state["torch"], dtype=torch.uint8))
+    if state["cuda"] and torch.cuda.is_available():
+        torch.cuda.set_rng_state(torch.tensor(state["cuda"], dtype=torch.uint8))
+
+
+# %% checkpoint
+import json
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+
+class Checkpoints:
+    """Every rank saves the tensors it holds under their names in the model, so any strategy on any number of ranks can
+    load them. What is no tensor is JSON: `others` have a state_dict of plain values, as scalers and schedulers do.
+    """
+
+    def __init__(self, args, model, optimizer, **others):
+        self.folder, self.full, self.background = Path(args.checkpoint_dir), args.full_checkpoints, args.async_save
+        self.model, self.optimizer, self.others = model, optimizer, others
+        self.local = getattr(optimizer, "optim", optimizer)  # ZeroRedundancyOptimizer has this rank's share in .optim
+        self.group = dist.new_group(backend="gloo")  # its own: a thread may save while training's collectives go on
+        self.thread, self.saving = ThreadPoolExecutor(1), None
+
+    def save(self, step):
+        """Written beside step-N, then renamed. A background save returns as soon as it has a copy to write."""
+        self.finish()
+        beside = self.folder / f"step-{step}.tmp"
+        estimate = 3 * sum(p.numel() * p.element_size() for p in self.model.parameters())  # AdamW: two moments of each
+        if not from_rank_0(lambda: make_room(beside, estimate, copies=1 + self.full), self.group):
+            return
+        weights, moments = get_state_dict(self.model, self.local)
+        state = {"step": step, "model": self.shapes(weights), "random": self.gather(random_state())}
+        state["groups"] = [{k: v for k, v in g.items() if type(v) in (int, float)} for g in self.optimizer.param_groups]
+        state["others"] = {name: other.state_dict() for name, other in self.others.items()}
+        state["stepped"] = sorted(set().union(*self.gather([*moments["state"]])))  # all but unused parameters
+        if dist.get_rank() == 0:
+            (beside / "state.json").write_text(json.dumps(state))
+        tensors = {"model": weights, "optimizer": moments["state"]}
+        if self.background:
+            written = dcp.async_save(tensors, checkpoint_id=beside, process_group=self.group)
+            self.saving = self.thread.submit(lambda: written.result() and self.all_written(beside, step))
+        else:
+            dcp.save(tensors, checkpoint_id=beside, process_group=self.group)
+            self.all_written(beside, step)
+            dist.barrier(self.group)
+
+    def all_written(self, beside, step):
+        """Of all ranks: rank 0 commits it."""
+        if dist.get_rank() > 0:
+            return
+        if self.full:
+            dcp_to_torch_save(beside, beside / "full.pt")
+            for shard in [beside / ".metadata", *beside.glob("*.distcp")]:
+                shard.unlink()
+        commit(beside, step)
+
+    def finish(self):
+        """Wait for what is saved in the background, and raise what went wrong with it."""
+        if self.saving:
+            self.saving.result()
+            self.saving = None
+            dist.barrier(self.group)
+
+    def load(self):
+        """Restore the newest checkpoint that verifies; returns its step, 0 when there is none."""
+        path = from_rank_0(lambda: newest_whole(self.folder), self.group)
+        if path is None:
+            return 0
+        state, rank = json.loads((path / "state.json").read_text()), dist.get_rank()
+        weights, moments = get_state_dict(self.model, self.local)
+        here, there = self.shapes(weights), state["model"]
+        if differ := sorted(name for name in here | there if here.get(name) != there.get(name)):
+            what = f"{differ[0]} is {there.get(differ[0], 'not')} in it and {here.get(differ[0], 'not')} here"
+            raise SystemExit(f"{path} is of another model: {what}; {len(differ)} differ. Give another --checkpoint-dir")
+        shards = path
+        if (path / "full.pt").exists():  # back into shards, of which each rank reads what it holds
+            shards = self.folder / "shards.tmp"
+            whole = torch.load(path / "full.pt", mmap=True, weights_only=True)
+            dcp.save(whole, checkpoint_id=shards, process_group=self.group)
+        known = {name: moments["state"][name] for name in moments["state"] if name in state["stepped"]}
+        dcp.load({"model": weights, "optimizer": known}, checkpoint_id=shards, process_group=self.group)
+        if rank == 0 and shards != path:
+            shutil.rmtree(shards)
+        set_state_dict(self.model, self.local, model_state_dict=weights, optim_state_dict=moments)
+        for group, saved in zip(self.optimizer.param_groups, state["groups"], strict=True):
+            group.update(saved)
+        for name, other in self.others.items():
+            if state["others"].get(name):
+                other.load_state_dict(state["others"][name])
+        if rank < len(state["random"]):
+            set_random_state(state["random"][rank])
+        return state["step"]
+
+    def gather(self, value):
+        values = [None] * dist.get_world_size()
+        dist.all_gather_object(values, value, self.group)
+        return values
+
+    def shapes(self, weights):
+        """Of every tensor of the model, whichever rank holds it."""
+        held = self.gather({name: [*tensor.size()] for name, tensor in weights.items() if torch.is_tensor(tensor)})
+        return {name: size for part in held for name, size in part.items()}
+
+
+# %% stop
+import math
+import signal
+import time
+
+import torch
+import torch.distributed as dist
+
+
+class Stop:
+    """SIGTERM to any rank, or a deadline, ends all of them after the same step: they ask each other once a second."""
+
+    def __init__(self, deadline_seconds, device):
+        self.deadline, self.device = time.monotonic() + (deadline_seconds or math.inf), device
+        self.looked, self.step, self.every, self.signalled = time.monotonic(), 0, 1, False
+        signal.signal(signal.SIGTERM, self.remember)
+
+    def remember(self, *_):
+        self.signalled = True
+
+    def agreed(self, step):
+        """Why to stop, the same on every rank; None to go on."""
+        if step - self.step < self.every:
+            return None
+        now = time.monotonic()
+        step_seconds = (now - self.looked) / (step - self.step)
+        asked = torch.tensor([self.signalled, now >= self.deadline, step_seconds], device=self.device)
+        dist.all_reduce(asked, dist.ReduceOp.MAX)
+        signalled, late, step_seconds = asked.tolist()
+        # in steps, which all ranks count alike; at most doubled, for a step may become slower
+        self.every = max(1, min(2 * self.every, int(1 / step_seconds)))
+        self.looked, self.step = now, step
+        return "SIGTERM" if signalled else "the deadline" if late else None
 
 
 # %% report
@@ -467,7 +628,6 @@ import os
 import time
 from datetime import timedelta
 from itertools import islice
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -497,6 +657,8 @@ def main():
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before CUDA starts
         torch.use_deterministic_algorithms(True)
     device = join_group()
+    if args.deadline_seconds and not args.checkpoint_dir:
+        raise SystemExit("--deadline-seconds saves before it stops; say where with --checkpoint-dir")
     if args.precision == "fp16" and device.type != "cuda":
         raise SystemExit("--precision fp16 needs a GPU; use fp32 or bf16 on the CPU")
     mesh = make_mesh(device.type, args)
@@ -532,19 +694,21 @@ def main():
     if not steps_per_epoch:
         raise SystemExit(f"--global-batch-size {args.global_batch_size} exceeds the {len(train)} training samples")
     total_steps = args.steps or args.epochs * steps_per_epoch
-    checkpoints = Path(args.checkpoint_dir) if args.checkpoint_dir else None
-    step = load_checkpoint(checkpoints, model, optimizer, scaler) if checkpoints else 0
+    checkpoints = Checkpoints(args, model, optimizer, scaler=scaler) if args.checkpoint_dir else None
+    step = checkpoints.load() if checkpoints else 0
+    stop, stopped = Stop(args.deadline_seconds, device) if checkpoints else None, None
     report(rank, total_steps=total_steps, start_step=step, steps_per_epoch=steps_per_epoch, train_samples=len(train))
 
     reported, training_seconds = 0.0, 0.0
-    while step < total_steps:
+    while step < total_steps and not stopped:
         epoch, step_in_epoch = divmod(step, steps_per_epoch)
         sampler.set_epoch(epoch)  # otherwise every epoch has the same order
+        loader.generator.manual_seed((args.seed + epoch) * data.size() + data.get_local_rank())
         model.train()
         started = time.perf_counter()
-        first, stop = step_in_epoch * args.accumulate, steps_per_epoch * args.accumulate
-        stream = map(on_device, islice(loader, first, stop))
-        while step < total_steps and (micro_batches := list(islice(stream, args.accumulate))):
+        first, end = step_in_epoch * args.accumulate, steps_per_epoch * args.accumulate
+        stream = map(on_device, islice(loader, first, end))
+        while step < total_steps and not stopped and (micro_batches := list(islice(stream, args.accumulate))):
             loss = forward_backward(model, micro_batches, scaler)
             measured = {"loss": loss}
             if args.clip:
@@ -560,19 +724,25 @@ def main():
             if step <= 20 or step == total_steps or time.monotonic() - reported >= 0.1:
                 reported = time.monotonic()
                 report(rank, step=step, epoch=epoch, **{name: value.item() for name, value in measured.items()})
-            if checkpoints and args.save_every and step % args.save_every == 0:
-                save_checkpoint(checkpoints, step, model, optimizer, scaler)
+            stopped = stop and stop.agreed(step)
+            if stopped or (checkpoints and args.save_every and step % args.save_every == 0):
+                checkpoints.save(step)
         if device.type == "cuda":
             torch.cuda.synchronize()
         seconds = time.perf_counter() - started
         training_seconds += seconds
         report(rank, epoch=epoch, epoch_seconds=seconds, training_seconds=training_seconds)
 
-    test_loss, test_accuracy = evaluate(model, test, batch_size, data, args, on_device)
-    report(rank, step=step, test_loss=test_loss, test_accuracy=test_accuracy, test_samples=len(test))
+    if checkpoints:
+        checkpoints.finish()
+    if not stopped:
+        test_loss, test_accuracy = evaluate(model, test, batch_size, data, args, on_device)
+        report(rank, step=step, test_loss=test_loss, test_accuracy=test_accuracy, test_samples=len(test))
+    elif rank == 0:
+        print(f"stopped by {stopped} after step {step} of {total_steps}: the same command goes on there", flush=True)
 
     # In this order gloo ranks do not abort at exit: free, collect, meet, then destroy the group.
-    del model, optimizer, loader
+    del model, optimizer, loader, checkpoints
     gc.collect()
     dist.barrier()
     dist.destroy_process_group()

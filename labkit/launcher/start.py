@@ -115,8 +115,8 @@ def _script(script: Script | str | os.PathLike[str]) -> tuple[Script, Path | Non
 
 def _checkpoint_arguments(script: Script, given: Mapping[str, str], folder: RunFolder) -> list[str]:
     """Checkpoints go into the run folder unless the user said where."""
-    wanted = given.get("save_every", "0") != "0" and "checkpoint_dir" not in given
-    if not wanted or "checkpoint_dir" not in options_of(script):
+    wanted = any(given.get(option, "0") != "0" for option in ("save_every", "deadline_seconds"))
+    if not wanted or "checkpoint_dir" in given or "checkpoint_dir" not in options_of(script):
         return []
     return ["--checkpoint-dir", str(folder.checkpoints)]
 

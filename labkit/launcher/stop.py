@@ -60,16 +60,28 @@ def stop(folder: RunFolder, *, grace: float = GRACE_SECONDS) -> State:
 def terminate(agent: Identity, folder: RunFolder, grace: float) -> int:
     """One TERM, then wait, then KILL whatever is left. Returns how many had to be killed.
 
-    A checkpoint that is just being saved is let finish first, unless `grace` is 0 or somebody asks again with 0.
+    A checkpoint that is being saved, before the TERM or because of it, is let finish, unless `grace` is 0 or somebody
+    asks again with 0.
     """
-    deadline = time.monotonic() + SAVING_SECONDS
-    while grace > 0 and agent.is_alive() and folder.checkpoint_being_saved() and time.monotonic() < deadline:
+
+    latest = time.monotonic() + SAVING_SECONDS
+
+    def patience() -> float:
+        asked = requested_grace(folder)
+        return grace if asked is None else min(grace, asked)
+
+    def saving() -> bool:
+        return patience() > 0 and time.monotonic() < latest and folder.checkpoint_being_saved()
+
+    newest = folder.newest_checkpoint()
+    while agent.is_alive() and saving() and folder.newest_checkpoint() == newest:
         time.sleep(LOOK_SECONDS)
-        grace = min(grace, asked) if (asked := requested_grace(folder)) is not None else grace
     if agent.is_alive():
         os.kill(agent.pid, signal.SIGTERM)  # never a second one: torchrun then abandons its ranks
-    deadline = time.monotonic() + grace
+    deadline = time.monotonic() + patience()
     while processes_of(folder) and time.monotonic() < deadline:
+        if saving():
+            deadline = time.monotonic() + patience()
         time.sleep(0.1)
     return sweep(folder)
 

@@ -22,7 +22,7 @@ from typing import Any
 from labkit.launcher.cause import find_cause
 from labkit.launcher.killed import oom_kills
 from labkit.launcher.progress import Progress
-from labkit.launcher.stop import GRACE_SECONDS, requested_grace, sweep, terminate
+from labkit.launcher.stop import GRACE_SECONDS, SAVING_SECONDS, requested_grace, sweep, terminate
 from labkit.launcher.stuck import look_at
 from labkit.launcher.torchrun import attempt_command, marked
 from labkit.record import Identity, RunFolder, State, read_state, write_state
@@ -32,6 +32,8 @@ LIBC = ctypes.CDLL(None)  # looked up here: between fork and exec nothing may be
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 LOOK_SECONDS = 0.1
+# Whoever stops the run decides how long ranks may save; torchrun's 30 s (fixed before torch 2.13) must not be shorter.
+OWN_GRACE = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(round(2 * SAVING_SECONDS))}
 
 
 def main() -> None:
@@ -112,7 +114,7 @@ class Supervisor:
         with folder.torchrun_log.open("ab") as log:
             return subprocess.Popen(
                 attempt_command(self.manifest["torchrun"], self.folder, folder),
-                env=marked(os.environ, self.folder, folder, self.state.attempt),
+                env=marked(os.environ, self.folder, folder, self.state.attempt) | OWN_GRACE,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -68,7 +68,8 @@ def host_memory() -> int:
 def held_by(optimizer: Any) -> dict[str, int]:
     """Bytes this rank holds of parameters, gradients and optimizer state; of a sharded tensor, its own shard."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    state = [v for values in optimizer.state.values() for v in values.values()]
+    local = getattr(optimizer, "optim", optimizer)  # ZeroRedundancyOptimizer has this rank's share in there
+    state = [v for values in local.state.values() for v in values.values()]
     return {
         "parameters": sum(map(_bytes, parameters)),
         "gradients": sum(_bytes(p.grad) for p in parameters if p.grad is not None),

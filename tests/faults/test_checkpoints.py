@@ -1,4 +1,7 @@
-"""Whatever ends a run, the newest committed checkpoint loads and is whole; a damaged one is passed over and named."""
+"""Whatever ends a run, the newest committed checkpoint loads and is whole; a damaged one is passed over and named.
+
+What is loaded goes on exactly as if nothing had happened, under whatever strategy and on however many ranks.
+"""
 
 from __future__ import annotations
 
@@ -8,101 +11,263 @@ import shutil
 import threading
 import time
 from pathlib import Path
+from types import ModuleType
 
 import pytest
-from faults.scene import assert_over, wait_for_step
+import torch
+from faults.scene import ENDLESS, assert_over, last_step, ranks_of, wait_for_step, wait_until
 
 import labkit
 from labkit.launcher.stop import processes_of
 
 SIZES = {"global_batch_size": 8, "precision": "fp64"}
+SMALL = ("width=128, heads=4, layers=4", "width=32, heads=2, layers=2")
 
 
-def train(folder: Path, steps: int, *, strategy: str = "ddp", ranks: int = 2, **options: object) -> labkit.Run:
-    return labkit.launch(
-        strategy, nproc_per_node=ranks, steps=steps, checkpoint_dir=folder, **{**SIZES, **options}, wait=True
-    )
+def script(name: str, *replacements: tuple[str, str]) -> labkit.Script:
+    """One of labkit's with a small model, and with other words in place of some."""
+    text = str(labkit.Script.load(name))
+    for before, after in (SMALL, *replacements):
+        assert before in text, before
+        text = text.replace(before, after)
+    return labkit.Script.parse(text, name=name)
+
+
+def train(name: str | labkit.Script, ranks: int, folder: Path | None = None, **options: object) -> labkit.Run:
+    where = {"checkpoint_dir": folder} if folder else {}
+    chosen = script(name) if isinstance(name, str) else name
+    return labkit.launch(chosen, nproc_per_node=ranks, **{**SIZES, "wait": True, **where, **options})
 
 
 def start_step(run: labkit.Run) -> int:
     return int(run._reader.read_all().ranks[0].values["start_step"])
 
 
+def losses(run: labkit.Run) -> dict[tuple[int, int], float]:
+    """By rank and step."""
+    return run.metrics().dropna(subset=["loss"]).set_index(["rank", "step"])["loss"].to_dict()
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two committed checkpoints, of steps 2 and 4."""
     folder = tmp_path_factory.mktemp("saved") / "checkpoints"
-    labkit.launch(
-        "ddp", nproc_per_node=2, steps=4, save_every=2, checkpoint_dir=folder, **SIZES, wait=True,
-        runs_dir=folder.parent / "runs",
-    )  # fmt: skip
-    assert sorted(p.name for p in folder.iterdir()) == ["step-2", "step-4"]
+    train("ddp", 2, folder, steps=4, save_every=2, runs_dir=folder.parent / "runs")
+    assert names(folder) == ["step-2", "step-4"]
     return folder
 
 
-FILES = ["COMMIT.json", ".metadata", "__0_0.distcp", "__1_0.distcp"]
+@pytest.fixture
+def checkpoints(saved: Path, tmp_path: Path) -> Path:
+    """A copy of them."""
+    return Path(shutil.copytree(saved, tmp_path / "checkpoints"))
 
 
-@pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("damage", ["truncated", "deleted", "flipped"])
-def test_a_damaged_checkpoint_is_named_and_the_older_one_used(
-    name: str, damage: str, saved: Path, tmp_path: Path
-) -> None:
-    folder = tmp_path / "checkpoints"
-    shutil.copytree(saved, folder)
-    file = folder / "step-4" / name
-    if damage == "deleted":
-        file.unlink()
-    else:
-        content = bytearray(file.read_bytes())
-        if damage == "truncated":
-            del content[-20:]
-        else:
-            content[len(content) // 2] ^= 0xFF
+# --- damaged, or not ours
+
+
+def inflict(damage: str, file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    file.unlink()
+    if damage == "truncated":
+        file.write_bytes(content[:-20])
+    elif damage == "flipped":
+        content[len(content) // 2] ^= 0xFF
         file.write_bytes(content)
 
-    run = train(folder, 5)
+
+@pytest.fixture(scope="module")
+def module() -> ModuleType:
+    """A script of labkit's, imported."""
+    found = ModuleType("ddp")
+    exec(str(labkit.Script.load("ddp")), found.__dict__)
+    return found
+
+
+@pytest.mark.parametrize("name", ["COMMIT.json", "state.json", ".metadata", "__0_0.distcp", "__1_0.distcp"])
+@pytest.mark.parametrize("damage", ["truncated", "deleted", "flipped"])
+def test_damage_to_any_file_is_seen_named_and_set_aside(
+    name: str, damage: str, checkpoints: Path, module: ModuleType, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert module.newest_whole(checkpoints) == checkpoints / "step-4"
+
+    inflict(damage, checkpoints / "step-4" / name)
+
+    assert module.newest_whole(checkpoints) == checkpoints / "step-2"
+    if (name, damage) != ("COMMIT.json", "deleted"):  # without it, it is none
+        assert "step-4 is damaged" in capfd.readouterr().out
+        assert names(checkpoints) == ["step-2", "step-4.damaged"]
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"files": 5}', '{"files": {}}', '{"files": {"state.json": 1}}'])
+def test_a_commit_that_says_nothing_is_no_commit(content: str, checkpoints: Path, module: ModuleType) -> None:
+    for step in ("step-2", "step-4"):
+        (checkpoints / step / "COMMIT.json").write_text(content)
+    assert module.newest_whole(checkpoints) is None
+
+
+@pytest.mark.parametrize(("name", "damage"), [("__1_0.distcp", "flipped"), ("COMMIT.json", "truncated")])
+def test_a_run_goes_on_from_the_older_one_and_saves_that_step_again(name: str, damage: str, checkpoints: Path) -> None:
+    inflict(damage, checkpoints / "step-4" / name)
+
+    run = train("ddp", 2, checkpoints, steps=4, save_every=4)
 
     assert start_step(run) == 2
-    if (name, damage) != ("COMMIT.json", "deleted"):  # without it, it is none
-        assert "step-4 is damaged" in run.logs(rank=0)
+    assert "step-4 is damaged" in run.logs(rank=0)
+    assert names(checkpoints) == ["step-2", "step-4", "step-4.damaged"]
 
 
-@pytest.mark.parametrize(("strategy", "ranks"), [("ddp", 1), ("ddp", 4), ("fsdp", 2), ("fsdp", 1), ("single", 1)])
-def test_resumed_on_other_ranks_and_by_another_strategy_the_losses_are_the_same(
-    strategy: str, ranks: int, saved: Path, tmp_path: Path
+def test_a_checkpoint_of_another_model_is_refused_in_one_sentence(checkpoints: Path) -> None:
+    with pytest.raises(labkit.RankFailedError) as caught:
+        train(script("ddp", ("layers=2", "layers=4")), 2, checkpoints, steps=6)
+
+    sentence = str(caught.value)
+    assert "step-4 is of another model: blocks.2.down.bias is not in it and [32] here; 24 differ" in sentence
+    logs = labkit.attach("latest").logs(rank=0) + labkit.attach("latest").logs(rank=1)
+    assert "Traceback" not in sentence + logs
+    assert names(checkpoints) == ["step-2", "step-4"]
+
+
+def test_what_is_not_ours_in_the_folder_is_named_and_left_alone(tmp_path: Path) -> None:
+    theirs = tmp_path / "theirs" / "step-2"
+    theirs.mkdir(parents=True)
+    (theirs / ".metadata").write_text("a pickle that nobody should open")
+
+    run = train("ddp", 1, theirs.parent, steps=4, save_every=2)
+
+    assert start_step(run) == 0
+    assert "holds no whole checkpoint of this script: training starts at step 0" in run.logs(rank=0)
+    assert f"step 2 not saved: {theirs} is in the way" in run.logs(rank=0)
+    assert names(theirs.parent) == ["step-2", "step-4"]
+    assert names(theirs) == [".metadata"]
+
+
+def test_a_folder_that_cannot_be_one_ends_every_rank_with_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(labkit.RankFailedError, match="--checkpoint-dir cannot be used: .*Not a directory: .*file"):
+        train("ddp", 2, tmp_path / "file", steps=2, save_every=1)
+    assert "Traceback" not in labkit.attach("latest").logs(rank=1)
+
+
+# --- resumed
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("ddp", {"find_unused_parameters": True}), ("fsdp", {"full_checkpoints": True, "async_save": True})],
+)
+def test_resumed_in_mid_epoch_and_with_dropout_the_losses_are_exactly_the_same(
+    name: str, options: dict[str, bool], tmp_path: Path
 ) -> None:
+    dropout = script(
+        name,
+        ("x = x + self.out(", "x = x + F.dropout(self.out("),
+        ("reshape(batch, time, width))", "reshape(batch, time, width)), 0.3, self.training)"),
+        ("limit=2**20", "limit=2**13"),  # epochs of 7 steps
+        ("self.norm, self.head =", "self.unused = nn.Linear(3, 3)\n        self.norm, self.head ="),
+    )
     folder = tmp_path / "checkpoints"
-    shutil.copytree(saved, folder)
-    whole = labkit.launch("single", nproc_per_node=1, steps=6, **SIZES, wait=True).metrics()
+    whole = train(dropout, 2, folder, steps=9, save_every=3, **options)
+    assert names(folder) == ["step-6", "step-9"]
+    shutil.rmtree(folder / "step-9")
 
-    run = train(folder, 6, strategy=strategy, ranks=ranks)
+    resumed = train(dropout, 2, folder, steps=9, **options)
+
+    assert start_step(resumed) == 6
+    expected = losses(whole)
+    assert losses(resumed) == {(rank, step): expected[rank, step] for rank in (0, 1) for step in (7, 8, 9)}
+    assert whole.metrics()["test_loss"].dropna().iloc[0] == resumed.metrics()["test_loss"].dropna().iloc[0]
+
+
+@pytest.fixture(scope="module")
+def saved_by_four(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One, of step 4, of four FSDP ranks."""
+    folder = tmp_path_factory.mktemp("four") / "checkpoints"
+    train("fsdp", 4, folder, steps=4, save_every=4, full_checkpoints=True, runs_dir=folder.parent / "runs")
+    assert names(folder / "step-4") == ["COMMIT.json", "full.pt", "state.json"]
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("origin", "name", "ranks"),
+    [("saved_by_four", "ddp", 2), ("saved_by_four", "single", 1), ("saved", "ddp", 4), ("saved", "fsdp", 2)],
+)
+def test_resumed_on_other_ranks_and_by_another_strategy_the_losses_are_the_same(
+    origin: str, name: str, ranks: int, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(request.getfixturevalue(origin), tmp_path / "checkpoints")
+    whole = losses(train("single", 1, steps=6))
+
+    run = train(name, ranks, folder, steps=6)
 
     assert start_step(run) == 4
-    losses = run.metrics().groupby("step")["loss"].mean()  # of equal shares
+    means = run.metrics().groupby("step")["loss"].mean()  # of equal shares
     for step in (5, 6):
-        assert losses[step] == pytest.approx(whole[whole["step"] == step]["loss"].item(), rel=1e-9)
+        assert means[step] == pytest.approx(whole[0, step], rel=1e-12)
 
 
-def test_a_checkpoint_of_another_model_is_refused_with_what_differs(saved: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "checkpoints"
-    shutil.copytree(saved, folder)
-    smaller = str(labkit.Script.load("ddp")).replace("layers=4", "layers=6")
-    script = labkit.Script.parse(smaller, name="six-layers")
+def test_a_full_checkpoint_needs_nothing_but_torch(saved_by_four: Path, module: ModuleType) -> None:
+    found = torch.load(saved_by_four / "step-4" / "full.pt", weights_only=True)
 
-    with pytest.raises(labkit.RankFailedError, match=r"blocks\.[45]"):
-        labkit.launch(script, nproc_per_node=2, steps=6, checkpoint_dir=folder, **SIZES, wait=True)
+    model = module.Model(width=32, heads=2, layers=2).double()
+    model.load_state_dict(found["model"])
+    assert found["optimizer"].keys() == {name for name, _ in model.named_parameters()}
+    assert found["optimizer"]["head.weight"]["step"] == 4
+    assert found["optimizer"]["head.weight"]["exp_avg"].shape == model.head.weight.shape
 
-    assert (folder / "step-4" / "COMMIT.json").exists()
+
+def spread(tmp_path: Path, ranks: int, saved: str, loaded: str) -> set[str]:
+    """What `tests/scripts/strategies.py` could save one way and load another."""
+    cells, _, _ = str(labkit.Script.load("single")).partition("# %% main\n")
+    main = Path(__file__).parents[1] / "scripts" / "strategies.py"
+    text = labkit.Script.parse(cells + main.read_text(), name="strategies")
+    (tmp_path / "spread").mkdir(exist_ok=True)
+    run = labkit.launch(text, nproc_per_node=ranks, args=[str(tmp_path / "spread"), saved, loaded], wait=True)
+    return {line for line in run.logs(rank=0).splitlines() if " -> " in line}
+
+
+def test_stages_that_hold_parts_of_the_model_save_what_one_rank_can_load_and_the_reverse(tmp_path: Path) -> None:
+    found = spread(tmp_path, 2, "stages,fsdp", "single,stages")
+    formats = ["stages", "stages_full", "fsdp", "fsdp_full"]
+    assert found == {f"{format} -> {how}" for format in formats for how in ("single", "stages")}
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+def test_every_strategy_loads_what_every_other_saved(tmp_path: Path) -> None:
+    """Data, sharded, tensor and pipeline parallel and their mixtures, on four ranks, then on one."""
+    strategies = [
+        "single",
+        "ddp",
+        "zero1",
+        "fsdp",
+        "hsdp",
+        "fsdp1",
+        "fsdp1_grad",
+        "fsdp1_none",
+        "tensor",
+        "fsdp_tensor",
+        "stages",
+    ]
+    formats = [name + full for name in strategies for full in ("", "_full")]
+    found = spread(tmp_path, 4, ",".join(strategies), ",".join(strategies))
+    assert found == {f"{format} -> {how}" for format in formats for how in strategies}
+    assert spread(tmp_path, 1, "", "single") == {f"{format} -> single" for format in formats}
+
+
+# --- killed
 
 
 def check_kills(trials: int, seed: int, tmp_path: Path) -> None:
     """SIGKILL everything at a random moment of continuous saving; what is committed must load and go on."""
     chance, folder = random.Random(seed), tmp_path / "checkpoints"
-    for _ in range(trials):
-        run = labkit.launch(
-            "ddp", nproc_per_node=2, steps=10_000, save_every=1, checkpoint_dir=folder, **SIZES, wait=False
-        )
+    for trial in range(trials):
+        ways = {"async_save": bool(trial & 1), "full_checkpoints": bool(trial & 2)}
+        run = train("ddp", 2, folder, steps=ENDLESS, save_every=1, wait=False, **ways)
         wait_for_step(run.folder, 2)
         time.sleep(chance.uniform(0.0, 1.0))
         for process in processes_of(run.folder):
@@ -114,51 +279,119 @@ def check_kills(trials: int, seed: int, tmp_path: Path) -> None:
         assert newest
         commit = json.loads((folder / newest / "COMMIT.json").read_text())
         assert f"step-{commit['step']}" == newest
-        assert start_step(train(folder, commit["step"] + 1)) == commit["step"]
+        assert start_step(train("ddp", 2, folder, steps=commit["step"] + 1)) == commit["step"]
 
 
 def test_killed_at_random_while_saving(tmp_path: Path) -> None:
-    check_kills(3, seed=1, tmp_path=tmp_path)
+    check_kills(4, seed=1, tmp_path=tmp_path)
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(1200)
 def test_killed_at_random_while_saving_many_times(tmp_path: Path) -> None:
     check_kills(25, seed=2, tmp_path=tmp_path)
 
 
+# --- stopped
+
+
+def test_a_stop_saves_after_the_step_it_came_in_also_with_workers_and_the_run_goes_on_there() -> None:
+    with_workers = script(
+        "ddp",
+        (
+            "return tuple(TensorDataset(w[:, :-1].contiguous(), w[:, 1:].contiguous()) for w in",
+            "return tuple([(row[:-1], row[1:]) for row in w] for w in",
+        ),
+    )
+    run = train(with_workers, 2, steps=ENDLESS, save_every=ENDLESS, wait=False)
+    wait_for_step(run, 5)
+    assert len(processes_of(run.folder)) >= 2 + 2 * 2  # ranks, and workers of each
+
+    state = run.stop()
+
+    assert (state.state, state.killed) == ("stopped", 0)
+    steps = {last_step(run.folder, rank) for rank in (0, 1)}
+    assert [state.checkpoint] == [f"step-{step}" for step in steps]
+    assert f"stopped by SIGTERM after step {steps.pop()} of" in run.logs(rank=0)
+
+
+def test_ranks_of_which_one_is_asked_to_stop_leave_after_the_same_step(tmp_path: Path) -> None:
+    run = train("fsdp", 2, tmp_path / "checkpoints", steps=ENDLESS, wait=False)
+    wait_for_step(run, 30)
+
+    ranks_of(run.folder)[1].terminate()
+
+    assert run.wait().state == "succeeded"
+    steps = {last_step(run.folder, rank) for rank in (0, 1)}
+    assert [run.status().checkpoint] == [f"step-{step}" for step in steps]
+
+
+def test_at_the_deadline_the_ranks_save_and_leave() -> None:
+    began = time.monotonic()
+    run = train("ddp", 2, steps=ENDLESS, deadline_seconds=2, async_save=True)
+
+    assert run.status().state == "succeeded"
+    assert time.monotonic() - began < 60
+    step = last_step(run.folder, 0)
+    assert names(run.folder.checkpoints) == [f"step-{step}"]
+    assert f"stopped by the deadline after step {step} of" in run.logs(rank=0)
+
+
+def test_training_goes_on_while_a_checkpoint_is_written_which_is_none_until_then() -> None:
+    slow = script("ddp", ("        commit(beside, step)\n", "        __import__('time').sleep(600)\n"))
+    run = train(slow, 2, steps=ENDLESS, save_every=50, async_save=True, global_batch_size=4, wait=False)
+    beside = run.folder.checkpoints / "step-50.tmp"
+    wait_until((beside / ".metadata").exists)
+    wait_for_step(run, 60)  # at 100 it waits for the one before
+
+    assert run.status().checkpoint is None
+    run.stop(grace=0)
+    assert run.status().checkpoint is None
+    assert names(run.folder.checkpoints) == ["step-50.tmp"]
+
+
+def slow_to_save(seconds: int) -> labkit.Script:
+    """It prints "saving", then keeps writing to the folder for this long before it saves."""
+    saving = (
+        "            print('saving', flush=True)\n"
+        f"            for i in range({10 * seconds}):\n"
+        "                __import__('time').sleep(0.1); (beside / 'x').write_text(str(i))\n"
+    )
+    before = "            dcp.save(tensors, "
+    return script("ddp", (before, saving + before))
+
+
+def saving(run: labkit.Run) -> bool:
+    return "saving" in run.logs(rank=0)
+
+
 def test_a_stop_lets_the_checkpoint_that_is_being_saved_finish(tmp_path: Path) -> None:
-    """The save is slowed down, so that the stop comes in the middle of it."""
-    slow = str(labkit.Script.load("ddp")).replace(
-        '    dcp.save({"model"',
-        '    print("saving", flush=True)\n    __import__("time").sleep(3)\n    dcp.save({"model"',
-    )
-    assert "sleep(3)" in slow
-    run = labkit.launch(
-        labkit.Script.parse(slow, name="slow"), nproc_per_node=2, steps=50, save_every=2, **SIZES, wait=False
-    )
-    deadline = time.monotonic() + 60
-    while "saving" not in run.logs(rank=0) and time.monotonic() < deadline:
-        time.sleep(0.05)
+    """It comes in the middle of one; then the step that it ended in is saved."""
+    run = train(slow_to_save(3), 2, steps=ENDLESS, save_every=500, wait=False)
+    wait_until(lambda: saving(run))
 
-    assert run.stop().state == "stopped"
+    state = run.stop()
 
-    assert run.status().checkpoint == "step-2"
-    assert [p.name for p in run.folder.checkpoints.iterdir()] == ["step-2"]
+    assert (state.state, state.killed) == ("stopped", 0)
+    assert names(run.folder.checkpoints) == ["step-500", state.checkpoint]
+    assert 500 < int(state.checkpoint.removeprefix("step-")) < 1000
+
+
+def test_a_stop_lets_the_checkpoint_finish_that_it_asks_for(tmp_path: Path) -> None:
+    """Which takes longer than the grace period."""
+    run = train(slow_to_save(8), 2, tmp_path / "checkpoints", steps=ENDLESS, wait=False)
+    wait_for_step(run, 5)
+
+    state = run.stop()
+
+    assert saving(run)
+    assert (state.state, state.killed) == ("stopped", 0)
+    assert names(tmp_path / "checkpoints") == [state.checkpoint]
 
 
 def test_a_second_stop_does_not_wait_for_the_checkpoint(tmp_path: Path) -> None:
-    slow = str(labkit.Script.load("ddp")).replace(
-        '    dcp.save({"model"',
-        '    print("saving", flush=True)\n'
-        '    for i in range(300):\n        __import__("time").sleep(0.1); (beside / "x").write_text(str(i))\n'
-        '    dcp.save({"model"',
-    )
-    run = labkit.launch(
-        labkit.Script.parse(slow, name="slow"), nproc_per_node=2, steps=50, save_every=2, **SIZES, wait=False
-    )
-    deadline = time.monotonic() + 60
-    while "saving" not in run.logs(rank=0) and time.monotonic() < deadline:
-        time.sleep(0.05)
+    run = train(slow_to_save(30), 2, steps=50, save_every=2, wait=False)
+    wait_until(lambda: saving(run))
     first = threading.Thread(target=run.stop)
     first.start()
     time.sleep(1)
