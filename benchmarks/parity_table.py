@@ -1,6 +1,6 @@
 """How far every strategy's losses and gradient norms are from one rank's, for docs/parity.md.
 
-python benchmarks/parity_table.py > docs/parity.md        (some fifteen minutes)
+python benchmarks/parity_table.py > docs/parity.md        (some twenty minutes)
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ The largest relative difference from `single` on one rank, over the loss and the
 last of {STEPS} steps and over the test loss. All with the same seed and global batch of {OPTIONS["global_batch_size"]},
 in float64, clipped at {OPTIONS["clip"]}, with warm-up and cosine schedule; gloo on the CPU, torch {torch.__version__}.
 
-A dash: tensor parallelism needs a plan for the model's layers, a pipeline needs `model.blocks`; the script says so.
+A dash: a pipeline and activation checkpointing need `model.blocks`, tensor parallelism a plan for the layers in them;
+without, the script says so.
 """
 
 

@@ -245,6 +245,9 @@ def check_schedule(args, ranks):
     version = tuple(int(number) for number in torch.__version__.split(".")[:2])
     if args.schedule in V_SHAPED and version < (2, 13):
         raise SystemExit(f"--schedule {args.schedule} needs torch 2.13 or newer; this is {torch.__version__}")
+    if args.compile and args.schedule in ("InterleavedZeroBubble", *V_SHAPED):
+        raise SystemExit(f"--schedule {args.schedule} runs backward in two parts, which --compile does not allow; "
+                         "leave one of them out")  # fmt: skip
     least = {"1F1B": 1, "DualPipeV": 2}.get(args.schedule, 0) * ranks
     multiple = ranks if args.schedule.startswith("Interleaved") else 1
     if args.accumulate < least or args.accumulate % multiple:
@@ -268,7 +271,7 @@ def check_model(model, stages):
     if missing:
         raise SystemExit(f"a pipeline runs model.embed(x), each of model.blocks, then model.unembed(x); "
                          f"{type(model).__name__} has no {', '.join(missing)}")  # fmt: skip
-    if len(model.blocks) % stages:
+    if not len(model.blocks) or len(model.blocks) % stages:
         raise SystemExit(f"{len(model.blocks)} blocks do not split into {stages} pipeline stages")
     if any(True for _ in (*model.parameters(recurse=False), *model.buffers(recurse=False))):
         raise SystemExit("a pipeline cannot place parameters of the model itself: put them into a submodule, "
@@ -395,12 +398,14 @@ def clip_gradients(model, mesh, largest):
             sizes = [p.device_mesh.size(axis) for axis, where in enumerate(p.placements) if not where.is_replicate()]
             pieces *= math.prod(sizes)
         shards[pieces].append(p.grad.to_local() if isinstance(p, DTensor) else p.grad)
-    squares = [get_total_norm(grads) ** 2 * pieces for pieces, grads in shards.items()]
-    total = torch.stack(squares).sum() / dist.get_world_size()
+    total = torch.zeros((), dtype=torch.float64, device=mesh.device_type)  # offloaded gradients are on the CPU
+    for pieces, grads in shards.items():
+        total += get_total_norm(grads).to(total) ** 2 * pieces / dist.get_world_size()
     dist.all_reduce(total)
     norm = total.sqrt()
+    factor = (largest / (norm + 1e-6)).clamp(max=1.0)
     for grads in shards.values():
-        torch._foreach_mul_(grads, (largest / (norm + 1e-6)).clamp(max=1.0))
+        torch._foreach_mul_(grads, factor.to(grads[0].device, grads[0].dtype))
     return norm
 
 

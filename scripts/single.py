@@ -242,12 +242,14 @@ def clip_gradients(model, mesh, largest):
             sizes = [p.device_mesh.size(axis) for axis, where in enumerate(p.placements) if not where.is_replicate()]
             pieces *= math.prod(sizes)
         shards[pieces].append(p.grad.to_local() if isinstance(p, DTensor) else p.grad)
-    squares = [get_total_norm(grads) ** 2 * pieces for pieces, grads in shards.items()]
-    total = torch.stack(squares).sum() / dist.get_world_size()
+    total = torch.zeros((), dtype=torch.float64, device=mesh.device_type)  # offloaded gradients are on the CPU
+    for pieces, grads in shards.items():
+        total += get_total_norm(grads).to(total) ** 2 * pieces / dist.get_world_size()
     dist.all_reduce(total)
     norm = total.sqrt()
+    factor = (largest / (norm + 1e-6)).clamp(max=1.0)
     for grads in shards.values():
-        torch._foreach_mul_(grads, (largest / (norm + 1e-6)).clamp(max=1.0))
+        torch._foreach_mul_(grads, factor.to(grads[0].device, grads[0].dtype))
     return norm
 
 

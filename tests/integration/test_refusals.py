@@ -20,6 +20,9 @@ rarely = pytest.mark.soak
     ("hybrid", 2, {"tensor": 2, "pipeline": 2}, "2 ranks do not split into replicas of --pipeline 2 x --tensor 2"),
     pytest.param("pipeline", 4, {"schedule": "LoopedBFS"}, "4 blocks do not split into 8 pipeline stages",
                  marks=rarely),
+    pytest.param("pipeline", 2, {"schedule": "InterleavedZeroBubble", "accumulate": 2, "compile": True}, "--schedule "
+                 "InterleavedZeroBubble runs backward in two parts, which --compile does not allow; leave one of them "
+                 "out", marks=rarely),
     pytest.param("fsdp", 2, {"replicas": 3}, "--replicas 3 must divide the 2 ranks", marks=rarely),
     pytest.param("ddp", 2, {"sync_batch_norm": True}, "--sync-batch-norm needs GPUs: torch's SyncBatchNorm does not "
                  "run on the CPU", marks=rarely),
