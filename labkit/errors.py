@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 from typing import Any, cast
 
-__all__ = ["Interrupted", "LabError", "LaunchError", "RankFailedError", "RunFolderError", "ScriptError"]
+__all__ = ["LabError", "LaunchError", "RankFailedError", "RunFolderError", "ScriptError"]
 
 
 class LabError(Exception):
@@ -74,13 +74,6 @@ class RankFailedError(LabError):
     @property
     def cell(self) -> str | None:
         return self.cause.get("cell")
-
-
-class Interrupted(KeyboardInterrupt):
-    """An interrupt that a run has answered: the same for every `except`, without a stack of ours in a notebook."""
-
-    def _render_traceback_(self) -> list[str]:
-        return [f"KeyboardInterrupt: {self}"]
 
 
 def rank_failed(message: str, *, run_id: str, cause: dict[str, Any]) -> RankFailedError:

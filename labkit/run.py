@@ -9,7 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from labkit.errors import Interrupted, LabError, RankFailedError, RunFolderError, rank_failed
+from labkit.errors import LabError, RankFailedError, RunFolderError, rank_failed
 from labkit.launcher import preflight
 from labkit.launcher import stop as stopping
 from labkit.launcher.start import start
@@ -100,6 +100,13 @@ def attach(which: str | os.PathLike[str] = "latest", *, runs_dir: str | os.PathL
     folder = find_run(which, runs_dir)
     folder.read_manifest()
     return Run(folder)
+
+
+class Interrupted(KeyboardInterrupt):
+    """An interrupt that a run has answered: the same for every `except`, without a stack of ours in a notebook."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [f"KeyboardInterrupt: {self}"]
 
 
 def runs(*, runs_dir: str | os.PathLike[str] | None = None) -> RunList:
