@@ -1,0 +1,126 @@
+"""The same model, data and batches by other means, for script_speed.py: a loop by hand, accelerate, Lightning.
+
+torchrun starts this as it starts a script; rank 0 prints how many seconds the steps after the first ten took.
+"""
+
+import argparse
+import importlib.util
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, DistributedSampler
+
+WARM = 10
+spec = importlib.util.spec_from_file_location("ddp", Path(__file__).parents[1] / "scripts" / "ddp.py")
+ddp = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(ddp)
+
+
+class Stopwatch:
+    """Seconds from the end of step WARM to the last."""
+
+    def __init__(self, steps):
+        self.step, self.steps, self.started = 0, steps, 0.0
+
+    def tick(self):
+        self.step += 1
+        if self.step == WARM:
+            self.started = time.perf_counter()
+        if self.step == self.steps and int(os.environ["RANK"]) == 0:
+            print(f"seconds {time.perf_counter() - self.started}", flush=True)
+        return self.step == self.steps
+
+
+def loss_of(model, x, y):
+    return F.cross_entropy(model(x).flatten(0, -2), y.flatten())
+
+
+def by_hand(model, dataset, batch_size, steps, strategy):
+    """The least that trains: no accumulation, precision, checkpoints or reports."""
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group("gloo")
+    if strategy == "fsdp":
+        for block in model.blocks:
+            torch.distributed.fsdp.fully_shard(block)
+        torch.distributed.fsdp.fully_shard(model)
+    elif strategy == "ddp":
+        model = torch.nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
+    optimizer, watch = torch.optim.AdamW(model.parameters(), lr=1e-3), Stopwatch(steps)
+    sampler = DistributedSampler(dataset, ranks, rank, drop_last=True)
+    batches = torch.utils.data.BatchSampler(sampler, batch_size, drop_last=True)
+    while True:
+        for x, y in DataLoader(dataset, sampler=batches, batch_size=None):
+            loss_of(model, x, y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if watch.tick():
+                dist.barrier()
+                dist.destroy_process_group()
+                return
+
+
+def by_accelerate(model, dataset, batch_size, steps, strategy):
+    from accelerate import Accelerator
+
+    accelerator, watch = Accelerator(cpu=True), Stopwatch(steps)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    loader = DataLoader(dataset, batch_size=batch_size, shuffle=True, drop_last=True)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    while True:
+        for x, y in loader:
+            accelerator.backward(loss_of(model, x, y))
+            optimizer.step()
+            optimizer.zero_grad()
+            if watch.tick():
+                return accelerator.end_training()
+
+
+def by_lightning(model, dataset, batch_size, steps, strategy):
+    import lightning
+
+    watch = Stopwatch(steps)
+
+    class Wrapped(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.model = model
+
+        def training_step(self, batch, _):
+            return loss_of(self.model, *batch)
+
+        def on_train_batch_end(self, *_):
+            watch.tick()
+
+        def configure_optimizers(self):
+            return torch.optim.AdamW(self.parameters(), lr=1e-3)
+
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    trainer = lightning.Trainer(
+        max_steps=steps,
+        accelerator="cpu",
+        devices=int(os.environ["WORLD_SIZE"]),
+        strategy="ddp" if strategy == "ddp" else "auto",
+        enable_model_summary=False,
+        **quiet,
+    )
+    trainer.fit(Wrapped(), DataLoader(dataset, batch_size=batch_size, shuffle=True, drop_last=True))
+
+
+MEANS = {"hand": by_hand, "accelerate": by_accelerate, "lightning": by_lightning}
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("means", choices=MEANS)
+    parser.add_argument("strategy", choices=["single", "ddp", "fsdp"])
+    parser.add_argument("--steps", type=int)
+    parser.add_argument("--batch-size", type=int)
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    MEANS[args.means](ddp.Model(), ddp.load_datasets("")[0], args.batch_size, args.steps, args.strategy)
+    sys.stdout.flush()
+    os._exit(0)  # gloo aborts some exits
