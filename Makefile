@@ -5,6 +5,7 @@
 #   make test        the tests every commit passes
 #   make check       format and lint
 #   make notebooks   every notebook by papermill, executed copies in build/notebooks
+#   make strategies  every strategy trains the same model, resumes every other, says what it must
 #   make faults      every way a run can end: killed, stuck, stopped, out of disk, out of memory
 #   make browser     JupyterLab in a real Chromium
 #   make soak        many launches, for figures
@@ -19,7 +20,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint con
 # Papermill and the tests decide by themselves what they need; a setting left in the shell must not.
 unexport LABKIT_UI
 
-.PHONY: demo lab test check format notebooks faults browser soak bench gallery constraints clean
+.PHONY: demo lab test check format notebooks strategies faults browser soak bench gallery constraints clean
 
 demo: .venv/notebooks
 	$(BIN)/python notebooks/run.py --into build/demo notebooks/01_quickstart.ipynb
@@ -41,6 +42,9 @@ format: .venv/dev
 
 notebooks: .venv/dev
 	$(BIN)/python notebooks/run.py --into build/notebooks -p epochs 2 notebooks/[0-9]*.ipynb
+
+strategies: .venv/dev
+	$(BIN)/python -m pytest tests/strategies
 
 faults: .venv/dev
 	$(BIN)/python -m pytest tests/faults

@@ -16,7 +16,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from parity.matrix import MATRIX, OPTIONS, STEPS, Row, curve, difference, script  # noqa: E402
+from strategies.matrix import MATRIX, OPTIONS, STEPS, Row, curve, difference, script  # noqa: E402
 
 import labkit  # noqa: E402
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from parity.matrix import CNN, IMAGES, MLP, script
+from strategies.matrix import CNN, IMAGES, MLP, script
 
 import labkit
 from labkit import Script

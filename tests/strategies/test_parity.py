@@ -7,7 +7,7 @@ import json
 import re
 
 import pytest
-from parity.matrix import MATRIX, Row, curve, difference, script
+from strategies.matrix import MATRIX, Row, curve, difference, script
 
 import labkit
 from labkit import Script

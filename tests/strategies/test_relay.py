@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from parity.matrix import OPTIONS, curve, script
+from strategies.matrix import OPTIONS, curve, script
 
 import labkit
 
