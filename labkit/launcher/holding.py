@@ -15,6 +15,7 @@ from labkit.errors import LaunchError
 from labkit.launcher.hardware import Hardware
 from labkit.record import RunFolder
 from labkit.record.folder import read_json
+from labkit.record.state import read_state
 
 __all__ = ["check_gpus_are_free", "gpus_of", "launching"]
 
@@ -50,7 +51,9 @@ def going_on() -> list[RunFolder]:
         try:
             command = process.cmdline()
             if SUPERVISOR in command and process.uids().real == os.getuid():
-                found.append(RunFolder(command[command.index(SUPERVISOR) + 1]))
+                folder = RunFolder(command[command.index(SUPERVISOR) + 1])
+                if not read_state(folder).is_final:  # its last word comes after its ranks, before its own end
+                    found.append(folder)
         except (psutil.Error, OSError, IndexError):
             continue
     return found

@@ -29,7 +29,7 @@ LOOK_SECONDS = 0.05
 RECORD_BYTES = 2000
 LAST_STEP = re.compile(r'"step": (\d+)')
 FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
-OURS = re.compile(r'File "(.*labkit/worker/__main__\.py|<frozen runpy>)"')
+OURS = re.compile(r'File "(.*labkit/worker/\w+\.py|<frozen runpy>)"')  # what lies below the script, and what it wraps
 PULSE = str(Path("labkit", "worker", "pulse.py"))
 THREAD = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+.*\(most recent call first\):$")
 
@@ -113,7 +113,7 @@ def _rank_stack(folder: RunFolder, rank: int, ours: dict[int, psutil.Process], o
 
 
 def _readable(text: str) -> str:
-    """Without the thread of ours that wrote it, and the frames of ours below the script."""
+    """Without the thread of ours that wrote it, and without frames of ours."""
     blocks = [block for block in text.split("\n\n") if PULSE not in block]
     return "\n".join(line for line in "\n\n".join(blocks).splitlines() if not OURS.search(line))
 
@@ -124,7 +124,7 @@ def main_thread(text: str) -> list[Frame]:
     for line in text.splitlines():
         if THREAD.match(line):
             frames = []
-        elif found := FRAME.match(line):
+        elif (found := FRAME.match(line)) and not OURS.search(line):
             frames.append(Frame(found["file"], int(found["line"]), found["function"]))
     return frames
 

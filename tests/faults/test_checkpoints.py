@@ -166,7 +166,7 @@ def test_resumed_in_mid_epoch_and_with_dropout_the_losses_are_exactly_the_same(
     dropout = script(
         name,
         ("x = x + self.out(", "x = x + F.dropout(self.out("),
-        ("reshape(batch, time, width))", "reshape(batch, time, width)), 0.3, self.training)"),
+        ("transpose(1, 2).flatten(2))", "transpose(1, 2).flatten(2)), 0.3, self.training)"),
         ("limit=2**20", "limit=2**13"),  # epochs of 7 steps
         ("self.norm, self.head =", "self.unused = nn.Linear(3, 3)\n        self.norm, self.head ="),
     )
