@@ -55,6 +55,11 @@ def test_in_single_precision_to_five_digits():
         assert difference(trained(row), expected) < 1e-5, row
 
 
+def test_how_samples_are_loaded_changes_nothing(reference):
+    loaded = curve(script("ddp"), 2, workers=2, prefetch=1, pin_memory=True, deterministic=True)
+    assert difference(loaded, reference()) < 1e-9
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("row", "model"), [(row, model) for row in MATRIX for model in row.models], ids=str)
