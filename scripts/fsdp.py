@@ -33,7 +33,7 @@ def parse_args():
     data.add_argument("--pin-memory", action=argparse.BooleanOptionalAction, help="default: where there is a GPU")
     files = parser.add_argument_group("files")
     files.add_argument("--checkpoint-dir", default="", help="resume from and save to this folder")
-    files.add_argument("--save-every", type=int, default=0, help="steps between checkpoints (0: only when stopped)")
+    files.add_argument("--save-every", type=int, default=0, help="steps between checkpoints (0: only at the end)")
     files.add_argument("--full-checkpoints", action="store_true", help="one file for torch.load instead of shards")
     files.add_argument("--async-save", action="store_true", help="write checkpoints while training goes on")
     files.add_argument("--deadline-seconds", type=float, default=0, help="then save and stop (0: no deadline)")
@@ -100,6 +100,8 @@ def load_datasets(data_dir, context=128, limit=2**20):
     """(train, test): next-byte prediction on text files, by default Python's own standard library."""
     files = sorted(Path(data_dir).glob("*.txt") if data_dir else Path(os.__file__).parent.glob("*.py"))
     text = b"\n".join(file.read_bytes() for file in files)[:limit]
+    if len(text) < 20 * context:
+        raise SystemExit(f"{data_dir} has {len(text)} bytes of *.txt; at least {20 * context} are needed")
     windows = torch.frombuffer(bytearray(text), dtype=torch.uint8).long().unfold(0, context + 1, context)
     cut = len(windows) * 9 // 10
     return tuple(TensorDataset(w[:, :-1].contiguous(), w[:, 1:].contiguous()) for w in (windows[:cut], windows[cut:]))
@@ -126,11 +128,11 @@ def batches(dataset, batch_size, data, args, *, shuffle=False):
     options = {
         "num_workers": workers,
         "pin_memory": data.device_type == "cuda" if args.pin_memory is None else args.pin_memory,
-        # its own: a loader that is begun again in mid epoch must not shift the random numbers of dropout
+        # its own, which seeds the workers of each epoch: dropout must not notice that a loader is begun again
         "generator": torch.Generator(),
     }
     if workers:
-        options |= {"prefetch_factor": args.prefetch, "persistent_workers": True, "worker_init_fn": outlive_sigterm}
+        options |= {"prefetch_factor": args.prefetch, "worker_init_fn": outlive_sigterm}
     if in_memory:  # index whole batches, nothing is decoded per item
         return DataLoader(dataset, sampler=chunks, batch_size=None, **options), sampler
     return DataLoader(dataset, batch_sampler=chunks, **options), sampler
@@ -312,6 +314,7 @@ def compile_blocks(model):
 import hashlib
 import json
 import shutil
+import tempfile
 
 import torch.distributed as dist
 
@@ -364,10 +367,18 @@ def newest_whole(folder):
         if not damaged:
             return path
         print(f"{path.name} is damaged ({', '.join(damaged)}): using an older checkpoint if there is one", flush=True)
+        shutil.rmtree(path.with_suffix(".damaged"), ignore_errors=True)
         path.rename(path.with_suffix(".damaged"))
     if folder.exists() and any(folder.iterdir()):
         print(f"{folder} holds no whole checkpoint of this script: training starts at step 0", flush=True)
     return None
+
+
+def usable(folder):
+    """Better refused before the training than at its first save."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder):
+        return newest_whole(folder)
 
 
 def from_rank_0(decide, group):
@@ -410,6 +421,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
@@ -424,15 +436,18 @@ class Checkpoints:
         self.model, self.optimizer, self.others = model, optimizer, others
         self.local = getattr(optimizer, "optim", optimizer)  # ZeroRedundancyOptimizer has this rank's share in .optim
         self.group = dist.new_group(backend="gloo")  # its own: a thread may save while training's collectives go on
-        self.thread, self.saving = ThreadPoolExecutor(1), None
+        self.thread, self.saving, self.random = ThreadPoolExecutor(1), None, None
 
     def save(self, step):
-        """Written beside step-N, then renamed. A background save returns as soon as it has a copy to write."""
+        """Written beside step-N, then renamed. A background save returns as soon as it has a copy to write.
+
+        Returns whether there was room. Of BatchNorm's statistics, which differ between ranks, rank 0's are kept.
+        """
         self.finish()
         beside = self.folder / f"step-{step}.tmp"
         estimate = 3 * sum(p.numel() * p.element_size() for p in self.model.parameters())  # AdamW: two moments of each
         if not from_rank_0(lambda: make_room(beside, estimate, copies=1 + self.full), self.group):
-            return
+            return False
         weights, moments = get_state_dict(self.model, self.local)
         state = {"step": step, "model": self.shapes(weights), "random": self.gather(random_state())}
         state["groups"] = [{k: v for k, v in g.items() if type(v) in (int, float)} for g in self.optimizer.param_groups]
@@ -441,13 +456,16 @@ class Checkpoints:
         if dist.get_rank() == 0:
             (beside / "state.json").write_text(json.dumps(state))
         tensors = {"model": weights, "optimizer": moments["state"]}
+        how = {"checkpoint_id": beside, "process_group": self.group}
+        how["planner"] = DefaultSavePlanner(dedup_save_to_lowest_rank=True)
         if self.background:
-            written = dcp.async_save(tensors, checkpoint_id=beside, process_group=self.group)
+            written = dcp.async_save(tensors, **how)
             self.saving = self.thread.submit(lambda: written.result() and self.all_written(beside, step))
         else:
-            dcp.save(tensors, checkpoint_id=beside, process_group=self.group)
+            dcp.save(tensors, **how)
             self.all_written(beside, step)
             dist.barrier(self.group)
+        return True
 
     def all_written(self, beside, step):
         """Of all ranks: rank 0 commits it."""
@@ -468,7 +486,7 @@ class Checkpoints:
 
     def load(self):
         """Restore the newest checkpoint that verifies; returns its step, 0 when there is none."""
-        path = from_rank_0(lambda: newest_whole(self.folder), self.group)
+        path = from_rank_0(lambda: usable(self.folder), self.group)
         if path is None:
             return 0
         state, rank = json.loads((path / "state.json").read_text()), dist.get_rank()
@@ -493,8 +511,14 @@ class Checkpoints:
             if state["others"].get(name):
                 other.load_state_dict(state["others"][name])
         if rank < len(state["random"]):
-            set_random_state(state["random"][rank])
+            self.random = state["random"][rank]
         return state["step"]
+
+    def resume_random_state(self):
+        """After the batches that were trained on have been skipped: loading them drew random numbers."""
+        if self.random:
+            set_random_state(self.random)
+            self.random = None
 
     def gather(self, value):
         values = [None] * dist.get_world_size()
@@ -624,14 +648,14 @@ def main():
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before CUDA starts
         torch.use_deterministic_algorithms(True)
     device = join_group()
-    if args.deadline_seconds and not args.checkpoint_dir:
-        raise SystemExit("--deadline-seconds saves before it stops; say where with --checkpoint-dir")
+    if (args.deadline_seconds or args.save_every) and not args.checkpoint_dir:
+        raise SystemExit("--save-every and --deadline-seconds save checkpoints; say where with --checkpoint-dir")
     if args.precision == "fp16" and device.type != "cuda":
         raise SystemExit("--precision fp16 needs a GPU; use fp32 or bf16 on the CPU")
     mesh = make_mesh(device.type, args)
     rank, data = dist.get_rank(), mesh["data"]
-    batch_size, rest = divmod(args.global_batch_size, data.size() * args.accumulate)
-    if rest or not batch_size:
+    batch_size, rest = divmod(args.global_batch_size, data.size() * max(1, args.accumulate))
+    if rest or not batch_size or args.accumulate < 1:
         raise SystemExit(f"--global-batch-size {args.global_batch_size} must be a multiple of "
                          f"{data.size()} data ranks x {args.accumulate} micro-batches")  # fmt: skip
 
@@ -664,7 +688,8 @@ def main():
     checkpoints = Checkpoints(args, model, optimizer, scaler=scaler) if args.checkpoint_dir else None
     step = checkpoints.load() if checkpoints else 0
     stop, stopped = Stop(args.deadline_seconds, device) if checkpoints else None, None
-    report(rank, total_steps=total_steps, start_step=step, steps_per_epoch=steps_per_epoch, train_samples=len(train))
+    report(rank, total_steps=total_steps, start_step=step, steps_per_epoch=steps_per_epoch, train_samples=len(train),
+           data_ranks=data.size())  # fmt: skip
 
     reported, training_seconds = 0.0, 0.0
     while step < total_steps and not stopped:
@@ -673,8 +698,12 @@ def main():
         loader.generator.manual_seed((args.seed + epoch) * data.size() + data.get_local_rank())
         model.train()
         started = time.perf_counter()
-        first, end = step_in_epoch * args.accumulate, steps_per_epoch * args.accumulate
-        stream = map(on_device, islice(loader, first, end))
+        stream = islice(loader, steps_per_epoch * args.accumulate)
+        for _ in islice(stream, step_in_epoch * args.accumulate):
+            pass  # trained on before this run was resumed
+        if checkpoints:
+            checkpoints.resume_random_state()
+        stream = map(on_device, stream)
         while step < total_steps and not stopped and (micro_batches := list(islice(stream, args.accumulate))):
             loss = forward_backward(model, micro_batches, scaler)
             measured = {"loss": loss}
@@ -692,8 +721,8 @@ def main():
                 reported = time.monotonic()
                 report(rank, step=step, epoch=epoch, **{name: value.item() for name, value in measured.items()})
             stopped = stop and stop.agreed(step)
-            if stopped or (checkpoints and args.save_every and step % args.save_every == 0):
-                checkpoints.save(step)
+            if stopped or (checkpoints and (step == total_steps or (args.save_every and step % args.save_every == 0))):
+                saved = checkpoints.save(step)
         if device.type == "cuda":
             torch.cuda.synchronize()
         seconds = time.perf_counter() - started
@@ -706,7 +735,8 @@ def main():
         test_loss, test_accuracy = evaluate(model, test, batch_size, data, args, on_device)
         report(rank, step=step, test_loss=test_loss, test_accuracy=test_accuracy, test_samples=len(test))
     elif rank == 0:
-        print(f"stopped by {stopped} after step {step} of {total_steps}: the same command goes on there", flush=True)
+        then = "goes on there" if saved else "goes on at the last checkpoint that was saved"
+        print(f"stopped by {stopped} after step {step} of {total_steps}: the same command {then}", flush=True)
 
     # In this order gloo ranks do not abort at exit: free, collect, meet, then destroy the group.
     del model, optimizer, loader, checkpoints

@@ -110,8 +110,9 @@ def check_batch(script: Script, parameters: Mapping[str, Any], ranks: int) -> No
     if wanted % pieces:
         below, above = wanted - wanted % pieces, wanted - wanted % pieces + pieces
         near = f"{below} or {above}" if below else str(above)
+        over = f"{shares} ranks x " if shares > 1 else ""
         raise LaunchError(
-            f"global_batch_size={wanted} does not split into {shares} ranks x {pieces // shares} micro-batches; "
+            f"global_batch_size={wanted} does not split into {over}{pieces // shares} micro-batches; "
             f"the nearest sizes that do are {near}"
         )
 

@@ -39,11 +39,11 @@ def stop(folder: RunFolder, *, grace: float = GRACE_SECONDS) -> State:
         write_json(folder.stop_request, request, reserve=folder.reserve)  # a full disk is a reason to stop a run
     # at once: do not wait for a supervisor that may be within an earlier grace period
     killed = sweep(folder) if grace <= 0 else 0
-    deadline = time.monotonic() + grace + 5.0
-    last = deadline + (SAVING_SECONDS if grace > 0 else 0.0)
-    while not (state := read_state(folder)).is_final and time.monotonic() < deadline:
-        if folder.checkpoint_being_saved():
-            deadline = min(last, time.monotonic() + grace + 5.0)
+    began = time.monotonic()
+    latest = began + (SAVING_SECONDS if grace > 0 else 0.0)
+    while not (state := read_state(folder)).is_final and time.monotonic() < began + patience(folder, grace) + 5.0:
+        if time.monotonic() < latest and folder.checkpoint_being_saved():
+            began = time.monotonic()
         time.sleep(LOOK_SECONDS)
     killed += sweep(folder)
     if state.state == "lost" or not state.is_final:
@@ -60,30 +60,43 @@ def stop(folder: RunFolder, *, grace: float = GRACE_SECONDS) -> State:
 def terminate(agent: Identity, folder: RunFolder, grace: float) -> int:
     """One TERM, then wait, then KILL whatever is left. Returns how many had to be killed.
 
-    A checkpoint that is being saved, before the TERM or because of it, is let finish, unless `grace` is 0 or somebody
-    asks again with 0.
+    Ranks that save when they are stopped may finish their step, and a checkpoint that is being saved, before the TERM
+    or because of it, is let finish, unless `grace` is 0 or somebody asks again with 0.
     """
-
     latest = time.monotonic() + SAVING_SECONDS
 
-    def patience() -> float:
+    def given() -> float:
         asked = requested_grace(folder)
         return grace if asked is None else min(grace, asked)
 
     def saving() -> bool:
-        return patience() > 0 and time.monotonic() < latest and folder.checkpoint_being_saved()
+        return given() > 0 and time.monotonic() < latest and folder.checkpoint_being_saved()
 
     newest = folder.newest_checkpoint()
     while agent.is_alive() and saving() and folder.newest_checkpoint() == newest:
         time.sleep(LOOK_SECONDS)
     if agent.is_alive():
         os.kill(agent.pid, signal.SIGTERM)  # never a second one: torchrun then abandons its ranks
-    deadline = time.monotonic() + patience()
-    while processes_of(folder) and time.monotonic() < deadline:
+    began = time.monotonic()
+    while processes_of(folder) and time.monotonic() < began + patience(folder, given()):
         if saving():
-            deadline = time.monotonic() + patience()
+            began = time.monotonic()
         time.sleep(0.1)
     return sweep(folder)
+
+
+def patience(folder: RunFolder, grace: float) -> float:
+    """Seconds to wait after a TERM: the grace period, or what ranks that save when they are stopped may need to agree
+    on a step and make it. No patience is asked for by 0.
+    """
+    manifest = read_json(folder.manifest)
+    command = manifest.get("torchrun") if isinstance(manifest, dict) else None
+    if grace <= 0 or not isinstance(command, list) or "--checkpoint-dir" not in command:
+        return grace
+    newest = folder.latest
+    beats = [read_json(newest.heartbeat(rank)) for rank in newest.started_ranks()]
+    steps = [finite(beat.get("step_seconds")) or 0.0 for beat in beats if isinstance(beat, dict)]
+    return max(grace, min(SAVING_SECONDS, 2 * max(steps) + 1.0)) if any(steps) else grace
 
 
 def sweep(folder: RunFolder) -> int:

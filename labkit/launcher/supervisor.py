@@ -113,7 +113,7 @@ class Supervisor:
     def start_agent(self, folder: RunFolder) -> subprocess.Popen[bytes]:
         with folder.torchrun_log.open("ab") as log:
             return subprocess.Popen(
-                attempt_command(self.manifest["torchrun"], self.folder, folder),
+                attempt_command(self.manifest["torchrun"], self.folder, folder, time.monotonic() - self.clock),
                 env=marked(os.environ, self.folder, folder, self.state.attempt) | OWN_GRACE,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

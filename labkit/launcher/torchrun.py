@@ -6,6 +6,7 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from labkit.record.folder import MARKER, RunFolder
@@ -72,9 +73,14 @@ def rank_environment(
     return {**defaults, **kept, **(extra or {}), **ours}, dropped
 
 
-def attempt_command(command: Sequence[str], run: RunFolder, attempt: RunFolder) -> list[str]:
-    """The command of a run with its logs in the folder of one attempt."""
-    return [str(attempt.torchrun_logs) if word == str(run.torchrun_logs) else word for word in command]
+def attempt_command(command: Sequence[str], run: RunFolder, attempt: RunFolder, elapsed: float) -> list[str]:
+    """The command of a run with its logs in the folder of one attempt, and what is left of its deadline."""
+    words = [str(attempt.torchrun_logs) if word == str(run.torchrun_logs) else word for word in command]
+    if attempt is not run and "--deadline-seconds" in words[:-1]:
+        where = words.index("--deadline-seconds") + 1
+        with suppress(ValueError):  # the script's own to refuse
+            words[where] = f"{max(1.0, float(words[where]) - elapsed):.0f}"
+    return words
 
 
 def marked(environment: Mapping[str, str], run: RunFolder, attempt: RunFolder, number: int) -> dict[str, str]:

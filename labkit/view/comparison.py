@@ -45,7 +45,7 @@ def summary(folder: RunFolder) -> dict[str, Any]:
     reports = first.reports if first else []
     epochs = [v for r in reports if (v := finite(r.get("epoch_seconds"))) is not None]
     stepping = [h.totals["seconds"] for h in histories if h.totals["seconds"]]
-    samples = sum(h.totals["samples"] for h in histories)
+    samples = words.together(reader, [h.totals["samples"] for h in histories if h.totals["samples"]]) or 0.0
     return {
         "run": folder.id,
         "name": folder.id.partition("-")[2],

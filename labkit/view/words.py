@@ -9,7 +9,7 @@ from labkit.record import RankHistory, RunFolder, RunReader, State
 from labkit.record.folder import read_json
 from labkit.record.units import gib
 
-__all__ = ["gib", "headline", "progress", "quantity", "seconds", "throughput"]
+__all__ = ["gib", "headline", "progress", "quantity", "seconds", "throughput", "together"]
 
 
 def quantity(value: float | None, digits: int = 3) -> str:
@@ -39,8 +39,18 @@ def seconds(value: float | None) -> str:
 
 def throughput(reader: RunReader) -> float | None:
     """Samples per second over all ranks, from each rank's newest record; None before the first."""
-    rates = [h.latest["throughput"] for h in reader.ranks.values() if "throughput" in h.latest]
-    return sum(rates) if rates else None
+    return together(reader, [h.latest["throughput"] for h in reader.ranks.values() if "throughput" in h.latest])
+
+
+def together(reader: RunReader, samples: list[float]) -> float | None:
+    """What ranks have worked on, or work on in a second, together. Ranks that split one replica (tensor, pipeline) have
+    the same samples, which count once, as the script says with `data_ranks`; None when no rank has any.
+    """
+    if not samples:
+        return None
+    said = next((h.values.get("data_ranks") for h in reader.ranks.values()), None)
+    known = isinstance(said, int) and 0 < said <= len(reader.ranks)
+    return sum(samples) / len(samples) * said if known else sum(samples)
 
 
 def slowest_step(reader: RunReader) -> int:

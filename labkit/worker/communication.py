@@ -70,4 +70,6 @@ class Communication:
         if model is None:
             return None
         seen = model._get_ddp_logging_data()  # nanoseconds
+        if "backward_comm_time" not in seen:  # before the second forward, and of a model that spans GPUs
+            return None
         return max(0, seen["backward_comm_time"] - seen["backward_compute_comm_overlap_time"]) / 1e9

@@ -1,9 +1,9 @@
 """See steps, loss, samples, times and memory of any training script on torch, without a line in it.
 
-Five small hooks: DataLoader's `__next__`, `autograd.backward`, `GradScaler.scale`, and torch's global hooks before and
-after `Optimizer.step`. On a step that is not written down they read the clock and add; at most ten times a second
-one line goes to the rank's `metrics.jsonl`. A hook that fails is counted, never raised: watching must not change
-the training.
+Six small hooks: DataLoader's `__next__`, `autograd.backward` and `grad`, `GradScaler.scale`, and torch's global
+hooks before and after `Optimizer.step`. On a step that is not written down they read the clock and add; at most ten
+times a second one line goes to the rank's `metrics.jsonl`. A hook that fails is counted, never raised: watching must
+not change the training.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["Probe"]
 clock = time.perf_counter
 
 RECORD_SECONDS = 0.1
-UNCONSUMED_BATCHES = 64
+UNCONSUMED_BATCHES = 4096  # lengths of batches; scripts may fetch all micro-batches of a step at once
 UNREAD_RECORDS = 64
 SCALAR = ((), (1,))
 
@@ -45,6 +45,7 @@ class Probe:
         self._counted: Callable[[], Any] = _nothing  # weak reference to the optimizer whose steps are counted
         self._other: Callable[[], Any] = _nothing  # and to one that stepped since without it
         self._backwards = 0  # since the last step
+        self._whole = 0  # and those of them that were not only a part of one
         self._idle_steps = 0  # steps in a row that no backward came before
         self._batches: deque[int] = deque(maxlen=UNCONSUMED_BATCHES)
         self._loss: Any = None
@@ -143,12 +144,16 @@ class Probe:
         self._fetched = now
 
     def _after_backward(self, loss: Any) -> None:
+        """`loss` is None for a part of one: zero-bubble pipelines take `autograd.grad` of inputs, later of weights."""
         now = clock()
         self._backward += now - self._fetched - self._waiting_since_mark()
         self._fetched = now  # another micro-batch may follow without a DataLoader
         self._backwards += 1
         if self._timed is not None:
             self._timed.end("backward")
+        if loss is None:
+            return
+        self._whole += 1
         if self._batches:
             self._samples += self._batches.popleft()
         if now + self._latest >= self._due and getattr(loss, "shape", None) in SCALAR:  # will probably be written
@@ -185,7 +190,10 @@ class Probe:
         self._begin_step(now)
         self._step_ended = now
         self._fetched = 0.0
-        self._backwards = 0
+        if self._backwards and not self._whole:  # which part is of which batch is not known: this step has them all
+            self._samples += sum(self._batches)
+            self._batches.clear()
+        self._backwards = self._whole = 0
         if self.step == 1:
             self._look_at_the_model(optimizer)
         if now >= self._due:
@@ -271,10 +279,9 @@ class Probe:
             self._write(record | timed.read(record["n"]), in_backward)
 
     def _write(self, record: dict[str, Any], in_backward: float | None) -> None:
-        if in_backward is not None:  # the phases exclude each other
-            backward = record["backward"] or 0.0
-            communicated = min(in_backward * record["n"], backward)
-            record["backward"] = backward - communicated
+        if in_backward is not None and record["backward"] is not None:  # the phases exclude each other
+            communicated = min(in_backward * record["n"], record["backward"])
+            record["backward"] -= communicated
             record["communication"] = (record["communication"] or 0.0) + communicated
         self.recorder.write(record)
 
@@ -282,7 +289,8 @@ class Probe:
         from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
         from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-        fetch, backward, scale = _BaseDataLoaderIter.__next__, torch.autograd.backward, torch.amp.GradScaler.scale
+        fetch, scale = _BaseDataLoaderIter.__next__, torch.amp.GradScaler.scale
+        backward, grad = torch.autograd.backward, torch.autograd.grad
         after_evaluation_fetch = self._after_evaluation_fetch
         is_training, drop = torch.is_grad_enabled, self.recorder.drop
         after_fetch, before_backward, after_backward = self._after_fetch, self._before_backward, self._after_backward
@@ -314,6 +322,18 @@ class Probe:
             except Exception as error:
                 drop(error)
 
+        def grad_(*args: Any, **kwargs: Any) -> Any:
+            try:
+                before_backward()
+            except Exception as error:
+                drop(error)
+            gradients = grad(*args, **kwargs)
+            try:
+                after_backward(None)
+            except Exception as error:
+                drop(error)
+            return gradients
+
         def scale_(scaler: Any, outputs: Any) -> Any:
             scaled = scale(scaler, outputs)
             # A disabled scaler returns the loss itself, which must not come to hold itself.
@@ -332,6 +352,7 @@ class Probe:
 
         _BaseDataLoaderIter.__next__ = functools.wraps(fetch)(__next__)
         torch.autograd.backward = functools.wraps(backward)(backward_)  # Tensor.backward calls it
+        torch.autograd.grad = functools.wraps(grad)(grad_)
         torch.amp.GradScaler.scale = functools.wraps(scale)(scale_)
         register_optimizer_step_pre_hook(on_step(self._before_step))
         register_optimizer_step_post_hook(on_step(self._after_step))

@@ -56,7 +56,7 @@ def names(folder: Path) -> list[str]:
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two committed checkpoints, of steps 2 and 4."""
     folder = tmp_path_factory.mktemp("saved") / "checkpoints"
-    train("ddp", 2, folder, steps=4, save_every=2, runs_dir=folder.parent / "runs")
+    train("zero1", 2, folder, steps=4, save_every=2, runs_dir=folder.parent / "runs")
     assert names(folder) == ["step-2", "step-4"]
     return folder
 
@@ -132,6 +132,15 @@ def test_a_checkpoint_of_another_model_is_refused_in_one_sentence(checkpoints: P
     assert names(checkpoints) == ["step-2", "step-4"]
 
 
+def test_damaged_a_second_time_a_step_does_not_stand_in_its_own_way(checkpoints: Path) -> None:
+    """What was set aside the first time has its name."""
+    shutil.copytree(checkpoints / "step-4", checkpoints / "step-4.damaged")
+    inflict("flipped", checkpoints / "step-4" / "__1_0.distcp")
+
+    assert start_step(train("ddp", 2, checkpoints, steps=4)) == 2
+    assert names(checkpoints) == ["step-2", "step-4", "step-4.damaged"]
+
+
 def test_what_is_not_ours_in_the_folder_is_named_and_left_alone(tmp_path: Path) -> None:
     theirs = tmp_path / "theirs" / "step-2"
     theirs.mkdir(parents=True)
@@ -148,7 +157,7 @@ def test_what_is_not_ours_in_the_folder_is_named_and_left_alone(tmp_path: Path) 
 
 def test_a_folder_that_cannot_be_one_ends_every_rank_with_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(labkit.RankFailedError, match="--checkpoint-dir cannot be used: .*Not a directory: .*file"):
+    with pytest.raises(labkit.RankFailedError, match="--checkpoint-dir cannot be used: .*File exists: .*file"):
         train("ddp", 2, tmp_path / "file", steps=2, save_every=1)
     assert "Traceback" not in labkit.attach("latest").logs(rank=1)
 
@@ -181,6 +190,97 @@ def test_resumed_in_mid_epoch_and_with_dropout_the_losses_are_exactly_the_same(
     expected = losses(whole)
     assert losses(resumed) == {(rank, step): expected[rank, step] for rank in (0, 1) for step in (7, 8, 9)}
     assert whole.metrics()["test_loss"].dropna().iloc[0] == resumed.metrics()["test_loss"].dropna().iloc[0]
+
+
+RANDOM_WINDOWS = """
+import os
+from pathlib import Path
+
+import torch
+from torch.utils.data import Dataset
+
+
+class Windows(Dataset):
+    text = torch.frombuffer(bytearray(Path(os.__file__).read_bytes()), dtype=torch.uint8).long()
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, number):
+        start = int(torch.randint(0, 5000, ()))
+        return self.text[start : start + 128], self.text[start + 1 : start + 129]
+
+
+def load_datasets(data_dir):
+    return Windows(), Windows()
+"""
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_resumed_in_its_second_epoch_it_draws_the_same_random_samples(workers: int, tmp_path: Path) -> None:
+    augmented = script("single").with_cells(data=RANDOM_WINDOWS)
+    folder, options = tmp_path / "checkpoints", {"steps": 14, "workers": workers}
+    whole = train(augmented, 1, folder, save_every=5, **options)
+    assert names(folder) == ["step-10", "step-14"]  # saved at its end, too
+    shutil.rmtree(folder / "step-14")
+
+    resumed = train(augmented, 1, folder, **options)
+
+    expected = losses(whole)
+    assert losses(resumed) == {(0, step): expected[0, step] for step in (11, 12, 13, 14)}
+
+
+NORMED = """
+import torch
+from torch import nn
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.linear = nn.BatchNorm1d(128), nn.Linear(16, 16)
+
+    def forward(self, x):
+        return x + torch.relu(self.linear(self.norm(x)))
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.tokens, self.blocks, self.head = nn.Embedding(256, 16), nn.Sequential(Block(), Block()), nn.Linear(16, 256)
+
+    def embed(self, tokens):
+        return self.tokens(tokens)
+
+    def unembed(self, x):
+        return self.head(x)
+
+    def forward(self, tokens):
+        return self.unembed(self.blocks(self.embed(tokens)))
+"""
+
+
+def test_resumed_with_batch_norm_the_losses_are_exactly_the_same(tmp_path: Path) -> None:
+    """Each rank's statistics are its own until DDP spreads those of rank 0."""
+    folder, normed = tmp_path / "checkpoints", labkit.Script.load("ddp").with_cells(model=NORMED)
+    whole = train(normed, 2, folder, steps=6, save_every=3)
+    shutil.rmtree(folder / "step-6")
+
+    resumed = train(normed, 2, folder, steps=6)
+
+    expected = losses(whole)
+    assert losses(resumed) == {(rank, step): expected[rank, step] for rank in (0, 1) for step in (4, 5, 6)}
+    assert whole.metrics()["test_loss"].dropna().iloc[0] == resumed.metrics()["test_loss"].dropna().iloc[0]
+
+
+def test_a_pipeline_counts_in_batch_norm_what_it_trained_on(tmp_path: Path) -> None:
+    """And not the forward by which torch learns the shapes that stages hand on."""
+    normed = labkit.Script.load("pipeline").with_cells(model=NORMED)
+    train(normed, 2, tmp_path / "checkpoints", steps=1, accumulate=2, full_checkpoints=True)
+
+    model = torch.load(tmp_path / "checkpoints" / "step-1" / "full.pt", weights_only=True)["model"]
+    assert [int(model[f"blocks.{n}.norm.num_batches_tracked"]) for n in (0, 1)] == [2, 2]
+    assert all(model[f"blocks.{n}.norm.running_var"].max() < 10 for n in (0, 1))
 
 
 @pytest.fixture(scope="module")
@@ -313,6 +413,21 @@ def test_a_stop_saves_after_the_step_it_came_in_also_with_workers_and_the_run_go
     steps = {last_step(run.folder, rank) for rank in (0, 1)}
     assert [state.checkpoint] == [f"step-{step}" for step in steps]
     assert f"stopped by SIGTERM after step {steps.pop()} of" in run.logs(rank=0)
+
+
+def test_a_stop_waits_for_the_end_of_a_long_step(tmp_path: Path) -> None:
+    """The grace period alone would end it unsaved."""
+    slow = script(
+        "ddp",
+        ("            loss = losses_of(", "            __import__('time').sleep(4)\n            loss = losses_of("),
+    )
+    run = train(slow, 2, tmp_path / "checkpoints", steps=ENDLESS, wait=False)
+    wait_for_step(run, 1)
+
+    state = run.stop(grace=1)
+
+    assert (state.state, state.killed) == ("stopped", 0)
+    assert names(tmp_path / "checkpoints") == [state.checkpoint]
 
 
 def test_ranks_of_which_one_is_asked_to_stop_leave_after_the_same_step(tmp_path: Path) -> None:

@@ -34,6 +34,14 @@ def test_the_phases_of_a_step_exclude_each_other(name):
     assert phases.sum().sum() <= (metrics["step_seconds"] * metrics["steps"]).sum() * 1.001
 
 
+def test_a_single_step_under_ddp_is_measured():
+    """Its reducer has no times to tell yet."""
+    run = labkit.launch("ddp", nproc_per_node=2, steps=1)
+
+    assert run.metrics().dropna(subset=["step_seconds"])["step"].tolist() == [1, 1]
+    assert "labkit:" not in run.logs(stream="stderr")
+
+
 def test_alone_there_is_nothing_to_wait_for():
     run = labkit.launch("single", nproc_per_node=1, steps=5)
 

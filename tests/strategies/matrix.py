@@ -149,7 +149,14 @@ def script(name: str, model: str = "transformer") -> Script:
 
 def curve(what: Script, ranks: int, **options: Any):
     """(losses and gradient norms by step, test loss and accuracy), the mean of what the ranks reported."""
-    metrics = labkit.launch(what, nproc_per_node=ranks, **{**OPTIONS, **options}).metrics()
+    options = {**OPTIONS, **options}
+    run = labkit.launch(what, nproc_per_node=ranks, **options)
+    # the watching: nothing failed, samples of ranks that share a replica count once, every rank saw every step
+    assert "labkit:" not in run.logs(stream="stderr")
+    (seen,) = labkit.compare([run]).summaries
+    assert seen["samples"] == options["steps"] * options["global_batch_size"]
+    metrics = run.metrics()
+    assert set(metrics.dropna(subset=["step_seconds"]).groupby("rank")["step"].max()) == {options["steps"]}
     by_step = metrics.groupby("step")[["loss", "gradient_norm"]]
     # Later steps are reported ten times a second, by each rank at steps of its own.
     steps = by_step.mean()[by_step.count()["loss"] == ranks].loc[[*range(1, 21), STEPS]]

@@ -64,6 +64,18 @@ def test_a_sequence_that_does_not_split_is_refused():
     refused(Script.parse(text), 2, options, "--sequence-parallel: 127 positions do not split over 2 tensor ranks")
 
 
+def test_data_that_is_not_there_is_named(tmp_path):
+    refused(script("ddp"), 2, {"data_dir": tmp_path}, f"{tmp_path} has 0 bytes of *.txt; at least 2560 are needed")
+
+
+def test_parts_that_another_stage_has_are_told():
+    early = MLP.replace("        self.blocks", "        self.last = nn.Linear(width, 10)\n        self.blocks", 1)
+    early = early.replace("        self.last = nn.Linear(width, 10)\n\n", "\n")
+    sentence = "'Model' object has no attribute 'last'. Of a model's submodules the first stage has those defined"
+    with pytest.raises(labkit.RankFailedError, match=sentence):
+        labkit.launch(Script.load("pipeline").with_cells(model=early, data=IMAGES), nproc_per_node=2)
+
+
 def refused(what, ranks, options, sentence):
     with pytest.raises(labkit.RankFailedError) as raised:
         labkit.launch(what, nproc_per_node=ranks, **options)

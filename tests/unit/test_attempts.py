@@ -53,8 +53,17 @@ def test_the_first_attempt_is_the_folder_itself_and_others_lie_within_it(folder)
     (folder.path / "attempts" / "2x").mkdir()
     assert [a.path.name for a in folder.attempts()] == [folder.id, "2", "3", "10"]
     assert folder.latest.path.name == "10"
-    command = attempt_command(["a", str(folder.torchrun_logs), "b"], folder, folder.latest)
+    command = attempt_command(["a", str(folder.torchrun_logs), "b"], folder, folder.latest, 5.0)
     assert command == ["a", str(folder.latest.torchrun_logs), "b"]
+
+
+@pytest.mark.parametrize(("given", "elapsed", "left"), [("60", 20.0, "40"), ("60", 80.0, "1"), ("soon", 20.0, "soon")])
+def test_a_deadline_does_not_begin_anew(folder, given, elapsed, left):
+    (folder.path / "attempts" / "2").mkdir(parents=True)
+    command = ["a", "--deadline-seconds", given, "b"]
+
+    assert attempt_command(command, folder, folder, elapsed) == command
+    assert attempt_command(command, folder, folder.latest, elapsed) == ["a", "--deadline-seconds", left, "b"]
 
 
 def test_the_curve_goes_on(begun_again):

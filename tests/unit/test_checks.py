@@ -200,7 +200,7 @@ def test_ranks_that_split_one_replica_share_its_batch():
     split = Script.parse(str(BATCH) + mesh)
 
     check_batch(split, {"global_batch_size": 8, "accumulate": 8}, 4)
-    with pytest.raises(LaunchError, match="=9 does not split into 1 ranks x 8 micro-batches; .* 8 or 16"):
+    with pytest.raises(LaunchError, match="=9 does not split into 8 micro-batches; .* 8 or 16"):
         check_batch(split, {"global_batch_size": 9, "accumulate": 8}, 4)
 
 
