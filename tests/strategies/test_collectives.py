@@ -29,21 +29,21 @@ def keep_collectives(step, began):
 def main"""
 FORWARD = "            loss = forward_backward"
 STAGE = """
-        x = self.embed(x)
-        for block in self.blocks:
-            x = block(x)
-        return self.unembed(x)
+            x = self.embed(x)
+            for block in self.blocks:
+                x = block(x)
+            return self.unembed(x)
 """
 IN_FLIGHT = """
-        x = self.embed(x)
-        for block in self.blocks:
-            x = block(x)
-        out = self.unembed(x)
-        if out.requires_grad:
-            Stage.flying += 1
-            Stage.most = max(Stage.most, Stage.flying)
-            out.register_hook(lambda _: setattr(Stage, "flying", Stage.flying - 1))
-        return out
+            x = self.embed(x)
+            for block in self.blocks:
+                x = block(x)
+            out = self.unembed(x)
+            if out.requires_grad:
+                Stage.flying += 1
+                Stage.most = max(Stage.most, Stage.flying)
+                out.register_hook(lambda _: setattr(Stage, "flying", Stage.flying - 1))
+            return out
 """
 
 
