@@ -127,7 +127,8 @@ class RankHistory:
             self.end = record
 
     def _take_step(self, t: float, record: dict[str, Any]) -> None:
-        seconds, _fastest, slowest = (finite(s) or 0.0 for s in record.get("seconds", (0, 0, 0)))
+        seconds, _fastest, slowest = record.get("seconds", (0, 0, 0))
+        seconds, slowest = finite(seconds) or 0.0, finite(slowest) or 0.0
         steps, samples = number(record.get("n")) or 1.0, number(record.get("samples")) or 0.0
         self.step = self._steps_before + int(number(record.get("step")) or 0)
         totals = self.totals

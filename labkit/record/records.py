@@ -62,7 +62,8 @@ class Tail:
         if len(self._rest) >= LONGEST_LINE_BYTES or self._skipping:
             self.undecodable += not self._skipping
             self._rest, self._skipping = b"", True
-        return [record for line in lines if (record := self._decode(line)) is not None]
+        lines = [line for line in lines if line.strip()]
+        return [record for record in self._decoded(lines) if self._is_sound(record)]
 
     def read_all(self) -> list[dict[str, Any]]:
         """Every record that is left, however many polls it takes."""
@@ -75,18 +76,27 @@ class Tail:
             offset = self._offset
             yield self.poll()
 
-    def _decode(self, line: bytes) -> dict[str, Any] | None:
-        if not line.strip():
-            return None
+    def _decoded(self, lines: list[bytes]) -> list[Any]:
+        """All at once, which takes half the time; one by one where one of them is no JSON."""
         try:
-            record = json.loads(line.decode()) if len(line) <= LONGEST_LINE_BYTES else None
+            records = json.loads((b"[" + b",".join(lines) + b"]").decode())
         except (ValueError, RecursionError):
-            record = None
+            records = []
+        return records if len(records) == len(lines) else [_decode(line) for line in lines]
+
+    def _is_sound(self, record: Any) -> bool:
         t = number(record.get("t")) if isinstance(record, dict) else None
         if t is None or not abs(t) < LATEST_SECONDS:
             self.undecodable += 1
-            return None
-        return record
+            return False
+        return True
+
+
+def _decode(line: bytes) -> Any:
+    try:
+        return json.loads(line.decode()) if len(line) <= LONGEST_LINE_BYTES else None
+    except (ValueError, RecursionError):
+        return None
 
 
 def finite(value: Any) -> float | None:
@@ -97,7 +107,7 @@ def finite(value: Any) -> float | None:
 
 def number(value: Any) -> float | None:
     """A metric's value: a number as it is, "nan" and "inf" (JSON has no such numbers) as floats, else None."""
-    if type(value) is float:  # nearly always: a long run is read in half the time
+    if type(value) is float or value is None:  # nearly always: a long run is read in half the time
         return value
     if isinstance(value, bool):
         return None
