@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from operator import itemgetter
 from typing import Any
 
 from labkit.record.folder import RunFolder
@@ -17,6 +18,7 @@ PHASES = ("input", "forward", "backward", "optimizer", "communication")
 KEPT_REPORTS = 1000
 LONGEST_TEXT = 1000  # of a reported value
 RECENT_RECORDS = 50
+RECENT = {name: itemgetter(i) for i, name in enumerate(("steps", "seconds", *PHASES))}
 FIRST_STEPS = 2
 
 
@@ -50,13 +52,13 @@ class RankHistory:
         self.allocation_retries = 0.0
         self.communicates = False  # whether the time it waits for collectives is known
         self.memory_limit: float | None = None  # bytes of the device, or of the host for ranks on its CPU
-        self._recent: deque[tuple[float, dict[str, Any]]] = deque(maxlen=RECENT_RECORDS)  # steps, record
+        self._recent: deque[tuple[float, ...]] = deque(maxlen=RECENT_RECORDS)  # each the sums that RECENT names
         self._script_reports_loss = False
 
     def recent_seconds(self, phase: str) -> float:
         """Seconds per step spent in a phase, over the newest records; "seconds" is the whole step."""
-        steps = sum(steps for steps, _ in self._recent)
-        return sum(_in_phase(record, phase) for _, record in self._recent) / steps if steps else 0.0
+        steps = sum(map(RECENT["steps"], self._recent))
+        return sum(map(RECENT[phase], self._recent)) / steps if steps else 0.0
 
     @property
     def recent_step_seconds(self) -> float:
@@ -135,11 +137,12 @@ class RankHistory:
         totals["steps"] += steps
         totals["samples"] += samples
         totals["seconds"] += seconds
-        for phase in PHASES:
-            totals[phase] += finite(record.get(phase)) or 0.0
+        phases = [finite(record.get(phase)) or 0.0 for phase in PHASES]
+        for phase, spent in zip(PHASES, phases, strict=True):
+            totals[phase] += spent
         self.communicates = finite(record.get("communication")) is not None
         if self.step > FIRST_STEPS:  # the first ones compile, allocate and warm caches
-            self._recent.append((steps, record))
+            self._recent.append((steps, seconds, *phases))
         self.allocation_retries = max(self.allocation_retries, number(record.get("retries")) or 0.0)
         self.latest["step_seconds"] = seconds / steps
         self.series["step_seconds"].add(t, slowest)
@@ -173,11 +176,6 @@ class RankHistory:
                 self.series["loss"] = Series()
             self.latest["loss"] = loss
             self.series["loss"].add(t, loss)
-
-
-def _in_phase(record: dict[str, Any], phase: str) -> float:
-    """Seconds over a record's steps; "seconds" is all of them."""
-    return finite(record.get("seconds", (0,))[0] if phase == "seconds" else record.get(phase)) or 0.0
 
 
 def _is_short(value: Any) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 from labkit.record import Series
 from labkit.record.text import escaped
@@ -20,6 +21,7 @@ WIDTH, HEIGHT = 360, 132
 LEFT, RIGHT, TOP, BOTTOM = 52, 8, 20, 18
 POINTS_PER_CHART = 320  # over all ranks, so that eight ranks fit into one 40 kB message
 VISIBLE = 2  # pixels between a bin's last value and its extremes before they are drawn
+LOW, HIGH = itemgetter(1), itemgetter(2)  # of a series' point
 NEAR = 4.0  # a limit within so many times the data is drawn to scale
 NICE = (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10)
 
@@ -193,7 +195,7 @@ def _thinned(series: Series, ranks: int) -> list[tuple[float, ...]]:
     if group <= 1:
         return list(points)
     chunks = [points[i : i + group] for i in range(0, len(points), group)]
-    return [(c[-1][0], min(p[1] for p in c), max(p[2] for p in c), c[-1][3]) for c in chunks]
+    return [(c[-1][0], min(map(LOW, c)), max(map(HIGH, c)), c[-1][3]) for c in chunks]
 
 
 def _summary(chart: Chart) -> str:
