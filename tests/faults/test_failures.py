@@ -24,8 +24,17 @@ def launch(**options):
     return labkit.launch(FAULTY, nproc_per_node=2, wait=False, **options)
 
 
+TOGETHER = """def main():
+    here = Path(os.environ["LABKIT_RUN_DIR"])  # torchrun ends the others as soon as one has failed
+    (here / f"here-{os.environ['RANK']}").touch()
+    while len(list(here.glob("here-*"))) < 2:
+        time.sleep(0.001)
+"""
+
+
 def test_the_same_failure_of_all_ranks_is_told_once():
-    run = labkit.launch("ddp", nproc_per_node=2, args=["--precision", "fp9"], wait=False)
+    script = Script.parse(str(Script.load("ddp")).replace("def main():\n", TOGETHER), name="together")
+    run = labkit.launch(script, nproc_per_node=2, args=["--precision", "fp9"], wait=False)
     with pytest.raises(RankFailedError, match=r"ranks 0, 1 exited with 2: .*invalid choice: 'fp9'"):
         run.wait(60)
 

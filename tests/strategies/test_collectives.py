@@ -131,7 +131,7 @@ def test_a_pipeline_shares_one_number_besides_what_its_stages_send():
 @pytest.mark.parametrize(("ranks", "options", "chunks"), [
     (2, {"schedule": "GPipe"}, [8, 8]),
     (2, {"schedule": "1F1B"}, [2, 1]),
-    (4, {"schedule": "1F1B"}, [4, 3, 2, 1]),
+    pytest.param(4, {"schedule": "1F1B"}, [4, 3, 2, 1], marks=pytest.mark.soak),
     (2, {"schedule": "Interleaved1F1B", "virtual_stages": 2}, [5, 3]),  # half micro-batches: each has two stages here
 ])  # fmt: skip
 def test_micro_batches_in_flight_are_what_the_schedule_allows(ranks, options, chunks):

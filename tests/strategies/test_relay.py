@@ -19,13 +19,15 @@ RELAY = [
     ("zero2", 2, {"full_checkpoints": True, "async_save": True}),
     ("single", 1, {}),
 ]
+SHORT = [leg for leg in RELAY if leg[0] in ("zero1", "fsdp", "tensor_parallel", "pipeline")]
 EACH = 2  # steps
 
 
 @pytest.mark.timeout(600)
-def test_every_strategy_goes_on_from_every_other(tmp_path):
+@pytest.mark.parametrize("relay", [SHORT, pytest.param(RELAY, marks=pytest.mark.soak)], ids=["short", "whole"])
+def test_every_strategy_goes_on_from_every_other(relay, tmp_path):
     alone = curve(script("single"), 1, lr_schedule="constant")[0]["loss"]
-    for turn, (name, ranks, options) in enumerate(RELAY, 1):
+    for turn, (name, ranks, options) in enumerate(relay, 1):
         chosen = OPTIONS | options | {"lr_schedule": "constant", "steps": EACH * turn, "save_every": EACH}
         run = labkit.launch(script(name), nproc_per_node=ranks, checkpoint_dir=tmp_path, **chosen)
         losses = run.metrics().dropna(subset=["loss"]).groupby("step")["loss"].mean()
