@@ -53,7 +53,7 @@ browser: .venv/dev
 	$(BIN)/python -m pytest tests/browser
 
 soak: .venv/dev
-	$(BIN)/python -m pytest -m soak -s tests/integration tests/faults
+	$(BIN)/python -m pytest -m soak -s tests/integration tests/strategies tests/faults
 
 bench: .venv/dev
 	$(BIN)/python benchmarks/probe_overhead.py

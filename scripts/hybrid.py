@@ -256,7 +256,7 @@ def check_schedule(args, ranks):
         wanted = f"at least {least}" if least else f"a multiple of {multiple}"
         raise SystemExit(f"--schedule {args.schedule} on {ranks} pipeline ranks needs {wanted} micro-batches; "
                          f"--accumulate is {args.accumulate}")  # fmt: skip
-    if dist.get_backend() == "gloo" and torch.cuda.is_available():
+    if ranks > 1 and dist.get_backend() == "gloo" and torch.cuda.is_available():
         raise SystemExit("the stages of a pipeline need a GPU each: gloo does not send from one GPU to another")
     if args.virtual_stages < 1:
         raise SystemExit(f"--virtual-stages must be at least 1, got {args.virtual_stages}")

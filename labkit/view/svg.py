@@ -132,14 +132,15 @@ def _axes(chart: Chart, frame: _Frame) -> str:
 
 def _levels(chart: Chart, frame: _Frame, near: bool) -> str:
     """The limit, drawn when it is `near` the data and told in any case, and the peak."""
-    drawn, y, off = "", HEIGHT - BOTTOM - 15.0, " ↑"  # at the bottom: what fills a chart to its top is far from a limit
+    drawn = ""
     if near:
-        off = ""
         y = frame.y(chart.limit)
         drawn += f'<path d="M{LEFT} {y:.0f}H{WIDTH - RIGHT}" stroke="#e5534b" stroke-dasharray="8 3"/>'
     if chart.limit is not None:
-        text = escaped(f"limit {chart.show(chart.limit)}{off}")
-        drawn += f'<text x="{WIDTH - RIGHT}" y="{y + 11:.0f}" text-anchor="end" opacity=".75">{text}</text>'
+        # one that is off the chart is told at the bottom, where no line runs: the data fill a chart to its top
+        below, arrow = (y + 11, "") if near else (HEIGHT - BOTTOM - 4, " ↑")
+        text = escaped(f"limit {chart.show(chart.limit)}{arrow}")
+        drawn += f'<text x="{WIDTH - RIGHT}" y="{below:.0f}" text-anchor="end" opacity=".75">{text}</text>'
     if chart.peak is not None:
         y = frame.y(chart.peak)
         drawn += f'<path d="M{LEFT} {y:.0f}H{WIDTH - RIGHT}" stroke="currentColor" stroke-dasharray="1 3"/>'

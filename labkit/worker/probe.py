@@ -290,7 +290,6 @@ class Probe:
         from torch.utils.data.dataloader import _BaseDataLoaderIter
 
         fetch, scale = _BaseDataLoaderIter.__next__, torch.amp.GradScaler.scale
-        backward, grad = torch.autograd.backward, torch.autograd.grad
         after_evaluation_fetch = self._after_evaluation_fetch
         is_training, drop = torch.is_grad_enabled, self.recorder.drop
         after_fetch, before_backward, after_backward = self._after_fetch, self._before_backward, self._after_backward
@@ -311,28 +310,21 @@ class Probe:
                 drop(error)
             return batch
 
-        def backward_(tensors: Any, *args: Any, **kwargs: Any) -> None:
-            try:
-                before_backward()
-            except Exception as error:
-                drop(error)
-            backward(tensors, *args, **kwargs)
-            try:
-                after_backward(tensors)
-            except Exception as error:
-                drop(error)
+        def seen(differentiate: Callable[..., Any], *, whole: bool) -> Callable[..., Any]:
+            @functools.wraps(differentiate)
+            def call(*args: Any, **kwargs: Any) -> Any:
+                try:
+                    before_backward()
+                except Exception as error:
+                    drop(error)
+                gradients = differentiate(*args, **kwargs)
+                try:
+                    after_backward((args[0] if args else kwargs["tensors"]) if whole else None)
+                except Exception as error:
+                    drop(error)
+                return gradients
 
-        def grad_(*args: Any, **kwargs: Any) -> Any:
-            try:
-                before_backward()
-            except Exception as error:
-                drop(error)
-            gradients = grad(*args, **kwargs)
-            try:
-                after_backward(None)
-            except Exception as error:
-                drop(error)
-            return gradients
+            return call
 
         def scale_(scaler: Any, outputs: Any) -> Any:
             scaled = scale(scaler, outputs)
@@ -351,8 +343,8 @@ class Probe:
             return call
 
         _BaseDataLoaderIter.__next__ = functools.wraps(fetch)(__next__)
-        torch.autograd.backward = functools.wraps(backward)(backward_)  # Tensor.backward calls it
-        torch.autograd.grad = functools.wraps(grad)(grad_)
+        torch.autograd.backward = seen(torch.autograd.backward, whole=True)  # Tensor.backward calls it
+        torch.autograd.grad = seen(torch.autograd.grad, whole=False)
         torch.amp.GradScaler.scale = functools.wraps(scale)(scale_)
         register_optimizer_step_pre_hook(on_step(self._before_step))
         register_optimizer_step_post_hook(on_step(self._after_step))
