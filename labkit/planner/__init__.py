@@ -1,0 +1,1 @@
+"""What a training will cost, before it is run."""

@@ -1,0 +1,85 @@
+"""What of torch cannot run on fake tensors, as far as memory goes: DDP's reducer and the pipeline's exchange are C++ or
+talk to other ranks. Each allocates what the real one does, when it does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.pipelining import PipelineStage
+
+__all__ = ["KnownStage", "Replicated", "SharedOptimizer"]
+
+
+class Replicated(nn.Module):
+    """DistributedDataParallel: buckets of all gradients, into which each is copied as soon as it is there."""
+
+    def __init__(self, module: nn.Module, *, gradient_as_bucket_view: bool = False, **_: Any):
+        super().__init__()
+        self.module = module
+        self._synchronizes = True
+        self._buckets = {p: torch.empty_like(p.detach()) for p in module.parameters() if p.requires_grad}
+        self._views = gradient_as_bucket_view
+        for parameter in self._buckets:
+            parameter.register_post_accumulate_grad_hook(self._ready)
+
+    def _ready(self, parameter: torch.Tensor) -> None:
+        if self._synchronizes:
+            self._buckets[parameter].copy_(parameter.grad)
+            dist.all_reduce(self._buckets[parameter])
+            if self._views:
+                parameter.grad = self._buckets[parameter]
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        before, self._synchronizes = self._synchronizes, False
+        yield
+        self._synchronizes = before
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.module(*args, **kwargs)
+
+
+class SharedOptimizer(torch.optim.Optimizer):
+    """ZeroRedundancyOptimizer: each rank steps the parameters dealt to it, the largest first to who has least."""
+
+    def __init__(self, parameters: Iterable[torch.Tensor], optimizer_class: Any, process_group: Any = None,
+                 parameters_as_bucket_view: bool = False, **defaults: Any):
+        parameters = list(parameters)
+        super().__init__(parameters, {})
+        sizes = [0] * dist.get_world_size()
+        mine = []
+        for parameter in sorted(parameters, key=torch.numel, reverse=True):
+            rank = sizes.index(min(sizes))
+            sizes[rank] += parameter.numel()
+            if rank == dist.get_rank():
+                mine.append(parameter)
+        self.optim = optimizer_class(mine or [torch.empty(0)], **defaults)
+
+    def step(self, closure: Any = None) -> None:
+        self.optim.step()
+
+
+class KnownStage(PipelineStage):
+    """PipelineStage: it learns shapes from the stage before; here they are known, `between[i]` before block i."""
+
+    between: list[torch.Tensor] = []
+
+    def __init__(self, submodule: nn.Module, index: int, stages: int, device: Any, **options: Any):
+        each = (len(self.between) - 2) // stages
+        out = self.between[-1] if index == stages - 1 else self.between[1 + (index + 1) * each]
+        into = self.between[0] if index == 0 else self.between[1 + index * each]
+        super().__init__(submodule, index, stages, device, input_args=into, output_args=out, **options)
+
+    # In torch 2.13 stages vote, by messages, on whether all shapes are known.
+    def _warmup_forward_vote(self, *args: Any, **kwargs: Any) -> None:
+        return None
+
+    def _warmup_backward_result(self, *args: Any, **kwargs: Any) -> Any:
+        return SimpleNamespace(item=lambda: 1)

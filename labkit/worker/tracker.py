@@ -1,0 +1,183 @@
+"""What a training step holds in memory, by category, from each storage that torch allocates and frees.
+
+The same on real tensors and on fake ones, which have no memory: a rehearsed step can be compared with a measured one.
+Seen is what goes through torch's dispatcher, on the thread that trains: not what gloo, NCCL or a CUDA kernel takes for
+itself.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+__all__ = ["CATEGORIES", "Peak", "Tracker"]
+
+# A storage that is several of these is the first of them: a gathered parameter is saved for backward, too.
+CATEGORIES = ("parameters", "gradients", "optimizer", "communication", "activations", "temporary")
+COLLECTIVES = ("c10d", "_c10d_functional", "fsdp")
+
+
+class Peak(NamedTuple):
+    """The moment of a step at which most bytes were held: in which phase, and what was allocated just then."""
+
+    bytes: int
+    phase: str
+    operation: str
+    categories: dict[str, int]
+
+
+class Tracker(TorchDispatchMode):
+    """Enter it for one step. What is not marked and was there before is not known, and not counted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.phase = "forward"
+        self._operation = ""
+        self._number = 0
+        self._numbers: dict[int, int] = {}  # of living storages, by their address
+        self._references: dict[int, weakref.ref[Any]] = {}
+        self._sizes: dict[int, int] = {}
+        self._categories: dict[int, int] = {}
+        self._before: list[tuple[int, int]] = []  # storage, bytes
+        self._events: list[tuple[int, int, str, str]] = []  # storage, bytes more or less, phase, operation
+        self._undo: list[Any] = []
+
+    def mark(self, tensors: Iterable[Any], category: str) -> None:
+        """Say what storages are; those not seen before were there from the beginning."""
+        wanted = CATEGORIES.index(category)
+        for tensor in tensors:
+            if isinstance(tensor, torch.Tensor):
+                for storage in _storages(tensor):
+                    number = self._number_of(storage, before=True)
+                    self._categories[number] = min(self._categories[number], wanted)
+
+    def mark_training(self, modules: Iterable[torch.nn.Module], optimizers: Iterable[torch.optim.Optimizer]) -> None:
+        """Parameters, gradients and optimizer state as they are now. Once before the step and once in it before
+        the gradients go: only then is it known which of what backward allocated were gradients.
+        """
+        for module in modules:
+            self._mark_parameters([*module.parameters(), *module.buffers()])
+        for optimizer in optimizers:
+            self._mark_parameters([p for group in optimizer.param_groups for p in group["params"]])
+            state = getattr(optimizer, "optim", optimizer).state  # ZeroRedundancyOptimizer steps its share in .optim
+            self.mark((value for values in state.values() for value in values.values()), "optimizer")
+
+    def _mark_parameters(self, parameters: list[torch.Tensor]) -> None:
+        self.mark(parameters, "parameters")
+        self.mark((p.grad for p in parameters if p.is_leaf), "gradients")
+
+    def peak(self) -> Peak:
+        """Of all moments; of equal ones the first."""
+        held: dict[int, int] = defaultdict(int)
+        for number, size in self._before:
+            held[self._categories[number]] += size
+        total = most = sum(held.values())
+        phase, operation, at_peak = "forward", "", dict(held)
+        for number, size, when, what in self._events:
+            held[self._categories[number]] += size
+            total += size
+            if total > most:
+                most, phase, operation, at_peak = total, when, what, dict(held)
+        named = {CATEGORIES[c]: size for c, size in sorted(at_peak.items()) if size}
+        return Peak(most, phase, operation, named)
+
+    def __enter__(self) -> Tracker:
+        resize, backward = torch.UntypedStorage.resize_, torch.autograd.backward
+
+        def resized(storage: Any, size: int) -> Any:
+            number = self._number_of(storage, before=True)
+            # FSDP frees what it gathered, and takes it again, by resizing
+            self._categories[number] = min(self._categories[number], CATEGORIES.index("communication"))
+            done = resize(storage, size)
+            self._change(number, storage.nbytes())
+            return done
+
+        def in_backward(*args: Any, **kwargs: Any) -> None:
+            before, self.phase = self.phase, "backward"
+            backward(*args, **kwargs)
+            self.phase = before
+
+        def in_optimizer(optimizer: Any, args: Any, kwargs: Any) -> None:
+            self.mark_training([], [optimizer])
+            self.phase = "optimizer"
+
+        def after_optimizer(optimizer: Any, args: Any, kwargs: Any) -> None:
+            self.mark_training([], [optimizer])
+            self.phase = "forward"
+
+        torch.UntypedStorage.resize_, torch.autograd.backward = resized, in_backward
+        hooks = torch.autograd.graph.saved_tensors_hooks(self._saved, lambda tensor: tensor)
+        hooks.__enter__()
+        self._undo = [
+            lambda: setattr(torch.UntypedStorage, "resize_", resize),
+            lambda: setattr(torch.autograd, "backward", backward),
+            lambda: hooks.__exit__(None, None, None),
+            register_optimizer_step_pre_hook(in_optimizer).remove,
+            register_optimizer_step_post_hook(after_optimizer).remove,
+        ]
+        return super().__enter__()
+
+    def __exit__(self, *raised: Any) -> None:
+        super().__exit__(*raised)
+        for undo in self._undo:
+            undo()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._operation = str(func)
+        for tensor in tree_iter((args, kwargs)):
+            if isinstance(tensor, torch.Tensor):
+                for storage in _storages(tensor):
+                    self._number_of(storage, before=True)
+        out = func(*args, **(kwargs or {}))
+        category = "communication" if func.namespace in COLLECTIVES else "temporary"
+        for tensor in tree_iter(out):
+            if isinstance(tensor, torch.Tensor):
+                for storage in _storages(tensor):
+                    number = self._number_of(storage, before=False)
+                    self._categories[number] = min(self._categories[number], CATEGORIES.index(category))
+        return out
+
+    def _saved(self, tensor: torch.Tensor) -> torch.Tensor:
+        self.mark([tensor], "activations")
+        return tensor
+
+    def _number_of(self, storage: Any, *, before: bool) -> int:
+        address = storage._cdata
+        if address in self._numbers:
+            return self._numbers[address]
+        self._number = number = self._number + 1
+        self._numbers[address] = number
+        self._categories[number] = CATEGORIES.index("temporary")
+        self._references[address] = weakref.ref(storage, lambda _: self._forget(address, number))
+        if before:
+            self._sizes[number] = storage.nbytes()
+            self._before.append((number, storage.nbytes()))
+        else:
+            self._change(number, storage.nbytes())
+        return number
+
+    def _forget(self, address: int, number: int) -> None:
+        self._references.pop(address, None)
+        self._numbers.pop(address, None)
+        self._change(number, 0)
+
+    def _change(self, number: int, size: int) -> None:
+        more = size - self._sizes.get(number, 0)
+        if more:
+            self._sizes[number] = size
+            self._events.append((number, more, self.phase, self._operation))
+
+
+def _storages(tensor: torch.Tensor) -> list[Any]:
+    """Of what this rank holds of a tensor; of the tensors a wrapper subclass is made of."""
+    if hasattr(tensor, "__tensor_flatten__"):
+        parts = (getattr(tensor, name) for name in tensor.__tensor_flatten__()[0])
+        return [storage for part in parts if isinstance(part, torch.Tensor) for storage in _storages(part)]
+    return [tensor.untyped_storage()]
