@@ -49,8 +49,14 @@ class Replicated(nn.Module):
 class SharedOptimizer(torch.optim.Optimizer):
     """ZeroRedundancyOptimizer: each rank steps the parameters dealt to it, the largest first to who has least."""
 
-    def __init__(self, parameters: Iterable[torch.Tensor], optimizer_class: Any, process_group: Any = None,
-                 parameters_as_bucket_view: bool = False, **defaults: Any):
+    def __init__(
+        self,
+        parameters: Iterable[torch.Tensor],
+        optimizer_class: Any,
+        process_group: Any = None,
+        parameters_as_bucket_view: bool = False,
+        **defaults: Any,
+    ):
         parameters = list(parameters)
         super().__init__(parameters, {})
         sizes = [0] * dist.get_world_size()

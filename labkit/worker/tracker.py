@@ -10,27 +10,18 @@ from __future__ import annotations
 import weakref
 from collections import defaultdict
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-__all__ = ["CATEGORIES", "Peak", "Tracker"]
+from labkit.record.peak import CATEGORIES, Peak
 
-# A storage that is several of these is the first of them: a gathered parameter is saved for backward, too.
-CATEGORIES = ("parameters", "gradients", "optimizer", "communication", "activations", "temporary")
+__all__ = ["Tracker"]
+
 COLLECTIVES = ("c10d", "_c10d_functional", "fsdp")
-
-
-class Peak(NamedTuple):
-    """The moment of a step at which most bytes were held: in which phase, and what was allocated just then."""
-
-    bytes: int
-    phase: str
-    operation: str
-    categories: dict[str, int]
 
 
 class Tracker(TorchDispatchMode):
