@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.fsdp._flat_param
+import torch.distributed.fsdp._fully_shard._fsdp_param
 import torch.distributed.optim
 import torch.distributed.pipelining
 from torch import nn
@@ -24,7 +25,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.data import default_collate
 
 from labkit.planner.child import SCRIPT_FILE
-from labkit.planner.stand_ins import KnownStage, Replicated, SharedOptimizer
+from labkit.planner.stand_ins import KnownStage, Replicated, SharedOptimizer, Shards
 
 __all__ = ["Scene"]
 
@@ -94,6 +95,7 @@ def _set_the_stage() -> None:
     torch.nn.parallel.DistributedDataParallel = Replicated  # type: ignore[misc]
     torch.distributed.optim.ZeroRedundancyOptimizer = SharedOptimizer  # type: ignore[misc]
     torch.distributed.pipelining.PipelineStage = KnownStage  # type: ignore[misc]
+    torch.distributed.fsdp._fully_shard._fsdp_param._chunk_with_empty = Shards  # type: ignore[assignment]
     # All fake tensors are at address 0, which this takes for freed.
     torch.distributed.fsdp._flat_param._data_ptr_allocated = lambda tensor: tensor.untyped_storage().size() > 0
     # Nothing moves: there are no devices.
