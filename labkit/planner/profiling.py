@@ -157,7 +157,7 @@ def profile(
     profile = Profile(
         parameters=tuple(p.numel() for p in local),
         rows=tuple(p.shape[0] if p.dim() else 1 for p in local),
-        input=Line(0, 0 if data else flow.bytes),
+        input=Line(0, flow.bytes),
         output=Line(0, few.out.bytes),
         forward=_moments([run.levels[: run.forward] for run in runs]),
         saved=_line(few.saved, more.saved),
