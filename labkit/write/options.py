@@ -8,6 +8,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from labkit.errors import ScriptError
@@ -33,6 +34,11 @@ class Option:
 
 def options_of(script: Script) -> dict[str, Option]:
     """The long options of a script by parameter name (`global_batch_size`), in the order they are declared."""
+    return dict(_declared(script))
+
+
+@lru_cache(maxsize=64)  # parsing takes 10 ms, and a panel asks for many scripts at every move
+def _declared(script: Script) -> dict[str, Option]:
     options = {}
     for node in ast.walk(ast.parse(str(script))):
         if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument":
