@@ -1,0 +1,161 @@
+"""Devices a plan may be made for: what they hold and how fast they are at most, by their makers' data sheets.
+
+A data sheet's figures are ceilings: how much of them a training reaches is measured (rates) or assumed (speed). They
+are written down here from the data sheets that each row names, dense (without sparsity) and with fp32 accumulation.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+
+from labkit.errors import LaunchError
+from labkit.launcher.hardware import Hardware, hardware
+
+__all__ = ["DEVICES", "THIS_MACHINE", "Device", "device_named", "devices_named", "this_machine"]
+
+GIB = 1 << 30
+THIS_MACHINE = "this machine"
+# What a process takes of a GPU before its first tensor: CUDA's context, 0.1-0.5 GiB (out-of-memory messages of T4s
+# give 0.11-0.16; an A100 with torch 2.1 0.47, Bekman, "Machine Learning Engineering"), and NCCL's buffers. Assumed.
+OUTSIDE_TENSORS = GIB // 2
+
+
+@dataclass(frozen=True)
+class Device:
+    """`memory` and `usable` (for tensors) in bytes; `flops` in FLOP/s by precision, without those that the hardware
+    lacks; `bandwidth` of its memory, `link` of one device to the others in its box and `network` beyond the box, in
+    bytes/s one way. `box` is how many devices share a box. `shared`: `usable` is divided among the ranks."""
+
+    name: str
+    memory: int
+    usable: int
+    flops: Mapping[str, float]
+    bandwidth: float | None
+    link: float | None
+    link_name: str
+    box: int
+    network: float
+    source: str
+    aliases: tuple[str, ...] = field(default=(), repr=False)
+    shared: bool = False
+
+    def usable_by(self, ranks: int) -> int:
+        """Bytes for the tensors of each rank, when so many ranks are on this machine's devices."""
+        return self.usable // ranks if self.shared else self.usable
+
+    @property
+    def precisions(self) -> tuple[str, ...]:
+        """Those the hardware has; of a CPU what the scripts take there."""
+        return tuple(self.flops) or ("fp32", "bf16")
+
+
+def _gpu(
+    name: str,
+    visible: float,
+    fp32: float,
+    fp16: float,
+    bf16: float | None,
+    bandwidth: float,
+    link_name: str,
+    box: int,
+    network: float,
+    source: str,
+    *aliases: str,
+) -> Device:
+    """`visible` in GiB, as torch reports it; TFLOP/s; GB/s."""
+    flops = {"fp32": fp32 * 1e12, "fp16": fp16 * 1e12} | ({"bf16": bf16 * 1e12} if bf16 else {})
+    memory = int(visible * GIB)
+    link = LINKS[link_name] * 1e9
+    usable = memory - OUTSIDE_TENSORS
+    return Device(name, memory, usable, flops, bandwidth * 1e9, link, link_name, box, network * 1e9, source, aliases)
+
+
+# GB/s one way. PCIe: PCI-SIG, 8 and 16 GT/s on 16 lanes less 128b/130b coding. NVLink: half of what NVIDIA's data
+# sheets call total bandwidth (300, 600 and 900 GB/s).
+LINKS = {"PCIe 3 x16": 15.75, "PCIe 4 x16": 31.5, "NVLink 2": 150.0, "NVLink 3": 300.0, "NVLink 4": 450.0}
+# Between boxes, GB/s for each GPU: DGX-1 4 x 100 Gbit/s, DGX A100 8 x 200, DGX H100 8 x 400 (their user guides) over 8
+# GPUs; the others are assumed to be cloud or home boxes that share 100 Gbit/s.
+SHARED_100_GBIT = 12.5 / 8
+# Memory is what torch sees of it, less than the nominal size: out-of-memory messages in public issues.
+DEVICES: tuple[Device, ...] = (
+    _gpu("T4", 14.74, 8.1, 65, None, 320, "PCIe 3 x16", 2, SHARED_100_GBIT,
+         "NVIDIA T4 data sheet; memory as Kaggle's and Colab's messages give it"),
+    _gpu("P100", 15.89, 9.3, 18.7, None, 732, "PCIe 3 x16", 1, SHARED_100_GBIT,
+         "NVIDIA Tesla P100 PCIe 16 GB data sheet", "p10016", "p100pcie16"),
+    _gpu("L4", 22.16, 30.3, 121, 121, 300, "PCIe 4 x16", 8, SHARED_100_GBIT, "NVIDIA L4 data sheet"),
+    _gpu("A10", 22.06, 31.2, 125, 125, 600, "PCIe 4 x16", 8, SHARED_100_GBIT, "NVIDIA A10 data sheet"),
+    _gpu("V100 16", 15.77, 15.7, 125, None, 900, "NVLink 2", 8, 6.25, "NVIDIA V100 SXM2 data sheet"),
+    _gpu("V100 32", 31.73, 15.7, 125, None, 900, "NVLink 2", 8, 6.25, "NVIDIA V100 SXM2 data sheet"),
+    _gpu("A100 40", 39.39, 19.5, 312, 312, 1555, "NVLink 3", 8, 25, "NVIDIA A100 SXM data sheet"),
+    _gpu("A100 80", 79.15, 19.5, 312, 312, 2039, "NVLink 3", 8, 25, "NVIDIA A100 SXM data sheet"),
+    _gpu("H100", 79.1, 67, 989, 989, 3350, "NVLink 4", 8, 50,
+         "NVIDIA H100 SXM data sheet (1,979 TFLOP/s there is with sparsity)", "h10080"),
+    _gpu("H200", 139.7, 67, 989, 989, 4800, "NVLink 4", 8, 50,
+         "NVIDIA H200 SXM data sheet (1,979 TFLOP/s there is with sparsity)", "h200141"),
+    _gpu("RTX 3090", 23.69, 35.6, 71, 71, 936, "PCIe 4 x16", 2, SHARED_100_GBIT,
+         "NVIDIA GA102 white paper (FP16 Tensor with FP32 accumulate)", "3090", "rtx309024"),
+    _gpu("RTX 4090", 23.64, 82.6, 165.2, 165.2, 1008, "PCIe 4 x16", 2, SHARED_100_GBIT,
+         "NVIDIA Ada white paper (FP16 Tensor with FP32 accumulate)", "4090", "rtx409024"),
+)  # fmt: skip
+
+
+def device_named(name: str | None) -> Device:
+    """A preset by its name, however it is spelled ("a100-40", "Tesla T4", "A100 40GB"); None or "this machine" is
+    what is here. Raises LaunchError, with the nearest and all there are, for a name that is none or could be two."""
+    if name is None or _plain(name) in ("thismachine", "this", "here", ""):
+        return this_machine(hardware())
+    found = _preset(name)
+    if found:
+        return found
+    known = {_plain(d.name): d.name for d in DEVICES}
+    among = [d.name for d in DEVICES if d.name.lower().startswith(f"{_plain(name)} ")]
+    near = get_close_matches(_plain(name), known, n=1, cutoff=0.0)[0]
+    meant = f"it could be {' or '.join(among)}" if among else f"the nearest known is {known[near]}"
+    there_are = ", ".join([*known.values(), THIS_MACHINE])
+    raise LaunchError(f"no device is known as {name!r}; {meant}. There are: {there_are}")
+
+
+def devices_named(text: str | None) -> tuple[int | None, Device]:
+    """`(how many, which)` of "2xT4", "T4x2" or "8 x H100"; how many is None where it is not said."""
+    for pattern, count, name in ((r"(\d+)(?:\s*[x×*]\s*|\s)(.+)", 1, 2), (r"(.+?)\s*[x×*]\s*(\d+)", 2, 1)):
+        found = re.fullmatch(pattern, (text or "").strip(), re.IGNORECASE)
+        if found and _preset(found[name]) and int(found[count]):
+            return int(found[count]), device_named(found[name])
+    return None, device_named(text)
+
+
+def this_machine(here: Hardware) -> Device:
+    """The devices that ranks would use here. A GPU's speed is that of the preset it is, if it is one."""
+    if not here.gpus:
+        return Device(
+            THIS_MACHINE, here.memory, here.memory_available, {}, None, None, "shared memory of the CPU",
+            max(1, here.cores), SHARED_100_GBIT * 1e9, "asked of the operating system", shared=True,
+        )  # fmt: skip
+    gpu = min(here.gpus, key=lambda each: each.memory)
+    like = _preset(gpu.name)
+    return Device(
+        f"{THIS_MACHINE}'s {gpu.name}",
+        gpu.memory,
+        gpu.memory - OUTSIDE_TENSORS,
+        like.flops if like else {},
+        like.bandwidth if like else None,
+        like.link if like else None,
+        like.link_name if like else "unknown",
+        len(here.gpus),
+        like.network if like else SHARED_100_GBIT * 1e9,
+        f"memory asked of the driver; {like.source}" if like else "memory asked of the driver",
+    )
+
+
+def _preset(name: str) -> Device | None:
+    plain = _plain(name)
+    return next((d for d in DEVICES if plain in (_plain(d.name), *d.aliases)), None)
+
+
+def _plain(name: str) -> str:
+    """Lower case, without makers' words, sizes' units and punctuation: "NVIDIA A100-SXM4-40GB" is "a10040"."""
+    words = re.sub(r"nvidia|tesla|geforce|quadro|sxm\d?|hbm\d?e?|(?<=\d)\s*gi?b\b", " ", name.lower())
+    return re.sub(r"[^a-z0-9]", "", words)
