@@ -57,15 +57,16 @@ def advise(
     rows = [asked, *([] if asked.fits else search.rescue(asked))]
     for other in others:
         options = own_parameters(scripts[other], parameters)
+        at = 1 if other == "single" else ranks  # the others have to be faster than one device alone
         found = [
-            search.look(other, ranks, {**options, **more}, said) for more, said in ways(other, ranks, layout.accumulate)
+            search.look(other, at, {**options, **more}, said) for more, said in ways(other, ranks, layout.accumulate)
         ]
         if not found:
             rows.append(Candidate(other, scripts[other], ranks, options, said=f"{ranks} ranks do not split two ways"))
             continue
         row = fastest(found) or min((one for one in found if one.peak), key=held_by, default=found[0])
         rows += [row] if row.fits else (search.rescue(row) or [row])
-    best = fastest(row for row in rows if row.ranks == ranks)
+    best = fastest(row for row in rows if row.ranks <= ranks)
     rows = [_beside(row, best) for row in rows]
     largest = largest_micro_batch(facts, layout, device) if asked.peak else 0
     told = _sentences(rows, best, layout, device, largest)
@@ -125,7 +126,7 @@ def _beside(row: Candidate, best: Candidate | None) -> Candidate:
         return row
     if row == best:
         return replace(row, said=f"{row.said}: the fastest")
-    if row.ranks != best.ranks:
+    if not row.said.startswith("fits"):  # it needs more ranks
         return row
     return replace(row, said=f"{row.said}; {row.step.seconds / best.step.seconds:.2f} times the fastest's step")
 
