@@ -25,7 +25,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.data import default_collate
 
 from labkit.planner.child import SCRIPT_FILE
-from labkit.planner.stand_ins import KnownStage, Replicated, SharedOptimizer, Shards
+from labkit.planner.stand_ins import KnownStage, Replicated, Shards, SharedOptimizer
 
 __all__ = ["Scene"]
 

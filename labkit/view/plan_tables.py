@@ -11,7 +11,7 @@ from labkit.view import words
 from labkit.view.bars import Bar, bars, key
 from labkit.view.tables import grid
 
-__all__ = ["aligned", "memory_rows", "plan_html", "plan_text"]
+__all__ = ["aligned", "band", "memory_rows", "percent_off", "plan_html", "plan_text"]
 
 
 def plan_text(
@@ -89,3 +89,8 @@ def band(value: float | None, low: float | None, high: float | None) -> str:
     if low is None or high is None or low == high:
         return words.seconds(value)
     return f"{words.seconds(value)} ({words.seconds(low)} to {words.seconds(high)})"
+
+
+def percent_off(measured: float | None, predicted: float | None) -> str:
+    """` (+12%)`: how far a measured value is from the predicted one; "" where there is none."""
+    return f" ({measured / predicted - 1:+.0%})" if measured and predicted else ""
