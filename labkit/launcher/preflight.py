@@ -6,28 +6,21 @@ hang in silence, and the cure is nearly always one of the same few variables (se
 
 from __future__ import annotations
 
-import os
-import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from labkit.errors import LabError, LaunchError
+from labkit.errors import LaunchError
 from labkit.launcher import checks
 from labkit.launcher.hardware import Hardware, hardware
-from labkit.launcher.start import start
-from labkit.launcher.stop import stop
-from labkit.record import read_state
-from labkit.record.folder import read_json, write_json
+from labkit.launcher.short_run import keep, kept, machine_key, short_run
 
 __all__ = ["Preflight", "preflight", "remembered", "settings_for"]
 
 HANDSHAKE = Path(__file__).with_name("handshake.py")
 RUNG_SECONDS = 45.0  # start-up of the ranks included
-LOOK_SECONDS = 0.1
 NCCL_LADDER: tuple[dict[str, str], ...] = (
     {},
     {"NCCL_P2P_DISABLE": "1"},
@@ -90,66 +83,26 @@ def preflight(
     """
     tried: list[dict[str, Any]] = []
     for rung in NCCL_LADDER if backend == "nccl" else ({},):
-        with tempfile.TemporaryDirectory(prefix="labkit-preflight-") as scratch:
-            answer = Path(scratch, "answer.json")
-            problem = _try(ranks, backend, answer, scratch, {**(env or {}), **rung}, seconds)
-            said = read_json(answer)
-        if not problem and isinstance(said, dict):
+        said, problem = short_run(
+            HANDSHAKE, ranks, backend, args=[backend], env={**(env or {}), **rung}, seconds=seconds
+        )
+        if not problem:
             found = Preflight(backend, rung, said["ranks"], tried, said["all_reduce_seconds"], time.time())
             break
-        tried.append({"env": rung, "problem": problem or "the ranks left no answer"})
+        tried.append({"env": rung, "problem": problem})
     else:
         found = Preflight(backend, None, [], tried, None, time.time())
-    _remember(machine, ranks, found)
+    keep("preflight", machine_key(machine, ranks, backend), asdict(found))
     return found
-
-
-def _try(ranks: int, backend: str, answer: Path, scratch: str, env: dict[str, str], seconds: float) -> str:
-    """One run of the handshake; empty, or what was wrong."""
-    try:
-        folder = start(
-            HANDSHAKE, nproc_per_node=ranks, backend="gloo" if backend == "gloo" else None, args=[backend, answer],
-            parameters={}, name="preflight", runs_dir=scratch, env=env, watchdog=seconds, tied=True, shares_gpus=True,
-        )  # fmt: skip
-    except LabError as error:
-        return str(error)
-    try:
-        while not (state := read_state(folder)).is_final:
-            time.sleep(LOOK_SECONDS)
-    except BaseException:  # an interrupt: nothing of it may stay behind
-        stop(folder, grace=0.0)
-        raise
-    return "" if state.state == "succeeded" else str((state.cause or {}).get("sentence", state.state))
 
 
 def remembered(machine: Hardware, ranks: int, backend: str) -> Preflight | None:
     """What this machine answered before, as long as its GPUs and torch are the same."""
-    kept = (read_json(_file()) or {}).get(_key(machine, ranks, backend))
+    known = kept("preflight", machine_key(machine, ranks, backend))
     try:
-        return Preflight(**kept) if isinstance(kept, dict) else None
+        return Preflight(**known) if isinstance(known, dict) else None
     except TypeError:
         return None
-
-
-def _remember(machine: Hardware, ranks: int, found: Preflight) -> None:
-    file = _file()
-    kept = read_json(file)
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        key = _key(machine, ranks, found.backend)
-        write_json(file, (kept if isinstance(kept, dict) else {}) | {key: asdict(found)})
-    except OSError:
-        pass  # asked again next time
-
-
-def _key(machine: Hardware, ranks: int, backend: str) -> str:
-    devices = ",".join(gpu.name for gpu in machine.gpus) or "cpu"
-    return f"{backend} {ranks} of {devices} ({machine.visible_devices or 'all'}), torch {version('torch')}"
-
-
-def _file() -> Path:
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache, "labkit", "preflight.json")
 
 
 def _assignments(env: Mapping[str, str]) -> str:

@@ -12,7 +12,7 @@ from faults.scene import assert_over, wait_for_step
 
 import labkit
 from labkit.launcher import hardware as hardware_module
-from labkit.launcher import holding, preflight, start
+from labkit.launcher import holding, preflight, short_run, start
 from labkit.launcher.hardware import Gpu, hardware
 from labkit.machine import Machine
 
@@ -90,7 +90,7 @@ def ladder(monkeypatch: pytest.MonkeyPatch, *rungs: dict[str, str]) -> None:
     def over_gloo(script: object, *, args: list[object], **options: object) -> object:
         return real(script, args=["gloo", args[1]], **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(preflight, "start", over_gloo)
+    monkeypatch.setattr(short_run, "start", over_gloo)
 
 
 def test_the_ladder_is_climbed_until_a_setting_works_simulating_nccl(monkeypatch: pytest.MonkeyPatch) -> None:

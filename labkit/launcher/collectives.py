@@ -1,0 +1,103 @@
+"""How long collectives take: each kind at sizes from 4 KiB to 64 MiB. A plain torchrun script, run by bandwidth.
+
+torchrun --standalone --nproc-per-node=2 collectives.py gloo answer.json
+"""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from statistics import median
+
+import torch
+import torch.distributed as dist
+
+SIZES = [4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20]  # bytes of the whole array
+FLOAT = 4
+LONGEST = 0.5  # seconds of one call; a kind that has become so slow is not asked for larger sizes
+
+
+def repeats(size: int) -> int:
+    return max(3, min(20, (16 << 20) // size))
+
+
+def calls(size: int, device: torch.device) -> dict[str, Callable[[], None]]:
+    """Each kind of collective on an array of so many bytes."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    share = max(1, size // FLOAT // ranks)
+    whole, part = torch.zeros(share * ranks, device=device), torch.zeros(share, device=device)
+    # renamed in torch 2.13
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+    partner = rank ^ 1
+
+    def there_and_back() -> None:
+        if partner < ranks:
+            for sends in (rank < partner, rank > partner):
+                dist.send(whole, partner) if sends else dist.recv(whole, partner)
+
+    return {
+        "all_reduce": lambda: dist.all_reduce(whole),
+        "all_gather": lambda: gather(whole, part),
+        "reduce_scatter": lambda: scatter(part, whole),
+        "broadcast": lambda: dist.broadcast(whole, 0),
+        "send": there_and_back,
+    }
+
+
+def timed(call: Callable[[], None], times: int, device: torch.device) -> tuple[float, float]:
+    """(seconds of a call, the slowest rank's median; core-seconds of it in each rank, the mean of ranks)."""
+    call()
+    seconds = []
+    dist.barrier()
+    busy = time.process_time()
+    for _ in range(times):
+        if device.type == "cuda":
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            torch.cuda.synchronize(device)
+            begin.record()
+            call()
+            end.record()
+            end.synchronize()
+            seconds.append(begin.elapsed_time(end) / 1e3)
+        else:
+            began = time.perf_counter()
+            call()
+            seconds.append(time.perf_counter() - began)
+    busy = (time.process_time() - busy) / times
+    said = torch.tensor([median(seconds)], dtype=torch.float64, device=device)
+    dist.all_reduce(said, dist.ReduceOp.MAX)
+    spent = torch.tensor([busy], dtype=torch.float64, device=device)
+    dist.all_reduce(spent)
+    return said.item(), spent.item() / dist.get_world_size()
+
+
+def main() -> None:
+    backend, answer = sys.argv[1], Path(sys.argv[2])
+    local_rank = int(os.environ["LOCAL_RANK"])
+    on_gpu = backend == "nccl"
+    device = torch.device("cuda", local_rank) if on_gpu else torch.device("cpu")
+    if on_gpu:
+        torch.cuda.set_device(device)
+    dist.init_process_group(backend, timeout=timedelta(seconds=60), device_id=device if on_gpu else None)
+    torch.set_grad_enabled(False)
+    measured, slow = [], set()
+    for size in SIZES:
+        for kind, call in calls(size, device).items():
+            if kind in slow:
+                continue
+            seconds, cpu = timed(call, repeats(size), device)
+            both_ways = 2 if kind == "send" else 1
+            measured.append({"kind": kind, "bytes": size, "seconds": seconds / both_ways, "cpu": cpu / both_ways})
+            if seconds > LONGEST:  # the same on every rank
+                slow.add(kind)
+    if dist.get_rank() == 0:
+        answer.write_text(json.dumps(measured))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+main()

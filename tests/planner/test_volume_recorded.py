@@ -1,0 +1,99 @@
+"""What the formulas say a step communicates, beside what torch's flight recorder saw of a real one.
+
+gloo carries out a reduce-scatter as an all-reduce of the whole array, and is recorded so; its sends are not recorded.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+
+import pytest
+from strategies.test_collectives import FORWARD, KEEP, changed
+
+import labkit
+from labkit import Script
+from labkit.planner.facts import Facts, Unit
+from labkit.planner.layout import layout_of
+from labkit.planner.volume import volume
+
+WIDTH, CONTEXT, VOCABULARY, LAYERS, BATCH = 128, 128, 256, 4, 8
+BLOCK = (
+    *(WIDTH,) * 4,  # norms
+    *(3 * WIDTH * WIDTH, 3 * WIDTH, WIDTH * WIDTH, WIDTH, 4 * WIDTH * WIDTH, 4 * WIDTH, 4 * WIDTH * WIDTH, WIDTH),
+)
+ACTIVATION = CONTEXT * WIDTH
+FACTS = Facts(
+    (
+        Unit("embed", (VOCABULARY * WIDTH, CONTEXT * WIDTH), 0, 0, 0, ACTIVATION),
+        *(Unit(f"blocks.{i}", BLOCK, 0, 0, 0, ACTIVATION) for i in range(LAYERS)),
+        Unit("unembed", (WIDTH, WIDTH, VOCABULARY * WIDTH), 0, 0, 0, CONTEXT * VOCABULARY),
+    ),
+    4, CONTEXT, 2 * 8 * CONTEXT, 7000,
+)  # fmt: skip
+SIZES = {"Float": 4, "BFloat16": 2}
+
+
+def recorded(script: Script, ranks: int, **options) -> list[tuple[Counter, Counter]]:
+    """(calls, bytes) by kind within one step, for each rank."""
+    script = changed(script.name, {
+        "\n@record\ndef main": KEEP,
+        FORWARD: f"            began = time.time_ns()\n{FORWARD}",
+        "            step += 1\n": "            keep_collectives(step, began)\n            step += 1\n",
+    })  # fmt: skip
+    env = {"TORCH_FR_BUFFER_SIZE": "4000"}
+    run = labkit.launch(script, nproc_per_node=ranks, steps=4, global_batch_size=BATCH, env=env, wait=True, **options)
+    seen = []
+    for rank in range(ranks):
+        calls, sizes = Counter(), Counter()
+        for entry in json.loads((run.folder.path / f"collectives-{rank}.json").read_text()):
+            shapes, kind = entry["output_sizes"], entry["profiling_name"].removeprefix("gloo:")
+            calls[kind] += 1
+            # DTensor's gather is recorded as what each rank gives
+            parts = ranks if kind == "all_gather" and options.get("sequence_parallel") else 1
+            sizes[kind] += SIZES[entry["output_dtypes"][0]] * sum(map(math.prod, shapes)) * parts
+        seen.append((calls, sizes))
+    return seen
+
+
+def as_gloo(kind: str) -> str:
+    return "all_reduce" if kind == "reduce_scatter" else kind
+
+
+@pytest.mark.parametrize(("name", "ranks", "options"), [
+    ("ddp", 2, {}),
+    ("ddp", 2, {"accumulate": 2, "bucket_mib": 0.2}),
+    ("ddp", 2, {"find_unused_parameters": True}),
+    ("zero1", 2, {"accumulate": 2}),
+    ("zero2", 2, {"accumulate": 2}),
+    ("fsdp", 2, {"accumulate": 2}),
+    ("fsdp", 2, {"reshard_after_forward": "always", "precision": "bf16"}),
+    ("fsdp", 2, {"reshard_after_forward": "never", "activation_checkpointing": True}),
+    ("fsdp", 4, {"replicas": 2}),
+    ("fsdp1", 2, {"accumulate": 2}),
+    ("fsdp1", 2, {"accumulate": 2, "sharding_strategy": "SHARD_GRAD_OP"}),
+    ("fsdp1", 2, {"sharding_strategy": "NO_SHARD"}),
+    ("fsdp1", 2, {"wrap": "none"}),
+    ("tensor_parallel", 2, {"accumulate": 2, "activation_checkpointing": True}),
+    ("tensor_parallel", 2, {"precision": "bf16"}),
+    ("tensor_parallel", 2, {"sequence_parallel": True}),
+    ("tensor_parallel", 2, {"sequence_parallel": True, "activation_checkpointing": True, "accumulate": 2}),
+    ("pipeline", 2, {"accumulate": 4}),
+    ("hybrid", 4, {"tensor": 2}),
+    ("hybrid", 4, {"pipeline": 2, "accumulate": 2}),
+], ids=str)  # fmt: skip
+def test_the_formulas_agree_with_what_ranks_said_to_each_other(name, ranks, options):
+    script = Script.load(name)
+    layout = layout_of(script, ranks, {"global_batch_size": BATCH, **options})
+
+    for rank, (calls, sizes) in enumerate(recorded(script, ranks, **options)):
+        expected, amounts = Counter(), Counter()
+        for each in volume(FACTS, layout, rank):
+            if each.kind != "send":
+                expected[as_gloo(each.kind)] += each.count
+                amounts[as_gloo(each.kind)] += each.bytes
+        if name == "hybrid" and layout.pipeline == 1:  # a broadcast among one rank
+            calls, sizes = calls - Counter(broadcast=1), sizes - Counter(broadcast=4)
+        assert calls == expected
+        assert sizes == amounts
