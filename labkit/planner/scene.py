@@ -5,6 +5,7 @@ Runs in a process of its own (see child.py), which it changes for good.
 
 from __future__ import annotations
 
+import gc
 import linecache
 import sys
 import types
@@ -35,6 +36,7 @@ class Scene:
 
     def __init__(self, text: str, argv: Sequence[str]):
         _set_the_stage()
+        gc.freeze()  # a big model on fake tensors is millions of Python objects; torch's own need not be looked at
         self.script = _loaded(text)
         sys.argv = [SCRIPT_FILE, *argv]
         self.args = self.script.parse_args()
