@@ -8,9 +8,10 @@ from importlib.metadata import version
 from typing import Any
 
 from labkit.errors import LabError
-from labkit.planner.candidate import Candidate
-from labkit.planner.devices import DEVICES, THIS_MACHINE, device_named
+from labkit.planner.candidate import Candidate, evaluate
+from labkit.planner.devices import DEVICES, THIS_MACHINE, Device, device_named
 from labkit.planner.facts import Facts, facts_of
+from labkit.planner.layout import strategy_of
 from labkit.planner.outlook import bar_of, outlook, verdict_of
 from labkit.planner.trials import Trial
 from labkit.planner.variants import variants
@@ -48,11 +49,13 @@ class Panel:
 
     def __init__(self, script: Script, device: str | None, ranks: int, parameters: Mapping[str, Any]):
         self.scripts = variants(script)
+        self._script, self._strategy = script, strategy_of(script) or script.name
         self.candidates: list[Candidate] = []
+        self.chosen: Candidate | None = None
         self.trials: list[Trial] = []
         self._parameters = dict(parameters)
-        self._devices = {name: device_named(name) for name in [device or THIS_MACHINE]}
-        self._begin = {"device": device or THIS_MACHINE, "ranks": ranks, **parameters}
+        self._devices: dict[str, Device] = {}
+        self._begin = {"strategy": self._strategy, "device": device or THIS_MACHINE, "ranks": ranks, **parameters}
         self._facts: Facts | None = None
         self._problem = ""
         self._run: Run | None = None
@@ -62,26 +65,30 @@ class Panel:
     def count(self) -> None:
         """Count the model; what goes wrong with that is shown in place of the prediction."""
         try:
-            script = next(iter(self.scripts.values()))
-            self._facts = facts_of(script, self._parameters, [(n, False) for n in TENSOR])
+            self._facts = facts_of(self._script, self._parameters, [(n, False) for n in TENSOR])
         except LabError as error:
             self._problem = str(error)
 
     def page(self, strategy: str, ranks: int, device: str, parameters: Mapping[str, Any]) -> str:
-        """The prediction at one setting as HTML; `candidates` are what it shows, the one that is set first."""
+        """The prediction at one setting as HTML; `candidates` are what it shows, `chosen` the one that is set."""
         rows = [trial.row() for trial in self.trials]
         if self._facts is None:
             return panel_page("impossible" if self._problem else "", self._problem or COUNTING, [], None, "", rows)
-        if device not in self._devices:
-            self._devices[device] = device_named(device)
-        on = self._devices[device]
+        on = self._device(device)
         self.candidates = outlook(self.scripts, strategy, self._facts, on, ranks, self._parameters | dict(parameters))
         drawn: list[Bar] = []
         for candidate in self.candidates:
-            drawn += [bar_of(candidate), *(trial.bar() for trial in self.trials if trial.planned == candidate)]
+            drawn.append(bar_of(candidate, chosen=candidate.strategy == strategy))
+            drawn += (trial.bar() for trial in self.trials if trial.planned.is_like(candidate))
         limit_name = f"a rank's share of {on.name}" if on.shared else on.name
-        verdict, sentence = verdict_of(self.candidates[0], on)
+        self.chosen = next(candidate for candidate in self.candidates if candidate.strategy == strategy)
+        verdict, sentence = verdict_of(self.chosen, on)
         return panel_page(verdict, sentence, drawn, on.usable_by(ranks), limit_name, rows)
+
+    def _device(self, name: str) -> Device:
+        if name not in self._devices:
+            self._devices[name] = device_named(name)
+        return self._devices[name]
 
     def _build(self) -> None:
         import ipywidgets as widgets
@@ -106,7 +113,7 @@ class Panel:
         self._html.value = self.page(
             controls.strategy.value, controls.ranks.value, controls.device.value, controls.parameters
         )
-        self._go.disabled = self._run is not None or not self.candidates or self.candidates[0].layout is None
+        self._go.disabled = self._run is not None or self.chosen is None or self.chosen.layout is None
 
     def _in_thread(self, work: Any, name: str) -> None:
         threading.Thread(target=work, name=f"labkit panel {name}", daemon=True).start()
@@ -122,9 +129,10 @@ class Panel:
 
     def _measure(self) -> None:
         """Launch what is set, say how it goes, and lay what it measured over what was predicted."""
-        if not self.candidates or self._run:
+        if self.chosen is None or self._facts is None or self._run:
             return
-        planned = self.candidates[0]
+        here = self._device(THIS_MACHINE)  # whatever the device in the list, it runs on this one
+        planned = evaluate(self.chosen, self._facts, here)
         self._go.disabled = True
         parameters = {**planned.parameters, "steps": self._steps.value}
         try:
@@ -173,8 +181,7 @@ class Panel:
         from IPython.display import display
 
         self.count()
-        strategy = next(iter(self.scripts))
-        page = self.page(strategy, self._begin["ranks"], self._begin["device"], {})
+        page = self.page(self._strategy, self._begin["ranks"], self._begin["device"], {})
         text = aligned([candidate.row() for candidate in self.candidates]) or self._problem
         if ui() == "text":
             print(plain(text))

@@ -11,7 +11,7 @@ from labkit.planner.candidate import Candidate, evaluate, fastest, held_by
 from labkit.planner.devices import Device
 from labkit.planner.facts import Facts
 from labkit.planner.largest import largest_micro_batch, largest_model
-from labkit.planner.layout import Layout, layout_of
+from labkit.planner.layout import Layout, layout_of, strategy_of
 from labkit.planner.variants import own_parameters, variants
 from labkit.record.units import gib
 from labkit.view import words
@@ -52,10 +52,10 @@ def advise(
     layout = layout_of(script, ranks, parameters)
     scripts = variants(script)
     search = _Search(scripts, facts, device, rates, link)
-    name, *others = scripts
+    name = strategy_of(script) or script.name
     asked = search.look(name, ranks, parameters)
     rows = [asked, *([] if asked.fits else search.rescue(asked))]
-    for other in others:
+    for other in (other for other in scripts if other != name):
         options = own_parameters(scripts[other], parameters)
         at = 1 if other == "single" else ranks  # the others have to be faster than one device alone
         found = [

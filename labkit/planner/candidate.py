@@ -45,6 +45,10 @@ class Candidate:
         """`fsdp, bf16, activation checkpointing`"""
         return ", ".join((self.strategy, *self.changes))
 
+    def is_like(self, other: Candidate) -> bool:
+        """Whether both train in the same way, on whichever device."""
+        return self.layout == other.layout and self.layout is not None
+
     def row(self) -> dict[str, str]:
         """As texts, for a table."""
         step = self.step

@@ -30,14 +30,14 @@ def outlook(
     rates: Any = None,
     link: Any = None,
 ) -> list[Candidate]:
-    """The chosen strategy first, with its own options; the others with their defaults and the options all share.
+    """The chosen strategy with its own options; the others with their defaults and the options that all share.
 
     `single` is on one rank, whatever the others have. Pure, formulas only.
     """
     shared = {name for name in parameters if all(name in own_parameters(s, parameters) for s in scripts.values())}
     accumulate = int(parameters.get("accumulate") or 1)
     found = []
-    for name in (chosen, *(other for other in scripts if other != chosen)):
+    for name in scripts:
         if name == chosen:
             options = own_parameters(scripts[name], parameters)
         else:
@@ -49,12 +49,12 @@ def outlook(
     return found
 
 
-def bar_of(candidate: Candidate) -> Bar:
+def bar_of(candidate: Candidate, *, chosen: bool = False) -> Bar:
     """What the candidate is predicted to hold; after it the time of a step, or why it cannot be."""
     if candidate.peak is None:
-        return Bar(candidate.strategy, None, candidate.said, fits=False)
+        return Bar(candidate.strategy, None, candidate.said, fits=False, chosen=chosen)
     note = f"{words.seconds(candidate.step.seconds)} a step" if candidate.step else ""
-    return Bar(candidate.strategy, candidate.peak.categories, note, fits=candidate.fits)
+    return Bar(candidate.strategy, candidate.peak.categories, note, fits=candidate.fits, chosen=chosen)
 
 
 def verdict_of(candidate: Candidate, device: Device) -> tuple[str, str]:

@@ -11,6 +11,7 @@ from labkit.write import Script, options_of, script_names
 
 __all__ = ["own_parameters", "variants"]
 
+ORDER = ("single", "ddp", "zero1", "zero2", "fsdp", "fsdp1", "tensor_parallel", "pipeline", "hybrid")
 # These make a script the strategy it is; every other cell may be the user's own.
 STRATEGY_CELLS = ("strategy", "step")
 
@@ -18,7 +19,8 @@ STRATEGY_CELLS = ("strategy", "step")
 def variants(script: Script) -> dict[str, Script]:
     """By name: the script as it is, and every other strategy's script with the cells that differ from labkit's own.
 
-    The script stands first, under its strategy's name, or its own where the strategy cell is the user's.
+    The script is under its strategy's name, or first under its own where the strategy cell is the user's. The others
+    go from what keeps most on each rank to what divides most.
     """
     own = strategy_of(script)
     labkits = {name: Script.load(name) for name in script_names()}
@@ -30,10 +32,10 @@ def variants(script: Script) -> dict[str, Script]:
     }
     others = {
         name: replace(other, parts=tuple(changed.get(cell.title, cell) for cell in other.parts))
-        for name, other in labkits.items()
-        if name != own
+        for name in (*(name for name in ORDER if name in labkits), *(name for name in labkits if name not in ORDER))
+        for other in [labkits[name]]
     }
-    return {own or script.name: script, **others}
+    return others | {own: script} if own else {script.name: script} | others
 
 
 def own_parameters(script: Script, parameters: Mapping[str, Any]) -> dict[str, Any]:

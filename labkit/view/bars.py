@@ -25,13 +25,14 @@ LETTER = 5.3  # pixels of one at this size, to keep words within their place
 
 class Bar(NamedTuple):
     """`held`: bytes by category, None for what could not be planned; `note` stands after the bar. `source` is where
-    the figures come from: "formulas", "rehearsed" or "measured"."""
+    the figures come from: "formulas", "rehearsed" or "measured". The one that is `chosen` is marked."""
 
     name: str
     held: Mapping[str, int] | None
     note: str = ""
     source: str = "formulas"
     fits: bool = True
+    chosen: bool = False
 
 
 def bars(rows: Sequence[Bar], limit: float | None = None, limit_name: str = "") -> str:
@@ -79,10 +80,10 @@ def key(categories: Sequence[str] = CATEGORIES) -> str:
 
 def _bar(row: Bar, y: float, scale: float, *, first: bool) -> str:
     middle = y + ROW - 5
-    name = row.name if first else ""
+    name = f"{'▸ ' if row.chosen else ''}{row.name}" if first else ""
     if row.source != "formulas":
         name = f"{name} {row.source}".strip() if first else row.source
-    strength = "" if first else ' opacity=".75"'
+    strength = ' font-weight="700"' if row.chosen else "" if first else ' opacity=".75"'
     drawn = f'<text x="{LEFT - 6}" y="{middle}" text-anchor="end"{strength}>{escaped(_cut(name, LEFT - 6))}</text>'
     if row.held is None:
         return drawn + _note(row.note, LEFT, y, WIDTH - LEFT, ".75")

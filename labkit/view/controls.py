@@ -12,7 +12,7 @@ __all__ = ["Controls"]
 RANKS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 256, 512, 1024)
 POWERS = tuple(2**n for n in range(13))
 PRECISIONS = ("fp32", "bf16", "fp16")
-LABEL = {"description_width": "104px"}
+LABEL = {"description_width": "128px"}
 WIDTH = "372px"
 
 
@@ -29,35 +29,33 @@ class Controls:
     ):
         import ipywidgets as widgets
 
-        self._own, self._changed, self._quiet = own, changed, False
+        self._own, self._changed = own, changed
         self._begin = begin
 
         def steps(name: str, values: tuple[int, ...], at: int) -> Any:
             options = sorted({*values, at})
             return widgets.SelectionSlider(description=name, options=options, value=at, style=LABEL)
 
-        self.strategy = widgets.Dropdown(description="strategy", options=list(strategies), style=LABEL)
-        self.device = widgets.Dropdown(
-            description="device", options=list(dict.fromkeys((begin["device"], *devices))), style=LABEL
-        )
+        def choice(name: str, options: Iterable[str], at: str) -> Any:
+            return widgets.Dropdown(description=name, options=list(options), value=at, style=LABEL)
+
+        recomputed = bool(begin.get("activation_checkpointing"))
+        self.strategy = choice("strategy", strategies, begin["strategy"])
+        self.device = choice("device", dict.fromkeys((begin["device"], *devices)), begin["device"])
         self.ranks = steps("ranks", RANKS, begin["ranks"])
         self.shared = {
             "global_batch_size": steps("global batch", POWERS, int(begin.get("global_batch_size", 64))),
             "accumulate": steps("accumulate", POWERS[:8], int(begin.get("accumulate", 1))),
-            "precision": widgets.Dropdown(
-                description="precision", options=PRECISIONS, value=begin.get("precision", "fp32"), style=LABEL
-            ),
+            "precision": choice("precision", PRECISIONS, begin.get("precision", "fp32")),
             "activation_checkpointing": widgets.Checkbox(
-                description="activation checkpointing", value=bool(begin.get("activation_checkpointing")), indent=False
+                description="activation checkpointing", value=recomputed, style=LABEL
             ),
         }
-        self.shared["global_batch_size"].tooltip = "samples per optimizer step, over all ranks"
         self._made: dict[str, dict[str, Any]] = {}
         self._place = widgets.VBox()
-        left = widgets.VBox([self.strategy, self.ranks, self.shared["global_batch_size"], self.shared["accumulate"]])
-        right = widgets.VBox(
-            [self.device, self.shared["precision"], self.shared["activation_checkpointing"], self._place]
-        )
+        batch, accumulate, precision, checkpointing = self.shared.values()
+        left = widgets.VBox([self.strategy, self.ranks, batch, accumulate, checkpointing])
+        right = widgets.VBox([self.device, precision, self._place])
         for control in (self.strategy, self.ranks, self.device, *self.shared.values()):
             control.layout.width = WIDTH
             control.observe(self._moved, names="value")
@@ -97,7 +95,7 @@ def _control(option: Option, given: Any) -> Any:
         at = value if value in option.choices else option.choices[0]
         return widgets.Dropdown(description=name, options=list(option.choices), value=at, style=LABEL)
     if option.kind == "flag":
-        return widgets.Checkbox(description=name, value=bool(value), indent=False)
+        return widgets.Checkbox(description=name, value=bool(value), style=LABEL)
     if option.kind == "int":
         return widgets.BoundedIntText(description=name, value=int(value or 0), min=0, max=1 << 20, style=LABEL)
     return widgets.FloatText(description=name, value=float(value or 0.0), style=LABEL)
