@@ -13,12 +13,14 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from labkit.planner.child import answer
 from labkit.planner.facts import Facts, Profile, Unit, Variant
 from labkit.planner.profiling import Computed, Flow, profile
 from labkit.planner.scene import Scene
+from labkit.planner.splitting import mesh_of, split
 
 
 def _attention_flops(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
@@ -73,31 +75,36 @@ class Model:
             whole.blocks = nn.ModuleList(kept)
         self.module = whole
 
-    def variant(self, scene: Scene, variant: Variant) -> nn.Module:
-        """A copy, with parameters of the variant's type."""
+    def variant(self, scene: Scene, variant: Variant, mesh: DeviceMesh | None = None) -> list[Part]:
+        """The parts, in the order of forward, of a copy with parameters of the variant's type."""
         dtype = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}[variant.itemsize]
-        module = copy.deepcopy(self.module)
+        with scene.fake:
+            module = copy.deepcopy(self.module)
+            _convert(module, dtype)
+        which = self.which
+        if variant.sequence:  # the first block and the last have more to do
+            ends = [(kind, i == 0, i == len(which) - 1) for i, kind in enumerate(which)]
+            kinds = list(dict.fromkeys(ends))
+            which = [kinds.index(end) for end in ends]
+            with scene.fake:
+                module.blocks = nn.ModuleList(copy.deepcopy(module.blocks[kind]) for kind, *_ in kinds)
         module.train()
-        _convert(module, dtype)
         if variant.recomputed:
             scene.script.recompute_blocks(module)
-        return module
-
-    def units(self, module: nn.Module) -> list[Part]:
-        """Of a copy, in the order of forward."""
+        if mesh:
+            split(scene.script, module.blocks, mesh, variant.sequence)
         if not self.in_units:
-            return [Part("model", 0, module, list(module.parameters()), [], False)]
+            return [Part("model", 0, module, list(module.parameters()), list(module.buffers()), False)]
         blocks = [
             Part(f"blocks.{i}", kind, block, list(block.parameters()), list(block.buffers()), True)
-            for i, kind in enumerate(self.which)
+            for i, kind in enumerate(which)
             for block in [module.blocks[kind]]
         ]
-        in_blocks = set(module.blocks.parameters())
+        in_blocks = {*module.blocks.parameters(), *module.blocks.buffers()}
         rest = [p for p in module.parameters() if p not in in_blocks]
-        first, last = (
-            Part(name, -1 - i, getattr(module, name), rest, [], False) for i, name in enumerate(("embed", "unembed"))
-        )
-        return [first, *blocks, last]
+        others = [b for b in module.buffers() if b not in in_blocks]
+        first = Part("embed", -1, module.embed, rest, others, False)
+        return [first, *blocks, Part("unembed", -2, module.unembed, rest, [], False)]
 
 
 def count(text: str, argv: Sequence[str], tensor: Sequence[tuple[int, bool]] = ()) -> dict[str, Any]:
@@ -107,17 +114,21 @@ def count(text: str, argv: Sequence[str], tensor: Sequence[tuple[int, bool]] = (
     torch.set_default_dtype(torch.float32)
     *sample, samples = scene.sample()
     x, y = (Flow(tuple(t.shape[1:]), torch.float32 if t.is_floating_point() else t.dtype) for t in sample)
+    # every way in which labkit's scripts compute
     recompute = [False, True] if model.in_units else [False]
-    ways = [("fp32", False), ("16", False), ("16", True), ("fp64", False)]
+    ways = itertools.product([("fp32", False), ("16", False), ("16", True), ("fp64", False)], recompute)
+    variants = [Variant(precision, half, recomputed) for (precision, half), recomputed in ways]
     profiles: dict[Variant, tuple[Profile, ...]] = {}
-    with scene.fake:
-        for (precision, half), recomputed in itertools.product(ways, recompute):
-            variant = Variant(precision, half, recomputed)
-            module = model.variant(scene, variant)
-            computed = _computed(scene, model.units(module), variant, x, y)
+    for ranks, sequence in [(1, False), *map(tuple, tensor)]:
+        mesh = mesh_of(ranks) if ranks > 1 else None
+        for variant in variants:
+            variant = variant._replace(tensor=ranks, sequence=sequence)
+            parts = model.variant(scene, variant, mesh)
+            with scene.fake:
+                computed = _computed(scene, parts, variant, x, y)
+                if variant == Variant():
+                    units = _units(parts, computed, x)
             profiles[variant] = tuple(each.profile for each in computed)
-            if variant == Variant():
-                units = _units(model.units(module), list(module.buffers()), computed, x)
     itemsize = 8 if scene.args.precision == "fp64" else 4
     return Facts(tuple(units), itemsize, units[-1].output, x.bytes + y.bytes, samples, profiles).to_json()
 
@@ -150,10 +161,9 @@ def _loss(losses_of: Any, take: Callable[[], torch.Tensor], target: torch.Tensor
     return losses_of(take(), target).mean() / 1
 
 
-def _units(parts: list[Part], buffers: list[torch.Tensor], computed: list[Computed], x: Flow) -> list[Unit]:
-    """Sizes and FLOPs. What no unit trains, and buffers outside of blocks, are the first unit's."""
+def _units(parts: list[Part], computed: list[Computed], x: Flow) -> list[Unit]:
+    """Sizes and FLOPs. What no unit trains is the first unit's."""
     trained_somewhere = {p for each in computed for p in each.trained}
-    in_blocks = {tensor for part in parts for tensor in part.buffers}
     units, taken, flops_of, value = [], set(), {}, x.make(2)
     for part, each in zip(parts, computed, strict=False):
         if (part.kind, value.shape) not in flops_of:
@@ -162,14 +172,13 @@ def _units(parts: list[Part], buffers: list[torch.Tensor], computed: list[Comput
         value, flops = flops_of[part.kind, value.shape]
         own = each.trained if part.is_block else [p for p in each.trained if p not in taken]
         idle = [p for p in part.parameters if p not in trained_somewhere and p not in taken]
-        held = part.buffers if units or part.is_block else [b for b in buffers if b not in in_blocks]
         taken |= {*own, *([] if part.is_block else idle)}
         units.append(
             Unit(
                 name=part.name,
                 parameters=tuple(p.numel() for p in own),
                 frozen=sum(p.numel() for p in idle),
-                buffers=sum(b.numel() * b.element_size() for b in held),
+                buffers=sum(b.numel() * b.element_size() for b in part.buffers),
                 flops=flops.get_total_flops() // 2,
                 output=value[0].numel(),
             )

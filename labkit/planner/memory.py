@@ -1,7 +1,7 @@
-"""What a rank holds at the peak of a training step, by closed formulas: no torch, no process, milliseconds.
+"""What a rank holds at the peak of a training step, by formulas: no torch, no process, milliseconds.
 
-A step is a short list of moments; the peak is the largest. What units hold while they compute is counted once (see
-facts.py); here it is added to what a strategy holds of parameters, gradients, optimizer state and buffers.
+A step is a short list of named moments; the peak is the largest. What units hold while they compute is counted once
+(see facts.py); added to it is what a strategy holds of parameters, gradients, optimizer state and buffers.
 """
 
 from __future__ import annotations
@@ -9,12 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from labkit.planner.computing import Point, computing, input_bytes, variant_of
-from labkit.planner.facts import Facts
+from labkit.planner.facts import Facts, Variant
 from labkit.planner.layout import Layout
+from labkit.planner.replicating import Whole
+from labkit.planner.sharding import Sharded, Sharding, groups_of
+from labkit.planner.step import Ledger, backward, forward, loss
 from labkit.record.peak import Peak
 
-__all__ = ["moments", "peak", "states"]
+__all__ = ["adamw_state", "adamw_temporary", "dealt", "moments", "peak", "states", "variant_of"]
+
+SHARDED = ("fsdp", "zero2", "hybrid")
 
 
 def peak(facts: Facts, layout: Layout, rank: int = 0, *, foreach: bool = False) -> Peak:
@@ -23,21 +27,83 @@ def peak(facts: Facts, layout: Layout, rank: int = 0, *, foreach: bool = False) 
 
 
 def states(facts: Facts, layout: Layout, rank: int = 0) -> dict[str, int]:
-    """Bytes of parameters, gradients and optimizer state at the end of backward."""
+    """Bytes of parameters, gradients and optimizer state when backward is over."""
     at_end = moments(facts, layout, rank)[-1].categories
     return {name: at_end.get(name, 0) for name in ("parameters", "gradients", "optimizer")}
 
 
 def moments(facts: Facts, layout: Layout, rank: int = 0, *, foreach: bool = False) -> list[Peak]:
-    """In the order of the step; the optimizer's is the last."""
-    if layout.strategy in ("", "single", "ddp", "zero1"):
-        return _whole(facts, layout, rank, foreach)
-    raise NotImplementedError(layout.strategy)
+    """The largest of each name, in the order of the step; the optimizer's is the last."""
+    variant = variant_of(layout)
+    profiles, names = facts.profiles[variant][:-1], [unit.name for unit in facts.units]
+    size = 8 if layout.precision == "fp64" else 4
+    inputs = input_bytes(facts, variant, layout.micro_batch * layout.accumulate)
+    ledger = Ledger(activations=inputs)
+    frozen = size * sum(unit.frozen for unit in facts.units)
+    buffers = sum(unit.buffers for unit in facts.units)
+    keeper: Whole | Sharded
+    if layout.strategy in SHARDED:
+        groups = groups_of(names, profiles, layout.shards, rank % layout.shards)
+        keeper = Sharded(ledger, groups, [sum(p.parameters) for p in profiles], sharding_of(layout, variant))
+        parameters = size * sum(group.shard for group in set(groups))
+        stepped = [n for group in dict.fromkeys(groups) for n in group.local]
+        frozen //= layout.shards
+    else:
+        sizes = [n for profile in profiles for n in profile.parameters]
+        views = layout.options.get("gradient_as_bucket_view", True)
+        of_units = [size * sum(profile.parameters) for profile in profiles]
+        keeper = Whole(ledger, of_units, buckets=layout.strategy in ("ddp", "zero1"), views=views)
+        parameters = size * sum(sizes)
+        stepped = dealt(sizes, layout.data)[rank] if layout.strategy == "zero1" else sizes
+    ledger.held["parameters"] = parameters + frozen + buffers
+    ledger.held["optimizer"] = adamw_state(stepped, size)
+    # micro-batches in the middle are all alike
+    for number in sorted({0, min(1, layout.accumulate - 1), layout.accumulate - 1}):
+        keeper.begin(first=number == 0, last=number == layout.accumulate - 1)
+        forward(ledger, keeper, names, profiles, layout.micro_batch)
+        loss(ledger, facts.profiles[variant][-1], layout.micro_batch)
+        backward(ledger, keeper, names, profiles, layout.micro_batch)
+    ledger.note("optimizer", "optimizer step", temporary=adamw_temporary(stepped, size, foreach=foreach))
+    return list(ledger.moments.values())
+
+
+def variant_of(layout: Layout) -> Variant:
+    """How units compute under a layout. FSDP computes with parameters in 16 bits; the others cast them."""
+    half = layout.precision in ("fp16", "bf16")
+    return Variant(
+        "16" if half else layout.precision,
+        half and layout.strategy in (*SHARDED, "fsdp1"),
+        layout.activation_checkpointing,
+        layout.tensor,
+        bool(layout.options.get("sequence_parallel", False)),
+    )
+
+
+def sharding_of(layout: Layout, variant: Variant) -> Sharding:
+    """What the scripts' strategy cells ask of fully_shard."""
+    computing, reducing = variant.itemsize, max(4, variant.itemsize)
+    if layout.strategy == "zero2":
+        return Sharding(layout.shards, computing, reducing, blocks_after_forward=False, kept_between=True)
+    reshard = layout.options["reshard_after_forward"]
+    return Sharding(
+        layout.shards,
+        computing,
+        reducing,
+        blocks_after_forward=reshard != "never",
+        root_after_forward=reshard == "always",
+        reduced_once=True,
+    )
+
+
+def input_bytes(facts: Facts, variant: Variant, samples: int) -> int:
+    """Of so many samples of x and y, which stay for the whole step."""
+    wider = facts.profiles[variant][0].input.at(1) - facts.profiles[Variant()][0].input.at(1)
+    return samples * (facts.inputs + wider)
 
 
 def adamw_state(sizes: Sequence[int], itemsize: int) -> int:
     """Two moments of each parameter, and its step as a float32. Source: torch.optim.AdamW; 8 bytes per fp32
-    parameter as in ZeRO (1910.02054 sec. 3.1) without the fp32 copy of the weights, which are fp32 already.
+    parameter, as in ZeRO (1910.02054 sec. 3.1) without the fp32 copy of the weights, which are fp32 already.
     """
     return 2 * itemsize * sum(sizes) + 4 * len(sizes)
 
@@ -62,48 +128,3 @@ def dealt(sizes: Sequence[int], ranks: int) -> list[list[int]]:
     for size in sorted(sizes, reverse=True):
         min(each, key=sum).append(size)
     return each
-
-
-def _whole(facts: Facts, layout: Layout, rank: int, foreach: bool) -> list[Peak]:
-    """Strategies under which each rank has all parameters and gradients: single, ddp, zero1."""
-    variant = variant_of(layout)
-    profiles, samples = facts.profiles[variant], layout.micro_batch
-    names = [*(unit.name for unit in facts.units), "loss"]
-    size = 8 if layout.precision == "fp64" else 4
-    sizes = [n for unit in facts.units for n in unit.parameters]
-    parameters = size * (sum(sizes) + sum(unit.frozen for unit in facts.units)) + sum(u.buffers for u in facts.units)
-    stepped = dealt(sizes, layout.data)[rank] if layout.strategy == "zero1" else sizes
-    optimizer = adamw_state(stepped, size)
-    inputs = input_bytes(facts, variant, samples * layout.accumulate)
-    all_gradients = size * sum(sizes)
-    replicated = layout.strategy in ("ddp", "zero1")
-    views = layout.options.get("gradient_as_bucket_view", True)
-    buckets = all_gradients if replicated else 0
-
-    def at(phase: str, what: str, activations: int, temporary: int, gradients: int) -> Peak:
-        held = {
-            "parameters": parameters,
-            "gradients": gradients + (buckets if views else 0),
-            "optimizer": optimizer,
-            "communication": 0 if views else buckets,
-            "activations": inputs + activations,
-            "temporary": temporary,
-        }
-        return Peak(sum(held.values()), phase, what, {name: n for name, n in held.items() if n})
-
-    # Gradients that are complete, by whether this is the first micro-batch of the step and whether it is the last.
-    def complete(point: Point, first: bool, last: bool) -> int:
-        before = 0 if first else all_gradients
-        if replicated and views and last:  # each moves to its bucket as soon as it is complete
-            return before - (0 if first else point.settled)
-        return point.settled if first else before
-
-    kinds = {(n == 0, n == layout.accumulate - 1): None for n in range(layout.accumulate)}
-    step = [
-        at(point.phase, point.operation, point.activations, point.temporary, complete(point, *kind))
-        for kind in kinds
-        for point in computing(names, profiles, samples, size)
-    ]
-    kept = 0 if replicated and views else all_gradients
-    temporary = adamw_temporary(stepped, size, foreach=foreach)
-    return [*step, at("optimizer", "optimizer step", 0, temporary, kept)]
