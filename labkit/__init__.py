@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from labkit.errors import LabError, LaunchError, RankFailedError, RunFolderError, ScriptError
 
 if TYPE_CHECKING:
+    from labkit.bench import panel
     from labkit.data import fetch
     from labkit.machine import doctor
     from labkit.run import Run, attach, launch, runs
@@ -26,6 +27,7 @@ _LAZY = {
     "doctor": "labkit.machine",
     "fetch": "labkit.data",
     "launch": "labkit.run",
+    "panel": "labkit.bench",
     "runs": "labkit.run",
 }
 
@@ -43,6 +45,7 @@ __all__ = [
     "doctor",
     "fetch",
     "launch",
+    "panel",
     "runs",
 ]
 

@@ -29,7 +29,7 @@ from labkit.write import Script
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Run", "attach", "launch", "runs"]
+__all__ = ["Run", "attach", "begin", "launch", "runs"]
 
 LOOK_SECONDS = 0.1
 PROGRESS_SECONDS = 30.0
@@ -68,10 +68,9 @@ def launch(
     """
     if ui() == "svg":
         check_kernel(version("ipykernel"))  # before anything runs
-    env = preflight.settings_for(nproc_per_node, backend, env) | dict(env or {})
     headless = is_headless()
     tied = headless if detach is None else not detach
-    folder = start(
+    run = begin(
         script,
         nproc_per_node=nproc_per_node,
         backend=backend,
@@ -84,7 +83,6 @@ def launch(
         watchdog=watchdog,
         tied=tied,
     )
-    run = Run(folder)
     if ui() in ("svg", "display", "static"):
         run.show()
     else:
@@ -93,6 +91,37 @@ def launch(
     if headless if wait is None else wait:
         run.wait()
     return run
+
+
+def begin(
+    script: Script | str | os.PathLike[str],
+    *,
+    nproc_per_node: int | str,
+    parameters: Mapping[str, Any],
+    tied: bool,
+    backend: str | None = None,
+    env: Mapping[str, str] | None = None,
+    args: Sequence[Any] = (),
+    name: str | None = None,
+    runs_dir: str | os.PathLike[str] | None = None,
+    **care: Any,
+) -> Run:
+    """Start a run as `launch` does, and show nothing. `tied`: it ends with this process."""
+    settings = preflight.settings_for(nproc_per_node, backend, env) | dict(env or {})
+    return Run(
+        start(
+            script,
+            nproc_per_node=nproc_per_node,
+            backend=backend,
+            args=args,
+            parameters=parameters,
+            name=name,
+            runs_dir=runs_dir,
+            env=settings,
+            tied=tied,
+            **care,
+        )
+    )
 
 
 def attach(which: str | os.PathLike[str] = "latest", *, runs_dir: str | os.PathLike[str] | None = None) -> Run:

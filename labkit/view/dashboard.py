@@ -14,7 +14,7 @@ from labkit.view.frontend import notebook_shell
 from labkit.view.page import run_html
 from labkit.view.report import static_bundle
 
-__all__ = ["Dashboard"]
+__all__ = ["Dashboard", "close"]
 
 PERIOD_SECONDS = 0.5
 LONGEST_PERIOD_SECONDS = 5.0
@@ -81,7 +81,7 @@ class Dashboard:
             bundle["text/html"] += f"<div>{escaped(hint)}</div>"
             bundle["text/plain"] += f"\n{hint}"
         self._handle.update(bundle, raw=True)
-        _close(self.box)
+        close(self.box)
         self.reader = RunReader(self.folder)  # whoever holds the run need not hold what was read
 
     @property
@@ -148,9 +148,9 @@ class Dashboard:
         threading.Thread(target=self._stop, args=(again,), name="labkit stop", daemon=True).start()
 
 
-def _close(widget: Any) -> None:
+def close(widget: Any) -> None:
     """A widget's parts are not closed with it, and kernel and page hold on to whatever is open."""
     for part in (*getattr(widget, "children", ()), getattr(widget, "style", None), getattr(widget, "layout", None)):
         if part is not None:
-            _close(part)
+            close(part)
     widget.close()

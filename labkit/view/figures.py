@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 from labkit.record import RunReader, Series
 from labkit.record.records import finite
 from labkit.record.text import escaped
+from labkit.view.bars import CATEGORY_COLOURS, LIMIT_COLOUR
 from labkit.view.svg import COLOURS
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-__all__ = ["memory_by_category", "over_time", "runs_together", "scaling"]
+__all__ = ["finished", "memory_by_category", "memory_unit", "over_time", "runs_together", "scaling"]
 
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 GIB, MIB = 2**30, 2**20
@@ -26,7 +27,7 @@ def over_time(reader: RunReader) -> Figure:
     """Loss, throughput, step time and memory of every rank over seconds since the launch."""
     from plotly.subplots import make_subplots
 
-    unit, name = _unit(max((h.memory_peak for h in reader.ranks.values()), default=0.0))
+    unit, name = memory_unit(max((h.memory_peak for h in reader.ranks.values()), default=0.0))
     titles = {**OVER_TIME, "throughput": "throughput per rank", "memory": f"memory per rank, {name}"}
     figure = make_subplots(2, 2, subplot_titles=list(titles.values()), horizontal_spacing=0.09, vertical_spacing=0.16)
     for cell, metric in enumerate(OVER_TIME):
@@ -43,7 +44,7 @@ def over_time(reader: RunReader) -> Figure:
         figure.update_xaxes(title_text="seconds after launch", row=row + 1, col=column + 1)
     for x in reader.restarts:
         figure.add_vline(x=x, line_dash="dot", line_color="#8b949e", annotation_text="begun again")
-    return _finished(figure, "Every rank over time", height=620)
+    return finished(figure, "Every rank over time", height=620)
 
 
 def memory_by_category(reader: RunReader) -> Figure:
@@ -57,19 +58,21 @@ def memory_by_category(reader: RunReader) -> Figure:
     ranks = [str(rank) for rank in reader.ranks]
     peak = max((h.memory_peak for h in reader.ranks.values() if h.memory_name == "allocated"), default=0.0)
     held = [{k: finite(h.held.get(k)) or 0.0 for k in CATEGORIES} for h in reader.ranks.values()]
-    unit, name = _unit(max([peak, *(sum(sizes.values()) for sizes in held)], default=0.0))
+    unit, name = memory_unit(max([peak, *(sum(sizes.values()) for sizes in held)], default=0.0))
     figure = go.Figure()
-    for colour, category in zip(COLOURS, CATEGORIES, strict=False):
-        _bar(figure, ranks, [sizes[category] / unit for sizes in held], category, colour, name)
+    for category in CATEGORIES:
+        _bar(figure, ranks, [sizes[category] / unit for sizes in held], category, CATEGORY_COLOURS[category], name)
     if peak:
         rest = [max(0.0, h.memory_peak - sum(sizes.values())) / unit
                 for h, sizes in zip(reader.ranks.values(), held, strict=True)]  # fmt: skip
         _bar(figure, ranks, rest, "activations, buffers, temporaries (at the peak)", COLOURS[7], name)
     limits = [h.memory_limit for h in reader.ranks.values() if h.memory_limit]
     if limits and peak and min(limits) < 4 * peak:
-        figure.add_hline(y=min(limits) / unit, line_dash="dash", line_color=COLOURS[5], annotation_text="device limit")
+        figure.add_hline(
+            y=min(limits) / unit, line_dash="dash", line_color=LIMIT_COLOUR, annotation_text="device limit"
+        )
     figure.update_layout(barmode="stack", xaxis_title="rank", yaxis_title=name)
-    return _finished(figure, "Memory per rank by what holds it", height=380)
+    return finished(figure, "Memory per rank by what holds it", height=380)
 
 
 def runs_together(readers: Mapping[str, RunReader]) -> Figure:
@@ -95,7 +98,7 @@ def runs_together(readers: Mapping[str, RunReader]) -> Figure:
     figure.update_xaxes(title_text="optimizer step", row=1, col=1)
     figure.update_xaxes(title_text="seconds after launch", row=1, col=2)
     figure.update_yaxes(title_text="loss", row=1, col=1)
-    return _finished(figure, "Runs side by side", height=400)
+    return finished(figure, "Runs side by side", height=400)
 
 
 def scaling(points: Sequence[tuple[str, int, float]]) -> Figure:
@@ -118,7 +121,7 @@ def scaling(points: Sequence[tuple[str, int, float]]) -> Figure:
     figure.update_layout(xaxis_title="ranks", yaxis_title="samples/s over all ranks")
     figure.update_xaxes(tickvals=sorted({r for _, r, _ in points}))
     figure.update_yaxes(rangemode="tozero")
-    return _finished(figure, "Scaling", height=400)
+    return finished(figure, "Scaling", height=400)
 
 
 def _line(series: Series, unit: float = 1.0) -> dict[str, list[float]]:
@@ -131,7 +134,8 @@ def _bar(figure: Figure, x: list[str], y: list[float], category: str, colour: st
     figure.add_bar(x=x, y=y, name=category, marker_color=colour, hovertemplate=hover)
 
 
-def _unit(largest: float) -> tuple[float, str]:
+def memory_unit(largest: float) -> tuple[float, str]:
+    """Bytes in the unit that such sizes are drawn in, and its name."""
     return (GIB, "GiB") if largest >= GIB else (MIB, "MiB")
 
 
@@ -139,7 +143,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _finished(figure: Figure, title: str, *, height: int) -> Figure:
+def finished(figure: Figure, title: str, *, height: int) -> Figure:
     """A title, room for it, the legend under the data, one look for all."""
     figure.update_layout(
         title={"text": title, "x": 0.01},

@@ -9,7 +9,7 @@ from labkit.view import words
 from labkit.view.bands import MANY
 from labkit.view.svg import dot
 
-__all__ = ["machine_table", "rank_rows", "rank_table"]
+__all__ = ["grid", "machine_table", "rank_rows", "rank_table"]
 
 TABLE_ROWS = 16
 
@@ -26,10 +26,10 @@ def rank_table(reader: RunReader) -> str:
     rows = rank_rows(reader)
     marks = [f"{dot(h.rank)} " if len(reader.ranks) <= MANY else "" for h in _shown(reader)]
     more = f"the first and the slowest of {len(reader.ranks)} ranks" if len(rows) < len(reader.ranks) else ""
-    return _grid(rows, marks) + _remark(more)
+    return grid(rows, marks) + _remark(more)
 
 
-def _grid(rows: list[dict[str, str]], marks: list[str]) -> str:
+def grid(rows: list[dict[str, str]], marks: list[str]) -> str:
     """A table of text, with a mark of SVG before each row."""
     if not rows:
         return ""
@@ -79,7 +79,7 @@ def machine_table(reader: RunReader) -> str:
     """What the driver and the system say, beside what torch's allocator says above."""
     rows = [row for name in sorted(reader.hosts) for row in _host_rows(reader.hosts[name])]
     shown = rows[:TABLE_ROWS]
-    return _grid(shown, [""] * len(shown)) + _remark(
+    return grid(shown, [""] * len(shown)) + _remark(
         f"the first {TABLE_ROWS} of {len(rows)}" if len(rows) > TABLE_ROWS else ""
     )
 

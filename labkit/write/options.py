@@ -8,12 +8,13 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from labkit.errors import ScriptError
 from labkit.write.script import Script
 
-__all__ = ["Option", "check_flags", "command_line", "options_of", "read_back"]
+__all__ = ["Option", "check_flags", "command_line", "options_of", "own_options", "read_back"]
 
 # What launch itself takes, for the nearest name of a mistyped one.
 LAUNCH_NAMES = ("nproc_per_node", "backend", "args", "name", "runs_dir", "env", "retries", "watchdog", "wait", "detach")
@@ -33,6 +34,17 @@ class Option:
 
 def options_of(script: Script) -> dict[str, Option]:
     """The long options of a script by parameter name (`global_batch_size`), in the order they are declared."""
+    return dict(_declared(script))
+
+
+def own_options(script: Script) -> dict[str, Option]:
+    """Those of its options that the strategy cell declares."""
+    text = script.cells["strategy"].text if "strategy" in script.cells else ""
+    return {name: option for name, option in options_of(script).items() if f'"{option.name}"' in text}
+
+
+@lru_cache(maxsize=64)  # parsing takes 10 ms, and a panel asks for many scripts at every move
+def _declared(script: Script) -> dict[str, Option]:
     options = {}
     for node in ast.walk(ast.parse(str(script))):
         if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument":

@@ -1,0 +1,189 @@
+"""The lab bench: move a slider and see what each strategy would hold and how fast it would be, then run it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from importlib.metadata import version
+from typing import Any
+
+from labkit.errors import LabError
+from labkit.planner.candidate import Candidate, evaluate
+from labkit.planner.devices import DEVICES, THIS_MACHINE, Device, device_named
+from labkit.planner.facts import Facts, facts_of
+from labkit.planner.layout import strategy_of
+from labkit.planner.outlook import bar_of, outlook, verdict_of
+from labkit.planner.trials import Trial
+from labkit.planner.variants import variants
+from labkit.record import RunReader
+from labkit.record.text import escaped, plain
+from labkit.run import Run, begin
+from labkit.view import words
+from labkit.view.bars import Bar
+from labkit.view.controls import Controls
+from labkit.view.dashboard import close
+from labkit.view.frontend import check_kernel, is_headless, ui
+from labkit.view.panel_page import panel_page
+from labkit.view.plan_tables import aligned
+from labkit.write import Script, own_options
+
+__all__ = ["Panel", "panel"]
+
+STEPS = 30
+PERIOD_SECONDS = 0.5
+TENSOR = (2, 4, 8)  # ranks over which layers are split that are counted beforehand
+COUNTING = "counting what the model holds, on tensors without data: a few seconds …"
+
+
+def panel(script: Script | str = "fsdp", *, device: str | None = None, ranks: int = 2, **parameters: Any) -> Panel:
+    """Sliders for strategy, ranks, batch, precision and device move the prediction; Run measures what is set.
+
+    `script` is a Script with your cells or the name of one of labkit's; its model is counted once, in a process of
+    its own. `device` is a preset ("T4") or, when None, this machine. `parameters` are where the controls begin.
+    """
+    return Panel(script if isinstance(script, Script) else Script.load(script), device, ranks, parameters)
+
+
+class Panel:
+    """What is predicted for what is set, beside what was measured. Threads touch widget traits and nothing else."""
+
+    def __init__(self, script: Script, device: str | None, ranks: int, parameters: Mapping[str, Any]):
+        self.scripts = variants(script)
+        self._script, self._strategy = script, strategy_of(script) or script.name
+        self.candidates: list[Candidate] = []
+        self.chosen: Candidate | None = None
+        self.trials: list[Trial] = []
+        self._parameters = dict(parameters)
+        self._devices: dict[str, Device] = {}
+        self._begin = {"strategy": self._strategy, "device": device or THIS_MACHINE, "ranks": ranks, **parameters}
+        self._facts: Facts | None = None
+        self._problem = ""
+        self._run: Run | None = None
+        self._closed = threading.Event()
+        self.box: Any = None
+
+    def count(self) -> None:
+        """Count the model; what goes wrong with that is shown in place of the prediction."""
+        try:
+            self._facts = facts_of(self._script, self._parameters, [(n, False) for n in TENSOR])
+        except LabError as error:
+            self._problem = str(error)
+
+    def page(self, strategy: str, ranks: int, device: str, parameters: Mapping[str, Any]) -> str:
+        """The prediction at one setting as HTML; `candidates` are what it shows, `chosen` the one that is set."""
+        rows = [trial.row() for trial in self.trials]
+        if self._facts is None:
+            return panel_page("impossible" if self._problem else "", self._problem or COUNTING, [], None, "", rows)
+        on = self._device(device)
+        self.candidates = outlook(self.scripts, strategy, self._facts, on, ranks, self._parameters | dict(parameters))
+        drawn: list[Bar] = []
+        for candidate in self.candidates:
+            drawn.append(bar_of(candidate, chosen=candidate.strategy == strategy))
+            drawn += (trial.bar() for trial in self.trials if trial.planned.is_like(candidate))
+        limit_name = f"a rank's share of {on.name}" if on.shared else on.name
+        self.chosen = next(candidate for candidate in self.candidates if candidate.strategy == strategy)
+        verdict, sentence = verdict_of(self.chosen, on)
+        return panel_page(verdict, sentence, drawn, on.usable_by(ranks), limit_name, rows)
+
+    def _device(self, name: str) -> Device:
+        if name not in self._devices:
+            self._devices[name] = device_named(name)
+        return self._devices[name]
+
+    def _build(self) -> None:
+        import ipywidgets as widgets
+
+        own = {name: own_options(script) for name, script in self.scripts.items()}
+        names = [THIS_MACHINE, *(device.name for device in DEVICES)]
+        self._controls = Controls(list(self.scripts), names, own, self._begin, self._draw)
+        self._html, self._told = widgets.HTML(), widgets.HTML()
+        self._go = widgets.Button(description="Run", icon="play", tooltip="Launch what is set here, on this machine")
+        self._halt = widgets.Button(description="Stop", icon="stop", tooltip="End the run on every rank", disabled=True)
+        self._steps = widgets.BoundedIntText(description="steps", value=STEPS, min=1, max=1 << 20)
+        self._steps.layout.width = "150px"
+        self._steps.style.description_width = "40px"
+        self._go.on_click(lambda _: self._in_thread(self._measure, "run"))
+        self._halt.on_click(lambda _: self._in_thread(self._stop, "stop"))
+        buttons = widgets.HBox([self._go, self._halt, self._steps, self._told])
+        buttons.layout.flex_flow = "row wrap"
+        self.box = widgets.VBox([self._controls.box, self._html, buttons])
+
+    def _draw(self) -> None:
+        controls = self._controls
+        self._html.value = self.page(
+            controls.strategy.value, controls.ranks.value, controls.device.value, controls.parameters
+        )
+        self._go.disabled = self._run is not None or self.chosen is None or self.chosen.layout is None
+
+    def _in_thread(self, work: Any, name: str) -> None:
+        threading.Thread(target=work, name=f"labkit panel {name}", daemon=True).start()
+
+    def _open(self) -> None:
+        self.count()
+        self._draw()
+
+    def _stop(self) -> None:
+        self._halt.disabled = True
+        if self._run:
+            self._run._stop_from_button(False)
+
+    def _measure(self) -> None:
+        """Launch what is set, say how it goes, and lay what it measured over what was predicted."""
+        if self.chosen is None or self._facts is None or self._run:
+            return
+        here = self._device(THIS_MACHINE)  # whatever the device in the list, it runs on this one
+        planned = evaluate(self.chosen, self._facts, here)
+        self._go.disabled = True
+        parameters = {**planned.parameters, "steps": self._steps.value}
+        try:
+            self._run = run = begin(
+                planned.script, nproc_per_node=planned.ranks, parameters=parameters, tied=True, name=planned.strategy
+            )
+        except LabError as error:
+            self._told.value = f"<span>{escaped(plain(str(error)))}</span>"
+            self._go.disabled = False
+            return
+        self._halt.disabled = False
+        reader = RunReader(run.folder)
+        while not (state := run.status()).is_final and not self._closed.wait(PERIOD_SECONDS):
+            reader.poll()
+            self._told.value = escaped(words.headline(reader, state))
+        cause = str((state.cause or {}).get("sentence") or "")
+        self._told.value = escaped(plain(f"{run.id}: {state.state}{f': {cause}' if cause else ''}"))
+        if state.state == "succeeded":
+            self.trials.append(Trial.read(planned, run.folder))
+        self._run, self._halt.disabled = None, True
+        self._draw()
+
+    def close(self) -> None:
+        """Close the widgets. A run that goes on is left going, to be stopped with labkit.attach("latest").stop()."""
+        self._closed.set()
+        if self.box is not None:
+            close(self.box)
+
+    def _ipython_display_(self) -> None:
+        from IPython.display import display
+
+        if ui() != "svg" or is_headless():
+            return self._show_still()
+        check_kernel(version("ipykernel"))
+        if self.box is None:
+            self._build()
+            self._draw()
+            self._in_thread(self._open, "count")
+        bundle = dict(self.box._repr_mimebundle_())
+        hint = "This was a panel. Open it again by running this cell"  # for who reads the saved file
+        display(bundle | {"text/html": hint, "text/plain": hint}, raw=True)
+        return None
+
+    def _show_still(self) -> None:
+        """Without widgets: the prediction where the controls begin, once."""
+        from IPython.display import display
+
+        self.count()
+        page = self.page(self._strategy, self._begin["ranks"], self._begin["device"], {})
+        text = aligned([candidate.row() for candidate in self.candidates]) or self._problem
+        if ui() == "text":
+            print(plain(text))
+        else:
+            display({"text/html": page, "text/plain": plain(text)}, raw=True)

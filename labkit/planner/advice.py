@@ -1,0 +1,160 @@
+"""Which strategy to use: what fits the device, what is fastest among that, and why not the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from labkit.planner.alternatives import remedies, ways
+from labkit.planner.candidate import Candidate, evaluate, fastest, held_by
+from labkit.planner.devices import Device
+from labkit.planner.facts import Facts
+from labkit.planner.largest import largest_micro_batch, largest_model
+from labkit.planner.layout import Layout, layout_of, strategy_of
+from labkit.planner.variants import own_parameters, variants
+from labkit.record.units import gib
+from labkit.view import words
+from labkit.view.plan_tables import band
+from labkit.write import Script
+
+__all__ = ["Advice", "advise"]
+
+MOST_RANKS = 1024
+
+
+@dataclass(frozen=True)
+class Advice:
+    """`asked` is the script as it was given; `rows` has it first, then the best of every other strategy."""
+
+    device: Device
+    asked: Candidate
+    rows: tuple[Candidate, ...]
+    best: Candidate | None
+    largest: int
+    sentences: tuple[str, ...]
+
+
+def advise(
+    script: Script,
+    facts: Facts,
+    device: Device,
+    ranks: int,
+    parameters: Mapping[str, Any],
+    *,
+    rates: Any = None,
+    link: Any = None,
+) -> Advice:
+    """What to do with this model on so many of these devices. Pure: formulas only, no torch, no process.
+
+    Raises LabError when the script itself cannot be laid out: then there is nothing to compare with.
+    """
+    layout = layout_of(script, ranks, parameters)
+    scripts = variants(script)
+    search = _Search(scripts, facts, device, rates, link)
+    name = strategy_of(script) or script.name
+    asked = search.look(name, ranks, parameters)
+    rows = [asked, *([] if asked.fits else search.rescue(asked))]
+    for other in (other for other in scripts if other != name):
+        options = own_parameters(scripts[other], parameters)
+        at = 1 if other == "single" else ranks  # the others have to be faster than one device alone
+        found = [
+            search.look(other, at, {**options, **more}, said) for more, said in ways(other, ranks, layout.accumulate)
+        ]
+        if not found:
+            rows.append(Candidate(other, scripts[other], ranks, options, said=f"{ranks} ranks do not split two ways"))
+            continue
+        row = fastest(found) or min((one for one in found if one.peak), key=held_by, default=found[0])
+        rows += [row] if row.fits else (search.rescue(row) or [row])
+    best = fastest(row for row in rows if row.ranks <= ranks)
+    rows = [_beside(row, best) for row in rows]
+    largest = largest_micro_batch(facts, layout, device) if asked.peak else 0
+    told = _sentences(rows, best, layout, device, largest)
+    return Advice(device, asked, tuple(rows), best, largest, tuple(told))
+
+
+@dataclass(frozen=True)
+class _Search:
+    scripts: Mapping[str, Script]
+    facts: Facts
+    device: Device
+    rates: Any
+    link: Any
+
+    def look(
+        self, strategy: str, ranks: int, parameters: Mapping[str, Any], changes: tuple[str, ...] = ()
+    ) -> Candidate:
+        blank = Candidate(strategy, self.scripts[strategy], ranks, dict(parameters), changes)
+        return evaluate(blank, self.facts, self.device, rates=self.rates, link=self.link)
+
+    def rescue(self, asked: Candidate) -> list[Candidate]:
+        """One change that makes it fit; else the fewest changes together; else, or with them, the fewest ranks."""
+        if asked.layout is None or asked.peak is None:
+            return []
+        parts = list(remedies(asked.layout, self.device))
+        together: dict[str, Any] = {}
+        said: dict[str, str] = {}
+        for more, word in parts:
+            found = self.look(asked.strategy, asked.ranks, {**asked.parameters, **more}, (*asked.changes, word))
+            if found.fits:
+                return [found]
+        for more, word in parts:
+            together, said = together | more, said | dict.fromkeys(more, word)
+            changes = (*asked.changes, *said.values())
+            found = self.look(asked.strategy, asked.ranks, {**asked.parameters, **together}, changes)
+            if found.fits:
+                return [found]
+        for more, changes in (({}, asked.changes), (together, (*asked.changes, *said.values()))):
+            for ranks in _more_ranks(asked):
+                found = self.look(asked.strategy, ranks, {**asked.parameters, **more}, changes)
+                if found.fits:
+                    needed = f"needs {ranks - asked.ranks:,} more ranks"
+                    return [replace(found, said=", ".join((needed, *changes[len(asked.changes) :])))]
+        return []
+
+
+def _more_ranks(asked: Candidate) -> Iterator[int]:
+    """Every number up to a box of boxes, then boxes of eight."""
+    for ranks in (*range(2, 65), *range(72, MOST_RANKS + 1, 8)):
+        if ranks > asked.ranks:
+            yield ranks
+
+
+def _beside(row: Candidate, best: Candidate | None) -> Candidate:
+    """A row that fits also says how its step compares with the fastest's."""
+    if not (row.fits and best and row.step and best.step):
+        return row
+    if row == best:
+        return replace(row, said=f"{row.said}: the fastest")
+    if not row.said.startswith("fits"):  # it needs more ranks
+        return row
+    return replace(row, said=f"{row.said}; {row.step.seconds / best.step.seconds:.2f} times the fastest's step")
+
+
+def _sentences(
+    rows: list[Candidate], best: Candidate | None, layout: Layout, device: Device, largest: int
+) -> Iterator[str]:
+    asked, rescued = rows[0], [row for row in rows[1:] if row.strategy == rows[0].strategy]
+    where = f"{asked.name} on {asked.ranks} x {device.name}"
+    if asked.peak:
+        usable = gib(device.usable_by(asked.ranks))
+        verdict = "fits" if asked.fits else "does not fit"
+        yield f"{where} holds {gib(asked.peak.bytes)} of {usable} per rank at the {asked.peak.phase}: {verdict}."
+    else:
+        yield f"{where} cannot be planned: {asked.said}."
+    if not asked.fits:
+        yield from (f"It {row.said.replace('fits', 'would fit')}." for row in rescued[:1])
+    if best and best.step:
+        assumed = f", assumed: {'; '.join(best.step.assumed)}" if best.step.assumed else ""
+        time = band(best.step.seconds, best.step.low, best.step.high)
+        yield f"Fastest that fits: {best.name}, {time} a step{assumed}."
+    elif best:
+        yield f"Of those that fit, {best.name} leaves most room; how fast they are is not known here."
+    else:
+        yield f"Nothing fits on {asked.ranks} of these devices."
+    if asked.peak and asked.layout:
+        most = words.quantity(largest_model(layout, device) / 1e6)
+        yield (
+            f"{asked.strategy} fits up to {largest:,} samples in a rank's micro-batch (now {layout.micro_batch:,}); "
+            f"states alone would fill the device at {most} million parameters."
+        )

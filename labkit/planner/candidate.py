@@ -1,0 +1,111 @@
+"""One way to train a model: what it holds, how fast it is, whether it fits, and if not, why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from labkit.errors import LabError
+from labkit.planner.devices import Device
+from labkit.planner.facts import Facts
+from labkit.planner.layout import Layout, layout_of
+from labkit.planner.memory import peak
+from labkit.planner.refusals import refusal
+from labkit.planner.speed import StepTime, step_time
+from labkit.record.peak import Peak
+from labkit.record.units import gib
+from labkit.view.plan_tables import band
+from labkit.write import Script
+
+__all__ = ["Candidate", "evaluate", "fastest", "held_by", "worst_peak"]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to train. `parameters` are what labkit.launch takes; `changes` says what differs from what was asked.
+
+    `layout` and `peak` are None where it cannot be planned, `step` where nothing is known of the speed; `said` is why
+    it does not fit, or on which condition it does.
+    """
+
+    strategy: str
+    script: Script
+    ranks: int
+    parameters: Mapping[str, Any]
+    changes: tuple[str, ...] = ()
+    layout: Layout | None = None
+    peak: Peak | None = None
+    step: StepTime | None = None
+    fits: bool = False
+    said: str = ""
+
+    @property
+    def name(self) -> str:
+        """`fsdp, bf16, activation checkpointing`"""
+        return ", ".join((self.strategy, *self.changes))
+
+    def is_like(self, other: Candidate) -> bool:
+        """Whether both train in the same way, on whichever device."""
+        return self.layout == other.layout and self.layout is not None
+
+    def row(self) -> dict[str, str]:
+        """As texts, for a table."""
+        step = self.step
+        return {
+            "strategy": self.strategy,
+            "ranks": f"{self.ranks:,}",
+            "holds": gib(self.peak.bytes) if self.peak else "n/a",
+            "step": band(step.seconds, step.low, step.high) if step else "n/a",
+            "verdict": self.said,
+        }
+
+
+def evaluate(asked: Candidate, facts: Facts, device: Device, *, rates: Any = None, link: Any = None) -> Candidate:
+    """A candidate with everything that is known of it. What it cannot do is said, not raised."""
+    try:
+        layout = layout_of(asked.script, asked.ranks, asked.parameters)
+        if reason := refusal(asked.script, facts, layout) or _unfit(device, layout):
+            return replace(asked, layout=layout, said=reason)
+        held = worst_peak(facts, layout)
+    except LabError as error:
+        return replace(asked, said=str(error))
+    usable = device.usable_by(asked.ranks)
+    fits = held.bytes <= usable
+    with_it = f" with {', '.join(asked.changes)}" if asked.changes else ""
+    said = f"fits{with_it}" if fits else f"holds {gib(held.bytes)} of {gib(usable)} at the {held.phase}{with_it}"
+    try:
+        step = step_time(facts, layout, rates, link)
+    except LabError:
+        step = None
+    return replace(asked, layout=layout, peak=held, step=step, fits=fits, said=said)
+
+
+def fastest(candidates: Iterable[Candidate]) -> Candidate | None:
+    """Of those that fit; where nothing is known of the speed, the one that leaves most room."""
+    fitting = [one for one in candidates if one.fits]
+    timed = [one for one in fitting if one.step]
+    return min(timed, key=_seconds) if timed else min(fitting, key=held_by, default=None)
+
+
+def worst_peak(facts: Facts, layout: Layout) -> Peak:
+    """Of the rank that holds most. Pipeline ranks differ: the first holds most micro-batches, the last the logits."""
+    each = layout.ranks // layout.pipeline  # the pipeline is the outermost axis of the scripts' mesh
+    ends = {0, min(1, layout.pipeline - 1), layout.pipeline - 1}
+    return max((peak(facts, layout, rank=index * each) for index in sorted(ends)), key=lambda one: one.bytes)
+
+
+def _unfit(device: Device, layout: Layout) -> str:
+    if layout.precision != "fp64" and layout.precision not in device.precisions:
+        return f"{device.name} has no {layout.precision}; it has {', '.join(device.precisions)}"
+    if layout.strategy == "fsdp1" and layout.options.get("cpu_offload") and device.shared:
+        return "fsdp1's cpu_offload needs a GPU; fsdp's works on a CPU too"
+    return ""
+
+
+def held_by(one: Candidate) -> int:
+    return one.peak.bytes if one.peak else 0
+
+
+def _seconds(one: Candidate) -> float:
+    return one.step.seconds if one.step else 0.0

@@ -1,0 +1,58 @@
+"""What a script of labkit's refuses before it trains, said without starting it: the checks of its strategy and step
+cells that depend on the model and the layout alone."""
+
+from __future__ import annotations
+
+import ast
+
+from labkit.planner.facts import Facts
+from labkit.planner.layout import SCHEDULES_LOOPED, Layout
+from labkit.write import Script
+
+__all__ = ["refusal"]
+
+TENSOR_PLAN = ("qkv", "out", "up", "down", "head_width")  # what tensor_plan of the strategy cell splits
+PIPELINED = ("embed", "blocks", "unembed")
+
+
+def refusal(script: Script, facts: Facts, layout: Layout) -> str:
+    """Why the script would stop before its first step; "" when nothing speaks against it."""
+    return _tensor(script, layout) or _pipeline(script, facts, layout)
+
+
+def _tensor(script: Script, layout: Layout) -> str:
+    splits = layout.strategy == "tensor_parallel" or (layout.strategy == "hybrid" and layout.tensor > 1)
+    if splits and (missing := [name for name in TENSOR_PLAN if name not in _attributes(script)]):
+        return f"tensor parallelism has no plan for this model's layers: no {', '.join(missing)} in its blocks"
+    return ""
+
+
+def _pipeline(script: Script, facts: Facts, layout: Layout) -> str:
+    if layout.strategy != "pipeline" and layout.pipeline == 1:
+        return ""
+    if missing := [name for name in PIPELINED if name not in _attributes(script)]:
+        return f"a pipeline runs embed, blocks and unembed; this model has no {', '.join(missing)}"
+    blocks = sum(unit.name.startswith("blocks.") for unit in facts.units)
+    if blocks % layout.stages or not blocks:
+        return f"{blocks} blocks do not split into {layout.stages} stages"
+    schedule, ranks = layout.options["schedule"], layout.pipeline
+    least = {"1F1B": 1, "DualPipeV": 2}.get(schedule, 0) * ranks
+    if layout.accumulate < least:
+        return f"{schedule} on {ranks} ranks needs {least} micro-batches or more; accumulate is {layout.accumulate}"
+    if schedule.startswith("Interleaved") and layout.accumulate % ranks:
+        return f"{schedule} needs a multiple of {ranks} micro-batches; accumulate is {layout.accumulate}"
+    if schedule in SCHEDULES_LOOPED and layout.options["virtual_stages"] < 1:
+        return f"virtual_stages must be at least 1, got {layout.options['virtual_stages']}"
+    return ""
+
+
+def _attributes(script: Script) -> set[str]:
+    """Names that the classes of the model cell give to themselves: `self.qkv = …`, `def embed(self, …)`."""
+    cell = script.cells.get("model")
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(cell.text if cell else "")):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            found.add(node.attr)
+        elif isinstance(node, ast.FunctionDef):
+            found.add(node.name)
+    return found
