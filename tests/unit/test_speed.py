@@ -78,8 +78,8 @@ def test_ranks_that_share_cores_have_more_of_them_while_others_wait():
 def test_ddp_hides_all_but_its_last_bucket_on_gpus():
     link = dataclasses.replace(SLOW, kinds={kind: Line(0.0, 1e-9, 0.0) for kind in KINDS})
     found = step_time(FACTS, layout("ddp", 4), RATES, link)
-    # from the last parameter: the head closes the first bucket; six blocks and a part the next, and the rest is left
-    last = FACTS.elements * 4 - 4 * MIB - 4 * (7 * MIB + 6 * 2000)
+    # from the last parameter: the head closes the first bucket; seven blocks the next, and the rest is left
+    last = FACTS.elements * 4 - 4 * MIB - 4 * 7 * (MIB + 2000)
 
     assert found.parts["communication"] == pytest.approx(last * 1e-9)
 
