@@ -75,6 +75,8 @@ def _parser() -> argparse.ArgumentParser:
 
     doctor = verb("doctor", _doctor, "what this machine has and what to use on it")
     doctor.add_argument("--preflight", action="store_true", help="let the ranks meet and sum a number")
+    doctor.add_argument("--bandwidth", type=int, nargs="?", const=True, default=False, metavar="RANKS",
+                        help="measure the collectives of so many ranks (default: one per GPU, or two)")  # fmt: skip
     start = verb("launch", _launch, "start a script on every rank; what follows is passed on to the script",
                  usage="labkit launch SCRIPT [options] [--] [the script's own options]", add_help=False)  # fmt: skip
     start.add_argument("-h", "--help", action="store_true", help="this text, and the options of SCRIPT if one is given")
@@ -105,7 +107,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _doctor(arguments: argparse.Namespace, rest: list[str]) -> None:
-    print(labkit.doctor(preflight=arguments.preflight))
+    print(labkit.doctor(preflight=arguments.preflight, bandwidth=arguments.bandwidth))
 
 
 def _launch(arguments: argparse.Namespace, rest: list[str]) -> int:

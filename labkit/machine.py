@@ -11,6 +11,7 @@ from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from labkit.launcher import bandwidth as _bandwidth
 from labkit.launcher import preflight as _preflight
 from labkit.launcher.hardware import Hardware, hardware
 from labkit.launcher.torchrun import LEFTOVER_PREFIXES, LEFTOVERS
@@ -30,15 +31,18 @@ FRONT_ENDS = {
 }
 
 
-def doctor(*, preflight: bool = False) -> Machine:
+def doctor(*, preflight: bool = False, bandwidth: bool | int = False) -> Machine:
     """Look at this machine. The result shows itself as a table and says what to use here.
 
     With `preflight=True` as many ranks as `nproc_per_node="auto"` would start meet and sum a number, which takes some
-    five seconds; with GPUs the first launch on several of them does it by itself.
+    five seconds; with GPUs the first launch on several of them does it by itself. With `bandwidth=True`, or a number of
+    ranks, they measure how fast their collectives are, which takes some ten; `labkit.plan` predicts with it.
     """
     here = hardware()
     if preflight:
         _preflight.preflight(here, here.default_ranks, here.backend)
+    if bandwidth:
+        _bandwidth.measure_link(None if bandwidth is True else bandwidth, machine=here)
     return Machine(here)
 
 
@@ -62,6 +66,7 @@ class Machine:
             ("precision", here.precision, _precision_advice(here)),
             ("ranks", str(here.default_ranks), "what nproc_per_node='auto' starts"),
             ("preflight", *_preflight_finding(here)),
+            *_links(here),
             ("cores", str(here.cores), f"OMP_NUM_THREADS = cores / ranks = {max(1, here.cores // here.default_ranks)}"),
             ("memory", f"{words.gib(here.memory_available)} free of {words.gib(here.memory)}", ""),
             ("/dev/shm", words.gib(here.shared_memory), _shm_advice(here)),
@@ -99,6 +104,18 @@ def _preflight_finding(here: Hardware) -> tuple[str, str]:
         return "not done yet", "labkit doctor --preflight lets the ranks meet and sum a number"
     when = datetime.fromtimestamp(found.when).strftime("%Y-%m-%d %H:%M")
     return str(found), f"asked on {when}; kept until the GPUs or torch change"
+
+
+def _links(here: Hardware) -> list[tuple[str, str, str]]:
+    """A row for each kind of collective between as many ranks as have been measured."""
+    links = _bandwidth.remembered_links(here)
+    if not links:
+        return [("bandwidth", "not measured yet", "labkit doctor --bandwidth measures the collectives of the ranks")]
+    return [
+        (f"{kind} of {link.ranks}", str(line), f"latency + bytes / bandwidth, off by {line.residual:.0%}")
+        for link in links
+        for kind, line in link.kinds.items()
+    ]
 
 
 def _devices(here: Hardware) -> str:

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from labkit.errors import LaunchError
+from labkit.launcher.checks import check_ranks
 from labkit.launcher.hardware import Hardware, hardware
 from labkit.launcher.preflight import remembered as remembered_preflight
 from labkit.launcher.short_run import keep, kept, machine_key, short_run
 
-__all__ = ["KINDS", "Line", "Link", "fit", "measure_link", "remembered_link"]
+__all__ = ["KINDS", "Line", "Link", "fit", "measure_link", "remembered_link", "remembered_links"]
 
 COLLECTIVES = Path(__file__).with_name("collectives.py")
 SILENT_SECONDS = 60.0
@@ -38,6 +39,9 @@ class Line:
         """Of so many calls on so many bytes in all."""
         return self.latency * calls + self.per_byte * bytes
 
+    def __str__(self) -> str:
+        return f"{self.latency * 1e6:,.0f} us + {1e-9 / self.per_byte:.3g} GB/s" if self.per_byte else "latency only"
+
 
 @dataclass(frozen=True)
 class Link:
@@ -47,14 +51,6 @@ class Link:
     ranks: int
     kinds: Mapping[str, Line]
     when: float = 0.0
-
-    def __str__(self) -> str:
-        lines = (
-            f"{kind} {line.latency * 1e6:.0f} us + {1e-9 / line.per_byte if line.per_byte else 0:.2f} GB/s"
-            f" (±{line.residual:.0%})"
-            for kind, line in self.kinds.items()
-        )
-        return f"{self.ranks} ranks over {self.backend}: {'; '.join(lines)}"
 
 
 def fit(measured: Sequence[tuple[float, float]]) -> tuple[float, float, float]:
@@ -79,10 +75,10 @@ def measure_link(ranks: int | None = None, *, machine: Hardware | None = None) -
     """Let so many ranks (by default one per GPU, or two) do each kind of collective; takes some ten seconds, keeps the
     result. Raises LaunchError when they cannot."""
     machine = machine or hardware()
-    ranks = machine.default_ranks if ranks is None else ranks
+    ranks = check_ranks(machine.default_ranks if ranks is None else ranks, None, machine)
     if ranks < 2:
         raise LaunchError("a link is between ranks: bandwidth is measured with 2 or more")
-    backend = "nccl" if 0 < ranks <= len(machine.gpus) else "gloo"
+    backend = machine.backend
     known = remembered_preflight(machine, ranks, backend)
     said, problem = short_run(
         COLLECTIVES, ranks, backend, args=[backend], env=known.env if known else None, seconds=SILENT_SECONDS
@@ -101,6 +97,13 @@ def remembered_link(machine: Hardware, ranks: int, backend: str) -> Link | None:
         return Link(**{**known, "kinds": {k: Line(**v) for k, v in known["kinds"].items()}}) if known else None
     except (TypeError, KeyError, AttributeError):
         return None
+
+
+def remembered_links(machine: Hardware) -> list[Link]:
+    """Of all numbers of ranks that this machine was asked about, fewest first."""
+    counts = range(2, max(2 * machine.cores, len(machine.gpus), machine.default_ranks) + 1)
+    backends = [(n, "nccl" if n <= len(machine.gpus) else "gloo") for n in counts]
+    return [link for n, backend in backends if (link := remembered_link(machine, n, backend))]
 
 
 def _line(kind: str, measured: list[dict[str, Any]]) -> Line:

@@ -32,7 +32,7 @@ FACTS = Facts(
     ),
     4, CONTEXT, 2 * 8 * CONTEXT, 7000,
 )  # fmt: skip
-SIZES = {"Float": 4, "BFloat16": 2}
+SIZES = {"Float": 4, "BFloat16": 2, "Int": 4}
 
 
 def recorded(script: Script, ranks: int, **options) -> list[tuple[Counter, Counter]]:

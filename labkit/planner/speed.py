@@ -1,0 +1,296 @@
+"""How long an optimizer step takes: computing at a measured rate, communication at a measured bandwidth, what of it
+hides behind computing, and what a pipeline waits. Pure functions of a few numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import log2
+
+from labkit.launcher.bandwidth import Link
+from labkit.planner.facts import Facts, Unit
+from labkit.planner.layout import Layout
+from labkit.planner.rates import Rates
+from labkit.planner.volume import Collective, held, volume, wire
+
+__all__ = ["BreakEven", "StepTime", "break_even", "scaling", "speed_up", "step_time"]
+
+FSDP2 = ("fsdp", "zero2", "hybrid")
+# Of the fill and drain of 1F1B, what schedules leave (Qi et al., arXiv 2401.10241, table 1: (p-1)(f+b-2w) with f=b=w is
+# a third). ZBV's would be 0; measured with sleeping stages it and DualPipeV are as InterleavedZeroBubble.
+ZERO_BUBBLE, ZERO_BUBBLE_STAGES = 1 / 3, 2
+SCHEDULES_ZERO_BUBBLE = ("InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
+# Bytes that a block moves per byte it hands on in what tensor ranks do alike: two norms (2 forward, 3 backward) and two
+# residual sums (3 and 3). Counted.
+ALIKE = 22
+TENSORS_SPLIT, PAIRS = 8, 2  # parameters of a block that tensor parallelism splits, and pairs of layers
+WITHIN_BOX = 8
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """`seconds` of an optimizer step, within `low` and `high`; `parts` add up to it. `samples` and `predictions` (a
+    language model's tokens) of a step, over all ranks. `assumed` says what is not measured."""
+
+    seconds: float
+    low: float
+    high: float
+    parts: Mapping[str, float]
+    samples: int
+    predictions: int
+    assumed: tuple[str, ...] = ()
+
+    @property
+    def samples_per_second(self) -> float:
+        return self.samples / self.seconds
+
+    @property
+    def predictions_per_second(self) -> float:
+        return self.predictions / self.seconds
+
+
+@dataclass(frozen=True)
+class BreakEven:
+    """`samples` and `predictions` on each of two ranks whose backward just hides the all-reduce of all gradients, which
+    takes `seconds`."""
+
+    samples: float
+    predictions: float
+    seconds: float
+
+
+def step_time(facts: Facts, layout: Layout, rates: Rates, link: Link | None) -> StepTime:
+    """Of the slowest rank. `link` may be None for one rank."""
+    parts = {
+        "compute": _compute(facts, layout, rates),
+        "recompute": _recompute(facts, layout, rates),
+        "bubble": 0.0,
+        "optimizer": _optimizer(facts, layout, rates),
+        "copies": _copies(facts, layout, rates),
+        "strategy": _overhead(facts, layout, rates),
+    }
+    busy = parts["compute"] + parts["recompute"]
+    parts["bubble"] = _bubble(layout, rates, busy)
+    said = [_exposed(each, layout, rates, link, busy) for each in volume(facts, layout, _slowest(layout))]
+    parts["communication"] = sum(seconds for seconds, _ in said)
+    seconds = sum(parts.values())
+    computing = seconds - parts["communication"]
+    unsure = sum(miss for _, miss in said)
+    low = seconds - computing * rates.spread[0] - unsure
+    high = seconds + computing * rates.spread[1] + unsure
+    per_sample = layout.global_batch
+    return StepTime(
+        seconds, max(low, 0.0), high, {name: part for name, part in parts.items() if part}, per_sample,
+        per_sample * facts.predictions, (*rates.assumed, *_assumed(layout, link)),
+    )  # fmt: skip
+
+
+def scaling(
+    facts: Facts, layout: Layout, rates: Rates, link: Link, *, box: int, network: float, most: int = 1024
+) -> dict[int, StepTime]:
+    """Weak scaling: the same micro-batch on each of 1, 2, 4 … ranks. A box has `box` ranks; beyond it bytes go over
+    `network`, bytes/s of each rank. Numbers of ranks that the strategy cannot use are left out."""
+    found = {}
+    ranks = 1
+    while ranks <= most:
+        spread = _spread(facts, layout, ranks)
+        if spread is not None:
+            found[ranks] = step_time(facts, spread, rates, _stretched(link, ranks, box, network))
+        ranks *= 2
+    return found
+
+
+def break_even(facts: Facts, rates: Rates, link: Link) -> BreakEven:
+    """Backward is two thirds of computing, and hides the all-reduce of P bytes when K samples take it as long: for a
+    transformer K = F / BW tokens, whatever the model's size, for both grow with it."""
+    seconds = link.kinds["all_reduce"].seconds(facts.elements * facts.itemsize)
+    samples = seconds / (2 / 3 * rates.both[1])
+    return BreakEven(samples, samples * facts.predictions, seconds)
+
+
+def speed_up(kappa: float) -> float:
+    """Of two ranks over one at the same K per rank, with kappa = K / break-even and perfect overlap: computing is 2
+    parts forward and 4 backward, which take as long as the all-reduce if that is longer. Below 0.4 two are slower."""
+    return 12 / (2 + 4 * max(1.0, 1 / kappa))
+
+
+def _compute(facts: Facts, layout: Layout, rates: Rates) -> float:
+    """Of all micro-batches; with a pipeline of the rank with most to do."""
+    ends = _line(rates.ends, layout.micro_batch)
+    constant, slope = (both - end for both, end in zip(rates.both, rates.ends, strict=True))
+    variable = max(0.0, slope) * layout.micro_batch
+    alike = 0.0
+    if layout.tensor > 1 and not layout.options.get("sequence_parallel"):
+        handed_on = sum(unit.output for unit in _blocks(facts)) * facts.itemsize * layout.micro_batch
+        alike = min(variable, ALIKE * handed_on * rates.copy / 2)  # a copy reads and writes
+    blocks = max(0.0, constant) + alike + (variable - alike) / layout.tensor
+    # The head and the loss are the last stage's; an embedding is next to nothing.
+    return _slowed(rates, layout) * layout.accumulate * (blocks / layout.pipeline + ends)
+
+
+def _recompute(facts: Facts, layout: Layout, rates: Rates) -> float:
+    """Activation checkpointing runs the forward of each block once more."""
+    if not layout.activation_checkpointing:
+        return 0.0
+    forward = _line(rates.forward, layout.micro_batch) - _line(rates.ends, layout.micro_batch) / 3
+    shared = layout.pipeline * layout.tensor
+    return _slowed(rates, layout) * layout.accumulate * max(0.0, forward) / shared
+
+
+def _bubble(layout: Layout, rates: Rates, busy: float) -> float:
+    """What a pipeline waits: the fill and drain of (p-1) of m+p-1 slots (Narayanan et al., arXiv 2104.04473, section
+    2.2), a v-th with v stages a rank. Ranks that share cores have more of them while others wait: a slot with k ranks
+    at work takes as long as k ranks need together."""
+    if layout.pipeline == 1:
+        return 0.0
+    p, m = layout.pipeline, layout.accumulate
+    working = [min(slot, p, m, m + p - slot) for slot in range(1, m + p)]
+    slowed = [_contention(rates, k * layout.data * layout.tensor) for k in working]
+    full = _contention(rates, layout.ranks)
+    whole = busy / m * (sum(slowed) / full - m)
+    schedule = layout.options["schedule"]
+    if schedule in SCHEDULES_ZERO_BUBBLE:
+        return whole * ZERO_BUBBLE / ZERO_BUBBLE_STAGES
+    return whole / (layout.stages // p)
+
+
+def _optimizer(facts: Facts, layout: Layout, rates: Rates) -> float:
+    """AdamW, of what a rank holds the states of: per element, and per tensor."""
+    units = _held_units(facts, layout)
+    elements = sum(held(unit, layout.tensor) for unit in units) / layout.shards
+    tensors = sum(len(unit.parameters) for unit in units)
+    split = 0
+    if layout.strategy in FSDP2:
+        split = tensors
+    elif layout.tensor > 1:
+        split = TENSORS_SPLIT * len([unit for unit in units if unit in _blocks(facts)])
+    if layout.strategy == "zero1":
+        elements, tensors = elements / layout.ranks, tensors // layout.ranks
+    seconds = elements * rates.optimizer + (tensors - split) * rates.tensor + split * rates.dtensor
+    return seconds * _slowed(rates, layout)
+
+
+def _copies(facts: Facts, layout: Layout, rates: Rates) -> float:
+    """Passes over gradients and parameters that only the strategy needs: DDP divides gradients into its buckets,
+    FSDP2 copies out of what it gathers and into what it scatters, after the first micro-batch gradients add up."""
+    units = _held_units(facts, layout)
+    gradients = sum(held(unit, layout.tensor) for unit in units) * facts.itemsize
+    passes = 1.5 * (layout.accumulate - 1) * gradients  # reads two, writes one
+    if layout.strategy in ("ddp", "zero1"):
+        passes += gradients
+    if layout.strategy in FSDP2 and layout.shards > 1:
+        moved = volume(facts, layout, _slowest(layout))
+        passes += sum(c.bytes for c in moved if c.kind in ("all_gather", "reduce_scatter"))
+    return passes * rates.copy * _slowed(rates, layout)
+
+
+def _overhead(facts: Facts, layout: Layout, rates: Rates) -> float:
+    """Host work of hooks and of distributed tensors, whatever the sizes."""
+    blocks = len(_held_units(facts, layout, ends=False)) * layout.accumulate
+    seconds = PAIRS * blocks * rates.split_pair if layout.tensor > 1 else 0.0
+    if layout.strategy in FSDP2 or (layout.strategy == "fsdp1" and layout.shards > 1):
+        seconds += (blocks + layout.accumulate) * rates.sharded_unit
+    return seconds * _slowed(rates, layout)
+
+
+def _exposed(each: Collective, layout: Layout, rates: Rates, link: Link | None, busy: float) -> tuple[float, float]:
+    """(seconds a rank waits for a collective, how far that may be off).
+
+    On GPUs what a strategy does beside computing is hidden as far as computing lasts. gloo has no streams: FSDP waits
+    for each collective. DDP's reducer and a pipeline's sends run in threads, but those need the cores that ranks
+    compute on: where all are in use, their work, measured in core-seconds, is added.
+    """
+    assert link is not None
+    line = link.kinds[each.kind]
+    factor = wire(each.kind, each.group) / wire(each.kind, link.ranks)
+    alone = line.latency * each.count + line.per_byte * factor * each.bytes
+    seconds = alone
+    beside = each.hidden and (rates.cores is None or layout.strategy in ("ddp", "zero1") or each.kind == "send")
+    if beside and rates.cores is not None and layout.ranks >= rates.cores:
+        seconds = min(alone, line.cpu * each.bytes * layout.ranks / rates.cores)
+    elif beside:
+        phase = busy * (1 / 3 if each.phase == "forward" else 2 / 3)
+        seconds = max(0.0, alone - phase)
+    return seconds, seconds * line.residual
+
+
+def _contention(rates: Rates, working: float) -> float:
+    """How much longer computing takes with so many ranks at work than alone: cores conserve work. Measured with
+    `rates.ranks`, and in proportion from where they are all in use."""
+    return 1.0 if rates.cores is None else max(1.0, rates.contention * working / rates.ranks)
+
+
+def _slowed(rates: Rates, layout: Layout) -> float:
+    """Rates were measured with `rates.ranks` at work, these are others."""
+    here = min(layout.ranks, rates.ranks)  # more ranks are on more machines
+    return _contention(rates, here) / _contention(rates, rates.ranks)
+
+
+def _slowest(layout: Layout) -> int:
+    """The rank with the head: of the last stage. V-shaped schedules give it to the first."""
+    last = next(r for r in range(layout.pipeline) if layout.stages - 1 in layout.stages_of(r))
+    return last * layout.data * layout.tensor
+
+
+def _line(line: tuple[float, float], samples: int) -> float:
+    return line[0] + line[1] * samples
+
+
+def _blocks(facts: Facts) -> list[Unit]:
+    return [unit for unit in facts.units if unit.name.startswith("blocks.")]
+
+
+def _held_units(facts: Facts, layout: Layout, *, ends: bool = True) -> list[Unit]:
+    """Of the model on one rank; with a pipeline its share of the blocks, and the head."""
+    blocks = _blocks(facts)
+    others = [unit for unit in facts.units if unit not in blocks] if ends else []
+    if layout.pipeline == 1:
+        return [*blocks, *others]
+    return [*blocks[: len(blocks) // layout.pipeline], *(unit for unit in others if unit.name == "unembed")]
+
+
+def _spread(facts: Facts, layout: Layout, ranks: int) -> Layout | None:
+    """The same training on so many ranks, each with the same micro-batch; None where the strategy has no use for them.
+    Tensor parallelism stays within a box."""
+    own = layout.tensor * layout.pipeline
+    if layout.strategy == "tensor_parallel":
+        return replace(layout, ranks=ranks, tensor=ranks) if ranks <= WITHIN_BOX else None
+    if layout.strategy == "pipeline":
+        stretched = replace(layout, ranks=ranks, pipeline=ranks)
+        fits = len(_blocks(facts)) % stretched.stages == 0 and layout.accumulate >= ranks
+        return stretched if fits else None
+    if layout.strategy == "single":
+        return layout if ranks == 1 else None
+    if ranks % own or ranks % layout.options.get("replicas", 1):
+        return None
+    return replace(layout, ranks=ranks, data=ranks // own)
+
+
+def _stretched(link: Link, ranks: int, box: int, network: float) -> Link:
+    """For more ranks: more steps of latency (log2 n, as trees have), and beyond a box the network's bytes if they take
+    longer. The further, the less sure: its residual grows by itself with each doubling of ranks."""
+    if ranks <= link.ranks:
+        return link
+    further = log2(ranks / link.ranks)
+    kinds = {}
+    for kind, line in link.kinds.items():
+        per_byte = line.per_byte
+        if ranks > box:
+            per_byte = max(per_byte, wire(kind, link.ranks) / network)
+        latency = line.latency * log2(ranks) / max(1.0, log2(link.ranks))
+        kinds[kind] = replace(
+            line, latency=latency, per_byte=per_byte, residual=min(0.9, line.residual * (1 + further))
+        )
+    return replace(link, kinds=kinds)
+
+
+def _assumed(layout: Layout, link: Link | None) -> tuple[str, ...]:
+    said = []
+    if link is not None and not link.when and layout.ranks > 1:
+        said.append("the link's share of its data sheet")
+    if link is not None and layout.ranks > link.ranks and link.when:
+        said.append(f"the link between more than {link.ranks} ranks")
+    if layout.strategy == "fsdp1" and layout.options.get("wrap") in ("module", "size"):
+        said.append("the number of FullyShardedDataParallel's units")
+    return tuple(said)

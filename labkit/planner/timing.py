@@ -1,0 +1,191 @@
+"""How fast the ranks of this machine compute a script's model: run by rates as a plain torchrun script.
+
+torchrun --standalone --nproc-per-node=2 timing.py script.py '{"small": 2, "large": 8, "argv": []}' answer.json
+
+Each rank trains alone, in a process group of its own, so that nothing is communicated; all compute at the same time, so
+that what they share (cores, caches, memory) is in the figures.
+"""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from statistics import median
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.utils.data import default_collate
+
+SECONDS = 0.5  # of each measurement, at least
+COPIED = 64 << 20  # bytes
+TENSORS, PAIRS, UNITS = 32, 8, 8
+
+
+class Ranks:
+    """The ranks meet in torchrun's store: the process group of each has only itself."""
+
+    def __init__(self) -> None:
+        self.store, self.rank, self.count = next(dist.rendezvous("env://"))
+        self.met = 0
+
+    def meet(self) -> None:
+        self.met += 1
+        name = f"labkit/{self.met}"
+        if self.store.add(name, 1) == self.count:
+            self.store.set(f"{name}/all", "1")
+        self.store.wait([f"{name}/all"], timedelta(seconds=60))
+
+    def gather(self, value: list[float]) -> list[list[float]]:
+        self.store.set(f"labkit/value/{self.met}/{self.rank}", json.dumps(value))
+        self.meet()
+        return [json.loads(self.store.get(f"labkit/value/{self.met - 1}/{r}")) for r in range(self.count)]
+
+
+def timed(call: Callable[[], object], ranks: Ranks, device: torch.device, *, alone: bool = False) -> list[float]:
+    """Seconds of each repeat; with `alone` only rank 0 computes, the others wait without using a core."""
+    times = []
+    if not alone or ranks.rank == 0:
+        call()
+    ranks.meet()
+    end = time.perf_counter() + SECONDS
+    while (not alone or ranks.rank == 0) and (time.perf_counter() < end or len(times) < 3):
+        began = time.perf_counter()
+        call()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        times.append(time.perf_counter() - began)
+    ranks.meet()
+    return times
+
+
+def overheads(device: torch.device) -> dict[str, float]:
+    """Seconds of host work that strategies add whatever the sizes: measured on tensors of a few elements."""
+    mesh = init_device_mesh(device.type, (1,))
+
+    def once(call: Callable[[], object]) -> float:
+        times = []
+        for _ in range(12):
+            began = time.perf_counter()
+            call()
+            times.append(time.perf_counter() - began)
+        return median(times[2:])
+
+    def stepping(make: Callable[[], torch.Tensor]) -> float:
+        tensors = [nn.Parameter(make()) for _ in range(TENSORS)]
+        for p in tensors:
+            p.grad = torch.zeros_like(p)
+        return once(torch.optim.AdamW(tensors).step) / TENSORS
+
+    def training(parts: int, change: Callable[[nn.Module], object]) -> float:
+        model = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)) for _ in range(parts)).to(device)
+        whole = nn.Sequential(*model)
+        change(whole)
+        x = torch.ones(1, 4, device=device, requires_grad=True)
+        return once(lambda: whole(x).sum().backward()) / parts
+
+    def split(model: nn.Sequential) -> None:
+        for pair in model:
+            parallelize_module(pair, mesh, {"0": ColwiseParallel(), "1": RowwiseParallel()})
+
+    def shard(model: nn.Sequential) -> None:
+        for unit in [*model, model]:
+            fully_shard(unit, mesh=mesh)
+
+    plain = stepping(lambda: torch.zeros(4, device=device))
+    sharded = stepping(lambda: distribute_tensor(torch.zeros(4, device=device), mesh))
+    bare = training(PAIRS, lambda model: None)
+    return {
+        "tensor": plain,
+        "dtensor": sharded,
+        "split_pair": max(0.0, training(PAIRS, split) - bare),
+        "sharded_unit": max(0.0, training(UNITS, shard) - bare),
+    }
+
+
+def main() -> None:
+    script, asked, answer = Path(sys.argv[1]), json.loads(sys.argv[2]), Path(sys.argv[3])
+    ranks = Ranks()
+    cuda = torch.cuda.is_available()
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
+    if cuda:
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if cuda else "gloo", store=dist.HashStore(), rank=0, world_size=1)
+    cells: dict = {"__name__": "script", "__file__": str(script)}
+    exec(compile(script.read_text(encoding="utf-8"), str(script), "exec"), cells)
+    sys.argv = [str(script), *asked["argv"]]
+    args = cells["parse_args"]()
+    dtype = torch.float64 if args.precision == "fp64" else torch.float32
+    torch.manual_seed(0)
+    model = cells["Model"]().to(dtype)
+    if args.compile:
+        cells["compile_blocks"](model)
+    if args.precision in cells["DTYPES"]:
+        model.forward = torch.autocast(device.type, cells["DTYPES"][args.precision])(model.forward)
+    mesh = cells["make_mesh"](device.type, args)
+    model = cells["parallelize"](model, mesh, args)
+    optimizer = cells["make_optimizer"](model, mesh, args)
+    scaler = cells["LossScaler"](device.type, enabled=args.precision == "fp16")
+    data, _ = cells["load_datasets"](args.data_dir)
+
+    def batch(size: int) -> list[torch.Tensor]:
+        x, y = default_collate([data[i % len(data)] for i in range(size)])
+        return [x.to(device, dtype if x.is_floating_point() else None), y.to(device)]
+
+    batches = {name: batch(asked[name]) for name in ("small", "large")}
+
+    def both(name: str) -> Callable[[], object]:
+        def call() -> None:
+            cells["forward_backward"](model, [batches[name]], scaler)
+            optimizer.zero_grad()
+
+        return call
+
+    def forward(name: str) -> Callable[[], object]:
+        return lambda: cells["losses_of"](model(batches[name][0]), batches[name][1]).mean()
+
+    def ends(name: str) -> Callable[[], object]:
+        x, y = batches[name]
+
+        def call() -> None:
+            cells["losses_of"](model.unembed(model.embed(x)), y).mean().backward()
+            optimizer.zero_grad()
+
+        return call
+
+    source, target = torch.ones(COPIED // 4, device=device), torch.empty(COPIED // 4, device=device)
+    in_parts = all(hasattr(model, part) for part in ("embed", "blocks", "unembed"))
+    kinds = (both, forward, ends) if in_parts else (both, forward)
+    calls = {f"{kind.__name__}_{name}": kind(name) for kind in kinds for name in batches}
+    cells["forward_backward"](model, [batches["small"]], scaler)  # the optimizer needs gradients
+    calls = {"optimizer": optimizer.step, "copy": lambda: target.copy_(source)} | calls
+    found = {name: [] for name in calls}
+    for name, call in calls.items():
+        for times in ranks.gather(timed(call, ranks, device)):
+            found[name] += times
+    alone = timed(calls["both_large"], ranks, device, alone=True)
+    said = overheads(device)  # by all at the same time
+    if ranks.rank == 0:
+        elements = sum(p.numel() for p in model.parameters() if p.requires_grad)
+        tensors = sum(1 for p in model.parameters() if p.requires_grad)
+        spread = {name: [median(times), *_middle(times)] for name, times in found.items()}
+        more = {"alone": median(alone), "elements": elements, "tensors": tensors, "copied": COPIED}
+        answer.write_text(json.dumps({"times": spread, "overheads": said, "threads": torch.get_num_threads(), **more}))
+    ranks.meet()
+    dist.destroy_process_group()
+
+
+def _middle(times: list[float]) -> list[float]:
+    """The bounds of the middle eight tenths."""
+    ordered = sorted(times)
+    return [ordered[len(ordered) // 10], ordered[-1 - len(ordered) // 10]]
+
+
+main()

@@ -1,0 +1,220 @@
+import dataclasses
+import math
+
+import pytest
+
+from labkit.errors import LaunchError
+from labkit.launcher.bandwidth import KINDS, Line, Link, fit
+from labkit.planner.devices import device_named
+from labkit.planner.facts import Facts, Unit
+from labkit.planner.layout import Layout
+from labkit.planner.rates import Rates, alone, assumed_link, assumed_rates
+from labkit.planner.speed import break_even, scaling, speed_up, step_time
+from labkit.write import Script
+
+MIB = 1 << 20
+FACTS = Facts(
+    (
+        Unit("embed", (MIB,), 0, 0, 0, 1000),
+        *(Unit(f"blocks.{i}", (MIB, 1000, 1000), 0, 0, 10**9, 1000) for i in range(8)),
+        Unit("unembed", (MIB,), 0, 0, 10**9, 2000),
+    ),
+    itemsize=4, predictions=100, inputs=1600, samples=1000,
+)  # fmt: skip
+# Powers of two and round numbers: a sample takes 1 s, of which the head 0.2
+RATES = Rates(ranks=4, both=(0.0, 1.0), forward=(0.0, 0.3), ends=(0.0, 0.2), optimizer=0.0, copy=0.0)
+FREE = Link("nccl", 4, {kind: Line(0.0, 0.0, 0.0) for kind in KINDS}, 1.0)
+SLOW = Link("nccl", 4, {kind: Line(0.0, 1e-6, 0.0) for kind in KINDS}, 1.0)
+FSDP = {"reshard_after_forward": "auto", "cpu_offload": False, "replicas": 1}
+
+
+def layout(strategy, ranks, micro_batch=1, **more):
+    return Layout(strategy, ranks, micro_batch, **({"data": ranks} | more))
+
+
+def test_without_communication_a_step_is_its_computing():
+    found = step_time(FACTS, layout("ddp", 4, 2), RATES, FREE)
+
+    assert found.parts == {"compute": 2.0}
+    assert found.samples == 8
+    assert found.samples_per_second == 4.0
+    assert found.predictions_per_second == 400.0
+
+
+@pytest.mark.parametrize(
+    ("schedule", "stages", "share"), [("GPipe", 1, 1), ("1F1B", 1, 1), ("Interleaved1F1B", 2, 1 / 2)]
+)
+def test_a_pipelines_bubble_is_the_formulas(schedule, stages, share):
+    rates = dataclasses.replace(RATES, ends=(0.0, 0.0))
+    options = {"schedule": schedule, "virtual_stages": stages}
+    found = step_time(FACTS, layout("pipeline", 4, data=1, pipeline=4, accumulate=8, options=options), rates, FREE)
+
+    assert found.parts["compute"] == pytest.approx(8 / 4)
+    assert found.parts["bubble"] == pytest.approx(share * 3 / 4)
+    assert found.parts["bubble"] / found.seconds == pytest.approx(3 / (stages * 8 + 3))
+
+
+def test_a_zero_bubble_schedule_waits_less():
+    def bubble(schedule):
+        options = {"schedule": schedule, "virtual_stages": 2}
+        where = layout("pipeline", 2, data=1, pipeline=2, accumulate=4, options=options)
+        return step_time(FACTS, where, RATES, FREE).parts["bubble"]
+
+    assert bubble("InterleavedZeroBubble") < bubble("Interleaved1F1B") < bubble("1F1B")
+
+
+def test_ranks_that_share_cores_have_more_of_them_while_others_wait():
+    options = {"schedule": "GPipe", "virtual_stages": 1}
+    where = layout("pipeline", 4, data=1, pipeline=4, accumulate=4, options=options)
+    own = step_time(FACTS, where, dataclasses.replace(RATES, ends=(0.0, 0.0)), FREE)
+    shared = dataclasses.replace(RATES, ends=(0.0, 0.0), cores=2, contention=2.0)
+
+    # slots with 1, 2, 3, 4, 3, 2, 1 ranks at work take 1, 1, 1.5, 2, 1.5, 1 and 1 of a slot alone, which is 1/2 of one
+    # at full work
+    assert own.parts["bubble"] == pytest.approx(3 / 4)
+    assert step_time(FACTS, where, shared, FREE).parts["bubble"] == pytest.approx((9 / 2 - 4) / 4)
+
+
+def test_ddp_hides_all_but_its_last_bucket_on_gpus():
+    link = dataclasses.replace(SLOW, kinds={kind: Line(0.0, 1e-9, 0.0) for kind in KINDS})
+    found = step_time(FACTS, layout("ddp", 4), RATES, link)
+    # from the last parameter: the head closes the first bucket; seven blocks the next, and the rest is left
+    last = FACTS.elements * 4 - 4 * MIB - 4 * 7 * (MIB + 2000)
+
+    assert found.parts["communication"] == pytest.approx(last * 1e-9)
+
+
+def test_communication_slower_than_backward_shows():
+    found = step_time(FACTS, layout("ddp", 4), RATES, SLOW)
+
+    assert found.parts["communication"] == pytest.approx(FACTS.elements * 4 * 1e-6 - 2 / 3)
+
+
+def test_on_shared_cores_hidden_communication_is_work_for_them():
+    rates = dataclasses.replace(RATES, cores=2, contention=2.0)
+    kinds = {kind: Line(0.0, 1e-8, 0.0, cpu=0.25e-8) for kind in KINDS}
+    gloo = Link("gloo", 4, kinds, 1.0)
+    ddp = step_time(FACTS, layout("ddp", 4), rates, gloo).parts["communication"]
+    none = dataclasses.replace(gloo, kinds={kind: dataclasses.replace(line, cpu=1.0) for kind, line in kinds.items()})
+
+    assert ddp < step_time(FACTS, layout("ddp", 4), rates, none).parts["communication"]
+    assert ddp >= 0.5 * FACTS.elements * 4 * 1e-8  # 4 ranks x 0.25 on 2 cores
+
+
+def test_sharding_says_more_than_ddp_when_nothing_is_hidden():
+    rates, gloo = dataclasses.replace(RATES, cores=2), dataclasses.replace(SLOW, backend="gloo")
+    said = [
+        step_time(FACTS, layout("fsdp", 4, options=FSDP | {"reshard_after_forward": how}), rates, gloo).seconds
+        for how in ("never", "auto", "always")
+    ]
+
+    assert said == sorted(said)
+    assert said[0] < said[1] < said[2]
+
+
+def test_checkpointing_adds_a_forward_of_the_blocks():
+    plain = step_time(FACTS, layout("ddp", 4, 2), RATES, FREE)
+    again = step_time(FACTS, layout("ddp", 4, 2, activation_checkpointing=True), RATES, FREE)
+
+    assert again.seconds - plain.seconds == pytest.approx(2 * (0.3 - 0.2 / 3))
+
+
+def test_the_optimizer_of_a_sharded_model_updates_a_share():
+    rates = dataclasses.replace(RATES, optimizer=1e-6)
+    whole = step_time(FACTS, layout("ddp", 4), rates, FREE).parts["optimizer"]
+
+    for strategy, options in (("zero1", {}), ("zero2", {}), ("fsdp", FSDP)):
+        assert step_time(FACTS, layout(strategy, 4, options=options), rates, FREE).parts["optimizer"] * 4 == whole
+
+
+def test_the_band_holds_the_prediction_and_widens_with_what_is_not_known():
+    near = dataclasses.replace(RATES, spread=(0.05, 0.1))
+    found = step_time(FACTS, layout("ddp", 4), near, FREE)
+
+    assert found.low == pytest.approx(0.95)
+    assert found.high == pytest.approx(1.1)
+    assert not found.assumed
+
+
+def test_weak_scaling_goes_on_to_1024_ranks_with_a_widening_band():
+    link = dataclasses.replace(SLOW, kinds={kind: Line(1e-5, 1e-9, 0.1) for kind in KINDS})
+    found = scaling(FACTS, layout("fsdp", 4, options=FSDP), RATES, link, box=8, network=1e8)
+    width = {n: (t.high - t.low) / t.seconds for n, t in found.items()}
+
+    assert list(found) == [2**i for i in range(11)]
+    assert found[1024].samples == 1024
+    assert found[1].seconds <= found[8].seconds < found[16].seconds <= found[1024].seconds
+    assert width[1] <= width[4] < width[16] < width[1024]
+    assert "the link between more than 4 ranks" in found[1024].assumed
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options", "counts"),
+    [
+        ("single", {}, [1]),
+        ("tensor_parallel", {"sequence_parallel": False}, [1, 2, 4, 8]),
+        ("pipeline", {"schedule": "GPipe", "virtual_stages": 2}, [1, 2, 4]),
+    ],
+)
+def test_a_strategy_scales_to_as_many_ranks_as_it_has_use_for(strategy, options, counts):
+    axis = {"tensor_parallel": {"tensor": 1}, "pipeline": {"pipeline": 1}}.get(strategy, {})
+    where = layout(strategy, 1, data=1, accumulate=4, options=options, **axis)
+
+    assert list(scaling(FACTS, where, RATES, FREE, box=8, network=1e9)) == counts
+
+
+def test_break_even_is_where_backward_lasts_as_long_as_the_all_reduce():
+    link = dataclasses.replace(SLOW, ranks=2, kinds={kind: Line(0.0, 1e-8, 0.0) for kind in KINDS})
+    found = break_even(FACTS, RATES, link)
+
+    assert found.seconds == pytest.approx(FACTS.elements * 4e-8)
+    assert found.samples * 2 / 3 == pytest.approx(found.seconds)
+    assert found.predictions == found.samples * 100
+
+
+@pytest.mark.parametrize(("kappa", "gain"), [(2, 2.0), (1, 2.0), (0.86, 1.8), (0.5, 1.2), (0.4, 1.0), (0.1, 0.286)])
+def test_the_speed_up_of_two_devices_is_the_curve(kappa, gain):
+    assert speed_up(kappa) == pytest.approx(gain, abs=0.01)
+
+
+def test_what_is_assumed_of_a_device_is_said_and_the_band_is_wide():
+    device = device_named("T4")
+    found = step_time(FACTS, layout("ddp", 2), assumed_rates(FACTS, device, "fp16"), assumed_link(device, 2))
+
+    assert found.parts["compute"] == pytest.approx(3 * 9e9 / (0.4 * 65e12))
+    assert found.high - found.low > 0.3 * found.seconds
+    assert any("40% of the peak of T4" in each for each in found.assumed)
+    assert any("link" in each for each in found.assumed)
+
+
+def test_a_precision_that_the_hardware_lacks_is_refused():
+    with pytest.raises(LaunchError, match="T4 has no bf16; it has fp32, fp16"):
+        assumed_rates(FACTS, device_named("T4"), "bf16")
+
+
+def test_a_line_is_found_again_in_what_it_gives():
+    measured = [(size, 1e-4 + size * 1e-9) for size in (4096, 1 << 16, 1 << 20, 1 << 26)]
+    latency, per_byte, residual = fit(measured)
+
+    assert latency == pytest.approx(1e-4)
+    assert per_byte == pytest.approx(1e-9)
+    assert residual < 1e-6
+
+
+def test_a_fit_never_has_a_negative_latency_or_bandwidth():
+    bent = [(1000, 1e-6), (1 << 20, 1e-1), (1 << 26, 1e1)]
+    latency, per_byte, residual = fit(bent)
+    falling = fit([(1000, 1.0), (100_000, 0.5)])
+
+    assert latency >= 0
+    assert per_byte > 0
+    assert math.isfinite(residual)
+    assert falling[1] == 0.0
+
+
+def test_rates_are_of_the_model_without_its_strategy():
+    ddp, fsdp = (alone(Script.load(name)) for name in ("ddp", "fsdp"))
+    text = Script.load("ddp").cells["model"].text.replace("layers=4", "layers=2")
+
+    assert ddp.sha256 == fsdp.sha256 == Script.load("single").sha256
+    assert alone(Script.load("ddp").with_cells(model=text)).cells["model"].text == text
