@@ -79,15 +79,13 @@ class Model:
         """The parts, in the order of forward, of a copy with parameters of the variant's type."""
         dtype = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}[variant.itemsize]
         with scene.fake:
-            module = copy.deepcopy(self.module)
-            _convert(module, dtype)
-        which = self.which
-        if variant.sequence:  # the first block and the last have more to do
-            ends = [(kind, i == 0, i == len(which) - 1) for i, kind in enumerate(which)]
-            kinds = list(dict.fromkeys(ends))
-            which = [kinds.index(end) for end in ends]
-            with scene.fake:
+            module, which = copy.deepcopy(self.module), self.which
+            if variant.sequence:  # the first block and the last have more to do
+                ends = [(kind, i == 0, i == len(which) - 1) for i, kind in enumerate(which)]
+                kinds = list(dict.fromkeys(ends))
+                which = [kinds.index(end) for end in ends]
                 module.blocks = nn.ModuleList(copy.deepcopy(module.blocks[kind]) for kind, *_ in kinds)
+            _convert(module, dtype)
         module.train()
         if variant.recomputed:
             scene.script.recompute_blocks(module)
