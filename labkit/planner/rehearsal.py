@@ -50,7 +50,9 @@ def _peak(text: str, argv: list[str], ranks: int, rank: int) -> Peak:
         tracker.mark([tensor for batch in micro_batches for tensor in batch], "activations")
         with tracker:
             script.forward_backward(model, micro_batches, scaler)
+            tracker.before_step(optimizer)
             optimizer.step()
+            tracker.after_step(optimizer)
             optimizer.zero_grad()
     return tracker.peak()
 

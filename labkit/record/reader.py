@@ -9,6 +9,7 @@ from typing import Any
 
 from labkit.record.folder import RunFolder
 from labkit.record.hosts import HostHistory
+from labkit.record.peak import Peak
 from labkit.record.records import Tail, finite, number
 from labkit.record.series import Series
 
@@ -44,6 +45,7 @@ class RankHistory:
         self.latest: dict[str, float] = {}
         self.memory_peak = 0.0
         self.held: dict[str, Any] = {}  # device; bytes of parameters, gradients and optimizer state on this rank
+        self.traced: Peak | None = None  # of the step that was followed through all it allocates
         self._steps_before = 0  # done by the run that this one resumed
         self.reports: deque[dict[str, Any]] = deque(maxlen=KEPT_REPORTS)
         self.values: dict[str, Any] = {}  # the newest value of everything the script reported
@@ -103,7 +105,7 @@ class RankHistory:
         for record in records:
             try:
                 self._take(record)
-            except (TypeError, ValueError, OverflowError):  # fields that are not what records.py says
+            except (TypeError, ValueError, OverflowError, KeyError):  # fields that are not what records.py says
                 self.tail.undecodable += 1
         return bool(records)
 
@@ -125,6 +127,8 @@ class RankHistory:
         elif kind == "model":
             self.held = {k: v for k, v in record.items() if k not in ("k", "t", "limit")}
             self.memory_limit = finite(record.get("limit"))
+        elif kind == "memory":
+            self.traced = Peak(*(record[field] for field in Peak._fields))
         elif kind == "end":
             self.end = record
 

@@ -4,7 +4,7 @@ What is in a rank's `metrics.jsonl`, by `k` (times `t` are `time.monotonic()` se
 the header pairs one of them with the wall clock):
 
     {"k": "meta", "v": 1, "t": …, "time": …, "rank": 0, "local_rank": 0, "world_size": 2, "host": …,
-     "pid": …, "torch": "2.13.0"}
+     "pid": …, "torch": "2.13.0", "resident": bytes}      (resident: of Python and torch, before there is a model)
     {"k": "step", "t": …, "step": 40, "n": 4, "seconds": [sum, min, max], "samples": 512, "input": s,
      "forward": s, "backward": s, "optimizer": s, "communication": s, "loss": 0.31, "rss": bytes}
      (n is how many steps the line sums up; on CUDA "allocated", "reserved", "peak" in bytes and "retries" instead
@@ -12,6 +12,9 @@ the header pairs one of them with the wall clock):
       "communication" is what a rank waits for collectives that no computing hides, null where nothing tells)
     {"k": "model", "t": …, "device": "cpu", "limit": bytes, "parameters": bytes, "gradients": bytes, "optimizer": bytes}
      (what this rank holds after its first step, and the memory of its device, or of the host)
+    {"k": "memory", "t": …, "step": 3, "bytes": …, "phase": "backward", "operation": "aten.mm.default",
+     "categories": {"parameters": bytes, …}}
+     (the peak of the step that LABKIT_TRACE_MEMORY=1 had followed, see peak.py)
     {"k": "report", "t": …, …}                                                            the script's own words
     {"k": "end", "t": …, "step": 200, "outcome": "finished" | "raised" | "exited", "dropped": 0}
 """

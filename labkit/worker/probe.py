@@ -23,6 +23,7 @@ from labkit.worker.communication import Communication
 from labkit.worker.device_clock import DeviceClock
 from labkit.worker.memory import allocator, held_by, host_memory, resident_set
 from labkit.worker.recorder import Recorder
+from labkit.worker.trace import ASKED, StepTrace
 
 __all__ = ["Probe"]
 
@@ -57,6 +58,7 @@ class Probe:
         self._device_clock: Callable[[], DeviceClock] | None = None  # once the script trains on CUDA
         self._timed: DeviceClock | None = None  # while a step on CUDA is timed
         self._waiting: deque[tuple[dict[str, Any], DeviceClock, float | None]] = deque(maxlen=UNREAD_RECORDS)
+        self._trace = StepTrace(self.recorder) if os.environ.get(ASKED) == "1" else None
         self._open_window()
 
     def _open_window(self) -> None:
@@ -75,6 +77,7 @@ class Probe:
         import torch
 
         header = {"k": "meta", "v": 1, "time": time.time(), "host": socket.gethostname(), "pid": os.getpid()}
+        header |= {"resident": self._memory()["rss"]}  # of Python and torch, before there is a model
         places = {name: int(os.environ[name.upper()]) for name in ("rank", "local_rank", "world_size")}
         self.recorder.write(header | places | {"torch": torch.__version__})
         try:
@@ -167,6 +170,8 @@ class Probe:
             self._stepping = clock()
             if self._timed is not None:
                 self._timed.begin()
+            if self._trace is not None:
+                self._trace.before_step(optimizer)
 
     def _after_step(self, optimizer: Any) -> None:
         if optimizer is not self._optimizer:
@@ -198,6 +203,8 @@ class Probe:
             self._look_at_the_model(optimizer)
         if now >= self._due:
             self._record()
+        if self._trace is not None:
+            self._trace.after_step(self.step, optimizer)
         if self._device_clock is not None:  # events on every step would cost more than they tell
             self._timed = self._device_clock() if now + self._latest >= self._due else None
 

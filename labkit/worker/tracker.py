@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import weakref
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
@@ -25,10 +24,13 @@ COLLECTIVES = ("c10d", "_c10d_functional", "fsdp")
 
 
 class Tracker(TorchDispatchMode):
-    """Enter it for one step. What is not marked and was there before is not known, and not counted."""
+    """Enter it for one step. What was there before counts if it is marked, or if a collective or FSDP's resizing uses
+    it: not the data set. Of tensors on other types of device than `device_type` nothing counts, if one is given.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, device_type: str | None = None) -> None:
         super().__init__()
+        self.device_type = device_type
         self.phase = "forward"
         self._operation = ""
         self._number = 0
@@ -36,6 +38,7 @@ class Tracker(TorchDispatchMode):
         self._references: dict[int, weakref.ref[Any]] = {}
         self._sizes: dict[int, int] = {}
         self._categories: dict[int, int] = {}
+        self._passed_over: set[int] = set()  # storages from before of which nobody has said what they are
         self._before: list[tuple[int, int]] = []  # storage, bytes
         self._events: list[tuple[int, int, str, str]] = []  # storage, bytes more or less, phase, operation
         self._undo: list[Any] = []
@@ -54,11 +57,21 @@ class Tracker(TorchDispatchMode):
         the gradients go: only then is it known which of what backward allocated were gradients.
         """
         for module in modules:
-            self._mark_parameters([*module.parameters(), *module.buffers()])
+            attributes = [value for value in vars(module).values() if isinstance(value, torch.Tensor)]
+            self._mark_parameters([*module.parameters(), *module.buffers(), *attributes])
         for optimizer in optimizers:
             self._mark_parameters([p for group in optimizer.param_groups for p in group["params"]])
             state = getattr(optimizer, "optim", optimizer).state  # ZeroRedundancyOptimizer steps its share in .optim
             self.mark((value for values in state.values() for value in values.values()), "optimizer")
+
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """To be called before the optimizer's, and the next after it: what then goes through is of that phase."""
+        self.mark_training([], [optimizer])
+        self.phase = "optimizer"
+
+    def after_step(self, optimizer: torch.optim.Optimizer) -> None:
+        self.mark_training([], [optimizer])
+        self.phase = "forward"
 
     def _mark_parameters(self, parameters: list[torch.Tensor]) -> None:
         self.mark(parameters, "parameters")
@@ -80,38 +93,35 @@ class Tracker(TorchDispatchMode):
         return Peak(most, phase, operation, named)
 
     def __enter__(self) -> Tracker:
-        resize, backward = torch.UntypedStorage.resize_, torch.autograd.backward
+        resize, backward, grad = torch.UntypedStorage.resize_, torch.autograd.backward, torch.autograd.grad
 
         def resized(storage: Any, size: int) -> Any:
             number = self._number_of(storage, before=True)
             # FSDP frees what it gathered, and takes it again, by resizing
             self._categories[number] = min(self._categories[number], CATEGORIES.index("communication"))
             done = resize(storage, size)
-            self._change(number, storage.nbytes())
+            if not self._is_elsewhere(storage):
+                self._change(number, storage.nbytes())
             return done
 
-        def in_backward(*args: Any, **kwargs: Any) -> None:
-            before, self.phase = self.phase, "backward"
-            backward(*args, **kwargs)
-            self.phase = before
+        def in_backward(differentiate: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*args: Any, **kwargs: Any) -> Any:
+                before, self.phase = self.phase, "backward"
+                gradients = differentiate(*args, **kwargs)
+                self.phase = before
+                return gradients
 
-        def in_optimizer(optimizer: Any, args: Any, kwargs: Any) -> None:
-            self.mark_training([], [optimizer])
-            self.phase = "optimizer"
+            return call
 
-        def after_optimizer(optimizer: Any, args: Any, kwargs: Any) -> None:
-            self.mark_training([], [optimizer])
-            self.phase = "forward"
-
-        torch.UntypedStorage.resize_, torch.autograd.backward = resized, in_backward
+        torch.UntypedStorage.resize_ = resized
+        torch.autograd.backward, torch.autograd.grad = in_backward(backward), in_backward(grad)
         hooks = torch.autograd.graph.saved_tensors_hooks(self._saved, lambda tensor: tensor)
         hooks.__enter__()
         self._undo = [
             lambda: setattr(torch.UntypedStorage, "resize_", resize),
             lambda: setattr(torch.autograd, "backward", backward),
+            lambda: setattr(torch.autograd, "grad", grad),
             lambda: hooks.__exit__(None, None, None),
-            register_optimizer_step_pre_hook(in_optimizer).remove,
-            register_optimizer_step_post_hook(after_optimizer).remove,
         ]
         return super().__enter__()
 
@@ -122,16 +132,17 @@ class Tracker(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self._operation = str(func)
+        category = "communication" if func.namespace in COLLECTIVES else "temporary"
+        counts = category == "communication"
         for tensor in tree_iter((args, kwargs)):
             if isinstance(tensor, torch.Tensor):
                 for storage in _storages(tensor):
-                    self._number_of(storage, before=True)
+                    self._number_of(storage, before=True, counts=counts)
         out = func(*args, **(kwargs or {}))
-        category = "communication" if func.namespace in COLLECTIVES else "temporary"
         for tensor in tree_iter(out):
             if isinstance(tensor, torch.Tensor):
                 for storage in _storages(tensor):
-                    number = self._number_of(storage, before=False)
+                    number = self._number_of(storage, before=False, counts=counts)
                     self._categories[number] = min(self._categories[number], CATEGORIES.index(category))
         return out
 
@@ -139,20 +150,33 @@ class Tracker(TorchDispatchMode):
         self.mark([tensor], "activations")
         return tensor
 
-    def _number_of(self, storage: Any, *, before: bool) -> int:
+    def _number_of(self, storage: Any, *, before: bool, counts: bool = True) -> int:
         address = storage._cdata
         if address in self._numbers:
-            return self._numbers[address]
+            number = self._numbers[address]
+            if counts and number in self._passed_over:
+                self._passed_over.discard(number)
+                self._count_from_the_beginning(number, storage)
+            return number
         self._number = number = self._number + 1
         self._numbers[address] = number
         self._categories[number] = CATEGORIES.index("temporary")
         self._references[address] = weakref.ref(storage, lambda _: self._forget(address, number))
-        if before:
-            self._sizes[number] = storage.nbytes()
-            self._before.append((number, storage.nbytes()))
-        else:
+        if before and not counts:
+            self._passed_over.add(number)
+        elif before:
+            self._count_from_the_beginning(number, storage)
+        elif not self._is_elsewhere(storage):
             self._change(number, storage.nbytes())
         return number
+
+    def _count_from_the_beginning(self, number: int, storage: Any) -> None:
+        if not self._is_elsewhere(storage):
+            self._sizes[number] = storage.nbytes()
+            self._before.append((number, storage.nbytes()))
+
+    def _is_elsewhere(self, storage: Any) -> bool:
+        return self.device_type is not None and storage.device.type != self.device_type
 
     def _forget(self, address: int, number: int) -> None:
         self._references.pop(address, None)
