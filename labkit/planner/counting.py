@@ -79,20 +79,18 @@ class Model:
         """The parts, in the order of forward, of a copy with parameters of the variant's type."""
         dtype = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}[variant.itemsize]
         with scene.fake:
-            module = copy.deepcopy(self.module)
-            _convert(module, dtype)
-        which = self.which
-        if variant.sequence:  # the first block and the last have more to do
-            ends = [(kind, i == 0, i == len(which) - 1) for i, kind in enumerate(which)]
-            kinds = list(dict.fromkeys(ends))
-            which = [kinds.index(end) for end in ends]
-            with scene.fake:
+            module, which = copy.deepcopy(self.module), self.which
+            if variant.sequence:  # the first block and the last have more to do
+                ends = [(kind, i == 0, i == len(which) - 1) for i, kind in enumerate(which)]
+                kinds = list(dict.fromkeys(ends))
+                which = [kinds.index(end) for end in ends]
                 module.blocks = nn.ModuleList(copy.deepcopy(module.blocks[kind]) for kind, *_ in kinds)
+            _convert(module, dtype)
         module.train()
         if variant.recomputed:
             scene.script.recompute_blocks(module)
         if mesh:
-            split(scene.script, module.blocks, mesh, variant.sequence)
+            split(scene.script, getattr(module, "blocks", nn.ModuleList()), mesh, variant.sequence)
         if not self.in_units:
             return [Part("model", 0, module, list(module.parameters()), list(module.buffers()), False)]
         blocks = [
@@ -119,18 +117,22 @@ def count(text: str, argv: Sequence[str], tensor: Sequence[tuple[int, bool]] = (
     ways = itertools.product([("fp32", False), ("16", False), ("16", True), ("fp64", False)], recompute)
     variants = [Variant(precision, half, recomputed) for (precision, half), recomputed in ways]
     profiles: dict[Variant, tuple[Profile, ...]] = {}
-    for ranks, sequence in [(1, False), *map(tuple, tensor)]:
-        mesh = mesh_of(ranks) if ranks > 1 else None
-        for variant in variants:
+    unsplit: dict[int, str] = {}
+    for (ranks, sequence), variant in itertools.product([(1, False), *map(tuple, tensor)], variants):
+        if ranks not in unsplit:
             variant = variant._replace(tensor=ranks, sequence=sequence)
-            parts = model.variant(scene, variant, mesh)
+            try:
+                parts = model.variant(scene, variant, mesh_of(ranks) if ranks > 1 else None)
+            except SystemExit as error:  # the strategy's own words; other strategies can still be planned
+                unsplit[ranks] = str(error)
+                continue
             with scene.fake:
                 computed = _computed(scene, parts, variant, x, y)
                 if variant == Variant():
                     units = _units(parts, computed, x)
             profiles[variant] = tuple(each.profile for each in computed)
     itemsize = 8 if scene.args.precision == "fp64" else 4
-    return Facts(tuple(units), itemsize, units[-1].output, x.bytes + y.bytes, samples, profiles).to_json()
+    return Facts(tuple(units), itemsize, units[-1].output, x.bytes + y.bytes, samples, profiles, unsplit).to_json()
 
 
 def _computed(scene: Scene, parts: list[Part], variant: Variant, x: Flow, y: Flow) -> list[Computed]:

@@ -5,7 +5,7 @@ lines, because memory is one: bytes that do not depend on the batch, and bytes p
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 from labkit.planner.child import ask
@@ -85,7 +85,8 @@ class Unit:
 @dataclass(frozen=True)
 class Facts:
     """`itemsize`: bytes of a parameter's element. `predictions` and `inputs` (bytes of x and y) are per sample.
-    `profiles` has one for each unit, and the loss as the last.
+    `profiles` has one for each unit, and the loss as the last. `unsplit` says, by tensor ranks, why the layers do not
+    split over so many.
     """
 
     units: tuple[Unit, ...]
@@ -94,6 +95,7 @@ class Facts:
     inputs: int
     samples: int  # in the training data
     profiles: Mapping[Variant, tuple[Profile, ...]]
+    unsplit: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def elements(self) -> int:
@@ -106,7 +108,7 @@ class Facts:
         for variant, each in self.profiles.items():
             distinct = list(dict.fromkeys(each))
             profiles.append([variant, [asdict(p) for p in distinct], [distinct.index(p) for p in each]])
-        return asdict(self) | {"profiles": profiles}
+        return asdict(self) | {"profiles": profiles, "unsplit": [*self.unsplit.items()]}
 
     @classmethod
     def from_json(cls, written: Mapping[str, Any]) -> Facts:
@@ -116,7 +118,8 @@ class Facts:
         for variant, distinct, which in written["profiles"]:
             each = [_profile(**profile) for profile in distinct]
             profiles[Variant(*variant)] = tuple(each[i] for i in which)
-        return cls(**dict(written) | {"units": tuple(units), "profiles": profiles})
+        unsplit = dict(written["unsplit"])
+        return cls(**dict(written) | {"units": tuple(units), "profiles": profiles, "unsplit": unsplit})
 
 
 def facts_of(script: Script, parameters: Mapping[str, Any], tensor: Iterable[tuple[int, bool]] = ()) -> Facts:

@@ -7,24 +7,28 @@ import ast
 
 from labkit.planner.facts import Facts
 from labkit.planner.layout import SCHEDULES_LOOPED, Layout
+from labkit.planner.memory import variant_of
 from labkit.write import Script
 
 __all__ = ["refusal"]
 
-TENSOR_PLAN = ("qkv", "out", "up", "down", "head_width")  # what tensor_plan of the strategy cell splits
 PIPELINED = ("embed", "blocks", "unembed")
 
 
 def refusal(script: Script, facts: Facts, layout: Layout) -> str:
     """Why the script would stop before its first step; "" when nothing speaks against it."""
-    return _tensor(script, layout) or _pipeline(script, facts, layout)
+    return _pipeline(script, facts, layout) or _uncounted(facts, layout)
 
 
-def _tensor(script: Script, layout: Layout) -> str:
-    splits = layout.strategy == "tensor_parallel" or (layout.strategy == "hybrid" and layout.tensor > 1)
-    if splits and (missing := [name for name in TENSOR_PLAN if name not in _attributes(script)]):
-        return f"tensor parallelism has no plan for this model's layers: no {', '.join(missing)} in its blocks"
-    return ""
+def _uncounted(facts: Facts, layout: Layout) -> str:
+    variant = variant_of(layout)
+    if variant in facts.profiles:
+        return ""
+    if layout.tensor in facts.unsplit:
+        return facts.unsplit[layout.tensor]
+    if layout.tensor > 1:
+        return f"layers split over {layout.tensor} tensor ranks were not counted"
+    return "activation checkpointing recomputes model.blocks, and this model has no .blocks"
 
 
 def _pipeline(script: Script, facts: Facts, layout: Layout) -> str:
