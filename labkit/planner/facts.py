@@ -1,10 +1,73 @@
-"""What is known of a model before it is trained: counted once, on tensors that hold no data."""
+"""What is known of a model before it is trained: counted once, on tensors that hold no data. Floats of a batch are
+lines, because memory is one: bytes that do not depend on the batch, and bytes per sample.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
 
-__all__ = ["Facts", "Unit"]
+from labkit.planner.child import ask
+from labkit.write import Script, command_line
+
+__all__ = ["Facts", "Line", "Moment", "Profile", "Unit", "Variant", "facts_of"]
+
+
+class Line(NamedTuple):
+    """Bytes, as a function of the samples in a micro-batch."""
+
+    fixed: int = 0
+    per_sample: int = 0
+
+    def at(self, samples: int) -> int:
+        """Bytes with so many samples."""
+        return self.fixed + self.per_sample * samples
+
+
+class Moment(NamedTuple):
+    """Of a unit's forward or backward: bytes held since it began, those of them that autograd keeps, and the bytes
+    of this unit's gradients that are complete (not among the bytes held: strategies do different things with them).
+    """
+
+    held: Line
+    kept: Line
+    settled: int
+
+
+class Variant(NamedTuple):
+    """In which way units were computed. `half_parameters`: parameters in 16 bits, and autocast around them."""
+
+    precision: str = "fp32"  # "fp32", "16" (autocast) or "fp64"
+    half_parameters: bool = False
+    recomputed: bool = False
+    tensor: int = 1
+    sequence: bool = False
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element of the parameters that compute."""
+        return 2 if self.half_parameters else 8 if self.precision == "fp64" else 4
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What computing a unit holds, beside its parameters and its gradients.
+
+    The unit's input is counted here while forward runs, and afterwards when the unit keeps it or `input_kept`: the
+    unit before it does. Its output is counted where it is an input.
+    """
+
+    parameters: tuple[int, ...]  # elements of each trained parameter on one tensor rank
+    rows: tuple[int, ...]  # the first dimension of each of them: along it FSDP cuts
+    input: Line
+    output: Line
+    forward: tuple[Moment, ...]
+    saved: Line  # kept from forward to backward
+    keeps_input: bool
+    keeps_output: bool
+    cached: int  # bytes kept until forward of the whole model ends: autocast's casts that nobody else keeps
+    backward: tuple[Moment, ...]
 
 
 @dataclass(frozen=True)
@@ -21,15 +84,54 @@ class Unit:
 
 @dataclass(frozen=True)
 class Facts:
-    """`itemsize`: bytes of a parameter's element. `predictions` and `inputs` (bytes of x and y) are per sample."""
+    """`itemsize`: bytes of a parameter's element. `predictions` and `inputs` (bytes of x and y) are per sample.
+    `profiles` has one for each unit, and the loss as the last.
+    """
 
     units: tuple[Unit, ...]
     itemsize: int
     predictions: int
     inputs: int
     samples: int  # in the training data
+    profiles: Mapping[Variant, tuple[Profile, ...]]
 
     @property
     def elements(self) -> int:
         """Of all trained parameters."""
         return sum(sum(unit.parameters) for unit in self.units)
+
+    def to_json(self) -> dict[str, Any]:
+        """What from_json reads; alike profiles are written once."""
+        profiles = []
+        for variant, each in self.profiles.items():
+            distinct = list(dict.fromkeys(each))
+            profiles.append([variant, [asdict(p) for p in distinct], [distinct.index(p) for p in each]])
+        return asdict(self) | {"profiles": profiles}
+
+    @classmethod
+    def from_json(cls, written: Mapping[str, Any]) -> Facts:
+        """Facts as to_json wrote them."""
+        units = [Unit(**unit | {"parameters": tuple(unit["parameters"])}) for unit in written["units"]]
+        profiles = {}
+        for variant, distinct, which in written["profiles"]:
+            each = [_profile(**profile) for profile in distinct]
+            profiles[Variant(*variant)] = tuple(each[i] for i in which)
+        return cls(**dict(written) | {"units": tuple(units), "profiles": profiles})
+
+
+def facts_of(script: Script, parameters: Mapping[str, Any], tensor: Iterable[tuple[int, bool]] = ()) -> Facts:
+    """Count them in a process of its own. `tensor`: of layers split over so many ranks, with sequence parallel or not.
+
+    Raises LaunchError when the script refuses its options, Unplannable when its model cannot be built without data.
+    """
+    argv = command_line(script, parameters)
+    return Facts.from_json(ask("counting", {"text": str(script), "argv": argv, "tensor": [*tensor]}))
+
+
+def _profile(**written: Any) -> Profile:
+    lines = {name: Line(*written[name]) for name in ("input", "output", "saved")}
+    moments = {
+        name: tuple(Moment(Line(*held), Line(*kept), settled) for held, kept, settled in written[name])
+        for name in ("forward", "backward")
+    }
+    return Profile(**written | lines | moments | {name: tuple(written[name]) for name in ("parameters", "rows")})

@@ -4,7 +4,7 @@ talk to other ranks. Each allocates what the real one does, when it does.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.pipelining import PipelineStage
 
-__all__ = ["KnownStage", "Replicated", "SharedOptimizer"]
+__all__ = ["KnownStage", "Replicated", "Shards", "SharedOptimizer"]
 
 
 class Replicated(nn.Module):
@@ -89,3 +89,19 @@ class KnownStage(PipelineStage):
 
     def _warmup_backward_result(self, *args: Any, **kwargs: Any) -> Any:
         return SimpleNamespace(item=lambda: 1)
+
+
+class Shards(Sequence[torch.Tensor]):
+    """The pieces into which FSDP cuts a parameter, made when asked for: it makes one per rank, and looks at two."""
+
+    def __init__(self, tensor: torch.Tensor, ranks: int, dim: int):
+        self.tensor, self.ranks, self.dim = tensor, ranks, dim
+        self.size = max(1, -(-tensor.shape[dim] // ranks))
+
+    def __len__(self) -> int:
+        return self.ranks
+
+    def __getitem__(self, rank: Any) -> Any:
+        start = rank * self.size
+        length = min(self.size, self.tensor.shape[self.dim] - start)
+        return self.tensor.narrow(self.dim, start, length) if length > 0 else self.tensor.new_empty(0)

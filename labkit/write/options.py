@@ -92,7 +92,7 @@ def check_flags(script: Script, args: Sequence[str]) -> None:
 
 
 def read_back(script: Script, args: Sequence[str]) -> dict[str, str]:
-    """The script's options found in raw arguments, by parameter name; a flag without a value as "True"."""
+    """The script's options found in raw arguments, by parameter name; a flag as "True", or "False"."""
     found = {}
     for name, option in options_of(script).items():
         for word, following in zip(args, [*args[1:], ""], strict=False):
@@ -100,6 +100,8 @@ def read_back(script: Script, args: Sequence[str]) -> dict[str, str]:
                 found[name] = "True" if option.kind == "flag" else following
             elif word.startswith(f"{option.name}="):
                 found[name] = word.partition("=")[2]
+            elif option.negatable and word == f"--no-{option.name[2:]}":
+                found[name] = "False"
     return found
 
 
