@@ -11,14 +11,15 @@ from labkit.planner.devices import Device
 from labkit.planner.facts import Facts
 from labkit.planner.layout import Layout, layout_of
 from labkit.planner.memory import peak
+from labkit.planner.pace import Pace
 from labkit.planner.refusals import refusal
-from labkit.planner.speed import StepTime, step_time
+from labkit.planner.speed import StepTime
 from labkit.record.peak import Peak
 from labkit.record.units import gib
 from labkit.view.plan_tables import band
 from labkit.write import Script
 
-__all__ = ["Candidate", "evaluate", "fastest", "held_by", "worst_peak"]
+__all__ = ["Candidate", "evaluate", "fastest", "held_by", "when", "worst_peak"]
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Candidate:
         }
 
 
-def evaluate(asked: Candidate, facts: Facts, device: Device, *, rates: Any = None, link: Any = None) -> Candidate:
+def evaluate(asked: Candidate, facts: Facts, device: Device, pace: Pace | None = None) -> Candidate:
     """A candidate with everything that is known of it. What it cannot do is said, not raised."""
     try:
         layout = layout_of(asked.script, asked.ranks, asked.parameters)
@@ -73,12 +74,8 @@ def evaluate(asked: Candidate, facts: Facts, device: Device, *, rates: Any = Non
     usable = device.usable_by(asked.ranks)
     fits = held.bytes <= usable
     with_it = f" with {', '.join(asked.changes)}" if asked.changes else ""
-    said = f"fits{with_it}" if fits else f"holds {gib(held.bytes)} of {gib(usable)} at the {held.phase}{with_it}"
-    try:
-        step = step_time(facts, layout, rates, link)
-    except LabError:
-        step = None
-    return replace(asked, layout=layout, peak=held, step=step, fits=fits, said=said)
+    said = f"fits{with_it}" if fits else f"holds {gib(held.bytes)} of {gib(usable)} {when(held)}{with_it}"
+    return replace(asked, layout=layout, peak=held, step=pace(layout) if pace else None, fits=fits, said=said)
 
 
 def fastest(candidates: Iterable[Candidate]) -> Candidate | None:
@@ -93,6 +90,11 @@ def worst_peak(facts: Facts, layout: Layout) -> Peak:
     each = layout.ranks // layout.pipeline  # the pipeline is the outermost axis of the scripts' mesh
     ends = {0, min(1, layout.pipeline - 1), layout.pipeline - 1}
     return max((peak(facts, layout, rank=index * each) for index in sorted(ends)), key=lambda one: one.bytes)
+
+
+def when(held: Peak) -> str:
+    """At which moment of a step it is."""
+    return {"loss": "at the loss", "optimizer": "at the optimizer's step"}.get(held.phase, f"in {held.phase}")
 
 
 def _unfit(device: Device, layout: Layout) -> str:

@@ -14,7 +14,7 @@ from labkit.planner.layout import Layout
 from labkit.planner.rates import Rates
 from labkit.planner.volume import Collective, held, volume, wire
 
-__all__ = ["BreakEven", "StepTime", "break_even", "scaling", "speed_up", "step_time"]
+__all__ = ["BreakEven", "StepTime", "break_even", "scaling", "speed_up", "step_time", "stretched"]
 
 FSDP2 = ("fsdp", "zero2", "hybrid")
 # Of the fill and drain of 1F1B, what schedules leave (Qi et al., arXiv 2401.10241, table 1: (p-1)(f+b-2w) with f=b=w is
@@ -96,7 +96,7 @@ def scaling(
     while ranks <= most:
         spread = _spread(facts, layout, ranks)
         if spread is not None:
-            found[ranks] = step_time(facts, spread, rates, _stretched(link, ranks, box, network))
+            found[ranks] = step_time(facts, spread, rates, stretched(link, ranks, box, network))
         ranks *= 2
     return found
 
@@ -267,7 +267,7 @@ def _spread(facts: Facts, layout: Layout, ranks: int) -> Layout | None:
     return replace(layout, ranks=ranks, data=ranks // own)
 
 
-def _stretched(link: Link, ranks: int, box: int, network: float) -> Link:
+def stretched(link: Link, ranks: int, box: int, network: float) -> Link:
     """For more ranks: more steps of latency (log2 n, as trees have), and beyond a box the network's bytes if they take
     longer. The further, the less sure: its residual grows by itself with each doubling of ranks."""
     if ranks <= link.ranks:
