@@ -22,6 +22,9 @@ from labkit.write import Script
 __all__ = ["Candidate", "evaluate", "fastest", "held_by", "when", "worst_peak"]
 
 
+ALIKE = 1.05  # predicted times closer than this tell nothing
+
+
 @dataclass(frozen=True)
 class Candidate:
     """One way to train. `parameters` are what labkit.launch takes; `changes` says what differs from what was asked.
@@ -79,10 +82,14 @@ def evaluate(asked: Candidate, facts: Facts, device: Device, pace: Pace | None =
 
 
 def fastest(candidates: Iterable[Candidate]) -> Candidate | None:
-    """Of those that fit; where nothing is known of the speed, the one that leaves most room."""
+    """Of those that fit: the first of those that are as fast as any, as far as can be foretold. Where nothing is known
+    of the speed, the one that leaves most room."""
     fitting = [one for one in candidates if one.fits]
     timed = [one for one in fitting if one.step]
-    return min(timed, key=_seconds) if timed else min(fitting, key=held_by, default=None)
+    if not timed:
+        return min(fitting, key=held_by, default=None)
+    least = min(map(_seconds, timed))
+    return next(one for one in timed if _seconds(one) <= ALIKE * least)
 
 
 def worst_peak(facts: Facts, layout: Layout) -> Peak:
