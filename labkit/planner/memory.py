@@ -12,7 +12,9 @@ from itertools import pairwise
 from labkit.planner.facts import Facts, Variant
 from labkit.planner.layout import Layout
 from labkit.planner.replicating import Whole
+from labkit.planner.schedules import actions
 from labkit.planner.sharding import Sharded, Sharding, groups_of
+from labkit.planner.staging import Stage, pipelined
 from labkit.planner.step import Ledger, backward, forward, loss
 from labkit.record.peak import Peak
 
@@ -35,36 +37,84 @@ def states(facts: Facts, layout: Layout, rank: int = 0) -> dict[str, int]:
 def moments(facts: Facts, layout: Layout, rank: int = 0, *, foreach: bool = False) -> list[Peak]:
     """The largest of each name, in the order of the step; the optimizer's is the last."""
     variant = variant_of(layout)
-    profiles, names = facts.profiles[variant][:-1], [unit.name for unit in facts.units]
     size = 8 if layout.precision == "fp64" else 4
-    inputs = input_bytes(facts, variant, layout.micro_batch * layout.accumulate)
-    ledger = Ledger(activations=inputs)
-    frozen = size * sum(unit.frozen for unit in facts.units)
-    buffers = sum(unit.buffers for unit in facts.units)
-    keeper: Whole | Sharded
-    if layout.strategy in SHARDED:
-        groups = groups_of(names, profiles, layout.shards, rank % layout.shards)
-        keeper = Sharded(ledger, groups, [sum(p.parameters) for p in profiles], sharding_of(layout, variant))
-        parameters = size * sum(group.shard for group in set(groups))
-        stepped = [n for group in dict.fromkeys(groups) for n in group.local]
-        frozen //= layout.shards
+    profiles, names = facts.profiles[variant], [unit.name for unit in facts.units]
+    ledger = Ledger(activations=input_bytes(facts, variant, layout.micro_batch * layout.accumulate))
+    if layout.strategy in ("pipeline", "hybrid"):
+        stepped = _pipeline(ledger, facts, layout, rank, size)
     else:
-        sizes = [n for profile in profiles for n in profile.parameters]
-        views = layout.options.get("gradient_as_bucket_view", True)
-        of_units = [size * sum(profile.parameters) for profile in profiles]
-        keeper = Whole(ledger, of_units, buckets=layout.strategy in ("ddp", "zero1"), views=views)
-        parameters = size * sum(sizes)
-        stepped = dealt(sizes, layout.data)[rank] if layout.strategy == "zero1" else sizes
-    ledger.held["parameters"] = parameters + frozen + buffers
-    ledger.held["optimizer"] = adamw_state(stepped, size)
-    # micro-batches in the middle are all alike
-    for number in sorted({0, min(1, layout.accumulate - 1), layout.accumulate - 1}):
-        keeper.begin(first=number == 0, last=number == layout.accumulate - 1)
-        forward(ledger, keeper, names, profiles, layout.micro_batch)
-        loss(ledger, facts.profiles[variant][-1], layout.micro_batch)
-        backward(ledger, keeper, names, profiles, layout.micro_batch)
+        keeper, stepped = _keep(ledger, facts, layout, range(len(facts.units)), rank)
+        ledger.held["optimizer"] = adamw_state(stepped, size)
+        # micro-batches in the middle are all alike
+        for number in sorted({0, min(1, layout.accumulate - 1), layout.accumulate - 1}):
+            keeper.begin(first=number == 0, last=number == layout.accumulate - 1)
+            forward(ledger, keeper, names, profiles[:-1], layout.micro_batch)
+            loss(ledger, profiles[-1], layout.micro_batch)
+            backward(ledger, keeper, names, profiles[:-1], layout.micro_batch)
     ledger.note("optimizer", "optimizer step", temporary=adamw_temporary(stepped, size, foreach=foreach))
     return list(ledger.moments.values())
+
+
+def _keep(
+    ledger: Ledger, facts: Facts, layout: Layout, units: Sequence[int], rank: int
+) -> tuple[Whole | Sharded, list[int]]:
+    """Puts the parameters of some units into the ledger. What keeps them, and the sizes that the optimizer sees.
+
+    `rank`: along the data axis.
+    """
+    variant = variant_of(layout)
+    size = 8 if layout.precision == "fp64" else 4
+    names = [facts.units[unit].name for unit in units]
+    profiles = [facts.profiles[variant][unit] for unit in units]
+    ledger.held["parameters"] += sum(facts.units[unit].buffers for unit in units)
+    frozen = size * sum(facts.units[unit].frozen for unit in units)
+    if layout.strategy in SHARDED:
+        groups = groups_of(names, profiles, layout.shards, rank % layout.shards)
+        elements = [sum(profile.parameters) for profile in profiles]
+        ledger.held["parameters"] += size * sum(group.shard for group in set(groups)) + frozen // layout.shards
+        sizes = [n for group in dict.fromkeys(groups) for n in group.local]
+        return Sharded(ledger, groups, elements, sharding_of(layout, variant)), sizes
+    sizes = [n for profile in profiles for n in profile.parameters]
+    ledger.held["parameters"] += size * sum(sizes) + frozen
+    keeper = Whole(
+        ledger,
+        [size * sum(profile.parameters) for profile in profiles],
+        buckets=layout.strategy in ("ddp", "zero1"),
+        views=layout.options.get("gradient_as_bucket_view", True),
+    )
+    return keeper, dealt(sizes, layout.data)[rank] if layout.strategy == "zero1" else sizes
+
+
+def _pipeline(ledger: Ledger, facts: Facts, layout: Layout, rank: int, size: int) -> list[int]:
+    """The moments of a step in stages, and the sizes that the optimizer sees."""
+    pipeline_rank, inner = divmod(rank, layout.data * layout.tensor)
+    mine = sorted(layout.stages_of(pipeline_rank))
+    blocks = [i for i, unit in enumerate(facts.units) if unit.name.startswith("blocks.")]
+    each = len(blocks) // layout.stages
+    profiles = facts.profiles[variant_of(layout)]
+    stages, stepped = {}, []
+    for stage in mine:
+        first, last = stage == 0, stage == layout.stages - 1
+        units = [
+            *([0] if first else []),
+            *blocks[stage * each : (stage + 1) * each],
+            *([len(blocks) + 1] if last else []),
+        ]
+        keeper, sizes = _keep(ledger, facts, layout, units, inner // layout.tensor)
+        stepped += sizes
+        stages[stage] = Stage(
+            [facts.units[unit].name for unit in units],
+            [profiles[unit] for unit in units],
+            keeper,
+            first,
+            profiles[-1] if last else None,
+            layout.precision in ("fp32", "fp64"),
+        )
+    ledger.held["optimizer"] = adamw_state(stepped, size)
+    ledger.held["activations"] *= 2  # the script joins the micro-batches, torch cuts them again
+    order = actions(layout.options["schedule"], layout.pipeline, pipeline_rank, mine, layout.accumulate)
+    pipelined(ledger, stages, order, layout.micro_batch, layout.accumulate)
+    return stepped
 
 
 def variant_of(layout: Layout) -> Variant:
@@ -82,8 +132,11 @@ def variant_of(layout: Layout) -> Variant:
 def sharding_of(layout: Layout, variant: Variant) -> Sharding:
     """What the scripts' strategy cells ask of fully_shard."""
     computing, reducing = variant.itemsize, max(4, variant.itemsize)
-    if layout.strategy == "zero2":
-        return Sharding(layout.shards, computing, reducing, blocks_after_forward=False, kept_between=True)
+    if layout.strategy != "fsdp":
+        once = layout.strategy == "hybrid"  # a pipeline reduces at its end
+        return Sharding(
+            layout.shards, computing, reducing, blocks_after_forward=False, kept_between=True, reduced_once=once
+        )
     reshard = layout.options["reshard_after_forward"]
     return Sharding(
         layout.shards,

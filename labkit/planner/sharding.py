@@ -118,6 +118,13 @@ class Sharded:
         if unit == 0:
             self._reduction(0)
 
+    def end_of_step(self) -> None:
+        self.free = self.reduce_now = True
+        for group in dict.fromkeys([*([self.root] if self.root else []), *self.groups]):
+            if group in self.whole:
+                self._post_backward(group, 0)
+        self._reduction(0)
+
     def _post_backward(self, group: Group, result: int) -> None:
         held, raw = self.ledger.held, self.raw[group]
         self.raw[group] = 0

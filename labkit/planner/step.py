@@ -12,7 +12,7 @@ from typing import Protocol
 from labkit.planner.facts import Moment, Profile
 from labkit.record.peak import CATEGORIES, Peak
 
-__all__ = ["Keeper", "Ledger", "backward", "forward", "loss"]
+__all__ = ["Keeper", "Ledger", "backward", "forward", "loss", "note"]
 
 
 class Ledger:
@@ -34,6 +34,9 @@ class Ledger:
 class Keeper(Protocol):
     """What a strategy does around the computing of units, of which it is told the number."""
 
+    def begin(self, *, first: bool, last: bool) -> None:
+        """A micro-batch, the first and or the last of its step."""
+
     def before_forward(self, unit: int, given: int) -> None:
         """`given`: bytes of the unit's input."""
 
@@ -50,13 +53,16 @@ class Keeper(Protocol):
     def after_backward(self, unit: int, result: int) -> None:
         """`result`: bytes of the gradient of the unit's input."""
 
+    def end_of_step(self) -> None:
+        """Reduce what gradients are left to reduce."""
+
 
 def forward(ledger: Ledger, keeper: Keeper, names: Sequence[str], profiles: Sequence[Profile], samples: int) -> None:
     """Of units in turn; what they keep for backward stays in the ledger."""
     casts = 0
     for unit, (name, profile) in enumerate(zip(names, profiles, strict=True)):
         keeper.before_forward(unit, profile.input.at(samples) if unit else 0)
-        _note(ledger, "forward", f"forward of {name}", profile.forward, samples)
+        note(ledger, "forward", f"forward of {name}", profile.forward, samples)
         ledger.held["activations"] += profile.saved.at(samples)
         ledger.held["temporary"] += profile.cached  # until autocast ends, with forward
         casts += profile.cached
@@ -67,8 +73,8 @@ def forward(ledger: Ledger, keeper: Keeper, names: Sequence[str], profiles: Sequ
 
 def loss(ledger: Ledger, profile: Profile, samples: int) -> None:
     """Forward and backward of the loss."""
-    _note(ledger, "forward", "loss", profile.forward, samples)
-    _note(ledger, "backward", "backward of the loss", profile.backward, samples)
+    note(ledger, "forward", "loss", profile.forward, samples)
+    note(ledger, "backward", "backward of the loss", profile.backward, samples)
 
 
 def backward(ledger: Ledger, keeper: Keeper, names: Sequence[str], profiles: Sequence[Profile], samples: int) -> None:
@@ -78,13 +84,12 @@ def backward(ledger: Ledger, keeper: Keeper, names: Sequence[str], profiles: Seq
         ledger.held["activations"] -= profile.saved.at(samples)
         for moment in profile.backward:
             gradients = keeper.more_gradients(moment.settled)
-            _note(ledger, "backward", f"backward of {name}", [moment], samples, gradients=gradients)
+            note(ledger, "backward", f"backward of {name}", [moment], samples, gradients=gradients)
         keeper.after_backward(unit, profile.input.at(samples) if unit else 0)
 
 
-def _note(
-    ledger: Ledger, phase: str, what: str, moments: Sequence[Moment], samples: int, *, gradients: int = 0
-) -> None:
+def note(ledger: Ledger, phase: str, what: str, moments: Sequence[Moment], samples: int, *, gradients: int = 0) -> None:
+    """These moments of a unit, beside what the ledger holds."""
     for moment in moments:
         kept, held = moment.kept.at(samples), moment.held.at(samples)
         ledger.note(phase, what, activations=kept, temporary=held - kept, gradients=gradients)
