@@ -18,15 +18,13 @@ from typing import Any
 import labkit
 from labkit import Script
 from labkit.launcher.bandwidth import measure_link
-from labkit.planner.facts import Facts, Unit
+from labkit.planner.facts import facts_of
 from labkit.planner.layout import layout_of
 from labkit.planner.rates import measure_rates
 from labkit.planner.speed import step_time
 
-WIDTH, HEADS, LAYERS, CONTEXT, VOCABULARY, BATCH = 256, 8, 8, 128, 256, 8
-STEPS, WARM = 15, 3
-DEFAULT = "context=128, width=128, heads=4, layers=4"
-SIZES = f"context={CONTEXT}, width={WIDTH}, heads={HEADS}, layers={LAYERS}"
+BATCH, STEPS, WARM = 8, 15, 3
+DEFAULT, SIZES = "width=128, heads=4, layers=4", "width=256, heads=8, layers=8"
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,21 +51,6 @@ def model_of(name: str) -> Script:
     return script.with_cells(model=text.replace(DEFAULT, SIZES))
 
 
-def facts() -> Facts:
-    """Of the model above, by hand."""
-    block = (
-        *(WIDTH,) * 4,
-        *(3 * WIDTH**2, 3 * WIDTH, WIDTH**2, WIDTH, 4 * WIDTH**2, 4 * WIDTH, 4 * WIDTH**2, WIDTH),
-    )
-    flops = 2 * CONTEXT * 12 * WIDTH**2 + 2 * CONTEXT**2 * WIDTH
-    handed_on = CONTEXT * WIDTH
-    units = [Unit("embed", (VOCABULARY * WIDTH, CONTEXT * WIDTH), 0, 0, 0, handed_on)]
-    units += [Unit(f"blocks.{i}", block, 0, 0, flops, handed_on) for i in range(LAYERS)]
-    head = 2 * CONTEXT * WIDTH * VOCABULARY
-    units += [Unit("unembed", (WIDTH, WIDTH, VOCABULARY * WIDTH), 0, 0, head, CONTEXT * VOCABULARY)]
-    return Facts(tuple(units), 4, CONTEXT, 16 * CONTEXT, 7000)
-
-
 def measured(case: Case) -> float:
     """Seconds of a step, the median over ranks and steps."""
     run = labkit.launch(
@@ -82,7 +65,7 @@ def main() -> None:
     repeats = int(sys.argv[1]) if len(sys.argv) > 1 else 3
     os.environ |= {"LABKIT_RUNS": tempfile.mkdtemp(), "LABKIT_UI": "text"}
     sys.stdout, table = sys.stderr, sys.stdout
-    model, predicted = facts(), {}
+    facts, predicted = facts_of(model_of("single"), {"global_batch_size": BATCH}), {}
     for ranks in (1, 2, 4):
         rates = measure_rates(model_of("single"), ranks, {}, samples=(2, 8) if ranks == 1 else (1, 4))
         link = measure_link(ranks) if ranks > 1 else None
@@ -90,7 +73,7 @@ def main() -> None:
         for case in CASES:
             if case.ranks == ranks:
                 layout = layout_of(model_of(case.strategy), ranks, {"global_batch_size": BATCH, **case.options})
-                predicted[case] = step_time(model, layout, rates, link)
+                predicted[case] = step_time(facts, layout, rates, link)
     runs: dict[Case, list[float]] = {case: [] for case in CASES}
     for _ in range(repeats):
         for case in CASES:

@@ -152,6 +152,8 @@ def _rates(said: dict[str, Any], ranks: int, samples: tuple[int, int], cores: in
         constant = small - slope * samples[0]
         return (constant, slope) if constant > 0 else (0.0, large / samples[1])
 
+    if cores is None:  # a GPU is given work ahead: what the host does meanwhile does not add up
+        overheads = overheads | {"dtensor": overheads["tensor"], "split_pair": 0.0, "sharded_unit": 0.0}
     middle, low, high = times["both_large"]
     elements = times["optimizer"][0] - overheads["tensor"] * said["tensors"]
     return Rates(

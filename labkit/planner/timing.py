@@ -54,6 +54,8 @@ def timed(call: Callable[[], object], ranks: Ranks, device: torch.device, *, alo
     times = []
     if not alone or ranks.rank == 0:
         call()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
     ranks.meet()
     end = time.perf_counter() + SECONDS
     while (not alone or ranks.rank == 0) and (time.perf_counter() < end or len(times) < 3):

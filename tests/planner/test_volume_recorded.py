@@ -14,25 +14,17 @@ from strategies.test_collectives import FORWARD, KEEP, changed
 
 import labkit
 from labkit import Script
-from labkit.planner.facts import Facts, Unit
+from labkit.planner.facts import Facts, facts_of
 from labkit.planner.layout import layout_of
 from labkit.planner.volume import volume
 
-WIDTH, CONTEXT, VOCABULARY, LAYERS, BATCH = 128, 128, 256, 4, 8
-BLOCK = (
-    *(WIDTH,) * 4,  # norms
-    *(3 * WIDTH * WIDTH, 3 * WIDTH, WIDTH * WIDTH, WIDTH, 4 * WIDTH * WIDTH, 4 * WIDTH, 4 * WIDTH * WIDTH, WIDTH),
-)
-ACTIVATION = CONTEXT * WIDTH
-FACTS = Facts(
-    (
-        Unit("embed", (VOCABULARY * WIDTH, CONTEXT * WIDTH), 0, 0, 0, ACTIVATION),
-        *(Unit(f"blocks.{i}", BLOCK, 0, 0, 0, ACTIVATION) for i in range(LAYERS)),
-        Unit("unembed", (WIDTH, WIDTH, VOCABULARY * WIDTH), 0, 0, 0, CONTEXT * VOCABULARY),
-    ),
-    4, CONTEXT, 2 * 8 * CONTEXT, 7000,
-)  # fmt: skip
+BATCH = 8
 SIZES = {"Float": 4, "BFloat16": 2, "Int": 4}
+
+
+@pytest.fixture(scope="module")
+def facts() -> Facts:
+    return facts_of(Script.load("single"), {"global_batch_size": BATCH})
 
 
 def recorded(script: Script, ranks: int, **options) -> list[tuple[Counter, Counter]]:
@@ -83,13 +75,13 @@ def as_gloo(kind: str) -> str:
     ("hybrid", 4, {"tensor": 2}),
     ("hybrid", 4, {"pipeline": 2, "accumulate": 2}),
 ], ids=str)  # fmt: skip
-def test_the_formulas_agree_with_what_ranks_said_to_each_other(name, ranks, options):
+def test_the_formulas_agree_with_what_ranks_said_to_each_other(name, ranks, options, facts):
     script = Script.load(name)
     layout = layout_of(script, ranks, {"global_batch_size": BATCH, **options})
 
     for rank, (calls, sizes) in enumerate(recorded(script, ranks, **options)):
         expected, amounts = Counter(), Counter()
-        for each in volume(FACTS, layout, rank):
+        for each in volume(facts, layout, rank):
             if each.kind != "send":
                 expected[as_gloo(each.kind)] += each.count
                 amounts[as_gloo(each.kind)] += each.bytes

@@ -13,7 +13,7 @@ FACTS = Facts(
         *(Unit(f"blocks.{i}", BLOCK, 0, 0, 0, 64) for i in range(4)),
         Unit("unembed", (100 * WIDTH,), 0, 0, 0, 800),
     ),
-    itemsize=4, predictions=8, inputs=128, samples=100,
+    itemsize=4, predictions=8, inputs=128, samples=100, profiles={},
 )  # fmt: skip
 P = FACTS.elements * 4
 FSDP = {"reshard_after_forward": "auto", "cpu_offload": False, "replicas": 1}
