@@ -15,11 +15,13 @@ if TYPE_CHECKING:
     from labkit.bench import panel
     from labkit.data import fetch
     from labkit.machine import doctor
+    from labkit.planner.plan import Plan, plan
     from labkit.run import Run, attach, launch, runs
     from labkit.view.comparison import compare
     from labkit.write.script import Script
 
 _LAZY = {
+    "Plan": "labkit.planner.plan",
     "Run": "labkit.run",
     "Script": "labkit.write.script",
     "attach": "labkit.run",
@@ -28,6 +30,7 @@ _LAZY = {
     "fetch": "labkit.data",
     "launch": "labkit.run",
     "panel": "labkit.bench",
+    "plan": "labkit.planner.plan",
     "runs": "labkit.run",
 }
 
@@ -35,6 +38,7 @@ __version__ = version("labkit")
 __all__ = [
     "LabError",
     "LaunchError",
+    "Plan",
     "RankFailedError",
     "Run",
     "RunFolderError",
@@ -46,6 +50,7 @@ __all__ = [
     "fetch",
     "launch",
     "panel",
+    "plan",
     "runs",
 ]
 

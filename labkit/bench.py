@@ -97,7 +97,7 @@ class Panel:
 
     def _pace(self, device: Device) -> Pace | None:
         if device.name not in self._paces and self._facts:
-            self._paces[device.name] = Pace(self._script, self._facts, device, self._begin["ranks"])
+            self._paces[device.name] = Pace(self._script, self._facts, device, self._begin["ranks"], self._parameters)
         return self._paces.get(device.name)
 
     def _build(self) -> None:
@@ -138,7 +138,7 @@ class Panel:
         self._speed.disabled, self._told.value = True, "measuring how fast the ranks compute and communicate here …"
         ranks = self._controls.ranks.value
         try:
-            measure_pace(self._script, ranks, self._controls.parameters["precision"])
+            measure_pace(self._script, ranks, self._parameters | self._controls.parameters)
             self._told.value = f"measured on {ranks} ranks; kept for this machine"
         except LabError as error:
             self._told.value = escaped(plain(str(error)))

@@ -14,6 +14,8 @@ from labkit.launcher import preflight
 from labkit.launcher import stop as stopping
 from labkit.launcher.start import start
 from labkit.launcher.stuck import Stacks, look_at
+from labkit.planner.measured import Memory
+from labkit.planner.plan import Plan
 from labkit.record import RunFolder, RunReader, State, find_run, list_runs, read_state
 from labkit.record.files import opened, read_text
 from labkit.record.reader import rows
@@ -35,10 +37,11 @@ LOOK_SECONDS = 0.1
 PROGRESS_SECONDS = 30.0
 REDRAW_SECONDS = 1.0
 LOG_BYTES = 1 << 20
+TRACE_MEMORY = "LABKIT_TRACE_MEMORY"  # which worker/trace.py looks for
 
 
 def launch(
-    script: Script | str | os.PathLike[str],
+    script: Script | Plan | str | os.PathLike[str],
     *,
     nproc_per_node: int | str = "auto",
     backend: str | None = None,
@@ -50,6 +53,7 @@ def launch(
     watchdog: float | None = None,
     wait: bool | None = None,
     detach: bool | None = None,
+    trace_memory: bool = False,
     **parameters: Any,
 ) -> Run:
     """Start a script on every rank with torchrun and return at once; in a notebook the live view appears.
@@ -63,6 +67,9 @@ def launch(
     A run that fails is begun again up to `retries` times, by a script like labkit's own from the newest checkpoint
     that was committed (`save_every=…`). One in which no rank moves for `watchdog` seconds is ended and
     counts as failed.
+    A Plan may stand for the script: its ranks and parameters are used, and what it predicts is written into the run
+    folder before the first rank starts. Then, and with `trace_memory=True`, every rank follows one step through all it
+    allocates, which makes that step slow; `run.memory()` shows it beside the plan.
 
     Raises LaunchError or ScriptError before any process is started; waiting, RankFailedError.
     """
@@ -70,6 +77,10 @@ def launch(
         check_kernel(version("ipykernel"))  # before anything runs
     headless = is_headless()
     tied = headless if detach is None else not detach
+    prediction = None
+    if isinstance(script, Plan):
+        parameters = script.launched_with(nproc_per_node, parameters)
+        nproc_per_node, prediction, script = script.ranks, script.record(), script.script
     run = begin(
         script,
         nproc_per_node=nproc_per_node,
@@ -82,6 +93,8 @@ def launch(
         retries=retries,
         watchdog=watchdog,
         tied=tied,
+        prediction=prediction,
+        trace_memory=trace_memory or prediction is not None,
     )
     if ui() in ("svg", "display", "static"):
         run.show()
@@ -104,10 +117,12 @@ def begin(
     args: Sequence[Any] = (),
     name: str | None = None,
     runs_dir: str | os.PathLike[str] | None = None,
+    trace_memory: bool = False,
     **care: Any,
 ) -> Run:
     """Start a run as `launch` does, and show nothing. `tied`: it ends with this process."""
     settings = preflight.settings_for(nproc_per_node, backend, env) | dict(env or {})
+    settings |= {TRACE_MEMORY: "1"} if trace_memory else {}
     return Run(
         start(
             script,
@@ -239,6 +254,10 @@ class Run:
         import pandas as pd
 
         return pd.DataFrame(list(rows(self.folder)))
+
+    def memory(self) -> Memory:
+        """What each rank held at the peak of a traced step, by category, beside what was planned for it."""
+        return Memory(self.folder)
 
     def report(self) -> Path:
         """Write `report.html` into the run folder and return its path."""

@@ -50,8 +50,12 @@ def start(
     watchdog: float | None = None,
     tied: bool,
     shares_gpus: bool = False,
+    prediction: Mapping[str, Any] | None = None,
 ) -> RunFolder:
-    """Start a run and return its folder at once. Raises LaunchError or ScriptError before anything exists."""
+    """Start a run and return its folder at once. Raises LaunchError or ScriptError before anything exists.
+
+    `prediction` is kept in the folder, and is there before the first rank starts.
+    """
     checks.check_torch(platform_name())
     checks.check_environment(env or {})
     script, path = _script(script)
@@ -86,6 +90,8 @@ def start(
     try:
         care = {"retries": retries, "watchdog": watchdog, "gpus": gpus}
         _write_folder(folder, script, path, ranks, argv, extra, given, environment, dropped, machine, care)
+        if prediction:
+            write_json(folder.plan, prediction)
         _supervisors[:] = [process for process in _supervisors if process.poll() is None]
         with launching() if gpus else nullcontext():
             if not shares_gpus:

@@ -71,7 +71,7 @@ def evaluate(asked: Candidate, facts: Facts, device: Device, pace: Pace | None =
         layout = layout_of(asked.script, asked.ranks, asked.parameters)
         if reason := refusal(asked.script, facts, layout) or _unfit(device, layout):
             return replace(asked, layout=layout, said=reason)
-        held = worst_peak(facts, layout)
+        held = worst_peak(facts, layout, foreach=not device.shared)
     except LabError as error:
         return replace(asked, said=str(error))
     usable = device.usable_by(asked.ranks)
@@ -92,11 +92,14 @@ def fastest(candidates: Iterable[Candidate]) -> Candidate | None:
     return next(one for one in timed if _seconds(one) <= ALIKE * least)
 
 
-def worst_peak(facts: Facts, layout: Layout) -> Peak:
-    """Of the rank that holds most. Pipeline ranks differ: the first holds most micro-batches, the last the logits."""
+def worst_peak(facts: Facts, layout: Layout, *, foreach: bool = False) -> Peak:
+    """Of the rank that holds most. Pipeline ranks differ: the first holds most micro-batches, the last the logits.
+    `foreach`: AdamW as torch does it on GPUs."""
     each = layout.ranks // layout.pipeline  # the pipeline is the outermost axis of the scripts' mesh
     ends = {0, min(1, layout.pipeline - 1), layout.pipeline - 1}
-    return max((peak(facts, layout, rank=index * each) for index in sorted(ends)), key=lambda one: one.bytes)
+    return max(
+        (peak(facts, layout, index * each, foreach=foreach) for index in sorted(ends)), key=lambda one: one.bytes
+    )
 
 
 def when(held: Peak) -> str:

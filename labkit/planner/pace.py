@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,12 +22,13 @@ __all__ = ["Pace", "measure_pace"]
 @dataclass
 class Pace:
     """Rates and links are looked up once for each precision and number of ranks. `ranks`: with how many at work the
-    rates of this machine were measured."""
+    rates of this machine were measured; `parameters` with which the script was asked for."""
 
     script: Script
     facts: Facts
     device: Device
     ranks: int
+    parameters: Mapping[str, Any] = field(default_factory=dict)
     _known: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     def __call__(self, layout: Layout) -> StepTime | None:
@@ -50,7 +52,9 @@ class Pace:
         return self.device.name.startswith(THIS_MACHINE)
 
     def _rates(self, precision: str) -> Rates | None:
-        measured = remembered_rates(self.script, self.ranks, _asked(precision)) if self._is_here else None
+        measured = None
+        if self._is_here:
+            measured = remembered_rates(self.script, self.ranks, _asked(self.parameters, precision))
         return measured or assumed_rates(self.facts, self.device, precision)
 
     def _link(self, ranks: int) -> Link | None:
@@ -62,13 +66,17 @@ class Pace:
         return stretched(link, ranks, self.device.box, self.device.network)
 
 
-def measure_pace(script: Script, ranks: int, precision: str) -> None:
-    """Measure on this machine what Pace looks up; takes some twenty seconds. Raises LaunchError when it cannot."""
-    measure_rates(script, ranks, _asked(precision))
-    if ranks > 1:
-        measure_link(ranks)
+def measure_pace(script: Script, ranks: int, parameters: Mapping[str, Any], *, again: bool = True) -> None:
+    """Measure on this machine what Pace looks up, which takes some twenty seconds; unless `again`, only what is not
+    known. Raises LaunchError when it cannot."""
+    asked, here = _asked(parameters, str(parameters.get("precision", "fp32"))), hardware()
+    if again or remembered_rates(script, ranks, asked) is None:
+        measure_rates(script, ranks, asked)
+    if ranks > 1 and (again or remembered_link(here, ranks, here.backend) is None):
+        measure_link(ranks, machine=here)
 
 
-def _asked(precision: str) -> dict[str, str]:
+def _asked(parameters: Mapping[str, Any], precision: str) -> dict[str, Any]:
     """The default is not named, so that what was measured without naming it is found."""
-    return {} if precision == "fp32" else {"precision": precision}
+    others = {name: value for name, value in parameters.items() if name != "precision"}
+    return others if precision == "fp32" else others | {"precision": precision}

@@ -49,6 +49,7 @@ class RunFolder:
         self.ranks = self.path / "ranks"
         self.hosts = self.path / "hosts"
         self.report = self.path / "report.html"
+        self.plan = self.path / "plan.json"  # the prediction, if there was one; written before the launch
 
     def rank(self, rank: int) -> Path:
         return self.ranks / str(rank)

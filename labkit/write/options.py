@@ -17,7 +17,8 @@ from labkit.write.script import Script
 __all__ = ["Option", "check_flags", "command_line", "options_of", "own_options", "read_back"]
 
 # What launch itself takes, for the nearest name of a mistyped one.
-LAUNCH_NAMES = ("nproc_per_node", "backend", "args", "name", "runs_dir", "env", "retries", "watchdog", "wait", "detach")
+LAUNCH_NAMES = ("nproc_per_node", "backend", "args", "name", "runs_dir", "env", "retries", "watchdog", "wait", "detach",
+                "trace_memory")  # fmt: skip
 
 
 @dataclass(frozen=True)

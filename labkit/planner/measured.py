@@ -1,0 +1,127 @@
+"""What the ranks of a run held, beside what was planned for them, and where the two differ."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from labkit.record import RunFolder, RunReader
+from labkit.record.files import read_text
+from labkit.record.peak import CATEGORIES, Peak
+from labkit.record.records import finite
+from labkit.record.text import escaped, plain
+from labkit.record.units import gib
+from labkit.view.bars import Bar, bars, key
+from labkit.view.plan_tables import aligned, memory_rows
+from labkit.view.tables import grid
+
+__all__ = ["Held", "Memory"]
+
+ALIKE = 0.005  # of a peak; less than that is not worth a word
+SHOWN_RANKS = 8
+
+
+@dataclass(frozen=True)
+class Held:
+    """One rank. `process`: bytes of its allocator's peak on CUDA, else of its resident set's; `at_start` those of the
+    resident set when torch was loaded and there was no model."""
+
+    rank: int
+    planned: dict[str, Peak]  # by the way it was found
+    traced: Peak | None
+    process: float
+    process_name: str
+    at_start: float | None
+
+    @property
+    def peaks(self) -> dict[str, Peak]:
+        """Planned and measured, by where they come from."""
+        return self.planned | ({"measured": self.traced} if self.traced else {})
+
+    def sentence(self) -> str:
+        """How far off the plan was, and in which category the difference sits."""
+        whole = f"rank {self.rank}: "
+        if self.traced is None:
+            return f"{whole}no step was traced; launch(…, trace_memory=True) does, from the third step on"
+        if not self.planned:
+            return f"{whole}{gib(self.traced.bytes)} at the {self.traced.phase}; nothing was planned before the run"
+        plan = next(iter(self.planned.values()))
+        more = self.traced.bytes - plan.bytes
+        held = f"{whole}{gib(self.traced.bytes)} at the {self.traced.phase}, planned {gib(plan.bytes)}"
+        if abs(more) < ALIKE * self.traced.bytes:
+            return f"{held}: as planned"
+        apart = {c: self.traced.categories.get(c, 0) - plan.categories.get(c, 0) for c in CATEGORIES}
+        most = max(apart, key=lambda category: abs(apart[category]))
+        where = f"most of it in {most} ({'+' if apart[most] > 0 else '-'}{gib(abs(apart[most]))})"
+        return f"{held} ({more / plan.bytes:+.1%}): {where}"
+
+    def outside(self) -> str:
+        """What the process held that no tensor of the training is."""
+        if self.traced is None or not self.process:
+            return ""
+        started = f" {gib(self.at_start)} were Python and torch before there was a model;" if self.at_start else ""
+        rest = self.process - self.traced.bytes - (self.at_start or 0)
+        return (
+            f"rank {self.rank}'s {self.process_name} was {gib(self.process)} at most:{started} "
+            f"{gib(self.traced.bytes)} are the traced step's tensors, {gib(max(0.0, rest))} data, workspaces and what "
+            "the allocator keeps"
+        )
+
+
+class Memory:
+    """`run.memory()`: shows itself; `ranks` has a Held for each."""
+
+    def __init__(self, folder: RunFolder):
+        self.id = folder.id
+        written = _prediction(folder)
+        reader = RunReader(folder)
+        reader.read_all()
+        self.ranks = [_held(history, written) for history in reader.ranks.values()]
+
+    def sentences(self) -> list[str]:
+        """Of the first ranks, one each; of the first also what its process held."""
+        shown = self.ranks[:SHOWN_RANKS]
+        more = [f"… and {len(self.ranks) - len(shown)} more ranks"] if len(shown) < len(self.ranks) else []
+        return [*(held.sentence() for held in shown), *more, *filter(None, [held.outside() for held in shown[:1]])]
+
+    def __str__(self) -> str:
+        table = [aligned(memory_rows(self.ranks[0].peaks))] if self.ranks and self.ranks[0].peaks else []
+        return plain("\n".join([f"memory of {self.id}, rank 0 at its peak", *table, *self.sentences()]))
+
+    __repr__ = __str__
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        drawn = [
+            Bar(f"rank {held.rank}", peak.categories, source=source)
+            for held in self.ranks[:SHOWN_RANKS]
+            for source, peak in held.peaks.items()
+        ]
+        rows = memory_rows(self.ranks[0].peaks) if self.ranks and self.ranks[0].peaks else []
+        said = "".join(f"<div>{escaped(text)}</div>" for text in self.sentences())
+        picture = bars(drawn) + key() if drawn else ""
+        table = grid([dict(row) for row in rows], [""] * len(rows))
+        style = "font-family:system-ui,sans-serif;font-size:13px;line-height:1.5;max-width:760px"
+        return {"text/plain": str(self), "text/html": f'<div style="{style}">{said}{picture}{table}</div>'}
+
+
+def _prediction(folder: RunFolder) -> dict[str, Any]:
+    """As it was written before the launch; nothing if there was none."""
+    try:
+        written = json.loads(read_text(folder.plan))
+    except (OSError, ValueError):
+        return {}
+    return written if isinstance(written, dict) else {}
+
+
+def _held(history: Any, written: dict[str, Any]) -> Held:
+    planned = {}
+    for source in ("formulas", "rehearsed"):
+        of_ranks = written.get(source) or {}
+        if found := of_ranks.get(str(history.rank)):
+            planned[source] = Peak(*(found[field] for field in Peak._fields))
+    process = history.memory_peak
+    cuda = history.device.startswith("cuda")
+    name = "allocator's peak" if cuda else "resident set"
+    at_start = None if cuda else finite(history.meta.get("resident"))
+    return Held(history.rank, planned, history.traced, process, name, at_start)

@@ -1,0 +1,186 @@
+"""A plan: what a training will hold on each rank and how long its steps take, before anything is launched."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from labkit.errors import LaunchError
+from labkit.launcher.hardware import hardware
+from labkit.planner.advice import Advice, advise
+from labkit.planner.child import Unplannable
+from labkit.planner.devices import THIS_MACHINE, Device, devices_named
+from labkit.planner.facts import Facts, facts_of
+from labkit.planner.layout import Layout, layout_of
+from labkit.planner.memory import peak
+from labkit.planner.outlook import bar_of
+from labkit.planner.pace import Pace, measure_pace
+from labkit.planner.rehearsal import rehearse
+from labkit.planner.speed import StepTime
+from labkit.record.peak import Peak
+from labkit.view.plan_tables import plan_html, plan_text
+from labkit.write import Script
+
+__all__ = ["Plan", "plan"]
+
+MOST_RANKS_WRITTEN = 64
+TENSOR_RANKS = 8  # they talk in every layer: more than a box has are worth no thought
+
+
+def plan(
+    script: Script | str | Path,
+    *,
+    nproc_per_node: int | str = "auto",
+    device: str | None = None,
+    measure: bool = False,
+    **parameters: Any,
+) -> Plan:
+    """What training a script would hold on each rank and how long a step would take; what fits, and what is fastest.
+
+    `script`, `nproc_per_node` and `parameters` are those of `launch`. `device` is one of the presets ("T4", "2xT4",
+    "A100 80"), or this machine when it is None. Takes some five seconds: one process counts the model, another
+    rehearses a step of the script, both on tensors that hold no data; nothing is launched. With `measure=True` ranks
+    on this machine compute and talk for some fifteen seconds, so that the speed is not assumed; that is remembered.
+
+    Raises ScriptError or LaunchError for what `launch` would refuse. What cannot be planned is among `.problems`.
+    """
+    script = script if isinstance(script, Script) else Script.load(script)
+    count, kind = devices_named(device)
+    ranks = (count or hardware().default_ranks) if nproc_per_node == "auto" else int(nproc_per_node)
+    layout = layout_of(script, ranks, parameters)
+    problems: list[str] = []
+
+    def found(asked: Future[Any], what: str) -> Any:
+        try:
+            return asked.result()
+        except Unplannable as error:
+            problems.append(f"{what}: {error}")
+
+    with ThreadPoolExecutor() as both:
+        counted = both.submit(facts_of, script, parameters, _splits(layout))
+        played = both.submit(rehearse, script, ranks, parameters) if layout.pipeline == 1 else None
+        facts = found(counted, "not planned by formulas")
+        rank, formulas = _worst(facts, layout, kind) if facts and layout.strategy else (0, None)
+        rehearsed = found(played or both.submit(rehearse, script, ranks, parameters, rank=rank), "not rehearsed")
+    if not layout.strategy:
+        problems.append("not planned by formulas: the strategy cell is not one of labkit's")
+    advice = None
+    if facts and layout.strategy:
+        if measure and kind.name.startswith(THIS_MACHINE):
+            measure_pace(script, ranks, parameters, again=False)
+        advice = advise(script, facts, kind, ranks, parameters, Pace(script, facts, kind, ranks, parameters))
+    return Plan(script, ranks, parameters, kind, layout, rank, facts, formulas, rehearsed, advice, tuple(problems))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What `labkit.plan` found. It shows itself; `labkit.launch(plan)` runs it and keeps the prediction with the run.
+
+    `formulas` and `rehearsed` are the peak of rank `rank`, the one that holds most, found in two independent ways;
+    None for what could not be planned: `problems` says why.
+    """
+
+    script: Script
+    ranks: int
+    parameters: Mapping[str, Any]
+    device: Device
+    layout: Layout
+    rank: int
+    facts: Facts | None
+    formulas: Peak | None
+    rehearsed: Peak | None
+    advice: Advice | None
+    problems: tuple[str, ...]
+
+    @property
+    def peaks(self) -> dict[str, Peak]:
+        """By the way they were found."""
+        found = {"formulas": self.formulas, "rehearsed": self.rehearsed}
+        return {name: peak for name, peak in found.items() if peak}
+
+    @property
+    def bytes(self) -> int | None:
+        """Of the rank that holds most, at its peak, by the way that says more."""
+        return max((peak.bytes for peak in self.peaks.values()), default=None)
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether a rank's share of the device can hold that; None when nothing could be planned."""
+        return None if self.bytes is None else self.bytes <= self.device.usable_by(self.ranks)
+
+    @property
+    def step(self) -> StepTime | None:
+        """How long an optimizer step takes; None where nothing is known of the device's speed."""
+        return self.advice.asked.step if self.advice else None
+
+    def record(self) -> dict[str, Any]:
+        """What is written into the folder of a run before it starts."""
+        step = self.step
+        ranks = range(min(self.ranks, MOST_RANKS_WRITTEN)) if self.facts and self.formulas else ()
+        peaks = {rank: peak(self.facts, self.layout, rank, foreach=not self.device.shared) for rank in ranks}
+        return {
+            "format": 1,
+            "made": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            "device": self.device.name,
+            "formulas": {str(rank): found._asdict() for rank, found in peaks.items()},
+            "rehearsed": {str(self.rank): self.rehearsed._asdict()} if self.rehearsed else {},
+            "step_seconds": [step.seconds, step.low, step.high] if step else None,
+            "assumed": list(step.assumed) if step else [],
+            "problems": list(self.problems),
+        }
+
+    def launched_with(self, nproc_per_node: int | str, more: Mapping[str, Any]) -> dict[str, Any]:
+        """The parameters of a launch: the plan's, and others that it does not depend on, such as steps=100.
+
+        Raises LaunchError when the launch would not be what was planned.
+        """
+        parameters = {**self.parameters, **more}
+        same = nproc_per_node in ("auto", self.ranks) and layout_of(self.script, self.ranks, parameters) == self.layout
+        if not same:
+            asked = ", ".join(f"{name}={value!r}" for name, value in more.items())
+            raise LaunchError(
+                f"this is a plan for {self.ranks} ranks with {self._asked() or 'the defaults'}, not for "
+                f"nproc_per_node={nproc_per_node!r}{', ' if asked else ''}{asked}; make another with labkit.plan"
+            )
+        return parameters
+
+    def _asked(self) -> str:
+        return ", ".join(f"{name}={value!r}" for name, value in self.parameters.items())
+
+    def __str__(self) -> str:
+        verdict, rows, assumed = self._told()
+        return plan_text(verdict, self.peaks, rows, assumed)
+
+    __repr__ = __str__
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        verdict, rows, assumed = self._told()
+        drawn = [bar_of(row, chosen=row is self.advice.asked) for row in self.advice.rows] if self.advice else []
+        limit = self.device.usable_by(self.ranks)
+        html = plan_html(verdict, self.peaks, rows, assumed, drawn, limit, self.device.name)
+        return {"text/plain": str(self), "text/html": html}
+
+    def _told(self) -> tuple[list[str], list[dict[str, str]], list[str]]:
+        verdict = [*(self.advice.sentences if self.advice else ()), *(f"{problem}." for problem in self.problems)]
+        rows = [row.row() for row in self.advice.rows] if self.advice else []
+        return verdict, rows, list(self.step.assumed) if self.step else []
+
+
+def _splits(layout: Layout) -> list[tuple[int, bool]]:
+    """Over how many ranks layers may be split, by this or another strategy, and whether the sequence is, too."""
+    within_a_box = [n for n in range(2, TENSOR_RANKS + 1) if layout.ranks % n == 0]
+    asked = (layout.tensor, bool(layout.options.get("sequence_parallel")))
+    return sorted({(n, False) for n in within_a_box} | ({asked} if layout.tensor > 1 else set()))
+
+
+def _worst(facts: Facts, layout: Layout, device: Device) -> tuple[int, Peak]:
+    """The rank that holds most, and its peak. All ranks of a pipeline stage are alike but for the remainders of
+    divisions, of which the first has most."""
+    each = layout.ranks // layout.pipeline  # the pipeline is the outermost axis of the scripts' mesh
+    peaks = {rank: peak(facts, layout, rank, foreach=not device.shared) for rank in range(0, layout.ranks, each)}
+    worst = max(peaks, key=lambda rank: peaks[rank].bytes)
+    return worst, peaks[worst]
