@@ -14,6 +14,7 @@ from labkit.planner.facts import Facts, facts_of
 from labkit.planner.layout import strategy_of
 from labkit.planner.outlook import bar_of, outlook, verdict_of
 from labkit.planner.pace import Pace, measure_pace
+from labkit.planner.plan import Plan
 from labkit.planner.trials import Trial
 from labkit.planner.variants import variants
 from labkit.record import RunReader
@@ -162,7 +163,13 @@ class Panel:
         parameters = {**planned.parameters, "steps": self._steps.value}
         try:
             self._run = run = begin(
-                planned.script, nproc_per_node=planned.ranks, parameters=parameters, tied=True, name=planned.strategy
+                planned.script,
+                nproc_per_node=planned.ranks,
+                parameters=parameters,
+                tied=True,
+                name=planned.strategy,
+                prediction=self._recorded(planned, here),
+                trace_memory=True,
             )
         except LabError as error:
             self._told.value = f"<span>{escaped(plain(str(error)))}</span>"
@@ -179,6 +186,15 @@ class Panel:
             self.trials.append(Trial.read(planned, run.folder))
         self._run, self._halt.disabled = None, True
         self._draw()
+
+    def _recorded(self, planned: Candidate, here: Device) -> dict[str, Any]:
+        """The prediction as it is kept with the run, before its first step."""
+        assert planned.layout
+        plan = Plan(planned.script, planned.ranks, planned.parameters, here, planned.layout, 0, self._facts,
+                    planned.peak, None, None, ())  # fmt: skip
+        step = planned.step
+        speed = {"step_seconds": [step.seconds, step.low, step.high], "assumed": list(step.assumed)} if step else {}
+        return plan.record() | speed
 
     def close(self) -> None:
         """Close the widgets. A run that goes on is left going, to be stopped with labkit.attach("latest").stop()."""
