@@ -60,10 +60,16 @@ def answer(function: Callable[..., Any]) -> None:
         except SystemExit as error:
             said = {"refused": str(error)}
         except Exception as error:
-            said = {"problem": f"{_where(error)}{type(error).__name__}: {str(error).strip()}"}
+            said = {"problem": _where(error) + _why(error)}
         json.dump(said, reply)
     sys.stderr.flush()
     os._exit(0)  # process groups made of nothing do not care to be destroyed
+
+
+def _why(error: Exception) -> str:
+    if type(error).__name__ in DEPENDS_ON_DATA:
+        return "what follows depends on a tensor's values, and a plan's tensors have none"
+    return f"{type(error).__name__}: {str(error).strip()}"
 
 
 def _where(error: BaseException) -> str:
@@ -73,3 +79,5 @@ def _where(error: BaseException) -> str:
 
 
 SCRIPT_FILE = "script.py"
+# Of torch's fake tensors. By their names: torch is not imported here.
+DEPENDS_ON_DATA = ("DataDependentOutputException", "DynamicOutputShapeException", "GuardOnDataDependentSymNode")

@@ -58,8 +58,18 @@ class Scene:
     def model(self) -> nn.Module:
         """The script's model, before anything is wrapped around it."""
         torch.set_default_dtype(self.dtype())  # tensors without data cannot be converted in place
-        with self.fake:
-            return self.script.Model()
+        try:
+            with self.fake:
+                return self.script.Model()
+        except Exception:  # it looks at its own weights while it is built
+            return self._without_data(self.script.Model())
+
+    def _without_data(self, model: nn.Module) -> nn.Module:
+        for module in model.modules():
+            for tensors in (module._parameters, module._buffers):
+                for name, tensor in tensors.items():
+                    tensors[name] = None if tensor is None else self.fake.from_tensor(tensor)
+        return model
 
     def sample(self) -> tuple[torch.Tensor, torch.Tensor, int]:
         """x and y of one sample as a batch of one, with its data, and how many there are to train on."""
