@@ -31,13 +31,17 @@ OPTIMIZER_BYTES = 28
 # Of a link's peak that collectives reach. NVLink: about 230 of 300 GB/s in nccl-tests on 8 A100. PCIe through the host:
 # 5 of 15.75 GB/s; 1.4 was seen between two T4s. Assumed.
 LINK_SHARE = {"NVLink": 0.75, "PCIe": 0.32}
+# Bytes that a block moves per byte it hands on in what tensor ranks do alike: two norms (2 forward, 3 backward) and two
+# residual sums (3 and 3). Counted.
+ALIKE_BYTES = 22
 LATENCY = 20e-6  # seconds of a small NCCL collective; assumed
 
 
 @dataclass(frozen=True)
 class Rates:
     """Seconds of one rank while `ranks` compute at the same time. `both`, `forward` and `ends` are (per micro-batch,
-    per sample): forward and backward of the model, forward alone, and of both what is outside of its blocks.
+    per sample): forward and backward of the model, forward alone, and of both what is outside of its blocks. `alike` is
+    what tensor parallelism does not divide: t ranks take alike + (both - ends - alike) / t for the blocks.
 
     `optimizer` is per element, `copy` per byte; `tensor`, `dtensor` (of a sharded one) per parameter and step,
     `split_pair` per two layers that tensor parallelism splits and `sharded_unit` per unit of FSDP, host work that is
@@ -49,6 +53,7 @@ class Rates:
     both: tuple[float, float]
     forward: tuple[float, float]
     ends: tuple[float, float]
+    alike: tuple[float, float]
     optimizer: float
     copy: float
     tensor: float = 0.0
@@ -105,11 +110,13 @@ def assumed_rates(facts: Facts, device: Device, precision: str) -> Rates:
     peak = device.flops[precision] * UTILIZATION
     blocks = sum(unit.flops for unit in facts.units if unit.name.startswith("blocks."))
     flops = sum(unit.flops for unit in facts.units)
+    handed_on = sum(unit.output for unit in facts.units if unit.name.startswith("blocks.")) * facts.itemsize
     return Rates(
         ranks=1,
         both=(0.0, 3 * flops / peak),
         forward=(0.0, flops / peak),
         ends=(0.0, 3 * (flops - blocks) / peak),
+        alike=(0.0, min(ALIKE_BYTES * handed_on / device.bandwidth, 3 * blocks / peak)),
         optimizer=OPTIMIZER_BYTES / device.bandwidth,
         copy=2 / device.bandwidth,
         spread=(1 - UTILIZATION / HIGHEST, UTILIZATION / LOWEST - 1),
@@ -152,15 +159,22 @@ def _rates(said: dict[str, Any], ranks: int, samples: tuple[int, int], cores: in
         constant = small - slope * samples[0]
         return (constant, slope) if constant > 0 else (0.0, large / samples[1])
 
+    both, ends, split = line("both"), line("ends"), line("split")
+    blocks = [whole - end for whole, end in zip(both, ends, strict=True)]
+    alike = (blocks[0], 0.0)  # host work, where it is not known
+    if "split_small" in times:  # a + b = blocks, a + b / ranks = what was measured of a share
+        shares = zip(split, ends, blocks, strict=True)
+        alike = tuple(min(max(0.0, ((s - e) * ranks - b) / (ranks - 1)), max(0.0, b)) for s, e, b in shares)
     if cores is None:  # a GPU is given work ahead: what the host does meanwhile does not add up
         overheads = overheads | {"dtensor": overheads["tensor"], "split_pair": 0.0, "sharded_unit": 0.0}
     middle, low, high = times["both_large"]
     elements = times["optimizer"][0] - overheads["tensor"] * said["tensors"]
     return Rates(
         ranks,
-        line("both"),
+        both,
         line("forward"),
-        line("ends"),
+        ends,
+        alike,
         max(0.0, elements) / said["elements"],
         times["copy"][0] / said["copied"],
         overheads["tensor"],

@@ -21,9 +21,6 @@ FSDP2 = ("fsdp", "zero2", "hybrid")
 # a third). ZBV's would be 0; measured with sleeping stages it and DualPipeV are as InterleavedZeroBubble.
 ZERO_BUBBLE, ZERO_BUBBLE_STAGES = 1 / 3, 2
 SCHEDULES_ZERO_BUBBLE = ("InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
-# Bytes that a block moves per byte it hands on in what tensor ranks do alike: two norms (2 forward, 3 backward) and two
-# residual sums (3 and 3). Counted.
-ALIKE = 22
 TENSORS_SPLIT, PAIRS = 8, 2  # parameters of a block that tensor parallelism splits, and pairs of layers
 WITHIN_BOX = 8
 
@@ -117,14 +114,11 @@ def speed_up(kappa: float) -> float:
 
 def _compute(facts: Facts, layout: Layout, rates: Rates) -> float:
     """Of all micro-batches; with a pipeline of the rank with most to do."""
-    ends = _line(rates.ends, layout.micro_batch)
-    constant, slope = (both - end for both, end in zip(rates.both, rates.ends, strict=True))
-    variable = max(0.0, slope) * layout.micro_batch
-    alike = 0.0
-    if layout.tensor > 1 and not layout.options.get("sequence_parallel"):
-        handed_on = sum(unit.output for unit in _blocks(facts)) * facts.itemsize * layout.micro_batch
-        alike = min(variable, ALIKE * handed_on * rates.copy / 2)  # a copy reads and writes
-    blocks = max(0.0, constant) + alike + (variable - alike) / layout.tensor
+    whole, ends, alike = (_line(line, layout.micro_batch) for line in (rates.both, rates.ends, rates.alike))
+    blocks = max(0.0, whole - ends)
+    if layout.tensor > 1:
+        undivided = min(rates.alike[0] if layout.options.get("sequence_parallel") else alike, blocks)
+        blocks = undivided + (blocks - undivided) / layout.tensor
     # The head and the loss are the last stage's; an embedding is next to nothing.
     return _slowed(rates, layout) * layout.accumulate * (blocks / layout.pipeline + ends)
 

@@ -112,6 +112,23 @@ def overheads(device: torch.device) -> dict[str, float]:
     }
 
 
+def split_layers(blocks: nn.Module, parts: int) -> bool:
+    """Leave of each block's layers the first share of so many, as a tensor rank has it (tensor_plan in labkit's script:
+    the first of a pair by rows of its weight, the second by columns). False where the blocks are of another kind."""
+    for block in blocks:
+        layers = [getattr(block, name, None) for name in ("qkv", "out", "up", "down")]
+        if not all(isinstance(layer, nn.Linear) for layer in layers) or not hasattr(block, "head_width"):
+            return False
+        if (layers[1].in_features // block.head_width) % parts or layers[2].out_features % parts:
+            return False
+        for layer, dim in zip(layers, (0, 1, 0, 1), strict=True):
+            weight, bias = layer.weight.detach(), layer.bias
+            layer.weight = nn.Parameter(weight.chunk(parts, dim)[0].clone())
+            if dim == 0 and bias is not None:
+                layer.bias = nn.Parameter(bias.detach().chunk(parts)[0].clone())
+    return True
+
+
 def main() -> None:
     script, asked, answer = Path(sys.argv[1]), json.loads(sys.argv[2]), Path(sys.argv[3])
     ranks = Ranks()
@@ -146,7 +163,7 @@ def main() -> None:
     def both(name: str) -> Callable[[], object]:
         def call() -> None:
             cells["forward_backward"](model, [batches[name]], scaler)
-            optimizer.zero_grad()
+            model.zero_grad()
 
         return call
 
@@ -158,7 +175,7 @@ def main() -> None:
 
         def call() -> None:
             cells["losses_of"](model.unembed(model.embed(x)), y).mean().backward()
-            optimizer.zero_grad()
+            model.zero_grad()
 
         return call
 
@@ -173,6 +190,9 @@ def main() -> None:
         for times in ranks.gather(timed(call, ranks, device)):
             found[name] += times
     alone = timed(calls["both_large"], ranks, device, alone=True)
+    if in_parts and ranks.count > 1 and split_layers(model.blocks, ranks.count):
+        for name in batches:
+            found[f"split_{name}"] = sum(ranks.gather(timed(both(name), ranks, device)), [])
     said = overheads(device)  # by all at the same time
     if ranks.rank == 0:
         elements = sum(p.numel() for p in model.parameters() if p.requires_grad)

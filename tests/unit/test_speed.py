@@ -22,7 +22,7 @@ FACTS = Facts(
     itemsize=4, predictions=100, inputs=1600, samples=1000, profiles={},
 )  # fmt: skip
 # Powers of two and round numbers: a sample takes 1 s, of which the head 0.2
-RATES = Rates(ranks=4, both=(0.0, 1.0), forward=(0.0, 0.3), ends=(0.0, 0.2), optimizer=0.0, copy=0.0)
+RATES = Rates(ranks=4, both=(0.0, 1.0), forward=(0.0, 0.3), ends=(0.0, 0.2), alike=(0.0, 0.1), optimizer=0.0, copy=0.0)
 FREE = Link("nccl", 4, {kind: Line(0.0, 0.0, 0.0) for kind in KINDS}, 1.0)
 SLOW = Link("nccl", 4, {kind: Line(0.0, 1e-6, 0.0) for kind in KINDS}, 1.0)
 FSDP = {"reshard_after_forward": "auto", "cpu_offload": False, "replicas": 1}
@@ -117,6 +117,13 @@ def test_checkpointing_adds_a_forward_of_the_blocks():
     again = step_time(FACTS, layout("ddp", 4, 2, activation_checkpointing=True), RATES, FREE)
 
     assert again.seconds - plain.seconds == pytest.approx(2 * (0.3 - 0.2 / 3))
+
+
+def test_tensor_ranks_divide_blocks_but_not_what_they_do_alike():
+    options = {"sequence_parallel": False}
+    found = step_time(FACTS, layout("tensor_parallel", 4, data=1, tensor=4, options=options), RATES, FREE)
+
+    assert found.parts["compute"] == pytest.approx(0.2 + 0.1 + (0.8 - 0.1) / 4)
 
 
 def test_the_optimizer_of_a_sharded_model_updates_a_share():
