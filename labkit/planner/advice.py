@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from labkit.planner.alternatives import remedies, ways
-from labkit.planner.candidate import Candidate, evaluate, fastest, held_by, when
+from labkit.planner.candidate import ALIKE, Candidate, evaluate, fastest, held_by, when
 from labkit.planner.devices import Device
 from labkit.planner.facts import Facts
 from labkit.planner.largest import largest_micro_batch, largest_model
@@ -129,11 +129,13 @@ def _beside(row: Candidate, best: Candidate | None) -> Candidate:
     if not (row.fits and best and row.step and best.step):
         return row
     if row == best:
-        return replace(row, said=f"{row.said}: the fastest")
+        return replace(row, said=f"{row.said}: the choice")
     same = row.layout and best.layout and row.layout.precision == best.layout.precision
     if not row.said.startswith("fits") or not same:  # it needs more ranks, or another precision
         return row
-    return replace(row, said=f"{row.said}; {row.step.seconds / best.step.seconds:.2f} times the fastest's step")
+    ratio = row.step.seconds / best.step.seconds
+    said = "as fast" if ratio <= ALIKE else f"a step takes {ratio:.1f} times as long"
+    return replace(row, said=f"{row.said}; {said}")
 
 
 def _sentences(
