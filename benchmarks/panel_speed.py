@@ -28,6 +28,8 @@ def main() -> None:
     began = time.perf_counter()
     panel.count()
     print(f"counting the model: {time.perf_counter() - began:.1f} s, once, in a process of its own")
+    assert panel._facts, panel._problem
+    print(f"the first page: {_seconds(panel, 'ddp', 'ranks', 2) * 1e3:.1f} ms; it is drawn when the counting is over")
     print(f"{'control':<26} {'moves':>6} {'median':>10} {'slowest':>10}")
     everything: list[float] = []
     for control, values in MOVES.items():

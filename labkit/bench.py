@@ -13,6 +13,8 @@ from labkit.planner.devices import DEVICES, THIS_MACHINE, Device, device_named
 from labkit.planner.facts import Facts, facts_of
 from labkit.planner.layout import strategy_of
 from labkit.planner.outlook import bar_of, outlook, verdict_of
+from labkit.planner.pace import Pace, measure_pace
+from labkit.planner.plan import Plan
 from labkit.planner.trials import Trial
 from labkit.planner.variants import variants
 from labkit.record import RunReader
@@ -32,6 +34,7 @@ __all__ = ["Panel", "panel"]
 STEPS = 30
 PERIOD_SECONDS = 0.5
 TENSOR = (2, 4, 8)  # ranks over which layers are split that are counted beforehand
+MEASURES = "Twenty seconds of computing and of collectives on this machine, which predictions for it then use"
 COUNTING = "counting what the model holds, on tensors without data: a few seconds …"
 
 
@@ -55,6 +58,7 @@ class Panel:
         self.trials: list[Trial] = []
         self._parameters = dict(parameters)
         self._devices: dict[str, Device] = {}
+        self._paces: dict[str, Pace] = {}
         self._begin = {"strategy": self._strategy, "device": device or THIS_MACHINE, "ranks": ranks, **parameters}
         self._facts: Facts | None = None
         self._problem = ""
@@ -75,7 +79,9 @@ class Panel:
         if self._facts is None:
             return panel_page("impossible" if self._problem else "", self._problem or COUNTING, [], None, "", rows)
         on = self._device(device)
-        self.candidates = outlook(self.scripts, strategy, self._facts, on, ranks, self._parameters | dict(parameters))
+        self.candidates = outlook(
+            self.scripts, strategy, self._facts, on, ranks, self._parameters | dict(parameters), self._pace(on)
+        )
         drawn: list[Bar] = []
         for candidate in self.candidates:
             drawn.append(bar_of(candidate, chosen=candidate.strategy == strategy))
@@ -89,6 +95,11 @@ class Panel:
         if name not in self._devices:
             self._devices[name] = device_named(name)
         return self._devices[name]
+
+    def _pace(self, device: Device) -> Pace | None:
+        if device.name not in self._paces and self._facts:
+            self._paces[device.name] = Pace(self._script, self._facts, device, self._begin["ranks"], self._parameters)
+        return self._paces.get(device.name)
 
     def _build(self) -> None:
         import ipywidgets as widgets
@@ -104,7 +115,9 @@ class Panel:
         self._steps.style.description_width = "40px"
         self._go.on_click(lambda _: self._in_thread(self._measure, "run"))
         self._halt.on_click(lambda _: self._in_thread(self._stop, "stop"))
-        buttons = widgets.HBox([self._go, self._halt, self._steps, self._told])
+        self._speed = widgets.Button(description="Measure speed", icon="tachometer", tooltip=MEASURES)
+        self._speed.on_click(lambda _: self._in_thread(self._measure_speed, "speed"))
+        buttons = widgets.HBox([self._go, self._halt, self._steps, self._speed, self._told])
         buttons.layout.flex_flow = "row wrap"
         self.box = widgets.VBox([self._controls.box, self._html, buttons])
 
@@ -122,6 +135,19 @@ class Panel:
         self.count()
         self._draw()
 
+    def _measure_speed(self) -> None:
+        self._speed.disabled, self._told.value = True, "measuring how fast the ranks compute and communicate here …"
+        ranks = self._controls.ranks.value
+        try:
+            measure_pace(self._script, ranks, self._parameters | self._controls.parameters)
+            self._told.value = f"measured on {ranks} ranks; kept for this machine"
+        except LabError as error:
+            self._told.value = escaped(plain(str(error)))
+        self._begin["ranks"] = ranks
+        self._paces.clear()
+        self._speed.disabled = False
+        self._draw()
+
     def _stop(self) -> None:
         self._halt.disabled = True
         if self._run:
@@ -132,12 +158,18 @@ class Panel:
         if self.chosen is None or self._facts is None or self._run:
             return
         here = self._device(THIS_MACHINE)  # whatever the device in the list, it runs on this one
-        planned = evaluate(self.chosen, self._facts, here)
+        planned = evaluate(self.chosen, self._facts, here, self._pace(here))
         self._go.disabled = True
         parameters = {**planned.parameters, "steps": self._steps.value}
         try:
             self._run = run = begin(
-                planned.script, nproc_per_node=planned.ranks, parameters=parameters, tied=True, name=planned.strategy
+                planned.script,
+                nproc_per_node=planned.ranks,
+                parameters=parameters,
+                tied=True,
+                name=planned.strategy,
+                prediction=self._recorded(planned, here),
+                trace_memory=True,
             )
         except LabError as error:
             self._told.value = f"<span>{escaped(plain(str(error)))}</span>"
@@ -154,6 +186,15 @@ class Panel:
             self.trials.append(Trial.read(planned, run.folder))
         self._run, self._halt.disabled = None, True
         self._draw()
+
+    def _recorded(self, planned: Candidate, here: Device) -> dict[str, Any]:
+        """The prediction as it is kept with the run, before its first step."""
+        assert planned.layout
+        plan = Plan(planned.script, planned.ranks, planned.parameters, here, planned.layout, 0, self._facts,
+                    planned.peak, None, None, ())  # fmt: skip
+        step = planned.step
+        speed = {"step_seconds": [step.seconds, step.low, step.high], "assumed": list(step.assumed)} if step else {}
+        return plan.record() | speed
 
     def close(self) -> None:
         """Close the widgets. A run that goes on is left going, to be stopped with labkit.attach("latest").stop()."""

@@ -12,7 +12,7 @@ from typing import Any
 import labkit
 from labkit.errors import LabError
 from labkit.record.text import plain
-from labkit.write import options_of
+from labkit.write import check_flags, options_of, read_back
 
 __all__ = ["main"]
 
@@ -20,17 +20,18 @@ EXAMPLES = """examples:
   labkit doctor
   labkit launch ddp --nproc-per-node 2 --steps 100      one of labkit's own scripts, with its options
   labkit launch train.py --nproc-per-node 2 -- 50 --lr 1e-3
+  labkit plan fsdp --nproc-per-node 8 --device A100-40 -- --global-batch-size 512
   labkit runs
   labkit stop latest
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one verb. Exit codes: 0 done, 1 the training failed, 2 refused before anything started, 129 the terminal was
-    closed, 130 interrupted, 141 nobody reads what is printed."""
+    """Run one verb. Exit codes: 0 done, 1 the training failed or does not fit, 2 refused before anything started,
+    129 the terminal was closed, 130 interrupted, 141 nobody reads what is printed."""
     parser = _parser()
     arguments, rest = parser.parse_known_args(argv)
-    if rest and arguments.verb != "launch":
+    if rest and arguments.verb not in ("launch", "plan"):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     try:
         return int(arguments.run(arguments, rest) or 0)
@@ -88,6 +89,13 @@ def _parser() -> argparse.ArgumentParser:
     start.add_argument("--name", help="part of the run folder's name")
     start.add_argument("--watch", action="store_true", help="draw the live view in the terminal")
     start.add_argument("--detach", action="store_true", help="return at once; the run outlives this terminal")
+    plan = verb("plan", _plan, "what each strategy would hold and how fast it would be, before anything is launched; "
+                "exits with 1 when it does not fit",
+                usage="labkit plan SCRIPT [options] [--] [the script's own options]")  # fmt: skip
+    plan.add_argument("script", help="one of labkit's own (ddp) or the path of a script with the cells of one")
+    plan.add_argument("--nproc-per-node", default="auto", metavar="N", help="ranks (default: one per GPU, or two)")
+    plan.add_argument("--device", help="T4, 2xT4, A100-40, H100 … (default: this machine)")
+    plan.add_argument("--measure", action="store_true", help="measure this machine's speed first: fifteen seconds")
     verb("runs", _runs, "all runs and what has become of them")
     for name, run, help, default in (
         ("attach", _attach, "follow a run until its end; Ctrl-C leaves it going", "latest"),
@@ -132,6 +140,28 @@ def _launch(arguments: argparse.Namespace, rest: list[str]) -> int:
         run.wait(watch=arguments.watch)
         print(run)
     return 0
+
+
+def _plan(arguments: argparse.Namespace, rest: list[str]) -> int:
+    if "--" in rest:
+        rest.remove("--")
+    script = labkit.Script.load(arguments.script)
+    check_flags(script, rest)
+    options = options_of(script)
+    given: dict[str, Any] = {
+        name: value == "True" if options[name].kind == "flag" else value
+        for name, value in read_back(script, rest).items()
+    }
+    ranks = arguments.nproc_per_node
+    plan = labkit.plan(
+        script,
+        nproc_per_node=int(ranks) if ranks.lstrip("-").isdigit() else ranks,
+        device=arguments.device,
+        measure=arguments.measure,
+        **given,
+    )
+    print(plan)
+    return 2 if plan.fits is None else 0 if plan.fits else 1
 
 
 def _launch_help(arguments: argparse.Namespace) -> int:

@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from labkit.planner.alternatives import remedies, ways
-from labkit.planner.candidate import Candidate, evaluate, fastest, held_by
+from labkit.planner.candidate import ALIKE, Candidate, evaluate, fastest, held_by, when
 from labkit.planner.devices import Device
 from labkit.planner.facts import Facts
 from labkit.planner.largest import largest_micro_batch, largest_model
 from labkit.planner.layout import Layout, layout_of, strategy_of
+from labkit.planner.pace import Pace
 from labkit.planner.variants import own_parameters, variants
 from labkit.record.units import gib
 from labkit.view import words
@@ -41,9 +42,7 @@ def advise(
     device: Device,
     ranks: int,
     parameters: Mapping[str, Any],
-    *,
-    rates: Any = None,
-    link: Any = None,
+    pace: Pace | None = None,
 ) -> Advice:
     """What to do with this model on so many of these devices. Pure: formulas only, no torch, no process.
 
@@ -51,7 +50,7 @@ def advise(
     """
     layout = layout_of(script, ranks, parameters)
     scripts = variants(script)
-    search = _Search(scripts, facts, device, rates, link)
+    search = _Search(scripts, facts, device, pace)
     name = strategy_of(script) or script.name
     asked = search.look(name, ranks, parameters)
     rows = [asked, *([] if asked.fits else search.rescue(asked))]
@@ -65,8 +64,10 @@ def advise(
             rows.append(Candidate(other, scripts[other], ranks, options, said=f"{ranks} ranks do not split two ways"))
             continue
         row = fastest(found) or min((one for one in found if one.peak), key=held_by, default=found[0])
-        rows += [row] if row.fits else (search.rescue(row) or [row])
-    best = fastest(row for row in rows if row.ranks <= ranks)
+        rows += [row] if row.fits else (search.rescue(row) or [_hopeless(row)])
+    at_hand = [row for row in rows if row.ranks <= ranks]
+    alike = [row for row in at_hand if row.layout and row.layout.precision == layout.precision]
+    best = fastest(alike) or fastest(at_hand)  # another precision is another training, if there is a choice
     rows = [_beside(row, best) for row in rows]
     largest = largest_micro_batch(facts, layout, device) if asked.peak else 0
     told = _sentences(rows, best, layout, device, largest)
@@ -78,14 +79,13 @@ class _Search:
     scripts: Mapping[str, Script]
     facts: Facts
     device: Device
-    rates: Any
-    link: Any
+    pace: Pace | None
 
     def look(
         self, strategy: str, ranks: int, parameters: Mapping[str, Any], changes: tuple[str, ...] = ()
     ) -> Candidate:
         blank = Candidate(strategy, self.scripts[strategy], ranks, dict(parameters), changes)
-        return evaluate(blank, self.facts, self.device, rates=self.rates, link=self.link)
+        return evaluate(blank, self.facts, self.device, self.pace)
 
     def rescue(self, asked: Candidate) -> list[Candidate]:
         """One change that makes it fit; else the fewest changes together; else, or with them, the fewest ranks."""
@@ -120,15 +120,22 @@ def _more_ranks(asked: Candidate) -> Iterator[int]:
             yield ranks
 
 
+def _hopeless(row: Candidate) -> Candidate:
+    return replace(row, said=f"{row.said}; nothing that was tried makes it fit") if row.peak else row
+
+
 def _beside(row: Candidate, best: Candidate | None) -> Candidate:
     """A row that fits also says how its step compares with the fastest's."""
     if not (row.fits and best and row.step and best.step):
         return row
     if row == best:
-        return replace(row, said=f"{row.said}: the fastest")
-    if not row.said.startswith("fits"):  # it needs more ranks
+        return replace(row, said=f"{row.said}: the choice")
+    same = row.layout and best.layout and row.layout.precision == best.layout.precision
+    if not row.said.startswith("fits") or not same:  # it needs more ranks, or another precision
         return row
-    return replace(row, said=f"{row.said}; {row.step.seconds / best.step.seconds:.2f} times the fastest's step")
+    ratio = row.step.seconds / best.step.seconds
+    said = "as fast" if ratio <= ALIKE else f"a step takes {ratio:.1f} times as long"
+    return replace(row, said=f"{row.said}; {said}")
 
 
 def _sentences(
@@ -139,7 +146,7 @@ def _sentences(
     if asked.peak:
         usable = gib(device.usable_by(asked.ranks))
         verdict = "fits" if asked.fits else "does not fit"
-        yield f"{where} holds {gib(asked.peak.bytes)} of {usable} per rank at the {asked.peak.phase}: {verdict}."
+        yield f"{where} holds {gib(asked.peak.bytes)} of {usable} per rank {when(asked.peak)}: {verdict}."
     else:
         yield f"{where} cannot be planned: {asked.said}."
     if not asked.fits:

@@ -11,14 +11,18 @@ from labkit.planner.devices import Device
 from labkit.planner.facts import Facts
 from labkit.planner.layout import Layout, layout_of
 from labkit.planner.memory import peak
+from labkit.planner.pace import Pace
 from labkit.planner.refusals import refusal
-from labkit.planner.speed import StepTime, step_time
+from labkit.planner.speed import StepTime
 from labkit.record.peak import Peak
 from labkit.record.units import gib
 from labkit.view.plan_tables import band
 from labkit.write import Script
 
-__all__ = ["Candidate", "evaluate", "fastest", "held_by", "worst_peak"]
+__all__ = ["Candidate", "evaluate", "fastest", "held_by", "when", "worst_peak"]
+
+
+ALIKE = 1.05  # predicted times closer than this tell nothing
 
 
 @dataclass(frozen=True)
@@ -61,7 +65,7 @@ class Candidate:
         }
 
 
-def evaluate(asked: Candidate, facts: Facts, device: Device, *, rates: Any = None, link: Any = None) -> Candidate:
+def evaluate(asked: Candidate, facts: Facts, device: Device, pace: Pace | None = None) -> Candidate:
     """A candidate with everything that is known of it. What it cannot do is said, not raised."""
     try:
         layout = layout_of(asked.script, asked.ranks, asked.parameters)
@@ -73,19 +77,19 @@ def evaluate(asked: Candidate, facts: Facts, device: Device, *, rates: Any = Non
     usable = device.usable_by(asked.ranks)
     fits = held.bytes <= usable
     with_it = f" with {', '.join(asked.changes)}" if asked.changes else ""
-    said = f"fits{with_it}" if fits else f"holds {gib(held.bytes)} of {gib(usable)} at the {held.phase}{with_it}"
-    try:
-        step = step_time(facts, layout, rates, link) if rates else None
-    except LabError:
-        step = None
-    return replace(asked, layout=layout, peak=held, step=step, fits=fits, said=said)
+    said = f"fits{with_it}" if fits else f"holds {gib(held.bytes)} of {gib(usable)} {when(held)}{with_it}"
+    return replace(asked, layout=layout, peak=held, step=pace(layout) if pace else None, fits=fits, said=said)
 
 
 def fastest(candidates: Iterable[Candidate]) -> Candidate | None:
-    """Of those that fit; where nothing is known of the speed, the one that leaves most room."""
+    """Of those that fit: the first of those that are as fast as any, as far as can be foretold. Where nothing is known
+    of the speed, the one that leaves most room."""
     fitting = [one for one in candidates if one.fits]
     timed = [one for one in fitting if one.step]
-    return min(timed, key=_seconds) if timed else min(fitting, key=held_by, default=None)
+    if not timed:
+        return min(fitting, key=held_by, default=None)
+    least = min(map(_seconds, timed))
+    return next(one for one in timed if _seconds(one) <= ALIKE * least)
 
 
 def worst_peak(facts: Facts, layout: Layout, *, foreach: bool = False) -> Peak:
@@ -96,6 +100,11 @@ def worst_peak(facts: Facts, layout: Layout, *, foreach: bool = False) -> Peak:
     return max(
         (peak(facts, layout, index * each, foreach=foreach) for index in sorted(ends)), key=lambda one: one.bytes
     )
+
+
+def when(held: Peak) -> str:
+    """At which moment of a step it is."""
+    return {"loss": "at the loss", "optimizer": "at the optimizer's step"}.get(held.phase, f"in {held.phase}")
 
 
 def _unfit(device: Device, layout: Layout) -> str:

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from labkit.planner.alternatives import ways
-from labkit.planner.candidate import Candidate, evaluate
+from labkit.planner.candidate import Candidate, evaluate, when
 from labkit.planner.devices import Device
 from labkit.planner.facts import Facts
+from labkit.planner.pace import Pace
 from labkit.planner.variants import own_parameters
 from labkit.record.units import gib
 from labkit.view import words
@@ -26,9 +27,7 @@ def outlook(
     device: Device,
     ranks: int,
     parameters: Mapping[str, Any],
-    *,
-    rates: Any = None,
-    link: Any = None,
+    pace: Pace | None = None,
 ) -> list[Candidate]:
     """The chosen strategy with its own options; the others with their defaults and the options that all share.
 
@@ -45,7 +44,7 @@ def outlook(
             options = {key: parameters[key] for key in parameters if key in shared} | first
         at = 1 if name == "single" else ranks
         asked = Candidate(name, scripts[name], at, options)
-        found.append(evaluate(asked, facts, device, rates=rates, link=link))
+        found.append(evaluate(asked, facts, device, pace))
     return found
 
 
@@ -67,4 +66,4 @@ def verdict_of(candidate: Candidate, device: Device) -> tuple[str, str]:
     speed = f"; a step takes {band(step.seconds, step.low, step.high)}" if step else "; its speed is not known here"
     assumed = f" (assumed: {'; '.join(step.assumed)})" if step and step.assumed else ""
     verdict = "fits" if candidate.fits else "does not fit"
-    return verdict, f"{held} per rank at the {candidate.peak.phase}{speed}{assumed}"
+    return verdict, f"{held} per rank {when(candidate.peak)}{speed}{assumed}"

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from labkit.errors import LaunchError
-from labkit.launcher.bandwidth import Link, measure_link, remembered_link
 from labkit.launcher.hardware import hardware
 from labkit.planner.advice import Advice, advise
 from labkit.planner.child import Unplannable
@@ -19,7 +18,7 @@ from labkit.planner.facts import Facts, facts_of
 from labkit.planner.layout import Layout, layout_of
 from labkit.planner.memory import peak
 from labkit.planner.outlook import bar_of
-from labkit.planner.rates import Rates, assumed_link, assumed_rates, measure_rates, remembered_rates
+from labkit.planner.pace import Pace, measure_pace
 from labkit.planner.rehearsal import rehearse
 from labkit.planner.speed import StepTime
 from labkit.record.peak import Peak
@@ -71,8 +70,9 @@ def plan(
         problems.append("not planned by formulas: the strategy cell is not one of labkit's")
     advice = None
     if facts and layout.strategy:
-        rates, link = _speed(script, facts, kind, ranks, parameters, measure)
-        advice = advise(script, facts, kind, ranks, parameters, rates=rates, link=link)
+        if measure and kind.name.startswith(THIS_MACHINE):
+            measure_pace(script, ranks, parameters, again=False)
+        advice = advise(script, facts, kind, ranks, parameters, Pace(script, facts, kind, ranks, parameters))
     return Plan(script, ranks, parameters, kind, layout, rank, facts, formulas, rehearsed, advice, tuple(problems))
 
 
@@ -184,19 +184,3 @@ def _worst(facts: Facts, layout: Layout, device: Device) -> tuple[int, Peak]:
     peaks = {rank: peak(facts, layout, rank, foreach=not device.shared) for rank in range(0, layout.ranks, each)}
     worst = max(peaks, key=lambda rank: peaks[rank].bytes)
     return worst, peaks[worst]
-
-
-def _speed(
-    script: Script, facts: Facts, device: Device, ranks: int, parameters: Mapping[str, Any], measure: bool
-) -> tuple[Rates | None, Link | None]:
-    """Of this machine what is measured, now or before; of another what its data sheet lets assume."""
-    here = hardware()
-    if not device.name.startswith(THIS_MACHINE):
-        return assumed_rates(facts, device, str(parameters.get("precision", "fp32"))), assumed_link(device, ranks)
-    rates = remembered_rates(script, ranks, parameters)
-    link = remembered_link(here, ranks, here.backend) if ranks > 1 else None
-    if measure and rates is None:
-        rates = measure_rates(script, ranks, parameters)
-    if measure and link is None and ranks > 1:
-        link = measure_link(ranks, machine=here)
-    return rates, link

@@ -4,6 +4,7 @@ cells that depend on the model and the layout alone."""
 from __future__ import annotations
 
 import ast
+from functools import lru_cache
 
 from labkit.planner.facts import Facts
 from labkit.planner.layout import SCHEDULES_LOOPED, Layout
@@ -34,7 +35,7 @@ def _uncounted(facts: Facts, layout: Layout) -> str:
 def _pipeline(script: Script, facts: Facts, layout: Layout) -> str:
     if layout.strategy != "pipeline" and layout.pipeline == 1:
         return ""
-    if missing := [name for name in PIPELINED if name not in _attributes(script)]:
+    if missing := [name for name in PIPELINED if name not in _attributes(_model(script))]:
         return f"a pipeline runs embed, blocks and unembed; this model has no {', '.join(missing)}"
     blocks = sum(unit.name.startswith("blocks.") for unit in facts.units)
     if blocks % layout.stages or not blocks:
@@ -50,11 +51,15 @@ def _pipeline(script: Script, facts: Facts, layout: Layout) -> str:
     return ""
 
 
-def _attributes(script: Script) -> set[str]:
-    """Names that the classes of the model cell give to themselves: `self.qkv = …`, `def embed(self, …)`."""
-    cell = script.cells.get("model")
+def _model(script: Script) -> str:
+    return script.cells["model"].text if "model" in script.cells else ""
+
+
+@lru_cache(maxsize=16)
+def _attributes(model: str) -> set[str]:
+    """Names that the classes of a model cell give to themselves: `self.blocks = …`, `def embed(self, …)`."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(cell.text if cell else "")):
+    for node in ast.walk(ast.parse(model)):
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
             found.add(node.attr)
         elif isinstance(node, ast.FunctionDef):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from labkit.planner.candidate import Candidate
 from labkit.record import RunFolder, RunReader
-from labkit.record.records import finite
+from labkit.record.peak import Peak
 from labkit.record.units import gib
 from labkit.view import words
 from labkit.view.bars import Bar
@@ -14,42 +14,42 @@ from labkit.view.plan_tables import percent_off
 
 __all__ = ["Trial"]
 
-STATE = ("parameters", "gradients", "optimizer")
-
 
 @dataclass(frozen=True)
 class Trial:
-    """`step_seconds` is the slowest rank's over its newest steps; `held` bytes of the rank that holds most."""
+    """`step_seconds` is the slowest rank's over its newest steps; `held` the traced peak of the rank that held most,
+    None when no step was traced. `planned` is of the machine that it ran on."""
 
     planned: Candidate
     run_id: str
     step_seconds: float
-    held: dict[str, int]
+    held: Peak | None
 
     @classmethod
     def read(cls, planned: Candidate, folder: RunFolder) -> Trial:
         """What a run that is over has measured."""
         histories = list(RunReader(folder).read_all().ranks.values())
-        each = [{name: int(finite(h.held.get(name)) or 0) for name in STATE} for h in histories]
-        slowest = max((h.recent_step_seconds for h in histories), default=0.0)
-        return cls(planned, folder.id, slowest, max(each, key=lambda sizes: sum(sizes.values()), default={}))
+        traced = [history.traced for history in histories if history.traced]
+        slowest = max((history.recent_step_seconds for history in histories), default=0.0)
+        return cls(planned, folder.id, slowest, max(traced, key=lambda peak: peak.bytes, default=None))
 
     def bar(self) -> Bar:
         """To stand under the predicted one."""
-        return Bar(
-            self.planned.strategy, self.held, f"state only · {words.seconds(self.step_seconds)} a step", "measured"
-        )
+        note = f"{words.seconds(self.step_seconds)} a step on this machine"
+        return Bar(self.planned.strategy, self.held.categories if self.held else None, note, "measured")
 
     def row(self) -> dict[str, str]:
         """As texts, for a table."""
-        planned, step = self.planned, self.planned.step
-        state = sum(planned.peak.categories.get(name, 0) for name in STATE) if planned.peak else None
+        planned, held = self.planned, self.held
+        step = planned.step.seconds if planned.step else None
+        foreseen = planned.peak.bytes if planned.peak else None
+        measured = held.bytes if held else None
         return {
             "run": self.run_id.partition("-")[2],
-            "ranks": str(planned.ranks),
-            "samples": f"{planned.layout.global_batch:,}" if planned.layout else "n/a",
-            "step predicted": words.seconds(step.seconds if step else None),
-            "measured": f"{words.seconds(self.step_seconds)}{percent_off(self.step_seconds, step and step.seconds)}",
-            "state predicted": gib(state),
-            "held": f"{gib(sum(self.held.values()))}{percent_off(sum(self.held.values()), state)}",
+            "ranks": f"{planned.ranks:,}",
+            "batch": f"{planned.layout.global_batch:,}" if planned.layout else "n/a",
+            "step planned": words.seconds(step),
+            "step measured": words.seconds(self.step_seconds) + percent_off(self.step_seconds, step),
+            "memory planned": gib(foreseen),
+            "memory measured": gib(measured) + percent_off(measured, foreseen),
         }

@@ -12,8 +12,8 @@ __all__ = ["Controls"]
 RANKS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 256, 512, 1024)
 POWERS = tuple(2**n for n in range(13))
 PRECISIONS = ("fp32", "bf16", "fp16")
-LABEL = {"description_width": "128px"}
-WIDTH = "372px"
+LABEL = {"description_width": "150px"}
+WIDTH = "390px"
 
 
 class Controls:

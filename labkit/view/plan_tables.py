@@ -92,5 +92,5 @@ def band(value: float | None, low: float | None, high: float | None) -> str:
 
 
 def percent_off(measured: float | None, predicted: float | None) -> str:
-    """` (+12%)`: how far a measured value is from the predicted one; "" where there is none."""
-    return f" ({measured / predicted - 1:+.0%})" if measured and predicted else ""
+    """` (+12.0%)`: how far a measured value is from the predicted one; "" where there is none."""
+    return f" ({measured / predicted - 1:+.1%})" if measured and predicted else ""

@@ -1,0 +1,177 @@
+"""What the planner finds for a claim about when to use what: judges of decision_table.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from labkit.planner.advice import Advice, advise
+from labkit.planner.candidate import ALIKE, Candidate, evaluate, held_by
+from labkit.planner.devices import device_named
+from labkit.planner.facts import Facts, facts_of
+from labkit.planner.largest import largest_micro_batch
+from labkit.planner.pace import Pace
+from labkit.planner.variants import variants
+from labkit.record.units import gib
+from labkit.view import words
+from labkit.write import Script
+
+# (width, layers, vocabulary, context), by their parameters in billions
+DECODERS = {
+    0.03: (512, 8, 8000, 1024),
+    0.4: (1024, 24, 32000, 1024),
+    0.8: (1536, 24, 32000, 1024),
+    1.3: (2048, 24, 32000, 2048),
+    2.0: (2560, 24, 32000, 2048),
+    3.0: (2560, 36, 32000, 2048),
+    6.7: (4096, 32, 32000, 2048),
+    13: (5120, 40, 32000, 2048),
+    65: (8192, 80, 32000, 2048),
+    175: (12288, 96, 32000, 2048),
+}
+TENSOR = [(2, False), (4, False), (8, False)]
+
+
+@dataclass(frozen=True)
+class Situation:
+    """A decoder of so many billion parameters on so many devices, `samples` on each of them a step."""
+
+    size: float
+    ranks: int
+    device: str
+    samples: int = 1
+    options: tuple[tuple[str, Any], ...] = ()
+
+    def __str__(self) -> str:
+        said = "".join(f", {name.replace('_', ' ')} {value}" for name, value in self.options)
+        return f"{self.size:g} B, {self.ranks} x {self.device}, {self.samples} a rank{said}"
+
+
+Judge = Callable[[Situation], tuple[bool, str]]
+
+
+@cache
+def sized(size: float) -> tuple[Script, Facts]:
+    """labkit's decoder with that many parameters, and what was counted of it."""
+    width, layers, vocabulary, context = DECODERS[size]
+    script = Script.load("ddp")
+    model, data = script.cells["model"].text, script.cells["data"].text
+    theirs = "vocabulary=256, context=128, width=128, heads=4, layers=4"
+    ours = f"vocabulary={vocabulary}, context={context}, width={width}, heads={width // 64}, layers={layers}"
+    assert theirs in model and "context=128" in data, "the cells of ddp.py have changed"
+    script = script.with_cells(
+        model=model.replace(theirs, ours), data=data.replace("context=128", f"context={context}")
+    )
+    return script, facts_of(script, {}, TENSOR)
+
+
+@cache
+def advice_for(at: Situation) -> Advice:
+    """As for a script that asks for 16 bits where the device has them."""
+    script, facts = sized(at.size)
+    device = device_named(at.device)
+    half = next((p for p in ("bf16", "fp16") if p in device.precisions), "fp32")
+    parameters = {"precision": half, "global_batch_size": at.samples * at.ranks, **dict(at.options)}
+    return advise(script, facts, device, at.ranks, parameters, Pace(script, facts, device, at.ranks))
+
+
+def told(one: Candidate | None) -> str:
+    """`ddp, activation checkpointing: 31.2 GiB, 0.3 s`"""
+    if one is None or one.peak is None:
+        return "nothing fits"
+    return f"{one.name}: {gib(one.peak.bytes)}" + (f", {words.seconds(one.step.seconds)}" if one.step else "")
+
+
+def as_asked(at: Situation, strategy: str, **options: Any) -> Candidate:
+    """One strategy with these options, without looking for better ones."""
+    script, facts = sized(at.size)
+    device = device_named(at.device)
+    half = next((p for p in ("bf16", "fp16") if p in device.precisions), "fp32")
+    ranks = 1 if strategy == "single" else at.ranks
+    parameters = {"precision": half, "global_batch_size": at.samples * at.ranks, **dict(at.options), **options}
+    asked = Candidate(strategy, variants(script)[strategy], ranks, parameters)
+    return evaluate(asked, facts, device, Pace(script, facts, device, at.ranks))
+
+
+def fastest_is(*strategies: str) -> Judge:
+    """The planner's choice is among these."""
+
+    def judge(at: Situation) -> tuple[bool, str]:
+        best = advice_for(at).best
+        return best is not None and best.strategy in strategies, told(best)
+
+    return judge
+
+
+def fits(*strategies: str, plainly: bool = True) -> Judge:
+    """One of these fits; `plainly`, without anything being changed for it."""
+
+    def judge(at: Situation) -> tuple[bool, str]:
+        rows = [r for r in advice_for(at).rows if r.strategy in strategies and r.ranks <= at.ranks]
+        right = [r for r in rows if r.fits and not (plainly and r.changes)]
+        shown = min(right or rows, key=held_by)
+        return bool(right), f"{told(shown)} of {gib(device_named(at.device).usable)}"
+
+    return judge
+
+
+def does_not_fit(*strategies: str) -> Judge:
+    def judge(at: Situation) -> tuple[bool, str]:
+        right, found = fits(*strategies, plainly=False)(at)
+        return not right, found
+
+    return judge
+
+
+def holds(strategy: str, claimed: float, **options: Any) -> Judge:
+    """The rank holds what is claimed, in GB, within a tenth."""
+
+    def judge(at: Situation) -> tuple[bool, str]:
+        held = as_asked(at, strategy, **options).peak
+        return held is not None and abs(held.bytes / (claimed * 1e9) - 1) < 0.1, gib(held.bytes if held else None)
+
+    return judge
+
+
+def smaller(first: tuple[str, dict[str, Any]], second: tuple[str, dict[str, Any]], by: float = 1.0) -> Judge:
+    """The first holds less than the second, at most `by` times as much and a tenth."""
+
+    def judge(at: Situation) -> tuple[bool, str]:
+        one, two = (as_asked(at, strategy, **options).peak for strategy, options in (first, second))
+        if not one or not two:
+            return False, "cannot be planned"
+        bound = 1.1 * by if by < 1 else by
+        return one.bytes < bound * two.bytes, f"{gib(one.bytes)} against {gib(two.bytes)}: {one.bytes / two.bytes:.2f}"
+
+    return judge
+
+
+def faster(first: tuple[str, dict[str, Any]], second: tuple[str, dict[str, Any]]) -> Judge:
+    """A step of the first is predicted to be shorter by more than what a prediction can tell."""
+
+    def judge(at: Situation) -> tuple[bool, str]:
+        one, two = (as_asked(at, strategy, **options).step for strategy, options in (first, second))
+        if not one or not two:
+            return False, "cannot be planned"
+        found = f"{words.seconds(one.seconds)} against {words.seconds(two.seconds)}"
+        return one.seconds * ALIKE < two.seconds, found
+
+    return judge
+
+
+def larger_batch(first: str, second: str) -> Judge:
+    """More samples of a micro-batch fit on each rank."""
+
+    def judge(at: Situation) -> tuple[bool, str]:
+        _, facts = sized(at.size)
+        layouts = [as_asked(at, strategy).layout for strategy in (first, second)]
+        one, two = (largest_micro_batch(facts, layout, device_named(at.device)) for layout in layouts if layout)
+        return one > two, f"{one:,} samples against {two:,}"
+
+    return judge
+
+
+def at(size: float, ranks: int, device: str, samples: int = 1, **options: Any) -> Situation:
+    return Situation(size, ranks, device, samples, tuple(options.items()))

@@ -1,0 +1,383 @@
+"""The articles' decision guides beside the planner's advice: `python benchmarks/decision_table.py > docs/decisions.md`.
+
+Every row of a guide becomes situations: a decoder of that size on those devices. What the planner says of each is
+computed when this is run; whether an article agrees with it follows from that, and is not written down here.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from decision_judges import Judge, Situation, at, does_not_fit, faster, fastest_is, fits, holds, larger_batch, smaller
+
+SHARDED = ("fsdp", "fsdp1", "zero2")  # what the articles call FSDP: SHARD_GRAD_OP is ZeRO-2
+ARTICLES = {
+    "note": "Distributed Training (DDP vs FSDP)",
+    "guide": "the DDP and FSDP guide",
+    "README": "Distributed Training with PyTorch: DDP vs FSDP",
+    "blog": "Distributed Training Techniques: DDP, Pipeline Parallelism, and FSDP",
+    "script": "FSDP vs. DDP",
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A claim in few words; each of its situations is judged: (whether the claim is right in it, what was found)."""
+
+    article: str
+    section: str
+    claim: str
+    judge: Judge
+    situations: tuple[Situation, ...]
+    why: str
+
+
+HEAD = """# The articles' decision guides beside the planner's advice
+
+Each claim of the articles about when to use what, in situations that it covers: labkit's decoder with so many billion
+parameters on so many devices, with samples of 1,024 or 2,048 tokens on each, in bf16 or fp16 (autocast: weights and
+optimizer state stay fp32). What the planner finds is computed by its formulas when this page is written: memory of the
+rank that holds most against what the device has for tensors, time of an optimizer step. The times come from data sheets
+and assumed shares of them, with a wide band; strategies within 5 percent of
+each other count as equally fast, and the simpler is chosen.
+"""
+DDP, FSDP = ("ddp", {}), ("fsdp", {})
+ALWAYS, NEVER = ("fsdp", {"reshard_after_forward": "always"}), ("fsdp", {"reshard_after_forward": "never"})
+STATES = "fp32 weights, gradients and AdamW's moments are 16 bytes a parameter, under autocast too (ZeRO, section 3.1)"
+BYTES = "FSDP moves 1.5 times DDP's bytes, or as many when it does not gather twice: it is FSDP that needs a fast link"
+BUBBLE = "the fraction of time is (p-1)/(m+p-1); (p-1)/m is the bubble over the ideal time (Narayanan et al. 2021)"
+ROWS = (
+    Row(
+        "note",
+        "1. Data Parallelism",
+        "limit: parameters and optimizer state must fit into a single GPU",
+        fits("ddp", plainly=False),
+        (at(2.0, 8, "A100 40"), at(3.0, 8, "A100 40")),
+        f"{STATES}; gradients and activations must fit, too",
+    ),
+    Row(
+        "note",
+        "4. ZeRO",
+        "stage 1: 4x memory reduction",
+        smaller(("zero1", {}), DDP, 1 / 4),
+        (at(1.3, 2, "A100 40"), at(1.3, 64, "A100 40")),
+        "a limit for many ranks and for states in mixed precision; activations are not divided",
+    ),
+    Row(
+        "note",
+        "4. ZeRO",
+        "stage 2: 8x",
+        smaller(("zero2", {}), DDP, 1 / 8),
+        (at(1.3, 2, "A100 40"), at(1.3, 64, "A100 40")),
+        "a limit for many ranks, of states alone",
+    ),
+    Row(
+        "note",
+        "4. ZeRO",
+        "stage 3: linear with N GPUs",
+        smaller(ALWAYS, DDP, 1 / 2),
+        (at(1.3, 2, "A100 40"),),
+        "of the states; activations and the gathered units stay",
+    ),
+    Row(
+        "guide",
+        "4. Head-to-Head",
+        "memory per GPU under FSDP: 1/N of each",
+        smaller(FSDP, DDP, 1 / 8),
+        (at(0.4, 8, "A100 40", 8), at(2.0, 8, "A100 80")),
+        "activations, the gathered units and what is in flight are not divided",
+    ),
+    Row(
+        "guide",
+        "4. Head-to-Head",
+        "DDP trains faster, FSDP slightly slower",
+        faster(DDP, FSDP),
+        (at(0.8, 8, "A100 80", 8), at(0.8, 16, "T4", 1)),
+        "both hide communication behind computing; where it does not hide, FSDP's bytes are more",
+    ),
+    Row(
+        "guide",
+        "6. Model Size Guidelines",
+        "under 1B, 40 GB: DDP",
+        fastest_is("ddp"),
+        (at(0.4, 8, "A100 40", 8), at(0.8, 8, "A100 40", 4)),
+        STATES,
+    ),
+    Row(
+        "guide",
+        "6. Model Size Guidelines",
+        "1-3B, 40 GB: DDP with gradient checkpointing",
+        fits("ddp", plainly=False),
+        (at(1.3, 8, "A100 40"), at(2.0, 8, "A100 40"), at(3.0, 8, "A100 40")),
+        f"{STATES}; checkpointing does not shrink them: the end is near 2.4B",
+    ),
+    Row(
+        "guide",
+        "6. Model Size Guidelines",
+        "3-7B, 40 GB: FSDP",
+        fastest_is(*SHARDED),
+        (at(3.0, 8, "A100 40"), at(6.7, 8, "A100 40")),
+        "how many GPUs is not said",
+    ),
+    Row(
+        "guide",
+        "6. Model Size Guidelines",
+        "7-13B, 80 GB: FSDP FULL_SHARD",
+        fastest_is("fsdp", "fsdp1"),
+        (at(6.7, 8, "A100 80"), at(13, 8, "A100 80")),
+        "how many GPUs is not said",
+    ),
+    Row(
+        "guide",
+        "6. Model Size Guidelines",
+        "13B and more: FSDP with CPU offload, or tensor parallel",
+        does_not_fit("fsdp"),
+        (at(13, 16, "A100 80"), at(65, 128, "A100 80")),
+        "right if sharding alone did not fit; 70B was trained with FSDP alone (PyTorch's and IBM's fms-fsdp)",
+    ),
+    Row(
+        "guide",
+        "6. Quick Decision Guide",
+        "fits comfortably, most throughput: DDP",
+        fastest_is("ddp"),
+        (at(0.4, 8, "A100 80", 8),),
+        "as fast as any, and the simplest of those",
+    ),
+    Row(
+        "guide",
+        "6. Quick Decision Guide",
+        "fast interconnect: DDP",
+        faster(DDP, FSDP),
+        (at(1.3, 8, "H100", 4), at(1.3, 16, "L4", 1)),
+        BYTES,
+    ),
+    Row(
+        "guide",
+        "6. Quick Decision Guide",
+        "to maximize the batch: FSDP",
+        larger_batch("fsdp", "ddp"),
+        (at(0.8, 2, "T4"), at(0.8, 8, "A100 40")),
+        "what states leave goes to activations",
+    ),
+    Row(
+        "guide",
+        "6. Quick Decision Guide",
+        "training 7B and more: FSDP",
+        fastest_is(*SHARDED),
+        (at(6.7, 8, "H100"), at(6.7, 8, "A100 80")),
+        STATES,
+    ),
+    Row(
+        "guide",
+        "8. FSDP Best Practices",
+        "SHARD_GRAD_OP if communication is the bottleneck",
+        faster(NEVER, ALWAYS),
+        (at(1.3, 8, "L4", 1), at(1.3, 8, "H100", 4)),
+        "it gathers once: DDP's bytes instead of 1.5 times",
+    ),
+    Row(
+        "README",
+        "Decision Matrix",
+        "under 50M, 1-2 GPUs: single GPU or DDP",
+        fastest_is("single", "ddp"),
+        (at(0.03, 2, "T4", 8), at(0.03, 2, "A100 40", 8)),
+        "and more: see the break-even of two devices",
+    ),
+    Row(
+        "README",
+        "Decision Matrix",
+        "under 50M, 4-8 GPUs: DDP",
+        fastest_is("ddp"),
+        (at(0.03, 8, "A100 40", 8), at(0.03, 8, "L4", 1)),
+        "below the break-even a second device does not pay",
+    ),
+    Row(
+        "README",
+        "Decision Matrix",
+        "50M-1B, 2-4 GPUs: DDP",
+        fastest_is("ddp"),
+        (at(0.4, 2, "T4", 1), at(0.8, 2, "T4", 1), at(0.8, 4, "A100 40", 4)),
+        "on 16 GB cards the states of DDP end near 0.9B",
+    ),
+    Row(
+        "README",
+        "Decision Matrix",
+        "50M-1B, 8-16 GPUs: DDP or FSDP",
+        fastest_is("ddp", *SHARDED),
+        (at(0.4, 16, "A100 40", 8), at(0.8, 8, "A100 40", 4)),
+        "",
+    ),
+    Row(
+        "README",
+        "Decision Matrix",
+        "1B-10B: cannot fit on a single GPU",
+        does_not_fit("single"),
+        (at(1.3, 1, "A100 40"), at(3.0, 1, "A100 80"), at(6.7, 1, "A100 80")),
+        f"{STATES}: 1B is 16 GB",
+    ),
+    Row(
+        "README",
+        "Decision Matrix",
+        "1B-10B, 4-8 GPUs: FSDP",
+        fastest_is(*SHARDED),
+        (at(1.3, 8, "A100 40", 4), at(3.0, 8, "A100 40"), at(6.7, 8, "A100 40")),
+        "while DDP fits it is as fast; from about 2.4B on 40 GB it does not",
+    ),
+    Row(
+        "README",
+        "Decision Matrix",
+        "1B-10B, 8-16 GPUs and more: FSDP",
+        fastest_is(*SHARDED),
+        (at(3.0, 16, "A100 40"), at(6.7, 16, "A100 40")),
+        "",
+    ),
+    Row(
+        "README",
+        "Decision Matrix",
+        "over 10B: FSDP with tensor parallelism is the only viable approach",
+        does_not_fit("fsdp"),
+        (at(13, 16, "A100 80"), at(65, 128, "H100")),
+        "70B was trained with FSDP alone (fms-fsdp)",
+    ),
+    Row(
+        "README",
+        "Quick Decision Tree",
+        "8 GPUs and more: prefer FSDP, it scales better",
+        faster(FSDP, DDP),
+        (at(0.4, 8, "A100 40", 8), at(0.8, 64, "A100 40", 4)),
+        "no sharding makes a step shorter: it moves as many bytes or more; it frees memory",
+    ),
+    Row(
+        "README",
+        "Quick Decision Tree",
+        "most speed on 2-4 GPUs: DDP",
+        fastest_is("ddp"),
+        (at(0.4, 4, "A100 40", 8), at(1.3, 2, "A100 40", 2)),
+        "",
+    ),
+    Row(
+        "README",
+        "When FSDP Becomes Beneficial",
+        "7B needs 28 GB on one GPU, 14 GB on each of two under FSDP",
+        holds("fsdp", 14.0, precision="fp32"),
+        (at(6.7, 2, "A100 40"),),
+        f"28 GB are the weights alone; {STATES}: 56 GB on each of two, and activations",
+    ),
+    Row(
+        "blog",
+        "When to Use DDP",
+        "the model fits comfortably into a single GPU",
+        fastest_is("ddp"),
+        (at(0.4, 8, "A100 80", 8),),
+        "",
+    ),
+    Row(
+        "blog",
+        "Memory Savings",
+        "7B, DDP: 112 GB per GPU, does not fit 80 GB",
+        does_not_fit("ddp"),
+        (at(6.7, 8, "A100 80"),),
+        STATES,
+    ),
+    Row(
+        "blog",
+        "Memory Savings",
+        "7B on 8 GPUs, FSDP: 14 GB",
+        holds("fsdp", 14.0, precision="fp32"),
+        (at(6.7, 8, "A100 80"),),
+        "the states alone; activations and the gathered units are as much again",
+    ),
+    Row(
+        "blog",
+        "Sharding Strategies",
+        "SHARD_GRAD_OP: medium communication, between FULL_SHARD and NO_SHARD",
+        faster(DDP, NEVER),
+        (at(1.3, 8, "L4", 1),),
+        "one gather and one reduce-scatter are DDP's bytes exactly",
+    ),
+    Row(
+        "blog",
+        "When to Use Pipeline Parallelism",
+        "limited bandwidth between GPUs, model does not fit on one",
+        fastest_is("pipeline", "hybrid"),
+        (at(1.3, 4, "T4", 1, accumulate=1), at(3.0, 8, "L4", 1)),
+        "stages send activations only, and wait for each other; with few micro-batches the bubble is most of the step",
+    ),
+    Row(
+        "blog",
+        "Choosing the Right Strategy",
+        "does not fit, fast interconnect: FSDP",
+        fastest_is(*SHARDED),
+        (at(6.7, 8, "H100"),),
+        BYTES,
+    ),
+    Row(
+        "blog",
+        "Choosing the Right Strategy",
+        "does not fit, no fast interconnect: pipeline",
+        fastest_is("pipeline", "hybrid"),
+        (at(3.0, 8, "L4", 4), at(2.0, 4, "RTX 4090", 4)),
+        "the more samples a step, the smaller the bubble",
+    ),
+    Row(
+        "blog",
+        "Pipeline Schedules",
+        "1F1B holds less than GPipe",
+        smaller(
+            ("pipeline", {"schedule": "1F1B", "accumulate": 8}), ("pipeline", {"schedule": "GPipe", "accumulate": 8})
+        ),
+        (at(1.3, 4, "A100 40", 8),),
+        "at most as many micro-batches as stages are in flight, instead of all",
+    ),
+    Row(
+        "blog",
+        "Pipeline Schedules",
+        "Interleaved 1F1B holds least",
+        smaller(
+            ("pipeline", {"schedule": "Interleaved1F1B", "accumulate": 8}),
+            ("pipeline", {"schedule": "1F1B", "accumulate": 8}),
+        ),
+        (at(1.3, 4, "A100 40", 8),),
+        "on the first rank more is in flight than under 1F1B: 5.5 micro-batches against 4",
+    ),
+    Row(
+        "blog",
+        "Practical Recommendations",
+        "3D parallelism for 100B and more",
+        fastest_is("hybrid"),
+        (at(175, 1024, "H100", 1),),
+        "",
+    ),
+    Row(
+        "script",
+        "introduction",
+        "FSDP when model, gradients and optimizer state do not fit on one GPU",
+        fits("fsdp"),
+        (at(3.0, 8, "A100 40"), at(1.3, 4, "T4")),
+        STATES,
+    ),
+)
+
+
+def main() -> None:
+    print("<!-- written by: python benchmarks/decision_table.py > docs/decisions.md -->")
+    print(HEAD)
+    print("| article, section | it says | situation | the planner finds | verdict | why |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    counts: Counter[str] = Counter()
+    for row in ROWS:
+        judged = [(each, *row.judge(each)) for each in row.situations]
+        right = sum(agrees for _, agrees, _ in judged)
+        verdict = "agrees" if right == len(judged) else "agrees in part" if right else "differs"
+        counts[verdict] += 1
+        situations = "<br>".join(str(each) for each, _, _ in judged)
+        found = "<br>".join(f"{'✔' if agrees else '✖'} {text}" for _, agrees, text in judged)
+        print(
+            f"| {ARTICLES[row.article]}, {row.section} | {row.claim} | {situations} | {found} | {verdict} | {row.why} |"
+        )
+    print(f"\n{len(ROWS)} claims: " + ", ".join(f"{n} {verdict}" for verdict, n in counts.most_common()) + ".")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""How fast a script's model trains on a device under any layout: from what was measured here, or from data sheets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from labkit.errors import LaunchError
+from labkit.launcher.bandwidth import Link, measure_link, remembered_link
+from labkit.launcher.hardware import hardware
+from labkit.planner.devices import THIS_MACHINE, Device
+from labkit.planner.facts import Facts
+from labkit.planner.layout import Layout
+from labkit.planner.rates import Rates, assumed_link, assumed_rates, measure_rates, remembered_rates
+from labkit.planner.speed import StepTime, step_time, stretched
+from labkit.write import Script
+
+__all__ = ["Pace", "measure_pace"]
+
+
+@dataclass
+class Pace:
+    """Rates and links are looked up once for each precision and number of ranks. `ranks`: with how many at work the
+    rates of this machine were measured; `parameters` with which the script was asked for."""
+
+    script: Script
+    facts: Facts
+    device: Device
+    ranks: int
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    _known: dict[Any, Any] = field(default_factory=dict, repr=False)
+
+    def __call__(self, layout: Layout) -> StepTime | None:
+        """None where nothing is known: a CPU has no data sheet, its speed is measured."""
+        rates = self._once(("rates", layout.precision), self._rates, layout.precision)
+        link = self._once(("link", layout.ranks), self._link, layout.ranks) if layout.ranks > 1 else None
+        if rates is None or (link is None and layout.ranks > 1):
+            return None
+        return step_time(self.facts, layout, rates, link)
+
+    def _once(self, key: Any, make: Any, *arguments: Any) -> Any:
+        if key not in self._known:
+            try:
+                self._known[key] = make(*arguments)
+            except LaunchError:
+                self._known[key] = None
+        return self._known[key]
+
+    @property
+    def _is_here(self) -> bool:
+        return self.device.name.startswith(THIS_MACHINE)
+
+    def _rates(self, precision: str) -> Rates | None:
+        measured = None
+        if self._is_here:
+            measured = remembered_rates(self.script, self.ranks, _asked(self.parameters, precision))
+        return measured or assumed_rates(self.facts, self.device, precision)
+
+    def _link(self, ranks: int) -> Link | None:
+        here = hardware() if self._is_here else None
+        near = min(ranks, self.device.box)
+        measured = next((link for n in dict.fromkeys((ranks, near, self.ranks)) if here
+                         and (link := remembered_link(here, n, here.backend))), None)  # fmt: skip
+        link = measured or assumed_link(self.device, near)
+        return stretched(link, ranks, self.device.box, self.device.network)
+
+
+def measure_pace(script: Script, ranks: int, parameters: Mapping[str, Any], *, again: bool = True) -> None:
+    """Measure on this machine what Pace looks up, which takes some twenty seconds; unless `again`, only what is not
+    known. Raises LaunchError when it cannot."""
+    asked, here = _asked(parameters, str(parameters.get("precision", "fp32"))), hardware()
+    if again or remembered_rates(script, ranks, asked) is None:
+        measure_rates(script, ranks, asked)
+    if ranks > 1 and (again or remembered_link(here, ranks, here.backend) is None):
+        measure_link(ranks, machine=here)
+
+
+def _asked(parameters: Mapping[str, Any], precision: str) -> dict[str, Any]:
+    """The default is not named, so that what was measured without naming it is found."""
+    others = {name: value for name, value in parameters.items() if name != "precision"}
+    return others if precision == "fp32" else others | {"precision": precision}

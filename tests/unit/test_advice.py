@@ -1,0 +1,251 @@
+"""Advice on a decoder whose facts are written down here: what fits, what is fastest, why not the others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+
+from labkit.errors import LaunchError
+from labkit.planner.advice import advise
+from labkit.planner.alternatives import remedies, ways
+from labkit.planner.candidate import ALIKE, Candidate, fastest, worst_peak
+from labkit.planner.devices import device_named
+from labkit.planner.facts import Facts, Line, Moment, Profile, Unit, Variant
+from labkit.planner.largest import largest_micro_batch, largest_model
+from labkit.planner.layout import layout_of
+from labkit.planner.outlook import bar_of, outlook, verdict_of
+from labkit.planner.pace import Pace
+from labkit.planner.refusals import refusal
+from labkit.planner.variants import variants
+from labkit.record.peak import Peak
+from labkit.write import Script
+
+GIB = 2**30
+T4 = device_named("T4")
+
+
+def profile(elements, saved, itemsize):
+    """A unit that keeps `saved` bytes of a sample."""
+    kept = Line(0, saved)
+    gradients = itemsize * sum(elements)
+    return Profile(
+        parameters=elements,
+        rows=tuple(64 for _ in elements),
+        input=Line(0, 1000),
+        output=Line(0, 1000),
+        forward=(Moment(kept, kept, 0),),
+        saved=kept,
+        keeps_input=True,
+        keeps_output=True,
+        cached=0,
+        backward=(Moment(kept, kept, 0), Moment(Line(gradients, 0), Line(), gradients)),
+    )
+
+
+def decoder(width=1024, layers=4, saved=10_000_000, unsplit=None):
+    """Facts of a decoder whose blocks each save so many bytes per sample."""
+    block = (3 * width * width, width * width, 4 * width * width, 4 * width * width)
+    sizes = [(256 * width,), *[block] * layers, (256 * width,)]
+    names = ["embed", *(f"blocks.{i}" for i in range(layers)), "unembed"]
+    units = tuple(
+        Unit(name, elements, 0, 0, 1000 * sum(elements), 1000) for name, elements in zip(names, sizes, strict=True)
+    )
+    profiles = {}
+    ways_of_computing = [("fp32", False), ("16", False), ("16", True)]
+    for (precision, half), recomputed, tensor in product(ways_of_computing, [False, True], [1, 2]):
+        variant = Variant(precision, half, recomputed, tensor)
+        kept = saved // (20 if recomputed else 1) // (2 if precision == "16" else 1)
+        profiles[variant] = tuple(profile(elements, kept, variant.itemsize) for elements in [*sizes, ()])
+    return Facts(units, 4, 1000, 1000, 10_000, profiles, unsplit or {})
+
+
+@pytest.fixture(scope="module")
+def ddp():
+    return Script.load("ddp")
+
+
+def advice(facts, script, ranks=2, **parameters):
+    return advise(script, facts, T4, ranks, parameters, Pace(script, facts, T4, ranks))
+
+
+def row(found, strategy, place=0):
+    return [each for each in found.rows if each.strategy == strategy][place]
+
+
+def test_the_users_cells_go_into_every_strategy_and_the_strategy_stays_its_own(ddp):
+    model = ddp.cells["model"].text + "\nMINE = 1\n"
+    mine = ddp.with_cells(model=model)
+    made = variants(mine)
+
+    assert made["ddp"] == mine
+    assert {script.cells["model"] for script in made.values()} == {mine.cells["model"]}
+    assert made["fsdp"].cells["strategy"] == Script.load("fsdp").cells["strategy"]
+    assert made["pipeline"].cells["step"] == Script.load("pipeline").cells["step"]
+    for script in made.values():
+        script.check()
+
+
+def test_a_strategy_of_ones_own_stands_beside_labkits(ddp):
+    mine = replace(ddp.with_cells(strategy=ddp.cells["strategy"].text + "\nMINE = 1\n"), name="mine")
+
+    assert list(variants(mine))[:3] == ["mine", "single", "ddp"]
+    assert variants(mine)["fsdp"] == Script.load("fsdp")
+
+
+def test_what_fits_is_said_and_the_fastest_of_it_is_chosen(ddp):
+    found = advice(decoder(), ddp)
+
+    assert found.asked.fits
+    assert found.asked.strategy == "ddp"
+    assert found.asked.said.startswith("fits")
+    assert found.best.fits
+    assert found.best.step.seconds <= ALIKE * min(r.step.seconds for r in found.rows if r.fits and r.ranks <= 2)
+    assert "ddp on 2 x T4 holds" in found.sentences[0]
+    assert found.sentences[0].endswith("fits.")
+    assert found.sentences[1].startswith(f"Fastest that fits: {found.best.name}")
+
+
+def test_the_cheapest_change_that_makes_it_fit_is_named(ddp):
+    found = advice(decoder(saved=2_000_000_000), ddp, global_batch_size=8)
+
+    assert not found.asked.fits
+    assert "of 14.24 GiB" in found.asked.said
+    rescued = row(found, "ddp", 1)
+    assert rescued.fits
+    assert rescued.changes == ("activation checkpointing",)
+    assert rescued.parameters["activation_checkpointing"] is True
+    assert "fits with activation checkpointing" in rescued.said
+    assert found.sentences[1].startswith("It would fit with activation checkpointing")
+
+
+def test_when_no_option_helps_the_fewest_ranks_are_named():
+    fsdp = Script.load("fsdp")
+    facts = decoder(width=3000, layers=64, saved=1000)
+    found = advice(facts, fsdp, global_batch_size=64)
+
+    rescued = row(found, "fsdp", 1)
+    assert rescued.fits
+    assert rescued.ranks > 2
+    assert f"needs {rescued.ranks - 2} more ranks" in rescued.said
+    fewer = replace(layout_of(fsdp, 2, rescued.parameters), ranks=rescued.ranks // 2, data=rescued.ranks // 2)
+    assert worst_peak(facts, fewer).bytes > T4.usable
+    assert found.best is None or found.best.strategy != "fsdp"
+
+
+def test_what_cannot_be_laid_out_says_why_and_the_others_are_still_planned(ddp):
+    found = advice(decoder(layers=4, unsplit={3: "4 heads do not split over 3 tensor ranks"}), ddp, 3,
+                   global_batch_size=12)  # fmt: skip
+
+    assert row(found, "pipeline").said == "4 blocks do not split into 3 stages"
+    assert row(found, "tensor_parallel").said == "4 heads do not split over 3 tensor ranks"
+    assert row(found, "hybrid").said == "3 ranks do not split two ways"
+    assert row(found, "fsdp").fits
+    assert row(found, "single").ranks == 1
+
+
+def test_a_layout_that_does_not_multiply_up_is_refused(ddp):
+    with pytest.raises(LaunchError, match="does not split into 3 data ranks"):
+        advice(decoder(), ddp, 3, global_batch_size=64)
+
+
+def test_a_precision_the_device_lacks_is_no_candidate(ddp):
+    found = advice(decoder(), ddp, precision="bf16")
+
+    assert not found.asked.fits
+    assert found.asked.said == "T4 has no bf16; it has fp32, fp16"
+
+
+def test_another_precision_is_a_last_resort(ddp):
+    facts = decoder(saved=2_000_000_000)
+    found = advice(facts, ddp, global_batch_size=8)
+
+    assert found.best.layout.precision == "fp32"
+
+
+@pytest.mark.parametrize("schedule", ["1F1B", "Interleaved1F1B"])
+def test_a_schedule_needs_its_micro_batches(schedule):
+    script = Script.load("pipeline")
+    layout = layout_of(script, 4, {"schedule": schedule, "accumulate": 2, "global_batch_size": 8})
+    facts = decoder(layers=8)
+
+    assert "micro-batches" in refusal(script, facts, layout)
+    assert refusal(script, facts, replace(layout, accumulate=4)) == ""
+
+
+def test_the_largest_micro_batch_is_the_last_that_fits(ddp):
+    facts, layout = decoder(), layout_of(ddp, 2, {})
+    largest = largest_micro_batch(facts, layout, T4)
+
+    assert worst_peak(facts, replace(layout, micro_batch=largest)).bytes <= T4.usable
+    assert worst_peak(facts, replace(layout, micro_batch=largest + 1)).bytes > T4.usable
+
+
+def test_a_model_too_large_for_one_sample_has_no_largest_batch(ddp):
+    assert largest_micro_batch(decoder(width=9000, layers=8), layout_of(ddp, 2, {}), T4) == 0
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options", "bytes_each"),
+    [("ddp", {}, 16), ("ddp", {"gradient_as_bucket_view": False}, 20), ("zero1", {}, 12), ("zero2", {}, 10),
+     ("fsdp", {}, 8), ("pipeline", {}, 8), ("tensor_parallel", {}, 8)],
+)  # fmt: skip
+def test_states_bound_the_model_as_in_the_zero_paper(strategy, options, bytes_each):
+    layout = layout_of(Script.load(strategy), 2, options)
+
+    assert largest_model(layout, T4) == T4.usable // bytes_each
+
+
+def test_remedies_are_those_the_strategy_and_the_device_have():
+    said = [word for _, word in remedies(layout_of(Script.load("fsdp"), 2, {"global_batch_size": 8}), T4)]
+
+    assert said == ["activation checkpointing", "fp16", "reshard always", "accumulate=2", "accumulate=4", "CPU offload"]
+    ddp = layout_of(Script.load("ddp"), 2, {"activation_checkpointing": True, "precision": "fp16",
+                                            "gradient_as_bucket_view": False, "global_batch_size": 2})  # fmt: skip
+    assert [word for _, word in remedies(ddp, device_named("A100 40"))] == ["gradients as bucket view"]
+
+
+@pytest.mark.parametrize(("ranks", "axes"), [(2, 0), (4, 3), (8, 7)])
+def test_a_hybrid_uses_two_axes_at_least(ranks, axes):
+    found = list(ways("hybrid", ranks, 1))
+
+    assert len(found) == axes
+    for options, _ in found:
+        sizes = options["tensor"], options["pipeline"], ranks // (options["tensor"] * options["pipeline"])
+        assert sum(size > 1 for size in sizes) >= 2
+
+
+def test_of_equally_fast_ones_the_first_is_chosen(ddp):
+    def one(name, seconds, size=1):
+        step = type("Step", (), {"seconds": seconds})()
+        return Candidate(name, ddp, 2, {}, peak=Peak(size, "loss", "", {}), step=step, fits=True)
+
+    assert fastest([one("a", 1.04), one("b", 1.0)]).strategy == "a"
+    assert fastest([one("a", 1.1), one("b", 1.0)]).strategy == "b"
+    assert fastest([]) is None
+    untimed = [replace(one("a", 1.0, 9), step=None), replace(one("b", 1.0, 3), step=None)]
+    assert fastest(untimed).strategy == "b"
+
+
+def test_an_outlook_has_every_strategy_as_it_is_asked(ddp):
+    facts = decoder()
+    scripts = variants(ddp)
+    shown = outlook(scripts, "fsdp", facts, T4, 2, {"global_batch_size": 8, "reshard_after_forward": "never"})
+
+    assert [one.strategy for one in shown] == list(scripts)
+    chosen = next(one for one in shown if one.strategy == "fsdp")
+    assert chosen.parameters["reshard_after_forward"] == "never"
+    assert all("reshard_after_forward" not in one.parameters for one in shown if one.strategy != "fsdp")
+    assert verdict_of(chosen, T4)[0] == "fits"
+    assert "its speed is not known here" in verdict_of(chosen, T4)[1]
+    assert sum(bar_of(chosen).held.values()) == chosen.peak.bytes
+
+
+def test_what_is_impossible_is_said_in_one_line(ddp):
+    shown = outlook(variants(ddp), "ddp", decoder(), T4, 3, {"global_batch_size": 64})
+    chosen = next(one for one in shown if one.strategy == "ddp")
+
+    assert verdict_of(chosen, T4)[0] == "impossible"
+    assert "does not split into 3 data ranks" in bar_of(chosen).note
+    assert bar_of(chosen).held is None
