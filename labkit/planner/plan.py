@@ -29,6 +29,7 @@ from labkit.write import Script
 
 __all__ = ["Plan", "plan"]
 
+MOST_RANKS = 16384
 MOST_RANKS_WRITTEN = 64
 TENSOR_RANKS = 8  # they talk in every layer: more than a box has are worth no thought
 
@@ -52,7 +53,7 @@ def plan(
     """
     script = script if isinstance(script, Script) else Script.load(script)
     count, kind = devices_named(device)
-    ranks = (count or hardware().default_ranks) if nproc_per_node == "auto" else int(nproc_per_node)
+    ranks = _ranks(nproc_per_node, count)
     layout = layout_of(script, ranks, parameters)
     problems: list[str] = []
 
@@ -188,6 +189,15 @@ class Plan:
         verdict += [f"{problem}." for problem in self.problems]
         rows = [row.row() for row in self.advice.rows] if self.advice else []
         return verdict, rows, list(self.step.assumed) if self.step else []
+
+
+def _ranks(asked: Any, devices: int | None) -> int:
+    """As many as are asked for, or as there are devices."""
+    if asked == "auto":
+        return devices or hardware().default_ranks
+    if isinstance(asked, bool) or not isinstance(asked, int) or not 1 <= asked <= MOST_RANKS:
+        raise LaunchError(f"nproc_per_node must be 'auto' or a whole number from 1 to {MOST_RANKS:,}, got {asked!r}")
+    return asked
 
 
 def _splits(layout: Layout) -> list[tuple[int, bool]]:
