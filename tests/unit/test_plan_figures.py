@@ -136,11 +136,11 @@ def test_scaling_has_a_band_around_each_curve_and_the_ideal_line():
 
 
 def test_break_even_is_where_two_devices_begin_to_be_faster_than_one():
-    points = [Point(x, y, y * 0.8, y * 1.2) for x, y in ((100, 0.3), (1000, 0.9), (4000, 1.3), (10_000, 1.9))]
+    points = [Point(x, y, y * 0.8, y * 1.2) for x, y in ((100, 0.3), (1000, 0.5), (4000, 1.5), (10_000, 1.9))]
     figure = finished(break_even(points, [(1000, 0.8)]))
 
     names = [trace["name"] for trace in figure["data"]]
-    assert "break-even: 4,000 tokens" in names
+    assert "break-even: 2,000 tokens" in names
     assert "measured" in names
     assert not any("break-even" in trace["name"] for trace in break_even(points[2:]).to_dict()["data"])
 
