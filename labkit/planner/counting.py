@@ -142,11 +142,9 @@ def _computed(scene: Scene, parts: list[Part], variant: Variant, x: Flow, y: Flo
         x, y = (flow._replace(dtype=torch.float64) if flow.dtype.is_floating_point else flow for flow in (x, y))
     flow, kept, known, computed = x, False, {}, []
     for part in parts:
-        if variant.half_parameters and flow.dtype.is_floating_point:  # FSDP casts what comes in
-            flow = flow._replace(dtype=torch.bfloat16)
         key = part.kind, flow, kept
         if key not in known:
-            call = partial(_call, part.compute)
+            call = partial(_call, part.compute, variant)
             known[key] = profile(call, part.parameters, flow, context, data=not computed, input_kept=kept)
         computed.append(known[key])
         flow, kept = known[key].out, known[key].profile.keeps_output
@@ -154,8 +152,10 @@ def _computed(scene: Scene, parts: list[Part], variant: Variant, x: Flow, y: Flo
     return [*computed, profile(loss, [], flow, nullcontext, input_kept=kept, target=y)]
 
 
-def _call(compute: Callable[[torch.Tensor], torch.Tensor], take: Callable[[], torch.Tensor]) -> torch.Tensor:
+def _call(compute: Callable[..., torch.Tensor], variant: Variant, take: Callable[[], torch.Tensor]) -> torch.Tensor:
     x = take()  # held while it computes, as by the model that calls its blocks in turn
+    if variant.half_parameters and x.is_floating_point():  # FSDP casts what comes in
+        x = x.to(torch.bfloat16)
     return compute(x)
 
 

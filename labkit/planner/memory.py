@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from labkit.planner.facts import Facts, Variant
+from labkit.planner.flattening import Flat, flat_groups_of
 from labkit.planner.layout import Layout
 from labkit.planner.replicating import Whole
 from labkit.planner.schedules import actions
@@ -74,6 +75,13 @@ def _keep(
         ledger.held["parameters"] += size * sum(group.shard for group in set(groups)) + frozen // layout.shards
         sizes = [n for group in dict.fromkeys(groups) for n in group.local]
         return Sharded(ledger, groups, elements, sharding_of(layout, variant)), sizes
+    if layout.strategy == "fsdp1":
+        wrapped = layout.options["wrap"] != "none"
+        groups = flat_groups_of(names, profiles, layout.shards, rank % layout.shards, 16 // size, wrapped=wrapped)
+        ledger.held["parameters"] += size * sum(group.shard for group in set(groups)) + frozen // layout.shards
+        sizes = [n for group in dict.fromkeys(groups) for n in group.local]
+        elements = [sum(profile.parameters) for profile in profiles]
+        return Flat(ledger, groups, elements, sharding_of(layout, variant)), sizes
     sizes = [n for profile in profiles for n in profile.parameters]
     ledger.held["parameters"] += size * sum(sizes) + frozen
     keeper = Whole(
@@ -132,6 +140,9 @@ def variant_of(layout: Layout) -> Variant:
 def sharding_of(layout: Layout, variant: Variant) -> Sharding:
     """What the scripts' strategy cells ask of fully_shard."""
     computing, reducing = variant.itemsize, max(4, variant.itemsize)
+    if layout.strategy == "fsdp1":
+        full = layout.options["sharding_strategy"] == "FULL_SHARD"
+        return Sharding(layout.shards, computing, reducing, full, kept_between=not full, reduced_once=True)
     if layout.strategy != "fsdp":
         once = layout.strategy == "hybrid"  # a pipeline reduces at its end
         return Sharding(

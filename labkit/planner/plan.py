@@ -20,8 +20,10 @@ from labkit.planner.memory import peak
 from labkit.planner.outlook import bar_of
 from labkit.planner.pace import Pace, measure_pace
 from labkit.planner.rehearsal import rehearse
+from labkit.planner.sizing import states_alone
 from labkit.planner.speed import StepTime
 from labkit.record.peak import Peak
+from labkit.record.units import gib
 from labkit.view.plan_tables import plan_html, plan_text
 from labkit.write import Script
 
@@ -73,7 +75,13 @@ def plan(
         if measure and kind.name.startswith(THIS_MACHINE):
             measure_pace(script, ranks, parameters, again=False)
         advice = advise(script, facts, kind, ranks, parameters, Pace(script, facts, kind, ranks, parameters))
-    return Plan(script, ranks, parameters, kind, layout, rank, facts, formulas, rehearsed, advice, tuple(problems))
+    states = None
+    if not formulas and not rehearsed:
+        with ThreadPoolExecutor() as one:
+            states = found(one.submit(states_alone, script, layout, parameters), "nothing more is known of the model")
+    return Plan(
+        script, ranks, parameters, kind, layout, rank, facts, formulas, rehearsed, states, advice, tuple(problems)
+    )
 
 
 @dataclass(frozen=True)
@@ -81,7 +89,8 @@ class Plan:
     """What `labkit.plan` found. It shows itself; `labkit.launch(plan)` runs it and keeps the prediction with the run.
 
     `formulas` and `rehearsed` are the peak of rank `rank`, the one that holds most, found in two independent ways;
-    None for what could not be planned: `problems` says why.
+    None for what could not be planned: `problems` says why. When neither could, `states` are the bytes of parameters,
+    gradients and optimizer state alone.
     """
 
     script: Script
@@ -93,6 +102,7 @@ class Plan:
     facts: Facts | None
     formulas: Peak | None
     rehearsed: Peak | None
+    states: Mapping[str, int] | None
     advice: Advice | None
     problems: tuple[str, ...]
 
@@ -109,8 +119,11 @@ class Plan:
 
     @property
     def fits(self) -> bool | None:
-        """Whether a rank's share of the device can hold that; None when nothing could be planned."""
-        return None if self.bytes is None else self.bytes <= self.device.usable_by(self.ranks)
+        """Whether a rank's share of the device can hold that; None when it is not known."""
+        usable = self.device.usable_by(self.ranks)
+        if self.bytes is None:
+            return False if self.states and sum(self.states.values()) > usable else None
+        return self.bytes <= usable
 
     @property
     def step(self) -> StepTime | None:
@@ -165,7 +178,14 @@ class Plan:
         return {"text/plain": str(self), "text/html": html}
 
     def _told(self) -> tuple[list[str], list[dict[str, str]], list[str]]:
-        verdict = [*(self.advice.sentences if self.advice else ()), *(f"{problem}." for problem in self.problems)]
+        verdict = list(self.advice.sentences) if self.advice else []
+        if self.states:
+            each = ", ".join(f"{name} {gib(size)}" for name, size in self.states.items())
+            verdict.append(
+                f"Of {gib(self.device.usable_by(self.ranks))} a rank needs {gib(sum(self.states.values()))} for its "
+                f"states alone ({each}); activations come on top, and are not known."
+            )
+        verdict += [f"{problem}." for problem in self.problems]
         rows = [row.row() for row in self.advice.rows] if self.advice else []
         return verdict, rows, list(self.step.assumed) if self.step else []
 

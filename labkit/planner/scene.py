@@ -63,6 +63,8 @@ class Scene:
                 return self.script.Model()
         except Exception:  # it looks at its own weights while it is built
             return self._without_data(self.script.Model())
+        finally:
+            torch.set_default_dtype(torch.float32)
 
     def _without_data(self, model: nn.Module) -> nn.Module:
         for module in model.modules():

@@ -130,11 +130,11 @@ class Sharded:
         self.raw[group] = 0
         if group in self.accumulated:
             held["gradients"] -= raw  # added to those there are
-            raw = self.how.reduce * group.elements
+            raw = self._accumulated(group)
         if self.free:
             self._reshard(group)
         if not self.reduce_now:
-            held["gradients"] += self.how.reduce * group.elements - raw
+            held["gradients"] += self._accumulated(group) - raw
             self.accumulated.add(group)
             return
         self._reduction(0)
@@ -156,7 +156,7 @@ class Sharded:
     def _unshard(self, group: Group, phase: str, given: int) -> None:
         if group in self.whole:
             return
-        held, whole = self.ledger.held, self.how.compute * group.shard * self.how.ranks
+        held, whole = self.ledger.held, self._whole(group)
         if self.gathering is not group:
             cast = self.how.compute * group.shard if self.how.compute != self.how.reduce else 0
             more = self._gathered(group) + cast
@@ -181,8 +181,15 @@ class Sharded:
         self.gathering = group
 
     def _gathered(self, group: Group | None) -> int:
-        return self.how.compute * group.shard * self.how.ranks if group and self.how.ranks > 1 else 0
+        return self._whole(group) if group and self.how.ranks > 1 else 0
+
+    def _accumulated(self, group: Group) -> int:
+        """Bytes of a group's gradients while they wait for the last micro-batch."""
+        return self.how.reduce * group.elements
+
+    def _whole(self, group: Group) -> int:
+        return self.how.compute * group.shard * self.how.ranks
 
     def _reshard(self, group: Group) -> None:
-        self.ledger.held["communication"] -= self.how.compute * group.shard * self.how.ranks
+        self.ledger.held["communication"] -= self._whole(group)
         self.whole.remove(group)

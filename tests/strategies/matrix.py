@@ -149,8 +149,12 @@ def script(name: str, model: str = "transformer") -> Script:
 
 def curve(what: Script, ranks: int, **options: Any):
     """(losses and gradient norms by step, test loss and accuracy), the mean of what the ranks reported."""
-    options = {**OPTIONS, **options}
-    run = labkit.launch(what, nproc_per_node=ranks, **options)
+    return curve_of(labkit.launch(what, nproc_per_node=ranks, **OPTIONS | options), **options)
+
+
+def curve_of(run: labkit.Run, **options: Any):
+    """The same of a run that is over."""
+    options = OPTIONS | options
     # the watching: nothing failed, samples of ranks that share a replica count once, every rank saw every step
     assert "labkit:" not in run.logs(stream="stderr")
     (seen,) = labkit.compare([run]).summaries
@@ -159,6 +163,7 @@ def curve(what: Script, ranks: int, **options: Any):
     assert set(metrics.dropna(subset=["step_seconds"]).groupby("rank")["step"].max()) == {options["steps"]}
     by_step = metrics.groupby("step")[["loss", "gradient_norm"]]
     # Later steps are reported ten times a second, by each rank at steps of its own.
+    ranks = run.folder.read_manifest()["world_size"]
     steps = by_step.mean()[by_step.count()["loss"] == ranks].loc[[*range(1, 21), STEPS]]
     return steps, metrics[["test_loss", "test_accuracy"]].dropna().iloc[0]
 

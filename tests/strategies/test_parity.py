@@ -7,10 +7,11 @@ import json
 import re
 
 import pytest
-from strategies.matrix import MATRIX, Row, curve, difference, script
+from strategies.matrix import MATRIX, OPTIONS, Row, curve, curve_of, difference, script
 
 import labkit
 from labkit import Script
+from labkit.planner.rehearsal import rehearse
 
 
 @pytest.fixture(scope="module")
@@ -29,9 +30,21 @@ def reference(tmp_path_factory):
 def assert_the_same(row: Row, model: str, reference) -> None:
     if row.missing:
         pytest.skip(f"not in {row.missing}")
-    trained, expected = curve(script(row.strategy, model), row.ranks, **row.options), reference(model)
+    what, expected = script(row.strategy, model), reference(model)
+    run = labkit.launch(what, nproc_per_node=row.ranks, trace_memory=True, **OPTIONS | row.options)
+    trained = curve_of(run, **row.options)
     assert difference(trained, expected) < 1e-9
     assert trained[1]["test_accuracy"] == expected[1]["test_accuracy"]
+    assert_held_as_rehearsed(run, row, what)
+
+
+def assert_held_as_rehearsed(run: labkit.Run, row: Row, what: Script) -> None:
+    """A step on tensors without data, in one process, holds what the same step of the real ranks holds."""
+    for held in run.memory().ranks[:: max(1, row.ranks - 1)]:
+        rehearsed = rehearse(what, row.ranks, OPTIONS | row.options, rank=held.rank)
+        assert held.traced.bytes == pytest.approx(rehearsed.bytes, rel=0.05)
+        for state in ("parameters", "optimizer"):
+            assert held.traced.categories[state] == rehearsed.categories[state]
 
 
 @pytest.mark.timeout(600)  # eight ranks on two cores
