@@ -14,6 +14,7 @@ from labkit.planner.facts import Facts, facts_of
 from labkit.planner.largest import largest_micro_batch
 from labkit.planner.pace import Pace
 from labkit.planner.variants import variants
+from labkit.planner.volume import volume, wire
 from labkit.record.units import gib
 from labkit.view import words
 from labkit.write import Script
@@ -106,11 +107,14 @@ def fastest_is(*strategies: str) -> Judge:
 
 
 def fits(*strategies: str, plainly: bool = True) -> Judge:
-    """One of these fits; `plainly`, without anything being changed for it."""
+    """One of these fits; `plainly`, as it is asked, otherwise with whatever the planner finds for it."""
 
     def judge(at: Situation) -> tuple[bool, str]:
-        rows = [r for r in advice_for(at).rows if r.strategy in strategies and r.ranks <= at.ranks]
-        right = [r for r in rows if r.fits and not (plainly and r.changes)]
+        if plainly:
+            rows = [as_asked(at, strategy) for strategy in strategies]
+        else:
+            rows = [r for r in advice_for(at).rows if r.strategy in strategies and r.ranks <= at.ranks]
+        right = [r for r in rows if r.fits]
         shown = min(right or rows, key=held_by)
         return bool(right), f"{told(shown)} of {gib(device_named(at.device).usable)}"
 
@@ -135,14 +139,15 @@ def holds(strategy: str, claimed: float, **options: Any) -> Judge:
     return judge
 
 
-def smaller(first: tuple[str, dict[str, Any]], second: tuple[str, dict[str, Any]], by: float = 1.0) -> Judge:
-    """The first holds less than the second, at most `by` times as much and a tenth."""
+def smaller(first: tuple[str, dict[str, Any]], second: tuple[str, dict[str, Any]], by: float | str = 1.0) -> Judge:
+    """The first holds less than the second, or at most `by` times as much and a tenth; "1/N" is by its ranks."""
 
     def judge(at: Situation) -> tuple[bool, str]:
         one, two = (as_asked(at, strategy, **options).peak for strategy, options in (first, second))
         if not one or not two:
             return False, "cannot be planned"
-        bound = 1.1 * by if by < 1 else by
+        share = 1 / at.ranks if isinstance(by, str) else by
+        bound = 1.1 * share if share < 1 else share
         return one.bytes < bound * two.bytes, f"{gib(one.bytes)} against {gib(two.bytes)}: {one.bytes / two.bytes:.2f}"
 
     return judge
@@ -157,6 +162,20 @@ def faster(first: tuple[str, dict[str, Any]], second: tuple[str, dict[str, Any]]
             return False, "cannot be planned"
         found = f"{words.seconds(one.seconds)} against {words.seconds(two.seconds)}"
         return one.seconds * ALIKE < two.seconds, found
+
+    return judge
+
+
+def moves_more(first: tuple[str, dict[str, Any]], second: tuple[str, dict[str, Any]]) -> Judge:
+    """A rank sends more bytes a step under the first."""
+
+    def sent(at: Situation, strategy: str, options: dict[str, Any]) -> float:
+        layout = as_asked(at, strategy, **options).layout
+        return sum(wire(c.kind, c.group) * c.bytes for c in volume(sized(at.size)[1], layout)) if layout else 0.0
+
+    def judge(at: Situation) -> tuple[bool, str]:
+        one, two = sent(at, *first), sent(at, *second)
+        return one > 1.01 * two, f"sends {gib(one)} against {gib(two)}: {one / two:.2f}"
 
     return judge
 

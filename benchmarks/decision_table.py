@@ -9,7 +9,19 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from decision_judges import Judge, Situation, at, does_not_fit, faster, fastest_is, fits, holds, larger_batch, smaller
+from decision_judges import (
+    Judge,
+    Situation,
+    at,
+    does_not_fit,
+    faster,
+    fastest_is,
+    fits,
+    holds,
+    larger_batch,
+    moves_more,
+    smaller,
+)
 
 SHARDED = ("fsdp", "fsdp1", "zero2")  # what the articles call FSDP: SHARD_GRAD_OP is ZeRO-2
 ARTICLES = {
@@ -36,8 +48,8 @@ class Row:
 HEAD = """# The articles' decision guides beside the planner's advice
 
 Each claim of the articles about when to use what, in situations that it covers: labkit's decoder with so many billion
-parameters on so many devices, with samples of 1,024 or 2,048 tokens on each, in bf16 or fp16 (autocast: weights and
-optimizer state stay fp32). What the planner finds is computed by its formulas when this page is written: memory of the
+parameters on so many devices, with samples of 1,024 or 2,048 tokens on each, in bf16 or fp16 unless another
+precision is named (autocast: weights and optimizer state stay fp32). What the planner finds is computed by its formulas when this page is written: memory of the
 rank that holds most against what the device has for tensors, time of an optimizer step. The times come from data sheets
 and assumed shares of them, with a wide band; strategies within 5 percent of
 each other count as equally fast, and the simpler is chosen.
@@ -45,8 +57,11 @@ each other count as equally fast, and the simpler is chosen.
 DDP, FSDP = ("ddp", {}), ("fsdp", {})
 ALWAYS, NEVER = ("fsdp", {"reshard_after_forward": "always"}), ("fsdp", {"reshard_after_forward": "never"})
 STATES = "fp32 weights, gradients and AdamW's moments are 16 bytes a parameter, under autocast too (ZeRO, section 3.1)"
-BYTES = "FSDP moves 1.5 times DDP's bytes, or as many when it does not gather twice: it is FSDP that needs a fast link"
-BUBBLE = "the fraction of time is (p-1)/(m+p-1); (p-1)/m is the bubble over the ideal time (Narayanan et al. 2021)"
+BYTES = (
+    "in fp32 FSDP sends 1.5 times DDP's bytes, or as many when it gathers once; in 16 bits its gathers halve, DDP's "
+    "gradients do not: 1 or 0.75 times"
+)
+SHARED_STEP = "the optimizer's step, which DDP repeats on every rank, is shared out by sharding"
 ROWS = (
     Row(
         "note",
@@ -76,15 +91,15 @@ ROWS = (
         "note",
         "4. ZeRO",
         "stage 3: linear with N GPUs",
-        smaller(ALWAYS, DDP, 1 / 2),
-        (at(1.3, 2, "A100 40"),),
+        smaller(ALWAYS, DDP, "1/N"),
+        (at(1.3, 2, "A100 40"), at(1.3, 64, "A100 40")),
         "of the states; activations and the gathered units stay",
     ),
     Row(
         "guide",
         "4. Head-to-Head",
         "memory per GPU under FSDP: 1/N of each",
-        smaller(FSDP, DDP, 1 / 8),
+        smaller(FSDP, DDP, "1/N"),
         (at(0.4, 8, "A100 40", 8), at(2.0, 8, "A100 80")),
         "activations, the gathered units and what is in flight are not divided",
     ),
@@ -93,8 +108,8 @@ ROWS = (
         "4. Head-to-Head",
         "DDP trains faster, FSDP slightly slower",
         faster(DDP, FSDP),
-        (at(0.8, 8, "A100 80", 8), at(0.8, 16, "T4", 1)),
-        "both hide communication behind computing; where it does not hide, FSDP's bytes are more",
+        (at(0.8, 8, "A100 80", 8), at(0.8, 8, "L4", 1, precision="fp32"), at(0.8, 8, "L4", 1)),
+        f"{BYTES}; {SHARED_STEP}",
     ),
     Row(
         "guide",
@@ -102,7 +117,7 @@ ROWS = (
         "under 1B, 40 GB: DDP",
         fastest_is("ddp"),
         (at(0.4, 8, "A100 40", 8), at(0.8, 8, "A100 40", 4)),
-        STATES,
+        f"all fit; {SHARED_STEP}",
     ),
     Row(
         "guide",
@@ -126,7 +141,7 @@ ROWS = (
         "7-13B, 80 GB: FSDP FULL_SHARD",
         fastest_is("fsdp", "fsdp1"),
         (at(6.7, 8, "A100 80"), at(13, 8, "A100 80")),
-        "how many GPUs is not said",
+        "on eight GPUs SHARD_GRAD_OP (zero2) fits as well, and gathers once",
     ),
     Row(
         "guide",
@@ -149,7 +164,7 @@ ROWS = (
         "6. Quick Decision Guide",
         "fast interconnect: DDP",
         faster(DDP, FSDP),
-        (at(1.3, 8, "H100", 4), at(1.3, 16, "L4", 1)),
+        (at(1.3, 8, "H100", 4), at(1.3, 8, "H100", 4, precision="fp32")),
         BYTES,
     ),
     Row(
@@ -182,7 +197,7 @@ ROWS = (
         "under 50M, 1-2 GPUs: single GPU or DDP",
         fastest_is("single", "ddp"),
         (at(0.03, 2, "T4", 8), at(0.03, 2, "A100 40", 8)),
-        "and more: see the break-even of two devices",
+        "with few tokens on each rank the all-reduce takes longer than the second device saves",
     ),
     Row(
         "README",
@@ -190,7 +205,7 @@ ROWS = (
         "under 50M, 4-8 GPUs: DDP",
         fastest_is("ddp"),
         (at(0.03, 8, "A100 40", 8), at(0.03, 8, "L4", 1)),
-        "below the break-even a second device does not pay",
+        "so small a step is mostly communication",
     ),
     Row(
         "README",
@@ -198,7 +213,7 @@ ROWS = (
         "50M-1B, 2-4 GPUs: DDP",
         fastest_is("ddp"),
         (at(0.4, 2, "T4", 1), at(0.8, 2, "T4", 1), at(0.8, 4, "A100 40", 4)),
-        "on 16 GB cards the states of DDP end near 0.9B",
+        "with few tokens on each rank one device alone may be faster; on 16 GB cards the states of DDP end near 0.9B",
     ),
     Row(
         "README",
@@ -222,7 +237,7 @@ ROWS = (
         "1B-10B, 4-8 GPUs: FSDP",
         fastest_is(*SHARDED),
         (at(1.3, 8, "A100 40", 4), at(3.0, 8, "A100 40"), at(6.7, 8, "A100 40")),
-        "while DDP fits it is as fast; from about 2.4B on 40 GB it does not",
+        "from about 2.4B DDP does not fit 40 GB; below, sharding is as fast or faster",
     ),
     Row(
         "README",
@@ -245,8 +260,8 @@ ROWS = (
         "Quick Decision Tree",
         "8 GPUs and more: prefer FSDP, it scales better",
         faster(FSDP, DDP),
-        (at(0.4, 8, "A100 40", 8), at(0.8, 64, "A100 40", 4)),
-        "no sharding makes a step shorter: it moves as many bytes or more; it frees memory",
+        (at(0.4, 8, "A100 40", 8), at(0.8, 64, "A100 40", 4), at(0.8, 64, "A100 40", 4, precision="fp32")),
+        f"{BYTES}; {SHARED_STEP}",
     ),
     Row(
         "README",
@@ -292,16 +307,16 @@ ROWS = (
         "blog",
         "Sharding Strategies",
         "SHARD_GRAD_OP: medium communication, between FULL_SHARD and NO_SHARD",
-        faster(DDP, NEVER),
-        (at(1.3, 8, "L4", 1),),
-        "one gather and one reduce-scatter are DDP's bytes exactly",
+        moves_more(NEVER, DDP),
+        (at(1.3, 8, "L4", 1, precision="fp32"), at(1.3, 8, "L4", 1)),
+        "one gather and one reduce-scatter are DDP's bytes exactly; with 16-bit gathers fewer",
     ),
     Row(
         "blog",
         "When to Use Pipeline Parallelism",
         "limited bandwidth between GPUs, model does not fit on one",
         fastest_is("pipeline", "hybrid"),
-        (at(1.3, 4, "T4", 1, accumulate=1), at(3.0, 8, "L4", 1)),
+        (at(1.3, 4, "T4", 1), at(3.0, 8, "L4", 1)),
         "stages send activations only, and wait for each other; with few micro-batches the bubble is most of the step",
     ),
     Row(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from labkit.record.text import escaped
@@ -48,7 +49,8 @@ def memory_planned(rows: Sequence[Bar], limit: float | None = None, limit_name: 
     if limit is not None and limit < 4 * highest:
         figure.add_hline(y=limit / unit, line_dash="dash", line_color=LIMIT_COLOUR, annotation_text=escaped(limit_name))
     figure.update_layout(barmode="stack", xaxis_title="strategy", yaxis_title=f"{name} per rank at the peak")
-    return finished(figure, "Memory per rank by what holds it", height=440)
+    finished(figure, "Memory per rank by what holds it", height=460)
+    return figure.update_layout(legend={"y": -0.3, "traceorder": "normal"}, margin={"b": 120})
 
 
 def scaling_planned(curves: Mapping[str, Sequence[Point]], unit: str = "tokens/s") -> Figure:
@@ -88,13 +90,22 @@ def break_even(points: Sequence[Point], measured: Sequence[tuple[float, float]] 
         )  # fmt: skip
     for level, text in ((1.0, "one device"), (2.0, "twice as fast")):
         figure.add_hline(y=level, line_dash="dot", line_color="#8b949e", annotation_text=text)
-    crossing = next((p.x for before, p in zip(points, points[1:], strict=False) if before.value < 1 <= p.value), None)
+    crossing = _crossing(points)
     if crossing is not None:  # a trace: plotly misplaces a line's annotation on a logarithmic axis
         figure.add_scatter(x=[crossing, crossing], y=[0, 2], name=f"break-even: {crossing:,.0f} tokens", mode="lines",
                            line={"dash": "dash", "color": LIMIT_COLOUR}, hoverinfo="skip")  # fmt: skip
     figure.update_xaxes(type="log", title_text="tokens per rank and step")
     figure.update_yaxes(title_text="speed of two devices against one", rangemode="tozero")
     return finished(figure, "When a second device pays", height=420)
+
+
+def _crossing(points: Sequence[Point]) -> float | None:
+    """Where the curve first reaches 1: on a straight line between its points, as it is drawn on a logarithmic axis."""
+    for before, after in pairwise(points):
+        if before.value < 1 <= after.value:
+            share = (1 - before.value) / (after.value - before.value)
+            return before.x * (after.x / before.x) ** share
+    return None
 
 
 def _banded(figure: Figure, points: Sequence[Point], name: str, colour: str, hover: str) -> None:

@@ -1,0 +1,215 @@
+"""A plan's bars, figures and tables: what is in them, that they can be read, and that no name becomes markup."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ET
+from types import SimpleNamespace
+
+import pytest
+
+import labkit
+from labkit.cli import main
+from labkit.planner.trials import Trial
+from labkit.record.peak import CATEGORIES, Peak
+from labkit.view.bars import CATEGORY_COLOURS, LIMIT_COLOUR, Bar, bars, key
+from labkit.view.panel_page import panel_page
+from labkit.view.plan_figures import Point, break_even, memory_planned, scaling_planned
+from labkit.view.plan_tables import aligned, memory_rows, plan_html, plan_text
+
+GIB = 2**30
+HELD = {"parameters": GIB, "gradients": GIB, "optimizer": 2 * GIB, "activations": 4 * GIB}
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def drawn(text):
+    return ET.fromstring(text)
+
+
+def widths(tree):
+    """Of a bar's parts, by colour."""
+    return {rect.get("fill"): float(rect.get("width")) for rect in tree.iter(f"{SVG}rect")}
+
+
+def words_in(tree):
+    return ["".join(text.itertext()) for text in tree.iter(f"{SVG}text")]
+
+
+def test_a_bar_is_stacked_by_category_each_in_its_colour_and_proportion():
+    tree = drawn(bars([Bar("ddp", HELD)]))
+
+    found = widths(tree)
+    assert found.keys() == {CATEGORY_COLOURS[name] for name in HELD}
+    one = found[CATEGORY_COLOURS["parameters"]]
+    assert found[CATEGORY_COLOURS["activations"]] == pytest.approx(4 * one, abs=0.2)
+    assert "8.00 GiB" in words_in(tree)
+
+
+def test_every_category_has_a_colour_of_its_own_that_is_not_the_limits():
+    assert len({*CATEGORY_COLOURS.values(), LIMIT_COLOUR}) == len(CATEGORY_COLOURS) + 1
+    assert set(CATEGORIES) < set(CATEGORY_COLOURS)
+    assert all(name in key() for name in CATEGORIES)
+
+
+def test_a_limit_is_drawn_when_it_is_near_and_told_when_it_is_far():
+    near, far = bars([Bar("ddp", HELD)], 10 * GIB, "T4"), bars([Bar("ddp", HELD)], 100 * GIB, "H100")
+
+    assert LIMIT_COLOUR in near
+    assert "T4 10.00 GiB" in words_in(drawn(near))
+    assert LIMIT_COLOUR not in far
+    assert "H100 100.00 GiB: far beyond all of these" in words_in(drawn(far))
+
+
+def test_a_bar_far_beyond_the_limit_is_cut_and_says_so():
+    tree = drawn(bars([Bar("ddp", {"parameters": 100 * GIB}, fits=False)], GIB, "T4"))
+
+    assert sum(widths(tree).values()) <= 404.1
+    assert "✖ ▸ 100.00 GiB" in words_in(tree)
+
+
+def test_what_cannot_be_planned_has_its_reason_in_place_of_a_bar():
+    tree = drawn(bars([Bar("pipeline", None, "4 blocks do not split into 3 stages", fits=False), Bar("ddp", HELD)]))
+
+    assert "4 blocks do not split into 3 stages" in words_in(tree)
+    assert "pipeline: 4 blocks do not split into 3 stages" in tree.get("aria-label")
+
+
+def test_a_measured_bar_stands_under_the_planned_one_without_its_name():
+    tree = drawn(bars([Bar("ddp", HELD, chosen=True), Bar("ddp", HELD, source="measured"), Bar("fsdp", HELD)]))
+
+    named = [text for text in words_in(tree) if text in ("▸ ddp", "measured", "fsdp")]
+    assert named == ["▸ ddp", "measured", "fsdp"]
+
+
+def test_bars_have_nothing_to_say_without_rows():
+    assert drawn(bars([], GIB, "T4")).tag == f"{SVG}svg"
+
+
+def test_names_never_become_markup():
+    hostile = "<script>alert(1)</script>"
+    page = panel_page("fits", hostile, [Bar(hostile, HELD, hostile)], GIB, hostile, [{"run": hostile}])
+    page += plan_html([hostile], {"formulas": Peak(1, hostile, "", {})}, [{"strategy": hostile}], [hostile])
+
+    assert "<script" not in page
+
+
+def finished(figure):
+    layout = figure.to_dict()["layout"]
+    assert layout["title"]["text"]
+    assert layout["legend"]["y"] < 0
+    assert layout["xaxis"]["title"]["text"]
+    assert layout["yaxis"]["title"]["text"]
+    return figure.to_dict()
+
+
+def test_memory_planned_stacks_what_was_planned_beside_what_was_measured():
+    rows = [Bar("ddp", HELD), Bar("ddp", HELD, source="measured"), Bar("fsdp", HELD), Bar("hybrid", None, "no")]
+    figure = finished(memory_planned(rows, 10 * GIB, "T4"))
+
+    assert figure["layout"]["barmode"] == "stack"
+    assert [trace["name"] for trace in figure["data"]] == list(HELD)
+    assert [list(part) for part in figure["data"][0]["x"]] == [
+        ["ddp", "ddp", "fsdp"],
+        ["formulas", "measured", "formulas"],
+    ]
+    assert list(figure["data"][3]["y"]) == [4.0, 4.0, 4.0]
+    assert "T4" in str(figure["layout"]["annotations"])
+
+
+def test_memory_planned_in_mebibytes_leaves_a_far_limit_out():
+    figure = finished(memory_planned([Bar("ddp", {"parameters": 2**20})], 10 * GIB))
+
+    assert list(figure["data"][0]["y"]) == [1.0]
+    assert not figure["layout"].get("annotations")
+
+
+def test_scaling_has_a_band_around_each_curve_and_the_ideal_line():
+    curves = {"ddp": [Point(1, 100, 80, 120), Point(2, 190, 150, 240)], "fsdp": [Point(2, 180, 150, 200)]}
+    figure = finished(scaling_planned(curves))
+
+    by_name = {trace["name"]: trace for trace in figure["data"] if trace.get("showlegend") is not False}
+    assert list(by_name["ddp"]["y"]) == [100, 190]
+    assert list(by_name["ideal"]["y"]) == [100, 200]
+    band = next(trace for trace in figure["data"] if trace.get("fill") == "toself" and trace["name"] == "ddp")
+    assert list(band["y"]) == [120, 240, 150, 80]
+    assert figure["layout"]["xaxis"]["type"] == figure["layout"]["yaxis"]["type"] == "log"
+
+
+def test_break_even_is_where_two_devices_begin_to_be_faster_than_one():
+    points = [Point(x, y, y * 0.8, y * 1.2) for x, y in ((100, 0.3), (1000, 0.5), (4000, 1.5), (10_000, 1.9))]
+    figure = finished(break_even(points, [(1000, 0.8)]))
+
+    names = [trace["name"] for trace in figure["data"]]
+    assert "break-even: 2,000 tokens" in names
+    assert "measured" in names
+    assert not any("break-even" in trace["name"] for trace in break_even(points[2:]).to_dict()["data"])
+
+
+def test_the_memory_table_says_how_far_ways_are_apart_in_parts_of_the_whole():
+    peaks = {"formulas": Peak(8 * GIB, "loss", "", HELD), "measured": Peak(9 * GIB, "backward", "", HELD)}
+    rows = {row["category"]: row for row in memory_rows(peaks)}
+
+    assert rows["total"] == {"category": "total", "formulas": "8.00 GiB", "measured": "9.00 GiB (+12.5%)"}
+    assert rows["parameters"]["measured"] == "1.00 GiB"
+    assert rows["at"]["measured"] == "backward"
+
+
+def test_a_plan_is_told_as_text_from_the_verdict_to_the_assumptions():
+    peaks = {"formulas": Peak(8 * GIB, "loss", "", HELD)}
+    text = plan_text(
+        ["it fits."], peaks, [{"strategy": "ddp", "holds": "8.00 GiB", "verdict": "fits"}], ["40% of peak"]
+    )
+
+    assert text.splitlines()[0] == "it fits."
+    order = [text.index(word) for word in ("it fits.", "optimizer", "strategy", "40% of peak")]
+    assert order == sorted(order)
+    assert plan_text(["nothing"], {}, [], []) == "nothing"
+
+
+def test_columns_are_as_wide_as_what_is_in_them():
+    lines = aligned([{"a": "x", "b": "1"}, {"a": "long", "c": "22"}]).splitlines()
+
+    assert lines == ["  a     b   c", "  x     1", "  long     22"]
+
+
+def test_a_trial_says_how_far_off_the_prediction_was():
+    step = SimpleNamespace(seconds=0.1)
+    layout = SimpleNamespace(global_batch=64)
+    planned = SimpleNamespace(strategy="ddp", ranks=2, layout=layout, step=step, peak=Peak(GIB, "loss", "", HELD))
+    row = Trial(planned, "20260102T030405Z-ddp-0a1b", 0.125, Peak(2 * GIB, "loss", "", HELD)).row()
+
+    assert row["step measured"] == "125 ms (+25.0%)"
+    assert row["memory measured"] == "2.00 GiB (+100.0%)"
+    assert Trial(planned, "x", 0.1, None).bar().held is None
+
+
+def test_the_page_before_anything_is_counted_has_no_bars():
+    page = panel_page("", "counting", [], None, "", [])
+
+    assert "counting" in page
+    assert "<svg" not in page
+
+
+@pytest.mark.parametrize(("fits", "code"), [(True, 0), (False, 1), (None, 2)])
+def test_labkit_plan_tells_by_its_exit_code_whether_it_fits(fits, code, monkeypatch, capsys):
+    asked = {}
+
+    def plan(script, **options):
+        asked.update(options, script=script.name)
+        return SimpleNamespace(fits=fits, __str__=lambda: "")
+
+    monkeypatch.setattr(labkit, "plan", plan, raising=False)
+    argv = ["plan", "ddp", "--device", "T4", "--nproc-per-node", "4", "--", "--precision", "fp16",
+            "--activation-checkpointing", "--no-gradient-as-bucket-view"]  # fmt: skip
+
+    assert main(argv) == code
+    assert asked == {
+        "script": "ddp", "device": "T4", "nproc_per_node": 4, "measure": False, "precision": "fp16",
+        "activation_checkpointing": True, "gradient_as_bucket_view": False,
+    }  # fmt: skip
+    assert capsys.readouterr().out
+
+
+def test_labkit_plan_refuses_an_option_the_script_does_not_take(capsys):
+    assert main(["plan", "ddp", "--", "--precison", "fp16"]) == 2
+    assert re.search("did you mean 'precision'", capsys.readouterr().err)
