@@ -19,6 +19,7 @@ from labkit.planner.layout import Layout, layout_of
 from labkit.planner.memory import peak
 from labkit.planner.outlook import bar_of
 from labkit.planner.pace import Pace, measure_pace
+from labkit.planner.refusals import refusal
 from labkit.planner.rehearsal import rehearse
 from labkit.planner.sizing import states_alone
 from labkit.planner.speed import StepTime
@@ -67,6 +68,8 @@ def plan(
         counted = both.submit(facts_of, script, parameters, _splits(layout))
         played = both.submit(rehearse, script, ranks, parameters) if layout.pipeline == 1 else None
         facts = found(counted, "not planned by formulas")
+        if facts and (reason := refusal(script, facts, layout)):
+            raise LaunchError(reason)
         rank, formulas = _worst(facts, layout, kind) if facts and layout.strategy else (0, None)
         rehearsed = found(played or both.submit(rehearse, script, ranks, parameters, rank=rank), "not rehearsed")
     if not layout.strategy:

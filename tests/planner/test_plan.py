@@ -122,6 +122,7 @@ def test_a_strategy_of_the_users_own_is_rehearsed():
         ("ddp", {"device": "T5"}, "no device is known as 'T5'; the nearest known is T4"),
         ("ddp", {"nproc_per_node": 0}, "nproc_per_node must be"),
         ("ddp", {"nproc_per_node": "many"}, "nproc_per_node must be"),
+        ("pipeline", {"nproc_per_node": 3, "global_batch_size": 3}, "4 blocks do not split into 3 stages"),
         ("tensor_parallel", {"nproc_per_node": 3}, "4 heads and 512 hidden features do not split over 3 tensor ranks"),
     ],
     ids=str,
