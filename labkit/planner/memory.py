@@ -93,6 +93,7 @@ def _keep(
     keeper = Whole(
         ledger,
         [size * sum(profile.parameters) for profile in profiles],
+        size,
         buckets=layout.strategy in ("ddp", "zero1"),
         views=layout.options.get("gradient_as_bucket_view", True),
     )

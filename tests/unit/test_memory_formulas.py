@@ -28,6 +28,7 @@ def profile(parameters, itemsize=4, *, kept=KEPT):
         keeps_input=True,
         keeps_output=False,
         cached=0,
+        between=Line(0, OUT),
         backward=(
             Moment(Line(gradients, kept + 2 * OUT), Line(0, kept), 0),
             Moment(Line(0, 2 * OUT), Line(), gradients),
