@@ -2,15 +2,18 @@
 
     python benchmarks/speed_accuracy.py [repeats]
 
-The rates and the link are measured first, then each case is predicted and launched; with repeats the cases take turns.
-The figure of a run is the median of its steps after the first three, of a case the median of its runs.
+In each repeat, and for each number of ranks, the rates and the link are measured, each case is predicted, and then
+launched. A run's figure is the median of its steps after the first three; errors are of one repeat's prediction and run,
+the median of the repeats is printed with their range.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
@@ -18,10 +21,10 @@ from typing import Any
 import labkit
 from labkit import Script
 from labkit.launcher.bandwidth import measure_link
-from labkit.planner.facts import facts_of
+from labkit.planner.facts import Facts, facts_of
 from labkit.planner.layout import layout_of
 from labkit.planner.rates import measure_rates
-from labkit.planner.speed import step_time
+from labkit.planner.speed import StepTime, step_time
 
 BATCH, STEPS, WARM = 8, 15, 3
 DEFAULT, SIZES = "width=128, heads=4, layers=4", "width=256, heads=8, layers=8"
@@ -61,41 +64,52 @@ def measured(case: Case) -> float:
     return float(metrics[metrics["step"] > WARM]["step_seconds"].median())
 
 
+def predicted(ranks: int, facts: Facts) -> dict[Case, StepTime]:
+    """Of all cases with so many ranks, from rates and a link that are measured now."""
+    rates = measure_rates(model_of("single"), ranks, {}, samples=(2, 8) if ranks == 1 else (1, 4))
+    link = measure_link(ranks) if ranks > 1 else None
+    print(rates, link, sep="\n")
+    layouts = {
+        case: layout_of(model_of(case.strategy), ranks, {"global_batch_size": BATCH, **case.options})
+        for case in CASES
+        if case.ranks == ranks
+    }
+    return {case: step_time(facts, layout, rates, link) for case, layout in layouts.items()}
+
+
+def order(cases: list[Case], seconds: Callable[[Case], float]) -> dict[Case, int]:
+    return {case: place for place, case in enumerate(sorted(cases, key=seconds), 1)}
+
+
 def main() -> None:
     repeats = int(sys.argv[1]) if len(sys.argv) > 1 else 3
     os.environ |= {"LABKIT_RUNS": tempfile.mkdtemp(), "LABKIT_UI": "text"}
-    sys.stdout, table = sys.stderr, sys.stdout
-    facts, predicted = facts_of(model_of("single"), {"global_batch_size": BATCH}), {}
-    for ranks in (1, 2, 4):
-        rates = measure_rates(model_of("single"), ranks, {}, samples=(2, 8) if ranks == 1 else (1, 4))
-        link = measure_link(ranks) if ranks > 1 else None
-        print(rates, link, sep="\n")
-        for case in CASES:
-            if case.ranks == ranks:
-                layout = layout_of(model_of(case.strategy), ranks, {"global_batch_size": BATCH, **case.options})
-                predicted[case] = step_time(facts, layout, rates, link)
-    runs: dict[Case, list[float]] = {case: [] for case in CASES}
-    for _ in range(repeats):
-        for case in CASES:
-            runs[case].append(measured(case))
-    sys.stdout = table
+    facts = facts_of(model_of("single"), {"global_batch_size": BATCH})
+    said: dict[Case, list[StepTime]] = {case: [] for case in CASES}
+    seen: dict[Case, list[float]] = {case: [] for case in CASES}
+    with contextlib.redirect_stdout(sys.stderr):
+        for _ in range(repeats):
+            for ranks in (1, 2, 4):
+                for case, time in predicted(ranks, facts).items():
+                    said[case].append(time)
+                    seen[case].append(measured(case))
     print("<!-- python benchmarks/speed_accuracy.py -->")
     print(
-        "| ranks | strategy | predicted | band | measured | range | error | order predicted | order measured | parts |"
+        "| ranks | strategy | predicted | measured | error | of each repeat | place predicted, measured | parts, ms |"
     )
-    print("|---" * 9 + "|")
+    print("|---" * 8 + "|")
     for ranks in (1, 2, 4):
         cases = [case for case in CASES if case.ranks == ranks]
-        by = {case: median(runs[case]) for case in cases}
-        first = sorted(cases, key=lambda case: predicted[case].seconds)
-        then = sorted(cases, key=by.__getitem__)
+        typical = {case: median(time.seconds for time in said[case]) for case in cases}
+        found = {case: median(seen[case]) for case in cases}
+        first, then = order(cases, typical.__getitem__), order(cases, found.__getitem__)
         for case in then:
-            said, seen = predicted[case], by[case]
-            parts = ", ".join(f"{name} {part * 1e3:.0f}" for name, part in said.parts.items() if part >= 5e-4)
+            misses = [time.seconds / real - 1 for time, real in zip(said[case], seen[case], strict=True)]
+            parts = ", ".join(f"{name} {part * 1e3:.0f}" for name, part in said[case][0].parts.items() if part >= 5e-4)
             print(
-                f"| {ranks} | {case} | {said.seconds * 1e3:.0f} ms | {said.low * 1e3:.0f} to {said.high * 1e3:.0f} "
-                f"| {seen * 1e3:.0f} ms | {min(runs[case]) * 1e3:.0f} to {max(runs[case]) * 1e3:.0f} "
-                f"| {said.seconds / seen - 1:+.0%} | {first.index(case) + 1}, {then.index(case) + 1} | {parts} |"
+                f"| {ranks} | {case} | {typical[case] * 1e3:.0f} ms | {found[case] * 1e3:.0f} ms "
+                f"| {median(misses):+.0%} | {min(misses):+.0%} to {max(misses):+.0%} "
+                f"| {first[case]}, {then[case]} | {parts} |"
             )
 
 

@@ -67,6 +67,7 @@ class Profile:
     keeps_input: bool
     keeps_output: bool
     cached: int  # bytes kept until forward of the whole model ends: autocast's casts that nobody else keeps
+    between: Line  # gradients kept when backward has computed those of inputs, and not yet those of weights
     backward: tuple[Moment, ...]
 
 
@@ -132,7 +133,7 @@ def facts_of(script: Script, parameters: Mapping[str, Any], tensor: Iterable[tup
 
 
 def _profile(**written: Any) -> Profile:
-    lines = {name: Line(*written[name]) for name in ("input", "output", "saved")}
+    lines = {name: Line(*written[name]) for name in ("input", "output", "saved", "between")}
     moments = {
         name: tuple(Moment(Line(*held), Line(*kept), settled) for held, kept, settled in written[name])
         for name in ("forward", "backward")

@@ -79,8 +79,10 @@ def layout_of(script: Script, ranks: int, parameters: Mapping[str, Any]) -> Layo
     data = ranks // (tensor * pipeline)
     batch, accumulate = values["global_batch_size"], values["accumulate"]
     if accumulate < 1 or batch < 1 or batch % (data * accumulate):
+        pieces = data * max(1, accumulate)
         raise LaunchError(
-            f"global_batch_size={batch} does not split into {data} data ranks x {accumulate} micro-batches"
+            f"global_batch_size={batch} does not split into {data} data ranks x {accumulate} micro-batches; "
+            f"the nearest size that does is {max(1, round(batch / pieces)) * pieces}"
         )
     own = {name: values[name] for name in values if f'"--{name.replace("_", "-")}"' in script.cells["strategy"].text}
     return Layout(

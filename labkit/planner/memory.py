@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
+from labkit.errors import LaunchError
 from labkit.planner.facts import Facts, Variant
 from labkit.planner.flattening import Flat, flat_groups_of
 from labkit.planner.layout import Layout
@@ -36,8 +37,13 @@ def states(facts: Facts, layout: Layout, rank: int = 0) -> dict[str, int]:
 
 
 def moments(facts: Facts, layout: Layout, rank: int = 0, *, foreach: bool = False) -> list[Peak]:
-    """The largest of each name, in the order of the step; the optimizer's is the last."""
+    """The largest of each name, in the order of the step; the optimizer's is the last.
+
+    Raises LaunchError when layers are split over so many ranks as they were not counted for, or cannot be.
+    """
     variant = variant_of(layout)
+    if variant not in facts.profiles:
+        raise LaunchError(facts.unsplit.get(layout.tensor, f"layers split over {layout.tensor} ranks were not counted"))
     size = 8 if layout.precision == "fp64" else 4
     profiles, names = facts.profiles[variant], [unit.name for unit in facts.units]
     ledger = Ledger(activations=input_bytes(facts, variant, layout.micro_batch * layout.accumulate))
@@ -87,6 +93,7 @@ def _keep(
     keeper = Whole(
         ledger,
         [size * sum(profile.parameters) for profile in profiles],
+        size,
         buckets=layout.strategy in ("ddp", "zero1"),
         views=layout.options.get("gradient_as_bucket_view", True),
     )

@@ -19,6 +19,7 @@ from labkit.planner.layout import Layout, layout_of
 from labkit.planner.memory import peak
 from labkit.planner.outlook import bar_of
 from labkit.planner.pace import Pace, measure_pace
+from labkit.planner.refusals import refusal
 from labkit.planner.rehearsal import rehearse
 from labkit.planner.sizing import states_alone
 from labkit.planner.speed import StepTime
@@ -29,6 +30,7 @@ from labkit.write import Script
 
 __all__ = ["Plan", "plan"]
 
+MOST_RANKS = 16384
 MOST_RANKS_WRITTEN = 64
 TENSOR_RANKS = 8  # they talk in every layer: more than a box has are worth no thought
 
@@ -52,7 +54,7 @@ def plan(
     """
     script = script if isinstance(script, Script) else Script.load(script)
     count, kind = devices_named(device)
-    ranks = (count or hardware().default_ranks) if nproc_per_node == "auto" else int(nproc_per_node)
+    ranks = _ranks(nproc_per_node, count)
     layout = layout_of(script, ranks, parameters)
     problems: list[str] = []
 
@@ -66,6 +68,8 @@ def plan(
         counted = both.submit(facts_of, script, parameters, _splits(layout))
         played = both.submit(rehearse, script, ranks, parameters) if layout.pipeline == 1 else None
         facts = found(counted, "not planned by formulas")
+        if facts and (reason := refusal(script, facts, layout)):
+            raise LaunchError(reason)
         rank, formulas = _worst(facts, layout, kind) if facts and layout.strategy else (0, None)
         rehearsed = found(played or both.submit(rehearse, script, ranks, parameters, rank=rank), "not rehearsed")
     if not layout.strategy:
@@ -188,6 +192,15 @@ class Plan:
         verdict += [f"{problem}." for problem in self.problems]
         rows = [row.row() for row in self.advice.rows] if self.advice else []
         return verdict, rows, list(self.step.assumed) if self.step else []
+
+
+def _ranks(asked: Any, devices: int | None) -> int:
+    """As many as are asked for, or as there are devices."""
+    if asked == "auto":
+        return devices or hardware().default_ranks
+    if isinstance(asked, bool) or not isinstance(asked, int) or not 1 <= asked <= MOST_RANKS:
+        raise LaunchError(f"nproc_per_node must be 'auto' or a whole number from 1 to {MOST_RANKS:,}, got {asked!r}")
+    return asked
 
 
 def _splits(layout: Layout) -> list[tuple[int, bool]]:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from labkit.planner.facts import Line, Moment, Profile
+from labkit.planner.halves import Between, parting
 from labkit.record.peak import CATEGORIES
 from labkit.worker.tracker import Tracker
 
@@ -128,6 +129,7 @@ class _Run(NamedTuple):
     keeps_output: bool
     out: Flow
     trained: list[torch.Tensor]
+    between: int
 
 
 class Computed(NamedTuple):
@@ -164,6 +166,7 @@ def profile(
         keeps_input=few.keeps_input,
         keeps_output=few.keeps_output,
         cached=few.cached,
+        between=_line(few.between, more.between),
         backward=_moments([run.levels[run.backward :] for run in runs]),
     )
     return Computed(profile, few.out, few.trained)
@@ -187,7 +190,7 @@ def _run(
     with ledger:
         with context():
             given = [held[0] if data else _Source.apply(anchor, flow, samples)]
-            input_ = ledger.alive(given[0])
+            input_, begin = ledger.alive(given[0]), given[0].grad_fn
             if input_kept:
                 held.append(given[0])
             y = compute(given.pop, *beside)
@@ -196,6 +199,7 @@ def _run(
         end = _Sink.apply(y, anchor) if y.dim() else y
         del y
         backward, saved, keeps_input, keeps_output = ledger.now, ledger.held, input_(), output()
+        between = Between(parting(end.grad_fn, begin, parameters))
         end.backward()
         del end
     for hook in hooks:
@@ -203,7 +207,9 @@ def _run(
     trained = [p for p in parameters if p.grad is not None]
     for p in trained:
         p.grad = None
-    return _Run(ledger.levels(), forward, backward, cached, saved, keeps_input, keeps_output, out, trained)
+    return _Run(
+        ledger.levels(), forward, backward, cached, saved, keeps_input, keeps_output, out, trained, between.bytes
+    )
 
 
 def _line(few: int, more: int) -> Line:

@@ -181,7 +181,7 @@ def _rates(said: dict[str, Any], ranks: int, samples: tuple[int, int], cores: in
         overheads["dtensor"],
         overheads["split_pair"],
         overheads["sharded_unit"],
-        middle / said["alone"],
+        middle / times["alone"][0],
         cores,
         (1 - low / middle, high / middle - 1),
     )

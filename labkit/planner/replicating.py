@@ -16,7 +16,8 @@ __all__ = ["Whole"]
 class Whole:
     """`sizes`: bytes of each unit's gradients. `buckets`: DDP's. `views`: gradients live in them."""
 
-    def __init__(self, ledger: Ledger, sizes: Sequence[int], *, buckets: bool, views: bool):
+    def __init__(self, ledger: Ledger, sizes: Sequence[int], itemsize: int, *, buckets: bool, views: bool):
+        self.gradient_itemsize = itemsize
         self.ledger, self.sizes, self.buckets, self.views = ledger, sizes, buckets, views
         if buckets:
             ledger.held["gradients" if views else "communication"] += sum(sizes)

@@ -62,6 +62,7 @@ class Sharded:
 
     def __init__(self, ledger: Ledger, groups: Sequence[Group], elements: Sequence[int], how: Sharding):
         self.ledger, self.groups, self.elements, self.how = ledger, groups, elements, how
+        self.gradient_itemsize = how.compute
         self.root = next((group for group in groups if group.name == "the root"), None)
         self.whole: set[Group] = set()
         self.accumulated: set[Group] = set()  # their gradients are whole, in the type in which they are reduced

@@ -44,10 +44,13 @@ def pipelined(ledger: Ledger, stages: dict[int, Stage], order: Sequence[Action],
         stage = stages[number]
         if what == "F":
             _forward(ledger, stage, samples)
-        elif what in "BI":
+        elif what == "I" and not stage.first:
+            _input_gradients(ledger, stage, samples)
+        elif what != "I":  # the first stage has no gradients of inputs to compute
             stage.keeper.begin(first=number not in begun, last=False)
             begun.add(number)
-            _backward(ledger, stage, samples)
+            half = what == "W" and not stage.first
+            (_weight_gradients if half else _backward)(ledger, stage, samples)
     for stage in stages.values():
         stage.keeper.end_of_step()
         if stage.loss:
@@ -75,6 +78,35 @@ def _backward(ledger: Ledger, stage: Stage, samples: int) -> None:
     else:  # the gradient of the output is in a buffer that is there already
         last = replace(last, backward=tuple(_without(moment, last.output) for moment in last.backward))
     backward(ledger, stage.keeper, stage.names, [*stage.profiles[:-1], last], samples)
+    held["activations"] += _kept(stage, samples)
+    if not stage.loss:
+        held["activations"] -= _output(stage, samples)
+
+
+def _input_gradients(ledger: Ledger, stage: Stage, samples: int) -> None:
+    """The first half of a backward: nothing that units keep is let go, and what weights' gradients need is added."""
+    held = ledger.held
+    if stage.loss:
+        held["activations"] -= _saved(stage.loss, samples)
+        note(ledger, "backward", "backward of the loss", stage.loss.backward, samples)
+    for unit, name in reversed([*enumerate(stage.names)]):
+        profile = stage.profiles[unit]
+        most = max(moment.held.per_sample - moment.kept.per_sample for moment in profile.backward)
+        ledger.note("backward", f"gradients of the inputs of {name}", temporary=samples * most)
+        held["temporary"] += profile.between.at(samples)
+    held["temporary"] += _received(stage, samples)  # the gradient stays with the buffer, to the next step
+
+
+def _weight_gradients(ledger: Ledger, stage: Stage, samples: int) -> None:
+    """The second half."""
+    held = ledger.held
+    for unit, (name, profile) in enumerate(zip(stage.names, stage.profiles, strict=True)):
+        stage.keeper.before_backward(unit, 0)
+        most = stage.keeper.gradient_itemsize * max(profile.parameters, default=0)
+        ledger.note("backward", f"gradients of the weights of {name}", gradients=most)
+        held["activations"] -= profile.saved.at(samples)
+        held["temporary"] -= profile.between.at(samples)
+        stage.keeper.after_backward(unit, 0)
     held["activations"] += _kept(stage, samples)
     if not stage.loss:
         held["activations"] -= _output(stage, samples)

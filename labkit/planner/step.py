@@ -34,6 +34,8 @@ class Ledger:
 class Keeper(Protocol):
     """What a strategy does around the computing of units, of which it is told the number."""
 
+    gradient_itemsize: int  # bytes of an element, as autograd makes them
+
     def begin(self, *, first: bool, last: bool) -> None:
         """A micro-batch, the first and or the last of its step."""
 

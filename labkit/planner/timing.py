@@ -24,7 +24,7 @@ from torch.distributed.tensor import distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils.data import default_collate
 
-SECONDS = 0.5  # of each measurement, at least
+SECONDS, SPLIT_SECONDS, TURN, LEAST = 7.0, 2.0, 0.05, 3  # of measuring, a call's turn in a round; rounds
 COPIED = 64 << 20  # bytes
 TENSORS, PAIRS, UNITS = 32, 8, 8
 
@@ -43,29 +43,39 @@ class Ranks:
             self.store.set(f"{name}/all", "1")
         self.store.wait([f"{name}/all"], timedelta(seconds=60))
 
-    def gather(self, value: list[float]) -> list[list[float]]:
+    def gather(self, value: dict) -> list[dict]:
+        """What each of them has."""
         self.store.set(f"labkit/value/{self.met}/{self.rank}", json.dumps(value))
         self.meet()
         return [json.loads(self.store.get(f"labkit/value/{self.met - 1}/{r}")) for r in range(self.count)]
 
+    def agree(self, again: bool) -> bool:
+        """What rank 0 says."""
+        return self.gather({"again": again})[0]["again"]
 
-def timed(call: Callable[[], object], ranks: Ranks, device: torch.device, *, alone: bool = False) -> list[float]:
-    """Seconds of each repeat; with `alone` only rank 0 computes, the others wait without using a core."""
-    times = []
-    if not alone or ranks.rank == 0:
-        call()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    ranks.meet()
-    end = time.perf_counter() + SECONDS
-    while (not alone or ranks.rank == 0) and (time.perf_counter() < end or len(times) < 3):
-        began = time.perf_counter()
-        call()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        times.append(time.perf_counter() - began)
-    ranks.meet()
-    return times
+
+def timed(calls: dict[str, Callable[[], object]], seconds: float, ranks: Ranks, device: torch.device) -> dict:
+    """Seconds of each call's repeats on all ranks. The calls take turns, round after round, so that what else goes on
+    at times disturbs them alike; by "alone" only rank 0 computes, and the others wait without using a core."""
+    mine: dict[str, list[float]] = {name: [] for name in calls}
+    began, round = time.perf_counter(), 0
+    while ranks.agree(round <= LEAST or time.perf_counter() - began < seconds):
+        for name, call in calls.items():
+            ranks.meet()
+            end = time.perf_counter() + TURN
+            while name != "alone" or ranks.rank == 0:
+                before = time.perf_counter()
+                call()
+                if device.type == "cuda":
+                    torch.cuda.synchronize(device)
+                now = time.perf_counter()
+                if round:  # the first is for warming up
+                    mine[name].append(now - before)
+                if now >= end:
+                    break
+        round += 1
+    every = ranks.gather(mine)
+    return {name: [time for said in every for time in said[name]] for name in calls}
 
 
 def overheads(device: torch.device) -> dict[str, float]:
@@ -180,34 +190,33 @@ def main() -> None:
         return call
 
     source, target = torch.ones(COPIED // 4, device=device), torch.empty(COPIED // 4, device=device)
+    gradients = [(p, torch.zeros_like(p)) for p in model.parameters() if p.requires_grad]
+
+    def update() -> None:
+        for p, gradient in gradients:
+            p.grad = gradient
+        optimizer.step()
+
     in_parts = all(hasattr(model, part) for part in ("embed", "blocks", "unembed"))
     kinds = (both, forward, ends) if in_parts else (both, forward)
     calls = {f"{kind.__name__}_{name}": kind(name) for kind in kinds for name in batches}
-    cells["forward_backward"](model, [batches["small"]], scaler)  # the optimizer needs gradients
-    calls = {"optimizer": optimizer.step, "copy": lambda: target.copy_(source)} | calls
-    found = {name: [] for name in calls}
-    for name, call in calls.items():
-        for times in ranks.gather(timed(call, ranks, device)):
-            found[name] += times
-    alone = timed(calls["both_large"], ranks, device, alone=True)
+    calls = {"optimizer": update, "copy": lambda: target.copy_(source)} | calls
+    found = timed(calls | {"alone": both("large")}, SECONDS, ranks, device)
     if in_parts and ranks.count > 1 and split_layers(model.blocks, ranks.count):
-        for name in batches:
-            found[f"split_{name}"] = sum(ranks.gather(timed(both(name), ranks, device)), [])
+        found |= timed({f"split_{name}": both(name) for name in batches}, SPLIT_SECONDS, ranks, device)
     said = overheads(device)  # by all at the same time
     if ranks.rank == 0:
-        elements = sum(p.numel() for p in model.parameters() if p.requires_grad)
-        tensors = sum(1 for p in model.parameters() if p.requires_grad)
-        spread = {name: [median(times), *_middle(times)] for name, times in found.items()}
-        more = {"alone": median(alone), "elements": elements, "tensors": tensors, "copied": COPIED}
-        answer.write_text(json.dumps({"times": spread, "overheads": said, "threads": torch.get_num_threads(), **more}))
+        more = {"elements": sum(p.numel() for _, p in gradients), "tensors": len(gradients), "copied": COPIED}
+        answer.write_text(json.dumps({"times": {n: usual(t) for n, t in found.items()}, "overheads": said, **more}))
     ranks.meet()
     dist.destroy_process_group()
 
 
-def _middle(times: list[float]) -> list[float]:
-    """The bounds of the middle eight tenths."""
+def usual(times: list[float]) -> list[float]:
+    """The lower quartile, for whatever else runs on the machine only ever adds; the least, and all but the longest
+    tenth."""
     ordered = sorted(times)
-    return [ordered[len(ordered) // 10], ordered[-1 - len(ordered) // 10]]
+    return [ordered[len(ordered) // 4], ordered[0], ordered[-1 - len(ordered) // 10]]
 
 
 main()

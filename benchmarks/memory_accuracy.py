@@ -1,0 +1,174 @@
+"""The planner's memory formulas against a rehearsed step, over models, strategies, ranks and precisions, as a table.
+
+python benchmarks/memory_accuracy.py [--only fsdp --models CNN] > docs/memory.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import shlex
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from labkit import Script
+from labkit.planner.facts import Facts, facts_of
+from labkit.planner.layout import layout_of
+from labkit.planner.memory import peak, states
+from labkit.planner.rehearsal import rehearse
+from labkit.record.peak import Peak
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from strategies.matrix import CNN, IMAGES, MLP  # noqa: E402
+
+# Five square layers, as in the fourth article, whose layers are 16,384 wide.
+WIDE = MLP.replace("width=64, layers=4", "width=768, layers=5")
+SIZES = "context=128, width=128, heads=4, layers=4"
+GLOBAL_BATCH = 16
+STATES = ("parameters", "gradients", "optimizer")
+
+
+@dataclass(frozen=True)
+class Case:
+    strategy: str
+    model: str
+    ranks: int
+    options: dict[str, Any] = field(default_factory=dict, hash=False)
+    rank: int = 0
+
+    def __str__(self) -> str:
+        options = "".join(f", {name}={value}" for name, value in self.options.items())
+        return f"{self.strategy} x{self.ranks}, {self.model}{options}" + (f", rank {self.rank}" if self.rank else "")
+
+    @property
+    def script(self) -> Script:
+        script = Script.load(self.strategy)
+        if self.model == "transformer":
+            return script
+        if self.model == "larger transformer":
+            return Script.parse(
+                str(script).replace(SIZES, "context=128, width=256, heads=4, layers=8"), name=script.name
+            )
+        return script.with_cells(model={"CNN": CNN, "MLP": WIDE}[self.model], data=IMAGES)
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        return {"global_batch_size": GLOBAL_BATCH, **self.options}
+
+
+def cases() -> Iterator[Case]:
+    """Every strategy with one, two and four ranks, then its options."""
+    models = ["transformer", "larger transformer", "CNN", "MLP"]
+    for strategy, model, ranks, precision, recomputed in itertools.product(
+        ["single", "ddp", "zero1", "zero2", "fsdp", "fsdp1", "tensor_parallel", "pipeline", "hybrid"],
+        models, [1, 2, 4], ["fp32", "bf16"], [False, True],
+    ):  # fmt: skip
+        without_blocks = model == "CNN" and (recomputed or strategy in ("pipeline", "hybrid"))
+        uncut = model == "MLP" and strategy in ("pipeline", "hybrid") and ranks > 1  # five blocks
+        unsplit = strategy == "tensor_parallel" and "transformer" not in model
+        if without_blocks or uncut or unsplit or (strategy == "single" and ranks > 1):
+            continue
+        options: dict[str, Any] = {"precision": precision} if precision != "fp32" else {}
+        if recomputed:
+            options["activation_checkpointing"] = True
+        if strategy == "pipeline":
+            options |= {"accumulate": 4, "schedule": "1F1B"}
+        if strategy == "hybrid":
+            options |= {"pipeline": min(2, ranks), "accumulate": 2}
+        yield Case(strategy, model, ranks, options, ranks - 1)
+    for strategy, ranks, options in OPTIONS:
+        for model in ("transformer", "MLP"):
+            five = ranks if strategy != "pipeline" else 5
+            if model == "MLP" and (strategy == "tensor_parallel" or options.get("tensor") or options.get("pipeline")):
+                continue
+            if model == "MLP" and strategy == "pipeline" and options["schedule"] != "1F1B":
+                continue
+            yield Case(strategy, model, five if model == "MLP" else ranks, options)
+
+
+OPTIONS: list[tuple[str, int, dict[str, Any]]] = [
+    ("single", 1, {"accumulate": 4}),
+    ("single", 1, {"precision": "fp64"}),
+    ("ddp", 2, {"gradient_as_bucket_view": False}),
+    ("ddp", 2, {"gradient_as_bucket_view": False, "accumulate": 4}),
+    ("ddp", 2, {"accumulate": 2, "precision": "bf16"}),
+    ("zero1", 4, {"accumulate": 4}),
+    ("zero2", 2, {"accumulate": 4}),
+    ("fsdp", 2, {"reshard_after_forward": "always"}),
+    ("fsdp", 4, {"reshard_after_forward": "never", "precision": "bf16"}),
+    ("fsdp", 4, {"replicas": 2}),
+    ("fsdp", 2, {"accumulate": 4}),
+    ("fsdp", 2, {"accumulate": 4, "precision": "bf16"}),
+    ("fsdp1", 2, {"sharding_strategy": "SHARD_GRAD_OP", "accumulate": 2}),
+    ("fsdp1", 2, {"sharding_strategy": "NO_SHARD"}),
+    ("fsdp1", 2, {"wrap": "none"}),
+    ("fsdp1", 2, {"wrap": "module"}),
+    ("fsdp1", 2, {"wrap": "size"}),
+    ("fsdp1", 2, {"accumulate": 2, "precision": "bf16"}),
+    ("tensor_parallel", 2, {"sequence_parallel": True}),
+    ("tensor_parallel", 4, {"sequence_parallel": True, "precision": "bf16", "activation_checkpointing": True}),
+    *(
+        ("pipeline", 2, {"accumulate": 4, "schedule": schedule})
+        for schedule in [
+            "GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV",
+        ]  # fmt: skip
+    ),
+    ("hybrid", 4, {"tensor": 2}),
+    ("hybrid", 8, {"tensor": 2, "pipeline": 2, "accumulate": 4, "schedule": "1F1B", "precision": "bf16"}),
+]  # fmt: skip
+
+
+@cache
+def facts(model: str, split: tuple[tuple[int, bool], ...]) -> Facts:
+    return facts_of(Case("tensor_parallel" if split else "single", model, 1).script, {}, split)
+
+
+def planned(case: Case) -> tuple[Peak, dict[str, int]]:
+    layout = layout_of(case.script, case.ranks, case.parameters)
+    split = ((layout.tensor, bool(case.options.get("sequence_parallel"))),) if layout.tensor > 1 else ()
+    known = facts(case.model, split)
+    return peak(known, layout, case.rank), states(known, layout, case.rank)
+
+
+def rehearsed(case: Case) -> Peak:
+    return rehearse(case.script, case.ranks, case.parameters, rank=case.rank)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", nargs="*", help="strategies")
+    parser.add_argument("--models", nargs="*")
+    parser.add_argument("--jobs", type=int, default=2, help="rehearsals at once (default 2)")
+    chosen = parser.parse_args()
+    wanted = [
+        case
+        for case in dict.fromkeys(cases())
+        if case.strategy in (chosen.only or [case.strategy]) and case.model in (chosen.models or [case.model])
+    ]
+    print(f"<!-- written by: python {shlex.join(sys.argv)} > docs/memory.md -->")
+    print("| case | formulas, MiB | at | rehearsed, MiB | at | error |\n|---|---|---|---|---|---|")
+    errors = defaultdict(list)
+    with ThreadPoolExecutor(chosen.jobs) as pool:
+        for case, seen in zip(wanted, pool.map(rehearsed, wanted), strict=True):
+            ours, held = planned(case)
+            error = ours.bytes / seen.bytes - 1
+            errors[case.strategy].append(abs(error))
+            print(
+                f"| {case} | {ours.bytes / 2**20:.2f} | {ours.operation} | {seen.bytes / 2**20:.2f} "
+                f"| {seen.phase}, {seen.operation.removesuffix('.default')} | {100 * error:+.2f} % |",
+                flush=True,
+            )
+    print("\n| strategy | cases | median error | largest error |\n|---|---|---|---|")
+    for strategy, found in errors.items():
+        print(f"| {strategy} | {len(found)} | {100 * median(found):.2f} % | {100 * max(found):.2f} % |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+"""labkit.plan as its user has it: two ways that agree, a prediction that is there before the run, and honest gaps."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+import labkit
+from labkit import Script
+from labkit.planner.rehearsal import rehearse
+
+DDP = Script.load("ddp")
+MODEL, DATA = DDP.cells["model"].text, DDP.cells["data"].text
+
+
+def test_a_plan_is_written_before_the_run_and_stands_beside_what_it_measures(runs_dir):
+    plan = labkit.plan("fsdp", nproc_per_node=2, global_batch_size=8)
+
+    assert plan.fits
+    assert plan.formulas.bytes == pytest.approx(plan.rehearsed.bytes, rel=0.06)
+    with pytest.raises(labkit.LaunchError, match=r"a plan for 2 ranks with global_batch_size=8, not for .*=16; make"):
+        labkit.launch(plan, global_batch_size=16)
+    with pytest.raises(labkit.LaunchError, match=r"a plan for 2 ranks .*, not for nproc_per_node=3"):
+        labkit.launch(plan, nproc_per_node=3)
+
+    run = labkit.launch(plan, steps=4, wait=True)
+
+    first_rank = min(json.loads(run.folder.metrics(rank).open().readline())["time"] for rank in range(2))
+    assert run.folder.plan.stat().st_mtime < first_rank
+    for held in run.memory().ranks:
+        assert set(held.peaks) == {"formulas", "rehearsed", "measured"} if held.rank == 0 else {"formulas", "measured"}
+        assert held.traced.bytes == pytest.approx(held.planned["formulas"].bytes, rel=0.06)
+        assert held.at_start < held.process
+    told = str(run.memory())
+    assert "formulas" in told
+    assert "measured" in told
+    assert "rank 1: " in told
+    assert "its resident set" in told or "'s resident set was" in told
+
+
+def test_a_run_without_a_plan_or_a_trace_says_how_to_get_one():
+    run = labkit.launch("single", nproc_per_node=1, steps=1, wait=True)
+
+    assert "no step was traced; launch(…, trace_memory=True) does" in str(run.memory())
+
+
+def test_planning_leaves_torch_out_of_the_kernel():
+    code = "import sys, labkit; labkit.plan('single', nproc_per_node=1, device='T4'); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_a_thousand_ranks_are_rehearsed_on_one_machine():
+    peak = rehearse(Script.load("fsdp"), 1024, {"global_batch_size": 1024})
+
+    # a dimension of 1 is padded to 1,024 shards of one row each: more than the thousandth of the parameters
+    assert 0 < peak.categories["parameters"] < 4 * 875_264 / 100
+
+
+def test_a_model_that_looks_at_its_weights_while_it_is_built_is_planned():
+    looks = MODEL.replace(
+        "        self.norm, self.head", "        self.scale = torch.rand(()).item()\n        self.norm, self.head"
+    )
+    plan = labkit.plan(DDP.with_cells(model=looks), nproc_per_node=2)
+
+    assert not plan.problems
+    assert plan.formulas.bytes == plan.rehearsed.bytes
+
+
+@pytest.mark.parametrize(
+    ("cells", "problem"),
+    [
+        (
+            {"model": MODEL.replace("return self.unembed(x)", "return self.unembed(x * len(x.nonzero()))")},
+            r"script.py, line \d+ \(return self.unembed.*\): what follows depends on a tensor's values",
+        ),
+        (
+            {
+                "data": DATA.replace(
+                    "    text = b", "    raise FileNotFoundError('no such file: train.npz')\n    text = b"
+                )
+            },
+            r"script.py, line \d+ .*FileNotFoundError: no such file: train.npz",
+        ),
+    ],
+    ids=["data-dependent", "no data"],
+)
+def test_what_cannot_be_followed_through_a_step_is_said_and_its_states_are_planned(cells, problem):
+    plan = labkit.plan(DDP.with_cells(**cells), nproc_per_node=2, device="T4")
+
+    assert plan.rehearsed is None
+    assert plan.problems[-1].startswith("not rehearsed: ")
+    assert any(re.search(problem, text) for text in plan.problems)
+    if plan.states:
+        assert plan.fits is None
+        assert plan.states["parameters"] == plan.states["gradients"] == plan.states["optimizer"] // 2 == 4 * 875_264
+        assert "activations come on top, and are not known" in str(plan)
+
+
+def test_a_strategy_of_the_users_own_is_rehearsed():
+    own = Script.load("fsdp")
+    cell = own.cells["strategy"].text.replace(
+        '"reshard_after_forward": {', '"shard_placement_fn": None, "reshard_after_forward": {'
+    )
+    plan = labkit.plan(own.with_cells(strategy=cell), nproc_per_node=2)
+
+    assert plan.formulas is None
+    assert plan.rehearsed == labkit.plan("fsdp", nproc_per_node=2).rehearsed
+    assert "the strategy cell is not one of labkit's" in str(plan)
+
+
+@pytest.mark.parametrize(
+    ("script", "options", "message"),
+    [
+        ("hybrid", {"nproc_per_node": 4, "tensor": 3}, "4 ranks do not split into replicas of pipeline=1 x tensor=3"),
+        ("fsdp", {"nproc_per_node": 4, "replicas": 3}, "4 ranks do not split into replicas=3 copies of the model"),
+        ("ddp", {"nproc_per_node": 3}, "global_batch_size=64 does not split into 3 data ranks x 1 micro-batches"),
+        ("ddp", {"device": "T5"}, "no device is known as 'T5'; the nearest known is T4"),
+        ("ddp", {"nproc_per_node": 0}, "nproc_per_node must be"),
+        ("ddp", {"nproc_per_node": "many"}, "nproc_per_node must be"),
+        ("pipeline", {"nproc_per_node": 3, "global_batch_size": 3}, "4 blocks do not split into 3 stages"),
+        ("tensor_parallel", {"nproc_per_node": 3}, "4 heads and 512 hidden features do not split over 3 tensor ranks"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_is_refused_with_what_to_do(script, options, message):
+    with pytest.raises(labkit.LabError, match=message):
+        labkit.plan(script, **options)
