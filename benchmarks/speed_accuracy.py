@@ -1,10 +1,10 @@
 """The planner's step time, said before the run, beside the run's: every strategy on 1, 2 and 4 gloo ranks.
 
-    python benchmarks/speed_accuracy.py [repeats]
+    python benchmarks/speed_accuracy.py [repeats [ranks …]]
 
 In each repeat, and for each number of ranks, the rates and the link are measured, each case is predicted, and then
-launched. A run's figure is the median of its steps after the first three; errors are of one repeat's prediction and run,
-the median of the repeats is printed with their range.
+launched. A run's figure is the median of its steps after the first three; errors are of one repeat's prediction and
+run, the median of the repeats is printed with their range.
 """
 
 from __future__ import annotations
@@ -82,23 +82,24 @@ def order(cases: list[Case], seconds: Callable[[Case], float]) -> dict[Case, int
 
 
 def main() -> None:
-    repeats = int(sys.argv[1]) if len(sys.argv) > 1 else 3
+    repeats, *chosen = map(int, sys.argv[1:] or ["3"])
+    counts = [ranks for ranks in (1, 2, 4) if ranks in (chosen or (1, 2, 4))]
     os.environ |= {"LABKIT_RUNS": tempfile.mkdtemp(), "LABKIT_UI": "text"}
     facts = facts_of(model_of("single"), {"global_batch_size": BATCH})
     said: dict[Case, list[StepTime]] = {case: [] for case in CASES}
     seen: dict[Case, list[float]] = {case: [] for case in CASES}
     with contextlib.redirect_stdout(sys.stderr):
         for _ in range(repeats):
-            for ranks in (1, 2, 4):
+            for ranks in counts:
                 for case, time in predicted(ranks, facts).items():
                     said[case].append(time)
                     seen[case].append(measured(case))
-    print("<!-- python benchmarks/speed_accuracy.py -->")
+    print(f"<!-- python benchmarks/speed_accuracy.py {' '.join(sys.argv[1:])} -->")
     print(
         "| ranks | strategy | predicted | measured | error | of each repeat | place predicted, measured | parts, ms |"
     )
     print("|---" * 8 + "|")
-    for ranks in (1, 2, 4):
+    for ranks in counts:
         cases = [case for case in CASES if case.ranks == ranks]
         typical = {case: median(time.seconds for time in said[case]) for case in cases}
         found = {case: median(seen[case]) for case in cases}
