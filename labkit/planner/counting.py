@@ -58,7 +58,11 @@ class Part(NamedTuple):
 
 
 class Model:
-    """A model of which alike blocks are one module: what can be done in a while to one with a thousand."""
+    """A model of which alike blocks are one module: what can be done in a while to one with a thousand.
+
+    A model that does not say how to embed, or to unembed, is one unit: which part of what it holds is a block's is not
+    known. Strategies that free blocks hold less than that.
+    """
 
     def __init__(self, whole: nn.Module):
         self.in_units = all(hasattr(whole, name) for name in ("embed", "blocks", "unembed"))
@@ -113,7 +117,7 @@ def count(text: str, argv: Sequence[str], tensor: Sequence[tuple[int, bool]] = (
     *sample, samples = scene.sample()
     x, y = (Flow(tuple(t.shape[1:]), torch.float32 if t.is_floating_point() else t.dtype) for t in sample)
     # every way in which labkit's scripts compute
-    recompute = [False, True] if model.in_units else [False]
+    recompute = [False, True] if hasattr(model.module, "blocks") else [False]
     ways = itertools.product([("fp32", False), ("16", False), ("16", True), ("fp64", False)], recompute)
     variants = [Variant(precision, half, recomputed) for (precision, half), recomputed in ways]
     profiles: dict[Variant, tuple[Profile, ...]] = {}

@@ -67,8 +67,9 @@ class Profile:
     keeps_input: bool
     keeps_output: bool
     cached: int  # bytes kept until forward of the whole model ends: autocast's casts that nobody else keeps
-    between: Line  # gradients kept when backward has computed those of inputs, and not yet those of weights
     backward: tuple[Moment, ...]
+    # gradients kept when backward has computed those of inputs, and not yet those of weights
+    between: Line = Line()
 
 
 @dataclass(frozen=True)

@@ -39,9 +39,12 @@ def states(facts: Facts, layout: Layout, rank: int = 0) -> dict[str, int]:
 def moments(facts: Facts, layout: Layout, rank: int = 0, *, foreach: bool = False) -> list[Peak]:
     """The largest of each name, in the order of the step; the optimizer's is the last.
 
-    Raises LaunchError when layers are split over so many ranks as they were not counted for, or cannot be.
+    Raises LaunchError when layers are split over so many ranks as they were not counted for, or cannot be, and for
+    blocks that are not there to recompute or to make stages of.
     """
     variant = variant_of(layout)
+    if variant.recomputed and variant._replace(recomputed=False) in facts.profiles and variant not in facts.profiles:
+        raise LaunchError("activation checkpointing recomputes model.blocks; this model has no .blocks")
     if variant not in facts.profiles:
         raise LaunchError(facts.unsplit.get(layout.tensor, f"layers split over {layout.tensor} ranks were not counted"))
     size = 8 if layout.precision == "fp64" else 4
@@ -105,7 +108,9 @@ def _pipeline(ledger: Ledger, facts: Facts, layout: Layout, rank: int, size: int
     pipeline_rank, inner = divmod(rank, layout.data * layout.tensor)
     mine = sorted(layout.stages_of(pipeline_rank))
     blocks = [i for i, unit in enumerate(facts.units) if unit.name.startswith("blocks.")]
-    each = len(blocks) // layout.stages
+    each, rest = divmod(len(blocks), layout.stages)
+    if rest or not each:
+        raise LaunchError(f"{len(blocks)} blocks do not split into {layout.stages} pipeline stages")
     profiles = facts.profiles[variant_of(layout)]
     stages, stepped = {}, []
     for stage in mine:

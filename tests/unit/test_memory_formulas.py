@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 import labkit
+from labkit.errors import LaunchError
 from labkit.planner.facts import Facts, Line, Moment, Profile, Unit, Variant
 from labkit.planner.layout import layout_of
 from labkit.planner.memory import adamw_state, adamw_temporary, dealt, moments, peak, states, variant_of
@@ -195,6 +196,18 @@ def test_the_ranks_of_a_pipeline_hold_the_model_once(schedule):
     plan = layout("pipeline", 2, accumulate=4, schedule=schedule, global_batch_size=16)
     held = [states(FACTS, plan, rank) for rank in range(2)]
     assert {name: sum(each[name] for each in held) for name in held[0]} == states(FACTS, layout("single"))
+
+
+def test_blocks_that_are_not_there_are_neither_recomputed_nor_made_stages_of():
+    one = replace(FACTS, units=(replace(FACTS.units[0], name="model"),))
+    plain = {variant: each[:1] + each[-1:] for variant, each in FACTS.profiles.items() if not variant.recomputed}
+    one = replace(one, profiles=plain)
+    with pytest.raises(LaunchError, match="has no .blocks"):
+        peak(one, layout("single", activation_checkpointing=True))
+    with pytest.raises(LaunchError, match="0 blocks do not split into 2 pipeline stages"):
+        peak(one, layout("pipeline", 2))
+    with pytest.raises(LaunchError, match="4 blocks do not split into 3 pipeline stages"):
+        peak(FACTS, layout("pipeline", 3))
 
 
 def test_facts_survive_being_written():
