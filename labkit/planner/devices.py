@@ -21,13 +21,17 @@ THIS_MACHINE = "this machine"
 # What a process takes of a GPU before its first tensor: CUDA's context, 0.1-0.5 GiB (out-of-memory messages of T4s
 # give 0.11-0.16; an A100 with torch 2.1 0.47, Bekman, "Machine Learning Engineering"), and NCCL's buffers. Assumed.
 OUTSIDE_TENSORS = GIB // 2
+# Of the host's memory by a process that has loaded Python and torch: measured with torch 2.13 on Linux (the `resident` of
+# every run's first records), assumed of others.
+OUTSIDE_TENSORS_ON_CPU = 222 << 20
 
 
 @dataclass(frozen=True)
 class Device:
     """`memory` and `usable` (for tensors) in bytes; `flops` in FLOP/s by precision, without those that the hardware
     lacks; `bandwidth` of its memory, `link` of one device to the others in its box and `network` beyond the box, in
-    bytes/s one way. `box` is how many devices share a box. `shared`: `usable` is divided among the ranks."""
+    bytes/s one way. `box` is how many devices share a box. `shared`: `usable` is divided among the ranks. `outside`:
+    bytes a process takes before its first tensor."""
 
     name: str
     memory: int
@@ -41,10 +45,11 @@ class Device:
     source: str
     aliases: tuple[str, ...] = field(default=(), repr=False)
     shared: bool = False
+    outside: int = OUTSIDE_TENSORS
 
     def usable_by(self, ranks: int) -> int:
         """Bytes for the tensors of each rank, when so many ranks are on this machine's devices."""
-        return self.usable // ranks if self.shared else self.usable
+        return max(0, self.usable // ranks - self.outside) if self.shared else self.usable
 
     @property
     def precisions(self) -> tuple[str, ...]:
@@ -133,6 +138,7 @@ def this_machine(here: Hardware) -> Device:
         return Device(
             THIS_MACHINE, here.memory, here.memory_available, {}, None, None, "shared memory of the CPU",
             max(1, here.cores), SHARED_100_GBIT * 1e9, "asked of the operating system", shared=True,
+            outside=OUTSIDE_TENSORS_ON_CPU,
         )  # fmt: skip
     gpu = min(here.gpus, key=lambda each: each.memory)
     like = _preset(gpu.name)

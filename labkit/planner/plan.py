@@ -165,6 +165,7 @@ class Plan:
             "format": 1,
             "made": datetime.now(UTC).isoformat(timespec="milliseconds"),
             "device": self.device.name,
+            "framework": self.device.outside,
             "formulas": {str(rank): found._asdict() for rank, found in peaks.items()},
             "rehearsed": {str(self.rank): self.rehearsed._asdict()} if self.rehearsed else {},
             "step_seconds": [step.seconds, step.low, step.high] if step else None,
@@ -205,6 +206,8 @@ class Plan:
 
     def _told(self) -> tuple[list[str], list[dict[str, str]], list[str]]:
         verdict = list(self.advice.sentences) if self.advice else []
+        what = "Python and torch" if self.device.shared else "CUDA's context and NCCL, assumed"
+        verdict.append(f"Beside that, {gib(self.device.outside)} of each rank's memory is the framework's ({what}).")
         if self.states:
             each = ", ".join(f"{name} {gib(size)}" for name, size in self.states.items())
             verdict.append(
