@@ -48,11 +48,11 @@ class Row:
 HEAD = """# The articles' decision guides beside the planner's advice
 
 Each claim of the articles about when to use what, in situations that it covers: labkit's decoder with so many billion
-parameters on so many devices, with samples of 1,024 or 2,048 tokens on each, in bf16 or fp16 unless another
-precision is named (autocast: weights and optimizer state stay fp32). What the planner finds is computed by its formulas when this page is written: memory of the
-rank that holds most against what the device has for tensors, time of an optimizer step. The times come from data sheets
-and assumed shares of them, with a wide band; strategies within 5 percent of
-each other count as equally fast, and the simpler is chosen.
+parameters on so many devices, with samples of 1,024 or 2,048 tokens on each, in bf16 or fp16 unless a precision is
+named (autocast: weights and optimizer state stay fp32). What the planner finds is computed by its formulas when this
+page is written: memory of the rank that holds most against what the device has for tensors, time of an optimizer step.
+The times come from data sheets and assumed shares of them, with a wide band; strategies within 5 percent of each other
+count as equally fast, and the simpler is chosen.
 """
 DDP, FSDP = ("ddp", {}), ("fsdp", {})
 ALWAYS, NEVER = ("fsdp", {"reshard_after_forward": "always"}), ("fsdp", {"reshard_after_forward": "never"})
@@ -221,7 +221,7 @@ ROWS = (
         "50M-1B, 8-16 GPUs: DDP or FSDP",
         fastest_is("ddp", *SHARDED),
         (at(0.4, 16, "A100 40", 8), at(0.8, 8, "A100 40", 4)),
-        "",
+        "both fit, and are about as fast",
     ),
     Row(
         "README",
@@ -245,7 +245,7 @@ ROWS = (
         "1B-10B, 8-16 GPUs and more: FSDP",
         fastest_is(*SHARDED),
         (at(3.0, 16, "A100 40"), at(6.7, 16, "A100 40")),
-        "",
+        "across boxes copies of the model, each sharded within a box (HSDP), keep the gathers on the fast link",
     ),
     Row(
         "README",
@@ -269,7 +269,7 @@ ROWS = (
         "most speed on 2-4 GPUs: DDP",
         fastest_is("ddp"),
         (at(0.4, 4, "A100 40", 8), at(1.3, 2, "A100 40", 2)),
-        "",
+        SHARED_STEP,
     ),
     Row(
         "README",
@@ -285,7 +285,7 @@ ROWS = (
         "the model fits comfortably into a single GPU",
         fastest_is("ddp"),
         (at(0.4, 8, "A100 80", 8),),
-        "",
+        "as fast as any, and the simplest of those",
     ),
     Row(
         "blog",
@@ -362,7 +362,7 @@ ROWS = (
         "3D parallelism for 100B and more",
         fastest_is("hybrid"),
         (at(175, 1024, "H100", 1),),
-        "",
+        "tensor ranks within a box, the pipeline between boxes, data over the rest",
     ),
     Row(
         "script",

@@ -22,6 +22,9 @@ from labkit.write import Script
 __all__ = ["Advice", "advise"]
 
 MOST_RANKS = 1024
+SUPERSEDED = (
+    "fsdp1",
+)  # by fsdp: PyTorch's tutorials call FullyShardedDataParallel deprecated (pytorch/tutorials #3358)
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,7 @@ def advise(
             continue
         row = fastest(found) or min((one for one in found if one.peak), key=held_by, default=found[0])
         rows += [row] if row.fits else (search.rescue(row) or [_hopeless(row)])
-    at_hand = [row for row in rows if row.ranks <= ranks]
+    at_hand = [row for row in rows if row.ranks <= ranks and (row.strategy == name or row.strategy not in SUPERSEDED)]
     alike = [row for row in at_hand if row.layout and row.layout.precision == layout.precision]
     best = fastest(alike) or fastest(at_hand)  # another precision is another training, if there is a choice
     rows = [_beside(row, best) for row in rows]

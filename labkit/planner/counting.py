@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -136,7 +137,8 @@ def count(text: str, argv: Sequence[str], tensor: Sequence[tuple[int, bool]] = (
                     units = _units(parts, computed, x)
             profiles[variant] = tuple(each.profile for each in computed)
     itemsize = 8 if scene.args.precision == "fp64" else 4
-    return Facts(tuple(units), itemsize, units[-1].output, x.bytes + y.bytes, samples, profiles, unsplit).to_json()
+    predictions = math.prod(y.shape)
+    return Facts(tuple(units), itemsize, predictions, x.bytes + y.bytes, samples, profiles, unsplit).to_json()
 
 
 def _computed(scene: Scene, parts: list[Part], variant: Variant, x: Flow, y: Flow) -> list[Computed]:

@@ -86,9 +86,9 @@ class Unit:
 
 @dataclass(frozen=True)
 class Facts:
-    """`itemsize`: bytes of a parameter's element. `predictions` and `inputs` (bytes of x and y) are per sample.
-    `profiles` has one for each unit, and the loss as the last. `unsplit` says, by tensor ranks, why the layers do not
-    split over so many.
+    """`itemsize`: bytes of a parameter's element. `predictions` (losses: a language model's tokens) and `inputs` (bytes
+    of x and y) are per sample. `profiles` has one for each unit, and the loss as the last. `unsplit` says, by tensor
+    ranks, why the layers do not split over so many.
     """
 
     units: tuple[Unit, ...]

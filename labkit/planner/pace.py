@@ -13,7 +13,7 @@ from labkit.planner.devices import THIS_MACHINE, Device
 from labkit.planner.facts import Facts
 from labkit.planner.layout import Layout
 from labkit.planner.rates import Rates, assumed_link, assumed_rates, measure_rates, remembered_rates
-from labkit.planner.speed import StepTime, step_time, stretched
+from labkit.planner.speed import StepTime, scaling, step_time, stretched
 from labkit.write import Script
 
 __all__ = ["Pace", "measure_pace"]
@@ -38,6 +38,15 @@ class Pace:
         if rates is None or (link is None and layout.ranks > 1):
             return None
         return step_time(self.facts, layout, rates, link)
+
+    def scaling(self, layout: Layout) -> dict[int, StepTime]:
+        """The same micro-batch on each of 1, 2, 4 … 1,024 ranks; nothing where nothing is known."""
+        rates = self._once(("rates", layout.precision), self._rates, layout.precision)
+        near = max(2, min(layout.ranks, self.device.box))
+        link = self._once(("link", near), self._link, near)
+        if rates is None or link is None:
+            return {}
+        return scaling(self.facts, layout, rates, link, box=self.device.box, network=self.device.network)
 
     def _once(self, key: Any, make: Any, *arguments: Any) -> Any:
         if key not in self._known:

@@ -7,12 +7,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from labkit.errors import LaunchError
 from labkit.launcher.hardware import hardware
 from labkit.planner.advice import Advice, advise
 from labkit.planner.child import Unplannable
+from labkit.planner.curves import break_even_curve, scaling_curves
 from labkit.planner.devices import THIS_MACHINE, Device, devices_named
 from labkit.planner.facts import Facts, facts_of
 from labkit.planner.layout import Layout, layout_of
@@ -25,8 +26,13 @@ from labkit.planner.sizing import states_alone
 from labkit.planner.speed import StepTime
 from labkit.record.peak import Peak
 from labkit.record.units import gib
+from labkit.view.bars import Bar
+from labkit.view.plan_figures import break_even, memory_planned, scaling_planned
 from labkit.view.plan_tables import plan_html, plan_text
 from labkit.write import Script
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
 
 __all__ = ["Plan", "plan"]
 
@@ -133,6 +139,22 @@ class Plan:
     def step(self) -> StepTime | None:
         """How long an optimizer step takes; None where nothing is known of the device's speed."""
         return self.advice.asked.step if self.advice else None
+
+    def figures(self) -> dict[str, Figure]:
+        """Plotly figures by name: "memory", "scaling" (tokens/s over ranks) and "break-even" (what a second device is
+        worth); those of which nothing is known are left out."""
+        if self.advice is None or self.facts is None:
+            return {}
+        rows = [*(bar_of(row) for row in self.advice.rows)]
+        name = self.advice.asked.strategy
+        rows[1:1] = [Bar(name, peak.categories, source=how) for how, peak in self.peaks.items() if how != "formulas"]
+        found = {"memory": memory_planned(rows, self.device.usable_by(self.ranks), self.device.name)}
+        pace = Pace(self.script, self.facts, self.device, self.ranks, self.parameters)
+        if curves := scaling_curves(self.advice.rows, pace):
+            found["scaling"] = scaling_planned(curves)
+        if points := break_even_curve(self.layout, pace):
+            found["break-even"] = break_even(points)
+        return found
 
     def record(self) -> dict[str, Any]:
         """What is written into the folder of a run before it starts."""

@@ -32,5 +32,5 @@ def panel_page(
     made = [dict(run) for run in runs]
     return (
         '<div style="font-family:system-ui,sans-serif;font-size:13px;line-height:1.5;max-width:760px">'
-        f"{head}{picture}{grid(made, [''] * len(made))}</div>"
+        f"{head}{picture}{grid(made)}</div>"
     )

@@ -29,18 +29,23 @@ def rank_table(reader: RunReader) -> str:
     return grid(rows, marks) + _remark(more)
 
 
-def grid(rows: list[dict[str, str]], marks: list[str]) -> str:
-    """A table of text, with a mark of SVG before each row."""
+def grid(rows: list[dict[str, str]], marks: list[str] | None = None, *, sentences: str = "") -> str:
+    """A table of text, with a mark of SVG before each row. The column `sentences` may take several lines, then no
+    other does."""
     if not rows:
         return ""
+    marks = marks or [""] * len(rows)
     names = list(dict.fromkeys(name for row in rows for name in row))  # a rank that has yet to begin has fewer
+    text_cell, figure_cell = f"{CELL};text-align:left", f"{CELL};white-space:nowrap" if sentences else CELL
     head = f'<th style="{HEAD};text-align:left">{escaped(names[0])}</th>'
-    head += "".join(f'<th style="{HEAD};text-align:right">{escaped(name)}</th>' for name in names[1:])
+    sides = {name: "left" if name == sentences else "right" for name in names}
+    head += "".join(f'<th style="{HEAD};text-align:{sides[name]}">{escaped(name)}</th>' for name in names[1:])
     body = ""
     for row, mark in zip(rows, marks, strict=True):
         first, *others = (escaped(row.get(name, "")) for name in names)
         body += f'{ROW}<td style="{CELL};text-align:left;white-space:nowrap">{mark}{first}</td>'
-        body += "".join(f'<td style="{CELL}">{text}</td>' for text in others) + "</tr>"
+        styles = [text_cell if name == sentences else figure_cell for name in names[1:]]
+        body += "".join(f'<td style="{s}">{text}</td>' for s, text in zip(styles, others, strict=True)) + "</tr>"
     return f'<div style="overflow-x:auto">{TABLE}{ROW}{head}</tr>{body}</table></div>'
 
 

@@ -11,6 +11,7 @@ from labkit.errors import LaunchError
 from labkit.planner.advice import advise
 from labkit.planner.alternatives import remedies, ways
 from labkit.planner.candidate import ALIKE, Candidate, fastest, worst_peak
+from labkit.planner.curves import break_even_curve, scaling_curves
 from labkit.planner.devices import device_named
 from labkit.planner.facts import Facts, Line, Moment, Profile, Unit, Variant
 from labkit.planner.largest import largest_micro_batch, largest_model
@@ -40,6 +41,7 @@ def profile(elements, saved, itemsize):
         keeps_input=True,
         keeps_output=True,
         cached=0,
+        between=Line(),
         backward=(Moment(kept, kept, 0), Moment(Line(gradients, 0), Line(), gradients)),
     )
 
@@ -157,6 +159,14 @@ def test_a_precision_the_device_lacks_is_no_candidate(ddp):
     assert found.asked.said == "T4 has no bf16; it has fp32, fp16"
 
 
+def test_fsdp1_is_the_choice_of_those_alone_who_ask_for_it(ddp):
+    facts = decoder(width=3000, layers=12, saved=1000)
+
+    assert row(advice(facts, ddp), "fsdp1").fits
+    assert advice(facts, ddp).best.strategy != "fsdp1"
+    assert advice(facts, Script.load("fsdp1")).best.strategy == "fsdp1"
+
+
 def test_another_precision_is_a_last_resort(ddp):
     facts = decoder(saved=2_000_000_000)
     found = advice(facts, ddp, global_batch_size=8)
@@ -249,3 +259,26 @@ def test_what_is_impossible_is_said_in_one_line(ddp):
     assert verdict_of(chosen, T4)[0] == "impossible"
     assert "does not split into 3 data ranks" in bar_of(chosen).note
     assert bar_of(chosen).held is None
+
+
+def test_curves_begin_at_one_rank_and_end_where_a_strategy_has_no_use_for_more(ddp):
+    facts = decoder(layers=8)
+    pace = Pace(ddp, facts, T4, 2)
+    curves = scaling_curves(advise(ddp, facts, T4, 2, {}, pace).rows, pace)
+
+    assert [point.x for point in curves["ddp"]] == [2**n for n in range(11)]
+    assert curves["tensor_parallel"][-1].x == 8
+    for points in curves.values():
+        assert all(point.low <= point.value <= point.high for point in points)
+
+
+def test_a_second_device_is_worth_more_the_more_each_has_to_do(ddp):
+    facts = decoder()
+    facts = replace(facts, units=tuple(replace(unit, flops=unit.flops // 20) for unit in facts.units))
+    points = break_even_curve(layout_of(ddp, 2, {}), Pace(ddp, facts, T4, 2))
+    worth = [point.value for point in points]
+
+    assert worth == sorted(worth)
+    assert worth[0] < 1 < worth[-1] <= 2
+    assert points[0].x == facts.predictions
+    assert all(point.low <= point.value <= point.high for point in points)
