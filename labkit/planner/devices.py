@@ -21,8 +21,8 @@ THIS_MACHINE = "this machine"
 # What a process takes of a GPU before its first tensor: CUDA's context, 0.1-0.5 GiB (out-of-memory messages of T4s
 # give 0.11-0.16; an A100 with torch 2.1 0.47, Bekman, "Machine Learning Engineering"), and NCCL's buffers. Assumed.
 OUTSIDE_TENSORS = GIB // 2
-# Of the host's memory by a process that has loaded Python and torch: measured with torch 2.13 on Linux (the `resident` of
-# every run's first records), assumed of others.
+# Of the host's memory by a process that has loaded Python and torch: measured with torch 2.13 on Linux (the `resident`
+# of every run's first records), assumed of others.
 OUTSIDE_TENSORS_ON_CPU = 222 << 20
 
 
