@@ -132,8 +132,9 @@ def _pipeline(ledger: Ledger, facts: Facts, layout: Layout, rank: int, size: int
         )
     ledger.held["optimizer"] = adamw_state(stepped, size)
     ledger.held["activations"] *= 2  # the script joins the micro-batches, torch cuts them again
-    order = actions(layout.options["schedule"], layout.pipeline, pipeline_rank, mine, layout.accumulate)
-    pipelined(ledger, stages, order, layout.micro_batch, layout.accumulate)
+    schedule = layout.options["schedule"]
+    order = actions(schedule, layout.pipeline, pipeline_rank, mine, layout.accumulate)
+    pipelined(ledger, stages, order, layout.micro_batch, layout.accumulate, sent_late=schedule == "1F1B")
     return stepped
 
 

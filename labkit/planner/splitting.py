@@ -33,7 +33,7 @@ def split(script: Any, blocks: nn.ModuleList, mesh: DeviceMesh, sequence: bool) 
     plan = getattr(script, "TENSOR_PLAN", None) or getattr(script, "tensor_plan", ours.tensor_plan)(layout)
     ours.check_blocks(SimpleNamespace(blocks=blocks), mesh.size(), plan)
     for block in blocks:
-        parallelize_module(block, mesh, plan)
+        parallelize_module(block, mesh, plan, src_data_rank=None)  # there is nothing to send
     if sequence:
         whole = {"input_layouts": Replicate(), "desired_input_layouts": layout, "use_local_output": True}
         parallelize_module(blocks[0], mesh, PrepareModuleInput(**whole))

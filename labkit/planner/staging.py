@@ -31,8 +31,12 @@ class Stage:
     wide: bool
 
 
-def pipelined(ledger: Ledger, stages: dict[int, Stage], order: Sequence[Action], samples: int, count: int) -> None:
-    """The moments of a step with `count` micro-batches of `samples`, in this order."""
+def pipelined(
+    ledger: Ledger, stages: dict[int, Stage], order: Sequence[Action], samples: int, count: int, *, sent_late: bool
+) -> None:
+    """The moments of a step with `count` micro-batches of `samples`, in this order. `sent_late`: 1F1B sends the gradient
+    of an input together with the next receive, and holds it until the next backward is over.
+    """
     held = ledger.held
     for stage in stages.values():
         if not stage.first:
@@ -48,9 +52,11 @@ def pipelined(ledger: Ledger, stages: dict[int, Stage], order: Sequence[Action],
             _input_gradients(ledger, stage, samples)
         elif what != "I":  # the first stage has no gradients of inputs to compute
             stage.keeper.begin(first=number not in begun, last=False)
-            begun.add(number)
             half = what == "W" and not stage.first
             (_weight_gradients if half else _backward)(ledger, stage, samples)
+            if sent_late and number not in begun:
+                held["temporary"] += _received(stage, samples)
+            begun.add(number)
     for stage in stages.values():
         stage.keeper.end_of_step()
         if stage.loss:
