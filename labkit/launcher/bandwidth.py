@@ -45,12 +45,15 @@ class Line:
 
 @dataclass(frozen=True)
 class Link:
-    """Of `ranks` ranks of one machine. `kinds` has a Line for each of KINDS; `when` in seconds since the epoch."""
+    """Of `ranks` ranks of one machine. `kinds` has a Line for each of KINDS; `when` in seconds since the epoch.
+    `sharding` is what FSDP costs a rank besides waiting, (per unit and step, per byte gathered or scattered), seconds.
+    """
 
     backend: str
     ranks: int
     kinds: Mapping[str, Line]
     when: float = 0.0
+    sharding: tuple[float, float] = (0.0, 0.0)
 
 
 def fit(measured: Sequence[tuple[float, float]]) -> tuple[float, float, float]:
@@ -85,7 +88,7 @@ def measure_link(ranks: int | None = None, *, machine: Hardware | None = None) -
     )
     if problem:
         raise LaunchError(f"the bandwidth between {ranks} ranks could not be measured: {problem}")
-    link = Link(backend, ranks, {kind: _line(kind, said) for kind in KINDS}, time.time())
+    link = Link(backend, ranks, {kind: _line(kind, said["kinds"]) for kind in KINDS}, time.time(), (*said["sharding"],))
     keep("bandwidth", machine_key(machine, ranks, backend), asdict(link))
     return link
 
@@ -94,7 +97,17 @@ def remembered_link(machine: Hardware, ranks: int, backend: str) -> Link | None:
     """What was measured before between so many ranks, as long as the GPUs and torch are the same."""
     known = kept("bandwidth", machine_key(machine, ranks, backend))
     try:
-        return Link(**{**known, "kinds": {k: Line(**v) for k, v in known["kinds"].items()}}) if known else None
+        return (
+            Link(
+                **{
+                    **known,
+                    "kinds": {k: Line(**v) for k, v in known["kinds"].items()},
+                    "sharding": (*known["sharding"],),
+                }
+            )
+            if known
+            else None
+        )
     except (TypeError, KeyError, AttributeError):
         return None
 

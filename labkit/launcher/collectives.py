@@ -14,9 +14,13 @@ from statistics import median
 
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 SIZES = [4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20]  # bytes of the whole array
 FLOAT = 4
+UNITS, LAYERS, WIDE = 6, 6, 384  # 3.4 MiB a unit
 LONGEST = 0.5  # seconds of one call; a kind that has become so slow is not asked for larger sizes
 
 
@@ -75,6 +79,28 @@ def timed(call: Callable[[], None], times: int, device: torch.device) -> tuple[f
     return said.item(), spent.item() / dist.get_world_size()
 
 
+def sharding() -> tuple[float, float]:
+    """Core-seconds that a rank's main thread spends on FSDP2's hooks and copies, waiting not counted: (per unit, per
+    byte gathered or scattered) and step. Memory that is allocated anew for every unit makes up most of the second."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+
+    def spent(width: int, *, sharded: bool) -> float:
+        model = nn.Sequential(*(nn.Sequential(*(nn.Linear(width, width) for _ in range(LAYERS))) for _ in range(UNITS)))
+        for unit in [*model, model] if sharded else []:
+            fully_shard(unit, mesh=mesh, reshard_after_forward=True)
+        x, times = torch.ones(1, width), []
+        for _ in range(8):
+            began = time.thread_time()
+            model(x).sum().backward()
+            times.append(time.thread_time() - began)
+            model.zero_grad()
+        return median(times[2:]) / UNITS
+
+    small, large = (spent(width, sharded=True) - spent(width, sharded=False) for width in (4, WIDE))
+    moved = 3 * LAYERS * WIDE * (WIDE + 1) * FLOAT  # gathered for forward and for backward, scattered
+    return max(0.0, small), max(0.0, large - small) / moved
+
+
 def main() -> None:
     backend, answer = sys.argv[1], Path(sys.argv[2])
     local_rank = int(os.environ["LOCAL_RANK"])
@@ -83,6 +109,7 @@ def main() -> None:
     if on_gpu:
         torch.cuda.set_device(device)
     dist.init_process_group(backend, timeout=timedelta(seconds=60), device_id=device if on_gpu else None)
+    host = (0.0, 0.0) if on_gpu else sharding()
     torch.set_grad_enabled(False)
     measured, slow = [], set()
     for size in SIZES:
@@ -95,7 +122,7 @@ def main() -> None:
             if seconds > LONGEST:  # the same on every rank
                 slow.add(kind)
     if dist.get_rank() == 0:
-        answer.write_text(json.dumps(measured))
+        answer.write_text(json.dumps({"kinds": measured, "sharding": host}))
     dist.barrier()
     dist.destroy_process_group()
 

@@ -43,10 +43,10 @@ class Rates:
     per sample): forward and backward of the model, forward alone, and of both what is outside of its blocks. `alike` is
     what tensor parallelism does not divide: t ranks take alike + (both - ends - alike) / t for the blocks.
 
-    `optimizer` is per element, `copy` per byte; `tensor`, `dtensor` (of a sharded one) per parameter and step,
-    `split_pair` per two layers that tensor parallelism splits and `sharded_unit` per unit of FSDP, host work that is
-    there whatever the sizes. `contention`: how much longer computing takes than when a rank is alone; `cores` are those
-    the ranks share, None where each has a device of its own. `spread` is relative, below and above.
+    `optimizer` is per element, `copy` per byte; `tensor` and `dtensor` (of a sharded one) per parameter and step, and
+    `split_pair` per two layers that tensor parallelism splits, are host work that is there whatever the sizes.
+    `contention`: how much longer computing takes than when a rank is alone; `cores` are those the ranks share, None
+    where each has a device of its own. `spread` is relative, below and above.
     """
 
     ranks: int
@@ -59,7 +59,6 @@ class Rates:
     tensor: float = 0.0
     dtensor: float = 0.0
     split_pair: float = 0.0
-    sharded_unit: float = 0.0
     contention: float = 1.0
     cores: int | None = None
     spread: tuple[float, float] = (0.0, 0.0)
@@ -166,7 +165,7 @@ def _rates(said: dict[str, Any], ranks: int, samples: tuple[int, int], cores: in
         shares = zip(split, ends, blocks, strict=True)
         alike = tuple(min(max(0.0, ((s - e) * ranks - b) / (ranks - 1)), max(0.0, b)) for s, e, b in shares)
     if cores is None:  # a GPU is given work ahead: what the host does meanwhile does not add up
-        overheads = overheads | {"dtensor": overheads["tensor"], "split_pair": 0.0, "sharded_unit": 0.0}
+        overheads = overheads | {"dtensor": overheads["tensor"], "split_pair": 0.0}
     middle, low, high = times["both_large"]
     elements = times["optimizer"][0] - overheads["tensor"] * said["tensors"]
     return Rates(
@@ -180,7 +179,6 @@ def _rates(said: dict[str, Any], ranks: int, samples: tuple[int, int], cores: in
         overheads["tensor"],
         overheads["dtensor"],
         overheads["split_pair"],
-        overheads["sharded_unit"],
         middle / times["alone"][0],
         cores,
         (1 - low / middle, high / middle - 1),

@@ -65,7 +65,7 @@ def step_time(facts: Facts, layout: Layout, rates: Rates, link: Link | None) -> 
         "bubble": 0.0,
         "optimizer": _optimizer(facts, layout, rates),
         "copies": _copies(facts, layout, rates),
-        "strategy": _overhead(facts, layout, rates),
+        "strategy": _overhead(facts, layout, rates, link),
     }
     busy = parts["compute"] + parts["recompute"]
     parts["bubble"] = _bubble(layout, rates, busy)
@@ -167,25 +167,24 @@ def _optimizer(facts: Facts, layout: Layout, rates: Rates) -> float:
 
 def _copies(facts: Facts, layout: Layout, rates: Rates) -> float:
     """Passes over gradients and parameters that only the strategy needs: DDP divides gradients into its buckets,
-    FSDP2 copies out of what it gathers and into what it scatters, after the first micro-batch gradients add up."""
+    and after the first micro-batch gradients add up."""
     units = _held_units(facts, layout)
     gradients = sum(held(unit, layout.tensor) for unit in units) * facts.itemsize
     passes = 1.5 * (layout.accumulate - 1) * gradients  # reads two, writes one
     if layout.strategy in ("ddp", "zero1"):
         passes += gradients
-    if layout.strategy in FSDP2 and layout.shards > 1:
-        moved = volume(facts, layout, _slowest(layout))
-        passes += sum(c.bytes for c in moved if c.kind in ("all_gather", "reduce_scatter"))
     return passes * rates.copy * _slowed(rates, layout)
 
 
-def _overhead(facts: Facts, layout: Layout, rates: Rates) -> float:
-    """Host work of hooks and of distributed tensors, whatever the sizes."""
+def _overhead(facts: Facts, layout: Layout, rates: Rates, link: Link | None) -> float:
+    """Host work of hooks and of distributed tensors, and FSDP's copies into and out of what it gathers and scatters."""
     blocks = len(_held_units(facts, layout, ends=False)) * layout.accumulate
-    seconds = PAIRS * blocks * rates.split_pair if layout.tensor > 1 else 0.0
-    if layout.strategy in FSDP2 or (layout.strategy == "fsdp1" and layout.shards > 1):
-        seconds += (blocks + layout.accumulate) * rates.sharded_unit
-    return seconds * _slowed(rates, layout)
+    seconds = PAIRS * blocks * rates.split_pair * _slowed(rates, layout) if layout.tensor > 1 else 0.0
+    if layout.shards > 1 and link is not None:
+        moved = volume(facts, layout, _slowest(layout))
+        bytes_ = sum(each.bytes for each in moved if each.kind in ("all_gather", "reduce_scatter"))
+        seconds += (blocks + layout.accumulate) * link.sharding[0] + bytes_ * link.sharding[1]
+    return seconds
 
 
 def _exposed(each: Collective, layout: Layout, rates: Rates, link: Link | None, busy: float) -> tuple[float, float]:

@@ -19,14 +19,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils.data import default_collate
 
 SECONDS, SPLIT_SECONDS, TURN, LEAST = 7.0, 2.0, 0.05, 3  # of measuring, a call's turn in a round; rounds
 COPIED = 64 << 20  # bytes
-TENSORS, PAIRS, UNITS = 32, 8, 8
+TENSORS, PAIRS = 32, 8
 
 
 class Ranks:
@@ -107,10 +106,6 @@ def overheads(device: torch.device) -> dict[str, float]:
         for pair in model:
             parallelize_module(pair, mesh, {"0": ColwiseParallel(), "1": RowwiseParallel()})
 
-    def shard(model: nn.Sequential) -> None:
-        for unit in [*model, model]:
-            fully_shard(unit, mesh=mesh)
-
     plain = stepping(lambda: torch.zeros(4, device=device))
     sharded = stepping(lambda: distribute_tensor(torch.zeros(4, device=device), mesh))
     bare = training(PAIRS, lambda model: None)
@@ -118,7 +113,6 @@ def overheads(device: torch.device) -> dict[str, float]:
         "tensor": plain,
         "dtensor": sharded,
         "split_pair": max(0.0, training(PAIRS, split) - bare),
-        "sharded_unit": max(0.0, training(UNITS, shard) - bare),
     }
 
 

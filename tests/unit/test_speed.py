@@ -112,6 +112,20 @@ def test_sharding_says_more_than_ddp_when_nothing_is_hidden():
     assert said[0] < said[1] < said[2]
 
 
+def test_what_sharding_costs_besides_waiting_is_per_unit_and_per_byte():
+    costs = dataclasses.replace(FREE, sharding=(1e-3, 1e-9))
+    never, always = (
+        step_time(FACTS, layout("fsdp", 4, options=FSDP | {"reshard_after_forward": how}), RATES, costs).parts[
+            "strategy"
+        ]
+        for how in ("never", "always")
+    )
+
+    assert never == pytest.approx(9e-3 + 2 * FACTS.elements * 4e-9)
+    assert always == pytest.approx(9e-3 + 3 * FACTS.elements * 4e-9)
+    assert "strategy" not in step_time(FACTS, layout("ddp", 4), RATES, costs).parts
+
+
 def test_checkpointing_adds_a_forward_of_the_blocks():
     plain = step_time(FACTS, layout("ddp", 4, 2), RATES, FREE)
     again = step_time(FACTS, layout("ddp", 4, 2, activation_checkpointing=True), RATES, FREE)
