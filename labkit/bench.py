@@ -33,7 +33,8 @@ __all__ = ["Panel", "panel"]
 
 STEPS = 30
 PERIOD_SECONDS = 0.5
-TENSOR = (2, 4, 8)  # ranks over which layers are split that are counted beforehand
+# Over how many ranks layers are split in what is counted beforehand, and whether the sequence is, too.
+TENSOR = [(ranks, sequence) for sequence in (False, True) for ranks in (2, 4, 8)]
 MEASURES = "Twenty seconds of computing and of collectives on this machine, which predictions for it then use"
 COUNTING = "counting what the model holds, on tensors without data: a few seconds …"
 
@@ -69,7 +70,7 @@ class Panel:
     def count(self) -> None:
         """Count the model; what goes wrong with that is shown in place of the prediction."""
         try:
-            self._facts = facts_of(self._script, self._parameters, [(n, False) for n in TENSOR])
+            self._facts = facts_of(self._script, self._parameters, TENSOR)
         except LabError as error:
             self._problem = str(error)
 
@@ -126,7 +127,7 @@ class Panel:
         self._html.value = self.page(
             controls.strategy.value, controls.ranks.value, controls.device.value, controls.parameters
         )
-        self._go.disabled = self._run is not None or self.chosen is None or self.chosen.layout is None
+        self._go.disabled = self._run is not None or self.chosen is None or self.chosen.peak is None
 
     def _in_thread(self, work: Any, name: str) -> None:
         threading.Thread(target=work, name=f"labkit panel {name}", daemon=True).start()
