@@ -134,7 +134,15 @@ class Panel:
         self._go.disabled = self._run is not None or self.chosen is None or self.chosen.peak is None
 
     def _in_thread(self, work: Any, name: str) -> None:
-        threading.Thread(target=work, name=f"labkit panel {name}", daemon=True).start()
+        """A panel that fails says so, instead of nothing."""
+
+        def watched() -> None:
+            try:
+                work()
+            except Exception as error:
+                self._told.value = f"<pre>the panel failed: {escaped(repr(error))}</pre>"
+
+        threading.Thread(target=watched, name=f"labkit panel {name}", daemon=True).start()
 
     def _open(self) -> None:
         """Split layers take as long again: the others are shown before them."""
@@ -206,8 +214,20 @@ class Panel:
     def _recorded(self, planned: Candidate, here: Device) -> dict[str, Any]:
         """The prediction as it is kept with the run, before its first step."""
         assert planned.layout
-        plan = Plan(planned.script, planned.ranks, planned.parameters, here, planned.layout, 0, self._facts,
-                    planned.peak, None, None, ())  # fmt: skip
+        plan = Plan(
+            script=planned.script,
+            ranks=planned.ranks,
+            parameters=planned.parameters,
+            device=here,
+            layout=planned.layout,
+            rank=0,
+            facts=self._facts,
+            formulas=planned.peak,
+            rehearsed=None,
+            states=None,
+            advice=None,
+            problems=(),
+        )
         step = planned.step
         speed = {"step_seconds": [step.seconds, step.low, step.high], "assumed": list(step.assumed)} if step else {}
         return plan.record() | speed
