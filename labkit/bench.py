@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib.metadata import version
 from typing import Any
 
@@ -33,7 +33,7 @@ __all__ = ["Panel", "panel"]
 
 STEPS = 30
 PERIOD_SECONDS = 0.5
-TENSOR = (2, 4, 8)  # ranks over which layers are split that are counted beforehand
+TENSOR = [(2, False), (4, False), (8, False)]  # tensor ranks, and whether the sequence is split, too
 MEASURES = "Twenty seconds of computing and of collectives on this machine, which predictions for it then use"
 COUNTING = "counting what the model holds, on tensors without data: a few seconds …"
 
@@ -63,15 +63,19 @@ class Panel:
         self._facts: Facts | None = None
         self._problem = ""
         self._run: Run | None = None
-        self._closed = threading.Event()
+        self._closed, self._counting = threading.Event(), threading.Lock()
+        self._splits: list[tuple[int, bool]] = []
         self.box: Any = None
 
-    def count(self) -> None:
-        """Count the model; what goes wrong with that is shown in place of the prediction."""
-        try:
-            self._facts = facts_of(self._script, self._parameters, [(n, False) for n in TENSOR])
-        except LabError as error:
-            self._problem = str(error)
+    def count(self, splits: Iterable[tuple[int, bool]] = TENSOR) -> None:
+        """Count the model, whole and with its layers split over tensor ranks; what goes wrong with that is shown in
+        place of the prediction."""
+        with self._counting:
+            try:
+                self._splits = [*dict.fromkeys((*self._splits, *splits))]
+                self._facts = facts_of(self._script, self._parameters, self._splits)
+            except LabError as error:
+                self._problem = str(error)
 
     def page(self, strategy: str, ranks: int, device: str, parameters: Mapping[str, Any]) -> str:
         """The prediction at one setting as HTML; `candidates` are what it shows, `chosen` the one that is set."""
@@ -126,14 +130,34 @@ class Panel:
         self._html.value = self.page(
             controls.strategy.value, controls.ranks.value, controls.device.value, controls.parameters
         )
-        self._go.disabled = self._run is not None or self.chosen is None or self.chosen.layout is None
+        self._count_what_is_missing()
+        self._go.disabled = self._run is not None or self.chosen is None or self.chosen.peak is None
 
     def _in_thread(self, work: Any, name: str) -> None:
-        threading.Thread(target=work, name=f"labkit panel {name}", daemon=True).start()
+        """A panel that fails says so, instead of nothing."""
+
+        def watched() -> None:
+            try:
+                work()
+            except Exception as error:
+                self._told.value = f"<pre>the panel failed: {escaped(repr(error))}</pre>"
+
+        threading.Thread(target=watched, name=f"labkit panel {name}", daemon=True).start()
 
     def _open(self) -> None:
-        self.count()
-        self._draw()
+        """Split layers take as long again: the others are shown before them."""
+        for splits in ([], TENSOR):
+            self.count(splits)
+            self._draw()
+
+    def _count_what_is_missing(self) -> None:
+        """Layers that are split as is set now: sequence parallel, or over another number of ranks."""
+        layout = self.chosen.layout if self.chosen else None
+        if layout is None or self._facts is None or self._counting.locked():
+            return
+        split = layout.tensor, bool(layout.options.get("sequence_parallel"))
+        if layout.tensor > 1 and split not in self._splits and layout.tensor not in self._facts.unsplit:
+            self._in_thread(lambda: (self.count([split]), self._draw()), "count")
 
     def _measure_speed(self) -> None:
         self._speed.disabled, self._told.value = True, "measuring how fast the ranks compute and communicate here …"
@@ -190,8 +214,20 @@ class Panel:
     def _recorded(self, planned: Candidate, here: Device) -> dict[str, Any]:
         """The prediction as it is kept with the run, before its first step."""
         assert planned.layout
-        plan = Plan(planned.script, planned.ranks, planned.parameters, here, planned.layout, 0, self._facts,
-                    planned.peak, None, None, ())  # fmt: skip
+        plan = Plan(
+            script=planned.script,
+            ranks=planned.ranks,
+            parameters=planned.parameters,
+            device=here,
+            layout=planned.layout,
+            rank=0,
+            facts=self._facts,
+            formulas=planned.peak,
+            rehearsed=None,
+            states=None,
+            advice=None,
+            problems=(),
+        )
         step = planned.step
         speed = {"step_seconds": [step.seconds, step.low, step.high], "assumed": list(step.assumed)} if step else {}
         return plan.record() | speed

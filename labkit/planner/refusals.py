@@ -28,7 +28,8 @@ def _uncounted(facts: Facts, layout: Layout) -> str:
     if layout.tensor in facts.unsplit:
         return facts.unsplit[layout.tensor]
     if layout.tensor > 1:
-        return f"layers split over {layout.tensor} tensor ranks were not counted"
+        how = " with sequence parallel" if layout.options.get("sequence_parallel") else ""
+        return f"layers split over {layout.tensor} tensor ranks{how} are not counted yet"
     return "activation checkpointing recomputes model.blocks, and this model has no .blocks"
 
 
