@@ -53,16 +53,20 @@ def as_gloo(kind: str) -> str:
     return "all_reduce" if kind == "reduce_scatter" else kind
 
 
-@pytest.mark.parametrize(("name", "ranks", "options"), [
+CASES = [
     ("ddp", 2, {}),
+    ("zero1", 2, {"accumulate": 2}),
+    ("fsdp", 2, {"reshard_after_forward": "always", "precision": "bf16"}),
+    ("fsdp", 4, {"replicas": 2}),
+    ("tensor_parallel", 2, {"sequence_parallel": True, "activation_checkpointing": True, "accumulate": 2}),
+    ("hybrid", 4, {"tensor": 2}),
+]
+MORE = [
     ("ddp", 2, {"accumulate": 2, "bucket_mib": 0.2}),
     ("ddp", 2, {"find_unused_parameters": True}),
-    ("zero1", 2, {"accumulate": 2}),
     ("zero2", 2, {"accumulate": 2}),
     ("fsdp", 2, {"accumulate": 2}),
-    ("fsdp", 2, {"reshard_after_forward": "always", "precision": "bf16"}),
     ("fsdp", 2, {"reshard_after_forward": "never", "activation_checkpointing": True}),
-    ("fsdp", 4, {"replicas": 2}),
     ("fsdp1", 2, {"accumulate": 2}),
     ("fsdp1", 2, {"accumulate": 2, "sharding_strategy": "SHARD_GRAD_OP"}),
     ("fsdp1", 2, {"sharding_strategy": "NO_SHARD"}),
@@ -70,11 +74,14 @@ def as_gloo(kind: str) -> str:
     ("tensor_parallel", 2, {"accumulate": 2, "activation_checkpointing": True}),
     ("tensor_parallel", 2, {"precision": "bf16"}),
     ("tensor_parallel", 2, {"sequence_parallel": True}),
-    ("tensor_parallel", 2, {"sequence_parallel": True, "activation_checkpointing": True, "accumulate": 2}),
     ("pipeline", 2, {"accumulate": 4}),
-    ("hybrid", 4, {"tensor": 2}),
     ("hybrid", 4, {"pipeline": 2, "accumulate": 2}),
-], ids=str)  # fmt: skip
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "options"), [*CASES, *(pytest.param(*case, marks=pytest.mark.soak) for case in MORE)], ids=str
+)
 def test_the_formulas_agree_with_what_ranks_said_to_each_other(name, ranks, options, facts):
     script = Script.load(name)
     layout = layout_of(script, ranks, {"global_batch_size": BATCH, **options})
