@@ -7,12 +7,12 @@ A step is a short list of named moments; the peak is the largest. What units hol
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 
 from labkit.errors import LaunchError
 from labkit.planner.facts import Facts, Variant
 from labkit.planner.flattening import Flat, flat_groups_of
 from labkit.planner.layout import Layout
+from labkit.planner.optimizing import adamw_state, adamw_temporary, dealt
 from labkit.planner.replicating import Whole
 from labkit.planner.schedules import actions
 from labkit.planner.sharding import Sharded, Sharding, groups_of
@@ -20,7 +20,7 @@ from labkit.planner.staging import Stage, pipelined
 from labkit.planner.step import Ledger, backward, forward, loss
 from labkit.record.peak import Peak
 
-__all__ = ["adamw_state", "adamw_temporary", "dealt", "moments", "peak", "states", "variant_of"]
+__all__ = ["moments", "peak", "states", "variant_of"]
 
 SHARDED = ("fsdp", "zero2", "hybrid")
 
@@ -131,10 +131,12 @@ def _pipeline(ledger: Ledger, facts: Facts, layout: Layout, rank: int, size: int
             layout.precision in ("fp32", "fp64"),
         )
     ledger.held["optimizer"] = adamw_state(stepped, size)
-    ledger.held["activations"] *= 2  # the script joins the micro-batches, torch cuts them again
+    inputs = ledger.held["activations"]
+    ledger.held["activations"] += inputs  # the script joins the micro-batches, torch cuts them again
     schedule = layout.options["schedule"]
     order = actions(schedule, layout.pipeline, pipeline_rank, mine, layout.accumulate)
     pipelined(ledger, stages, order, layout.micro_batch, layout.accumulate, sent_late=schedule == "1F1B")
+    ledger.held["activations"] -= inputs
     return stepped
 
 
@@ -176,32 +178,3 @@ def input_bytes(facts: Facts, variant: Variant, samples: int) -> int:
     """Of so many samples of x and y, which stay for the whole step."""
     wider = facts.profiles[variant][0].input.at(1) - facts.profiles[Variant()][0].input.at(1)
     return samples * (facts.inputs + wider)
-
-
-def adamw_state(sizes: Sequence[int], itemsize: int) -> int:
-    """Two moments of each parameter, and its step as a float32. Source: torch.optim.AdamW; 8 bytes per fp32
-    parameter, as in ZeRO (1910.02054 sec. 3.1) without the fp32 copy of the weights, which are fp32 already.
-    """
-    return 2 * itemsize * sum(sizes) + 4 * len(sizes)
-
-
-def adamw_temporary(sizes: Sequence[int], itemsize: int, *, foreach: bool) -> int:
-    """What a step of AdamW needs beside its state. Source: torch/optim/adamw.py.
-
-    Of all parameters at once (foreach): the root of the second moments. One by one: that root, the root divided,
-    and still the divided root of the parameter before.
-    """
-    if foreach:
-        return itemsize * sum(sizes)
-    return itemsize * max((before + 2 * size for before, size in pairwise([0, *sizes])), default=0)
-
-
-def dealt(sizes: Sequence[int], ranks: int) -> list[list[int]]:
-    """The parameters each rank steps under ZeRO-1: the largest first, to the rank with the fewest elements.
-
-    Source: torch.distributed.optim.ZeroRedundancyOptimizer._partition_parameters.
-    """
-    each: list[list[int]] = [[] for _ in range(ranks)]
-    for size in sorted(sizes, reverse=True):
-        min(each, key=sum).append(size)
-    return each

@@ -34,8 +34,8 @@ class Stage:
 def pipelined(
     ledger: Ledger, stages: dict[int, Stage], order: Sequence[Action], samples: int, count: int, *, sent_late: bool
 ) -> None:
-    """The moments of a step with `count` micro-batches of `samples`, in this order. `sent_late`: 1F1B sends the gradient
-    of an input together with the next receive, and holds it until the next backward is over.
+    """The moments of a step with `count` micro-batches of `samples`, in this order. `sent_late`: 1F1B sends an input's
+    gradient together with the next receive, and holds it until the next backward is over.
     """
     held = ledger.held
     for stage in stages.values():

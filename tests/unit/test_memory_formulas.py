@@ -9,7 +9,8 @@ import labkit
 from labkit.errors import LaunchError
 from labkit.planner.facts import Facts, Line, Moment, Profile, Unit, Variant
 from labkit.planner.layout import layout_of
-from labkit.planner.memory import adamw_state, adamw_temporary, dealt, moments, peak, states, variant_of
+from labkit.planner.memory import moments, peak, states, variant_of
+from labkit.planner.optimizing import adamw_state, adamw_temporary, dealt
 from labkit.planner.schedules import actions
 from labkit.planner.textbook import block_activations
 
