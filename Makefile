@@ -6,6 +6,7 @@
 #   make check       format and lint
 #   make notebooks   every notebook by papermill, executed copies in build/notebooks
 #   make strategies  every strategy trains the same model, resumes every other, says what it must
+#   make planner     what is planned against what real ranks hold, say and take
 #   make faults      every way a run can end: killed, stuck, stopped, out of disk, out of memory
 #   make browser     JupyterLab in a real Chromium
 #   make soak        many launches, for figures
@@ -20,7 +21,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint con
 # Papermill and the tests decide by themselves what they need; a setting left in the shell must not.
 unexport LABKIT_UI
 
-.PHONY: demo lab test check format notebooks strategies faults browser soak bench gallery constraints clean
+.PHONY: demo lab test check format notebooks strategies planner faults browser soak bench gallery constraints clean
 
 demo: .venv/notebooks
 	$(BIN)/python notebooks/run.py --into build/demo notebooks/01_quickstart.ipynb
@@ -46,6 +47,9 @@ notebooks: .venv/dev
 strategies: .venv/dev
 	$(BIN)/python -m pytest tests/strategies
 
+planner: .venv/dev
+	$(BIN)/python -m pytest tests/planner
+
 faults: .venv/dev
 	$(BIN)/python -m pytest tests/faults
 
@@ -53,7 +57,7 @@ browser: .venv/dev
 	$(BIN)/python -m pytest tests/browser
 
 soak: .venv/dev
-	$(BIN)/python -m pytest -m soak -s tests/integration tests/strategies tests/faults
+	$(BIN)/python -m pytest -m soak -s tests/integration tests/strategies tests/planner tests/faults
 
 bench: .venv/dev
 	$(BIN)/python benchmarks/probe_overhead.py

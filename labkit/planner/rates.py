@@ -119,7 +119,10 @@ def assumed_rates(facts: Facts, device: Device, precision: str) -> Rates:
         optimizer=OPTIMIZER_BYTES / device.bandwidth,
         copy=2 / device.bandwidth,
         spread=(1 - UTILIZATION / HIGHEST, UTILIZATION / LOWEST - 1),
-        assumed=(f"{UTILIZATION:.0%} of the peak of {device.name} ({LOWEST:.0%} to {HIGHEST:.0%})",),
+        assumed=(
+            f"{UTILIZATION:.0%} of the peak of {device.name} ({LOWEST:.0%} to {HIGHEST:.0%})",
+            "kernels large enough to fill the device: the steps of small models take longer",
+        ),
     )
 
 
