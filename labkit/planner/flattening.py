@@ -19,7 +19,7 @@ __all__ = ["Flat", "flat_groups_of"]
 def flat_groups_of(
     names: Sequence[str], profiles: Sequence[Profile], ranks: int, rank: int, aligned: int, *, wrapped: bool
 ) -> list[Group]:
-    """For each unit its group. Each parameter begins at a multiple of `aligned` elements. `wrapped`: blocks are."""
+    """Of each unit. Parameters begin at multiples of `aligned` elements (16 bytes). `wrapped`: each block is a unit."""
     alone = [name if wrapped and name.startswith("blocks.") else "the root" for name in names]
     groups = {}
     for key in dict.fromkeys(alone):

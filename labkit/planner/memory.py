@@ -86,7 +86,9 @@ def _keep(
         return Sharded(ledger, groups, elements, sharding_of(layout, variant)), sizes
     if layout.strategy == "fsdp1":
         wrapped = layout.options["wrap"] != "none"
-        groups = flat_groups_of(names, profiles, layout.shards, rank % layout.shards, 16 // size, wrapped=wrapped)
+        groups = flat_groups_of(
+            names, profiles, layout.shards, rank % layout.shards, 16 // variant.itemsize, wrapped=wrapped
+        )
         ledger.held["parameters"] += size * sum(group.shard for group in set(groups)) + frozen // layout.shards
         sizes = [n for group in dict.fromkeys(groups) for n in group.local]
         elements = [sum(profile.parameters) for profile in profiles]
