@@ -155,7 +155,7 @@ def _sentences(
     if not asked.fits:
         yield from (f"It {row.said.replace('fits', 'would fit')}." for row in rescued[:1])
     if best and best.step:
-        assumed = f", assumed: {'; '.join(best.step.assumed)}" if best.step.assumed else ""
+        assumed = " (assumed, see below)" if best.step.assumed else ""
         time = band(best.step.seconds, best.step.low, best.step.high)
         yield f"Fastest that fits: {best.name}, {time} a step{assumed}."
     elif best:

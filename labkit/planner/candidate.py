@@ -10,7 +10,7 @@ from labkit.errors import LabError
 from labkit.planner.devices import Device
 from labkit.planner.facts import Facts
 from labkit.planner.layout import Layout, layout_of
-from labkit.planner.memory import peak
+from labkit.planner.memory import worst
 from labkit.planner.pace import Pace
 from labkit.planner.refusals import refusal
 from labkit.planner.speed import StepTime
@@ -19,7 +19,7 @@ from labkit.record.units import gib
 from labkit.view.plan_tables import band
 from labkit.write import Script
 
-__all__ = ["Candidate", "evaluate", "fastest", "held_by", "when", "worst_peak"]
+__all__ = ["Candidate", "evaluate", "fastest", "held_by", "when"]
 
 
 ALIKE = 1.05  # predicted times closer than this tell nothing
@@ -71,7 +71,7 @@ def evaluate(asked: Candidate, facts: Facts, device: Device, pace: Pace | None =
         layout = layout_of(asked.script, asked.ranks, asked.parameters)
         if reason := refusal(asked.script, facts, layout) or _unfit(device, layout):
             return replace(asked, layout=layout, said=reason)
-        held = worst_peak(facts, layout, foreach=not device.shared)
+        _, held = worst(facts, layout, on_gpu=not device.shared)
     except LabError as error:
         return replace(asked, said=str(error))
     usable = device.usable_by(asked.ranks)
@@ -90,16 +90,6 @@ def fastest(candidates: Iterable[Candidate]) -> Candidate | None:
         return min(fitting, key=held_by, default=None)
     least = min(map(_seconds, timed))
     return next(one for one in timed if _seconds(one) <= ALIKE * least)
-
-
-def worst_peak(facts: Facts, layout: Layout, *, foreach: bool = False) -> Peak:
-    """Of the rank that holds most. Pipeline ranks differ: the first holds most micro-batches, the last the logits.
-    `foreach`: AdamW as torch does it on GPUs."""
-    each = layout.ranks // layout.pipeline  # the pipeline is the outermost axis of the scripts' mesh
-    ends = {0, min(1, layout.pipeline - 1), layout.pipeline - 1}
-    return max(
-        (peak(facts, layout, index * each, foreach=foreach) for index in sorted(ends)), key=lambda one: one.bytes
-    )
 
 
 def when(held: Peak) -> str:

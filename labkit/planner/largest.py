@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from labkit.planner.candidate import worst_peak
 from labkit.planner.devices import Device
 from labkit.planner.facts import Facts
 from labkit.planner.layout import Layout
+from labkit.planner.memory import worst
 
 __all__ = ["largest_micro_batch", "largest_model"]
 
@@ -19,7 +19,7 @@ def largest_micro_batch(facts: Facts, layout: Layout, device: Device) -> int:
     usable = device.usable_by(layout.ranks)
 
     def fits(size: int) -> bool:
-        return worst_peak(facts, replace(layout, micro_batch=size)).bytes <= usable
+        return worst(facts, replace(layout, micro_batch=size), on_gpu=not device.shared)[1].bytes <= usable
 
     low, high = 0, 1
     while high <= MOST_SAMPLES and fits(high):

@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from labkit.planner.candidate import when
 from labkit.record import RunFolder, RunReader
 from labkit.record.files import read_text
 from labkit.record.peak import CATEGORIES, Peak
@@ -45,10 +46,10 @@ class Held:
         if self.traced is None:
             return f"{whole}no step was traced; launch(…, trace_memory=True) does, from the third step on"
         if not self.planned:
-            return f"{whole}{gib(self.traced.bytes)} at the {self.traced.phase}; nothing was planned before the run"
+            return f"{whole}{gib(self.traced.bytes)} {when(self.traced)}; nothing was planned before the run"
         plan = next(iter(self.planned.values()))
         more = self.traced.bytes - plan.bytes
-        held = f"{whole}{gib(self.traced.bytes)} at the {self.traced.phase}, planned {gib(plan.bytes)}"
+        held = f"{whole}{gib(self.traced.bytes)} {when(self.traced)}, planned {gib(plan.bytes)}"
         if abs(more) < ALIKE * self.traced.bytes:
             return f"{held}: as planned"
         apart = {c: self.traced.categories.get(c, 0) - plan.categories.get(c, 0) for c in CATEGORIES}

@@ -7,6 +7,7 @@ A step is a short list of named moments; the peak is the largest. What units hol
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from labkit.errors import LaunchError
 from labkit.planner.facts import Facts, Variant
@@ -20,14 +21,27 @@ from labkit.planner.staging import Stage, pipelined
 from labkit.planner.step import Ledger, backward, forward, loss
 from labkit.record.peak import Peak
 
-__all__ = ["moments", "peak", "states", "variant_of"]
+__all__ = ["moments", "peak", "states", "variant_of", "worst"]
 
 SHARDED = ("fsdp", "zero2", "hybrid")
 
 
-def peak(facts: Facts, layout: Layout, rank: int = 0, *, foreach: bool = False) -> Peak:
-    """The largest of the moments of a step, once the optimizer has its state. `foreach`: torch's default on GPUs."""
-    return max(moments(facts, layout, rank, foreach=foreach), key=lambda moment: moment.bytes)
+def peak(facts: Facts, layout: Layout, rank: int = 0, *, on_gpu: bool = False) -> Peak:
+    """The largest of the moments of a step, once the optimizer has its state.
+
+    `on_gpu`: in the memory of one. AdamW steps all parameters at once there, and what is offloaded is elsewhere.
+    """
+    return max(moments(facts, layout, rank, on_gpu=on_gpu), key=lambda moment: moment.bytes)
+
+
+def worst(facts: Facts, layout: Layout, *, on_gpu: bool = False) -> tuple[int, Peak]:
+    """The rank that holds most, and its peak. Those of a stage are alike but for the remainders of divisions, of which
+    the first has most; of the stages the first holds most micro-batches, the last the logits."""
+    each = layout.ranks // layout.pipeline  # the pipeline is the outermost axis of the scripts' mesh
+    ends = sorted({0, min(1, layout.pipeline - 1), layout.pipeline - 1})
+    peaks = {index * each: peak(facts, layout, index * each, on_gpu=on_gpu) for index in ends}
+    rank = max(peaks, key=lambda rank: peaks[rank].bytes)
+    return rank, peaks[rank]
 
 
 def states(facts: Facts, layout: Layout, rank: int = 0) -> dict[str, int]:
@@ -36,7 +50,7 @@ def states(facts: Facts, layout: Layout, rank: int = 0) -> dict[str, int]:
     return {name: at_end.get(name, 0) for name in ("parameters", "gradients", "optimizer")}
 
 
-def moments(facts: Facts, layout: Layout, rank: int = 0, *, foreach: bool = False) -> list[Peak]:
+def moments(facts: Facts, layout: Layout, rank: int = 0, *, on_gpu: bool = False) -> list[Peak]:
     """The largest of each name, in the order of the step; the optimizer's is the last.
 
     Raises LaunchError when layers are split over so many ranks as they were not counted for, or cannot be, and for
@@ -48,6 +62,7 @@ def moments(facts: Facts, layout: Layout, rank: int = 0, *, foreach: bool = Fals
     if variant not in facts.profiles:
         raise LaunchError(facts.unsplit.get(layout.tensor, f"layers split over {layout.tensor} ranks were not counted"))
     size = 8 if layout.precision == "fp64" else 4
+    offloaded = on_gpu and bool(layout.options.get("cpu_offload"))
     profiles, names = facts.profiles[variant], [unit.name for unit in facts.units]
     ledger = Ledger(activations=input_bytes(facts, variant, layout.micro_batch * layout.accumulate))
     if layout.strategy in ("pipeline", "hybrid"):
@@ -55,13 +70,17 @@ def moments(facts: Facts, layout: Layout, rank: int = 0, *, foreach: bool = Fals
     else:
         keeper, stepped = _keep(ledger, facts, layout, range(len(facts.units)), rank)
         ledger.held["optimizer"] = adamw_state(stepped, size)
+        if offloaded and isinstance(keeper, Sharded):
+            keeper.how = replace(keeper.how, offloaded=True)
+            ledger.held |= {"parameters": sum(unit.buffers for unit in facts.units), "optimizer": 0}
         # micro-batches in the middle are all alike
         for number in sorted({0, min(1, layout.accumulate - 1), layout.accumulate - 1}):
             keeper.begin(first=number == 0, last=number == layout.accumulate - 1)
             forward(ledger, keeper, names, profiles[:-1], layout.micro_batch)
             loss(ledger, profiles[-1], layout.micro_batch)
             backward(ledger, keeper, names, profiles[:-1], layout.micro_batch)
-    ledger.note("optimizer", "optimizer step", temporary=adamw_temporary(stepped, size, foreach=foreach))
+    if not offloaded:
+        ledger.note("optimizer", "optimizer step", temporary=adamw_temporary(stepped, size, foreach=on_gpu))
     return list(ledger.moments.values())
 
 

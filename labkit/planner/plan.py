@@ -17,7 +17,7 @@ from labkit.planner.curves import break_even_curve, scaling_curves
 from labkit.planner.devices import THIS_MACHINE, Device, devices_named
 from labkit.planner.facts import Facts, facts_of
 from labkit.planner.layout import Layout, layout_of
-from labkit.planner.memory import peak
+from labkit.planner.memory import peak, worst
 from labkit.planner.outlook import bar_of
 from labkit.planner.pace import Pace, measure_pace
 from labkit.planner.refusals import refusal
@@ -72,12 +72,15 @@ def plan(
 
     with ThreadPoolExecutor() as both:
         counted = both.submit(facts_of, script, parameters, _splits(layout))
-        played = both.submit(rehearse, script, ranks, parameters) if layout.pipeline == 1 else None
+        early = both.submit(rehearse, script, ranks, parameters) if layout.pipeline == 1 else None
         facts = found(counted, "not planned by formulas")
         if facts and (reason := refusal(script, facts, layout)):
             raise LaunchError(reason)
-        rank, formulas = _worst(facts, layout, kind) if facts and layout.strategy else (0, None)
-        rehearsed = found(played or both.submit(rehearse, script, ranks, parameters, rank=rank), "not rehearsed")
+        rank, formulas = worst(facts, layout, on_gpu=not kind.shared) if facts and layout.strategy else (0, None)
+        rehearsed = found(early or both.submit(rehearse, script, ranks, parameters, rank=rank), "not rehearsed")
+    if rehearsed and layout.options.get("cpu_offload") and not kind.shared:
+        problems.append(f"rehearsed {gib(rehearsed.bytes)} with what is offloaded to the host, so only formulas count")
+        rehearsed = None
     if not layout.strategy:
         problems.append("not planned by formulas: the strategy cell is not one of labkit's")
     advice = None
@@ -160,7 +163,7 @@ class Plan:
         """What is written into the folder of a run before it starts."""
         step = self.step
         ranks = range(min(self.ranks, MOST_RANKS_WRITTEN)) if self.facts and self.formulas else ()
-        peaks = {rank: peak(self.facts, self.layout, rank, foreach=not self.device.shared) for rank in ranks}
+        peaks = {rank: peak(self.facts, self.layout, rank, on_gpu=not self.device.shared) for rank in ranks}
         return {
             "format": 1,
             "made": datetime.now(UTC).isoformat(timespec="milliseconds"),
@@ -233,12 +236,3 @@ def _splits(layout: Layout) -> list[tuple[int, bool]]:
     within_a_box = [n for n in range(2, TENSOR_RANKS + 1) if layout.ranks % n == 0]
     asked = (layout.tensor, bool(layout.options.get("sequence_parallel")))
     return sorted({(n, False) for n in within_a_box} | ({asked} if layout.tensor > 1 else set()))
-
-
-def _worst(facts: Facts, layout: Layout, device: Device) -> tuple[int, Peak]:
-    """The rank that holds most, and its peak. All ranks of a pipeline stage are alike but for the remainders of
-    divisions, of which the first has most."""
-    each = layout.ranks // layout.pipeline  # the pipeline is the outermost axis of the scripts' mesh
-    peaks = {rank: peak(facts, layout, rank, foreach=not device.shared) for rank in range(0, layout.ranks, each)}
-    worst = max(peaks, key=lambda rank: peaks[rank].bytes)
-    return worst, peaks[worst]

@@ -38,6 +38,7 @@ def _peak(text: str, argv: list[str], ranks: int, rank: int) -> Peak:
     if "pipeline" in mesh.mesh_dim_names:
         scene.tell_stages(model, micro_batches[0][0])
     model = script.parallelize(model, mesh, args)  # a mesh holds real tensors
+    scene.tell_types(model)
     with scene.fake:
         optimizer = script.make_optimizer(model, mesh, args)
         for group in getattr(optimizer, "optim", optimizer).param_groups:

@@ -22,6 +22,7 @@ import torch.distributed.optim
 import torch.distributed.pipelining
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.fsdp import FSDPModule
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.data import default_collate
 
@@ -102,6 +103,13 @@ class Scene:
                 between.append(block(between[-1]))
             between.append(model.unembed(between[-1]))
         KnownStage.between = [x, *(out.requires_grad_() for out in between[1:])]
+
+    def tell_types(self, model: nn.Module) -> None:
+        """Of stages under FSDP, which send 16 bits where autocast alone leaves sums in 32."""
+        if self.half and KnownStage.between and any(isinstance(module, FSDPModule) for module in model.modules()):
+            x, *between = KnownStage.between
+            with self.fake:
+                KnownStage.between = [x, *(out.detach().to(self.half).requires_grad_() for out in between)]
 
 
 def _set_the_stage() -> None:

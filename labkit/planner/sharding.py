@@ -55,6 +55,7 @@ class Sharding:
     root_after_forward: bool = False
     kept_between: bool = False  # gathered once a step, not once a micro-batch
     reduced_once: bool = False  # gradients stay whole until the last micro-batch
+    offloaded: bool = False  # shards, their gradients and the optimizer's state are in the host's memory
 
 
 class Sharded:
@@ -145,7 +146,7 @@ class Sharded:
         held["gradients"] -= raw
         self.accumulated.discard(group)
         self._reduction(shard * self.how.ranks)
-        if group not in self.reduced:
+        if group not in self.reduced and not self.how.offloaded:
             held["gradients"] += shard
             self.reduced.add(group)
 
@@ -159,7 +160,8 @@ class Sharded:
             return
         held, whole = self.ledger.held, self._whole(group)
         if self.gathering is not group:
-            cast = self.how.compute * group.shard if self.how.compute != self.how.reduce else 0
+            copied = self.how.offloaded or self.how.compute != self.how.reduce  # to the device, or in another type
+            cast = self.how.compute * group.shard if copied else 0
             more = self._gathered(group) + cast
             self.ledger.note(phase, f"gathering {group.name}", communication=more, temporary=given)
             if phase == "backward":

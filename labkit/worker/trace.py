@@ -39,10 +39,10 @@ class StepTrace:
 
         if torch.compiler.is_compiling() or torch._dynamo.utils.counters["frames"]["ok"]:
             return  # what compiled code allocates passes no dispatcher
-        device = optimizer.param_groups[0]["params"][0].device
+        device = optimizer.param_groups[0]["params"][0].device.type  # of what is offloaded, the CPU
         gc.collect()
         modules = [thing for thing in gc.get_objects() if isinstance(thing, torch.nn.Module)]
-        self._tracker = Tracker(device.type)
+        self._tracker = Tracker("cuda" if torch.cuda.is_initialized() else device)
         self._tracker.mark_training(modules, [optimizer])
         self._tracker.__enter__()
 

@@ -10,12 +10,13 @@ import pytest
 from labkit.errors import LaunchError
 from labkit.planner.advice import advise
 from labkit.planner.alternatives import remedies, ways
-from labkit.planner.candidate import ALIKE, Candidate, fastest, worst_peak
+from labkit.planner.candidate import ALIKE, Candidate, fastest
 from labkit.planner.curves import break_even_curve, scaling_curves
 from labkit.planner.devices import device_named
 from labkit.planner.facts import Facts, Line, Moment, Profile, Unit, Variant
 from labkit.planner.largest import largest_micro_batch, largest_model
 from labkit.planner.layout import layout_of
+from labkit.planner.memory import worst
 from labkit.planner.outlook import bar_of, outlook, verdict_of
 from labkit.planner.pace import Pace
 from labkit.planner.refusals import refusal
@@ -123,17 +124,25 @@ def test_the_cheapest_change_that_makes_it_fit_is_named(ddp):
 
 
 def test_when_no_option_helps_the_fewest_ranks_are_named():
-    fsdp = Script.load("fsdp")
-    facts = decoder(width=3000, layers=64, saved=1000)
-    found = advice(facts, fsdp, global_batch_size=64)
+    zero2 = Script.load("zero2")
+    facts = decoder(width=3000, layers=20, saved=1000)
+    found = advice(facts, zero2, global_batch_size=64)
 
-    rescued = row(found, "fsdp", 1)
+    rescued = row(found, "zero2", 1)
     assert rescued.fits
     assert rescued.ranks > 2
     assert f"needs {rescued.ranks - 2} more ranks" in rescued.said
-    fewer = replace(layout_of(fsdp, 2, rescued.parameters), ranks=rescued.ranks // 2, data=rescued.ranks // 2)
-    assert worst_peak(facts, fewer).bytes > T4.usable
-    assert found.best is None or found.best.strategy != "fsdp"
+    fewer = replace(layout_of(zero2, 2, rescued.parameters), ranks=rescued.ranks // 2, data=rescued.ranks // 2)
+    assert worst(facts, fewer, on_gpu=True)[1].bytes > T4.usable
+    assert found.best is None or found.best.strategy != "zero2"
+
+
+def test_states_that_no_sharding_makes_small_enough_can_be_offloaded():
+    found = advice(decoder(width=3000, layers=64, saved=1000), Script.load("fsdp"), global_batch_size=64)
+
+    rescued = row(found, "fsdp", 1)
+    assert (rescued.ranks, rescued.changes) == (2, ("CPU offload",))
+    assert rescued.fits
 
 
 def test_what_cannot_be_laid_out_says_why_and_the_others_are_still_planned(ddp):
@@ -188,8 +197,8 @@ def test_the_largest_micro_batch_is_the_last_that_fits(ddp):
     facts, layout = decoder(), layout_of(ddp, 2, {})
     largest = largest_micro_batch(facts, layout, T4)
 
-    assert worst_peak(facts, replace(layout, micro_batch=largest)).bytes <= T4.usable
-    assert worst_peak(facts, replace(layout, micro_batch=largest + 1)).bytes > T4.usable
+    assert worst(facts, replace(layout, micro_batch=largest), on_gpu=True)[1].bytes <= T4.usable
+    assert worst(facts, replace(layout, micro_batch=largest + 1), on_gpu=True)[1].bytes > T4.usable
 
 
 def test_a_model_too_large_for_one_sample_has_no_largest_batch(ddp):

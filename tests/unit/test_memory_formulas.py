@@ -218,3 +218,13 @@ def test_facts_survive_being_written():
 def test_fused_attention_leaves_sixteen_elements_for_each_of_the_input():
     assert block_activations(1, 128, 128, 4) == 16 * 128 * 128 * 4 + 4 * 128 * (4 + 4)
     assert block_activations(2, 128, 128, 4, kept="input") == 2 * 128 * 128 * 4
+
+
+def test_what_is_offloaded_is_in_the_hosts_memory_not_in_a_gpus():
+    kept, offloaded = layout("fsdp", 2), layout("fsdp", 2, cpu_offload=True)
+    held, left = peak(FACTS, kept, on_gpu=True), peak(FACTS, offloaded, on_gpu=True)
+
+    assert held.bytes - left.bytes >= 3 * 4 * P // 2  # half of the parameters and of their two moments
+    assert "parameters" not in left.categories
+    assert "optimizer" not in left.categories
+    assert peak(FACTS, offloaded) == peak(FACTS, kept)  # on a CPU the host's memory is the ranks'
