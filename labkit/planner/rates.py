@@ -45,8 +45,9 @@ class Rates:
 
     `optimizer` is per element, `copy` per byte; `tensor` and `dtensor` (of a sharded one) per parameter and step, and
     `split_pair` per two layers that tensor parallelism splits, are host work that is there whatever the sizes.
-    `contention`: how much longer computing takes than when a rank is alone; `cores` are those the ranks share, None
-    where each has a device of its own. `spread` is relative, below and above.
+    `contention`: how much longer computing takes than when a rank is alone; `waiting`: seconds that a rank waits, at a
+    collective after some computing, for the slowest of those that share cores, and to be woken. `cores` are those the
+    ranks share, None where each has a device of its own. `spread` is relative, below and above.
     """
 
     ranks: int
@@ -60,6 +61,7 @@ class Rates:
     dtensor: float = 0.0
     split_pair: float = 0.0
     contention: float = 1.0
+    waiting: float = 0.0
     cores: int | None = None
     spread: tuple[float, float] = (0.0, 0.0)
     assumed: tuple[str, ...] = field(default=())
@@ -183,6 +185,7 @@ def _rates(said: dict[str, Any], ranks: int, samples: tuple[int, int], cores: in
         overheads["dtensor"],
         overheads["split_pair"],
         middle / times["alone"][0],
+        said["waiting"],
         cores,
         (1 - low / middle, high / middle - 1),
     )

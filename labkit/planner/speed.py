@@ -197,11 +197,15 @@ def _exposed(each: Collective, layout: Layout, rates: Rates, link: Link | None, 
     assert link is not None
     line = link.kinds[each.kind]
     factor = wire(each.kind, each.group) / wire(each.kind, link.ranks)
-    alone = line.latency * each.count + line.per_byte * factor * each.bytes
-    seconds = alone
     beside = each.hidden and (rates.cores is None or layout.strategy in ("ddp", "zero1") or each.kind == "send")
+    # Between the optimizer's collectives there is nothing to compute: ranks wait for each other at the first.
+    together = min(1, each.count) if each.phase == "optimizer" else each.count
+    late = max(0.0, rates.waiting - line.latency) * together
+    alone = line.latency * each.count + line.per_byte * factor * each.bytes
+    seconds = alone + late
     if beside and rates.cores is not None and layout.ranks >= rates.cores:
         seconds = min(alone, line.cpu * each.bytes * layout.ranks / rates.cores)
+        seconds += late if each.kind == "send" else 0.0
     elif beside:
         phase = busy * (1 / 3 if each.phase == "forward" else 2 / 3)
         seconds = max(0.0, alone - phase)

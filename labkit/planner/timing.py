@@ -24,6 +24,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.utils.data import default_collate
 
 SECONDS, SPLIT_SECONDS, TURN, LEAST = 7.0, 2.0, 0.05, 3  # of measuring, a call's turn in a round; rounds
+MEETINGS = 8  # trainings with and without
+SMALL = 1 << 10  # floats
 COPIED = 64 << 20  # bytes
 TENSORS, PAIRS = 32, 8
 
@@ -75,6 +77,29 @@ def timed(calls: dict[str, Callable[[], object]], seconds: float, ranks: Ranks, 
         round += 1
     every = ranks.gather(mine)
     return {name: [time for said in every for time in said[name]] for name in calls}
+
+
+def waiting(blocks: nn.ModuleList, train: Callable[[], object], ranks: Ranks) -> float:
+    """Seconds that a small collective costs ranks that compute until then: each waits for the slowest, and to be woken.
+    One is added after the forward and the backward of every block."""
+    group = dist.ProcessGroupGloo(dist.PrefixStore("labkit/waiting", ranks.store), ranks.rank, ranks.count)
+    small, meets = torch.zeros(SMALL), False
+
+    def meet(*_: object) -> None:
+        if meets:
+            group.allreduce([small]).wait()
+
+    hooks = [add(meet) for block in blocks for add in (block.register_forward_hook, block.register_full_backward_hook)]
+    times: dict[bool, list[float]] = {False: [], True: []}
+    for meets in (False, True) * MEETINGS:
+        ranks.meet()
+        began = time.perf_counter()
+        train()
+        times[meets].append(time.perf_counter() - began)
+    for hook in hooks:
+        hook.remove()
+    longer = median(times[True][1:]) - median(times[False][1:])
+    return max(0.0, longer) / len(hooks)
 
 
 def overheads(device: torch.device) -> dict[str, float]:
@@ -196,11 +221,13 @@ def main() -> None:
     calls = {f"{kind.__name__}_{name}": kind(name) for kind in kinds for name in batches}
     calls = {"optimizer": update, "copy": lambda: target.copy_(source)} | calls
     found = timed(calls | {"alone": both("large")}, SECONDS, ranks, device)
+    waits = waiting(model.blocks, both("large"), ranks) if in_parts and ranks.count > 1 and not cuda else 0.0
     if in_parts and ranks.count > 1 and split_layers(model.blocks, ranks.count):
         found |= timed({f"split_{name}": both(name) for name in batches}, SPLIT_SECONDS, ranks, device)
     said = overheads(device)  # by all at the same time
     if ranks.rank == 0:
-        more = {"elements": sum(p.numel() for _, p in gradients), "tensors": len(gradients), "copied": COPIED}
+        more = {"elements": sum(p.numel() for _, p in gradients), "tensors": len(gradients), "copied": COPIED,
+                "waiting": waits}  # fmt: skip
         answer.write_text(json.dumps({"times": {n: usual(t) for n, t in found.items()}, "overheads": said, **more}))
     ranks.meet()
     dist.destroy_process_group()
