@@ -80,7 +80,7 @@ def launch(
     prediction = None
     if isinstance(script, Plan):
         parameters = script.launched_with(nproc_per_node, parameters)
-        nproc_per_node, prediction, script = script.ranks, script.record(), script.script
+        nproc_per_node, prediction, script = script.ranks, script.record(), script.path or script.script
     run = begin(
         script,
         nproc_per_node=nproc_per_node,

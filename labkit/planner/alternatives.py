@@ -16,6 +16,7 @@ HALF = ("bf16", "fp16")  # bf16 first: it needs no loss scale
 MICRO_BATCHES_A_STAGE = 4  # with so many the bubble of GPipe and 1F1B is under a fifth: (p-1)/(4p+p-1)
 BOX = 8  # tensor ranks talk in every layer: they stay within a box
 MOST_STAGES = 64
+MOST_PIECES = 256  # into which a batch is cut before another remedy is looked for
 
 
 def ways(strategy: str, ranks: int, accumulate: int) -> Iterator[Change]:
@@ -55,7 +56,7 @@ def remedies(layout: Layout, device: Device) -> Iterator[tuple[dict[str, Any], s
     if layout.options.get("reshard_after_forward") in ("auto", "never"):
         yield {"reshard_after_forward": "always"}, "reshard always"
     times = 2
-    while times <= layout.micro_batch:
+    while times <= min(layout.micro_batch, MOST_PIECES):
         if layout.micro_batch % times == 0:
             yield {"accumulate": layout.accumulate * times}, f"accumulate={layout.accumulate * times}"
         times *= 2

@@ -4,22 +4,45 @@ about tensors without data ends with that process.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 from labkit.errors import LabError, LaunchError
 from labkit.record.text import plain
 
-__all__ = ["Unplannable", "answer", "ask"]
+__all__ = ["Unplannable", "answer", "ask", "asking"]
+
+PR_SET_PDEATHSIG = 1
+_children: dict[subprocess.Popen[str], str] = {}  # that run, and the thread that waits for each
 
 
 class Unplannable(LabError):
     """The script is sound as far as one can tell, but cannot be run on tensors that hold no data."""
+
+
+@contextmanager
+def asking() -> Iterator[ThreadPoolExecutor]:
+    """Threads to ask from. On an error or an interrupt nobody waits for the answers: their processes are ended."""
+    name = f"labkit asks {os.urandom(4).hex()}"
+    with ThreadPoolExecutor(thread_name_prefix=name) as threads:
+        try:
+            yield threads
+        except BaseException:
+            threads.shutdown(wait=False, cancel_futures=True)
+            for child, waiting in list(_children.items()):
+                if waiting.startswith(name):
+                    child.kill()
+            raise
 
 
 def ask(module: str, question: Mapping[str, Any]) -> Any:
@@ -32,17 +55,27 @@ def ask(module: str, question: Mapping[str, Any]) -> Any:
         "OMP_NUM_THREADS": "1",
         "PYTHONSAFEPATH": "1",
     }
-    done = subprocess.run(
+    child = subprocess.Popen(
         [sys.executable, "-m", f"labkit.planner.{module}"],
-        input=json.dumps(question),
-        capture_output=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
         env=environment,
     )
+    with child:
+        _children[child] = threading.current_thread().name
+        try:
+            said, printed = child.communicate(json.dumps(question))
+        except BaseException:
+            child.kill()
+            raise
+        finally:
+            del _children[child]
     try:
-        reply = json.loads(done.stdout)
+        reply = json.loads(said)
     except ValueError:
-        last = plain(done.stderr.strip()[-500:]) or f"exit code {done.returncode}"
+        last = plain(printed.strip()[-500:]) or f"exit code {child.returncode}"
         raise Unplannable(f"the process that plans the script died: {last}") from None
     if "refused" in reply:
         raise LaunchError(plain(reply["refused"]))
@@ -53,6 +86,8 @@ def ask(module: str, question: Mapping[str, Any]) -> Any:
 
 def answer(function: Callable[..., Any]) -> None:
     """In the child: call `function` with the question's items, print what it returns or why it does not."""
+    if sys.platform == "linux":  # nobody is left to hear the answer when the asking thread is gone
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     with os.fdopen(os.dup(1), "w") as reply:
         os.dup2(2, 1)  # what the script prints while it is loaded is no answer
         try:

@@ -9,6 +9,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -110,9 +111,9 @@ class Model:
         return [first, *blocks, Part("unembed", -2, module.unembed, rest, [], False)]
 
 
-def count(text: str, argv: Sequence[str], tensor: Sequence[tuple[int, bool]] = ()) -> dict[str, Any]:
+def count(text: str, argv: Sequence[str], path: str = "", tensor: Sequence[tuple[int, bool]] = ()) -> dict[str, Any]:
     """Facts, as JSON."""
-    scene = Scene(text, argv)
+    scene = Scene(text, argv, path)
     model = Model(scene.model())
     torch.set_default_dtype(torch.float32)
     *sample, samples = scene.sample()
@@ -135,7 +136,7 @@ def count(text: str, argv: Sequence[str], tensor: Sequence[tuple[int, bool]] = (
                 computed = _computed(scene, parts, variant, x, y)
                 if variant == Variant():
                     units = _units(parts, computed, x)
-            profiles[variant] = tuple(each.profile for each in computed)
+            profiles[variant] = (*_each_once(parts, computed), computed[-1].profile)
     itemsize = 8 if scene.args.precision == "fp64" else 4
     predictions = math.prod(y.shape)
     return Facts(tuple(units), itemsize, predictions, x.bytes + y.bytes, samples, profiles, unsplit).to_json()
@@ -156,6 +157,18 @@ def _computed(scene: Scene, parts: list[Part], variant: Variant, x: Flow, y: Flo
         flow, kept = known[key].out, known[key].profile.keeps_output
     loss = partial(_loss, scene.script.losses_of)
     return [*computed, profile(loss, [], flow, nullcontext, input_kept=kept, target=y)]
+
+
+def _each_once(parts: list[Part], computed: list[Computed]) -> list[Profile]:
+    """A shared parameter is of the last unit that trains it: there its gradient comes to be."""
+    taken: set[torch.Tensor] = set()
+    profiles = []
+    for part, each in reversed([*zip(parts, computed, strict=False)]):
+        own = [i for i, p in enumerate(each.trained) if part.is_block or p not in taken]
+        taken |= {*each.trained} if not part.is_block else set()
+        once = {name: tuple(getattr(each.profile, name)[i] for i in own) for name in ("parameters", "rows")}
+        profiles.append(replace(each.profile, **once))
+    return profiles[::-1]
 
 
 def _call(compute: Callable[..., torch.Tensor], variant: Variant, take: Callable[[], torch.Tensor]) -> torch.Tensor:

@@ -46,6 +46,7 @@ class Device:
     aliases: tuple[str, ...] = field(default=(), repr=False)
     shared: bool = False
     outside: int = OUTSIDE_TENSORS
+    halves: tuple[str, ...] = ("fp32", "bf16")  # precisions of a device whose speed nobody has written down
 
     def usable_by(self, ranks: int) -> int:
         """Bytes for the tensors of each rank, when so many ranks are on this machine's devices."""
@@ -54,7 +55,7 @@ class Device:
     @property
     def precisions(self) -> tuple[str, ...]:
         """Those the hardware has; of a CPU what the scripts take there."""
-        return tuple(self.flops) or ("fp32", "bf16")
+        return tuple(self.flops) or self.halves
 
 
 def _gpu(
@@ -125,6 +126,8 @@ def device_named(name: str | None) -> Device:
 
 def devices_named(text: str | None) -> tuple[int | None, Device]:
     """`(how many, which)` of "2xT4", "T4x2" or "8 x H100"; how many is None where it is not said."""
+    if not isinstance(text, str | None):
+        raise LaunchError(f"device must be a name such as 'T4', '2xT4' or 'A100 80', got {text!r}")
     for pattern, count, name in ((r"(\d+)(?:\s*[x×*]\s*|\s)(.+)", 1, 2), (r"(.+?)\s*[x×*]\s*(\d+)", 2, 1)):
         found = re.fullmatch(pattern, (text or "").strip(), re.IGNORECASE)
         if found and _preset(found[name]) and int(found[count]):
@@ -153,6 +156,7 @@ def this_machine(here: Hardware) -> Device:
         len(here.gpus),
         like.network if like else SHARED_100_GBIT * 1e9,
         f"memory asked of the driver; {like.source}" if like else "memory asked of the driver",
+        halves=("fp32", "fp16", *(["bf16"] if gpu.has_bf16 else [])),
     )
 
 

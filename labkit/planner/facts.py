@@ -124,13 +124,15 @@ class Facts:
         return cls(**dict(written) | {"units": tuple(units), "profiles": profiles, "unsplit": unsplit})
 
 
-def facts_of(script: Script, parameters: Mapping[str, Any], tensor: Iterable[tuple[int, bool]] = ()) -> Facts:
+def facts_of(
+    script: Script, parameters: Mapping[str, Any], tensor: Iterable[tuple[int, bool]] = (), *, path: str = ""
+) -> Facts:
     """Count them in a process of its own. `tensor`: of layers split over so many ranks, with sequence parallel or not.
 
     Raises LaunchError when the script refuses its options, Unplannable when its model cannot be built without data.
     """
     argv = command_line(script, parameters)
-    return Facts.from_json(ask("counting", {"text": str(script), "argv": argv, "tensor": [*tensor]}))
+    return Facts.from_json(ask("counting", {"text": str(script), "argv": argv, "path": path, "tensor": [*tensor]}))
 
 
 def _profile(**written: Any) -> Profile:

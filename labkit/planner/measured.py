@@ -34,6 +34,7 @@ class Held:
     process: float
     process_name: str
     at_start: float | None
+    untraced: str = ""
 
     @property
     def peaks(self) -> dict[str, Peak]:
@@ -44,7 +45,8 @@ class Held:
         """How far off the plan was, and in which category the difference sits."""
         whole = f"rank {self.rank}: "
         if self.traced is None:
-            return f"{whole}no step was traced; launch(…, trace_memory=True) does, from the third step on"
+            why = self.untraced or "launch(…, trace_memory=True) does that to the third step"
+            return f"{whole}no step was traced; {why}"
         if not self.planned:
             return f"{whole}{gib(self.traced.bytes)} {when(self.traced)}; nothing was planned before the run"
         plan = next(iter(self.planned.values()))
@@ -125,4 +127,4 @@ def _held(history: Any, written: dict[str, Any]) -> Held:
     cuda = history.device.startswith("cuda")
     name = "allocator's peak" if cuda else "resident set"
     at_start = None if cuda else finite(history.meta.get("resident"))
-    return Held(history.rank, planned, history.traced, process, name, at_start)
+    return Held(history.rank, planned, history.traced, process, name, at_start, history.untraced)

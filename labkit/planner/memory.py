@@ -23,6 +23,7 @@ from labkit.record.peak import Peak
 
 __all__ = ["moments", "peak", "states", "variant_of", "worst"]
 
+DEALT_RANKS = 8  # of more the shares are as good as equal
 SHARDED = ("fsdp", "zero2", "hybrid")
 
 
@@ -39,6 +40,8 @@ def worst(facts: Facts, layout: Layout, *, on_gpu: bool = False) -> tuple[int, P
     the first has most; of the stages the first holds most micro-batches, the last the logits."""
     each = layout.ranks // layout.pipeline  # the pipeline is the outermost axis of the scripts' mesh
     ends = sorted({0, min(1, layout.pipeline - 1), layout.pipeline - 1})
+    if layout.strategy == "zero1":  # parameters are dealt out whole: not the first rank has most for certain
+        ends, each = list(range(min(layout.ranks, DEALT_RANKS))), 1
     peaks = {index * each: peak(facts, layout, index * each, on_gpu=on_gpu) for index in ends}
     rank = max(peaks, key=lambda rank: peaks[rank].bytes)
     return rank, peaks[rank]

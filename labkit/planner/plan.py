@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from labkit.errors import LaunchError
 from labkit.launcher.hardware import hardware
 from labkit.planner.advice import Advice, advise
-from labkit.planner.child import Unplannable
+from labkit.planner.child import Unplannable, asking
 from labkit.planner.curves import break_even_curve, scaling_curves
 from labkit.planner.devices import THIS_MACHINE, Device, devices_named
 from labkit.planner.facts import Facts, facts_of
@@ -29,7 +31,7 @@ from labkit.record.units import gib
 from labkit.view.bars import Bar
 from labkit.view.plan_figures import break_even, memory_planned, scaling_planned
 from labkit.view.plan_tables import plan_html, plan_text
-from labkit.write import Script
+from labkit.write import Script, script_names
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -37,6 +39,9 @@ if TYPE_CHECKING:
 __all__ = ["Plan", "plan"]
 
 MOST_RANKS = 16384
+AGREEING = (
+    0.1  # of the rehearsed peak; where a strategy's formulas are known to be off, they are by less, or it is said
+)
 MOST_RANKS_WRITTEN = 64
 TENSOR_RANKS = 8  # they talk in every layer: more than a box has are worth no thought
 
@@ -58,11 +63,14 @@ def plan(
 
     Raises ScriptError or LaunchError for what `launch` would refuse. What cannot be planned is among `.problems`.
     """
-    script = script if isinstance(script, Script) else Script.load(script)
+    script, path = _script(script)
+    script.check()
     count, kind = devices_named(device)
-    ranks = _ranks(nproc_per_node, count)
+    ranks = _ranks(nproc_per_node, count, kind)
     layout = layout_of(script, ranks, parameters)
     problems: list[str] = []
+    if parameters.get("compile"):
+        problems.append("compile is not planned: figures are of the model as it is; compiled it often holds less")
 
     def found(asked: Future[Any], what: str) -> Any:
         try:
@@ -70,14 +78,21 @@ def plan(
         except Unplannable as error:
             problems.append(f"{what}: {error}")
 
-    with ThreadPoolExecutor() as both:
-        counted = both.submit(facts_of, script, parameters, _splits(layout))
-        early = both.submit(rehearse, script, ranks, parameters) if layout.pipeline == 1 else None
+    with asking() as threads:
+        counted = threads.submit(facts_of, script, parameters, _splits(layout), path=path)
+        play = partial(threads.submit, rehearse, script, ranks, parameters, path=path)
+        early = play() if layout.pipeline == 1 and layout.strategy != "zero1" else None  # all ranks are alike
         facts = found(counted, "not planned by formulas")
         if facts and (reason := refusal(script, facts, layout)):
             raise LaunchError(reason)
         rank, formulas = worst(facts, layout, on_gpu=not kind.shared) if facts and layout.strategy else (0, None)
-        rehearsed = found(early or both.submit(rehearse, script, ranks, parameters, rank=rank), "not rehearsed")
+        rehearsed = found(early or play(rank=rank), "not rehearsed")
+        states = None
+        if not formulas and not rehearsed:
+            asked = threads.submit(states_alone, script, layout, parameters, path=path)
+            states = found(asked, "nothing more is known of the model")
+    if formulas and rehearsed:
+        problems += _disagreement(peak(facts, layout, rank), rehearsed)  # both step one parameter after the other
     if rehearsed and layout.options.get("cpu_offload") and not kind.shared:
         problems.append(f"rehearsed {gib(rehearsed.bytes)} with what is offloaded to the host, so only formulas count")
         rehearsed = None
@@ -88,13 +103,10 @@ def plan(
         if measure and kind.name.startswith(THIS_MACHINE):
             measure_pace(script, ranks, parameters, again=False)
         advice = advise(script, facts, kind, ranks, parameters, Pace(script, facts, kind, ranks, parameters))
-    states = None
-    if not formulas and not rehearsed:
-        with ThreadPoolExecutor() as one:
-            states = found(one.submit(states_alone, script, layout, parameters), "nothing more is known of the model")
     return Plan(
-        script, ranks, parameters, kind, layout, rank, facts, formulas, rehearsed, states, advice, tuple(problems)
-    )
+        script, path, ranks, parameters, kind, layout, rank, facts, formulas, rehearsed, states, advice,
+        tuple(problems),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -107,6 +119,7 @@ class Plan:
     """
 
     script: Script
+    path: str  # of the script's file; "" when it has none of the user's own
     ranks: int
     parameters: Mapping[str, Any]
     device: Device
@@ -134,9 +147,12 @@ class Plan:
     def fits(self) -> bool | None:
         """Whether a rank's share of the device can hold that; None when it is not known."""
         usable = self.device.usable_by(self.ranks)
-        if self.bytes is None:
-            return False if self.states and sum(self.states.values()) > usable else None
-        return self.bytes <= usable
+        if self.advice and not self.advice.asked.peak:  # it cannot be trained there at all
+            return False
+        if self.bytes is not None:
+            return self.bytes <= usable
+        # how the states are divided is known of labkit's strategies only
+        return False if self.layout.strategy and self.states and sum(self.states.values()) > usable else None
 
     @property
     def step(self) -> StepTime | None:
@@ -222,13 +238,36 @@ class Plan:
         return verdict, rows, list(self.step.assumed) if self.step else []
 
 
-def _ranks(asked: Any, devices: int | None) -> int:
+def _script(script: Script | str | os.PathLike[str]) -> tuple[Script, str]:
+    """The script, and where it is when it is the user's own: it may import what is beside it."""
+    if isinstance(script, Script):
+        return script, ""
+    if isinstance(script, str) and script in script_names():
+        return Script.load(script), ""
+    return Script.load(script), str(Path(script).absolute())
+
+
+def _ranks(asked: Any, devices: int | None, kind: Device) -> int:
     """As many as are asked for, or as there are devices."""
     if asked == "auto":
         return devices or hardware().default_ranks
     if isinstance(asked, bool) or not isinstance(asked, int) or not 1 <= asked <= MOST_RANKS:
         raise LaunchError(f"nproc_per_node must be 'auto' or a whole number from 1 to {MOST_RANKS:,}, got {asked!r}")
+    here = kind.box if kind.name.startswith(THIS_MACHINE) and not kind.shared else None
+    if (most := devices or here) and asked > most:
+        raise LaunchError(f"{asked} ranks need {asked} devices; {most} x {kind.name} are planned for")
     return asked
+
+
+def _disagreement(formulas: Peak, rehearsed: Peak) -> list[str]:
+    """What to say when the two ways are too far apart for both to be right."""
+    if abs(formulas.bytes / rehearsed.bytes - 1) <= AGREEING:
+        return []
+    return [
+        f"formulas give {gib(formulas.bytes)}, the rehearsal of the script {gib(rehearsed.bytes)}: believe the "
+        "rehearsal, and other strategies' figures only roughly. Formulas take a model as embed, blocks and unembed in "
+        "turn, all of it trained, and the script's own step"
+    ]
 
 
 def _splits(layout: Layout) -> list[tuple[int, bool]]:

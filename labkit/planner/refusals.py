@@ -18,7 +18,13 @@ PIPELINED = ("embed", "blocks", "unembed")
 
 def refusal(script: Script, facts: Facts, layout: Layout) -> str:
     """Why the script would stop before its first step; "" when nothing speaks against it."""
-    return _pipeline(script, facts, layout) or _uncounted(facts, layout)
+    return _data(facts, layout) or _pipeline(script, facts, layout) or _uncounted(facts, layout)
+
+
+def _data(facts: Facts, layout: Layout) -> str:
+    if layout.global_batch > facts.samples:
+        return f"global_batch_size={layout.global_batch:,} exceeds the {facts.samples:,} training samples"
+    return ""
 
 
 def _uncounted(facts: Facts, layout: Layout) -> str:

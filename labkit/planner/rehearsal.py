@@ -6,6 +6,7 @@ ZeroRedundancyOptimizer and what pipeline stages send are stand-ins. Costs secon
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from labkit.planner.child import answer, ask
@@ -15,20 +16,23 @@ from labkit.write import Script, command_line
 __all__ = ["rehearse"]
 
 
-def rehearse(script: Script, ranks: int, parameters: dict[str, Any], *, rank: int = 0) -> Peak:
+def rehearse(script: Script, ranks: int, parameters: Mapping[str, Any], *, rank: int = 0, path: str = "") -> Peak:
     """What `rank` of `ranks` holds at the peak of a step, once the optimizer has its state.
+
+    `path` is that of the script's file, if it has one: modules beside it can be imported.
 
     Raises LaunchError when the script refuses its options, Unplannable when it cannot run on tensors without data.
     """
     argv = command_line(script, parameters)
-    return Peak(*ask("rehearsal", {"text": str(script), "argv": argv, "ranks": ranks, "rank": rank}))
+    question = {"text": str(script), "argv": argv, "path": path, "ranks": ranks, "rank": rank}
+    return Peak(*ask("rehearsal", question))
 
 
-def _peak(text: str, argv: list[str], ranks: int, rank: int) -> Peak:
+def _peak(text: str, argv: list[str], path: str, ranks: int, rank: int) -> Peak:
     from labkit.planner.scene import Scene
     from labkit.worker.tracker import Tracker
 
-    scene = Scene(text, argv)
+    scene = Scene(text, argv, path)
     script, args = scene.script, scene.args
     mesh = scene.join_group(ranks, rank)
     model = scene.prepare(scene.model())
@@ -62,7 +66,8 @@ def _make_state(optimizer: Any) -> None:
     """As the first step does; the peak is that of any later one. FSDP1 leaves gradients of empty shards out."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            parameter.grad = parameter.detach().clone() if parameter.numel() else None
+            trained = parameter.requires_grad and parameter.numel()
+            parameter.grad = parameter.detach().clone() if trained else None
     optimizer.step()
     optimizer.zero_grad()
 

@@ -26,7 +26,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.data import default_collate
 
-from labkit.planner.child import SCRIPT_FILE
+from labkit.planner.child import DEPENDS_ON_DATA, SCRIPT_FILE
 from labkit.planner.stand_ins import KnownStage, Replicated, Shards, SharedOptimizer
 
 __all__ = ["Scene"]
@@ -35,10 +35,10 @@ __all__ = ["Scene"]
 class Scene:
     """The script's names in `script`, its options in `args`; `fake` is the mode in which new tensors have no data."""
 
-    def __init__(self, text: str, argv: Sequence[str]):
+    def __init__(self, text: str, argv: Sequence[str], path: str = ""):
         _set_the_stage()
         gc.freeze()  # a big model on fake tensors is millions of Python objects; torch's own need not be looked at
-        self.script = _loaded(text)
+        self.script = _loaded(text, path)
         sys.argv = [SCRIPT_FILE, *argv]
         self.args = self.script.parse_args()
         self.fake = FakeTensorMode(allow_non_fake_inputs=True)
@@ -62,7 +62,10 @@ class Scene:
         try:
             with self.fake:
                 return self.script.Model()
-        except Exception:  # it looks at its own weights while it is built
+        except Exception as error:
+            if type(error).__name__ not in DEPENDS_ON_DATA:
+                raise
+            # It looks at its own weights while it is built.
             return self._without_data(self.script.Model())
         finally:
             torch.set_default_dtype(torch.float32)
@@ -124,12 +127,12 @@ def _set_the_stage() -> None:
     nn.Module.to = lambda module, *args, **kwargs: module  # type: ignore[method-assign]
 
 
-def _loaded(text: str) -> Any:
+def _loaded(text: str, path: str) -> Any:
     """The script as a module. It is not `__main__`, so it does not begin to train."""
     module = types.ModuleType("script")
-    module.__file__ = SCRIPT_FILE
+    module.__file__ = path or SCRIPT_FILE
     sys.modules["script"] = module
-    sys.path.insert(0, str(Path.cwd()))  # only now: what torch imports is loaded
+    sys.path.insert(0, str(Path(path).parent if path else Path.cwd()))  # only now: what torch imports is loaded
     linecache.cache[SCRIPT_FILE] = (len(text), None, text.splitlines(keepends=True), SCRIPT_FILE)
     exec(compile(text, SCRIPT_FILE, "exec", dont_inherit=True), module.__dict__)
     return module

@@ -14,13 +14,13 @@ __all__ = ["states_alone"]
 MOMENTS = 2  # of AdamW
 
 
-def states_alone(script: Script, layout: Layout, parameters: Mapping[str, Any]) -> dict[str, int]:
+def states_alone(script: Script, layout: Layout, parameters: Mapping[str, Any], *, path: str = "") -> dict[str, int]:
     """Bytes of parameters, gradients and optimizer state on a rank: 4, 4 and 8 per fp32 parameter, divided as ZeRO
     does (arXiv 1910.02054, section 5); layers are taken to split evenly over tensor and pipeline ranks.
 
     Raises LaunchError when the script refuses its options, Unplannable when its model cannot be built.
     """
-    sizes = ask("sizing", {"text": str(script), "argv": command_line(script, parameters)})
+    sizes = ask("sizing", {"text": str(script), "argv": command_line(script, parameters), "path": path})
     in_blocks = sizes["blocks"] // (layout.tensor * layout.pipeline)
     trained = in_blocks + sizes["rest"]
     itemsize = 8 if layout.precision == "fp64" else 4
@@ -33,10 +33,10 @@ def states_alone(script: Script, layout: Layout, parameters: Mapping[str, Any]) 
     }
 
 
-def _sizes(text: str, argv: Sequence[str]) -> dict[str, int]:
+def _sizes(text: str, argv: Sequence[str], path: str) -> dict[str, int]:
     from labkit.planner.scene import Scene
 
-    model = Scene(text, argv).model()
+    model = Scene(text, argv, path).model()
     trained = [p for p in model.parameters() if p.requires_grad]
     in_blocks = set(model.blocks.parameters()) if hasattr(model, "blocks") else set()
     blocks = sum(p.numel() for p in trained if p in in_blocks)

@@ -14,7 +14,7 @@ from labkit.planner.layout import Layout
 from labkit.planner.rates import Rates
 from labkit.planner.volume import Collective, held, volume, wire
 
-__all__ = ["BreakEven", "StepTime", "break_even", "scaling", "speed_up", "step_time", "stretched"]
+__all__ = ["StepTime", "scaling", "step_time", "stretched"]
 
 FSDP2 = ("fsdp", "zero2", "hybrid")
 # Of the fill and drain of 1F1B, what schedules leave (Qi et al., arXiv 2401.10241, table 1: (p-1)(f+b-2w) with f=b=w is
@@ -45,16 +45,6 @@ class StepTime:
     @property
     def predictions_per_second(self) -> float:
         return self.predictions / self.seconds
-
-
-@dataclass(frozen=True)
-class BreakEven:
-    """`samples` and `predictions` on each of two ranks whose backward just hides the all-reduce of all gradients, which
-    takes `seconds`."""
-
-    samples: float
-    predictions: float
-    seconds: float
 
 
 def step_time(facts: Facts, layout: Layout, rates: Rates, link: Link | None) -> StepTime:
@@ -96,20 +86,6 @@ def scaling(
             found[ranks] = step_time(facts, spread, rates, stretched(link, ranks, box, network))
         ranks *= 2
     return found
-
-
-def break_even(facts: Facts, rates: Rates, link: Link) -> BreakEven:
-    """Backward is two thirds of computing, and hides the all-reduce of P bytes when K samples take it as long: for a
-    transformer K = F / BW tokens, whatever the model's size, for both grow with it."""
-    seconds = link.kinds["all_reduce"].seconds(facts.elements * facts.itemsize)
-    samples = seconds / (2 / 3 * rates.both[1])
-    return BreakEven(samples, samples * facts.predictions, seconds)
-
-
-def speed_up(kappa: float) -> float:
-    """Of two ranks over one at the same K per rank, with kappa = K / break-even and perfect overlap: computing is 2
-    parts forward and 4 backward, which take as long as the all-reduce if that is longer. Below 0.4 two are slower."""
-    return 12 / (2 + 4 * max(1.0, 1 / kappa))
 
 
 def _compute(facts: Facts, layout: Layout, rates: Rates) -> float:

@@ -46,6 +46,7 @@ class RankHistory:
         self.memory_peak = 0.0
         self.held: dict[str, Any] = {}  # device; bytes of parameters, gradients and optimizer state on this rank
         self.traced: Peak | None = None  # of the step that was followed through all it allocates
+        self.untraced = ""  # why there was none
         self._steps_before = 0  # done by the run that this one resumed
         self.reports: deque[dict[str, Any]] = deque(maxlen=KEPT_REPORTS)
         self.values: dict[str, Any] = {}  # the newest value of everything the script reported
@@ -129,6 +130,8 @@ class RankHistory:
             self.memory_limit = finite(record.get("limit"))
         elif kind == "memory":
             self.traced = Peak(*(record[field] for field in Peak._fields))
+        elif kind == "untraced":
+            self.untraced = str(record["why"])[:LONGEST_TEXT]
         elif kind == "end":
             self.end = record
 

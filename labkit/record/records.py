@@ -14,7 +14,8 @@ the header pairs one of them with the wall clock):
      (what this rank holds after its first step, and the memory of its device, or of the host)
     {"k": "memory", "t": …, "step": 3, "bytes": …, "phase": "backward", "operation": "aten.mm.default",
      "categories": {"parameters": bytes, …}}
-     (the peak of the step that LABKIT_TRACE_MEMORY=1 had followed, see peak.py)
+     (the peak of the step that LABKIT_TRACE_MEMORY=1 had followed, see peak.py; "missed": tensors it could not follow)
+    {"k": "untraced", "t": …, "why": …}                                                or why there was none
     {"k": "report", "t": …, …}                                                            the script's own words
     {"k": "end", "t": …, "step": 200, "outcome": "finished" | "raised" | "exited", "dropped": 0}
 """

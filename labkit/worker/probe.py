@@ -106,6 +106,8 @@ class Probe:
     def finish(self, outcome: str) -> None:
         """Write what is left and how the script ended. Never raises, never waits for a device that may be stuck."""
         try:
+            if self._trace is not None:
+                self._trace.stop()
             if self._n:
                 self._record()
             self._flush()
@@ -178,6 +180,8 @@ class Probe:
             return
         self._optimizer = None
         now = clock()
+        if self._trace is not None:
+            self._trace.after_step(optimizer)
         if not self._is_a_step_of_the_training(optimizer):
             return
         self._stepped += now - self._stepping - self._waiting_since_mark()
@@ -204,7 +208,7 @@ class Probe:
         if now >= self._due:
             self._record()
         if self._trace is not None:
-            self._trace.after_step(self.step, optimizer)
+            self._trace.after_counted_step(self.step, optimizer)
         if self._device_clock is not None:  # events on every step would cost more than they tell
             self._timed = self._device_clock() if now + self._latest >= self._due else None
 
@@ -300,6 +304,7 @@ class Probe:
         after_evaluation_fetch = self._after_evaluation_fetch
         is_training, drop = torch.is_grad_enabled, self.recorder.drop
         after_fetch, before_backward, after_backward = self._after_fetch, self._before_backward, self._after_backward
+        before_fetch = self._trace.before_fetch if self._trace else None
 
         def __next__(loader: Any) -> Any:
             if not is_training():
@@ -309,6 +314,11 @@ class Probe:
                 except Exception as error:
                     drop(error)
                 return batch
+            if before_fetch:
+                try:
+                    before_fetch()
+                except Exception as error:
+                    drop(error)
             started = clock()
             batch = fetch(loader)
             try:

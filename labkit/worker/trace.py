@@ -10,43 +10,68 @@ from labkit.worker.recorder import Recorder
 __all__ = ["ASKED", "StepTrace"]
 
 ASKED = "LABKIT_TRACE_MEMORY"  # in the ranks' environment
-TRACED_STEP = 3  # the optimizer has its state, and what first steps make is made
+SETTLED_STEPS = 2  # after them the optimizer has its state, and what first steps make is made
 
 
 class StepTrace:
-    """Begins when the step before the traced one ends, and writes one record when that has ended, too."""
+    """Begins with the first batch that is fetched once training has settled, or for a training without a DataLoader
+    with the end of a step, and writes one record when the next step ends.
+    """
 
     def __init__(self, recorder: Recorder):
         self._recorder = recorder
+        self._optimizer: Any = None  # that steps regularly, once training has settled
         self._tracker: Any = None
+        self._done = False
+
+    def before_fetch(self) -> None:
+        if self._optimizer is not None and self._tracker is None:
+            self._begin()
 
     def before_step(self, optimizer: Any) -> None:
         if self._tracker is not None:
             self._tracker.before_step(optimizer)
 
-    def after_step(self, step: int, optimizer: Any) -> None:
+    def after_step(self, optimizer: Any) -> None:
+        """Of any optimizer, of those that are not the counted one, too."""
         if self._tracker is not None:
             self._tracker.after_step(optimizer)
-        if step == TRACED_STEP - 1:
-            self._begin(optimizer)
-        elif step == TRACED_STEP and self._tracker is not None:
-            self._end(step)
 
-    def _begin(self, optimizer: Any) -> None:
+    def after_counted_step(self, step: int, optimizer: Any) -> None:
+        if self._done:
+            return
+        if self._tracker is not None:
+            self._recorder.write(
+                {"k": "memory", "step": step, "missed": self._tracker.missed} | self._tracker.peak()._asdict()
+            )
+            self.stop()
+        elif self._optimizer is not None:
+            self._begin()  # nothing was fetched in the step that has just ended
+        elif step >= SETTLED_STEPS:
+            self._optimizer = optimizer
+
+    def stop(self) -> None:
+        """Also when the training ends first."""
+        if self._tracker is not None:
+            self._tracker.__exit__(None, None, None)
+        self._optimizer = self._tracker = None
+        self._done = True
+
+    def _begin(self) -> None:
         import torch
 
         from labkit.worker.tracker import Tracker
 
-        if torch.compiler.is_compiling() or torch._dynamo.utils.counters["frames"]["ok"]:
-            return  # what compiled code allocates passes no dispatcher
-        device = optimizer.param_groups[0]["params"][0].device.type  # of what is offloaded, the CPU
+        if torch._dynamo.utils.counters["frames"]["ok"]:  # what compiled code allocates passes no dispatcher
+            self._recorder.write(
+                {"k": "untraced", "why": "the model is compiled: what it allocates cannot be followed"}
+            )
+            self._done = True
+            self._optimizer = None
+            return
         gc.collect()
-        modules = [thing for thing in gc.get_objects() if isinstance(thing, torch.nn.Module)]
+        modules = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.nn.Module)]
+        device = self._optimizer.param_groups[0]["params"][0].device.type  # of what is offloaded, the CPU
         self._tracker = Tracker("cuda" if torch.cuda.is_initialized() else device)
-        self._tracker.mark_training(modules, [optimizer])
+        self._tracker.mark_training(modules, [self._optimizer])
         self._tracker.__enter__()
-
-    def _end(self, step: int) -> None:
-        self._tracker.__exit__(None, None, None)
-        self._recorder.write({"k": "memory", "step": step} | self._tracker.peak()._asdict())
-        self._tracker = None

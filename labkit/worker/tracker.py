@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -26,12 +26,14 @@ COLLECTIVES = ("c10d", "_c10d_functional", "fsdp")
 class Tracker(TorchDispatchMode):
     """Enter it for one step. What was there before counts if it is marked, or if a collective or FSDP's resizing uses
     it: not the data set. Of tensors on other types of device than `device_type` nothing counts, if one is given.
+    `missed` counts what has no storage that could be followed, such as sparse tensors: following never fails a step.
     """
 
     def __init__(self, device_type: str | None = None) -> None:
         super().__init__()
         self.device_type = device_type
         self.phase = "forward"
+        self.missed = 0
         self._operation = ""
         self._number = 0
         self._numbers: dict[int, int] = {}  # of living storages, by their address
@@ -46,11 +48,9 @@ class Tracker(TorchDispatchMode):
     def mark(self, tensors: Iterable[Any], category: str) -> None:
         """Say what storages are; those not seen before were there from the beginning."""
         wanted = CATEGORIES.index(category)
-        for tensor in tensors:
-            if isinstance(tensor, torch.Tensor):
-                for storage in _storages(tensor):
-                    number = self._number_of(storage, before=True)
-                    self._categories[number] = min(self._categories[number], wanted)
+        for storage in self._storages_in(list(tensors)):
+            number = self._number_of(storage, before=True)
+            self._categories[number] = min(self._categories[number], wanted)
 
     def mark_training(self, modules: Iterable[torch.nn.Module], optimizers: Iterable[torch.optim.Optimizer]) -> None:
         """Parameters, gradients and optimizer state as they are now. Once before the step and once in it before
@@ -107,9 +107,10 @@ class Tracker(TorchDispatchMode):
         def in_backward(differentiate: Callable[..., Any]) -> Callable[..., Any]:
             def call(*args: Any, **kwargs: Any) -> Any:
                 before, self.phase = self.phase, "backward"
-                gradients = differentiate(*args, **kwargs)
-                self.phase = before
-                return gradients
+                try:
+                    return differentiate(*args, **kwargs)
+                finally:
+                    self.phase = before
 
             return call
 
@@ -134,21 +135,25 @@ class Tracker(TorchDispatchMode):
         self._operation = str(func)
         category = "communication" if func.namespace in COLLECTIVES else "temporary"
         counts = category == "communication"
-        for tensor in tree_iter((args, kwargs)):
-            if isinstance(tensor, torch.Tensor):
-                for storage in _storages(tensor):
-                    self._number_of(storage, before=True, counts=counts)
+        for storage in self._storages_in((args, kwargs)):
+            self._number_of(storage, before=True, counts=counts)
         out = func(*args, **(kwargs or {}))
-        for tensor in tree_iter(out):
-            if isinstance(tensor, torch.Tensor):
-                for storage in _storages(tensor):
-                    number = self._number_of(storage, before=False, counts=counts)
-                    self._categories[number] = min(self._categories[number], CATEGORIES.index(category))
+        for storage in self._storages_in(out):
+            number = self._number_of(storage, before=False, counts=counts)
+            self._categories[number] = min(self._categories[number], CATEGORIES.index(category))
         return out
 
     def _saved(self, tensor: torch.Tensor) -> torch.Tensor:
         self.mark([tensor], "activations")
         return tensor
+
+    def _storages_in(self, values: Any) -> Iterator[Any]:
+        for tensor in tree_iter(values):
+            if isinstance(tensor, torch.Tensor):
+                try:
+                    yield from _storages(tensor)
+                except (NotImplementedError, RuntimeError):
+                    self.missed += 1
 
     def _number_of(self, storage: Any, *, before: bool, counts: bool = True) -> int:
         address = storage._cdata

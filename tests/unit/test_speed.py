@@ -9,7 +9,7 @@ from labkit.planner.devices import device_named
 from labkit.planner.facts import Facts, Unit
 from labkit.planner.layout import Layout
 from labkit.planner.rates import Rates, alone, assumed_link, assumed_rates
-from labkit.planner.speed import break_even, scaling, speed_up, step_time
+from labkit.planner.speed import scaling, step_time
 from labkit.write import Script
 
 MIB = 1 << 20
@@ -182,20 +182,6 @@ def test_a_strategy_scales_to_as_many_ranks_as_it_has_use_for(strategy, options,
     where = layout(strategy, 1, data=1, accumulate=4, options=options, **axis)
 
     assert list(scaling(FACTS, where, RATES, FREE, box=8, network=1e9)) == counts
-
-
-def test_break_even_is_where_backward_lasts_as_long_as_the_all_reduce():
-    link = dataclasses.replace(SLOW, ranks=2, kinds={kind: Line(0.0, 1e-8, 0.0) for kind in KINDS})
-    found = break_even(FACTS, RATES, link)
-
-    assert found.seconds == pytest.approx(FACTS.elements * 4e-8)
-    assert found.samples * 2 / 3 == pytest.approx(found.seconds)
-    assert found.predictions == found.samples * 100
-
-
-@pytest.mark.parametrize(("kappa", "gain"), [(2, 2.0), (1, 2.0), (0.86, 1.8), (0.5, 1.2), (0.4, 1.0), (0.1, 0.286)])
-def test_the_speed_up_of_two_devices_is_the_curve(kappa, gain):
-    assert speed_up(kappa) == pytest.approx(gain, abs=0.01)
 
 
 def test_what_is_assumed_of_a_device_is_said_and_the_band_is_wide():
