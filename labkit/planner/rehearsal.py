@@ -30,6 +30,7 @@ def rehearse(script: Script, ranks: int, parameters: Mapping[str, Any], *, rank:
 
 def _peak(text: str, argv: list[str], path: str, ranks: int, rank: int) -> Peak:
     from labkit.planner.scene import Scene
+    from labkit.planner.stand_ins import Silence
     from labkit.worker.tracker import Tracker
 
     scene = Scene(text, argv, path)
@@ -41,9 +42,10 @@ def _peak(text: str, argv: list[str], path: str, ranks: int, rank: int) -> Peak:
     micro_batches = [scene.batch(sample, size) for _ in range(args.accumulate)]
     if "pipeline" in mesh.mesh_dim_names:
         scene.tell_stages(model, micro_batches[0][0])
-    model = script.parallelize(model, mesh, args)  # a mesh holds real tensors
+    with Silence():
+        model = script.parallelize(model, mesh, args)  # a mesh holds real tensors
     scene.tell_types(model)
-    with scene.fake:
+    with scene.fake, Silence():
         optimizer = script.make_optimizer(model, mesh, args)
         for group in getattr(optimizer, "optim", optimizer).param_groups:
             group["foreach"] = False
