@@ -111,8 +111,14 @@ class Model:
         return [first, *blocks, Part("unembed", -2, module.unembed, rest, [], False)]
 
 
-def count(text: str, argv: Sequence[str], path: str = "", tensor: Sequence[tuple[int, bool]] = ()) -> dict[str, Any]:
-    """Facts, as JSON."""
+def count(
+    text: str,
+    argv: Sequence[str],
+    path: str = "",
+    tensor: Sequence[tuple[int, bool]] = (),
+    precisions: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Facts, as JSON. Split layers are counted in `precisions` only, if any are given."""
     scene = Scene(text, argv, path)
     model = Model(scene.model())
     torch.set_default_dtype(torch.float32)
@@ -125,7 +131,8 @@ def count(text: str, argv: Sequence[str], path: str = "", tensor: Sequence[tuple
     profiles: dict[Variant, tuple[Profile, ...]] = {}
     unsplit: dict[int, str] = {}
     for (ranks, sequence), variant in itertools.product([(1, False), *map(tuple, tensor)], variants):
-        if ranks not in unsplit:
+        skipped = ranks > 1 and precisions and variant.precision not in precisions
+        if ranks not in unsplit and not skipped:
             variant = variant._replace(tensor=ranks, sequence=sequence)
             try:
                 parts = model.variant(scene, variant, mesh_of(ranks) if ranks > 1 else None)

@@ -125,14 +125,25 @@ class Facts:
 
 
 def facts_of(
-    script: Script, parameters: Mapping[str, Any], tensor: Iterable[tuple[int, bool]] = (), *, path: str = ""
+    script: Script,
+    parameters: Mapping[str, Any],
+    tensor: Iterable[tuple[int, bool]] = (),
+    *,
+    path: str = "",
+    precisions: Iterable[str] = (),
 ) -> Facts:
-    """Count them in a process of its own. `tensor`: of layers split over so many ranks, with sequence parallel or not.
+    """Count them in a process of its own. `tensor`: of layers split over so many ranks, with sequence parallel or not;
+    in all precisions of a Variant, or in `precisions`.
 
     Raises LaunchError when the script refuses its options, Unplannable when its model cannot be built without data.
     """
     argv = command_line(script, parameters)
-    return Facts.from_json(ask("counting", {"text": str(script), "argv": argv, "path": path, "tensor": [*tensor]}))
+    return Facts.from_json(
+        ask(
+            "counting",
+            {"text": str(script), "argv": argv, "path": path, "tensor": [*tensor], "precisions": [*precisions]},
+        )
+    )
 
 
 def _profile(**written: Any) -> Profile:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from heapq import heappop, heappush
 from itertools import pairwise
 
 __all__ = ["adamw_state", "adamw_temporary", "dealt"]
@@ -32,6 +33,9 @@ def dealt(sizes: Sequence[int], ranks: int) -> list[list[int]]:
     Source: torch.distributed.optim.ZeroRedundancyOptimizer._partition_parameters.
     """
     each: list[list[int]] = [[] for _ in range(ranks)]
+    least = [(0, rank) for rank in range(ranks)]
     for size in sorted(sizes, reverse=True):
-        min(each, key=sum).append(size)
+        elements, rank = heappop(least)
+        each[rank].append(size)
+        heappush(least, (elements + size, rank))
     return each

@@ -19,7 +19,7 @@ from labkit.planner.curves import break_even_curve, scaling_curves
 from labkit.planner.devices import THIS_MACHINE, Device, devices_named
 from labkit.planner.facts import Facts, facts_of
 from labkit.planner.layout import Layout, layout_of
-from labkit.planner.memory import peak, worst
+from labkit.planner.memory import peak, variant_of, worst
 from labkit.planner.outlook import bar_of
 from labkit.planner.pace import Pace, measure_pace
 from labkit.planner.refusals import refusal
@@ -79,7 +79,8 @@ def plan(
             problems.append(f"{what}: {error}")
 
     with asking() as threads:
-        counted = threads.submit(facts_of, script, parameters, _splits(layout), path=path)
+        precisions = [variant_of(layout).precision]
+        counted = threads.submit(facts_of, script, parameters, _splits(layout), path=path, precisions=precisions)
         play = partial(threads.submit, rehearse, script, ranks, parameters, path=path)
         early = play() if layout.pipeline == 1 and layout.strategy != "zero1" else None  # all ranks are alike
         facts = found(counted, "not planned by formulas")
