@@ -123,7 +123,10 @@ def assert_attach_sees_every_step(
         assert_goes_on(folder, before[name])
 
 
-@pytest.mark.parametrize("event", [restart, restart_now, shutdown, sigkill])
+EVENTS = [restart, sigkill, *(pytest.param(event, marks=pytest.mark.soak) for event in (restart_now, shutdown))]
+
+
+@pytest.mark.parametrize("event", EVENTS)
 def test_interactive_runs_go_on_without_their_kernel(event, kernels) -> None:
     """An interrupt of another cell first: it must not have reached them either."""
     kernel = kernels("svg")
@@ -146,7 +149,7 @@ def test_interactive_runs_go_on_without_their_kernel(event, kernels) -> None:
         assert_attach_sees_every_step(runs, before, None)
 
 
-@pytest.mark.parametrize("event", [restart, restart_now, shutdown, sigkill])
+@pytest.mark.parametrize("event", EVENTS)
 def test_batch_runs_go_with_their_kernel(event, kernels) -> None:
     kernel = kernels("static")
     runs = launch_everywhere(kernel)

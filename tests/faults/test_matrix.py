@@ -16,7 +16,12 @@ BOUND = 20.0
 
 
 @pytest.mark.parametrize(
-    ("fault", "ranks"), [pytest.param(f, n, id=f"{f.id}-{f.fault}-{n}") for f in FAULTS for n in f.ranks]
+    ("fault", "ranks"),
+    [
+        pytest.param(f, n, id=f"{f.id}-{f.fault}-{n}", marks=[pytest.mark.soak] if n != f.ranks[0] else [])
+        for f in FAULTS
+        for n in f.ranks
+    ],
 )
 def test_the_culprit_is_named_and_nothing_is_left(fault: Fault, ranks: int) -> None:
     began = time.monotonic()

@@ -140,7 +140,7 @@ def test_ctrl_c_stops_the_run_however_often_it_is_pressed(presses, apart, fault,
         assert "Traceback" not in window.read()
 
 
-@pytest.mark.parametrize("presses", [1, 3])
+@pytest.mark.parametrize("presses", [1, pytest.param(3, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("moment", ["folder", "agent.json", "torchrun.log", "ranks/0"])
 def test_ctrl_c_while_torchrun_is_still_starting(moment, presses, terminal) -> None:
     window = terminal(*launched())

@@ -55,13 +55,13 @@ def as_gloo(kind: str) -> str:
 
 CASES = [
     ("ddp", 2, {}),
-    ("zero1", 2, {"accumulate": 2}),
     ("fsdp", 2, {"reshard_after_forward": "always", "precision": "bf16"}),
-    ("fsdp", 4, {"replicas": 2}),
     ("tensor_parallel", 2, {"sequence_parallel": True, "activation_checkpointing": True, "accumulate": 2}),
-    ("hybrid", 4, {"tensor": 2}),
 ]
 MORE = [
+    ("hybrid", 4, {"tensor": 2}),
+    ("fsdp", 4, {"replicas": 2}),
+    ("zero1", 2, {"accumulate": 2}),
     ("ddp", 2, {"accumulate": 2, "bucket_mib": 0.2}),
     ("ddp", 2, {"find_unused_parameters": True}),
     ("zero2", 2, {"accumulate": 2}),

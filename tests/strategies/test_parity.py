@@ -53,6 +53,7 @@ def test_every_strategy_trains_what_one_rank_trains(row, reference):
     assert_the_same(row, "transformer", reference)
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_in_single_precision_to_five_digits():
     """Under SGD. AdamW divides by the root of a second moment that starts near zero, which makes rounding grow."""
