@@ -299,7 +299,7 @@ def saved_by_four(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("saved_by_four", "single", 1),
         pytest.param("saved", "ddp", 4, marks=pytest.mark.soak),
         ("saved", "fsdp", 2),
-    ],  # fmt: skip
+    ],
 )
 def test_resumed_on_other_ranks_and_by_another_strategy_the_losses_are_the_same(
     origin: str, name: str, ranks: int, request: pytest.FixtureRequest, tmp_path: Path
