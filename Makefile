@@ -58,6 +58,7 @@ browser: .venv/dev
 
 soak: .venv/dev
 	$(BIN)/python -m pytest -m soak -s tests/integration tests/strategies tests/planner tests/faults
+	$(BIN)/python -m pytest -m soak -s tests/browser
 
 bench: .venv/dev
 	$(BIN)/python benchmarks/probe_overhead.py

@@ -96,7 +96,10 @@ def size(message: dict[str, Any]) -> int:
     return len(json.dumps(message, default=str, ensure_ascii=False).encode())
 
 
-@pytest.fixture(params=RELEASES)
+BETWEEN = ("6.29.5", "7.1.0")  # as those before and after them, so far
+
+
+@pytest.fixture(params=[pytest.param(r, marks=pytest.mark.soak) if r in BETWEEN else r for r in RELEASES])
 def front_end(request: pytest.FixtureRequest) -> Iterator[FrontEnd]:
     overlay, path = RELEASES[request.param], os.environ.get("PYTHONPATH", "")
     if overlay:

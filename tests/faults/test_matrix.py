@@ -13,12 +13,15 @@ import labkit
 
 SECONDS_PER_RANK = 6.0  # start-up, on two cores that others use too
 BOUND = 20.0
+TWINS = ("I3w", "I5a", "I6z", "I9d")  # of I3, I5, I6 and I9s
 
 
 @pytest.mark.parametrize(
     ("fault", "ranks"),
     [
-        pytest.param(f, n, id=f"{f.id}-{f.fault}-{n}", marks=[pytest.mark.soak] if n != f.ranks[0] else [])
+        pytest.param(
+            f, n, id=f"{f.id}-{f.fault}-{n}", marks=[pytest.mark.soak] if n != f.ranks[0] or f.id in TWINS else []
+        )
         for f in FAULTS
         for n in f.ranks
     ],
