@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 OPEN = "import labkit\npanel = labkit.panel('ddp', device='T4')\npanel"
 
 
@@ -12,6 +14,7 @@ def choose(notebook, label: str, value: str) -> None:
     row.locator("select").select_option(value)
 
 
+@pytest.mark.timeout(300)
 def test_a_move_changes_the_prediction_and_run_lays_the_measurement_over_it(notebook):
     notebook.open([OPEN])
     notebook.run(0)
@@ -32,7 +35,7 @@ def test_a_move_changes_the_prediction_and_run_lays_the_measurement_over_it(note
 
     choose(notebook, "precision", "fp32")
     notebook.output(0).get_by_role("button", name="Run").click()
-    notebook.wait_for_text(0, re.compile("succeeded|failed"), 120)
+    notebook.wait_for_text(0, re.compile("succeeded|failed"), 180)
     notebook.picture("panel-measured")
     assert "memory measured" in notebook.output(0).inner_text()
     assert not notebook.errors
