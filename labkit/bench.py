@@ -216,6 +216,7 @@ class Panel:
         assert planned.layout
         plan = Plan(
             script=planned.script,
+            path="",
             ranks=planned.ranks,
             parameters=planned.parameters,
             device=here,
