@@ -255,7 +255,8 @@ def test_what_a_loop_does_is_told_though_it_tells_nothing_itself():
         time.sleep(0.1)
 
     assert seen[0] == "starting the ranks"
-    assert [s for s in seen[1:] if s != "step 4"] == [
+    between = {f"step {n}" for n in range(1, 5)}  # whichever of the quick steps a look happened to meet
+    assert [s for s in seen[1:] if s not in between] == [
         "preparing: no step yet",
         "in the first step",
         "step 4, evaluating",
