@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -87,7 +87,13 @@ def plan(
         if facts and (reason := refusal(script, facts, layout)):
             raise LaunchError(reason)
         rank, formulas = worst(facts, layout, on_gpu=not kind.shared) if facts and layout.strategy else (0, None)
-        rehearsed = found(early or play(rank=rank), "not rehearsed")
+        rehearsing, advice = early or play(rank=rank), None
+        if facts and layout.strategy:
+            if measure and kind.name.startswith(THIS_MACHINE):
+                wait([rehearsing])  # while ranks are timed nothing else may run
+                measure_pace(script, ranks, parameters, again=False)
+            advice = advise(script, facts, kind, ranks, parameters, Pace(script, facts, kind, ranks, parameters))
+        rehearsed = found(rehearsing, "not rehearsed")
         states = None
         if not formulas and not rehearsed:
             asked = threads.submit(states_alone, script, layout, parameters, path=path)
@@ -99,11 +105,6 @@ def plan(
         rehearsed = None
     if not layout.strategy:
         problems.append("not planned by formulas: the strategy cell is not one of labkit's")
-    advice = None
-    if facts and layout.strategy:
-        if measure and kind.name.startswith(THIS_MACHINE):
-            measure_pace(script, ranks, parameters, again=False)
-        advice = advise(script, facts, kind, ranks, parameters, Pace(script, facts, kind, ranks, parameters))
     return Plan(
         script, path, ranks, parameters, kind, layout, rank, facts, formulas, rehearsed, states, advice,
         tuple(problems),

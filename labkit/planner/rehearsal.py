@@ -6,7 +6,9 @@ ZeroRedundancyOptimizer and what pipeline stages send are stand-ins. Costs secon
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from labkit.planner.child import answer, ask
@@ -30,7 +32,7 @@ def rehearse(script: Script, ranks: int, parameters: Mapping[str, Any], *, rank:
 
 def _peak(text: str, argv: list[str], path: str, ranks: int, rank: int) -> Peak:
     from labkit.planner.scene import Scene
-    from labkit.planner.stand_ins import Silence
+    from labkit.planner.stand_ins import silence
     from labkit.worker.tracker import Tracker
 
     scene = Scene(text, argv, path)
@@ -42,15 +44,18 @@ def _peak(text: str, argv: list[str], path: str, ranks: int, rank: int) -> Peak:
     micro_batches = [scene.batch(sample, size) for _ in range(args.accumulate)]
     if "pipeline" in mesh.mesh_dim_names:
         scene.tell_stages(model, micro_batches[0][0])
-    with Silence():
+    with silence():
         model = script.parallelize(model, mesh, args)  # a mesh holds real tensors
     scene.tell_types(model)
-    with scene.fake, Silence():
+    with scene.fake, silence():
         optimizer = script.make_optimizer(model, mesh, args)
-        for group in getattr(optimizer, "optim", optimizer).param_groups:
-            group["foreach"] = False
+        stepping = getattr(optimizer, "optim", optimizer)  # ZeroRedundancyOptimizer steps its share in .optim
+        for group in stepping.param_groups:
+            if "foreach" in group:
+                group["foreach"] = False
         scaler = script.LossScaler("cpu", enabled=False)
-        _make_state(optimizer)
+        alike = _alike(stepping)
+        _make_state(stepping, alike)
         model.train()
         tracker = Tracker()
         tracker.mark_training([model], [optimizer])
@@ -58,20 +63,50 @@ def _peak(text: str, argv: list[str], path: str, ranks: int, rank: int) -> Peak:
         with tracker:
             script.forward_backward(model, micro_batches, scaler)
             tracker.before_step(optimizer)
-            optimizer.step()
+            with _only(stepping, {first for first, *_ in alike}):
+                optimizer.step()
             tracker.after_step(optimizer)
             optimizer.zero_grad()
     return tracker.peak()
 
 
-def _make_state(optimizer: Any) -> None:
-    """As the first step does; the peak is that of any later one. FSDP1 leaves gradients of empty shards out."""
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            trained = parameter.requires_grad and parameter.numel()
-            parameter.grad = parameter.detach().clone() if trained else None
+def _alike(optimizer: Any) -> list[list[Any]]:
+    """Its trained parameters, those in one list that are stepped in the same way, one after the other.
+
+    Of a hundred layers that are alike stepping one tells all: nothing of the first is left when the second begins.
+    That is known of torch's own optimizers. FSDP1 leaves gradients of empty shards out.
+    """
+    torchs_own = type(optimizer).__module__.startswith("torch.optim.")
+    singly = torchs_own and all(group.get("foreach") is False for group in optimizer.param_groups)
+    alike: dict[Any, list[Any]] = defaultdict(list)
+    for number, group in enumerate(optimizer.param_groups):
+        for p in group["params"]:
+            if p.requires_grad and p.numel():
+                kind = (number, type(p), p.shape, p.dtype, getattr(p, "placements", None))
+                alike[kind if singly else id(p)].append(p)
+    return [*alike.values()]
+
+
+def _make_state(optimizer: Any, alike: list[list[Any]]) -> None:
+    """As the first step does; the peak is that of any later one."""
+    for first, *_ in alike:
+        first.grad = first.detach().clone()
     optimizer.step()
     optimizer.zero_grad()
+    for first, *others in alike:
+        for p in others if first in optimizer.state else []:
+            optimizer.state[p] = {name: value.clone() for name, value in optimizer.state[first].items()}
+
+
+@contextmanager
+def _only(optimizer: Any, parameters: set[Any]) -> Iterator[None]:
+    """While it steps nothing but these."""
+    groups = [(group, group["params"]) for group in optimizer.param_groups]
+    for group, all_of_them in groups:
+        group["params"] = [p for p in all_of_them if p in parameters]
+    yield
+    for group, all_of_them in groups:
+        group["params"] = all_of_them
 
 
 if __name__ == "__main__":

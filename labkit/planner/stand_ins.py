@@ -5,7 +5,7 @@ talk to other ranks. Each allocates what the real one does, when it does.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch.distributed.pipelining import PipelineStage
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-__all__ = ["KnownStage", "Replicated", "Shards", "SharedOptimizer", "Silence"]
+__all__ = ["KnownStage", "Replicated", "Shards", "SharedOptimizer", "silence"]
 
 
 class Replicated(nn.Module):
@@ -95,9 +95,13 @@ class KnownStage(PipelineStage):
         return SimpleNamespace(item=lambda: 1)
 
 
-class Silence(TorchDispatchMode):
-    """Collectives on tensors without data: over at once. From torch 2.13 on they do that by themselves."""
+def silence() -> AbstractContextManager[Any]:
+    """Collectives on tensors without data are over at once. From torch 2.13 on they are that by themselves."""
+    major, minor = map(int, torch.__version__.split(".")[:2])
+    return nullcontext() if (major, minor) >= (2, 13) else _Silence()
 
+
+class _Silence(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace != "c10d" or not any(isinstance(t, FakeTensor) for t in tree_iter((args, kwargs))):
             return func(*args, **(kwargs or {}))

@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter
 
 from labkit.record.peak import CATEGORIES, Peak
 
 __all__ = ["Tracker"]
 
+COMMUNICATION, TEMPORARY = CATEGORIES.index("communication"), CATEGORIES.index("temporary")
 COLLECTIVES = ("c10d", "_c10d_functional", "fsdp")
 
 
@@ -34,7 +34,7 @@ class Tracker(TorchDispatchMode):
         self.device_type = device_type
         self.phase = "forward"
         self.missed = 0
-        self._operation = ""
+        self._operation: Any = ""
         self._number = 0
         self._numbers: dict[int, int] = {}  # of living storages, by their address
         self._references: dict[int, weakref.ref[Any]] = {}
@@ -42,7 +42,7 @@ class Tracker(TorchDispatchMode):
         self._categories: dict[int, int] = {}
         self._passed_over: set[int] = set()  # storages from before of which nobody has said what they are
         self._before: list[tuple[int, int]] = []  # storage, bytes
-        self._events: list[tuple[int, int, str, str]] = []  # storage, bytes more or less, phase, operation
+        self._events: list[tuple[int, int, str, Any]] = []  # storage, bytes more or less, phase, operation
         self._undo: list[Any] = []
 
     def mark(self, tensors: Iterable[Any], category: str) -> None:
@@ -90,7 +90,7 @@ class Tracker(TorchDispatchMode):
             if total > most:
                 most, phase, operation, at_peak = total, when, what, dict(held)
         named = {CATEGORIES[c]: size for c, size in sorted(at_peak.items()) if size}
-        return Peak(most, phase, operation, named)
+        return Peak(most, phase, str(operation), named)
 
     def __enter__(self) -> Tracker:
         resize, backward, grad = torch.UntypedStorage.resize_, torch.autograd.backward, torch.autograd.grad
@@ -98,7 +98,7 @@ class Tracker(TorchDispatchMode):
         def resized(storage: Any, size: int) -> Any:
             number = self._number_of(storage, before=True)
             # FSDP frees what it gathered, and takes it again, by resizing
-            self._categories[number] = min(self._categories[number], CATEGORIES.index("communication"))
+            self._categories[number] = min(self._categories[number], COMMUNICATION)
             done = resize(storage, size)
             if not self._is_elsewhere(storage):
                 self._change(number, storage.nbytes())
@@ -132,15 +132,15 @@ class Tracker(TorchDispatchMode):
             undo()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self._operation = str(func)
-        category = "communication" if func.namespace in COLLECTIVES else "temporary"
-        counts = category == "communication"
-        for storage in self._storages_in((args, kwargs)):
+        self._operation = func
+        category = COMMUNICATION if func.namespace in COLLECTIVES else TEMPORARY
+        counts = category == COMMUNICATION
+        for storage in self._storages_in([*args, *(kwargs or {}).values()]):
             self._number_of(storage, before=True, counts=counts)
         out = func(*args, **(kwargs or {}))
         for storage in self._storages_in(out):
             number = self._number_of(storage, before=False, counts=counts)
-            self._categories[number] = min(self._categories[number], CATEGORIES.index(category))
+            self._categories[number] = min(self._categories[number], category)
         return out
 
     def _saved(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -148,12 +148,11 @@ class Tracker(TorchDispatchMode):
         return tensor
 
     def _storages_in(self, values: Any) -> Iterator[Any]:
-        for tensor in tree_iter(values):
-            if isinstance(tensor, torch.Tensor):
-                try:
-                    yield from _storages(tensor)
-                except (NotImplementedError, RuntimeError):
-                    self.missed += 1
+        for tensor in _tensors_in(values):
+            try:
+                yield from _storages(tensor)
+            except (NotImplementedError, RuntimeError):
+                self.missed += 1
 
     def _number_of(self, storage: Any, *, before: bool, counts: bool = True) -> int:
         address = storage._cdata
@@ -165,7 +164,7 @@ class Tracker(TorchDispatchMode):
             return number
         self._number = number = self._number + 1
         self._numbers[address] = number
-        self._categories[number] = CATEGORIES.index("temporary")
+        self._categories[number] = TEMPORARY
         self._references[address] = weakref.ref(storage, lambda _: self._forget(address, number))
         if before and not counts:
             self._passed_over.add(number)
@@ -193,6 +192,13 @@ class Tracker(TorchDispatchMode):
         if more:
             self._sizes[number] = size
             self._events.append((number, more, self.phase, self._operation))
+
+
+def _tensors_in(values: Any) -> list[torch.Tensor]:
+    """What operators take and give are tensors, and lists and tuples of them."""
+    if isinstance(values, torch.Tensor):
+        return [values]
+    return [tensor for value in values for tensor in _tensors_in(value)] if isinstance(values, (list, tuple)) else []
 
 
 def _storages(tensor: torch.Tensor) -> list[Any]:
