@@ -166,13 +166,12 @@ class Sharded:
             self.ledger.note(phase, f"gathering {group.name}", communication=more, temporary=given)
             if phase == "backward":
                 self._prefetch(group)
-        if phase == "forward":
-            self._buffer(group)
-        self.ledger.note(phase, f"gathering {group.name}", communication=whole, temporary=given)
+        # In forward a buffer stays until the next group is whole: wait_for_unshard still names it. torch 2.13.
+        beside = self._gathered(group) if phase == "forward" and self.gathering is not group else 0
+        self.ledger.note(phase, f"gathering {group.name}", communication=beside + whole, temporary=given)
+        self._buffer(group if phase == "forward" else None)
         held["communication"] += whole
         self.whole.add(group)
-        if phase == "backward":  # in forward the buffer stays until the next group is gathered
-            self._buffer(None)
 
     def _prefetch(self, group: Group) -> None:
         if group not in self.whole:

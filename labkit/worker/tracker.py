@@ -137,6 +137,9 @@ class Tracker(TorchDispatchMode):
         counts = category == COMMUNICATION
         for storage in self._storages_in([*args, *(kwargs or {}).values()]):
             self._number_of(storage, before=True, counts=counts)
+        if func.namespace == "fsdp" and "chunk_cat" in func.__name__:  # before FSDP's reduce-scatter
+            self.mark(_tensors_in(args), "gradients")
+            self.mark(_tensors_in([*kwargs.values()]), "communication")
         out = func(*args, **(kwargs or {}))
         for storage in self._storages_in(out):
             number = self._number_of(storage, before=False, counts=counts)

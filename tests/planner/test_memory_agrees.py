@@ -30,7 +30,7 @@ ROWS = [
     ("single", 1, "CNN", {"accumulate": 2}, 0.001),
     ("ddp", 2, "MLP", {"gradient_as_bucket_view": False, "accumulate": 4}, 0.02),
     ("zero1", 4, "MLP", {}, 0.02),
-    ("zero2", 2, "transformer", {"accumulate": 2}, 0.06),
+    ("zero2", 4, "MLP", {"global_batch_size": 4}, 0.001),
     ("fsdp", 4, "MLP", {"precision": "bf16"}, 0.06),
     ("fsdp", 2, "transformer", {"reshard_after_forward": "always", "activation_checkpointing": True}, 0.06),
     ("fsdp1", 2, "MLP", {}, 0.06),
