@@ -32,6 +32,11 @@ class Stacks:
     sentence: str
     ranks: list[RankStack]
 
+    @property
+    def are_gone(self) -> bool:
+        """Whether all ranks ended while they were asked: then nothing is known of where they were."""
+        return bool(self.ranks) and all(rank.process == "gone" for rank in self.ranks)
+
     def __repr__(self) -> str:
         details = (f"== rank {r.rank}, step {r.step}, {r.process} ==\n{r.text.strip()}" for r in self.ranks)
         return plain("\n\n".join([self.sentence, *details]))

@@ -157,7 +157,7 @@ class Supervisor:
             self.looking = self.looker.submit(look_at, folder, self.folder)  # takes seconds; a stop must not wait
         elif self.looking is not None and self.looking.done():
             where, self.looking = self.looking, None
-            if stalled and where.exception() is None:
+            if stalled and where.exception() is None and not where.result().are_gone:
                 self.write(replace(self.state, notice=_notice(stalled, folder, where.result().sentence)))
         elif not stalled and self.told:
             self.told = set()

@@ -11,7 +11,7 @@ from faults.scene import FAULTY
 
 __all__ = ["FAULTS", "FAULTY", "GROUP_TIMEOUT", "Fault"]
 
-GROUP_TIMEOUT = 8  # seconds, of the process group
+GROUP_TIMEOUT = 12  # seconds, of the process group
 
 
 @dataclass(frozen=True)

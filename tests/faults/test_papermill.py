@@ -91,15 +91,15 @@ def test_a_training_that_is_not_over_ends_with_the_cell_that_fails(papermill, tm
 
 
 def test_a_cell_that_takes_longer_than_papermill_allows_ends_its_training(papermill, tmp_path) -> None:
-    process = papermill([LAUNCH, "print('not reached')"], "--execution-timeout", "10")
-    folder = wait_for_step(the_run(), 30)
+    process = papermill([LAUNCH, "print('not reached')"], "--execution-timeout", "20")
+    folder = wait_for_step(the_run(), 60)
     before, kernel = written(folder), kernel_of(process)
 
-    told = assert_clean(folder, before, within=10 + BOUND)
+    told = assert_clean(folder, before, within=20 + BOUND)
 
     assert process.wait(BOUND * SHARED_MACHINE) == 1
     assert told["cause"]["sentence"] in (STOPPED, GONE)
-    assert told["ended"] - told["started"] < 10 + BOUND * SHARED_MACHINE
+    assert told["ended"] - told["started"] < 20 + BOUND * SHARED_MACHINE
     assert_kernel_ended(kernel)
     assert "imeout" in (tmp_path / "papermill.log").read_text()
     assert not nbformat.read(tmp_path / "out.ipynb", 4).cells[-1].outputs
