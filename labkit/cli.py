@@ -88,6 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     start.add_argument("--watchdog", type=float, metavar="SECONDS", help="end a run in which no rank moves so long")
     start.add_argument("--name", help="part of the run folder's name")
     start.add_argument("--watch", action="store_true", help="draw the live view in the terminal")
+    start.add_argument("--profile", action="store_true", help="record three steps for `labkit timeline`")
     start.add_argument("--detach", action="store_true", help="return at once; the run outlives this terminal")
     plan = verb("plan", _plan, "what each strategy would hold and how fast it would be, before anything is launched; "
                 "exits with 1 when it does not fit",
@@ -101,6 +102,7 @@ def _parser() -> argparse.ArgumentParser:
         ("attach", _attach, "follow a run until its end; Ctrl-C leaves it going", "latest"),
         ("stop", _stop, "end a run on every rank; without an id, the newest that is going on", None),
         ("stacks", _stacks, "where every rank of a run is just now: why is it stuck?", "latest"),
+        ("timeline", _timeline, "seconds per phase of the steps of a run that was launched with --profile", "latest"),
         ("report", _report, "write report.html into a run's folder", "latest"),
     ):
         which = "an id, part of one, a path, or latest"
@@ -135,6 +137,7 @@ def _launch(arguments: argparse.Namespace, rest: list[str]) -> int:
         watchdog=arguments.watchdog,
         wait=False,
         detach=arguments.detach,
+        profile=arguments.profile,
     )
     if not arguments.detach:
         run.wait(watch=arguments.watch)
@@ -205,6 +208,10 @@ def _stop(arguments: argparse.Namespace, rest: list[str]) -> None:
 
 def _stacks(arguments: argparse.Namespace, rest: list[str]) -> None:
     print(labkit.attach(arguments.which, runs_dir=arguments.runs_dir).stacks())
+
+
+def _timeline(arguments: argparse.Namespace, rest: list[str]) -> None:
+    print(labkit.attach(arguments.which, runs_dir=arguments.runs_dir).timeline())
 
 
 def _report(arguments: argparse.Namespace, rest: list[str]) -> None:

@@ -26,6 +26,7 @@ from labkit.view.page import attempt_ended, run_text
 from labkit.view.report import static_bundle, write_report
 from labkit.view.run_list import RunList
 from labkit.view.terminal import Screen, StatusLine
+from labkit.view.timeline import Timeline
 from labkit.write import Script
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ PROGRESS_SECONDS = 30.0
 REDRAW_SECONDS = 1.0
 LOG_BYTES = 1 << 20
 TRACE_MEMORY = "LABKIT_TRACE_MEMORY"  # which worker/trace.py looks for
+PROFILE = "LABKIT_PROFILE"  # and worker/profile.py
 
 
 def launch(
@@ -54,6 +56,7 @@ def launch(
     wait: bool | None = None,
     detach: bool | None = None,
     trace_memory: bool = False,
+    profile: bool = False,
     **parameters: Any,
 ) -> Run:
     """Start a script on every rank with torchrun and return at once; in a notebook the live view appears.
@@ -69,7 +72,8 @@ def launch(
     counts as failed.
     A Plan may stand for the script: its ranks and parameters are used, and what it predicts is written into the run
     folder before the first rank starts. Then, and with `trace_memory=True`, every rank follows one step through all it
-    allocates, which makes that step slow; `run.memory()` shows it beside the plan.
+    allocates, which makes that step slow; `run.memory()` shows it beside the plan. With `profile=True` every rank
+    records three steps, the sixth to the eighth, with torch's profiler; `run.timeline()` draws them.
 
     Raises LaunchError or ScriptError before any process is started; waiting, RankFailedError.
     """
@@ -95,6 +99,7 @@ def launch(
         tied=tied,
         prediction=prediction,
         trace_memory=trace_memory or prediction is not None,
+        profile=profile,
     )
     if ui() in ("svg", "display", "static"):
         run.show()
@@ -118,11 +123,13 @@ def begin(
     name: str | None = None,
     runs_dir: str | os.PathLike[str] | None = None,
     trace_memory: bool = False,
+    profile: bool = False,
     **care: Any,
 ) -> Run:
     """Start a run as `launch` does, and show nothing. `tied`: it ends with this process."""
     settings = preflight.settings_for(nproc_per_node, backend, env) | dict(env or {})
     settings |= {TRACE_MEMORY: "1"} if trace_memory else {}
+    settings |= {PROFILE: "1"} if profile else {}
     return Run(
         start(
             script,
@@ -258,6 +265,11 @@ class Run:
     def memory(self) -> Memory:
         """What each rank held at the peak of a traced step, by category, beside what was planned for it."""
         return Memory(self.folder)
+
+    def timeline(self) -> Timeline:
+        """What every rank did in the steps that were profiled: it shows itself, and has `.figure()`, `.animation()`,
+        a `.table` of seconds per phase and a pipeline's `.bubble`. Raises LabError when no step was."""
+        return Timeline(self.folder)
 
     def report(self) -> Path:
         """Write `report.html` into the run folder and return its path."""

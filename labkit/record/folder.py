@@ -72,6 +72,10 @@ class RunFolder:
     def collectives(self, rank: int) -> Path:
         return self.rank(rank) / "collectives.json"
 
+    def profile(self, rank: int) -> Path:
+        """What torch's profiler recorded; readers of such traces take the folder of them all."""
+        return self.path / "profile" / f"rank{rank}.json.gz"
+
     def host(self, name: str) -> Path:
         return self.hosts / f"{slug(name)}.jsonl"
 

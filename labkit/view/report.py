@@ -7,16 +7,19 @@ import base64
 import io
 import json
 import re
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from labkit.errors import LabError
 from labkit.record import RunFolder, RunReader, State, read_state
 from labkit.record.files import read_text
 from labkit.record.text import escaped
 from labkit.view.figures import memory_by_category, over_time
 from labkit.view.log_tail import tail_of_log
 from labkit.view.page import run_charts, run_html, run_text
+from labkit.view.timeline import Timeline
 
 __all__ = ["static_bundle", "write_report"]
 
@@ -93,6 +96,8 @@ def _interactive(reader: RunReader) -> tuple[str, list[str]]:
     except ImportError:
         return "", []
     drawn = [over_time(reader)] + ([memory_by_category(reader)] if any(h.held for h in reader.ranks.values()) else [])
+    with suppress(LabError):  # most runs were not profiled
+        drawn.append(Timeline(reader.folder).figure())
     # "<" cannot end the script element, whatever a name holds
     figures = ",".join(figure.to_json().replace("<", "\\u003c") for figure in drawn)
     places = "".join(f'<div class="figure" id="figure{i}"></div>' for i in range(len(drawn)))

@@ -17,6 +17,7 @@ from contextlib import suppress
 from labkit.record.folder import RunFolder
 from labkit.worker import failure, guard
 from labkit.worker.probe import Probe
+from labkit.worker.profile import ASKED
 from labkit.worker.pulse import Pulse
 
 
@@ -27,7 +28,7 @@ def main() -> None:
     guard.die_with_parent()
     guard.leave_no_core()
     guard.dump_stacks_on_signal(folder, rank)
-    probe = Probe(folder.metrics(rank))
+    probe = Probe(folder.metrics(rank), folder.profile(rank) if os.environ.get(ASKED) == "1" else None)
     Pulse(folder, rank, probe).start()
     sys.argv = sys.argv[1:]
     code, outcome = 0, "finished"

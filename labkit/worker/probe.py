@@ -22,8 +22,10 @@ from typing import Any
 from labkit.worker.communication import Communication
 from labkit.worker.device_clock import DeviceClock
 from labkit.worker.memory import allocator, held_by, host_memory, resident_set
+from labkit.worker.profile import StepProfile
 from labkit.worker.recorder import Recorder
-from labkit.worker.trace import ASKED, StepTrace
+from labkit.worker.trace import ASKED as TRACE_MEMORY
+from labkit.worker.trace import StepTrace
 
 __all__ = ["Probe"]
 
@@ -36,9 +38,11 @@ SCALAR = ((), (1,))
 
 
 class Probe:
-    """One rank's observer. `step` counts steps of the optimizer that steps most regularly: the first, as a rule."""
+    """One rank's observer. `step` counts steps of the optimizer that steps most regularly: the first, as a rule.
+    Where `profile` is given, a few steps are recorded there with torch's profiler.
+    """
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, profile: Path | None = None):
         self.step = 0
         self.recorder = Recorder(path)
         self._memory: Callable[[], dict[str, float]] = resident_set()
@@ -58,7 +62,8 @@ class Probe:
         self._device_clock: Callable[[], DeviceClock] | None = None  # once the script trains on CUDA
         self._timed: DeviceClock | None = None  # while a step on CUDA is timed
         self._waiting: deque[tuple[dict[str, Any], DeviceClock, float | None]] = deque(maxlen=UNREAD_RECORDS)
-        self._trace = StepTrace(self.recorder) if os.environ.get(ASKED) == "1" else None
+        self._trace = StepTrace(self.recorder) if os.environ.get(TRACE_MEMORY) == "1" else None
+        self._profile = StepProfile(profile) if profile is not None else None
         self._open_window()
 
     def _open_window(self) -> None:
@@ -106,8 +111,9 @@ class Probe:
     def finish(self, outcome: str) -> None:
         """Write what is left and how the script ended. Never raises, never waits for a device that may be stuck."""
         try:
-            if self._trace is not None:
-                self._trace.stop()
+            for watching in (self._trace, self._profile):
+                if watching is not None:
+                    watching.stop()
             if self._n:
                 self._record()
             self._flush()
@@ -143,6 +149,8 @@ class Probe:
     def _before_backward(self) -> None:
         if self._timed is not None:
             self._timed.end("forward")
+        if self._profile is not None:
+            self._profile.before_backward()
         self._evaluates = False
         now = clock()
         self._forward += now - (self._fetched or self._step_started) - self._waiting_since_mark()
@@ -150,6 +158,8 @@ class Probe:
 
     def _after_backward(self, loss: Any) -> None:
         """`loss` is None for a part of one: zero-bubble pipelines take `autograd.grad` of inputs, later of weights."""
+        if self._profile is not None:
+            self._profile.after_backward()
         now = clock()
         self._backward += now - self._fetched - self._waiting_since_mark()
         self._fetched = now  # another micro-batch may follow without a DataLoader
@@ -209,6 +219,8 @@ class Probe:
             self._record()
         if self._trace is not None:
             self._trace.after_counted_step(self.step, optimizer)
+        if self._profile is not None:
+            self._profile.after_counted_step(self.step)
         if self._device_clock is not None:  # events on every step would cost more than they tell
             self._timed = self._device_clock() if now + self._latest >= self._due else None
 
@@ -304,7 +316,7 @@ class Probe:
         after_evaluation_fetch = self._after_evaluation_fetch
         is_training, drop = torch.is_grad_enabled, self.recorder.drop
         after_fetch, before_backward, after_backward = self._after_fetch, self._before_backward, self._after_backward
-        before_fetch = self._trace.before_fetch if self._trace else None
+        before_fetches = [watching.before_fetch for watching in (self._trace, self._profile) if watching]
 
         def __next__(loader: Any) -> Any:
             if not is_training():
@@ -314,7 +326,7 @@ class Probe:
                 except Exception as error:
                     drop(error)
                 return batch
-            if before_fetch:
+            for before_fetch in before_fetches:
                 try:
                     before_fetch()
                 except Exception as error:

@@ -18,7 +18,7 @@ __all__ = ["Option", "check_flags", "command_line", "options_of", "own_options",
 
 # What launch itself takes, for the nearest name of a mistyped one.
 LAUNCH_NAMES = ("nproc_per_node", "backend", "args", "name", "runs_dir", "env", "retries", "watchdog", "wait", "detach",
-                "trace_memory")  # fmt: skip
+                "trace_memory", "profile")  # fmt: skip
 
 
 @dataclass(frozen=True)

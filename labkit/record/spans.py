@@ -1,0 +1,217 @@
+"""What ranks did in the steps that torch's profiler recorded, as spans of time.
+
+A trace holds thousands of operators. What a rank was doing is one of a few phases, marked by worker/profile.py or by
+torch itself; what it sent and received are the collectives of its backend, or on GPUs NCCL's kernels.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import zlib
+from bisect import bisect_right
+from collections.abc import Iterable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from labkit.record.intervals import Interval, intersection, subtracted, union
+
+__all__ = ["COMMUNICATION", "COMPUTE", "WAITING", "Span", "read_spans"]
+
+COMPUTE = ("forward", "backward", "weights", "optimizer", "input")
+COMMUNICATION = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "send_recv", "all_to_all", "barrier")
+WAITING = "waiting"
+SHORTEST_WAIT = 100e-6  # seconds between two operators that are not just Python
+# How torch's operators, gloo and NCCL's kernels spell them. What gloo sends it counts as sent when that is waited for,
+# which is any time later: the receiver's span is the one that tells.
+KINDS = {
+    "allreduce": "all_reduce",
+    "allgather": "all_gather",
+    "reducescatter": "reduce_scatter",
+    "broadcast": "broadcast",
+    "sendrecv": "send_recv",
+    "recv": "send_recv",
+    "alltoall": "all_to_all",
+    "barrier": "barrier",
+}
+
+
+class Span(NamedTuple):
+    """From `start` to `end`, in seconds since the first recorded step of any rank began. `kind` is one of COMPUTE,
+    COMMUNICATION or "waiting"; `label` says more: the block that is gathered. `stage` and `chunk` are the pipeline
+    stage and the micro-batch, where there are such."""
+
+    rank: int
+    kind: str
+    start: float
+    end: float
+    label: str = ""
+    stage: int | None = None
+    chunk: int | None = None
+    step: int = 0
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.start
+
+
+class _Event(NamedTuple):
+    name: str
+    category: str
+    start: float
+    end: float
+    thread: Any
+    correlation: int | None
+
+
+def read_spans(traces: dict[int, Path]) -> list[Span]:
+    """Of all ranks on one clock, in the order of rank and time. Raises OSError or ValueError for a file that is no
+    trace."""
+    events = {rank: _events(path) for rank, path in sorted(traces.items())}
+    steps = {rank: _in_order(e for e in seen if e.name.startswith("ProfilerStep#")) for rank, seen in events.items()}
+    begin = min((each[0].start for each in steps.values() if each), default=0.0)
+    return [
+        span._replace(start=span.start - begin, end=span.end - begin)
+        for rank, seen in events.items()
+        if steps[rank]
+        for span in _spans(rank, seen, steps[rank])
+    ]
+
+
+def _events(path: Path) -> list[_Event]:
+    try:
+        with gzip.open(path, "rt", encoding="utf-8", errors="replace") as file:
+            return _read(json.load(file))
+    except (KeyError, TypeError, AttributeError, EOFError, zlib.error) as error:
+        raise ValueError(f"{path.name} is no trace of torch's profiler: {error!r}") from None
+
+
+def _read(trace: Any) -> list[_Event]:
+    base = int(trace.get("baseTimeNanoseconds", 0)) / 1e9
+    return [
+        _Event(
+            str(event["name"]),
+            str(event.get("cat", "")),
+            base + event["ts"] / 1e6,
+            base + (event["ts"] + event["dur"]) / 1e6,
+            event.get("tid"),
+            (event.get("args") or {}).get("correlation"),
+        )
+        for event in trace["traceEvents"]
+        if event.get("ph") == "X" and "dur" in event
+    ]
+
+
+def _in_order(events: Iterable[_Event]) -> list[_Event]:
+    return sorted(events, key=lambda event: event.start)
+
+
+def _spans(rank: int, events: list[_Event], steps: list[_Event]) -> list[Span]:
+    main, bounds = steps[0].thread, [step.start for step in steps]
+    begin, end = steps[0].start, steps[-1].end
+    inside = [e for e in events if begin <= e.start and e.end <= end]
+    on_main = [e for e in inside if e.thread == main]
+    phases = _phases(on_main, steps)
+    sent = _collectives(inside, on_main)
+    kernels = [e for e in inside if e.category == "kernel" and not _is_nccl(e)]
+    spans = _on_device(rank, phases, kernels, inside, sent) if kernels else _on_host(rank, phases, on_main, sent)
+    spans += [Span(rank, kind, e.start, e.end, label) for kind, label, e in sent]
+    return sorted(
+        (span._replace(step=bisect_right(bounds, span.start) - 1) for span in spans), key=lambda span: span.start
+    )
+
+
+def _phases(events: list[_Event], steps: list[_Event]) -> list[Span]:
+    """What the main thread was doing. Forward is what lies between a batch, or the backward before it, and backward."""
+    marks = []
+    for e in events:
+        if found := re.fullmatch(r"labkit:(forward|backward|weights)(?: (\d+) (\d+))?", e.name):
+            stage, chunk = (int(found[i]) if found[i] else None for i in (2, 3))
+            marks.append(Span(0, found[1], e.start, e.end, stage=stage, chunk=chunk))
+        elif e.name.startswith("Optimizer.step#"):
+            marks.append(Span(0, "optimizer", e.start, e.end))
+        elif e.name.startswith("enumerate(DataLoader)"):
+            marks.append(Span(0, "input", e.start, e.end))
+    outermost: list[Span] = []
+    for mark in sorted(marks, key=lambda m: (m.start, -m.end)):
+        if not outermost or mark.start >= outermost[-1].end:
+            outermost.append(mark)
+    if any(mark.chunk is not None for mark in outermost):
+        return outermost
+    edges = [Span(0, "step", step.start, step.start) for step in steps]
+    phases = list(outermost)
+    for before, after in pairwise(sorted([*edges, *outermost], key=lambda m: (m.start, m.end))):
+        if after.kind == "backward" and after.start > before.end:
+            phases.append(Span(0, "forward", before.end, after.start))
+    return sorted(phases, key=lambda span: span.start)
+
+
+def _collectives(events: list[_Event], on_main: list[_Event]) -> list[tuple[str, str, _Event]]:
+    """`(kind, label, event)`. gloo makes a reduce-scatter of an all-reduce: how it was called says what it is."""
+    nccl = [e for e in events if e.category == "kernel" and _is_nccl(e)]
+    if nccl:
+        return [(kind, "", e) for e in nccl if (kind := _kind(e.name))]
+    done = _in_order(e for e in events if e.name.startswith("gloo:"))
+    called = _in_order(e for e in events if e.category == "cpu_op" and e.name.startswith("c10d::"))
+    blocks = [e for e in on_main if re.match(r"FSDP::(all_gather|post_backward_reduce) \(", e.name)]
+    found = []
+    for number, e in enumerate(done):
+        call = called[number] if len(called) == len(done) else e
+        if kind := _kind(call.name):
+            inside = [b for b in blocks if b.start <= call.start <= b.end]
+            found.append((kind, inside[-1].name.partition("(")[2].rstrip(")") if inside else "", e))
+    return found
+
+
+def _kind(name: str) -> str | None:
+    plain = re.sub(r"[^a-z]", "", name.lower().replace("gloo:", "").replace("c10d::", ""))
+    return next((kind for spelled, kind in KINDS.items() if spelled in plain), None)
+
+
+def _is_nccl(event: _Event) -> bool:
+    return event.name.startswith("nccl")
+
+
+def _on_host(rank: int, phases: list[Span], on_main: list[_Event], sent: list[tuple[str, str, _Event]]) -> list[Span]:
+    """Phases without the time in which the main thread waits: marked, or no operator runs while something is sent."""
+    busy = union((e.start, e.end) for e in on_main if e.category == "cpu_op" and not _talks(e))
+    marked = union((e.start, e.end) for e in on_main if e.name == "labkit:wait" or e.name.endswith("::wait_tensor"))
+    flying = union((e.start, e.end) for _, _, e in sent)
+    spans = []
+    for phase in phases:
+        whole = [(phase.start, phase.end)]
+        idle = [gap for gap in subtracted(whole, busy) if gap[1] - gap[0] >= SHORTEST_WAIT]
+        unmarked = intersection(idle, flying) if phase.chunk is None else []  # what a stage sends, it sends meanwhile
+        waits = union([*intersection(whole, marked), *unmarked])
+        spans += [
+            phase._replace(rank=rank, start=start, end=end) for start, end in subtracted(whole, waits) if end > start
+        ]
+        spans += [Span(rank, WAITING, start, end, phase.kind) for start, end in waits if end - start >= SHORTEST_WAIT]
+    return spans
+
+
+def _talks(event: _Event) -> bool:
+    return event.name.startswith(("c10d::", "_c10d_functional::wait_tensor"))
+
+
+def _on_device(
+    rank: int, phases: list[Span], kernels: list[_Event], events: list[_Event], sent: list[tuple[str, str, _Event]]
+) -> list[Span]:
+    """Kernels, each of the phase in which the host launched it; where none runs while NCCL does, the GPU waits."""
+    launched = {e.correlation: e.start for e in events if e.category in ("cuda_runtime", "cuda_driver")}
+    starts = [phase.start for phase in phases]
+    by_phase: dict[Span, list[Interval]] = {}
+    for kernel in kernels:
+        at = bisect_right(starts, launched.get(kernel.correlation, kernel.start)) - 1
+        if at >= 0:
+            by_phase.setdefault(phases[at], []).append((kernel.start, kernel.end))
+    spans = [
+        phase._replace(rank=rank, start=start, end=end)
+        for phase, intervals in by_phase.items()
+        for start, end in union(intervals, apart=SHORTEST_WAIT)
+    ]
+    computing = union((span.start, span.end) for span in spans)
+    waits = subtracted(union((e.start, e.end) for _, _, e in sent), computing)
+    return spans + [Span(rank, WAITING, start, end) for start, end in waits if end - start >= SHORTEST_WAIT]

@@ -1,0 +1,121 @@
+"""What every rank did during a step that was profiled: phases, collectives and waiting, on one clock."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from labkit.errors import LabError
+from labkit.record import RunFolder
+from labkit.record.intervals import intersection, total, union
+from labkit.record.spans import COMMUNICATION, COMPUTE, WAITING, Span, read_spans
+from labkit.record.text import plain
+from labkit.view.plan_tables import aligned
+from labkit.view.timeline_figures import animated, still
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from plotly.graph_objects import Figure
+
+__all__ = ["Timeline"]
+
+
+class Timeline:
+    """`spans` are what the ranks did, of three steps, in seconds since the first of them began. It shows itself."""
+
+    def __init__(self, folder: RunFolder):
+        """Raises LabError when no rank of the run has written a profile."""
+        self.id = folder.id
+        self.name = str(folder.read_manifest()["name"])
+        ranks = range(folder.read_manifest()["world_size"])
+        traces = {rank: path for rank in ranks if (path := folder.profile(rank)).is_file()}
+        if not traces:
+            raise LabError(
+                f"{plain(self.id)} has no profile. launch(…, profile=True) records the sixth to the eighth step of a "
+                "run; one that ends before its sixth has none"
+            )
+        try:
+            self.spans = read_spans(traces)
+        except (OSError, ValueError) as error:
+            raise LabError(plain(f"the profile in {folder.profile(0).parent} cannot be read: {error}")) from None
+        self.ranks = list(traces)
+        self.steps = sorted({span.step for span in self.spans})
+
+    @property
+    def step(self) -> int:
+        """The one that is drawn: the last, in which the profiler has long settled."""
+        return self.steps[-1] if self.steps else 0
+
+    @cached_property
+    def table(self) -> pd.DataFrame:
+        """One row per rank, of all recorded steps: seconds per step in each phase, waiting, and sending; `hidden` is
+        the share of communication during which the rank computed."""
+        import pandas as pd
+
+        return pd.DataFrame([self._row(rank) for rank in self.ranks]).set_index("rank")
+
+    def _row(self, rank: int) -> dict[str, float]:
+        spans = [span for span in self.spans if span.rank == rank]
+        kinds: dict[str, list[tuple[float, float]]] = defaultdict(list)
+        for span in spans:
+            kinds["communication" if span.kind in COMMUNICATION else span.kind].append((span.start, span.end))
+        seconds = {kind: total(union(kinds[kind])) / len(self.steps) for kind in (*COMPUTE, WAITING, "communication")}
+        computing = union([interval for kind in COMPUTE for interval in kinds[kind]])
+        sent = union(kinds["communication"])
+        hidden = total(intersection(sent, computing)) / total(sent) if sent else float("nan")
+        length = (max(s.end for s in spans) - min(s.start for s in spans)) / len(self.steps)
+        return {"rank": rank, "step_seconds": length, **seconds, "hidden": hidden}
+
+    @property
+    def bubble(self) -> float | None:
+        """The share of a pipeline's time in which its ranks do nothing, from the first chunk of a step to the last;
+        None without a pipeline. Of time, as in Megatron-LM (2104.04473, section 2.2.1): ideally (p-1)/(m+p-1)."""
+        chunks = [span for span in self.spans if span.chunk is not None]
+        if not chunks:
+            return None
+        idle = whole = 0.0
+        for step in self.steps:
+            of_step = [span for span in chunks if span.step == step]
+            length = max(span.end for span in of_step) - min(span.start for span in of_step)
+            whole += length * len(self.ranks)
+            idle += length * len(self.ranks) - sum(span.seconds for span in of_step)
+        return idle / whole
+
+    def of_step(self, step: int | None = None) -> list[Span]:
+        """Its spans, in seconds since the first rank began it."""
+        step = self.step if step is None else step
+        spans = [span for span in self.spans if span.step == step]
+        begin = min((span.start for span in spans), default=0.0)
+        return [span._replace(start=span.start - begin, end=span.end - begin) for span in spans]
+
+    def figure(self, step: int | None = None) -> Figure:
+        """Every rank's phases, with its collectives below them. Of the last recorded step, or the first (0) ones."""
+        return still(self.of_step(step), self.ranks, self._title())
+
+    def animation(self, step: int | None = None) -> Figure:
+        """The same step with a Play button: what each rank does and which ranks talk, moment by moment."""
+        return animated(self.of_step(step), self.ranks, self._title())
+
+    def _title(self) -> str:
+        mean = self.table.mean()
+        computing = sum(mean[kind] for kind in COMPUTE) / mean["step_seconds"]
+        parts = [f"{computing:.0%} of a step computes", f"{mean['waiting'] / mean['step_seconds']:.0%} waits"]
+        if self.bubble is not None:
+            parts = [f"bubble {self.bubble:.0%}"]
+        elif mean["hidden"] == mean["hidden"]:
+            parts.append(f"{mean['hidden']:.0%} of communication is hidden")
+        return f"{plain(self.name)} on {len(self.ranks)} rank{'s' if len(self.ranks) > 1 else ''}: " + ", ".join(parts)
+
+    def __repr__(self) -> str:
+        shown = self.table.dropna(axis=1, how="all").loc[:, lambda t: (t != 0).any()]
+        rows = [
+            {"rank": str(rank)}
+            | {name: f"{value:.0%}" if name == "hidden" else f"{value * 1e3:.1f} ms" for name, value in row.items()}
+            for rank, row in shown.iterrows()
+        ]
+        return f"{self._title()}\n{aligned(rows)}"
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
+        drawn = self.figure().to_plotly_json()
+        return {"application/vnd.plotly.v1+json": drawn, "text/plain": repr(self)}

@@ -1,0 +1,127 @@
+"""Record a few steps of a run with torch's profiler, when the launch asks for it: one trace per rank, as its own tools
+read it, with marks of what the rank was doing.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+__all__ = ["ASKED", "StepProfile"]
+
+ASKED = "LABKIT_PROFILE"  # in the ranks' environment
+SETTLED_STEPS = 4  # a step that is traced for its memory is over by then
+STEPS = 3  # after one in which the profiler warms up
+# Methods of a pipeline's stage that compute for one micro-batch, and what their spans are called.
+CHUNKS = {
+    "forward_one_chunk": "forward",
+    "backward_one_chunk": "backward",
+    "backward_weight_one_chunk": "weights",
+}
+
+
+class StepProfile:
+    """Begins with the first batch that is fetched once training has settled, or for a training without a DataLoader
+    with the end of a step. All ranks record the same steps.
+    """
+
+    def __init__(self, path: Path):
+        self._path = path
+        self._due = self._done = False
+        self._steps = 0  # that the profiler has seen
+        self._fetches = self._turns = False  # whether steps begin with a batch, and whether one is about to
+        self._profiler: Any = None
+        self._backwards: list[Any] = []  # that run: one may call another
+        self._undo: list[Callable[[], None]] = []
+
+    def before_fetch(self) -> None:
+        if self._turns:
+            self._turn()
+        elif self._due and self._profiler is None:
+            self._fetches = True
+            self._begin()
+
+    def before_backward(self) -> None:
+        if self._profiler is not None:
+            self._backwards.append(_span("labkit:backward"))
+            self._backwards[-1].__enter__()
+
+    def after_backward(self) -> None:
+        if self._backwards:
+            self._backwards.pop().__exit__(None, None, None)
+
+    def after_counted_step(self, step: int) -> None:
+        if self._done:
+            return
+        if self._profiler is not None:
+            self._turns = self._fetches  # then: the optimizer's step is not quite over yet
+            if not self._fetches:
+                self._turn()
+        elif self._due:
+            self._begin()  # nothing was fetched in the step that has just ended
+        else:
+            self._due = step >= SETTLED_STEPS
+
+    def _turn(self) -> None:
+        self._turns = False
+        self._steps += 1
+        self._profiler.step()
+        if self._steps == 1 + STEPS:
+            self.stop()
+
+    def stop(self) -> None:
+        """Also when the training ends first: what was recorded by then is kept."""
+        self._due, self._turns, self._done = False, False, True
+        if self._profiler is not None:
+            profiler, self._profiler = self._profiler, None
+            while self._undo:
+                self._undo.pop()()
+            profiler.stop()
+
+    def _begin(self) -> None:
+        import torch
+        from torch.profiler import ProfilerActivity, profile, schedule
+
+        activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if torch.cuda.is_initialized() else [])
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._mark_waits(torch.distributed)
+        self._mark_chunks(sys.modules.get("torch.distributed.pipelining.stage"))
+        self._profiler = profile(
+            activities=activities,
+            schedule=schedule(wait=0, warmup=1, active=STEPS, repeat=1),
+            on_trace_ready=lambda profiler: profiler.export_chrome_trace(str(self._path)),
+        )
+        self._profiler.start()
+
+    def _mark_waits(self, distributed: Any) -> None:
+        if distributed.is_available():
+            self._replace(distributed.Work, "wait", lambda *_, **__: "labkit:wait")
+
+    def _mark_chunks(self, stages: Any) -> None:
+        for method, what in CHUNKS.items() if stages else ():
+            self._replace(
+                stages._PipelineStageBase,
+                method,
+                lambda stage, *chunk, what=what, **_: f"labkit:{what} {stage.stage_index} {[*chunk, 0][0]}",
+            )
+
+    def _replace(self, owner: Any, name: str, title: Callable[..., str]) -> None:
+        """Until the profile is over, calls of this method are spans of that title."""
+        method = getattr(owner, name)
+
+        @functools.wraps(method)
+        def marked(*args: Any, **kwargs: Any) -> Any:
+            with _span(title(*args, **kwargs)):
+                return method(*args, **kwargs)
+
+        setattr(owner, name, marked)
+        self._undo.append(lambda: setattr(owner, name, method))
+
+
+def _span(title: str) -> Any:
+    from torch.profiler import record_function
+
+    return record_function(title)

@@ -1,0 +1,142 @@
+"""Spans from traces. These traces are written by hand: integration tests take real ones."""
+
+import gzip
+import json
+
+import pytest
+
+from labkit.errors import LabError
+from labkit.record.spans import read_spans
+from labkit.view.timeline import Timeline
+
+STEP = ("user_annotation", "ProfilerStep#6", 0, 1000)
+
+
+def trace(path, *events, base=0):
+    """Each event is category, name, start, duration in milliseconds, and the thread if it is not 1."""
+    written = []
+    for category, name, start, length, *more in events:
+        thread, correlation = [*more, 1, None][:2] if more else (1, None)
+        written.append({"ph": "X", "cat": category, "name": name, "ts": start * 1e3, "dur": length * 1e3,
+                        "tid": thread, "args": {"correlation": correlation}})  # fmt: skip
+    with gzip.open(path, "wt") as file:
+        json.dump({"baseTimeNanoseconds": base, "traceEvents": written}, file)
+    return path
+
+
+def seen(spans, *kinds):
+    return [(s.kind, round(s.start * 1e3), round(s.end * 1e3)) for s in spans if not kinds or s.kind in kinds]
+
+
+def test_forward_is_what_lies_before_backward(tmp_path):
+    path = trace(
+        tmp_path / "rank0.json.gz",
+        STEP,
+        ("user_annotation", "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 0, 10),
+        ("cpu_op", "aten::mm", 12, 85),
+        ("user_annotation", "labkit:backward", 100, 200),
+        ("cpu_op", "aten::mm", 101, 198),
+        ("user_annotation", "Optimizer.step#AdamW.step", 310, 50),
+        ("user_annotation", "Optimizer.step#AdamW.step", 320, 30),  # one that another steps
+    )
+    assert seen(read_spans({0: path})) == [
+        ("input", 0, 10), ("forward", 10, 100), ("backward", 100, 300), ("optimizer", 310, 360),
+    ]  # fmt: skip
+
+
+def test_ranks_wait_where_nothing_runs_while_something_is_sent(tmp_path):
+    path = trace(
+        tmp_path / "rank0.json.gz",
+        STEP,
+        ("user_annotation", "labkit:backward", 100, 200),
+        ("cpu_op", "aten::mm", 100, 100),
+        ("cpu_op", "c10d::allreduce_", 199, 1),
+        ("user_annotation", "gloo:all_reduce", 150, 130, 7),
+    )
+    spans = read_spans({0: path})
+    # the first span of the recording is at zero
+    assert seen(spans, "backward", "waiting") == [("backward", 100, 200), ("waiting", 200, 280), ("backward", 280, 300)]
+    assert seen(spans, "all_reduce") == [("all_reduce", 150, 280)]
+
+
+def test_a_collective_is_called_what_the_script_called(tmp_path):
+    """gloo makes reduce-scatters of all-reduces."""
+    path = trace(
+        tmp_path / "rank0.json.gz",
+        STEP,
+        ("user_annotation", "FSDP::post_backward_reduce (blocks.3)", 100, 50),
+        ("cpu_op", "c10d::_reduce_scatter_base_", 110, 5),
+        ("user_annotation", "gloo:all_reduce", 112, 30, 7),
+    )
+    (span,) = read_spans({0: path})
+    assert (span.kind, span.label) == ("reduce_scatter", "blocks.3")
+
+
+def test_chunks_of_a_pipeline_keep_their_stage_and_micro_batch(tmp_path):
+    path = trace(
+        tmp_path / "rank0.json.gz",
+        STEP,
+        ("user_annotation", "labkit:forward 2 1", 100, 50),
+        ("user_annotation", "gloo:recv", 90, 40),  # of the next micro-batch, meanwhile
+        ("user_annotation", "labkit:backward 2 1", 200, 50),
+        ("user_annotation", "labkit:backward", 210, 30),  # the same one, by autograd
+    )
+    chunks = [span for span in read_spans({0: path}) if span.chunk is not None]
+    assert [(s.kind, s.stage, s.chunk, round(s.seconds * 1e3)) for s in chunks] == [
+        ("forward", 2, 1, 50), ("backward", 2, 1, 50),
+    ]  # fmt: skip
+
+
+def test_ranks_are_on_one_clock(tmp_path):
+    mark = ("user_annotation", "Optimizer.step#SGD.step", 100, 50)
+    paths = {
+        rank: trace(tmp_path / f"rank{rank}.json.gz", STEP, mark, base=10**18 + rank * 5_000_000) for rank in (0, 1)
+    }
+    assert seen(read_spans(paths)) == [("optimizer", 100, 150), ("optimizer", 105, 155)]
+
+
+def test_simulated_kernels_belong_to_the_phase_that_launched_them(tmp_path):
+    """No GPU is here: categories and names are those of Kineto's traces of CUDA."""
+    path = trace(
+        tmp_path / "rank0.json.gz",
+        STEP,
+        ("user_annotation", "labkit:backward", 100, 20),
+        ("user_annotation", "Optimizer.step#AdamW.step", 130, 10),
+        ("cuda_runtime", "cudaLaunchKernel", 110, 1, 1, 11),
+        ("cuda_runtime", "cudaLaunchKernel", 111, 1, 1, 12),
+        ("cuda_runtime", "cudaLaunchKernel", 132, 1, 1, 13),
+        ("kernel", "ampere_sgemm", 200, 50, "stream 7", 11),
+        ("kernel", "ncclDevKernel_AllReduce_Sum_f32_RING_LL", 240, 60, "stream 20", 12),
+        ("kernel", "multi_tensor_apply_kernel", 310, 20, "stream 7", 13),
+    )
+    assert sorted(seen(read_spans({0: path}))) == [
+        ("all_reduce", 240, 300), ("backward", 200, 250), ("optimizer", 310, 330), ("waiting", 250, 300),
+    ]  # fmt: skip
+
+
+@pytest.fixture
+def run(folder):
+    folder.manifest.write_text(json.dumps({"format": 1, "name": "demo", "world_size": 2, "script": {}}))
+    return folder
+
+
+def test_a_run_without_a_profile_says_how_to_get_one(run):
+    with pytest.raises(LabError, match=r"has no profile. launch\(…, profile=True\)"):
+        Timeline(run)
+
+
+@pytest.mark.parametrize("content", [b"nonsense", gzip.compress(b"[]"), gzip.compress(b'{"traceEvents": [{"ph": "X"')])
+def test_a_broken_profile_is_named(run, content):
+    run.profile(0).parent.mkdir()
+    run.profile(0).write_bytes(content)
+    with pytest.raises(LabError, match="cannot be read"):
+        Timeline(run)
+
+
+def test_a_pipelines_bubble_is_the_share_of_time_that_no_chunk_fills(run):
+    run.profile(0).parent.mkdir()
+    for rank, (start, length) in enumerate([(0, 60), (40, 60)]):
+        trace(run.profile(rank), STEP, ("user_annotation", f"labkit:forward {rank} 0", start, length))
+    timeline = Timeline(run)
+    assert timeline.bubble == pytest.approx(1 - 120 / 200)
+    assert "bubble 40%" in repr(timeline)
