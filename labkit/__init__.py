@@ -13,6 +13,7 @@ from labkit.errors import LabError, LaunchError, RankFailedError, RunFolderError
 
 if TYPE_CHECKING:
     from labkit.bench import panel
+    from labkit.claims import Claims
     from labkit.data import fetch
     from labkit.machine import doctor
     from labkit.planner.plan import Plan, plan
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from labkit.write.script import Script
 
 _LAZY = {
+    "Claims": "labkit.claims",
     "Plan": "labkit.planner.plan",
     "Run": "labkit.run",
     "Script": "labkit.write.script",
@@ -36,6 +38,7 @@ _LAZY = {
 
 __version__ = version("labkit")
 __all__ = [
+    "Claims",
     "LabError",
     "LaunchError",
     "Plan",

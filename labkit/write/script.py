@@ -21,6 +21,7 @@ __all__ = ["Script", "script_names"]
 # jupytext's percent format: `# %% title`. Untitled cells and `# %% [markdown]` are kept as they are.
 TITLE_LINE = re.compile(r"^# %%[ \t]*(?P<title>[^\n]*?)[ \t]*(?:\n|\Z)", re.MULTILINE)
 # Names may come from anywhere then; only the script itself can tell.
+RUN = 'if __name__ == "__main__":\n    main()\n'
 DYNAMIC = re.compile(r"\bimport \*|\bget_ipython\b|\bglobals\(|\bexec\(")
 
 
@@ -55,6 +56,25 @@ class Script:
         ends = [mark.start() for mark in marks[1:]] + [len(text)]
         parts = [Cell(m["title"], text[m.end() : end]) for m, end in zip(marks, ends, strict=False)]
         return cls(text[: marks[0].start()] if marks else text, tuple(parts), name)
+
+    @classmethod
+    def of(cls, name: str, **cells: Any) -> Script:
+        """A script of your own cells, in this order: live functions or classes, or text, as for `with_cells`. One of
+        them defines `main`, which is called when the script is run.
+
+        Raises ScriptError when none does, a cell also runs code, or something is used that no cell defines.
+        """
+        parts = [_as_cell(title, value) for title, value in cells.items()]
+        for cell in parts:
+            cell.check_syntax()
+            cell.check_only_defines()
+        if not any("main" in cell.defines for cell in parts):
+            raise ScriptError(
+                f"no cell defines main(), which a script is to run; there are: {', '.join(cells) or 'none'}"
+            )
+        script = cls(f'"""{name}: from a notebook."""\n\n', (*parts, Cell("run", RUN)), name)
+        script.check()
+        return script
 
     @property
     def cells(self) -> Mapping[str, Cell]:

@@ -423,3 +423,25 @@ def test_a_script_shows_itself_as_highlighted_code_in_a_notebook(script):
 
     assert bundle["text/plain"] == TEXT
     assert "radius" in bundle["text/html"]
+
+
+def test_a_script_is_made_of_cells_of_ones_own():
+    script = Script.of("sums", numbers="import math\n\nN = 3\n", work="def main():\n    print(math.factorial(N))\n")
+
+    assert Script.parse(str(script), name="sums") == script
+    assert list(script.cells) == ["numbers", "work", "run"]
+    done = subprocess.run([sys.executable, "-c", str(script)], capture_output=True, text=True, check=True)
+    assert done.stdout == "6\n"
+
+
+@pytest.mark.parametrize(
+    ("cells", "message"),
+    [
+        ({"a": "x = 1\n"}, r"a script runs main\(\), and no cell defines it; cells were given: a"),
+        ({"a": "def main():\n    print(missing)\n"}, "the 'a' cell uses missing, which no cell of the script defines"),
+        ({"a": "def main():\n    pass\nmain()\n"}, "the 'a' cell also runs code at line 3"),
+    ],
+)
+def test_cells_that_make_no_script_are_refused(cells, message):
+    with pytest.raises(ScriptError, match=message):
+        Script.of("sums", **cells)

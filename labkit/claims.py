@@ -1,0 +1,162 @@
+"""Claims that can be wrong: a number written down before a run, what the run measured, and how far apart they are."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from labkit.errors import LabError
+from labkit.record.folder import runs_root, slug, write_json
+from labkit.record.text import plain
+from labkit.record.units import gib
+from labkit.run import Run
+from labkit.view import words
+from labkit.view.plan_tables import aligned
+from labkit.view.tables import grid
+
+__all__ = ["Claim", "Claims"]
+
+WAYS = ("equals", "at least", "at most")
+
+
+@dataclass(frozen=True)
+class Claim:
+    """`within` is relative to what was predicted: 0.02 is 2 %, 0 is exactly. `article` is what was said elsewhere, and
+    `said` the number in it, if there is one; `because` names the term responsible for the rest."""
+
+    name: str
+    predicted: float
+    unit: str = ""
+    within: float = 0.0
+    how: str = "equals"
+    article: str = ""
+    said: float | None = None
+    at: float = 0.0  # seconds since the epoch
+    measured: float | None = None
+    because: str = ""
+
+    @property
+    def holds(self) -> bool | None:
+        """None until it is measured. A measured nan holds nothing."""
+        return None if self.measured is None else self._fits(self.predicted)
+
+    @property
+    def article_holds(self) -> bool | None:
+        """Whether the article's number would have, within the same."""
+        return None if self.measured is None or self.said is None else self._fits(self.said)
+
+    def _fits(self, number: float) -> bool:
+        assert self.measured is not None
+        room = self.within * abs(number)
+        above, below = self.measured >= number - room, self.measured <= number + room
+        return {"equals": above and below, "at least": above, "at most": below}[self.how]
+
+    def row(self) -> dict[str, str]:
+        """For people."""
+        bound = "" if self.how == "equals" else f"{self.how} "
+        off = ""
+        if self.measured is not None and self.predicted:
+            off = f"{self.measured / self.predicted - 1:+.2%}" if self.measured != self.predicted else "0"
+        verdict = {None: "not measured", True: "holds", False: "does not hold"}[self.holds]
+        article = (
+            self.article and f"{self.article}{ {None: '', True: ': so it is', False: ': not so'}[self.article_holds] }"
+        )
+        return {
+            "claim": self.name,
+            "predicted": bound + self._shown(self.predicted),
+            "measured": "" if self.measured is None else self._shown(self.measured),
+            "off by": off,
+            "allowed": f"{self.within:.1%}" if self.within else "0",
+            "verdict": verdict,
+            "because": self.because,
+            "article": article,
+        }
+
+    def _shown(self, number: float) -> str:
+        if self.unit == "B":
+            return f"{number:,.0f} B" if number < 1 << 20 else gib(number)
+        if self.unit == "s":
+            return words.seconds(number)
+        if self.unit == "%":
+            return f"{number:.1%}"
+        text = f"{number:,.0f}" if float(number).is_integer() else f"{number:.4g}"
+        return f"{text} {self.unit}".strip()
+
+
+class Claims:
+    """Of one lab. `predict` before the run, `measure` after it, `check` at the end: it raises when one is false."""
+
+    def __init__(self, lab: str):
+        self.lab = lab
+        self._claims: dict[str, Claim] = {}
+        self._file = runs_root() / "claims" / f"{slug(lab)}.json"
+
+    def predict(
+        self,
+        name: str,
+        value: float,
+        unit: str = "",
+        *,
+        within: float = 0.0,
+        how: str = "equals",
+        article: str = "",
+        said: float | None = None,
+    ) -> float:
+        """Write down what a run will measure, and return it. `unit` "B", "s" and "%" (of 1) are shown as such.
+
+        `within`: how far off it may be, relative. `how`: "equals", "at least" or "at most". `article`: what somebody
+        else claims, and `said` their number. Raises LabError for a value that is no number, or a name used before.
+        """
+        if how not in WAYS:
+            raise LabError(f"how must be one of {', '.join(map(repr, WAYS))}, got {how!r}")
+        if not isinstance(value, int | float) or not math.isfinite(value):
+            raise LabError(f"a prediction is a finite number; {name!r} was given {value!r}")
+        if name in self._claims and self._claims[name].measured is not None:
+            raise LabError(f"{name!r} has been measured: a prediction is not changed afterwards")
+        self._claims[name] = Claim(name, value, unit, within, how, article, said, time.time())
+        self._write()
+        return value
+
+    def measure(self, name: str, value: float, *, run: Run | None = None, because: str = "") -> float:
+        """Put down what was measured, and return it. With `run`, the prediction must be older than that run.
+
+        Raises LabError when nothing was predicted, or only after the run was launched.
+        """
+        if name not in self._claims:
+            raise LabError(f"nothing was predicted as {name!r}; there are: {', '.join(self._claims) or 'none'}")
+        launched = run.folder.launched() if run is not None else None
+        if launched is not None and launched < self._claims[name].at:
+            raise LabError(f"{name!r} was predicted after {run and run.id} was launched: predict first, then run")
+        self._claims[name] = replace(self._claims[name], measured=float(value), because=because)
+        self._write()
+        return value
+
+    def check(self) -> Claims:
+        """Raise LabError when a claim is false, or was not measured. Returns the claims, to be shown."""
+        wrong = [claim.row() for claim in self._claims.values() if not claim.holds]
+        if wrong:
+            told = "; ".join(
+                f"{row['claim']}: predicted {row['predicted']}, measured {row['measured'] or 'nothing'}"
+                + (f" ({row['off by']}, allowed {row['allowed']})" if row["off by"] else "")
+                for row in wrong
+            )
+            raise LabError(plain(f"{len(wrong)} of {len(self._claims)} claims of {self.lab} do not hold: {told}"))
+        return self
+
+    def _write(self) -> None:
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        claims = [asdict(claim) | {"holds": claim.holds} for claim in self._claims.values()]
+        write_json(self._file, {"format": 1, "lab": self.lab, "claims": claims})
+
+    def _rows(self) -> list[dict[str, str]]:
+        rows = [claim.row() for claim in self._claims.values()]
+        empty = [name for name in ("because", "article") if not any(row[name] for row in rows)]
+        return [{name: text for name, text in row.items() if name not in empty} for row in rows]
+
+    def __repr__(self) -> str:
+        return plain(aligned(self._rows()))
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        return {"text/plain": repr(self), "text/html": grid(self._rows())}
