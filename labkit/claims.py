@@ -60,9 +60,7 @@ class Claim:
         if self.measured is not None and self.predicted:
             off = f"{self.measured / self.predicted - 1:+.2%}" if self.measured != self.predicted else "0"
         verdict = {None: "not measured", True: "holds", False: "does not hold"}[self.holds]
-        article = (
-            self.article and f"{self.article}{ {None: '', True: ': so it is', False: ': not so'}[self.article_holds] }"
-        )
+        heard = {None: "", True: ": so it is", False: ": not so"}[self.article_holds]
         return {
             "claim": self.name,
             "predicted": bound + self._shown(self.predicted),
@@ -71,7 +69,7 @@ class Claim:
             "allowed": f"{self.within:.1%}" if self.within else "0",
             "verdict": verdict,
             "because": self.because,
-            "article": article,
+            "article": self.article and self.article + heard,
         }
 
     def _shown(self, number: float) -> str:

@@ -20,8 +20,8 @@ __all__ = ["Script", "script_names"]
 
 # jupytext's percent format: `# %% title`. Untitled cells and `# %% [markdown]` are kept as they are.
 TITLE_LINE = re.compile(r"^# %%[ \t]*(?P<title>[^\n]*?)[ \t]*(?:\n|\Z)", re.MULTILINE)
-# Names may come from anywhere then; only the script itself can tell.
 RUN = 'if __name__ == "__main__":\n    main()\n'
+# Names may come from anywhere then; only the script itself can tell.
 DYNAMIC = re.compile(r"\bimport \*|\bget_ipython\b|\bglobals\(|\bexec\(")
 
 
@@ -69,9 +69,8 @@ class Script:
             cell.check_syntax()
             cell.check_only_defines()
         if not any("main" in cell.defines for cell in parts):
-            raise ScriptError(
-                f"no cell defines main(), which a script is to run; there are: {', '.join(cells) or 'none'}"
-            )
+            given = ", ".join(cells) or "none"
+            raise ScriptError(f"a script runs main(), and no cell defines it; cells were given: {given}")
         script = cls(f'"""{name}: from a notebook."""\n\n', (*parts, Cell("run", RUN)), name)
         script.check()
         return script

@@ -1,4 +1,6 @@
 import importlib.util
+import subprocess
+import sys
 
 import pytest
 from hypothesis import given
