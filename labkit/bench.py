@@ -9,7 +9,7 @@ from typing import Any
 
 from labkit.errors import LabError
 from labkit.planner.candidate import Candidate, evaluate
-from labkit.planner.devices import DEVICES, THIS_MACHINE, Device, device_named
+from labkit.planner.devices import DEVICES, THIS_MACHINE, Device, device_named, devices_named
 from labkit.planner.facts import Facts, facts_of
 from labkit.planner.layout import strategy_of
 from labkit.planner.outlook import bar_of, outlook, verdict_of
@@ -38,19 +38,24 @@ MEASURES = "Twenty seconds of computing and of collectives on this machine, whic
 COUNTING = "counting what the model holds, on tensors without data: a few seconds …"
 
 
-def panel(script: Script | str = "fsdp", *, device: str | None = None, ranks: int = 2, **parameters: Any) -> Panel:
+def panel(
+    script: Script | str = "fsdp", *, device: str | None = None, ranks: int | None = None, **parameters: Any
+) -> Panel:
     """Sliders for strategy, ranks, batch, precision and device move the prediction; Run measures what is set.
 
     `script` is a Script with your cells or the name of one of labkit's; its model is counted once, in a process of
-    its own. `device` is a preset ("T4") or, when None, this machine. `parameters` are where the controls begin.
+    its own. `device` is a preset ("T4", "2xT4") or, when None, this machine. `ranks`, as many as there are devices or
+    two, and `parameters` are where the controls begin. Raises LaunchError for a device that is not known.
     """
-    return Panel(script if isinstance(script, Script) else Script.load(script), device, ranks, parameters)
+    count, kind = devices_named(device)
+    begins = THIS_MACHINE if kind.name.startswith(THIS_MACHINE) else kind.name
+    return Panel(script if isinstance(script, Script) else Script.load(script), begins, ranks or count or 2, parameters)
 
 
 class Panel:
     """What is predicted for what is set, beside what was measured. Threads touch widget traits and nothing else."""
 
-    def __init__(self, script: Script, device: str | None, ranks: int, parameters: Mapping[str, Any]):
+    def __init__(self, script: Script, device: str, ranks: int, parameters: Mapping[str, Any]):
         self.scripts = variants(script)
         self._script, self._strategy = script, strategy_of(script) or script.name
         self.candidates: list[Candidate] = []
@@ -59,7 +64,7 @@ class Panel:
         self._parameters = dict(parameters)
         self._devices: dict[str, Device] = {}
         self._paces: dict[str, Pace] = {}
-        self._begin = {"strategy": self._strategy, "device": device or THIS_MACHINE, "ranks": ranks, **parameters}
+        self._begin = {"strategy": self._strategy, "device": device, "ranks": ranks, **parameters}
         self._facts: Facts | None = None
         self._problem = ""
         self._run: Run | None = None
@@ -93,7 +98,7 @@ class Panel:
         limit_name = f"a rank's share of {on.name}" if on.shared else on.name
         self.chosen = next(candidate for candidate in self.candidates if candidate.strategy == strategy)
         verdict, sentence = verdict_of(self.chosen, on)
-        return panel_page(verdict, sentence, drawn, on.usable_by(ranks), limit_name, rows)
+        return panel_page(verdict, sentence, drawn, on.usable_by(ranks) or None, limit_name, rows)
 
     def _device(self, name: str) -> Device:
         if name not in self._devices:
@@ -131,7 +136,14 @@ class Panel:
             controls.strategy.value, controls.ranks.value, controls.device.value, controls.parameters
         )
         self._count_what_is_missing()
-        self._go.disabled = self._run is not None or self.chosen is None or self.chosen.peak is None
+        self._go.disabled = self._run is not None or self.chosen is None or not self._here(self.chosen).fits
+        elsewhere = self._controls.device.value != THIS_MACHINE
+        self._go.description = "Run on this machine" if elsewhere else "Run"
+
+    def _here(self, candidate: Candidate) -> Candidate:
+        """The same on this machine, whatever the device in the list: there it is launched."""
+        here = self._device(THIS_MACHINE)
+        return evaluate(candidate, self._facts, here, self._pace(here)) if self._facts else candidate
 
     def _in_thread(self, work: Any, name: str) -> None:
         """A panel that fails says so, instead of nothing."""
@@ -139,6 +151,8 @@ class Panel:
         def watched() -> None:
             try:
                 work()
+            except LabError as error:
+                self._told.value = escaped(plain(str(error)))
             except Exception as error:
                 self._told.value = f"<pre>the panel failed: {escaped(repr(error))}</pre>"
 
@@ -181,8 +195,7 @@ class Panel:
         """Launch what is set, say how it goes, and lay what it measured over what was predicted."""
         if self.chosen is None or self._facts is None or self._run:
             return
-        here = self._device(THIS_MACHINE)  # whatever the device in the list, it runs on this one
-        planned = evaluate(self.chosen, self._facts, here, self._pace(here))
+        here, planned = self._device(THIS_MACHINE), self._here(self.chosen)
         self._go.disabled = True
         parameters = {**planned.parameters, "steps": self._steps.value}
         try:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import linecache
 import os
 import signal
 import subprocess
@@ -108,9 +109,15 @@ def _why(error: Exception) -> str:
 
 
 def _where(error: BaseException) -> str:
-    """The last line of the script that the error passed through."""
+    """The last line of the script that the error passed through, as its author counts it: within its cell."""
     lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == SCRIPT_FILE]
-    return f"{SCRIPT_FILE}, line {lines[-1].lineno} ({(lines[-1].line or '').strip()}): " if lines else ""
+    if not lines:
+        return ""
+    number = lines[-1].lineno or 0
+    text = enumerate(linecache.getlines(SCRIPT_FILE)[:number], 1)
+    above = [(n, line) for n, line in text if line.startswith("# %% ")]
+    where = f"the {above[-1][1][5:].strip()!r} cell, line {number - above[-1][0]}" if above else f"line {number}"
+    return f"{where} ({(lines[-1].line or '').strip()}): "
 
 
 SCRIPT_FILE = "script.py"

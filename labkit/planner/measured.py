@@ -7,14 +7,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from labkit.planner.candidate import when
+from labkit.planner.devices import THIS_MACHINE
 from labkit.record import RunFolder, RunReader
 from labkit.record.files import read_text
 from labkit.record.peak import CATEGORIES, Peak
 from labkit.record.records import finite
 from labkit.record.text import escaped, plain
 from labkit.record.units import gib
+from labkit.view import words
 from labkit.view.bars import Bar, bars, key
-from labkit.view.plan_tables import aligned, memory_rows
+from labkit.view.plan_tables import aligned, band, memory_rows
 from labkit.view.tables import grid
 
 __all__ = ["Held", "Memory"]
@@ -81,12 +83,31 @@ class Memory:
         reader = RunReader(folder)
         reader.read_all()
         self.ranks = [_held(history, written) for history in reader.ranks.values()]
+        self._device = str(written.get("device") or "")
+        self._step = [finite(seconds) for seconds in written.get("step_seconds") or ()]
+        self._took = max((history.recent_step_seconds for history in reader.ranks.values()), default=0.0)
 
     def sentences(self) -> list[str]:
         """Of the first ranks, one each; of the first also what its process held."""
         shown = self.ranks[:SHOWN_RANKS]
         more = [f"… and {len(self.ranks) - len(shown)} more ranks"] if len(shown) < len(self.ranks) else []
-        return [*(held.sentence() for held in shown), *more, *filter(None, [held.outside() for held in shown[:1]])]
+        said = [*(held.sentence() for held in shown), *more, *filter(None, [held.outside() for held in shown[:1]])]
+        return said + self._other_than_memory()
+
+    def _other_than_memory(self) -> list[str]:
+        """What else the plan foretold: for which device, and how long a step takes."""
+        if not self._device:
+            return []
+        elsewhere = not self._device.startswith(THIS_MACHINE)
+        planned = f"the plan is for {self._device}; this run was not on one" if elsewhere else ""
+        if len(self._step) == 3 and None not in self._step and self._took and not elsewhere:
+            seconds, low, high = self._step
+            within = "within" if low <= self._took <= high else "outside"
+            planned = (
+                f"the slowest rank's last steps took {words.seconds(self._took)}, planned {band(seconds, low, high)}: "
+                f"{within} the band"
+            )
+        return [planned] if planned else []
 
     def __str__(self) -> str:
         table = [aligned(memory_rows(self.ranks[0].peaks))] if self.ranks and self.ranks[0].peaks else []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from labkit.errors import LaunchError
@@ -16,7 +16,9 @@ from labkit.planner.rates import Rates, assumed_link, assumed_rates, measure_rat
 from labkit.planner.speed import StepTime, scaling, step_time, stretched
 from labkit.write import Script
 
-__all__ = ["Pace", "measure_pace"]
+__all__ = ["Pace", "crowded", "measure_pace"]
+
+MEASURED_WITH = (2, 1, 4, 8)  # ranks, where it was not with those that are asked for
 
 
 @dataclass
@@ -33,15 +35,16 @@ class Pace:
 
     def __call__(self, layout: Layout) -> StepTime | None:
         """None where nothing is known: a CPU has no data sheet, its speed is measured."""
-        rates = self._once(("rates", layout.precision), self._rates, layout.precision)
+        rates = self._once(("rates", layout.precision, layout.ranks), self._rates, layout.precision, layout.ranks)
         link = self._once(("link", layout.ranks), self._link, layout.ranks) if layout.ranks > 1 else None
         if rates is None or (link is None and layout.ranks > 1):
             return None
-        return step_time(self.facts, layout, rates, link)
+        return step_time(self.facts, layout, crowded(rates, layout.ranks), link)
 
     def scaling(self, layout: Layout) -> dict[int, StepTime]:
-        """The same micro-batch on each of 1, 2, 4 … 1,024 ranks; nothing where nothing is known."""
-        rates = self._once(("rates", layout.precision), self._rates, layout.precision)
+        """The same micro-batch on each of 1, 2, 4 … 1,024 ranks, on as many such machines as that takes; nothing where
+        nothing is known."""
+        rates = self._once(("rates", layout.precision, self.ranks), self._rates, layout.precision, self.ranks)
         near = max(2, min(layout.ranks, self.device.box))
         link = self._once(("link", near), self._link, near)
         if rates is None or link is None:
@@ -60,11 +63,15 @@ class Pace:
     def _is_here(self) -> bool:
         return self.device.name.startswith(THIS_MACHINE)
 
-    def _rates(self, precision: str) -> Rates | None:
-        measured = None
-        if self._is_here:
-            measured = remembered_rates(self.script, self.ranks, _asked(self.parameters, precision))
-        return measured or assumed_rates(self.facts, self.device, precision)
+    def _rates(self, precision: str, ranks: int) -> Rates | None:
+        """With as many ranks at work if that was measured, or else with another number of them."""
+        asked = _asked(self.parameters, precision)
+        measured = (
+            found
+            for n in dict.fromkeys((ranks, self.ranks, *MEASURED_WITH) if self._is_here else ())
+            if (found := remembered_rates(self.script, n, asked))
+        )
+        return next(measured, None) or assumed_rates(self.facts, self.device, precision)
 
     def _link(self, ranks: int) -> Link | None:
         here = hardware() if self._is_here else None
@@ -73,6 +80,34 @@ class Pace:
                          and (link := remembered_link(here, n, here.backend))), None)  # fmt: skip
         link = measured or assumed_link(self.device, near)
         return stretched(link, ranks, self.device.box, self.device.network)
+
+
+def crowded(rates: Rates, ranks: int) -> Rates:
+    """On a machine whose cores more ranks share than when it was measured: everything takes so much longer."""
+    if rates.cores is None or ranks <= rates.ranks:
+        return rates
+    longer = max(1.0, rates.contention * ranks / rates.ranks) / max(1.0, rates.contention)
+
+    def line(seconds: tuple[float, float]) -> tuple[float, float]:
+        return seconds[0] * longer, seconds[1] * longer
+
+    said = f"{ranks} ranks share {rates.cores} cores, measured with {rates.ranks}: {longer:.1f} times as long"
+    return replace(
+        rates,
+        ranks=ranks,
+        both=line(rates.both),
+        forward=line(rates.forward),
+        ends=line(rates.ends),
+        alike=line(rates.alike),
+        optimizer=rates.optimizer * longer,
+        copy=rates.copy * longer,
+        tensor=rates.tensor * longer,
+        dtensor=rates.dtensor * longer,
+        split_pair=rates.split_pair * longer,
+        contention=rates.contention * longer,
+        waiting=rates.waiting * longer,
+        assumed=(*rates.assumed, said),
+    )
 
 
 def measure_pace(script: Script, ranks: int, parameters: Mapping[str, Any], *, again: bool = True) -> None:

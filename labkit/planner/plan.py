@@ -76,8 +76,14 @@ def plan(
         try:
             return asked.result()
         except Unplannable as error:
-            problems.append(f"{what}: {error}")
+            why = str(error).rstrip(".")
+            if any(why.partition("): ")[0] in problem for problem in problems):  # the same line: once is enough
+                problems[:] = [f"cannot be planned: {why}"]
+            else:
+                problems.append(f"{what}: {why}")
 
+    if measure and not kind.name.startswith(THIS_MACHINE):
+        problems.append(f"nothing was measured: {kind.name} is not here, its data sheet is all there is")
     with asking() as threads:
         precisions = [variant_of(layout).precision]
         counted = threads.submit(facts_of, script, parameters, _splits(layout), path=path, precisions=precisions)
@@ -172,7 +178,7 @@ class Plan:
         found = {"memory": memory_planned(rows, self.device.usable_by(self.ranks), self.device.name)}
         pace = Pace(self.script, self.facts, self.device, self.ranks, self.parameters)
         if curves := scaling_curves(self.advice.rows, pace):
-            found["scaling"] = scaling_planned(curves)
+            found["scaling"] = scaling_planned(curves, self.device.box, self.device.name)
         if points := break_even_curve(self.layout, pace):
             found["break-even"] = break_even(points)
         return found
@@ -202,10 +208,11 @@ class Plan:
         parameters = {**self.parameters, **more}
         same = nproc_per_node in ("auto", self.ranks) and layout_of(self.script, self.ranks, parameters) == self.layout
         if not same:
-            asked = ", ".join(f"{name}={value!r}" for name, value in more.items())
+            ranks = {} if nproc_per_node == "auto" else {"nproc_per_node": nproc_per_node}
+            asked = ", ".join(f"{name}={value!r}" for name, value in {**ranks, **more}.items())
             raise LaunchError(
-                f"this is a plan for {self.ranks} ranks with {self._asked() or 'the defaults'}, not for "
-                f"nproc_per_node={nproc_per_node!r}{', ' if asked else ''}{asked}; make another with labkit.plan"
+                f"this is a plan for {self.ranks} ranks with {self._asked() or 'the defaults'}, not for {asked}; "
+                "make another with labkit.plan"
             )
         return parameters
 
@@ -220,22 +227,31 @@ class Plan:
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         verdict, rows, assumed = self._told()
-        drawn = [bar_of(row, chosen=row is self.advice.asked) for row in self.advice.rows] if self.advice else []
+        asked = self.advice.asked.strategy if self.advice else ""
+        drawn = [bar_of(row, chosen=row.strategy == asked) for row in (self.advice.rows if self.advice else ())]
         limit = self.device.usable_by(self.ranks)
         html = plan_html(verdict, self.peaks, rows, assumed, drawn, limit, self.device.name)
         return {"text/plain": str(self), "text/html": html}
 
     def _told(self) -> tuple[list[str], list[dict[str, str]], list[str]]:
         verdict = list(self.advice.sentences) if self.advice else []
-        what = "Python and torch" if self.device.shared else "CUDA's context and NCCL, assumed"
-        verdict.append(f"Beside that, {gib(self.device.outside)} of each rank's memory is the framework's ({what}).")
+        if self.advice and self.step is None and self.device.name.startswith(THIS_MACHINE):
+            verdict.append("How fast a step is here, labkit.plan(…, measure=True) or --measure finds out.")
+        if not self.peaks:
+            verdict = [f"{problem}." for problem in self.problems] + verdict
+        else:
+            what = "Python and torch" if self.device.shared else "CUDA's context and NCCL, assumed"
+            verdict.append(
+                f"{gib(self.device.usable_by(self.ranks))} are left to a rank when the framework has taken its own "
+                f"{gib(self.device.outside)} ({what})."
+            )
         if self.states:
             each = ", ".join(f"{name} {gib(size)}" for name, size in self.states.items())
             verdict.append(
                 f"Of {gib(self.device.usable_by(self.ranks))} a rank needs {gib(sum(self.states.values()))} for its "
                 f"states alone ({each}); activations come on top, and are not known."
             )
-        verdict += [f"{problem}." for problem in self.problems]
+        verdict += [f"{problem}." for problem in self.problems] if self.peaks else []
         rows = [row.row() for row in self.advice.rows] if self.advice else []
         return verdict, rows, list(self.step.assumed) if self.step else []
 

@@ -64,7 +64,7 @@ def bars(rows: Sequence[Bar], limit: float | None = None, limit_name: str = "") 
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{label}" '
         f'style="width:100%;max-width:{WIDTH}px;height:auto" font-family="system-ui,sans-serif" font-size="10" '
-        f'fill="currentColor">{drawn}{told}</svg>'
+        f'fill="currentColor">{told}{drawn}</svg>'
     )
 
 

@@ -53,8 +53,9 @@ def memory_planned(rows: Sequence[Bar], limit: float | None = None, limit_name: 
     return figure.update_layout(legend={"y": -0.3, "traceorder": "normal"}, margin={"b": 120})
 
 
-def scaling_planned(curves: Mapping[str, Sequence[Point]], unit: str = "tokens/s") -> Figure:
-    """Throughput over ranks, both logarithmic, with its band; the dotted line is what the fewest ranks promise."""
+def scaling_planned(curves: Mapping[str, Sequence[Point]], box: int, name: str, unit: str = "tokens/s") -> Figure:
+    """Throughput over ranks, both logarithmic, with its band; the dotted line is what the fewest ranks promise. Beyond
+    `box` ranks there are more machines like the first."""
     import plotly.graph_objects as go
 
     figure = go.Figure()
@@ -70,7 +71,8 @@ def scaling_planned(curves: Mapping[str, Sequence[Point]], unit: str = "tokens/s
         figure.update_xaxes(tickvals=ends)
     figure.update_xaxes(type="log", title_text="ranks")
     figure.update_yaxes(type="log", title_text=f"{unit} over all ranks")
-    return finished(figure, "Scaling, predicted", height=460)
+    beyond = f"beyond {box} rank{'s' if box > 1 else ''}, on more such machines, over a network"
+    return finished(figure, f"Scaling on {escaped(name)}, predicted; {beyond}", height=460)
 
 
 def break_even(points: Sequence[Point], measured: Sequence[tuple[float, float]] = ()) -> Figure:

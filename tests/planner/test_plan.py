@@ -76,7 +76,7 @@ def test_a_model_that_looks_at_its_weights_while_it_is_built_is_planned():
     [
         (
             {"model": MODEL.replace("return self.unembed(x)", "return self.unembed(x * len(x.nonzero()))")},
-            r"script.py, line \d+ \(return self.unembed.*\): what follows depends on a tensor's values",
+            r"not rehearsed: the 'model' cell, line \d+ \(return self.unembed.*\): what follows depends on a tensor's values",
         ),
         (
             {
@@ -84,7 +84,7 @@ def test_a_model_that_looks_at_its_weights_while_it_is_built_is_planned():
                     "    text = b", "    raise FileNotFoundError('no such file: train.npz')\n    text = b"
                 )
             },
-            r"script.py, line \d+ .*FileNotFoundError: no such file: train.npz",
+            r"^cannot be planned: the 'data' cell, line 11 .*FileNotFoundError: no such file: train.npz$",
         ),
     ],
     ids=["data-dependent", "no data"],
@@ -93,8 +93,7 @@ def test_what_cannot_be_followed_through_a_step_is_said_and_its_states_are_plann
     plan = labkit.plan(DDP.with_cells(**cells), nproc_per_node=2, device="T4")
 
     assert plan.rehearsed is None
-    assert plan.problems[-1].startswith("not rehearsed: ")
-    assert any(re.search(problem, text) for text in plan.problems)
+    assert re.search(problem, plan.problems[-1])
     if plan.states:
         assert plan.fits is None
         assert plan.states["parameters"] == plan.states["gradients"] == plan.states["optimizer"] // 2 == 4 * 875_264

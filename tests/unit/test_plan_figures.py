@@ -125,7 +125,7 @@ def test_memory_planned_in_mebibytes_leaves_a_far_limit_out():
 
 def test_scaling_has_a_band_around_each_curve_and_the_ideal_line():
     curves = {"ddp": [Point(1, 100, 80, 120), Point(2, 190, 150, 240)], "fsdp": [Point(2, 180, 150, 200)]}
-    figure = finished(scaling_planned(curves))
+    figure = finished(scaling_planned(curves, 2, "T4"))
 
     by_name = {trace["name"]: trace for trace in figure["data"] if trace.get("showlegend") is not False}
     assert list(by_name["ddp"]["y"]) == [100, 190]
