@@ -8,6 +8,7 @@ from labkit.launcher.bandwidth import KINDS, Line, Link, fit
 from labkit.planner.devices import device_named
 from labkit.planner.facts import Facts, Unit
 from labkit.planner.layout import Layout
+from labkit.planner.pace import crowded
 from labkit.planner.rates import Rates, alone, assumed_link, assumed_rates
 from labkit.planner.speed import scaling, step_time
 from labkit.write import Script
@@ -225,3 +226,18 @@ def test_rates_are_of_the_model_without_its_strategy():
 
     assert ddp.sha256 == fsdp.sha256 == Script.load("single").sha256
     assert alone(Script.load("ddp").with_cells(model=text)).cells["model"].text == text
+
+
+def test_ranks_that_share_cores_take_turns():
+    shared = dataclasses.replace(RATES, cores=2, contention=1.5, ranks=2)
+
+    crowd = crowded(shared, 8)
+
+    assert crowd.both == (0.0, 4.0)  # four times as many on the same cores
+    assert crowd.contention == 6.0
+    assert "8 ranks share 2 cores, measured with 2: 4.0 times as long" in crowd.assumed
+    assert crowded(shared, 2) is shared
+    assert crowded(RATES, 64) is RATES  # each with a device of its own
+    alone = step_time(FACTS, layout("ddp", 2, 2), shared, FREE)
+    together = step_time(FACTS, layout("ddp", 8, 2), crowd, FREE)
+    assert together.parts["compute"] == 4 * alone.parts["compute"]
