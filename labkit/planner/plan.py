@@ -105,7 +105,13 @@ def plan(
             asked = threads.submit(states_alone, script, layout, parameters, path=path)
             states = found(asked, "nothing more is known of the model")
     if formulas and rehearsed:
-        problems += _disagreement(peak(facts, layout, rank), rehearsed)  # both step one parameter after the other
+        one_by_one = peak(facts, layout, rank)
+        problems += _disagreement(one_by_one, rehearsed)
+        if more := formulas.bytes - one_by_one.bytes:
+            problems.append(
+                f"on a GPU torch's AdamW steps all parameters at once, for which formulas add {gib(more)} to the peak; "
+                "the rehearsal steps one after the other, as with fused=True"
+            )
     if rehearsed and layout.options.get("cpu_offload") and not kind.shared:
         problems.append(f"rehearsed {gib(rehearsed.bytes)} with what is offloaded to the host, so only formulas count")
         rehearsed = None
