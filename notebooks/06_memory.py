@@ -57,19 +57,21 @@ import torch
 
 
 class Block(nn.Module):
-    """Pre-norm attention and MLP of a decoder."""
+    """Pre-norm attention and MLP. x: (batch, time, width) in and out."""
 
     def __init__(self, width, heads):
         super().__init__()
-        self.heads = heads
+        self.head_width = width // heads
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x):
-        q, k, v = (p.unflatten(-1, (self.heads, -1)).transpose(1, 2) for p in self.qkv(self.norm1(x)).chunk(3, -1))
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(mixed.transpose(1, 2).flatten(2))
+        # head by head: a tensor-parallel rank's share of qkv's output is whole heads
+        heads = self.qkv(self.norm1(x)).unflatten(-1, (-1, 3, self.head_width))
+        q, k, v = heads.permute(3, 0, 2, 1, 4)
+        attention = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(attention.transpose(1, 2).flatten(2))
         return x + self.down(F.gelu(self.up(self.norm2(x))))
 
 
