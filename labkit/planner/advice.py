@@ -6,13 +6,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from labkit.planner.alternatives import remedies, ways
-from labkit.planner.candidate import ALIKE, Candidate, evaluate, fastest, held_by, when
+from labkit.planner.alternatives import ways
+from labkit.planner.candidate import ALIKE, Candidate, fastest, held_by, when
 from labkit.planner.devices import Device
 from labkit.planner.facts import Facts
 from labkit.planner.largest import largest_micro_batch, largest_model
 from labkit.planner.layout import Layout, layout_of, strategy_of
 from labkit.planner.pace import Pace
+from labkit.planner.search import Search
 from labkit.planner.variants import own_parameters, variants
 from labkit.record.units import gib
 from labkit.view import words
@@ -21,7 +22,6 @@ from labkit.write import Script
 
 __all__ = ["Advice", "advise"]
 
-MOST_RANKS = 1024
 SUPERSEDED = (
     "fsdp1",
 )  # by fsdp: PyTorch's tutorials call FullyShardedDataParallel deprecated (pytorch/tutorials #3358)
@@ -53,7 +53,7 @@ def advise(
     """
     layout = layout_of(script, ranks, parameters)
     scripts = variants(script)
-    search = _Search(scripts, facts, device, pace)
+    search = Search(scripts, facts, device, pace)
     name = strategy_of(script) or script.name
     asked = search.look(name, ranks, parameters)
     rows = [asked, *([] if asked.fits else search.rescue(asked))]
@@ -75,52 +75,6 @@ def advise(
     largest = largest_micro_batch(facts, layout, device) if asked.peak else 0
     told = _sentences(rows, best, layout, device, largest)
     return Advice(device, asked, tuple(rows), best, largest, tuple(told))
-
-
-@dataclass(frozen=True)
-class _Search:
-    scripts: Mapping[str, Script]
-    facts: Facts
-    device: Device
-    pace: Pace | None
-
-    def look(
-        self, strategy: str, ranks: int, parameters: Mapping[str, Any], changes: tuple[str, ...] = ()
-    ) -> Candidate:
-        blank = Candidate(strategy, self.scripts[strategy], ranks, dict(parameters), changes)
-        return evaluate(blank, self.facts, self.device, self.pace)
-
-    def rescue(self, asked: Candidate) -> list[Candidate]:
-        """One change that makes it fit; else the fewest changes together; else, or with them, the fewest ranks."""
-        if asked.layout is None or asked.peak is None:
-            return []
-        parts = list(remedies(asked.layout, self.device))
-        together: dict[str, Any] = {}
-        said: dict[str, str] = {}
-        for more, word in parts:
-            found = self.look(asked.strategy, asked.ranks, {**asked.parameters, **more}, (*asked.changes, word))
-            if found.fits:
-                return [found]
-        for more, word in parts:
-            together, said = together | more, said | dict.fromkeys(more, word)
-            changes = (*asked.changes, *said.values())
-            found = self.look(asked.strategy, asked.ranks, {**asked.parameters, **together}, changes)
-            if found.fits:
-                return [found]
-        for more, changes in (({}, asked.changes), (together, (*asked.changes, *said.values()))):
-            for ranks in _more_ranks(asked):
-                found = self.look(asked.strategy, ranks, {**asked.parameters, **more}, changes)
-                if found.fits:
-                    needed = f"needs {ranks - asked.ranks:,} more ranks"
-                    return [replace(found, said=", ".join((needed, *changes[len(asked.changes) :])))]
-        return []
-
-
-def _more_ranks(asked: Candidate) -> Iterator[int]:
-    """Every number up to a box of boxes, then boxes of eight."""
-    for ranks in (*range(2, 65), *range(72, MOST_RANKS + 1, 8)):
-        if ranks > asked.ranks:
-            yield ranks
 
 
 def _hopeless(row: Candidate) -> Candidate:

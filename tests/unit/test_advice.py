@@ -110,17 +110,36 @@ def test_what_fits_is_said_and_the_fastest_of_it_is_chosen(ddp):
     assert found.sentences[1].startswith(f"Fastest that fits: {found.best.name}")
 
 
-def test_the_cheapest_change_that_makes_it_fit_is_named(ddp):
-    found = advice(decoder(saved=2_000_000_000), ddp, global_batch_size=8)
+@pytest.mark.parametrize(
+    ("saved", "batch", "change", "options"),
+    [(2_000_000_000, 8, "accumulate=4", {"accumulate": 4}),
+     (3_000_000_000, 2, "activation checkpointing", {"activation_checkpointing": True})],
+)  # fmt: skip
+def test_the_change_that_makes_it_fit_at_the_least_cost_in_time_is_named(ddp, saved, batch, change, options):
+    found = advice(decoder(saved=saved), ddp, global_batch_size=batch)
 
     assert not found.asked.fits
     assert "of 14.24 GiB" in found.asked.said
     rescued = row(found, "ddp", 1)
     assert rescued.fits
-    assert rescued.changes == ("activation checkpointing",)
-    assert rescued.parameters["activation_checkpointing"] is True
-    assert "fits with activation checkpointing" in rescued.said
-    assert found.sentences[1].startswith("It would fit with activation checkpointing")
+    assert rescued.changes == (change,)
+    assert rescued.parameters == {"global_batch_size": batch} | options
+    assert f"fits with {change}" in rescued.said
+    assert found.sentences[1].startswith(f"It would fit with {change}")
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", "fsdp1"])
+def test_of_several_changes_none_is_kept_without_which_it_still_fits(strategy):
+    script, facts = Script.load(strategy), decoder(width=2560, layers=30, saved=400_000_000)
+    asked = {"global_batch_size": 64, "precision": "fp16"}
+    rescued = row(advice(facts, script, **asked), strategy, 1)
+    changed = {name: value for name, value in rescued.parameters.items() if asked.get(name) != value}
+
+    assert (rescued.ranks, rescued.fits, len(changed)) == (2, True, len(rescued.changes))
+    assert changed == {"activation_checkpointing": True, "cpu_offload": True}
+    for left_out in changed:
+        fewer = {name: value for name, value in rescued.parameters.items() if name != left_out}
+        assert worst(facts, layout_of(script, 2, fewer), on_gpu=True)[1].bytes > T4.usable
 
 
 def test_when_no_option_helps_the_fewest_ranks_are_named():
