@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from labkit.planner.alternatives import ways
 from labkit.planner.candidate import ALIKE, Candidate, fastest, held_by, when
 from labkit.planner.devices import Device
 from labkit.planner.facts import Facts
@@ -14,17 +13,13 @@ from labkit.planner.largest import largest_micro_batch, largest_model
 from labkit.planner.layout import Layout, layout_of, strategy_of
 from labkit.planner.pace import Pace
 from labkit.planner.search import Search
-from labkit.planner.variants import own_parameters, variants
+from labkit.planner.variants import SUPERSEDED, own_parameters, simplicity, variants
 from labkit.record.units import gib
 from labkit.view import words
 from labkit.view.plan_tables import band
 from labkit.write import Script
 
 __all__ = ["Advice", "advise"]
-
-SUPERSEDED = (
-    "fsdp1",
-)  # by fsdp: PyTorch's tutorials call FullyShardedDataParallel deprecated (pytorch/tutorials #3358)
 
 
 @dataclass(frozen=True)
@@ -56,25 +51,36 @@ def advise(
     search = Search(scripts, facts, device, pace)
     name = strategy_of(script) or script.name
     asked = search.look(name, ranks, parameters)
-    rows = [asked, *([] if asked.fits else search.rescue(asked))]
+    rows = [asked]
+    quickest = fastest([asked, *search.ways(name, ranks, parameters, layout.accumulate)])
+    if quickest is None:
+        rows += search.rescue(asked)
+    elif quickest is not asked:
+        rows.append(quickest)
     for other in (other for other in scripts if other != name):
         options = own_parameters(scripts[other], parameters)
         at = 1 if other == "single" else ranks  # the others have to be faster than one device alone
-        found = [
-            search.look(other, at, {**options, **more}, said) for more, said in ways(other, ranks, layout.accumulate)
-        ]
+        found = search.ways(other, at, options, layout.accumulate)
         if not found:
             rows.append(Candidate(other, scripts[other], ranks, options, said=f"{ranks} ranks do not split two ways"))
             continue
         row = fastest(found) or min((one for one in found if one.peak), key=held_by, default=found[0])
         rows += [row] if row.fits else (search.rescue(row) or [_hopeless(row)])
-    at_hand = [row for row in rows if row.ranks <= ranks and (row.strategy == name or row.strategy not in SUPERSEDED)]
-    alike = [row for row in at_hand if row.layout and row.layout.precision == layout.precision]
-    best = fastest(alike) or fastest(at_hand)  # another precision is another training, if there is a choice
+    best = _choice([row for row in rows if row.ranks <= ranks], layout.precision)
     rows = [_beside(row, best) for row in rows]
     largest = largest_micro_batch(facts, layout, device) if asked.peak else 0
     told = _sentences(rows, best, layout, device, largest)
-    return Advice(device, asked, tuple(rows), best, largest, tuple(told))
+    return Advice(device, rows[0], tuple(rows), best, largest, tuple(told))
+
+
+def _choice(rows: list[Candidate], precision: str) -> Candidate | None:
+    """The same whichever of the strategies was asked for. Another precision is another training, and what is superseded
+    not to be begun with: they are for where nothing else fits."""
+    current = [row for row in rows if row.strategy not in SUPERSEDED]
+    for among in (current, rows):
+        if best := fastest(row for row in among if row.layout and row.layout.precision == precision):
+            return best
+    return fastest(current) or fastest(rows)
 
 
 def _hopeless(row: Candidate) -> Candidate:
@@ -87,12 +93,37 @@ def _beside(row: Candidate, best: Candidate | None) -> Candidate:
         return row
     if row == best:
         return replace(row, said=f"{row.said}: the choice")
-    same = row.layout and best.layout and row.layout.precision == best.layout.precision
-    if not row.said.startswith("fits") or not same:  # it needs more ranks, or another precision
+    if not _is_comparable(row, best):
         return row
-    ratio = row.step.seconds / best.step.seconds
-    said = "as fast" if ratio <= ALIKE else f"a step takes {ratio:.1f} times as long"
-    return replace(row, said=f"{row.said}; {said}")
+    return replace(row, said=f"{row.said}; {_compared(row.step.seconds / best.step.seconds)}{_but(row)}")
+
+
+def _is_comparable(row: Candidate, best: Candidate) -> bool:
+    """Not with more ranks, nor in another precision."""
+    same = row.layout and best.layout and row.layout.precision == best.layout.precision
+    return bool(same and row.fits and row.said.startswith("fits"))
+
+
+def _compared(ratio: float) -> str:
+    """How long a step takes, as a share of the choice's."""
+    if ratio < 1 and (percent := round(100 / ratio - 100)):
+        return f"{percent} % faster"
+    return "as fast" if ratio <= ALIKE else f"a step takes {ratio:.3g} times as long"
+
+
+def _as_fast(rows: list[Candidate], best: Candidate) -> list[str]:
+    """Other strategies whose times are too near the choice's to tell them apart."""
+    near = [
+        row.strategy
+        for row in rows
+        if row.step and best.step and _is_comparable(row, best) and row.strategy not in (best.strategy, *SUPERSEDED)
+        and row.step.seconds <= ALIKE * best.step.seconds
+    ]  # fmt: skip
+    return sorted(set(near), key=simplicity)
+
+
+def _but(row: Candidate) -> str:
+    return f", but superseded by {SUPERSEDED[row.strategy]}" if row.strategy in SUPERSEDED else ""
 
 
 def _sentences(
@@ -111,7 +142,10 @@ def _sentences(
     if best and best.step:
         assumed = " (assumed, see below)" if best.step.assumed else ""
         time = band(best.step.seconds, best.step.low, best.step.high)
-        yield f"Fastest that fits: {best.name}, {time} a step{assumed}."
+        others = _as_fast(rows, best)
+        within = f", within {100 * ALIKE - 100:.0f} %" if others else ""
+        simpler = f"; as fast, but less simple: {', '.join(others)}" if others else ""
+        yield f"Fastest that fits{within}: {best.name}, {time} a step{assumed}{simpler}."
     elif best:
         yield f"Of those that fit, {best.name} leaves most room; how fast they are is not known here."
     else:

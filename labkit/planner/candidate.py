@@ -14,6 +14,7 @@ from labkit.planner.memory import worst
 from labkit.planner.pace import Pace
 from labkit.planner.refusals import refusal
 from labkit.planner.speed import StepTime
+from labkit.planner.variants import simplicity
 from labkit.record.peak import Peak
 from labkit.record.units import gib
 from labkit.view.plan_tables import band
@@ -82,14 +83,15 @@ def evaluate(asked: Candidate, facts: Facts, device: Device, pace: Pace | None =
 
 
 def fastest(candidates: Iterable[Candidate]) -> Candidate | None:
-    """Of those that fit: the first of those that are as fast as any, as far as can be foretold. Where nothing is known
-    of the speed, the one that leaves most room."""
+    """Of those that fit: the simplest strategy of those that are as fast as any, as far as can be foretold; in whatever
+    order they come, but of one strategy's the first. Where nothing is known of the speed, the one that leaves most
+    room."""
     fitting = [one for one in candidates if one.fits]
     timed = [one for one in fitting if one.step]
     if not timed:
         return min(fitting, key=held_by, default=None)
     least = min(map(_seconds, timed))
-    return next(one for one in timed if _seconds(one) <= ALIKE * least)
+    return min((one for one in timed if _seconds(one) <= ALIKE * least), key=lambda one: simplicity(one.strategy))
 
 
 def when(held: Peak) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from labkit.planner.alternatives import remedies
+from labkit.planner.alternatives import remedies, ways
 from labkit.planner.candidate import Candidate, evaluate, fastest
 from labkit.planner.devices import Device
 from labkit.planner.facts import Facts
@@ -33,6 +33,11 @@ class Search:
     ) -> Candidate:
         blank = Candidate(strategy, self.scripts[strategy], ranks, dict(parameters), changes)
         return evaluate(blank, self.facts, self.device, self.pace)
+
+    def ways(self, strategy: str, ranks: int, parameters: Mapping[str, Any], accumulate: int) -> list[Candidate]:
+        """With each of the strategy's own options that are worth considering."""
+        found = ways(strategy, ranks, accumulate)
+        return [self.look(strategy, ranks, {**parameters, **more}, said) for more, said in found]
 
     def rescue(self, asked: Candidate) -> list[Candidate]:
         """One change that makes it fit; else several, none of which can be left out; else, or with them, the fewest
