@@ -61,9 +61,6 @@ def advise(
         options = own_parameters(scripts[other], parameters)
         at = 1 if other == "single" else ranks  # the others have to be faster than one device alone
         found = search.ways(other, at, options, layout.accumulate)
-        if not found:
-            rows.append(Candidate(other, scripts[other], ranks, options, said=f"{ranks} ranks do not split two ways"))
-            continue
         row = fastest(found) or min((one for one in found if one.peak), key=held_by, default=found[0])
         rows += [row] if row.fits else (search.rescue(row) or [_hopeless(row)])
     best = _choice([row for row in rows if row.ranks <= ranks], layout.precision)

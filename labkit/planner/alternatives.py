@@ -27,6 +27,8 @@ def ways(strategy: str, ranks: int, accumulate: int) -> Iterator[Change]:
                 more, said = _micro_batches(count, accumulate)
                 yield {"schedule": schedule} | more, (schedule, *said)
     elif strategy == "hybrid":
+        if not any(_axes(ranks)):  # it trains all the same, along one axis
+            yield {"tensor": 1, "pipeline": 1}, (f"{ranks} data",) if ranks > 1 else ()
         for tensor, pipeline in _axes(ranks):
             count = max(accumulate, MICRO_BATCHES_A_STAGE * pipeline) if pipeline > 1 else accumulate
             more, said = _micro_batches(count, accumulate)
@@ -69,7 +71,7 @@ def _micro_batches(count: int, asked: int) -> tuple[Mapping[str, int], tuple[str
 
 
 def _axes(ranks: int) -> Iterator[tuple[int, int]]:
-    """(tensor, pipeline) with at least two of the three axes in use: with one it is another strategy."""
+    """(tensor, pipeline) with at least two of the three axes in use: with one it is much like another strategy."""
     divisors = [n for n in range(1, ranks + 1) if ranks % n == 0]
     for tensor in (n for n in divisors if n <= BOX):
         for pipeline in (n for n in divisors if ranks % (tensor * n) == 0 and n <= MOST_STAGES):

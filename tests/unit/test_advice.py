@@ -170,7 +170,6 @@ def test_what_cannot_be_laid_out_says_why_and_the_others_are_still_planned(ddp):
 
     assert row(found, "pipeline").said == "4 blocks do not split into 3 stages"
     assert row(found, "tensor_parallel").said == "4 heads do not split over 3 tensor ranks"
-    assert row(found, "hybrid").said == "3 ranks do not split two ways"
     assert row(found, "fsdp").fits
     assert row(found, "single").ranks == 1
 
@@ -277,7 +276,7 @@ def test_remedies_are_those_the_strategy_and_the_device_have():
     assert [word for _, word in remedies(ddp, device_named("A100 40"))] == ["gradients as bucket view"]
 
 
-@pytest.mark.parametrize(("ranks", "axes"), [(2, 0), (4, 3), (8, 7)])
+@pytest.mark.parametrize(("ranks", "axes"), [(4, 3), (8, 7)])
 def test_a_hybrid_uses_two_axes_at_least(ranks, axes):
     found = list(ways("hybrid", ranks, 1))
 
@@ -285,6 +284,19 @@ def test_a_hybrid_uses_two_axes_at_least(ranks, axes):
     for options, _ in found:
         sizes = options["tensor"], options["pipeline"], ranks // (options["tensor"] * options["pipeline"])
         assert sum(size > 1 for size in sizes) >= 2
+
+
+@pytest.mark.parametrize(("ranks", "words"), [(1, "fits"), (2, "fits with 2 data"), (3, "fits with 3 data")])
+def test_a_hybrid_on_ranks_that_do_not_split_two_ways_is_the_same_wherever_it_is_shown(ddp, ranks, words):
+    facts, batch = decoder(), {"global_batch_size": 12}
+    beside = row(advice(facts, ddp, ranks, **batch), "hybrid")
+    asked = advice(facts, Script.load("hybrid"), ranks, **batch).asked
+    shown = next(s for s in outlook(variants(ddp), "ddp", facts, T4, ranks, batch) if s.strategy == "hybrid")
+
+    assert beside.layout == asked.layout == shown.layout
+    assert beside.fits and asked.fits and shown.fits
+    assert beside.said.partition("; ")[0].partition(":")[0] == words
+    assert beside.peak == asked.peak == shown.peak
 
 
 def test_of_equally_fast_ones_the_simplest_is_chosen_in_whatever_order(ddp):
