@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from labkit.planner.candidate import ALIKE, Candidate, fastest, held_by, when
+from labkit.planner.alternatives import half_of
+from labkit.planner.candidate import ALIKE, Candidate, fastest, held_by, lacks, when
 from labkit.planner.devices import Device
 from labkit.planner.facts import Facts
 from labkit.planner.largest import largest_micro_batch, largest_model
@@ -51,6 +52,8 @@ def advise(
     search = Search(scripts, facts, device, pace)
     name = strategy_of(script) or script.name
     asked = search.look(name, ranks, parameters)
+    if lacks(device, layout):  # of that nothing can be trained there
+        return _with_another_precision(asked, half_of(device) or "fp32", search)
     rows = [asked]
     quickest = fastest([asked, *search.ways(name, ranks, parameters, layout.accumulate)])
     if quickest is None:
@@ -68,6 +71,18 @@ def advise(
     largest = largest_micro_batch(facts, layout, device) if asked.peak else 0
     told = _sentences(rows, best, layout, device, largest)
     return Advice(device, rows[0], tuple(rows), best, largest, tuple(told))
+
+
+def _with_another_precision(asked: Candidate, precision: str, search: Search) -> Advice:
+    """What was asked for, which cannot be, and all else as it would be with a precision that the device has."""
+    parameters = {**asked.parameters, "precision": precision}
+    found = advise(asked.script, search.facts, search.device, asked.ranks, parameters, search.pace)
+    said = f"{asked.said}: use precision={precision!r}"
+    first = f"{asked.name} on {asked.ranks} x {search.device.name} cannot be trained: {said}. With that:"
+    asked = replace(asked, said=said)
+    rows = tuple(replace(row, changes=(precision, *row.changes)) for row in found.rows)
+    best = replace(found.best, changes=(precision, *found.best.changes)) if found.best else None
+    return replace(found, asked=asked, rows=(asked, *rows), best=best, sentences=(first, *found.sentences))
 
 
 def _choice(rows: list[Candidate], precision: str) -> Candidate | None:

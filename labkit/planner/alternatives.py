@@ -8,7 +8,7 @@ from typing import Any
 from labkit.planner.devices import Device
 from labkit.planner.layout import Layout
 
-__all__ = ["Change", "remedies", "ways"]
+__all__ = ["Change", "half_of", "remedies", "ways"]
 
 Change = tuple[dict[str, Any], tuple[str, ...]]  # options, and the words for them
 
@@ -50,7 +50,7 @@ def remedies(layout: Layout, device: Device) -> Iterator[tuple[dict[str, Any], s
     """What would make a rank hold less, the cheapest in time first."""
     if not layout.activation_checkpointing:
         yield {"activation_checkpointing": True}, "activation checkpointing"
-    half = next((precision for precision in HALF if precision in device.precisions), None)
+    half = half_of(device)
     if half and layout.precision not in HALF:
         yield {"precision": half}, half
     if layout.options.get("gradient_as_bucket_view") is False:
@@ -64,6 +64,11 @@ def remedies(layout: Layout, device: Device) -> Iterator[tuple[dict[str, Any], s
         times *= 2
     if layout.options.get("cpu_offload") is False and not device.shared:
         yield {"cpu_offload": True}, "CPU offload"
+
+
+def half_of(device: Device) -> str | None:
+    """The precision of 16 bits to take there; None where there is none."""
+    return next((precision for precision in HALF if precision in device.precisions), None)
 
 
 def _micro_batches(count: int, asked: int) -> tuple[Mapping[str, int], tuple[str, ...]]:

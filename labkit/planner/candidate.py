@@ -20,7 +20,7 @@ from labkit.record.units import gib
 from labkit.view.plan_tables import band
 from labkit.write import Script
 
-__all__ = ["Candidate", "evaluate", "fastest", "held_by", "when"]
+__all__ = ["Candidate", "evaluate", "fastest", "held_by", "lacks", "when"]
 
 
 ALIKE = 1.05  # predicted times closer than this tell nothing
@@ -99,8 +99,13 @@ def when(held: Peak) -> str:
     return {"loss": "at the loss", "optimizer": "at the optimizer's step"}.get(held.phase, f"in {held.phase}")
 
 
+def lacks(device: Device, layout: Layout) -> bool:
+    """Whether the device does not have the precision."""
+    return layout.precision != "fp64" and layout.precision not in device.precisions
+
+
 def _unfit(device: Device, layout: Layout) -> str:
-    if layout.precision != "fp64" and layout.precision not in device.precisions:
+    if lacks(device, layout):
         return f"{device.name} has no {layout.precision}; it has {', '.join(device.precisions)}"
     if layout.strategy == "fsdp1" and layout.options.get("cpu_offload") and device.shared:
         return "fsdp1's cpu_offload needs a GPU; fsdp's works on a CPU too"

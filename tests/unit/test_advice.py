@@ -179,11 +179,18 @@ def test_a_layout_that_does_not_multiply_up_is_refused(ddp):
         advice(decoder(), ddp, 3, global_batch_size=64)
 
 
-def test_a_precision_the_device_lacks_is_no_candidate(ddp):
+def test_a_precision_the_device_lacks_is_said_once_and_the_advice_is_with_one_that_it_has(ddp):
     found = advice(decoder(), ddp, precision="bf16")
+    with_fp16 = advice(decoder(), ddp, precision="fp16")
 
     assert not found.asked.fits
-    assert found.asked.said == "T4 has no bf16; it has fp32, fp16"
+    assert found.asked.said == "T4 has no bf16; it has fp32, fp16: use precision='fp16'"
+    assert found.sentences[0].startswith(f"ddp on 2 x T4 cannot be trained: {found.asked.said}.")
+    assert [each.said for each in found.rows if "bf16" in each.said] == [found.asked.said]
+    assert found.sentences[1:] == with_fp16.sentences
+    assert [each.said for each in found.rows[1:]] == [each.said for each in with_fp16.rows]
+    assert found.best.parameters["precision"] == "fp16"
+    assert found.best.strategy == with_fp16.best.strategy
 
 
 def test_what_is_superseded_is_not_the_choice_however_fast_it_is():
