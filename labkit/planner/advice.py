@@ -18,7 +18,7 @@ from labkit.planner.variants import SUPERSEDED, own_parameters, simplicity, vari
 from labkit.record.units import gib
 from labkit.view import words
 from labkit.view.plan_tables import band
-from labkit.write import Script
+from labkit.write import Script, options_of
 
 __all__ = ["Advice", "advise"]
 
@@ -123,6 +123,19 @@ def _compared(ratio: float) -> str:
     return "as fast" if ratio <= ALIKE else f"a step takes {ratio:.3g} times as long"
 
 
+def _arguments(one: Candidate, asked: Candidate) -> str:
+    """` (activation_checkpointing=True, cpu_offload=True)`: what a call for it needs besides what it was asked with."""
+    defaults = {name: option.default for name, option in options_of(one.script).items()}
+    ranks = {} if one.ranks == asked.ranks else {"nproc_per_node": one.ranks}
+    changed = {
+        name: value
+        for name, value in one.parameters.items()
+        if str(value) != str(asked.parameters.get(name, defaults.get(name)))
+    }
+    given = ", ".join(f"{name}={value!r}" for name, value in {**ranks, **changed}.items())
+    return f" ({given})" if given else ""
+
+
 def _as_fast(rows: list[Candidate], best: Candidate) -> list[str]:
     """Other strategies whose times are too near the choice's to tell them apart."""
     near = [
@@ -150,16 +163,18 @@ def _sentences(
     else:
         yield f"{where} cannot be planned: {asked.said}."
     if not asked.fits:
-        yield from (f"It {row.said.replace('fits', 'would fit')}." for row in rescued[:1])
+        yield from (f"It {row.said.replace('fits', 'would fit')}{_arguments(row, asked)}." for row in rescued[:1])
+    said = best is None or (not asked.fits and any(best.is_like(row) for row in rescued[:1]))
+    how = "" if said else _arguments(best, asked)
     if best and best.step:
         assumed = " (assumed, see below)" if best.step.assumed else ""
         time = band(best.step.seconds, best.step.low, best.step.high)
         others = _as_fast(rows, best)
         within = f", within {100 * ALIKE - 100:.0f} %" if others else ""
         simpler = f"; as fast, but less simple: {', '.join(others)}" if others else ""
-        yield f"Fastest that fits{within}: {best.name}, {time} a step{assumed}{simpler}."
+        yield f"Fastest that fits{within}: {best.name}{how}, {time} a step{assumed}{simpler}."
     elif best:
-        yield f"Of those that fit, {best.name} leaves most room; how fast they are is not known here."
+        yield f"Of those that fit, {best.name}{how} leaves most room; how fast they are is not known here."
     else:
         yield f"Nothing fits on {asked.ranks} of these devices."
     if asked.peak and asked.layout:
