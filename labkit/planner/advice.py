@@ -6,25 +6,21 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from labkit.planner.alternatives import remedies, ways
-from labkit.planner.candidate import ALIKE, Candidate, evaluate, fastest, held_by, when
+from labkit.planner.alternatives import half_of
+from labkit.planner.candidate import ALIKE, Candidate, fastest, held_by, lacks, when
 from labkit.planner.devices import Device
 from labkit.planner.facts import Facts
 from labkit.planner.largest import largest_micro_batch, largest_model
 from labkit.planner.layout import Layout, layout_of, strategy_of
 from labkit.planner.pace import Pace
-from labkit.planner.variants import own_parameters, variants
+from labkit.planner.search import Search
+from labkit.planner.variants import SUPERSEDED, own_parameters, simplicity, variants
 from labkit.record.units import gib
 from labkit.view import words
 from labkit.view.plan_tables import band
-from labkit.write import Script
+from labkit.write import Script, options_of
 
 __all__ = ["Advice", "advise"]
-
-MOST_RANKS = 1024
-SUPERSEDED = (
-    "fsdp1",
-)  # by fsdp: PyTorch's tutorials call FullyShardedDataParallel deprecated (pytorch/tutorials #3358)
 
 
 @dataclass(frozen=True)
@@ -53,74 +49,50 @@ def advise(
     """
     layout = layout_of(script, ranks, parameters)
     scripts = variants(script)
-    search = _Search(scripts, facts, device, pace)
+    search = Search(scripts, facts, device, pace)
     name = strategy_of(script) or script.name
     asked = search.look(name, ranks, parameters)
-    rows = [asked, *([] if asked.fits else search.rescue(asked))]
+    if lacks(device, layout):  # of that nothing can be trained there
+        return _with_another_precision(asked, half_of(device) or "fp32", search)
+    rows = [asked]
+    quickest = fastest([asked, *search.ways(name, ranks, parameters, layout.accumulate)])
+    if quickest is None:
+        rows += search.rescue(asked)
+    elif quickest is not asked:
+        rows.append(quickest)
     for other in (other for other in scripts if other != name):
         options = own_parameters(scripts[other], parameters)
         at = 1 if other == "single" else ranks  # the others have to be faster than one device alone
-        found = [
-            search.look(other, at, {**options, **more}, said) for more, said in ways(other, ranks, layout.accumulate)
-        ]
-        if not found:
-            rows.append(Candidate(other, scripts[other], ranks, options, said=f"{ranks} ranks do not split two ways"))
-            continue
+        found = search.ways(other, at, options, layout.accumulate)
         row = fastest(found) or min((one for one in found if one.peak), key=held_by, default=found[0])
         rows += [row] if row.fits else (search.rescue(row) or [_hopeless(row)])
-    at_hand = [row for row in rows if row.ranks <= ranks and (row.strategy == name or row.strategy not in SUPERSEDED)]
-    alike = [row for row in at_hand if row.layout and row.layout.precision == layout.precision]
-    best = fastest(alike) or fastest(at_hand)  # another precision is another training, if there is a choice
+    best = _choice([row for row in rows if row.ranks <= ranks], layout.precision)
     rows = [_beside(row, best) for row in rows]
     largest = largest_micro_batch(facts, layout, device) if asked.peak else 0
     told = _sentences(rows, best, layout, device, largest)
-    return Advice(device, asked, tuple(rows), best, largest, tuple(told))
+    return Advice(device, rows[0], tuple(rows), best, largest, tuple(told))
 
 
-@dataclass(frozen=True)
-class _Search:
-    scripts: Mapping[str, Script]
-    facts: Facts
-    device: Device
-    pace: Pace | None
-
-    def look(
-        self, strategy: str, ranks: int, parameters: Mapping[str, Any], changes: tuple[str, ...] = ()
-    ) -> Candidate:
-        blank = Candidate(strategy, self.scripts[strategy], ranks, dict(parameters), changes)
-        return evaluate(blank, self.facts, self.device, self.pace)
-
-    def rescue(self, asked: Candidate) -> list[Candidate]:
-        """One change that makes it fit; else the fewest changes together; else, or with them, the fewest ranks."""
-        if asked.layout is None or asked.peak is None:
-            return []
-        parts = list(remedies(asked.layout, self.device))
-        together: dict[str, Any] = {}
-        said: dict[str, str] = {}
-        for more, word in parts:
-            found = self.look(asked.strategy, asked.ranks, {**asked.parameters, **more}, (*asked.changes, word))
-            if found.fits:
-                return [found]
-        for more, word in parts:
-            together, said = together | more, said | dict.fromkeys(more, word)
-            changes = (*asked.changes, *said.values())
-            found = self.look(asked.strategy, asked.ranks, {**asked.parameters, **together}, changes)
-            if found.fits:
-                return [found]
-        for more, changes in (({}, asked.changes), (together, (*asked.changes, *said.values()))):
-            for ranks in _more_ranks(asked):
-                found = self.look(asked.strategy, ranks, {**asked.parameters, **more}, changes)
-                if found.fits:
-                    needed = f"needs {ranks - asked.ranks:,} more ranks"
-                    return [replace(found, said=", ".join((needed, *changes[len(asked.changes) :])))]
-        return []
+def _with_another_precision(asked: Candidate, precision: str, search: Search) -> Advice:
+    """What was asked for, which cannot be, and all else as it would be with a precision that the device has."""
+    parameters = {**asked.parameters, "precision": precision}
+    found = advise(asked.script, search.facts, search.device, asked.ranks, parameters, search.pace)
+    said = f"{asked.said}: use precision={precision!r}"
+    first = f"{asked.name} on {asked.ranks} x {search.device.name} cannot be trained: {said}. With that:"
+    asked = replace(asked, said=said)
+    rows = tuple(replace(row, changes=(precision, *row.changes)) for row in found.rows)
+    best = replace(found.best, changes=(precision, *found.best.changes)) if found.best else None
+    return replace(found, asked=asked, rows=(asked, *rows), best=best, sentences=(first, *found.sentences))
 
 
-def _more_ranks(asked: Candidate) -> Iterator[int]:
-    """Every number up to a box of boxes, then boxes of eight."""
-    for ranks in (*range(2, 65), *range(72, MOST_RANKS + 1, 8)):
-        if ranks > asked.ranks:
-            yield ranks
+def _choice(rows: list[Candidate], precision: str) -> Candidate | None:
+    """The same whichever of the strategies was asked for. Another precision is another training, and what is superseded
+    not to be begun with: they are for where nothing else fits."""
+    current = [row for row in rows if row.strategy not in SUPERSEDED]
+    for among in (current, rows):
+        if best := fastest(row for row in among if row.layout and row.layout.precision == precision):
+            return best
+    return fastest(current) or fastest(rows)
 
 
 def _hopeless(row: Candidate) -> Candidate:
@@ -133,12 +105,50 @@ def _beside(row: Candidate, best: Candidate | None) -> Candidate:
         return row
     if row == best:
         return replace(row, said=f"{row.said}: the choice")
-    same = row.layout and best.layout and row.layout.precision == best.layout.precision
-    if not row.said.startswith("fits") or not same:  # it needs more ranks, or another precision
+    if not _is_comparable(row, best):
         return row
-    ratio = row.step.seconds / best.step.seconds
-    said = "as fast" if ratio <= ALIKE else f"a step takes {ratio:.1f} times as long"
-    return replace(row, said=f"{row.said}; {said}")
+    return replace(row, said=f"{row.said}; {_compared(row.step.seconds / best.step.seconds)}{_but(row)}")
+
+
+def _is_comparable(row: Candidate, best: Candidate) -> bool:
+    """Not with more ranks, nor in another precision."""
+    same = row.layout and best.layout and row.layout.precision == best.layout.precision
+    return bool(same and row.fits and row.said.startswith("fits"))
+
+
+def _compared(ratio: float) -> str:
+    """How long a step takes, as a share of the choice's."""
+    if ratio < 1 and (percent := round(100 / ratio - 100)):
+        return f"{percent} % faster"
+    return "as fast" if ratio <= ALIKE else f"a step takes {ratio:.3g} times as long"
+
+
+def _arguments(one: Candidate, asked: Candidate) -> str:
+    """` (activation_checkpointing=True, cpu_offload=True)`: what a call for it needs besides what it was asked with."""
+    defaults = {name: option.default for name, option in options_of(one.script).items()}
+    ranks = {} if one.ranks == asked.ranks else {"nproc_per_node": one.ranks}
+    changed = {
+        name: value
+        for name, value in one.parameters.items()
+        if str(value) != str(asked.parameters.get(name, defaults.get(name)))
+    }
+    given = ", ".join(f"{name}={value!r}" for name, value in {**ranks, **changed}.items())
+    return f" ({given})" if given else ""
+
+
+def _as_fast(rows: list[Candidate], best: Candidate) -> list[str]:
+    """Other strategies whose times are too near the choice's to tell them apart."""
+    near = [
+        row.strategy
+        for row in rows
+        if row.step and best.step and _is_comparable(row, best) and row.strategy not in (best.strategy, *SUPERSEDED)
+        and row.step.seconds <= ALIKE * best.step.seconds
+    ]  # fmt: skip
+    return sorted(set(near), key=simplicity)
+
+
+def _but(row: Candidate) -> str:
+    return f", but superseded by {SUPERSEDED[row.strategy]}" if row.strategy in SUPERSEDED else ""
 
 
 def _sentences(
@@ -153,13 +163,18 @@ def _sentences(
     else:
         yield f"{where} cannot be planned: {asked.said}."
     if not asked.fits:
-        yield from (f"It {row.said.replace('fits', 'would fit')}." for row in rescued[:1])
+        yield from (f"It {row.said.replace('fits', 'would fit')}{_arguments(row, asked)}." for row in rescued[:1])
+    said = best is None or (not asked.fits and any(best.is_like(row) for row in rescued[:1]))
+    how = "" if said else _arguments(best, asked)
     if best and best.step:
         assumed = " (assumed, see below)" if best.step.assumed else ""
         time = band(best.step.seconds, best.step.low, best.step.high)
-        yield f"Fastest that fits: {best.name}, {time} a step{assumed}."
+        others = _as_fast(rows, best)
+        within = f", within {100 * ALIKE - 100:.0f} %" if others else ""
+        simpler = f"; as fast, but less simple: {', '.join(others)}" if others else ""
+        yield f"Fastest that fits{within}: {best.name}{how}, {time} a step{assumed}{simpler}."
     elif best:
-        yield f"Of those that fit, {best.name} leaves most room; how fast they are is not known here."
+        yield f"Of those that fit, {best.name}{how} leaves most room; how fast they are is not known here."
     else:
         yield f"Nothing fits on {asked.ranks} of these devices."
     if asked.peak and asked.layout:

@@ -8,7 +8,7 @@ from typing import Any
 from labkit.planner.devices import Device
 from labkit.planner.layout import Layout
 
-__all__ = ["Change", "remedies", "ways"]
+__all__ = ["Change", "half_of", "remedies", "ways"]
 
 Change = tuple[dict[str, Any], tuple[str, ...]]  # options, and the words for them
 
@@ -27,6 +27,8 @@ def ways(strategy: str, ranks: int, accumulate: int) -> Iterator[Change]:
                 more, said = _micro_batches(count, accumulate)
                 yield {"schedule": schedule} | more, (schedule, *said)
     elif strategy == "hybrid":
+        if not any(_axes(ranks)):  # it trains all the same, along one axis
+            yield {"tensor": 1, "pipeline": 1}, (f"{ranks} data",) if ranks > 1 else ()
         for tensor, pipeline in _axes(ranks):
             count = max(accumulate, MICRO_BATCHES_A_STAGE * pipeline) if pipeline > 1 else accumulate
             more, said = _micro_batches(count, accumulate)
@@ -48,7 +50,7 @@ def remedies(layout: Layout, device: Device) -> Iterator[tuple[dict[str, Any], s
     """What would make a rank hold less, the cheapest in time first."""
     if not layout.activation_checkpointing:
         yield {"activation_checkpointing": True}, "activation checkpointing"
-    half = next((precision for precision in HALF if precision in device.precisions), None)
+    half = half_of(device)
     if half and layout.precision not in HALF:
         yield {"precision": half}, half
     if layout.options.get("gradient_as_bucket_view") is False:
@@ -64,12 +66,17 @@ def remedies(layout: Layout, device: Device) -> Iterator[tuple[dict[str, Any], s
         yield {"cpu_offload": True}, "CPU offload"
 
 
+def half_of(device: Device) -> str | None:
+    """The precision of 16 bits to take there; None where there is none."""
+    return next((precision for precision in HALF if precision in device.precisions), None)
+
+
 def _micro_batches(count: int, asked: int) -> tuple[Mapping[str, int], tuple[str, ...]]:
     return ({}, ()) if count == asked else ({"accumulate": count}, (f"accumulate={count}",))
 
 
 def _axes(ranks: int) -> Iterator[tuple[int, int]]:
-    """(tensor, pipeline) with at least two of the three axes in use: with one it is another strategy."""
+    """(tensor, pipeline) with at least two of the three axes in use: with one it is much like another strategy."""
     divisors = [n for n in range(1, ranks + 1) if ranks % n == 0]
     for tensor in (n for n in divisors if n <= BOX):
         for pipeline in (n for n in divisors if ranks % (tensor * n) == 0 and n <= MOST_STAGES):

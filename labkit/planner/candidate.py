@@ -14,12 +14,13 @@ from labkit.planner.memory import worst
 from labkit.planner.pace import Pace
 from labkit.planner.refusals import refusal
 from labkit.planner.speed import StepTime
+from labkit.planner.variants import simplicity
 from labkit.record.peak import Peak
 from labkit.record.units import gib
 from labkit.view.plan_tables import band
 from labkit.write import Script
 
-__all__ = ["Candidate", "evaluate", "fastest", "held_by", "when"]
+__all__ = ["Candidate", "evaluate", "fastest", "held_by", "lacks", "when"]
 
 
 ALIKE = 1.05  # predicted times closer than this tell nothing
@@ -82,14 +83,15 @@ def evaluate(asked: Candidate, facts: Facts, device: Device, pace: Pace | None =
 
 
 def fastest(candidates: Iterable[Candidate]) -> Candidate | None:
-    """Of those that fit: the first of those that are as fast as any, as far as can be foretold. Where nothing is known
-    of the speed, the one that leaves most room."""
+    """Of those that fit: the simplest strategy of those that are as fast as any, as far as can be foretold; in whatever
+    order they come, but of one strategy's the first. Where nothing is known of the speed, the one that leaves most
+    room."""
     fitting = [one for one in candidates if one.fits]
     timed = [one for one in fitting if one.step]
     if not timed:
         return min(fitting, key=held_by, default=None)
     least = min(map(_seconds, timed))
-    return next(one for one in timed if _seconds(one) <= ALIKE * least)
+    return min((one for one in timed if _seconds(one) <= ALIKE * least), key=lambda one: simplicity(one.strategy))
 
 
 def when(held: Peak) -> str:
@@ -97,8 +99,13 @@ def when(held: Peak) -> str:
     return {"loss": "at the loss", "optimizer": "at the optimizer's step"}.get(held.phase, f"in {held.phase}")
 
 
+def lacks(device: Device, layout: Layout) -> bool:
+    """Whether the device does not have the precision."""
+    return layout.precision != "fp64" and layout.precision not in device.precisions
+
+
 def _unfit(device: Device, layout: Layout) -> str:
-    if layout.precision != "fp64" and layout.precision not in device.precisions:
+    if lacks(device, layout):
         return f"{device.name} has no {layout.precision}; it has {', '.join(device.precisions)}"
     if layout.strategy == "fsdp1" and layout.options.get("cpu_offload") and device.shared:
         return "fsdp1's cpu_offload needs a GPU; fsdp's works on a CPU too"

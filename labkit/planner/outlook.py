@@ -40,7 +40,7 @@ def outlook(
         if name == chosen:
             options = own_parameters(scripts[name], parameters)
         else:
-            first = next(ways(name, ranks, accumulate), ({}, ()))[0] if name == "hybrid" else {}
+            first = next(ways(name, ranks, accumulate))[0] if name == "hybrid" else {}
             options = {key: parameters[key] for key in parameters if key in shared} | first
         at = 1 if name == "single" else ranks
         asked = Candidate(name, scripts[name], at, options)

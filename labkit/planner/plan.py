@@ -259,7 +259,8 @@ class Plan:
             )
         verdict += [f"{problem}." for problem in self.problems] if self.peaks else []
         rows = [row.row() for row in self.advice.rows] if self.advice else []
-        return verdict, rows, list(self.step.assumed) if self.step else []
+        steps = [row.step for row in self.advice.rows if row.step] if self.advice else []
+        return verdict, rows, list(dict.fromkeys(text for step in steps for text in step.assumed))
 
 
 def _script(script: Script | str | os.PathLike[str]) -> tuple[Script, str]:

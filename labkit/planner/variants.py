@@ -9,9 +9,12 @@ from typing import Any
 from labkit.planner.layout import strategy_of
 from labkit.write import Script, options_of, script_names
 
-__all__ = ["own_parameters", "variants"]
+__all__ = ["SUPERSEDED", "own_parameters", "simplicity", "variants"]
 
+# The simplest first
 ORDER = ("single", "ddp", "zero1", "zero2", "fsdp", "fsdp1", "tensor_parallel", "pipeline", "hybrid")
+# fsdp1 by fsdp: PyTorch's tutorials call FullyShardedDataParallel deprecated (pytorch/tutorials #3358)
+SUPERSEDED = {"fsdp1": "fsdp"}
 # These make a script the strategy it is; every other cell may be the user's own.
 STRATEGY_CELLS = ("strategy", "step")
 
@@ -42,3 +45,8 @@ def own_parameters(script: Script, parameters: Mapping[str, Any]) -> dict[str, A
     """Those of the parameters that this script takes."""
     known = options_of(script)
     return {name: value for name, value in parameters.items() if name in known}
+
+
+def simplicity(strategy: str) -> int:
+    """The less, the simpler a strategy is; a user's own comes last."""
+    return ORDER.index(strategy) if strategy in ORDER else len(ORDER)

@@ -10,7 +10,7 @@ from labkit.planner.facts import Facts, Unit
 from labkit.planner.layout import Layout
 from labkit.planner.pace import crowded
 from labkit.planner.rates import Rates, alone, assumed_link, assumed_rates
-from labkit.planner.speed import scaling, step_time
+from labkit.planner.speed import HOST_LINK, HOST_STEP, scaling, step_time
 from labkit.write import Script
 
 MIB = 1 << 20
@@ -111,6 +111,25 @@ def test_sharding_says_more_than_ddp_when_nothing_is_hidden():
 
     assert said == sorted(said)
     assert said[0] < said[1] < said[2]
+
+
+def test_offloading_costs_the_hosts_time_and_says_so():
+    def planned(rates=RATES, accumulate=1, **options):
+        return step_time(FACTS, layout("fsdp", 4, accumulate=accumulate, options=FSDP | options), rates, FREE)
+
+    kept, moved = planned(), planned(cpu_offload=True)
+    elements = FACTS.elements / 4  # parameters there for forward and backward, gradients back, and a step by the host
+
+    assert "offload" not in kept.parts
+    assert moved.parts["offload"] == pytest.approx(elements * (3 * 4 / HOST_LINK + HOST_STEP))
+    assert moved.seconds - kept.seconds == pytest.approx(moved.parts["offload"])
+    assert moved.low - kept.low < moved.parts["offload"] < moved.high - kept.high
+    assert any("offloaded" in text for text in moved.assumed)
+    assert not any("offloaded" in text for text in kept.assumed)
+    assert planned(accumulate=2, cpu_offload=True).parts["offload"] > moved.parts["offload"]
+    never = planned(cpu_offload=True, reshard_after_forward="never")
+    assert never.parts["offload"] == pytest.approx(elements * (2 * 4 / HOST_LINK + HOST_STEP))
+    assert "offload" not in planned(dataclasses.replace(RATES, cores=2), cpu_offload=True).parts
 
 
 def test_what_sharding_costs_besides_waiting_is_per_unit_and_per_byte():
