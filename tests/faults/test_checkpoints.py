@@ -110,7 +110,9 @@ def test_a_commit_that_says_nothing_is_no_commit(content: str, checkpoints: Path
     assert module.newest_whole(checkpoints) is None
 
 
-@pytest.mark.parametrize(("name", "damage"), [("__1_0.distcp", "flipped"), ("COMMIT.json", "truncated")])
+@pytest.mark.parametrize(
+    ("name", "damage"), [pytest.param("__1_0.distcp", "flipped", marks=pytest.mark.soak), ("COMMIT.json", "truncated")]
+)
 def test_a_run_goes_on_from_the_older_one_and_saves_that_step_again(name: str, damage: str, checkpoints: Path) -> None:
     inflict(damage, checkpoints / "step-4" / name)
 
@@ -167,7 +169,10 @@ def test_a_folder_that_cannot_be_one_ends_every_rank_with_a_sentence(tmp_path: P
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [("ddp", {"find_unused_parameters": True}), ("fsdp", {"full_checkpoints": True, "async_save": True})],
+    [
+        pytest.param("ddp", {"find_unused_parameters": True}, marks=pytest.mark.soak),
+        ("fsdp", {"full_checkpoints": True, "async_save": True}),
+    ],
 )
 def test_resumed_in_mid_epoch_and_with_dropout_the_losses_are_exactly_the_same(
     name: str, options: dict[str, bool], tmp_path: Path
@@ -216,7 +221,7 @@ def load_datasets(data_dir):
 """
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.soak)])
 def test_resumed_in_its_second_epoch_it_draws_the_same_random_samples(workers: int, tmp_path: Path) -> None:
     augmented = script("single").with_cells(data=RANDOM_WINDOWS)
     folder, options = tmp_path / "checkpoints", {"steps": 14, "workers": workers}
@@ -296,9 +301,9 @@ def saved_by_four(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("origin", "name", "ranks"),
     [
         ("saved_by_four", "ddp", 2),
-        ("saved_by_four", "single", 1),
+        pytest.param("saved_by_four", "single", 1, marks=pytest.mark.soak),
         pytest.param("saved", "ddp", 4, marks=pytest.mark.soak),
-        ("saved", "fsdp", 2),
+        pytest.param("saved", "fsdp", 2, marks=pytest.mark.soak),
     ],
 )
 def test_resumed_on_other_ranks_and_by_another_strategy_the_losses_are_the_same(
@@ -388,7 +393,7 @@ def check_kills(trials: int, seed: int, tmp_path: Path) -> None:
 
 
 def test_killed_at_random_while_saving(tmp_path: Path) -> None:
-    check_kills(4, seed=1, tmp_path=tmp_path)
+    check_kills(2, seed=1, tmp_path=tmp_path)
 
 
 @pytest.mark.soak
@@ -497,6 +502,7 @@ def test_a_stop_lets_the_checkpoint_that_is_being_saved_finish(tmp_path: Path) -
     assert 500 < int(state.checkpoint.removeprefix("step-")) < 1000
 
 
+@pytest.mark.soak
 def test_a_stop_lets_the_checkpoint_finish_that_it_asks_for(tmp_path: Path) -> None:
     """Which takes longer than the grace period."""
     run = train(slow_to_save(8), 2, tmp_path / "checkpoints", steps=ENDLESS, wait=False)

@@ -106,7 +106,9 @@ def test_a_run_of_another_machine_is_not_stopped_from_here():
     run.stop()
 
 
-@pytest.mark.parametrize("fault", ["none", "deaf", "grandchild"])
+@pytest.mark.parametrize(
+    "fault", ["grandchild", *(pytest.param(fault, marks=pytest.mark.soak) for fault in ("none", "deaf"))]
+)
 def test_stop_leaves_no_process(fault):
     run = launch(fault=fault, steps=10_000, at=2)
     wait_for_step(run, 3)

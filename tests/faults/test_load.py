@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
+import pytest
 from faults.matrix import FAULTY
 from faults.scene import assert_over, wait_for_step
 
@@ -24,6 +25,7 @@ sys.stdout.flush()
 """
 
 
+@pytest.mark.soak
 def test_five_launches_at_once() -> None:
     def one(_: int) -> labkit.Run:
         return labkit.launch(FAULTY, args=["--steps", "3"], wait=True)

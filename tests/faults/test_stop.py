@@ -55,7 +55,8 @@ def innocent() -> Iterator[subprocess.Popen]:
 
 
 @pytest.mark.parametrize(("fault", "grace", "killed"), [
-    ("deaf", None, 2), ("grandchild", None, 1), ("none", 0, 1), ("deaf", 0, 1), ("grandchild", 0, 1),
+    ("deaf", None, 2), ("grandchild", None, 1), ("deaf", 0, 1),
+    *(pytest.param(fault, 0, 1, marks=pytest.mark.soak) for fault in ("none", "grandchild")),
 ])  # fmt: skip
 def test_stop_ends_every_process_and_says_how_many_it_had_to_kill(fault, grace, killed, capfd) -> None:
     run = launch(fault=fault, at=2)
@@ -73,7 +74,9 @@ def test_stop_ends_every_process_and_says_how_many_it_had_to_kill(fault, grace, 
     assert_clean(run, before)
 
 
-@pytest.mark.parametrize("frozen", ["one rank", "both ranks", "torchrun", "all"])
+@pytest.mark.parametrize(
+    "frozen", ["one rank", "all", *(pytest.param(who, marks=pytest.mark.soak) for who in ("both ranks", "torchrun"))]
+)
 def test_stop_of_processes_that_are_stopped_by_a_signal(frozen) -> None:
     run = launch()
     folder = wait_for_step(run)
@@ -126,7 +129,9 @@ def test_stop_from_two_processes_at_once_and_once_more() -> None:
     assert (state.state, state.ended) == ("stopped", told["ended"])
 
 
-@pytest.mark.parametrize(("fault", "end"), [("none", "succeeded"), ("raise", "failed")])
+@pytest.mark.parametrize(
+    ("fault", "end"), [("none", "succeeded"), pytest.param("raise", "failed", marks=pytest.mark.soak)]
+)
 def test_stop_after_the_end_changes_no_file(fault, end, capfd) -> None:
     run = launch(fault=fault, steps=6)
     wait_until(lambda: run.status().is_final)
@@ -168,6 +173,7 @@ def test_stop_before_the_supervisor_has_written_who_it_is() -> None:
     assert_clean(run)
 
 
+@pytest.mark.soak
 def test_stop_of_a_supervisor_that_sleeps_before_it_has_begun_and_wakes_up_later() -> None:
     run = launch()
     supervisor = psutil.Process(_supervisors[-1].pid)
