@@ -360,9 +360,10 @@ def shade(text):
 
 
 titles = ["begins", *(f"sum {step}" for step in range(1, n)), *(f"hand out {step}" for step in range(1, n))]
-chunks = pd.MultiIndex.from_product([titles, [f"chunk {chunk}" for chunk in ranks]])
-cells = [[names(value) for state in each["states"] for value in state] for each in told]
-display(pd.DataFrame(cells, index=[f"rank {rank}" for rank in ranks], columns=chunks).style.map(shade))
+columns = pd.MultiIndex.from_product([[f"rank {rank}" for rank in ranks], [f"chunk {chunk}" for chunk in ranks]])
+steps = zip(*(each["states"] for each in told), strict=True)
+cells = [[names(value) for state in step for value in state] for step in steps]
+display(pd.DataFrame(cells, index=titles, columns=columns).style.map(shade))
 
 # %% [markdown]
 # ## What was claimed
