@@ -13,11 +13,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+from papermill import inspect_notebook
+
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("notebooks", nargs="+", type=Path)
 parser.add_argument("--into", type=Path, required=True, help="folder for executed notebooks, HTML and runs")
 parser.add_argument(
-    "-p", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"), help="a notebook's parameter"
+    "-p",
+    nargs=2,
+    action="append",
+    default=[],
+    metavar=("NAME", "VALUE"),
+    help="a parameter, of those notebooks that have it",
 )
 
 
@@ -25,12 +32,16 @@ def main() -> int:
     arguments = parser.parse_args()
     into = arguments.into.absolute()
     into.mkdir(parents=True, exist_ok=True)
-    parameters = [word for name, value in arguments.p for word in ("-p", name, value)]
+    known = {notebook: inspect_notebook(str(notebook)) for notebook in arguments.notebooks}
+    for name, _ in arguments.p:
+        if not any(name in own for own in known.values()):
+            parser.error(f"none of these notebooks has a parameter {name!r}")
     # Nobody watches: figures are static, and a training that fails fails the notebook.
     env = {**os.environ, "LABKIT_UI": "static", "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
     for notebook in arguments.notebooks:
         executed = into / notebook.name
         papermill = [sys.executable, "-m", "papermill", str(notebook.absolute()), str(executed)]
+        parameters = [word for name, value in arguments.p if name in known[notebook] for word in ("-p", name, value)]
         flags = ["--cwd", str(into), "--kernel", "python3", "--log-output", "--no-progress-bar", *parameters]
         print(f"{notebook} → {executed}", flush=True)
         done = subprocess.run([*papermill, *flags], env=env, cwd=into)
