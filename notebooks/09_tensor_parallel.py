@@ -135,7 +135,7 @@ options = {"global_batch_size": global_batch_size, "precision": "fp64"}
 plan = labkit.plan(scripts[script.name], nproc_per_node=N, **options)
 claims.predict("tensor: parameters, first rank", of_a_rank, "B")
 claims.predict("tensor: parameters, last rank", of_a_rank, "B")
-claims.predict("tensor: peak", plan.formulas.bytes, "B", within=0.02)
+claims.predict("tensor: peak", plan.bytes, "B", within=0.02)
 display(plan)
 
 # %% [markdown]
@@ -251,8 +251,7 @@ claims.check()
 # - At which `global_batch_size` do tensor parallelism and DDP say the same amount here?
 # - `activation_checkpointing=True` in `options`: recomputing a block repeats one of its two sums forward. Which, and
 #   why not the other? See by how much the count backward is off.
-# - Make claims fail: forget one sum. Before the plan is made,
-#   `broken = strategy.replace("Replicate, Shard", "Partial, Replicate, Shard")`, in it
-#   `broken.replace('"down": RowwiseParallel(output_layouts=sequence)', '"down":
-#   RowwiseParallel(output_layouts=Partial())')`, and `scripts["tensor_parallel"].with_cells(strategy=broken)`. Nothing
-#   crashes. Which claims notice?
+# - Make claims fail: forget one sum. Before the plan is made, in the strategy cell, import `Partial` beside `Replicate`
+#   and write `"down": RowwiseParallel(output_layouts=sequence if sequence.is_shard() else Partial())`; then
+#   `scripts["tensor_parallel"] = scripts["tensor_parallel"].with_cells(strategy=…)`. Nothing crashes. Which claims
+#   notice?
