@@ -363,7 +363,7 @@ titles = ["begins", *(f"sum {step}" for step in range(1, n)), *(f"hand out {step
 columns = pd.MultiIndex.from_product([[f"rank {rank}" for rank in ranks], [f"chunk {chunk}" for chunk in ranks]])
 steps = zip(*(each["states"] for each in told), strict=True)
 cells = [[names(value) for state in step for value in state] for step in steps]
-display(pd.DataFrame(cells, index=titles, columns=columns).style.map(shade))
+display(pd.DataFrame(cells, index=titles[: len(cells)], columns=columns).style.map(shade))
 
 # %% [markdown]
 # ## What was claimed
@@ -378,4 +378,4 @@ claims.check()
 # - In `ring_all_reduce`, replace `mine += arrived` by `mine.copy_(arrived)`: the difference is no longer 0. Run only
 #   `ranks - 1` steps: every rank keeps one finished chunk, which is a reduce-scatter.
 # - Divide by *N* after the ring, and you have what DDP does with gradients (lab 03).
-# - Let the last rank skip one `all_reduce` in `main`, then ask `run.stacks()` from another cell who is missing.
+# - Let the last rank skip one `all_reduce` in `main`, launch without `wait()`, and ask `run.stacks()` who is missing.
