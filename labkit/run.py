@@ -73,7 +73,8 @@ def launch(
     A Plan may stand for the script: its ranks and parameters are used, and what it predicts is written into the run
     folder before the first rank starts. Then, and with `trace_memory=True`, every rank follows one step through all it
     allocates, which makes that step slow; `run.memory()` shows it beside the plan. With `profile=True` every rank
-    records three steps, the sixth to the eighth, with torch's profiler; `run.timeline()` draws them.
+    records three steps, from the sixth on (without a DataLoader from the seventh), with torch's profiler;
+    `run.timeline()` draws them.
 
     Raises LaunchError or ScriptError before any process is started; waiting, RankFailedError.
     """

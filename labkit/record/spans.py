@@ -111,7 +111,7 @@ def _in_order(events: Iterable[_Event]) -> list[_Event]:
 def _spans(rank: int, events: list[_Event], steps: list[_Event]) -> list[Span]:
     main, bounds = steps[0].thread, [step.start for step in steps]
     begin, end = steps[0].start, steps[-1].end
-    inside = [e for e in events if begin <= e.start and e.end <= end]
+    inside = [e for e in events if begin <= e.start < end]  # what is sent may arrive after the last of them
     on_main = [e for e in inside if e.thread == main]
     phases = _phases(on_main, steps)
     sent = _collectives(inside, on_main)

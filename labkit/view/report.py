@@ -6,7 +6,6 @@ from __future__ import annotations
 import base64
 import io
 import json
-import re
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
@@ -17,6 +16,7 @@ from labkit.record import RunFolder, RunReader, State, read_state
 from labkit.record.files import read_text
 from labkit.record.text import escaped
 from labkit.view.figures import memory_by_category, over_time
+from labkit.view.images import as_image
 from labkit.view.log_tail import tail_of_log
 from labkit.view.page import run_charts, run_html, run_text
 from labkit.view.timeline import Timeline
@@ -25,15 +25,13 @@ __all__ = ["static_bundle", "write_report"]
 
 REPORT_LOG_LINES = 200
 PNG_COLOURS = 32  # lines and letters need no more, and a notebook keeps every picture
-SVG = re.compile(r"<svg ([^>]*)>.*?</svg>", re.DOTALL)
-BOTH_THEMES = "#7d8590"  # a picture does not know the page's colour: readable on white and on black
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data: blob:"
 
 
 def static_bundle(folder: RunFolder, reader: RunReader, state: State) -> dict[str, str]:
     """The MIME bundle that replaces the live view: HTML with pictures, PNG, plain text; no scripts, no widgets."""
     page = run_html(folder, reader, state, watched=state.is_final)
-    bundle = {"text/html": SVG.sub(_as_image, page), "text/plain": run_text(folder, reader, state)}
+    bundle = {"text/html": as_image(page), "text/plain": run_text(folder, reader, state)}
     picture = _png(reader)
     return bundle | ({"image/png": picture} if picture else {})
 
@@ -105,19 +103,6 @@ def _interactive(reader: RunReader) -> tuple[str, list[str]]:
         f"[{figures}].forEach((f,i)=>Plotly.newPlot('figure'+i,f.data,f.layout,{{responsive:true,displaylogo:false}}))"
     )
     return places, [get_plotlyjs().replace("</script", "<\\/script"), draw]
-
-
-def _as_image(found: re.Match[str]) -> str:
-    """The same as a picture: JupyterLab strips SVG out of HTML that somebody else has made down to its letters."""
-    head = dict(re.findall(r'([\w-]+)="([^"]*)"', found[1]))
-    width = head.get("width") or head["viewBox"].split()[2]
-    space = "" if "xmlns" in head else 'xmlns="http://www.w3.org/2000/svg" '
-    drawing = found[0].replace("<svg ", f'<svg {space}color="{BOTH_THEMES}" ', 1)
-    source = base64.b64encode(drawing.encode()).decode()
-    return (
-        f'<img src="data:image/svg+xml;base64,{source}" width="{width}" alt="{head.get("aria-label", "")}" '
-        'style="max-width:100%;margin:0;display:inline">'
-    )
 
 
 def _escaped(value: Any) -> str:

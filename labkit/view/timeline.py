@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -11,8 +12,10 @@ from labkit.record import RunFolder
 from labkit.record.intervals import intersection, total, union
 from labkit.record.spans import COMMUNICATION, COMPUTE, WAITING, Span, read_spans
 from labkit.record.text import plain
+from labkit.view.images import as_image
 from labkit.view.plan_tables import aligned
 from labkit.view.timeline_figures import animated, still
+from labkit.view.timeline_picture import picture
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -32,8 +35,8 @@ class Timeline:
         traces = {rank: path for rank in ranks if (path := folder.profile(rank)).is_file()}
         if not traces:
             raise LabError(
-                f"{plain(self.id)} has no profile. launch(…, profile=True) records the sixth to the eighth step of a "
-                "run; one that ends before its sixth has none"
+                f"{plain(self.id)} has no profile. launch(…, profile=True) records three steps of a run, from its "
+                "sixth or seventh on; one that ends before has none"
             )
         try:
             self.spans = read_spans(traces)
@@ -71,11 +74,14 @@ class Timeline:
     def bubble(self) -> float | None:
         """The share of a pipeline's time in which its ranks do nothing, from the first chunk of a step to the last;
         None without a pipeline. Of time, as in Megatron-LM (2104.04473, section 2.2.1): ideally (p-1)/(m+p-1)."""
+        return self._bubble(self.steps)
+
+    def _bubble(self, steps: list[int]) -> float | None:
         chunks = [span for span in self.spans if span.chunk is not None]
         if not chunks:
             return None
         idle = whole = 0.0
-        for step in self.steps:
+        for step in steps:
             of_step = [span for span in chunks if span.step == step]
             length = max(span.end for span in of_step) - min(span.start for span in of_step)
             whole += length * len(self.ranks)
@@ -91,18 +97,20 @@ class Timeline:
 
     def figure(self, step: int | None = None) -> Figure:
         """Every rank's phases, with its collectives below them. Of the last recorded step, or the first (0) ones."""
-        return still(self.of_step(step), self.ranks, self._title())
+        return still(self.of_step(step), self.ranks, self._title(step))
 
     def animation(self, step: int | None = None) -> Figure:
         """The same step with a Play button: what each rank does and which ranks talk, moment by moment."""
-        return animated(self.of_step(step), self.ranks, self._title())
+        return animated(self.of_step(step), self.ranks, self._title(step))
 
-    def _title(self) -> str:
+    def _title(self, step: int | None = None) -> str:
+        """Shares are means of all recorded steps; a pipeline's bubble is of the one that is drawn."""
         mean = self.table.mean()
         computing = sum(mean[kind] for kind in COMPUTE) / mean["step_seconds"]
         parts = [f"{computing:.0%} of a step computes", f"{mean['waiting'] / mean['step_seconds']:.0%} waits"]
-        if self.bubble is not None:
-            parts = [f"bubble {self.bubble:.0%}"]
+        bubble = self._bubble([self.step if step is None else step])
+        if bubble is not None:
+            parts = [f"bubble {bubble:.0%}"]
         elif mean["hidden"] == mean["hidden"]:
             parts.append(f"{mean['hidden']:.0%} of communication is hidden")
         return f"{plain(self.name)} on {len(self.ranks)} rank{'s' if len(self.ranks) > 1 else ''}: " + ", ".join(parts)
@@ -117,5 +125,10 @@ class Timeline:
         return f"{self._title()}\n{aligned(rows)}"
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
-        drawn = self.figure().to_plotly_json()
-        return {"application/vnd.plotly.v1+json": drawn, "text/plain": repr(self)}
+        """For JupyterLab a plotly figure; a picture for pages in which no plotly runs."""
+        still_picture = as_image(picture(self.of_step(), self.ranks, self._title()))
+        bundle = {"text/html": still_picture, "text/plain": repr(self)}
+        try:
+            return bundle | {"application/vnd.plotly.v1+json": json.loads(self.figure().to_json())}
+        except ImportError:
+            return bundle

@@ -179,13 +179,19 @@ def _words(rank: int, does: Span | None, talks: Span | None) -> str:
 
 def _finish(figure: Figure, ranks: Sequence[int], title: str, xaxis: str = "xaxis", yaxis: str = "yaxis") -> None:
     axes = {
-        xaxis: {"title": "milliseconds since the step began", "rangemode": "tozero", "showgrid": False},
+        xaxis: {
+            "title": "milliseconds since the step began",
+            "rangemode": "tozero",
+            "showgrid": False,
+            "zeroline": False,
+        },
         yaxis: {
             "tickvals": [_row(rank, ranks) for rank in ranks],
             "ticktext": [f"rank {rank}" for rank in ranks],
             "range": [len(ranks) - 0.3, -0.5],
             "fixedrange": True,
             "showgrid": False,
+            "zeroline": False,
         },
     }
     figure.update_layout(
@@ -198,7 +204,7 @@ def _finish(figure: Figure, ranks: Sequence[int], title: str, xaxis: str = "xaxi
 def _buttons() -> dict[str, Any]:
     how = {"frame": {"duration": 120, "redraw": False}, "transition": {"duration": 0}, "mode": "immediate"}
     return {
-        "type": "buttons", "direction": "left", "x": 0, "y": 0.9, "xanchor": "left", "yanchor": "bottom",
+        "type": "buttons", "direction": "left", "x": 1, "y": 1.02, "xanchor": "right", "yanchor": "bottom",
         "buttons": [
             {"label": "▶ Play", "method": "animate", "args": [None, {**how, "fromcurrent": True}]},
             {"label": "❚❚ Pause", "method": "animate", "args": [[None], {**how, "frame": {"duration": 0}}]},

@@ -140,3 +140,16 @@ def test_a_pipelines_bubble_is_the_share_of_time_that_no_chunk_fills(run):
     timeline = Timeline(run)
     assert timeline.bubble == pytest.approx(1 - 120 / 200)
     assert "bubble 40%" in repr(timeline)
+
+
+def test_a_saved_notebook_has_a_picture_and_jupyterlab_a_figure(run):
+    run.profile(0).parent.mkdir()
+    marks = ("user_annotation", "labkit:backward", 100, 200), ("user_annotation", "gloo:all_reduce", 280, 800, 7)
+    trace(run.profile(0), STEP, *marks)
+    timeline = Timeline(run)
+
+    assert [s.kind for s in timeline.spans if s.end > 1.0] == ["all_reduce"]  # what is sent may arrive later
+    bundle = timeline._repr_mimebundle_()
+    assert bundle["text/html"].startswith('<img src="data:image/svg+xml;base64,')
+    assert len(json.dumps(bundle)) < 100_000
+    assert {bar["name"] for bar in bundle["application/vnd.plotly.v1+json"]["data"]} >= {"backward", "all-reduce"}
