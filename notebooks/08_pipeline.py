@@ -365,7 +365,8 @@ def draw(axis, spans, title):
     axis.set(ylim=(p - 0.5, -0.5), yticks=list(ranks), yticklabels=[f"rank {rank}" for rank in ranks])
 
 
-figure, axes = plt.subplots(len(SCHEDULES), 2, figsize=(13, len(SCHEDULES) * (0.7 + 0.3 * p)), sharex=True)
+size = (11, len(SCHEDULES) * (0.7 + 0.25 * p))
+figure, axes = plt.subplots(len(SCHEDULES), 2, figsize=size, dpi=48, sharex=True)  # light enough to be saved
 for (left, right), name in zip(axes, SCHEDULES, strict=True):
     draw(left, ideal[name, m], f"{name}, predicted")
     draw(right, measured[name, m], f"{name}, measured")

@@ -2,7 +2,8 @@
 
     python notebooks/run.py --into build/demo -p epochs 2 notebooks/01_quickstart.ipynb
 
-The runs' folders are in `<into>/runs`. Exits non-zero, after the cause, when a notebook failed.
+The runs' folders are in `<into>/runs`. Exits non-zero, after the cause, when a notebook failed or is too heavy to
+be saved.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ parser.add_argument(
     metavar=("NAME", "VALUE"),
     help="a parameter, of those notebooks that have it",
 )
+MOST_BYTES = 300_000  # of an executed notebook, with its figures
 
 
 def main() -> int:
@@ -50,7 +52,11 @@ def main() -> int:
         )
         if done.returncode or html.returncode:
             return done.returncode or html.returncode
-        print(f"{executed.with_suffix('.html')}", flush=True)
+        size = executed.stat().st_size
+        print(f"{executed.with_suffix('.html')}; the notebook has {size:,} bytes", flush=True)
+        if size > MOST_BYTES:
+            print(f"{notebook} is too heavy to be saved: {size:,} bytes, {MOST_BYTES:,} are allowed", file=sys.stderr)
+            return 1
     return 0
 
 

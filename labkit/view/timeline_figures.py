@@ -22,7 +22,7 @@ KIND_COLOURS = {
 }  # fmt: skip
 PATTERNS = {WAITING: "/", "weights": "\\", "backward": "."}  # colour is never the only cue
 IDLE = "#eef1f4"
-MOMENTS = 60
+MOMENTS = 40
 MILLISECONDS = 1e3
 
 
@@ -62,7 +62,7 @@ def animated(spans: Sequence[Span], ranks: Sequence[int], title: str) -> Figure:
         figure.add_trace(go.Scatter(x=[None], y=[None], mode="markers", name=trace["name"], marker=key), 2, 1)
         figure.layout.shapes += tuple(_shapes(trace))
     figure.frames = [
-        go.Frame(name=f"{at * MILLISECONDS:.1f}", data=list(_moment(spans, ranks, at)), traces=[0, 1, 2])
+        go.Frame(name=f"{at * MILLISECONDS:.1f}", data=_changes(_moment(spans, ranks, at)), traces=[0, 1, 2])
         for at in moments
     ]
     _finish(figure, ranks, title, xaxis="xaxis2", yaxis="yaxis2")
@@ -157,8 +157,14 @@ def _moment(spans: Sequence[Span], ranks: Sequence[int], at: float) -> tuple[dic
             "line": {"width": 1, "color": GREY},
         },
     }
-    cursor = {"x": [at * MILLISECONDS] * 2, "y": [-0.5, len(ranks) - 0.3]}
+    cursor = {"x": [round(at * MILLISECONDS, 2)] * 2, "y": [-0.5, len(ranks) - 0.3]}
     return links, boxes, cursor
+
+
+def _changes(moment: tuple[dict[str, Any], ...]) -> list[dict[str, Any]]:
+    """Of a moment what differs between moments: a notebook keeps them all."""
+    links, boxes, cursor = moment
+    return [links, {"text": boxes["text"], "marker": {"color": boxes["marker"]["color"]}}, {"x": cursor["x"]}]
 
 
 def _sender(spans: Sequence[Span], received: Span, ranks: Sequence[int]) -> int:
@@ -195,7 +201,7 @@ def _finish(figure: Figure, ranks: Sequence[int], title: str, xaxis: str = "xaxi
         },
     }
     figure.update_layout(
-        title={"text": escaped(title), "font": {"size": 14}}, barmode="overlay", bargap=0, template="plotly_white",
+        title={"text": escaped(title), "font": {"size": 14}}, barmode="overlay", bargap=0, template="none",
         height=150 + 60 * len(ranks), margin={"l": 70, "r": 20, "t": 60, "b": 50},
         legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0}, **axes,
     )  # fmt: skip
