@@ -83,8 +83,8 @@ del model
 # | auto: all but the root, which backward needs at once | 2 L + 1 | L + 1 |
 # | never: what forward gathered stays until backward is over | L + 1 | L + 1 |
 #
-# `never` is what the older API calls SHARD_GRAD_OP. The second article (001, line 28) says that it shards "gradients
-# and optimizer states only". Parameters are sharded as well, outside of forward and backward. And the first article
+# `never` is what the older API calls SHARD_GRAD_OP. The guide (001, line 28) says that it shards "gradients and
+# optimizer states only". Parameters are sharded as well, outside of forward and backward. And the first article
 # (000, line 64) puts the whole model on each GPU, by `.cuda()`, before it is divided. Here it is made on the meta
 # device, where it takes no bytes; only shards ever get any.
 
