@@ -32,7 +32,13 @@ def without_labkit(tmp_path):
     return env
 
 
-@pytest.mark.parametrize("name", sorted(script_names()))
+OFTEN = ("single", "ddp", "fsdp", "pipeline", "hybrid")  # the others differ from these in one cell
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name if name in OFTEN else pytest.param(name, marks=pytest.mark.soak) for name in sorted(script_names())],
+)
 def test_a_script_trains_alone(name, without_labkit, tmp_path):
     shutil.copy(SCRIPTS / f"{name}.py", tmp_path)
     ranks = 1 if name == "single" else 2
