@@ -48,7 +48,7 @@ def panel(
     two, and `parameters` are where the controls begin. Raises LaunchError for a device that is not known.
     """
     count, kind = devices_named(device)
-    begins = THIS_MACHINE if kind.name.startswith(THIS_MACHINE) else kind.name
+    begins = THIS_MACHINE if kind.is_here else kind.name
     return Panel(script if isinstance(script, Script) else Script.load(script), begins, ranks or count or 2, parameters)
 
 

@@ -48,61 +48,18 @@ N = nproc_per_node
 # | ZeRO-1 | 4 P | 4 P | 8 P / N |
 # | FSDP (ZeRO-3) | 4 P / N | 4 P / N | 8 P / N |
 #
-# The model is a small decoder-only transformer, the default of labkit's scripts:
+# The model is the small decoder-only transformer of labkit's scripts, twice as wide:
 
 # %%
-from torch import nn
-from torch.nn import functional as F
-import torch
-
-
-class Block(nn.Module):
-    """Pre-norm attention and MLP. x: (batch, time, width) in and out."""
-
-    def __init__(self, width, heads):
-        super().__init__()
-        self.head_width = width // heads
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, x):
-        # head by head: a tensor-parallel rank's share of qkv's output is whole heads
-        heads = self.qkv(self.norm1(x)).unflatten(-1, (-1, 3, self.head_width))
-        q, k, v = heads.permute(3, 0, 2, 1, 4)
-        attention = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(attention.transpose(1, 2).flatten(2))
-        return x + self.down(F.gelu(self.up(self.norm2(x))))
-
-
-class Model(nn.Module):
-    """(batch, time) of tokens in, (batch, time, vocabulary) of logits out."""
-
-    def __init__(self, vocabulary=256, context=128, width=256, heads=4, layers=4):
-        super().__init__()
-        self.tokens, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(context, width)
-        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
-        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False)
-
-    def embed(self, tokens):
-        return self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
-
-    def unembed(self, x):
-        return self.head(self.norm(x))
-
-    def forward(self, tokens):
-        x = self.embed(tokens)
-        for block in self.blocks:
-            x = block(x)
-        return self.unembed(x)
-
-
-# %%
-model = Model()
-P = sum(p.numel() for p in model.parameters())
-tensors = len(list(model.parameters()))
+model = Script.load("ddp").cells["model"].text.replace("width=128", "width=256")
+defined = {}
+exec(model, defined)  # its cell, run here as well, to count
+whole = defined["Model"]()
+P = sum(p.numel() for p in whole.parameters())
+tensors = len(list(whole.parameters()))
 print(f"{P:,} parameters in {tensors} tensors: {16 * P:,} bytes of states")
-del model
+print(whole.blocks[0])
+del whole
 
 # %% [markdown]
 # ## Predict
@@ -111,7 +68,7 @@ del model
 # in two independent ways, by formulas and by a rehearsal of the script on tensors that hold no data.
 
 # %%
-scripts = {name: Script.load(name).with_cells(model=Model) for name in ("ddp", "zero1", "fsdp")}
+scripts = {name: Script.load(name).with_cells(model=model) for name in ("ddp", "zero1", "fsdp")}
 options = {"global_batch_size": global_batch_size}
 plans = {name: labkit.plan(scripts[name], nproc_per_node=N, **options) for name in ("ddp", "fsdp")}
 plans["fsdp"]
@@ -204,5 +161,6 @@ claims.check()
 # - `labkit.plan(scripts["ddp"], nproc_per_node=N, activation_checkpointing=True, **options)`: the peak moves to another
 #   moment. Where?
 # - `precision="bf16"`: the states stay what they are. Why?
-# - Make a claim fail: keep every gradient twice, with `self.twice = [p * 1 for p in self.parameters()]` at the end of
-#   `Model.forward`, and see which claims notice.
+# - Make a claim fail: let the ranks keep a copy of every weight that the plan knows nothing of, and see which claims
+#   notice: after the plans are made, `model.replace("return self.unembed(x)", "self.twice = [p * 1 for p in
+#   self.parameters()]; return self.unembed(x)")`, and launch scripts with that model instead of the plans.

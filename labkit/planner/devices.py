@@ -48,6 +48,11 @@ class Device:
     outside: int = OUTSIDE_TENSORS
     halves: tuple[str, ...] = ("fp32", "bf16")  # precisions of a device whose speed nobody has written down
 
+    @property
+    def is_here(self) -> bool:
+        """Whether it is this machine's, and no preset."""
+        return self.name.startswith(THIS_MACHINE)
+
     def usable_by(self, ranks: int) -> int:
         """Bytes for the tensors of each rank, when so many ranks are on this machine's devices."""
         return max(0, self.usable // ranks - self.outside) if self.shared else self.usable

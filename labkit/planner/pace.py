@@ -9,7 +9,7 @@ from typing import Any
 from labkit.errors import LaunchError
 from labkit.launcher.bandwidth import Link, measure_link, remembered_link
 from labkit.launcher.hardware import hardware
-from labkit.planner.devices import THIS_MACHINE, Device
+from labkit.planner.devices import Device
 from labkit.planner.facts import Facts
 from labkit.planner.layout import Layout
 from labkit.planner.rates import Rates, assumed_link, assumed_rates, measure_rates, remembered_rates
@@ -59,22 +59,18 @@ class Pace:
                 self._known[key] = None
         return self._known[key]
 
-    @property
-    def _is_here(self) -> bool:
-        return self.device.name.startswith(THIS_MACHINE)
-
     def _rates(self, precision: str, ranks: int) -> Rates | None:
         """With as many ranks at work if that was measured, or else with another number of them."""
         asked = _asked(self.parameters, precision)
         measured = (
             found
-            for n in dict.fromkeys((ranks, self.ranks, *MEASURED_WITH) if self._is_here else ())
+            for n in dict.fromkeys((ranks, self.ranks, *MEASURED_WITH) if self.device.is_here else ())
             if (found := remembered_rates(self.script, n, asked))
         )
         return next(measured, None) or assumed_rates(self.facts, self.device, precision)
 
     def _link(self, ranks: int) -> Link | None:
-        here = hardware() if self._is_here else None
+        here = hardware() if self.device.is_here else None
         near = min(ranks, self.device.box)
         measured = next((link for n in dict.fromkeys((ranks, near, self.ranks)) if here
                          and (link := remembered_link(here, n, here.backend))), None)  # fmt: skip

@@ -16,7 +16,7 @@ from labkit.launcher.hardware import hardware
 from labkit.planner.advice import Advice, advise
 from labkit.planner.child import Unplannable, asking
 from labkit.planner.curves import break_even_curve, scaling_curves
-from labkit.planner.devices import THIS_MACHINE, Device, devices_named
+from labkit.planner.devices import Device, devices_named
 from labkit.planner.facts import Facts, facts_of
 from labkit.planner.layout import Layout, layout_of
 from labkit.planner.memory import peak, variant_of, worst
@@ -82,7 +82,7 @@ def plan(
             else:
                 problems.append(f"{what}: {why}")
 
-    if measure and not kind.name.startswith(THIS_MACHINE):
+    if measure and not kind.is_here:
         problems.append(f"nothing was measured: {kind.name} is not here, its data sheet is all there is")
     with asking() as threads:
         precisions = [variant_of(layout).precision]
@@ -95,7 +95,7 @@ def plan(
         rank, formulas = worst(facts, layout, on_gpu=not kind.shared) if facts and layout.strategy else (0, None)
         rehearsing, advice = early or play(rank=rank), None
         if facts and layout.strategy:
-            if measure and kind.name.startswith(THIS_MACHINE):
+            if measure and kind.is_here:
                 wait([rehearsing])  # while ranks are timed nothing else may run
                 measure_pace(script, ranks, parameters, again=False)
             advice = advise(script, facts, kind, ranks, parameters, Pace(script, facts, kind, ranks, parameters))
@@ -241,7 +241,7 @@ class Plan:
 
     def _told(self) -> tuple[list[str], list[dict[str, str]], list[str]]:
         verdict = list(self.advice.sentences) if self.advice else []
-        if self.advice and self.step is None and self.device.name.startswith(THIS_MACHINE):
+        if self.advice and self.step is None and self.device.is_here:
             verdict.append("How fast a step is here, labkit.plan(…, measure=True) or --measure finds out.")
         if not self.peaks:
             verdict = [f"{problem}." for problem in self.problems] + verdict
@@ -278,7 +278,7 @@ def _ranks(asked: Any, devices: int | None, kind: Device) -> int:
         return devices or hardware().default_ranks
     if isinstance(asked, bool) or not isinstance(asked, int) or not 1 <= asked <= MOST_RANKS:
         raise LaunchError(f"nproc_per_node must be 'auto' or a whole number from 1 to {MOST_RANKS:,}, got {asked!r}")
-    here = kind.box if kind.name.startswith(THIS_MACHINE) and not kind.shared else None
+    here = kind.box if kind.is_here and not kind.shared else None
     if (most := devices or here) and asked > most:
         raise LaunchError(f"{asked} ranks need {asked} devices; {most} x {kind.name} are planned for")
     return asked

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import defaultdict
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -32,23 +33,24 @@ class Timeline:
         self.id = folder.id
         self.name = str(folder.read_manifest()["name"])
         ranks = range(folder.read_manifest()["world_size"])
-        traces = {rank: path for rank in ranks if (path := folder.profile(rank)).is_file()}
-        if not traces:
+        newest = folder.latest
+        traces = {rank: path for rank in ranks if (path := newest.profile(rank)).is_file()}
+        try:
+            self.spans = read_spans(traces)
+        except (OSError, ValueError) as error:
+            raise LabError(plain(f"the profile in {newest.profile(0).parent} cannot be read: {error}")) from None
+        if not self.spans:
             raise LabError(
                 f"{plain(self.id)} has no profile. launch(…, profile=True) records three steps of a run, from its "
                 "sixth or seventh on; one that ends before has none"
             )
-        try:
-            self.spans = read_spans(traces)
-        except (OSError, ValueError) as error:
-            raise LabError(plain(f"the profile in {folder.profile(0).parent} cannot be read: {error}")) from None
-        self.ranks = list(traces)
+        self.ranks = sorted({span.rank for span in self.spans})
         self.steps = sorted({span.step for span in self.spans})
 
     @property
     def step(self) -> int:
         """The one that is drawn: the last, in which the profiler has long settled."""
-        return self.steps[-1] if self.steps else 0
+        return self.steps[-1]
 
     @cached_property
     def table(self) -> pd.DataFrame:
@@ -83,20 +85,24 @@ class Timeline:
         idle = whole = 0.0
         for step in steps:
             of_step = [span for span in chunks if span.step == step]
+            if not of_step:  # a rank that ended in it
+                continue
             length = max(span.end for span in of_step) - min(span.start for span in of_step)
             whole += length * len(self.ranks)
             idle += length * len(self.ranks) - sum(span.seconds for span in of_step)
-        return idle / whole
+        return idle / whole if whole else None
 
     def of_step(self, step: int | None = None) -> list[Span]:
-        """Its spans, in seconds since the first rank began it."""
+        """Its spans, in seconds since the first rank began it. Raises LabError when it was not recorded."""
         step = self.step if step is None else step
+        if step not in self.steps:
+            raise LabError(f"step {step!r} was not recorded; there are {', '.join(map(str, self.steps))}")
         spans = [span for span in self.spans if span.step == step]
         begin = min((span.start for span in spans), default=0.0)
         return [span._replace(start=span.start - begin, end=span.end - begin) for span in spans]
 
     def figure(self, step: int | None = None) -> Figure:
-        """Every rank's phases, with its collectives below them. Of the last recorded step, or the first (0) ones."""
+        """Every rank's phases, with its collectives below them. `step` is one of `.steps`, the last by default."""
         return still(self.of_step(step), self.ranks, self._title(step))
 
     def animation(self, step: int | None = None) -> Figure:
@@ -111,7 +117,7 @@ class Timeline:
         bubble = self._bubble([self.step if step is None else step])
         if bubble is not None:
             parts = [f"bubble {bubble:.0%}"]
-        elif mean["hidden"] == mean["hidden"]:
+        elif not math.isnan(mean["hidden"]):
             parts.append(f"{mean['hidden']:.0%} of communication is hidden")
         return f"{plain(self.name)} on {len(self.ranks)} rank{'s' if len(self.ranks) > 1 else ''}: " + ", ".join(parts)
 

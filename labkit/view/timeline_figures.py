@@ -95,7 +95,8 @@ def _bars(spans: Sequence[Span], ranks: Sequence[int]) -> list[dict[str, Any]]:
             "width": 0.18 if below else 0.5,
             "marker": {
                 "color": KIND_COLOURS[kind],
-                "pattern": {"shape": PATTERNS.get(kind, ""), "solidity": 0.15, "fgcolor": "#8b949e"},
+                "pattern": {"shape": PATTERNS.get(kind, ""), "solidity": 0.15, "fgcolor": "#8b949e",
+                            "fillmode": "overlay"},
                 "line": {"width": 0.5 if any(s.chunk is not None for s in of_kind) else 0, "color": "white"},
                 # a rank's second stage is paler than its first
                 "opacity": [1.0 if span.stage in (None, stages[span.rank]) else 0.6 for span in of_kind],

@@ -142,6 +142,20 @@ def test_a_pipelines_bubble_is_the_share_of_time_that_no_chunk_fills(run):
     assert "bubble 40%" in repr(timeline)
 
 
+def test_a_rank_that_recorded_nothing_is_left_out_and_a_step_that_is_not_there_is_named(run):
+    run.profile(0).parent.mkdir()
+    trace(run.profile(0), STEP, ("user_annotation", "labkit:forward 0 0", 0, 60))
+    trace(run.profile(1), ("cpu_op", "aten::mm", 0, 1))  # it ended while its profiler warmed up
+    timeline = Timeline(run)
+    assert timeline.ranks == [0]
+    assert "on 1 rank:" in repr(timeline)
+    with pytest.raises(LabError, match="step 7 was not recorded; there are 0"):
+        timeline.figure(7)
+    run.profile(0).unlink()
+    with pytest.raises(LabError, match="has no profile"):
+        Timeline(run)
+
+
 def test_a_saved_notebook_has_a_picture_and_jupyterlab_a_figure(run):
     run.profile(0).parent.mkdir()
     marks = ("user_annotation", "labkit:backward", 100, 200), ("user_annotation", "gloo:all_reduce", 280, 800, 7)
@@ -152,4 +166,7 @@ def test_a_saved_notebook_has_a_picture_and_jupyterlab_a_figure(run):
     bundle = timeline._repr_mimebundle_()
     assert bundle["text/html"].startswith('<img src="data:image/svg+xml;base64,')
     assert len(json.dumps(bundle)) < 100_000
-    assert {bar["name"] for bar in bundle["application/vnd.plotly.v1+json"]["data"]} >= {"backward", "all-reduce"}
+    bars = bundle["application/vnd.plotly.v1+json"]["data"]
+    assert {bar["name"] for bar in bars} >= {"backward", "all-reduce"}
+    # otherwise a pattern takes the place of the colour
+    assert all(bar["marker"]["pattern"]["fillmode"] == "overlay" for bar in bars)
