@@ -11,7 +11,7 @@
 #   make browser     JupyterLab in a real Chromium
 #   make soak        many launches, for figures
 #   make bench       side-by-side measurements
-#   make gallery     the view in every state, light and dark, as pictures in build/gallery
+#   make gallery     executed notebooks as pages, and the view in every state as pictures, in build/gallery
 #
 # Without an NVIDIA GPU, PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu saves gigabytes of CUDA packages.
 
@@ -63,8 +63,12 @@ soak: .venv/dev
 bench: .venv/dev
 	$(BIN)/python benchmarks/probe_overhead.py
 
-gallery: .venv/dev
-	$(BIN)/python benchmarks/gallery.py
+gallery: .venv/dev | build/notebooks
+	$(BIN)/python notebooks/pages.py build/notebooks build/gallery/labs
+	$(BIN)/python benchmarks/gallery.py build/gallery
+
+build/notebooks:
+	$(MAKE) notebooks
 
 constraints: .venv/dev
 	$(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu$$//' | { sed -n '/^#/p' constraints.txt; cat; } > .constraints.new

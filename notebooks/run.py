@@ -1,4 +1,4 @@
-"""Run notebooks headless with papermill, as CI and Kaggle's batch do; leave executed copies and HTML.
+"""Run notebooks headless with papermill, as CI and Kaggle's batch do; leave executed copies, pages and an index.
 
     python notebooks/run.py --into build/demo -p epochs 2 notebooks/01_quickstart.ipynb
 
@@ -14,6 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from pages import write_index, write_page
 from papermill import inspect_notebook
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -47,16 +48,17 @@ def main() -> int:
         flags = ["--cwd", str(into), "--kernel", "python3", "--log-output", "--no-progress-bar", *parameters]
         print(f"{notebook} → {executed}", flush=True)
         done = subprocess.run([*papermill, *flags], env=env, cwd=into)
-        html = subprocess.run(
-            [sys.executable, "-m", "nbconvert", "--to", "html", "--log-level", "WARN", str(executed)], env=env
-        )
-        if done.returncode or html.returncode:
-            return done.returncode or html.returncode
+        if done.returncode:
+            if executed.exists():
+                write_page(executed, into)
+            return done.returncode
+        page = write_page(executed, into)
         size = executed.stat().st_size
-        print(f"{executed.with_suffix('.html')}; the notebook has {size:,} bytes", flush=True)
+        print(f"{page}; the notebook has {size:,} bytes", flush=True)
         if size > MOST_BYTES:
             print(f"{notebook} is too heavy to be saved: {size:,} bytes, {MOST_BYTES:,} are allowed", file=sys.stderr)
             return 1
+    print(write_index([into / notebook.name for notebook in arguments.notebooks], into))
     return 0
 
 

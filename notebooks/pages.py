@@ -1,0 +1,112 @@
+"""Executed notebooks as pages whose figures move, and an index of them: a gallery that opens without a network.
+
+    python notebooks/pages.py build/notebooks build/gallery/labs
+
+Needs what run.py leaves: executed notebooks and, in `runs/claims`, what their labs claimed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import html
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import plotly.io
+from nbconvert import HTMLExporter
+from plotly.offline import get_plotlyjs
+
+PLOTLY = "application/vnd.plotly.v1+json"
+PICTURE = re.compile(r'<img src="(data:image/[^"]{2000,})"')  # less is a bar in a table
+STYLE = """<style>
+:root { color-scheme: light dark }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 1100px; margin: 40px auto; padding: 0 20px }
+main { display: grid; grid-template-columns: repeat(auto-fill, minmax(320px, 1fr)); gap: 20px }
+a { color: inherit; text-decoration: none; border: 1px solid #8886; border-radius: 8px; padding: 4px 18px 14px }
+a:hover { border-color: #888 }
+h2 { font-size: 17px; margin: 12px 0 6px } p { margin: 0 } small { opacity: .7 }
+img { width: 100%; height: 130px; object-fit: contain; background: #fff; margin-top: 12px }
+</style>"""
+
+
+def write_page(executed: Path, folder: Path) -> Path:
+    """An executed notebook as HTML in `folder`, beside the one plotly.min.js that all pages share."""
+    book = nbformat.read(executed, 4)
+    for cell in book.cells:
+        for output in cell.get("outputs", []):
+            if PLOTLY in output.get("data", {}):
+                output.data["text/html"] = _drawn(output.data.pop(PLOTLY))
+    # plotly does not become a global where require.js is loaded first
+    exporter = HTMLExporter(require_js_url="")
+    page, _ = exporter.from_notebook_node(book, {"metadata": {"name": executed.stem}})
+    script = folder / "plotly.min.js"
+    if not script.exists():
+        script.write_text(get_plotlyjs(), encoding="utf-8")
+    written = folder / f"{executed.stem}.html"
+    written.write_text(page.replace("<head>", '<head><script src="plotly.min.js"></script>', 1), encoding="utf-8")
+    return written
+
+
+def _drawn(figure: dict[str, Any]) -> str:
+    figure = {name: figure[name] for name in ("data", "layout", "frames") if name in figure}
+    return plotly.io.to_html(figure, include_plotlyjs=False, full_html=False, auto_play=False, validate=False)
+
+
+def write_index(executed: list[Path], folder: Path) -> Path:
+    """index.html: every lab by its title, what it is about, and how many of its claims were measured to hold."""
+    cards = "".join(_card(notebook) for notebook in executed)
+    head = f"<!doctype html><meta charset=utf-8><title>labkit's labs</title>{STYLE}"
+    told = "Executed notebooks: every number in them was measured when they ran. Figures can be zoomed and played."
+    index = folder / "index.html"
+    index.write_text(f"{head}<h1>labkit's labs</h1><p>{told}</p><br><main>{cards}</main>", encoding="utf-8")
+    return index
+
+
+def _card(executed: Path) -> str:
+    cells = nbformat.read(executed, 4).cells
+    title, _, text = next(cell.source for cell in cells if cell.cell_type == "markdown").partition("\n")
+    about = html.escape(re.sub(r"[*`]|\(http[^)]*\)", "", text.strip().split("\n\n")[0]))
+    picture = _picture([output.get("data", {}) for cell in cells for output in cell.get("outputs", [])])
+    return (
+        f'<a href="{executed.stem}.html">{picture}<h2>{html.escape(title.lstrip("# "))}</h2><p>{about}</p>'
+        f"<small>{_held(executed)}</small></a>"
+    )
+
+
+def _picture(shown: list[dict[str, str]]) -> str:
+    """The last timeline where there is one, otherwise the last picture."""
+    drawn = [match[1] for data in shown if (match := PICTURE.search(data.get("text/html", "")))]
+    photographed = [f"data:image/png;base64,{data['image/png']}" for data in shown if "image/png" in data]
+    return f'<img alt="" src="{(drawn or photographed)[-1]}">' if drawn or photographed else ""
+
+
+def _held(executed: Path) -> str:
+    claims = executed.parent / "runs" / "claims" / f"{executed.stem}.json"
+    if not claims.exists():
+        return ""
+    held = [claim["holds"] for claim in json.loads(claims.read_text(encoding="utf-8"))["claims"]]
+    return f"{sum(map(bool, held))} of {len(held)} claims hold"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("executed", type=Path, help="folder of executed notebooks")
+    parser.add_argument("into", type=Path, help="folder for the pages")
+    arguments = parser.parse_args()
+    notebooks = sorted(arguments.executed.glob("[0-9]*.ipynb"))
+    if not notebooks:
+        print(f"no executed notebooks in {arguments.executed}: run make notebooks first", file=sys.stderr)
+        return 1
+    arguments.into.mkdir(parents=True, exist_ok=True)
+    for notebook in notebooks:
+        write_page(notebook, arguments.into)
+    print(write_index(notebooks, arguments.into))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
