@@ -26,10 +26,11 @@ def test_a_notebook_and_its_twin_say_the_same(path):
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_has_no_outputs_one_parameters_cell_and_at_most_25_code_cells(path):
+def test_a_notebook_has_no_outputs_one_parameters_cell_and_at_most_25_code_cells_none_empty(path):
     book = nbformat.read(path, 4)
     code = [cell for cell in book.cells if cell.cell_type == "code"]
     assert not any(cell.outputs or cell.execution_count for cell in code)
     assert sum("parameters" in cell.metadata.get("tags", []) for cell in code) == 1
     assert len(code) <= 25
+    assert all(cell.source.strip() for cell in book.cells)
     assert book.metadata.kernelspec.name == "python3"
