@@ -130,7 +130,8 @@ def begin(
     """Start a run as `launch` does, and show nothing. `tied`: it ends with this process."""
     settings = preflight.settings_for(nproc_per_node, backend, env) | dict(env or {})
     settings |= {TRACE_MEMORY: "1"} if trace_memory else {}
-    settings |= {PROFILE: "1"} if profile else {}
+    # torch's profiler says when it starts and stops, on stderr; 6 is above all its levels
+    settings = {"KINETO_LOG_LEVEL": "6"} | settings | {PROFILE: "1"} if profile else settings
     return Run(
         start(
             script,

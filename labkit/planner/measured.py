@@ -16,6 +16,7 @@ from labkit.record.text import escaped, plain
 from labkit.record.units import gib
 from labkit.view import words
 from labkit.view.bars import Bar, bars, key
+from labkit.view.images import as_image
 from labkit.view.plan_tables import aligned, band, memory_rows
 from labkit.view.tables import grid
 
@@ -123,7 +124,7 @@ class Memory:
         ]
         rows = memory_rows(self.ranks[0].peaks) if self.ranks and self.ranks[0].peaks else []
         said = "".join(f"<div>{escaped(text)}</div>" for text in self.sentences())
-        picture = bars(drawn) + key() if drawn else ""
+        picture = as_image(bars(drawn)) + key() if drawn else ""
         table = grid([dict(row) for row in rows], [""] * len(rows))
         style = "font-family:system-ui,sans-serif;font-size:13px;line-height:1.5;max-width:760px"
         return {"text/plain": str(self), "text/html": f'<div style="{style}">{said}{picture}{table}</div>'}

@@ -29,6 +29,7 @@ from labkit.planner.speed import StepTime
 from labkit.record.peak import Peak
 from labkit.record.units import gib
 from labkit.view.bars import Bar
+from labkit.view.images import as_image
 from labkit.view.plan_figures import break_even, memory_planned, scaling_planned
 from labkit.view.plan_tables import plan_html, plan_text
 from labkit.write import Script, script_names
@@ -237,7 +238,7 @@ class Plan:
         drawn = [bar_of(row, chosen=row.strategy == asked) for row in (self.advice.rows if self.advice else ())]
         limit = self.device.usable_by(self.ranks)
         html = plan_html(verdict, self.peaks, rows, assumed, drawn, limit, self.device.name)
-        return {"text/plain": str(self), "text/html": html}
+        return {"text/plain": str(self), "text/html": as_image(html)}
 
     def _told(self) -> tuple[list[str], list[dict[str, str]], list[str]]:
         verdict = list(self.advice.sentences) if self.advice else []

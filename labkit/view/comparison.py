@@ -13,6 +13,7 @@ from labkit.record.records import finite, number
 from labkit.record.text import escaped, plain
 from labkit.view import words
 from labkit.view.figures import runs_together, scaling
+from labkit.view.images import as_image
 from labkit.view.noise import findings
 from labkit.view.svg import COLOURS
 
@@ -159,7 +160,10 @@ class Comparison:
             for row in rows
         )
         said = "".join(f"<div>{escaped(finding)}</div>" for finding in self.findings)
-        return {"text/plain": str(self), "text/html": f"<table><tr>{head}</tr>{body}</table>{said}{self._bars()}"}
+        return {
+            "text/plain": str(self),
+            "text/html": f"<table><tr>{head}</tr>{body}</table>{said}{as_image(self._bars())}",
+        }
 
     def _bars(self) -> str:
         """Training time and state held per rank as bars, each against the largest."""

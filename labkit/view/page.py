@@ -44,7 +44,7 @@ def run_html(
         f"{_head(folder, reader, state, watched)}{_notice(state)}{_earlier(state)}"
         f"{_cause(state)}{_tracebacks(folder, state)}"
         f"{charts(run_charts(reader)) if drawn else ''}{_strips(reader)}"
-        f"{rank_table(reader)}{machine_table(reader)}{_unread(reader)}"
+        f"{rank_table(reader) if _recorded(reader, state) else ''}{machine_table(reader)}{_unread(reader)}"
         f"{log_html(folder.latest, log_rank, search) if with_log else ''}</div>"
     )
 
@@ -54,9 +54,14 @@ def run_text(folder: RunFolder, reader: RunReader, state: State) -> str:
     lines = [f"{folder.id}: {state.state} after {words.seconds(state.seconds)}", words.headline(reader, state)]
     lines += [attempt_ended(number, ended) for number, ended in enumerate(state.earlier, 1)]
     lines += [text for text in (state.notice, *_explanation(state), *verdict(reader)) if text]
-    for values in rank_rows(reader):
+    for values in rank_rows(reader) if _recorded(reader, state) else ():
         lines.append("  " + "  ".join(f"{name} {value}" for name, value in values.items()))
     return plain("\n".join(lines))
+
+
+def _recorded(reader: RunReader, state: State) -> bool:
+    """Whether the ranks can be told about: not those of a script without a model, once it has ended."""
+    return not state.is_final or any(history.held or history.step for history in reader.ranks.values())
 
 
 def run_charts(reader: RunReader) -> list[Chart]:

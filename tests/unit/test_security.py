@@ -47,6 +47,7 @@ CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 SCRIPT = re.compile("<script>(.*?)</script>", re.DOTALL)
 ELEMENTS = {"div", "b", "code", "span", "svg", "g", "text", "tspan", "path", "rect", "table", "tr", "th", "td", "pre"}
 ELEMENTS |= {"details", "summary", "html", "meta", "title", "style", "h1", "h2"}
+PICTURE = re.compile(r'<img src="data:image/svg\+xml;base64,([\w+/=]+)"([^<>]*)>')
 RANKS = 9  # from which on hosts are told by name
 NAMESPACE = ' xmlns="http://www.w3.org/2000/svg"'
 
@@ -73,7 +74,13 @@ class Page(html.parser.HTMLParser):
     handle_pi = unknown_decl = handle_comment
 
 
+def opened(picture):
+    """A drawing that was made a picture, as the drawing it holds."""
+    return base64.b64decode(picture[1]).decode() + f"<span{picture[2]}></span>"
+
+
 def assert_harmless(source, hostile=None):
+    source = PICTURE.sub(opened, source)
     page = Page(source)
     assert page.elements <= ELEMENTS
     assert not page.others
