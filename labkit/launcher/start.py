@@ -143,7 +143,7 @@ def _write_folder(
     folder.script.write_text(str(script), encoding="utf-8")
     folder.ranks.mkdir()
     file = str(path or folder.script)
-    ours = ("LABKIT_", "TORCH_FR_", "PYTHONUNBUFFERED", "PYTHONFAULTHANDLER", "PYTHONSAFEPATH")
+    ours = ("LABKIT_", "KINETO_", "TORCH_FR_", "PYTHONUNBUFFERED", "PYTHONFAULTHANDLER", "PYTHONSAFEPATH")
     added = {k: v for k, v in environment.items() if k == "OMP_NUM_THREADS" or os.environ.get(k) != v}
     added = {k: v for k, v in added.items() if not k.startswith(ours)}
     folder.command.write_text(reproducing_command(file, ranks, argv, added) + "\n", encoding="utf-8")
