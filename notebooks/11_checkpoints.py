@@ -292,10 +292,11 @@ for name, run in ((went_on, again), (resharded, alone)):
     difference = ((curves[run] - reference).abs() / reference).max()
     claims.measure(name, difference, run=run)
 
+RING = {"color": "#e5534b", "size": 13, "symbol": "circle-open", "line": {"width": 2}}
 figure = go.Figure()
 for run, name, look in (
     (undisturbed, "undisturbed, FSDP", {"mode": "lines", "line": {"width": 7, "color": "#c8d6e5"}}),
-    (killed, f"killed while step {KILLED} was saved", {"mode": "lines+markers", "line": {"color": "#e5534b"}}),
+    (killed, f"killed while step {KILLED} was saved", {"mode": "markers", "marker": RING}),
     (again, f"begun again from step {SAVED}", {"mode": "lines", "line": {"color": "#2da44e"}}),
     (alone, "its shards on one rank", {"mode": "markers", "marker": {"color": "#1f2328", "size": 5}}),
 ):
