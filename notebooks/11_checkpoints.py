@@ -154,7 +154,7 @@ for rank in ranks:
     claims.predict(f"in shards: bytes of tensors that rank {rank} writes", held[rank], "B")
 AVOIDS = {"article": "001, line 158: sharded avoids gathering on rank 0", "said": 1 / N}
 claims.predict("in shards: most that one rank writes, of all", max(held) / whole, "%", within=0.001, **AVOIDS)
-claims.predict("in shards: bytes of files beyond tensors, for each part", 4096, "B", how="at most")
+claims.predict("in shards: bytes beyond tensors, for each part", 4096, "B", how="at most")
 claims.predict("in one file: bytes of tensors", whole, "B")
 claims.predict("in one file: bytes beyond tensors, for each tensor", 1024, "B", how="at most")
 print(f"{P:,} parameters in {T} tensors: 24 P + 4 T = {whole:,} bytes; by rank {', '.join(f'{h:,}' for h in held)}")
@@ -167,21 +167,21 @@ print(f"{P:,} parameters in {T} tensors: 24 P + 4 T = {whole:,} bytes; by rank {
 # same run.
 
 # %%
-special = "`checkpoint` cell: lines that differ between ddp and fsdp"
-same = "step 4's weights in memory, loaded on N ranks, on one, and without any: checksums"
+special = "checkpoint cells of ddp and fsdp: lines that differ"
+same = "step 4's weights in four places: checksums"
 flipped = "a bit of step 14 flipped: step that is loaded"
-went_on = "loss curve, begun again: largest relative difference to undisturbed"
-resharded = "loss curve, FSDP's shards on one rank: largest relative difference"
+went_on = "begun again: loss off by, relative"
+resharded = "begun again on one rank: loss off by, relative"
 claims.predict(special, 0, article="001, line 44: FSDP requires special handling, DDP does not")
 claims.predict("after the kill: folders of checkpoints", 2)
 claims.predict("after the kill: that are marked as whole", 1)
 claims.predict("begun again after step", SAVED)
 claims.predict(went_on, 1e-12, how="at most")
 claims.predict(resharded, 1e-9, how="at most")
-claims.predict("samples of the first epoch that were trained on once", SAMPLES)
+claims.predict("samples of the first epoch trained on once", SAMPLES)
 claims.predict(same, 1)
-claims.predict("synchronous: steps begun while a checkpoint was written", 0)
-claims.predict("asynchronous: steps begun while a checkpoint was written", 1, how="at least")
+claims.predict("synchronous: steps begun during a save", 0)
+claims.predict("asynchronous: steps begun during a save", 1, how="at least")
 claims.predict(flipped, 12)
 display(claims)
 
@@ -319,7 +319,7 @@ counted = [
 seen = Counter(number for note in counted for number in note["samples"])
 once = sum(times == 1 for times in seen.values())
 often = sum(times > 1 for times in seen.values())
-claims.measure("samples of the first epoch that were trained on once", once, run=again)
+claims.measure("samples of the first epoch trained on once", once, run=again)
 print(f"{once} of {SAMPLES} samples once, {often} more often, {SAMPLES - len(seen)} never")
 
 # %% [markdown]
@@ -385,7 +385,7 @@ for rank in ranks:
     claims.measure(f"in shards: bytes of tensors that rank {rank} writes", by_rank, run=undisturbed)
 most = max(written.values()) / written.total()
 claims.measure("in shards: most that one rank writes, of all", most, run=undisturbed)
-claims.measure("in shards: bytes of files beyond tensors, for each part", beyond / number, run=undisturbed)
+claims.measure("in shards: bytes beyond tensors, for each part", beyond / number, run=undisturbed)
 
 one_file = for_one_rank / "step-14" / "full.pt"
 tensors = tensors_in(torch.load(one_file, weights_only=True))
@@ -398,9 +398,9 @@ print(f"{', '.join(f'{name} {size:,}' for name, size in sorted(written.items()))
 # %% [markdown]
 # ## How long training stood still
 #
-# In white, training stands still. A synchronous save costs all of the disk's time; an asynchronous one costs a copy,
-# and waits when the one before it is not finished. Seconds depend on the machine and are only shown; that no step began
-# during one kind of save and some did during the other is claimed.
+# Each blue line is the begin of a step. A synchronous save costs all of the disk's time; an asynchronous one costs a
+# copy, and waits when the one before it is not finished. Seconds depend on the machine and are only shown; that no step
+# began during one kind of save and some did during the other is claimed.
 
 
 # %%
@@ -414,7 +414,7 @@ figure = go.Figure()
 for name, run in (("synchronous", again), ("asynchronous", undisturbed)):
     begins = [note["time"] for note in steps_of(run)]
     during = sum(begin < at < end for _, begin, end in saves_of(run) for at in begins)
-    claims.measure(f"{name}: steps begun while a checkpoint was written", during, run=run)
+    claims.measure(f"{name}: steps begun during a save", during, run=run)
     usual = median(after - before for before, after in zip(begins, begins[1:], strict=False))
     first = 15 - len(begins)
     after_save = [step - first for step, *_ in saves_of(run) if step < 14]
@@ -430,7 +430,7 @@ for name, run in (("synchronous", again), ("asynchronous", undisturbed)):
         marker={"symbol": "line-ns-open", "size": 30, "color": "#2f81f7"},
     )  # fmt: skip
 figure.update_layout(
-    height=220, margin={"t": 30, "b": 40}, barmode="overlay", template="none",
+    height=230, margin={"t": 50, "b": 40}, barmode="overlay", template="none",
     title="blue: a step begins; yellow: a checkpoint is written", xaxis_title="seconds",
 )  # fmt: skip
 display(figure)
@@ -445,10 +445,10 @@ display(figure)
 # %%
 from torch.distributed.fsdp import FullyShardedDataParallel
 
-place = "FSDP.optim_state_dict_to_load: place of the saved state among the arguments"
+place = "optim_state_dict_to_load: place of the saved state"
 claims.predict(place, 3, article="001, line 155: the first", said=1)
 arguments = list(inspect.signature(FullyShardedDataParallel.optim_state_dict_to_load).parameters)
-claims.measure(place, 1 + arguments.index("optim_state_dict"), because=", ".join(arguments[:3]))
+claims.measure(place, 1 + arguments.index("optim_state_dict"))
 
 copy = shutil.copytree(checkpoints, killed.path / "damaged")
 damaged = bytearray((copy / "step-14" / "__0_0.distcp").read_bytes())
@@ -466,12 +466,12 @@ claims.check()
 # %% [markdown]
 # ## Try
 #
-# - Let labkit begin again by itself: `retries=1` for the killed run. It hangs at step 8 once more: kill it in another
-#   way.
+# - Let labkit begin again by itself: `retries=1` in the launch of the killed run. It goes on from step 4 while you
+#   watch, and waits a minute for the disk at step 8.
 # - Resume as from the guide's file, without the place in the epoch. In the definition of `script`, `with_notes("fsdp")`
 #   becomes `with_notes("fsdp").with_cells(main=Script.load("fsdp").cells["main"].text.replace("step_in_epoch *
 #   args.accumulate", "0"))`. Only the run that is begun again is changed by it. Which claims notice?
 # - Put `F.dropout(x, 0.1, self.training)` into the model. The curve still goes on exactly on N ranks, and not on one.
 #   Why?
 # - Change a number in `step-4/state.json` of the copy by hand: from where does the next run go on?
-# - Rename `step-8.tmp` to `step-8` before it is begun again: is it taken?
+# - Rename `step-8.tmp` to `step-8` before it is begun again: is it taken? What is said when step 8 is to be saved?

@@ -274,7 +274,8 @@ for number, (name, colour) in enumerate(looks):
     figure.add_bar(y=[label for label, _ in bars], x=lengths, name=name, orientation="h", marker_color=colour)
 figure.update_layout(
     barmode="stack", height=120 + 40 * len(bars), margin={"t": 50, "b": 40, "l": 130}, template="none",
-    xaxis_title="ms per step", yaxis_autorange="reversed", legend={"orientation": "h", "y": 1.15},
+    xaxis_title="ms per step", yaxis_autorange="reversed",
+    legend={"orientation": "h", "y": 1.15, "traceorder": "normal"},
 )  # fmt: skip
 display(figure)
 
