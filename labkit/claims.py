@@ -57,7 +57,7 @@ class Claim:
         """For people."""
         bound = "" if self.how == "equals" else f"{self.how} "
         off = ""
-        if self.measured is not None and self.predicted and self.how == "equals":
+        if self.measured is not None and math.isfinite(self.measured) and self.predicted and self.how == "equals":
             off = f"{self.measured / self.predicted - 1:+.2%}" if self.measured != self.predicted else "0"
         verdict = {None: "not measured", True: "holds", False: "does not hold"}[self.holds]
         heard = {None: "", True: ": so it is", False: ": not so"}[self.article_holds]

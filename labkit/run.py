@@ -27,6 +27,7 @@ from labkit.view.report import static_bundle, write_report
 from labkit.view.run_list import RunList
 from labkit.view.terminal import Screen, StatusLine
 from labkit.view.timeline import Timeline
+from labkit.view.verdict import verdict
 from labkit.write import Script
 
 if TYPE_CHECKING:
@@ -263,6 +264,11 @@ class Run:
         import pandas as pd
 
         return pd.DataFrame(list(rows(self.folder)))
+
+    def verdict(self) -> list[str]:
+        """What stands out in the measurements, the worst first, as in the live view: a rank that is late, waits for
+        data or for other ranks, memory that is nearly full."""
+        return verdict(self._reader.read_all())
 
     def memory(self) -> Memory:
         """What each rank held at the peak of a traced step, by category, beside what was planned for it."""

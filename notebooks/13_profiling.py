@@ -201,12 +201,12 @@ measure_hidden("one bucket", late)
 # %% [markdown]
 # ## A dawdler
 #
-# One rank sleeps in its forward. Before you look at the timeline: the step times of both ranks are the same, for who is
+# One rank sleeps in its forward. Before you press Play: the step times of both ranks are the same, for who is
 # done first waits. Step time says *that* a rank is slow, never which.
 
 # %%
 dawdling = train("dawdler", bucket_mib=1, slow=slow_rank)
-display(dawdling.timeline())
+display(dawdling.timeline().animation())
 
 # %%
 times = dawdling.metrics().query("step > 2").groupby("rank")["step_seconds"].median()
@@ -240,7 +240,7 @@ display((pd.DataFrame(rows) * 1000).style.format("{:.0f} ms"))
 # input, optimizer. labkit looks at those without a profiler, in any run:
 
 # %%
-verdict = next((line for line in repr(dawdling).splitlines() if "straggler" in line), "no straggler")
+verdict = "; ".join(dawdling.verdict())
 named = re.search(r"rank (\d+) is the straggler", verdict)
 claims.measure("dawdler: the rank that labkit names", int(named[1]) if named else float("nan"), run=dawdling)
 print(verdict)
@@ -341,5 +341,4 @@ claims.check()
 #   `__getitem__` in every step. What does labkit say now?
 # - Let **all** ranks dawdle: `if TIMES["slow_rank"] >= 0:` in `Model.forward`. Nobody waits, and no rank is named: the
 #   claims about waiting fail. A slow model is no straggler.
-# - `dawdling.timeline().animation()`: press Play.
 # - `bucket_mib=2`: how many all-reduces, how many of them hidden?

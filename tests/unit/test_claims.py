@@ -86,3 +86,10 @@ def test_a_measurement_needs_a_prediction(claims):
     claims.predict("x", 1)
     with pytest.raises(LabError, match="nothing was predicted as 'y'; there are: x"):
         claims.measure("y", 1)
+
+
+def test_a_measured_nan_is_said_as_such(claims):
+    claims.predict("rank", 1)
+    claims.measure("rank", math.nan)
+    with pytest.raises(LabError, match=r"predicted 1, measured nan$"):
+        claims.check()
