@@ -136,7 +136,9 @@ if plans:
         blocks, plan = planned[name]
         dots = {"x": [blocks], "y": [plan.rehearsed.bytes / GIB]}
         figure.add_scatter(**dots, name=f"{name.upper()}, rehearsed", mode="markers", marker={"size": 11})
-    figure.add_hline(y=usable / GIB, line_dash="dot", annotation_text="a T4, less what the framework takes")
+    figure.add_hline(
+        y=usable / GIB, line_dash="dot", annotation_text="a T4, less the framework", annotation_position="top left"
+    )
     figure.update_layout(template="plotly_white", height=320, margin={"l": 50, "r": 20, "t": 40, "b": 40})
     figure.update_layout(title="Peak of a rank, GiB", xaxis_title="blocks of width 1280")
     display(figure)
@@ -184,7 +186,9 @@ def load_datasets(data_dir):
 
 # %%
 def shown(row):
-    return f"{row.step.seconds * 1000:,.3g} ms" + (f", {', '.join(row.changes)}" if row.changes else "")
+    seconds = row.step.seconds
+    took = f"{seconds:.2f} s" if seconds >= 1 else f"{1000 * seconds:.2f} ms"
+    return ", ".join([took, *row.changes])
 
 
 def faster(plan, strategy):
@@ -307,13 +311,12 @@ claims.predict("both sessions: steps taken twice", 0)
 claims.predict("both sessions: largest difference in a loss to an uninterrupted run", 0)
 claims.predict("both sessions: difference in the test loss", 0)
 two = labkit.launch(script, checkpoint_dir=working[1] / "checkpoints", env=env, **options)
+two.wait()
 whole = labkit.launch(script, env=env, **options)
+whole.wait()
+
 
 # %%
-for run in (two, whole):
-    run.wait()
-
-
 def of_rank_0(run):
     table = run.metrics()
     return table[table["rank"] == 0]
@@ -362,8 +365,8 @@ display(figure)
 per_parameter = 3 * 4  # bytes in fp32: weight and two moments
 rows = {
     "the first checkpoint, into 20 GB": 20e9 / (1.2 * per_parameter),
-    "the second": 20e9 / ((1 + 1.2) * per_parameter),
-    "the third and all that follow": 20e9 / ((2 + 1.2) * per_parameter),
+    "the second checkpoint": 20e9 / ((1 + 1.2) * per_parameter),
+    "the third, and all that follow": 20e9 / ((2 + 1.2) * per_parameter),
     "DDP, into the T4s": of_root + most["ddp"] * of_block,
     "FSDP, into the T4s": of_root + most["fsdp"] * of_block,
 }
