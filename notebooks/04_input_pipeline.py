@@ -73,9 +73,9 @@ whole = step_ms / 1000
 for share in SHARES:
     for count in WORKERS:
         expected = step(share * whole, (1 - share) * whole, count)
-        name = f"loading {share:.0%}, num_workers={count}: step"
+        name = f"loading {share:.0%}, workers={count}: step"
         claims.predict(name, expected, "s", within=max(0.15, 0.01 / expected))  # 10 ms of it for Python and gloo
-slow = "loading 50%, num_workers=1, three times slower on the last rank: step of rank 0"
+slow = "loading 50%, on one rank 3 times slower: step"
 claims.predict(slow, step(1.5 * whole, 0.5 * whole, 1), "s", within=0.15)
 
 # %% [markdown]
@@ -87,7 +87,7 @@ claims.predict(slow, step(1.5 * whole, 0.5 * whole, 1), "s", within=0.15)
 SAID = {0.15: 0.15, 0.5: 0.2, 0.8: 0.2}  # the article's number that is nearest
 for share in SHARES:
     claims.predict(
-        f"loading {share:.0%}, num_workers={W}: saved",
+        f"loading {share:.0%}, workers={W}: saved",
         saved(share, W),
         "%",
         within=0.05 / saved(share, W),
@@ -108,14 +108,14 @@ for share in SHARES:
 # %%
 EPOCHS, BATCHES = 3, 2
 AHEAD = ((0, None), (W, 2), (W + 1, 1))  # (workers, prefetch_factor); torch's default is 2
-TIMES = {"nothing": W * N, "the worker": N, "worker and rank": 1}
+TIMES = {"nothing": W * N, "worker": N, "worker and rank": 1}
 for count, factor in AHEAD:
-    claims.predict(f"batches ahead: num_workers={count}, prefetch_factor={factor}", count * (factor or 0))
+    claims.predict(f"ahead: workers={count}, prefetch_factor={factor}", count * (factor or 0))
 for looks_at, times in TIMES.items():
-    claims.predict(f"stream that looks at {looks_at}: times that each sample is trained on", times)
-claims.predict(f"processes of a rank in {EPOCHS} epochs", W * EPOCHS)
-claims.predict(f"processes of a rank in {EPOCHS} epochs, persistent_workers", W)
-claims.predict(f"pinned, of {BATCHES} batches with pin_memory=True", 0 if on_cpu else BATCHES)
+    claims.predict(f"stream by {looks_at}: times a sample comes", times)
+claims.predict(f"processes in {EPOCHS} epochs", W * EPOCHS)
+claims.predict(f"processes in {EPOCHS} epochs, persistent", W)
+claims.predict(f"pinned, of {BATCHES} batches", 0 if on_cpu else BATCHES)
 mnist = claims.predict("bytes of a batch of MNIST", batch_size * (28 * 28 * 4 + 8), "B")  # pixels, and a label
 
 # %% [markdown]
@@ -125,13 +125,11 @@ mnist = claims.predict("bytes of a batch of MNIST", batch_size * (28 * 28 * 4 + 
 
 # %%
 import os
-import statistics
 import time
-import warnings
 
 import torch
 import torch.distributed as dist
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, get_worker_info
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 SAMPLES = 4  # of a batch
 
@@ -163,7 +161,7 @@ class Stream(IterableDataset):
         worker = get_worker_info()
         part, parts = {
             "nothing": (0, 1),
-            "the worker": (worker.id, worker.num_workers),
+            "worker": (worker.id, worker.num_workers),
             "worker and rank": (self.rank * worker.num_workers + worker.id, self.ranks * worker.num_workers),
         }[self.looks_at]
         yield from range(part, self.samples, parts)
@@ -176,6 +174,7 @@ import statistics
 import sys
 import time
 import warnings
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -262,7 +261,7 @@ def main():
         "processes": [processes(*case) for case in todo["processes"]],
         "mnist": pinned_batches(*todo["mnist"]),
     }
-    print(json.dumps(told))
+    Path(os.environ["LABKIT_RUN_DIR"], f"told-{dist.get_rank()}.json").write_text(json.dumps(told))
     dist.barrier()
     dist.destroy_process_group()
 
@@ -290,24 +289,24 @@ def same(name, value):
     claims.measure(name, value[0] if all(each == value[0] for each in value) else float("nan"), run=run)
 
 
-told = [json.loads(run.logs(rank=rank).splitlines()[-1]) for rank in ranks]
+told = [json.loads((run.path / f"told-{rank}.json").read_text()) for rank in ranks]
 seconds = dict(zip([(share, count) for share in SHARES for count in WORKERS], told[0]["steps"], strict=True))
 for (share, count), found in seconds.items():
-    claims.measure(f"loading {share:.0%}, num_workers={count}: step", found, run=run)
+    claims.measure(f"loading {share:.0%}, workers={count}: step", found, run=run)
 for share in SHARES:
     found = 1 - seconds[share, W] / seconds[share, 0]
-    claims.measure(f"loading {share:.0%}, num_workers={W}: saved", found, run=run)
-claims.measure(slow, told[0]["slow"], run=run, because="it waits for the others in all_reduce")
+    claims.measure(f"loading {share:.0%}, workers={W}: saved", found, run=run)
+claims.measure(slow, told[0]["slow"], run=run)
 for case, (count, factor) in enumerate(AHEAD):
-    name = f"batches ahead: num_workers={count}, prefetch_factor={factor}"
+    name = f"ahead: workers={count}, prefetch_factor={factor}"
     same(name, [each["ahead"][case] for each in told])
 for case, looks_at in enumerate(TIMES):
-    name = f"stream that looks at {looks_at}: times that each sample is trained on"
+    name = f"stream by {looks_at}: times a sample comes"
     same(name, [times for each in told for times in each["times"][case]])
-for case, how in enumerate(("", ", persistent_workers")):
-    name = f"processes of a rank in {EPOCHS} epochs{how}"
+for case, how in enumerate(("", ", persistent")):
+    name = f"processes in {EPOCHS} epochs{how}"
     same(name, [each["processes"][case] for each in told])
-same(f"pinned, of {BATCHES} batches with pin_memory=True", [each["mnist"]["pinned"] for each in told])
+same(f"pinned, of {BATCHES} batches", [each["mnist"]["pinned"] for each in told])
 same("bytes of a batch of MNIST", [each["mnist"]["bytes"] for each in told])
 print("torch says:", told[0]["mnist"]["warning"] or "nothing, the batches are pinned")
 
@@ -400,14 +399,14 @@ def load_datasets(data_dir):
 # %%
 load = batch_size * DECODING
 article_step, bandwidth = 6.94 / 235, 12e9
-claims.predict("the CNN, no workers: input wait of a step", load, "s", within=0.15)
-claims.predict(f"the CNN, {W} workers: input wait of a step", load / W, "s", how="at most", within=0.15)
+claims.predict("CNN, no workers: input wait", load, "s", within=0.15)
+claims.predict(f"CNN, {W} workers: input wait", load / W, "s", how="at most", within=0.15)
 claims.predict(
-    "the CNN: a step with the whole copy hidden, of one without",
+    "CNN: step with its copy hidden, of one without",
     1 - mnist / bandwidth / article_step,
     "%",
     within=0.05,
-    article="002, line 1159: pin_memory 10-15 %, non_blocking 5-10 %",
+    article="002, line 1159: pin_memory 10-15 %",
     said=0.9,
 )
 cnn = Script.load("ddp").with_cells(model=Model, data=load_datasets)
@@ -419,16 +418,15 @@ for count in (0, W):
 
 # %%
 rows = {count: each.metrics().query("step > 2")[["input", "step_seconds"]].median() for count, each in runs.items()}
-made = "images are also made, and put together"
-claims.measure("the CNN, no workers: input wait of a step", rows[0]["input"], run=runs[0], because=made)
-claims.measure(f"the CNN, {W} workers: input wait of a step", rows[W]["input"], run=runs[W])
+claims.measure("CNN, no workers: input wait", rows[0]["input"], run=runs[0])
+claims.measure(f"CNN, {W} workers: input wait", rows[W]["input"], run=runs[W])
 compute = rows[0]["step_seconds"] - rows[0]["input"]
 copies = told[0]["mnist"]["copy"]
 if copies:
-    hidden, because = copies[1] - copies[0], "pageable less pinned, by CUDA events"
+    hidden, because = copies[1] - copies[0], "measured"
 else:
-    hidden, because = told[0]["mnist"]["bytes"] / bandwidth, "no GPU: the bytes at 12 GB/s"
-name = "the CNN: a step with the whole copy hidden, of one without"
+    hidden, because = told[0]["mnist"]["bytes"] / bandwidth, "at 12 GB/s"
+name = "CNN: step with its copy hidden, of one without"
 claims.measure(name, 1 - hidden / compute, run=runs[0], because=because)
 print(f"a step computes {compute * 1e3:.0f} ms; what pinning hides of its copy: {hidden * 1e6:.0f} µs")
 took = {count: row["step_seconds"] for count, row in rows.items()}
