@@ -238,7 +238,7 @@ def recorded(began):
     backend = torch._C._distributed_c10d
     dump = backend._dump_nccl_trace_json if dist.get_backend() == "nccl" else backend._dump_fr_trace_json
     sizes = {"gathered": 0, "summed": 0}
-    for entry in json.loads(dump())["entries"]:
+    for entry in json.loads(dump()).get("entries", []):
         if entry["time_created_ns"] >= began:
             kind = "gathered" if "gather" in entry["profiling_name"] else "summed"
             most = max(sum(map(math.prod, entry[side])) for side in ("input_sizes", "output_sizes"))
