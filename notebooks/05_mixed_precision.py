@@ -181,7 +181,7 @@ POLICIES = {  # (bytes of a number that is gathered, that is summed)
     f"{half}, sums too": (2, 2),
 }
 for policy, (gathering, summing) in POLICIES.items():
-    article = "001, line 96: reduce_dtype=bfloat16" if summing == 2 else ""
+    article = "001, line 96: bf16" if summing == 2 else ""
     claims.predict(f"fsdp, {policy}: bytes gathered", gathering * gathered, "B")
     claims.predict(f"fsdp, {policy}: bytes of gradients summed", summing * elements, "B", article=article)
     claims.predict(f"fsdp, {policy}: states of a rank", 16 * elements // N + 4 * tensors, "B")
@@ -385,7 +385,7 @@ def by_casting(x):
 shares = {}
 for scale in SCALES:
     for fate, which in by_borders(gradients * scale).items():
-        article = "000, lines 75-77: fp16, no scaler" if scale == 1 and fate == ZERO else ""
+        article = "000, line 75: no scaler" if scale == 1 and fate == ZERO else ""
         claims.predict(f"scale {scale:,}: gradients that {fate}", which.sum().item(), article=article)
     for fate, which in by_casting(gradients * scale).items():
         claims.measure(f"scale {scale:,}: gradients that {fate}", which.sum().item())
@@ -452,9 +452,9 @@ display(pd.DataFrame(rows).T.style.format("{:.1f}").set_caption("MiB of a rank a
 # guide (line 225): "BF16 preferred on Ampere+". On a T4 that leaves fp16, with a scaler.
 
 # %%
-claims.predict("2 x T4: bf16 can be used (1 is yes)", 0, article="001, line 225: bf16 from Ampere on", said=0)
+claims.predict("2 x T4, planned: bf16 can be used (1 is yes)", 0, article="001, line 225: Ampere+", said=0)
 on_t4 = labkit.plan("ddp", device="2xT4", precision="bf16", global_batch_size=global_batch_size)
-claims.measure("2 x T4: bf16 can be used (1 is yes)", bool(on_t4.fits), because="planned")
+claims.measure("2 x T4, planned: bf16 can be used (1 is yes)", bool(on_t4.fits))
 print(*str(on_t4).splitlines()[:2], sep="\n")
 
 # %%
