@@ -81,7 +81,7 @@ claims.predict(slow, step(1.5 * whole, 0.5 * whole, 1), "s", within=0.15)
 # %% [markdown]
 # The article's "10-20 % faster training depending on data loading bottleneck" (line 117) is right about what it depends
 # on. How much is it? With its two workers, 10-20 % of the time are saved where loading is 10-20 % of the step, and
-# nowhere else. ("Allowed" is 5 % of a step here.)
+# nowhere else. ("Allowed" is 6 % of a step here.)
 
 # %%
 SAID = {0.15: 0.15, 0.5: 0.2, 0.8: 0.2}  # the article's number that is nearest
@@ -90,7 +90,7 @@ for share in SHARES:
         f"loading {share:.0%}, workers={W}: saved",
         saved(share, W),
         "%",
-        within=0.05 / saved(share, W),
+        within=0.06 / saved(share, W),
         article="002, line 117: 10-20 %",
         said=SAID[share],
     )
@@ -423,10 +423,8 @@ claims.measure("CNN, no workers: input wait", rows[0]["input"], run=runs[0])
 claims.measure(f"CNN, {W} workers: input wait", rows[W]["input"], run=runs[W])
 compute = rows[0]["step_seconds"] - rows[0]["input"]
 copies = told[0]["mnist"]["copy"]
-if copies:
-    hidden = copies[1] - copies[0]  # pageable less pinned
-else:
-    hidden = told[0]["mnist"]["bytes"] / bandwidth
+# pageable less pinned; without a GPU the whole copy
+hidden = copies[1] - copies[0] if copies else told[0]["mnist"]["bytes"] / bandwidth
 claims.measure(without_copy, 1 - hidden / compute, run=runs[0])
 print(f"a step computes {compute * 1e3:.0f} ms; what pinning hides of its copy: {hidden * 1e6:.0f} µs")
 took = {count: row["step_seconds"] for count, row in rows.items()}
