@@ -157,4 +157,4 @@ class Claims:
         return plain(aligned(self._rows()))
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        return {"text/plain": repr(self), "text/html": grid(self._rows(), sentences="article")}
+        return {"text/plain": repr(self), "text/html": grid(self._rows(), sentences=("claim", "because", "article"))}

@@ -50,7 +50,7 @@ def plan_html(
     lines = [dict(row) for row in strategies]
     return (
         '<div style="font-family:system-ui,sans-serif;font-size:13px;line-height:1.5;max-width:760px">'
-        f"{head}{picture}{grid(memory)}{grid(lines, sentences='verdict')}{folded}</div>"
+        f"{head}{picture}{grid(memory)}{grid(lines, sentences=('verdict',))}{folded}</div>"
     )
 
 

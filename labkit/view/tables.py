@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from labkit.record import RankHistory, RunReader
 from labkit.record.hosts import HostHistory
 from labkit.record.text import escaped, plain
@@ -29,22 +31,23 @@ def rank_table(reader: RunReader) -> str:
     return grid(rows, marks) + _remark(more)
 
 
-def grid(rows: list[dict[str, str]], marks: list[str] | None = None, *, sentences: str = "") -> str:
-    """A table of text, with a mark of SVG before each row. The column `sentences` may take several lines, then no
-    other does."""
+def grid(rows: list[dict[str, str]], marks: list[str] | None = None, *, sentences: Collection[str] = ()) -> str:
+    """A table of text, with a mark of SVG before each row. The columns `sentences` may take several lines, then no
+    others do."""
     if not rows:
         return ""
     marks = marks or [""] * len(rows)
     names = list(dict.fromkeys(name for row in rows for name in row))  # a rank that has yet to begin has fewer
     text_cell, figure_cell = f"{CELL};text-align:left", f"{CELL};white-space:nowrap" if sentences else CELL
     head = f'<th style="{HEAD};text-align:left">{escaped(names[0])}</th>'
-    sides = {name: "left" if name == sentences else "right" for name in names}
+    sides = {name: "left" if name in sentences else "right" for name in names}
     head += "".join(f'<th style="{HEAD};text-align:{sides[name]}">{escaped(name)}</th>' for name in names[1:])
     body = ""
     for row, mark in zip(rows, marks, strict=True):
         first, *others = (escaped(row.get(name, "")) for name in names)
-        body += f'{ROW}<td style="{CELL};text-align:left;white-space:nowrap">{mark}{first}</td>'
-        styles = [text_cell if name == sentences else figure_cell for name in names[1:]]
+        wrapped = "" if names[0] in sentences else ";white-space:nowrap"
+        body += f'{ROW}<td style="{text_cell}{wrapped}">{mark}{first}</td>'
+        styles = [text_cell if name in sentences else figure_cell for name in names[1:]]
         body += "".join(f'<td style="{s}">{text}</td>' for s, text in zip(styles, others, strict=True)) + "</tr>"
     return f'<div style="overflow-x:auto">{TABLE}{ROW}{head}</tr>{body}</table></div>'
 
