@@ -1,0 +1,75 @@
+"""A lab whose mechanism is broken in one place fails, and says which claim is false. The rest of it is run as it is."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import jupytext
+import nbformat
+import pytest
+
+NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
+PARTIAL = (
+    'strategy=Script.load("tensor_parallel").cells["strategy"].text.replace("Replicate, Shard", "Partial, Replicate, '
+    'Shard").replace("down\\": RowwiseParallel(output_layouts=sequence)", '
+    '"down\\": RowwiseParallel(output_layouts=sequence if sequence.is_shard() else Partial())")'
+)
+TWICE = (
+    'model.replace("return self.unembed(x)", "self.twice = [p * 1 for p in self.parameters()]; return self.unembed(x)")'
+)
+# (lab, text in one of its cells, what stands there instead, a claim that must be named)
+BROKEN = [
+    ("02_collectives", "mine += arrived", "mine.copy_(arrived)", "ring: largest difference"),
+    ("03_ddp", "with model.no_sync() if quiet and number < parts else nullcontext():", "with nullcontext():",
+     "bytes in an accumulated step with no_sync"),
+    ("04_input_pipeline", "self.rank * worker.num_workers + worker.id, self.ranks * worker.num_workers",
+     "worker.id, worker.num_workers", "stream by worker and rank: times a sample comes"),
+    ("05_mixed_precision", "        return DistributedDataParallel(model)", "        return model",
+     "ddp, fp16: ranks that see the overflow of one"),
+    ("06_memory", 'labkit.launch(plans["ddp"], steps=4, env=env)',
+     f'labkit.launch(scripts["ddp"].with_cells(model={TWICE}), nproc_per_node=N, steps=4, env=env, trace_memory=True, '
+     "**options)", "DDP: peak"),
+    ("07_fsdp", '"never": False}', '"never": True}', "never: all-gathers"),
+    ("08_pipeline", "(forward, backward)\n", "(forward * (1 + index), backward * (1 + index))\n", "bubble"),
+    ("09_tensor_parallel", 'with_cells(data=text.replace("2**20", "2**17")) for',
+     f'with_cells(data=text.replace("2**20", "2**17"), **({{}} if name == "single" else dict({PARTIAL}))) for', "loss"),
+    ("10_meshes", "loaded.with_cells(**cells), Script", 'loaded.with_cells(**cells, strategy=loaded.cells["strategy"]'
+     '.text.replace("reshard_after_forward=False", "reshard_after_forward=True")), Script', "all-gather"),
+    ("11_checkpoints", 'script = with_notes("fsdp")\n',
+     'script = with_notes("fsdp").with_cells(main=Script.load("fsdp").cells["main"].text.replace("step_in_epoch * '
+     'args.accumulate", "0"))\n', "trained on once"),
+    ("13_profiling", 'if os.environ["RANK"] == str(TIMES["slow_rank"]):', 'if TIMES["slow_rank"] >= 0:',
+     "dawdler: the rank that labkit names"),
+    ("15_your_own_model", "    random.manual_seed(0)", "    random.seed()", "loss"),
+    ("16_kaggle", 'shutil.copytree(working[0] / "checkpoints", working[1] / "checkpoints")',
+     '(working[1] / "checkpoints").mkdir()', "session 2"),
+]  # fmt: skip
+QUICK = "02_collectives"  # the others take minutes together: make soak
+
+
+@pytest.mark.parametrize(
+    ("lab", "old", "new", "claim"),
+    [pytest.param(*broken, id=broken[0], marks=[] if broken[0] == QUICK else pytest.mark.soak) for broken in BROKEN],
+)
+@pytest.mark.timeout(600)
+def test_a_lab_whose_mechanism_is_broken_says_which_claim_is_false(tmp_path, lab, old, new, claim):
+    book = jupytext.read(NOTEBOOKS / f"{lab}.py")
+    cells = [cell for cell in book.cells if cell.cell_type == "code" and old in f"{cell.source}\n"]
+    assert len(cells) == 1, "the lab has changed: break it anew"
+    cells[0].source = f"{cells[0].source}\n".replace(old, new).rstrip("\n")
+    nbformat.write(book, tmp_path / f"{lab}.ipynb")
+
+    run = [sys.executable, NOTEBOOKS / "run.py", "--into", tmp_path / "out", tmp_path / f"{lab}.ipynb"]
+    done = subprocess.run(run, capture_output=True, text=True)
+    assert done.returncode != 0
+    told = re.search(rf"\d+ of \d+ claims of {lab} do not hold: (.*)", done.stdout + done.stderr)
+    assert told, (done.stdout + done.stderr)[-3000:]
+    assert claim in told[1]
+
+
+def test_every_lab_with_claims_is_among_them():
+    claiming = {path.stem for path in NOTEBOOKS.glob("[0-9]*.py") if "claims.check()" in path.read_text()}
+    assert claiming == {lab for lab, *_ in BROKEN}
