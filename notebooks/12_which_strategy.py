@@ -287,8 +287,8 @@ DECODERS = {"3B": WIDE | {"layers": 14}, "7B": WIDE | {"layers": 32}, "13B": WID
 GUIDES = [  # who says that it fits, or that it does not
     ("001, line 185: 1-3B on 40 GB, DDP with checkpointing", True, "3B", "ddp", 8, "A100 40"),
     ("001, line 186: 3-7B on 40 GB, FSDP", True, "7B", "fsdp", 8, "A100 40"),
-    ("001, line 187: 7-13B on 80 GB, FULL_SHARD only", False, "13B", "zero2", 8, "A100 80"),
-    ("001, line 188: 13B+, FSDP with CPU offload or tensor parallel", False, "13B", "fsdp", 16, "A100 80"),
+    ("001, line 187: 7-13B on 80 GB, FULL_SHARD, not SHARD_GRAD_OP", False, "13B", "zero2", 8, "A100 80"),
+    ("001, line 188: 13B+, FSDP with CPU offload or tensor parallel, not alone", False, "13B", "fsdp", 16, "A100 80"),
     ("README, line 884: 1-10B cannot fit on a single GPU", False, "3B", "single", 1, "A100 80"),
     ("README, line 887: over 10B FSDP + TP is the only way", False, "13B", "fsdp", 8, "A100 80"),
     ("blog, line 410: 7B, DDP does not fit 80 GB", False, "7B", "ddp", 8, "A100 80"),
@@ -347,7 +347,7 @@ if guides:
 
 # %% [markdown]
 # Then to 1,024 T4s, two in a box, boxes on a network: the same samples on each. Of FSDP's memory only the states go on
-# shrinking. "1/N of each", says the first guide (001, line 38).
+# shrinking. "1/N of each", says the guide (001, line 38).
 
 # %%
 if guides:
