@@ -138,6 +138,7 @@ assert plan.facts.elements == P // 4
 display(plan)
 
 # %%
+block = 4 * (12 * WIDTH**2 + 13 * WIDTH)
 
 
 def holds(facts, script, ranks, on_gpu=True, **options):
@@ -146,7 +147,6 @@ def holds(facts, script, ranks, on_gpu=True, **options):
 
 
 held = {name: holds(plan.facts, scripts[name], ranks_of[name], not on_cpu, **options[name]) for name in names}
-block = 4 * (12 * WIDTH**2 + 13 * WIDTH)
 for name in names:
     # FSDP gathers ahead: when a rank is ahead of the others one more block may be there
     within = 1.5 * block / held[name] if name in ("fsdp", "zero2") else 0.02
