@@ -4,7 +4,7 @@
 #   make lab         open the notebooks in JupyterLab
 #   make test        the tests every commit passes
 #   make check       format and lint
-#   make notebooks   every notebook by papermill, executed copies in build/notebooks
+#   make notebooks   every notebook by papermill, executed copies in build/notebooks; and one broken on purpose
 #   make strategies  every strategy trains the same model, resumes every other, says what it must
 #   make planner     what is planned against what real ranks hold, say and take
 #   make faults      every way a run can end: killed, stuck, stopped, out of disk, out of memory
@@ -41,8 +41,12 @@ format: .venv/dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+# What makes the labs small: two epochs, three strategies instead of six.
+SMALL := -p epochs 2 -p strategies "ddp fsdp pipeline" -p measure_speed False
+
 notebooks: .venv/dev
-	$(BIN)/python notebooks/run.py --into build/notebooks -p epochs 2 notebooks/[0-9]*.ipynb
+	$(BIN)/python notebooks/run.py --into build/notebooks $(SMALL) notebooks/[0-9]*.ipynb
+	$(BIN)/python -m pytest tests/labs
 
 strategies: .venv/dev
 	$(BIN)/python -m pytest tests/strategies
@@ -57,7 +61,7 @@ browser: .venv/dev
 	$(BIN)/python -m pytest tests/browser
 
 soak: .venv/dev
-	$(BIN)/python -m pytest -m soak -s tests/integration tests/strategies tests/planner tests/faults
+	$(BIN)/python -m pytest -m soak -s tests/integration tests/strategies tests/planner tests/faults tests/labs
 	$(BIN)/python -m pytest -m soak -s tests/browser
 
 bench: .venv/dev

@@ -200,18 +200,19 @@ import torch
 import torch.distributed as dist
 
 PER_RANK = 65_536  # floats for each rank: enough for 1 KiB of headers not to matter
-SENT = 200  # where `struct tcp_info` has tcpi_bytes_sent
+SENT = 200  # where `struct tcp_info` has tcpi_bytes_sent; tcpi_bytes_retrans is next to it
 
 
 def bytes_sent():
-    """What this process has sent so far, over all its TCP connections, as the kernel counts it."""
+    """What this process has sent so far over all its TCP connections, once each, as the kernel counts it."""
     sent = 0
     for opened in Path("/proc/self/fd").iterdir():
         try:
             if str(opened.readlink()).startswith("socket:"):
                 with socket.socket(fileno=os.dup(int(opened.name))) as connection:
                     counters = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
-                    sent += struct.unpack_from("Q", counters, SENT)[0]
+                    first_and_again, again = struct.unpack_from("QQ", counters, SENT)
+                    sent += first_and_again - again
         except OSError:  # closed by now, or no TCP
             continue
     return sent

@@ -359,7 +359,7 @@ if guides:
     claims.measure(name, rehearse(script, 1024, many).bytes, because="rehearsed")
     scaling = figures["scaling"]
     scaling.data = [trace for trace in scaling.data if trace.name in ("ddp", "fsdp", "ideal")]
-    display(scaling.update_layout(title_text="Scaling on T4, predicted; beyond 2 ranks over a network", legend_y=-0.3))
+    display(scaling)
 
 # %%
 claims.check()

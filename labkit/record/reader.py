@@ -47,6 +47,7 @@ class RankHistory:
         self.held: dict[str, Any] = {}  # device; bytes of parameters, gradients and optimizer state on this rank
         self.traced: Peak | None = None  # of the step that was followed through all it allocates
         self.untraced = ""  # why there was none
+        self.lost_at: int | None = None  # the first step whose recorded loss is no number
         self._steps_before = 0  # done by the run that this one resumed
         self.reports: deque[dict[str, Any]] = deque(maxlen=KEPT_REPORTS)
         self.values: dict[str, Any] = {}  # the newest value of everything the script reported
@@ -158,8 +159,7 @@ class RankHistory:
             self.series["throughput"].add(t, samples / seconds)
         loss = number(record.get("loss"))
         if loss is not None and not self._script_reports_loss:
-            self.latest["loss"] = loss
-            self.series["loss"].add(t, loss)
+            self._take_loss(t, loss)
         if (reserved := number(record.get("reserved"))) is not None:
             self.latest["reserved"] = reserved
             self.series["reserved"].add(t, reserved)
@@ -181,8 +181,13 @@ class RankHistory:
             if not self._script_reports_loss:  # the script's own figure wins over what backward() was called on
                 self._script_reports_loss = True
                 self.series["loss"] = Series()
-            self.latest["loss"] = loss
-            self.series["loss"].add(t, loss)
+            self._take_loss(t, loss)
+
+    def _take_loss(self, t: float, loss: float) -> None:
+        self.latest["loss"] = loss
+        self.series["loss"].add(t, loss)
+        if self.lost_at is None and self.series["loss"].not_finite:
+            self.lost_at = self.step
 
 
 def _is_short(value: Any) -> bool:

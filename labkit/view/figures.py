@@ -149,8 +149,8 @@ def finished(figure: Figure, title: str, *, height: int) -> Figure:
         title={"text": title, "x": 0.01},
         height=height,
         template="plotly_white",
-        margin={"l": 60, "r": 20, "t": 70, "b": 90},
-        legend={"orientation": "h", "y": -0.16, "yanchor": "top", "x": 0},
+        margin={"l": 60, "r": 20, "t": 70, "b": 110},
+        legend={"orientation": "h", "y": -0.25, "yanchor": "top", "x": 0},
         hoverlabel={"align": "left"},
     )
     return figure

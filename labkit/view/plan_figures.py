@@ -59,9 +59,9 @@ def scaling_planned(curves: Mapping[str, Sequence[Point]], box: int, name: str, 
     import plotly.graph_objects as go
 
     figure = go.Figure()
-    for i, (name, points) in enumerate(curves.items()):
+    for i, (strategy, points) in enumerate(curves.items()):
         colour = COLOURS[i % len(COLOURS)]
-        _banded(figure, points, escaped(name), colour, f"%{{x}} ranks<br>%{{y:.4g}} {unit}")
+        _banded(figure, points, escaped(strategy), colour, f"%{{x}} ranks<br>%{{y:.4g}} {unit}")
     everything = [point for points in curves.values() for point in points]
     if everything:
         first = min(everything, key=lambda point: (point.x, -point.value))

@@ -37,10 +37,13 @@ def verdict(reader: RunReader, limit: int = 2) -> list[str]:
 
 def not_a_number(histories: list[RankHistory]) -> str:
     """A loss that is no number any more is not worth another step."""
-    bad = [h for h in histories if h.series["loss"].not_finite]
+    bad = {h: h.lost_at for h in histories if h.lost_at is not None}
     if not bad:
         return ""
-    return f"the loss is not a number on {_names(bad)}: lower the learning rate, or look at the data"
+    first = [h for h, step in bad.items() if step == min(bad.values())]
+    since = f"step {min(bad.values())}"
+    when = f"since {since}" if len(first) == len(bad) else f"first on {_names(first)}, at {since}"
+    return f"the loss is not a number on {_names(list(bad))}, {when}: lower the learning rate, or look at the data"
 
 
 def retries(histories: list[RankHistory]) -> str:

@@ -41,8 +41,12 @@ BROKEN = [
     ("11_checkpoints", 'script = with_notes("fsdp")\n',
      'script = with_notes("fsdp").with_cells(main=Script.load("fsdp").cells["main"].text.replace("step_in_epoch * '
      'args.accumulate", "0"))\n', "trained on once"),
+    ("12_which_strategy", "steps=STEPS, trace_memory=True", 'steps=STEPS, precision="bf16", trace_memory=True',
+     "fsdp: sent by all ranks in a step"),
     ("13_profiling", 'if os.environ["RANK"] == str(TIMES["slow_rank"]):', 'if TIMES["slow_rank"] >= 0:',
      "dawdler: the rank that labkit names"),
+    ("14_when_it_breaks", 'changed(sound, "train", "            dist.barrier()", "                dist.barrier()")',
+     "sound", "hang: rank that called barrier"),
     ("15_your_own_model", "    random.manual_seed(0)", "    random.seed()", "loss"),
     ("16_kaggle", 'shutil.copytree(working[0] / "checkpoints", working[1] / "checkpoints")',
      '(working[1] / "checkpoints").mkdir()', "session 2"),
