@@ -78,13 +78,13 @@ class Pause(torch.autograd.Function):
 class Model(nn.Module):
     def __init__(self, width=512):
         super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(TIMES["layers"]))
+        self.blocks = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(TIMES["layers"]))
 
     def forward(self, x):
         if os.environ["RANK"] == str(TIMES["slow_rank"]):
             time.sleep(TIMES["slow"])
-        for layer in self.layers:
-            x = Pause.apply(layer(x))
+        for block in self.blocks:
+            x = Pause.apply(block(x))
         return x
 
 
@@ -100,11 +100,9 @@ def load_datasets(data_dir):
 
 
 # %%
-script = Script.load("ddp").with_cells(model=Model, data=load_datasets)
-
-
-def train(name, slow=-1, **options):
-    """Twelve steps of DDP, of which the profiler records three."""
+def train(name, strategy="ddp", slow=-1, **options):
+    """Twelve steps, of which the profiler records three."""
+    script = Script.load(strategy).with_cells(model=Model, data=load_datasets)
     pauses = {"forward": FORWARD, "backward": BACKWARD, "slow": SLOW, "slow_rank": slow, "layers": layers}
     env = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "PAUSES": json.dumps(pauses)}  # sleep needs no GPU
     run = labkit.launch(
@@ -244,6 +242,16 @@ verdict = "; ".join(dawdling.verdict())
 named = re.search(r"rank (\d+) is the straggler", verdict)
 claims.measure("dawdler: the rank that labkit names", int(named[1]) if named else float("nan"), run=dawdling)
 print(verdict)
+
+# %% [markdown]
+# ## Under FSDP
+#
+# The same model, each block on all ranks in parts. Press Play: a block is gathered before it computes, forward and
+# again backward, and its gradient is scattered after. What can be sent while something else computes? (gloo copies in
+# the thread that asks; NCCL does it beside the kernels.)
+
+# %%
+display(train("fsdp", "fsdp").timeline().animation())
 
 # %% [markdown]
 # ## Side by side

@@ -22,7 +22,7 @@ KIND_COLOURS = {
 }  # fmt: skip
 PATTERNS = {WAITING: "/", "weights": "\\", "backward": "."}  # colour is never the only cue
 IDLE = "#eef1f4"
-MOMENTS = 40
+MOMENTS = 30
 MILLISECONDS = 1e3
 
 
