@@ -63,8 +63,8 @@ class Claim:
         heard = {None: "", True: ": so it is", False: ": not so"}[self.article_holds]
         return {
             "claim": self.name,
-            "predicted": bound + self._shown(self.predicted),
-            "measured": "" if self.measured is None else self._shown(self.measured),
+            "predicted": bound + self.shown(self.predicted),
+            "measured": "" if self.measured is None else self.shown(self.measured),
             "off by": off,
             "allowed": f"{self.within:.1%}" if self.within else "0",
             "verdict": verdict,
@@ -72,7 +72,8 @@ class Claim:
             "article": self.article and self.article + heard,
         }
 
-    def _shown(self, number: float) -> str:
+    def shown(self, number: float) -> str:
+        """A number in the claim's unit, for people."""
         if self.unit == "B":
             return f"{number:,.0f} B" if number < 1 << 20 else gib(number)
         if self.unit == "s":

@@ -37,7 +37,7 @@ BROKEN = [
     ("09_tensor_parallel", 'with_cells(data=text.replace("2**20", "2**17")) for',
      f'with_cells(data=text.replace("2**20", "2**17"), **({{}} if name == "single" else dict({PARTIAL}))) for', "loss"),
     ("10_meshes", "loaded.with_cells(**cells), Script", 'loaded.with_cells(**cells, strategy=loaded.cells["strategy"]'
-     '.text.replace("reshard_after_forward=False", "reshard_after_forward=True")), Script', "all-gather"),
+     '.text.replace("reshard_after_forward=False", "reshard_after_forward=True")), Script', "all_gather"),
     ("11_checkpoints", 'script = with_notes("fsdp")\n',
      'script = with_notes("fsdp").with_cells(main=Script.load("fsdp").cells["main"].text.replace("step_in_epoch * '
      'args.accumulate", "0"))\n', "trained on once"),
