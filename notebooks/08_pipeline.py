@@ -30,8 +30,8 @@ backward_ms: int = 100  # and its backward: half for the gradients of inputs, ha
 import json
 from collections import defaultdict
 
-import matplotlib.pyplot as plt
 import pandas as pd
+from plotly.subplots import make_subplots
 
 import labkit
 from labkit import Script
@@ -346,33 +346,54 @@ display(pd.DataFrame(rows).style.hide())
 # %% [markdown]
 # ## Predicted and measured, side by side
 #
-# Blue is forward, orange backward, yellow the weights' part of a backward where it is known apart; white is bubble. The
-# number is the micro-batch.
+# Blue is forward, orange backward, yellow the weights' part of a backward where it is known apart; **grey is bubble**.
+# Numbers are micro-batches.
 
 # %%
 COLOURS = {"F": "#4c8eda", "B": "#e8883a", "I": "#e8883a", "W": "#f2c14e"}
 NAMES = {"forward": "F", "backward": "I", "weights": "W"}
+HALF = 0.4  # of a rank's row
 
 
-def draw(axis, spans, title):
-    zero = min(begin for *_, begin, _ in spans)
-    for rank, what, n, begin, end in spans:
-        what = NAMES.get(what, what)
-        axis.barh(rank, end - begin, left=begin - zero, color=COLOURS[what], edgecolor="white", linewidth=0.4)
-        if what != "W" and end > begin:
-            axis.text((begin + end) / 2 - zero, rank, n, ha="center", va="center", fontsize=6)
-    axis.set_title(f"{title}: bubble {bubble(spans):.1%}", fontsize=9, loc="left")
-    axis.set(ylim=(p - 0.5, -0.5), yticks=list(ranks), yticklabels=[f"rank {rank}" for rank in ranks])
+def bar(begin, end, rank):
+    """A rectangle, as a path: hundreds of them are one shape."""
+    return f"M{begin:.3f},{rank - HALF}H{end:.3f}V{rank + HALF}H{begin:.3f}Z"
 
 
-size = (11, len(SCHEDULES) * (0.7 + 0.25 * p))
-figure, axes = plt.subplots(len(SCHEDULES), 2, figsize=size, dpi=48, sharex=True)  # light enough to be saved
-for (left, right), name in zip(axes, SCHEDULES, strict=True):
-    draw(left, ideal[name, m], f"{name}, predicted")
-    draw(right, measured[name, m], f"{name}, measured")
-for axis in axes[-1]:
-    axis.set_xlabel("seconds")
-figure.tight_layout()
+def draw(figure, row, column, spans, numbered):
+    zero, last = min(begin for *_, begin, _ in spans), max(end for *_, end in spans)
+    paths = defaultdict(str)
+    for rank, what, _, begin, end in spans:
+        if end > begin:
+            paths[COLOURS[NAMES.get(what, what)]] += bar(begin - zero, end - zero, rank)
+    bubbles = {"#d8dee4": "".join(bar(0, last - zero, rank) for rank in ranks)}
+    for colour, path in (bubbles | paths).items():
+        edge = {"width": 0.5, "color": "white"}
+        figure.add_shape(type="path", path=path, fillcolor=colour, line=edge, layer="below", row=row, col=column)
+    told = [s for s in spans if numbered and s[4] > s[3]]
+    places = {"x": [round((s[3] + s[4]) / 2 - zero, 3) for s in told], "y": [s[0] for s in told]}
+    figure.add_scatter(**places, text=[s[2] for s in told], mode="text", textfont_size=9, hoverinfo="skip",
+                       showlegend=False, row=row, col=column)  # fmt: skip
+
+
+panels = [
+    (name, way, spans[name, m]) for name in SCHEDULES for way, spans in (("predicted", ideal), ("measured", measured))
+]
+titles = [f"{name}, {way}: bubble {bubble(spans):.1%}" for name, way, spans in panels]
+space = {"vertical_spacing": 0.07, "horizontal_spacing": 0.02}
+figure = make_subplots(len(SCHEDULES), 2, shared_xaxes="all", shared_yaxes=True, subplot_titles=titles, **space)
+for place, (name, _, spans) in enumerate(panels):
+    draw(figure, place // 2 + 1, place % 2 + 1, spans, numbered=SCHEDULES[name] == 1)
+end = max(max(span[4] for span in spans) - min(span[3] for span in spans) for *_, spans in panels)
+figure.update_yaxes(range=[p - 0.5, -0.5], tickvals=list(ranks), showgrid=False, zeroline=False)
+figure.update_yaxes(ticktext=[f"rank {rank}" for rank in ranks], col=1)
+figure.update_xaxes(range=[0, end], showgrid=False, zeroline=False)
+figure.update_xaxes(title_text="seconds", row=len(SCHEDULES))
+figure.update_annotations(font_size=12)
+figure.update_layout(
+    template="none", height=len(SCHEDULES) * (60 + 28 * p), margin={"l": 60, "r": 10, "t": 30, "b": 45}
+)
+display(figure)
 
 # %% [markdown]
 # The same as the ranks' profilers saw it. Press Play: what each stage does, and which ranks talk.
