@@ -27,8 +27,9 @@ EXAMPLES = """examples:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one verb. Exit codes: 0 done, 1 the training failed or does not fit, 2 refused before anything started,
-    129 the terminal was closed, 130 interrupted, 141 nobody reads what is printed."""
+    """Run one verb. Exit codes: 0 done, 1 the training failed or does not fit, or the doctor says that it cannot work
+    here, 2 refused before anything started, 129 the terminal was closed, 130 interrupted, 141 nobody reads what is
+    printed."""
     parser = _parser()
     arguments, rest = parser.parse_known_args(argv)
     if rest and arguments.verb not in ("launch", "plan"):
@@ -74,10 +75,16 @@ def _parser() -> argparse.ArgumentParser:
         sub.set_defaults(run=run, parser=sub)
         return sub
 
-    doctor = verb("doctor", _doctor, "what this machine has and what to use on it")
+    doctor = verb(
+        "doctor",
+        _doctor,
+        "what this machine has and what to use on it; exits with 1 when it finds "
+        "something of level stop: a launch would fail",
+    )
     doctor.add_argument("--preflight", action="store_true", help="let the ranks meet and sum a number")
     doctor.add_argument("--bandwidth", type=int, nargs="?", const=True, default=False, metavar="RANKS",
                         help="measure the collectives of so many ranks (default: one per GPU, or two)")  # fmt: skip
+    doctor.add_argument("--json", action="store_true", help="findings and facts, to keep or to attach to a report")
     start = verb("launch", _launch, "start a script on every rank; what follows is passed on to the script",
                  usage="labkit launch SCRIPT [options] [--] [the script's own options]", add_help=False)  # fmt: skip
     start.add_argument("-h", "--help", action="store_true", help="this text, and the options of SCRIPT if one is given")
@@ -116,8 +123,10 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _doctor(arguments: argparse.Namespace, rest: list[str]) -> None:
-    print(labkit.doctor(preflight=arguments.preflight, bandwidth=arguments.bandwidth))
+def _doctor(arguments: argparse.Namespace, rest: list[str]) -> int:
+    machine = labkit.doctor(preflight=arguments.preflight, bandwidth=arguments.bandwidth)
+    print(machine.to_json() if arguments.json else machine)
+    return 0 if machine.can_train else 1
 
 
 def _launch(arguments: argparse.Namespace, rest: list[str]) -> int:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 from labkit.errors import LabError
 
-__all__ = ["fetch"]
+__all__ = ["SOURCES", "complete", "fetch"]
 
 # IDX files and their MD5 sums as torchvision lists them.
 MNIST = {
@@ -51,5 +51,10 @@ def _folders(files: dict[str, str]) -> Iterator[Path]:
         for pattern in (first, first.removesuffix(".gz")):
             for found in sorted(Path(root).rglob(pattern)):
                 here = {path.name for path in found.parent.iterdir()}
-                if all(file in here or file.removesuffix(".gz") in here for file in others):
+                if complete(others, here):
                     yield found.parent
+
+
+def complete(files: Iterable[str], here: Collection[str]) -> bool:
+    """Whether all the files are among these names, packed or not."""
+    return all(file in here or file.removesuffix(".gz") in here for file in files)

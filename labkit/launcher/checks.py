@@ -20,6 +20,7 @@ from labkit.launcher.torchrun import LEFTOVER_PREFIXES
 from labkit.write import Script, options_of
 
 __all__ = [
+    "TORCH_FLOOR",
     "check_arguments",
     "check_batch",
     "check_care",

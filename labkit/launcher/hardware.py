@@ -11,12 +11,13 @@ import sys
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import psutil
 
-__all__ = ["Gpu", "Hardware", "Platform", "hardware", "platform_name"]
+__all__ = ["DRIVER_FILES", "Gpu", "Hardware", "Platform", "asked_of_torch", "hardware", "platform_name"]
 
+DRIVER_FILES = (Path("/proc/driver/nvidia/version"), Path("/dev/dxg"))  # one is there with a driver; WSL2's is dxg
 Platform = Literal["kaggle", "wsl2", "linux", "macos", "windows"]
 
 
@@ -107,16 +108,26 @@ def usable_cores() -> int:
         return cores
 
 
-@cache
 def _gpus(visible: str | None) -> tuple[Gpu, ...]:
-    if visible == "" or not (Path("/proc/driver/nvidia/version").exists() or Path("/dev/dxg").exists()):
-        return ()
-    # Counted in a process of its own: asking for properties opens a context that would hold memory on GPU 0.
+    said = asked_of_torch(visible) or {"gpus": ()}
+    return tuple(Gpu(name, memory, (major, minor)) for name, memory, (major, minor) in said["gpus"])
+
+
+@cache
+def asked_of_torch(visible: str | None) -> dict[str, Any] | None:
+    """What torch says of the GPUs it sees (`gpus`, and their `uuids` in the same order) and of itself: the CUDA it is
+    built for (`cuda`, None for a build without) and the `kernels` in it ("sm_75", …). None where no driver is."""
+    if visible == "" or not any(file.exists() for file in DRIVER_FILES):
+        return None
+    # Asked in a process of its own: asking for properties opens a context that would hold memory on GPU 0.
     code = (
         "import json, torch\n"
         "found = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]\n"
-        "print(json.dumps([[p.name, p.total_memory, [p.major, p.minor]] for p in found]))"
+        "print(json.dumps({'gpus': [[p.name, p.total_memory, [p.major, p.minor]] for p in found],\n"
+        "                  'uuids': [str(getattr(p, 'uuid', '')) for p in found],\n"
+        "                  'cuda': torch.version.cuda, 'kernels': torch.cuda.get_arch_list()}))"
     )
     env = os.environ | {"PYTHONSAFEPATH": "1"} | ({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60, check=True, env=env)
-    return tuple(Gpu(name, memory, (major, minor)) for name, memory, (major, minor) in json.loads(done.stdout))
+    said: dict[str, Any] = json.loads(done.stdout)
+    return said

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import tempfile
 from collections.abc import Iterator
@@ -62,6 +61,8 @@ def going_on() -> list[RunFolder]:
 @contextmanager
 def launching() -> Iterator[None]:
     """One launch at a time per user: between looking for free GPUs and holding them nobody else may look."""
+    import fcntl  # not on native Windows, where the launch was refused before it came here
+
     lock = Path(tempfile.gettempdir(), f"labkit-{os.getuid()}.lock")
     descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:

@@ -10,10 +10,11 @@ import psutil
 
 from labkit.errors import LabError
 
-__all__ = ["Ui", "check_kernel", "is_headless", "notebook_shell", "ui"]
+__all__ = ["BROKEN_KERNELS", "Ui", "check_kernel", "is_headless", "notebook_shell", "ui"]
 
 Ui = Literal["svg", "display", "static", "text"]
 CHOICES = ("svg", "display", "static", "text")
+BROKEN_KERNELS = ("7.0.0", "7.0.1")  # releases of ipykernel in which no thread may touch a widget
 # Set by jupyter_server for a notebook's kernel, by VS Code for its own. Under papermill and nbclient neither is.
 INTERACTIVE_MARKS = ("JPY_SESSION_NAME", "VSCODE_PID", "VSCODE_CWD", "COLAB_RELEASE_TAG")
 
@@ -35,7 +36,7 @@ def ui() -> Ui:
 
 def check_kernel(found: str) -> None:
     """Raise LabError for the two releases of ipykernel in which no thread may touch a widget."""
-    if found in ("7.0.0", "7.0.1"):
+    if found in BROKEN_KERNELS:
         raise LabError(
             f"ipykernel {found} raises LookupError when a thread updates a widget, so no live view can work in it. "
             f"Install another: {sys.executable} -m pip install 'ipykernel!=7.0.0,!=7.0.1', then restart the kernel; "

@@ -440,15 +440,15 @@ def machine(platform="linux", shared_memory=1 << 31, visible=None):
     ids=["small /dev/shm", "no such device", "no device", "Windows", "macOS"],
 )
 def test_the_doctor_says_what_will_go_wrong_on_a_made_up_machine(here, says):
-    assert says in str(here)
-    assert says not in str(machine())
+    assert says in " ".join(str(here).split())
+    assert says not in " ".join(str(machine()).split())
 
 
 def test_the_doctor_names_what_another_launcher_has_left_over(monkeypatch):
     assert "PET_NNODES" not in str(machine())
     monkeypatch.setenv("PET_NNODES", "2")
 
-    assert "PET_NNODES   (left over; not passed on to the ranks)" in str(machine())
+    assert "PET_NNODES  (left over from another launcher; not passed on" in str(machine())
 
 
 def test_the_doctor_warns_of_too_few_open_files():

@@ -17,6 +17,7 @@ MAY_IMPORT = {
     "launcher": {"errors", "record", "write", "launcher"},
     "view": {"errors", "record", "write", "view"},
     "planner": {"errors", "record", "write", "worker", "launcher", "view", "planner"},
+    "diagnosis": {"data", "record", "launcher", "view", "planner", "diagnosis"},
 }
 # An installed package also holds the training scripts, which have tests of their own.
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path.parent.name != "scripts")

@@ -1,0 +1,76 @@
+"""What NVML says of the GPUs, printed as JSON. A process of its own: a broken driver has been seen to crash whoever
+asked. Nothing is opened on a GPU. What is not told is null: WSL2's driver leaves out several.
+
+    python ask_nvml.py
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from itertools import combinations
+from typing import Any
+
+__all__ = ["main"]
+
+# nvmlGpuTopologyLevel_t, as `nvidia-smi topo -m` abbreviates it.
+PATHS = {0: "same board", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
+
+
+def main() -> None:
+    import pynvml
+
+    pynvml.nvmlInit()
+    print(json.dumps(told(pynvml)))
+
+
+def told(nvml: Any) -> dict[str, Any]:
+    """`nvml` is pynvml, initialised."""
+
+    def ask(function: Callable[..., Any], *args: Any) -> Any:
+        try:
+            value = function(*args)
+        except nvml.NVMLError:
+            return None
+        return value.decode() if isinstance(value, bytes) else value
+
+    def card(index: int, handle: Any) -> dict[str, Any]:
+        memory, rates = ask(nvml.nvmlDeviceGetMemoryInfo, handle), ask(nvml.nvmlDeviceGetUtilizationRates, handle)
+        milliwatts = ask(nvml.nvmlDeviceGetPowerUsage, handle)
+        processes = ask(nvml.nvmlDeviceGetComputeRunningProcesses, handle)
+        return {
+            "index": index,
+            "name": ask(nvml.nvmlDeviceGetName, handle),
+            "uuid": ask(nvml.nvmlDeviceGetUUID, handle),
+            "memory": memory and memory.total,
+            "free": memory and memory.free,
+            "utilisation": rates and rates.gpu,
+            "power": milliwatts and milliwatts / 1000,
+            "temperature": ask(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
+            "processes": processes and [{"pid": p.pid, "memory": p.usedGpuMemory} for p in processes],
+        }
+
+    def link(first: int, second: int) -> dict[str, Any]:
+        pair = handles[first], handles[second]
+        read = ask(nvml.nvmlDeviceGetP2PStatus, *pair, nvml.NVML_P2P_CAPS_INDEX_READ)
+        nvlink = ask(nvml.nvmlDeviceGetP2PStatus, *pair, nvml.NVML_P2P_CAPS_INDEX_NVLINK)
+        return {
+            "first": first,
+            "second": second,
+            "path": PATHS.get(ask(nvml.nvmlDeviceGetTopologyCommonAncestor, *pair)),
+            "peer": None if read is None else read == nvml.NVML_P2P_STATUS_OK,
+            "nvlink": None if nvlink is None else nvlink == nvml.NVML_P2P_STATUS_OK,
+        }
+
+    handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
+    number = ask(nvml.nvmlSystemGetCudaDriverVersion)
+    return {
+        "driver": ask(nvml.nvmlSystemGetDriverVersion),
+        "cuda": number and f"{number // 1000}.{number % 1000 // 10}",
+        "cards": [card(index, handle) for index, handle in enumerate(handles)],
+        "links": [link(first, second) for first, second in combinations(range(len(handles)), 2)],
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+"""The GPUs, what they hold, what they can compute, and whether torch can use them."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+from labkit.diagnosis.facts import Facts
+from labkit.diagnosis.finding import Finding, detection
+from labkit.launcher.hardware import Gpu
+from labkit.planner.devices import OUTSIDE_TENSORS
+from labkit.record.units import gib
+
+FLASH = (8, 0)
+
+
+@detection
+def devices(facts: Facts) -> Finding:
+    here = facts.hardware
+    hidden = here.visible_devices is not None
+    decides = f"CUDA_VISIBLE_DEVICES={here.visible_devices!r} decides what is seen" if hidden else ""
+    if here.gpu_problem:
+        todo = "python -c 'import torch; print(torch.cuda.get_device_properties(0))' shows the whole error"
+        return Finding("devices", "n/a", here.gpu_problem, todo, "warning")
+    if not here.gpus:
+        if hidden:
+            return Finding("devices", "no GPU", decides, "unset it to use all GPUs, or name others", "note")
+        return Finding("devices", "no GPU", "ranks train on the CPU: right, to learn with, but not fast")
+    less = f"usable: less CUDA's context and NCCL's buffers, {gib(OUTSIDE_TENSORS)} assumed"
+    return Finding("devices", _listed(here.gpus), "; ".join(filter(None, (less, decides))))
+
+
+def _listed(gpus: Sequence[Gpu]) -> str:
+    """Alike ones together: `2 x Tesla T4 (14.24 GiB usable of 14.74 GiB, sm_75)`."""
+    return ", ".join(
+        f"{f'{count} x ' if count > 1 else ''}{gpu.name} ({gib(max(0, gpu.memory - OUTSIDE_TENSORS))} usable of "
+        f"{gib(gpu.memory)}, {_sm(gpu)})"
+        for gpu, count in Counter(gpus).items()
+    )
+
+
+def _sm(gpu: Gpu) -> str:
+    return f"sm_{gpu.capability[0]}{gpu.capability[1]}"
+
+
+@detection
+def precision(facts: Facts) -> Finding:
+    name = facts.hardware.precision
+    if name == "fp16":
+        return Finding(
+            "precision",
+            name,
+            f"{_old(facts)}: no bf16 in hardware before sm_80; torch emulates it, slower than fp32",
+            'precision="fp16"; the scripts bring the gradient scaler it needs',
+            "note",
+        )
+    whys = {"fp32": "fp16 has no gain on a CPU; bf16 works and is slower on most", "bf16": "no gradient scaler needed"}
+    return Finding("precision", name, whys[name])
+
+
+@detection
+def attention(facts: Facts) -> Finding | None:
+    if not _old(facts):
+        return None
+    return Finding(
+        "attention",
+        "no flash attention",
+        f"{_old(facts)}: its kernels are for sm_80 and newer; torch's scaled_dot_product_attention takes the "
+        "memory-efficient or the plain one",
+        "leave the choice to scaled_dot_product_attention; asking for flash attention fails",
+        "note",
+    )
+
+
+def _old(facts: Facts) -> str:
+    """The GPUs before sm_80."""
+    return ", ".join(dict.fromkeys(f"{g.name} is {_sm(g)}" for g in facts.hardware.gpus if g.capability < FLASH))
+
+
+@detection
+def kernels(facts: Facts) -> Finding | None:
+    """A P100 and torch's default wheel: `is_available()` is true and the first operation fails."""
+    built = facts.torch_build.kernels if facts.torch_build else ()
+    without = [gpu for gpu in facts.hardware.gpus if built and not has_kernels(gpu.capability, built)]
+    if not without:
+        return None
+    torch = (facts.packages or {}).get("torch")
+    return Finding(
+        "kernels",
+        ", ".join(dict.fromkeys(f"none for {gpu.name} ({_sm(gpu)})" for gpu in without)),
+        f"this torch {torch} is compiled for {', '.join(built)}: the first operation on the GPU fails, although "
+        "torch.cuda.is_available() is true",
+        "take another GPU (on Kaggle: GPU T4 x2), hide it with CUDA_VISIBLE_DEVICES='', or install a torch that has it",
+        "stop",
+    )
+
+
+def has_kernels(capability: tuple[int, int], built: Sequence[str]) -> bool:
+    """Whether code for one of these runs on a GPU: a binary (sm_) on its own major version from its minor one on,
+    PTX (compute_) on all that are newer; with an "a" only on exactly that GPU, with an "f" on its family."""
+    for name in built:
+        found = re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", name)
+        if not found:
+            continue
+        kind, major, minor, only = found[1], int(found[2]), int(found[3]), found[4]
+        if only == "a":
+            runs = capability == (major, minor)
+        elif kind == "compute" and not only:
+            runs = capability >= (major, minor)
+        else:
+            runs = capability[0] == major and capability[1] >= minor
+        if runs:
+            return True
+    return False
+
+
+@detection
+def unseen(facts: Facts) -> Finding | None:
+    """The driver has GPUs and torch none."""
+    here, build, nvml = facts.hardware, facts.torch_build, facts.nvml
+    if here.gpus or here.gpu_problem or here.visible_devices is not None or not (nvml and nvml.cards and build):
+        return None
+    there = ", ".join(str(card.name) for card in nvml.cards)
+    if build.cuda is None:
+        why, todo = "this torch is built without CUDA", "install one with: https://pytorch.org/get-started/locally"
+    elif nvml.cuda and int(nvml.cuda.split(".")[0]) < int(build.cuda.split(".")[0]):
+        why = f"this torch is built for CUDA {build.cuda}, the driver {nvml.driver} knows up to {nvml.cuda}"
+        todo = f"install a torch for CUDA {nvml.cuda.split('.')[0]}, or a newer driver"
+    else:
+        why, todo = "torch does not say why", "python -c 'import torch; torch.cuda.init()' shows the error"
+    return Finding("unseen GPUs", there, f"{why}: ranks train on the CPU", todo, "warning")

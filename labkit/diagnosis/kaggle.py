@@ -1,0 +1,107 @@
+"""A Kaggle session. Limits are those of kaggle.com/docs/notebooks, by copies of August and September 2026."""
+
+from __future__ import annotations
+
+from labkit.diagnosis.facts import Facts
+from labkit.diagnosis.finding import Finding, detection
+from labkit.record.units import gib
+from labkit.view import words
+
+SESSION_HOURS = 12
+TPU_SESSION_HOURS = 9
+SAVED = 20_000_000_000  # bytes of /kaggle/working
+LITTLE_TIME = 3600
+LITTLE_DISK = 2 << 30
+MARGIN = 600  # seconds to save and to leave
+
+
+@detection
+def run_type(facts: Facts) -> Finding | None:
+    if facts.kaggle is None:
+        return None
+    if facts.kaggle.run_type == "Batch":
+        return Finding("Kaggle", "batch (Save & Run All)", "launch waits for the end; static figures are kept")
+    return Finding(
+        "Kaggle",
+        "interactive" if facts.kaggle.run_type == "Interactive" else facts.kaggle.run_type,
+        "a session that is idle ends after 20 minutes (another page of Kaggle's says 60), and its runs with it",
+        "long trainings: Save & Run All, which goes on with the browser closed",
+        "note",
+    )
+
+
+@detection
+def time_left(facts: Facts) -> Finding | None:
+    if facts.kaggle is None:
+        return None
+    hours = TPU_SESSION_HOURS if facts.kaggle.tpu else SESSION_HOURS
+    why = f"estimated: {hours} h a session, less what process 1 of this container is old"
+    if facts.kaggle.session_seconds is None:
+        return Finding("session", "n/a", why)
+    left = max(0.0, hours * 3600 - facts.kaggle.session_seconds)
+    most = max(60, int(left - MARGIN) // 60 * 60)
+    todo = f"launch(…, deadline_seconds={most}) saves a checkpoint before it ends"
+    return Finding("session", f"{words.seconds(left)} left", why, todo, "fine" if left >= LITTLE_TIME else "warning")
+
+
+@detection
+def disk(facts: Facts) -> Finding | None:
+    if facts.kaggle is None:
+        return None
+    free, used = facts.kaggle.disk_free, facts.kaggle.disk_used
+    known = [size for size in (free, None if used is None else max(0, SAVED - used)) if size is not None]
+    why = "20 GB of /kaggle/working are kept when the session ends, all else goes"
+    if not known:
+        return Finding("disk", "n/a", why)
+    left = min(known)
+    value = f"{gib(left)} left in /kaggle/working" + ("" if used is None else f", {gib(used)} used")
+    if left >= LITTLE_DISK:
+        return Finding("disk", value, why)
+    todo = "delete old runs and checkpoints: a new one is written beside those that are kept"
+    return Finding("disk", value, why, todo, "warning")
+
+
+@detection
+def internet(facts: Facts) -> Finding | None:
+    if facts.kaggle is None:
+        return None
+    if facts.kaggle.internet:
+        return Finding("internet", "yes", "pip and labkit.fetch can download")
+    return Finding(
+        "internet",
+        "n/a" if facts.kaggle.internet is None else "no",
+        "pip and labkit.fetch cannot download",
+        "Settings > Internet (asks for a verified phone number), or add what you need with Add Input",
+        "note",
+    )
+
+
+@detection
+def accelerator(facts: Facts) -> Finding | None:
+    if facts.kaggle is None:
+        return None
+    names = [gpu.name for gpu in facts.hardware.gpus]
+    if len(names) == 2 and all("T4" in name for name in names):
+        return Finding("accelerator", "GPU T4 x2", "one rank on each")
+    value = ", ".join(names) or ("a TPU" if facts.kaggle.tpu else "none")
+    why = "labkit does not use TPUs: ranks train on the CPU" if facts.kaggle.tpu else "two ranks want two GPUs"
+    todo = "Settings > Accelerator > GPU T4 x2; with kaggle kernels push: --accelerator NvidiaTeslaT4"
+    return Finding("accelerator", value, why, todo, "note" if not names and not facts.kaggle.tpu else "warning")
+
+
+@detection
+def widgets(facts: Facts) -> Finding | None:
+    if facts.kaggle is None:
+        return None
+    why = (
+        "widgets that pip brings (anywidget, plotly 6's FigureWidget) stay empty in the editor; labkit's view uses none"
+    )
+    return Finding("widgets", "those of ipywidgets only", why)
+
+
+@detection
+def inputs(facts: Facts) -> Finding | None:
+    if facts.kaggle is None:
+        return None
+    known = ", ".join(f"labkit.fetch({name!r}) takes it from here" for name in facts.kaggle.data_sets)
+    return Finding("inputs", ", ".join(facts.kaggle.inputs) or "none", known or "read-only, below /kaggle/input")

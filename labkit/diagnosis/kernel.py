@@ -1,0 +1,28 @@
+"""This process itself: a GPU's memory that a notebook's kernel holds is missing to the ranks."""
+
+from __future__ import annotations
+
+from labkit.diagnosis.facts import Facts
+from labkit.diagnosis.finding import Finding, detection
+from labkit.record.units import gib
+
+
+@detection
+def cuda_memory(facts: Facts) -> Finding | None:
+    held = {card.index: p.memory for card in facts.cards for p in card.processes or () if p.mine}
+    kernel = facts.kernel
+    if not held and not (kernel and kernel.cuda):
+        return None
+    # NVML counts the whole process; torch knows its own tensors, which is all there is in WSL2.
+    allocated = dict(enumerate(kernel.allocated)) if kernel else {}
+    reserved = dict(enumerate(kernel.reserved)) if kernel else {}
+    parts = [f"GPU {index}: {gib(memory)}" if memory else f"GPU {index}" for index, memory in held.items()]
+    parts = parts or [f"cuda:{index}: {gib(size)} reserved" for index, size in reserved.items() if size]
+    tensors = sum(allocated.values())
+    return Finding(
+        "this process",
+        "holds memory on " + (", ".join(parts) or "a GPU (CUDA's context)"),
+        f"{gib(tensors)} in tensors of this kernel; ranks on that GPU have so much less",
+        "restart the kernel, or del the tensors and torch.cuda.empty_cache(), which leaves CUDA's context",
+        "warning" if parts else "note",
+    )

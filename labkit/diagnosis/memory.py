@@ -1,0 +1,101 @@
+"""What the ranks share: cores, memory, /dev/shm, and the limits set on them."""
+
+from __future__ import annotations
+
+from labkit.diagnosis.facts import UNLIMITED, Facts
+from labkit.diagnosis.finding import Finding, detection
+from labkit.record.units import gib
+
+SMALL_SHM = 1 << 30
+FEW_FILES = 1024
+SMALL_SHARE = 1 << 30  # a rank has 0.2 GiB before its first tensor, its data and DataLoader workers come on top
+
+
+@detection
+def cores(facts: Facts) -> Finding:
+    here, ranks = facts.hardware, facts.ranks
+    threads = max(1, here.cores // ranks)
+    of = facts.cores_of_machine
+    value = (
+        f"{here.cores}{f' of the machine’s {of}' if of and of > here.cores else ''}, {here.cores / ranks:.3g} per rank"
+    )
+    why = f"OMP_NUM_THREADS = cores / ranks = {threads}"
+    why += "; the others are kept from this process by its affinity or its container" if of and of > here.cores else ""
+    if here.cores >= ranks:
+        return Finding("cores", value, why)
+    why = f"{why}; ranks wait for each other's turn, and DataLoader workers for theirs"
+    return Finding("cores", value, why, f"nproc_per_node={here.cores}, or more cores", "warning")
+
+
+@detection
+def memory(facts: Facts) -> Finding:
+    here = facts.hardware
+    share = here.memory_available // facts.ranks
+    value = f"{gib(here.memory_available)} free of {gib(here.memory)}, {gib(share)} per rank"
+    if share >= SMALL_SHARE:
+        return Finding("memory", value, "the host's: data, DataLoader workers, without a GPU also the model")
+    why = "when it is full the system kills a process, mostly a rank, without a word"
+    return Finding("memory", value, why, "end other programs, or start fewer ranks", "warning")
+
+
+@detection
+def memory_limit(facts: Facts) -> Finding | None:
+    limit = facts.memory_limit
+    if limit is None or limit == UNLIMITED:
+        return None
+    return Finding(
+        "memory limit",
+        f"{gib(limit)} of the machine's {gib(facts.hardware.memory)}, {gib(limit // facts.ranks)} per rank",
+        "this container's (its control group): beyond it a rank is killed, although `free` shows more",
+        "docker run --memory=…, or a larger job; what is in /dev/shm counts, too",
+        "warning" if limit // facts.ranks < SMALL_SHARE else "note",
+    )
+
+
+@detection
+def shared_memory(facts: Facts) -> Finding | None:
+    size = facts.hardware.shared_memory
+    if size is None:
+        return None
+    if size >= SMALL_SHM:
+        return Finding("/dev/shm", gib(size), "where DataLoader workers hand over batches")
+    return Finding(
+        "/dev/shm",
+        gib(size),
+        "small: DataLoader workers hand batches over in it, and NCCL without peer access its messages; "
+        "when it is full a process dies with a bus error",
+        "in docker: --shm-size=2g (or --ipc=host); elsewhere num_workers=0",
+        "warning",
+    )
+
+
+@detection
+def locked_memory(facts: Facts) -> Finding | None:
+    limit = facts.locked_memory
+    if limit is None or not facts.hardware.gpus:
+        return None
+    return Finding(
+        "locked memory",
+        "unlimited" if limit == UNLIMITED else gib(limit),
+        "pinned memory of CUDA is not counted in it, that of RDMA network cards between hosts is",
+        ""
+        if limit == UNLIMITED
+        else "on one machine nothing; with RDMA `ulimit -l unlimited`, docker --ulimit memlock=-1",
+    )
+
+
+@detection
+def open_files(facts: Facts) -> Finding | None:
+    allowed = facts.open_files
+    if allowed is None:
+        return None
+    if allowed == UNLIMITED or allowed >= FEW_FILES:
+        value = "unlimited" if allowed == UNLIMITED else f"{allowed:,}"
+        return Finding("open files", value, "DataLoader workers share tensors through them")
+    return Finding(
+        "open files",
+        f"{allowed:,}",
+        "few: DataLoader workers share tensors through them",
+        "`ulimit -n 4096` before starting Jupyter",
+        "warning",
+    )

@@ -1,0 +1,84 @@
+"""What can be asked of a Kaggle session from inside."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+from labkit.data import SOURCES, complete
+from labkit.diagnosis.facts import Kaggle
+from labkit.launcher.hardware import Hardware
+
+__all__ = ["kaggle"]
+
+WORKING, INPUT = Path("/kaggle/working"), Path("/kaggle/input")
+LOOK_SECONDS = 0.2  # at most, into each of the two
+# Google's name server by its number: without internet a name would take seconds not to be found.
+OUTSIDE = ("8.8.8.8", 53)
+PROBE_SECONDS = 0.5
+# Where libtpu finds the chips of a TPU's own machine; of Kaggle's not seen by us.
+TPU_FILES = (Path("/dev/accel0"), Path("/dev/vfio/0"))
+
+
+def kaggle(here: Hardware) -> Kaggle | None:
+    """The one question here that goes over the network, and only on Kaggle: whether there is one."""
+    if here.platform != "kaggle":
+        return None
+    inputs = sorted(path.name for path in INPUT.iterdir()) if INPUT.is_dir() else []
+    return Kaggle(
+        run_type=os.environ.get("KAGGLE_KERNEL_RUN_TYPE", ""),
+        session_seconds=_age_of_process_1(),
+        disk_free=shutil.disk_usage(WORKING).free if WORKING.is_dir() else None,
+        disk_used=_size(WORKING),
+        internet=_internet(),
+        tpu=any(path.exists() for path in TPU_FILES),
+        inputs=tuple(inputs),
+        data_sets=tuple(_data_sets(INPUT)),
+    )
+
+
+def _age_of_process_1() -> float | None:
+    try:
+        return time.time() - psutil.Process(1).create_time()
+    except psutil.Error:
+        return None
+
+
+def _internet() -> bool:
+    try:
+        with socket.create_connection(OUTSIDE, PROBE_SECONDS):
+            return True
+    except OSError:
+        return False
+
+
+def _folders(root: Path) -> Iterator[tuple[str, list[str]]]:
+    """Each folder below `root` and the files in it. Raises TimeoutError when there are too many to look at."""
+    until = time.monotonic() + LOOK_SECONDS
+    for folder, _, files in os.walk(root):
+        if time.monotonic() > until:
+            raise TimeoutError
+        yield folder, files
+
+
+def _size(root: Path) -> int | None:
+    try:
+        return sum(os.lstat(Path(folder, file)).st_size for folder, files in _folders(root) for file in files)
+    except OSError:  # TimeoutError is one, too
+        return None
+
+
+def _data_sets(root: Path) -> set[str]:
+    found = set()
+    try:
+        for _, files in _folders(root):
+            found |= {name for name, (_, wanted) in SOURCES.items() if complete(wanted, files)}
+    except OSError:
+        pass
+    return found

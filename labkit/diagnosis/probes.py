@@ -1,0 +1,216 @@
+"""One function for each of the Facts, of its name: it asks the machine that one question, quickly and without a trace.
+
+None where there is nothing to ask. What it raises is noted by `gather`, which goes on with the next.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+from datetime import datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import psutil
+
+from labkit.diagnosis.facts import UNLIMITED, Kernel, Nvml, TorchBuild, nvml_from_json
+from labkit.diagnosis.on_kaggle import kaggle
+from labkit.launcher import bandwidth as _bandwidth
+from labkit.launcher import preflight as _preflight
+from labkit.launcher.hardware import DRIVER_FILES, Hardware, asked_of_torch
+from labkit.launcher.torchrun import LEFTOVER_PREFIXES, LEFTOVERS
+from labkit.record import runs_root
+from labkit.record.folder import MARKER
+from labkit.view import frontend
+
+__all__ = ["kaggle"]  # and every other function without an underscore
+
+PACKAGES = ("torch", "ipykernel", "ipywidgets", "IPython")
+NVML_SECONDS = 10.0
+GROUPS, OWN_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+ASK_NVML = Path(__file__).with_name("ask_nvml.py")
+MOUNTS = Path("/proc/self/mounts")
+WINDOWS_USERS = Path("/mnt/c/Users")
+
+
+def release(here: Hardware) -> str:
+    return platform.release()
+
+
+def python(here: Hardware) -> str:
+    return platform.python_version()
+
+
+def packages(here: Hardware) -> dict[str, str | None]:
+    return {name: _version(name) for name in PACKAGES}
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def torch_build(here: Hardware) -> TorchBuild | None:
+    said = asked_of_torch(here.visible_devices)
+    return said and TorchBuild(said["cuda"], tuple(said["kernels"]), tuple(said["uuids"]))
+
+
+def nvml(here: Hardware) -> Nvml | None:
+    if not any(file.exists() for file in DRIVER_FILES):
+        return None
+    done = subprocess.run(
+        [sys.executable, ASK_NVML],
+        capture_output=True, text=True, timeout=NVML_SECONDS, env=os.environ | {"PYTHONSAFEPATH": "1"},
+    )  # fmt: skip
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        raise OSError(f"NVML cannot be asked: {last}")
+    told = json.loads(done.stdout)
+    for card in told["cards"]:
+        for process in card["processes"] or ():
+            process |= _who(process["pid"])
+    return nvml_from_json(told)
+
+
+def _who(pid: int) -> dict[str, Any]:
+    """Of a process that NVML named. In a container its pid may be nobody's, or somebody else's."""
+    try:
+        process = psutil.Process(pid)
+        name = process.name()
+    except psutil.Error:
+        return {"name": None}
+    try:
+        run = process.environ().get(MARKER)
+    except (psutil.Error, OSError):
+        run = None
+    return {"name": name, "run": run, "mine": pid == os.getpid()}
+
+
+def kernel(here: Hardware) -> Kernel:
+    """Only asks a torch that has opened CUDA already: asking another would open it."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return Kernel(cuda=False)
+    devices = range(torch.cuda.device_count())
+    return Kernel(
+        True, tuple(map(torch.cuda.memory_allocated, devices)), tuple(map(torch.cuda.memory_reserved, devices))
+    )
+
+
+def cores_of_machine(here: Hardware) -> int | None:
+    return os.cpu_count()
+
+
+def memory_limit(here: Hardware) -> int | None:
+    """The smallest limit of the control groups this process is in (versions 1 and 2)."""
+    if not OWN_GROUPS.exists():
+        return None
+    limits = []
+    for line in OWN_GROUPS.read_text().splitlines():
+        _, controllers, group = line.split(":", 2)
+        if not controllers:
+            root, name = GROUPS, "memory.max"
+        elif "memory" in controllers.split(","):
+            root, name = GROUPS / "memory", "memory.limit_in_bytes"
+        else:
+            continue
+        for part in (PurePosixPath(group), *PurePosixPath(group).parents):  # a group is held by those above it, too
+            limits += _number(root / str(part).lstrip("/") / name)
+    return min((limit for limit in limits if limit < here.memory), default=UNLIMITED)
+
+
+def _number(file: Path) -> list[int]:
+    try:
+        return [int(file.read_text())]
+    except (OSError, ValueError):  # "max", or a group that this container cannot see
+        return []
+
+
+def locked_memory(here: Hardware) -> int | None:
+    return _limit("RLIMIT_MEMLOCK")
+
+
+def open_files(here: Hardware) -> int | None:
+    return _limit("RLIMIT_NOFILE")
+
+
+def _limit(name: str) -> int | None:
+    try:
+        import resource
+    except ImportError:  # native Windows
+        return None
+    number = getattr(resource, name, None)
+    if number is None:
+        return None
+    soft = resource.getrlimit(number)[0]
+    return UNLIMITED if soft == resource.RLIM_INFINITY else soft
+
+
+def runs_filesystem(here: Hardware) -> str | None:
+    """The kind of file system under the runs folder: "9p" or "drvfs" is a drive of Windows seen from WSL."""
+    if not MOUNTS.exists():
+        return None
+    root, best, kind = runs_root(None), PurePosixPath("/"), None
+    for line in MOUNTS.read_text().splitlines():
+        _, where, fstype, *_ = line.split()
+        mount = PurePosixPath(re.sub(r"\\(\d{3})", lambda found: chr(int(found[1], 8)), where))
+        if root.is_relative_to(mount) and len(mount.parts) >= len(best.parts):
+            best, kind = mount, fstype
+    return kind
+
+
+def wslconfig(here: Hardware) -> str | None:
+    """What is wrong with the .wslconfig of a Windows user, "" when nothing is. Only its first bytes are looked at."""
+    if here.platform != "wsl2":
+        return None
+    for file in WINDOWS_USERS.glob("*/.wslconfig"):
+        try:
+            text = file.read_bytes()[:4096]
+        except OSError:  # somebody else's
+            continue
+        if text.startswith((b"\xff\xfe", b"\xfe\xff")):
+            return "UTF-16"
+        if b"\r\n" in text:
+            return "lines end in CR LF"
+        return ""
+    return None
+
+
+def front_end(here: Hardware) -> str:
+    return frontend.ui()
+
+
+def is_headless(here: Hardware) -> bool:
+    return frontend.is_headless()
+
+
+def leftovers(here: Hardware) -> tuple[str, ...]:
+    return tuple(sorted(k for k in os.environ if k in LEFTOVERS or k.startswith(LEFTOVER_PREFIXES)))
+
+
+def nccl_settings(here: Hardware) -> dict[str, str]:
+    return {name: value for name, value in sorted(os.environ.items()) if name.startswith("NCCL_")}
+
+
+def preflight(here: Hardware) -> dict[str, Any] | None:
+    found = _preflight.remembered(here, here.default_ranks, here.backend)
+    if found is None:
+        return None
+    when = datetime.fromtimestamp(found.when).strftime("%Y-%m-%d %H:%M")
+    return {"said": str(found), "env": found.env, "when": when}
+
+
+def bandwidth(here: Hardware) -> dict[str, str]:
+    """For each kind of collective between as many ranks as have been measured, how long it takes."""
+    return {
+        f"{kind} of {link.ranks}": f"{line} (off by {line.residual:.0%})"
+        for link in _bandwidth.remembered_links(here)
+        for kind, line in link.kinds.items()
+    }

@@ -1,0 +1,100 @@
+"""Findings as a table for a terminal, and as a card for a notebook: what needs doing first, facts short."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+from labkit.diagnosis.finding import LEVELS, Finding, Level
+from labkit.record.text import escaped, plain
+
+__all__ = ["as_html", "as_text", "headline"]
+
+COLUMNS = 100
+NAMES: dict[Level, str] = {
+    "stop": "a launch would fail",
+    "warning": "will go wrong, or be slow",
+    "note": "good to know",
+    "fine": "facts",
+}
+MARKS: dict[Level, str] = {"stop": "✖", "warning": "▲", "note": "●", "fine": "✔"}
+TINTS: dict[Level, str] = {"stop": "#e5534b", "warning": "#c9a227", "note": "#2f81f7", "fine": "#2da44e"}
+
+
+def headline(findings: Sequence[Finding]) -> str:
+    """`1 stop, 2 warnings, 1 note` or that there is nothing to do."""
+    counts = [(level, sum(finding.level == level for finding in findings)) for level in LEVELS[:-1]]
+    said = [f"{count} {level}{'s' if count > 1 else ''}" for level, count in counts if count]
+    return ", ".join(said) or "nothing to do"
+
+
+def as_text(machine: str, findings: Sequence[Finding]) -> str:
+    """At most COLUMNS wide, except for a word that is longer."""
+    width = max(len(finding.what) for finding in findings)
+    lines = [*_wrapped(f"{machine}: ", headline(findings), 2)]
+    for level, group in groupby(findings, key=lambda finding: finding.level):
+        lines += ["", f"{MARKS[level]} {NAMES[level]}"]
+        for finding in group:
+            lines += _rows(finding, width)
+    return plain("\n".join(lines))
+
+
+def _rows(finding: Finding, width: int) -> Iterator[str]:
+    """A fact in as few lines as it takes, anything else with its reason and its remedy on lines of their own."""
+    start, indent = f"  {finding.what:<{width}}  ", width + 4
+    if finding.level == "fine":
+        more = _more(finding)
+        yield from _wrapped(start, finding.value + (f"  ({more})" if more else ""), indent)
+        return
+    yield from _wrapped(start, finding.value, indent)
+    if finding.why:
+        yield from _wrapped(" " * indent, finding.why, indent)
+    if finding.todo:
+        yield from _wrapped(f"{' ' * indent}→ ", finding.todo, indent + 2)
+
+
+def _more(finding: Finding) -> str:
+    return " → ".join(filter(None, (finding.why, finding.todo)))
+
+
+def _wrapped(start: str, text: str, indent: int) -> list[str]:
+    return textwrap.wrap(
+        text, COLUMNS, initial_indent=start, subsequent_indent=" " * indent,
+        break_long_words=False, break_on_hyphens=False,
+    ) or [start.rstrip()]  # fmt: skip
+
+
+def as_html(machine: str, findings: Sequence[Finding]) -> str:
+    """No script, no address; colour is never the only sign. Facts are folded."""
+    told = "".join(_told(finding) for finding in findings if finding.level != "fine")
+    facts = _facts([finding for finding in findings if finding.level == "fine"])
+    return (
+        '<div style="font-family:system-ui,sans-serif;font-size:13px;line-height:1.5;max-width:760px">'
+        f"<div><b>{escaped(machine)}</b></div>"
+        f'<div style="opacity:.75;margin-bottom:6px">{escaped(headline(findings))}</div>{told}{facts}</div>'
+    )
+
+
+def _told(finding: Finding) -> str:
+    tint, level = TINTS[finding.level], finding.level
+    todo = f"<div>→ {escaped(finding.todo)}</div>" if finding.todo else ""
+    why = f'<div style="opacity:.75">{escaped(finding.why)}</div>' if finding.why else ""
+    return (
+        f'<div style="border-left:4px solid {tint};padding:1px 10px;margin:6px 0">'
+        f'<span style="color:{tint};font-weight:600">{MARKS[level]} {level}</span> '
+        f"<b>{escaped(finding.what)}</b>: {escaped(finding.value)}{why}{todo}</div>"
+    )
+
+
+def _facts(findings: Sequence[Finding]) -> str:
+    cell = "border:0;padding:1px 14px 1px 0;text-align:left;vertical-align:top"
+    rows = "".join(
+        f'<tr style="background:none"><td style="{cell};white-space:nowrap;opacity:.75">{escaped(finding.what)}</td>'
+        f'<td style="{cell}">{escaped(finding.value)}</td><td style="{cell};opacity:.75">'
+        f"{escaped(_more(finding))}</td></tr>"
+        for finding in findings
+    )
+    summary = f'<span style="color:{TINTS["fine"]};font-weight:600">{MARKS["fine"]}</span> {len(findings)} facts'
+    table = f'<table style="border-collapse:collapse;margin:4px 0;font-size:12px">{rows}</table>'
+    return f'<details style="margin:6px 0"><summary style="cursor:pointer">{summary}</summary>{table}</details>'

@@ -1,0 +1,684 @@
+"""What the doctor finds, on recorded machines: `machines/*.json` are the facts of one each, as `labkit doctor --json`
+writes them. Each says in `source` whether it was recorded or made from documentation; only laptop-cpu was recorded."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import socket
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+import labkit
+from labkit import cli, data
+from labkit.diagnosis import Facts, Finding, diagnose, finding, gather, on_kaggle, probes
+from labkit.diagnosis.ask_nvml import told
+from labkit.diagnosis.devices import has_kernels
+from labkit.diagnosis.facts import UNLIMITED, Kernel, Process, TorchBuild, nvml_from_json
+from labkit.diagnosis.shown import COLUMNS
+from labkit.errors import LabError, LaunchError
+from labkit.launcher import hardware as hardware_module
+from labkit.launcher.hardware import Gpu, hardware
+from labkit.machine import Machine
+
+MACHINES = sorted((Path(__file__).parent / "machines").glob("*.json"))
+NAMES = [path.stem for path in MACHINES]
+
+
+def facts_of(name):
+    recorded = json.loads((Path(__file__).parent / "machines" / f"{name}.json").read_text(encoding="utf-8"))
+    return Facts.from_json(recorded["facts"])
+
+
+def found(facts):
+    return {each.what: each for each in diagnose(facts)}
+
+
+def with_hardware(name, **changes):
+    facts = facts_of(name)
+    return dataclasses.replace(facts, hardware=dataclasses.replace(facts.hardware, **changes))
+
+
+@pytest.fixture(params=NAMES)
+def machine(request):
+    facts = facts_of(request.param)
+    return Machine(facts.hardware, facts)
+
+
+# (what, level): a machine on which the doctor says so, and one on which it does not.
+CASES = {
+    (".wslconfig", "warning"): ("wsl2-rtx", "wsl1"),
+    ("/dev/shm", "fine"): ("8xa100", "mac"),
+    ("/dev/shm", "warning"): ("docker-small-shm", "8xa100"),
+    ("GPU memory", "warning"): ("wsl2-rtx", "8xa100"),
+    ("GPUs in WSL2", "note"): ("wsl2-rtx", "kaggle-2xt4-interactive"),
+    ("GPUs in use", "warning"): ("shared-box-busy", "8xa100"),
+    ("Kaggle", "fine"): ("kaggle-batch", "kaggle-2xt4-interactive"),
+    ("Kaggle", "note"): ("kaggle-2xt4-interactive", "kaggle-batch"),
+    ("NCCL settings", "note"): ("kaggle-batch", "kaggle-2xt4-interactive"),
+    ("NVML", "note"): ("wsl2-rtx", "8xa100"),
+    ("WSL memory", "note"): ("wsl2-rtx", "wsl1"),
+    ("WSL", "fine"): ("wsl2-rtx", "laptop-cpu"),
+    ("WSL", "warning"): ("wsl1", "wsl2-rtx"),
+    ("accelerator", "fine"): ("kaggle-batch", "kaggle-p100"),
+    ("accelerator", "warning"): ("kaggle-p100", "kaggle-batch"),
+    ("all_reduce of 8", "fine"): ("8xa100", "laptop-cpu"),
+    ("attention", "note"): ("kaggle-2xt4-interactive", "8xa100"),
+    ("backend", "fine"): ("laptop-cpu", "windows"),
+    ("bandwidth", "fine"): ("laptop-cpu", "8xa100"),
+    ("cores", "fine"): ("laptop-cpu", "docker-small-shm"),
+    ("cores", "warning"): ("docker-small-shm", "laptop-cpu"),
+    ("devices", "fine"): ("laptop-cpu", "windows"),
+    ("disk", "fine"): ("kaggle-2xt4-interactive", "kaggle-batch"),
+    ("disk", "warning"): ("kaggle-batch", "kaggle-2xt4-interactive"),
+    ("environment", "fine"): ("docker-small-shm", "laptop-cpu"),
+    ("front end", "fine"): ("laptop-cpu", "shared-box-busy"),
+    ("front end", "stop"): ("shared-box-busy", "laptop-cpu"),
+    ("inputs", "fine"): ("kaggle-2xt4-interactive", "laptop-cpu"),
+    ("internet", "fine"): ("kaggle-2xt4-interactive", "kaggle-batch"),
+    ("internet", "note"): ("kaggle-batch", "kaggle-2xt4-interactive"),
+    ("ipykernel", "warning"): ("wsl2-rtx", "8xa100"),
+    ("kernels", "stop"): ("kaggle-p100", "kaggle-2xt4-interactive"),
+    ("links", "fine"): ("8xa100", "kaggle-2xt4-interactive"),
+    ("links", "note"): ("kaggle-2xt4-interactive", "8xa100"),
+    ("locked memory", "fine"): ("docker-small-shm", "laptop-cpu"),
+    ("memory limit", "note"): ("docker-small-shm", "8xa100"),
+    ("memory", "fine"): ("laptop-cpu", "shared-box-busy"),
+    ("memory", "warning"): ("shared-box-busy", "laptop-cpu"),
+    ("not asked", "note"): ("shared-box-busy", "laptop-cpu"),
+    ("open files", "fine"): ("laptop-cpu", "mac"),
+    ("open files", "warning"): ("mac", "laptop-cpu"),
+    ("pinned memory", "note"): ("wsl2-rtx", "8xa100"),
+    ("platform", "fine"): ("laptop-cpu", "mac"),
+    ("platform", "note"): ("mac", "laptop-cpu"),
+    ("platform", "stop"): ("windows", "wsl2-rtx"),
+    ("precision", "fine"): ("8xa100", "kaggle-p100"),
+    ("precision", "note"): ("kaggle-p100", "8xa100"),
+    ("preflight", "fine"): ("8xa100", "shared-box-busy"),
+    ("preflight", "stop"): ("shared-box-busy", "8xa100"),
+    ("ranks", "fine"): ("laptop-cpu", "windows"),
+    ("runs folder", "fine"): ("wsl1", "laptop-cpu"),
+    ("runs folder", "warning"): ("wsl2-rtx", "wsl1"),
+    ("session", "fine"): ("kaggle-2xt4-interactive", "laptop-cpu"),
+    ("session", "warning"): ("kaggle-batch", "kaggle-2xt4-interactive"),
+    ("this process", "warning"): ("shared-box-busy", "8xa100"),
+    ("torch", "stop"): ("new-torch-old-driver", "laptop-cpu"),
+    ("unseen GPUs", "warning"): ("new-torch-old-driver", "laptop-cpu"),
+    ("versions", "fine"): ("laptop-cpu", "windows"),
+    ("widgets", "fine"): ("kaggle-2xt4-interactive", "laptop-cpu"),
+}
+
+
+@pytest.mark.parametrize(("what", "level"), CASES)
+def test_a_finding_is_there_where_it_belongs_and_only_there(what, level):
+    where, elsewhere = ({(each.what, each.level) for each in diagnose(facts_of(name))} for name in CASES[what, level])
+
+    assert (what, level) in where
+    assert (what, level) not in elsewhere
+
+
+def test_every_finding_of_every_machine_has_its_two_cases():
+    everywhere = {(each.what, each.level) for name in NAMES for each in diagnose(facts_of(name))}
+
+    assert everywhere == set(CASES)
+
+
+@pytest.mark.parametrize("function", finding._detections, ids=lambda f: f"{f.__module__.split('.')[-1]}.{f.__name__}")
+def test_every_detection_says_something_somewhere(function):
+    assert any(finding._found(function, facts_of(name)) for name in NAMES)
+
+
+@pytest.mark.parametrize("path", MACHINES, ids=NAMES)
+def test_a_machine_says_where_it_comes_from_and_survives_json(path):
+    recorded = json.loads(path.read_text(encoding="utf-8"))
+    facts = Facts.from_json(recorded["facts"])
+
+    assert re.match("made from documentation: |recorded ", recorded["source"])
+    assert json.loads(json.dumps(facts.to_json())) == recorded["facts"]
+
+
+def test_every_finding_says_why_and_what_to_do(machine):
+    for each in machine.diagnosis:
+        assert each.value
+        assert each.why
+        assert each.todo or each.level == "fine"
+
+
+def test_what_needs_doing_comes_first(machine):
+    levels = [finding.LEVELS.index(each.level) for each in machine.diagnosis]
+
+    assert levels == sorted(levels)
+    assert machine.can_train == (0 not in levels)
+
+
+def test_every_machine_is_shown_whole_and_within_the_width_of_a_terminal(machine):
+    text, bundle = str(machine), machine._repr_mimebundle_()
+
+    assert bundle["text/plain"] == text
+    assert max(map(len, text.splitlines())) <= COLUMNS
+    for each in machine.diagnosis:
+        assert f"  {each.what} " in text
+        assert each.level == "fine" or f"<b>{each.what}</b>" in bundle["text/html"]
+    assert "<script" not in bundle["text/html"]
+    assert json.loads(machine.to_json())["facts"] == json.loads(json.dumps(machine.facts.to_json()))
+
+
+def test_what_a_machine_says_is_escaped():
+    facts = dataclasses.replace(facts_of("laptop-cpu"), release="<script>\x1b[31m")
+    bundle = Machine(facts.hardware, facts)._repr_mimebundle_()
+
+    assert "<script>" not in bundle["text/html"]
+    assert "\x1b" not in bundle["text/plain"]
+
+
+def test_a_headline_names_the_devices():
+    facts = facts_of("kaggle-2xt4-interactive")
+
+    assert str(Machine(facts.hardware, facts)).startswith("2 x Tesla T4, nccl, fp16, 2 ranks on 4 cores: 4 notes\n")
+
+
+def test_findings_are_still_what_value_and_advice():
+    facts = facts_of("docker-small-shm")
+    machine = Machine(facts.hardware, facts)
+
+    assert {what: advice for what, _, advice in machine.findings}["open files"].startswith("few: ")
+    assert machine.gpu_count == 4
+
+
+def test_on_native_windows_there_is_nothing_else_to_say():
+    assert [each.what for each in diagnose(facts_of("windows"))] == ["platform"]
+
+
+# What the recorded machines do not have.
+
+
+def test_a_driver_that_cannot_be_asked_is_told():
+    said = found(with_hardware("laptop-cpu", gpu_problem="an NVIDIA driver is here, but …"))["devices"]
+
+    assert (said.value, said.level) == ("n/a", "warning")
+
+
+@pytest.mark.parametrize("visible", ["", "7"])
+def test_gpus_that_are_hidden_are_told(visible):
+    said = found(with_hardware("laptop-cpu", visible_devices=visible))["devices"]
+
+    assert said.level == "note"
+    assert f"CUDA_VISIBLE_DEVICES={visible!r} decides what is seen" in said.why
+
+
+def test_different_gpus_are_listed_one_by_one():
+    t4, a100 = Gpu("T4", 15 << 30, (7, 5)), Gpu("A100", 40 << 30, (8, 0))
+    value = found(with_hardware("8xa100", gpus=(t4, a100, t4)))["devices"].value
+
+    assert value == "2 x T4 (14.50 GiB usable of 15.00 GiB, sm_75), A100 (39.50 GiB usable of 40.00 GiB, sm_80)"
+
+
+@pytest.mark.parametrize(
+    ("capability", "built", "runs"),
+    [
+        ((6, 0), ["sm_70", "sm_75"], False),
+        ((6, 0), ["sm_50", "sm_60"], True),
+        ((6, 1), ["sm_60"], True),
+        ((8, 6), ["sm_80"], True),
+        ((8, 0), ["sm_86"], False),
+        ((8, 0), ["sm_75"], False),
+        ((12, 0), ["sm_90"], False),
+        ((12, 0), ["sm_90", "compute_90"], True),
+        ((9, 0), ["sm_90a"], True),
+        ((10, 0), ["compute_90a"], False),
+        ((10, 3), ["sm_100f"], True),
+        ((12, 0), ["sm_100f"], False),
+        ((9, 0), ["gfx942"], False),
+    ],
+)
+def test_kernels_run_on_the_gpus_they_are_compiled_for(capability, built, runs):
+    """By the CUDA C++ programming guide: binaries within a major version, PTX on all newer."""
+    assert has_kernels(capability, built) is runs
+
+
+def test_a_torch_that_does_not_tell_its_kernels_is_not_blamed():
+    assert "kernels" not in found(dataclasses.replace(facts_of("kaggle-p100"), torch_build=None))
+
+
+@pytest.mark.parametrize(
+    ("cuda", "driver", "why"),
+    [
+        (None, "12.4", "built without CUDA"),
+        ("13.0", "12.4", "built for CUDA 13.0, the driver 550.54.15 knows up to 12.4"),
+        ("12.8", "12.4", "torch does not say why"),
+    ],
+)
+def test_gpus_that_torch_does_not_see_have_a_reason(cuda, driver, why):
+    facts = facts_of("new-torch-old-driver")
+    nvml = dataclasses.replace(facts.nvml, cuda=driver)
+    said = found(dataclasses.replace(facts, torch_build=TorchBuild(cuda, (), ()), nvml=nvml))["unseen GPUs"]
+
+    assert why in said.why
+
+
+def test_a_missing_torch_is_told_with_the_command_that_installs_it():
+    facts = facts_of("laptop-cpu")
+    said = found(dataclasses.replace(facts, packages={**facts.packages, "torch": None}))["torch"]
+
+    assert (said.level, said.todo) == ("stop", "python -m pip install torch")
+
+
+def test_settings_that_nccl_needs_are_no_trouble_but_slower():
+    known = {"said": "2 ranks sum over nccl with NCCL_P2P_DISABLE=1", "env": {"NCCL_P2P_DISABLE": "1"}, "when": "now"}
+    facts = dataclasses.replace(facts_of("wsl2-rtx"), preflight=known)
+
+    assert found(facts)["preflight"].level == "note"
+    assert "GPUs in WSL2" not in found(facts)
+
+
+def test_a_small_memory_limit_is_a_warning():
+    assert found(dataclasses.replace(facts_of("docker-small-shm"), memory_limit=2 << 30))["memory limit"].level == (
+        "warning"
+    )
+
+
+def test_unlimited_files_are_enough():
+    assert found(dataclasses.replace(facts_of("laptop-cpu"), open_files=UNLIMITED))["open files"].value == "unlimited"
+
+
+def test_the_links_are_those_of_the_gpus_in_use():
+    assert found(facts_of("shared-box-busy"))["links"].value == "NVLink: 2-3"
+    assert found(facts_of("8xa100"))["links"].value == "NVLink: all pairs"
+    assert found(facts_of("wsl2-rtx"))["links"].value == "n/a"
+
+
+def test_processes_are_named_on_the_gpus_in_use_and_runs_by_their_id():
+    said = found(facts_of("shared-box-busy"))["GPUs in use"]
+
+    assert said.value == (
+        "GPU 2 (8.00 GiB free of 40.00 GiB): python 4242 20.00 GiB, run 20261121T101112Z-ddp-0a1b 12.00 GiB"
+    )
+    assert "labkit stop 20261121T101112Z-ddp-0a1b" in said.todo
+
+
+def with_processes(name, *processes):
+    facts = facts_of(name)
+    cards = tuple(dataclasses.replace(card, processes=processes) for card in facts.nvml.cards)
+    return dataclasses.replace(facts, nvml=dataclasses.replace(facts.nvml, cards=cards))
+
+
+def test_a_process_beside_much_free_memory_is_a_note():
+    assert found(with_processes("8xa100", Process(7, 1 << 20)))["GPUs in use"].level == "note"
+    assert "GPUs in use" not in found(with_processes("8xa100", Process(7, 1 << 20, mine=True)))
+
+
+def test_a_kernel_that_a_container_hides_from_nvml_is_told_to_be_among_them():
+    facts = dataclasses.replace(facts_of("docker-small-shm"), kernel=Kernel(True, (0, 5 << 20), (0, 6 << 20)))
+    said = found(facts)
+
+    assert said["GPUs in use"].why.endswith("this kernel is one of them")
+    assert said["this process"].value == "holds memory on cuda:1: 6.0 MiB reserved"
+
+
+def test_a_kernel_with_no_more_than_a_context_is_a_note():
+    said = found(dataclasses.replace(facts_of("laptop-cpu"), kernel=Kernel(True)))["this process"]
+
+    assert said.level == "note"
+
+
+@pytest.mark.parametrize(
+    ("free", "used", "left"),
+    [(5 << 30, None, "5.00 GiB left"), (None, None, "n/a"), (50 << 30, 25 * 10**9, "0 left"), (3 << 30, 0, "3.00 GiB")],
+)
+def test_what_is_left_of_kaggles_disk_is_the_less_of_two(free, used, left):
+    facts = facts_of("kaggle-batch")
+    kaggle = dataclasses.replace(facts.kaggle, disk_free=free, disk_used=used)
+
+    assert found(dataclasses.replace(facts, kaggle=kaggle))["disk"].value.startswith(left)
+
+
+def test_a_session_of_unknown_age_is_told_so():
+    facts = facts_of("kaggle-batch")
+    kaggle = dataclasses.replace(facts.kaggle, session_seconds=None)
+
+    assert found(dataclasses.replace(facts, kaggle=kaggle))["session"].value == "n/a"
+
+
+def test_kaggle_without_an_accelerator_is_a_note_and_a_tpu_a_warning():
+    facts = with_hardware("kaggle-batch", gpus=())
+
+    assert found(facts)["accelerator"].level == "note"
+    assert "TPUs" in found(facts_of("kaggle-tpu"))["accelerator"].why
+    assert found(facts_of("kaggle-tpu"))["session"].value == "8 h 0 min left"
+
+
+# Asking.
+
+
+def test_this_machine_is_asked_in_moments_and_nothing_fails(monkeypatch):
+    def no_network(*_, **__):
+        raise AssertionError("the network was touched")
+
+    monkeypatch.setattr(socket, "create_connection", no_network)
+    monkeypatch.delenv("KAGGLE_KERNEL_RUN_TYPE", raising=False)
+    facts = gather()
+
+    assert facts.problems == {}
+    assert facts.python
+    assert Facts.from_json(json.loads(json.dumps(facts.to_json()))) == facts
+
+
+def test_what_cannot_be_asked_is_none_and_told(monkeypatch):
+    def broken(here):
+        raise RuntimeError("boom")
+
+    for name in ("nvml", "release", "packages", "preflight", "kernel"):
+        monkeypatch.setattr(probes, name, broken)
+    facts = gather()
+
+    assert facts.nvml is None
+    assert facts.problems["nvml"] == "RuntimeError: boom"
+    assert "nvml: RuntimeError: boom" in found(facts)["not asked"].why
+    assert str(Machine(facts.hardware, facts))
+
+
+def test_no_single_fact_is_needed_to_say_something():
+    for name in NAMES:
+        facts = facts_of(name)
+        for each in dataclasses.fields(Facts):
+            if each.name not in ("hardware", "problems"):
+                said = diagnose(dataclasses.replace(facts, **{each.name: None}))
+                assert not [f for f in said if "could not be told" in f.why], (name, each.name)
+
+
+def test_a_detection_that_fails_does_not_silence_the_others(monkeypatch):
+    def broken_one(facts):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(finding, "_detections", [broken_one, *finding._detections])
+    said = found(facts_of("laptop-cpu"))
+
+    assert said["broken one"].value == "n/a"
+    assert "cores" in said
+
+
+def test_a_detection_is_one_function(monkeypatch):
+    monkeypatch.setattr(finding, "_detections", [])
+
+    @finding.detection
+    def many_cores(facts):
+        return Finding("many cores", str(facts.hardware.cores), "why", level="note")
+
+    assert [each.what for each in diagnose(facts_of("8xa100"))] == ["many cores"]
+
+
+def test_asking_does_not_open_cuda_in_this_process(monkeypatch):
+    class Cuda:
+        def is_initialized(self):
+            return False
+
+        def __getattr__(self, name):
+            raise AssertionError(f"torch.cuda.{name} was asked")
+
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(cuda=Cuda()))
+
+    assert probes.kernel(hardware()) == Kernel(False)
+
+
+def test_a_torch_that_has_opened_cuda_says_what_it_holds(monkeypatch):
+    cuda = types.SimpleNamespace(
+        is_initialized=lambda: True,
+        device_count=lambda: 2,
+        memory_allocated=lambda device: device * 100,
+        memory_reserved=lambda device: device * 200,
+    )
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(cuda=cuda))
+
+    assert probes.kernel(hardware()) == Kernel(True, (0, 100), (0, 200))
+
+
+@pytest.mark.parametrize(
+    ("own", "files", "expected"),
+    [
+        ("0::/\n", {"memory.max": "max"}, UNLIMITED),
+        ("0::/\n", {"memory.max": "1048576"}, 1 << 20),
+        ("0::/a/b\n", {"a/b/memory.max": "max", "a/memory.max": "2097152"}, 2 << 20),
+        ("0::/host/only\n", {"memory.max": "1048576"}, 1 << 20),
+        ("4:cpu,memory:/x\n", {"memory/x/memory.limit_in_bytes": "4194304"}, 4 << 20),
+        ("4:memory:/\n", {"memory/memory.limit_in_bytes": "9223372036854771712"}, UNLIMITED),
+        ("1:cpu:/\n", {}, UNLIMITED),
+    ],
+)
+def test_the_memory_of_a_control_group_is_the_least_of_all_above_it(tmp_path, monkeypatch, own, files, expected):
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text + "\n")
+    (tmp_path / "own").write_text(own)
+    monkeypatch.setattr(probes, "GROUPS", tmp_path)
+    monkeypatch.setattr(probes, "OWN_GROUPS", tmp_path / "own")
+
+    assert probes.memory_limit(hardware()) == expected
+
+
+def test_the_file_system_of_the_runs_is_that_of_the_longest_mount(tmp_path, monkeypatch):
+    mounts = tmp_path / "mounts"
+    mounts.write_text("/dev/sdc / ext4 rw 0 0\nC: /mnt/c 9p rw 0 0\nD: /mnt/c/a\\040b drvfs rw 0 0\n")
+    monkeypatch.setattr(probes, "MOUNTS", mounts)
+
+    for root, kind in (("/home/me", "ext4"), ("/mnt/c/me", "9p"), ("/mnt/c/a b/runs", "drvfs"), ("/mnt/cc", "ext4")):
+        monkeypatch.setenv("LABKIT_RUNS", root)
+        assert probes.runs_filesystem(hardware()) == kind
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (b"[wsl2]\nmemory=12GB\n", ""),
+        (b"[wsl2]\r\nmemory=12GB\r\n", "lines end in CR LF"),
+        ("[wsl2]\n".encode("utf-16"), "UTF-16"),
+        (None, None),
+    ],
+)
+def test_a_wslconfig_that_windows_would_ignore_is_known(tmp_path, monkeypatch, text, problem):
+    """From documentation: microsoft/WSL #6322, #7851, #13142."""
+    (tmp_path / "me").mkdir()
+    if text is not None:
+        (tmp_path / "me" / ".wslconfig").write_bytes(text)
+    monkeypatch.setattr(probes, "WINDOWS_USERS", tmp_path)
+
+    assert probes.wslconfig(facts_of("wsl2-rtx").hardware) == problem
+    assert probes.wslconfig(facts_of("laptop-cpu").hardware) is None
+
+
+def test_a_driver_that_crashes_who_asks_it_does_not_crash_the_doctor(tmp_path, monkeypatch):
+    monkeypatch.setattr(probes, "DRIVER_FILES", (tmp_path,))
+    (tmp_path / "pynvml.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path(labkit.__file__).parents[1]}")
+
+    assert gather().problems["nvml"] == "OSError: NVML cannot be asked: exit code -11"
+
+
+class NoNvml(Exception):
+    """In the place of pynvml.NVMLError."""
+
+
+def made_up_nvml(*, silent=()):
+    """NVML's functions with the answers of two made-up GPUs; those in `silent` raise."""
+
+    def answer(name, value):
+        def function(*_):
+            if name in silent:
+                raise NoNvml
+            return value
+
+        return function
+
+    answers = {
+        "nvmlDeviceGetCount": 2,
+        "nvmlDeviceGetName": b"Tesla T4",
+        "nvmlDeviceGetUUID": "GPU-1",
+        "nvmlDeviceGetMemoryInfo": types.SimpleNamespace(total=16, free=15),
+        "nvmlDeviceGetUtilizationRates": types.SimpleNamespace(gpu=0),
+        "nvmlDeviceGetPowerUsage": 27000,
+        "nvmlDeviceGetTemperature": 40,
+        "nvmlDeviceGetComputeRunningProcesses": [types.SimpleNamespace(pid=2**22 + 1, usedGpuMemory=None)],
+        "nvmlDeviceGetP2PStatus": 0,
+        "nvmlDeviceGetTopologyCommonAncestor": 30,
+        "nvmlSystemGetCudaDriverVersion": 12040,
+        "nvmlSystemGetDriverVersion": "550.54.15",
+    }
+    constants = {"NVML_TEMPERATURE_GPU": 0, "NVML_P2P_CAPS_INDEX_READ": 0, "NVML_P2P_CAPS_INDEX_NVLINK": 2}
+    functions = {name: answer(name, value) for name, value in answers.items()}
+    return types.SimpleNamespace(
+        **functions, **constants, NVML_P2P_STATUS_OK=0, NVMLError=NoNvml, nvmlDeviceGetHandleByIndex=lambda index: index
+    )
+
+
+def test_nvml_is_asked_about_each_gpu_and_each_pair():
+    """Made from NVML's reference: no driver was here."""
+    said = nvml_from_json(json.loads(json.dumps(told(made_up_nvml()))))
+
+    assert (said.driver, said.cuda) == ("550.54.15", "12.4")
+    assert [card.index for card in said.cards] == [0, 1]
+    assert (said.cards[0].name, said.cards[0].free, said.cards[0].power) == ("Tesla T4", 15, 27.0)
+    assert said.cards[0].processes == (Process(2**22 + 1, None),)
+    assert [(link.path, link.peer, link.nvlink) for link in said.links] == [("PHB", True, True)]
+
+
+def test_what_nvml_does_not_tell_is_none():
+    nvml = made_up_nvml()
+    silent = [name for name in vars(nvml) if name.startswith("nvml") and not name.endswith(("Count", "Index"))]
+    said = nvml_from_json(told(made_up_nvml(silent=silent)))
+
+    assert (said.driver, said.cuda) == (None, None)
+    assert {value for card in said.cards for name, value in vars(card).items() if name != "index"} == {None}
+    assert (said.links[0].path, said.links[0].peer) == (None, None)
+
+
+@pytest.fixture
+def on_made_up_kaggle(tmp_path, monkeypatch):
+    """The two folders of a session, and a network that answers when the list it returns is empty."""
+    working, given = tmp_path / "working", tmp_path / "input"
+    (given / "mnist-in-idx" / "raw").mkdir(parents=True)
+    working.mkdir()
+    (working / "model.pt").write_bytes(b"x" * 1000)
+    for file in data.MNIST:
+        (given / "mnist-in-idx" / "raw" / file.removesuffix(".gz")).touch()
+    monkeypatch.setattr(on_kaggle, "WORKING", working)
+    monkeypatch.setattr(on_kaggle, "INPUT", given)
+    monkeypatch.setenv("KAGGLE_KERNEL_RUN_TYPE", "Batch")
+    asked = []
+
+    def connect(address, timeout):
+        asked.append((address, timeout))
+        raise TimeoutError
+
+    monkeypatch.setattr(socket, "create_connection", connect)
+    return asked
+
+
+def test_a_made_up_kaggle_session_is_asked_about_itself(on_made_up_kaggle):
+    """From documentation: nothing was run on Kaggle."""
+    said = gather().kaggle
+
+    assert (said.run_type, said.disk_used, said.inputs, said.data_sets) == (
+        "Batch",
+        1000,
+        ("mnist-in-idx",),
+        ("mnist",),
+    )
+    assert said.internet is False
+    assert on_made_up_kaggle == [(on_kaggle.OUTSIDE, 0.5)]  # once, and no name is looked up
+    assert said.session_seconds > 0
+
+
+def test_a_folder_of_too_many_files_is_given_up(on_made_up_kaggle, monkeypatch):
+    monkeypatch.setattr(on_kaggle, "LOOK_SECONDS", -1)
+    said = gather().kaggle
+
+    assert (said.disk_used, said.data_sets) == (None, ())
+    assert said.disk_free
+
+
+def test_what_torch_says_of_gpus_is_asked_elsewhere(tmp_path, monkeypatch):
+    """Simulated: a torch with one GPU, in the process that asks."""
+    (tmp_path / "torch.py").write_text(
+        "class cuda:\n"
+        "    device_count = staticmethod(lambda: 1)\n"
+        "    get_arch_list = staticmethod(lambda: ['sm_75'])\n"
+        "    class get_device_properties:\n"
+        "        name, total_memory, major, minor, uuid = 'Tesla T4', 2**34, 7, 5, 'ab'\n"
+        "        __init__ = lambda self, index: None\n"
+        "class version:\n"
+        "    cuda = '12.8'\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(hardware_module, "DRIVER_FILES", (tmp_path,))
+    hardware_module.asked_of_torch.cache_clear()
+    try:
+        assert hardware("0").gpus == (Gpu("Tesla T4", 2**34, (7, 5)),)
+        assert probes.torch_build(hardware("0")) == TorchBuild("12.8", ("sm_75",), ("ab",))
+    finally:
+        hardware_module.asked_of_torch.cache_clear()
+
+
+# In a terminal, and on native Windows.
+
+
+@pytest.mark.parametrize(("name", "code"), [("laptop-cpu", 0), ("wsl2-rtx", 0), ("kaggle-p100", 1), ("windows", 1)])
+def test_the_doctors_exit_code_says_whether_something_stops_a_launch(name, code, monkeypatch, capsys):
+    facts = facts_of(name)
+    monkeypatch.setattr(cli.labkit, "doctor", lambda **_: Machine(facts.hardware, facts), raising=False)
+
+    assert cli.main(["doctor", "--json"]) == code
+    assert Facts.from_json(json.loads(capsys.readouterr().out)["facts"]) == facts
+    assert cli.main(["doctor"]) == code
+    assert str(Machine(facts.hardware, facts)) in capsys.readouterr().out
+
+
+def test_this_machine_is_shown_by_the_command(capsys):
+    assert cli.main(["doctor"]) == 0
+    assert "\n  cores " in capsys.readouterr().out
+
+
+WINDOWS = """
+import os, platform, signal, sys
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name in ("fcntl", "resource", "pwd", "grp", "termios"):
+            raise ModuleNotFoundError(f"No module named {name!r}")
+
+import psutil, subprocess, tempfile, socket, shutil, random, asyncio, logging, uuid
+for name in ("fcntl", "resource", "pwd", "grp", "termios"):
+    sys.modules.pop(name, None)
+sys.meta_path.insert(0, Missing())
+for name in ("getuid", "sched_getaffinity", "O_NOFOLLOW", "O_NONBLOCK"):
+    delattr(os, name)
+for name in ("SIGKILL", "SIGUSR1", "SIGHUP"):
+    delattr(signal, name)
+platform.system = lambda: "Windows"
+import labkit
+"""
+
+
+def test_simulated_native_windows_is_told_to_use_wsl2_in_one_sentence():
+    """A Python without what only POSIX has; nothing was run on Windows."""
+    code = f"{WINDOWS}print(labkit.doctor(preflight=True))\nlabkit.launch('ddp', nproc_per_node=2)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+
+    assert "use WSL2: https://aka.ms/wsl" in done.stdout
+    assert done.stderr.splitlines()[-1].endswith(
+        "LaunchError: torch.distributed has no NCCL on native Windows. Use WSL2: https://aka.ms/wsl"
+    )
+    assert issubclass(LaunchError, LabError)
+
+
+def test_simulated_native_windows_says_so_in_the_terminal_too():
+    for verb, code in (("doctor", 1), ("launch", 2)):
+        run = f"{WINDOWS}import labkit.cli\nsys.exit(labkit.cli.main({[verb, *(['ddp'] if verb == 'launch' else [])]}))"
+        done = subprocess.run([sys.executable, "-c", run], capture_output=True, text=True)
+
+        assert done.returncode == code
+        assert re.search("use WSL2: https://aka.ms/wsl", done.stdout + done.stderr, re.IGNORECASE)
+        assert "Traceback" not in done.stderr
