@@ -366,7 +366,7 @@ display(losses.iloc[[0, 1, steps // 2, steps - 1]].style.format("{:.5f}"))
 # infinite. A scale moves it up. Count first, then cast and count again.
 
 # %%
-gradients = torch.load(run.path / "gradients.pt").abs()
+gradients = torch.load(run.path / "gradients.pt", weights_only=True).abs()
 gradients = gradients[gradients > 0]
 SCALES = (1, 2**16, 2**24)
 ZERO, FEW, INFINITE = "become 0", "lose digits", "become infinite"
