@@ -1,0 +1,31 @@
+"""Rules about how a rank ends."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from labkit.checking.rules import rule
+from labkit.checking.tree import Tree, is_main_guard
+
+Mistakes = Iterator[tuple[ast.AST, str]]
+
+CLEANS_UP = re.compile(r"clean_?up|tear_?down|shut_?down|destroy|finali[sz]e|end_dist|close_dist|abort_process_group")
+
+
+@rule(
+    "no-destroy-process-group",
+    "wrong",
+    why="A rank that ends without it leaves its connections and NCCL's threads to the interpreter's exit, in whatever "
+    "order: torch warns of leaked resources, and ranks abort or hang after the training was done.",
+    fix="dist.barrier(), then dist.destroy_process_group() at the end of main, on every rank.",
+    misses="a way out that goes round it; clean-up in another file.",
+)
+def no_destroy_process_group(tree: Tree) -> Mistakes:
+    joined = list(tree.torch_calls("init_process_group"))
+    if not joined or tree.is_managed or any(CLEANS_UP.search(word.lower()) for word in tree.words):
+        return
+    acts = any(is_main_guard(node) for node in tree.nodes[ast.If] if isinstance(node, ast.If))
+    if acts or (any(tree.method_calls("backward")) and not tree.imports_beside):
+        yield joined[0], "nothing destroys this process group"

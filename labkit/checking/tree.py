@@ -1,0 +1,353 @@
+"""A script as rules see it: parsed once, names resolved to what was imported, and where each node stands."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+
+__all__ = ["Around", "Function", "Tree"]
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+# What a fragment means by a name that nothing in it binds: articles leave the imports out.
+USUAL = {
+    "dist": "torch.distributed",
+    "nn": "torch.nn",
+    "optim": "torch.optim",
+    "F": "torch.nn.functional",
+    "DDP": "torch.nn.parallel.DistributedDataParallel",
+    "DistributedDataParallel": "torch.nn.parallel.DistributedDataParallel",
+    "FSDP": "torch.distributed.fsdp.FullyShardedDataParallel",
+    "FullyShardedDataParallel": "torch.distributed.fsdp.FullyShardedDataParallel",
+    "fully_shard": "torch.distributed.fsdp.fully_shard",
+    "ShardingStrategy": "torch.distributed.fsdp.ShardingStrategy",
+    "DataLoader": "torch.utils.data.DataLoader",
+    "DistributedSampler": "torch.utils.data.distributed.DistributedSampler",
+    "init_process_group": "torch.distributed.init_process_group",
+    "destroy_process_group": "torch.distributed.destroy_process_group",
+}
+WRAPPERS = {"DistributedDataParallel": "ddp", "FullyShardedDataParallel": "fsdp1", "fully_shard": "fsdp2"}
+# These do the sampling, wrapping, saving and ending for a script; what is left out is not forgotten.
+FRAMEWORKS = frozenset(
+    "accelerate lightning pytorch_lightning lightning_fabric deepspeed horovod ray transformers composer ignite "
+    "fairscale colossalai megatron apex mmengine catalyst trl fastai torchtnt".split()
+)
+
+
+@dataclass(frozen=True)
+class Around:
+    """What the rest of a document says that a fragment of it leaves out: strategies in use, names of wrapped models."""
+
+    strategies: frozenset[str] = frozenset()
+    wrapped: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Wrap:
+    """`model = DDP(net)`: the call, the strategy, `net`, and the names that hold the wrapped model afterwards."""
+
+    call: ast.Call
+    strategy: str
+    source: ast.expr | None
+    names: tuple[str, ...] = field(default=())
+
+
+class Tree:
+    """Raises SyntaxError or ValueError when the text is not Python."""
+
+    def __init__(self, text: str, *, says: str = ""):
+        self.text = text
+        self.lines = text.split("\n")  # as ast counts them
+        self.says = says  # what is told beside the code: a notebook's settings
+        self.around = Around()
+        self.module = ast.parse(text)
+        self.parents: dict[ast.AST, ast.AST] = {}
+        self.calls: list[ast.Call] = []
+        self.functions: dict[str, list[Function]] = defaultdict(list)
+        self.classes: dict[str, ast.ClassDef] = {}
+        self.assigns: list[tuple[str, ast.expr, ast.stmt]] = []  # target as text, value, statement
+        self.imports: dict[str, tuple[str, ast.stmt]] = {}  # local name: what it stands for
+        self.words: set[str] = set()  # every identifier, attribute and keyword
+        self.bound: set[str] = set()
+        self.nodes: dict[type, list[ast.AST]] = defaultdict(list)
+        self._read()
+
+    def _read(self) -> None:
+        pending: list[ast.AST] = [self.module]
+        while pending:  # not ast.walk: in the order of the text, and parents on the way
+            node = pending.pop()
+            self.nodes[type(node)].append(node)
+            self._note(node)
+            children = list(ast.iter_child_nodes(node))
+            for child in children:
+                self.parents[child] = node
+            pending.extend(reversed(children))
+        self.calls = [node for node in self.nodes[ast.Call] if isinstance(node, ast.Call)]
+
+    def _note(self, node: ast.AST) -> None:
+        if isinstance(node, ast.Name):
+            self.words.add(node.id)
+            if isinstance(node.ctx, ast.Store):
+                self.bound.add(node.id)
+        elif isinstance(node, ast.Attribute):
+            self.words.add(node.attr)
+        elif isinstance(node, ast.keyword | ast.arg) and node.arg:
+            self.words.add(node.arg)
+            if isinstance(node, ast.arg):
+                self.bound.add(node.arg)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            self.functions[node.name].append(node)
+            self.bound.add(node.name)
+        elif isinstance(node, ast.ClassDef):
+            self.classes[node.name] = node
+            self.bound.add(node.name)
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                self.words.update(alias.name.split("."))
+                known = alias.name if alias.asname else alias.name.split(".")[0]
+                self.imports[alias.asname or known] = (known, node)
+        elif isinstance(node, ast.ImportFrom):
+            source = "." * node.level + (node.module or "")
+            self.words.update(source.split("."))
+            for alias in node.names:
+                self.words.add(alias.name)
+                self.imports[alias.asname or alias.name] = (f"{source}.{alias.name}", node)
+        else:
+            self._note_assignment(node)
+
+    def _note_assignment(self, node: ast.AST) -> None:
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+                    pairs = zip(target.elts, node.value.elts, strict=False)
+                elif isinstance(target, ast.Tuple):
+                    pairs = ((part, node.value) for part in target.elts)
+                else:
+                    pairs = iter([(target, node.value)])
+                self.assigns.extend((name, value, node) for part, value in pairs if (name := spelled(part)))
+        elif isinstance(node, ast.AnnAssign) and node.value is not None and (name := spelled(node.target)):
+            self.assigns.append((name, node.value, node))
+
+    # names
+
+    def dotted(self, node: ast.AST) -> str:
+        """`dist.barrier` as "torch.distributed.barrier"; "" for what is no dotted name."""
+        attributes = []
+        while isinstance(node, ast.Attribute):
+            attributes.append(node.attr)
+            node = node.value
+        if not isinstance(node, ast.Name):
+            return ""
+        base = self.imports[node.id][0] if node.id in self.imports else node.id
+        if node.id not in self.imports and node.id not in self.bound:
+            base = USUAL.get(node.id, node.id)
+        return ".".join([base, *reversed(attributes)])
+
+    @cached_property
+    def names_of_calls(self) -> dict[ast.Call, str]:
+        return {call: self.dotted(call.func) for call in self.calls}
+
+    def torch_calls(self, *names: str, within: ast.AST | None = None) -> Iterator[ast.Call]:
+        """Calls of torch's own `names`, from whichever of its modules, in the order of the text."""
+        for call in self.calls:
+            name = self.names_of_calls[call]
+            if name.startswith("torch.") and name.rsplit(".", 1)[1] in names and self.is_in(call, within):
+                yield call
+
+    def method_calls(self, *names: str, within: ast.AST | None = None) -> Iterator[ast.Call]:
+        """Calls `anything.name(…)`, in the order of the text."""
+        for call in self.calls:
+            if isinstance(call.func, ast.Attribute) and call.func.attr in names and self.is_in(call, within):
+                yield call
+
+    def is_in(self, node: ast.AST, within: ast.AST | None) -> bool:
+        return within is None or within is node or within in self.ancestors(node)
+
+    # places
+
+    def ancestors(self, node: ast.AST) -> Iterator[ast.AST]:
+        while (parent := self.parents.get(node)) is not None:
+            yield parent
+            node = parent
+
+    def function_of(self, node: ast.AST) -> ast.AST:
+        """The function a node stands in, or the module."""
+        inside = (a for a in self.ancestors(node) if isinstance(a, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda))
+        return next(inside, self.module)
+
+    def statement_of(self, node: ast.AST) -> ast.stmt | None:
+        return next((a for a in (node, *self.ancestors(node)) if isinstance(a, ast.stmt)), None)
+
+    def loops_of(self, node: ast.AST) -> list[ast.For | ast.AsyncFor | ast.While]:
+        """The loops a node is repeated by within its function, the innermost first."""
+        loops = []
+        for ancestor in self.ancestors(node):
+            if isinstance(ancestor, Function | ast.Lambda):
+                break
+            if isinstance(ancestor, ast.For | ast.AsyncFor | ast.While):
+                loops.append(ancestor)
+        return loops
+
+    def branches_of(self, node: ast.AST) -> list[tuple[ast.If, bool]]:
+        """The `if`s that decide within its function whether a node runs, and whether it is in the first branch."""
+        found = []
+        child = node
+        for ancestor in self.ancestors(node):
+            if isinstance(ancestor, Function | ast.Lambda):
+                break
+            if isinstance(ancestor, ast.If) and child is not ancestor.test and not is_main_guard(ancestor):
+                found.append((ancestor, child in ancestor.body))
+            child = ancestor
+        return found
+
+    def surely_before(self, first: ast.AST, second: ast.AST) -> bool:
+        """Whether `second` only ever runs after `first` has: one function, no branch of its own around `first`."""
+        if self.function_of(first) is not self.function_of(second) or position(first) >= position(second):
+            return False
+        return set(self.branches_of(first)) <= set(self.branches_of(second))
+
+    # values
+
+    def values_of(self, name: str, at: ast.AST) -> list[ast.expr]:
+        """What a name is assigned in the function of `at`, or else in the module; in the order of the text."""
+        for scope in dict.fromkeys((self.function_of(at), self.module)):
+            found = [value for target, value, node in self.assigns if target == name and self.function_of(node) is scope]
+            if found:
+                return found
+        return []
+
+    def constant(self, node: ast.AST | None, kind: type | tuple[type, ...]) -> ast.Constant | None:
+        """The literal of that type that a node is, or the only one that its name is ever given."""
+        if isinstance(node, ast.Name):
+            values = self.values_of(node.id, node)
+            node = values[0] if len(values) == 1 and not self._is_parameter(node) else None
+        if isinstance(node, ast.Constant) and isinstance(node.value, kind) and not isinstance(node.value, bool):
+            return node
+        return None
+
+    def _is_parameter(self, name: ast.Name) -> bool:
+        scope = self.function_of(name)
+        return isinstance(scope, Function) and any(a.arg == name.id for a in parameters_of(scope))
+
+    def parameter(self, name: str, at: ast.AST) -> bool:
+        """Whether a name comes into the function of `at` from its caller."""
+        scope = self.function_of(at)
+        return isinstance(scope, Function) and any(a.arg == name for a in parameters_of(scope))
+
+    # what the script is
+
+    @cached_property
+    def wraps(self) -> list[Wrap]:
+        return [wrap for call in self.torch_calls(*WRAPPERS) if (wrap := self._wrap(call))]
+
+    def _wrap(self, call: ast.Call) -> Wrap | None:
+        strategy = WRAPPERS[self.names_of_calls[call].rsplit(".", 1)[1]]
+        source = call.args[0] if call.args else keyword(call, "module")
+        if source is None:
+            return None  # a decorator or a partial: no model is seen
+        parent = self.parents[call]
+        names = [name for target in getattr(parent, "targets", []) if (name := spelled(target))]
+        if strategy == "fsdp2" and (name := spelled(source)):  # in place
+            names.append(name)
+        return Wrap(call, strategy, source, tuple(dict.fromkeys(names)))
+
+    @cached_property
+    def strategies(self) -> frozenset[str]:
+        """Of ddp, fsdp1 and fsdp2, those in use; in a fragment that wraps nothing, those of the text around it."""
+        return frozenset(wrap.strategy for wrap in self.wraps) or self.around.strategies
+
+    @cached_property
+    def shards(self) -> frozenset[str]:
+        return self.strategies & {"fsdp1", "fsdp2"}
+
+    @cached_property
+    def joins(self) -> list[ast.Call]:
+        """Calls that join the process group."""
+        return list(self.torch_calls("init_process_group", "init_device_mesh"))
+
+    @cached_property
+    def is_distributed(self) -> bool:
+        return bool(self.joins or self.strategies)
+
+    @cached_property
+    def is_managed(self) -> bool:
+        """Whether a framework does for the script what it seems to leave out."""
+        return any(name.split(".")[0] in FRAMEWORKS for name, _ in self.imports.values())
+
+    @cached_property
+    def imports_beside(self) -> bool:
+        """Whether it imports a file that lies beside it, as far as a name tells."""
+        return any(
+            isinstance(node, ast.ImportFrom) and (node.level or is_beside(node.module or "")) for _, node in self.imports.values()
+        ) or any(isinstance(node, ast.Import) and is_beside(name) for name, node in self.imports.values())
+
+    @cached_property
+    def is_on_gpu(self) -> bool:
+        strings = (node.value for node in self.nodes[ast.Constant] if isinstance(node.value, str))
+        return bool(self.words & {"cuda", "accelerator", "xpu"}) or any(re.match(r"cuda|nccl", s) for s in strings)
+
+    def wrapping(self, node: ast.AST | None) -> frozenset[str]:
+        """The strategies by which the model in this expression is wrapped, as far as its name tells: `model` after
+        `model = DDP(model)`, also where a function takes it as an argument of the same name."""
+        name = spelled(node) if node is not None else ""
+        if not name:
+            return frozenset()
+        everywhere = [wrap for wrap in self.wraps if name in wrap.names]
+        here = [wrap for wrap in everywhere if self.function_of(wrap.call) is self.function_of(node)]
+        if not here and self.values_of(name, node) and not self.parameter(name, node) and "." not in name:
+            scope = self.function_of(node)
+            if any(t == name and self.function_of(s) is scope for t, _, s in self.assigns) and scope is not self.module:
+                return frozenset()  # a model of the function's own
+        if everywhere:
+            return frozenset(wrap.strategy for wrap in here or everywhere)
+        return self.around.strategies if name in self.around.wrapped and not self.wraps else frozenset()
+
+
+# What a training script takes from outside; any other module may well be the user's own.
+FOREIGN = sys.stdlib_module_names | frozenset(
+    "torch torchvision torchaudio torchtext torchdata numpy scipy pandas sklearn matplotlib PIL cv2 tqdm wandb tiktoken "
+    "tensorboard tensorboardX datasets tokenizers safetensors einops yaml omegaconf hydra rich psutil".split()
+)
+
+
+def is_beside(module: str) -> bool:
+    return module.split(".")[0] not in FOREIGN
+
+
+def spelled(node: ast.AST | None) -> str:
+    """`self.model` as text; "" for what is no name with attributes."""
+    parts = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) else ""
+
+
+def keyword(call: ast.Call, name: str) -> ast.expr | None:
+    return next((k.value for k in call.keywords if k.arg == name), None)
+
+
+def has_stars(call: ast.Call) -> bool:
+    """`f(*a, **b)`: what it is given cannot be seen."""
+    return any(isinstance(a, ast.Starred) for a in call.args) or any(k.arg is None for k in call.keywords)
+
+
+def parameters_of(function: Function) -> list[ast.arg]:
+    a = function.args
+    return [*a.posonlyargs, *a.args, *a.kwonlyargs]
+
+
+def is_true(node: ast.AST | None) -> bool:
+    return isinstance(node, ast.Constant) and node.value is True
+
+
+def is_main_guard(node: ast.If) -> bool:
+    return any(isinstance(n, ast.Name) and n.id == "__name__" for n in ast.walk(node.test))
+
+
+def position(node: ast.AST) -> tuple[int, int]:
+    return node.lineno, node.col_offset  # type: ignore[attr-defined]
