@@ -59,7 +59,7 @@ def _trees(source: Source) -> list[tuple[Piece, Tree]]:
     trees = []
     for piece in source.pieces:
         try:
-            trees.append((piece, Tree(piece.text, says=source.says)))
+            trees.append((piece, Tree(piece.text, says=source.says, is_fragment=piece.is_fragment)))
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             if not piece.is_fragment:
                 raise ScriptError(explain(error, source, piece)) from None

@@ -26,6 +26,12 @@ def no_destroy_process_group(tree: Tree) -> Mistakes:
     joined = list(tree.torch_calls("init_process_group"))
     if not joined or tree.is_managed or any(CLEANS_UP.search(word.lower()) for word in tree.words):
         return
-    acts = any(is_main_guard(node) for node in tree.nodes[ast.If] if isinstance(node, ast.If))
-    if acts or (any(tree.method_calls("backward")) and not tree.imports_beside):
+    if _is_started(tree):
         yield joined[0], "nothing destroys this process group"
+
+
+def _is_started(tree: Tree) -> bool:
+    """Whether this file is the program: it has a main guard, or trains where a module's own lines are."""
+    if any(is_main_guard(node) for node in tree.nodes[ast.If] if isinstance(node, ast.If)):
+        return True
+    return any(tree.function_of(call) is tree.module for call in tree.method_calls("backward"))

@@ -93,7 +93,9 @@ def _answered(tree: Tree, call: ast.Call, name: str, around: list[Guard]) -> boo
     """Whether the ranks kept out call the same elsewhere: `if rank == 0: … barrier() else: barrier()`."""
     scope = tree.function_of(call)
     for other in tree.calls:
-        if other is call or tree.function_of(other) is not scope or tree.names_of_calls[other].rsplit(".", 1)[-1] != name:
+        if other is call or tree.function_of(other) is not scope:
+            continue
+        if collective(tree, other) != name and (not callee(tree, call) or callee(tree, other) is not callee(tree, call)):
             continue
         if any(guard.ranks != around[0].ranks for guard in guards(tree, other)):
             return True

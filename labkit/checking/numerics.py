@@ -54,11 +54,12 @@ def _computes_in_fp16(tree: Tree, call: ast.Call) -> bool:
     misses="an unscale_ that stands at the wrong place.",
 )
 def clip_scaled_gradients(tree: Tree) -> Mistakes:
-    scaled = any("scaler" in spelled(call.func).lower() for call in tree.method_calls("scale"))
+    scaled = [call for call in tree.method_calls("scale") if "scaler" in spelled(call.func).lower()]
     if not scaled or tree.is_managed or "unscale_" in tree.words:
         return
     for call in _clips(tree):
-        yield call, "these gradients are clipped while they are multiplied by the loss scale"
+        if any(tree.surely_before(scale, call) for scale in scaled):
+            yield call, "these gradients are clipped while they are multiplied by the loss scale"
 
 
 def _clips(tree: Tree) -> Iterator[ast.Call]:
@@ -107,8 +108,15 @@ def averaged_twice(tree: Tree) -> Mistakes:
         for node in _divisions(tree, loss, backward):
             yield node, "the loss is divided by the number of ranks, and the gradients are averaged again"
     for call in tree.torch_calls("all_reduce"):
-        if call.args and isinstance(call.args[0], ast.Attribute) and call.args[0].attr == "grad" and tree.loops_of(call):
+        if call.args and isinstance(call.args[0], ast.Attribute) and call.args[0].attr == "grad" and _of_wrapped(tree, call):
             yield call, "the gradients of a wrapped model are averaged already"
+
+
+def _of_wrapped(tree: Tree, call: ast.Call) -> bool:
+    """In `for p in model.parameters()`."""
+    heads = [loop.iter for loop in tree.loops_of(call) if isinstance(loop, ast.For)]
+    parameters = [h.func.value for h in heads if isinstance(h, ast.Call) and isinstance(h.func, ast.Attribute)]
+    return any(tree.wrapping(model) for model in parameters)
 
 
 def _divisions(tree: Tree, loss: ast.expr, backward: ast.Call) -> Iterator[ast.AST]:

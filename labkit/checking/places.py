@@ -23,6 +23,8 @@ CUDA_0 = ("cuda:0", "xpu:0")
     misses="a number that comes from a file or an option's default.",
 )
 def hard_coded_world_size(tree: Tree) -> Mistakes:
+    if tree.is_managed:
+        return
     given = [(keyword(c, "world_size"), c) for c in tree.torch_calls("init_process_group")]
     given += [
         (keyword(c, "nprocs") or (c.args[2] if len(c.args) > 2 else None), c) for c in tree.torch_calls("spawn")

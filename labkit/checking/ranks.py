@@ -9,13 +9,14 @@ from dataclasses import dataclass
 
 from labkit.checking.tree import Function, Tree, is_main_guard, spelled
 
-__all__ = ["Guard", "callee", "calls_of", "guards", "is_rank", "may_depend_on_rank", "names_rank"]
+__all__ = ["Guard", "callee", "calls_of", "guards", "is_only_about_rank", "is_rank", "may_depend_on_rank", "names_rank"]
 
 RANK = re.compile(r"^_?((global|local|world|ddp|dist|my|cur|current|node|proc|process|torch)_)*rank(_id)?$", re.IGNORECASE)
 FIRST = re.compile(
     r"^_?(is|am|on)_(\w+_)?(main|master|primary|chief|rank0|rank_0|rank_zero|first|zero)(_process|_rank|_proc|_node)?$"
     r"|^(main|master|primary|chief)_(process|rank|proc)$|^is_\w*_process_zero$|^rank_zero$|^should_save\w*$"
 )
+SOUNDS = re.compile(r"rank|gpu|proc_id|process_index|is_main|is_master|main_process|primary|chief", re.IGNORECASE)
 # A script that also runs alone asks for these beside the rank.
 ALONE = re.compile(r"distributed|initialized|world_size|ddp|multi|num_gpus|n_gpu|ngpus", re.IGNORECASE)
 OTHER = {"first": "others", "others": "first"}
@@ -30,14 +31,15 @@ class Guard:
     line: int
 
 
-def is_rank(tree: Tree, node: ast.AST) -> bool:
+def is_rank(tree: Tree, node: ast.AST, depth: int = 3) -> bool:
     """`rank`, `args.local_rank`, `dist.get_rank()`, `int(os.environ["RANK"])`, or a name that was given one."""
-    if isinstance(node, ast.Attribute):
-        return bool(RANK.match(node.attr))
-    if isinstance(node, ast.Name):
-        return bool(RANK.match(node.id)) or any(
-            not isinstance(value, ast.Name) and is_rank(tree, value) for value in tree.values_of(node.id, node)
-        )
+    if isinstance(node, ast.Name | ast.Attribute):
+        if RANK.match(node.id if isinstance(node, ast.Name) else node.attr):
+            return True
+        if not depth:
+            return False
+        values = tree.values_of(node.id, node) if isinstance(node, ast.Name) else tree.given_to_self(spelled(node))
+        return any(is_rank(tree, value, depth - 1) for value in values if not isinstance(value, ast.Name))
     if isinstance(node, ast.Call):
         last = tree.dotted(node.func).rsplit(".", 1)[-1]
         if last in ("get_rank", "get_local_rank", "get_global_rank", "get_node_local_rank"):
@@ -56,6 +58,15 @@ def _from_environment(node: ast.AST) -> bool:
 
 def _test(tree: Tree, test: ast.AST, seen: frozenset[str] = frozenset()) -> tuple[str, bool] | None:
     """The ranks a condition lets through, and whether it lets all of those through."""
+    known: dict[ast.AST, tuple[str, bool] | None] = tree.kept.setdefault("tests", {})
+    if seen:
+        return _tested(tree, test, seen)
+    if test not in known:
+        known[test] = _tested(tree, test, seen)
+    return known[test]
+
+
+def _tested(tree: Tree, test: ast.AST, seen: frozenset[str]) -> tuple[str, bool] | None:
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         if is_rank(tree, test.operand):
             return "first", True
@@ -79,6 +90,12 @@ def _test(tree: Tree, test: ast.AST, seen: frozenset[str] = frozenset()) -> tupl
     return None
 
 
+def is_only_about_rank(tree: Tree, test: ast.AST) -> bool:
+    """`rank == 0`, and not `rank == 0 and step % 100 == 0`."""
+    ranks = _test(tree, test)
+    return ranks is not None and ranks[1]
+
+
 def _comparison(tree: Tree, left: ast.expr, op: ast.cmpop, right: ast.expr) -> tuple[str, bool] | None:
     if isinstance(left, ast.Constant):
         left, right = right, left
@@ -98,6 +115,13 @@ def _comparison(tree: Tree, left: ast.expr, op: ast.cmpop, right: ast.expr) -> t
 
 def guards(tree: Tree, node: ast.AST) -> list[Guard]:
     """The conditions on the rank around a node, within its function, the innermost first."""
+    known: dict[ast.AST, list[Guard]] = tree.kept.setdefault("guards", {})
+    if node not in known:
+        known[node] = _guards(tree, node)
+    return known[node]
+
+
+def _guards(tree: Tree, node: ast.AST) -> list[Guard]:
     found = []
     child = node
     for ancestor in tree.ancestors(node):
@@ -131,6 +155,13 @@ LEAVING = (ast.Return, ast.Continue, ast.Break)
 
 def callee(tree: Tree, call: ast.Call) -> Function | None:
     """The function of this script that a call runs, where the name leaves no doubt."""
+    known: dict[ast.Call, Function | None] = tree.kept.setdefault("callee", {})
+    if call not in known:
+        known[call] = _callee(tree, call)
+    return known[call]
+
+
+def _callee(tree: Tree, call: ast.Call) -> Function | None:
     if isinstance(call.func, ast.Name):
         named = [f for f in tree.functions.get(call.func.id, []) if not isinstance(tree.parents[f], ast.ClassDef)]
         return named[0] if len(named) == 1 else None
@@ -158,14 +189,13 @@ def names_rank(tree: Tree, node: ast.AST | None) -> bool:
     for part in ast.walk(node):
         if isinstance(part, ast.expr) and (is_rank(tree, part) or _test(tree, part)):
             return True
-        if isinstance(part, ast.Name) and any(
+        if isinstance(part, ast.Name | ast.Attribute) and any(
             is_rank(tree, inner) or isinstance(inner, ast.expr) and _test(tree, inner)
-            for value in tree.values_of(part.id, part)
+            for value in tree.values_of(spelled(part), part)
             for inner in ast.walk(value)
         ):
             return True
-        name = part.attr if isinstance(part, ast.Attribute) else getattr(part, "id", "")
-        if "rank" in name.lower() or name.lower() in ("gpu", "proc_id", "process_index"):
+        if SOUNDS.search(part.attr if isinstance(part, ast.Attribute) else getattr(part, "id", "")):
             return True
     return False
 

@@ -100,7 +100,8 @@ def load_without_map_location(tree: Tree) -> Mistakes:
     for call in tree.torch_calls("load"):
         if tree.names_of_calls[call] != "torch.load" or len(call.args) > 1 or has_stars(call):
             continue
-        if keyword(call, "map_location") is None and _is_state(tree, call):
+        thought_of = any(keyword(c, "map_location") for c in tree.torch_calls("load", within=tree.function_of(call)))
+        if not thought_of and _is_state(tree, call):
             yield call, "each rank loads this onto the GPU it was saved from"
 
 
@@ -119,9 +120,11 @@ def _is_state(tree: Tree, load: ast.Call) -> bool:
     "it refuses a file that holds more than tensors and plain values.",
     fix="Say weights_only=True, and save only tensors, numbers, strings, lists and dictionaries. weights_only=False is "
     "for files you made yourself.",
-    misses="weights_only=False, which is a choice somebody wrote down.",
+    misses="weights_only=False, which is a choice somebody wrote down; scripts that are not distributed.",
 )
 def load_without_weights_only(tree: Tree) -> Mistakes:
+    if not tree.is_distributed:
+        return
     for call in tree.torch_calls("load"):
         named = {k.arg for k in call.keywords}
         if tree.names_of_calls[call] == "torch.load" and not has_stars(call) and not named & {

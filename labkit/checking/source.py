@@ -20,7 +20,7 @@ __all__ = ["Piece", "Source", "read"]
 
 FENCE = re.compile(r"^(?P<indent>[ \t]*)(?P<fence>```+|~~~+)[ \t]*(?P<language>[\w.+-]*)")
 PYTHON = ("python", "py", "python3", "pycon")
-MARKDOWN = (".md", ".markdown", ".qmd", ".rst", ".txt")
+MARKDOWN = (".md", ".markdown", ".qmd", ".txt")
 MAGIC = re.compile(r"^\s*[%!?]")
 WRITES = re.compile(r"^%%writefile\s+(-a\s+)?(?P<path>\S+\.py)\s*$")
 

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from labkit.checking.models import steps_in
-from labkit.checking.ranks import names_rank
+from labkit.checking.ranks import is_only_about_rank
 from labkit.checking.rules import rule
 from labkit.checking.tree import Tree
 
@@ -29,7 +29,7 @@ def item_every_step(tree: Tree) -> Mistakes:
         loops = tree.loops_of(call)
         if call.args or not loops or loops[0] in told or not any(tree.method_calls("backward", within=loops[0])):
             continue
-        if all(names_rank(tree, branch.test) for branch, _ in tree.branches_of(call) if tree.is_in(branch, loops[0])):
+        if all(is_only_about_rank(tree, b.test) for b, _ in tree.branches_of(call) if tree.is_in(b, loops[0])):
             told.add(loops[0])
             yield call, "every step waits here for the GPU"
 
@@ -73,9 +73,11 @@ def _counts(loop: ast.AST) -> bool:
     why="DataParallel is one process with a thread per GPU: it copies the model to every GPU in every step, gathers all "
     "outputs on the first, and Python's lock lets one thread run at a time. torch itself advises against it.",
     fix="DistributedDataParallel, one process per GPU, started with torchrun; it is faster on one machine too.",
-    misses="a DataParallel in a branch beside DDP, which is a choice.",
+    misses="a DataParallel in a branch beside DDP, which is a choice, and one in a file that does not train.",
 )
 def data_parallel(tree: Tree) -> Mistakes:
+    if "backward" not in tree.words and not tree.is_fragment:
+        return
     for call in tree.torch_calls("DataParallel"):
         beside = any(wrap.strategy == "ddp" for wrap in tree.wraps)
         if not (beside and (tree.branches_of(call) or isinstance(tree.parents[call], ast.IfExp))):

@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 __all__ = ["Around", "Function", "Tree"]
 
@@ -59,13 +60,15 @@ class Wrap:
 class Tree:
     """Raises SyntaxError or ValueError when the text is not Python."""
 
-    def __init__(self, text: str, *, says: str = ""):
+    def __init__(self, text: str, *, says: str = "", is_fragment: bool = False):
         self.text = text
         self.lines = text.split("\n")  # as ast counts them
         self.says = says  # what is told beside the code: a notebook's settings
         self.around = Around()
+        self.is_fragment = is_fragment  # a block of an article, a notebook's cells: not all of a program
         self.module = ast.parse(text)
         self.parents: dict[ast.AST, ast.AST] = {}
+        self._scopes: dict[ast.AST, ast.AST] = {}  # the function each node stands in
         self.calls: list[ast.Call] = []
         self.functions: dict[str, list[Function]] = defaultdict(list)
         self.classes: dict[str, ast.ClassDef] = {}
@@ -74,6 +77,7 @@ class Tree:
         self.words: set[str] = set()  # every identifier, attribute and keyword
         self.bound: set[str] = set()
         self.nodes: dict[type, list[ast.AST]] = defaultdict(list)
+        self.kept: dict[str, Any] = {}  # answers that rules ask for again and again
         self._read()
 
     def _read(self) -> None:
@@ -83,8 +87,10 @@ class Tree:
             self.nodes[type(node)].append(node)
             self._note(node)
             children = list(ast.iter_child_nodes(node))
+            scope = node if isinstance(node, Function | ast.Lambda) else self._scopes.get(node, self.module)
             for child in children:
                 self.parents[child] = node
+                self._scopes[child] = scope
             pending.extend(reversed(children))
         self.calls = [node for node in self.nodes[ast.Call] if isinstance(node, ast.Call)]
 
@@ -176,8 +182,7 @@ class Tree:
 
     def function_of(self, node: ast.AST) -> ast.AST:
         """The function a node stands in, or the module."""
-        inside = (a for a in self.ancestors(node) if isinstance(a, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda))
-        return next(inside, self.module)
+        return self._scopes.get(node, self.module)
 
     def statement_of(self, node: ast.AST) -> ast.stmt | None:
         return next((a for a in (node, *self.ancestors(node)) if isinstance(a, ast.stmt)), None)
@@ -215,10 +220,21 @@ class Tree:
     def values_of(self, name: str, at: ast.AST) -> list[ast.expr]:
         """What a name is assigned in the function of `at`, or else in the module; in the order of the text."""
         for scope in dict.fromkeys((self.function_of(at), self.module)):
-            found = [value for target, value, node in self.assigns if target == name and self.function_of(node) is scope]
+            found = [value for value, node in self._assigned[name] if self.function_of(node) is scope]
             if found:
                 return found
         return []
+
+    @cached_property
+    def _assigned(self) -> dict[str, list[tuple[ast.expr, ast.stmt]]]:
+        found: dict[str, list[tuple[ast.expr, ast.stmt]]] = defaultdict(list)
+        for target, value, node in self.assigns:
+            found[target].append((value, node))
+        return found
+
+    def given_to_self(self, name: str) -> list[ast.expr]:
+        """What any method assigns to `self.name`."""
+        return [value for target, value, _ in self.assigns if target == name] if name.startswith("self.") else []
 
     def constant(self, node: ast.AST | None, kind: type | tuple[type, ...]) -> ast.Constant | None:
         """The literal of that type that a node is, or the only one that its name is ever given."""
@@ -271,12 +287,14 @@ class Tree:
 
     @cached_property
     def is_distributed(self) -> bool:
-        return bool(self.joins or self.strategies)
+        strings = (node.value for node in self.nodes[ast.Constant])  # type: ignore[attr-defined]
+        return bool(self.joins or self.strategies) and "fake" not in strings  # a rehearsal on one process
 
     @cached_property
     def is_managed(self) -> bool:
-        """Whether a framework does for the script what it seems to leave out."""
-        return any(name.split(".")[0] in FRAMEWORKS for name, _ in self.imports.values())
+        """Whether a framework does for the script what it seems to leave out, or its processes have roles (RPC)."""
+        names = [name for name, _ in self.imports.values()]
+        return any(name.split(".")[0] in FRAMEWORKS or name.startswith("torch.distributed.rpc") for name in names)
 
     @cached_property
     def imports_beside(self) -> bool:
