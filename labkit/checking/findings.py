@@ -95,7 +95,9 @@ class Findings(Sequence[Finding]):
 
     def _item(self, finding: Finding) -> str:
         kind = f'<b style="color:{COLOURS[finding.kind]}">{finding.kind}</b>'
-        code = f'<pre style="margin:2px 0;overflow-x:auto">{escaped(finding.code.strip())}</pre>' if finding.code else ""
+        code = (
+            f'<pre style="margin:2px 0;overflow-x:auto">{escaped(finding.code.strip())}</pre>' if finding.code else ""
+        )
         return (
             f'<li style="margin:4px 0">{self._link(finding)} {kind} <code>{escaped(finding.rule)}</code>: '
             f"{escaped(finding.message)}{code}"

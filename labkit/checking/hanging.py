@@ -12,16 +12,17 @@ from labkit.checking.tree import Function, Tree, is_true, keyword, parameters_of
 
 Mistakes = Iterator[tuple[ast.AST, str]]
 
-COLLECTIVES = frozenset(
-    "all_reduce all_gather all_gather_into_tensor all_gather_single all_gather_object all_to_all all_to_all_single "
-    "barrier monitored_barrier broadcast broadcast_object_list gather gather_object reduce reduce_scatter "
-    "reduce_scatter_tensor reduce_scatter_single scatter scatter_object_list new_group init_device_mesh".split()
-)
+COLLECTIVES = {
+    "all_reduce", "all_gather", "all_gather_into_tensor", "all_gather_single", "all_gather_object",
+    "all_to_all", "all_to_all_single", "barrier", "monitored_barrier", "broadcast", "broadcast_object_list",
+    "gather", "gather_object", "reduce", "reduce_scatter", "reduce_scatter_tensor", "reduce_scatter_single",
+    "scatter", "scatter_object_list", "new_group", "init_device_mesh",
+}  # fmt: skip
 # Of torch.distributed.checkpoint: each of them speaks with the other ranks.
-CHECKPOINT = frozenset(
-    "save async_save load get_state_dict get_model_state_dict get_optimizer_state_dict set_state_dict "
-    "set_model_state_dict set_optimizer_state_dict".split()
-)
+CHECKPOINT = {
+    "save", "async_save", "load", "get_state_dict", "get_model_state_dict", "get_optimizer_state_dict",
+    "set_state_dict", "set_model_state_dict", "set_optimizer_state_dict",
+}  # fmt: skip
 EVALUATES = re.compile(r"^(run_)?(do_)?(eval|evaluate|evaluation|validate|validation|test|inference)(_\w+)?$")
 FORWARD = ("forward", "generate")
 
@@ -67,9 +68,12 @@ def rank_0_collective(tree: Tree) -> Mistakes:
         function = callee(tree, call)
         for name, line in _needs_all(tree, function, frozenset()) if function else ():
             if not _answered(tree, call, name, around):
-                yield call, (
-                    f"`{ast.unparse(call.func)}` calls `{name}` (line {line}), which needs all ranks, "
-                    f"and {_who(around)} come here (line {around[0].line})"
+                yield (
+                    call,
+                    (
+                        f"`{ast.unparse(call.func)}` calls `{name}` (line {line}), which needs all ranks, "
+                        f"and {_who(around)} come here (line {around[0].line})"
+                    ),
                 )
                 break
 
@@ -95,7 +99,9 @@ def _answered(tree: Tree, call: ast.Call, name: str, around: list[Guard]) -> boo
     for other in tree.calls:
         if other is call or tree.function_of(other) is not scope:
             continue
-        if collective(tree, other) != name and (not callee(tree, call) or callee(tree, other) is not callee(tree, call)):
+        if collective(tree, other) != name and (
+            not callee(tree, call) or callee(tree, other) is not callee(tree, call)
+        ):
             continue
         if any(guard.ranks != around[0].ranks for guard in guards(tree, other)):
             return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
 from labkit.checking import check
 from labkit.record.text import plain
@@ -45,4 +46,4 @@ def _is_ours(script: Script | str | os.PathLike[str]) -> bool:
 
 
 def _size(script: Script | str | os.PathLike[str]) -> int:
-    return len(str(script)) if isinstance(script, Script) else os.stat(script).st_size
+    return len(str(script)) if isinstance(script, Script) else Path(script).stat().st_size

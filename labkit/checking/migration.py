@@ -58,7 +58,9 @@ class Migration:
         return {"changed": changed, "forgotten": self.forgotten.records(), "kept": self.kept.records()}
 
     def __repr__(self) -> str:
-        changed = [f"  {change.told()}" for change in self.changed] or ["  nothing that matters to how it is distributed"]
+        changed = [f"  {change.told()}" for change in self.changed] or [
+            "  nothing that matters to how it is distributed"
+        ]
         forgotten = [str(finding) for finding in self.forgotten] or ["  nothing"]
         kept = ["there before:", *(finding.short for finding in self.kept)] if self.kept else []
         return plain("\n".join(["changed:", *changed, "forgotten:", *forgotten, *kept]))

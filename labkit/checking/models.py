@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from labkit.checking.ranks import callee, is_rank
-from labkit.checking.tree import Function, Tree, keyword, spelled
+from labkit.checking.tree import Tree, keyword, spelled
 
 __all__ = ["behind", "moves_to_device", "optimizers", "steps_in", "trained_in"]
 
@@ -49,10 +49,10 @@ def optimizers(tree: Tree) -> Iterator[tuple[ast.Call, str]]:
             continue
         given = next(iter(call.args), None) or keyword(call, "params")
         for part in behind(tree, given) if given is not None else ():
-            if isinstance(part, ast.Call) and isinstance(part.func, ast.Attribute):
-                if part.func.attr in ("parameters", "named_parameters") and (name := spelled(part.func.value)):
-                    yield call, name
-                    break
+            method = part.func if isinstance(part, ast.Call) and isinstance(part.func, ast.Attribute) else None
+            if method and method.attr in ("parameters", "named_parameters") and (name := spelled(method.value)):
+                yield call, name
+                break
 
 
 def moves_to_device(tree: Tree, call: ast.AST) -> bool:
@@ -86,8 +86,3 @@ def _is_device(tree: Tree, node: ast.expr, depth: int = 3) -> bool:
         return any(_is_device(tree, value, depth - 1) for value in values)
     last = name.rsplit(".", 1)[-1].lower()
     return last in ("device", "dev", "gpu", "gpu_id", "device_id") or last.endswith("_device")
-
-
-def function_name(tree: Tree, node: ast.AST) -> str:
-    scope = tree.function_of(node)
-    return scope.name if isinstance(scope, Function) else ""

@@ -69,11 +69,11 @@ def _clips(tree: Tree) -> Iterator[ast.Call]:
 @rule(
     "clip-of-shards",
     "wrong",
-    why="Under FSDP1 torch.nn.utils.clip_grad_norm_ sees this rank's shards only: each rank clips by a norm of its own. "
+    why="Under FSDP1 torch.nn.utils.clip_grad_norm_ sees this rank's shards only: each clips by a norm of its own. "
     "A model sharded by fully_shard is the reverse: its parameters are DTensors, which the function sums over all "
     "ranks, and it has no method clip_grad_norm_.",
-    fix="FSDP1: model.clip_grad_norm_(max_norm), on all ranks. FSDP2: torch.nn.utils.clip_grad_norm_(model.parameters(), "
-    "max_norm).",
+    fix="FSDP1: model.clip_grad_norm_(max_norm), on all ranks. FSDP2: "
+    "torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm).",
     misses="parameters that are given under another name than the model's.",
 )
 def clip_of_shards(tree: Tree) -> Mistakes:
@@ -99,7 +99,11 @@ def clip_of_shards(tree: Tree) -> Mistakes:
     misses="a division in a function of its own, or by a number that does not name the ranks.",
 )
 def averaged_twice(tree: Tree) -> Mistakes:
-    if not tree.wraps or tree.is_managed or tree.words & {"no_sync", "register_comm_hook", "set_gradient_divide_factor"}:
+    if (
+        not tree.wraps
+        or tree.is_managed
+        or tree.words & {"no_sync", "register_comm_hook", "set_gradient_divide_factor"}
+    ):
         return
     if any(isinstance(n, ast.Constant) and n.value == "sum" for n in tree.nodes[ast.Constant]):
         return  # a sum over samples wants a divisor of its own
@@ -108,7 +112,12 @@ def averaged_twice(tree: Tree) -> Mistakes:
         for node in _divisions(tree, loss, backward):
             yield node, "the loss is divided by the number of ranks, and the gradients are averaged again"
     for call in tree.torch_calls("all_reduce"):
-        if call.args and isinstance(call.args[0], ast.Attribute) and call.args[0].attr == "grad" and _of_wrapped(tree, call):
+        if (
+            call.args
+            and isinstance(call.args[0], ast.Attribute)
+            and call.args[0].attr == "grad"
+            and _of_wrapped(tree, call)
+        ):
             yield call, "the gradients of a wrapped model are averaged already"
 
 
@@ -147,14 +156,18 @@ def _by_ranks(tree: Tree, node: ast.BinOp | ast.AugAssign) -> bool:
     "wrong",
     why="BatchNorm takes its mean and variance from the samples of its own rank. With few of them these are noise, and "
     "the ranks' running statistics differ (DDP keeps those of rank 0).",
-    fix="model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model) before DDP(model) (GPUs only), a larger batch per "
-    "rank, or GroupNorm.",
+    fix="model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model) before DDP(model) (GPUs only), a larger batch "
+    "per rank, or GroupNorm.",
     misses="models that are imported, and batch sizes that an option decides.",
 )
 def local_batchnorm(tree: Tree) -> Mistakes:
     if "ddp" not in {w.strategy for w in tree.wraps} or tree.words & {"SyncBatchNorm", "convert_sync_batchnorm"}:
         return
-    sizes = [tree.constant(keyword(c, "batch_size"), int) for c in tree.torch_calls("DataLoader") if "train" in _called(tree, c)]
+    sizes = [
+        tree.constant(keyword(c, "batch_size"), int)
+        for c in tree.torch_calls("DataLoader")
+        if "train" in _called(tree, c)
+    ]
     if not sizes or not all(size is not None and size.value < SMALL_BATCH for size in sizes):
         return
     for call in tree.torch_calls("BatchNorm1d", "BatchNorm2d", "BatchNorm3d"):

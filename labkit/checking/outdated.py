@@ -118,6 +118,7 @@ def local_rank_argument(tree: Tree) -> Mistakes:
 def checkpoint_reentrant(tree: Tree) -> Mistakes:
     for call in tree.calls:
         name = tree.names_of_calls[call]
-        if name in ("torch.utils.checkpoint.checkpoint", "torch.utils.checkpoint.checkpoint_sequential"):
-            if keyword(call, "use_reentrant") is None and not any(k.arg is None for k in call.keywords):
-                yield call, "use_reentrant is not said"
+        if not name.startswith("torch.utils.checkpoint.checkpoint") or any(k.arg is None for k in call.keywords):
+            continue
+        if name.rsplit(".", 1)[-1] in ("checkpoint", "checkpoint_sequential") and not keyword(call, "use_reentrant"):
+            yield call, "use_reentrant is not said"

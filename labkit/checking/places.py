@@ -26,9 +26,7 @@ def hard_coded_world_size(tree: Tree) -> Mistakes:
     if tree.is_managed:
         return
     given = [(keyword(c, "world_size"), c) for c in tree.torch_calls("init_process_group")]
-    given += [
-        (keyword(c, "nprocs") or (c.args[2] if len(c.args) > 2 else None), c) for c in tree.torch_calls("spawn")
-    ]
+    given += [(keyword(c, "nprocs") or (c.args[2] if len(c.args) > 2 else None), c) for c in tree.torch_calls("spawn")]
     given += [(value, node) for key, value, node in _environment(tree) if key == "WORLD_SIZE"]
     seen = set()
     for value, node in given:
@@ -58,25 +56,29 @@ def hard_coded_port(tree: Tree) -> Mistakes:
             yield port, f"port {port.value} is written into the script"
     for call in tree.torch_calls("init_process_group"):
         where = tree.constant(keyword(call, "init_method"), str)
-        if where is not None and str(where.value).startswith("tcp://") and str(where.value).rsplit(":", 1)[-1].isdigit():
+        if (
+            where is not None
+            and str(where.value).startswith("tcp://")
+            and str(where.value).rsplit(":", 1)[-1].isdigit()
+        ):
             yield where, f"{where.value} is written into the script"
 
 
 def _environment(tree: Tree) -> Iterator[tuple[str, ast.expr, ast.stmt]]:
-    """`os.environ["MASTER_PORT"] = "12355"`, and the same in `os.environ.update`."""
+    """`os.environ["MASTER_PORT"] = "12355"`."""
     for node in tree.nodes[ast.Assign]:
         assert isinstance(node, ast.Assign)
         for target in node.targets:
-            if isinstance(target, ast.Subscript) and tree.dotted(target.value) == "os.environ":
-                if isinstance(target.slice, ast.Constant):
-                    yield str(target.slice.value), node.value, node
+            named = isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Constant)
+            if named and tree.dotted(target.value) == "os.environ":
+                yield str(target.slice.value), node.value, node
 
 
 @rule(
     "device-zero",
     "wrong",
-    why="Every rank uses GPU 0: the others stand idle, and its memory must hold all ranks. NCCL refuses two ranks on one "
-    "GPU.",
+    why="Every rank uses GPU 0: the others stand idle, and its memory must hold all ranks. NCCL refuses two ranks on "
+    "one GPU.",
     fix="device = torch.device('cuda', int(os.environ['LOCAL_RANK'])); torch.cuda.set_device(device).",
     misses="a device that only an option's default names; anything in a branch of its own, which may be for one GPU.",
 )

@@ -11,7 +11,9 @@ from labkit.checking.tree import Function, Tree, is_main_guard, spelled
 
 __all__ = ["Guard", "callee", "calls_of", "guards", "is_only_about_rank", "is_rank", "may_depend_on_rank", "names_rank"]
 
-RANK = re.compile(r"^_?((global|local|world|ddp|dist|my|cur|current|node|proc|process|torch)_)*rank(_id)?$", re.IGNORECASE)
+RANK = re.compile(
+    r"^_?((global|local|world|ddp|dist|my|cur|current|node|proc|process|torch)_)*rank(_id)?$", re.IGNORECASE
+)
 FIRST = re.compile(
     r"^_?(is|am|on)_(\w+_)?(main|master|primary|chief|rank0|rank_0|rank_zero|first|zero)(_process|_rank|_proc|_node)?$"
     r"|^(main|master|primary|chief)_(process|rank|proc)$|^is_\w*_process_zero$|^rank_zero$|^should_save\w*$"
@@ -50,7 +52,9 @@ def is_rank(tree: Tree, node: ast.AST, depth: int = 3) -> bool:
 
 def _from_environment(node: ast.AST) -> bool:
     """`os.environ["RANK"]`, `os.getenv("LOCAL_RANK", 0)`."""
-    if not isinstance(node, ast.Subscript | ast.Call) or "env" not in spelled(getattr(node, "value", None) or node.func):
+    if not isinstance(node, ast.Subscript | ast.Call) or "env" not in spelled(
+        getattr(node, "value", None) or node.func
+    ):
         return False
     key = node.slice if isinstance(node, ast.Subscript) else (node.args or [None])[0]
     return isinstance(key, ast.Constant) and key.value in ("RANK", "LOCAL_RANK")

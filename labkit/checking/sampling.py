@@ -28,7 +28,8 @@ MADE_UP = re.compile(r"rand|fake|synth|dummy|toy|iter|stream|shard|split_dataset
     "that does not name a rank is not looked through, nor are streams (IterableDataset) and made-up data.",
 )
 def no_distributed_sampler(tree: Tree) -> Mistakes:
-    if tree.is_managed or not tree.strategies or _seeds_by_rank(tree):
+    speaks_of_ranks = tree.wraps or tree.joins or "DistributedSampler" in tree.words  # in a fragment, by itself
+    if tree.is_managed or not tree.strategies or not speaks_of_ranks or _seeds_by_rank(tree):
         return
     for call in tree.torch_calls("DataLoader"):
         if has_stars(call) or len(call.args) > 2 or _has_sampler(call) or not _is_for_training(tree, call):
@@ -121,8 +122,10 @@ def no_set_epoch(tree: Tree) -> Mistakes:
     for call in tree.torch_calls("DistributedSampler"):
         shuffle = keyword(call, "shuffle")
         target = next((spelled(t) for t in getattr(tree.parents[call], "targets", [])), "")
-        if (shuffle is None or is_true(shuffle)) and not has_stars(call) and not TEST.search(
-            f"{target} {spelled(call.args[0]) if call.args else ''}"
+        if (
+            (shuffle is None or is_true(shuffle))
+            and not has_stars(call)
+            and not TEST.search(f"{target} {spelled(call.args[0]) if call.args else ''}")
         ):
             yield call, "nothing tells this sampler the epoch: every epoch has the same order"
 

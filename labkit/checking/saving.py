@@ -13,10 +13,10 @@ from labkit.checking.tree import Tree, has_stars, keyword, spelled
 Mistakes = Iterator[tuple[ast.AST, str]]
 
 # Whoever names one of these has thought of the other ranks' shards.
-GATHERS = frozenset(
-    "get_state_dict get_model_state_dict get_optimizer_state_dict full_tensor state_dict_type set_state_dict_type "
-    "summon_full_params full_optim_state_dict".split()
-)
+GATHERS = {
+    "get_state_dict", "get_model_state_dict", "get_optimizer_state_dict", "full_tensor", "state_dict_type",
+    "set_state_dict_type", "summon_full_params", "full_optim_state_dict",
+}  # fmt: skip
 
 
 def saves(tree: Tree) -> Iterator[ast.Call]:
@@ -44,7 +44,9 @@ def sharded_state_dict(tree: Tree) -> Mistakes:
         if not _is_torch_save(tree, call) or not call.args or names_rank(tree, call.args[-1]):
             continue  # a file of each rank's own is kept on purpose
         for part in behind(tree, call.args[0]):
-            if not (isinstance(part, ast.Call) and isinstance(part.func, ast.Attribute) and part.func.attr == "state_dict"):
+            if not (
+                isinstance(part, ast.Call) and isinstance(part.func, ast.Attribute) and part.func.attr == "state_dict"
+            ):
                 continue
             owner = part.func.value
             if "fsdp2" in tree.wrapping(owner):
@@ -116,8 +118,8 @@ def _is_state(tree: Tree, load: ast.Call) -> bool:
 @rule(
     "load-without-weights-only",
     "outdated",
-    why="What torch.load does without it changed in torch 2.6: before, it runs any code that the file holds; since then "
-    "it refuses a file that holds more than tensors and plain values.",
+    why="What torch.load does without it changed in torch 2.6: before, it runs any code that the file holds; since "
+    "then it refuses a file that holds more than tensors and plain values.",
     fix="Say weights_only=True, and save only tensors, numbers, strings, lists and dictionaries. weights_only=False is "
     "for files you made yourself.",
     misses="weights_only=False, which is a choice somebody wrote down; scripts that are not distributed.",
@@ -127,10 +129,15 @@ def load_without_weights_only(tree: Tree) -> Mistakes:
         return
     for call in tree.torch_calls("load"):
         named = {k.arg for k in call.keywords}
-        if tree.names_of_calls[call] == "torch.load" and not has_stars(call) and not named & {
-            "weights_only",
-            "pickle_module",
-        }:
+        if (
+            tree.names_of_calls[call] == "torch.load"
+            and not has_stars(call)
+            and not named
+            & {
+                "weights_only",
+                "pickle_module",
+            }
+        ):
             yield call, "whether this runs code from the file depends on torch's version"
 
 

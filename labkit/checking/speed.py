@@ -37,8 +37,8 @@ def item_every_step(tree: Tree) -> Mistakes:
 @rule(
     "no-no-sync",
     "slow",
-    why="DDP averages the gradients of all ranks in every backward pass. Of the micro-batches that are added up before a "
-    "step, only the last one's needs it; the others send the same bytes for nothing.",
+    why="DDP averages the gradients of all ranks in every backward pass. Of the micro-batches that are added up before "
+    "a step, only the last one's needs it; the others send the same bytes for nothing.",
     fix="with model.no_sync(): the forward and backward pass of every micro-batch but the last.",
     misses="FSDP, where leaving the synchronisation in saves memory; steps in a function of their own.",
 )
@@ -50,7 +50,9 @@ def no_no_sync(tree: Tree) -> Mistakes:
         loops = tree.loops_of(backward)
         steps = steps_in(tree, loops[0]) if loops else []
         sometimes = steps and all(_is_counted(tree, step, loops[0]) for step in steps)
-        then = not steps and len(loops) > 1 and any(tree.loops_of(s)[:1] == loops[1:2] for s in steps_in(tree, loops[1]))
+        then = (
+            not steps and len(loops) > 1 and any(tree.loops_of(s)[:1] == loops[1:2] for s in steps_in(tree, loops[1]))
+        )
         if sometimes or (then and _counts(loops[0])):
             yield backward, "the gradients are averaged over all ranks in every micro-batch, not once per step"
 
@@ -70,8 +72,8 @@ def _counts(loop: ast.AST) -> bool:
 @rule(
     "data-parallel",
     "slow",
-    why="DataParallel is one process with a thread per GPU: it copies the model to every GPU in every step, gathers all "
-    "outputs on the first, and Python's lock lets one thread run at a time. torch itself advises against it.",
+    why="DataParallel is one process with a thread per GPU: it copies the model to every GPU in every step, gathers "
+    "all outputs on the first, and Python's lock lets one thread run at a time. torch itself advises against it.",
     fix="DistributedDataParallel, one process per GPU, started with torchrun; it is faster on one machine too.",
     misses="a DataParallel in a branch beside DDP, which is a choice, and one in a file that does not train.",
 )

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import ast
 import re
-import sys
 from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -33,10 +32,11 @@ USUAL = {
 }
 WRAPPERS = {"DistributedDataParallel": "ddp", "FullyShardedDataParallel": "fsdp1", "fully_shard": "fsdp2"}
 # These do the sampling, wrapping, saving and ending for a script; what is left out is not forgotten.
-FRAMEWORKS = frozenset(
-    "accelerate lightning pytorch_lightning lightning_fabric deepspeed horovod ray transformers composer ignite "
-    "fairscale colossalai megatron apex mmengine catalyst trl fastai torchtnt".split()
-)
+FRAMEWORKS = {
+    "accelerate", "lightning", "pytorch_lightning", "lightning_fabric", "deepspeed", "horovod", "ray",
+    "composer", "ignite", "fairscale", "colossalai", "megatron", "apex", "mmengine", "catalyst",
+    "trl", "fastai", "torchtnt",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,11 @@ class Wrap:
     call: ast.Call
     strategy: str
     source: ast.expr | None
-    names: tuple[str, ...] = field(default=())
+    names: tuple[str, ...] = ()
+
+    @property
+    def line(self) -> int:
+        return self.call.lineno
 
 
 class Tree:
@@ -157,18 +161,28 @@ class Tree:
     def names_of_calls(self) -> dict[ast.Call, str]:
         return {call: self.dotted(call.func) for call in self.calls}
 
+    @cached_property
+    def _calls_by_name(self) -> dict[str, list[ast.Call]]:
+        """Of torch's functions by their last name, of methods by ".name"."""
+        found: dict[str, list[ast.Call]] = defaultdict(list)
+        for call in self.calls:
+            if (name := self.names_of_calls[call]).startswith("torch."):
+                found[name.rsplit(".", 1)[1]].append(call)
+            if isinstance(call.func, ast.Attribute):
+                found[f".{call.func.attr}"].append(call)
+        return found
+
     def torch_calls(self, *names: str, within: ast.AST | None = None) -> Iterator[ast.Call]:
         """Calls of torch's own `names`, from whichever of its modules, in the order of the text."""
-        for call in self.calls:
-            name = self.names_of_calls[call]
-            if name.startswith("torch.") and name.rsplit(".", 1)[1] in names and self.is_in(call, within):
-                yield call
+        return self._calls(names, within)
 
     def method_calls(self, *names: str, within: ast.AST | None = None) -> Iterator[ast.Call]:
         """Calls `anything.name(…)`, in the order of the text."""
-        for call in self.calls:
-            if isinstance(call.func, ast.Attribute) and call.func.attr in names and self.is_in(call, within):
-                yield call
+        return self._calls([f".{name}" for name in names], within)
+
+    def _calls(self, names: Iterable[str], within: ast.AST | None) -> Iterator[ast.Call]:
+        found = (call for name in names for call in self._calls_by_name.get(name, ()))
+        return iter(sorted((call for call in found if self.is_in(call, within)), key=position))
 
     def is_in(self, node: ast.AST, within: ast.AST | None) -> bool:
         return within is None or within is node or within in self.ancestors(node)
@@ -219,17 +233,13 @@ class Tree:
 
     def values_of(self, name: str, at: ast.AST) -> list[ast.expr]:
         """What a name is assigned in the function of `at`, or else in the module; in the order of the text."""
-        for scope in dict.fromkeys((self.function_of(at), self.module)):
-            found = [value for value, node in self._assigned[name] if self.function_of(node) is scope]
-            if found:
-                return found
-        return []
+        return self._assigned.get((name, self.function_of(at))) or self._assigned.get((name, self.module), [])
 
     @cached_property
-    def _assigned(self) -> dict[str, list[tuple[ast.expr, ast.stmt]]]:
-        found: dict[str, list[tuple[ast.expr, ast.stmt]]] = defaultdict(list)
+    def _assigned(self) -> dict[tuple[str, ast.AST], list[ast.expr]]:
+        found: dict[tuple[str, ast.AST], list[ast.expr]] = defaultdict(list)
         for target, value, node in self.assigns:
-            found[target].append((value, node))
+            found[target, self.function_of(node)].append(value)
         return found
 
     def given_to_self(self, name: str) -> list[ast.expr]:
@@ -294,14 +304,9 @@ class Tree:
     def is_managed(self) -> bool:
         """Whether a framework does for the script what it seems to leave out, or its processes have roles (RPC)."""
         names = [name for name, _ in self.imports.values()]
-        return any(name.split(".")[0] in FRAMEWORKS or name.startswith("torch.distributed.rpc") for name in names)
-
-    @cached_property
-    def imports_beside(self) -> bool:
-        """Whether it imports a file that lies beside it, as far as a name tells."""
-        return any(
-            isinstance(node, ast.ImportFrom) and (node.level or is_beside(node.module or "")) for _, node in self.imports.values()
-        ) or any(isinstance(node, ast.Import) and is_beside(name) for name, node in self.imports.values())
+        if any(name.split(".")[0] in FRAMEWORKS or name.startswith("torch.distributed.rpc") for name in names):
+            return True
+        return any(name.startswith("transformers.") and name.endswith("Trainer") for name in names)
 
     @cached_property
     def is_on_gpu(self) -> bool:
@@ -323,17 +328,6 @@ class Tree:
         if everywhere:
             return frozenset(wrap.strategy for wrap in here or everywhere)
         return self.around.strategies if name in self.around.wrapped and not self.wraps else frozenset()
-
-
-# What a training script takes from outside; any other module may well be the user's own.
-FOREIGN = sys.stdlib_module_names | frozenset(
-    "torch torchvision torchaudio torchtext torchdata numpy scipy pandas sklearn matplotlib PIL cv2 tqdm wandb tiktoken "
-    "tensorboard tensorboardX datasets tokenizers safetensors einops yaml omegaconf hydra rich psutil".split()
-)
-
-
-def is_beside(module: str) -> bool:
-    return module.split(".")[0] not in FOREIGN
 
 
 def spelled(node: ast.AST | None) -> str:

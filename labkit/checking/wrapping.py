@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from labkit.checking.models import moves_to_device, optimizers
+from labkit.checking.ranks import is_rank
 from labkit.checking.rules import rule
 from labkit.checking.tree import Tree, Wrap, has_stars, keyword, position, spelled
 
@@ -33,10 +34,10 @@ def moved_before_sharding(tree: Tree) -> Mistakes:
             yield source, f"the whole model is moved to the GPU before {_named(wrap)} shards it"  # type: ignore[misc]
         name = spelled(source)
         for call in tree.method_calls("to", "cuda"):
-            if not name or not moves_to_device(tree, call) or not tree.surely_before(call, wrap.call):
+            if not name or not tree.surely_before(call, wrap.call) or not _moves(tree, call, name):
                 continue
-            if _moves(tree, call, name) and not _first_wrapped(tree, wrap, call):
-                yield call, f"the whole model is moved to the GPU before {_named(wrap)} shards it (line {wrap.call.lineno})"
+            if moves_to_device(tree, call) and not _first_wrapped(tree, wrap, call):
+                yield call, f"the whole model is moved to the GPU before {_named(wrap)} shards it (line {wrap.line})"
 
 
 def _named(wrap: Wrap) -> str:
@@ -71,7 +72,7 @@ def optimizer_before_wrapping(tree: Tree) -> Mistakes:
             if spelled(wrap.source) == name and tree.surely_before(call, wrap.call):
                 built_again = any(position(c) > position(wrap.call) for c, _ in optimizers(tree))
                 if not built_again:
-                    yield call, f"the optimizer holds the parameters from before the model is sharded (line {wrap.call.lineno})"
+                    yield call, f"it holds the parameters from before the model is sharded (line {wrap.line})"
                 break
 
 
@@ -103,8 +104,8 @@ def one_shard_unit(tree: Tree) -> Mistakes:
 @rule(
     "module-of-sharded",
     "wrong",
-    why="fully_shard changes the model in place, so it has no .module: AttributeError. Around FSDP1's .module the "
-    "forward pass runs on shards that nobody gathers.",
+    why="fully_shard changes the model in place, so it has no .module: AttributeError. FSDP1 has one, but gathers in "
+    "the wrapper: what goes round it computes with shards, or saves them.",
     fix="Use the model itself.",
     misses="a model that another file wraps.",
 )
@@ -116,8 +117,15 @@ def module_of_sharded(tree: Tree) -> Mistakes:
         parent = tree.parents[node]
         if strategies == {"fsdp2"}:
             yield node, "a model sharded by fully_shard has no .module"
-        elif strategies == {"fsdp1"} and isinstance(parent, ast.Call) and parent.func is node:
-            yield node, "this forward pass goes round FSDP, which would have gathered the parameters"
+        elif strategies == {"fsdp1"} and _goes_round(parent, node):
+            yield node, "this goes round FSDP, which would have gathered the parameters"
+
+
+def _goes_round(parent: ast.AST, node: ast.Attribute) -> bool:
+    """`model.module(x)`, `model.module.state_dict()`."""
+    if isinstance(parent, ast.Call):
+        return parent.func is node
+    return isinstance(parent, ast.Attribute) and parent.attr in ("forward", "state_dict", "load_state_dict")
 
 
 @rule(
@@ -136,9 +144,9 @@ def no_sync_of_fsdp2(tree: Tree) -> Mistakes:
 @rule(
     "device-id-int",
     "wrong",
-    why="Not every torch takes a number: 2.6 raises AttributeError ('int' object has no attribute 'type'), 2.13 takes it "
-    "where there is an accelerator and raises ValueError where there is none.",
-    fix="device_id=torch.device('cuda', local_rank), and leave it out with gloo. (FSDP's own device_id may be a number.)",
+    why="Not every torch takes a number: 2.6 raises AttributeError ('int' object has no attribute 'type'), 2.13 takes "
+    "it where there is an accelerator and raises ValueError where there is none.",
+    fix="device_id=torch.device('cuda', local_rank), and leave it out with gloo. (FSDP's own may be a number.)",
     misses="a number under a name that says nothing of ranks, or that a function is given.",
 )
 def device_id_int(tree: Tree) -> Mistakes:
@@ -149,8 +157,6 @@ def device_id_int(tree: Tree) -> Mistakes:
 
 
 def _is_number(tree: Tree, node: ast.expr) -> bool:
-    from labkit.checking.ranks import is_rank
-
     values = tree.values_of(node.id, node) if isinstance(node, ast.Name) else []
     if any("device" in ast.unparse(value) and "count" not in ast.unparse(value) for value in values):
         return False
