@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from labkit.checking.ranks import Guard, callee, guards, may_depend_on_rank
 from labkit.checking.rules import rule
-from labkit.checking.tree import Function, Tree, is_true, keyword, parameters_of, spelled
+from labkit.checking.tree import Function, Tree, is_true, keyword, parameters_of, position, spelled
 
 Mistakes = Iterator[tuple[ast.AST, str]]
 
@@ -183,7 +183,6 @@ def _keeps_buffers(tree: Tree) -> bool:
 def download_race(tree: Tree) -> Mistakes:
     if not tree.joins or tree.is_managed:
         return
-    waits = any(collective(tree, call) for call in tree.calls)
     held_back = any(collective(tree, call) and guards(tree, call) for call in tree.calls)
     for call in tree.calls:
         last = tree.names_of_calls[call].rsplit(".", 1)[-1]
@@ -194,8 +193,25 @@ def download_race(tree: Tree) -> Mistakes:
         if not may_depend_on_rank(tree, call):
             if not held_back:
                 yield call, "every rank downloads into the same folder at the same time"
-        elif guards(tree, call) and not waits:
+        elif guards(tree, call) and not _waited_for(tree, call):
             yield call, "the other ranks do not wait for this download"
+
+
+def _waited_for(tree: Tree, download: ast.Call) -> bool:
+    """Whether all ranks meet before they open what one of them downloads; where that is not seen, anywhere."""
+    scope, name = tree.function_of(download), tree.names_of_calls[download]
+    later = [c for c in tree.calls if tree.function_of(c) is scope and position(c) > position(download)]
+    opened = next((c for c in later if tree.names_of_calls[c] == name and not guards(tree, c)), None)
+    if opened is None:
+        return any(collective(tree, call) for call in tree.calls)
+    between = [c for c in later if position(c) < position(opened)]
+    unknown = [c for c in between if "barrier" in ast.unparse(c.func) or "wait" in ast.unparse(c.func)]
+    inner = (callee(tree, c) for c in between)
+    return (
+        bool(unknown)
+        or any(collective(tree, c) for c in between)
+        or any(any(_needs_all(tree, function, frozenset())) for function in inner if function)
+    )
 
 
 def _before_ranks(tree: Tree, call: ast.Call) -> bool:

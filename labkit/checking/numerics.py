@@ -6,7 +6,9 @@ import ast
 import re
 from collections.abc import Iterator
 
+from labkit.checking.models import optimizers
 from labkit.checking.rules import rule
+from labkit.checking.sampling import TEST
 from labkit.checking.tree import Tree, has_stars, keyword, position, spelled
 
 Mistakes = Iterator[tuple[ast.AST, str]]
@@ -29,6 +31,10 @@ def unscaled_fp16(tree: Tree) -> Mistakes:
     for call in tree.torch_calls("autocast", "MixedPrecision", "MixedPrecisionPolicy"):
         if _computes_in_fp16(tree, call):
             yield call, "fp16 gradients, and nothing scales the loss"
+    trained = {name for _, name in optimizers(tree)}
+    for call in tree.method_calls("half"):
+        if spelled(call.func.value) in trained:  # type: ignore[attr-defined]
+            yield call, "parameters and gradients in fp16, and nothing scales the loss"
 
 
 def _computes_in_fp16(tree: Tree, call: ast.Call) -> bool:
@@ -112,12 +118,8 @@ def averaged_twice(tree: Tree) -> Mistakes:
         for node in _divisions(tree, loss, backward):
             yield node, "the loss is divided by the number of ranks, and the gradients are averaged again"
     for call in tree.torch_calls("all_reduce"):
-        if (
-            call.args
-            and isinstance(call.args[0], ast.Attribute)
-            and call.args[0].attr == "grad"
-            and _of_wrapped(tree, call)
-        ):
+        given = spelled(call.args[0]) if call.args else ""
+        if given.removesuffix(".data").endswith(".grad") and _of_wrapped(tree, call):
             yield call, "the gradients of a wrapped model are averaged already"
 
 
@@ -163,11 +165,8 @@ def _by_ranks(tree: Tree, node: ast.BinOp | ast.AugAssign) -> bool:
 def local_batchnorm(tree: Tree) -> Mistakes:
     if "ddp" not in {w.strategy for w in tree.wraps} or tree.words & {"SyncBatchNorm", "convert_sync_batchnorm"}:
         return
-    sizes = [
-        tree.constant(keyword(c, "batch_size"), int)
-        for c in tree.torch_calls("DataLoader")
-        if "train" in _called(tree, c)
-    ]
+    loaders = [call for call in tree.torch_calls("DataLoader") if not TEST.search(_called(tree, call))]
+    sizes = [tree.constant(keyword(call, "batch_size"), int) for call in loaders]
     if not sizes or not all(size is not None and size.value < SMALL_BATCH for size in sizes):
         return
     for call in tree.torch_calls("BatchNorm1d", "BatchNorm2d", "BatchNorm3d"):

@@ -85,12 +85,17 @@ def _environment(tree: Tree) -> Iterator[tuple[str, ast.expr, ast.stmt]]:
 def device_zero(tree: Tree) -> Mistakes:
     if not tree.is_distributed or tree.is_managed:
         return
+    seen = set()
     for call in tree.calls:
-        place = _place_given(tree, call)
-        if place is None or not _is_zero(place) or tree.branches_of(call) or may_depend_on_rank(tree, call):
+        place = _zero(tree, _place_given(tree, call))
+        if place is None or place in seen or tree.branches_of(call) or may_depend_on_rank(tree, call):
             continue
         if not any(isinstance(a, ast.Compare) for a in tree.ancestors(call)):
+            seen.add(place)  # told once, where the number is
             yield place, "every rank uses device 0"
+    for key, value, node in _environment(tree):
+        if key == "CUDA_VISIBLE_DEVICES" and getattr(value, "value", "") == "0" and not tree.branches_of(node):
+            yield node, "every rank sees GPU 0 only"
 
 
 def _place_given(tree: Tree, call: ast.Call) -> ast.expr | None:
@@ -109,10 +114,16 @@ def _place_given(tree: Tree, call: ast.Call) -> ast.expr | None:
     return None
 
 
-def _is_zero(node: ast.expr) -> bool:
+def _zero(tree: Tree, node: ast.expr | None) -> ast.expr | None:
+    """The literal that says device 0, through a name that is given once."""
+    if isinstance(node, ast.Name):
+        values = tree.values_of(node.id, node)
+        literal = values[0] if len(values) == 1 and not tree.parameter(node.id, node) else None
+        return _zero(tree, literal) if isinstance(literal, ast.Constant | ast.IfExp) else None
     if isinstance(node, ast.IfExp):  # "cuda:0" if torch.cuda.is_available() else "cpu"
-        return _is_zero(node.body)
-    return isinstance(node, ast.Constant) and not isinstance(node.value, bool) and node.value in (0, *CUDA_0)
+        return _zero(tree, node.body)
+    is_zero = isinstance(node, ast.Constant) and not isinstance(node.value, bool) and node.value in (0, *CUDA_0)
+    return node if is_zero else None
 
 
 @rule(

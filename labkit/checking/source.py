@@ -83,7 +83,7 @@ def _text(path: Path) -> str:
         text = raw.decode(encoding)
     except (SyntaxError, LookupError, UnicodeDecodeError) as error:
         raise ScriptError(f"{path} is not text in the encoding it claims: {error}") from None
-    return text.replace("\r\n", "\n").replace("\r", "\n").replace("\f", " ")
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _blocks(page: str) -> Iterator[Piece]:

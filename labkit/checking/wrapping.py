@@ -62,7 +62,7 @@ def _first_wrapped(tree: Tree, wrap: Wrap, call: ast.AST) -> bool:
     "optimizer-before-wrapping",
     "wrong",
     why="FSDP replaces the parameters of the model by shards. An optimizer that was built before holds the old ones: "
-    "it updates tensors that are no longer used, or fails. (DDP keeps the parameters; there the order is free.)",
+    "it updates tensors that are no longer used, or fails. DDP keeps the parameters; there the order is free.",
     fix="Build the optimizer after FSDP(model) or fully_shard(model), from the wrapped model's parameters().",
     misses="an optimizer built in another function than the one that wraps the model.",
 )

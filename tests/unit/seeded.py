@@ -74,7 +74,10 @@ SEEDED: dict[str, list[tuple[str, str]]] = {
         ),
         (
             within("def report():\n    if rank != 0:\n        return\n    dist.all_gather(xs, x)  # HERE\n\nreport()"),
-            within("def report():\n    dist.all_gather(xs, x)\n    if rank != 0:\n        return\n    print(xs)\n\nreport()"),
+            within(
+                "def report():\n    dist.all_gather(xs, x)\n    if rank != 0:\n        return\n    print(xs)\n\n"
+                "report()"
+            ),
         ),
         (
             within("is_main = rank == 0\nif is_main and step:\n    state = model.state_dict()  # HERE", FSDP1_MODEL),
@@ -113,6 +116,10 @@ SEEDED: dict[str, list[tuple[str, str]]] = {
             "dist.destroy_process_group()\n",
             within("if rank == 0:\n    datasets.MNIST('data', download=True)\ndist.barrier()\ndatasets.MNIST('data')"),
         ),
+        (
+            within("if rank == 0:\n    datasets.MNIST('data', download=True)  # HERE\ntrain = datasets.MNIST('data')"),
+            within("if rank == 0:\n    datasets.MNIST('data', download=True)\nwait_for_all()\ndatasets.MNIST('data')"),
+        ),
     ],
     "moved-before-sharding": [
         (
@@ -121,7 +128,9 @@ SEEDED: dict[str, list[tuple[str, str]]] = {
         ),
         (
             within("", "model = Net()\nmodel.cuda()  # HERE\n" + FSDP2_MODEL),
-            within("", "with torch.device('meta'):\n    model = Net()\n" + FSDP2_MODEL + "model.to_empty(device='cuda')\n"),
+            within(
+                "", "with torch.device('meta'):\n    model = Net()\n" + FSDP2_MODEL + "model.to_empty(device='cuda')\n"
+            ),
         ),
         (
             within("", "model = FSDP(Net().cuda(), auto_wrap_policy=policy)  # HERE\n"),
@@ -130,11 +139,18 @@ SEEDED: dict[str, list[tuple[str, str]]] = {
     ],
     "optimizer-before-wrapping": [
         (
-            within("", "optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)  # HERE\n" + FSDP2_MODEL.replace("optimizer = make(model)\n", "")),
+            within(
+                "",
+                "optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)  # HERE\n"
+                + FSDP2_MODEL.replace("optimizer = make(model)\n", ""),
+            ),
             within("", FSDP2_MODEL + "optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)\n"),
         ),
         (
-            within("", "optimizer = torch.optim.SGD(net.parameters())  # HERE\nmodel = FSDP(net, auto_wrap_policy=policy)\n"),
+            within(
+                "",
+                "optimizer = torch.optim.SGD(net.parameters())  # HERE\nmodel = FSDP(net, auto_wrap_policy=policy)\n",
+            ),
             within("", "optimizer = torch.optim.SGD(net.parameters())\nmodel = DDP(net)\n"),
         ),
     ],
@@ -163,7 +179,10 @@ SEEDED: dict[str, list[tuple[str, str]]] = {
             "import torch.multiprocessing as mp\nranks = 4  # HERE\nmp.spawn(main, nprocs=ranks)\n",
             "import torch, torch.multiprocessing as mp\nmp.spawn(main, nprocs=torch.cuda.device_count())\n",
         ),
-        ("import os\nos.environ['WORLD_SIZE'] = '2'  # HERE\n", "import os\nos.environ.setdefault('WORLD_SIZE', '1')\n"),
+        (
+            "import os\nos.environ['WORLD_SIZE'] = '2'  # HERE\n",
+            "import os\nos.environ.setdefault('WORLD_SIZE', '1')\n",
+        ),
     ],
     "hard-coded-port": [
         (
@@ -177,6 +196,11 @@ SEEDED: dict[str, list[tuple[str, str]]] = {
     ],
     "device-zero": [
         (within("x = x.to('cuda:0')  # HERE"), within("x = x.to(device)")),
+        (
+            within("first = 'cuda:0' if torch.cuda.is_available() else 'cpu'  # HERE\nx, y = x.to(first), y.to(first)"),
+            within("other = f'cuda:{local_rank}'\nx, y = x.to(other), y.to(other)"),
+        ),
+        (within("os.environ['CUDA_VISIBLE_DEVICES'] = '0'  # HERE"), within("os.environ.get('CUDA_VISIBLE_DEVICES')")),
         (within("torch.cuda.set_device(0)  # HERE"), within("if rank == 0:\n    print(torch.cuda.memory_summary(0))")),
     ],
     "no-set-device": [
@@ -187,7 +211,9 @@ SEEDED: dict[str, list[tuple[str, str]]] = {
     ],
     "sharded-state-dict": [
         (
-            within("state = {'model': model.state_dict()}  # HERE\nif rank == 0:\n    torch.save(state, path)", FSDP2_MODEL),
+            within(
+                "state = {'model': model.state_dict()}  # HERE\nif rank == 0:\n    torch.save(state, path)", FSDP2_MODEL
+            ),
             within("state = get_model_state_dict(model)\nif rank == 0:\n    torch.save(state, path)", FSDP2_MODEL),
         ),
         (
@@ -202,7 +228,10 @@ SEEDED: dict[str, list[tuple[str, str]]] = {
         ),
         (
             within("def save(path):\n    torch.save(model.module.state_dict(), path)  # HERE\n\nsave('model.pt')"),
-            within("def save(path):\n    torch.save(model.module.state_dict(), path)\n\nif rank == 0:\n    save('model.pt')"),
+            within(
+                "def save(path):\n    torch.save(model.module.state_dict(), path)\n\nif rank == 0:\n"
+                "    save('model.pt')"
+            ),
         ),
     ],
     "load-without-map-location": [
@@ -232,11 +261,15 @@ SEEDED: dict[str, list[tuple[str, str]]] = {
             within("policy = MixedPrecision(param_dtype=torch.float16)  # HERE\nmodel(x).backward()"),
             within("policy = MixedPrecision(param_dtype=torch.float16)\nscaler.scale(model(x)).backward()"),
         ),
+        (within("model.half()  # HERE\nmodel(x).backward()"), within("teacher.half()\nmodel(x).backward()")),
     ],
     "clip-scaled-gradients": [
         (
             within("scaler.scale(loss).backward()\nnn.utils.clip_grad_norm_(model.parameters(), 1.0)  # HERE"),
-            within("scaler.scale(loss).backward()\nscaler.unscale_(optimizer)\nnn.utils.clip_grad_norm_(model.parameters(), 1.0)"),
+            within(
+                "scaler.scale(loss).backward()\nscaler.unscale_(optimizer)\n"
+                "nn.utils.clip_grad_norm_(model.parameters(), 1.0)"
+            ),
         ),
     ],
     "clip-of-shards": [
@@ -274,10 +307,16 @@ SEEDED: dict[str, list[tuple[str, str]]] = {
     "item-every-step": [
         (
             within("for x in loader:\n    loss = model(x)\n    loss.backward()\n    total += loss.item()  # HERE"),
-            within("for x in loader:\n    loss = model(x)\n    loss.backward()\n    total += loss.detach()\nprint(total.item())"),
+            within(
+                "for x in loader:\n    loss = model(x)\n    loss.backward()\n    total += loss.detach()\n"
+                "print(total.item())"
+            ),
         ),
         (
-            within("for x in loader:\n    loss = model(x)\n    loss.backward()\n    if rank == 0:\n        print(loss.item())  # HERE"),
+            within(
+                "for x in loader:\n    loss = model(x)\n    loss.backward()\n    if rank == 0:\n"
+                "        print(loss.item())  # HERE"
+            ),
             within(
                 "for i, x in enumerate(loader):\n    loss = model(x)\n    loss.backward()\n"
                 "    if i % 50 == 0 and rank == 0:\n        print(loss.item())"
@@ -290,12 +329,15 @@ SEEDED: dict[str, list[tuple[str, str]]] = {
                 "for i, x in enumerate(loader):\n    model(x).backward()  # HERE\n"
                 "    if (i + 1) % 4 == 0:\n        optimizer.step()"
             ),
-            within("for i, x in enumerate(loader):\n    with model.no_sync():\n        model(x).backward()\n"
-                   "    if (i + 1) % 4 == 0:\n        optimizer.step()"),
+            within(
+                "for i, x in enumerate(loader):\n    with model.no_sync():\n        model(x).backward()\n"
+                "    if (i + 1) % 4 == 0:\n        optimizer.step()"
+            ),
         ),
         (
             within(
-                "for step in range(9):\n    for micro in range(accumulate_steps):\n        model(x).backward()  # HERE\n"
+                "for step in range(9):\n    for micro in range(accumulate_steps):\n"
+                "        model(x).backward()  # HERE\n"
                 "    optimizer.step()"
             ),
             within("for step in range(9):\n    model(x).backward()\n    optimizer.step()"),
@@ -312,17 +354,20 @@ SEEDED: dict[str, list[tuple[str, str]]] = {
         (
             "import torch.distributed as dist\n\ndef main():\n    dist.init_process_group('gloo')  # HERE\n\n"
             "if __name__ == '__main__':\n    main()\n",
-            "import torch.distributed as dist\nfrom tools import cleanup\n\ndef main():\n    dist.init_process_group('gloo')\n"
+            "import torch.distributed as dist\nfrom tools import cleanup\n\ndef main():\n"
+            "    dist.init_process_group('gloo')\n"
             "    cleanup()\n\nif __name__ == '__main__':\n    main()\n",
         ),
     ],
     "replaced": [
         (
             "from torch.cuda.amp import GradScaler  # HERE\nscaler = GradScaler()\n",
-            "try:\n    from torch.amp import GradScaler\nexcept ImportError:\n    from torch.cuda.amp import GradScaler\n",
+            "try:\n    from torch.amp import GradScaler\nexcept ImportError:\n"
+            "    from torch.cuda.amp import GradScaler\n",
         ),
         (
-            "import torch\nwith torch.cuda.amp.autocast():  # HERE\n    pass\nwith torch.cuda.amp.autocast():\n    pass\n",
+            "import torch\nwith torch.cuda.amp.autocast():  # HERE\n    pass\nwith torch.cuda.amp.autocast():\n"
+            "    pass\n",
             "import torch\nwith torch.autocast('cuda'):\n    pass\n",
         ),
     ],
@@ -339,4 +384,4 @@ SEEDED: dict[str, list[tuple[str, str]]] = {
             "from torch.utils.checkpoint import checkpoint\ny = checkpoint(block, x, use_reentrant=False)\n",
         ),
     ],
-}  # fmt: skip
+}
