@@ -63,7 +63,7 @@ def rank_0_collective(tree: Tree) -> Mistakes:
             continue
         if name := collective(tree, call):
             if not _answered(tree, call, name, around):
-                yield call, f"`{name}` needs all ranks, and {_who(around)} come here (line {around[0].line})"
+                yield call, f"`{name}` needs all ranks, and {_who(around)} come here ({tree.told(around[0].line)})"
             continue
         function = callee(tree, call)
         for name, line in _needs_all(tree, function, frozenset()) if function else ():
@@ -71,8 +71,8 @@ def rank_0_collective(tree: Tree) -> Mistakes:
                 yield (
                     call,
                     (
-                        f"`{ast.unparse(call.func)}` calls `{name}` (line {line}), which needs all ranks, "
-                        f"and {_who(around)} come here (line {around[0].line})"
+                        f"`{ast.unparse(call.func)}` calls `{name}` ({tree.told(line)}), which needs all ranks, "
+                        f"and {_who(around)} come here ({tree.told(around[0].line)})"
                     ),
                 )
                 break

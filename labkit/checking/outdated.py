@@ -66,7 +66,7 @@ def replaced(tree: Tree) -> Mistakes:
             seen.setdefault(known, (node, []))[1].append(node.lineno)  # type: ignore[attr-defined]
     for old, (node, lines) in seen.items():
         again = sorted({line for line in lines if line != node.lineno})  # type: ignore[attr-defined]
-        also = f" (also line{'s' if len(again) > 1 else ''} {', '.join(map(str, again))})" if again else ""
+        also = f" (also {', '.join(map(tree.told, again))})" if again else ""
         yield node, f"{old} is replaced by {REPLACED[old]}{also}"
 
 

@@ -39,6 +39,11 @@ class Piece:
         """Where a line of the text stands: the notebook's cell, if it is one, and the line."""
         return self.places[line - 1] if self.places else (None, self.first + line - 1)
 
+    def told(self, line: int) -> str:
+        """The same in words."""
+        cell, at = self.place(line)
+        return f"line {at}" if cell is None else f"cell {cell}, line {at}"
+
 
 @dataclass(frozen=True)
 class Source:
@@ -138,6 +143,6 @@ def explain(error: Any, source: Source, piece: Piece) -> str:
     """A syntax error in one sentence."""
     if not isinstance(error, SyntaxError):
         return f"{source.name} is not Python that can be read: {error or type(error).__name__}"
-    cell, line = piece.place(min(error.lineno or 1, max(1, len(piece.places) or error.lineno or 1)))
-    where = f"line {line}" if cell is None else f"cell {cell}, line {line}"
+    line = error.lineno or 1
+    where = piece.told(min(line, len(piece.places)) if piece.places else line)
     return f"{source.name} is not Python: {where}: {error.msg}"

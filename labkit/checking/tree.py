@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 __all__ = ["Around", "Function", "Tree"]
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
+Told = Callable[[int], str]
 # What a fragment means by a name that nothing in it binds: articles leave the imports out.
 USUAL = {
     "dist": "torch.distributed",
@@ -64,11 +65,12 @@ class Wrap:
 class Tree:
     """Raises SyntaxError or ValueError when the text is not Python."""
 
-    def __init__(self, text: str, *, says: str = "", is_fragment: bool = False):
+    def __init__(self, text: str, *, says: str = "", is_fragment: bool = False, told: Told = "line {}".format):
         self.text = text
         self.lines = text.split("\n")  # as ast counts them
         self.says = says  # what is told beside the code: a notebook's settings
         self.around = Around()
+        self.told = told  # a line of the text, as it is called in the file that it is from
         self.is_fragment = is_fragment  # a block of an article, a notebook's cells: not all of a program
         self.module = ast.parse(text)
         self.parents: dict[ast.AST, ast.AST] = {}
@@ -307,6 +309,11 @@ class Tree:
         if any(name.split(".")[0] in FRAMEWORKS or name.startswith("torch.distributed.rpc") for name in names):
             return True
         return any(name.startswith("transformers.") and name.endswith("Trainer") for name in names)
+
+    @cached_property
+    def is_a_test(self) -> bool:
+        """Whether this is a test of something: small and slow on purpose."""
+        return any(name.split(".")[0] in ("pytest", "unittest") for name, _ in self.imports.values())
 
     @cached_property
     def is_on_gpu(self) -> bool:

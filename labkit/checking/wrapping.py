@@ -29,15 +29,17 @@ def _sharded(tree: Tree) -> list[Wrap]:
 )
 def moved_before_sharding(tree: Tree) -> Mistakes:
     for wrap in _sharded(tree):
-        source = wrap.source
+        source, told = wrap.source, tree.told(wrap.line)
         if moves_to_device(tree, source):  # type: ignore[arg-type]
             yield source, f"the whole model is moved to the GPU before {_named(wrap)} shards it"  # type: ignore[misc]
         name = spelled(source)
         for call in tree.method_calls("to", "cuda"):
             if not name or not tree.surely_before(call, wrap.call) or not _moves(tree, call, name):
                 continue
+            if _made_anew(tree, name, call, wrap):
+                continue
             if moves_to_device(tree, call) and not _first_wrapped(tree, wrap, call):
-                yield call, f"the whole model is moved to the GPU before {_named(wrap)} shards it (line {wrap.line})"
+                yield call, f"the whole model is moved to the GPU before {_named(wrap)} shards it ({told})"
 
 
 def _named(wrap: Wrap) -> str:
@@ -50,6 +52,16 @@ def _moves(tree: Tree, call: ast.Call, name: str) -> bool:
     parent = tree.parents[call]
     given = [spelled(target) for target in getattr(parent, "targets", [])]
     return spelled(owner) == name or (name in given and isinstance(owner, ast.Call))
+
+
+def _made_anew(tree: Tree, name: str, since: ast.AST, wrap: Wrap) -> bool:
+    """Whether the name stands for another model by the time it is wrapped."""
+    for target, value, node in tree.assigns:
+        between = position(since) < position(node) < position(wrap.call) and wrap.call is not value
+        here = target == name and between and tree.function_of(node) is tree.function_of(wrap.call)
+        if here and not any(spelled(part) == name for part in ast.walk(value)):
+            return True
+    return False
 
 
 def _first_wrapped(tree: Tree, wrap: Wrap, call: ast.AST) -> bool:
@@ -69,10 +81,12 @@ def _first_wrapped(tree: Tree, wrap: Wrap, call: ast.AST) -> bool:
 def optimizer_before_wrapping(tree: Tree) -> Mistakes:
     for call, name in optimizers(tree):
         for wrap in _sharded(tree):
-            if spelled(wrap.source) == name and tree.surely_before(call, wrap.call):
+            same = spelled(wrap.source) == name and not _made_anew(tree, name, call, wrap)
+            if same and tree.surely_before(call, wrap.call):
+                told = tree.told(wrap.line)
                 built_again = any(position(c) > position(wrap.call) for c, _ in optimizers(tree))
                 if not built_again:
-                    yield call, f"it holds the parameters from before the model is sharded (line {wrap.line})"
+                    yield call, f"it holds the parameters from before the model is sharded ({told})"
                 break
 
 

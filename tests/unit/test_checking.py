@@ -89,6 +89,7 @@ def test_nothing_is_found_in_the_labs(path):
         "loss = criterion(x, reduction='sum') / world_size\nloss.backward()",
         "state = torch.load(path, map_location=device, weights_only=False)",
         "dist = distance(a, b)",
+        "net = Net().cuda()\nnet = Other()\nnet = FSDP(net, auto_wrap_policy=policy)",
     ],
 )
 def test_what_looks_like_a_mistake_and_is_none_is_passed_over(body):
@@ -101,6 +102,12 @@ def test_a_wrapped_model_is_known_by_its_name_in_other_functions_and_by_what_a_f
     assert [rule for rule, _ in rules_in(within(body, FSDP2_MODEL))] == ["rank-0-evaluation"]
     own = "def show():\n    model = Net()\n    return model(x)\n\nif rank == 0:\n    show()"
     assert rules_in(within(own, FSDP2_MODEL)) == []
+
+
+def test_a_test_may_be_slow():
+    (mistaken, _), *_ = SEEDED["one-shard-unit"]
+
+    assert rules_in("import pytest\n" + mistaken) == []
 
 
 def test_frameworks_that_do_it_for_the_script_are_not_told_to():
