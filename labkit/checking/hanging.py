@@ -183,7 +183,7 @@ def _keeps_buffers(tree: Tree) -> bool:
 def download_race(tree: Tree) -> Mistakes:
     if not tree.joins or tree.is_managed:
         return
-    held_back = any(collective(tree, call) and guards(tree, call) for call in tree.calls)
+    held_back = any(guards(tree, call) for call in tree.torch_calls("barrier", "monitored_barrier"))
     for call in tree.calls:
         last = tree.names_of_calls[call].rsplit(".", 1)[-1]
         if not (is_true(keyword(call, "download")) or last in ("urlretrieve", "download_url_to_file")):

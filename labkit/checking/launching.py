@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from pathlib import Path
 
@@ -35,7 +36,11 @@ def _lines(script: Script | str | os.PathLike[str]) -> list[str]:
     if not told:
         return []
     more = f"{len(told) - MOST_LINES} more; " if len(told) > MOST_LINES else ""
-    again = "labkit.check(script)" if isinstance(script, Script) else f"labkit check {plain(os.fspath(script))}"
+    again = (
+        "labkit.check(script)"
+        if isinstance(script, Script)
+        else f"labkit check {shlex.quote(plain(os.fspath(script)))}"
+    )
     return [*(finding.short for finding in told[:MOST_LINES]), f"{more}{again} says why, and what to do"]
 
 

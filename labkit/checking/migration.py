@@ -91,7 +91,7 @@ def compared(before: Trees, after: Trees, found_before: Findings, found_after: F
 
 def _seen(looks: Callable[[Tree], Iterator[tuple[str, ast.AST]]], trees: Trees) -> Seen:
     """All that a script does about one thing, and the line of the first."""
-    found = [(text, piece.place(node.lineno)[1]) for piece, tree in trees for text, node in looks(tree)]  # type: ignore[attr-defined]
+    found = [(text, piece.place(node.lineno)[1]) for piece, tree in trees for text, node in looks(tree)]
     return ", ".join(dict.fromkeys(text for text, _ in found)), found[0][1] if found else None
 
 
@@ -116,7 +116,7 @@ def _precision(tree: Tree) -> Iterator[tuple[str, ast.AST]]:
 def _moved(tree: Tree) -> Iterator[tuple[str, ast.AST]]:
     for wrap in tree.wraps:
         for call in tree.method_calls("to", "cuda"):
-            made = isinstance(call.func.value, ast.Call) or call is wrap.source  # type: ignore[attr-defined]
+            made = isinstance(call.func.value, ast.Call) or call is wrap.source
             if made and moves_to_device(tree, call) and tree.function_of(call) is tree.function_of(wrap.call):
                 yield "the whole model", call
                 return
@@ -134,7 +134,7 @@ def _clips(tree: Tree) -> Iterator[tuple[str, ast.AST]]:
 
 
 def _accumulates(tree: Tree) -> Iterator[tuple[str, ast.AST]]:
-    return ((call.func.attr, call) for call in tree.method_calls("no_sync", "set_requires_gradient_sync"))  # type: ignore[attr-defined]
+    return ((call.func.attr, call) for call in tree.method_calls("no_sync", "set_requires_gradient_sync"))
 
 
 def _state(tree: Tree) -> Iterator[tuple[str, ast.AST]]:

@@ -36,7 +36,7 @@ def steps_in(tree: Tree, loop: ast.AST) -> list[ast.Call]:
     """Steps of an optimizer within a loop: `optimizer.step()`, `scaler.step(optimizer)`, not a scheduler's."""
     found = []
     for call in tree.method_calls("step", within=loop):
-        owner = spelled(call.func.value).rsplit(".", 1)[-1].lower()  # type: ignore[attr-defined]
+        owner = spelled(call.func.value).rsplit(".", 1)[-1].lower()
         if "opt" in owner or "scaler" in owner or "sgd" in owner or "adam" in owner:
             found.append(call)
     return found
@@ -45,7 +45,10 @@ def steps_in(tree: Tree, loop: ast.AST) -> list[ast.Call]:
 def optimizers(tree: Tree) -> Iterator[tuple[ast.Call, str]]:
     """Each optimizer that is built from `name.parameters()`, and that name."""
     for call in tree.calls:
-        if not tree.names_of_calls[call].startswith("torch.optim."):
+        name = tree.names_of_calls[call]
+        if not name.startswith("torch.optim.") or name.startswith(
+            ("torch.optim.lr_scheduler", "torch.optim.swa_utils")
+        ):
             continue
         given = next(iter(call.args), None) or keyword(call, "params")
         for part in behind(tree, given) if given is not None else ():

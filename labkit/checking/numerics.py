@@ -33,7 +33,7 @@ def unscaled_fp16(tree: Tree) -> Mistakes:
             yield call, "fp16 gradients, and nothing scales the loss"
     trained = {name for _, name in optimizers(tree)}
     for call in tree.method_calls("half"):
-        if spelled(call.func.value) in trained:  # type: ignore[attr-defined]
+        if spelled(call.func.value) in trained:
             yield call, "parameters and gradients in fp16, and nothing scales the loss"
 
 
@@ -92,7 +92,7 @@ def clip_of_shards(tree: Tree) -> Mistakes:
         if isinstance(given.func, ast.Attribute) and tree.wrapping(given.func.value) == {"fsdp1"}:
             yield call, "each rank clips by the norm of its own shard"
     for call in tree.method_calls("clip_grad_norm_"):
-        if tree.wrapping(call.func.value) == {"fsdp2"}:  # type: ignore[attr-defined]
+        if tree.wrapping(call.func.value) == {"fsdp2"}:
             yield call, "a model sharded by fully_shard has no clip_grad_norm_"
 
 
@@ -114,7 +114,7 @@ def averaged_twice(tree: Tree) -> Mistakes:
     if any(isinstance(n, ast.Constant) and n.value == "sum" for n in tree.nodes[ast.Constant]):
         return  # a sum over samples wants a divisor of its own
     for backward in tree.method_calls("backward"):
-        loss = backward.func.value  # type: ignore[attr-defined]
+        loss = backward.func.value
         for node in _divisions(tree, loss, backward):
             yield node, "the loss is divided by the number of ranks, and the gradients are averaged again"
     for call in tree.torch_calls("all_reduce"):
@@ -137,10 +137,10 @@ def _divisions(tree: Tree, loss: ast.expr, backward: ast.Call) -> Iterator[ast.A
     name = spelled(loss)
     block = tree.parents.get(tree.statement_of(backward) or backward)
     for node in (*tree.nodes[ast.Assign], *tree.nodes[ast.AugAssign]):
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target]  # type: ignore[attr-defined]
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
         if not name or name not in map(spelled, targets) or position(node) > position(backward):
             continue
-        value = node.value if isinstance(node, ast.Assign) else node  # type: ignore[attr-defined]
+        value = node.value if isinstance(node, ast.Assign) else node
         if tree.parents[node] is block and isinstance(value, ast.BinOp | ast.AugAssign) and _by_ranks(tree, value):
             yield node
 

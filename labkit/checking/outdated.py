@@ -63,9 +63,9 @@ def replaced(tree: Tree) -> Mistakes:
             name = name.replace(old, new)
         known = next((old for old in REPLACED if name == old or name.startswith(f"{old}.")), None)
         if known and not _is_fallback(tree, node):
-            seen.setdefault(known, (node, []))[1].append(node.lineno)  # type: ignore[attr-defined]
+            seen.setdefault(known, (node, []))[1].append(node.lineno)
     for old, (node, lines) in seen.items():
-        again = sorted({line for line in lines if line != node.lineno})  # type: ignore[attr-defined]
+        again = sorted({line for line in lines if line != node.lineno})
         also = f" (also {', '.join(map(tree.told, again))})" if again else ""
         yield node, f"{old} is replaced by {REPLACED[old]}{also}"
 
@@ -98,8 +98,7 @@ def _is_fallback(tree: Tree, node: ast.AST) -> bool:
     misses="options that another file defines.",
 )
 def local_rank_argument(tree: Tree) -> Mistakes:
-    strings = {node.value for node in tree.nodes[ast.Constant] if isinstance(node.value, str)}  # type: ignore[attr-defined]
-    if tree.is_managed or "LOCAL_RANK" in strings or not tree.joins:
+    if tree.is_managed or "LOCAL_RANK" in tree.strings or not tree.joins:
         return
     for call in tree.method_calls("add_argument"):
         named = [a.value for a in call.args if isinstance(a, ast.Constant)]

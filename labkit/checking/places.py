@@ -137,15 +137,19 @@ def _zero(tree: Tree, node: ast.expr | None) -> ast.expr | None:
 def no_set_device(tree: Tree) -> Mistakes:
     joined = list(tree.torch_calls("init_process_group"))
     told = {"set_device", "set_device_index", "CUDA_VISIBLE_DEVICES"}
-    strings = {node.value for node in tree.nodes[ast.Constant] if isinstance(node.value, str)}  # type: ignore[attr-defined]
-    if not joined or tree.is_managed or (tree.words | strings) & told or any(keyword(c, "device_id") for c in joined):
+    if (
+        not joined
+        or tree.is_managed
+        or (tree.words | tree.strings) & told
+        or any(keyword(c, "device_id") for c in joined)
+    ):
         return
     if any(tree.dotted(item.context_expr.func) in ("torch.device", "torch.cuda.device")
-           for node in tree.nodes[ast.With] for item in node.items  # type: ignore[attr-defined]
+           for node in tree.nodes[ast.With] for item in node.items
            if isinstance(item.context_expr, ast.Call)):  # fmt: skip
         return
     for call in tree.method_calls("cuda", "to"):
-        method, given = call.func.attr, [*call.args, *(k.value for k in call.keywords if k.arg == "device")]  # type: ignore[attr-defined]
+        method, given = call.func.attr, [*call.args, *(k.value for k in call.keywords if k.arg == "device")]
         bare = method == "cuda" and not given and not spelled(call.func).startswith("torch.")
         named = method == "to" and given and isinstance(given[0], ast.Constant) and given[0].value == "cuda"
         if (bare or named) and not tree.branches_of(call):

@@ -144,14 +144,16 @@ def _guards(tree: Tree, node: ast.AST) -> list[Guard]:
 
 
 def _left_behind(tree: Tree, block: ast.AST, child: ast.AST) -> Iterator[Guard]:
-    """`if rank != 0: return` above a statement of the same block."""
+    """`if rank != 0: return` above a statement of the same block, or the like in its `else`."""
     for statements in (getattr(block, name, None) for name in ("body", "orelse", "finalbody")):
         if not isinstance(statements, list) or child not in statements:
             continue
         for earlier in statements[: statements.index(child)]:
-            leaves = isinstance(earlier, ast.If) and not earlier.orelse and isinstance(earlier.body[-1], LEAVING)
-            if leaves and (ranks := _test(tree, earlier.test)) and ranks[1]:
-                yield Guard(earlier, OTHER[ranks[0]], earlier.lineno)
+            if not isinstance(earlier, ast.If) or not (ranks := _test(tree, earlier.test)) or not ranks[1]:
+                continue
+            leaves = [bool(branch) and isinstance(branch[-1], LEAVING) for branch in (earlier.body, earlier.orelse)]
+            if leaves[0] != leaves[1]:
+                yield Guard(earlier, OTHER[ranks[0]] if leaves[0] else ranks[0], earlier.lineno)
 
 
 LEAVING = (ast.Return, ast.Continue, ast.Break)

@@ -132,7 +132,7 @@ def no_set_epoch(tree: Tree) -> Mistakes:
 
 def _is_over_epochs(tree: Tree):
     def looks(loop: ast.AST) -> bool:
-        head = f"{ast.unparse(loop.target)} {ast.unparse(loop.iter)}".lower()  # type: ignore[attr-defined]
+        head = f"{ast.unparse(loop.target)} {ast.unparse(loop.iter)}".lower()
         return "epoch" in head and trained_in(tree, loop)
 
     return looks

@@ -65,7 +65,7 @@ def _is_counted(tree: Tree, step: ast.Call, loop: ast.AST) -> bool:
 
 def _counts(loop: ast.AST) -> bool:
     """A loop over micro-batches: it says so, or counts to the number of them."""
-    head = ast.unparse(loop.iter).lower() if isinstance(loop, ast.For) else ""  # type: ignore[attr-defined]
+    head = ast.unparse(loop.iter).lower() if isinstance(loop, ast.For) else ""
     return any(word in head for word in ("accum", "micro"))
 
 

@@ -299,8 +299,11 @@ class Tree:
 
     @cached_property
     def is_distributed(self) -> bool:
-        strings = (node.value for node in self.nodes[ast.Constant])  # type: ignore[attr-defined]
-        return bool(self.joins or self.strategies) and "fake" not in strings  # a rehearsal on one process
+        return bool(self.joins or self.strategies) and "fake" not in self.strings  # a rehearsal on one process
+
+    @cached_property
+    def strings(self) -> set[str]:
+        return {node.value for node in self.nodes[ast.Constant] if isinstance(node.value, str)}
 
     @cached_property
     def is_managed(self) -> bool:
@@ -317,8 +320,7 @@ class Tree:
 
     @cached_property
     def is_on_gpu(self) -> bool:
-        strings = (node.value for node in self.nodes[ast.Constant] if isinstance(node.value, str))
-        return bool(self.words & {"cuda", "accelerator", "xpu"}) or any(re.match(r"cuda|nccl", s) for s in strings)
+        return bool(self.words & {"cuda", "accelerator", "xpu"}) or any(re.match(r"cuda|nccl", s) for s in self.strings)
 
     def wrapping(self, node: ast.AST | None) -> frozenset[str]:
         """The strategies by which the model in this expression is wrapped, as far as its name tells: `model` after
@@ -369,4 +371,4 @@ def is_main_guard(node: ast.If) -> bool:
 
 
 def position(node: ast.AST) -> tuple[int, int]:
-    return node.lineno, node.col_offset  # type: ignore[attr-defined]
+    return node.lineno, node.col_offset

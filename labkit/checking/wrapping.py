@@ -30,8 +30,8 @@ def _sharded(tree: Tree) -> list[Wrap]:
 def moved_before_sharding(tree: Tree) -> Mistakes:
     for wrap in _sharded(tree):
         source, told = wrap.source, tree.told(wrap.line)
-        if moves_to_device(tree, source):  # type: ignore[arg-type]
-            yield source, f"the whole model is moved to the GPU before {_named(wrap)} shards it"  # type: ignore[misc]
+        if moves_to_device(tree, source):
+            yield source, f"the whole model is moved to the GPU before {_named(wrap)} shards it"
         name = spelled(source)
         for call in tree.method_calls("to", "cuda"):
             if not name or not tree.surely_before(call, wrap.call) or not _moves(tree, call, name):
@@ -48,7 +48,7 @@ def _named(wrap: Wrap) -> str:
 
 def _moves(tree: Tree, call: ast.Call, name: str) -> bool:
     """`model.to(…)`, or `model = Model().to(…)`."""
-    owner = call.func.value  # type: ignore[attr-defined]
+    owner = call.func.value
     parent = tree.parents[call]
     given = [spelled(target) for target in getattr(parent, "targets", [])]
     return spelled(owner) == name or (name in given and isinstance(owner, ast.Call))
@@ -151,7 +151,7 @@ def _goes_round(parent: ast.AST, node: ast.Attribute) -> bool:
 )
 def no_sync_of_fsdp2(tree: Tree) -> Mistakes:
     for call in tree.method_calls("no_sync"):
-        if tree.wrapping(call.func.value) == {"fsdp2"}:  # type: ignore[attr-defined]
+        if tree.wrapping(call.func.value) == {"fsdp2"}:
             yield call, "a model sharded by fully_shard has no no_sync()"
 
 

@@ -91,6 +91,16 @@ SEEDED: dict[str, list[tuple[str, str]]] = {
             within("if not rank:\n    torch.distributed.checkpoint.save(state, checkpoint_id=path)  # HERE"),
             within("torch.distributed.checkpoint.save(state, checkpoint_id=path)"),
         ),
+        (
+            within(
+                "for x in loader:\n    if rank == 0:\n        show(x)\n    else:\n        continue\n"
+                "    dist.barrier()  # HERE"
+            ),
+            within(
+                "for x in loader:\n    if rank == 0:\n        show(x)\n        continue\n    else:\n"
+                "        continue\ndist.barrier()"
+            ),
+        ),
     ],
     "rank-0-evaluation": [
         (
@@ -138,6 +148,14 @@ SEEDED: dict[str, list[tuple[str, str]]] = {
         ),
     ],
     "optimizer-before-wrapping": [
+        (
+            within(
+                "schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)",
+                "model = Net()\noptimizer = torch.optim.SGD(model.parameters())  # HERE\n"
+                "model = FSDP(model, auto_wrap_policy=policy)\n",
+            ),
+            within("schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)", FSDP1_MODEL),
+        ),
         (
             within(
                 "",
