@@ -19,9 +19,10 @@ from labkit.checking import (  # noqa: F401  (each registers its rules)
 )
 from labkit.checking.findings import KINDS, Finding, Findings
 from labkit.checking.migration import Migration, compared
+from labkit.checking.nodes import position
 from labkit.checking.rules import RULES
 from labkit.checking.source import Piece, Source, explain, read
-from labkit.checking.tree import Around, Tree, position
+from labkit.checking.tree import Around, Tree
 from labkit.errors import ScriptError
 from labkit.write import Script
 

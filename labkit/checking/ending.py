@@ -6,8 +6,9 @@ import ast
 import re
 from collections.abc import Iterator
 
+from labkit.checking.nodes import is_main_guard
 from labkit.checking.rules import rule
-from labkit.checking.tree import Tree, is_main_guard
+from labkit.checking.tree import Tree
 
 Mistakes = Iterator[tuple[ast.AST, str]]
 

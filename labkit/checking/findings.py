@@ -106,8 +106,11 @@ class Findings(Sequence[Finding]):
         )
 
     def _link(self, finding: Finding) -> str:
-        """JupyterLab opens a file at `#line=`, which counts from 0. A notebook's cells have no such address."""
+        """JupyterLab opens a file at `#line=`, which counts from 0, by its path from the notebook's folder. The cells of
+        a notebook have no such address."""
         place = escaped(finding.place)
         if self.path is None or finding.cell is not None:
             return f"<code>{place}</code>"
-        return f'<a href="{quote(self.path.as_posix())}#line={finding.line - 1}"><code>{place}</code></a>'
+        here = Path.cwd()
+        path = self.path.relative_to(here) if self.path.is_relative_to(here) else self.path
+        return f'<a href="{quote(path.as_posix())}#line={finding.line - 1}"><code>{place}</code></a>'

@@ -6,45 +6,16 @@ import ast
 import re
 from collections.abc import Iterator
 
+from labkit.checking.collectives import collective, needs_all
+from labkit.checking.nodes import Function, is_true, keyword, parameters_of, position, spelled
 from labkit.checking.ranks import Guard, callee, guards, may_depend_on_rank
 from labkit.checking.rules import rule
-from labkit.checking.tree import Function, Tree, is_true, keyword, parameters_of, position, spelled
+from labkit.checking.tree import Tree
 
 Mistakes = Iterator[tuple[ast.AST, str]]
 
-COLLECTIVES = {
-    "all_reduce", "all_gather", "all_gather_into_tensor", "all_gather_single", "all_gather_object",
-    "all_to_all", "all_to_all_single", "barrier", "monitored_barrier", "broadcast", "broadcast_object_list",
-    "gather", "gather_object", "reduce", "reduce_scatter", "reduce_scatter_tensor", "reduce_scatter_single",
-    "scatter", "scatter_object_list", "new_group", "init_device_mesh",
-}  # fmt: skip
-# Of torch.distributed.checkpoint: each of them speaks with the other ranks.
-CHECKPOINT = {
-    "save", "async_save", "load", "get_state_dict", "get_model_state_dict", "get_optimizer_state_dict",
-    "set_state_dict", "set_model_state_dict", "set_optimizer_state_dict",
-}  # fmt: skip
 EVALUATES = re.compile(r"^(run_)?(do_)?(eval|evaluate|evaluation|validate|validation|test|inference)(_\w+)?$")
 FORWARD = ("forward", "generate")
-
-
-def collective(tree: Tree, call: ast.Call) -> str:
-    """The name of what a call asks of all ranks; "" when it asks nothing of them."""
-    name = tree.names_of_calls[call]
-    last = name.rsplit(".", 1)[-1]
-    if name.startswith("torch.distributed.checkpoint.") and last in CHECKPOINT:
-        return last if not is_true(keyword(call, "no_dist")) else ""
-    if name.startswith("torch.distributed.") and last in COLLECTIVES:
-        group = keyword(call, "group")
-        return last if group is None or tree.dotted(group).endswith("WORLD") else ""
-    if not isinstance(call.func, ast.Attribute):
-        return ""
-    if last == "optim_state_dict" and "FullyShardedDataParallel" in name:
-        return last
-    method, owner = call.func.attr, call.func.value
-    if method == "full_tensor" and not call.args and tree.shards:
-        return "full_tensor"
-    # DTensors are handed out as they are: only FSDP1 gathers here
-    return "state_dict" if method == "state_dict" and "fsdp1" in tree.wrapping(owner) else ""
 
 
 @rule(
@@ -66,7 +37,7 @@ def rank_0_collective(tree: Tree) -> Mistakes:
                 yield call, f"`{name}` needs all ranks, and {_who(around)} come here ({tree.told(around[0].line)})"
             continue
         function = callee(tree, call)
-        for name, line in _needs_all(tree, function, frozenset()) if function else ():
+        for name, line in needs_all(tree, function, frozenset()) if function else ():
             if not _answered(tree, call, name, around):
                 yield (
                     call,
@@ -80,17 +51,6 @@ def rank_0_collective(tree: Tree) -> Mistakes:
 
 def _who(around: list[Guard]) -> str:
     return "not all of them" if around[0].ranks == "first" else "only the other ranks"
-
-
-def _needs_all(tree: Tree, function: Function, seen: frozenset[Function]) -> Iterator[tuple[str, int]]:
-    """Collectives that everyone who enters a function comes to, and their lines."""
-    for call in tree.calls:
-        if tree.function_of(call) is not function or guards(tree, call):
-            continue
-        if name := collective(tree, call):
-            yield name, call.lineno
-        elif (inner := callee(tree, call)) and inner not in seen:
-            yield from _needs_all(tree, inner, seen | {function})
 
 
 def _answered(tree: Tree, call: ast.Call, name: str, around: list[Guard]) -> bool:
@@ -210,7 +170,7 @@ def _waited_for(tree: Tree, download: ast.Call) -> bool:
     return (
         bool(unknown)
         or any(collective(tree, c) for c in between)
-        or any(any(_needs_all(tree, function, frozenset())) for function in inner if function)
+        or any(any(needs_all(tree, function, frozenset())) for function in inner if function)
     )
 
 

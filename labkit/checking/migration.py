@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from labkit.checking.collectives import CHECKPOINT
 from labkit.checking.findings import Finding, Findings
-from labkit.checking.hanging import CHECKPOINT
 from labkit.checking.models import moves_to_device, optimizers
+from labkit.checking.nodes import keyword
 from labkit.checking.saving import GATHERS
 from labkit.checking.source import Piece
-from labkit.checking.tree import Tree, keyword
+from labkit.checking.tree import Tree
 from labkit.record.text import escaped, plain
 
 __all__ = ["Change", "Migration", "compared"]

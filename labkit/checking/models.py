@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from labkit.checking.nodes import keyword, spelled
 from labkit.checking.ranks import callee, is_rank
-from labkit.checking.tree import Tree, keyword, spelled
+from labkit.checking.tree import Tree
 
 __all__ = ["behind", "moves_to_device", "optimizers", "steps_in", "trained_in"]
 

@@ -7,9 +7,10 @@ import re
 from collections.abc import Iterator
 
 from labkit.checking.models import optimizers
+from labkit.checking.nodes import has_stars, keyword, position, spelled
 from labkit.checking.rules import rule
 from labkit.checking.sampling import TEST
-from labkit.checking.tree import Tree, has_stars, keyword, position, spelled
+from labkit.checking.tree import Tree
 
 Mistakes = Iterator[tuple[ast.AST, str]]
 
@@ -177,22 +178,3 @@ def local_batchnorm(tree: Tree) -> Mistakes:
 def _called(tree: Tree, call: ast.Call) -> str:
     parts = [*getattr(tree.parents[call], "targets", []), *call.args[:1]]
     return " ".join(map(spelled, parts)).lower()
-
-
-@rule(
-    "bf16-on-t4",
-    "slow",
-    why="A T4 (compute capability 7.5) has no bf16 units: torch emulates it, slower than fp32.",
-    fix="fp16 with a GradScaler; bf16 from the A100 (8.0) on. torch.cuda.is_bf16_supported(including_emulation=False) "
-    "tells.",
-    misses="scripts that do not say where they run; a Kaggle notebook says so in its settings.",
-)
-def bf16_on_t4(tree: Tree) -> Mistakes:
-    if not re.search(r"\bT4\b|nvidiaTeslaT4|T4x2", f"{tree.text} {tree.says}"):
-        return
-    if tree.words & {"is_bf16_supported", "get_device_capability", "float16", "half"}:
-        return  # it asks, or has a choice
-    for node in tree.nodes[ast.Attribute]:
-        if tree.dotted(node) == "torch.bfloat16":
-            yield node, "this script names a T4, which has no bf16"
-            return

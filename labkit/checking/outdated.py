@@ -6,8 +6,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from labkit.checking.nodes import keyword
 from labkit.checking.rules import rule
-from labkit.checking.tree import Tree, keyword
+from labkit.checking.tree import Tree
 
 Mistakes = Iterator[tuple[ast.AST, str]]
 

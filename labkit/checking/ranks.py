@@ -7,7 +7,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from labkit.checking.tree import Function, Tree, is_main_guard, spelled
+from labkit.checking.nodes import Function, is_main_guard, spelled
+from labkit.checking.tree import Tree
 
 __all__ = ["Guard", "callee", "calls_of", "guards", "is_only_about_rank", "is_rank", "may_depend_on_rank", "names_rank"]
 

@@ -7,9 +7,10 @@ import re
 from collections.abc import Iterator
 
 from labkit.checking.models import behind, trained_in
+from labkit.checking.nodes import has_stars, is_true, keyword, spelled
 from labkit.checking.ranks import names_rank
 from labkit.checking.rules import rule
-from labkit.checking.tree import Tree, has_stars, is_true, keyword, spelled
+from labkit.checking.tree import Tree
 
 Mistakes = Iterator[tuple[ast.AST, str]]
 

@@ -6,9 +6,10 @@ import ast
 from collections.abc import Iterator
 
 from labkit.checking.models import behind
+from labkit.checking.nodes import has_stars, keyword, spelled
 from labkit.checking.ranks import may_depend_on_rank, names_rank
 from labkit.checking.rules import rule
-from labkit.checking.tree import Tree, has_stars, keyword, spelled
+from labkit.checking.tree import Tree
 
 Mistakes = Iterator[tuple[ast.AST, str]]
 

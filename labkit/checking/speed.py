@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from labkit.checking.models import steps_in
@@ -84,3 +85,22 @@ def data_parallel(tree: Tree) -> Mistakes:
         beside = any(wrap.strategy == "ddp" for wrap in tree.wraps)
         if not (beside and (tree.branches_of(call) or isinstance(tree.parents[call], ast.IfExp))):
             yield call, "nn.DataParallel is one process for all GPUs"
+
+
+@rule(
+    "bf16-on-t4",
+    "slow",
+    why="A T4 (compute capability 7.5) has no bf16 units: torch emulates it, slower than fp32.",
+    fix="fp16 with a GradScaler; bf16 from the A100 (8.0) on. torch.cuda.is_bf16_supported(including_emulation=False) "
+    "tells.",
+    misses="scripts that do not say where they run; a Kaggle notebook says so in its settings.",
+)
+def bf16_on_t4(tree: Tree) -> Mistakes:
+    if not re.search(r"\bT4\b|nvidiaTeslaT4|T4x2", f"{tree.text} {tree.says}"):
+        return
+    if tree.words & {"is_bf16_supported", "get_device_capability", "float16", "half"}:
+        return  # it asks, or has a choice
+    for node in tree.nodes[ast.Attribute]:
+        if tree.dotted(node) == "torch.bfloat16":
+            yield node, "this script names a T4, which has no bf16"
+            return

@@ -6,9 +6,9 @@ import ast
 from collections.abc import Iterator
 
 from labkit.checking.models import moves_to_device, optimizers
-from labkit.checking.ranks import is_rank
+from labkit.checking.nodes import has_stars, position, spelled
 from labkit.checking.rules import rule
-from labkit.checking.tree import Tree, Wrap, has_stars, keyword, position, spelled
+from labkit.checking.tree import Tree, Wrap
 
 Mistakes = Iterator[tuple[ast.AST, str]]
 
@@ -153,30 +153,3 @@ def no_sync_of_fsdp2(tree: Tree) -> Mistakes:
     for call in tree.method_calls("no_sync"):
         if tree.wrapping(call.func.value) == {"fsdp2"}:
             yield call, "a model sharded by fully_shard has no no_sync()"
-
-
-@rule(
-    "device-id-int",
-    "wrong",
-    why="Not every torch takes a number: 2.6 raises AttributeError ('int' object has no attribute 'type'), 2.13 takes "
-    "it where there is an accelerator and raises ValueError where there is none.",
-    fix="device_id=torch.device('cuda', local_rank), and leave it out with gloo. (FSDP's own may be a number.)",
-    misses="a number under a name that says nothing of ranks, or that a function is given.",
-)
-def device_id_int(tree: Tree) -> Mistakes:
-    for call in tree.torch_calls("init_process_group"):
-        given = keyword(call, "device_id")
-        if given is not None and _is_number(tree, given):
-            yield given, "device_id is a number, not a torch.device"
-
-
-def _is_number(tree: Tree, node: ast.expr) -> bool:
-    values = tree.values_of(node.id, node) if isinstance(node, ast.Name) else []
-    if any("device" in ast.unparse(value) and "count" not in ast.unparse(value) for value in values):
-        return False
-    if isinstance(node, ast.BinOp):
-        return _is_number(tree, node.left)
-    if isinstance(node, ast.Constant):
-        return isinstance(node.value, int)
-    named_so = spelled(node).rsplit(".", 1)[-1] in ("gpu", "gpu_id", "local_gpu") and not isinstance(node, ast.Call)
-    return is_rank(tree, node) or named_so or any(_is_number(tree, v) for v in values if not isinstance(v, ast.Name))

@@ -248,7 +248,8 @@ def test_a_very_long_script_takes_seconds_at_most():
     assert time.perf_counter() - started < 10  # one second where nothing else runs
 
 
-def test_findings_show_themselves_as_lines_and_as_a_list_that_links_to_them(tmp_path):
+def test_findings_show_themselves_as_lines_and_as_a_list_that_links_to_them(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     file = tmp_path / "a b.py"
     file.write_text(BARRIER.replace("# HERE", "# <script>"))
 
@@ -260,7 +261,7 @@ def test_findings_show_themselves_as_lines_and_as_a_list_that_links_to_them(tmp_
     assert (why[:9], fix[:9]) == ("    why: ", "    fix: ")
     assert summary == f"{file}: 1 found (1 hangs)"
     assert bundle["text/plain"] == repr(found)
-    assert f"a%20b.py#line={LINE - 1}" in bundle["text/html"]
+    assert f'href="a%20b.py#line={LINE - 1}"' in bundle["text/html"]
     assert "<script>" not in bundle["text/html"]
     assert found.records()[0]["line"] == found[0].line == LINE
     assert repr(check("ddp")) == "ddp.py: nothing found"
