@@ -106,8 +106,7 @@ class Findings(Sequence[Finding]):
         )
 
     def _link(self, finding: Finding) -> str:
-        """JupyterLab opens a file at `#line=`, which counts from 0, by its path from the notebook's folder. The cells of
-        a notebook have no such address."""
+        """JupyterLab opens a file at `#line=`, which counts from 0. The cells of a notebook have no such address."""
         place = escaped(finding.place)
         if self.path is None or finding.cell is not None:
             return f"<code>{place}</code>"

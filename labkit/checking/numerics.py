@@ -55,8 +55,8 @@ def _computes_in_fp16(tree: Tree, call: ast.Call) -> bool:
 @rule(
     "clip-scaled-gradients",
     "wrong",
-    why="The gradients are still multiplied by the loss scale, 65,536 at first: clipping them shrinks every step to "
-    "next to nothing.",
+    why="The gradients are still multiplied by the loss scale, 65,536 at first: clipped to the limit, and then divided "
+    "by the scale, next to nothing of them is left.",
     fix="scaler.unscale_(optimizer) before clip_grad_norm_; scaler.step then knows that it was done.",
     misses="an unscale_ that stands at the wrong place.",
 )
@@ -100,8 +100,8 @@ def clip_of_shards(tree: Tree) -> Mistakes:
 @rule(
     "averaged-twice",
     "wrong",
-    why="DDP and FSDP divide the gradients by the number of ranks already. Divided once more, the learning rate is in "
-    "effect that many times smaller.",
+    why="DDP and FSDP divide the gradients by the number of ranks already. Divided once more they are that many times "
+    "too small: SGD takes steps as much smaller, and a limit on their norm no longer limits.",
     fix="Leave the loss, or the gradients, as they are. What is printed may be averaged, after backward().",
     misses="a division in a function of its own, or by a number that does not name the ranks.",
 )

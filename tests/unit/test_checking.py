@@ -2,6 +2,8 @@
 refused in one sentence; and before a launch the checker warns, and never stands in the way."""
 
 import json
+import pkgutil
+import re
 import subprocess
 import sys
 import time
@@ -16,6 +18,7 @@ import labkit
 from labkit import Script, ScriptError
 from labkit.checking import KINDS, RULES, check
 from labkit.checking.launching import warn
+from labkit.checking.outdated import REPLACED
 from labkit.cli import main
 from labkit.write import script_names
 from unit.seeded import DDP_MODEL, FSDP1_MODEL, FSDP2_MODEL, SEEDED, within
@@ -372,6 +375,21 @@ def test_before_a_launch_nothing_else_is_said(script, in_folder, capsys):
     warn(Script.load("ddp"))
 
     assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(("old", "new"), REPLACED.items())
+def test_every_successor_is_in_the_installed_torch(old, new):
+    successors = re.findall(r"torch(?:\.\w+)+", new)
+
+    assert successors
+    for name in successors:
+        assert pkgutil.resolve_name(name)
+
+
+def test_a_model_of_fully_shard_has_none_of_what_rules_say_it_has_not():
+    from torch.distributed.fsdp import FSDPModule
+
+    assert not {"module", "no_sync", "clip_grad_norm_"} & set(dir(FSDPModule))
 
 
 def test_a_failure_of_the_checker_never_stops_a_launch(in_folder, monkeypatch, capsys):
