@@ -17,6 +17,12 @@ COLLECTIVES = {
     "gather", "gather_object", "reduce", "reduce_scatter", "reduce_scatter_tensor", "reduce_scatter_single",
     "scatter", "scatter_object_list", "new_group", "init_device_mesh",
 }  # fmt: skip
+# Which of their positional arguments is the group.
+GROUP_AT = {
+    "barrier": 0, "monitored_barrier": 0, "all_reduce": 2, "broadcast": 2, "all_gather": 2, "all_gather_object": 2,
+    "broadcast_object_list": 2, "reduce": 3, "gather": 3, "scatter": 3, "gather_object": 3, "scatter_object_list": 3,
+    "reduce_scatter": 3,
+}  # fmt: skip
 # Of torch.distributed.checkpoint: each of them speaks with the other ranks.
 CHECKPOINT = {
     "save", "async_save", "load", "get_state_dict", "get_model_state_dict", "get_optimizer_state_dict",
@@ -31,7 +37,7 @@ def collective(tree: Tree, call: ast.Call) -> str:
     if name.startswith("torch.distributed.checkpoint.") and last in CHECKPOINT:
         return last if not is_true(keyword(call, "no_dist")) else ""
     if name.startswith("torch.distributed.") and last in COLLECTIVES:
-        group = keyword(call, "group")
+        group = keyword(call, "group") or next(iter(call.args[GROUP_AT.get(last, 99) :]), None)
         return last if group is None or tree.dotted(group).endswith("WORLD") else ""
     if not isinstance(call.func, ast.Attribute):
         return ""

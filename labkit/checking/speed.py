@@ -25,10 +25,12 @@ Mistakes = Iterator[tuple[ast.AST, str]]
 def item_every_step(tree: Tree) -> Mistakes:
     if not tree.is_distributed or tree.is_managed or not tree.is_on_gpu:
         return
+    each_step = [*tree.method_calls("backward"), *steps_in(tree, tree.module)]
+    stepping = {loop for call in each_step for loop in tree.loops_of(call)[:1]}  # not those over epochs
     told = set()
     for call in tree.method_calls("item"):
         loops = tree.loops_of(call)
-        if call.args or not loops or loops[0] in told or not any(tree.method_calls("backward", within=loops[0])):
+        if call.args or not loops or loops[0] in told or loops[0] not in stepping:
             continue
         if all(is_only_about_rank(tree, b.test) for b, _ in tree.branches_of(call) if tree.is_in(b, loops[0])):
             told.add(loops[0])

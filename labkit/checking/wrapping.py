@@ -124,6 +124,8 @@ def one_shard_unit(tree: Tree) -> Mistakes:
     misses="a model that another file wraps.",
 )
 def module_of_sharded(tree: Tree) -> Mistakes:
+    if any(target.endswith(".module") for target, _, _ in tree.assigns):
+        return  # a class of the script's own has one
     for node in tree.nodes[ast.Attribute]:
         if not isinstance(node, ast.Attribute) or node.attr != "module":
             continue

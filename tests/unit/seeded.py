@@ -340,6 +340,16 @@ SEEDED: dict[str, list[tuple[str, str]]] = {
                 "    if i % 50 == 0 and rank == 0:\n        print(loss.item())"
             ),
         ),
+        (
+            within(
+                "for step in range(9):\n    for micro in batches:\n        model(micro).backward()\n"
+                "    optimizer.step()\n    print(loss.item())  # HERE"
+            ),
+            within(
+                "for epoch in range(9):\n    for x in loader:\n        model(x).backward()\n"
+                "        optimizer.step()\n    print(total.item())"
+            ),
+        ),
     ],
     "no-no-sync": [
         (

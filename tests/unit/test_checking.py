@@ -77,6 +77,7 @@ def test_nothing_is_found_in_the_labs(path):
         "if rank != 0:\n    dist.barrier()\nload()\nif rank == 0:\n    dist.barrier()",  # one after another
         "if rank == 0:\n    dist.send(x, 1)\nelse:\n    dist.recv(x, 0)",
         "if rank in (0, 1):\n    dist.all_reduce(x, group=pair)",
+        "if rank == 0:\n    dist.barrier(pair)\nif rank == 0:\n    dist.broadcast(x, 0, pair)",
         "if lora_rank == 0:\n    dist.barrier()",
         "if rank == 0 and step:\n    print(x)\nelse:\n    dist.barrier()",  # rank 0 comes there too, as a rule
         "def meet():\n    if dist.is_initialized():\n        dist.barrier()\n\nmeet()",
