@@ -53,6 +53,22 @@ def _computes_in_fp16(tree: Tree, call: ast.Call) -> bool:
 
 
 @rule(
+    "scaler-of-shards",
+    "wrong",
+    why="Under FSDP1 torch.amp.GradScaler looks for inf and nan in this rank's shards only: the rank that finds one "
+    "leaves the step out, the others take it, and from then on they train different models.",
+    fix="torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler, which asks all ranks.",
+    misses="a scaler or a model of another file.",
+)
+def scaler_of_shards(tree: Tree) -> Mistakes:
+    if {wrap.strategy for wrap in tree.wraps} != {"fsdp1"} or tree.words & {"ShardedGradScaler", "NO_SHARD"}:
+        return
+    for call in tree.torch_calls("GradScaler"):
+        if keyword(call, "enabled") is None:
+            yield call, "this scaler sees the overflows of one rank's shards only"
+
+
+@rule(
     "clip-scaled-gradients",
     "wrong",
     why="The gradients are still multiplied by the loss scale, 65,536 at first: clipped to the limit, and then divided "

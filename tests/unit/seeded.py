@@ -281,6 +281,12 @@ SEEDED: dict[str, list[tuple[str, str]]] = {
         ),
         (within("model.half()  # HERE\nmodel(x).backward()"), within("teacher.half()\nmodel(x).backward()")),
     ],
+    "scaler-of-shards": [
+        (
+            within("scaler = torch.amp.GradScaler('cuda')  # HERE\nscaler.scale(loss).backward()", FSDP1_MODEL),
+            within("scaler = torch.amp.GradScaler('cuda')\nscaler.scale(loss).backward()", FSDP2_MODEL),
+        ),
+    ],
     "clip-scaled-gradients": [
         (
             within("scaler.scale(loss).backward()\nnn.utils.clip_grad_norm_(model.parameters(), 1.0)  # HERE"),
