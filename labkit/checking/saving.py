@@ -121,8 +121,8 @@ def _is_state(tree: Tree, load: ast.Call) -> bool:
     "outdated",
     why="What torch.load does without it changed in torch 2.6: before, it runs any code that the file holds; since "
     "then it refuses a file that holds more than tensors and plain values.",
-    fix="Say weights_only=True, and save only tensors, numbers, strings, lists and dictionaries. To switch it off is for "
-    "files you made yourself.",
+    fix="Say weights_only=True, and save only tensors, numbers, strings, lists and dictionaries. To switch it off is "
+    "for files you made yourself.",
     misses="a load that switches it off, which is a choice somebody wrote down; scripts that are not distributed.",
 )
 def load_without_weights_only(tree: Tree) -> Mistakes:
