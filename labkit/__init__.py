@@ -13,6 +13,7 @@ from labkit.errors import LabError, LaunchError, RankFailedError, RunFolderError
 
 if TYPE_CHECKING:
     from labkit.bench import panel
+    from labkit.checking import check
     from labkit.claims import Claims
     from labkit.data import fetch
     from labkit.machine import doctor
@@ -27,6 +28,7 @@ _LAZY = {
     "Run": "labkit.run",
     "Script": "labkit.write.script",
     "attach": "labkit.run",
+    "check": "labkit.checking",
     "compare": "labkit.view.comparison",
     "doctor": "labkit.machine",
     "fetch": "labkit.data",
@@ -48,6 +50,7 @@ __all__ = [
     "Script",
     "ScriptError",
     "attach",
+    "check",
     "compare",
     "doctor",
     "fetch",

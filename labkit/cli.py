@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import json
 import os
 import sys
 from collections.abc import Sequence
@@ -20,16 +21,25 @@ EXAMPLES = """examples:
   labkit doctor
   labkit launch ddp --nproc-per-node 2 --steps 100      one of labkit's own scripts, with its options
   labkit launch train.py --nproc-per-node 2 -- 50 --lr 1e-3
+  labkit check train.py                                  what in it hangs, corrupts or slows distributed training
   labkit plan fsdp --nproc-per-node 8 --device A100-40 -- --global-batch-size 512
   labkit runs
   labkit stop latest
 """
 
 
+CHECK_EXAMPLES = """examples:
+  labkit check train.py lab.ipynb
+  labkit check --from ddp.py fsdp.py
+
+A comment `# labkit: ignore[rule]` silences a rule on its line. docs/check.md lists the rules.
+"""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one verb. Exit codes: 0 done, 1 the training failed or does not fit, or the doctor says that it cannot work
-    here, 2 refused before anything started, 129 the terminal was closed, 130 interrupted, 141 nobody reads what is
-    printed."""
+    """Run one verb. Exit codes: 0 done, 1 the training failed or does not fit, a check found something, or the doctor
+    says that it cannot work here, 2 refused before anything started, 129 the terminal was closed, 130 interrupted, 141
+    nobody reads what is printed."""
     parser = _parser()
     arguments, rest = parser.parse_known_args(argv)
     if rest and arguments.verb not in ("launch", "plan"):
@@ -97,6 +107,15 @@ def _parser() -> argparse.ArgumentParser:
     start.add_argument("--watch", action="store_true", help="draw the live view in the terminal")
     start.add_argument("--profile", action="store_true", help="record three steps for `labkit timeline`")
     start.add_argument("--detach", action="store_true", help="return at once; the run outlives this terminal")
+    check = verb("check", _check, "name what in a training script hangs, corrupts or slows distributed training; exits "
+                 "with 0 when nothing is found, 1 when something is, 2 when a file cannot be read",
+                 epilog=CHECK_EXAMPLES, formatter_class=formatter)  # fmt: skip
+    check.add_argument("files", nargs="+", metavar="FILE",
+                       help="scripts, notebooks, Markdown pages, or names of labkit's own scripts")  # fmt: skip
+    check.add_argument("--from", dest="before", metavar="BEFORE",
+                       help="compare FILE with this script as a migration, say from DDP to FSDP: what changed, and "
+                       "what was forgotten (exits with 1 when something was)")  # fmt: skip
+    check.add_argument("--json", action="store_true", help="print the findings as JSON")
     plan = verb("plan", _plan, "what each strategy would hold and how fast it would be, before anything is launched; "
                 "exits with 1 when it does not fit",
                 usage="labkit plan SCRIPT [options] [--] [the script's own options]")  # fmt: skip
@@ -152,6 +171,32 @@ def _launch(arguments: argparse.Namespace, rest: list[str]) -> int:
         run.wait(watch=arguments.watch)
         print(run)
     return 0
+
+
+def _check(arguments: argparse.Namespace, rest: list[str]) -> int:
+    if arguments.before:
+        return _check_migration(arguments)
+    checked, unreadable = [], 0
+    for file in arguments.files:
+        try:
+            checked.append(labkit.check(file))
+        except LabError as error:  # the others are checked all the same
+            unreadable += 1
+            print(f"labkit: {plain(str(error))}", file=sys.stderr)
+    if arguments.json:
+        print(json.dumps([record for found in checked for record in found.records()], indent=2))
+    else:
+        for found in checked:
+            print(found)
+    return 2 if unreadable else 1 if any(checked) else 0
+
+
+def _check_migration(arguments: argparse.Namespace) -> int:
+    if len(arguments.files) != 1:
+        raise LabError(f"--from compares with one script, and {len(arguments.files)} were given")
+    migration = labkit.check(arguments.before, arguments.files[0])
+    print(json.dumps(migration.record(), indent=2) if arguments.json else migration)
+    return 1 if migration.forgotten else 0
 
 
 def _plan(arguments: argparse.Namespace, rest: list[str]) -> int:

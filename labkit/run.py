@@ -9,6 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from labkit.checking.launching import warn
 from labkit.errors import LabError, RankFailedError, RunFolderError, rank_failed
 from labkit.launcher import preflight
 from labkit.launcher import stop as stopping
@@ -77,6 +78,9 @@ def launch(
     records three steps, from the sixth on (without a DataLoader from the seventh), with torch's profiler;
     `run.timeline()` draws them.
 
+    What `labkit.check` finds in a script of your own that may hang or corrupt this training is said on stderr first;
+    the launch goes on.
+
     Raises LaunchError or ScriptError before any process is started; waiting, RankFailedError.
     """
     if ui() == "svg":
@@ -87,6 +91,7 @@ def launch(
     if isinstance(script, Plan):
         parameters = script.launched_with(nproc_per_node, parameters)
         nproc_per_node, prediction, script = script.ranks, script.record(), script.path or script.script
+    warn(script)
     run = begin(
         script,
         nproc_per_node=nproc_per_node,

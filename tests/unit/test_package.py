@@ -14,6 +14,7 @@ MAY_IMPORT = {
     "record": {"errors", "record"},
     "write": {"errors", "record", "write"},
     "worker": {"record", "worker"},
+    "checking": {"errors", "record", "write", "checking"},
     "launcher": {"errors", "record", "write", "launcher"},
     "view": {"errors", "record", "write", "view"},
     "planner": {"errors", "record", "write", "worker", "launcher", "view", "planner"},

@@ -1,0 +1,102 @@
+"""Mistakes that hang, corrupt or slow distributed training, found by reading a script; nothing of it is run."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import overload
+
+from labkit.checking import (  # noqa: F401  (each registers its rules)
+    ending,
+    hanging,
+    numerics,
+    outdated,
+    places,
+    sampling,
+    saving,
+    speed,
+    wrapping,
+)
+from labkit.checking.findings import KINDS, Finding, Findings
+from labkit.checking.migration import Migration, compared
+from labkit.checking.nodes import position
+from labkit.checking.rules import RULES
+from labkit.checking.source import Piece, Source, explain, read
+from labkit.checking.tree import Around, Tree
+from labkit.errors import ScriptError
+from labkit.write import Script
+
+__all__ = ["KINDS", "RULES", "Finding", "Findings", "check"]
+
+IGNORED = re.compile(r"#\s*labkit:\s*ignore\[([\w\s,-]+)\]")
+
+
+@overload
+def check(script: Script | str | os.PathLike[str]) -> Findings: ...
+@overload
+def check(script: Script | str | os.PathLike[str], after: Script | str | os.PathLike[str]) -> Migration: ...
+def check(
+    script: Script | str | os.PathLike[str], after: Script | str | os.PathLike[str] | None = None
+) -> Findings | Migration:
+    """Name the mistakes in a script that hang, corrupt or slow distributed training: line, reason and fix.
+
+    `script` is a Script, the name of one of labkit's own ("ddp"), or a path: of any training script, of a notebook
+    (its code cells and its `%%writefile` cells), or of a Markdown page (its Python blocks). It is read, never run.
+    With `after` the two are compared as a migration, say from DDP to FSDP: what changed, and what was forgotten.
+    A comment `# labkit: ignore[rule]` silences a rule on its line.
+
+    Raises ScriptError when one of them cannot be read, or is not Python.
+    """
+    if after is not None:
+        before_source, after_source = read(script), read(after)
+        trees = [_trees(source) for source in (before_source, after_source)]
+        return compared(*trees, _found(before_source, trees[0]), _found(after_source, trees[1]))
+    source = read(script)
+    return _found(source, _trees(source))
+
+
+def _trees(source: Source) -> list[tuple[Piece, Tree]]:
+    """Every piece parsed. A fragment that is no Python is passed over; a fragment knows of those around it."""
+    trees = []
+    for piece in source.pieces:
+        try:
+            trees.append((piece, Tree(piece.text, says=source.says, is_fragment=piece.is_fragment, told=piece.told)))
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            if not piece.is_fragment:
+                raise ScriptError(explain(error, source, piece)) from None
+    if sum(piece.is_fragment for piece, _ in trees) > 1:
+        around = Around(
+            frozenset(wrap.strategy for _, tree in trees for wrap in tree.wraps),
+            frozenset(name for _, tree in trees for wrap in tree.wraps for name in wrap.names),
+        )
+        for _, tree in trees:
+            tree.around = around
+    return trees
+
+
+def _found(source: Source, trees: list[tuple[Piece, Tree]]) -> Findings:
+    found = [finding for piece, tree in trees for finding in _findings(source, piece, tree)]
+    found.sort(key=lambda finding: (finding.cell or 0, finding.line, finding.rule))
+    note = "no Python in it" if not trees else ""
+    return Findings(found, source.name, source.path, note)
+
+
+def _findings(source: Source, piece: Piece, tree: Tree) -> list[Finding]:
+    found: dict[tuple[str, int], Finding] = {}
+    for rule in RULES.values():
+        for node, message in () if rule.kind == "slow" and tree.is_a_test else rule.looks(tree):
+            line = position(node)[0]
+            if (rule.slug, line) in found or _is_ignored(tree, node, rule.slug):
+                continue
+            cell, at = piece.place(line)
+            found[rule.slug, line] = Finding(
+                rule.slug, rule.kind, at, message, rule.why, rule.fix, source.name, cell, tree.lines[line - 1]
+            )
+    return list(found.values())
+
+
+def _is_ignored(tree: Tree, node: object, slug: str) -> bool:
+    """A comment on the finding's line, or on the last line of a call that takes several."""
+    lines = {getattr(node, "lineno", 1), getattr(node, "end_lineno", 1)}
+    comments = (IGNORED.search(tree.lines[line - 1]) for line in lines if line <= len(tree.lines))
+    return any(slug in re.split(r"[\s,]+", comment[1]) for comment in comments if comment)

@@ -1,0 +1,115 @@
+"""What a check has found, and how it shows itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from labkit.record.text import escaped, plain
+
+__all__ = ["KINDS", "Finding", "Findings"]
+
+# What a mistake does, the worst first: stops the ranks for ever; trains or saves something else than was meant, or
+# fails; costs time or memory; works today with a name that goes away.
+KINDS = ("hangs", "wrong", "slow", "outdated")
+COLOURS = {"hangs": "#d1242f", "wrong": "#bc4c00", "slow": "#9a6700", "outdated": "#57606a"}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One mistake, at the line where it is made (from 1). `cell` is a notebook's cell (from 1), in which `line` then
+    counts; `code` is the line's text."""
+
+    rule: str
+    kind: str
+    line: int
+    message: str
+    why: str
+    fix: str
+    file: str = ""
+    cell: int | None = None
+    code: str = ""
+
+    @property
+    def place(self) -> str:
+        """`train.py:41`, which editors and terminals open, or `lab.ipynb:cell 3:7`."""
+        return f"{self.file}:{self.line}" if self.cell is None else f"{self.file}:cell {self.cell}:{self.line}"
+
+    @property
+    def short(self) -> str:
+        return plain(f"{self.place}: {self.kind}: {self.rule}: {self.message}").replace("\n", " ")
+
+    def __str__(self) -> str:
+        return plain(f"{self.short}\n    why: {self.why}\n    fix: {self.fix}")
+
+    def record(self) -> dict[str, Any]:
+        """For machines: what `labkit check --json` prints."""
+        return asdict(self)
+
+
+class Findings(Sequence[Finding]):
+    """The mistakes in one script, by line. It is empty, and so false, when there are none. `path` is the file, if the
+    script is one; `name` is what it is called."""
+
+    def __init__(self, found: Sequence[Finding], name: str, path: Path | None = None, note: str = ""):
+        self._found = tuple(found)
+        self.name = name
+        self.path = path
+        self.note = note
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._found[index]
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def __iter__(self) -> Iterator[Finding]:
+        return iter(self._found)
+
+    def records(self) -> list[dict[str, Any]]:
+        """One dictionary of plain values per finding."""
+        return [finding.record() for finding in self]
+
+    @property
+    def summary(self) -> str:
+        if not self:
+            return plain(f"{self.name}: nothing found") + (f" ({self.note})" if self.note else "")
+        counts = ((kind, sum(finding.kind == kind for finding in self)) for kind in KINDS)
+        told = ", ".join(f"{count} {kind}" for kind, count in counts if count)
+        return plain(f"{self.name}: {len(self)} found ({told})") + (f"; {self.note}" if self.note else "")
+
+    def __repr__(self) -> str:
+        return "\n".join([*map(str, self), self.summary])
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        return {"text/plain": repr(self), "text/html": self.html()}
+
+    def html(self) -> str:
+        """A list that links to lines; what stands in a notebook."""
+        items = "".join(self._item(finding) for finding in self)
+        listed = f'<ul style="margin:4px 0;padding-left:18px">{items}</ul>' if items else ""
+        return f"<div><b>{escaped(self.summary)}</b>{listed}</div>"
+
+    def _item(self, finding: Finding) -> str:
+        kind = f'<b style="color:{COLOURS[finding.kind]}">{finding.kind}</b>'
+        code = (
+            f'<pre style="margin:2px 0;overflow-x:auto">{escaped(finding.code.strip())}</pre>' if finding.code else ""
+        )
+        return (
+            f'<li style="margin:4px 0">{self._link(finding)} {kind} <code>{escaped(finding.rule)}</code>: '
+            f"{escaped(finding.message)}{code}"
+            f"<details><summary>why, and what to do</summary>{escaped(finding.why)}<br>{escaped(finding.fix)}</details>"
+            "</li>"
+        )
+
+    def _link(self, finding: Finding) -> str:
+        """JupyterLab opens a file at `#line=`, which counts from 0. The cells of a notebook have no such address."""
+        place = escaped(finding.place)
+        if self.path is None or finding.cell is not None:
+            return f"<code>{place}</code>"
+        here = Path.cwd()
+        path = self.path.relative_to(here) if self.path.is_relative_to(here) else self.path
+        return f'<a href="{quote(path.as_posix())}#line={finding.line - 1}"><code>{place}</code></a>'

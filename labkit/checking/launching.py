@@ -1,0 +1,54 @@
+"""What is said before a launch: a few lines, and never an error of the checker's own."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from pathlib import Path
+
+from labkit.checking import check
+from labkit.record.text import plain
+from labkit.write import Script, script_names
+
+__all__ = ["warn"]
+
+MOST_LINES = 5
+MOST_BYTES = 200_000  # checking takes some 10 ms per 1,000 lines; a launch is not to wait for it
+KINDS = ("hangs", "wrong")
+
+
+def warn(script: Script | str | os.PathLike[str]) -> None:
+    """Say on stderr what in a script of the user's own may hang or corrupt this training. The launch goes on."""
+    try:
+        text = "\n".join(_lines(script))
+    except Exception:  # whatever it is, it is no reason not to train
+        return
+    if text:
+        print(text, file=sys.stderr, flush=True)
+
+
+def _lines(script: Script | str | os.PathLike[str]) -> list[str]:
+    if _is_ours(script) or _size(script) > MOST_BYTES:
+        return []
+    found = check(script)
+    told = [finding for kind in KINDS for finding in found if finding.kind == kind]
+    if not told:
+        return []
+    more = f"{len(told) - MOST_LINES} more; " if len(told) > MOST_LINES else ""
+    again = (
+        "labkit.check(script)"
+        if isinstance(script, Script)
+        else f"labkit check {shlex.quote(plain(os.fspath(script)))}"
+    )
+    return [*(finding.short for finding in told[:MOST_LINES]), f"{more}{again} says why, and what to do"]
+
+
+def _is_ours(script: Script | str | os.PathLike[str]) -> bool:
+    if isinstance(script, Script):
+        return script.name in script_names() and script == Script.load(script.name)
+    return isinstance(script, str) and script in script_names()
+
+
+def _size(script: Script | str | os.PathLike[str]) -> int:
+    return len(str(script)) if isinstance(script, Script) else Path(script).stat().st_size

@@ -1,0 +1,160 @@
+"""From DDP to FSDP: what changed between two scripts, and what was forgotten."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from labkit.checking.collectives import CHECKPOINT
+from labkit.checking.findings import Finding, Findings
+from labkit.checking.models import moves_to_device, optimizers
+from labkit.checking.nodes import keyword
+from labkit.checking.saving import GATHERS
+from labkit.checking.source import Piece
+from labkit.checking.tree import Tree
+from labkit.record.text import escaped, plain
+
+__all__ = ["Change", "Migration", "compared"]
+
+NAMES = {"ddp": "DDP", "fsdp1": "FSDP1", "fsdp2": "fully_shard"}
+Trees = list[tuple[Piece, Tree]]
+Seen = tuple[str, int | None]  # what a script does, and the line; "" when it does not
+
+
+@dataclass(frozen=True)
+class Change:
+    """One thing that both scripts decide, and how. A line is None when the script says nothing of it."""
+
+    what: str
+    before: str
+    after: str
+    before_line: int | None = None
+    after_line: int | None = None
+
+    @property
+    def is_one(self) -> bool:
+        return self.before != self.after
+
+    def told(self) -> str:
+        def side(text: str, line: int | None) -> str:
+            return (text or "nothing") + (f" (line {line})" if line else "")
+
+        return f"{self.what}: {side(self.before, self.before_line)} -> {side(self.after, self.after_line)}"
+
+
+@dataclass(frozen=True)
+class Migration:
+    """`changed` is what the second script does otherwise. `forgotten` are its mistakes that the first did not make;
+    `kept` are those it has from there."""
+
+    changed: tuple[Change, ...]
+    forgotten: Findings
+    kept: Findings
+
+    def record(self) -> dict[str, Any]:
+        """For machines."""
+        changed = [asdict(change) for change in self.changed]
+        return {"changed": changed, "forgotten": self.forgotten.records(), "kept": self.kept.records()}
+
+    def __repr__(self) -> str:
+        changed = [f"  {change.told()}" for change in self.changed] or [
+            "  nothing that matters to how it is distributed"
+        ]
+        forgotten = [str(finding) for finding in self.forgotten] or ["  nothing"]
+        kept = ["there before:", *(finding.short for finding in self.kept)] if self.kept else []
+        return plain("\n".join(["changed:", *changed, "forgotten:", *forgotten, *kept]))
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        told = "".join(f"<li>{escaped(change.told())}</li>" for change in self.changed) or "<li>nothing</li>"
+        kept = f"<details><summary>there before</summary>{self.kept.html()}</details>" if self.kept else ""
+        return {
+            "text/plain": repr(self),
+            "text/html": f"<div><b>changed</b><ul>{told}</ul><b>forgotten</b>{self.forgotten.html()}{kept}</div>",
+        }
+
+
+def compared(before: Trees, after: Trees, found_before: Findings, found_after: Findings) -> Migration:
+    """What the second script does otherwise than the first."""
+    changes = []
+    for what, looks in LOOKED_AT.items():
+        (was, was_at), (now, now_at) = (_seen(looks, trees) for trees in (before, after))
+        changes.append(Change(what, was, now, was_at, now_at))
+    had = {finding.rule for finding in found_before}
+
+    def those(is_kept: bool) -> Findings:
+        kept: list[Finding] = [finding for finding in found_after if (finding.rule in had) is is_kept]
+        return Findings(kept, found_after.name, found_after.path)
+
+    return Migration(tuple(change for change in changes if change.is_one), those(False), those(True))
+
+
+def _seen(looks: Callable[[Tree], Iterator[tuple[str, ast.AST]]], trees: Trees) -> Seen:
+    """All that a script does about one thing, and the line of the first."""
+    found = [(text, piece.place(node.lineno)[1]) for piece, tree in trees for text, node in looks(tree)]
+    return ", ".join(dict.fromkeys(text for text, _ in found)), found[0][1] if found else None
+
+
+def _wrapper(tree: Tree) -> Iterator[tuple[str, ast.AST]]:
+    return ((NAMES[wrap.strategy], wrap.call) for wrap in tree.wraps)
+
+
+def _units(tree: Tree) -> Iterator[tuple[str, ast.AST]]:
+    for wrap in tree.wraps:
+        policy = keyword(wrap.call, "auto_wrap_policy")
+        if policy is not None:
+            yield "auto_wrap_policy", policy
+        elif wrap.strategy == "fsdp2" and tree.loops_of(wrap.call):
+            yield "each block, in a loop", wrap.call
+
+
+def _precision(tree: Tree) -> Iterator[tuple[str, ast.AST]]:
+    names = ("autocast", "MixedPrecision", "MixedPrecisionPolicy", "GradScaler", "ShardedGradScaler")
+    return ((tree.names_of_calls[call].rsplit(".", 1)[-1], call) for call in tree.torch_calls(*names))
+
+
+def _moved(tree: Tree) -> Iterator[tuple[str, ast.AST]]:
+    for wrap in tree.wraps:
+        for call in tree.method_calls("to", "cuda"):
+            made = isinstance(call.func.value, ast.Call) or call is wrap.source
+            if made and moves_to_device(tree, call) and tree.function_of(call) is tree.function_of(wrap.call):
+                yield "the whole model", call
+                return
+
+
+def _built(tree: Tree) -> Iterator[tuple[str, ast.AST]]:
+    for call, _ in optimizers(tree):
+        earlier = [w for w in tree.wraps if tree.function_of(w.call) is tree.function_of(call)]
+        yield ("before wrapping" if any(call.lineno < w.call.lineno for w in earlier) else "after wrapping"), call
+
+
+def _clips(tree: Tree) -> Iterator[tuple[str, ast.AST]]:
+    for call in tree.method_calls("clip_grad_norm_"):
+        yield ("torch.nn.utils" if tree.names_of_calls[call].startswith("torch.") else "the model's own"), call
+
+
+def _accumulates(tree: Tree) -> Iterator[tuple[str, ast.AST]]:
+    return ((call.func.attr, call) for call in tree.method_calls("no_sync", "set_requires_gradient_sync"))
+
+
+def _state(tree: Tree) -> Iterator[tuple[str, ast.AST]]:
+    for call in tree.calls:
+        name = tree.names_of_calls[call]
+        last = name.rsplit(".", 1)[-1]
+        if name == "torch.save" or (name.startswith("torch.distributed.checkpoint.") and last in CHECKPOINT | GATHERS):
+            yield ("torch.save" if name == "torch.save" else last), call
+        elif isinstance(call.func, ast.Attribute) and call.func.attr in ("state_dict_type", "full_tensor"):
+            yield call.func.attr, call
+
+
+LOOKED_AT: dict[str, Callable[[Tree], Iterator[tuple[str, ast.AST]]]] = {
+    "wrapper": _wrapper,
+    "units that are sharded": _units,
+    "moved to the GPU": _moved,
+    "optimizer built": _built,
+    "precision": _precision,
+    "gradients clipped by": _clips,
+    "accumulation": _accumulates,
+    "state saved by": _state,
+}

@@ -1,0 +1,44 @@
+"""Small questions about nodes of a syntax tree."""
+
+from __future__ import annotations
+
+import ast
+
+__all__ = ["Function", "has_stars", "is_main_guard", "is_true", "keyword", "parameters_of", "position", "spelled"]
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def spelled(node: ast.AST | None) -> str:
+    """`self.model` as text; "" for what is no name with attributes."""
+    parts = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) else ""
+
+
+def keyword(call: ast.Call, name: str) -> ast.expr | None:
+    return next((k.value for k in call.keywords if k.arg == name), None)
+
+
+def has_stars(call: ast.Call) -> bool:
+    """`f(*a, **b)`: what it is given cannot be seen."""
+    return any(isinstance(a, ast.Starred) for a in call.args) or any(k.arg is None for k in call.keywords)
+
+
+def parameters_of(function: Function) -> list[ast.arg]:
+    a = function.args
+    return [*a.posonlyargs, *a.args, *a.kwonlyargs]
+
+
+def is_true(node: ast.AST | None) -> bool:
+    return isinstance(node, ast.Constant) and node.value is True
+
+
+def is_main_guard(node: ast.If) -> bool:
+    return any(isinstance(n, ast.Name) and n.id == "__name__" for n in ast.walk(node.test))
+
+
+def position(node: ast.AST) -> tuple[int, int]:
+    return node.lineno, node.col_offset

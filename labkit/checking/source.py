@@ -1,0 +1,148 @@
+"""The Python in what was given: a script, a notebook's cells, the blocks of a Markdown page. Lines stay the file's."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import textwrap
+import tokenize
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from labkit.errors import ScriptError
+from labkit.write import Script, script_names
+
+__all__ = ["Piece", "Source", "read"]
+
+FENCE = re.compile(r"^(?P<indent>[ \t]*)(?P<fence>```+|~~~+)[ \t]*(?P<language>[\w.+-]*)")
+PYTHON = ("python", "py", "python3", "pycon")
+MARKDOWN = (".md", ".markdown", ".qmd", ".txt")
+MAGIC = re.compile(r"^\s*[%!?]")
+WRITES = re.compile(r"^%%writefile\s+(-a\s+)?(?P<path>\S+\.py)\s*$")
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One Python text. Its line i stands at line `first + i - 1` of the file, or is given by `places` as (cell, line).
+    A `fragment` need not be Python: articles also show what is none."""
+
+    text: str
+    first: int = 1
+    places: tuple[tuple[int, int], ...] = ()
+    is_fragment: bool = False
+
+    def place(self, line: int) -> tuple[int | None, int]:
+        """Where a line of the text stands: the notebook's cell, if it is one, and the line."""
+        return self.places[line - 1] if self.places else (None, self.first + line - 1)
+
+    def told(self, line: int) -> str:
+        """The same in words."""
+        cell, at = self.place(line)
+        return f"line {at}" if cell is None else f"cell {cell}, line {at}"
+
+
+@dataclass(frozen=True)
+class Source:
+    """What is to be checked: `name` is shown, `path` is the file, if there is one, `says` what is not in its code."""
+
+    name: str
+    pieces: tuple[Piece, ...]
+    path: Path | None = None
+    says: str = ""
+
+
+def read(script: Script | str | os.PathLike[str]) -> Source:
+    """What was given, as Python texts. Raises ScriptError in one sentence when it cannot be read."""
+    if isinstance(script, Script):
+        return Source(f"{script.name}.py", (Piece(str(script)),))
+    if not isinstance(script, str | os.PathLike):
+        raise ScriptError(f"check takes a Script, the name of one, or a path; got {script!r}")
+    if isinstance(script, str) and script in script_names():
+        return Source(f"{script}.py", (Piece(str(Script.load(script))),))
+    if isinstance(script, str) and "\n" in script:
+        raise ScriptError("check takes a Script, the name of one, or a path; for text, check(Script.parse(text))")
+    path = Path(script)
+    if path.suffix not in (".py", ".ipynb", *MARKDOWN) and not path.exists():
+        Script.load(script)  # says which there are
+    if path.suffix == ".ipynb":
+        return _notebook(path)
+    if path.suffix in MARKDOWN:
+        return Source(str(path), tuple(_blocks(_text(path))), path)
+    return Source(str(path), (Piece(_text(path)),), path)
+
+
+def _text(path: Path) -> str:
+    try:
+        raw = path.read_bytes()
+    except IsADirectoryError:
+        raise ScriptError(f"{path} is a folder; expected a script, a notebook or a Markdown page") from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        why = getattr(error, "strerror", None) or error
+        raise ScriptError(f"{str(path).replace(chr(0), '')} cannot be read: {why}") from None
+    try:
+        encoding = tokenize.detect_encoding(io.BytesIO(raw).readline)[0] if path.suffix == ".py" else "utf-8-sig"
+        text = raw.decode(encoding)
+    except (SyntaxError, LookupError, UnicodeDecodeError) as error:
+        raise ScriptError(f"{path} is not text in the encoding it claims: {error}") from None
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _blocks(page: str) -> Iterator[Piece]:
+    """The fenced Python blocks of a Markdown page."""
+    fence, block, first, indent = "", [], 0, ""
+    for number, line in enumerate(page.split("\n"), 1):
+        mark = FENCE.match(line)
+        if not fence:
+            if mark:
+                fence, first, block, indent = mark["fence"], number + 1, [], mark["indent"]
+                python = mark["language"].lower() in PYTHON
+        elif mark and mark["fence"].startswith(fence) and not mark["language"]:
+            if python:
+                yield Piece(textwrap.dedent("\n".join(block)), first, is_fragment=True)
+            fence = ""
+        else:
+            block.append(line.removeprefix(indent))
+
+
+def _notebook(path: Path) -> Source:
+    """The code cells as one program, in their order, and each `%%writefile x.py` as another."""
+    try:
+        notebook = json.loads(_text(path))
+        cells = [c for c in notebook["cells"] if c["cell_type"] == "code"]
+        texts = [c["source"] if isinstance(c["source"], str) else "".join(c["source"]) for c in cells]
+        settings = json.dumps(notebook.get("metadata", {}))
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise ScriptError(f"{path} is not a notebook: expected JSON with cells") from None
+    pieces: list[Piece] = []
+    program: list[str] = []
+    places: list[tuple[int, int]] = []
+    for number, text in enumerate(texts, 1):
+        lines = text.splitlines()
+        if lines and WRITES.match(lines[0]):
+            own = tuple((number, line) for line in range(2, len(lines) + 1))
+            pieces.append(Piece("\n".join(lines[1:]), places=(*own, (number, len(lines) + 1))))
+        elif not (lines and lines[0].startswith("%%")):
+            program += [_without_magic(line) for line in lines]
+            places += [(number, line) for line in range(1, len(lines) + 1)]
+    places.append((len(texts), 1))  # where a syntax error at the end is
+    pieces.append(Piece("\n".join(program), places=tuple(places), is_fragment=True))
+    return Source(str(path), tuple(pieces), path, settings)
+
+
+def _without_magic(line: str) -> str:
+    if not MAGIC.match(line) and not line.rstrip().endswith("?"):
+        return line
+    return line[: len(line) - len(line.lstrip())] + "pass"
+
+
+def explain(error: Any, source: Source, piece: Piece) -> str:
+    """A syntax error in one sentence."""
+    if not isinstance(error, SyntaxError):
+        return f"{source.name} is not Python that can be read: {error or type(error).__name__}"
+    line = error.lineno or 1
+    where = piece.told(min(line, len(piece.places)) if piece.places else line)
+    return f"{source.name} is not Python: {where}: {error.msg}"

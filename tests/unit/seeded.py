@@ -1,0 +1,421 @@
+"""Mistakes on purpose: for every rule of `labkit check` scripts that make it once, at the line marked HERE, and the
+same scripts corrected. What surrounds them is a training script in which nothing is found."""
+
+from __future__ import annotations
+
+import textwrap
+
+HEAD = """
+import os
+import torch
+import torch.distributed as dist
+import torch.nn as nn
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, MixedPrecision, fully_shard
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, DistributedSampler
+
+local_rank = int(os.environ["LOCAL_RANK"])
+torch.cuda.set_device(local_rank)
+dist.init_process_group("nccl")
+rank, world_size = dist.get_rank(), dist.get_world_size()
+device = torch.device("cuda", local_rank)
+"""
+TAIL = "\ndist.barrier()\ndist.destroy_process_group()\n"
+DDP_MODEL = "model = DDP(Net().to(device))\noptimizer = torch.optim.SGD(model.parameters())\n"
+FSDP1_MODEL = "model = FSDP(net, auto_wrap_policy=policy)\noptimizer = torch.optim.SGD(model.parameters())\n"
+FSDP2_MODEL = "for block in model.blocks:\n    fully_shard(block)\nfully_shard(model)\noptimizer = make(model)\n"
+LOOP = "for epoch in range(9):\n    for x, y in loader:\n        model(x).sum().backward()\n        optimizer.step()\n"
+
+
+def within(body: str, model: str = DDP_MODEL) -> str:
+    """A whole script round some lines of it."""
+    return HEAD + model + textwrap.dedent(body) + TAIL
+
+
+# rule: pairs of (a script with the mistake, the same without it)
+SEEDED: dict[str, list[tuple[str, str]]] = {
+    "no-distributed-sampler": [
+        (
+            within("train_loader = DataLoader(dataset, batch_size=8, shuffle=True)  # HERE"),
+            within("train_loader = DataLoader(dataset, batch_size=8, sampler=sampler)"),
+        ),
+        (
+            within("loader = DataLoader(train_set, sampler=None, batch_size=8)  # HERE"),
+            within("loader = DataLoader(Subset(train_set, range(rank, 100, world_size)), batch_size=8)"),
+        ),
+    ],
+    "shuffle-with-sampler": [
+        (
+            within("sampler = make(data)\nloader = DataLoader(data, sampler=sampler, shuffle=True)  # HERE"),
+            within("sampler = make(data)\nloader = DataLoader(data, sampler=sampler)"),
+        ),
+    ],
+    "no-set-epoch": [
+        (
+            within(f"sampler = DistributedSampler(train)  # HERE\nloader = DataLoader(train, sampler=sampler)\n{LOOP}"),
+            within(
+                "sampler = DistributedSampler(train)\nloader = DataLoader(train, sampler=sampler)\n"
+                + LOOP.replace("    for x", "    sampler.set_epoch(epoch)\n    for x")
+            ),
+        ),
+    ],
+    "rank-0-collective": [
+        (
+            within("if rank == 0:\n    print('saving')\n    dist.barrier()  # HERE"),
+            within("if rank == 0:\n    print('saving')\ndist.barrier()"),
+        ),
+        (
+            within("if dist.get_rank() != 0:\n    dist.all_reduce(x)  # HERE"),
+            within("if dist.get_rank() != 0:\n    dist.broadcast(x, 0)\nelse:\n    dist.broadcast(y, 0)"),
+        ),
+        (
+            within("def total(x):\n    dist.all_reduce(x)\n    return x\n\nif rank == 0:\n    print(total(x))  # HERE"),
+            within("def total(x):\n    dist.all_reduce(x)\n    return x\n\nx = total(x)\nif rank == 0:\n    print(x)"),
+        ),
+        (
+            within("def report():\n    if rank != 0:\n        return\n    dist.all_gather(xs, x)  # HERE\n\nreport()"),
+            within(
+                "def report():\n    dist.all_gather(xs, x)\n    if rank != 0:\n        return\n    print(xs)\n\n"
+                "report()"
+            ),
+        ),
+        (
+            within("is_main = rank == 0\nif is_main and step:\n    state = model.state_dict()  # HERE", FSDP1_MODEL),
+            within("state = model.state_dict()", FSDP1_MODEL),
+        ),
+        (
+            within("if rank == 0:\n    full = {n: p.full_tensor() for n, p in parameters}  # HERE", FSDP2_MODEL),
+            within("full = {n: p.full_tensor() for n, p in parameters}", FSDP2_MODEL),
+        ),
+        (
+            within("if not rank:\n    torch.distributed.checkpoint.save(state, checkpoint_id=path)  # HERE"),
+            within("torch.distributed.checkpoint.save(state, checkpoint_id=path)"),
+        ),
+        (
+            within(
+                "for x in loader:\n    if rank == 0:\n        show(x)\n    else:\n        continue\n"
+                "    dist.barrier()  # HERE"
+            ),
+            within(
+                "for x in loader:\n    if rank == 0:\n        show(x)\n        continue\n    else:\n"
+                "        continue\ndist.barrier()"
+            ),
+        ),
+    ],
+    "rank-0-evaluation": [
+        (
+            within("if rank == 0:\n    with torch.no_grad():\n        out = model(x)  # HERE", FSDP2_MODEL),
+            within("with torch.no_grad():\n    out = model(x)\nif rank == 0:\n    print(out)", FSDP2_MODEL),
+        ),
+        (
+            within("def evaluate(net):\n    return net(x)\n\nif rank == 0:\n    evaluate(model)  # HERE", FSDP1_MODEL),
+            within("def evaluate(net):\n    return net(x)\n\nevaluate(model)", FSDP1_MODEL),
+        ),
+        (
+            within("norm = nn.BatchNorm2d(3)\nif rank == 0:\n    evaluate(model, test)  # HERE"),
+            within("norm = nn.BatchNorm2d(3)\nif rank == 0:\n    evaluate(model.module, test)"),
+        ),
+    ],
+    "download-race": [
+        (
+            within("train = datasets.MNIST('data', download=True)  # HERE"),
+            within("if rank == 0:\n    datasets.MNIST('data', download=True)\ndist.barrier()"),
+        ),
+        (
+            HEAD + "if rank == 0:\n    datasets.MNIST('data', download=True)  # HERE\ntrain = datasets.MNIST('data')\n"
+            "dist.destroy_process_group()\n",
+            within("if rank == 0:\n    datasets.MNIST('data', download=True)\ndist.barrier()\ndatasets.MNIST('data')"),
+        ),
+        (
+            within("if rank == 0:\n    datasets.MNIST('data', download=True)  # HERE\ntrain = datasets.MNIST('data')"),
+            within("if rank == 0:\n    datasets.MNIST('data', download=True)\nwait_for_all()\ndatasets.MNIST('data')"),
+        ),
+    ],
+    "moved-before-sharding": [
+        (
+            within("", "model = Net().to(device)  # HERE\nmodel = FSDP(model, auto_wrap_policy=policy)\n"),
+            within("", "model = Net()\nmodel = FSDP(model, auto_wrap_policy=policy, device_id=local_rank)\n"),
+        ),
+        (
+            within("", "model = Net()\nmodel.cuda()  # HERE\n" + FSDP2_MODEL),
+            within(
+                "", "with torch.device('meta'):\n    model = Net()\n" + FSDP2_MODEL + "model.to_empty(device='cuda')\n"
+            ),
+        ),
+        (
+            within("", "model = FSDP(Net().cuda(), auto_wrap_policy=policy)  # HERE\n"),
+            within("", "model = FSDP(Net().to(torch.bfloat16), auto_wrap_policy=policy)\n"),
+        ),
+    ],
+    "optimizer-before-wrapping": [
+        (
+            within(
+                "schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)",
+                "model = Net()\noptimizer = torch.optim.SGD(model.parameters())  # HERE\n"
+                "model = FSDP(model, auto_wrap_policy=policy)\n",
+            ),
+            within("schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)", FSDP1_MODEL),
+        ),
+        (
+            within(
+                "",
+                "optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)  # HERE\n"
+                + FSDP2_MODEL.replace("optimizer = make(model)\n", ""),
+            ),
+            within("", FSDP2_MODEL + "optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)\n"),
+        ),
+        (
+            within(
+                "",
+                "optimizer = torch.optim.SGD(net.parameters())  # HERE\nmodel = FSDP(net, auto_wrap_policy=policy)\n",
+            ),
+            within("", "optimizer = torch.optim.SGD(net.parameters())\nmodel = DDP(net)\n"),
+        ),
+    ],
+    "one-shard-unit": [
+        (within("", "model = FSDP(net)  # HERE\n"), within("", "model = FSDP(net, auto_wrap_policy=policy)\n")),
+        (within("", "fully_shard(model)  # HERE\n"), within("", FSDP2_MODEL)),
+    ],
+    "module-of-sharded": [
+        (within("net = model.module  # HERE", FSDP2_MODEL), within("net = model", FSDP2_MODEL)),
+        (within("out = model.module(x)  # HERE", FSDP1_MODEL), within("out = model(x)", FSDP1_MODEL)),
+    ],
+    "no-sync-of-fsdp2": [
+        (
+            within("with model.no_sync():  # HERE\n    model(x)", FSDP2_MODEL),
+            within("model.set_requires_gradient_sync(False)\nmodel(x)", FSDP2_MODEL),
+        ),
+    ],
+    "device-id-int": [
+        (
+            HEAD.replace('"nccl")', '"nccl", device_id=local_rank)  # HERE') + TAIL,
+            HEAD.replace('"nccl")', '"nccl", device_id=torch.device("cuda", local_rank))') + TAIL,
+        ),
+    ],
+    "hard-coded-world-size": [
+        (
+            "import torch.multiprocessing as mp\nranks = 4  # HERE\nmp.spawn(main, nprocs=ranks)\n",
+            "import torch, torch.multiprocessing as mp\nmp.spawn(main, nprocs=torch.cuda.device_count())\n",
+        ),
+        (
+            "import os\nos.environ['WORLD_SIZE'] = '2'  # HERE\n",
+            "import os\nos.environ.setdefault('WORLD_SIZE', '1')\n",
+        ),
+    ],
+    "hard-coded-port": [
+        (
+            "import os\nPORT = '12355'  # HERE\n\ndef setup():\n    os.environ['MASTER_PORT'] = PORT\n",
+            "import os\n\ndef setup():\n    os.environ.setdefault('MASTER_PORT', free_port())\n",
+        ),
+        (
+            within("dist.init_process_group('gloo', init_method='tcp://127.0.0.1:23456')  # HERE"),
+            within("dist.init_process_group('gloo', init_method='env://')"),
+        ),
+    ],
+    "device-zero": [
+        (within("x = x.to('cuda:0')  # HERE"), within("x = x.to(device)")),
+        (
+            within("first = 'cuda:0' if torch.cuda.is_available() else 'cpu'  # HERE\nx, y = x.to(first), y.to(first)"),
+            within("other = f'cuda:{local_rank}'\nx, y = x.to(other), y.to(other)"),
+        ),
+        (within("os.environ['CUDA_VISIBLE_DEVICES'] = '0'  # HERE"), within("os.environ.get('CUDA_VISIBLE_DEVICES')")),
+        (within("torch.cuda.set_device(0)  # HERE"), within("if rank == 0:\n    print(torch.cuda.memory_summary(0))")),
+    ],
+    "no-set-device": [
+        (
+            HEAD.replace("torch.cuda.set_device(local_rank)", "") + "model = DDP(Net().cuda())  # HERE\n" + TAIL,
+            HEAD + "model = DDP(Net().cuda())\n" + TAIL,
+        ),
+    ],
+    "sharded-state-dict": [
+        (
+            within(
+                "state = {'model': model.state_dict()}  # HERE\nif rank == 0:\n    torch.save(state, path)", FSDP2_MODEL
+            ),
+            within("state = get_model_state_dict(model)\nif rank == 0:\n    torch.save(state, path)", FSDP2_MODEL),
+        ),
+        (
+            within("if rank == 0:\n    torch.save(optimizer.state_dict(), path)  # HERE", FSDP1_MODEL),
+            within("torch.save(optimizer.state_dict(), f'optimizer-{rank}.pt')", FSDP1_MODEL),
+        ),
+    ],
+    "save-on-every-rank": [
+        (
+            within("torch.save(model.state_dict(), 'model.pt')  # HERE"),
+            within("if rank == 0:\n    torch.save(model.state_dict(), 'model.pt')"),
+        ),
+        (
+            within("def save(path):\n    torch.save(model.module.state_dict(), path)  # HERE\n\nsave('model.pt')"),
+            within(
+                "def save(path):\n    torch.save(model.module.state_dict(), path)\n\nif rank == 0:\n"
+                "    save('model.pt')"
+            ),
+        ),
+    ],
+    "load-without-map-location": [
+        (
+            within("state = torch.load(path, weights_only=True)  # HERE\nmodel.load_state_dict(state['model'])"),
+            within("state = torch.load(path, 'cpu', weights_only=True)\nmodel.load_state_dict(state['model'])"),
+        ),
+    ],
+    "load-without-weights-only": [
+        (
+            within("state = torch.load(path, map_location='cpu')  # HERE"),
+            within("state = torch.load(path, map_location='cpu', weights_only=True)"),
+        ),
+    ],
+    "optim-state-dict-order": [
+        (
+            within("state = FSDP.optim_state_dict_to_load(saved['optimizer'], model, optimizer)  # HERE", FSDP1_MODEL),
+            within("state = FSDP.optim_state_dict_to_load(model, optimizer, saved['optimizer'])", FSDP1_MODEL),
+        ),
+    ],
+    "unscaled-fp16": [
+        (
+            within("with torch.autocast('cuda', dtype=torch.float16):  # HERE\n    loss = model(x)\nloss.backward()"),
+            within("with torch.autocast('cuda', dtype=torch.bfloat16):\n    loss = model(x)\nloss.backward()"),
+        ),
+        (
+            within("policy = MixedPrecision(param_dtype=torch.float16)  # HERE\nmodel(x).backward()"),
+            within("policy = MixedPrecision(param_dtype=torch.float16)\nscaler.scale(model(x)).backward()"),
+        ),
+        (within("model.half()  # HERE\nmodel(x).backward()"), within("teacher.half()\nmodel(x).backward()")),
+    ],
+    "scaler-of-shards": [
+        (
+            within("scaler = torch.amp.GradScaler('cuda')  # HERE\nscaler.scale(loss).backward()", FSDP1_MODEL),
+            within("scaler = torch.amp.GradScaler('cuda')\nscaler.scale(loss).backward()", FSDP2_MODEL),
+        ),
+    ],
+    "clip-scaled-gradients": [
+        (
+            within("scaler.scale(loss).backward()\nnn.utils.clip_grad_norm_(model.parameters(), 1.0)  # HERE"),
+            within(
+                "scaler.scale(loss).backward()\nscaler.unscale_(optimizer)\n"
+                "nn.utils.clip_grad_norm_(model.parameters(), 1.0)"
+            ),
+        ),
+    ],
+    "clip-of-shards": [
+        (
+            within("torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # HERE", FSDP1_MODEL),
+            within("model.clip_grad_norm_(1.0)", FSDP1_MODEL),
+        ),
+        (
+            within("model.clip_grad_norm_(1.0)  # HERE", FSDP2_MODEL),
+            within("torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)", FSDP2_MODEL),
+        ),
+    ],
+    "averaged-twice": [
+        (
+            within("loss = model(x)\nloss = loss / world_size  # HERE\nloss.backward()"),
+            within("loss = model(x)\nloss.backward()\nloss = loss / world_size"),
+        ),
+        (
+            within("model(x).backward()\nfor p in model.parameters():\n    dist.all_reduce(p.grad)  # HERE"),
+            within("model(x).backward()\nfor p in router.parameters():\n    dist.all_reduce(p.grad)"),
+        ),
+    ],
+    "local-batchnorm": [
+        (
+            within("net = nn.BatchNorm2d(3)  # HERE\ntrain_loader = DataLoader(data, batch_size=4, sampler=sampler)"),
+            within("net = nn.BatchNorm2d(3)\ntrain_loader = DataLoader(data, batch_size=64, sampler=sampler)"),
+        ),
+    ],
+    "bf16-on-t4": [
+        (
+            within("# on Kaggle's T4 x2\nwith torch.autocast('cuda', torch.bfloat16):  # HERE\n    model(x)"),
+            within("with torch.autocast('cuda', torch.bfloat16):\n    model(x)"),
+        ),
+    ],
+    "item-every-step": [
+        (
+            within("for x in loader:\n    loss = model(x)\n    loss.backward()\n    total += loss.item()  # HERE"),
+            within(
+                "for x in loader:\n    loss = model(x)\n    loss.backward()\n    total += loss.detach()\n"
+                "print(total.item())"
+            ),
+        ),
+        (
+            within(
+                "for x in loader:\n    loss = model(x)\n    loss.backward()\n    if rank == 0:\n"
+                "        print(loss.item())  # HERE"
+            ),
+            within(
+                "for i, x in enumerate(loader):\n    loss = model(x)\n    loss.backward()\n"
+                "    if i % 50 == 0 and rank == 0:\n        print(loss.item())"
+            ),
+        ),
+        (
+            within(
+                "for step in range(9):\n    for micro in batches:\n        model(micro).backward()\n"
+                "    optimizer.step()\n    print(loss.item())  # HERE"
+            ),
+            within(
+                "for epoch in range(9):\n    for x in loader:\n        model(x).backward()\n"
+                "        optimizer.step()\n    print(total.item())"
+            ),
+        ),
+    ],
+    "no-no-sync": [
+        (
+            within(
+                "for i, x in enumerate(loader):\n    model(x).backward()  # HERE\n"
+                "    if (i + 1) % 4 == 0:\n        optimizer.step()"
+            ),
+            within(
+                "for i, x in enumerate(loader):\n    with model.no_sync():\n        model(x).backward()\n"
+                "    if (i + 1) % 4 == 0:\n        optimizer.step()"
+            ),
+        ),
+        (
+            within(
+                "for step in range(9):\n    for micro in range(accumulate_steps):\n"
+                "        model(x).backward()  # HERE\n"
+                "    optimizer.step()"
+            ),
+            within("for step in range(9):\n    model(x).backward()\n    optimizer.step()"),
+        ),
+    ],
+    "data-parallel": [
+        (
+            "import torch\nmodel = torch.nn.DataParallel(Net())  # HERE\nmodel(x).backward()\n",
+            within("model(x).backward()"),
+        ),
+    ],
+    "no-destroy-process-group": [
+        (HEAD.replace('"nccl")', '"nccl")  # HERE') + DDP_MODEL + LOOP, within(LOOP)),
+        (
+            "import torch.distributed as dist\n\ndef main():\n    dist.init_process_group('gloo')  # HERE\n\n"
+            "if __name__ == '__main__':\n    main()\n",
+            "import torch.distributed as dist\nfrom tools import cleanup\n\ndef main():\n"
+            "    dist.init_process_group('gloo')\n"
+            "    cleanup()\n\nif __name__ == '__main__':\n    main()\n",
+        ),
+    ],
+    "replaced": [
+        (
+            "from torch.cuda.amp import GradScaler  # HERE\nscaler = GradScaler()\n",
+            "try:\n    from torch.amp import GradScaler\nexcept ImportError:\n"
+            "    from torch.cuda.amp import GradScaler\n",
+        ),
+        (
+            "import torch\nwith torch.cuda.amp.autocast():  # HERE\n    pass\nwith torch.cuda.amp.autocast():\n"
+            "    pass\n",
+            "import torch\nwith torch.autocast('cuda'):\n    pass\n",
+        ),
+    ],
+    "local-rank-argument": [
+        (
+            "import torch.distributed as dist\nparser.add_argument('--local_rank', type=int)  # HERE\n"
+            "dist.init_process_group()\n",
+            "import os, torch.distributed as dist\nlocal_rank = os.environ['LOCAL_RANK']\ndist.init_process_group()\n",
+        ),
+    ],
+    "checkpoint-reentrant": [
+        (
+            "from torch.utils.checkpoint import checkpoint\ny = checkpoint(block, x)  # HERE\n",
+            "from torch.utils.checkpoint import checkpoint\ny = checkpoint(block, x, use_reentrant=False)\n",
+        ),
+    ],
+}

@@ -1,0 +1,417 @@
+"""Every rule finds its mistake once, at its line; nothing is found where nothing is wrong; whatever cannot be read is
+refused in one sentence; and before a launch the checker warns, and never stands in the way."""
+
+import json
+import pkgutil
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+import labkit
+from labkit import Script, ScriptError
+from labkit.checking import KINDS, RULES, check
+from labkit.checking.launching import warn
+from labkit.checking.outdated import REPLACED
+from labkit.cli import main
+from labkit.write import script_names
+from unit.seeded import DDP_MODEL, FSDP1_MODEL, FSDP2_MODEL, SEEDED, within
+
+ROOT = Path(__file__).parents[2]
+PAIRS = [
+    pytest.param(slug, *pair, id=f"{slug}-{i}") for slug, pairs in SEEDED.items() for i, pair in enumerate(pairs, 1)
+]
+BARRIER, CORRECTED = SEEDED["rank-0-collective"][0]
+LINE = BARRIER.splitlines().index("    dist.barrier()  # HERE") + 1
+
+
+def rules_in(text):
+    return [(finding.rule, finding.line) for finding in check(Script.parse(text))]
+
+
+def test_every_rule_has_a_mistake_to_find():
+    assert set(SEEDED) == set(RULES)
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=lambda rule: rule.slug)
+def test_a_rule_says_what_it_does_why_what_to_do_and_what_it_misses(rule):
+    assert rule.kind in KINDS
+    assert all(text[0].isalnum() or text[0] in ".'" for text in (rule.why, rule.fix, rule.misses))
+    assert rule.why.endswith(".")
+    assert rule.misses.endswith(".")
+
+
+@pytest.mark.parametrize(("slug", "mistaken", "corrected"), PAIRS)
+def test_a_mistake_is_found_once_at_its_line_and_not_in_the_corrected_script(slug, mistaken, corrected):
+    (line,) = [number for number, text in enumerate(mistaken.splitlines(), 1) if "HERE" in text]
+
+    assert rules_in(mistaken) == [(slug, line)]
+    assert rules_in(corrected) == []
+
+
+@pytest.mark.parametrize(("slug", "mistaken", "corrected"), PAIRS)
+def test_a_comment_silences_its_rule_on_its_line_and_no_other(slug, mistaken, corrected):
+    assert rules_in(mistaken.replace("# HERE", f"# labkit: ignore[another-rule, {slug}]")) == []
+    assert rules_in(mistaken.replace("# HERE", "# labkit: ignore[another-rule]"))[0][0] == slug
+
+
+@pytest.mark.parametrize("name", script_names())
+def test_nothing_is_found_in_our_own_scripts(name):
+    assert not check(name)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "notebooks").glob("*.ipynb")), ids=lambda path: path.stem)
+def test_nothing_is_found_in_the_labs(path):
+    assert not check(path)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "if rank != 0:\n    dist.barrier()\nload()\nif rank == 0:\n    dist.barrier()",  # one after another
+        "if rank == 0:\n    dist.send(x, 1)\nelse:\n    dist.recv(x, 0)",
+        "if rank in (0, 1):\n    dist.all_reduce(x, group=pair)",
+        "if rank == 0:\n    dist.barrier(pair)\nif rank == 0:\n    dist.broadcast(x, 0, pair)",
+        "if lora_rank == 0:\n    dist.barrier()",
+        "if rank == 0 and step:\n    print(x)\nelse:\n    dist.barrier()",  # rank 0 comes there too, as a rule
+        "def meet():\n    if dist.is_initialized():\n        dist.barrier()\n\nmeet()",
+        "if rank == 0:\n    model.eval()\n    print(model.training)",
+        "if rank == 0:\n    model.module(x)",
+        "@rank_zero_only\ndef save():\n    torch.save(x, 'x.pt')\n\nsave()",
+        "keep = args.save and rank == 0\nif keep:\n    torch.save(x, 'x.pt')",
+        "import io\nbuffer = io.BytesIO()\ntorch.save(x, buffer)",
+        "torch.manual_seed(rank)\nloader = DataLoader(train, shuffle=True)",
+        "loader = DataLoader(TensorDataset(torch.randn(9, 9)), shuffle=True)",
+        "test_loader = DataLoader(test_set, shuffle=True)",
+        "optimizer = torch.optim.SGD(model.parameters())\nmodel = DDP(model)",  # DDP keeps the parameters
+        "loss = criterion(x, reduction='sum') / world_size\nloss.backward()",
+        "state = torch.load(path, map_location=device, weights_only=False)",
+        "dist = distance(a, b)",
+        "net = Net().cuda()\nnet = Other()\nnet = FSDP(net, auto_wrap_policy=policy)",
+    ],
+)
+def test_what_looks_like_a_mistake_and_is_none_is_passed_over(body):
+    assert rules_in(within(body)) == []
+
+
+def test_a_wrapped_model_is_known_by_its_name_in_other_functions_and_by_what_a_function_makes_of_it():
+    body = "def show(model):\n    return model(x)\n\nif rank == 0:\n    show(model)"
+
+    assert [rule for rule, _ in rules_in(within(body, FSDP2_MODEL))] == ["rank-0-evaluation"]
+    own = "def show():\n    model = Net()\n    return model(x)\n\nif rank == 0:\n    show()"
+    assert rules_in(within(own, FSDP2_MODEL)) == []
+
+
+def test_a_test_may_be_slow():
+    (mistaken, _), *_ = SEEDED["one-shard-unit"]
+
+    assert rules_in("import pytest\n" + mistaken) == []
+
+
+def test_frameworks_that_do_it_for_the_script_are_not_told_to():
+    body = "train_loader = DataLoader(dataset, shuffle=True)"
+
+    assert rules_in(within(body))
+    assert rules_in("from accelerate import Accelerator\n" + within(body)) == []
+
+
+@pytest.mark.parametrize("page", ["page.md", "page.txt"])
+def test_the_blocks_of_a_page_are_checked_with_the_pages_lines(page, tmp_path):
+    file = tmp_path / page
+    file.write_text(
+        "# DDP\n\n```python\nmodel = DDP(model)\n```\n\n```bash\nmodel = FSDP(\n```\n\n- as here:\n\n"
+        "  ```python\n  dist.init_process_group(device_id=local_rank)\n  ```\n\n```python\n1. no Python\n```\n"
+    )
+
+    assert [(f.rule, f.line) for f in check(file)] == [("device-id-int", 14)]
+
+
+def test_a_fragment_knows_what_the_rest_of_the_page_wraps(tmp_path):
+    file = tmp_path / "page.md"
+    blocks = ["model = FSDP(model, auto_wrap_policy=p)", "if rank == 0:\n    evaluate(model, test_loader)"]
+    file.write_text("\n".join(f"```python\n{block}\n```" for block in blocks))
+
+    assert [(f.rule, f.line) for f in check(file)] == [("rank-0-evaluation", 6)]
+    file.write_text(f"```python\n{blocks[1]}\n```")
+    assert not check(file)
+
+
+def test_a_notebook_is_checked_by_cell_and_its_written_files_on_their_own(tmp_path):
+    cells = [
+        "%matplotlib inline\n!nvidia-smi",
+        f"%%writefile train.py\n{BARRIER}",
+        "import labkit\nlabkit?",
+        "%%bash\nls (",
+    ]
+    file = tmp_path / "lab.ipynb"
+    notebook = {"cells": [{"cell_type": "code", "source": cell.splitlines(True)} for cell in cells], "metadata": {}}
+    file.write_text(json.dumps(notebook))
+
+    (finding,) = check(file)
+
+    assert (finding.rule, finding.cell, finding.line) == ("rank-0-collective", 2, LINE + 1)
+    assert finding.place == f"{file}:cell 2:{LINE + 1}"
+    assert "<a " not in check(file)._repr_mimebundle_()["text/html"]
+
+
+def test_a_kaggle_notebook_says_that_it_runs_on_t4s(tmp_path):
+    file = tmp_path / "lab.ipynb"
+    code = {"cell_type": "code", "source": "import torch\nprecision = torch.bfloat16"}
+    file.write_text(json.dumps({"cells": [code], "metadata": {"kaggle": {"accelerator": "nvidiaTeslaT4"}}}))
+
+    assert [(f.rule, f.cell, f.line) for f in check(file)] == [("bf16-on-t4", 1, 2)]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("broken.py", b"def f(:\n", r"broken.py is not Python: line 1: "),
+        ("nul.py", b"x = 1\0\n", r"nul.py is not Python"),
+        ("latin.py", b"# \xe9\n", r"latin.py is not text in the encoding it claims"),
+        ("claims.py", b"# coding: klingon\n", r"claims.py is not text in the encoding it claims: unknown encoding"),
+        ("deep.py", b"x = " + b"(" * 5000 + b")" * 5000, r"deep.py is not Python"),
+        ("lab.ipynb", b"{}", r"lab.ipynb is not a notebook"),
+        ("list.ipynb", b"[" * 100_000, r"list.ipynb is not a notebook"),
+    ],
+)
+def test_what_is_not_python_is_refused_in_one_sentence(name, content, says, tmp_path):
+    (tmp_path / name).write_bytes(content)
+
+    with pytest.raises(ScriptError, match=says) as refused:
+        check(tmp_path / name)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("given", [None, 3, "nope", "no/such/file.py", "x = 1\ny = 2\n", "a\0b.py", Path("/")])
+def test_what_is_no_script_is_refused(given):
+    with pytest.raises(ScriptError):
+        check(given)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\n\n",
+        b"\xef\xbb\xbfx = 1\n",
+        b"# coding: latin-1\nx = '\xe9'\n",
+        b"x = 1\r\ny = 2\r\n",
+        b"x = '\\f'\n\x0cy = 1",
+    ],
+)
+def test_odd_files_are_read(content, tmp_path):
+    (tmp_path / "odd.py").write_bytes(content)
+
+    assert not check(tmp_path / "odd.py")
+
+
+def test_lines_are_counted_as_editors_do(tmp_path):
+    (tmp_path / "crlf.py").write_bytes(("x = '\x0b \u2028'\n" + BARRIER).replace("\n", "\r\n").encode())
+
+    assert [finding.line for finding in check(tmp_path / "crlf.py")] == [LINE + 1]
+
+
+# What scripts are made of, in any order: nothing of it may make a rule fail.
+ATOMS = sorted(
+    {line.split("  # HERE")[0] for pairs in SEEDED.values() for pair in pairs for t in pair for line in t.split("\n")}
+)
+
+
+@given(st.lists(st.sampled_from(ATOMS), max_size=30))
+def test_no_order_of_lines_breaks_a_rule(lines):
+    text = "\n".join(lines)
+    try:
+        compile(text, "script.py", "exec")
+    except SyntaxError:
+        with pytest.raises(ScriptError):
+            check(Script.parse(text))
+    else:
+        assert {finding.rule for finding in check(Script.parse(text))} <= set(RULES)
+
+
+@given(st.text(max_size=200))
+def test_any_text_is_checked_or_refused(text):
+    try:
+        check(Script.parse(text))
+    except ScriptError as refused:
+        assert "\n" not in str(refused)
+
+
+def test_a_very_long_script_takes_seconds_at_most():
+    text = str(Script.load("hybrid")) * 15  # 13,000 lines
+    started = time.perf_counter()
+
+    check(Script.parse(text))
+
+    assert time.perf_counter() - started < 10  # one second where nothing else runs
+
+
+def test_findings_show_themselves_as_lines_and_as_a_list_that_links_to_them(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "a b.py"
+    file.write_text(BARRIER.replace("# HERE", "# <script>"))
+
+    found = check(file)
+    bundle = found._repr_mimebundle_()
+
+    first, why, fix, summary = repr(found).splitlines()
+    assert first.startswith(f"{file}:{LINE}: hangs: rank-0-collective: `barrier` needs all ranks")
+    assert (why[:9], fix[:9]) == ("    why: ", "    fix: ")
+    assert summary == f"{file}: 1 found (1 hangs)"
+    assert bundle["text/plain"] == repr(found)
+    assert f'href="a%20b.py#line={LINE - 1}"' in bundle["text/html"]
+    assert "<script>" not in bundle["text/html"]
+    assert found.records()[0]["line"] == found[0].line == LINE
+    assert repr(check("ddp")) == "ddp.py: nothing found"
+
+
+def test_a_migration_says_what_changed_and_what_was_forgotten():
+    clips = "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\ntorch.save(x, 'x.pt')"
+    before = Script.parse(within(clips), name="before")
+    after = Script.parse(within(clips, FSDP1_MODEL), name="after")
+
+    migration = check(before, after)
+
+    assert [(c.what, c.before, c.after) for c in migration.changed][:2] == [
+        ("wrapper", "DDP", "FSDP1"),
+        ("units that are sharded", "", "auto_wrap_policy"),
+    ]
+    assert [finding.rule for finding in migration.forgotten] == ["clip-of-shards"]
+    assert [finding.rule for finding in migration.kept] == ["save-on-every-rank"]
+    assert "wrapper: DDP (line 15) -> FSDP1 (line 15)" in repr(migration)
+    assert "clip-of-shards" in migration._repr_mimebundle_()["text/html"]
+    assert json.dumps(migration.record())
+
+
+def test_our_own_migration_forgets_nothing():
+    migration = check("ddp", "fsdp")
+
+    assert not migration.forgotten
+    assert migration.changed
+    assert not check("ddp", "ddp").changed
+
+
+@pytest.fixture
+def in_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("bad.py").write_text(BARRIER)
+    Path("good.py").write_text(CORRECTED)
+    Path("broken.py").write_text("def f(:\n")
+    return tmp_path
+
+
+def test_the_terminal_says_by_its_exit_code_whether_something_was_found(in_folder, capsys):
+    assert main(["check", "good.py", "ddp"]) == 0
+    assert capsys.readouterr().out == "good.py: nothing found\nddp.py: nothing found\n"
+    assert main(["check", "good.py", "bad.py"]) == 1
+    assert f"bad.py:{LINE}: hangs: rank-0-collective: " in capsys.readouterr().out
+    assert main(["check", "broken.py", "bad.py"]) == 2  # and the other is checked all the same
+    out, err = capsys.readouterr()
+    assert "bad.py: 1 found" in out
+    assert err == "labkit: broken.py is not Python: line 1: invalid syntax\n"
+
+
+def test_the_terminal_prints_json(in_folder, capsys):
+    assert main(["check", "--json", "bad.py", "good.py"]) == 1
+    (record,) = json.loads(capsys.readouterr().out)
+    assert (record["file"], record["line"], record["rule"]) == ("bad.py", LINE, "rank-0-collective")
+
+
+def test_the_terminal_explains_a_migration(in_folder, capsys):
+    assert main(["check", "--from", "good.py", "bad.py"]) == 1
+    assert "rank-0-collective" in capsys.readouterr().out
+    assert main(["check", "--from", "ddp", "fsdp"]) == 0
+    assert "wrapper: DDP" in capsys.readouterr().out
+    assert main(["check", "--json", "--from", "ddp", "fsdp"]) == 0
+    assert json.loads(capsys.readouterr().out)["forgotten"] == []
+    assert main(["check", "--from", "ddp", "fsdp", "fsdp1"]) == 2
+
+
+def test_checking_imports_no_torch(in_folder):
+    code = "import sys, labkit; labkit.check('bad.py'); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+    code = "import sys; from labkit.cli import main; main(['check', 'bad.py']); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("\nFalse\n")
+
+
+def test_the_pre_commit_hook_is_a_command_that_takes_files(in_folder):
+    (hook,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())
+
+    verb = hook["entry"].split()
+    assert verb[0] == "labkit"
+    assert set(hook["types_or"]) == {"python", "jupyter"}
+    command = [sys.executable, "-m", "labkit.cli", *verb[1:]]
+    assert subprocess.run([*command, "good.py"], capture_output=True).returncode == 0
+    assert subprocess.run([*command, "good.py", "bad.py"], capture_output=True).returncode == 1
+
+
+def test_before_a_launch_a_script_of_ones_own_is_warned_of_in_a_few_lines(in_folder, capsys):
+    Path("worse.py").write_text(within("\n".join(["if rank == 0:", *["    dist.barrier()"] * 9, "x = x.to('cuda:0')"])))
+
+    warn("bad.py")
+    first, more = capsys.readouterr().err.splitlines()
+    assert first.startswith(f"bad.py:{LINE}: hangs: rank-0-collective")
+    assert more == "labkit check bad.py says why, and what to do"
+    warn("worse.py")
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 6
+    assert lines[-1] == "5 more; labkit check worse.py says why, and what to do"
+    warn(Script.parse(BARRIER, name="ddp"))
+    assert "labkit.check(script)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("script", ["ddp", "good.py", "nope", "no.py", None, "broken.py", "slow.py"])
+def test_before_a_launch_nothing_else_is_said(script, in_folder, capsys):
+    Path("slow.py").write_text(SEEDED["item-every-step"][0][0])
+
+    warn(script)
+    warn(Script.load("ddp"))
+
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(("old", "new"), REPLACED.items())
+def test_every_successor_is_in_the_installed_torch(old, new):
+    successors = re.findall(r"torch(?:\.\w+)+", new)
+
+    assert successors
+    for name in successors:
+        assert pkgutil.resolve_name(name)
+
+
+def test_a_model_of_fully_shard_has_none_of_what_rules_say_it_has_not():
+    from torch.distributed.fsdp import FSDPModule
+
+    assert not {"module", "no_sync", "clip_grad_norm_"} & set(dir(FSDPModule))
+
+
+def test_a_failure_of_the_checker_never_stops_a_launch(in_folder, monkeypatch, capsys):
+    monkeypatch.setattr("labkit.checking.launching.check", lambda script: 1 / 0)
+
+    warn("bad.py")
+
+    assert capsys.readouterr() == ("", "")
+
+
+def test_launching_warns_before_anything_starts(in_folder, monkeypatch, capsys):
+    def refuse(*args, **kwargs):
+        raise labkit.LaunchError("refused")
+
+    monkeypatch.setattr("labkit.run.begin", refuse)
+
+    with pytest.raises(labkit.LaunchError):
+        labkit.launch("bad.py", nproc_per_node=2)
+    assert f"bad.py:{LINE}: hangs: rank-0-collective" in capsys.readouterr().err
+
+
+def test_the_seeded_scripts_are_otherwise_clean():
+    assert rules_in(within("")) == rules_in(within("", FSDP1_MODEL)) == rules_in(within("", FSDP2_MODEL)) == []
+    assert DDP_MODEL in within("")
