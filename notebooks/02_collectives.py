@@ -17,7 +17,7 @@
 # A **rank** is a process, a **process group** is some ranks that talk, and a **collective** is a call that every rank
 # of a group makes together. The labs that follow are made of six of them. Here you write down what each leaves on every
 # rank and how many bytes it costs, then measure both on real ranks; the bytes are the kernel's own TCP counters.
-# At the end you write DDP's all-reduce by hand. The second article (README, lines 233-234) says of it: "GPU0 receives
+# At the end you write DDP's all-reduce by hand. The second article (002, lines 233-234) says of it: "GPU0 receives
 # grad_1, GPU1 receives grad_0". That is tested too.
 
 # %% tags=["parameters"]
@@ -324,7 +324,7 @@ claims.predict("ring: received by each rank", 2 * (n - 1) * S // n, "B")
 claims.predict(
     "ring: share of its neighbour's gradient that rank 0 receives as such",
     1 / n,
-    article="GPU0 receives grad_1 (README, lines 233-234)",
+    article="GPU0 receives grad_1 (002, lines 233-234)",
     said=1.0,
 )
 ring = labkit.launch(

@@ -16,7 +16,7 @@
 #
 # DistributedDataParallel is four habits: begin with the same weights, deal the samples out, average the gradients, do
 # that while backward still computes. You build the first three by hand and claim that they give the gradients of one
-# process with the whole batch. Then you count what DDP sends. The second article (README, line 785) says "1 collective"
+# process with the whole batch. Then you count what DDP sends. The second article (002, line 785) says "1 collective"
 # for its CNN; DDP sends gradients in buckets, and their number and bytes follow from the sizes of the parameters.
 
 # %% tags=["parameters"]
@@ -191,7 +191,7 @@ print(f"{size // 4:,} parameters, {size:,} bytes; buckets of {' + '.join(f'{b:,}
 ways = ("by hand", "DDP", "DDP, accumulated")
 for way in ways:
     claims.predict(f"gradients {way}: largest relative difference to one big batch", 1e-9, how="at most")
-claims.predict("all-reduces in a backward", len(expected), article='"1 collective" (README, line 785)', said=1)
+claims.predict("all-reduces in a backward", len(expected), article='"1 collective" (002, line 785)', said=1)
 claims.predict("bytes of the first bucket", expected[0], "B")
 claims.predict("bytes in a backward", size, "B")  # those of the gradients
 claims.predict("bytes in an accumulated step without no_sync", micro_batches * size, "B")
@@ -306,7 +306,7 @@ display(timeline)
 # ## Other samples on every rank, another order in every epoch
 #
 # `DistributedSampler` deals one permutation out like cards. It draws the permutation from `seed + epoch`, and it learns
-# the epoch only from `set_epoch`. The second article calls it (README, line 362) and is right to: a loop that does not
+# the epoch only from `set_epoch`. The second article calls it (002, line 362) and is right to: a loop that does not
 # trains on the same order in every epoch, and nothing says so. No ranks are needed to see it.
 
 # %%
@@ -338,7 +338,7 @@ print("rank 0 begins with", *(order[:6] for order in orders(calls_set_epoch=True
 # ## Where DDP is not one big batch: BatchNorm
 #
 # All of the above holds while a sample's result does not depend on the others. BatchNorm takes mean and variance over
-# the samples *of its rank*. `SyncBatchNorm`, which the guide recommends (line 222), exchanges them in forward and
+# the samples *of its rank*. `SyncBatchNorm`, which the guide recommends (001, line 222), exchanges them in forward and
 # backward; torch runs it on GPUs only (here: `labkit.launch(script, sync_batch_norm=True)`). GroupNorm and LayerNorm
 # look at one sample at a time and need none of it:
 

@@ -99,7 +99,8 @@ for dtype, expected in ((torch.float32, 0.1), (torch.bfloat16, 0.0)):
 #
 # One rank will overflow here, on purpose, in two steps. Under DDP its infinite gradients reach all ranks in the
 # all-reduce. Under FSDP a rank sees its own shard only: here only *one* rank's shard will have the infinity, and ranks
-# agree because `GradScaler` asks the others.
+# agree because `GradScaler`'s check, made of tensors that lie on all ranks (`DTensor`), asks the others. (The older
+# FSDP, the first article's, needs `ShardedGradScaler` for that.)
 
 # %%
 OVERFLOWS, FIRST_SCALE, INTERVAL = (4, 6), 2.0**15, 3
@@ -136,9 +137,9 @@ for strategy, seeing in SEEN.items():
 #
 # Under FSDP the policy of the scripts gathers weights in 16 bits and sums gradients in 32:
 # `MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)`. The guide (001, line 96) sums them in
-# bf16, too: half of those bytes, and each sum rounded to three digits. The guide (line 32) and the third article (003,
-# line 431) count mixed precision among FSDP's advantages. DDP has it as well; that weights *travel* in 16 bits it
-# cannot have, for under DDP they do not travel.
+# bf16, too: half of those bytes, and each sum rounded to two or three digits. The guide (001, line 32) and the third
+# article (003, line 431) count mixed precision among FSDP's advantages. DDP has it as well; that weights *travel* in 16
+# bits it cannot have, for under DDP they do not travel.
 
 # %%
 text = {name: Script.load("ddp").cells[name].text for name in ("model", "data")}
@@ -393,6 +394,10 @@ for scale in SCALES:
 print(f"of {len(gradients):,} gradients that are not 0:")
 display(pd.Series(shares).unstack(sort=False).style.format("{:.3%}"))
 
+# %% [markdown]
+# The same as a picture. The strips below are what fp16 holds: the upper one of gradients as they are, the lower one of
+# gradients that were scaled by 65,536, `GradScaler`'s first scale.
+
 # %%
 sizes, numbers = gradients.log2().floor().int().unique(return_counts=True)
 figure = go.Figure()
@@ -449,7 +454,7 @@ display(pd.DataFrame(rows).T.style.format("{:.1f}").set_caption("MiB of a rank a
 # ## On a T4
 #
 # A T4 has no bf16 in its hardware. torch emulates it, slower than fp32, and says nothing; the plan says it. So does the
-# guide (line 225): "BF16 preferred on Ampere+". On a T4 that leaves fp16, with a scaler.
+# guide (001, line 225): "BF16 preferred on Ampere+". On a T4 that leaves fp16, with a scaler.
 
 # %%
 claims.predict("2 x T4, planned: bf16 can be used (1 is yes)", 0, article="001, line 225: Ampere+", said=0)

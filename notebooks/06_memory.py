@@ -14,10 +14,10 @@
 # %% [markdown]
 # # 06 · Memory: where the bytes go
 #
-# "A model of 7 billion parameters needs 28 GB, FSDP on two GPUs halves that to 14": so says the second article (line
-# 825). You will count what a rank really holds, byte by byte: parameters, gradients, optimizer state, activations,
-# communication buffers. Each number is **predicted before the run** and measured in a real training step of real
-# ranks, under DDP, ZeRO-1 and FSDP. At the end the 7B example is worked right.
+# A model of 7 billion parameters needs 28 GB, and FSDP on two GPUs 14 GB on each: so says the second article (002,
+# lines 825-827). You will count what a rank really holds, byte by byte: parameters, gradients, optimizer state,
+# activations, communication buffers. Each number is **predicted before the run** and measured in a real training step
+# of real ranks, under DDP, ZeRO-1 and FSDP. At the end the 7B example is worked right.
 
 # %% tags=["parameters"]
 nproc_per_node: int = 2  # ranks

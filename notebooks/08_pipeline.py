@@ -16,8 +16,8 @@
 #
 # In pipeline parallelism each rank has some of the layers and micro-batches pass through. A *schedule* says in which
 # order a rank takes them; it decides how long ranks idle (the **bubble**) and how many micro-batches' activations they
-# hold. Here the layers only sleep, so time is exact however few cores there are: the one lab in which time is claimed.
-# The third article (blog, line 302) gives the bubble as the fraction (p - 1)/m, and (line 314) calls the memory of
+# hold. Here the layers only sleep, so time is exact however few cores there are, and can be claimed. The
+# third article (003, line 302) gives the bubble as the fraction (p - 1)/m, and (line 314) calls the memory of
 # Interleaved 1F1B the lowest. You will measure both.
 
 # %% tags=["parameters"]
@@ -271,7 +271,7 @@ claims.predict(
     (p - 1) / (p + p - 1),
     "%",
     within=0.15,
-    article="bubble fraction (p - 1)/m (blog, line 302)",
+    article="bubble fraction (p - 1)/m (003, line 302)",
     said=(p - 1) / p,
 )
 claims.predict(f"1F1B, {p} micro-batches: bubble over the ideal time", (p - 1) / p, "%", within=0.25)
@@ -281,7 +281,7 @@ three = sorted(("GPipe", "1F1B", "Interleaved1F1B"), key=lambda name: held[name]
 claims.predict(
     "Interleaved1F1B: place by memory on rank 0 among three (1 is the lowest)",
     1 + three.index("Interleaved1F1B"),
-    article="memory: lowest (blog, line 314)",
+    article="memory: lowest (003, line 314)",
     said=1,
 )
 # the profiler records the seventh to the ninth step: keep three of these there

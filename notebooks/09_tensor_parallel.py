@@ -14,7 +14,7 @@
 # %% [markdown]
 # # 09 · Tensor and sequence parallel: one layer on all ranks
 #
-# The third article (blog, line 41) says that model or tensor parallelism puts "model layers across devices". That is a
+# The third article (003, line 41) says that model or tensor parallelism puts "model layers across devices". That is a
 # pipeline. Tensor parallelism splits **every** layer: each rank works on each layer, with its part of the weights, and
 # parts have to be added up again and again. You will split a layer by hand, predict how often ranks talk in one step
 # and what each of them holds, and count both in real ranks. The loss must be that of one device to 1e-9.

@@ -15,7 +15,7 @@
 # # 10 · Meshes: several strategies at once
 #
 # "Use 3D Parallelism (Data + Pipeline + Tensor) for even bigger models (100B+ parameters)", says the third article
-# (blog, line 484). What is that? Ranks get coordinates, like seats in rows, and each axis has a strategy of its own.
+# (003, line 484). What is that? Ranks get coordinates, like seats in rows, and each axis has a strategy of its own.
 # You will predict what a rank says on each axis and what it holds, as products of small numbers, for three meshes of
 # four ranks; then run them. All train exactly what one device trains.
 

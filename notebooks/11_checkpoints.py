@@ -136,8 +136,8 @@ script = with_notes("fsdp")
 #
 # A checkpoint that training can go on from holds three numbers per parameter: the weight and AdamW's two moments. In
 # float32 that is 12 P bytes, in float64 24 P. Gradients are not in it. AdamW also counts the steps of each tensor in 4
-# bytes. In shards, each rank writes what it holds: FSDP cuts a tensor's rows into N parts. The guide (line 158) says
-# that this "avoids gathering the entire model to rank 0", and is right.
+# bytes. In shards, each rank writes what it holds: FSDP cuts a tensor's rows into N parts. The guide (001, line 158)
+# says that this "avoids gathering the entire model to rank 0", and is right.
 
 # %%
 defined = {}
@@ -162,9 +162,9 @@ print(f"{P:,} parameters in {T} tensors: 24 P + 4 T = {whole:,} bytes; by rank {
 # %% [markdown]
 # ## Predict: what goes on
 #
-# A checkpoint must hold more than the guide's file, which has `model` and `optimizer` (lines 144-147): also the step,
-# from which follow the epoch and the place in it, and each rank's random state. Then a run that is begun again is the
-# same run.
+# A checkpoint must hold more than the guide's file, which has `model` and `optimizer` (001, lines 144-147): also the
+# step, from which follow the epoch and the place in it, and each rank's random state. Then a run that is begun again is
+# the same run.
 
 # %%
 special = "checkpoint cells of ddp and fsdp: lines that differ"
@@ -202,8 +202,9 @@ undisturbed.wait()
 #
 # Now the disk hangs at step 8. As soon as all files of that checkpoint are there, the notebook looks up the process of
 # rank 0, which is about to mark it, and kills it. SIGKILL cannot be caught: it is what the system does when memory runs
-# out. (The third article, line 225, counts "Fault Tolerance" among DDP's advantages: "Easy to checkpoint and resume".
-# Easy it is, but it is the checkpoint that tolerates. One dead rank ends the run of all, under DDP as under FSDP.)
+# out. (The third article, 003, line 225, counts "Fault Tolerance" among DDP's advantages: "Easy to checkpoint and
+# resume". Easy it is, but it is the checkpoint that tolerates. One dead rank ends the run of all, under DDP as under
+# FSDP.)
 
 # %%
 hangs = on_slow_disk(script, f"60 if step == {KILLED} else 0")
@@ -438,9 +439,10 @@ display(figure)
 # %% [markdown]
 # ## What the guide's code does
 #
-# Its loading code (lines 154-156) passes the saved state first, then the model and the optimizer. What does torch
-# expect? And what does a damaged file do? The mark holds a checksum of every file: the script's own function, called
-# here, passes over a checkpoint in which one bit is not as it was.
+# Its loading code (001, lines 154-156) passes the saved state first, then the model and the optimizer. That was the
+# order of torch 2.0, and for a year longer of the example in torch's own documentation (pytorch's issues 105727 and
+# 123952). What does torch expect now? And what does a damaged file do? The mark holds a checksum of every file: the
+# script's own function, called here, passes over a checkpoint in which one bit is not as it was.
 
 # %%
 from torch.distributed.fsdp import FullyShardedDataParallel

@@ -16,8 +16,8 @@
 #
 # A step that is too slow is slow for one reason, and somebody's. You will make the same training slow in two ways, once
 # by a rank that dawdles, once by gradients that are sent too late, and read from the timeline which it was. Layers that
-# sleep make time exact, so it can be claimed on busy cores, too. The third article (blog, line 235) says that all must
-# wait for the slowest; the second (README, line 130) that gradients are sent after backward. One of them is right.
+# sleep make time exact, so it can be claimed on busy cores, too. The third article (003, line 235) says that all must
+# wait for the slowest; the second (002, line 130) that gradients are sent after backward. One of them is right.
 
 # %% tags=["parameters"]
 nproc_per_node: int = 2  # ranks; their layers sleep, two cores are enough
@@ -129,13 +129,13 @@ claims.predict("healthy: all-reduces per step", layers)
 claims.predict(
     "healthy: of those, hidden under backward",
     layers - 1,
-    article="after backward pass, gradients are synchronized (README, line 130)",
+    article="after backward pass, gradients are synchronized (002, line 130)",
     said=0,
 )
 claims.predict("one bucket: all-reduces per step", 1)
 claims.predict("one bucket: of those, hidden under backward", 0)
 for rank in others:
-    waits = {"article": "all GPUs must wait for slowest one (blog, line 235)", "said": SLOW}
+    waits = {"article": "all GPUs must wait for slowest one (003, line 235)", "said": SLOW}
     claims.predict(f"dawdler: rank {rank} waits, per step", SLOW, "s", within=0.15, **waits)
     spoken = SLOW + (layers - 1) * BACKWARD
     claims.predict(f"dawdler: all-reduces of rank {rank} last, per step", spoken, "s", within=0.15)

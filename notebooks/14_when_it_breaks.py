@@ -17,7 +17,7 @@
 # Ranks wait for each other, so the one that complains is often not the one at fault, and the one at fault often says
 # nothing. Below is a sound script. You change one place at a time, predict which rank must be named, at which step, in
 # which line or call, and provoke it on real ranks: a bad sample, a missing sampler, an evaluation on rank 0 alone, a
-# barrier with four spaces too many, a tensor that does not fit. The second article's FAQ (README, lines 1013 to 1036)
+# barrier with four spaces too many, a tensor that does not fit. The second article's FAQ (002, lines 1013 to 1036)
 # warns of one of them, rightly, and recommends another.
 
 # %% tags=["parameters"]
@@ -163,8 +163,8 @@ def seen(run):
 # the ranks average their gradients. Who meets it, and when? `DistributedSampler` draws its order from a seed and needs
 # no ranks to tell: take the sample that opens the third batch of the last rank.
 #
-# It "ensures non-overlapping data splits", says the article (line 1171). But all ranks must make as many steps, and
-# here is one sample less than they take: it deals one twice.
+# It "ensures non-overlapping data splits", says the article (002, line 1171). But all ranks must make as many steps,
+# and here is one sample less than they take: it deals one twice.
 
 # %%
 orders = [[n for numbers, *_ in deal(load(N), N, rank) for n in numbers.tolist()] for rank in ranks]
@@ -176,7 +176,7 @@ claims.predict("bad sample: step of that", 3)
 claims.predict("bad sample: ranks with a NaN one step later", N)
 claims.predict("with a sampler: different samples seen", STEPS * BATCH * N - 1)
 twice = "with a sampler: samples seen twice"
-claims.predict(twice, 1, article='"non-overlapping data splits" (README, line 1171)', said=0)
+claims.predict(twice, 1, article='"non-overlapping data splits" (002, line 1171)', said=0)
 display(bad_sample.diff(sound))
 
 # %%
@@ -196,7 +196,7 @@ claims.measure(twice, len(dealt) - len(set(dealt)), run=silent, because="all ran
 display(losses.T.rename(index=lambda rank: f"loss, rank {rank}"))
 
 # %% [markdown]
-# The run *succeeded*. Its view says that the loss is not a number on all ranks; which was first, only the steps tell.
+# The run *succeeded*. Only its view says that the loss is not a number, on which rank first, and at which step.
 #
 # ## Two lines of a FAQ
 #
@@ -204,13 +204,13 @@ display(losses.T.rename(index=lambda rank: f"loss, rank {rank}"))
 # That is right: with `shuffle=True` and one seed all ranks train on the same samples, an N-th as many, and nothing says
 # so. Then `if rank == 0: evaluate(…)`, marked as correct (line 1031; again in the best practices, line 1178). That
 # depends. It is safe where rank 0 has the whole model, as `model.module` under DDP. Under FSDP a forward *gathers*:
-# rank 0 waits for ranks that have left. (The article's own FSDP example, line 708, evaluates on all ranks: right.)
+# rank 0 waits for ranks that have left. (The article's own FSDP example, line 709, evaluates on all ranks: right.)
 
 # %%
 faq = changed(sound, "model", "sampler=DistributedSampler(dataset, ranks, rank))", "shuffle=True)")
 faq = changed(faq, "main", '    print("accuracy"', '    if rank == 0:\n        print("accuracy"')
 claims.predict("without a sampler: different samples seen", STEPS * BATCH)
-advice = '"evaluation only on rank 0", marked as correct (README, line 1031)'
+advice = '"evaluation only on rank 0", marked as correct (002, line 1031)'
 claims.predict("rank 0 evaluates alone: runs that end well", 0, article=advice, said=1)
 claims.predict("rank 0 evaluates alone: rank that labkit names, the first to have left", 1)
 claims.predict("rank 0 evaluates alone: last step of that rank", STEPS)
@@ -341,4 +341,5 @@ claims.check()
 # - Let rank 0 evaluate alone under DDP, with `model.module`: does it end well? And with a `BatchNorm1d` in the model,
 #   and `model` instead of `model.module`?
 # - `nproc_per_node = 4`: who is named now, and how many ranks print an error in the last run?
-# - Give the model `retries=1` in the run that is too large: what does `run.status().earlier` hold?
+# - Give `labkit.launch` in `attempt` `retries=1`, and run what is too large again: what does `full.status().earlier`
+#   hold?

@@ -17,7 +17,7 @@
 # Kaggle lends two T4s for nothing, at most twelve hours at a time. This notebook runs on a laptop and on Kaggle, cell
 # for cell. You will predict the largest GPT that two T4s can train; find that checkpoints may be what does not fit; and
 # have a deadline end a training in the middle, which a second session finishes **exactly** as if nothing had been. The
-# second article (lines 940-964) recommends Kaggle and says nothing of the end of a session.
+# second article (002, lines 940-964) recommends Kaggle and says nothing of the end of a session.
 
 # %% tags=["parameters"]
 nproc_per_node: int = 2  # ranks of the runs
@@ -75,8 +75,9 @@ print(f"on Kaggle, {kind}" if kind else "not on Kaggle: what is said of T4s belo
 # Take GPT-2 large's width and add blocks. In fp32 a parameter takes 4 bytes, its gradient 4, AdamW's moments 8. The
 # peak is where backward begins: all activations are there, and none is recomputed here. DDP holds 16 bytes per
 # parameter then, as its buckets keep the gradients' place. FSDP on two ranks holds half of 12, for there are no
-# gradients yet, and the root (embeddings and head) whole. Activations are divided by neither. The article (line 882)
-# recommends DDP up to 1B parameters.
+# gradients yet, and the root (embeddings and head) whole. Activations are divided by neither. The article (002,
+# line 882) recommends DDP up to 1B parameters on two to four GPUs. It names no GPU there, and elsewhere (line 809) has
+# 40 GB in mind; the two it sends its readers to are these.
 
 # %%
 GIB = 2**30
@@ -110,7 +111,7 @@ def gpt(strategy, blocks):
 
 
 if plans:
-    article = {"article": "second article, line 882: DDP up to 1B parameters", "said": 1e9}
+    article = {"article": "002, line 882: DDP up to 1B parameters", "said": 1e9}
     for name, blocks in most.items():
         claims.predict(f"{name.upper()} on 2 x T4: most blocks that fit", blocks)
     claims.predict("DDP on 2 x T4: parameters of that", of_root + most["ddp"] * of_block, **article)

@@ -180,7 +180,7 @@ class RankHistory:
         if loss is not None:
             if not self._script_reports_loss:  # the script's own figure wins over what backward() was called on
                 self._script_reports_loss = True
-                self.series["loss"] = Series()
+                self.series["loss"], self.lost_at = Series(), None
             self._take_loss(t, loss)
 
     def _take_loss(self, t: float, loss: float) -> None:

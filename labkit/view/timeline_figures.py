@@ -121,7 +121,7 @@ def _shapes(trace: dict[str, Any]) -> list[dict[str, Any]]:
         paths[opacity] += f"M{start:g},{y - half:g}H{start + length:g}V{y + half:g}H{start:g}Z"
     return [
         {"type": "path", "xref": "x2", "yref": "y2", "path": path, "fillcolor": trace["marker"]["color"],
-         "opacity": opacity, "line": {"width": 0}, "layer": "below"}
+         "fillrule": "nonzero", "opacity": opacity, "line": {"width": 0}, "layer": "below"}  # bars may overlap
         for opacity, path in paths.items()
     ]  # fmt: skip
 

@@ -37,6 +37,8 @@ def test_a_step_of_ddp_is_forward_backward_and_the_optimizer_with_two_buckets_on
     assert "ddp on 2 ranks" in repr(timeline)
     assert len(timeline.figure().to_json()) < 100_000
     assert len(timeline.animation().frames) > 10
+    # one shape for all bars of a colour: where they overlap they must not cancel each other
+    assert {shape.fillrule for shape in timeline.animation().layout.shapes} == {"nonzero"}
 
 
 @pytest.mark.parametrize(("schedule", "kinds"), [

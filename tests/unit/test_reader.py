@@ -64,6 +64,12 @@ def test_the_scripts_own_loss_wins_over_the_probes(history):
     assert read.latest["loss"] == 3.0
 
 
+def test_a_probes_loss_that_was_lost_is_forgotten_once_the_script_reports_its_own(history):
+    read = history(META, step(101, loss="inf"), report(102, step=1, loss=3.0))
+
+    assert read.lost_at is None
+
+
 def test_the_probes_loss_stands_when_the_script_reports_none(history):
     read = history(META, step(101, loss=9.0), report(102, step=1, accuracy=0.5))
 
