@@ -271,9 +271,10 @@ def train(model, samples, steps, device, scaler, overflows=()):
         scaler.update()
         if all(map(torch.equal, before, local(model.parameters()))):
             told["skipped"].append(step)
-        told["losses"].append(loss.item())
+        told["losses"].append(loss.detach())
     state = [t for each in optimizer.state.values() for t in each.values()]
     held = local([*model.parameters(), *(p.grad for p in model.parameters()), *state])
+    told["losses"] = [loss.item() for loss in told["losses"]]
     return told | {"states": sum(t.nbytes for t in held), "scale": scaler.get_scale()}
 
 
