@@ -323,9 +323,6 @@ def of_rank_0(run):
     return table[table["rank"] == 0]
 
 
-one_did, two_did, whole_did = map(of_rank_0, (one, two, whole))
-
-
 def losses(table):
     """By step."""
     return table.dropna(subset=["loss"]).groupby("step")["loss"].last()

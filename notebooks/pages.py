@@ -78,10 +78,17 @@ def _card(executed: Path) -> str:
 
 
 def _picture(shown: list[dict[str, str]]) -> str:
-    """The last timeline where there is one, otherwise the last picture."""
-    drawn = [match[1] for data in shown if (match := PICTURE.search(data.get("text/html", "")))]
-    photographed = [f"data:image/png;base64,{data['image/png']}" for data in shown if "image/png" in data]
-    return f'<img alt="" src="{(drawn or photographed)[-1]}">' if drawn or photographed else ""
+    """The last timeline, plan or figure; where there is none, the fullest charts of a run."""
+    figures, charts = [], []
+    for data in shown:
+        page, png = data.get("text/html", ""), data.get("image/png")
+        drawn = PICTURE.findall(page)
+        if page and png:  # only a run's view comes both ways
+            charts += drawn
+        else:
+            figures += [f"data:image/png;base64,{png}"] if png else drawn
+    chosen = figures[-1] if figures else max(charts, key=len, default="")
+    return f'<img alt="" src="{chosen}">' if chosen else ""
 
 
 def _held(executed: Path) -> str:

@@ -58,7 +58,8 @@ def main() -> int:
         if size > MOST_BYTES:
             print(f"{notebook} is too heavy to be saved: {size:,} bytes, {MOST_BYTES:,} are allowed", file=sys.stderr)
             return 1
-    print(write_index([into / notebook.name for notebook in arguments.notebooks], into))
+    there = {*into.glob("[0-9]*.ipynb"), *(into / notebook.name for notebook in arguments.notebooks)}
+    print(write_index(sorted(there), into))
     return 0
 
 
