@@ -231,6 +231,7 @@ class Run:
         """
         over = self.status().is_final
         state = stopping.stop(self.folder, grace=grace)
+        self._finish_view()
         left = len(stopping.processes_of(self.folder))
         killed = f"{state.killed} had to be killed; " if state.killed else ""
         was_over = "already over, it " if over else ""

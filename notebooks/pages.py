@@ -41,7 +41,7 @@ def write_page(executed: Path, folder: Path) -> Path:
             if PLOTLY in output.get("data", {}):
                 output.data["text/html"] = _drawn(output.data.pop(PLOTLY))
     # plotly does not become a global where require.js is loaded first
-    exporter = HTMLExporter(require_js_url="")
+    exporter = HTMLExporter(require_js_url="", mathjax_url="")
     page, _ = exporter.from_notebook_node(book, {"metadata": {"name": executed.stem}})
     script = folder / "plotly.min.js"
     if not script.exists():
