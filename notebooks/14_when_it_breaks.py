@@ -257,8 +257,9 @@ claims.predict("hang: last step of all ranks", STEPS // 2)
 display(four_spaces.diff(sound))
 
 # %% [markdown]
-# A run that does not move says so by itself, within some seconds; no need to kill it first. (A run that nobody watches
-# is ended by `watchdog`.)
+# `launch` reads a script of your own before it starts it: `labkit.check` names the line, and the launch goes on, for it
+# may be wrong. Then a run that does not move says so by itself, within some seconds; no need to kill it first. (A run
+# that nobody watches is ended by `watchdog`.)
 
 # %%
 hang = labkit.launch(four_spaces, nproc_per_node=N, env=env, name="four-spaces", watchdog=watchdog, wait=False)

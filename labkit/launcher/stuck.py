@@ -22,7 +22,7 @@ __all__ = ["Stacks", "disagreement", "explain", "look_at"]
 MOVING_SECONDS = 5.0
 NAMED_RANKS = 4  # more would make no sentence; all are in the details
 # Where torch's own Python stands between a script and the collective it calls.
-WRAPPERS = ("wrapper", "_bootstrap", "<module>", "_wrapped_call_impl", "_call_impl")
+WRAPPERS = ("wrapper", "_bootstrap", "<module>", "_wrapped_call_impl", "_call_impl", "inner")
 
 
 @dataclass(frozen=True)
