@@ -16,6 +16,7 @@ MAY_IMPORT = {
     "worker": {"record", "worker"},
     "launcher": {"errors", "record", "write", "launcher"},
     "view": {"errors", "record", "write", "view"},
+    "kaggle": {"errors", "record", "write", "view", "kaggle"},
     "planner": {"errors", "record", "write", "worker", "launcher", "view", "planner"},
 }
 # An installed package also holds the training scripts, which have tests of their own.
