@@ -20,7 +20,7 @@ MOST_FAILURES = 5  # in a row; Kaggle cuts connections in which nothing is said
 WAITING = ("QUEUED", "NEW_SCRIPT")
 
 
-def follow(service: Service, kernel: str, *, mark: str = "", look_seconds: float = LOOK_SECONDS) -> Status:
+def follow(service: Service, kernel: str, *, mark: str = "") -> Status:
     """Print what a kernel says until its session is over, and return how it ended.
 
     `mark` is the line that the first cell of the push that is meant prints: just after it, Kaggle may still tell of the
@@ -38,13 +38,13 @@ def follow(service: Service, kernel: str, *, mark: str = "", look_seconds: float
                         _show(line, text)
                 if status.is_over and log.begun:
                     return status
-                time.sleep(look_seconds)
+                time.sleep(LOOK_SECONDS)
                 status, failures = service.status(kernel), 0
             except LabError:
                 failures += 1
                 if failures == MOST_FAILURES:
                     raise
-                time.sleep(look_seconds)
+                time.sleep(LOOK_SECONDS)
             if not status.is_over:
                 over_since = time.monotonic()
             if time.monotonic() - over_since > PATIENCE_SECONDS:
