@@ -27,7 +27,7 @@ INSTALL = '''\
 # labkit {version} as a wheel in text, because a session may have no internet and Kaggle takes one file. `labkit kaggle`
 # put it here. It is left alone where this version can be imported.
 def install_labkit(wheel, packed):
-    import base64, importlib.util, lzma, os, re, subprocess, sys, tempfile, zipfile
+    import base64, importlib.util, lzma, os, re, shutil, subprocess, sys, tempfile
     from importlib.metadata import PackageNotFoundError, requires, version
     from pathlib import Path
 
@@ -39,7 +39,8 @@ def install_labkit(wheel, packed):
 
     def is_here():
         importlib.invalidate_caches()
-        return importlib.util.find_spec("labkit") is not None and found("labkit") == wheel.split("-")[1]
+        spec = importlib.util.find_spec("labkit")  # of a mere folder of that name it has no origin
+        return bool(spec and spec.origin) and found("labkit") == wheel.split("-")[1]
 
     if not is_here():
         file = Path(tempfile.mkdtemp(), wheel)
@@ -49,7 +50,7 @@ def install_labkit(wheel, packed):
         if done.returncode or not is_here():
             why = (done.stderr.strip().splitlines() or ["it is not where Python looks"])[-1]
             print(f"labkit: pip could not install it ({{why}}); it is used from {{file.parent}}")
-            zipfile.ZipFile(file).extractall(file.parent)
+            shutil.unpack_archive(file, file.parent, "zip")
             sys.path.insert(0, str(file.parent))
             path = [str(file.parent), os.environ.get("PYTHONPATH")]
             os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, path))  # for the ranks

@@ -186,12 +186,16 @@ def test_a_training_is_saved_before_its_session_ends_and_the_next_goes_on(sessio
     assert labkit.attach("latest", runs_dir=again.working / "runs").metrics()["step"].min() == saved + 1
 
 
+@pytest.mark.timeout(3600)
 def test_launch_and_parity_hold_with_kaggles_torch(session, tmp_path) -> None:
     """Without Lightning and accelerate, and with a network: those tests look at the machine's interfaces."""
     name, content = wheel()
     (tmp_path / name).write_bytes(content)
     pip = [session.python, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", str(tmp_path / name)]
     subprocess.run(pip, check=True)
+    torchrun = Path(session.python).with_name("torchrun")  # packages that are shared bring no commands
+    torchrun.write_text(f"#!{session.python}\nfrom torch.distributed.run import main\nmain()\n")
+    torchrun.chmod(0o755)
     tests = ["tests/integration/test_launch.py", "tests/strategies/test_parity.py", "-k", "not frameworks"]
     env = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "LABKIT_RUNS")}
 

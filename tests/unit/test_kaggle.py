@@ -280,3 +280,13 @@ def test_several_trainings_go_on_each_with_its_own(session):
         assert folder == session / "working" / "checkpoints" / name
         assert [path.name for path in folder.iterdir()] == [step]
     assert not list(previous_checkpoints("fsdp1").glob("*"))
+
+
+def test_the_first_cell_leaves_the_labkit_that_is_there_alone(own, tmp_path):
+    sent = kernel(wheel=own)
+    (tmp_path / "labkit").mkdir()  # a folder of that name is no package
+    (tmp_path / "cell.py").write_text(cells_of(sent)[0].source)
+
+    done = subprocess.run([sys.executable, "cell.py"], cwd=tmp_path, capture_output=True, text=True, check=True)
+
+    assert (done.stdout, done.stderr) == (f"{sent.mark}\n", "")
