@@ -146,7 +146,8 @@ def _parsed(text: str, name: str) -> dict[str, Any]:
         book = json.loads(text)
     except ValueError as error:
         raise LabError(f"{name} is not a notebook: {error}") from None
-    if not isinstance(book, dict) or not isinstance(book.get("cells"), list) or book.get("nbformat") != 4:
+    cells = book.get("cells") if isinstance(book, dict) else None
+    if not isinstance(cells, list) or not all(isinstance(cell, dict) for cell in cells) or book.get("nbformat") != 4:
         raise LabError(f"{name} is not a notebook of format 4, which has a list of cells")
     return book
 
@@ -177,7 +178,7 @@ def _with_parameters(cells: list[dict[str, Any]], values: Mapping[str, Any], nam
     cells = [cell for cell in cells if "injected-parameters" not in _tags(cell)]
     for number, cell in enumerate(cells):
         if "parameters" in _tags(cell):
-            known, place = _assigned(cell["source"]), number + 1
+            known, place = _assigned(cell["source"], name), number + 1
             break
     for given in values:
         if given not in known:
@@ -191,9 +192,13 @@ def _tags(cell: Mapping[str, Any]) -> Sequence[str]:
     return cell.get("metadata", {}).get("tags", ())
 
 
-def _assigned(source: str) -> set[str]:
+def _assigned(source: str, name: str) -> set[str]:
     targets: list[ast.expr] = []
-    for node in ast.parse(source).body:
+    try:
+        body = ast.parse(source).body
+    except SyntaxError as error:
+        raise LabError(f"the parameters cell of {name} is not plain Python: {error}") from None
+    for node in body:
         targets += [node.target] if isinstance(node, ast.AnnAssign) else getattr(node, "targets", [])
     return {target.id for target in targets if isinstance(target, ast.Name)}
 

@@ -25,7 +25,7 @@ def add_verbs(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(dest="kaggle", required=True, metavar="VERB")
     export = verbs.add_parser("export", help=(said := "write the kernel's folder and stop there"), description=said)
     _kernel_options(export)
-    export.add_argument("--into", type=Path, metavar="DIR", help="default: build/kaggle-kernels/<its address>")
+    export.add_argument("--into", type=Path, metavar="DIR", help="default: a new folder named like its address")
     export.set_defaults(run=_export)
     push = verbs.add_parser("push", help=(said := "run a notebook there, follow it, fetch its runs"), description=said)
     _kernel_options(push)
@@ -59,7 +59,7 @@ def _export(arguments: argparse.Namespace, rest: list[str]) -> int:
         except LabError as error:
             raise LabError(f"a kernel's address begins with a user's name: give --user, or log in. {error}") from None
     kernel = _kernel(arguments)
-    folder = arguments.into or Path("build/kaggle-kernels", kernel.id.partition("/")[2])
+    folder = arguments.into or Path(kernel.id.partition("/")[2])
     kernel.write(folder)
     size = len(kernel.notebook.encode())
     print(f"{folder}: {kernel.id}, {size:,} bytes. Push it with: kaggle kernels push -p {folder}")

@@ -17,12 +17,14 @@ from kaggle.api.kaggle_api_extended import KaggleApi
 from slugify import slugify
 
 import labkit
+from labkit.kaggle.follow import _show
 from labkit.kaggle.kernel import MOST_BYTES, TWO_T4, build
 from labkit.kaggle.session import previous_checkpoints
 from labkit.kaggle.wheel import wheel
 from labkit.record import RunFolder, runs_root
 from labkit.record.folder import write_json
 from labkit.record.session import SAVING_SECONDS, seconds_left, seconds_to_train, working_folder
+from labkit.view.terminal import StatusLine
 
 ROOT = Path(__file__).parents[2]
 CLIENT = KaggleApi()
@@ -87,6 +89,7 @@ def test_parameters_that_papermill_set_before_are_replaced():
 
 @pytest.mark.parametrize(("cells", "told"), [
     ([PARAMETERS], "03_ddp.ipynb has no parameter 'epochs'; it has lr, nproc_per_node"),
+    ([code("%env X=1", "parameters")], "the parameters cell of 03_ddp.ipynb is not plain Python: invalid syntax"),
     ([code("epochs = 1")], "03_ddp.ipynb has no parameter 'epochs'; it has no cell tagged `parameters`"),
 ])  # fmt: skip
 def test_a_parameter_that_the_notebook_has_not_is_refused(cells, told):
@@ -94,7 +97,10 @@ def test_a_parameter_that_the_notebook_has_not_is_refused(cells, told):
         kernel(*cells, parameters={"epochs": 1})
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"cells": 1, "nbformat": 4}', '{"cells": [], "nbformat": 3}'])
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", '{"cells": 1, "nbformat": 4}', '{"cells": [1], "nbformat": 4}', '{"cells": [], "nbformat": 3}'],
+)
 def test_what_is_not_a_notebook_is_refused(text):
     with pytest.raises(labkit.LabError, match="x.ipynb is not a notebook"):
         build(text, name="x.ipynb", user="me", wheel=SMALL, push="")
@@ -188,6 +194,18 @@ def test_pip_installs_the_wheel_offline_and_it_makes_itself_again(own, tmp_path)
 
 def test_all_of_labkit_is_a_quarter_of_what_kaggle_takes(own):
     assert len(kernel(wheel=own).notebook) < MOST_BYTES * 0.3
+
+
+def test_in_a_terminal_what_goes_on_is_written_over_and_the_rest_stays(capsys):
+    line = StatusLine()
+    line.is_live = True
+    for text in ('labkit: step 1 {"run": "r", "state": "running"}', "\x1b[31mof the notebook\x1b[0m",
+                 'labkit: step 2 {"run": "r", "state": "succeeded"}'):  # fmt: skip
+        _show(line, text)
+
+    assert capsys.readouterr().out.split("\r") == [
+        "", "r: step 1", f"{'':9}", "of the notebook\n", f"{'':9}", "r: succeeded, step 2\n",
+    ]  # fmt: skip
 
 
 # In a session
