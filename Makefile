@@ -9,6 +9,7 @@
 #   make planner     what is planned against what real ranks hold, say and take
 #   make faults      every way a run can end: killed, stuck, stopped, out of disk, out of memory
 #   make browser     JupyterLab in a real Chromium
+#   make kaggle      what is exported for Kaggle, with Kaggle's versions, offline; makes them in build/kaggle-image
 #   make soak        many launches, for figures
 #   make bench       side-by-side measurements
 #   make gallery     executed notebooks as pages, and the view in every state as pictures, in build/gallery
@@ -21,7 +22,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint con
 # Papermill and the tests decide by themselves what they need; a setting left in the shell must not.
 unexport LABKIT_UI
 
-.PHONY: demo lab test check format notebooks strategies planner faults browser soak bench gallery constraints clean
+.PHONY: demo lab test check format notebooks strategies planner faults browser kaggle soak bench gallery constraints clean
 
 demo: .venv/notebooks
 	$(BIN)/python notebooks/run.py --into build/demo notebooks/01_quickstart.ipynb
@@ -59,6 +60,9 @@ faults: .venv/dev
 
 browser: .venv/dev
 	$(BIN)/python -m pytest tests/browser
+
+kaggle: .venv/dev
+	$(BIN)/python -m pytest -m kaggle tests/integration/test_kaggle_batch.py
 
 soak: .venv/dev
 	$(BIN)/python -m pytest -m soak -s tests/integration tests/strategies tests/planner tests/faults tests/labs

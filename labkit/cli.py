@@ -12,6 +12,7 @@ from typing import Any
 
 import labkit
 from labkit.errors import LabError
+from labkit.kaggle.verbs import add_verbs
 from labkit.record.text import plain
 from labkit.write import check_flags, options_of, read_back
 
@@ -139,6 +140,8 @@ def _parser() -> argparse.ArgumentParser:
     diff = verb("diff", _diff, "what changes from one script to another")
     diff.add_argument("before")
     diff.add_argument("after")
+    kaggle = "run a notebook on Kaggle's two T4s, follow it here, fetch its runs"
+    add_verbs(verbs.add_parser("kaggle", help=kaggle, description=kaggle))
     return parser
 
 

@@ -20,6 +20,7 @@ from labkit.planner.plan import Plan
 from labkit.record import RunFolder, RunReader, State, find_run, list_runs, read_state
 from labkit.record.files import opened, read_text
 from labkit.record.reader import rows
+from labkit.record.session import is_session
 from labkit.record.text import plain
 from labkit.view.dashboard import Dashboard
 from labkit.view.frontend import check_kernel, is_headless, ui
@@ -149,6 +150,8 @@ def begin(
             runs_dir=runs_dir,
             env=settings,
             tied=tied,
+            # its questions whether it is time would be among what is measured
+            ends_with_session=not (trace_memory or profile),
             **care,
         )
     )
@@ -304,11 +307,11 @@ class Run:
         deadline = None if timeout is None else time.monotonic() + timeout
         spoken = redrawn = time.monotonic()
         redraw_every = REDRAW_SECONDS if ui() == "display" else PROGRESS_SECONDS
-        told = ""
+        told, was_going = "", False
         with Screen() if watch else StatusLine() as line:
             speak_every = REDRAW_SECONDS if line.is_live and ui() == "text" else PROGRESS_SECONDS
             while not (state := self.status()).is_final:
-                now = time.monotonic()
+                now, was_going = time.monotonic(), True
                 if deadline is not None and now > deadline:
                     raise TimeoutError(f"{self.id} is not over after {timeout} s; it goes on")
                 if (news := _news(state)) != told and self._dashboard is None:
@@ -321,6 +324,8 @@ class Run:
                     redrawn = now
                     self._handle.update(self._bundle(), raw=True)
                 time.sleep(LOOK_SECONDS)
+            if was_going and is_session() and is_headless():  # who follows the log from afar is told how it ended
+                line.show(self._reader.read_all(), state)
 
     def _finish_view(self) -> None:
         if not self.status().is_final:

@@ -66,8 +66,8 @@ print(f"on Kaggle, {kind}" if kind else "not on Kaggle: what is said of T4s belo
 # | a T4's memory | torch sees 14.74 GiB | out-of-memory messages in issues |
 # | link between the T4s, disk's speed | nobody says; measure | |
 #
-# The article's way to the accelerator (line 947, Runtime → Change Runtime Type) is the menu of Colab. labkit comes by
-# `pip install` from where you have it (internet on), or as a wheel in a data set of yours.
+# The article's way to the accelerator (line 947, Runtime → Change Runtime Type) is the menu of Colab. labkit comes in
+# the first cell of what `labkit kaggle push` sends; otherwise by `pip install`, with internet on.
 
 # %% [markdown]
 # ## Predict: the largest GPT on two T4s
@@ -384,6 +384,20 @@ display(pd.DataFrame(table).style.hide())
 #     papermill 16_kaggle.ipynb out.ipynb -p nproc_per_node 2 -p steps 24
 #
 # labkit then waits for each run, keeps static figures, and a training that fails fails the notebook.
+#
+# ## There and back
+#
+#     labkit kaggle push 16_kaggle.ipynb -p plans False
+#
+# in a terminal sends this notebook to two T4s, whole, prints here what it prints there, and puts its runs into `runs/`
+# beside yours. There a script of labkit's gets its deadline from the session, less half an hour. For a training that
+# outlives one, ask for what the version before has left, and push with `--input` and the kernel's name:
+
+# %%
+from labkit.kaggle import previous_checkpoints
+
+folder = previous_checkpoints()  # for `labkit.launch(script, checkpoint_dir=folder)`
+print(f"{folder}: {[path.name for path in folder.glob('step-*')] or 'nothing to go on with, so begin'}")
 
 # %%
 claims.check()

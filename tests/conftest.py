@@ -43,7 +43,9 @@ def threads_of_ours() -> set[threading.Thread]:
 
 def listening() -> set[int]:
     """The ports on which this process listens."""
-    return {c.laddr.port for c in psutil.Process().net_connections("tcp") if c.status == psutil.CONN_LISTEN}
+    process = psutil.Process()
+    connections = getattr(process, "net_connections", None) or process.connections  # psutil 5.9.5, Kaggle's, has these
+    return {c.laddr.port for c in connections("tcp") if c.status == psutil.CONN_LISTEN}
 
 
 def marked_processes(root: Path) -> list[psutil.Process]:

@@ -27,6 +27,7 @@ from labkit.launcher.torchrun import (
 )
 from labkit.record import RunFolder, State, runs_root, write_state
 from labkit.record.folder import write_json
+from labkit.record.session import seconds_to_train
 from labkit.write import Script, check_flags, command_line, options_of, read_back, script_names
 
 __all__ = ["start"]
@@ -50,11 +51,13 @@ def start(
     watchdog: float | None = None,
     tied: bool,
     shares_gpus: bool = False,
+    ends_with_session: bool = True,
     prediction: Mapping[str, Any] | None = None,
 ) -> RunFolder:
     """Start a run and return its folder at once. Raises LaunchError or ScriptError before anything exists.
 
-    `prediction` is kept in the folder, and is there before the first rank starts.
+    `prediction` is kept in the folder, and is there before the first rank starts. `ends_with_session`: one of our own
+    scripts saves and stops before a Kaggle session ends, unless its deadline was given.
     """
     checks.check_torch(platform_name())
     checks.check_environment(env or {})
@@ -74,7 +77,8 @@ def start(
     checks.check_interface({**os.environ, **(env or {})}.get("GLOO_SOCKET_IFNAME", ""))
     checks.check_care(retries, watchdog)
     folder = RunFolder.create(runs_root(runs_dir), str(name or script.name))
-    extra = _checkpoint_arguments(script, given, folder)
+    ending = _session_deadline(script, given) if path is None and ends_with_session else {}
+    extra = [*command_line(script, ending), *_checkpoint_arguments(script, {**given, **ending}, folder)]
     environment, dropped = rank_environment(
         os.environ,
         folder,
@@ -117,6 +121,15 @@ def _script(script: Script | str | os.PathLike[str]) -> tuple[Script, Path | Non
     if str(path) != str(path).encode("utf-8", "replace").decode():
         raise ScriptError(f"the name of {ascii(str(path))} is not UTF-8, which command.txt is; rename the script")
     return Script.load(script), path
+
+
+def _session_deadline(script: Script, given: Mapping[str, str]) -> dict[str, str]:
+    """`deadline_seconds`, if the session that this process runs in has an end; said, because the run then saves."""
+    seconds = seconds_to_train()
+    if seconds is None or "deadline_seconds" in given or "deadline_seconds" not in options_of(script):
+        return {}
+    print(f"Kaggle's session ends: this run saves and stops after {seconds:.0f} s (deadline_seconds=0: it does not)")
+    return {"deadline_seconds": f"{seconds:.0f}"}
 
 
 def _checkpoint_arguments(script: Script, given: Mapping[str, str], folder: RunFolder) -> list[str]:

@@ -15,6 +15,7 @@ from typing import Any
 
 from labkit.errors import RunFolderError
 from labkit.record.files import read_text
+from labkit.record.session import working_folder
 from labkit.record.text import plain
 
 __all__ = ["MARKER", "RunFolder", "find_run", "list_runs", "runs_root"]
@@ -203,8 +204,8 @@ def slug(name: str) -> str:
 
 
 def runs_root(runs_dir: str | os.PathLike[str] | None = None) -> Path:
-    """Where runs are kept: the argument, `LABKIT_RUNS`, or `runs` in the current folder."""
-    return Path(runs_dir or os.environ.get("LABKIT_RUNS") or "runs").absolute()
+    """Where runs are kept: the argument, `LABKIT_RUNS`, or `runs` in the current folder, on Kaggle in what it keeps."""
+    return Path(runs_dir or os.environ.get("LABKIT_RUNS") or working_folder() / "runs").absolute()
 
 
 def list_runs(runs_dir: str | os.PathLike[str] | None = None) -> list[RunFolder]:

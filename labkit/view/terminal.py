@@ -12,6 +12,7 @@ from labkit.record.text import plain
 from labkit.view import words
 from labkit.view.log_tail import tail_of_log
 from labkit.view.page import attempt_ended
+from labkit.view.progress_line import progress_line
 from labkit.view.tables import rank_rows
 from labkit.view.verdict import verdict
 
@@ -25,7 +26,8 @@ CURVES = {"loss": "loss", "throughput": "samples/s", "memory": "memory"}
 
 
 class StatusLine:
-    """One line of a terminal, written over and over; where nobody sees it move, a line now and then."""
+    """One line of a terminal, written over and over; where nobody sees it move, a line now and then that a program
+    can read, too."""
 
     def __init__(self) -> None:
         self.is_live = sys.stdout.isatty()
@@ -38,7 +40,7 @@ class StatusLine:
         self.clear()
 
     def show(self, reader: RunReader, state: State) -> None:
-        self.write(words.headline(reader, state))
+        self.write(words.headline(reader, state) if self.is_live else progress_line(reader, state))
 
     def write(self, text: str) -> None:
         if not self.is_live:

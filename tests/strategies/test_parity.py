@@ -175,7 +175,8 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all():
     }.items():
         assert text.count(before) == 1
         text = text.replace(before, after)
-    run = labkit.launch(Script.parse(text), nproc_per_node=2, steps=3, global_batch_size=4, precision="fp16")
+    options = {"steps": 3, "global_batch_size": 4, "accumulate": 2, "precision": "fp16"}
+    run = labkit.launch(Script.parse(text), nproc_per_node=2, **options)
     for rank in range(2):
         scales = re.findall(r"^scale (.+)$", run.logs(rank=rank), re.MULTILINE)
         assert scales == ["65536.0", "32768.0", "32768.0"]

@@ -1,0 +1,217 @@
+"""A notebook as a kernel that needs nothing beside itself: pure text in, text out."""
+
+from __future__ import annotations
+
+import ast
+import base64
+import json
+import lzma
+import math
+import re
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from labkit.errors import LabError
+
+__all__ = ["TWO_T4", "Kernel", "build"]
+
+TWO_T4 = "NvidiaTeslaT4"  # Kaggle lends no single one
+# Kaggle documents no limit; about one megabyte is what others who push generated kernels keep to.
+MOST_BYTES = 1_000_000
+SHORTEST_TITLE = 5  # and slug; the client refuses shorter ones
+
+INSTALL = '''\
+# labkit {version} as a wheel in text, because a session may have no internet and Kaggle takes one file. `labkit kaggle`
+# put it here. It is left alone where this version can be imported.
+def install_labkit(wheel, packed):
+    import base64, importlib.util, lzma, os, re, shutil, subprocess, sys, tempfile
+    from importlib.metadata import PackageNotFoundError, requires, version
+    from pathlib import Path
+
+    def found(package):
+        try:
+            return version(package)
+        except PackageNotFoundError:
+            return None
+
+    def is_here():
+        importlib.invalidate_caches()
+        spec = importlib.util.find_spec("labkit")  # of a mere folder of that name it has no origin
+        return bool(spec and spec.origin) and found("labkit") == wheel.split("-")[1]
+
+    if not is_here():
+        file = Path(tempfile.mkdtemp(), wheel)
+        file.write_bytes(lzma.decompress(base64.b64decode(packed)))
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", str(file)]
+        done = subprocess.run(pip, capture_output=True, text=True)
+        if done.returncode or not is_here():
+            why = (done.stderr.strip().splitlines() or ["it is not where Python looks"])[-1]
+            print(f"labkit: pip could not install it ({{why}}); it is used from {{file.parent}}")
+            shutil.unpack_archive(file, file.parent, "zip")
+            sys.path.insert(0, str(file.parent))
+            path = [str(file.parent), os.environ.get("PYTHONPATH")]
+            os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, path))  # for the ranks
+    needed = [re.match(r"[\\w.-]+", need)[0] for need in requires("labkit") if "extra ==" not in need]
+    if lacking := [package for package in needed if not found(package)]:
+        print("labkit: missing here, and what needs it will fail:", ", ".join(lacking))
+
+
+install_labkit("{wheel}", """
+{packed}
+""")
+del install_labkit
+print("{mark}")
+'''
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """What Kaggle is given: the text of one notebook, and what it is told about it."""
+
+    notebook: str
+    metadata: dict[str, Any]
+    mark: str  # the line that its first cell prints
+
+    @property
+    def id(self) -> str:
+        return str(self.metadata["id"])
+
+    def write(self, folder: Path) -> None:
+        """Both files, as `kaggle kernels push` wants them."""
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / self.metadata["code_file"]).write_text(self.notebook, encoding="utf-8")
+        described = json.dumps(self.metadata, indent=1) + "\n"
+        (folder / "kernel-metadata.json").write_text(described, encoding="utf-8")
+
+
+def build(
+    notebook: str,
+    *,
+    name: str,
+    user: str,
+    wheel: tuple[str, bytes],
+    push: str,
+    title: str | None = None,
+    parameters: Mapping[str, Any] | None = None,
+    internet: bool = False,
+    accelerator: str | None = TWO_T4,
+    inputs: Sequence[str] = (),
+) -> Kernel:
+    """The kernel of a notebook called `name` ("03_ddp.ipynb"), whose text is given.
+
+    `inputs` are kernels whose output it reads. `push` tells one push from another: the first cell prints it.
+    Raises LabError for what is not a notebook, parameters it does not have, and titles that make no address.
+    """
+    book = _parsed(notebook, name)
+    title = title or "labkit " + re.sub(r"[^A-Za-z0-9]+", " ", Path(name).stem).strip()
+    mark = f"labkit {wheel[0].split('-')[1]}, push {push}"
+    cells = [_stripped(cell) for cell in book["cells"]]
+    if parameters:
+        cells = _with_parameters(cells, parameters, name)
+    cells.insert(0, _install_cell(wheel, mark))
+    if (book["nbformat"], book.get("nbformat_minor", 0)) >= (4, 5):
+        for number, cell in enumerate(cells):
+            cell.setdefault("id", f"labkit-{number}")
+    kept = {key: value for key, value in book.get("metadata", {}).items() if key in ("kernelspec", "language_info")}
+    text = json.dumps(book | {"cells": cells, "metadata": kept}, ensure_ascii=False, indent=1) + "\n"
+    if (size := len(text.encode())) > MOST_BYTES:
+        raise LabError(f"{name} would be a kernel of {size:,} bytes; Kaggle takes about {MOST_BYTES:,}")
+    return Kernel(
+        text,
+        {
+            "id": f"{user}/{_slug(title)}",
+            "title": title,
+            "code_file": Path(name).name,
+            "language": "python",
+            "kernel_type": "notebook",
+            "is_private": True,
+            "enable_gpu": accelerator is not None,
+            "enable_tpu": False,
+            "enable_internet": internet,
+            "machine_shape": accelerator or "",
+            "dataset_sources": [],
+            "competition_sources": [],
+            "kernel_sources": list(inputs),
+            "model_sources": [],
+        },
+        mark,
+    )
+
+
+def _parsed(text: str, name: str) -> dict[str, Any]:
+    try:
+        book = json.loads(text)
+    except ValueError as error:
+        raise LabError(f"{name} is not a notebook: {error}") from None
+    cells = book.get("cells") if isinstance(book, dict) else None
+    if not isinstance(cells, list) or not all(isinstance(cell, dict) for cell in cells) or book.get("nbformat") != 4:
+        raise LabError(f"{name} is not a notebook of format 4, which has a list of cells")
+    return book
+
+
+def _stripped(cell: Mapping[str, Any]) -> dict[str, Any]:
+    """Without outputs, which Kaggle would discard, and with its source in one piece, which Kaggle wants."""
+    source = cell.get("source", "")
+    kept = {**cell, "source": source if isinstance(source, str) else "".join(source)}
+    return kept | {"outputs": [], "execution_count": None} if cell.get("cell_type") == "code" else kept
+
+
+def _code_cell(source: str, **metadata: Any) -> dict[str, Any]:
+    return {"cell_type": "code", "metadata": metadata, "source": source, "outputs": [], "execution_count": None}
+
+
+def _install_cell(wheel: tuple[str, bytes], mark: str) -> dict[str, Any]:
+    name, content = wheel
+    packed = base64.b64encode(lzma.compress(content, preset=9 | lzma.PRESET_EXTREME)).decode()
+    lines = "\n".join(textwrap.wrap(packed, 120))
+    source = INSTALL.format(version=name.split("-")[1], wheel=name, packed=lines, mark=mark)
+    # folded: in Kaggle's editor and in JupyterLab
+    return _code_cell(source, **{"_kg_hide-input": True, "jupyter": {"source_hidden": True}})
+
+
+def _with_parameters(cells: list[dict[str, Any]], values: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
+    """As papermill does it: in a cell of their own after the one tagged `parameters`."""
+    known, place = set(), None
+    cells = [cell for cell in cells if "injected-parameters" not in _tags(cell)]
+    for number, cell in enumerate(cells):
+        if "parameters" in _tags(cell):
+            known, place = _assigned(cell["source"], name), number + 1
+            break
+    for given in values:
+        if given not in known:
+            has = f"it has {', '.join(sorted(known))}" if known else "it has no cell tagged `parameters`"
+            raise LabError(f"{name} has no parameter {given!r}; {has}")
+    lines = [f"{key} = {_literal(value)}\n" for key, value in values.items()]
+    return [*cells[:place], _code_cell("# Parameters\n" + "".join(lines), tags=["injected-parameters"]), *cells[place:]]
+
+
+def _tags(cell: Mapping[str, Any]) -> Sequence[str]:
+    return cell.get("metadata", {}).get("tags", ())
+
+
+def _assigned(source: str, name: str) -> set[str]:
+    targets: list[ast.expr] = []
+    try:
+        body = ast.parse(source).body
+    except SyntaxError as error:
+        raise LabError(f"the parameters cell of {name} is not plain Python: {error}") from None
+    for node in body:
+        targets += [node.target] if isinstance(node, ast.AnnAssign) else getattr(node, "targets", [])
+    return {target.id for target in targets if isinstance(target, ast.Name)}
+
+
+def _literal(value: Any) -> str:
+    return f"float('{value}')" if isinstance(value, float) and not math.isfinite(value) else repr(value)
+
+
+def _slug(title: str) -> str:
+    """The address that Kaggle makes of a title; plain letters only, for what it makes of others is its own."""
+    if not re.fullmatch(r"[A-Za-z0-9 _-]+", title):
+        raise LabError(f"a title may have the letters a to z, digits, spaces, - and _; got {title!r}")
+    slug = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
+    if len(title) < SHORTEST_TITLE or len(slug) < SHORTEST_TITLE:
+        raise LabError(f"a title needs {SHORTEST_TITLE} letters or digits at least; got {title!r}")
+    return slug

@@ -1,0 +1,40 @@
+"""Runs out of a kernel's output into the folder of local ones."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+from labkit.kaggle.service import Service
+from labkit.record import RunFolder, RunReader, read_state, write_state
+
+__all__ = ["pull_runs"]
+
+CUT = "Kaggle's session ended before the run did"
+
+
+def pull_runs(service: Service, kernel: str, root: Path) -> tuple[list[RunFolder], list[str]]:
+    """`(new runs, ids that were here)`, oldest first, of a kernel whose session is over. Nothing is overwritten."""
+    root.mkdir(parents=True, exist_ok=True)
+    new, known = [], []
+    with tempfile.TemporaryDirectory(prefix=".pull-", dir=root) as scratch:  # of the same disk: a run comes whole
+        service.output(kernel, Path(scratch))
+        for manifest in sorted(Path(scratch).rglob("runs/*/run.json"), key=lambda path: path.parent.name):
+            folder = RunFolder(manifest.parent)
+            if (root / folder.id).exists():
+                known.append(folder.id)
+                continue
+            _finish(folder)
+            folder.path.rename(root / folder.id)
+            new.append(RunFolder(root / folder.id))
+    return new, known
+
+
+def _finish(folder: RunFolder) -> None:
+    """A run that a session's end cut off still says that it goes on, and from here nobody can look."""
+    state = read_state(folder)
+    if not state.is_final:
+        histories = RunReader(folder).read_all().ranks.values()
+        ended = state.started + max((history.seen for history in histories), default=0.0)
+        write_state(folder, replace(state, state="lost", ended=ended, cause={"kind": "lost", "sentence": CUT}))

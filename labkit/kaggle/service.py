@@ -1,0 +1,94 @@
+"""Kaggle's service, reached through its own client, the `kaggle` package."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from labkit.errors import LabError
+
+__all__ = ["OVER", "Service", "Status"]
+
+OVER = ("COMPLETE", "ERROR", "CANCEL_ACKNOWLEDGED")
+# Checkpoints stay where the next session reads them: they may be gigabytes, and comparing needs none.
+RUNS_WITHOUT_CHECKPOINTS = r"(^|/)runs/(?!.*/checkpoints/)"
+
+
+@dataclass(frozen=True)
+class Status:
+    """Of a kernel's newest session: QUEUED, RUNNING, COMPLETE, ERROR, …, and what Kaggle says about a failure."""
+
+    name: str
+    message: str = ""
+
+    @property
+    def is_over(self) -> bool:
+        return self.name in OVER
+
+
+class Service:
+    """One user, logged in. Raises LabError, in a sentence, when there is no client, no login, or a call fails."""
+
+    def __init__(self) -> None:
+        self._api = _logged_in()
+
+    @property
+    def user(self) -> str:
+        return str(self._api.get_config_value("username") or "")
+
+    def push(self, folder: Path) -> str:
+        """Upload the kernel in a folder, which starts it; the address to see it at."""
+        with _explained("the kernel was not pushed"):
+            answer = self._api.kernels_push(str(folder))
+        if answer.error:
+            raise LabError(f"Kaggle did not take the kernel: {answer.error}")
+        if answer.invalid_kernel_sources:
+            raise LabError(f"pushed, but Kaggle knows no output of {', '.join(answer.invalid_kernel_sources)}")
+        return str(answer.url)
+
+    def status(self, kernel: str) -> Status:
+        with _explained(f"the status of {kernel} is not to be had"):
+            answer = self._api.kernels_status(kernel)
+        return Status(answer.status.name, answer.failure_message or "")
+
+    def log(self, kernel: str) -> Iterator[str]:
+        """The lines of the newest session's log from its beginning; while it runs, until it or the connection ends."""
+        with _explained(f"the log of {kernel} is not to be had"):
+            for event in self._api.kernels_logs_stream(kernel):
+                yield from str(event.get("data") or "").splitlines()
+
+    def output(self, kernel: str, into: Path) -> None:
+        """Copy the run folders in a kernel's output, as they are there, without checkpoints."""
+        with _explained(f"the output of {kernel} is not to be had"):
+            self._api.kernels_output(kernel, str(into), file_pattern=RUNS_WITHOUT_CHECKPOINTS)
+
+
+def _logged_in() -> Any:
+    said = io.StringIO()  # the client prints a page about logging in, and exits
+    try:
+        with redirect_stdout(said), _explained("logging in failed"):
+            from kaggle.api.kaggle_api_extended import KaggleApi
+
+            api = KaggleApi()
+            api.authenticate()
+    except ImportError:
+        raise LabError("Kaggle's client is missing; install it: pip install 'labkit[kaggle]'") from None
+    except SystemExit:
+        raise LabError(
+            "you are not logged in to Kaggle: run `kaggle auth login`, or put a token from "
+            "https://www.kaggle.com/settings/api into ~/.kaggle/access_token or KAGGLE_API_TOKEN"
+        ) from None
+    return api
+
+
+@contextmanager
+def _explained(what: str) -> Iterator[None]:
+    """The client raises ValueError for what it refuses; requests' errors are OSErrors."""
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        raise LabError(f"Kaggle: {what}: {error}") from None

@@ -1,0 +1,46 @@
+"""What an earlier version of a kernel has left for this one to go on with."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from labkit.record import RunFolder
+from labkit.record.folder import slug
+from labkit.record.session import input_folder, working_folder
+
+__all__ = ["previous_checkpoints"]
+
+# A kernel's output as input, today and before 2026. Not any depth: data sets may hold millions of files.
+OUTPUTS = ("notebooks/*/*", "*")
+
+
+def previous_checkpoints(name: str = "") -> Path:
+    """What to give to `checkpoint_dir=`, so that a training goes on where an earlier session of yours left it.
+
+    It is the folder `checkpoints` in what Kaggle keeps. As long as it is empty, the checkpoints of an earlier version,
+    whose output was added as input, are copied there, for an input cannot be written to: those it kept in the same
+    place, otherwise those of its newest run that has any. A notebook with several trainings gives each a `name`, the
+    script's or the one its launch is given. Without anything to go on with, training begins at its beginning.
+    """
+    folder = working_folder() / "checkpoints" / slug(name) if name else working_folder() / "checkpoints"
+    if not _committed(folder):
+        for step in next(filter(None, map(_committed, _places(name))), []):
+            shutil.copytree(step, folder / step.name, dirs_exist_ok=True)
+    return folder
+
+
+def _places(name: str) -> Iterator[Path]:
+    """Where an earlier version may have left its checkpoints, the likeliest first."""
+    runs = [RunFolder(path.parent) for output in OUTPUTS for path in input_folder().glob(f"{output}/runs/*/run.json")]
+    runs.sort(key=lambda run: run.id, reverse=True)
+    for run in runs:
+        yield run.path.parents[1] / "checkpoints" / (slug(name) if name else "")
+    for run in runs:
+        if not name or f"-{slug(name)}-" in run.id:
+            yield run.checkpoints
+
+
+def _committed(folder: Path) -> list[Path]:
+    return sorted(commit.parent for commit in folder.glob("step-*/COMMIT.json"))

@@ -1,0 +1,140 @@
+"""`labkit kaggle export | push | pull`."""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from labkit.errors import LabError
+from labkit.kaggle.follow import follow
+from labkit.kaggle.kernel import TWO_T4, Kernel, build
+from labkit.kaggle.pull import pull_runs
+from labkit.kaggle.service import Service
+from labkit.kaggle.wheel import wheel
+from labkit.record import runs_root
+from labkit.record.text import plain
+
+__all__ = ["add_verbs"]
+
+
+def add_verbs(parser: argparse.ArgumentParser) -> None:
+    """The verbs below `labkit kaggle`."""
+    verbs = parser.add_subparsers(dest="kaggle", required=True, metavar="VERB")
+    export = verbs.add_parser("export", help=(said := "write the kernel's folder and stop there"), description=said)
+    _kernel_options(export)
+    export.add_argument("--into", type=Path, metavar="DIR", help="default: a new folder named like its address")
+    export.set_defaults(run=_export)
+    push = verbs.add_parser("push", help=(said := "run a notebook there, follow it, fetch its runs"), description=said)
+    _kernel_options(push)
+    push.add_argument("--no-follow", action="store_true", help="return when Kaggle has it")
+    push.set_defaults(run=_push)
+    pull = verbs.add_parser("pull", help=(said := "follow a kernel to its end, fetch its runs"), description=said)
+    pull.add_argument("kernel", help="USER/ADDRESS, as in kaggle.com/code/USER/ADDRESS")
+    pull.set_defaults(run=_pull)
+    for verb in (export, push, pull):
+        verb.add_argument("--runs-dir", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+
+
+def _kernel_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("notebook", type=Path)
+    parser.add_argument("-p", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"),
+                        help="a parameter, as papermill sets it")  # fmt: skip
+    parser.add_argument("--internet", action="store_true", help="default: off")
+    parser.add_argument(
+        "--accelerator", default=TWO_T4, metavar="NAME", help=f"default: {TWO_T4}, which is two; or none"
+    )
+    parser.add_argument("--input", action="append", default=[], metavar="KERNEL",
+                        help="USER/ADDRESS of a kernel whose output it reads: to go on from checkpoints")  # fmt: skip
+    parser.add_argument("--user", help="whose kernel it is (default: who is logged in)")
+    parser.add_argument("--title", help="its address follows from it (default: labkit and the notebook's name)")
+
+
+def _export(arguments: argparse.Namespace, rest: list[str]) -> int:
+    if not arguments.user:
+        try:
+            arguments.user = Service().user
+        except LabError as error:
+            raise LabError(f"a kernel's address begins with a user's name: give --user, or log in. {error}") from None
+    kernel = _kernel(arguments)
+    folder = arguments.into or Path(kernel.id.partition("/")[2])
+    kernel.write(folder)
+    size = len(kernel.notebook.encode())
+    print(f"{folder}: {kernel.id}, {size:,} bytes. Push it with: kaggle kernels push -p {folder}")
+    return 0
+
+
+def _push(arguments: argparse.Namespace, rest: list[str]) -> int:
+    service = Service()
+    arguments.user = arguments.user or service.user
+    kernel = _kernel(arguments)
+    with tempfile.TemporaryDirectory(prefix="labkit-kaggle-") as folder:
+        kernel.write(Path(folder))
+        url = service.push(Path(folder))
+    print(f"{kernel.id} runs at {url}", flush=True)
+    if arguments.no_follow:
+        print(_come_back(kernel.id))
+        return 0
+    return _see_through(service, kernel.id, arguments, kernel.mark)
+
+
+def _pull(arguments: argparse.Namespace, rest: list[str]) -> int:
+    return _see_through(Service(), arguments.kernel, arguments)
+
+
+def _see_through(service: Service, kernel: str, arguments: argparse.Namespace, mark: str = "") -> int:
+    """Follow a kernel to its end, fetch its runs. 1 when it failed."""
+    try:
+        status = follow(service, kernel, mark=mark)
+    except KeyboardInterrupt:
+        print(f"\n{_come_back(kernel)}")
+        raise
+    new, known = pull_runs(service, kernel, runs_root(arguments.runs_dir))
+    for folder in new:
+        print(plain(f"{folder.path}"))
+    for run in known:
+        print(plain(f"{run} was here before and is left as it is"))
+    if not new and not known:
+        print("there are no runs in its output")
+    if status.name == "COMPLETE":
+        return 0
+    print(plain(f"{kernel}: {status.name}. {status.message}".rstrip()))
+    return 1
+
+
+def _come_back(kernel: str) -> str:
+    return f"{kernel} goes on; come back with: labkit kaggle pull {kernel}"
+
+
+def _kernel(arguments: argparse.Namespace) -> Kernel:
+    try:
+        text = arguments.notebook.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise LabError(f"{arguments.notebook} cannot be read: {error}") from None
+    return build(
+        text,
+        name=arguments.notebook.name,
+        user=arguments.user,
+        wheel=wheel(),
+        push=secrets.token_hex(4),
+        title=arguments.title,
+        parameters={name: _value(text) for name, text in arguments.p},
+        internet=arguments.internet,
+        accelerator=None if arguments.accelerator == "none" else arguments.accelerator,
+        inputs=arguments.input,
+    )
+
+
+def _value(text: str) -> Any:
+    """What papermill's `-p` makes of it."""
+    named = {"True": True, "False": False, "None": None}
+    if text in named:
+        return named[text]
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text

@@ -1,0 +1,59 @@
+"""labkit itself as a wheel, made from what is installed: no network, no build tools, also outside of a checkout."""
+
+from __future__ import annotations
+
+import base64
+import io
+import zipfile
+from collections.abc import Iterator
+from hashlib import sha256
+from importlib.metadata import distribution
+from pathlib import Path
+
+from labkit.write import script_names
+
+__all__ = ["wheel"]
+
+TAG = "py3-none-any"
+MADE = (1980, 1, 1, 0, 0, 0)  # the same labkit gives the same bytes, whenever it is packed
+
+
+def wheel() -> tuple[str, bytes]:
+    """`(file name, content)`; stored, not compressed, for who embeds it compresses all of it at once."""
+    stem = f"labkit-{distribution('labkit').version}"
+    files = dict(_package()) | dict(_metadata(f"{stem}.dist-info"))
+    record = f"{stem}.dist-info/RECORD"
+    files[record] = "".join(f"{name},{_digest(data)},{len(data)}\n" for name, data in files.items()).encode()
+    files[record] += f"{record},,\n".encode()
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_STORED) as archive:
+        for name, data in files.items():
+            entry = zipfile.ZipInfo(name, MADE)
+            entry.external_attr = 0o644 << 16
+            archive.writestr(entry, data)
+    return f"{stem}-{TAG}.whl", out.getvalue()
+
+
+def _package() -> Iterator[tuple[str, bytes]]:
+    folder = Path(__file__).parents[1]
+    for path in sorted(folder.rglob("*")):
+        inside = path.relative_to(folder)
+        # the scripts follow, from wherever they are: beside the package in a checkout, else within it
+        if path.is_file() and "__pycache__" not in inside.parts and inside.parts[0] != "scripts":
+            yield f"labkit/{inside.as_posix()}", path.read_bytes()
+    for path in script_names().values():
+        yield f"labkit/scripts/{path.name}", path.read_bytes()
+
+
+def _metadata(folder: str) -> Iterator[tuple[str, bytes]]:
+    own = distribution("labkit")
+    headers = (own.read_text("METADATA") or "").partition("\n\n")[0].strip()  # without the README
+    yield f"{folder}/METADATA", f"{headers}\n".encode()
+    yield f"{folder}/WHEEL", f"Wheel-Version: 1.0\nGenerator: labkit\nRoot-Is-Purelib: true\nTag: {TAG}\n".encode()
+    for file in sorted(own.files or ()):
+        if file.name in ("entry_points.txt", "LICENSE") and file.parts[0].endswith(".dist-info"):
+            yield "/".join([folder, *file.parts[1:]]), Path(str(file.locate())).read_bytes()
+
+
+def _digest(data: bytes) -> str:
+    return "sha256=" + base64.urlsafe_b64encode(sha256(data).digest()).rstrip(b"=").decode()

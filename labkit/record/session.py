@@ -1,0 +1,50 @@
+"""A session on Kaggle, seen from within: whether this is one, where its files are, when it ends."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import psutil
+
+__all__ = ["input_folder", "is_session", "seconds_left", "seconds_to_train", "working_folder"]
+
+SESSION_SECONDS = 12 * 3600.0  # CPU and GPU sessions, says Kaggle's documentation; 9 hours with a TPU
+SAVING_SECONDS = 1800.0  # kept for checkpoints, the cells that follow and Kaggle's own saving
+
+
+def is_session() -> bool:
+    """Kaggle sets it: to "Interactive" in the editor, to "Batch" in Save & Run All."""
+    return bool(os.environ.get("KAGGLE_KERNEL_RUN_TYPE"))
+
+
+def _root() -> Path:
+    return Path(os.environ.get("LABKIT_KAGGLE_ROOT") or "/kaggle")
+
+
+def input_folder() -> Path:
+    """Where the outputs of other kernels and data sets lie, read-only."""
+    return _root() / "input"
+
+
+def working_folder() -> Path:
+    """What Kaggle keeps of a session; elsewhere, and where there is no such folder, the current one."""
+    kept = _root() / "working"
+    return kept if is_session() and kept.is_dir() else Path.cwd()
+
+
+def seconds_left() -> float:
+    """Until the session ends, 12 hours after it began or as many seconds as `LABKIT_SESSION_SECONDS` says.
+
+    It began with the oldest process above this one: kernels are restarted within a session.
+    """
+    own = psutil.Process()
+    began = min(process.create_time() for process in (own, *own.parents()))
+    return began + float(os.environ.get("LABKIT_SESSION_SECONDS") or SESSION_SECONDS) - time.time()
+
+
+def seconds_to_train() -> float | None:
+    """What a training may take so that there is time to save; None outside of a session, or after its end."""
+    left = seconds_left() if is_session() else 0.0
+    return max(left - SAVING_SECONDS, left / 2) if left > 0 else None

@@ -1,0 +1,310 @@
+"""A notebook as a kernel, labkit as a wheel, what holds in a session; what is sent is checked by Kaggle's client."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import zipfile
+from io import BytesIO
+from pathlib import Path
+
+import nbformat
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kaggle.api.kaggle_api_extended import KaggleApi
+from slugify import slugify
+
+import labkit
+from labkit.kaggle.follow import _show
+from labkit.kaggle.kernel import MOST_BYTES, TWO_T4, build
+from labkit.kaggle.session import previous_checkpoints
+from labkit.kaggle.wheel import wheel
+from labkit.record import RunFolder, runs_root
+from labkit.record.folder import write_json
+from labkit.record.session import SAVING_SECONDS, seconds_left, seconds_to_train, working_folder
+from labkit.view.terminal import StatusLine
+
+ROOT = Path(__file__).parents[2]
+CLIENT = KaggleApi()
+SMALL = ("labkit-1.2-py3-none-any.whl", b"a wheel")
+
+
+def notebook(*cells, minor=5):
+    book = nbformat.v4.new_notebook(cells=[*cells], metadata={"kernelspec": {"name": "python3", "display_name": "P"}})
+    book["nbformat_minor"] = minor
+    return nbformat.writes(book)
+
+
+def code(source, *tags):
+    return nbformat.v4.new_code_cell(source, metadata={"tags": [*tags]} if tags else {})
+
+
+PARAMETERS = code("nproc_per_node: int = 2  # ranks\nlr = 0.1", "parameters")
+
+
+def kernel(*cells, **options):
+    options = {"name": "03_ddp.ipynb", "user": "me", "wheel": SMALL, "push": "0a1b"} | options
+    return build(notebook(*cells), **options)
+
+
+def cells_of(kernel):
+    book = nbformat.reads(kernel.notebook, 4)
+    nbformat.validate(book)
+    return book.cells
+
+
+def test_a_kernel_is_the_notebook_after_one_folded_cell_that_says_what_it_is():
+    first, *rest = cells_of(kernel(nbformat.v4.new_markdown_cell("# Title"), PARAMETERS, code("1 + 1")))
+
+    assert first.metadata == {"_kg_hide-input": True, "jupyter": {"source_hidden": True}}
+    assert first.source.startswith("# labkit 1.2 as a wheel in text, because")
+    assert [cell.source for cell in rest] == ["# Title", PARAMETERS.source, "1 + 1"]
+
+
+def test_outputs_stay_behind():
+    cell = code("1 + 1")
+    cell.outputs, cell.execution_count = [nbformat.v4.new_output("stream", text="2")], 7
+
+    sent = cells_of(kernel(cell))[1]
+
+    assert (sent.outputs, sent.execution_count) == ([], None)
+
+
+def test_parameters_are_set_in_a_cell_after_the_one_that_is_tagged():
+    values = {"nproc_per_node": 4, "lr": float("inf")}
+    cells = cells_of(kernel(code("import os"), PARAMETERS, code("lr"), parameters=values))
+
+    assert cells[3].source == "# Parameters\nnproc_per_node = 4\nlr = float('inf')\n"
+    assert cells[3].metadata.tags == ["injected-parameters"]
+    assert cells[4].source == "lr"
+
+
+def test_parameters_that_papermill_set_before_are_replaced():
+    cells = cells_of(kernel(PARAMETERS, code("lr = 1", "injected-parameters"), parameters={"lr": 2}))
+
+    assert [cell.source for cell in cells[1:]] == [PARAMETERS.source, "# Parameters\nlr = 2\n"]
+
+
+@pytest.mark.parametrize(("cells", "told"), [
+    ([PARAMETERS], "03_ddp.ipynb has no parameter 'epochs'; it has lr, nproc_per_node"),
+    ([code("%env X=1", "parameters")], "the parameters cell of 03_ddp.ipynb is not plain Python: invalid syntax"),
+    ([code("epochs = 1")], "03_ddp.ipynb has no parameter 'epochs'; it has no cell tagged `parameters`"),
+])  # fmt: skip
+def test_a_parameter_that_the_notebook_has_not_is_refused(cells, told):
+    with pytest.raises(labkit.LabError, match=told):
+        kernel(*cells, parameters={"epochs": 1})
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", '{"cells": 1, "nbformat": 4}', '{"cells": [1], "nbformat": 4}', '{"cells": [], "nbformat": 3}'],
+)
+def test_what_is_not_a_notebook_is_refused(text):
+    with pytest.raises(labkit.LabError, match="x.ipynb is not a notebook"):
+        build(text, name="x.ipynb", user="me", wheel=SMALL, push="")
+
+
+def test_a_kernel_that_kaggle_would_not_take_is_refused():
+    with pytest.raises(labkit.LabError, match="would be a kernel of 1,0.* bytes; Kaggle takes about 1,000,000"):
+        kernel(code("#" * MOST_BYTES))
+
+
+def test_two_t4s_no_internet_and_nobody_else_looks():
+    told = kernel(inputs=["me/labkit-02-x"]).metadata
+
+    assert told["id"] == "me/labkit-03-ddp"
+    assert (told["enable_gpu"], told["machine_shape"], TWO_T4) == (True, "NvidiaTeslaT4", "NvidiaTeslaT4")
+    assert (told["is_private"], told["enable_internet"]) == (True, False)
+    assert told["kernel_sources"] == ["me/labkit-02-x"]
+    other = kernel(internet=True, accelerator=None).metadata
+    assert (other["enable_gpu"], other["machine_shape"], other["enable_internet"]) == (False, "", True)
+
+
+@given(st.text(st.sampled_from("abzABZ019 -_"), min_size=5, max_size=40))
+def test_the_address_is_what_kaggles_client_makes_of_the_title(title):
+    try:
+        made = kernel(title=title).metadata
+    except labkit.LabError:
+        assert len(slugify(title)) < 5
+        return
+    assert made["id"] == f"me/{slugify(title)}"
+    CLIENT.validate_kernel_string(made["id"])
+
+
+@pytest.mark.parametrize("title", ["abcd", "- -- -", "Größe der Stapel", "a/b/c/d/e", "1.000 Schritte"])
+def test_a_title_that_makes_no_sure_address_is_refused(title):
+    with pytest.raises(labkit.LabError, match="a title"):
+        kernel(title=title)
+
+
+def test_what_is_written_is_what_kaggles_client_pushes(tmp_path, capsys):
+    """All its checks of a folder, up to where it would connect."""
+    sent = kernel(PARAMETERS, parameters={"lr": 1})
+    sent.write(tmp_path)
+
+    class Unconnected(KaggleApi):
+        def build_kaggle_client(self):
+            raise ConnectionAbortedError
+
+    with pytest.raises(ConnectionAbortedError):
+        Unconnected().kernels_push(str(tmp_path))
+
+    assert not capsys.readouterr().out  # it warns of titles that do not make the address
+    assert json.loads((tmp_path / "kernel-metadata.json").read_text()) == sent.metadata
+
+
+@pytest.fixture(scope="module")
+def own():
+    return wheel()
+
+
+def test_the_wheel_is_the_package_with_its_scripts(own):
+    name, content = own
+    archive = zipfile.ZipFile(BytesIO(content))
+    tracked = subprocess.run(["git", "ls-files", "labkit", "scripts"], cwd=ROOT, capture_output=True, text=True)
+    expected = {f"labkit/{path}" if path.startswith("scripts") else path for path in tracked.stdout.split()}
+
+    assert name == f"labkit-{labkit.__version__}-py3-none-any.whl"
+    if expected:
+        assert {path for path in archive.namelist() if path.startswith("labkit/")} >= expected
+    assert archive.read("labkit/scripts/ddp.py") == (ROOT / "scripts" / "ddp.py").read_bytes()
+    assert wheel() == own
+
+
+def test_pip_installs_the_wheel_offline_and_it_makes_itself_again(own, tmp_path):
+    """An installed labkit must be able to do it, not only a checkout."""
+    name, content = own
+    (tmp_path / name).write_bytes(content)
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--target", "there", name]
+    subprocess.run(pip, cwd=tmp_path, check=True, timeout=60)
+    again = "import sys, labkit.kaggle.wheel as w; print(w.__file__); sys.stdout.flush(); "
+    again += "sys.stdout.buffer.write(w.wheel()[1])"
+
+    done = subprocess.run(
+        [sys.executable, "-c", again], cwd=tmp_path, env={"PYTHONPATH": "there"}, capture_output=True, check=True
+    )
+
+    where, _, made = done.stdout.partition(b"\n")
+    assert where.decode().startswith(str(tmp_path / "there"))
+    assert made == content
+    assert (tmp_path / "there" / "bin" / "labkit").exists()
+
+
+def test_all_of_labkit_is_a_quarter_of_what_kaggle_takes(own):
+    assert len(kernel(wheel=own).notebook) < MOST_BYTES * 0.3
+
+
+def test_in_a_terminal_what_goes_on_is_written_over_and_the_rest_stays(capsys):
+    line = StatusLine()
+    line.is_live = True
+    for text in ('labkit: step 1 {"run": "r", "state": "running"}', "\x1b[31mof the notebook\x1b[0m",
+                 'labkit: step 2 {"run": "r", "state": "succeeded"}'):  # fmt: skip
+        _show(line, text)
+
+    assert capsys.readouterr().out.split("\r") == [
+        "", "r: step 1", f"{'':9}", "of the notebook\n", f"{'':9}", "r: succeeded, step 2\n",
+    ]  # fmt: skip
+
+
+# In a session
+
+
+@pytest.fixture
+def session(tmp_path, monkeypatch):
+    """A folder in place of /kaggle."""
+    for name in ("working", "input"):
+        (tmp_path / "kaggle" / name).mkdir(parents=True)
+    monkeypatch.setenv("LABKIT_KAGGLE_ROOT", str(tmp_path / "kaggle"))
+    monkeypatch.setenv("KAGGLE_KERNEL_RUN_TYPE", "Batch")
+    monkeypatch.delenv("LABKIT_RUNS")
+    return tmp_path / "kaggle"
+
+
+def left_behind(output, run, *steps, own=True):
+    """A run in another kernel's output, and its checkpoints: in its own folder, or in the one that is handed on."""
+    folder = RunFolder(output / "runs" / run)
+    folder.path.mkdir(parents=True)
+    write_json(folder.manifest, {"format": 1})
+    for step in steps:
+        place = (folder.checkpoints if own else output / "checkpoints") / f"step-{step}"
+        place.mkdir(parents=True)
+        (place / "COMMIT.json").write_text("{}")
+        (place / "0.bin").write_text(run)
+
+
+def test_runs_go_to_the_folder_that_kaggle_keeps_wherever_a_cell_has_gone(session, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    assert runs_root() == session / "working" / "runs"
+    assert runs_root(tmp_path / "x") == tmp_path / "x"
+    monkeypatch.delenv("KAGGLE_KERNEL_RUN_TYPE")
+    assert runs_root() == tmp_path / "runs"
+
+
+def test_a_session_ends_twelve_hours_after_its_oldest_process_began(session, monkeypatch):
+    monkeypatch.setenv("LABKIT_SESSION_SECONDS", "1000000000")
+    longer = seconds_left()
+    monkeypatch.setenv("LABKIT_SESSION_SECONDS", "999000000")
+
+    assert longer - seconds_left() == pytest.approx(1e6, abs=5)
+    assert seconds_to_train() == pytest.approx(seconds_left() - SAVING_SECONDS, abs=5)
+
+
+def test_a_session_that_is_nearly_over_leaves_half_to_train_and_one_that_is_over_nothing(session, monkeypatch):
+    monkeypatch.setenv("LABKIT_SESSION_SECONDS", "1000000000")
+    used = 1e9 - seconds_left()
+    monkeypatch.setenv("LABKIT_SESSION_SECONDS", str(used + 600))
+    assert seconds_to_train() == pytest.approx(300, abs=5)
+    monkeypatch.setenv("LABKIT_SESSION_SECONDS", str(used - 1))
+    assert seconds_to_train() is None
+    monkeypatch.delenv("KAGGLE_KERNEL_RUN_TYPE")
+    assert seconds_to_train() is None
+
+
+def test_the_first_session_has_nothing_to_go_on_with(session):
+    assert previous_checkpoints() == working_folder() / "checkpoints"
+    assert not (session / "working" / "checkpoints").exists()
+
+
+@pytest.mark.parametrize("place", ["notebooks/me/labkit-03-ddp", "labkit-03-ddp"])
+@pytest.mark.parametrize("own", [True, False])
+def test_the_newest_runs_checkpoints_are_copied_to_where_they_can_be_written(session, place, own):
+    left_behind(session / "input" / place, "20260101T000000Z-ddp-0001", *([2, 4] if own else []))
+    left_behind(session / "input" / place, "20260102T000000Z-ddp-0002", 6, 8, own=own)
+    left_behind(session / "input" / place, "20260103T000000Z-fsdp-0003")
+    (session / "input" / place / "checkpoints" / "step-10.tmp").mkdir(parents=True)
+
+    folder = previous_checkpoints()
+
+    assert folder == session / "working" / "checkpoints"
+    assert sorted(path.name for path in folder.iterdir()) == ["step-6", "step-8"]
+
+
+def test_what_this_session_has_saved_is_not_replaced(session):
+    left_behind(session / "input" / "old", "20260101T000000Z-ddp-0001", 8)
+    left_behind(session / "working", "20260102T000000Z-ddp-0002", 9, own=False)
+
+    assert [path.name for path in previous_checkpoints().iterdir()] == ["step-9"]
+
+
+def test_several_trainings_go_on_each_with_its_own(session):
+    left_behind(session / "input" / "old", "20260101T000000Z-ddp-0001", 4)
+    left_behind(session / "input" / "old", "20260102T000000Z-fsdp-0002", 8)
+
+    for name, step in (("ddp", "step-4"), ("fsdp", "step-8")):
+        folder = previous_checkpoints(name)
+        assert folder == session / "working" / "checkpoints" / name
+        assert [path.name for path in folder.iterdir()] == [step]
+    assert not list(previous_checkpoints("fsdp1").glob("*"))
+
+
+def test_the_first_cell_leaves_the_labkit_that_is_there_alone(own, tmp_path):
+    sent = kernel(wheel=own)
+    (tmp_path / "labkit").mkdir()  # a folder of that name is no package
+    (tmp_path / "cell.py").write_text(cells_of(sent)[0].source)
+
+    done = subprocess.run([sys.executable, "cell.py"], cwd=tmp_path, capture_output=True, text=True, check=True)
+
+    assert (done.stdout, done.stderr) == (f"{sent.mark}\n", "")
