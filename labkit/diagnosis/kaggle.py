@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from labkit.diagnosis.facts import Facts
 from labkit.diagnosis.finding import Finding, detection
+from labkit.record.session import SAVING_SECONDS, SESSION_SECONDS, TPU_SESSION_SECONDS
 from labkit.record.units import gib
 from labkit.view import words
 
-SESSION_HOURS = 12
-TPU_SESSION_HOURS = 9
 SAVED = 20_000_000_000  # bytes of /kaggle/working
 LITTLE_TIME = 3600
 LITTLE_DISK = 2 << 30
-MARGIN = 600  # seconds to save and to leave
 
 
 @detection
@@ -34,13 +32,14 @@ def run_type(facts: Facts) -> Finding | None:
 def time_left(facts: Facts) -> Finding | None:
     if facts.kaggle is None:
         return None
-    hours = TPU_SESSION_HOURS if facts.kaggle.tpu else SESSION_HOURS
-    why = f"estimated: {hours} h a session, less what process 1 of this container is old"
+    whole = TPU_SESSION_SECONDS if facts.kaggle.tpu else SESSION_SECONDS
+    why = f"estimated: {whole / 3600:.0f} h a session, less the age of its oldest process"
     if facts.kaggle.session_seconds is None:
         return Finding("session", "n/a", why)
-    left = max(0.0, hours * 3600 - facts.kaggle.session_seconds)
-    most = max(60, int(left - MARGIN) // 60 * 60)
-    todo = f"launch(…, deadline_seconds={most}) saves a checkpoint before it ends"
+    left = max(0.0, whole - facts.kaggle.session_seconds)
+    todo = (
+        f"labkit's own scripts save and stop {SAVING_SECONDS / 60:.0f} minutes before; deadline_seconds= says otherwise"
+    )
     return Finding("session", f"{words.seconds(left)} left", why, todo, "fine" if left >= LITTLE_TIME else "warning")
 
 

@@ -14,10 +14,10 @@ import psutil
 from labkit.data import SOURCES, complete
 from labkit.diagnosis.facts import Kaggle
 from labkit.launcher.hardware import Hardware
+from labkit.record import session
 
 __all__ = ["kaggle"]
 
-WORKING, INPUT = Path("/kaggle/working"), Path("/kaggle/input")
 LOOK_SECONDS = 0.2  # at most, into each of the two
 # Google's name server by its number: without internet a name would take seconds not to be found.
 OUTSIDE = ("8.8.8.8", 53)
@@ -30,22 +30,23 @@ def kaggle(here: Hardware) -> Kaggle | None:
     """The one question here that goes over the network, and only on Kaggle: whether there is one."""
     if here.platform != "kaggle":
         return None
-    inputs = sorted(path.name for path in INPUT.iterdir()) if INPUT.is_dir() else []
+    working, given = session.working_folder(), session.input_folder()
+    inputs = sorted(path.name for path in given.iterdir()) if given.is_dir() else []
     return Kaggle(
         run_type=os.environ.get("KAGGLE_KERNEL_RUN_TYPE", ""),
-        session_seconds=_age_of_process_1(),
-        disk_free=shutil.disk_usage(WORKING).free if WORKING.is_dir() else None,
-        disk_used=_size(WORKING),
+        session_seconds=_age(),
+        disk_free=shutil.disk_usage(working).free,
+        disk_used=_size(working),
         internet=_internet(),
         tpu=any(path.exists() for path in TPU_FILES),
         inputs=tuple(inputs),
-        data_sets=tuple(_data_sets(INPUT)),
+        data_sets=tuple(_data_sets(given)),
     )
 
 
-def _age_of_process_1() -> float | None:
+def _age() -> float | None:
     try:
-        return time.time() - psutil.Process(1).create_time()
+        return session.age()
     except psutil.Error:
         return None
 

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import psutil
 
-__all__ = ["input_folder", "is_session", "seconds_left", "seconds_to_train", "working_folder"]
+__all__ = ["age", "input_folder", "is_session", "seconds_left", "seconds_to_train", "working_folder"]
 
-SESSION_SECONDS = 12 * 3600.0  # CPU and GPU sessions, says Kaggle's documentation; 9 hours with a TPU
+SESSION_SECONDS = 12 * 3600.0  # CPU and GPU sessions, says Kaggle's documentation
+TPU_SESSION_SECONDS = 9 * 3600.0
 SAVING_SECONDS = 1800.0  # kept for checkpoints, the cells that follow and Kaggle's own saving
 
 
@@ -34,14 +35,15 @@ def working_folder() -> Path:
     return kept if is_session() and kept.is_dir() else Path.cwd()
 
 
-def seconds_left() -> float:
-    """Until the session ends, 12 hours after it began or as many seconds as `LABKIT_SESSION_SECONDS` says.
-
-    It began with the oldest process above this one: kernels are restarted within a session.
-    """
+def age() -> float:
+    """Seconds since the session began: with the oldest process above this one, for kernels are restarted within it."""
     own = psutil.Process()
-    began = min(process.create_time() for process in (own, *own.parents()))
-    return began + float(os.environ.get("LABKIT_SESSION_SECONDS") or SESSION_SECONDS) - time.time()
+    return time.time() - min(process.create_time() for process in (own, *own.parents()))
+
+
+def seconds_left() -> float:
+    """Until the session ends, 12 hours after it began or as many seconds as `LABKIT_SESSION_SECONDS` says."""
+    return float(os.environ.get("LABKIT_SESSION_SECONDS") or SESSION_SECONDS) - age()
 
 
 def seconds_to_train() -> float | None:

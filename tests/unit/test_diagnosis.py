@@ -564,8 +564,7 @@ def on_made_up_kaggle(tmp_path, monkeypatch):
     (working / "model.pt").write_bytes(b"x" * 1000)
     for file in data.MNIST:
         (given / "mnist-in-idx" / "raw" / file.removesuffix(".gz")).touch()
-    monkeypatch.setattr(on_kaggle, "WORKING", working)
-    monkeypatch.setattr(on_kaggle, "INPUT", given)
+    monkeypatch.setenv("LABKIT_KAGGLE_ROOT", str(tmp_path))
     monkeypatch.setenv("KAGGLE_KERNEL_RUN_TYPE", "Batch")
     asked = []
 
