@@ -98,7 +98,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Kaggle:
-    """`session_seconds` since process 1 of the container began; `disk_free` of /kaggle/working by its file system,
+    """`session_seconds` since its oldest process began; `disk_free` of /kaggle/working by its file system,
     `disk_used` by its files; `inputs` are the folders in /kaggle/input, `data_sets` those `labkit.fetch` knows."""
 
     run_type: str
