@@ -199,7 +199,10 @@ def a_rank_has_begun_its_log(folder: RunFolder) -> bool:
     return bool(folder.started_ranks())
 
 
-EARLY = pytest.mark.parametrize("moment", [torchrun_was_started, a_rank_was_started, a_rank_has_begun_its_log])
+MOMENTS = [
+    *(pytest.param(moment, marks=pytest.mark.soak) for moment in (torchrun_was_started, a_rank_has_begun_its_log))
+]
+EARLY = pytest.mark.parametrize("moment", [a_rank_was_started, *MOMENTS])
 
 
 @EARLY

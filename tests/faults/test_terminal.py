@@ -143,7 +143,9 @@ def test_ctrl_c_stops_the_run_however_often_it_is_pressed(presses, apart, fault,
 
 
 @pytest.mark.parametrize("presses", [1, pytest.param(3, marks=pytest.mark.soak)])
-@pytest.mark.parametrize("moment", ["folder", "agent.json", "torchrun.log", "ranks/0"])
+@pytest.mark.parametrize(
+    "moment", ["folder", "torchrun.log", *(pytest.param(m, marks=pytest.mark.soak) for m in ("agent.json", "ranks/0"))]
+)
 def test_ctrl_c_while_torchrun_is_still_starting(moment, presses, terminal) -> None:
     window = terminal(*launched())
     wait_until(lambda: list_runs() and (moment == "folder" or (list_runs()[0].path / moment).exists()))

@@ -55,10 +55,10 @@ def as_gloo(kind: str) -> str:
 
 CASES = [
     ("ddp", 2, {}),
-    ("fsdp", 2, {"reshard_after_forward": "always", "precision": "bf16"}),
     ("tensor_parallel", 2, {"sequence_parallel": True, "activation_checkpointing": True, "accumulate": 2}),
 ]
 MORE = [
+    ("fsdp", 2, {"reshard_after_forward": "always", "precision": "bf16"}),
     ("hybrid", 4, {"tensor": 2}),
     ("fsdp", 4, {"replicas": 2}),
     ("zero1", 2, {"accumulate": 2}),

@@ -32,7 +32,7 @@ def without_labkit(tmp_path):
     return env
 
 
-OFTEN = ("single", "ddp", "fsdp", "pipeline", "hybrid")  # the others differ from these in one cell
+OFTEN = ("single", "ddp", "pipeline")  # the others differ from these in one cell
 
 
 @pytest.mark.parametrize(

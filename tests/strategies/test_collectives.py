@@ -98,7 +98,7 @@ def test_zero1_also_broadcasts_every_parameter_from_its_owner():
 
 
 @pytest.mark.parametrize(("name", "options", "gathers"), [
-    ("fsdp", {"reshard_after_forward": "always"}, 2 * (LAYERS + 1)),
+    pytest.param("fsdp", {"reshard_after_forward": "always"}, 2 * (LAYERS + 1), marks=pytest.mark.soak),  # lab 07
     ("fsdp", {}, 2 * (LAYERS + 1) - 1),  # the root is needed again at once: it stays
     ("zero2", {}, LAYERS + 1),
 ])  # fmt: skip
@@ -129,8 +129,9 @@ def test_a_pipeline_shares_one_number_besides_what_its_stages_send():
 
 
 @pytest.mark.parametrize(("ranks", "options", "chunks"), [
-    (2, {"schedule": "GPipe"}, [8, 8]),
-    (2, {"schedule": "1F1B"}, [2, 1]),
+    # lab 08 counts these in every run of its own
+    pytest.param(2, {"schedule": "GPipe"}, [8, 8], marks=pytest.mark.soak),
+    pytest.param(2, {"schedule": "1F1B"}, [2, 1], marks=pytest.mark.soak),
     pytest.param(4, {"schedule": "1F1B"}, [4, 3, 2, 1], marks=pytest.mark.soak),
     (2, {"schedule": "Interleaved1F1B", "virtual_stages": 2}, [5, 3]),  # half micro-batches: each has two stages here
 ])  # fmt: skip

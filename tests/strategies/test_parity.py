@@ -106,9 +106,9 @@ def test_the_same_order_in_every_epoch_is_caught(reference):
 # gradients and AdamW's two moments at the end of a step. ZeRO's table (arXiv 1910.02054, section 5).
 HELD = [
     pytest.param("ddp", {}, 1, 1, 2, marks=pytest.mark.soak),
-    ("zero1", {}, 1, 1, 1),
+    pytest.param("zero1", {}, 1, 1, 1, marks=pytest.mark.soak),  # lab 06 measures this, and FSDP
     ("zero2", {"accumulate": 2}, 1, 0.5, 1),
-    ("fsdp", {}, 0.5, 0.5, 1),
+    pytest.param("fsdp", {}, 0.5, 0.5, 1, marks=pytest.mark.soak),
     pytest.param("fsdp1", {}, 0.5, 0.5, 1, marks=pytest.mark.soak),
     pytest.param("fsdp", {"reshard_after_forward": "never"}, 1, 0.5, 1, marks=pytest.mark.soak),
     pytest.param("fsdp1", {"sharding_strategy": "SHARD_GRAD_OP"}, 1, 0.5, 1, marks=pytest.mark.soak),
