@@ -69,6 +69,7 @@ def test_launch_returns_before_the_training_has_begun():
     run.wait(120)
 
 
+@pytest.mark.soak  # lab 06 measures it
 def test_a_rank_holds_half_of_the_state_under_fsdp():
     held = {}
     for name in ("ddp", "fsdp"):

@@ -42,7 +42,7 @@ def test_a_step_of_ddp_is_forward_backward_and_the_optimizer_with_two_buckets_on
 
 
 @pytest.mark.parametrize(("schedule", "kinds"), [
-    ("1F1B", {"forward", "backward"}),
+    pytest.param("1F1B", {"forward", "backward"}, marks=pytest.mark.soak),  # lab 08 draws it
     ("InterleavedZeroBubble", {"forward", "backward", "weights"}),
 ])  # fmt: skip
 def test_every_chunk_of_a_pipeline_is_there_once(schedule, kinds):
