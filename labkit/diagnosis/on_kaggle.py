@@ -80,6 +80,6 @@ def _data_sets(root: Path) -> set[str]:
     try:
         for _, files in _folders(root):
             found |= {name for name, (_, wanted) in SOURCES.items() if complete(wanted, files)}
-    except OSError:
+    except OSError:  # too many files, or not to be read: what was found so far is told
         pass
     return found

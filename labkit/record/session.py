@@ -8,6 +8,8 @@ from pathlib import Path
 
 import psutil
 
+from labkit.errors import LabError
+
 __all__ = ["age", "input_folder", "is_session", "seconds_left", "seconds_to_train", "working_folder"]
 
 SESSION_SECONDS = 12 * 3600.0  # CPU and GPU sessions, says Kaggle's documentation
@@ -42,8 +44,15 @@ def age() -> float:
 
 
 def seconds_left() -> float:
-    """Until the session ends, 12 hours after it began or as many seconds as `LABKIT_SESSION_SECONDS` says."""
-    return float(os.environ.get("LABKIT_SESSION_SECONDS") or SESSION_SECONDS) - age()
+    """Until the session ends, 12 hours after it began or as many seconds as `LABKIT_SESSION_SECONDS` says.
+
+    Raises LabError when that is no number.
+    """
+    said = os.environ.get("LABKIT_SESSION_SECONDS") or SESSION_SECONDS
+    try:
+        return float(said) - age()
+    except ValueError:
+        raise LabError(f"LABKIT_SESSION_SECONDS must be a number of seconds, got {said!r}") from None
 
 
 def seconds_to_train() -> float | None:

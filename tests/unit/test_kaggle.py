@@ -17,6 +17,7 @@ from kaggle.api.kaggle_api_extended import KaggleApi
 from slugify import slugify
 
 import labkit
+from labkit.errors import LabError
 from labkit.kaggle.follow import _show
 from labkit.kaggle.kernel import MOST_BYTES, TWO_T4, build
 from labkit.kaggle.session import previous_checkpoints
@@ -250,6 +251,12 @@ def test_a_session_ends_twelve_hours_after_its_oldest_process_began(session, mon
 
     assert longer - seconds_left() == pytest.approx(1e6, abs=5)
     assert seconds_to_train() == pytest.approx(seconds_left() - SAVING_SECONDS, abs=5)
+
+
+def test_a_length_of_a_session_that_is_no_number_is_refused(session, monkeypatch):
+    monkeypatch.setenv("LABKIT_SESSION_SECONDS", "9h")
+    with pytest.raises(LabError, match="LABKIT_SESSION_SECONDS must be a number of seconds, got '9h'"):
+        seconds_to_train()
 
 
 def test_a_session_that_is_nearly_over_leaves_half_to_train_and_one_that_is_over_nothing(session, monkeypatch):
