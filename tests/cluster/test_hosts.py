@@ -129,12 +129,20 @@ def test_a_killed_agent_is_the_cause_on_both(hosts):
     assert ends(hosts, folder, 10)["sentence"].startswith("torchrun on hB was killed (SIGKILL)")
 
 
-@pytest.mark.parametrize("host", ["A", "B"])
+@pytest.mark.parametrize("host", ["A", pytest.param("B", marks=pytest.mark.soak)])
 def test_a_host_that_dies_is_the_cause_on_the_other(hosts, host):
     folder = launched(hosts, steps=ENDLESS)
     wait_for_step(folder)
     hosts.kill_everything_on(host)
     assert ends(hosts, folder, 10)["sentence"].startswith(f"host h{host} was lost at ")
+
+
+def test_a_host_that_loses_its_power_is_missed_before_its_connections_are(hosts):
+    folder = launched(hosts, steps=ENDLESS, timeout=90)
+    wait_for_step(folder)
+    hosts.link("down")  # nothing that its kernel might still say arrives
+    hosts.kill_everything_on("B")
+    assert ends(hosts, folder, 30)["sentence"].startswith("host hB was lost at ")
 
 
 def test_a_rank_that_hangs_on_another_host_is_asked_where_it_is(hosts):
