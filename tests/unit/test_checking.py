@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import nbformat
 import pytest
 import yaml
 from hypothesis import given
@@ -163,6 +164,28 @@ def test_a_notebook_is_checked_by_cell_and_its_written_files_on_their_own(tmp_pa
     assert (finding.rule, finding.cell, finding.line) == ("rank-0-collective", 2, LINE + 1)
     assert finding.place == f"{file}:cell 2:{LINE + 1}"
     assert "<a " not in check(file)._repr_mimebundle_()["text/html"]
+
+
+@pytest.mark.parametrize(
+    ("cell", "note"),
+    [
+        ("files = !ls", ""),
+        ("%time train()", ""),
+        ("print('%d'\n      % 3)", ""),
+        ("%%bash\nls", ""),
+        ("def half(:", " (cell 1 is not Python)"),
+    ],
+)
+def test_no_cell_keeps_the_others_from_being_checked(cell, note, tmp_path):
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in (cell, "%%time\n" + BARRIER)])
+    nbformat.write(book, tmp_path / "lab.ipynb")
+    found = check(tmp_path / "lab.ipynb")
+
+    assert [(f.rule, f.cell, f.line) for f in found] == [("rank-0-collective", 2, LINE + 1)]
+    assert found.summary.endswith("1 found (1 hangs)" + note.replace(" (", "; ").replace(")", ""))
+    book.cells.pop()
+    nbformat.write(book, tmp_path / "lab.ipynb")
+    assert check(tmp_path / "lab.ipynb").summary.endswith("nothing found" + note)
 
 
 def test_a_kaggle_notebook_says_that_it_runs_on_t4s(tmp_path):
