@@ -295,6 +295,9 @@ def test_findings_show_themselves_as_lines_and_as_a_list_that_links_to_them(tmp_
     assert bundle["text/plain"] == repr(found)
     assert f'href="a%20b.py#line={LINE - 1}"' in bundle["text/html"]
     assert "<script>" not in bundle["text/html"]
+    (tmp_path / "notebooks").mkdir()
+    monkeypatch.chdir(tmp_path / "notebooks")
+    assert f'href="../a%20b.py#line={LINE - 1}"' in check(file).html()
     assert found.records()[0]["line"] == found[0].line == LINE
     assert repr(check("ddp")) == "ddp.py: nothing found"
 
