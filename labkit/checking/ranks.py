@@ -20,6 +20,8 @@ FIRST = re.compile(
     r"|^(main|master|primary|chief)_(process|rank|proc)$|^is_\w*_process_zero$|^rank_zero$|^should_save\w*$"
 )
 SOUNDS = re.compile(r"rank|gpu|proc_id|process_index|is_main|is_master|main_process|primary|chief", re.IGNORECASE)
+# Decorators: @master_only, @rank_zero_only, @on_main_process; not @hydra.main.
+CHOOSES = re.compile(r"master|chief|_only$|^only_|once|main_(process|rank|proc)", re.IGNORECASE)
 # A script that also runs alone asks for these beside the rank.
 ALONE = re.compile(r"distributed|initialized|world_size|ddp|multi|num_gpus|n_gpu|ngpus", re.IGNORECASE)
 OTHER = {"first": "others", "others": "first"}
@@ -146,15 +148,21 @@ def _guards(tree: Tree, node: ast.AST) -> list[Guard]:
 
 def _left_behind(tree: Tree, block: ast.AST, child: ast.AST) -> Iterator[Guard]:
     """`if rank != 0: return` above a statement of the same block, or the like in its `else`."""
+    for earlier, is_body in _leaving_before(block, child):
+        if (ranks := _test(tree, earlier.test)) and ranks[1]:
+            yield Guard(earlier, OTHER[ranks[0]] if is_body else ranks[0], earlier.lineno)
+
+
+def _leaving_before(block: ast.AST, child: ast.AST) -> Iterator[tuple[ast.If, bool]]:
+    """Each `if` above a statement of the same block one branch of which leaves, and whether that is the first."""
     for statements in (getattr(block, name, None) for name in ("body", "orelse", "finalbody")):
         if not isinstance(statements, list) or child not in statements:
             continue
         for earlier in statements[: statements.index(child)]:
-            if not isinstance(earlier, ast.If) or not (ranks := _test(tree, earlier.test)) or not ranks[1]:
-                continue
-            leaves = [bool(branch) and isinstance(branch[-1], LEAVING) for branch in (earlier.body, earlier.orelse)]
-            if leaves[0] != leaves[1]:
-                yield Guard(earlier, OTHER[ranks[0]] if leaves[0] else ranks[0], earlier.lineno)
+            if isinstance(earlier, ast.If):
+                leaves = [bool(branch) and isinstance(branch[-1], LEAVING) for branch in (earlier.body, earlier.orelse)]
+                if leaves[0] != leaves[1]:
+                    yield earlier, leaves[0]
 
 
 LEAVING = (ast.Return, ast.Continue, ast.Break)
@@ -175,7 +183,9 @@ def _callee(tree: Tree, call: ast.Call) -> Function | None:
     if not isinstance(call.func, ast.Attribute):
         return None
     owner = spelled(call.func.value)
-    if owner == "self":
+    if isinstance(call.func.value, ast.Call):  # Trainer(…).fit()
+        holder = tree.classes.get(tree.dotted(call.func.value.func))
+    elif owner == "self":
         holder = next((a for a in tree.ancestors(call) if isinstance(a, ast.ClassDef)), None)
     else:
         made = {tree.dotted(v.func) for v in tree.values_of(owner, call) if isinstance(v, ast.Call)}
@@ -215,7 +225,9 @@ def may_depend_on_rank(tree: Tree, node: ast.AST, seen: frozenset[ast.AST] = fro
         if isinstance(ancestor, ast.If | ast.IfExp | ast.While) and child is not ancestor.test:
             if not (isinstance(ancestor, ast.If) and is_main_guard(ancestor)) and names_rank(tree, ancestor.test):
                 return True
-        elif isinstance(ancestor, ast.With) and any(names_rank(tree, i.context_expr) for i in ancestor.items):
+        elif any(names_rank(tree, deciding) for deciding in _deciding(ancestor, child)):
+            return True
+        if any(names_rank(tree, earlier.test) for earlier, _ in _leaving_before(ancestor, child)):
             return True
         child = ancestor
     if guards(tree, node):
@@ -223,7 +235,7 @@ def may_depend_on_rank(tree: Tree, node: ast.AST, seen: frozenset[ast.AST] = fro
     function = tree.function_of(node)
     if not isinstance(function, Function):
         return False
-    if function in seen or any(names_rank(tree, decorator) for decorator in function.decorator_list):
+    if function in seen or any(_may_choose_ranks(tree, decorator) for decorator in function.decorator_list):
         return True
     callers = calls_of(tree, function)
     handed_on = any(
@@ -232,6 +244,23 @@ def may_depend_on_rank(tree: Tree, node: ast.AST, seen: frozenset[ast.AST] = fro
     if not callers:
         return not handed_on
     return not handed_on and all(may_depend_on_rank(tree, call, seen | {function}) for call in callers)
+
+
+def _deciding(around: ast.AST, child: ast.AST) -> list[ast.expr]:
+    """What a `match` or a `with` around a statement asks or enters."""
+    if isinstance(around, ast.Match):
+        return [around.subject] if child is not around.subject else []
+    return [item.context_expr for item in around.items] if isinstance(around, ast.With) else []
+
+
+def _may_choose_ranks(tree: Tree, decorator: ast.expr) -> bool:
+    """`@master_only`, or a decorator of this script that has to do with the rank."""
+    name = spelled(decorator.func if isinstance(decorator, ast.Call) else decorator).rsplit(".", 1)[-1]
+    return (
+        names_rank(tree, decorator)
+        or bool(CHOOSES.search(name))
+        or any(names_rank(tree, made) for made in tree.functions.get(name, []))
+    )
 
 
 def _is_called(tree: Tree, name: ast.Name) -> bool:

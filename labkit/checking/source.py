@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import json
 import os
@@ -22,6 +23,8 @@ FENCE = re.compile(r"^(?P<indent>[ \t]*)(?P<fence>```+|~~~+)[ \t]*(?P<language>[
 PYTHON = ("python", "py", "python3", "pycon")
 MARKDOWN = (".md", ".markdown", ".qmd", ".txt")
 MAGIC = re.compile(r"^\s*[%!?]")
+ASSIGNED = re.compile(r"^(\s*[\w.,\s]+=)\s*[%!].*")  # files = !ls
+AROUND = re.compile(r"^%%(time|timeit|capture|prun)\b")  # what is below is Python of the notebook all the same
 WRITES = re.compile(r"^%%writefile\s+(-a\s+)?(?P<path>\S+\.py)\s*$")
 
 
@@ -47,12 +50,14 @@ class Piece:
 
 @dataclass(frozen=True)
 class Source:
-    """What is to be checked: `name` is shown, `path` is the file, if there is one, `says` what is not in its code."""
+    """What is to be checked: `name` is shown, `path` is the file, if there is one, `says` what is not in its code,
+    `note` what of it is not read."""
 
     name: str
     pieces: tuple[Piece, ...]
     path: Path | None = None
     says: str = ""
+    note: str = ""
 
 
 def read(script: Script | str | os.PathLike[str]) -> Source:
@@ -109,7 +114,8 @@ def _blocks(page: str) -> Iterator[Piece]:
 
 
 def _notebook(path: Path) -> Source:
-    """The code cells as one program, in their order, and each `%%writefile x.py` as another."""
+    """The code cells as one program, in their order, and each `%%writefile x.py` as another. A cell that is not Python
+    does not take the others with it."""
     try:
         notebook = json.loads(_text(path))
         cells = [c for c in notebook["cells"] if c["cell_type"] == "code"]
@@ -120,20 +126,36 @@ def _notebook(path: Path) -> Source:
     pieces: list[Piece] = []
     program: list[str] = []
     places: list[tuple[int, int]] = []
+    broken: list[str] = []
     for number, text in enumerate(texts, 1):
         lines = text.splitlines()
         if lines and WRITES.match(lines[0]):
             own = tuple((number, line) for line in range(2, len(lines) + 1))
             pieces.append(Piece("\n".join(lines[1:]), places=(*own, (number, len(lines) + 1))))
-        elif not (lines and lines[0].startswith("%%")):
-            program += [_without_magic(line) for line in lines]
+        elif not (lines and lines[0].startswith("%%") and not AROUND.match(lines[0])):
+            if not _is_python(lines):
+                lines = [_without_magic(line) for line in lines]
+            if not _is_python(lines):
+                broken.append(f"cell {number} is not Python")
+                continue
+            program += lines
             places += [(number, line) for line in range(1, len(lines) + 1)]
     places.append((len(texts), 1))  # where a syntax error at the end is
     pieces.append(Piece("\n".join(program), places=tuple(places), is_fragment=True))
-    return Source(str(path), tuple(pieces), path, settings)
+    return Source(str(path), tuple(pieces), path, settings, ", ".join(broken))
+
+
+def _is_python(lines: list[str]) -> bool:
+    try:
+        ast.parse("\n".join(lines))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return True
 
 
 def _without_magic(line: str) -> str:
+    if ASSIGNED.match(line):
+        return ASSIGNED.sub(r"\1 None", line)
     if not MAGIC.match(line) and not line.rstrip().endswith("?"):
         return line
     return line[: len(line) - len(line.lstrip())] + "pass"

@@ -109,6 +109,7 @@ class Kaggle:
     tpu: bool | None
     inputs: tuple[str, ...] = ()
     data_sets: tuple[str, ...] = ()
+    session_length: float | None = None  # that LABKIT_SESSION_SECONDS says
 
 
 @dataclass(frozen=True)
@@ -126,9 +127,11 @@ class Facts:
     kaggle: Kaggle | None = None
     cores_of_machine: int | None = None
     memory_limit: int | None = None  # by the control group, where it is less than the machine's memory
+    address_space: int | None = None  # of one process: `ulimit -v`
     locked_memory: int | None = None
     open_files: int | None = None
     runs_filesystem: str | None = None
+    refusals: Mapping[str, str] | None = None  # what a launch would refuse now: what is wrong with it, in a sentence
     wslconfig: str | None = None  # what is wrong with it, "" when nothing is
     front_end: str | None = None
     is_headless: bool | None = None

@@ -32,8 +32,8 @@ def run_type(facts: Facts) -> Finding | None:
 def time_left(facts: Facts) -> Finding | None:
     if facts.kaggle is None:
         return None
-    whole = TPU_SESSION_SECONDS if facts.kaggle.tpu else SESSION_SECONDS
-    why = f"estimated: {whole / 3600:.0f} h a session, less the age of its oldest process"
+    whole = facts.kaggle.session_length or (TPU_SESSION_SECONDS if facts.kaggle.tpu else SESSION_SECONDS)
+    why = f"estimated: {whole / 3600:.3g} h a session, less the age of its oldest process"
     if facts.kaggle.session_seconds is None:
         return Finding("session", "n/a", why)
     left = max(0.0, whole - facts.kaggle.session_seconds)

@@ -53,6 +53,22 @@ def memory_limit(facts: Facts) -> Finding | None:
 
 
 @detection
+def address_space(facts: Facts) -> Finding | None:
+    """torch maps gigabytes of libraries, CUDA reserves more addresses than there is memory."""
+    limit = facts.address_space
+    if limit is None or limit == UNLIMITED:
+        return None
+    return Finding(
+        "address space",
+        f"{gib(limit)} for each process",
+        "`ulimit -v`: what is mapped counts in it, used or not, first torch's libraries; at the limit imports and "
+        "allocations fail, although memory is free",
+        "`ulimit -v unlimited`; a job is better held by a control group",
+        "warning",
+    )
+
+
+@detection
 def shared_memory(facts: Facts) -> Finding | None:
     size = facts.hardware.shared_memory
     if size is None:

@@ -41,6 +41,7 @@ def kaggle(here: Hardware) -> Kaggle | None:
         tpu=any(path.exists() for path in TPU_FILES),
         inputs=tuple(inputs),
         data_sets=tuple(_data_sets(given)),
+        session_length=_length(),
     )
 
 
@@ -48,6 +49,13 @@ def _age() -> float | None:
     try:
         return session.age()
     except psutil.Error:
+        return None
+
+
+def _length() -> float | None:
+    try:
+        return float(os.environ.get("LABKIT_SESSION_SECONDS") or "none")
+    except ValueError:
         return None
 
 

@@ -20,12 +20,15 @@ import psutil
 
 from labkit.diagnosis.facts import UNLIMITED, Kernel, Nvml, TorchBuild, nvml_from_json
 from labkit.diagnosis.on_kaggle import kaggle
+from labkit.errors import LabError
 from labkit.launcher import bandwidth as _bandwidth
 from labkit.launcher import preflight as _preflight
+from labkit.launcher.checks import check_interface
 from labkit.launcher.hardware import DRIVER_FILES, Hardware, asked_of_torch
 from labkit.launcher.torchrun import LEFTOVER_PREFIXES, LEFTOVERS
 from labkit.record import runs_root
-from labkit.record.folder import MARKER
+from labkit.record.folder import MARKER, check_root
+from labkit.record.session import seconds_to_train
 from labkit.view import frontend
 
 __all__ = ["kaggle"]  # and every other function without an underscore
@@ -133,6 +136,10 @@ def _number(file: Path) -> list[int]:
         return []
 
 
+def address_space(here: Hardware) -> int | None:
+    return _limit("RLIMIT_AS")
+
+
 def locked_memory(here: Hardware) -> int | None:
     return _limit("RLIMIT_MEMLOCK")
 
@@ -164,6 +171,21 @@ def runs_filesystem(here: Hardware) -> str | None:
         if root.is_relative_to(mount) and len(mount.parts) >= len(best.parts):
             best, kind = mount, fstype
     return kind
+
+
+def refusals(here: Hardware) -> dict[str, str]:
+    asked = {
+        "GLOO_SOCKET_IFNAME": lambda: check_interface(os.environ.get("GLOO_SOCKET_IFNAME", "")),
+        "LABKIT_SESSION_SECONDS": seconds_to_train,
+        "runs folder": lambda: check_root(runs_root(None)),
+    }
+    found = {}
+    for what, ask in asked.items():
+        try:
+            ask()
+        except LabError as error:
+            found[what] = str(error)
+    return found
 
 
 def wslconfig(here: Hardware) -> str | None:

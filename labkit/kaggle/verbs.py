@@ -10,7 +10,7 @@ from typing import Any
 
 from labkit.errors import LabError
 from labkit.kaggle.follow import follow
-from labkit.kaggle.kernel import TWO_T4, Kernel, build
+from labkit.kaggle.kernel import TWO_T4, Kernel, build, check_address
 from labkit.kaggle.pull import pull_runs
 from labkit.kaggle.service import Service
 from labkit.kaggle.wheel import wheel
@@ -81,6 +81,7 @@ def _push(arguments: argparse.Namespace, rest: list[str]) -> int:
 
 
 def _pull(arguments: argparse.Namespace, rest: list[str]) -> int:
+    check_address(arguments.kernel)
     return _see_through(Service(), arguments.kernel, arguments)
 
 

@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import nbformat
 import pytest
 import yaml
 from hypothesis import given
@@ -85,6 +86,10 @@ def test_nothing_is_found_in_the_labs(path):
         "if rank == 0:\n    model.eval()\n    print(model.training)",
         "if rank == 0:\n    model.module(x)",
         "@rank_zero_only\ndef save():\n    torch.save(x, 'x.pt')\n\nsave()",
+        "from tools import master_only\n\n@master_only\ndef save():\n    torch.save(x, 'x.pt')\n\nsave()",
+        "def alone(f):\n    return f if rank == 0 else print\n\n@alone\ndef save():\n    torch.save(x, 'x')\n\nsave()",
+        "def save():\n    if rank:\n        return\n    torch.save(x, 'x.pt')\n\nsave()",
+        "match dist.get_rank():\n    case 0:\n        torch.save(x, 'x.pt')",
         "keep = args.save and rank == 0\nif keep:\n    torch.save(x, 'x.pt')",
         "import io\nbuffer = io.BytesIO()\ntorch.save(x, buffer)",
         "torch.manual_seed(rank)\nloader = DataLoader(train, shuffle=True)",
@@ -159,6 +164,28 @@ def test_a_notebook_is_checked_by_cell_and_its_written_files_on_their_own(tmp_pa
     assert (finding.rule, finding.cell, finding.line) == ("rank-0-collective", 2, LINE + 1)
     assert finding.place == f"{file}:cell 2:{LINE + 1}"
     assert "<a " not in check(file)._repr_mimebundle_()["text/html"]
+
+
+@pytest.mark.parametrize(
+    ("cell", "note"),
+    [
+        ("files = !ls", ""),
+        ("%time train()", ""),
+        ("print('%d'\n      % 3)", ""),
+        ("%%bash\nls", ""),
+        ("def half(:", " (cell 1 is not Python)"),
+    ],
+)
+def test_no_cell_keeps_the_others_from_being_checked(cell, note, tmp_path):
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in (cell, "%%time\n" + BARRIER)])
+    nbformat.write(book, tmp_path / "lab.ipynb")
+    found = check(tmp_path / "lab.ipynb")
+
+    assert [(f.rule, f.cell, f.line) for f in found] == [("rank-0-collective", 2, LINE + 1)]
+    assert found.summary.endswith("1 found (1 hangs)" + note.replace(" (", "; ").replace(")", ""))
+    book.cells.pop()
+    nbformat.write(book, tmp_path / "lab.ipynb")
+    assert check(tmp_path / "lab.ipynb").summary.endswith("nothing found" + note)
 
 
 def test_a_kaggle_notebook_says_that_it_runs_on_t4s(tmp_path):
@@ -268,6 +295,9 @@ def test_findings_show_themselves_as_lines_and_as_a_list_that_links_to_them(tmp_
     assert bundle["text/plain"] == repr(found)
     assert f'href="a%20b.py#line={LINE - 1}"' in bundle["text/html"]
     assert "<script>" not in bundle["text/html"]
+    (tmp_path / "notebooks").mkdir()
+    monkeypatch.chdir(tmp_path / "notebooks")
+    assert f'href="../a%20b.py#line={LINE - 1}"' in check(file).html()
     assert found.records()[0]["line"] == found[0].line == LINE
     assert repr(check("ddp")) == "ddp.py: nothing found"
 

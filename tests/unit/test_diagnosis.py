@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
 import socket
 import subprocess
@@ -24,7 +25,9 @@ from labkit.diagnosis.shown import COLUMNS
 from labkit.errors import LabError, LaunchError
 from labkit.launcher import hardware as hardware_module
 from labkit.launcher.hardware import Gpu, hardware
+from labkit.launcher.preflight import preflight, remembered
 from labkit.machine import Machine
+from labkit.record.folder import check_root
 
 MACHINES = sorted((Path(__file__).parent / "machines").glob("*.json"))
 NAMES = [path.stem for path in MACHINES]
@@ -53,6 +56,10 @@ def machine(request):
 # (what, level): a machine on which the doctor says so, and one on which it does not.
 CASES = {
     (".wslconfig", "warning"): ("wsl2-rtx", "wsl1"),
+    ("GLOO_SOCKET_IFNAME", "stop"): ("shared-box-busy", "laptop-cpu"),
+    ("LABKIT_SESSION_SECONDS", "stop"): ("kaggle-p100", "kaggle-batch"),
+    ("address space", "warning"): ("shared-box-busy", "laptop-cpu"),
+    ("runs folder", "stop"): ("docker-small-shm", "laptop-cpu"),
     ("/dev/shm", "fine"): ("8xa100", "mac"),
     ("/dev/shm", "warning"): ("docker-small-shm", "8xa100"),
     ("GPU memory", "warning"): ("wsl2-rtx", "8xa100"),
@@ -366,6 +373,47 @@ def test_this_machine_is_asked_in_moments_and_nothing_fails(monkeypatch):
     assert facts.problems == {}
     assert facts.python
     assert Facts.from_json(json.loads(json.dumps(facts.to_json()))) == facts
+
+
+def test_what_a_launch_would_refuse_here_is_a_stop(monkeypatch, tmp_path, on_made_up_kaggle):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("LABKIT_RUNS", str(tmp_path / "file"))
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth99")
+    monkeypatch.setenv("LABKIT_SESSION_SECONDS", "9h")
+
+    told = found(gather())
+    for what in ("runs folder", "GLOO_SOCKET_IFNAME", "LABKIT_SESSION_SECONDS"):
+        assert told[what].level == "stop"
+
+    for what, variable in (("GLOO_SOCKET_IFNAME",) * 2, ("runs folder", "LABKIT_RUNS")):
+        with pytest.raises(LabError) as refused:
+            labkit.launch("single", steps=1)
+        assert str(refused.value) == told[what].value
+        monkeypatch.delenv(variable)
+
+
+def test_a_folder_that_cannot_be_written_to_is_found_without_a_trace(monkeypatch, tmp_path):
+    check_root(tmp_path / "not" / "yet" / "there")
+    assert not list(tmp_path.iterdir())
+
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)  # root may write everywhere
+    with pytest.raises(LabError, match="runs cannot be kept in .*there: Permission denied"):
+        check_root(tmp_path / "not" / "yet" / "there")
+
+
+def test_a_preflight_that_the_shell_prevents_is_not_kept_as_the_machines(monkeypatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth99")
+    here = hardware()
+    before = remembered(here, 2, "gloo")
+
+    assert "no interface eth99" in str(preflight(here, 2, "gloo"))
+    assert remembered(here, 2, "gloo") == before
+
+
+def test_a_session_is_as_long_as_its_variable_says(monkeypatch, on_made_up_kaggle):
+    monkeypatch.setenv("LABKIT_SESSION_SECONDS", "32400")
+
+    assert "9 h a session" in found(gather())["session"].why
 
 
 def test_what_cannot_be_asked_is_none_and_told(monkeypatch):

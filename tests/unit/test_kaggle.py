@@ -156,6 +156,37 @@ def test_what_is_written_is_what_kaggles_client_pushes(tmp_path, capsys):
     assert json.loads((tmp_path / "kernel-metadata.json").read_text()) == sent.metadata
 
 
+def test_an_export_writes_over_an_earlier_export_and_over_nothing_else(tmp_path):
+    source = tmp_path / "03_ddp.ipynb"
+    source.write_text(before := notebook(code("1 + 1")), encoding="utf-8")
+
+    with pytest.raises(labkit.LabError, match="has a 03_ddp.ipynb that no export wrote; choose another folder"):
+        kernel().write(tmp_path)
+    assert source.read_text(encoding="utf-8") == before
+    described = tmp_path / "mine" / "kernel-metadata.json"
+    described.parent.mkdir()
+    described.write_text("{}")
+    with pytest.raises(labkit.LabError, match="has a kernel-metadata.json that no export wrote"):
+        kernel().write(described.parent)
+
+    kernel().write(tmp_path / "out")
+    kernel(title="another").write(tmp_path / "out")
+    assert "me/another" in (tmp_path / "out" / "kernel-metadata.json").read_text()
+
+
+def test_a_folder_that_cannot_be_made_is_told_in_one_sentence(tmp_path):
+    (tmp_path / "file").touch()
+
+    with pytest.raises(labkit.LabError, match="cannot be written into .*file/out: Not a directory"):
+        kernel().write(tmp_path / "file" / "out")
+
+
+@pytest.mark.parametrize("wrong", [{"user": "me you"}, {"inputs": ["labkit-02"]}, {"inputs": ["a/b/c"]}])
+def test_what_is_no_address_is_refused_before_it_is_sent(wrong):
+    with pytest.raises(labkit.LabError, match="got '(me you|labkit-02|a/b/c)'"):
+        kernel(**wrong)
+
+
 @pytest.fixture(scope="module")
 def own():
     return wheel()
