@@ -98,11 +98,13 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Kaggle:
-    """`session_seconds` since its oldest process began; `disk_free` of /kaggle/working by its file system,
+    """`session_seconds` since its oldest process began, of `session_length`, which is None when
+    LABKIT_SESSION_SECONDS is no number; `disk_free` of /kaggle/working by its file system,
     `disk_used` by its files; `inputs` are the folders in /kaggle/input, `data_sets` those `labkit.fetch` knows."""
 
     run_type: str
     session_seconds: float | None
+    session_length: float | None
     disk_free: int | None
     disk_used: int | None
     internet: bool | None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from labkit.diagnosis.facts import Facts
 from labkit.diagnosis.finding import Finding, detection
-from labkit.record.session import SAVING_SECONDS, SESSION_SECONDS, TPU_SESSION_SECONDS
+from labkit.record.session import SAVING_SECONDS
 from labkit.record.units import gib
 from labkit.view import words
 
@@ -32,8 +32,11 @@ def run_type(facts: Facts) -> Finding | None:
 def time_left(facts: Facts) -> Finding | None:
     if facts.kaggle is None:
         return None
-    whole = TPU_SESSION_SECONDS if facts.kaggle.tpu else SESSION_SECONDS
-    why = f"estimated: {whole / 3600:.0f} h a session, less the age of its oldest process"
+    whole = facts.kaggle.session_length
+    if whole is None:
+        why = "LABKIT_SESSION_SECONDS, which says how long it lasts, is no number of seconds; launch says the same"
+        return Finding("session", "n/a", why, "correct or unset LABKIT_SESSION_SECONDS", "stop")
+    why = f"estimated: {words.seconds(whole)} a session, less the age of its oldest process"
     if facts.kaggle.session_seconds is None:
         return Finding("session", "n/a", why)
     left = max(0.0, whole - facts.kaggle.session_seconds)

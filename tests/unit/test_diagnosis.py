@@ -25,6 +25,7 @@ from labkit.errors import LabError, LaunchError
 from labkit.launcher import hardware as hardware_module
 from labkit.launcher.hardware import Gpu, hardware
 from labkit.machine import Machine
+from labkit.record import session
 
 MACHINES = sorted((Path(__file__).parent / "machines").glob("*.json"))
 NAMES = [path.stem for path in MACHINES]
@@ -589,6 +590,31 @@ def test_a_made_up_kaggle_session_is_asked_about_itself(on_made_up_kaggle):
     assert said.internet is False
     assert on_made_up_kaggle == [(on_kaggle.OUTSIDE, 0.5)]  # once, and no name is looked up
     assert said.session_seconds > 0
+
+
+@pytest.mark.parametrize(
+    ("says", "tpu", "length"),
+    [(None, False, 43200), (None, True, 32400), ("7200", True, 7200), ("9h", False, None), ("inf", False, None)],
+)
+def test_the_doctor_and_the_launch_know_one_length_of_a_session(
+    on_made_up_kaggle, tmp_path, monkeypatch, says, tpu, length
+):
+    monkeypatch.delenv("LABKIT_SESSION_SECONDS", raising=False)
+    monkeypatch.setattr(session, "TPU_FILES", (tmp_path / ("working" if tpu else "no such file"),))
+    if says is not None:
+        monkeypatch.setenv("LABKIT_SESSION_SECONDS", says)
+
+    facts = gather()
+    told = {each.what: each for each in diagnose(facts)}["session"]
+
+    assert facts.kaggle.session_length == length
+    if length is None:
+        assert (told.value, told.level) == ("n/a", "stop")
+        with pytest.raises(LabError, match="must be a number of seconds"):
+            session.seconds_left()
+    else:
+        assert session.seconds_left() == pytest.approx(length - facts.kaggle.session_seconds, abs=5)
+        assert f"estimated: {length // 3600} h 0 min a session" in told.why
 
 
 def test_a_folder_of_too_many_files_is_given_up(on_made_up_kaggle, monkeypatch):
