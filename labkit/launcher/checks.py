@@ -30,6 +30,7 @@ __all__ = [
     "check_numbers",
     "check_ranks",
     "check_torch",
+    "release_of",
 ]
 
 MOST_RANKS = 1024
@@ -56,10 +57,15 @@ def check_torch(platform: str) -> None:
         raise LaunchError(
             f"torch is not installed for {sys.executable}. Install it there: {sys.executable} -m pip install torch"
         ) from None
-    if tuple(int(part) for part in re.findall(r"\d+", found)[:2]) < TORCH_FLOOR:
+    if release_of(found) < TORCH_FLOOR:
         raise LaunchError(
             f"torch {found} is too old: labkit needs 2.8 or newer (older ones hang or sum wrongly on gloo)"
         )
+
+
+def release_of(version: str) -> tuple[int, ...]:
+    """(2, 10) of "2.10.0+cu128"."""
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
 
 
 def check_ranks(nproc_per_node: Any, backend: Any, hardware: Hardware) -> int:
