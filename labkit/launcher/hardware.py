@@ -15,6 +15,8 @@ from typing import Any, Literal
 
 import psutil
 
+from labkit.record.container import memory_left
+
 __all__ = ["DRIVER_FILES", "Gpu", "Hardware", "Platform", "asked_of_torch", "hardware", "platform_name"]
 
 DRIVER_FILES = (Path("/proc/driver/nvidia/version"), Path("/dev/dxg"))  # one is there with a driver; WSL2's is dxg
@@ -37,7 +39,8 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Hardware:
-    """`cores` this process may use; `memory` and `shared_memory` (`/dev/shm`) in bytes, None where there is none."""
+    """`cores` this process may use; `memory` of the machine, `memory_available` to this process and its container, and
+    `shared_memory` (`/dev/shm`) in bytes, None where there is none."""
 
     platform: Platform
     gpus: tuple[Gpu, ...]
@@ -71,7 +74,7 @@ def hardware(visible_devices: str | None = None) -> Hardware:
     Imports torch (in a process of its own) only where an NVIDIA driver is installed.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES") if visible_devices is None else visible_devices
-    memory = psutil.virtual_memory()
+    memory, left = psutil.virtual_memory(), memory_left()
     try:
         gpus, problem = _gpus(visible), ""
     except (OSError, subprocess.SubprocessError, ValueError) as error:
@@ -83,7 +86,7 @@ def hardware(visible_devices: str | None = None) -> Hardware:
         gpu_problem=problem,
         cores=usable_cores(),
         memory=memory.total,
-        memory_available=memory.available,
+        memory_available=memory.available if left is None else min(memory.available, left),
         shared_memory=shutil.disk_usage(shm).total if shm.exists() else None,
         visible_devices=visible,
     )

@@ -12,6 +12,7 @@ import sys
 import types
 from pathlib import Path
 
+import psutil
 import pytest
 
 import labkit
@@ -25,7 +26,9 @@ from labkit.errors import LabError, LaunchError
 from labkit.launcher import hardware as hardware_module
 from labkit.launcher.hardware import Gpu, hardware
 from labkit.machine import Machine
-from labkit.record import session
+from labkit.planner.devices import this_machine
+from labkit.record import container, session
+from labkit.worker import memory as worker_memory
 
 MACHINES = sorted((Path(__file__).parent / "machines").glob("*.json"))
 NAMES = [path.stem for path in MACHINES]
@@ -455,10 +458,35 @@ def test_the_memory_of_a_control_group_is_the_least_of_all_above_it(tmp_path, mo
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text + "\n")
     (tmp_path / "own").write_text(own)
-    monkeypatch.setattr(probes, "GROUPS", tmp_path)
-    monkeypatch.setattr(probes, "OWN_GROUPS", tmp_path / "own")
+    monkeypatch.setattr(container, "GROUPS", tmp_path)
+    monkeypatch.setattr(container, "OWN_GROUPS", tmp_path / "own")
 
     assert probes.memory_limit(hardware()) == expected
+    assert worker_memory.host_memory() == (psutil.virtual_memory().total if expected == UNLIMITED else expected)
+
+
+@pytest.mark.parametrize(
+    ("own", "folder", "most", "now", "cached"),
+    [
+        ("0::/a\n", "a", "memory.max", "memory.current", "inactive_file"),
+        ("4:memory:/x\n", "memory/x", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ],
+)
+def test_the_planner_reckons_with_what_a_container_has_left(tmp_path, monkeypatch, own, folder, most, now, cached):
+    group = tmp_path / folder
+    group.mkdir(parents=True)
+    (group / most).write_text("80000000\n")
+    (group / now).write_text("50000000\n")
+    (group / "memory.stat").write_text(f"anon 1\n{cached} 20000000\n")
+    (tmp_path / "own").write_text(own)
+    monkeypatch.setattr(container, "GROUPS", tmp_path)
+    monkeypatch.setattr(container, "OWN_GROUPS", tmp_path / "own")
+
+    here = hardware("")
+
+    assert here.memory_available == this_machine(here).usable == 50_000_000
+    (group / now).write_text("200000000\n")  # a moment's excess
+    assert hardware("").memory_available == 0
 
 
 def test_the_file_system_of_the_runs_is_that_of_the_longest_mount(tmp_path, monkeypatch):
