@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -17,9 +19,20 @@ import psutil
 
 from labkit.record.container import memory_left
 
-__all__ = ["DRIVER_FILES", "Gpu", "Hardware", "Platform", "asked_of_torch", "hardware", "platform_name"]
+__all__ = [
+    "DRIVER_FILES",
+    "Gpu",
+    "Hardware",
+    "Platform",
+    "asked_of_torch",
+    "has_kernels",
+    "hardware",
+    "platform_name",
+    "without_kernels",
+]
 
 DRIVER_FILES = (Path("/proc/driver/nvidia/version"), Path("/dev/dxg"))  # one is there with a driver; WSL2's is dxg
+KERNEL = re.compile(r"(sm|compute)_(\d+)(\d)([af]?)")
 Platform = Literal["kaggle", "wsl2", "linux", "macos", "windows"]
 
 
@@ -30,6 +43,10 @@ class Gpu:
     name: str
     memory: int
     capability: tuple[int, int]
+
+    @property
+    def sm(self) -> str:
+        return f"sm_{self.capability[0]}{self.capability[1]}"
 
     @property
     def has_bf16(self) -> bool:
@@ -134,3 +151,28 @@ def asked_of_torch(visible: str | None) -> dict[str, Any] | None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60, check=True, env=env)
     said: dict[str, Any] = json.loads(done.stdout)
     return said
+
+
+def without_kernels(gpus: Sequence[Gpu], built: Sequence[str]) -> list[Gpu]:
+    """Those of the GPUs on which a torch with these kernels cannot compute; none where it names no kernels of CUDA."""
+    if not any(KERNEL.fullmatch(name) for name in built):
+        return []
+    return [gpu for gpu in gpus if not has_kernels(gpu.capability, built)]
+
+
+def has_kernels(capability: tuple[int, int], built: Sequence[str]) -> bool:
+    """Whether code for one of these runs on a GPU: a binary (sm_) on its own major version from its minor one on,
+    PTX (compute_) on all that are newer; with an "a" only on exactly that GPU, with an "f" on its family."""
+    for name in built:
+        if not (found := KERNEL.fullmatch(name)):
+            continue
+        kind, major, minor, only = found[1], int(found[2]), int(found[3]), found[4]
+        if only == "a":
+            runs = capability == (major, minor)
+        elif kind == "compute" and not only:
+            runs = capability >= (major, minor)
+        else:
+            runs = capability[0] == major and capability[1] >= minor
+        if runs:
+            return True
+    return False

@@ -19,12 +19,11 @@ import labkit
 from labkit import cli, data
 from labkit.diagnosis import Facts, Finding, diagnose, finding, gather, on_kaggle, probes
 from labkit.diagnosis.ask_nvml import told
-from labkit.diagnosis.devices import has_kernels
 from labkit.diagnosis.facts import UNLIMITED, Kernel, Process, TorchBuild, nvml_from_json
 from labkit.diagnosis.shown import COLUMNS
 from labkit.errors import LabError, LaunchError
 from labkit.launcher import hardware as hardware_module
-from labkit.launcher.hardware import Gpu, hardware
+from labkit.launcher.hardware import Gpu, hardware, has_kernels
 from labkit.machine import Machine
 from labkit.planner.devices import this_machine
 from labkit.record import container, session
