@@ -94,11 +94,65 @@ def test_nothing_is_found_in_the_labs(path):
         "loss = criterion(x, reduction='sum') / world_size\nloss.backward()",
         "state = torch.load(path, map_location=device, weights_only=False)",
         "dist = distance(a, b)",
+        "if 0 <= rank:\n    dist.barrier()",  # it says that there is a rank
+        "if 0 > rank:\n    dist.barrier()",
+        "if rank != 0:\n    raise ValueError(rank)\ndist.barrier()",  # which ends those that wait
+        "used = torch.cuda.memory_allocated(device=0)",
         "net = Net().cuda()\nnet = Other()\nnet = FSDP(net, auto_wrap_policy=policy)",
     ],
 )
 def test_what_looks_like_a_mistake_and_is_none_is_passed_over(body):
     assert rules_in(within(body)) == []
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        "rank < 1",
+        "rank >= 1",
+        "0 < rank",
+        "1 > rank",
+        "rank",
+        "(r := dist.get_rank()) == 0",
+        "os.environ['RANK'] == '0'",
+        "os.getenv('LOCAL_RANK', '0') == '0'",
+    ],
+)
+def test_a_condition_on_the_rank_is_known_however_it_is_spelled(condition):
+    assert [rule for rule, _ in rules_in(within(f"if {condition}:\n    dist.barrier()"))] == ["rank-0-collective"]
+
+
+@pytest.mark.parametrize("leaving", ["return", "sys.exit()", "sys.exit(0)", "exit()", "raise SystemExit"])
+def test_ranks_that_have_left_are_missing_to_what_follows(leaving):
+    body = f"import sys\n\ndef main():\n    if rank != 0:\n        {leaving}\n    dist.barrier()\n\nmain()"
+
+    assert [rule for rule, _ in rules_in(within(body))] == ["rank-0-collective"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "x = torch.zeros(3, device='cuda:0')",
+        "torch.set_default_device('cuda:0')",
+        "model.load_state_dict(torch.load('x.pt', map_location='cuda:0', weights_only=True))",
+    ],
+)
+def test_device_0_is_found_wherever_a_device_is_said(line):
+    assert [rule for rule, _ in rules_in(within(line))] == ["device-zero"]
+
+
+def test_arguments_of_a_loader_are_known_by_their_place():
+    assert [rule for rule, _ in rules_in(within("loader = DataLoader(dataset, 32, True)"))] == [
+        "no-distributed-sampler"
+    ]
+    body = "sampler = DistributedSampler(dataset)\nloader = DataLoader(dataset, 32, True, sampler=sampler)"
+    assert [rule for rule, _ in rules_in(within(body))] == ["shuffle-with-sampler"]
+
+
+def test_a_model_cast_to_bf16_on_a_t4_is_found():
+    assert [rule for rule, _ in rules_in("# for two T4s: T4 x2\nimport torch\nmodel = model.bfloat16()\n")] == [
+        "bf16-on-t4"
+    ]
 
 
 def test_a_wrapped_model_is_known_by_its_name_in_other_functions_and_by_what_a_function_makes_of_it():
