@@ -215,6 +215,30 @@ def test_a_notebook_is_checked_by_cell_and_its_written_files_on_their_own(tmp_pa
     assert "<a " not in check(file)._repr_mimebundle_()["text/html"]
 
 
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "%%time\n{}",
+        "files = !ls\n{}",
+        "%cd /tmp\n{}",
+        "x = f(1,  # enough?\n      2)\n{}",
+        "x = (7\n     % 2)\n{}",
+        "{}\nmodel?\n?model",
+        "s = '\x0b \u2028'\n{}",
+    ],
+)
+def test_what_only_ipython_understands_does_not_hide_the_rest_of_a_notebook(cell, tmp_path):
+    cells = ["this is no Python", "%%bash\nls (", cell.format("precision = torch.bfloat16  # on a T4")]
+    file = tmp_path / "lab.ipynb"
+    file.write_text(json.dumps({"cells": [{"cell_type": "code", "source": each} for each in cells]}))
+
+    (found,) = check(file)
+    line = next(i for i, text in enumerate(cells[2].split("\n"), 1) if "bfloat16" in text)
+    assert (found.rule, found.cell, found.line) == ("bf16-on-t4", 3, line)
+    file.write_text(json.dumps({"cells": [{"cell_type": "code", "source": each} for each in cells[:2]]}))
+    assert "no Python in it" in repr(check(file))
+
+
 def test_a_kaggle_notebook_says_that_it_runs_on_t4s(tmp_path):
     file = tmp_path / "lab.ipynb"
     code = {"cell_type": "code", "source": "import torch\nprecision = torch.bfloat16"}
