@@ -354,6 +354,7 @@ def test_what_this_session_has_saved_is_not_replaced(session):
 def test_several_trainings_go_on_each_with_its_own(session):
     left_behind(session / "input" / "old", "20260101T000000Z-ddp-0001", 4)
     left_behind(session / "input" / "old", "20260102T000000Z-fsdp-0002", 8)
+    left_behind(session / "input" / "old", "20260103T000000Z-big-ddp-0003", 12)
 
     for name, step in (("ddp", "step-4"), ("fsdp", "step-8")):
         folder = previous_checkpoints(name)
