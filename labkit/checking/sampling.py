@@ -55,7 +55,18 @@ def _is_for_training(tree: Tree, call: ast.Call) -> bool:
     named.append(spelled(dataset))
     if any(TEST.search(name) for name in named):
         return False
-    return _shuffles(call) or any("train" in name.lower() for name in named)
+    return _shuffles(call) or any("train" in name.lower() for name in named) or _is_trained_on(tree, call)
+
+
+def _is_trained_on(tree: Tree, call: ast.Call) -> bool:
+    """`for x, y in loader:` with a backward pass in it, in the function where the loader is made."""
+    named = {spelled(target) for target in getattr(tree.parents[call], "targets", [])} - {""}
+    for loop in tree.nodes[ast.For]:
+        assert isinstance(loop, ast.For)
+        here = tree.function_of(loop) is tree.function_of(call)
+        if here and named & set(map(spelled, ast.walk(loop.iter))) and trained_in(tree, loop):
+            return True
+    return False
 
 
 def _shuffles(call: ast.Call) -> bool:

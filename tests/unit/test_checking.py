@@ -141,6 +141,17 @@ def test_device_0_is_found_wherever_a_device_is_said(line):
     assert [rule for rule, _ in rules_in(within(line))] == ["device-zero"]
 
 
+def test_a_loader_that_is_neither_shuffled_nor_named_so_is_known_by_the_training_on_it():
+    loop = "for i, x in enumerate(loader):\n    model(x).backward()"
+
+    def found_in(body):
+        return [rule for rule, _ in rules_in(within(body))]
+
+    assert found_in(f"loader = DataLoader(dataset, batch_size=8)\n{loop}") == ["no-distributed-sampler"]
+    assert found_in("loader = DataLoader(dataset, batch_size=8)\nfor x in loader:\n    print(model(x))") == []
+    assert found_in(f"loader = DataLoader(share_of(dataset, rank), batch_size=8)\n{loop}") == []
+
+
 def test_arguments_of_a_loader_are_known_by_their_place():
     assert [rule for rule, _ in rules_in(within("loader = DataLoader(dataset, 32, True)"))] == [
         "no-distributed-sampler"
