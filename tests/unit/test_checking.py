@@ -379,6 +379,17 @@ def test_a_migration_says_what_changed_and_what_was_forgotten():
     assert json.dumps(migration.record())
 
 
+def test_a_mistake_that_is_made_once_more_is_a_new_one():
+    old, new = "torch.save(x, 'x.pt')", "torch.save(y, 'y.pt')"
+    migration = check(Script.parse(within(old)), Script.parse(within(f"{new}\n{old}", FSDP1_MODEL)))
+
+    assert [finding.code for finding in migration.forgotten] == [new]
+    assert [finding.code for finding in migration.kept] == [old]
+    renamed = check(Script.parse(within(old)), Script.parse(within(new, FSDP1_MODEL)))
+    assert [finding.code for finding in renamed.kept] == [new]
+    assert not renamed.forgotten
+
+
 def test_our_own_migration_forgets_nothing():
     migration = check("ddp", "fsdp")
 
