@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from labkit.diagnosis.facts import Facts
 from labkit.diagnosis.finding import Finding, detection
-from labkit.record.session import SAVING_SECONDS
+from labkit.record.session import before_saving
 from labkit.record.units import gib
 from labkit.view import words
 
@@ -40,9 +40,10 @@ def time_left(facts: Facts) -> Finding | None:
     if facts.kaggle.session_seconds is None:
         return Finding("session", "n/a", why)
     left = max(0.0, whole - facts.kaggle.session_seconds)
-    todo = (
-        f"labkit's own scripts save and stop {SAVING_SECONDS / 60:.0f} minutes before; deadline_seconds= says otherwise"
-    )
+    todo = "by this it is over, and runs get no deadline: give deadline_seconds=, or LABKIT_SESSION_SECONDS"
+    if seconds := before_saving(left):
+        told = words.seconds(seconds)
+        todo = f"labkit's own scripts, started now, save and stop after {told}; deadline_seconds= says otherwise"
     return Finding("session", f"{words.seconds(left)} left", why, todo, "fine" if left >= LITTLE_TIME else "warning")
 
 

@@ -13,6 +13,7 @@ from labkit.errors import LabError
 
 __all__ = [
     "age",
+    "before_saving",
     "has_tpu",
     "input_folder",
     "is_session",
@@ -83,5 +84,9 @@ def seconds_left() -> float:
 
 def seconds_to_train() -> float | None:
     """What a training may take so that there is time to save; None outside of a session, or after its end."""
-    left = seconds_left() if is_session() else 0.0
+    return before_saving(seconds_left()) if is_session() else None
+
+
+def before_saving(left: float) -> float | None:
+    """Of so many seconds until the end those that a training may take; None when it is over."""
     return max(left - SAVING_SECONDS, left / 2) if left > 0 else None

@@ -347,6 +347,21 @@ def test_a_session_of_unknown_age_is_told_so():
     assert found(dataclasses.replace(facts, kaggle=kaggle))["session"].value == "n/a"
 
 
+@pytest.mark.parametrize(
+    ("seconds", "says"),
+    [
+        (7200.0, "started now, save and stop after 9 h 30 min;"),
+        (43200.0 - 1800, "started now, save and stop after 15 min 0 s"),
+        (43200.0, "it is over, and runs get no deadline"),
+    ],
+)
+def test_the_doctor_says_when_a_run_would_stop_as_the_launch_reckons(seconds, says):
+    facts = facts_of("kaggle-batch")
+    kaggle = dataclasses.replace(facts.kaggle, session_seconds=seconds)
+
+    assert says in found(dataclasses.replace(facts, kaggle=kaggle))["session"].todo
+
+
 def test_kaggle_without_an_accelerator_is_a_note_and_a_tpu_a_warning():
     facts = with_hardware("kaggle-batch", gpus=())
 
