@@ -22,9 +22,9 @@ __all__ = ["Piece", "Source", "read"]
 FENCE = re.compile(r"^(?P<indent>[ \t]*)(?P<fence>```+|~~~+)[ \t]*(?P<language>[\w.+-]*)")
 PYTHON = ("python", "py", "python3", "pycon")
 MARKDOWN = (".md", ".markdown", ".qmd", ".txt")
-MAGIC = re.compile(r"^\s*[%!?]")
-ASSIGNED = re.compile(r"^(\s*[\w.,\s]+=)\s*[%!].*")  # files = !ls
-AROUND = re.compile(r"^%%(time|timeit|capture|prun)\b")  # what is below is Python of the notebook all the same
+MAGIC = re.compile(r"^(?P<indent>\s*)([%!?].*|%?[\w.]+\?{1,2}\s*)$")
+ASSIGNED = re.compile(r"^(?P<target>\s*[\w., ]+?\s*=\s*)[%!].*$")  # files = !ls
+RUNS_ITS_CELL = re.compile(r"^%%(time|timeit|capture|prun)\b")  # as Python, here
 WRITES = re.compile(r"^%%writefile\s+(-a\s+)?(?P<path>\S+\.py)\s*$")
 
 
@@ -128,37 +128,37 @@ def _notebook(path: Path) -> Source:
     places: list[tuple[int, int]] = []
     broken: list[str] = []
     for number, text in enumerate(texts, 1):
-        lines = text.splitlines()
-        if lines and WRITES.match(lines[0]):
+        lines = text.split("\n")
+        if WRITES.match(lines[0]):
             own = tuple((number, line) for line in range(2, len(lines) + 1))
             pieces.append(Piece("\n".join(lines[1:]), places=(*own, (number, len(lines) + 1))))
-        elif not (lines and lines[0].startswith("%%") and not AROUND.match(lines[0])):
-            if not _is_python(lines):
-                lines = [_without_magic(line) for line in lines]
-            if not _is_python(lines):
-                broken.append(f"cell {number} is not Python")
-                continue
-            program += lines
-            places += [(number, line) for line in range(1, len(lines) + 1)]
-    places.append((len(texts), 1))  # where a syntax error at the end is
-    pieces.append(Piece("\n".join(program), places=tuple(places), is_fragment=True))
+        elif (known := _python(lines)) is not None:
+            program += known
+            places += [(number, line) for line in range(1, len(known) + 1)]
+        else:
+            broken.append(f"cell {number} is not Python")
+    if program:
+        pieces.append(Piece("\n".join(program), places=tuple(places), is_fragment=True))
     return Source(str(path), tuple(pieces), path, settings, ", ".join(broken))
 
 
-def _is_python(lines: list[str]) -> bool:
+def _python(lines: list[str]) -> list[str] | None:
+    """A cell's lines without what only IPython understands, none of a cell in another language; None when the rest is
+    no Python."""
+    if RUNS_ITS_CELL.match(lines[0]):
+        lines = ["pass", *lines[1:]]
+    if lines[0].startswith("%%"):
+        return []
+    plain = [ASSIGNED.sub(r"\g<target>None", MAGIC.sub(r"\g<indent>pass", line)) for line in lines]
+    return next((each for each in (lines, plain) if _is_python("\n".join(each))), None)
+
+
+def _is_python(text: str) -> bool:
     try:
-        ast.parse("\n".join(lines))
+        ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return False
     return True
-
-
-def _without_magic(line: str) -> str:
-    if ASSIGNED.match(line):
-        return ASSIGNED.sub(r"\1 None", line)
-    if not MAGIC.match(line) and not line.rstrip().endswith("?"):
-        return line
-    return line[: len(line) - len(line.lstrip())] + "pass"
 
 
 def explain(error: Any, source: Source, piece: Piece) -> str:

@@ -98,18 +98,19 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Kaggle:
-    """`session_seconds` since its oldest process began; `disk_free` of /kaggle/working by its file system,
+    """`session_seconds` since its oldest process began, of `session_length`, which is None when
+    LABKIT_SESSION_SECONDS is no number; `disk_free` of /kaggle/working by its file system,
     `disk_used` by its files; `inputs` are the folders in /kaggle/input, `data_sets` those `labkit.fetch` knows."""
 
     run_type: str
     session_seconds: float | None
+    session_length: float | None
     disk_free: int | None
     disk_used: int | None
     internet: bool | None
     tpu: bool | None
     inputs: tuple[str, ...] = ()
     data_sets: tuple[str, ...] = ()
-    session_length: float | None = None  # that LABKIT_SESSION_SECONDS says
 
 
 @dataclass(frozen=True)

@@ -89,10 +89,12 @@ def _see_through(service: Service, kernel: str, arguments: argparse.Namespace, m
     """Follow a kernel to its end, fetch its runs. 1 when it failed."""
     try:
         status = follow(service, kernel, mark=mark)
+        new, known = pull_runs(service, kernel, runs_root(arguments.runs_dir))
     except KeyboardInterrupt:
         print(f"\n{_come_back(kernel)}")
         raise
-    new, known = pull_runs(service, kernel, runs_root(arguments.runs_dir))
+    except LabError as error:
+        raise LabError(f"{error}. It may go on all the same; come back with: labkit kaggle pull {kernel}") from None
     for folder in new:
         print(plain(f"{folder.path}"))
     for run in known:

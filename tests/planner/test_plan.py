@@ -11,6 +11,7 @@ import pytest
 
 import labkit
 from labkit import Script
+from labkit.planner import refusals
 from labkit.planner.rehearsal import rehearse
 
 DDP = Script.load("ddp")
@@ -129,3 +130,12 @@ def test_a_strategy_of_the_users_own_is_rehearsed():
 def test_what_cannot_be_is_refused_with_what_to_do(script, options, message):
     with pytest.raises(labkit.LabError, match=message):
         labkit.plan(script, **options)
+
+
+def test_a_pipeline_of_a_single_micro_batch_is_planned_where_torch_would_train_it(monkeypatch):
+    monkeypatch.setattr(refusals, "version", lambda package: "2.11.0")
+    assert labkit.plan("pipeline", nproc_per_node=2, device="T4").fits
+
+    monkeypatch.setattr(refusals, "version", lambda package: "2.10.0+cu128")
+    with pytest.raises(labkit.LaunchError, match="GPipe on 2 ranks needs 2 micro-batches or more; accumulate is 1"):
+        labkit.plan("pipeline", nproc_per_node=2, device="T4")

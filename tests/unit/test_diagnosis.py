@@ -13,21 +13,24 @@ import sys
 import types
 from pathlib import Path
 
+import psutil
 import pytest
 
 import labkit
 from labkit import cli, data
 from labkit.diagnosis import Facts, Finding, diagnose, finding, gather, on_kaggle, probes
 from labkit.diagnosis.ask_nvml import told
-from labkit.diagnosis.devices import has_kernels
 from labkit.diagnosis.facts import UNLIMITED, Kernel, Process, TorchBuild, nvml_from_json
 from labkit.diagnosis.shown import COLUMNS
 from labkit.errors import LabError, LaunchError
 from labkit.launcher import hardware as hardware_module
-from labkit.launcher.hardware import Gpu, hardware
+from labkit.launcher.hardware import Gpu, hardware, has_kernels
 from labkit.launcher.preflight import preflight, remembered
 from labkit.machine import Machine
+from labkit.planner.devices import this_machine
+from labkit.record import container, session
 from labkit.record.folder import check_root
+from labkit.worker import memory as worker_memory
 
 MACHINES = sorted((Path(__file__).parent / "machines").glob("*.json"))
 NAMES = [path.stem for path in MACHINES]
@@ -351,6 +354,21 @@ def test_a_session_of_unknown_age_is_told_so():
     assert found(dataclasses.replace(facts, kaggle=kaggle))["session"].value == "n/a"
 
 
+@pytest.mark.parametrize(
+    ("seconds", "says"),
+    [
+        (7200.0, "started now, save and stop after 9 h 30 min;"),
+        (43200.0 - 1800, "started now, save and stop after 15 min 0 s"),
+        (43200.0, "it is over, and runs get no deadline"),
+    ],
+)
+def test_the_doctor_says_when_a_run_would_stop_as_the_launch_reckons(seconds, says):
+    facts = facts_of("kaggle-batch")
+    kaggle = dataclasses.replace(facts.kaggle, session_seconds=seconds)
+
+    assert says in found(dataclasses.replace(facts, kaggle=kaggle))["session"].todo
+
+
 def test_kaggle_without_an_accelerator_is_a_note_and_a_tpu_a_warning():
     facts = with_hardware("kaggle-batch", gpus=())
 
@@ -382,7 +400,7 @@ def test_what_a_launch_would_refuse_here_is_a_stop(monkeypatch, tmp_path, on_mad
     monkeypatch.setenv("LABKIT_SESSION_SECONDS", "9h")
 
     told = found(gather())
-    for what in ("runs folder", "GLOO_SOCKET_IFNAME", "LABKIT_SESSION_SECONDS"):
+    for what in ("runs folder", "GLOO_SOCKET_IFNAME", "session"):
         assert told[what].level == "stop"
 
     for what, variable in (("GLOO_SOCKET_IFNAME",) * 2, ("runs folder", "LABKIT_RUNS")):
@@ -413,7 +431,7 @@ def test_a_preflight_that_the_shell_prevents_is_not_kept_as_the_machines(monkeyp
 def test_a_session_is_as_long_as_its_variable_says(monkeypatch, on_made_up_kaggle):
     monkeypatch.setenv("LABKIT_SESSION_SECONDS", "32400")
 
-    assert "9 h a session" in found(gather())["session"].why
+    assert "9 h 0 min a session" in found(gather())["session"].why
 
 
 def test_what_cannot_be_asked_is_none_and_told(monkeypatch):
@@ -502,10 +520,35 @@ def test_the_memory_of_a_control_group_is_the_least_of_all_above_it(tmp_path, mo
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text + "\n")
     (tmp_path / "own").write_text(own)
-    monkeypatch.setattr(probes, "GROUPS", tmp_path)
-    monkeypatch.setattr(probes, "OWN_GROUPS", tmp_path / "own")
+    monkeypatch.setattr(container, "GROUPS", tmp_path)
+    monkeypatch.setattr(container, "OWN_GROUPS", tmp_path / "own")
 
     assert probes.memory_limit(hardware()) == expected
+    assert worker_memory.host_memory() == (psutil.virtual_memory().total if expected == UNLIMITED else expected)
+
+
+@pytest.mark.parametrize(
+    ("own", "folder", "most", "now", "cached"),
+    [
+        ("0::/a\n", "a", "memory.max", "memory.current", "inactive_file"),
+        ("4:memory:/x\n", "memory/x", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ],
+)
+def test_the_planner_reckons_with_what_a_container_has_left(tmp_path, monkeypatch, own, folder, most, now, cached):
+    group = tmp_path / folder
+    group.mkdir(parents=True)
+    (group / most).write_text("80000000\n")
+    (group / now).write_text("50000000\n")
+    (group / "memory.stat").write_text(f"anon 1\n{cached} 20000000\n")
+    (tmp_path / "own").write_text(own)
+    monkeypatch.setattr(container, "GROUPS", tmp_path)
+    monkeypatch.setattr(container, "OWN_GROUPS", tmp_path / "own")
+
+    here = hardware("")
+
+    assert here.memory_available == this_machine(here).usable == 50_000_000
+    (group / now).write_text("200000000\n")  # a moment's excess
+    assert hardware("").memory_available == 0
 
 
 def test_the_file_system_of_the_runs_is_that_of_the_longest_mount(tmp_path, monkeypatch):
@@ -637,6 +680,31 @@ def test_a_made_up_kaggle_session_is_asked_about_itself(on_made_up_kaggle):
     assert said.internet is False
     assert on_made_up_kaggle == [(on_kaggle.OUTSIDE, 0.5)]  # once, and no name is looked up
     assert said.session_seconds > 0
+
+
+@pytest.mark.parametrize(
+    ("says", "tpu", "length"),
+    [(None, False, 43200), (None, True, 32400), ("7200", True, 7200), ("9h", False, None), ("inf", False, None)],
+)
+def test_the_doctor_and_the_launch_know_one_length_of_a_session(
+    on_made_up_kaggle, tmp_path, monkeypatch, says, tpu, length
+):
+    monkeypatch.delenv("LABKIT_SESSION_SECONDS", raising=False)
+    monkeypatch.setattr(session, "TPU_FILES", (tmp_path / ("working" if tpu else "no such file"),))
+    if says is not None:
+        monkeypatch.setenv("LABKIT_SESSION_SECONDS", says)
+
+    facts = gather()
+    told = {each.what: each for each in diagnose(facts)}["session"]
+
+    assert facts.kaggle.session_length == length
+    if length is None:
+        assert (told.value, told.level) == ("n/a", "stop")
+        with pytest.raises(LabError, match="must be a number of seconds"):
+            session.seconds_left()
+    else:
+        assert session.seconds_left() == pytest.approx(length - facts.kaggle.session_seconds, abs=5)
+        assert f"estimated: {length // 3600} h 0 min a session" in told.why
 
 
 def test_a_folder_of_too_many_files_is_given_up(on_made_up_kaggle, monkeypatch):

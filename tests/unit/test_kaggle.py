@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 import zipfile
 from io import BytesIO
 from pathlib import Path
@@ -18,8 +19,10 @@ from slugify import slugify
 
 import labkit
 from labkit.errors import LabError
+from labkit.kaggle import follow
 from labkit.kaggle.follow import _show
 from labkit.kaggle.kernel import MOST_BYTES, TWO_T4, build
+from labkit.kaggle.service import Status
 from labkit.kaggle.session import previous_checkpoints
 from labkit.kaggle.wheel import wheel
 from labkit.record import RunFolder, runs_root
@@ -240,6 +243,58 @@ def test_in_a_terminal_what_goes_on_is_written_over_and_the_rest_stays(capsys):
     ]  # fmt: skip
 
 
+class Made:
+    """A service whose answers are made up: statuses in order, the last for ever, one that is none fails; and a log that
+    is cut so often."""
+
+    def __init__(self, *statuses, log=(), seconds=0.0, cuts=0):
+        self.statuses, self.lines, self.seconds, self.cuts = list(statuses), log, seconds, cuts
+
+    def status(self, kernel):
+        name = self.statuses.pop(0) if len(self.statuses) > 1 else self.statuses[0]
+        if not name:
+            raise LabError("no answer")
+        return Status(name)
+
+    def log(self, kernel):
+        for line in self.lines:
+            time.sleep(self.seconds)
+            yield line
+        if self.cuts:
+            self.cuts -= 1
+            raise LabError("the connection was cut")
+
+
+@pytest.fixture
+def in_a_hurry(monkeypatch):
+    monkeypatch.setattr(follow, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(follow, "PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(follow, "OUTAGE_SECONDS", 0.2)
+
+
+def test_a_log_that_was_read_for_long_does_not_make_its_end_look_like_another_sessions(in_a_hurry, capsys):
+    """The session is over when its log, in which the mark was long ago, has ended."""
+    service = Made("RUNNING", "COMPLETE", log=["push 1", *"abc"], seconds=0.05)
+
+    assert follow.follow(service, "me/x", mark="push 1").name == "COMPLETE"
+    assert capsys.readouterr().out.split() == ["a", "b", "c"]
+
+
+def test_a_log_that_is_cut_is_read_again_as_often_as_it_takes(in_a_hurry, capsys):
+    service = Made(*["RUNNING"] * 4, "COMPLETE", log="ab", seconds=0.1, cuts=4)
+
+    assert follow.follow(service, "me/x").name == "COMPLETE"
+    assert capsys.readouterr().out.split() == ["a", "b"]
+    with pytest.raises(LabError, match="the connection was cut"):
+        follow.follow(Made("COMPLETE", cuts=10_000), "me/x")
+
+
+def test_an_outage_is_waited_out_and_one_that_does_not_end_is_told(in_a_hurry):
+    assert follow.follow(Made("RUNNING", *[None] * 5, "RUNNING", "ERROR"), "me/x").name == "ERROR"
+    with pytest.raises(LabError, match="no answer"):
+        follow.follow(Made("RUNNING", None), "me/x")
+
+
 # In a session
 
 
@@ -330,6 +385,7 @@ def test_what_this_session_has_saved_is_not_replaced(session):
 def test_several_trainings_go_on_each_with_its_own(session):
     left_behind(session / "input" / "old", "20260101T000000Z-ddp-0001", 4)
     left_behind(session / "input" / "old", "20260102T000000Z-fsdp-0002", 8)
+    left_behind(session / "input" / "old", "20260103T000000Z-big-ddp-0003", 12)
 
     for name, step in (("ddp", "step-4"), ("fsdp", "step-8")):
         folder = previous_checkpoints(name)
