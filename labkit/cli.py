@@ -8,13 +8,15 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import labkit
+from labkit.checking.files import files_in
 from labkit.errors import LabError
 from labkit.kaggle.verbs import add_verbs
 from labkit.record.text import plain
-from labkit.write import check_flags, options_of, read_back
+from labkit.write import check_flags, options_of, read_back, script_names
 
 __all__ = ["main"]
 
@@ -31,6 +33,7 @@ EXAMPLES = """examples:
 
 CHECK_EXAMPLES = """examples:
   labkit check train.py lab.ipynb
+  labkit check src/
   labkit check --from ddp.py fsdp.py
 
 A comment `# labkit: ignore[rule]` silences a rule on its line. docs/check.md lists the rules.
@@ -112,7 +115,8 @@ def _parser() -> argparse.ArgumentParser:
                  "with 0 when nothing is found, 1 when something is, 2 when a file cannot be read",
                  epilog=CHECK_EXAMPLES, formatter_class=formatter)  # fmt: skip
     check.add_argument("files", nargs="+", metavar="FILE",
-                       help="scripts, notebooks, Markdown pages, or names of labkit's own scripts")  # fmt: skip
+                       help="scripts, notebooks, Markdown pages, folders, names of labkit's own scripts, or - for "
+                       "standard input")  # fmt: skip
     check.add_argument("--from", dest="before", metavar="BEFORE",
                        help="compare FILE with this script as a migration, say from DDP to FSDP: what changed, and "
                        "what was forgotten (exits with 1 when something was)")  # fmt: skip
@@ -179,18 +183,27 @@ def _launch(arguments: argparse.Namespace, rest: list[str]) -> int:
 def _check(arguments: argparse.Namespace, rest: list[str]) -> int:
     if arguments.before:
         return _check_migration(arguments)
-    checked, unreadable = [], 0
-    for file in arguments.files:
+    checked, unreadable, clean = [], 0, 0
+    folders = [file for file in arguments.files if file not in script_names() and Path(file).is_dir()]
+    files: list[Any] = [each for file in arguments.files for each in (files_in(file) if file in folders else [file])]
+    for file in files:
         try:
-            checked.append(labkit.check(file))
+            found = labkit.check(labkit.Script.parse(sys.stdin.read(), name="stdin") if file == "-" else file)
         except LabError as error:  # the others are checked all the same
             unreadable += 1
             print(f"labkit: {plain(str(error))}", file=sys.stderr)
+            continue
+        if found or not folders:
+            checked.append(found)
+        else:
+            clean += 1
     if arguments.json:
         print(json.dumps([record for found in checked for record in found.records()], indent=2))
     else:
         for found in checked:
             print(found)
+        if folders:
+            print(f"{len(files)} files read; in {clean} of them nothing was found")
     return 2 if unreadable else 1 if any(checked) else 0
 
 

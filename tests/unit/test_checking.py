@@ -2,6 +2,7 @@
 refused in one sentence; and before a launch the checker warns, and never stands in the way."""
 
 import ast
+import io
 import json
 import pkgutil
 import re
@@ -461,6 +462,23 @@ def test_the_terminal_explains_a_migration(in_folder, capsys):
     assert main(["check", "--json", "--from", "ddp", "fsdp"]) == 0
     assert json.loads(capsys.readouterr().out)["forgotten"] == []
     assert main(["check", "--from", "ddp", "fsdp", "fsdp1"]) == 2
+
+
+def test_a_folder_and_standard_input_are_checked(in_folder, monkeypatch, capsys):
+    for name in ("bad.py", "broken.py"):
+        Path(name).unlink()
+    for place in ("src/models", "build", "env", ".git"):
+        (in_folder / place).mkdir(parents=True)
+        (in_folder / place / "train.py").write_text(BARRIER)
+    (in_folder / "env" / "pyvenv.cfg").touch()
+
+    assert main(["check", "."]) == 1
+    said = capsys.readouterr().out
+    assert said.startswith("src/models/train.py: 1 found") and said.count("rank-0-collective") == 1
+    assert said.endswith("2 files read; in 1 of them nothing was found\n")
+    monkeypatch.setattr("sys.stdin", io.StringIO(BARRIER))
+    assert main(["check", "-"]) == 1
+    assert "stdin.py: 1 found" in capsys.readouterr().out
 
 
 def test_checking_imports_no_torch(in_folder):
