@@ -132,6 +132,7 @@ class Facts:
     locked_memory: int | None = None
     open_files: int | None = None
     runs_filesystem: str | None = None
+    runs_free: int | None = None  # bytes for runs and their checkpoints
     refusals: Mapping[str, str] | None = None  # what a launch would refuse now: what is wrong with it, in a sentence
     wslconfig: str | None = None  # what is wrong with it, "" when nothing is
     front_end: str | None = None

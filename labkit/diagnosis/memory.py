@@ -1,4 +1,4 @@
-"""What the ranks share: cores, memory, /dev/shm, and the limits set on them."""
+"""What the ranks share: cores, memory, disk, /dev/shm, and the limits set on them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from labkit.diagnosis.facts import UNLIMITED, Facts
 from labkit.diagnosis.finding import Finding, detection
 from labkit.record.units import gib
 
+LITTLE_DISK = 2 << 30
 SMALL_SHM = 1 << 30
 FEW_FILES = 1024
 SMALL_SHARE = 1 << 30  # a rank has 0.2 GiB before its first tensor, its data and DataLoader workers come on top
@@ -36,6 +37,18 @@ def memory(facts: Facts) -> Finding:
         return Finding("memory", value, "the host's: data, DataLoader workers, without a GPU also the model")
     why = "when it is full the system kills a process, mostly a rank, without a word"
     return Finding("memory", value, why, "end other programs, or start fewer ranks", "warning")
+
+
+@detection
+def disk(facts: Facts) -> Finding | None:
+    """Kaggle's has a quota of its own: see kaggle.py."""
+    if facts.runs_free is None or facts.kaggle is not None:
+        return None
+    value = f"{gib(facts.runs_free)} free where runs are kept"
+    if facts.runs_free >= LITTLE_DISK:
+        return Finding("disk", value, "two checkpoints of a run are kept, a third is there while it is saved")
+    why = "a checkpoint that does not fit is not begun, and the training goes on unsaved"
+    return Finding("disk", value, why, "delete old runs, or keep them elsewhere: LABKIT_RUNS=…", "warning")
 
 
 @detection

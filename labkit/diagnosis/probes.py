@@ -9,6 +9,7 @@ import json
 import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
 from datetime import datetime
@@ -149,6 +150,11 @@ def runs_filesystem(here: Hardware) -> str | None:
         if root.is_relative_to(mount) and len(mount.parts) >= len(best.parts):
             best, kind = mount, fstype
     return kind
+
+
+def runs_free(here: Hardware) -> int:
+    root = runs_root(None)
+    return shutil.disk_usage(next(path for path in (root, *root.parents) if path.exists())).free
 
 
 def refusals(here: Hardware) -> dict[str, str]:

@@ -60,7 +60,6 @@ def machine(request):
 CASES = {
     (".wslconfig", "warning"): ("wsl2-rtx", "wsl1"),
     ("GLOO_SOCKET_IFNAME", "stop"): ("shared-box-busy", "laptop-cpu"),
-    ("LABKIT_SESSION_SECONDS", "stop"): ("kaggle-p100", "kaggle-batch"),
     ("address space", "warning"): ("shared-box-busy", "laptop-cpu"),
     ("runs folder", "stop"): ("docker-small-shm", "laptop-cpu"),
     ("/dev/shm", "fine"): ("8xa100", "mac"),
@@ -84,8 +83,8 @@ CASES = {
     ("cores", "fine"): ("laptop-cpu", "docker-small-shm"),
     ("cores", "warning"): ("docker-small-shm", "laptop-cpu"),
     ("devices", "fine"): ("laptop-cpu", "windows"),
-    ("disk", "fine"): ("kaggle-2xt4-interactive", "kaggle-batch"),
-    ("disk", "warning"): ("kaggle-batch", "kaggle-2xt4-interactive"),
+    ("disk", "fine"): ("laptop-cpu", "docker-small-shm"),
+    ("disk", "warning"): ("docker-small-shm", "laptop-cpu"),
     ("environment", "fine"): ("docker-small-shm", "laptop-cpu"),
     ("front end", "fine"): ("laptop-cpu", "shared-box-busy"),
     ("front end", "stop"): ("shared-box-busy", "laptop-cpu"),
@@ -115,6 +114,7 @@ CASES = {
     ("runs folder", "fine"): ("wsl1", "laptop-cpu"),
     ("runs folder", "warning"): ("wsl2-rtx", "wsl1"),
     ("session", "fine"): ("kaggle-2xt4-interactive", "laptop-cpu"),
+    ("session", "stop"): ("kaggle-p100", "kaggle-batch"),
     ("session", "warning"): ("kaggle-batch", "kaggle-2xt4-interactive"),
     ("this process", "warning"): ("shared-box-busy", "8xa100"),
     ("torch", "stop"): ("new-torch-old-driver", "laptop-cpu"),
@@ -130,6 +130,13 @@ def test_a_finding_is_there_where_it_belongs_and_only_there(what, level):
 
     assert (what, level) in where
     assert (what, level) not in elsewhere
+
+
+def test_kaggles_disk_has_a_quota_of_its_own():
+    full, roomy = (found(facts_of(name))["disk"] for name in ("kaggle-batch", "kaggle-2xt4-interactive"))
+
+    assert (full.level, roomy.level) == ("warning", "fine")
+    assert "/kaggle/working" in full.value
 
 
 def test_every_finding_of_every_machine_has_its_two_cases():
