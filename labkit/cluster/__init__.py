@@ -1,0 +1,1 @@
+"""Beyond one machine: hosts by ssh, schedulers, hand-over to services."""
