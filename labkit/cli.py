@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import labkit
+from labkit.cluster.export import add_options, export
 from labkit.errors import LabError
 from labkit.kaggle.verbs import add_verbs
 from labkit.record.text import plain
@@ -43,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     nobody reads what is printed."""
     parser = _parser()
     arguments, rest = parser.parse_known_args(argv)
-    if rest and arguments.verb not in ("launch", "plan"):
+    if rest and arguments.verb not in ("launch", "plan", "export"):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     try:
         return int(arguments.run(arguments, rest) or 0)
@@ -124,6 +125,11 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument("--nproc-per-node", default="auto", metavar="N", help="ranks (default: one per GPU, or two)")
     plan.add_argument("--device", help="T4, 2xT4, A100-40, H100 … (default: this machine)")
     plan.add_argument("--measure", action="store_true", help="measure this machine's speed first: fifteen seconds")
+    handing = verb("export", _export, "write the file by which Kubeflow Trainer or SkyPilot runs a script on several "
+                   "machines",
+                   usage="labkit export SCRIPT --to kubeflow|skypilot --nodes N --nproc-per-node N [options] "
+                   "[--] [the script's own options]")  # fmt: skip
+    add_options(handing)
     verb("runs", _runs, "all runs and what has become of them")
     for name, run, help, default in (
         ("attach", _attach, "follow a run until its end; Ctrl-C leaves it going", "latest"),
@@ -222,6 +228,10 @@ def _plan(arguments: argparse.Namespace, rest: list[str]) -> int:
     )
     print(plan)
     return 2 if plan.fits is None else 0 if plan.fits else 1
+
+
+def _export(arguments: argparse.Namespace, rest: list[str]) -> None:
+    print(export(arguments, rest), end="")
 
 
 def _launch_help(arguments: argparse.Namespace) -> int:
