@@ -123,6 +123,8 @@ def _parser() -> argparse.ArgumentParser:
                 usage="labkit plan SCRIPT [options] [--] [the script's own options]")  # fmt: skip
     plan.add_argument("script", help="one of labkit's own (ddp) or the path of a script with the cells of one")
     plan.add_argument("--nproc-per-node", default="auto", metavar="N", help="ranks (default: one per GPU, or two)")
+    plan.add_argument("--nodes", type=int, default=1, metavar="N", help="hosts with so many ranks each (default: 1)")
+    plan.add_argument("--network", help="what joins them: 100GbE, InfiniBand NDR, … or bits/s of one host")
     plan.add_argument("--device", help="T4, 2xT4, A100-40, H100 … (default: this machine)")
     plan.add_argument("--measure", action="store_true", help="measure this machine's speed first: fifteen seconds")
     handing = verb("export", _export, "write the file by which Kubeflow Trainer or SkyPilot runs a script on several "
@@ -222,12 +224,21 @@ def _plan(arguments: argparse.Namespace, rest: list[str]) -> int:
     plan = labkit.plan(
         script,
         nproc_per_node=int(ranks) if ranks.lstrip("-").isdigit() else ranks,
+        nodes=arguments.nodes,
         device=arguments.device,
+        network=_number(arguments.network),
         measure=arguments.measure,
         **given,
     )
     print(plan)
     return 2 if plan.fits is None else 0 if plan.fits else 1
+
+
+def _number(text: str | None) -> str | float | None:
+    try:
+        return text and float(text)
+    except ValueError:
+        return text
 
 
 def _export(arguments: argparse.Namespace, rest: list[str]) -> None:
