@@ -90,13 +90,13 @@ def _gpu(
 # sheets call total bandwidth (300, 600 and 900 GB/s).
 LINKS = {"PCIe 3 x16": 15.75, "PCIe 4 x16": 31.5, "NVLink 2": 150.0, "NVLink 3": 300.0, "NVLink 4": 450.0}
 # Between boxes, GB/s of a box: DGX-1 4 x 100 Gbit/s, DGX A100 8 x 200, DGX H100 8 x 400 (their user guides); the others
-# are assumed to be cloud or home boxes with 100 Gbit/s.
-GBIT_100 = 12.5
+# are assumed: 100 Gbit/s for those of eight, 25 for smaller ones in a cloud or at home.
+GBIT_100, GBIT_25 = 12.5, 3.125
 # Memory is what torch sees of it, less than the nominal size: out-of-memory messages in public issues.
 DEVICES: tuple[Device, ...] = (
-    _gpu("T4", 14.74, 8.1, 65, None, 320, "PCIe 3 x16", 2, GBIT_100,
+    _gpu("T4", 14.74, 8.1, 65, None, 320, "PCIe 3 x16", 2, GBIT_25,
          "NVIDIA T4 data sheet; memory as Kaggle's and Colab's messages give it"),
-    _gpu("P100", 15.89, 9.3, 18.7, None, 732, "PCIe 3 x16", 1, GBIT_100,
+    _gpu("P100", 15.89, 9.3, 18.7, None, 732, "PCIe 3 x16", 1, GBIT_25,
          "NVIDIA Tesla P100 PCIe 16 GB data sheet", "p10016", "p100pcie16"),
     _gpu("L4", 22.16, 30.3, 121, 121, 300, "PCIe 4 x16", 8, GBIT_100, "NVIDIA L4 data sheet"),
     _gpu("A10", 22.06, 31.2, 125, 125, 600, "PCIe 4 x16", 8, GBIT_100, "NVIDIA A10 data sheet"),
@@ -108,9 +108,9 @@ DEVICES: tuple[Device, ...] = (
          "NVIDIA H100 SXM data sheet (1,979 TFLOP/s there is with sparsity)", "h10080"),
     _gpu("H200", 139.7, 67, 989, 989, 4800, "NVLink 4", 8, 400,
          "NVIDIA H200 SXM data sheet (1,979 TFLOP/s there is with sparsity)", "h200141"),
-    _gpu("RTX 3090", 23.69, 35.6, 71, 71, 936, "PCIe 4 x16", 2, GBIT_100,
+    _gpu("RTX 3090", 23.69, 35.6, 71, 71, 936, "PCIe 4 x16", 2, GBIT_25,
          "NVIDIA GA102 white paper (FP16 Tensor with FP32 accumulate)", "3090", "rtx309024"),
-    _gpu("RTX 4090", 23.64, 82.6, 165.2, 165.2, 1008, "PCIe 4 x16", 2, GBIT_100,
+    _gpu("RTX 4090", 23.64, 82.6, 165.2, 165.2, 1008, "PCIe 4 x16", 2, GBIT_25,
          "NVIDIA Ada white paper (FP16 Tensor with FP32 accumulate)", "4090", "rtx409024"),
 )  # fmt: skip
 
@@ -147,7 +147,7 @@ def this_machine(here: Hardware) -> Device:
     if not here.gpus:
         return Device(
             THIS_MACHINE, here.memory, here.memory_available, {}, None, None, "shared memory of the CPU",
-            max(1, here.cores), GBIT_100 * 1e9, "asked of the operating system", shared=True,
+            max(1, here.cores), GBIT_25 * 1e9, "asked of the operating system", shared=True,
             outside=OUTSIDE_TENSORS_ON_CPU,
         )  # fmt: skip
     gpu = min(here.gpus, key=lambda each: each.memory)
@@ -161,7 +161,7 @@ def this_machine(here: Hardware) -> Device:
         like.link if like else None,
         like.link_name if like else "unknown",
         len(here.gpus),
-        like.network if like else GBIT_100 * 1e9,
+        like.network if like else GBIT_25 * 1e9,
         f"memory asked of the driver; {like.source}" if like else "memory asked of the driver",
         halves=("fp32", "fp16", *(["bf16"] if gpu.has_bf16 else [])),
     )
