@@ -1,1 +1,1 @@
-"""The same script on several machines: by ssh, on Slurm, or handed over to Kubeflow and SkyPilot as text."""
+"""Beyond one machine: hosts by ssh, schedulers, hand-over to services."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -21,6 +22,7 @@ from dataclasses import replace
 from typing import Any
 
 from labkit.errors import LabError, LaunchError
+from labkit.launcher import checks
 from labkit.launcher.agree import conclusion
 from labkit.launcher.hardware import usable_cores
 from labkit.launcher.interface import interface_towards
@@ -51,15 +53,19 @@ STOPPED = 128 + signal.SIGTERM
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser("python -m labkit.launcher.node")
+    words = list(sys.argv[1:] if argv is None else argv)
+    where = words.index("--") if "--" in words else len(words)  # the first: the script may have one of its own
+    parser = argparse.ArgumentParser("python -m labkit.launcher.node", usage="%(prog)s FOLDER NODE -- torchrun …")
     parser.add_argument("run_folder", type=RunFolder)
     parser.add_argument("node", type=int)
     parser.add_argument("--attempt", type=int, default=1)
-    parser.add_argument("command", nargs="+")
-    given = parser.parse_args(argv)
+    given = parser.parse_args(words[:where])
+    command = words[where + 1 :]
+    if not command:
+        parser.error("no command: what follows -- is the torchrun line of this node")
     try:
         nodes = check_folder(given.run_folder, given.node)
-        return NodeSupervisor(given.run_folder, nodes, given.node, given.attempt, given.command).see_to_the_end()
+        return NodeSupervisor(given.run_folder, nodes, given.node, given.attempt, command).see_to_the_end()
     except LabError as error:
         print(f"labkit: {error}", file=sys.stderr)
         return 2
@@ -109,6 +115,8 @@ class NodeSupervisor(Supervisor):
             else:
                 code, why, killed = self.train()
                 outcome |= {"exit_code": code, "why": why, "killed": killed}
+        except LabError as error:  # something of this host's is not what it must be
+            outcome["why"] = {"kind": "host", "sentence": f"{self.name}: {error}"}
         except Exception as error:  # nothing of the run stays behind, whatever became of this process's own work
             sentence = f"labkit's supervisor on {self.name} failed, and the run was ended: {error!r}"
             outcome |= {"why": {"kind": "supervisor", "sentence": sentence}, "killed": self.sweep()}
@@ -127,7 +135,11 @@ class NodeSupervisor(Supervisor):
             time.sleep(BEAT_SECONDS)
 
     def meet(self) -> dict[str, Any] | None:
-        """Until all nodes have begun; why not, when they do not."""
+        """Until all nodes have begun; why not, when they do not. Raises LaunchError when this one cannot take part."""
+        self.given = self.environment()
+        checks.check_interface(self.given.get("GLOO_SOCKET_IFNAME", ""))
+        if self.node == 0:
+            check_port(_option(self.command, "--master-port"), self.name)
         deadline = time.monotonic() + MEETING_SECONDS
         while not all(peer.has_begun() for peer in self.peers.values()):
             if found := self.reason_to_stop():
@@ -140,7 +152,7 @@ class NodeSupervisor(Supervisor):
         """Start torchrun and see it through."""
         logs = str(self.folder.node(self.node).torchrun_logs)
         command = [str(self.home.torchrun_logs) if word == logs else word for word in self.command]
-        agent = self.start_agent(command, self.environment(), self.place, self.home.torchrun_log)
+        agent = self.start_agent(command, self.given, self.place, self.home.torchrun_log)
         return self.see_through(agent, self.place)
 
     def environment(self) -> dict[str, str]:
@@ -260,6 +272,18 @@ def _check_is_free(place: RunFolder, nodes: Nodes, node: int) -> None:
         if isinstance(said, dict) and said.get("state") in CONCLUSIONS:
             sentence = (said.get("cause") or {}).get("sentence") or said["state"]
             raise LaunchError(f"the run was over before node {node} began: {sentence}")
+
+
+def check_port(port: str | None, host: str) -> None:
+    """Nobody else listens where the ranks are to meet; torchrun would wait there for a store that never answers."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as torch's store does
+        try:
+            probe.bind(("", int(port or 0)))
+        except OSError:
+            raise LaunchError(f"port {port}, where the ranks are to meet, is in use on {host}; launch anew") from None
+        except (ValueError, OverflowError):
+            raise LaunchError(f"--master-port must be a port, 1 to 65535, got {port!r}") from None
 
 
 def _option(command: Sequence[str], name: str) -> str | None:

@@ -17,6 +17,7 @@ MAY_IMPORT = {
     "checking": {"errors", "record", "write", "checking"},
     "launcher": {"errors", "record", "write", "launcher"},
     "view": {"errors", "record", "write", "view"},
+    "cluster": {"errors", "record", "write", "launcher", "cluster"},
     "kaggle": {"errors", "record", "write", "view", "kaggle"},
     "cluster": {"errors", "record", "write", "launcher", "view", "cluster"},
     "planner": {"errors", "record", "write", "worker", "launcher", "view", "planner"},
