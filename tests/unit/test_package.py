@@ -19,7 +19,6 @@ MAY_IMPORT = {
     "view": {"errors", "record", "write", "view"},
     "cluster": {"errors", "record", "write", "launcher", "cluster"},
     "kaggle": {"errors", "record", "write", "view", "kaggle"},
-    "cluster": {"errors", "record", "write", "launcher", "view", "cluster"},
     "planner": {"errors", "record", "write", "worker", "launcher", "view", "planner"},
     "diagnosis": {"data", "record", "launcher", "view", "planner", "diagnosis"},
 }
