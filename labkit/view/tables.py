@@ -6,6 +6,7 @@ from collections.abc import Collection
 from statistics import median
 
 from labkit.record import RankHistory, RunReader
+from labkit.record.folder import slug
 from labkit.record.hosts import HostHistory
 from labkit.record.text import escaped, plain
 from labkit.view import words
@@ -134,15 +135,19 @@ def _share(used: float | None, total: float | None) -> str:
 
 
 def machine_table(reader: RunReader) -> str:
-    """What the driver and the system say, beside what torch's allocator says above; a row a host if they are many."""
-    if rows := host_rows(reader):
-        hosts = len(by_host(reader.ranks.values()))
-        return grid(rows, sentences=("",)) + _remark(f"{len(rows)} of {hosts} hosts" if len(rows) < hosts else "")
-    rows = [row for name in sorted(reader.hosts) for row in _host_rows(reader.hosts[name])]
-    shown = rows[:TABLE_ROWS]
-    return grid(shown, [""] * len(shown)) + _remark(
-        f"the first {TABLE_ROWS} of {len(rows)}" if len(rows) > TABLE_ROWS else ""
-    )
+    """What the driver and the system say, beside what torch's allocator says of the ranks: a row for each machine and
+    device; of several hosts a row each, and the devices only where they are few."""
+    hosts = by_host(reader.ranks.values())
+    above = host_rows(reader)
+    table = grid(above, sentences=("",)) if above else ""
+    table += _remark(f"{len(above)} of {len(hosts)} hosts" if 0 < len(above) < len(hosts) else "")
+    told = {slug(host) for host in hosts} if above else set()
+    seen = [reader.hosts[name] for name in sorted(reader.hosts)]
+    rows = [row for host in seen if host.devices or host.name not in told for row in _host_rows(host)]
+    if above and len(rows) > TABLE_ROWS:
+        return table
+    more = f"the first {TABLE_ROWS} of {len(rows)}" if len(rows) > TABLE_ROWS else ""
+    return table + grid(rows[:TABLE_ROWS]) + _remark(more)
 
 
 def _remark(text: str) -> str:
