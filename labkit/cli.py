@@ -13,6 +13,7 @@ from typing import Any
 
 import labkit
 from labkit.checking.files import files_in
+from labkit.cluster.export import add_options, export
 from labkit.errors import LabError
 from labkit.kaggle.verbs import add_verbs
 from labkit.record.text import plain
@@ -46,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     nobody reads what is printed."""
     parser = _parser()
     arguments, rest = parser.parse_known_args(argv)
-    if rest and arguments.verb not in ("launch", "plan"):
+    if rest and arguments.verb not in ("launch", "plan", "export"):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     try:
         return int(arguments.run(arguments, rest) or 0)
@@ -129,8 +130,15 @@ def _parser() -> argparse.ArgumentParser:
                 usage="labkit plan SCRIPT [options] [--] [the script's own options]")  # fmt: skip
     plan.add_argument("script", help="one of labkit's own (ddp) or the path of a script with the cells of one")
     plan.add_argument("--nproc-per-node", default="auto", metavar="N", help="ranks (default: one per GPU, or two)")
+    plan.add_argument("--nodes", type=int, default=1, metavar="N", help="hosts with so many ranks each (default: 1)")
+    plan.add_argument("--network", help="what joins them: 100GbE, InfiniBand NDR, … or bits/s of one host")
     plan.add_argument("--device", help="T4, 2xT4, A100-40, H100 … (default: this machine)")
     plan.add_argument("--measure", action="store_true", help="measure this machine's speed first: fifteen seconds")
+    handing = verb("export", _export, "write the file by which Kubeflow Trainer or SkyPilot runs a script on several "
+                   "machines",
+                   usage="labkit export SCRIPT --to kubeflow|skypilot --nodes N --nproc-per-node N [options] "
+                   "[--] [the script's own options]")  # fmt: skip
+    add_options(handing)
     verb("runs", _runs, "all runs and what has become of them")
     for name, run, help, default in (
         ("attach", _attach, "follow a run until its end; Ctrl-C leaves it going", "latest"),
@@ -259,12 +267,25 @@ def _plan(arguments: argparse.Namespace, rest: list[str]) -> int:
     plan = labkit.plan(
         script,
         nproc_per_node=int(ranks) if ranks.lstrip("-").isdigit() else ranks,
+        nodes=arguments.nodes,
         device=arguments.device,
+        network=_number(arguments.network),
         measure=arguments.measure,
         **given,
     )
     print(plan)
     return 2 if plan.fits is None else 0 if plan.fits else 1
+
+
+def _number(text: str | None) -> str | float | None:
+    try:
+        return text and float(text)
+    except ValueError:
+        return text
+
+
+def _export(arguments: argparse.Namespace, rest: list[str]) -> None:
+    print(export(arguments, rest), end="")
 
 
 def _launch_help(arguments: argparse.Namespace) -> int:

@@ -30,6 +30,7 @@ __all__ = [
     "check_numbers",
     "check_ranks",
     "check_torch",
+    "imported",
     "release_of",
 ]
 
@@ -153,15 +154,20 @@ def check_numbers(script: Script, parameters: Mapping[str, str]) -> None:
 
 def check_imports(script: Script, folder: str) -> None:
     """Top-level modules that the script imports unconditionally can be found by this interpreter or beside it."""
-    statements = [s for s in ast.parse(str(script)).body if isinstance(s, ast.Import | ast.ImportFrom)]
-    names = {a.name for s in statements if isinstance(s, ast.Import) for a in s.names}
-    names |= {s.module for s in statements if isinstance(s, ast.ImportFrom) and s.module and not s.level}
-    missing = sorted({n for name in names if not _can_be_found(n := name.split(".")[0], folder)})
+    missing = sorted(name for name in imported(script) if not _can_be_found(name, folder))
     if missing:
         raise LaunchError(
             f"{script.name}.py imports {', '.join(missing)}, which {sys.executable} does not have. Install what "
             f"provides it with {sys.executable} -m pip install …, or start labkit from the environment that has it"
         )
+
+
+def imported(script: Script) -> set[str]:
+    """The top-level packages that the script imports unconditionally."""
+    statements = [s for s in ast.parse(str(script)).body if isinstance(s, ast.Import | ast.ImportFrom)]
+    names = {a.name for s in statements if isinstance(s, ast.Import) for a in s.names}
+    names |= {s.module for s in statements if isinstance(s, ast.ImportFrom) and s.module and not s.level}
+    return {name.split(".")[0] for name in names}
 
 
 def _can_be_found(package: str, folder: str) -> bool:

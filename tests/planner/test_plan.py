@@ -43,6 +43,21 @@ def test_a_plan_is_written_before_the_run_and_stands_beside_what_it_measures(run
     assert "its resident set" in told or "'s resident set was" in told
 
 
+def test_a_plan_for_hosts_is_one_for_all_their_ranks_and_is_launched_on_none_of_them():
+    asked = {"device": "A100 40", "global_batch_size": 64}
+    one, four = (labkit.plan("fsdp", **asked, **more) for more in
+                 ({"nproc_per_node": 16}, {"nproc_per_node": 4, "nodes": 4, "network": "1GbE"}))  # fmt: skip
+
+    assert four.peaks == one.peaks
+    assert four.step.seconds > 5 * one.step.seconds
+    assert "(4 hosts with 4 each)" in str(four)
+    assert "shards (16) go between hosts (1 Gbit/s a host)" in str(four)
+    assert "fits with 4 replicas" in str(four)
+    assert four.record()["nodes"] == 4
+    with pytest.raises(labkit.LaunchError, match="a plan for 4 hosts with 4 ranks each, and a plan is launched on one"):
+        labkit.launch(four)
+
+
 def test_a_run_without_a_plan_or_a_trace_says_how_to_get_one():
     run = labkit.launch("single", nproc_per_node=1, steps=1, wait=True)
 
