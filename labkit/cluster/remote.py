@@ -83,7 +83,7 @@ def begin(folder: str, node: int, command: Sequence[str], env: Mapping[str, str]
             said = home.supervisor_log.read_text(errors="replace").strip().splitlines()
             raise LaunchError(said[-1] if said else "the process that watches its ranks has not begun")
         time.sleep(LOOK_SECONDS)
-    _begun.append(process)
+    _begun[:] = [one for one in (*_begun, process) if one.poll() is None]
     return {"pid": process.pid}
 
 

@@ -25,7 +25,7 @@ from labkit.errors import LabError, LaunchError
 from labkit.launcher import checks
 from labkit.launcher.agree import conclusion
 from labkit.launcher.hardware import usable_cores
-from labkit.launcher.interface import interface_towards
+from labkit.launcher.interface import interface_of, is_loopback, own_address_towards, resolved
 from labkit.launcher.killed import oom_kills
 from labkit.launcher.lost import MEETING_SECONDS
 from labkit.launcher.progress import Progress
@@ -35,7 +35,7 @@ from labkit.launcher.torchrun import rank_environment, script_folder
 from labkit.record import Nodes, RunFolder, State, read_state, write_state
 from labkit.record.folder import NODE_MARKER, read_json, write_json
 from labkit.record.identity import HOST, boot_id, host_name
-from labkit.record.nodes import beat, last_beat, supervisor_of
+from labkit.record.nodes import beat, is_here, last_beat, supervisor_of
 
 __all__ = ["main"]
 
@@ -43,6 +43,8 @@ BEAT_SECONDS = 1.0
 # So long may another node's heartbeat stand still: the attributes of a file on NFS may be 3 to 60 s old, but a file
 # that is opened is asked for anew.
 UNHEARD_SECONDS = 15.0
+# When torchrun has ended here, for a node from which nothing more may come: with that, a shorter silence is telling.
+SILENT_SECONDS = 6.0
 # When another node has ended, ranks here nearly always fail by themselves within seconds, and say more than a TERM.
 OWN_WORDS_SECONDS = 5.0
 # A node may save its checkpoint before it ends, and be slow about it.
@@ -100,6 +102,10 @@ class NodeSupervisor(Supervisor):
         self.called = f"the supervisor on {self.name}"
         self.state = replace(self.state, attempt=attempt)
         self.peers = {n: _Peer(self.place.node(n)) for n in range(nodes.count) if n != node}
+        self.head = _option(self.command, "--master-addr") or "localhost"
+        self.address = None
+        with suppress(LaunchError):  # said when the others are there to read it
+            self.address = own_address_towards(resolved(self.head))
         self.bereft: float | None = None  # since when another node is known to have ended
 
     def see_to_the_end(self) -> int:
@@ -131,13 +137,11 @@ class NodeSupervisor(Supervisor):
     def beat(self) -> None:
         while True:
             with suppress(OSError):  # a full disk, a deleted folder; the others will notice
-                beat(self.home, self.name)
+                beat(self.home, self.name, self.address)
             time.sleep(BEAT_SECONDS)
 
     def meet(self) -> dict[str, Any] | None:
         """Until all nodes have begun; why not, when they do not. Raises LaunchError when this one cannot take part."""
-        self.given = self.environment()
-        checks.check_interface(self.given.get("GLOO_SOCKET_IFNAME", ""))
         if self.node == 0:
             check_port(_option(self.command, "--master-port"), self.name)
         deadline = time.monotonic() + MEETING_SECONDS
@@ -152,11 +156,11 @@ class NodeSupervisor(Supervisor):
         """Start torchrun and see it through."""
         logs = str(self.folder.node(self.node).torchrun_logs)
         command = [str(self.home.torchrun_logs) if word == logs else word for word in self.command]
-        agent = self.start_agent(command, self.given, self.place, self.home.torchrun_log)
+        agent = self.start_agent(command, self.environment(), self.place, self.home.torchrun_log)
         return self.see_through(agent, self.place)
 
     def environment(self) -> dict[str, str]:
-        """What the ranks of this node are given: the settings of this host."""
+        """What the ranks of this node are given: the settings of this host. Raises LaunchError."""
         path = self.manifest["script"]["path"]
         environment, _ = rank_environment(
             os.environ,
@@ -164,9 +168,26 @@ class NodeSupervisor(Supervisor):
             nproc_per_node=self.nodes.nproc_per_node,
             cores=usable_cores(),
             script_dir=script_folder(path) if path else str(self.manifest["cwd"]),
-            interface=interface_towards(_option(self.command, "--master-addr")),
+            interface=self.interface(),
         )
+        checks.check_interface(environment["GLOO_SOCKET_IFNAME"])
         return environment | {NODE_MARKER: str(self.node)}
+
+    def interface(self) -> str:
+        """The network interface towards the other nodes. Raises LaunchError where names lead nowhere.
+
+        On the first node the name of the head is its own, which installers write into /etc/hosts as 127.0.1.1.
+        """
+        alone = all(is_here(peer.home) for peer in self.peers.values())
+        if self.address is None or alone or not is_loopback(self.address):
+            return interface_of(self.address or own_address_towards(resolved(self.head)))
+        if self.node:
+            raise LaunchError(
+                f"the first host, {self.head}, resolves to {resolved(self.head)} here, which is this host itself; "
+                "correct /etc/hosts, or give its address instead of its name"
+            )
+        theirs = (peer.address for peer in self.peers.values())
+        return interface_of(own_address_towards(next(filter(None, theirs), self.address)))
 
     def reason_to_stop(self) -> tuple[dict[str, Any], float] | None:
         found = super().reason_to_stop()
@@ -204,7 +225,7 @@ class NodeSupervisor(Supervisor):
 
     def speak_for_the_dead(self, final: State) -> None:
         """Of those that are left the first writes down the end of those that cannot."""
-        alive = [node for node, peer in self.peers.items() if peer.is_there()]
+        alive = [node for node, peer in self.peers.items() if peer.is_there(SILENT_SECONDS)]
         for node, peer in self.peers.items():
             if node not in alive and self.node <= min([self.node, *alive]) and peer.conclusion() is None:
                 peer.home.path.mkdir(parents=True, exist_ok=True)
@@ -225,10 +246,16 @@ class _Peer:
         self._look()
         return self._beat is not None
 
-    def is_there(self) -> bool:
+    @property
+    def address(self) -> str | None:
+        """Its own, where it is one that others can reach."""
+        said = (last_beat(self.home) or {}).get("address")
+        return said if isinstance(said, str) and not is_loopback(said) else None
+
+    def is_there(self, patience: float = UNHEARD_SECONDS) -> bool:
         """Whether it has begun and can still be heard. By this host's clock only: theirs may differ."""
         self._look()
-        if self._beat is None or time.monotonic() - self._heard > UNHEARD_SECONDS:
+        if self._beat is None or time.monotonic() - self._heard > patience:
             return False
         identity = supervisor_of(self.home)
         return identity is None or identity.boot != boot_id() or identity.is_alive()
@@ -241,7 +268,7 @@ class _Peer:
 
     def is_over(self) -> bool:
         """Whether nothing more is to be heard of it."""
-        return self._end() is not None or not self.is_there()
+        return self._end() is not None or not self.is_there(SILENT_SECONDS)
 
     def conclusion(self) -> State | None:
         """What it has concluded, if it has."""
@@ -287,8 +314,11 @@ def check_port(port: str | None, host: str) -> None:
 
 
 def _option(command: Sequence[str], name: str) -> str | None:
-    where = command.index(name) + 1 if name in command else len(command)
-    return command[where] if where < len(command) else None
+    """The value of one of torchrun's options, `--name value` or `--name=value`."""
+    for word, following in zip(command, [*command[1:], ""], strict=True):
+        if word == name or word.startswith(f"{name}="):
+            return following if word == name else word.removeprefix(f"{name}=")
+    return None
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ __all__ = ["Nodes", "beat", "heard_nodes", "is_here", "is_heard", "last_beat", "
 
 # A reader on another machine compares clocks; they may differ, and a shared file system shows changes late.
 SILENT_SECONDS = 60.0
-BEAT_BYTES = 256  # always the same, written in place
+BEAT_BYTES = 512  # always the same, written in place
 WORST_FIRST = ("failed", "stopped", "lost", "succeeded")
 
 
@@ -76,12 +76,12 @@ class Nodes:
         return str((said or {}).get("host") or self.name(node) or f"node {node}")
 
 
-def beat(node: RunFolder, name: str) -> None:
-    """A node's sign of life. Raises OSError.
+def beat(node: RunFolder, name: str, address: str | None = None) -> None:
+    """A node's sign of life, with the address it has towards the first node. Raises OSError.
 
     Written in place and closed: that is when NFS sends it, and opening it is when NFS asks for it again.
     """
-    text = json.dumps({"time": time.time(), "host": name}).ljust(BEAT_BYTES - 1) + "\n"
+    text = json.dumps({"time": time.time(), "host": name, "address": address}).ljust(BEAT_BYTES - 1) + "\n"
     file = os.open(node.node_heartbeat, os.O_WRONLY | os.O_CREAT, 0o600)
     try:
         os.pwrite(file, text.encode(), 0)
@@ -90,7 +90,7 @@ def beat(node: RunFolder, name: str) -> None:
 
 
 def last_beat(node: RunFolder) -> dict[str, Any] | None:
-    """`time` (seconds since the epoch, on that node's clock) and `host`; None before a node has begun."""
+    """`time` (seconds since the epoch, on that node's clock), `host` and `address`; None before a node has begun."""
     said = read_json(node.node_heartbeat)
     return said if isinstance(said, dict) and finite(said.get("time")) is not None else None
 

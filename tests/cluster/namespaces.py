@@ -1,7 +1,8 @@
 """Two hosts on this machine: a network namespace each, a cable between them, names of their own, sshd on the second.
 
 They share processes and files with the machine, so that every process can be found from outside; what they do not
-share are interfaces, addresses, routes, ports, /etc/hosts and the host's name. Needs root.
+share are interfaces, addresses, routes, ports, /etc/hosts, the host's name and the id of its boot, by which labkit
+knows another machine. Needs root.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import pytest
 
 TOOLS = ("ip", "unshare", "ssh", "ssh-keygen")
 SSHD = "/usr/sbin/sshd"
+BOOT_ID = "/proc/sys/kernel/random/boot_id"
 ADDRESSES = {"A": "10.231.77.1", "B": "10.231.77.2"}
 ROOT = Path(__file__).parents[2]
 
@@ -96,7 +98,10 @@ class TwoHosts:
 
     def start(self, host: str, command: list[str], *, log: str) -> subprocess.Popen[bytes]:
         """Start a process on a host."""
-        setting = ["unshare", "-u", "sh", "-c", f'hostname {self.called[host]}; exec "$@"', "x"]
+        boot = self.folder / f"boot_{host}"
+        boot.write_text(f"another-boot-{host}\n")
+        own = f'mount --bind {boot} {BOOT_ID} && hostname {self.called[host]} && exec "$@"'
+        setting = ["unshare", "-u", "sh", "-c", own, "x"]
         with (self.folder / log).open("ab") as file:
             return subprocess.Popen(
                 ["ip", "netns", "exec", self.space(host), *setting, *command],

@@ -114,7 +114,7 @@ def test_a_cable_that_is_back_before_the_time_limit_is_not_noticed(hosts, second
     assert ends(hosts, folder, 8)["sentence"] == "stopped on request"
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.soak), 1])
 def test_a_rank_that_fails_on_either_host_is_the_cause_on_both(hosts, rank):
     folder = launched(hosts, fault="raise", rank=rank)
     assert ends(hosts, folder, 10 + 20)["sentence"].startswith(f"rank {rank} on h{'AB'[rank]} failed: ValueError: boom")
@@ -135,6 +135,19 @@ def test_a_host_that_dies_is_the_cause_on_the_other(hosts, host):
     assert ends(hosts, folder, 10)["sentence"].startswith(f"host h{host} was lost at ")
 
 
+def test_a_rank_that_hangs_on_another_host_is_asked_where_it_is(hosts):
+    folder = launched(hosts, fault="hang", timeout=90)
+    notice = wait_until(lambda: read_state(folder).notice, 40, lambda: read_state(folder))
+    assert "rank 1 has not entered" in notice
+    assert "time.sleep(600)" in notice
+    code, said = hosts.labkit("stacks", str(folder.path))
+    assert code == 0
+    assert "== rank 1, step " in said
+    assert "unknown ==" in said  # the process of another machine
+    labkit.attach(folder.path).stop()
+    assert ends(hosts, folder, 8)["sentence"] == "stopped on request"
+
+
 def test_lines_are_printed_to_paste_and_a_host_that_never_comes_is_named(hosts):
     code, said = hosts.labkit("launch", FAULTY, "--hosts", "hA,hB", "--nproc-per-node", "1", "--print")
     assert code == 0, said
@@ -148,12 +161,29 @@ def test_lines_are_printed_to_paste_and_a_host_that_never_comes_is_named(hosts):
     assert alone.wait(5) == 1
 
 
-def test_pasted_lines_train(hosts):
-    hosts.labkit("launch", FAULTY, "--hosts", "hA,hB", "--nproc-per-node", "1", "--print", "--", "--steps", "5")
-    lines = [line for line in (hosts.folder / "labkit.log").read_text().splitlines() if line.startswith("cd ")]
-    pasted = [hosts.start(h, ["sh", "-c", line], log="pasted.log") for h, line in zip("AB", lines, strict=True)]
+def pasted(hosts, change=lambda line: line):
+    """The processes of the lines that were printed, each on its host, and the run's folder."""
+    code, said = hosts.labkit(
+        "launch", FAULTY, "--hosts", "hA,hB", "--nproc-per-node", "1", "--print", "--", "--steps", "5"
+    )
+    assert code == 0, said
+    lines = [change(line) for line in said.splitlines() if line.startswith("cd ")]
+    return [hosts.start(h, ["sh", "-c", line], log="pasted.log") for h, line in zip("AB", lines, strict=True)]
+
+
+@pytest.mark.parametrize("hosts", [{"names": LOOPBACK}], indirect=True)
+def test_pasted_lines_train_also_by_a_name_that_is_the_loopback_on_its_own_host(hosts):
+    processes = pasted(hosts, lambda line: line.replace("--master-addr 10.231.77.1", "--master-addr hA"))
     assert ends(hosts, list_runs()[-1], 30) is None
-    assert [process.wait(5) for process in pasted] == [0, 0]
+    assert [process.wait(5) for process in processes] == [0, 0]
+
+
+@pytest.mark.parametrize("hosts", [{"names": {"A": "10.231.77.2 hB\n", "B": "127.0.1.1 hX\n"}}], indirect=True)
+def test_a_name_that_leads_back_to_the_other_host_is_the_cause_on_both(hosts):
+    processes = pasted(hosts, lambda line: line.replace("--master-addr 10.231.77.1", "--master-addr localhost"))
+    cause = ends(hosts, list_runs()[-1], 30)
+    assert cause["sentence"].startswith("hB: the first host, localhost, resolves to 127.0.0.1 here")
+    assert [process.wait(5) for process in processes] == [1, 1]
 
 
 def test_a_run_that_is_tied_ends_with_the_terminal_that_started_it(hosts):

@@ -131,6 +131,7 @@ def test_a_node_that_is_gone_with_all_of_its_processes_is_named_by_the_other(nod
         assert two.ends(10)["sentence"].startswith(f"host localhost-{node} was lost at ")
 
 
+@pytest.mark.soak  # a minute; tests/cluster has it in every run of its own
 def test_a_node_that_never_comes_is_named():
     with pair(begin=[0]) as two:
         assert two.ends(65)["sentence"] == "waited 60 s for host 1 of 2 (localhost-1); it has not connected"
