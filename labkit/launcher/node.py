@@ -33,6 +33,7 @@ from labkit.launcher.stop import GRACE_SECONDS, SAVING_SECONDS
 from labkit.launcher.supervisor import Supervisor, prepare
 from labkit.launcher.torchrun import rank_environment, script_folder
 from labkit.record import Nodes, RunFolder, State, read_state, write_state
+from labkit.record.files import ask_anew
 from labkit.record.folder import NODE_MARKER, read_json, write_json
 from labkit.record.identity import HOST, boot_id, host_name
 from labkit.record.nodes import beat, is_here, last_beat, supervisor_of
@@ -50,6 +51,7 @@ OWN_WORDS_SECONDS = 5.0
 # A node may save its checkpoint before it ends, and be slow about it.
 AGREE_SECONDS = SAVING_SECONDS + 30.0
 LOOK_SECONDS = 0.2
+LOOK_AROUND_SECONDS = 0.5  # while all goes well: every node opens a file of every other
 CONCLUSIONS = ("succeeded", "failed", "stopped")
 STOPPED = 128 + signal.SIGTERM
 
@@ -106,6 +108,7 @@ class NodeSupervisor(Supervisor):
         self.address = None
         with suppress(LaunchError):  # said when the others are there to read it
             self.address = own_address_towards(resolved(self.head))
+        self.looked = 0.0  # when last at the others
         self.bereft: float | None = None  # since when another node is known to have ended
 
     def see_to_the_end(self) -> int:
@@ -113,8 +116,9 @@ class NodeSupervisor(Supervisor):
         if self.node == 0:
             prepare(self.folder, self.place)
         self.home.keep_reserve()
+        self.home.outcome.write_text("null\n")  # there before anybody looks for it, see `ask_anew`
         threading.Thread(target=self.beat, name="labkit-node", daemon=True).start()
-        outcome = {"exit_code": None, "killed": 0, "why": None}
+        outcome: dict[str, Any] = {"exit_code": None, "killed": 0, "why": None}
         try:
             if (why := self.meet()) is not None:
                 outcome["why"] = why
@@ -138,6 +142,7 @@ class NodeSupervisor(Supervisor):
         while True:
             with suppress(OSError):  # a full disk, a deleted folder; the others will notice
                 beat(self.home, self.name, self.address)
+            ask_anew(self.folder.path)  # for stop.json
             time.sleep(BEAT_SECONDS)
 
     def meet(self) -> dict[str, Any] | None:
@@ -166,7 +171,7 @@ class NodeSupervisor(Supervisor):
             os.environ,
             self.place,
             nproc_per_node=self.nodes.nproc_per_node,
-            cores=usable_cores(),
+            cores=usable_cores() // self.nodes.sharing(self.node),
             script_dir=script_folder(path) if path else str(self.manifest["cwd"]),
             interface=self.interface(),
         )
@@ -191,9 +196,12 @@ class NodeSupervisor(Supervisor):
 
     def reason_to_stop(self) -> tuple[dict[str, Any], float] | None:
         found = super().reason_to_stop()
-        if found is not None or all(peer.is_fine() for peer in self.peers.values()):
+        if found is None and time.monotonic() - self.looked > LOOK_AROUND_SECONDS:
+            self.looked = time.monotonic()
+            if self.bereft is None and not all(peer.is_fine() for peer in self.peers.values()):
+                self.bereft = self.looked
+        if found is not None or self.bereft is None:
             return found
-        self.bereft = self.bereft or time.monotonic()
         if time.monotonic() - self.bereft < OWN_WORDS_SECONDS:
             return None
         return {"kind": "others", "sentence": "another node of the run has ended"}, GRACE_SECONDS
@@ -211,6 +219,7 @@ class NodeSupervisor(Supervisor):
         deadline = time.monotonic() + AGREE_SECONDS
         while not all(peer.is_over() for peer in self.peers.values()) and time.monotonic() < deadline:
             time.sleep(LOOK_SECONDS)
+        ask_anew(self.place.ranks)
         kept = {"exit_code": outcome["exit_code"], "killed": outcome["killed"]}
         settled = next((state for peer in self.peers.values() if (state := peer.conclusion()) is not None), None)
         try:
@@ -283,6 +292,9 @@ class _Peer:
         if time.monotonic() - self._looked < LOOK_SECONDS:
             return
         self._looked = time.monotonic()
+        if self._beat is None:
+            ask_anew(self.home.path.parent)
+            ask_anew(self.home.path)
         said = last_beat(self.home)
         if said != self._beat:
             self._beat, self._heard = said, self._looked

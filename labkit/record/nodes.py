@@ -63,12 +63,16 @@ class Nodes:
     def ranks_of(self, node: int) -> range:
         return range(node * self.nproc_per_node, (node + 1) * self.nproc_per_node)
 
+    def sharing(self, node: int) -> int:
+        """How many nodes are on the host of one, itself among them."""
+        return self.hosts.count(self.hosts[node]) if self.hosts else 1
+
     def name(self, node: int) -> str | None:
         """What a node is called before it has said so itself; two on one host are told apart."""
         if self.hosts is None:
             return None
         host = self.hosts[node]
-        return host if self.hosts.count(host) == 1 else f"{host}-{self.hosts[: node + 1].count(host) - 1}"
+        return host if self.sharing(node) == 1 else f"{host}-{self.hosts[: node + 1].count(host) - 1}"
 
     def shown(self, node: int, folder: RunFolder) -> str:
         """Its name, for a sentence. `folder` is the attempt's."""
@@ -120,7 +124,7 @@ def heard_nodes(folder: RunFolder) -> list[str]:
     if nodes is None:
         return []
     each = [(node, attempt.node(node)) for node in range(nodes.count)]
-    return [nodes.shown(node, attempt) for node, own in each if is_heard(own) and not own.outcome.exists()]
+    return [nodes.shown(node, attempt) for node, own in each if is_heard(own) and not read_json(own.outcome)]
 
 
 def merged(root: State, states: Sequence[State | None], heard: Sequence[bool]) -> State:

@@ -51,8 +51,10 @@ def ends(hosts: TwoHosts, folder: RunFolder, within: float) -> dict | None:
     """The cause that both hosts' folders end with, which must be one and the same."""
     began = time.monotonic()
     wait_until(lambda: read_state(folder).is_final, within * SHARED_MACHINE, lambda: str(read_state(folder)))
-    print(f"\n>>> over after {time.monotonic() - began:.1f} s: {read_state(folder)}")
     states = [read(folder.node(node).state) for node in (0, 1)]
+    cause = states[0]["cause"] or {}
+    since = states[0]["ended"] - cause["time_ns"] / 1e9 if "time_ns" in cause else time.monotonic() - began
+    print(f"\n{since:.1f} s after the fault: {read_state(folder)}")
     assert states[0]["cause"] == states[1]["cause"]
     assert states[0]["state"] == states[1]["state"] == read_state(folder).state
     assert not marked_processes(folder.path)

@@ -24,12 +24,12 @@ ENDLESS = 100_000
 
 
 class Pair:
-    """A run of `faulty.py` on two nodes with one rank each; node 1 may be left out."""
+    """A run of `faulty.py`, or another script, on two nodes with one rank each; node 1 may be left out."""
 
-    def __init__(self, begin=(0, 1), nproc_per_node=1, **parameters):
+    def __init__(self, begin=(0, 1), nproc_per_node=1, script=FAULTY, **parameters):
         nodes = Nodes(2, nproc_per_node, ("localhost", "localhost"))
         self.port = free_port()
-        self.folder = create(FAULTY, nodes, address="127.0.0.1", port=self.port, parameters=parameters)
+        self.folder = create(script, nodes, address="127.0.0.1", port=self.port, parameters=parameters)
         self.processes = {}
         for node in begin:
             self.begin(node)
@@ -118,6 +118,14 @@ def test_a_killed_agent_is_named_on_both_nodes():
         assert two.ends(10)["sentence"] == (
             "torchrun on localhost-1 was killed (SIGKILL); its ranks were ended with it"
         )
+
+
+def test_ranks_that_do_not_notice_the_end_of_the_others_are_ended_with_them(tmp_path):
+    script = tmp_path / "alone.py"
+    script.write_text("import os, time\nif os.environ['RANK'] == '1':\n    raise ValueError('boom')\ntime.sleep(600)\n")
+    with pair(script=script) as two:
+        cause = two.ends(20)
+        assert cause["sentence"] == "rank 1 on localhost-1 failed: ValueError: boom (alone.py line 3)"
 
 
 @pytest.mark.parametrize("node", [0, 1])

@@ -80,7 +80,8 @@ def test_two_nodes_on_one_host_are_told_apart():
     nodes = Nodes(3, 1, ("hA", "hB", "hA"))
 
     assert [nodes.name(node) for node in range(3)] == ["hA-0", "hB", "hA-1"]
-    assert Nodes(2, 1).name(0) is None
+    assert [nodes.sharing(node) for node in range(3)] == [2, 1, 2]
+    assert (Nodes(2, 1).name(0), Nodes(2, 1).sharing(0)) == (None, 1)
 
 
 @pytest.fixture
