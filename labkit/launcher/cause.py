@@ -12,10 +12,11 @@ from typing import Any
 from labkit.launcher.advice import disk_advice, memory_advice, memory_in_words
 from labkit.launcher.evidence import Evidence, tail_text
 from labkit.launcher.killed import killed, signal_name
+from labkit.launcher.lost import agent_killed, gone, parted
 from labkit.launcher.silent import disagreed, hung, left_early, vanished
 from labkit.record import RunFolder
 
-__all__ = ["find_cause"]
+__all__ = ["explain", "find_cause", "own_failures"]
 
 # What a rank says when another one is gone.
 COLLATERAL = re.compile(
@@ -33,20 +34,32 @@ def find_cause(run: RunFolder, folder: RunFolder, exit_code: int, notice: str | 
 
     `folder` is the attempt's. `notice` is what the supervisor saw of ranks that did not move before the end.
     """
-    found = Evidence.gather(run, folder)
-    own = [failure for failure in found.failures if not is_collateral(failure)]
+    return explain(Evidence.gather(run, folder), exit_code, notice)
+
+
+def explain(found: Evidence, exit_code: int, notice: str | None = None) -> dict[str, Any]:
+    """The same from what was found."""
+    own = own_failures(found)
     for failure in own:
-        _add_last_words(folder, failure)
+        _add_last_words(found.folder, failure)
     return (
         (_with_advice(_failure(own, found), own[0], found) if own else None)
         or killed(found)
+        or agent_killed(found)
+        or gone(found)
         or disagreed(found)
         or left_early(found)
+        or parted(found)
         or hung(found, notice)
         or vanished(found)
         or (_failure(found.failures, found) if found.failures else None)
         or _unexplained(found, exit_code)
     )
+
+
+def own_failures(found: Evidence) -> list[dict[str, Any]]:
+    """What ranks said that failed for a reason of their own, oldest first."""
+    return [failure for failure in found.failures if not is_collateral(failure)]
 
 
 def is_collateral(failure: dict[str, Any]) -> bool:
@@ -68,7 +81,7 @@ def _failure(failures: list[dict[str, Any]], found: Evidence) -> dict[str, Any]:
     first = failures[0]
     same = [f for f in failures if (f["exception"], f["message"]) == (first["exception"], first["message"])]
     who = (
-        f"rank {first['rank']}"
+        f"rank {first['rank']}{found.on_host(first['rank'])}"
         if len(same) == 1
         else f"ranks {', '.join(str(r) for r in sorted(f['rank'] for f in same))}"
     )
@@ -114,7 +127,8 @@ def _unexplained(found: Evidence, exit_code: int) -> dict[str, Any]:
     if exit_code < 0:
         name = signal_name(-exit_code)
         return {"kind": "agent", "sentence": f"torchrun was killed ({name}); its ranks were ended with it"}
-    early = [tail_text(p, 4000) for p in sorted(found.folder.torchrun_logs.rglob("stderr.log"))]
+    logs = [place.torchrun_logs for place in found.homes()]
+    early = [tail_text(p, 4000) for place in logs for p in sorted(place.rglob("stderr.log"))]
     text = next((t for t in early if t.strip()), found.log).strip()
     last = text.splitlines()[-1].strip() if text else "it said nothing"
     sentence = f"torchrun exited with code {exit_code} and no rank said why; the last line of its log: {last}"

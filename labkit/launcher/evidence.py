@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.launcher.stuck import newest_of
-from labkit.record import RankHistory, RunFolder, RunReader
+from labkit.record import Nodes, RankHistory, RunFolder, RunReader
 from labkit.record.files import opened, read_text
 from labkit.record.folder import read_json
 from labkit.write import Script
@@ -25,7 +25,10 @@ FIELDS = {"rank": int, "kind": str, "exception": str, "message": str}
 @dataclass(frozen=True)
 class Evidence:
     """`folder` is the attempt's, `run` the run's. `failures` are the ranks' own words, oldest first; `exits` the exit
-    codes that torchrun saw, its root cause last; `path` is the script's name in tracebacks."""
+    codes that torchrun saw, its root cause last; `path` is the script's name in tracebacks.
+
+    `logs` are torchrun's, one of each node; `outcomes` how it ended on those that have said so. A run on one machine
+    has one log, no `nodes` and no outcomes."""
 
     run: RunFolder
     folder: RunFolder
@@ -35,13 +38,18 @@ class Evidence:
     histories: dict[int, RankHistory]
     failures: list[dict[str, Any]]
     exits: dict[int, int]
-    log: str
+    logs: dict[int, str]
+    nodes: Nodes | None
+    outcomes: dict[int, dict[str, Any]]
 
     @classmethod
     def gather(cls, run: RunFolder, folder: RunFolder) -> Evidence:
         manifest = run.read_manifest()
         path = str(manifest["script"]["path"] or run.script)
-        log = tail_text(folder.torchrun_log)
+        nodes = Nodes.read(manifest)
+        homes = dict(enumerate(_homes(folder, nodes)))
+        logs = {node: tail_text(home.torchrun_log) for node, home in homes.items()}
+        ends = {node: read_json(home.outcome) for node, home in homes.items()} if nodes else {}
         said = [_whole(e) for rank in folder.started_ranks() if _is_sound(e := read_json(folder.error(rank)))]
         return cls(
             run=run,
@@ -51,9 +59,34 @@ class Evidence:
             path=path,
             histories=RunReader(folder).read_all().ranks,
             failures=sorted(said, key=lambda e: e["time_ns"]),
-            exits={int(rank): int(code) for rank, code in EXIT_CODE.findall(log)},
-            log=log,
+            exits={int(rank): int(code) for log in logs.values() for rank, code in EXIT_CODE.findall(log)},
+            logs=logs,
+            nodes=nodes,
+            outcomes={node: end for node, end in ends.items() if isinstance(end, dict)},
         )
+
+    @property
+    def log(self) -> str:
+        return "".join(self.logs.values())
+
+    def log_of(self, rank: int) -> str:
+        """The log of the torchrun that had charge of a rank."""
+        return self.logs.get(self.nodes.of_rank(rank) if self.nodes else 0, "")
+
+    def host(self, node: int) -> str:
+        return self.nodes.shown(node, self.folder) if self.nodes else ""
+
+    def on_host(self, rank: int) -> str:
+        """` on hB`; nothing where there is but one."""
+        return f" on {self.host(self.nodes.of_rank(rank))}" if self.nodes else ""
+
+    def homes(self) -> list[RunFolder]:
+        """Where torchrun's logs are: the attempt's folder, or that of each of its nodes."""
+        return _homes(self.folder, self.nodes)
+
+    def home(self, rank: int) -> RunFolder:
+        """Where the supervisor that had charge of a rank kept what it knows."""
+        return self.folder.node(self.nodes.of_rank(rank)) if self.nodes else self.run
 
     def locate(self, line: int | None) -> dict[str, Any]:
         """Where a line of the script is: its cell, and the notebook cell it was taken from."""
@@ -79,6 +112,10 @@ class Evidence:
     def aborted_waiting(self, rank: int) -> bool:
         """Whether NCCL's watchdog ended the rank: it only waited for another."""
         return "Watchdog caught collective operation timeout" in tail_text(self.folder.log(rank, "stderr"))
+
+
+def _homes(folder: RunFolder, nodes: Nodes | None) -> list[RunFolder]:
+    return [folder.node(node) for node in range(nodes.count)] if nodes else [folder]
 
 
 def _whole(error: dict[str, Any]) -> dict[str, Any]:

@@ -30,19 +30,20 @@ def killed(found: Evidence) -> dict[str, Any] | None:
     frames = crash_frames(found.folder.stacks(rank))  # faulthandler's; KILL leaves none
     where = found.locate(next((frame.line for frame in frames if frame.file == found.path), None))
     called = f" in `{frames[0].function}`" if frames and frames[0].file != found.path else ""
-    by, out_of_memory = _killer(found.run) if code == signal.SIGKILL else ("", False)
+    by, out_of_memory = _killer(found.home(rank)) if code == signal.SIGKILL else ("", False)
     last = f", last seen at step {history.step}" if history else ""
     if history and (held := max(history.memory_peak, _resident(found, rank, history))):
         last += f"; it held {gib(held)} ({history.memory_name}, peak)"
     thrown = THROWN.findall(tail_text(found.folder.log(rank, "stderr")))
     said = f": {thrown[-1].strip()}" if thrown else ""
+    who = f"rank {rank}{found.on_host(rank)}"
     cause = {"kind": "signal", "rank": rank, "signal": name, "step": history.step if history else None} | where
     if code == signal.SIGABRT:
         cause["advice"] = f"if the ranks called collectives of different shapes or types, {CHECKED_CALLS}"
     if out_of_memory:
         advice = memory_advice("host", found.script, {})
         cause |= {"out_of_memory": "host", "advice": advice}
-    return cause | {"sentence": f"rank {rank} was killed ({name}){by}{called}{where.get('place', '')}{last}{said}"}
+    return cause | {"sentence": f"{who} was killed ({name}){by}{called}{where.get('place', '')}{last}{said}"}
 
 
 def _resident(found: Evidence, rank: int, history: RankHistory) -> float:
@@ -60,10 +61,14 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _killer(run: RunFolder) -> tuple[str, bool]:
-    """Who sent the KILL, as far as the system tells, and whether it is known to have been for want of memory."""
-    agent = read_json(run.agent)
-    before, now = finite(agent.get("oom_kills")) if isinstance(agent, dict) else None, oom_kills()
+def _killer(home: RunFolder) -> tuple[str, bool]:
+    """Who sent the KILL, as far as the system tells, and whether it is known to have been for want of memory.
+
+    `home` is the run's folder, or that of a node, whose own system was asked.
+    """
+    agent, outcome = read_json(home.agent), read_json(home.outcome)
+    before = finite(agent.get("oom_kills")) if isinstance(agent, dict) else None
+    now = finite(outcome.get("oom_kills")) if isinstance(outcome, dict) else oom_kills()
     if before is None or now is None:
         return " not by labkit: by the system, probably, because memory ran out", False
     if now > before:

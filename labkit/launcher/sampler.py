@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import sys
 import time
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from typing import Any
 import psutil
 
 from labkit.record import RunFolder
+from labkit.record.identity import host_name
 
 __all__ = ["main"]
 
@@ -27,7 +27,7 @@ PERIOD_SECONDS = 1.0
 def main() -> None:
     folder, parent = RunFolder(sys.argv[1]), os.getppid()
     folder.hosts.mkdir(exist_ok=True)
-    host = socket.gethostname()
+    host = host_name()
     file = os.open(folder.host(host), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     devices = _devices()
     psutil.cpu_percent()  # the first call only sets the mark

@@ -58,9 +58,8 @@ def left_early(found: Evidence) -> dict[str, Any] | None:
 def vanished(found: Evidence) -> dict[str, Any] | None:
     """A rank that left no word, and that torchrun did not have to end: `os._exit`, or a library that calls it."""
     spoke = {f["rank"] for f in found.failures} | found.exits.keys()
-    closed = set(CLOSED_BY_TORCHRUN.findall(found.log))
-    for rank in found.histories.keys() - spoke:
-        beat = read_json(found.folder.heartbeat(rank))
+    for rank in sorted(found.histories.keys() - spoke):
+        beat, closed = read_json(found.folder.heartbeat(rank)), CLOSED_BY_TORCHRUN.findall(found.log_of(rank))
         if found.failures and isinstance(beat, dict) and str(beat.get("pid")) not in closed:
             step = found.histories[rank].step
             sentence = (

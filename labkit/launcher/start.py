@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any
 
 from labkit.errors import RunFolderError, ScriptError
 from labkit.launcher import checks
-from labkit.launcher.hardware import Hardware, hardware, platform_name
+from labkit.launcher.hardware import hardware, platform_name
 from labkit.launcher.holding import check_gpus_are_free, gpus_of, launching
 from labkit.launcher.torchrun import (
     rank_environment,
@@ -30,11 +31,26 @@ from labkit.record.folder import write_json
 from labkit.record.session import seconds_to_train
 from labkit.write import Script, check_flags, command_line, options_of, read_back, script_names
 
-__all__ = ["start"]
+__all__ = ["Asked", "check", "checkpoint_arguments", "start", "write_folder"]
 
 CROWDED = 2  # ranks per core from which on times mean little
+OURS = ("LABKIT_", "KINETO_", "TORCH_FR_", "PYTHONUNBUFFERED", "PYTHONFAULTHANDLER", "PYTHONSAFEPATH")
 # Supervisors this process has started; one that has ended is a zombie until it is polled.
 _supervisors: list[subprocess.Popen[bytes]] = []
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A script that may be launched: `path` is the file it must run from when it is the user's own (`__file__` has to
+    stay true), `argv` its arguments, `given` the options among them."""
+
+    script: Script
+    path: Path | None
+    argv: list[str]
+    given: dict[str, str]
+
+    def file(self, folder: RunFolder) -> str:
+        return str(self.path or folder.script)
 
 
 def start(
@@ -61,30 +77,21 @@ def start(
     """
     checks.check_torch(platform_name())
     checks.check_environment(env or {})
-    script, path = _script(script)
     visible = (env or {}).get("CUDA_VISIBLE_DEVICES")
     machine = hardware(None if visible is None else str(visible))
     ranks = checks.check_ranks(nproc_per_node, backend, machine)
-    script.check()
-    checks.check_imports(script, script_folder(path))
-    argv = checks.check_arguments([*command_line(script, parameters), *checks.check_arguments(args)])
-    if path is None:  # a user's own script may add options in another module
-        check_flags(script, argv)
-    given = read_back(script, argv)
-    if path is None:
-        checks.check_numbers(script, given)
-    checks.check_batch(script, given, ranks)
+    asked = check(script, args, parameters, ranks)
     checks.check_interface({**os.environ, **(env or {})}.get("GLOO_SOCKET_IFNAME", ""))
     checks.check_care(retries, watchdog)
-    folder = RunFolder.create(runs_root(runs_dir), str(name or script.name))
-    ending = _session_deadline(script, given) if path is None and ends_with_session else {}
-    extra = [*command_line(script, ending), *_checkpoint_arguments(script, {**given, **ending}, folder)]
+    folder = RunFolder.create(runs_root(runs_dir), str(name or asked.script.name))
+    ending = _session_deadline(asked) if asked.path is None and ends_with_session else {}
+    extra = [*command_line(asked.script, ending), *checkpoint_arguments(asked, ending, folder)]
     environment, dropped = rank_environment(
         os.environ,
         folder,
         nproc_per_node=ranks,
         cores=machine.cores,
-        script_dir=script_folder(path),
+        script_dir=script_folder(asked.path),
         extra={name: str(value) for name, value in (env or {}).items()},
     )
     if ranks > CROWDED * machine.cores and not machine.gpus:
@@ -92,8 +99,22 @@ def start(
     gpus = gpus_of(machine, ranks)
     shares_gpus = shares_gpus or environment.get("LABKIT_SHARE_GPUS") == "1"
     try:
-        care = {"retries": retries, "watchdog": watchdog, "gpus": gpus}
-        _write_folder(folder, script, path, ranks, argv, extra, given, environment, dropped, machine, care)
+        added = {k: v for k, v in environment.items() if k == "OMP_NUM_THREADS" or os.environ.get(k) != v}
+        added = {k: v for k, v in added.items() if not k.startswith(OURS)}
+        lines = [reproducing_command(asked.file(folder), ranks, asked.argv, added)]
+        manifest = {
+            "torchrun": torchrun_command(folder, ranks, asked.file(folder), [*asked.argv, *extra]),
+            "world_size": ranks,
+            "backend": "nccl" if machine.gpus and ranks <= len(machine.gpus) else "gloo",
+            "devices": [gpu.name for gpu in machine.gpus] or ["cpu"],
+            "platform": machine.platform,
+            "env": recorded_environment(environment),
+            "env_dropped": dropped,
+            "retries": retries,
+            "watchdog": watchdog,
+            "gpus": gpus,
+        }
+        write_folder(folder, asked, [*asked.argv, *extra], lines, manifest)
         if prediction:
             write_json(folder.plan, prediction)
         _supervisors[:] = [process for process in _supervisors if process.poll() is None]
@@ -110,7 +131,7 @@ def start(
 
 
 def _script(script: Script | str | os.PathLike[str]) -> tuple[Script, Path | None]:
-    """The script, and the file it must run from when it is the user's own: `__file__` has to stay true."""
+    """The script, and its file when it is the user's own."""
     if isinstance(script, Script):
         return script, None
     if not isinstance(script, str | os.PathLike):
@@ -123,66 +144,65 @@ def _script(script: Script | str | os.PathLike[str]) -> tuple[Script, Path | Non
     return Script.load(script), path
 
 
-def _session_deadline(script: Script, given: Mapping[str, str]) -> dict[str, str]:
+def check(
+    script: Script | str | os.PathLike[str], args: Sequence[Any], parameters: Mapping[str, Any], ranks: int
+) -> Asked:
+    """A script with its arguments, for so many ranks. Raises LaunchError or ScriptError when it could not train."""
+    script, path = _script(script)
+    script.check()
+    checks.check_imports(script, script_folder(path))
+    argv = checks.check_arguments([*command_line(script, parameters), *checks.check_arguments(args)])
+    if path is None:  # a user's own script may add options in another module
+        check_flags(script, argv)
+    given = read_back(script, argv)
+    if path is None:
+        checks.check_numbers(script, given)
+    checks.check_batch(script, given, ranks)
+    return Asked(script, path, argv, given)
+
+
+def _session_deadline(asked: Asked) -> dict[str, str]:
     """`deadline_seconds`, if the session that this process runs in has an end; said, because the run then saves."""
     seconds = seconds_to_train()
-    if seconds is None or "deadline_seconds" in given or "deadline_seconds" not in options_of(script):
+    if seconds is None or "deadline_seconds" in asked.given or "deadline_seconds" not in options_of(asked.script):
         return {}
     print(f"Kaggle's session ends: this run saves and stops after {seconds:.0f} s (deadline_seconds=0: it does not)")
     return {"deadline_seconds": f"{seconds:.0f}"}
 
 
-def _checkpoint_arguments(script: Script, given: Mapping[str, str], folder: RunFolder) -> list[str]:
-    """Checkpoints go into the run folder unless the user said where."""
+def checkpoint_arguments(asked: Asked, more: Mapping[str, str], folder: RunFolder) -> list[str]:
+    """Checkpoints go into the run folder unless the user said where. `more`: options on top of those asked for."""
+    given, options = {**asked.given, **more}, options_of(asked.script)
     wanted = any(given.get(option, "0") != "0" for option in ("save_every", "deadline_seconds"))
-    if not wanted or "checkpoint_dir" in given or "checkpoint_dir" not in options_of(script):
+    if not wanted or "checkpoint_dir" in given or "checkpoint_dir" not in options:
         return []
     return ["--checkpoint-dir", str(folder.checkpoints)]
 
 
-def _write_folder(
-    folder: RunFolder,
-    script: Script,
-    path: Path | None,
-    ranks: int,
-    argv: list[str],
-    extra: list[str],
-    given: Mapping[str, str],
-    environment: Mapping[str, str],
-    dropped: list[str],
-    machine: Hardware,
-    care: dict[str, Any],
+def write_folder(
+    folder: RunFolder, asked: Asked, args: list[str], lines: Sequence[str], manifest: Mapping[str, Any]
 ) -> None:
-    folder.script.write_text(str(script), encoding="utf-8")
+    """What was asked for, before anything starts. `lines` run the same without labkit; `manifest` is what only the kind
+    of launch knows."""
+    folder.script.write_text(str(asked.script), encoding="utf-8")
     folder.ranks.mkdir()
-    file = str(path or folder.script)
-    ours = ("LABKIT_", "KINETO_", "TORCH_FR_", "PYTHONUNBUFFERED", "PYTHONFAULTHANDLER", "PYTHONSAFEPATH")
-    added = {k: v for k, v in environment.items() if k == "OMP_NUM_THREADS" or os.environ.get(k) != v}
-    added = {k: v for k, v in added.items() if not k.startswith(ours)}
-    folder.command.write_text(reproducing_command(file, ranks, argv, added) + "\n", encoding="utf-8")
+    folder.command.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
     write_json(
         folder.manifest,
         {
             "format": 1,
             "id": folder.id,
-            "name": script.name,
+            "name": asked.script.name,
             "created": datetime.now(UTC).isoformat(timespec="milliseconds"),
-            "script": {"sha256": script.sha256, "path": str(path) if path else None},
-            "cells": {c.title: {"origin": c.origin} for c in script.parts if c.origin},
-            "parameters": dict(given),
-            "args": [*argv, *extra],
+            "script": {"sha256": asked.script.sha256, "path": str(asked.path) if asked.path else None},
+            "cells": {c.title: {"origin": c.origin} for c in asked.script.parts if c.origin},
+            "parameters": dict(asked.given),
+            "args": args,
             "cwd": str(Path.cwd()),
-            "torchrun": torchrun_command(folder, ranks, file, [*argv, *extra]),
-            "world_size": ranks,
-            "backend": "nccl" if machine.gpus and ranks <= len(machine.gpus) else "gloo",
-            "devices": [gpu.name for gpu in machine.gpus] or ["cpu"],
             "versions": {"python": sys.version.split()[0], "torch": version("torch"), "labkit": version("labkit")},
-            "platform": machine.platform,
             "git": _git_commit(),
-            "env": recorded_environment(environment),
-            "env_dropped": dropped,
-        }
-        | care,
+            **manifest,
+        },
     )
     write_state(folder, State("starting", time.time()))
 

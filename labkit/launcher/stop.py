@@ -11,7 +11,8 @@ import psutil
 
 from labkit.errors import RunFolderError
 from labkit.record import Identity, RunFolder, State, read_state, write_state
-from labkit.record.folder import MARKER, read_json, write_json
+from labkit.record.folder import MARKER, NODE_MARKER, read_json, write_json
+from labkit.record.nodes import heard_nodes
 from labkit.record.records import finite
 from labkit.record.state import supervisor_is_elsewhere
 
@@ -22,6 +23,8 @@ GRACE_SECONDS = 5.0
 # A checkpoint that is being saved when the stop is asked for may take this long to be committed.
 SAVING_SECONDS = 60.0
 LONGEST_GRACE = 86_400.0
+# The nodes of a run end one after another and agree on a cause; of one that is gone they wait to hear for 15 s.
+AGREEING_SECONDS = 25.0
 LOOK_SECONDS = 0.05
 
 
@@ -41,11 +44,17 @@ def stop(folder: RunFolder, *, grace: float = GRACE_SECONDS) -> State:
     killed = sweep(folder) if grace <= 0 else 0
     began = time.monotonic()
     latest = began + (SAVING_SECONDS if grace > 0 else 0.0)
-    while not (state := read_state(folder)).is_final and time.monotonic() < began + patience(folder, grace) + 5.0:
+    own = AGREEING_SECONDS if folder.nodes.is_dir() else 5.0
+    while not (state := read_state(folder)).is_final and time.monotonic() < began + patience(folder, grace) + own:
         if time.monotonic() < latest and folder.checkpoint_being_saved():
             began = time.monotonic()
         time.sleep(LOOK_SECONDS)
     killed += sweep(folder)
+    if not state.is_final and (heard := heard_nodes(folder)):
+        raise RunFolderError(
+            f"{folder.id} was asked to stop and has not ended on {', '.join(heard)}, which can still be heard; look at "
+            "supervisor.log in its nodes' folders"
+        )
     if state.state == "lost" or not state.is_final:
         sentence = "stopped on request, after the process that watched it was gone"
         state = replace(state, state="stopped", ended=time.time(), cause={"kind": "stopped", "sentence": sentence})
@@ -57,8 +66,8 @@ def stop(folder: RunFolder, *, grace: float = GRACE_SECONDS) -> State:
     return state
 
 
-def terminate(agent: Identity, folder: RunFolder, grace: float) -> int:
-    """One TERM, then wait, then KILL whatever is left. Returns how many had to be killed.
+def terminate(agent: Identity, folder: RunFolder, grace: float, node: int | None = None) -> int:
+    """One TERM, then wait, then KILL whatever is left. Returns how many had to be killed. `node`: only what is its.
 
     Ranks that save when they are stopped may finish their step, and a checkpoint that is being saved, before the TERM
     or because of it, is let finish, unless `grace` is 0 or somebody asks again with 0.
@@ -78,11 +87,11 @@ def terminate(agent: Identity, folder: RunFolder, grace: float) -> int:
     if agent.is_alive():
         os.kill(agent.pid, signal.SIGTERM)  # never a second one: torchrun then abandons its ranks
     began = time.monotonic()
-    while processes_of(folder) and time.monotonic() < began + patience(folder, given()):
+    while processes_of(folder, node) and time.monotonic() < began + patience(folder, given()):
         if saving():
             began = time.monotonic()
         time.sleep(0.1)
-    return sweep(folder)
+    return sweep(folder, node)
 
 
 def patience(folder: RunFolder, grace: float) -> float:
@@ -99,14 +108,14 @@ def patience(folder: RunFolder, grace: float) -> float:
     return max(grace, min(SAVING_SECONDS, 2 * max(steps) + 1.0)) if any(steps) else grace
 
 
-def sweep(folder: RunFolder) -> int:
+def sweep(folder: RunFolder, node: int | None = None) -> int:
     """KILL every process that carries the run's marker; twice, for what was being started meanwhile.
 
-    Returns how many were killed.
+    Returns how many were killed. `node`: only those of one node, for several may share a machine.
     """
     killed = set()
     for _ in range(2):
-        found = processes_of(folder)
+        found = processes_of(folder, node)
         for process in found:
             try:
                 process.kill()
@@ -117,12 +126,12 @@ def sweep(folder: RunFolder) -> int:
     return len(killed)
 
 
-def processes_of(folder: RunFolder) -> list[psutil.Process]:
-    """Every living process of this user that carries the run's marker in its environment."""
-    found = []
+def processes_of(folder: RunFolder, node: int | None = None) -> list[psutil.Process]:
+    """Every living process of this user that carries the run's marker in its environment, or its and the node's."""
+    found, wanted = [], {MARKER: folder.id} | ({} if node is None else {NODE_MARKER: str(node)})
     for process in psutil.process_iter():
         try:
-            mine = process.uids().real == os.getuid() and process.environ().get(MARKER) == folder.id
+            mine = process.uids().real == os.getuid() and wanted.items() <= process.environ().items()
             if mine and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
         except (psutil.Error, OSError):

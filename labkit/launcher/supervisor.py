@@ -15,8 +15,10 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from labkit.launcher.cause import find_cause
@@ -48,11 +50,16 @@ def main() -> None:
 
 
 class Supervisor:
-    """One run from its first attempt to its last. `owner` is the pid the run is tied to, 0 for none."""
+    """One run from its first attempt to its last. `owner` is the pid the run is tied to, 0 for none.
 
-    def __init__(self, folder: RunFolder, *, owner: int):
+    `home` is where it keeps what it knows: the run's folder, or that of one `node` of it, of which it then has charge.
+    """
+
+    def __init__(self, folder: RunFolder, *, owner: int = 0, home: RunFolder | None = None, node: int | None = None):
         _prctl(PR_SET_CHILD_SUBREAPER, 1)  # ranks of a killed agent become our children, not init's
-        self.folder, self.owner = folder, owner
+        self.folder, self.owner, self.home, self.node = folder, owner, home or folder, node
+        self.called = "the run's supervisor"
+        self.decided: float | None = None  # when it was decided to end the run, in seconds since the epoch
         self.signals = _Signals()
         self.manifest = folder.read_manifest()
         self.watchdog: float | None = self.manifest.get("watchdog")
@@ -61,7 +68,7 @@ class Supervisor:
         self.looker = ThreadPoolExecutor(1)
         own = Identity.of(os.getpid())
         self.identities: dict[str, Any] = {"supervisor": own.as_dict() if own else None, "oom_kills": oom_kills()}
-        write_json(folder.agent, self.identities)
+        write_json(self.home.agent, self.identities)
         started = read_state(folder).started or time.time()
         self.state = State("starting", started)
         self.clock = time.monotonic() - (time.time() - started)  # the wall's may be set while we run
@@ -83,17 +90,20 @@ class Supervisor:
     def attempt(self) -> State:
         """Start torchrun, see it through, and say how it ended."""
         folder = self.folder.attempt(self.state.attempt)
-        if folder is not self.folder:
-            folder.ranks.mkdir(parents=True)
-            shutil.copyfile(self.folder.script, folder.script)
-        folder.keep_reserve()
+        prepare(self.folder, folder)
+        command = attempt_command(self.manifest["torchrun"], self.folder, folder, time.monotonic() - self.clock)
         try:
-            agent = self.start_agent(folder)
+            agent = self.start_agent(command, os.environ, folder, folder.torchrun_log)
         except OSError as error:
             sentence = f"torchrun could not be started: {error}"
             return self.ended("failed", cause={"kind": "torchrun", "sentence": sentence})
+        return self.verdict(folder, *self.see_through(agent, folder))
+
+    def see_through(self, agent: subprocess.Popen[bytes], folder: RunFolder) -> tuple[int, dict[str, Any] | None, int]:
+        """Until torchrun has ended and all it had started: its exit code, why it was ended if it was, how many
+        processes had to be killed."""
         identity = Identity.of(agent.pid)
-        write_json(self.folder.agent, self.identities | {"agent": identity.as_dict() if identity else None})
+        write_json(self.home.agent, self.identities | {"agent": identity.as_dict() if identity else None})
         self.write(replace(self.state, state="running"))
         sampler = self.start_sampler()
         why, killed = None, 0
@@ -101,20 +111,26 @@ class Supervisor:
         while agent.poll() is None:
             why, grace = self.reason_to_stop() or self.watch(folder, progress) or (None, 0.0)
             if why:
-                killed = terminate(identity, self.folder, grace) if identity else sweep(self.folder)
+                self.decided = time.time()
+                killed = terminate(identity, self.folder, grace, self.node) if identity else self.sweep()
                 agent.wait()
                 break
         if sampler is not None:
             sampler.kill()
             sampler.wait()
-        killed += sweep(self.folder)  # also after a normal end: a script may have left processes of its own
-        return self.verdict(folder, agent.returncode, why, killed)
+        killed += self.sweep()  # also after a normal end: a script may have left processes of its own
+        return agent.returncode, why, killed
 
-    def start_agent(self, folder: RunFolder) -> subprocess.Popen[bytes]:
-        with folder.torchrun_log.open("ab") as log:
+    def sweep(self) -> int:
+        return sweep(self.folder, self.node)
+
+    def start_agent(
+        self, command: Sequence[str], environment: Mapping[str, str], folder: RunFolder, log_file: Path
+    ) -> subprocess.Popen[bytes]:
+        with log_file.open("ab") as log:
             return subprocess.Popen(
-                attempt_command(self.manifest["torchrun"], self.folder, folder, time.monotonic() - self.clock),
-                env=marked(os.environ, self.folder, folder, self.state.attempt) | OWN_GRACE,
+                command,
+                env=marked(environment, self.folder, folder, self.state.attempt) | OWN_GRACE,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -140,7 +156,7 @@ class Supervisor:
         """Wait a moment; the cause and the grace period when the run has to end."""
         ready, _, _ = select.select([self.signals.descriptor], [], [], LOOK_SECONDS)
         if ready:
-            return _stopped(f"the run's supervisor received {self.signals.read()}"), GRACE_SECONDS
+            return _stopped(f"{self.called} received {self.signals.read()}"), GRACE_SECONDS
         if self.owner and os.getppid() != self.owner:
             return _stopped("the process that started this run is gone"), GRACE_SECONDS
         if not self.folder.state.exists():
@@ -193,9 +209,17 @@ class Supervisor:
     def write(self, state: State) -> None:
         self.state = state
         try:
-            write_state(self.folder, state)
+            write_state(self.home, state)
         except OSError as error:  # a full disk, a deleted folder: what counts is that the processes are looked after
             print(f"state.json could not be written: {error}", flush=True)
+
+
+def prepare(run: RunFolder, attempt: RunFolder) -> None:
+    """What the ranks of an attempt expect to find."""
+    if attempt is not run:
+        attempt.ranks.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(run.script, attempt.script)
+    attempt.keep_reserve()
 
 
 def _notice(stalled: dict[int, float], folder: RunFolder, where: str) -> str:

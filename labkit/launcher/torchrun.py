@@ -9,15 +9,18 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from labkit.record.folder import MARKER, RunFolder
+from labkit.record import Nodes
+from labkit.record.folder import MARKER, NODE_MARKER, RunFolder
 
 __all__ = [
     "attempt_command",
     "marked",
+    "node_torchrun_command",
     "rank_environment",
     "recorded_environment",
     "reproducing_command",
     "torchrun_command",
+    "worker_arguments",
 ]
 
 # Left over from an earlier torchrun, a Slurm job or a container image; they would change world size or meeting point.
@@ -33,8 +36,24 @@ def torchrun_command(folder: RunFolder, nproc_per_node: int, script: str, args: 
     """torchrun, unmodified, with labkit's worker round each rank. No restarts: torch 2.13's own are unreliable."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     ranks = ["--nproc-per-node", str(nproc_per_node), "--max-restarts", "0"]
-    logs = ["--redirects", "3", "--log-dir", str(folder.torchrun_logs)]
-    return [*launcher, *ranks, *logs, "-m", "labkit.worker", script, *args]
+    return [*launcher, *ranks, *worker_arguments(folder, script, args)]
+
+
+def node_torchrun_command(
+    torchrun: Sequence[str], nodes: Nodes, rank: int | str, address: str, port: int | str, *rest: str
+) -> list[str]:
+    """torchrun for one node of a fixed number; `rest` is what follows its own options, `rank` the node's.
+
+    Static rendezvous: with c10d's an agent that is cut off hangs for minutes, and host names must be right.
+    """
+    where = ["--node-rank", str(rank), "--master-addr", address, "--master-port", str(port)]
+    sizes = ["--nnodes", str(nodes.count), "--nproc-per-node", str(nodes.nproc_per_node)]
+    return [*torchrun, *sizes, *where, "--max-restarts", "0", *rest]
+
+
+def worker_arguments(folder: RunFolder, script: str, args: Sequence[str]) -> list[str]:
+    """What follows torchrun's own options when labkit's worker is round each rank. `folder` is where the logs go."""
+    return ["--redirects", "3", "--log-dir", str(folder.torchrun_logs), "-m", "labkit.worker", script, *args]
 
 
 def reproducing_command(script: str, nproc_per_node: int, args: Sequence[str], env: Mapping[str, str]) -> str:
@@ -53,15 +72,19 @@ def rank_environment(
     cores: int,
     script_dir: str,
     extra: Mapping[str, str] | None = None,
+    interface: str | None = None,
 ) -> tuple[dict[str, str], list[str]]:
-    """`(environment, dropped)`: what the ranks are given, and the names of leftovers that were taken out."""
+    """`(environment, dropped)`: what the ranks are given, and the names of leftovers that were taken out.
+
+    `interface` is the network interface towards the other nodes; without one the ranks are all on this machine.
+    """
     dropped = sorted(k for k in base if k in LEFTOVERS or k.startswith(LEFTOVER_PREFIXES))
-    kept = {k: v for k, v in base.items() if k not in dropped and k != MARKER}
+    kept = {k: v for k, v in base.items() if k not in dropped and k not in (MARKER, NODE_MARKER)}
     defaults = {
         "OMP_NUM_THREADS": str(max(1, cores // nproc_per_node)),
-        "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo",
+        "GLOO_SOCKET_IFNAME": interface or ("lo0" if sys.platform == "darwin" else "lo"),
         "TORCH_FR_BUFFER_SIZE": "256",  # the flight recorder: which collective each rank is in
-    }
+    } | ({"NCCL_SOCKET_IFNAME": interface} if interface else {})
     ours = {
         "LABKIT_RUN_DIR": str(folder.path),
         "LABKIT_SCRIPT_DIR": script_dir,

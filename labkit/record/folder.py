@@ -18,10 +18,11 @@ from labkit.record.files import read_text
 from labkit.record.session import working_folder
 from labkit.record.text import plain
 
-__all__ = ["MARKER", "RunFolder", "find_run", "list_runs", "runs_root"]
+__all__ = ["MARKER", "NODE_MARKER", "RunFolder", "find_run", "list_runs", "runs_root"]
 
 # In the environment of every process of a run, so that all of them can be found again.
 MARKER = "LABKIT_RUN"
+NODE_MARKER = "LABKIT_NODE"  # and which node's it is, in a run on several
 MOST_RANKS = 1_000_000
 # Kept free for the last words of a run whose disk is full.
 RESERVE_BYTES = 256 << 10
@@ -49,6 +50,9 @@ class RunFolder:
         self.checkpoints = self.path / "checkpoints"
         self.ranks = self.path / "ranks"
         self.hosts = self.path / "hosts"
+        self.nodes = self.path / "nodes"  # in a run on several
+        self.node_heartbeat = self.path / "heartbeat.json"  # of a node, see `node`
+        self.outcome = self.path / "outcome.json"  # how torchrun ended there
         self.report = self.path / "report.html"
         self.plan = self.path / "plan.json"  # the prediction, if there was one; written before the launch
 
@@ -83,6 +87,10 @@ class RunFolder:
     def attempt(self, number: int) -> RunFolder:
         """Where the files of one attempt's ranks are: the folder itself for the first, one within it for a retry."""
         return self if number == 1 else RunFolder(self.path / "attempts" / str(number))
+
+    def node(self, node: int | str) -> RunFolder:
+        """What one node of an attempt writes: agent.json, state.json, heartbeat.json, outcome.json, torchrun's logs."""
+        return RunFolder(self.nodes / str(node))
 
     @property
     def latest(self) -> RunFolder:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -9,7 +10,9 @@ from typing import Any
 
 import psutil
 
-__all__ = ["Identity"]
+__all__ = ["HOST", "Identity", "boot_id", "host_name"]
+
+HOST = "LABKIT_HOST"  # in the environment of a node's processes: hosts may share a name, nodes a host
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,11 @@ class Identity:
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def host_name() -> str:
+    """What this host is called in a run: its own name, unless the launch has given it another."""
+    return os.environ.get(HOST) or socket.gethostname()
 
 
 def boot_id() -> str:

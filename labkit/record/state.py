@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 
 from labkit.record.folder import RunFolder, read_json, write_json
 from labkit.record.identity import Identity
+from labkit.record.nodes import Nodes, is_heard, merged
 from labkit.record.records import finite
 
 __all__ = ["FINAL_STATES", "State", "StateName", "read_state", "write_state"]
@@ -61,6 +62,8 @@ def write_state(folder: RunFolder, state: State) -> None:
 def read_state(folder: RunFolder) -> State:
     """The state of a run. A run that says it is under way while its supervisor is gone reads as "lost"."""
     state = _written(folder)
+    if not state.is_final and folder.nodes.is_dir():
+        return _of_nodes(folder, state)
     if state.is_final or supervisor_is_alive(folder, state):
         return state
     state = _written(folder)  # the supervisor may have written its last word just before it ended
@@ -68,6 +71,16 @@ def read_state(folder: RunFolder) -> State:
         return state
     sentence = "the process that watched this run is gone (killed, or the machine was restarted) and left no result"
     return replace(state, state="lost", cause={"kind": "lost", "sentence": sentence})
+
+
+def _of_nodes(folder: RunFolder, root: State) -> State:
+    nodes = Nodes.read(read_json(folder.manifest))
+    if nodes is None:
+        return replace(root, state="lost", cause={"kind": "lost", "sentence": "run.json is missing or damaged"})
+    attempt = folder.latest
+    each = [attempt.node(node) for node in range(nodes.count)]
+    heard = [is_heard(node) for node in each]  # before what they wrote: a last word comes before the end
+    return merged(root, [_written(node) if node.state.exists() else None for node in each], heard)
 
 
 def _written(folder: RunFolder) -> State:

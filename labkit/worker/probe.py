@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import math
 import os
-import socket
 import time
 import weakref
 from collections import deque
@@ -19,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from labkit.record.identity import host_name
 from labkit.worker.communication import Communication
 from labkit.worker.device_clock import DeviceClock
 from labkit.worker.memory import allocator, held_by, host_memory, resident_set
@@ -81,7 +81,7 @@ class Probe:
         """
         import torch
 
-        header = {"k": "meta", "v": 1, "time": time.time(), "host": socket.gethostname(), "pid": os.getpid()}
+        header = {"k": "meta", "v": 1, "time": time.time(), "host": host_name(), "pid": os.getpid()}
         header |= {"resident": self._memory()["rss"]}  # of Python and torch, before there is a model
         places = {name: int(os.environ[name.upper()]) for name in ("rank", "local_rank", "world_size")}
         self.recorder.write(header | places | {"torch": torch.__version__})

@@ -1,0 +1,271 @@
+"""The process that owns one node of a run on several: a prefix before a plain torchrun line, which works without it.
+
+    python -m labkit.launcher.node RUN_FOLDER NODE_RANK [--attempt N] -- torchrun --nnodes 2 … train.py
+
+It meets the other nodes in the run folder, which all hosts share, starts torchrun, and ends it when another node has
+ended. Then it writes down how it went, waits for the others to do the same, and all come to the same cause. Exits with
+0 when the run succeeded, 143 when it was stopped, otherwise with torchrun's code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from labkit.errors import LabError, LaunchError
+from labkit.launcher.agree import conclusion
+from labkit.launcher.hardware import usable_cores
+from labkit.launcher.interface import interface_towards
+from labkit.launcher.killed import oom_kills
+from labkit.launcher.lost import MEETING_SECONDS
+from labkit.launcher.progress import Progress
+from labkit.launcher.stop import GRACE_SECONDS, SAVING_SECONDS
+from labkit.launcher.supervisor import Supervisor, prepare
+from labkit.launcher.torchrun import rank_environment, script_folder
+from labkit.record import Nodes, RunFolder, State, read_state, write_state
+from labkit.record.folder import NODE_MARKER, read_json, write_json
+from labkit.record.identity import HOST, boot_id, host_name
+from labkit.record.nodes import beat, last_beat, supervisor_of
+
+__all__ = ["main"]
+
+BEAT_SECONDS = 1.0
+# So long may another node's heartbeat stand still: the attributes of a file on NFS may be 3 to 60 s old, but a file
+# that is opened is asked for anew.
+UNHEARD_SECONDS = 15.0
+# When another node has ended, ranks here nearly always fail by themselves within seconds, and say more than a TERM.
+OWN_WORDS_SECONDS = 5.0
+# A node may save its checkpoint before it ends, and be slow about it.
+AGREE_SECONDS = SAVING_SECONDS + 30.0
+LOOK_SECONDS = 0.2
+CONCLUSIONS = ("succeeded", "failed", "stopped")
+STOPPED = 128 + signal.SIGTERM
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser("python -m labkit.launcher.node")
+    parser.add_argument("run_folder", type=RunFolder)
+    parser.add_argument("node", type=int)
+    parser.add_argument("--attempt", type=int, default=1)
+    parser.add_argument("command", nargs="+")
+    given = parser.parse_args(argv)
+    try:
+        nodes = check_folder(given.run_folder, given.node)
+        return NodeSupervisor(given.run_folder, nodes, given.node, given.attempt, given.command).see_to_the_end()
+    except LabError as error:
+        print(f"labkit: {error}", file=sys.stderr)
+        return 2
+
+
+def check_folder(folder: RunFolder, node: int) -> Nodes:
+    """Raises LaunchError when this host does not see the run that was launched."""
+    manifest = read_json(folder.manifest)
+    if not isinstance(manifest, dict) or manifest.get("id") != folder.id:
+        raise LaunchError(
+            f"host {host_name()} does not see {folder.path}: runs_dir must be on a file system that all hosts share"
+        )
+    nodes = Nodes.read(manifest)
+    if nodes is None:
+        raise LaunchError(f"{folder.id} is a run on one machine; it was not launched for several nodes")
+    if not 0 <= node < nodes.count:
+        raise LaunchError(f"{folder.id} has nodes 0 to {nodes.count - 1}; got node rank {node}")
+    return nodes
+
+
+class NodeSupervisor(Supervisor):
+    """One node of one attempt, from before the others are there to the cause that all agree on."""
+
+    def __init__(self, folder: RunFolder, nodes: Nodes, node: int, attempt: int, command: Sequence[str]):
+        self.nodes, self.command, self.place = nodes, list(command), folder.attempt(attempt)
+        home = self.place.node(node)
+        _check_is_free(self.place, nodes, node)
+        os.environ[HOST] = self.name = os.environ.get(HOST) or nodes.name(node) or host_name()
+        home.path.mkdir(parents=True, exist_ok=True)
+        super().__init__(folder, home=home, node=node)
+        self.node: int = node
+        self.called = f"the supervisor on {self.name}"
+        self.state = replace(self.state, attempt=attempt)
+        self.peers = {n: _Peer(self.place.node(n)) for n in range(nodes.count) if n != node}
+        self.bereft: float | None = None  # since when another node is known to have ended
+
+    def see_to_the_end(self) -> int:
+        self.write(self.state)
+        if self.node == 0:
+            prepare(self.folder, self.place)
+        self.home.keep_reserve()
+        threading.Thread(target=self.beat, name="labkit-node", daemon=True).start()
+        outcome = {"exit_code": None, "killed": 0, "why": None}
+        try:
+            if (why := self.meet()) is not None:
+                outcome["why"] = why
+            else:
+                code, why, killed = self.train()
+                outcome |= {"exit_code": code, "why": why, "killed": killed}
+        except Exception as error:  # nothing of the run stays behind, whatever became of this process's own work
+            sentence = f"labkit's supervisor on {self.name} failed, and the run was ended: {error!r}"
+            outcome |= {"why": {"kind": "supervisor", "sentence": sentence}, "killed": self.sweep()}
+        final = self.agree(outcome)
+        for folder in (self.home, *([self.place] if self.node == 0 else [])):
+            folder.reserve.unlink(missing_ok=True)
+        if final.state == "stopped":
+            return STOPPED
+        code = final.exit_code or 0
+        return 0 if final.state == "succeeded" else code if 0 < code < 256 else 1
+
+    def beat(self) -> None:
+        while True:
+            with suppress(OSError):  # a full disk, a deleted folder; the others will notice
+                beat(self.home, self.name)
+            time.sleep(BEAT_SECONDS)
+
+    def meet(self) -> dict[str, Any] | None:
+        """Until all nodes have begun; why not, when they do not."""
+        deadline = time.monotonic() + MEETING_SECONDS
+        while not all(peer.has_begun() for peer in self.peers.values()):
+            if found := self.reason_to_stop():
+                return found[0]
+            if time.monotonic() > deadline:
+                return {"kind": "missing", "sentence": "not all nodes have begun"}
+        return None
+
+    def train(self) -> tuple[int, dict[str, Any] | None, int]:
+        """Start torchrun and see it through."""
+        logs = str(self.folder.node(self.node).torchrun_logs)
+        command = [str(self.home.torchrun_logs) if word == logs else word for word in self.command]
+        agent = self.start_agent(command, self.environment(), self.place, self.home.torchrun_log)
+        return self.see_through(agent, self.place)
+
+    def environment(self) -> dict[str, str]:
+        """What the ranks of this node are given: the settings of this host."""
+        path = self.manifest["script"]["path"]
+        environment, _ = rank_environment(
+            os.environ,
+            self.place,
+            nproc_per_node=self.nodes.nproc_per_node,
+            cores=usable_cores(),
+            script_dir=script_folder(path) if path else str(self.manifest["cwd"]),
+            interface=interface_towards(_option(self.command, "--master-addr")),
+        )
+        return environment | {NODE_MARKER: str(self.node)}
+
+    def reason_to_stop(self) -> tuple[dict[str, Any], float] | None:
+        found = super().reason_to_stop()
+        if found is not None or all(peer.is_fine() for peer in self.peers.values()):
+            return found
+        self.bereft = self.bereft or time.monotonic()
+        if time.monotonic() - self.bereft < OWN_WORDS_SECONDS:
+            return None
+        return {"kind": "others", "sentence": "another node of the run has ended"}, GRACE_SECONDS
+
+    def watch(self, folder: RunFolder, progress: Progress) -> tuple[dict[str, Any], float] | None:
+        """One node looks whether ranks move, for all of them; an end that is under way is no stand-still."""
+        return super().watch(folder, progress) if self.node == 0 and self.bereft is None else None
+
+    def agree(self, outcome: Mapping[str, Any]) -> State:
+        """Say how it ended here, hear how it ended elsewhere, and write what follows from all of it."""
+        ended = {"decided": self.decided or time.time(), "ended": time.time()}
+        own = {**outcome, **ended, "oom_kills": oom_kills(), "notice": self.state.notice}
+        with suppress(OSError):
+            write_json(self.home.outcome, own, reserve=self.home.reserve)
+        deadline = time.monotonic() + AGREE_SECONDS
+        while not all(peer.is_over() for peer in self.peers.values()) and time.monotonic() < deadline:
+            time.sleep(LOOK_SECONDS)
+        kept = {"exit_code": outcome["exit_code"], "killed": outcome["killed"]}
+        settled = next((state for peer in self.peers.values() if (state := peer.conclusion()) is not None), None)
+        try:
+            name, cause = (settled.state, settled.cause) if settled else conclusion(self.folder, self.place)
+        except Exception as error:  # a true "failed" matters more than its explanation
+            sentence = f"torchrun exited with code {outcome['exit_code']}; explaining it failed: {error!r}"
+            name, cause = "failed", {"kind": "unknown", "sentence": sentence}
+        final = self.ended(name, cause=cause, checkpoint=self.folder.newest_checkpoint(), **kept)
+        self.write(final)
+        self.speak_for_the_dead(final)
+        return final
+
+    def speak_for_the_dead(self, final: State) -> None:
+        """Of those that are left the first writes down the end of those that cannot."""
+        alive = [node for node, peer in self.peers.items() if peer.is_there()]
+        for node, peer in self.peers.items():
+            if node not in alive and self.node <= min([self.node, *alive]) and peer.conclusion() is None:
+                peer.home.path.mkdir(parents=True, exist_ok=True)
+                with suppress(OSError):
+                    write_state(peer.home, replace(final, exit_code=None, killed=0))
+
+
+class _Peer:
+    """Another node, as its files tell."""
+
+    def __init__(self, home: RunFolder):
+        self.home = home
+        self._beat: Any = None
+        self._heard = time.monotonic()
+        self._looked = -LOOK_SECONDS
+
+    def has_begun(self) -> bool:
+        self._look()
+        return self._beat is not None
+
+    def is_there(self) -> bool:
+        """Whether it has begun and can still be heard. By this host's clock only: theirs may differ."""
+        self._look()
+        if self._beat is None or time.monotonic() - self._heard > UNHEARD_SECONDS:
+            return False
+        identity = supervisor_of(self.home)
+        return identity is None or identity.boot != boot_id() or identity.is_alive()
+
+    def is_fine(self) -> bool:
+        """Whether nothing is known to be amiss there: not yet begun, under way, or ended well."""
+        if (end := self._end()) is not None:
+            return end.get("exit_code") == 0 and end.get("why") is None
+        return not self.has_begun() or self.is_there() or self._end() is not None
+
+    def is_over(self) -> bool:
+        """Whether nothing more is to be heard of it."""
+        return self._end() is not None or not self.is_there()
+
+    def conclusion(self) -> State | None:
+        """What it has concluded, if it has."""
+        state = read_state(self.home) if self.home.state.exists() else None
+        return state if state is not None and state.state in CONCLUSIONS else None
+
+    def _end(self) -> dict[str, Any] | None:
+        end = read_json(self.home.outcome)
+        return end if isinstance(end, dict) else None
+
+    def _look(self) -> None:
+        if time.monotonic() - self._looked < LOOK_SECONDS:
+            return
+        self._looked = time.monotonic()
+        said = last_beat(self.home)
+        if said != self._beat:
+            self._beat, self._heard = said, self._looked
+
+
+def _check_is_free(place: RunFolder, nodes: Nodes, node: int) -> None:
+    """A node of an attempt begins once, and not when the others have ended: its line may have been pasted late."""
+    identity = supervisor_of(place.node(node))
+    if identity is not None:
+        where = f"pid {identity.pid} on {identity.host}"
+        raise LaunchError(f"node {node} of this run has been started before ({where}); launch the run anew")
+    for home in (place, *(place.node(n) for n in range(nodes.count))):
+        said = read_json(home.state)
+        if isinstance(said, dict) and said.get("state") in CONCLUSIONS:
+            sentence = (said.get("cause") or {}).get("sentence") or said["state"]
+            raise LaunchError(f"the run was over before node {node} began: {sentence}")
+
+
+def _option(command: Sequence[str], name: str) -> str | None:
+    where = command.index(name) + 1 if name in command else len(command)
+    return command[where] if where < len(command) else None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,145 @@
+"""A run on several nodes: who takes part, who can still be heard, and the one state made of all of theirs.
+
+A node is one torchrun agent with its ranks, a host as a rule. Its supervisor writes `nodes/<k>/`, and nobody else does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from labkit.record.folder import MOST_RANKS, RunFolder, read_json
+from labkit.record.identity import Identity, boot_id
+from labkit.record.records import finite
+
+if TYPE_CHECKING:
+    from labkit.record.state import State
+
+__all__ = ["Nodes", "beat", "heard_nodes", "is_here", "is_heard", "last_beat", "merged"]
+
+# A reader on another machine compares clocks; they may differ, and a shared file system shows changes late.
+SILENT_SECONDS = 60.0
+BEAT_BYTES = 256  # always the same, written in place
+WORST_FIRST = ("failed", "stopped", "lost", "succeeded")
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """`hosts` are the names they were asked for by; None where a scheduler chooses them."""
+
+    count: int
+    nproc_per_node: int
+    hosts: tuple[str, ...] | None = None
+
+    @property
+    def world_size(self) -> int:
+        return self.count * self.nproc_per_node
+
+    @classmethod
+    def read(cls, manifest: Any) -> Nodes | None:
+        """From run.json; None for a run on one machine."""
+        value = manifest.get("nodes") if isinstance(manifest, dict) else None
+        if not isinstance(value, dict):
+            return None
+        counts = [value.get("count"), value.get("nproc_per_node")]
+        if not all(type(n) is int and 0 < n <= MOST_RANKS for n in counts):
+            return None
+        hosts = value.get("hosts")
+        named = isinstance(hosts, list) and len(hosts) == counts[0] and all(isinstance(h, str) for h in hosts)
+        return cls(counts[0], counts[1], tuple(hosts) if named else None)
+
+    def as_dict(self) -> dict[str, Any]:
+        hosts = list(self.hosts) if self.hosts else None
+        return {"count": self.count, "nproc_per_node": self.nproc_per_node, "hosts": hosts}
+
+    def of_rank(self, rank: int) -> int:
+        """The node that a global rank is on."""
+        return rank // self.nproc_per_node
+
+    def ranks_of(self, node: int) -> range:
+        return range(node * self.nproc_per_node, (node + 1) * self.nproc_per_node)
+
+    def name(self, node: int) -> str | None:
+        """What a node is called before it has said so itself; two on one host are told apart."""
+        if self.hosts is None:
+            return None
+        host = self.hosts[node]
+        return host if self.hosts.count(host) == 1 else f"{host}-{self.hosts[: node + 1].count(host) - 1}"
+
+    def shown(self, node: int, folder: RunFolder) -> str:
+        """Its name, for a sentence. `folder` is the attempt's."""
+        said = last_beat(folder.node(node))
+        return str((said or {}).get("host") or self.name(node) or f"node {node}")
+
+
+def beat(node: RunFolder, name: str) -> None:
+    """A node's sign of life. Raises OSError.
+
+    Written in place and closed: that is when NFS sends it, and opening it is when NFS asks for it again.
+    """
+    text = json.dumps({"time": time.time(), "host": name}).ljust(BEAT_BYTES - 1) + "\n"
+    file = os.open(node.node_heartbeat, os.O_WRONLY | os.O_CREAT, 0o600)
+    try:
+        os.pwrite(file, text.encode(), 0)
+    finally:
+        os.close(file)
+
+
+def last_beat(node: RunFolder) -> dict[str, Any] | None:
+    """`time` (seconds since the epoch, on that node's clock) and `host`; None before a node has begun."""
+    said = read_json(node.node_heartbeat)
+    return said if isinstance(said, dict) and finite(said.get("time")) is not None else None
+
+
+def supervisor_of(node: RunFolder) -> Identity | None:
+    agent = read_json(node.agent)
+    return Identity.read(agent.get("supervisor")) if isinstance(agent, dict) else None
+
+
+def is_here(node: RunFolder) -> bool:
+    """Whether a node's processes are among those that can be seen from here."""
+    identity = supervisor_of(node)
+    return identity is not None and identity.boot == boot_id()
+
+
+def is_heard(node: RunFolder) -> bool:
+    """Whether a node that has begun is still there, as far as can be told from here."""
+    identity, said = supervisor_of(node), last_beat(node)
+    if identity is not None and identity.boot == boot_id():
+        return identity.is_alive()
+    return said is not None and time.time() - said["time"] < SILENT_SECONDS
+
+
+def heard_nodes(folder: RunFolder) -> list[str]:
+    """The names of the nodes of a run that have not ended and can still be heard."""
+    nodes, attempt = Nodes.read(read_json(folder.manifest)), folder.latest
+    if nodes is None:
+        return []
+    each = [(node, attempt.node(node)) for node in range(nodes.count)]
+    return [nodes.shown(node, attempt) for node, own in each if is_heard(own) and not own.outcome.exists()]
+
+
+def merged(root: State, states: Sequence[State | None], heard: Sequence[bool]) -> State:
+    """The state of a run from that of each node, None for one that has not begun, and whether it is still there.
+
+    `root` is the run's own, written at the launch.
+    """
+    begun = [state for state in states if state is not None]
+    going = [s for s, is_there in zip(states, heard, strict=True) if s is not None and not s.is_final and is_there]
+    over = sorted((s for s in begun if s.is_final), key=lambda s: WORST_FIRST.index(s.state))
+    if not begun:
+        return replace(root, state="starting", notice=f"none of its {len(states)} nodes has begun yet")
+    common = {"started": root.started, "killed": sum(s.killed for s in begun)}
+    if going:
+        name = "running" if any(s.state == "running" for s in begun) else "starting"
+        notice = next((s.notice for s in going if s.notice), None)
+        return replace(going[0], state=name, notice=notice, **common)
+    if not over or (over[0].state == "succeeded" and len(over) < len(states)):
+        sentence = "the processes that watched this run on its hosts are gone and left no result"
+        return replace(begun[0], state="lost", cause={"kind": "lost", "sentence": sentence}, **common)
+    code = next((s.exit_code for s in over if s.exit_code), over[0].exit_code)
+    return replace(over[0], ended=max(s.ended or 0.0 for s in over), exit_code=code, **common)

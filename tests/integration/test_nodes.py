@@ -1,0 +1,173 @@
+"""Two node supervisors on this machine, through 127.0.0.1: real torchrun, static rendezvous, gloo between them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from contextlib import contextmanager
+
+import psutil
+import pytest
+from conftest import SCRIPTS, marked_processes
+from faults.scene import last_step, read, wait_until
+
+import labkit
+from labkit.launcher.several import create, node_command
+from labkit.record import Nodes, RunFolder, RunReader, read_state
+
+FAULTY = SCRIPTS / "faulty.py"
+SHARED_MACHINE = 2
+ENDLESS = 100_000
+
+
+class Pair:
+    """A run of `faulty.py` on two nodes with one rank each; node 1 may be left out."""
+
+    def __init__(self, begin=(0, 1), nproc_per_node=1, **parameters):
+        nodes = Nodes(2, nproc_per_node, ("localhost", "localhost"))
+        self.port = free_port()
+        self.folder = create(FAULTY, nodes, address="127.0.0.1", port=self.port, parameters=parameters)
+        self.processes = {}
+        for node in begin:
+            self.begin(node)
+
+    def begin(self, node: int) -> None:
+        with (self.folder.path / f"node{node}.log").open("wb") as log:
+            command = node_command(self.folder, node, "127.0.0.1", self.port)
+            self.processes[node] = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+            )
+
+    def node(self, node: int) -> RunFolder:
+        return self.folder.node(node)
+
+    def agent(self, node: int) -> psutil.Process:
+        return psutil.Process(wait_until(lambda: read(self.node(node).agent).get("agent"))["pid"])
+
+    def wait_for_step(self, step: int = 3) -> None:
+        wait_until(lambda: min(last_step(self.folder, rank) for rank in (0, 1)) >= step, 60, self.said)
+
+    def said(self) -> str:
+        return "\n".join(path.read_text() for path in sorted(self.folder.path.glob("node*.log")))
+
+    def ends(self, within: float) -> dict:
+        """The cause that both nodes give, which must be the same, within so many seconds."""
+        began = time.monotonic()
+        wait_until(lambda: read_state(self.folder).is_final, within * SHARED_MACHINE, lambda: read_state(self.folder))
+        print(f"over after {time.monotonic() - began:.1f} s: {read_state(self.folder)}")
+        for process in self.processes.values():
+            process.wait(5)
+        states = [read(self.node(node).state) for node in (0, 1)]
+        assert states[0]["cause"] == states[1]["cause"]
+        assert states[0]["state"] == states[1]["state"] == read_state(self.folder).state
+        assert not marked_processes(self.folder.path)
+        return states[0]["cause"]
+
+    def close(self) -> None:
+        labkit.attach(self.folder.path).stop(grace=0)
+        for process in self.processes.values():
+            process.kill()
+            process.wait()
+
+
+def free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return taken.getsockname()[1]
+
+
+@contextmanager
+def pair(**options):
+    two = Pair(**options)
+    try:
+        yield two
+    finally:
+        two.close()
+
+
+def test_two_nodes_train_together_and_say_so():
+    with pair(nproc_per_node=2, steps=10) as two:
+        assert two.ends(60) is None
+        assert {p.returncode for p in two.processes.values()} == {0}
+        reader = RunReader(two.folder).read_all()
+        assert sorted(reader.ranks) == [0, 1, 2, 3]
+        assert sorted(reader.hosts) == ["localhost-0", "localhost-1"]
+        run = labkit.attach(two.folder.path)
+        assert run.status().state == "succeeded"
+        assert run.wait().state == "succeeded"
+        assert [line.split()[6] for line in run.command.splitlines()] == ["0", "1"]
+        assert "4" in repr(run)
+
+
+def test_the_cause_is_that_of_the_rank_that_failed_on_both_nodes():
+    with pair(fault="raise") as two:
+        two.wait_for_step(3)
+        cause = two.ends(10)
+        assert cause["sentence"].startswith("rank 1 on localhost-1 failed: ValueError: boom")
+        assert cause["rank"] == 1
+        assert {p.returncode for p in two.processes.values()} == {1}
+
+
+def test_a_killed_agent_is_named_on_both_nodes():
+    with pair(steps=ENDLESS) as two:
+        two.wait_for_step()
+        two.agent(1).kill()
+        assert two.ends(10)["sentence"] == (
+            "torchrun on localhost-1 was killed (SIGKILL); its ranks were ended with it"
+        )
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_a_node_that_is_gone_with_all_of_its_processes_is_named_by_the_other(node):
+    with pair(steps=ENDLESS) as two:
+        two.wait_for_step()
+        agent = two.agent(node)
+        for process in [two.processes[node], agent, *agent.children(recursive=True)]:
+            process.kill()
+        two.processes[node].wait()
+        assert two.ends(10)["sentence"].startswith(f"host localhost-{node} was lost at ")
+
+
+def test_a_node_that_never_comes_is_named():
+    with pair(begin=[0]) as two:
+        assert two.ends(65)["sentence"] == "waited 60 s for host 1 of 2 (localhost-1); it has not connected"
+        two.begin(1)  # too late
+        assert two.processes[1].wait(30) == 2
+        assert "the run was over before node 1 began" in two.said()
+
+
+def test_a_stop_from_outside_ends_all_nodes():
+    with pair(steps=ENDLESS) as two:
+        two.wait_for_step()
+        state = labkit.attach(two.folder.path).stop()
+        assert state.state == "stopped"
+        assert two.ends(8)["sentence"] == "stopped on request"
+        assert {p.returncode for p in two.processes.values()} == {143}
+
+
+def test_a_supervisor_that_is_told_to_end_ends_the_run():
+    with pair(steps=ENDLESS) as two:
+        two.wait_for_step()
+        two.processes[1].send_signal(signal.SIGTERM)
+        assert two.ends(15)["sentence"] == "the supervisor on localhost-1 received SIGTERM"
+
+
+def test_a_rank_that_does_not_answer_is_named_and_not_the_network():
+    with pair(fault="hang", timeout=4) as two:
+        two.wait_for_step()
+        assert two.ends(30)["sentence"].startswith("rank 1 stopped answering (last seen at step ")
+
+
+def test_a_node_begins_once_and_sees_the_folder(tmp_path):
+    with pair(steps=ENDLESS) as two:
+        two.wait_for_step()
+        command = node_command(two.folder, 1, "127.0.0.1", two.port)
+        again = subprocess.run(command, capture_output=True, text=True)
+        assert again.returncode == 2
+        assert "node 1 of this run has been started before" in again.stderr
+        command[command.index(str(two.folder.path))] = str(tmp_path / "elsewhere")
+        elsewhere = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "LABKIT_HOST": "hB"})
+        assert elsewhere.stderr.startswith("labkit: host hB does not see ")
