@@ -46,23 +46,26 @@ def with_job(state: State, job: Job | None, last_line: str = "") -> State:
         return state
     if job.is_over:
         return _ended(state, job, last_line)
-    if job.is_waiting or state.attempt <= job.restarts or _goes_on(state):
+    has_begun = state.attempt > job.restarts and state.state != "starting"  # whatever Slurm said some seconds ago
+    if _goes_on(state) or not has_begun:
         return _between(state, job)
+    if state.state == "lost" or (state.state == "stopped" and not _was_asked(state.cause or {})):
+        # whatever ended its nodes, Slurm is about to say: it sends TERM to all that it ends
+        return replace(state, state="running", ended=None, cause=None, notice=f"job {job.id} is being ended")
     if job.state == "SUSPENDED":
         return replace(state, notice=f"job {job.id} is suspended")
-    if state.state == "starting":
-        return replace(state, notice=f"job {job.id} has its nodes ({job.nodes}), which start")
     return state
 
 
 def _between(state: State, job: Job) -> State:
     """Before the first attempt, or the next one."""
-    notice = f"job {job.id} goes back into the queue"
     if job.is_waiting:
         why = REASONS.get(job.reason, f"({job.reason})" if job.reason else "")
         start = f"; Slurm expects to start it at {job.start.replace('T', ' ')}" if job.start else ""
         notice = f"job {job.id} waits in Slurm's queue {why}".rstrip() + start
-    elif state.attempt <= job.restarts:
+    elif _goes_on(state) and state.attempt > job.restarts:
+        notice = f"job {job.id} goes back into the queue"
+    else:
         notice = f"job {job.id} has its nodes ({job.nodes}), which start"
     if state.attempt > job.restarts and not state.is_final:
         return replace(state, state="starting", notice=notice)
@@ -93,11 +96,13 @@ def _ended(state: State, job: Job, last_line: str) -> State:
         return _final(state, "failed", job.state.lower(), f"Slurm ended job {job.id}: {ENDS[job.state]}{saved}")
     if job.state == "CANCELLED" and not own_words:
         return _final(state, "stopped", "stopped", f"job {job.id} was cancelled (scancel)")
-    if state.is_final and state.state != "lost":
+    if own_words or (state.is_final and state.state not in ("lost", "stopped")):
         return state
     if job.state in ("GONE", "COMPLETED"):
         known = "Slurm no longer knows of it" if job.state == "GONE" else "it ended with code 0"
         return _final(state, "lost", "lost", f"job {job.id} left no result, and {known}")
+    if last_line.startswith("labkit: "):  # what one of the nodes said, before what Slurm made of it
+        return _final(state, "failed", "job", f"job {job.id} failed: {last_line.removeprefix('labkit: ')}")
     code = f" with code {job.exit_code}" if job.exit_code else ""
     why = f" ({job.reason})" if job.reason and job.reason != "NonZeroExitCode" else ""
     said = f"; its last line: {last_line}" if last_line else ""
@@ -105,7 +110,7 @@ def _ended(state: State, job: Job, last_line: str) -> State:
 
 
 def _was_asked(cause: dict[str, Any]) -> bool:
-    """Whether somebody asked for the stop: Slurm sends TERM to all that it ends."""
+    """Whether somebody asked for the stop, and not a TERM for it."""
     return "received SIG" not in str(cause.get("sentence"))
 
 

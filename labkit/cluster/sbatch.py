@@ -107,15 +107,15 @@ def _setup(file: LaunchFile) -> str:
 
 def _meeting(file: LaunchFile) -> str:
     folder = [
-        "# Which job this is, for whoever looks into the run folder; what an attempt was told does not hold for the next.",
-        f'printf \'{{"job": "%s"}}\\n\' "$SLURM_JOB_ID" >{_quoted(f"{file.folder}/slurm.json")}',
+        "# Which job this is, for whoever looks into the folder. What one attempt was told does not hold for the next.",
+        *_replaced(f"{file.folder}/slurm.json", """printf '{"job": "%s"}\\n' "$SLURM_JOB_ID\""""),
         f"rm -f {_quoted(f'{file.folder}/stop.json')}",
         "",
     ]
     return "\n".join([
         *(folder if file.folder else []),
-        "# Where the nodes meet, known to all before any of them starts: static rendezvous. Should scontrol fail, the job",
-        "# fails; nodes that fell back to localhost would each train alone.",
+        "# Where the nodes meet, known to all before any of them starts: static rendezvous. Should scontrol fail, so",
+        "# does the job; nodes that fell back to localhost would each train alone.",
         'hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")',
         "export HEAD=${hosts%%$'\\n'*} LAST=${hosts##*$'\\n'}",
         "# by the job's number, for jobs may share a node; below 32768, from where Linux gives ports away",
@@ -157,9 +157,14 @@ def _task(file: LaunchFile) -> str:
             f"    export TORCH_FR_DUMP_TEMP_FILE={_quoted(file.folder + '/ranks/fr_')}",
             '    export LABKIT_HOST="$SLURMD_NODENAME"',
             "    # labkit's supervisor of this node, and after its `--` torchrun with labkit's worker round each rank",
-            f"    exec {_quoted(file.python)} -m labkit.launcher.node {_quoted(file.folder)} "
+            "    trap : TERM  # which is for what this shell waits for",
+            "    code=0",
+            f"    {_quoted(file.python)} -m labkit.launcher.node {_quoted(file.folder)} "
             '"$SLURM_NODEID" --attempt "$ATTEMPT" -- \\',
-            f"        {torchrun}",
+            f"        {torchrun} || code=$?",
+            "    # a node that could not even begin has said why; the others need not wait for it",
+            '    if [ "$code" -gt 1 ] && [ "$code" -lt 128 ]; then scancel --signal=TERM "$SLURM_JOB_ID.0"; fi',
+            '    exit "$code"',
         ]
     elif file.checkpoints:
         lines += [
@@ -180,14 +185,13 @@ def _step(file: LaunchFile) -> list[str]:
     lines = ["# --cpus-per-task: since Slurm 22.05 a step does not inherit it, and all ranks would share one core"]
     if file.folder:
         lines += [
-            "# --kill-on-bad-exit=0: when a node fails, labkit ends the others, after all of them have written down why",
-            "# --wait: whatever then is left after 60 s, Slurm ends",
+            "# --kill-on-bad-exit=0: when a node fails, labkit ends the others, once all of them have written down why",
+            "# --wait: what then is left after 90 s (a node waits 60 s for the others to begin), Slurm ends",
         ]
     else:
         lines += ["# --kill-on-bad-exit, --wait: a node that has ended ends the others, which would wait for hours"]
-    kill = 0 if file.folder else 1
-    srun = f'srun --cpus-per-task="$SLURM_CPUS_PER_TASK" --kill-on-bad-exit={kill} --wait=60 --label bash -c task'
-    return [*lines, srun]
+    ending = "--kill-on-bad-exit=0 --wait=90" if file.folder else "--kill-on-bad-exit=1 --wait=60"
+    return [*lines, f'srun --cpus-per-task="$SLURM_CPUS_PER_TASK" {ending} --label bash -c task']
 
 
 def _saving(file: LaunchFile) -> str:
@@ -200,13 +204,11 @@ def _saving(file: LaunchFile) -> str:
         "    echo \"$(date '+%F %T') the time limit is near: the ranks are told to save\"",
     ]
     if file.folder:
-        # In one step, as labkit itself writes it. The supervisor of each node sees it and sends one TERM.
         grace = max(5, file.saving_seconds - KEPT_SECONDS)
         request = f'{{"grace": {grace}, "goes_on": true}}'
-        stop = _quoted(file.folder + "/stop.json")
         lines += [
             "    # as a stop that somebody asks for: each node's supervisor then sends one TERM; several lose ranks",
-            f"    echo '{request}' >{stop}.new && mv {stop}.new {stop}",
+            *(f"    {line}" for line in _replaced(f"{file.folder}/stop.json", f"echo '{request}'")),
         ]
     else:
         lines += [
@@ -236,6 +238,11 @@ def _requeueing(file: LaunchFile) -> str:
         "fi",
         'exit "$code"',
     ])  # fmt: skip
+
+
+def _replaced(path: str, command: str) -> list[str]:
+    """Lines that put what `command` prints into a file, in one step: others read it meanwhile."""
+    return [f"{command} >{_quoted(f'{path}.new')}", f"mv {_quoted(f'{path}.new')} {_quoted(path)}"]
 
 
 def _grouped(command: Sequence[str]) -> list[str]:

@@ -79,13 +79,18 @@ def submit(file: Path, environment: Mapping[str, str]) -> str:
     return done.stdout.strip().splitlines()[-1].split(";")[0]  # a cluster's name may follow
 
 
-def ask(job_id: str, *, anew: bool = False) -> Job | None:
-    """What has become of a job; None where Slurm cannot be asked. An answer serves for some seconds, unless `anew`."""
+def ask(job_id: str, *, output: Path | None = None, anew: bool = False) -> Job | None:
+    """What has become of a job; None where Slurm cannot be asked. An answer serves for some seconds, unless `anew`.
+
+    `output` is where it prints to: another cluster may have a job of the same number, of which nothing is told.
+    """
     until, answer = _answers.get(job_id, (0.0, None))
     if (until > time.monotonic() and not anew) or not shutil.which("scontrol"):
         return answer
     try:
-        job, serves = _from_controller(job_id) or _from_accounts(job_id), FRESH_SECONDS
+        job, serves = _from_controller(job_id, output) or _from_accounts(job_id), FRESH_SECONDS
+    except LookupError:
+        job, serves = None, SILENT_SECONDS
     except (OSError, subprocess.TimeoutExpired):
         job, serves = answer, SILENT_SECONDS  # what it said last
     _answers[job_id] = (time.monotonic() + serves, job)
@@ -117,13 +122,16 @@ def most_gpus(gres: str) -> int:
     return max((sum(counts) for counts in lines), default=0)
 
 
-def _from_controller(job_id: str) -> Job | None:
-    """Of a job that is there, or ended within the last minutes. None when the controller has forgotten it."""
+def _from_controller(job_id: str, output: Path | None) -> Job | None:
+    """Of a job that is there, or ended within the last minutes. None when the controller has forgotten it; LookupError
+    when it knows another one by this number."""
     done = _run("scontrol", "show", "job", "--oneliner", job_id)
     if done.returncode:
         if "Invalid job id" in done.stderr:
             return None
         raise OSError(done.stderr.strip())
+    if output is not None and f" StdOut={output} " not in done.stdout:
+        raise LookupError(job_id)
     said = dict(FIELD.findall(done.stdout))
     code = said.get("ExitCode", "").partition(":")[0]
     return Job(

@@ -21,7 +21,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -118,6 +119,18 @@ class Cluster:
     def environment(self) -> dict[str, str]:
         return {**os.environ, "SLURM_CONF": str(self.conf)}
 
+    @contextmanager
+    def hidden(self, node: str, path: Path) -> Iterator[None]:
+        """A folder that one node does not share: something empty is mounted over it there."""
+        command = ["slurmd", "-D", "-N", node, "-f", str(self.conf)]
+        daemon = next(p for p in psutil.process_iter() if p.name() == "slurmd" and p.cmdline() == command)
+        within = ("nsenter", "--mount", f"--target={daemon.pid}")
+        run(*within, "mount", "-t", "tmpfs", "none", str(path))
+        try:
+            yield
+        finally:
+            run(*within, "umount", "--lazy", str(path))
+
     def processes(self) -> list[psutil.Process]:
         """What jobs have running on the nodes: everything but the daemons themselves."""
         daemons = ("munged", "slurmctld", "slurmscriptd", "slurmd", "unshare")
@@ -206,9 +219,9 @@ def start(folder: Path, bridge: str, die_with_us) -> None:
 
 def connect(pid: int, link: str, bridge: str, address: str) -> None:
     """Put one end of a cable into the namespace of `pid` as eth0, the other into the bridge."""
-    here = os.readlink("/proc/self/ns/net")
+    here = Path("/proc/self/ns/net").readlink()
     deadline = time.monotonic() + 10
-    while os.readlink(f"/proc/{pid}/ns/net") == here and time.monotonic() < deadline:
+    while Path(f"/proc/{pid}/ns/net").readlink() == here and time.monotonic() < deadline:
         time.sleep(0.01)
     within = ("nsenter", "--net", f"--target={pid}", "ip")
     run("ip", "link", "add", f"v{link}", "type", "veth", "peer", "name", "eth0", "netns", str(pid))

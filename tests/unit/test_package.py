@@ -18,6 +18,7 @@ MAY_IMPORT = {
     "launcher": {"errors", "record", "write", "launcher"},
     "view": {"errors", "record", "write", "view"},
     "kaggle": {"errors", "record", "write", "view", "kaggle"},
+    "cluster": {"errors", "record", "write", "launcher", "cluster"},
     "planner": {"errors", "record", "write", "worker", "launcher", "view", "planner"},
     "diagnosis": {"data", "record", "launcher", "view", "planner", "diagnosis"},
 }

@@ -44,6 +44,14 @@ def test_a_job_in_the_queue_is_a_run_that_starts(reason, words):
     assert state.notice == f"job 42 {words}"
 
 
+@pytest.mark.parametrize("folder", [TERMED, LOST])
+def test_what_slurm_is_about_to_explain_is_not_over_yet(folder):
+    for now in ("RUNNING", "COMPLETING"):
+        state = with_job(folder, job(now, nodes="n1"))
+        assert (state.state, state.cause, state.notice) == ("running", None, "job 42 is being ended")
+    assert with_job(ASKED, job("COMPLETING")) == ASKED
+
+
 def test_when_slurm_expects_to_start_it_is_said():
     state = with_job(STARTING, job("PENDING", reason="Priority", start="2026-11-22T12:00:00"))
 
@@ -123,6 +131,9 @@ def test_a_job_that_failed_before_its_ranks_says_its_last_line():
     state = with_job(STARTING, job("FAILED", exit_code=1), last_line="module: command not found")
 
     assert state.cause["sentence"] == "job 42 failed with code 1; its last line: module: command not found"
+    for folder in (TERMED, LOST):
+        state = with_job(folder, job("FAILED", exit_code=143), "labkit: host n2 does not see /runs")
+        assert state.cause["sentence"] == "job 42 failed: host n2 does not see /runs"
     assert with_job(STARTING, job("FAILED", reason="Prolog")).cause["sentence"] == "job 42 failed (Prolog)"
 
 

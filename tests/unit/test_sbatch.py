@@ -1,4 +1,4 @@
-"""The launch file of a Slurm job: the whole text, by hand once and from then on by file, and what odd names do to it."""
+"""The launch file of a Slurm job: all of its text, and what odd names do to it."""
 
 from __future__ import annotations
 
@@ -112,5 +112,5 @@ def test_what_is_no_time_limit_is_refused(text):
 def test_a_job_that_could_not_save_before_its_end_is_refused():
     with pytest.raises(LaunchError, match="over before the job could save: it is told to 120 s before its end"):
         sbatch_text(replace(UNDER_LABKIT, time="00:02:00"))
-    assert "--signal" not in sbatch_text(replace(UNDER_LABKIT, time="00:02:00", checkpoints=None))
+    assert "#SBATCH --signal" not in sbatch_text(replace(UNDER_LABKIT, time="00:02:00", checkpoints=None))
     assert "--signal=B:USR1@30" in sbatch_text(replace(UNDER_LABKIT, time="00:02:00", saving_seconds=30))
