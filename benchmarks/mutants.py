@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+NODES, HOSTS = "../integration/test_nodes.py", "../cluster/test_hosts.py"  # the latter needs root
 LAUNCHER, WORKER, RECORD = "labkit/launcher/", "labkit/worker/", "labkit/record/"
 
 
@@ -91,6 +92,17 @@ MUTANTS = [
            ("test_gpus.py", "climbed")),
     Mutant("the allowlist", LAUNCHER + "torchrun.py", "if (k in RECORDED or k.startswith(RECORDED_PREFIXES))",
            "if (True)", ("test_secrets.py", "")),
+    Mutant("another node's agent", LAUNCHER + "cause.py", "        or agent_killed(found)\n", "",
+           (NODES, "killed_agent")),
+    Mutant("a node that is gone", LAUNCHER + "cause.py", "        or gone(found)\n", "", (NODES, "is_gone")),
+    Mutant("a node ends with the others", LAUNCHER + "node.py", "self.bereft < OWN_WORDS_SECONDS", "self.bereft >= 0",
+           (NODES, "do_not_notice")),
+    Mutant("a node's own processes", LAUNCHER + "stop.py", "{NODE_MARKER: str(node)}", "{}", (NODES, "killed_agent")),
+    Mutant("the word for the dead", LAUNCHER + "node.py", "        self.speak_for_the_dead(final)\n", "",
+           (NODES, "is_gone")),
+    Mutant("the interface between hosts", LAUNCHER + "node.py", "interface=self.interface(),", "",
+           (HOSTS, "whatever and 127")),
+    Mutant("a cable that is cut", LAUNCHER + "cause.py", "        or parted(found)\n", "", (HOSTS, "cut_cable")),
 ]  # fmt: skip
 
 

@@ -109,6 +109,9 @@ def _parser() -> argparse.ArgumentParser:
     start.add_argument("--watch", action="store_true", help="draw the live view in the terminal")
     start.add_argument("--profile", action="store_true", help="record three steps for `labkit timeline`")
     start.add_argument("--detach", action="store_true", help="return at once; the run outlives this terminal")
+    start.add_argument("--hosts", metavar="A,B", help="on each of these machines, by ssh (docs/cluster.md)")
+    start.add_argument("--print", action="store_true", dest="only_print",
+                       help="with --hosts: start nothing, print the line to paste on each of them")  # fmt: skip
     check = verb("check", _check, "name what in a training script hangs, corrupts or slows distributed training; exits "
                  "with 0 when nothing is found, 1 when something is, 2 when a file cannot be read",
                  epilog=CHECK_EXAMPLES, formatter_class=formatter)  # fmt: skip
@@ -159,10 +162,15 @@ def _launch(arguments: argparse.Namespace, rest: list[str]) -> int:
         return _launch_help(arguments)
     if "--" in rest:  # the first one is ours
         rest.remove("--")
-    ranks = arguments.nproc_per_node
+    given = arguments.nproc_per_node
+    ranks = int(given) if given.lstrip("-").isdigit() else given
+    hosts = arguments.hosts.split(",") if arguments.hosts else None
+    if arguments.only_print:
+        return _print_lines(arguments, ranks, hosts, rest)
     run = labkit.launch(
         arguments.script,
-        nproc_per_node=int(ranks) if ranks.lstrip("-").isdigit() else ranks,
+        nproc_per_node=ranks,
+        hosts=hosts,
         backend=arguments.backend,
         args=rest,
         name=arguments.name,
@@ -176,6 +184,28 @@ def _launch(arguments: argparse.Namespace, rest: list[str]) -> int:
     if not arguments.detach:
         run.wait(watch=arguments.watch)
         print(run)
+    return 0
+
+
+def _print_lines(arguments: argparse.Namespace, ranks: int | str, hosts: list[str] | None, rest: list[str]) -> int:
+    from labkit.cluster.hosts import lines_to_paste
+
+    if hosts is None:
+        raise LabError("--print is for --hosts: on one machine, `labkit launch` prints the torchrun line as it starts")
+    folder, lines = lines_to_paste(
+        arguments.script,
+        hosts,
+        nproc_per_node=ranks,
+        backend=arguments.backend,
+        args=rest,
+        parameters={},
+        name=arguments.name,
+        runs_dir=arguments.runs_dir,
+        watchdog=arguments.watchdog,
+    )
+    for host, line in zip(hosts, lines, strict=True):
+        print(f"# on {host}, within a minute of each other:\n{line}\n")
+    print(f"# follow it from any of them: labkit attach {folder.path}")
     return 0
 
 

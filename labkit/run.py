@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.checking.launching import warn
 from labkit.cluster import watching
-from labkit.errors import LabError, RankFailedError, RunFolderError, rank_failed
+from labkit.cluster.hosts import begin as begin_on_hosts
+from labkit.errors import LabError, LaunchError, RankFailedError, RunFolderError, rank_failed
 from labkit.launcher import preflight
 from labkit.launcher import stop as stopping
 from labkit.launcher.start import start
@@ -61,6 +62,7 @@ def launch(
     detach: bool | None = None,
     trace_memory: bool = False,
     profile: bool = False,
+    hosts: Sequence[str] | None = None,
     **parameters: Any,
 ) -> Run:
     """Start a script on every rank with torchrun and return at once; in a notebook the live view appears.
@@ -79,6 +81,9 @@ def launch(
     allocates, which makes that step slow; `run.memory()` shows it beside the plan. With `profile=True` every rank
     records three steps, from the sixth on (without a DataLoader from the seventh), with torch's profiler;
     `run.timeline()` draws them.
+
+    `hosts=["hA", "hB"]` starts it on several machines by ssh, `nproc_per_node` ranks on each: they need the same Python
+    at the same path and a `runs_dir` that all of them share (docs/cluster.md). `"localhost"` twice is two nodes here.
 
     What `labkit.check` finds in a script of your own that may hang or corrupt this training is said on stderr first;
     the launch goes on.
@@ -109,6 +114,7 @@ def launch(
         prediction=prediction,
         trace_memory=trace_memory or prediction is not None,
         profile=profile,
+        hosts=hosts,
     )
     if ui() in ("svg", "display", "static"):
         run.show()
@@ -133,13 +139,27 @@ def begin(
     runs_dir: str | os.PathLike[str] | None = None,
     trace_memory: bool = False,
     profile: bool = False,
+    hosts: Sequence[str] | None = None,
     **care: Any,
 ) -> Run:
     """Start a run as `launch` does, and show nothing. `tied`: it ends with this process."""
-    settings = preflight.settings_for(nproc_per_node, backend, env) | dict(env or {})
+    settings = {} if hosts else preflight.settings_for(nproc_per_node, backend, env)
+    settings |= dict(env or {})
     settings |= {TRACE_MEMORY: "1"} if trace_memory else {}
     # torch's profiler says when it starts and stops, on stderr; 6 is above all its levels
     settings = {"KINETO_LOG_LEVEL": "6"} | settings | {PROFILE: "1"} if profile else settings
+    if hosts is not None:
+        if care.pop("retries", 0):
+            raise LaunchError(
+                "retries are for one machine; on several a scheduler begins a run again from its newest checkpoint "
+                "(labkit slurm), or you do"
+            )
+        what = {"args": args, "parameters": parameters, "name": name, "runs_dir": runs_dir, **care}
+        return Run(
+            begin_on_hosts(
+                script, hosts, nproc_per_node=nproc_per_node, backend=backend, env=settings, tied=tied, **what
+            )
+        )
     return Run(
         start(
             script,
@@ -357,7 +377,8 @@ class Run:
         cause = state.cause or {"sentence": "no cause is known"}
         trace = plain("".join(cause.get("traceback") or [])).rstrip()
         folder = self.folder.latest
-        logs = folder.rank(cause["rank"]) if "rank" in cause else folder.torchrun_log
+        home = folder.node(cause.get("node", 0)) if folder.nodes.is_dir() else folder
+        logs = folder.rank(cause["rank"]) if "rank" in cause else home.torchrun_log
         parts = [plain(str(cause["sentence"])), trace, plain(str(cause.get("advice", ""))), plain(f"logs: {logs}")]
         return rank_failed("\n\n".join(part for part in parts if part), run_id=self.id, cause=cause)
 

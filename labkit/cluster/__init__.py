@@ -1,1 +1,1 @@
-"""Beyond one machine: launch files for those who schedule jobs, and what becomes of the jobs."""
+"""Beyond one machine: hosts by ssh, schedulers, hand-over to services."""

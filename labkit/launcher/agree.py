@@ -29,12 +29,12 @@ def conclusion(run: RunFolder, attempt: RunFolder) -> tuple[StateName, dict[str,
     if reasons and not (own and own[0]["time_ns"] / 1e9 < reasons[0][0]):
         why = found.outcomes[int(reasons[0][1])]["why"]
         return ("stopped" if why.get("kind") == "stopped" else "failed"), why
-    codes = [end.get("exit_code") for _, end in sorted(found.outcomes.items())]
+    codes = [end.get("exit_code") for end in found.outcomes.values()]
     if found.nodes and len(codes) == found.nodes.count and not any(codes):
         return "succeeded", None
-    first = found.outcomes.get(0, {})
-    code = next((c for c in codes if isinstance(c, int) and c), 1)
-    return "failed", missing(found) or explain(found, code, first.get("notice"))
+    by_itself = [end.get("exit_code") for _, end in sorted(found.outcomes.items()) if not end.get("why")]
+    code = next((c for c in by_itself if isinstance(c, int) and c), 1)
+    return "failed", missing(found) or explain(found, code, found.outcomes.get(0, {}).get("notice"))
 
 
 def _reason(outcome: dict[str, Any]) -> bool:

@@ -18,7 +18,7 @@ from labkit.record.state import read_state
 
 __all__ = ["check_gpus_are_free", "gpus_of", "launching"]
 
-SUPERVISOR = "labkit.launcher.supervisor"
+SUPERVISORS = ("labkit.launcher.supervisor", "labkit.launcher.node")
 
 
 def gpus_of(machine: Hardware, ranks: int) -> list[str]:
@@ -49,8 +49,9 @@ def going_on() -> list[RunFolder]:
     for process in psutil.process_iter():
         try:
             command = process.cmdline()
-            if SUPERVISOR in command and process.uids().real == os.getuid():
-                folder = RunFolder(command[command.index(SUPERVISOR) + 1])
+            module = next((word for word in command if word in SUPERVISORS), None)
+            if module and process.uids().real == os.getuid():
+                folder = RunFolder(command[command.index(module) + 1])
                 if not read_state(folder).is_final:  # its last word comes after its ranks, before its own end
                     found.append(folder)
         except (psutil.Error, OSError, IndexError):

@@ -13,7 +13,7 @@ import psutil
 
 from labkit.errors import LaunchError
 
-__all__ = ["interface_towards", "is_loopback", "own_address_towards", "resolved"]
+__all__ = ["interface_of", "is_loopback", "own_address_towards", "resolved"]
 
 ANY_PORT = 9  # nothing is sent: connecting a datagram socket only asks the kernel for the route
 
@@ -41,12 +41,9 @@ def own_address_towards(address: str) -> str:
         return str(probe.getsockname()[0])
 
 
-def interface_towards(host: str | None) -> str | None:
-    """The name of the interface that leads to a host, on the host itself the one that has its address."""
-    if host is None:
-        return None
-    own = own_address_towards(resolved(host))
+def interface_of(own: str) -> str:
+    """The name of the interface that has an address of this host's. Raises LaunchError."""
     for name, addresses in psutil.net_if_addrs().items():
         if any(address.address.split("%")[0] == own for address in addresses):
             return name
-    return None
+    raise LaunchError(f"no network interface of {socket.gethostname()} has the address {own}")

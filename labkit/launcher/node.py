@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -21,9 +22,10 @@ from dataclasses import replace
 from typing import Any
 
 from labkit.errors import LabError, LaunchError
+from labkit.launcher import checks
 from labkit.launcher.agree import conclusion
 from labkit.launcher.hardware import usable_cores
-from labkit.launcher.interface import interface_towards
+from labkit.launcher.interface import interface_of, is_loopback, own_address_towards, resolved
 from labkit.launcher.killed import oom_kills
 from labkit.launcher.lost import MEETING_SECONDS
 from labkit.launcher.progress import Progress
@@ -31,9 +33,10 @@ from labkit.launcher.stop import GRACE_SECONDS, SAVING_SECONDS
 from labkit.launcher.supervisor import Supervisor, prepare
 from labkit.launcher.torchrun import rank_environment, script_folder
 from labkit.record import Nodes, RunFolder, State, read_state, write_state
+from labkit.record.files import ask_anew
 from labkit.record.folder import NODE_MARKER, read_json, write_json
 from labkit.record.identity import HOST, boot_id, host_name
-from labkit.record.nodes import beat, last_beat, supervisor_of
+from labkit.record.nodes import beat, is_here, last_beat, supervisor_of
 
 __all__ = ["main"]
 
@@ -41,25 +44,32 @@ BEAT_SECONDS = 1.0
 # So long may another node's heartbeat stand still: the attributes of a file on NFS may be 3 to 60 s old, but a file
 # that is opened is asked for anew.
 UNHEARD_SECONDS = 15.0
+# When torchrun has ended here, for a node from which nothing more may come: with that, a shorter silence is telling.
+SILENT_SECONDS = 6.0
 # When another node has ended, ranks here nearly always fail by themselves within seconds, and say more than a TERM.
 OWN_WORDS_SECONDS = 5.0
 # A node may save its checkpoint before it ends, and be slow about it.
 AGREE_SECONDS = SAVING_SECONDS + 30.0
 LOOK_SECONDS = 0.2
+LOOK_AROUND_SECONDS = 0.5  # while all goes well: every node opens a file of every other
 CONCLUSIONS = ("succeeded", "failed", "stopped")
 STOPPED = 128 + signal.SIGTERM
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser("python -m labkit.launcher.node")
+    words = list(sys.argv[1:] if argv is None else argv)
+    where = words.index("--") if "--" in words else len(words)  # the first: the script may have one of its own
+    parser = argparse.ArgumentParser("python -m labkit.launcher.node", usage="%(prog)s FOLDER NODE -- torchrun …")
     parser.add_argument("run_folder", type=RunFolder)
     parser.add_argument("node", type=int)
     parser.add_argument("--attempt", type=int, default=1)
-    parser.add_argument("command", nargs="+")
-    given = parser.parse_args(argv)
+    given = parser.parse_args(words[:where])
+    command = words[where + 1 :]
+    if not command:
+        parser.error("no command: what follows -- is the torchrun line of this node")
     try:
         nodes = check_folder(given.run_folder, given.node)
-        return NodeSupervisor(given.run_folder, nodes, given.node, given.attempt, given.command).see_to_the_end()
+        return NodeSupervisor(given.run_folder, nodes, given.node, given.attempt, command).see_to_the_end()
     except LabError as error:
         print(f"labkit: {error}", file=sys.stderr)
         return 2
@@ -94,6 +104,11 @@ class NodeSupervisor(Supervisor):
         self.called = f"the supervisor on {self.name}"
         self.state = replace(self.state, attempt=attempt)
         self.peers = {n: _Peer(self.place.node(n)) for n in range(nodes.count) if n != node}
+        self.head = _option(self.command, "--master-addr") or "localhost"
+        self.address = None
+        with suppress(LaunchError):  # said when the others are there to read it
+            self.address = own_address_towards(resolved(self.head))
+        self.looked = 0.0  # when last at the others
         self.bereft: float | None = None  # since when another node is known to have ended
 
     def see_to_the_end(self) -> int:
@@ -101,14 +116,17 @@ class NodeSupervisor(Supervisor):
         if self.node == 0:
             prepare(self.folder, self.place)
         self.home.keep_reserve()
+        self.home.outcome.write_text("null\n")  # there before anybody looks for it, see `ask_anew`
         threading.Thread(target=self.beat, name="labkit-node", daemon=True).start()
-        outcome = {"exit_code": None, "killed": 0, "why": None}
+        outcome: dict[str, Any] = {"exit_code": None, "killed": 0, "why": None}
         try:
             if (why := self.meet()) is not None:
                 outcome["why"] = why
             else:
                 code, why, killed = self.train()
                 outcome |= {"exit_code": code, "why": why, "killed": killed}
+        except LabError as error:  # something of this host's is not what it must be
+            outcome["why"] = {"kind": "host", "sentence": f"{self.name}: {error}"}
         except Exception as error:  # nothing of the run stays behind, whatever became of this process's own work
             sentence = f"labkit's supervisor on {self.name} failed, and the run was ended: {error!r}"
             outcome |= {"why": {"kind": "supervisor", "sentence": sentence}, "killed": self.sweep()}
@@ -123,11 +141,14 @@ class NodeSupervisor(Supervisor):
     def beat(self) -> None:
         while True:
             with suppress(OSError):  # a full disk, a deleted folder; the others will notice
-                beat(self.home, self.name)
+                beat(self.home, self.name, self.address)
+            ask_anew(self.folder.path)  # for stop.json
             time.sleep(BEAT_SECONDS)
 
     def meet(self) -> dict[str, Any] | None:
-        """Until all nodes have begun; why not, when they do not."""
+        """Until all nodes have begun; why not, when they do not. Raises LaunchError when this one cannot take part."""
+        if self.node == 0:
+            check_port(_option(self.command, "--master-port"), self.name)
         deadline = time.monotonic() + MEETING_SECONDS
         while not all(peer.has_begun() for peer in self.peers.values()):
             if found := self.reason_to_stop():
@@ -144,23 +165,43 @@ class NodeSupervisor(Supervisor):
         return self.see_through(agent, self.place)
 
     def environment(self) -> dict[str, str]:
-        """What the ranks of this node are given: the settings of this host."""
+        """What the ranks of this node are given: the settings of this host. Raises LaunchError."""
         path = self.manifest["script"]["path"]
         environment, _ = rank_environment(
             os.environ,
             self.place,
             nproc_per_node=self.nodes.nproc_per_node,
-            cores=usable_cores(),
+            cores=usable_cores() // self.nodes.sharing(self.node),
             script_dir=script_folder(path) if path else str(self.manifest["cwd"]),
-            interface=interface_towards(_option(self.command, "--master-addr")),
+            interface=self.interface(),
         )
+        checks.check_interface(environment["GLOO_SOCKET_IFNAME"])
         return environment | {NODE_MARKER: str(self.node)}
+
+    def interface(self) -> str:
+        """The network interface towards the other nodes. Raises LaunchError where names lead nowhere.
+
+        On the first node the name of the head is its own, which installers write into /etc/hosts as 127.0.1.1.
+        """
+        alone = all(is_here(peer.home) for peer in self.peers.values())
+        if self.address is None or alone or not is_loopback(self.address):
+            return interface_of(self.address or own_address_towards(resolved(self.head)))
+        if self.node:
+            raise LaunchError(
+                f"the first host, {self.head}, resolves to {resolved(self.head)} here, which is this host itself; "
+                "correct /etc/hosts, or give its address instead of its name"
+            )
+        theirs = (peer.address for peer in self.peers.values())
+        return interface_of(own_address_towards(next(filter(None, theirs), self.address)))
 
     def reason_to_stop(self) -> tuple[dict[str, Any], float] | None:
         found = super().reason_to_stop()
-        if found is not None or all(peer.is_fine() for peer in self.peers.values()):
+        if found is None and time.monotonic() - self.looked > LOOK_AROUND_SECONDS:
+            self.looked = time.monotonic()
+            if self.bereft is None and not all(peer.is_fine() for peer in self.peers.values()):
+                self.bereft = self.looked
+        if found is not None or self.bereft is None:
             return found
-        self.bereft = self.bereft or time.monotonic()
         if time.monotonic() - self.bereft < OWN_WORDS_SECONDS:
             return None
         return {"kind": "others", "sentence": "another node of the run has ended"}, GRACE_SECONDS
@@ -178,6 +219,7 @@ class NodeSupervisor(Supervisor):
         deadline = time.monotonic() + AGREE_SECONDS
         while not all(peer.is_over() for peer in self.peers.values()) and time.monotonic() < deadline:
             time.sleep(LOOK_SECONDS)
+        ask_anew(self.place.ranks)
         kept = {"exit_code": outcome["exit_code"], "killed": outcome["killed"]}
         settled = next((state for peer in self.peers.values() if (state := peer.conclusion()) is not None), None)
         try:
@@ -192,7 +234,7 @@ class NodeSupervisor(Supervisor):
 
     def speak_for_the_dead(self, final: State) -> None:
         """Of those that are left the first writes down the end of those that cannot."""
-        alive = [node for node, peer in self.peers.items() if peer.is_there()]
+        alive = [node for node, peer in self.peers.items() if peer.is_there(SILENT_SECONDS)]
         for node, peer in self.peers.items():
             if node not in alive and self.node <= min([self.node, *alive]) and peer.conclusion() is None:
                 peer.home.path.mkdir(parents=True, exist_ok=True)
@@ -213,10 +255,16 @@ class _Peer:
         self._look()
         return self._beat is not None
 
-    def is_there(self) -> bool:
+    @property
+    def address(self) -> str | None:
+        """Its own, where it is one that others can reach."""
+        said = (last_beat(self.home) or {}).get("address")
+        return said if isinstance(said, str) and not is_loopback(said) else None
+
+    def is_there(self, patience: float = UNHEARD_SECONDS) -> bool:
         """Whether it has begun and can still be heard. By this host's clock only: theirs may differ."""
         self._look()
-        if self._beat is None or time.monotonic() - self._heard > UNHEARD_SECONDS:
+        if self._beat is None or time.monotonic() - self._heard > patience:
             return False
         identity = supervisor_of(self.home)
         return identity is None or identity.boot != boot_id() or identity.is_alive()
@@ -229,7 +277,7 @@ class _Peer:
 
     def is_over(self) -> bool:
         """Whether nothing more is to be heard of it."""
-        return self._end() is not None or not self.is_there()
+        return self._end() is not None or not self.is_there(SILENT_SECONDS)
 
     def conclusion(self) -> State | None:
         """What it has concluded, if it has."""
@@ -244,6 +292,9 @@ class _Peer:
         if time.monotonic() - self._looked < LOOK_SECONDS:
             return
         self._looked = time.monotonic()
+        if self._beat is None:
+            ask_anew(self.home.path.parent)
+            ask_anew(self.home.path)
         said = last_beat(self.home)
         if said != self._beat:
             self._beat, self._heard = said, self._looked
@@ -262,9 +313,24 @@ def _check_is_free(place: RunFolder, nodes: Nodes, node: int) -> None:
             raise LaunchError(f"the run was over before node {node} began: {sentence}")
 
 
+def check_port(port: str | None, host: str) -> None:
+    """Nobody else listens where the ranks are to meet; torchrun would wait there for a store that never answers."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as torch's store does
+        try:
+            probe.bind(("", int(port or 0)))
+        except OSError:
+            raise LaunchError(f"port {port}, where the ranks are to meet, is in use on {host}; launch anew") from None
+        except (ValueError, OverflowError):
+            raise LaunchError(f"--master-port must be a port, 1 to 65535, got {port!r}") from None
+
+
 def _option(command: Sequence[str], name: str) -> str | None:
-    where = command.index(name) + 1 if name in command else len(command)
-    return command[where] if where < len(command) else None
+    """The value of one of torchrun's options, `--name value` or `--name=value`."""
+    for word, following in zip(command, [*command[1:], ""], strict=True):
+        if word == name or word.startswith(f"{name}="):
+            return following if word == name else word.removeprefix(f"{name}=")
+    return None
 
 
 if __name__ == "__main__":

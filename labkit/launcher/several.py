@@ -12,6 +12,7 @@ from typing import Any
 from labkit.errors import RunFolderError
 from labkit.launcher import checks
 from labkit.launcher.hardware import Hardware, platform_name
+from labkit.launcher.holding import gpus_of
 from labkit.launcher.start import check, checkpoint_arguments, write_folder
 from labkit.launcher.torchrun import node_torchrun_command, recorded_environment, worker_arguments
 from labkit.record import Nodes, RunFolder, runs_root
@@ -60,6 +61,7 @@ def create(
             "devices": [] if machine is None else [gpu.name for gpu in machine.gpus] or ["cpu"],
             "platform": platform_name() if machine is None else machine.platform,
             "env": given,
+            "gpus": [] if machine is None else gpus_of(machine, nodes.nproc_per_node),
             "retries": 0,
             "watchdog": watchdog,
         }

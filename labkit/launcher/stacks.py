@@ -17,8 +17,9 @@ from typing import Any
 import psutil
 
 from labkit.launcher.stop import processes_of
-from labkit.record import RunFolder
+from labkit.record import Nodes, RunFolder
 from labkit.record.folder import read_json, write_json
+from labkit.record.nodes import is_here
 from labkit.record.state import supervisor_is_elsewhere
 
 __all__ = ["Frame", "RankStack", "ask", "crash_frames"]
@@ -64,19 +65,26 @@ class RankStack:
 def ask(folder: RunFolder, run: RunFolder) -> list[RankStack]:
     """Every rank's stack, within some five seconds. `folder` is the attempt's, `run` the one the marker names."""
     ranks = folder.started_ranks()
-    elsewhere = supervisor_is_elsewhere(run)
-    ours = {} if elsewhere else {process.pid: process for process in processes_of(run)}
+    elsewhere = _elsewhere(folder, run, ranks)
+    ours = {process.pid: process for process in processes_of(run)} if len(elsewhere) < len(ranks) else {}
     offsets = {rank: _size(folder.stacks(rank)) for rank in ranks}
     number = time.time_ns()
     write_json(folder.inquiry, {"number": number})
     deadline = time.monotonic() + ANSWER_SECONDS
-    waiting = [rank for rank in ranks if elsewhere or _pid(folder, rank) in ours]
+    waiting = [rank for rank in ranks if rank in elsewhere or _pid(folder, rank) in ours]
     while waiting and time.monotonic() < deadline:
         time.sleep(LOOK_SECONDS)
         waiting = [rank for rank in waiting if _beat(folder, rank).get("answered") != number]
-    _signal(folder, waiting, ours, offsets)
+    _signal(folder, [rank for rank in waiting if rank not in elsewhere], ours, offsets)
     seen = [_rank_stack(folder, rank, ours, offsets[rank], number) for rank in ranks]
-    return [replace(rank, process="unknown") for rank in seen] if elsewhere else seen
+    return [replace(rank, process="unknown") if rank.rank in elsewhere else rank for rank in seen]
+
+
+def _elsewhere(folder: RunFolder, run: RunFolder, ranks: list[int]) -> set[int]:
+    """The ranks whose processes belong to another machine than this one."""
+    if nodes := Nodes.read(read_json(run.manifest)):
+        return {rank for rank in ranks if not is_here(folder.node(nodes.of_rank(rank)))}
+    return set(ranks) if supervisor_is_elsewhere(run) else set()
 
 
 def _signal(folder: RunFolder, ranks: list[int], ours: dict[int, psutil.Process], offsets: dict[int, int]) -> None:

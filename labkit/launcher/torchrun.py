@@ -24,6 +24,7 @@ __all__ = [
     "worker_arguments",
 ]
 
+LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 # Left over from an earlier torchrun, a Slurm job or a container image; they would change world size or meeting point.
 LEFTOVERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
 LEFTOVER_PREFIXES = ("PET_", "TORCHELASTIC_")
@@ -73,19 +74,19 @@ def rank_environment(
     cores: int,
     script_dir: str,
     extra: Mapping[str, str] | None = None,
-    interface: str | None = None,
+    interface: str = LOOPBACK,
 ) -> tuple[dict[str, str], list[str]]:
     """`(environment, dropped)`: what the ranks are given, and the names of leftovers that were taken out.
 
-    `interface` is the network interface towards the other nodes; without one the ranks are all on this machine.
+    `interface` is the one that leads to the other ranks: on one machine its loopback.
     """
     kept = without_leftovers(base)
     dropped = sorted(base.keys() - kept.keys() - {MARKER, NODE_MARKER})
     defaults = {
         "OMP_NUM_THREADS": str(max(1, cores // nproc_per_node)),
-        "GLOO_SOCKET_IFNAME": interface or ("lo0" if sys.platform == "darwin" else "lo"),
+        "GLOO_SOCKET_IFNAME": interface,
         "TORCH_FR_BUFFER_SIZE": "256",  # the flight recorder: which collective each rank is in
-    } | ({"NCCL_SOCKET_IFNAME": interface} if interface else {})
+    } | ({"NCCL_SOCKET_IFNAME": interface} if interface != LOOPBACK else {})
     ours = {
         "LABKIT_RUN_DIR": str(folder.path),
         "LABKIT_SCRIPT_DIR": script_dir,

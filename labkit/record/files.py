@@ -5,10 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-__all__ = ["opened", "read_text"]
+__all__ = ["ask_anew", "opened", "read_text"]
 
 LARGEST_BYTES = 8 << 20  # of a script or a record that is read whole
 
@@ -20,6 +21,16 @@ def opened(path: Path) -> BinaryIO:
         os.close(descriptor)
         raise OSError(errno.EINVAL, "not a regular file", str(path))
     return os.fdopen(descriptor, "rb")
+
+
+def ask_anew(folder: Path) -> None:
+    """Let this host see what others have just put into a folder that they share.
+
+    NFS keeps for up to a minute what was not there. Setting a folder's time brings its current attributes along, and
+    with them the end of that memory; a file that is there needs none of it, for opening it asks the server.
+    """
+    with suppress(OSError):
+        os.utime(folder)
 
 
 def read_text(path: Path) -> str:

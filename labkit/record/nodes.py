@@ -23,7 +23,7 @@ __all__ = ["Nodes", "beat", "heard_nodes", "is_here", "is_heard", "last_beat", "
 
 # A reader on another machine compares clocks; they may differ, and a shared file system shows changes late.
 SILENT_SECONDS = 60.0
-BEAT_BYTES = 256  # always the same, written in place
+BEAT_BYTES = 512  # always the same, written in place
 WORST_FIRST = ("failed", "stopped", "lost", "succeeded")
 
 
@@ -63,12 +63,16 @@ class Nodes:
     def ranks_of(self, node: int) -> range:
         return range(node * self.nproc_per_node, (node + 1) * self.nproc_per_node)
 
+    def sharing(self, node: int) -> int:
+        """How many nodes are on the host of one, itself among them."""
+        return self.hosts.count(self.hosts[node]) if self.hosts else 1
+
     def name(self, node: int) -> str | None:
         """What a node is called before it has said so itself; two on one host are told apart."""
         if self.hosts is None:
             return None
         host = self.hosts[node]
-        return host if self.hosts.count(host) == 1 else f"{host}-{self.hosts[: node + 1].count(host) - 1}"
+        return host if self.sharing(node) == 1 else f"{host}-{self.hosts[: node + 1].count(host) - 1}"
 
     def shown(self, node: int, folder: RunFolder) -> str:
         """Its name, for a sentence. `folder` is the attempt's."""
@@ -76,12 +80,12 @@ class Nodes:
         return str((said or {}).get("host") or self.name(node) or f"node {node}")
 
 
-def beat(node: RunFolder, name: str) -> None:
-    """A node's sign of life. Raises OSError.
+def beat(node: RunFolder, name: str, address: str | None = None) -> None:
+    """A node's sign of life, with the address it has towards the first node. Raises OSError.
 
     Written in place and closed: that is when NFS sends it, and opening it is when NFS asks for it again.
     """
-    text = json.dumps({"time": time.time(), "host": name}).ljust(BEAT_BYTES - 1) + "\n"
+    text = json.dumps({"time": time.time(), "host": name, "address": address}).ljust(BEAT_BYTES - 1) + "\n"
     file = os.open(node.node_heartbeat, os.O_WRONLY | os.O_CREAT, 0o600)
     try:
         os.pwrite(file, text.encode(), 0)
@@ -90,7 +94,7 @@ def beat(node: RunFolder, name: str) -> None:
 
 
 def last_beat(node: RunFolder) -> dict[str, Any] | None:
-    """`time` (seconds since the epoch, on that node's clock) and `host`; None before a node has begun."""
+    """`time` (seconds since the epoch, on that node's clock), `host` and `address`; None before a node has begun."""
     said = read_json(node.node_heartbeat)
     return said if isinstance(said, dict) and finite(said.get("time")) is not None else None
 
@@ -120,7 +124,7 @@ def heard_nodes(folder: RunFolder) -> list[str]:
     if nodes is None:
         return []
     each = [(node, attempt.node(node)) for node in range(nodes.count)]
-    return [nodes.shown(node, attempt) for node, own in each if is_heard(own) and not own.outcome.exists()]
+    return [nodes.shown(node, attempt) for node, own in each if is_heard(own) and not read_json(own.outcome)]
 
 
 def merged(root: State, states: Sequence[State | None], heard: Sequence[bool]) -> State:

@@ -24,12 +24,12 @@ ENDLESS = 100_000
 
 
 class Pair:
-    """A run of `faulty.py` on two nodes with one rank each; node 1 may be left out."""
+    """A run of `faulty.py`, or another script, on two nodes with one rank each; node 1 may be left out."""
 
-    def __init__(self, begin=(0, 1), nproc_per_node=1, **parameters):
+    def __init__(self, begin=(0, 1), nproc_per_node=1, script=FAULTY, **parameters):
         nodes = Nodes(2, nproc_per_node, ("localhost", "localhost"))
         self.port = free_port()
-        self.folder = create(FAULTY, nodes, address="127.0.0.1", port=self.port, parameters=parameters)
+        self.folder = create(script, nodes, address="127.0.0.1", port=self.port, parameters=parameters)
         self.processes = {}
         for node in begin:
             self.begin(node)
@@ -120,6 +120,14 @@ def test_a_killed_agent_is_named_on_both_nodes():
         )
 
 
+def test_ranks_that_do_not_notice_the_end_of_the_others_are_ended_with_them(tmp_path):
+    script = tmp_path / "alone.py"
+    script.write_text("import os, time\nif os.environ['RANK'] == '1':\n    raise ValueError('boom')\ntime.sleep(600)\n")
+    with pair(script=script) as two:
+        cause = two.ends(20)
+        assert cause["sentence"] == "rank 1 on localhost-1 failed: ValueError: boom (alone.py line 3)"
+
+
 @pytest.mark.parametrize("node", [0, 1])
 def test_a_node_that_is_gone_with_all_of_its_processes_is_named_by_the_other(node):
     with pair(steps=ENDLESS) as two:
@@ -131,6 +139,7 @@ def test_a_node_that_is_gone_with_all_of_its_processes_is_named_by_the_other(nod
         assert two.ends(10)["sentence"].startswith(f"host localhost-{node} was lost at ")
 
 
+@pytest.mark.soak  # a minute; tests/cluster has it in every run of its own
 def test_a_node_that_never_comes_is_named():
     with pair(begin=[0]) as two:
         assert two.ends(65)["sentence"] == "waited 60 s for host 1 of 2 (localhost-1); it has not connected"

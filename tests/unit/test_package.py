@@ -17,8 +17,8 @@ MAY_IMPORT = {
     "checking": {"errors", "record", "write", "checking"},
     "launcher": {"errors", "record", "write", "launcher"},
     "view": {"errors", "record", "write", "view"},
-    "kaggle": {"errors", "record", "write", "view", "kaggle"},
     "cluster": {"errors", "record", "write", "launcher", "cluster"},
+    "kaggle": {"errors", "record", "write", "view", "kaggle"},
     "planner": {"errors", "record", "write", "worker", "launcher", "view", "planner"},
     "diagnosis": {"data", "record", "launcher", "view", "planner", "diagnosis"},
 }

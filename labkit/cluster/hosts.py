@@ -1,0 +1,177 @@
+"""A run on several hosts by plain ssh: look at each, make its folder, begin its part on each.
+
+torchrun's rendezvous is static, at an address of the first host that the others were seen to reach; names in
+/etc/hosts, which are often wrong, are not relied upon.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import secrets
+import shlex
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+from labkit.cluster.ssh import ask, check_names, is_address, is_here
+from labkit.cluster.tie import tie
+from labkit.errors import LabError, LaunchError, RunFolderError
+from labkit.launcher import checks
+from labkit.launcher.hardware import Gpu, Hardware, hardware
+from labkit.launcher.interface import is_loopback, own_address_towards, resolved
+from labkit.launcher.several import create, node_command
+from labkit.launcher.stop import stop
+from labkit.record import Nodes, RunFolder, runs_root
+from labkit.write import Script
+
+__all__ = ["begin", "lines_to_paste"]
+
+PORTS = range(20_000, 30_000)  # below those that systems hand out themselves
+T = TypeVar("T")
+_ties: list[subprocess.Popen[bytes]] = []
+
+
+def begin(
+    script: Script | str | os.PathLike[str],
+    hosts: Sequence[str],
+    *,
+    nproc_per_node: int | str,
+    backend: str | None = None,
+    env: Mapping[str, str] | None = None,
+    runs_dir: str | os.PathLike[str] | None = None,
+    tied: bool,
+    **what: Any,
+) -> RunFolder:
+    """Start a run on every host and return its folder. Raises LaunchError before any rank is started.
+
+    `what` are the arguments of `create` that are the same on one host as on many.
+    """
+    names = check_names(hosts)
+    settings = {name: str(value) for name, value in (env or {}).items()}
+    looks = _look(names, runs_root(runs_dir), settings.get("CUDA_VISIBLE_DEVICES"))
+    machines = [_machine(look["machine"]) for look in looks]
+    ranks = _ranks(names, machines, nproc_per_node, backend)
+    address, port = _head_address(names, looks), int(looks[0]["free_port"])
+    _each(names[1:], lambda _, host: ask(host, "reach", address=address))
+    nodes = Nodes(len(names), ranks, tuple(names))
+    folder = create(script, nodes, address=address, port=port, env=env, runs_dir=runs_dir, machine=machines[0], **what)
+    try:
+        _each(names, lambda node, host: ask(
+            host, "begin", folder=str(folder.path), node=node, env=settings,
+            command=node_command(folder, node, address, port),
+        ))  # fmt: skip
+    except LabError:
+        stop(folder, grace=0)  # where it has begun
+        shutil.rmtree(folder.path, ignore_errors=True)
+        raise
+    if tied:
+        _ties[:] = [process for process in _ties if process.poll() is None]
+        _ties.append(tie(folder))
+    return folder
+
+
+def lines_to_paste(
+    script: Script | str | os.PathLike[str],
+    hosts: Sequence[str],
+    *,
+    nproc_per_node: int | str,
+    backend: str | None = None,
+    **what: Any,
+) -> tuple[RunFolder, list[str]]:
+    """The folder of a run and the line to paste on each host, for where ssh is not allowed. Nothing is started."""
+    names = check_names(hosts)
+    machine = hardware()
+    ranks = checks.check_ranks(nproc_per_node, backend, machine)
+    address, port = _address_by_name(names), random.choice(PORTS)
+    nodes = Nodes(len(names), ranks, tuple(names))
+    folder = create(script, nodes, address=address, port=port, machine=machine, **what)
+    path = os.environ.get("PYTHONPATH")
+    modules = f"PYTHONPATH={shlex.quote(path)} " if path else ""
+    commands = [shlex.join(node_command(folder, node, address, port)) for node in range(nodes.count)]
+    return folder, [f"cd {shlex.quote(str(Path.cwd()))} && {modules}{command}" for command in commands]
+
+
+def _look(names: list[str], root: Path, visible_devices: str | None) -> list[dict[str, Any]]:
+    """What each host has. Raises LaunchError when one of them cannot take part."""
+    beacon = root / f".labkit-{secrets.token_hex(4)}"
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        beacon.touch()
+    except OSError as error:
+        raise RunFolderError(f"runs cannot be kept in {root}: {error.strerror}") from None
+    try:
+        looks = _each(names, lambda _, host: ask(host, "look", beacon=str(beacon), visible_devices=visible_devices))
+    finally:
+        beacon.unlink(missing_ok=True)
+    for host, look in zip(names, looks, strict=True):
+        if not look["sees_runs"]:
+            raise LaunchError(
+                f"host {host} does not see {root}: runs_dir must be on a file system that all hosts share"
+            )
+        for what, found in look["versions"].items():
+            if found != looks[0]["versions"][what]:
+                raise LaunchError(
+                    f"{host} has {what} {found}, {names[0]} has {looks[0]['versions'][what]}: every host needs the "
+                    "same environment"
+                )
+    return looks
+
+
+def _ranks(names: list[str], machines: list[Hardware], wanted: int | str, backend: str | None) -> int:
+    """Ranks per host. Raises LaunchError when a host cannot have as many, or is asked for its GPUs twice."""
+    counts = []
+    for host, machine in zip(names, machines, strict=True):
+        try:
+            counts.append(checks.check_ranks(wanted, backend, machine))
+        except LaunchError as error:
+            raise LaunchError(f"{host}: {error}") from None
+        if machine.gpus and names.count(host) > 1:
+            raise LaunchError(
+                f"hosts names {host} twice, and both nodes would use the same GPUs; for two nodes on its CPU pass "
+                "env={'CUDA_VISIBLE_DEVICES': ''}"
+            )
+    if len(set(counts)) > 1:
+        each = ", ".join(f"{host} {count}" for host, count in zip(names, counts, strict=True))
+        raise LaunchError(f"the hosts differ in how many ranks they would have ({each}); give nproc_per_node")
+    return counts[0]
+
+
+def _head_address(names: list[str], looks: list[dict[str, Any]]) -> str:
+    """An address of the first host that the others can reach: the one that was given, the one that ssh reached it by,
+    or that of the route from here to the others. /etc/hosts would do only where it is right."""
+    head = names[0].rpartition("@")[2]
+    if is_address(head) and not is_loopback(head):
+        return head
+    if not is_here(names[0]):
+        return str(looks[0]["address"] or resolved(head))
+    others = [look["address"] for look in looks if look["address"]]
+    return own_address_towards(others[0]) if others else "127.0.0.1"
+
+
+def _address_by_name(names: list[str]) -> str:
+    """The same by what this machine knows alone. Raises LaunchError when that is a loopback address."""
+    heads = [name.rpartition("@")[2] for name in names]
+    others = [host for host in heads if not is_here(host)]
+    if not others:
+        return "127.0.0.1"
+    address = own_address_towards(resolved(others[0])) if is_here(heads[0]) else resolved(heads[0])
+    if is_loopback(address):
+        raise LaunchError(f"{heads[0]} resolves to {address} here, which no other host can reach; give its address")
+    return address
+
+
+def _each(names: Sequence[str], do: Callable[[int, str], T]) -> list[T]:
+    """All hosts at once; the first host's problem is the one that is raised."""
+    if not names:
+        return []
+    with ThreadPoolExecutor(min(16, len(names)), thread_name_prefix="labkit-host") as threads:
+        return [done.result() for done in [threads.submit(do, n, host) for n, host in enumerate(names)]]
+
+
+def _machine(value: dict[str, Any]) -> Hardware:
+    gpus = tuple(Gpu(g["name"], g["memory"], (g["capability"][0], g["capability"][1])) for g in value["gpus"])
+    return Hardware(**{**value, "gpus": gpus})

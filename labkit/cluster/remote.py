@@ -1,0 +1,94 @@
+"""What labkit does on another host, over ssh: look whether a run can be there, and begin its part of one.
+
+    python -m labkit.cluster.remote look | begin      a JSON request on stdin, a JSON answer on stdout
+
+The request travels through stdin, because a command line can be read by every user of the host.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from labkit.errors import LabError, LaunchError
+from labkit.launcher.hardware import hardware
+from labkit.launcher.interface import own_address_towards
+from labkit.record import RunFolder
+from labkit.record.nodes import last_beat
+
+__all__ = ["begin", "look", "reach"]
+
+BEGINNING_SECONDS = 30.0
+LOOK_SECONDS = 0.05
+
+
+def main() -> None:
+    request = json.load(sys.stdin)
+    try:
+        answer = {"look": look, "reach": reach, "begin": begin}[sys.argv[1]](**request)
+    except LabError as error:
+        answer = {"problem": str(error)}
+    print(json.dumps(answer))
+
+
+def look(beacon: str, visible_devices: str | None = None) -> dict[str, Any]:
+    """What this host has. `beacon` is a file that it must see if it shares the folder of runs."""
+    came_by = os.environ.get("SSH_CONNECTION", "").split()  # client's address and port, server's address and port
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        port = taken.getsockname()[1]
+    return {
+        "host": socket.gethostname(),
+        "address": came_by[2] if len(came_by) == 4 else None,
+        "free_port": port,
+        "sees_runs": Path(beacon).is_file(),
+        "machine": asdict(hardware(visible_devices)),
+        "versions": {"python": sys.version.split()[0], "torch": version("torch"), "labkit": version("labkit")},
+    }
+
+
+def reach(address: str) -> dict[str, Any]:
+    """The address that this host reaches another from. Raises LaunchError when there is no route."""
+    return {"from": own_address_towards(address)}
+
+
+def begin(folder: str, node: int, command: Sequence[str], env: Mapping[str, str]) -> dict[str, Any]:
+    """Start the process that has charge of a node, detached, and see that it has begun. Raises LaunchError."""
+    run = RunFolder(folder)
+    home = run.node(node)
+    if not run.manifest.is_file():
+        raise LaunchError(f"{run.path} is not there: runs_dir must be on a file system that all hosts share")
+    home.path.mkdir(parents=True, exist_ok=True)
+    with home.supervisor_log.open("ab") as log:
+        process = subprocess.Popen(
+            command,
+            env={**os.environ, **env},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # it outlives the ssh that started it
+        )
+    deadline = time.monotonic() + BEGINNING_SECONDS
+    while last_beat(home) is None:
+        if process.poll() is not None or time.monotonic() > deadline:
+            said = home.supervisor_log.read_text(errors="replace").strip().splitlines()
+            raise LaunchError(said[-1] if said else "the process that watches its ranks has not begun")
+        time.sleep(LOOK_SECONDS)
+    _begun[:] = [one for one in (*_begun, process) if one.poll() is None]
+    return {"pid": process.pid}
+
+
+_begun: list[subprocess.Popen[bytes]] = []  # in this process: one that has ended is a zombie until it is polled
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""Ask a host something: by ssh, or directly where the name means this machine."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import os
+import re
+import shlex
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from labkit.cluster import remote
+from labkit.errors import LaunchError
+from labkit.launcher.interface import is_loopback, resolved
+from labkit.record.text import plain
+
+__all__ = ["ask", "check_names", "is_address", "is_here"]
+
+NAME = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.-]*@)?[A-Za-z0-9_:][A-Za-z0-9_.:-]*")  # never an option of ssh
+CONNECT_SECONDS = 10
+ANSWER_SECONDS = 120.0  # torch is imported there, and GPUs are asked
+NOT_FOUND = 127
+SSH_FAILED = 255
+
+
+def check_names(hosts: Any) -> list[str]:
+    """Two or more names of hosts. Raises LaunchError."""
+    if isinstance(hosts, str | bytes) or not isinstance(hosts, list | tuple) or not hosts:
+        raise LaunchError(f"hosts must be a list of names such as ['hA', 'hB'], got {hosts!r}")
+    for host in hosts:
+        if not isinstance(host, str) or not NAME.fullmatch(host):
+            raise LaunchError(f"{host!r} is no name of a host: expected what `ssh` takes, as hA, user@hA or 10.0.0.1")
+    return list(hosts)
+
+
+def is_here(host: str) -> bool:
+    """Whether a name means this machine. Raises LaunchError for one that leads to the loopback and should not."""
+    if host in ("localhost", "127.0.0.1", "::1", socket.gethostname(), socket.gethostname().split(".")[0]):
+        return True
+    try:
+        address = resolved(host)
+    except LaunchError:
+        return False  # ssh may know it by its own configuration
+    if is_loopback(address):
+        raise LaunchError(
+            f"{host} resolves to {address} here, which is this machine itself, {socket.gethostname()!r}. "
+            f"Correct /etc/hosts, or give the host's address instead of its name"
+        )
+    return any(a.address.split("%")[0] == address for addresses in psutil.net_if_addrs().values() for a in addresses)
+
+
+def is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def ask(host: str, question: str, **request: Any) -> dict[str, Any]:
+    """What `labkit.cluster.remote` answers on a host. Raises LaunchError with what ssh, or the host, says."""
+    if is_here(host):
+        answer: dict[str, Any] = getattr(remote, question)(**request)
+        return answer
+    command = ["ssh", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_SECONDS}", "--", host, _there(question)]
+    try:
+        done = subprocess.run(
+            command, input=json.dumps(request), capture_output=True, text=True, timeout=ANSWER_SECONDS
+        )
+    except FileNotFoundError:
+        raise LaunchError(f"there is no ssh here to reach {host} with. {PASTE}") from None
+    except subprocess.TimeoutExpired:
+        raise LaunchError(f"{host} has not answered within {ANSWER_SECONDS:.0f} s. {PASTE}") from None
+    answer = _answer(done.stdout)
+    if answer is None:
+        raise LaunchError(_why(host, done.returncode, done.stderr))
+    if "problem" in answer:
+        raise LaunchError(f"{host}: {plain(str(answer['problem']))}")
+    return answer
+
+
+PASTE = "`labkit launch --hosts … --print` prints the lines to paste into a terminal on each host instead"
+
+
+def _there(question: str) -> str:
+    """The line for the other host's shell: the same interpreter and modules, in the same folder."""
+    path = os.environ.get("PYTHONPATH")
+    settings: Mapping[str, str] = {"PYTHONSAFEPATH": "1"} | ({"PYTHONPATH": path} if path else {})
+    words = ["env", *(f"{k}={v}" for k, v in settings.items()), sys.executable, "-m", "labkit.cluster.remote", question]
+    return f"cd {shlex.quote(str(Path.cwd()))} && exec {shlex.join(words)}"
+
+
+def _answer(text: str) -> dict[str, Any] | None:
+    """The last line: a login shell may greet first."""
+    try:
+        value = json.loads(text.strip().splitlines()[-1])
+    except (ValueError, IndexError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _why(host: str, code: int, errors: str) -> str:
+    lines = [line.strip() for line in plain(errors).strip().splitlines() if line.strip()]
+    last = lines[-1] if lines else f"it exited with {code}"
+    if code == SSH_FAILED:
+        return f"ssh {host} failed: {last}. It must work without a password: try `ssh {host} true`. {PASTE}"
+    if code == NOT_FOUND:
+        return f"{host} has no {sys.executable}: every host needs the same Python at the same path ({last})"
+    if "No module named" in errors:
+        return f"{host} has no labkit for {sys.executable} ({last}): install it there, in the same environment"
+    if "cd:" in last:
+        return f"{host} has no folder {Path.cwd()}: launch from one that all hosts share ({last})"
+    return f"{host} could not be asked: {last}"

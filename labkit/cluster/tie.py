@@ -1,0 +1,43 @@
+"""Ends a run on several hosts when the process that started it is gone, as on one machine the supervisor does.
+
+python -m labkit.cluster.tie RUN_FOLDER OWNER_PID
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+from labkit.launcher.stop import stop
+from labkit.record import RunFolder, read_state
+
+__all__ = ["tie"]
+
+LOOK_SECONDS = 0.5
+
+
+def tie(folder: RunFolder) -> subprocess.Popen[bytes]:
+    """Let the run end with this process."""
+    with folder.supervisor_log.open("ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "labkit.cluster.tie", str(folder.path), str(os.getpid())],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+
+def main() -> None:
+    folder, owner = RunFolder(sys.argv[1]), int(sys.argv[2])
+    while os.getppid() == owner:
+        if read_state(folder).is_final:
+            return
+        time.sleep(LOOK_SECONDS)
+    stop(folder)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,353 @@
+import json
+import os
+import re
+import socket
+import time
+
+import pytest
+
+from labkit.cluster import remote, ssh
+from labkit.cluster.hosts import _ranks
+from labkit.errors import LaunchError
+from labkit.launcher import stacks
+from labkit.launcher.agree import conclusion
+from labkit.launcher.hardware import Gpu, Hardware
+from labkit.launcher.interface import interface_of, own_address_towards, resolved
+from labkit.launcher.node import check_port, main
+from labkit.launcher.several import create, node_command, torchrun_of_node
+from labkit.launcher.torchrun import rank_environment
+from labkit.record import Identity, Nodes, State, read_state, write_state
+from labkit.record.folder import write_json
+from labkit.record.identity import HOST, host_name
+from labkit.record.nodes import beat, heard_nodes, is_heard, last_beat, merged
+
+ROOT = State("starting", 100.0)
+RUNNING = State("running", 101.0, notice="rank 1 has not moved")
+STARTING = State("starting", 101.0)
+GOOD = State("succeeded", 101.0, 110.0, 0)
+BAD = State("failed", 101.0, 112.0, 1, {"kind": "exception", "sentence": "rank 3 on hB failed"}, killed=1)
+STOPPED = State("stopped", 101.0, 111.0, -15, {"kind": "stopped", "sentence": "stopped on request"}, killed=2)
+ELSEWHERE = {"pid": 1, "started": 2.0, "boot": "another", "host": "another-host"}
+
+
+@pytest.mark.parametrize(
+    ("states", "heard", "expected"),
+    [
+        ([None, None], [False, False], "starting"),
+        ([STARTING, None], [True, False], "starting"),
+        ([RUNNING, STARTING], [True, True], "running"),
+        ([RUNNING, RUNNING], [True, True], "running"),
+        ([GOOD, RUNNING], [False, True], "running"),
+        ([RUNNING, RUNNING], [False, True], "running"),
+        ([RUNNING, RUNNING], [False, False], "lost"),
+        ([GOOD, GOOD], [False, False], "succeeded"),
+        ([GOOD, RUNNING], [False, False], "lost"),
+        ([GOOD, None], [False, False], "lost"),
+        ([BAD, BAD], [False, False], "failed"),
+        ([BAD, RUNNING], [False, False], "failed"),
+        ([GOOD, BAD], [False, False], "failed"),
+        ([STOPPED, STOPPED], [True, True], "stopped"),
+        ([STOPPED, BAD], [False, False], "failed"),
+    ],
+)
+def test_the_state_of_a_run_is_made_of_its_nodes(states, heard, expected):
+    state = merged(ROOT, states, heard)
+
+    assert state.state == expected
+    assert state.started == ROOT.started
+    assert (state.cause is None) == (expected not in ("failed", "stopped", "lost"))
+
+
+def test_merged_states_keep_what_each_node_knows():
+    assert merged(ROOT, [STARTING, RUNNING], [True, True]).notice == "rank 1 has not moved"
+    both = merged(ROOT, [GOOD, BAD], [False, False])
+    assert (both.ended, both.exit_code, both.killed) == (112.0, 1, 1)
+    assert both.cause == BAD.cause
+
+
+def test_nodes_are_read_back_and_damage_is_no_node():
+    nodes = Nodes(2, 3, ("hA", "hB"))
+
+    assert Nodes.read({"nodes": nodes.as_dict()}) == nodes
+    assert Nodes.read({"nodes": Nodes(2, 3).as_dict()}) == Nodes(2, 3)
+    assert (nodes.world_size, nodes.of_rank(2), nodes.of_rank(3), list(nodes.ranks_of(1))) == (6, 0, 1, [3, 4, 5])
+    for damage in (None, [], "2", {}, {"count": 0, "nproc_per_node": 1}, {"count": True, "nproc_per_node": 1}):
+        assert Nodes.read({"nodes": damage}) is None
+    assert Nodes.read({"nodes": {"count": 2, "nproc_per_node": 1, "hosts": ["hA"]}}) == Nodes(2, 1)
+
+
+def test_two_nodes_on_one_host_are_told_apart():
+    nodes = Nodes(3, 1, ("hA", "hB", "hA"))
+
+    assert [nodes.name(node) for node in range(3)] == ["hA-0", "hB", "hA-1"]
+    assert [nodes.sharing(node) for node in range(3)] == [2, 1, 2]
+    assert (Nodes(2, 1).name(0), Nodes(2, 1).sharing(0)) == (None, 1)
+
+
+@pytest.fixture
+def run(folder):
+    folder.nodes.mkdir()
+    folder.script.write_text("pass\n")
+    nodes = Nodes(2, 1, ("hA", "hB"))
+    write_json(folder.manifest, {"format": 1, "id": folder.id, "world_size": 2, "nodes": nodes.as_dict()})
+    write_state(folder, ROOT)
+    return folder
+
+
+def begun(run, node, identity=None, *, said=None):
+    home = run.node(node)
+    home.path.mkdir(exist_ok=True)
+    write_json(home.agent, {"supervisor": identity or Identity.of(os.getpid()).as_dict()})
+    beat(home, f"h{'AB'[node]}")
+    if said is not None:
+        home.node_heartbeat.write_text(json.dumps({"time": said, "host": f"h{'AB'[node]}"}))
+    return home
+
+
+def test_a_run_that_no_node_has_begun_waits(run):
+    assert read_state(run).state == "starting"
+    assert read_state(run).notice == "none of its 2 nodes has begun yet"
+
+
+def test_a_node_is_heard_by_its_process_here_and_by_its_heartbeat_elsewhere(run):
+    assert is_heard(begun(run, 0))
+    assert not is_heard(begun(run, 0, Identity.of(os.getpid()).as_dict() | {"started": 1.0}))
+    assert is_heard(begun(run, 1, ELSEWHERE))
+    assert heard_nodes(run) == ["hB"]
+    assert not is_heard(begun(run, 1, ELSEWHERE, said=time.time() - 100))
+    assert last_beat(run.node(1))["host"] == "hB"
+
+
+def test_a_final_state_of_the_run_itself_wins(run):
+    write_state(begun(run, 0), RUNNING)
+    assert read_state(run).state == "running"
+    write_state(run, STOPPED)
+    assert read_state(run) == STOPPED
+
+
+def ended(run, node, **fields):
+    home = begun(run, node)
+    write_json(home.outcome, {"exit_code": 1, "killed": 0, "why": None, "decided": 50.0, "ended": 50.0} | fields)
+
+
+def said(run, rank, message, *, at=40.0, trace=()):
+    run.rank(rank).mkdir(exist_ok=True)
+    fields = {"rank": rank, "kind": "exception", "exception": "RuntimeError", "message": message, "step": 3}
+    write_json(run.error(rank), fields | {"time_ns": int(at * 1e9), "traceback": list(trace)})
+
+
+@pytest.fixture
+def seen(write_metrics):
+    for rank in (0, 1):
+        write_metrics(rank, {"k": "meta", "v": 1, "t": 0.0, "time": 100.0, "rank": rank})
+
+
+def test_every_node_that_succeeded_makes_a_success(run):
+    ended(run, 0, exit_code=0)
+    ended(run, 1, exit_code=0)
+    assert conclusion(run, run) == ("succeeded", None)
+
+
+def test_the_rank_that_failed_by_itself_is_the_cause_whichever_host_noticed_first(run, seen):
+    ended(run, 0, exit_code=1, ended=41.0)
+    ended(run, 1, exit_code=1, ended=42.0)
+    said(run, 0, "Connection closed by peer [10.0.0.2]:123", at=39.0)
+    said(run, 1, "boom", at=40.0)
+    name, cause = conclusion(run, run)
+    assert (name, cause["sentence"]) == ("failed", "rank 1 on hB failed: RuntimeError: boom")
+
+
+@pytest.mark.parametrize(("at", "expected"), [(40.0, "failed"), (60.0, "stopped")])
+def test_a_stop_counts_unless_a_rank_had_failed_before(run, seen, at, expected):
+    stopped = {"kind": "stopped", "sentence": "stopped on request"}
+    ended(run, 0, exit_code=-15, why=stopped, decided=50.0)
+    ended(run, 1, exit_code=1)
+    said(run, 1, "boom", at=at)
+    assert conclusion(run, run)[0] == expected
+
+
+def test_the_exit_code_of_a_node_that_was_ended_with_the_others_explains_nothing(run):
+    ended(run, 0, exit_code=-15, why={"kind": "others", "sentence": "another node of the run has ended"})
+    ended(run, 1, exit_code=1)
+    run.node(1).torchrun_log.write_text("RuntimeError: no such device\n")
+    said = "torchrun exited with code 1 and no rank said why; the last line of its log: RuntimeError: no such device"
+    assert conclusion(run, run)[1]["sentence"] == said
+
+
+def test_what_a_stop_breaks_is_no_failure(run, seen):
+    ended(run, 0, exit_code=-15, why={"kind": "stopped", "sentence": "stopped on request"}, decided=50.0)
+    ended(run, 1, exit_code=1)
+    said(run, 1, "Connection reset by peer", at=49.0)  # a clock that is behind
+    assert conclusion(run, run) == ("stopped", {"kind": "stopped", "sentence": "stopped on request"})
+
+
+def test_hosts_that_waited_for_each_other_have_lost_each_other(run, seen):
+    ended(run, 0)
+    ended(run, 1)
+    for rank in (0, 1):
+        said(run, rank, "Timed out waiting 8000ms for recv operation to complete", at=40.0 + rank)
+    name, cause = conclusion(run, run)
+    at = time.strftime("%H:%M:%S", time.localtime(32))
+    assert name == "failed"
+    assert cause["sentence"] == (
+        f"hosts hA and hB lost each other at {at}: their ranks waited for one another until the process group's time "
+        "limit (8 s)"
+    )
+
+
+def test_a_rank_that_did_not_wait_is_to_blame_and_not_the_network(run, seen):
+    ended(run, 0)
+    ended(run, 1, exit_code=-15, why={"kind": "others", "sentence": "another node of the run has ended"})
+    said(run, 0, "Timed out waiting 8000ms for recv operation to complete")
+    assert conclusion(run, run)[1]["sentence"].startswith("rank 1 stopped answering")
+
+
+def test_a_node_that_never_said_how_it_ended_is_gone(run, seen):
+    ended(run, 0)
+    begun(run, 1, ELSEWHERE, said=45.0)
+    said(run, 0, "Connection closed by peer")
+    at = time.strftime("%H:%M:%S", time.localtime(45))
+    assert conclusion(run, run)[1]["sentence"].startswith(f"host hB was lost at {at}: ")
+
+
+def test_damaged_outcomes_are_explained_all_the_same(run, seen):
+    ended(run, 0, exit_code="x", why=[], decided="yesterday")
+    begun(run, 1).outcome.write_text("{")
+    assert conclusion(run, run)[0] == "failed"
+
+
+def test_ranks_on_another_host_are_asked_through_the_folder(run, monkeypatch):
+    monkeypatch.setattr(stacks, "ANSWER_SECONDS", 0.1)
+    begun(run, 0)
+    begun(run, 1, ELSEWHERE)
+    for rank in (0, 1):
+        run.rank(rank).mkdir()
+        write_json(run.heartbeat(rank), {"pid": 1 << 22, "step": 7, "t": 10.0, "moved": 4.0})
+
+    assert [rank.process for rank in stacks.ask(run, run)] == ["gone", "unknown"]
+
+
+def test_the_line_of_a_node_is_a_prefix_before_plain_torchrun(runs_dir):
+    run = create("ddp", Nodes(2, 2, ("hA", "hB")), address="10.0.0.1", port=29501, parameters={"steps": 5})
+    command = node_command(run, 1, "10.0.0.1", 29501)
+
+    where = command.index("--")
+    assert command[1:where] == ["-m", "labkit.launcher.node", str(run.path), "1"]
+    assert command[where + 1 :] == torchrun_of_node(run, 1, "10.0.0.1", 29501)
+    plain = run.command.read_text().splitlines()
+    assert plain[1] == (
+        "torchrun --nnodes 2 --nproc-per-node 2 --node-rank 1 --master-addr 10.0.0.1 --master-port 29501 "
+        f"--max-restarts 0 {run.script} --steps 5"
+    )
+    assert command[-3:] == [str(run.script), "--steps", "5"]
+    assert run.read_manifest()["world_size"] == 4
+    assert "nodes/$SLURM_NODEID/torchrun" in " ".join(torchrun_of_node(run, "$SLURM_NODEID", "$HEAD", "$PORT"))
+
+
+def test_a_run_that_cannot_be_made_leaves_no_folder(runs_dir):
+    with pytest.raises(LaunchError, match="micro-batches"):
+        create("ddp", Nodes(3, 1), parameters={"global_batch_size": 8})
+    assert not list(runs_dir.glob("*"))
+
+
+def test_the_interface_of_this_machine_is_the_loopback():
+    assert own_address_towards(resolved("127.0.0.1")) == "127.0.0.1"
+    assert interface_of("127.0.0.1") in ("lo", "lo0")
+    with pytest.raises(LaunchError, match=r"no network interface of .* has the address 203.0.113.9"):
+        interface_of("203.0.113.9")
+    with pytest.raises(LaunchError, match="does not know the host 'no.such.host.invalid'"):
+        resolved("no.such.host.invalid")
+
+
+def test_ranks_on_several_nodes_are_told_the_interface(folder):
+    given = {"nproc_per_node": 2, "cores": 4, "script_dir": "/"}
+    environment, _ = rank_environment({}, folder, **given, interface="eth1")
+    assert (environment["GLOO_SOCKET_IFNAME"], environment["NCCL_SOCKET_IFNAME"]) == ("eth1", "eth1")
+    chosen, _ = rank_environment({"GLOO_SOCKET_IFNAME": "ib0"}, folder, **given, interface="eth1")
+    assert chosen["GLOO_SOCKET_IFNAME"] == "ib0"
+    alone, _ = rank_environment({}, folder, **given)
+    assert "NCCL_SOCKET_IFNAME" not in alone
+
+
+def test_a_port_that_is_taken_is_said():
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(LaunchError, match=f"port {port}, where the ranks are to meet, is in use on hA"):
+            check_port(str(port), "hA")
+    check_port(str(port), "hA")
+    with pytest.raises(LaunchError, match="must be a port"):
+        check_port("eighty", "hA")
+
+
+def test_a_host_is_called_what_the_launch_calls_it(monkeypatch):
+    monkeypatch.delenv(HOST, raising=False)
+    assert host_name() == socket.gethostname()
+    monkeypatch.setenv(HOST, "hA")
+    assert host_name() == "hA"
+
+
+def test_a_node_that_does_not_see_the_folder_says_so(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv(HOST, "hB")
+    assert main([str(tmp_path / "runs" / "x"), "1", "--", "true"]) == 2
+    assert "host hB does not see " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("hosts", ["hA,hB", [], None, ["-oProxyCommand=x"], ["hA", "h;B"], ["h B"], [3], ["a@-b"]])
+def test_what_is_no_name_of_a_host_is_refused(hosts):
+    with pytest.raises(LaunchError, match="host"):
+        ssh.check_names(hosts)
+
+
+def test_names_that_ssh_takes_are_taken():
+    names = ["hA", "user@node-1.cluster.edu", "10.0.0.1", "fe80::1"]
+    assert ssh.check_names(names) == names
+
+
+def test_this_machine_is_known_by_its_names():
+    assert all(ssh.is_here(name) for name in ("localhost", "127.0.0.1", socket.gethostname()))
+    assert not ssh.is_here("no.such.host.invalid")
+
+
+@pytest.mark.parametrize(
+    ("code", "errors", "says"),
+    [
+        (255, "root@hB: Permission denied (publickey).\n", r"ssh hB failed: root@hB: Permission denied .*--print"),
+        (127, "env: '/x/python': No such file or directory\n", "hB has no .*same Python at the same path"),
+        (1, "/x/python: Error while finding module: No module named labkit\n", "hB has no labkit for"),
+        (1, "bash: line 1: cd: /home/me: No such file or directory\n", "hB has no folder"),
+        (3, "", "hB could not be asked: it exited with 3"),
+    ],
+)
+def test_what_ssh_says_is_put_into_words(code, errors, says):
+    assert re.search(says, ssh._why("hB", code, errors))
+
+
+def machine(*gpus):
+    return Hardware("linux", gpus, 4, 1, 1, None, None)
+
+
+def test_hosts_that_differ_need_a_number_of_ranks():
+    t4 = Gpu("T4", 16, (7, 5))
+    with pytest.raises(LaunchError, match=r"\(hA 2, hB 1\); give nproc_per_node"):
+        _ranks(["hA", "hB"], [machine(t4, t4), machine(t4)], "auto", None)
+    with pytest.raises(LaunchError, match=r"hB: 2 ranks need 2 GPUs"):
+        _ranks(["hA", "hB"], [machine(t4, t4), machine(t4)], 2, None)
+    with pytest.raises(LaunchError, match="hosts names hA twice"):
+        _ranks(["hA", "hA"], [machine(t4), machine(t4)], 1, None)
+    assert _ranks(["hA", "hB"], [machine(t4), machine(t4)], "auto", None) == 1
+
+
+def test_a_host_says_whether_it_sees_the_folder_of_runs(tmp_path, monkeypatch):
+    beacon = tmp_path / "beacon"
+    monkeypatch.setenv("SSH_CONNECTION", "10.0.0.9 5000 10.0.0.2 22")
+    assert not remote.look(str(beacon))["sees_runs"]
+    beacon.touch()
+    seen = remote.look(str(beacon))
+    assert (seen["sees_runs"], seen["address"]) == (True, "10.0.0.2")
+
+
+def test_a_part_of_a_run_is_not_begun_where_its_folder_is_not(tmp_path):
+    with pytest.raises(LaunchError, match="runs_dir must be on a file system that all hosts share"):
+        remote.begin(str(tmp_path / "run"), 0, ["true"], {})
