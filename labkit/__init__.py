@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from labkit.checking import check
     from labkit.claims import Claims
     from labkit.data import fetch
+    from labkit.jobs import submit
     from labkit.machine import doctor
     from labkit.planner.plan import Plan, plan
     from labkit.run import Run, attach, launch, runs
@@ -36,6 +37,7 @@ _LAZY = {
     "panel": "labkit.bench",
     "plan": "labkit.planner.plan",
     "runs": "labkit.run",
+    "submit": "labkit.jobs",
 }
 
 __version__ = version("labkit")
@@ -58,6 +60,7 @@ __all__ = [
     "panel",
     "plan",
     "runs",
+    "submit",
 ]
 
 

@@ -15,6 +15,7 @@ import labkit
 from labkit.checking.files import files_in
 from labkit.cluster.export import add_options, export
 from labkit.errors import LabError
+from labkit.jobs import add_verbs as add_slurm_verbs
 from labkit.kaggle.verbs import add_verbs
 from labkit.record.text import plain
 from labkit.write import check_flags, options_of, read_back, script_names
@@ -47,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     nobody reads what is printed."""
     parser = _parser()
     arguments, rest = parser.parse_known_args(argv)
-    if rest and arguments.verb not in ("launch", "plan", "export"):
+    if rest and arguments.verb not in ("launch", "plan", "export", "slurm"):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     try:
         return int(arguments.run(arguments, rest) or 0)
@@ -155,6 +156,8 @@ def _parser() -> argparse.ArgumentParser:
     diff = verb("diff", _diff, "what changes from one script to another")
     diff.add_argument("before")
     diff.add_argument("after")
+    slurm = "put a training into Slurm's queue, or print the launch file for it"
+    add_slurm_verbs(verbs.add_parser("slurm", help=slurm, description=slurm))
     kaggle = "run a notebook on Kaggle's two T4s, follow it here, fetch its runs"
     add_verbs(verbs.add_parser("kaggle", help=kaggle, description=kaggle))
     return parser

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from labkit.checking.launching import warn
+from labkit.cluster import watching
 from labkit.cluster.hosts import begin as begin_on_hosts
 from labkit.errors import LabError, LaunchError, RankFailedError, RunFolderError, rank_failed
 from labkit.launcher import preflight
@@ -18,7 +19,7 @@ from labkit.launcher.start import start
 from labkit.launcher.stuck import Stacks, look_at
 from labkit.planner.measured import Memory
 from labkit.planner.plan import Plan
-from labkit.record import RunFolder, RunReader, State, find_run, list_runs, read_state
+from labkit.record import RunFolder, RunReader, State, find_run, list_runs
 from labkit.record.files import opened, read_text
 from labkit.record.reader import rows
 from labkit.record.session import is_session
@@ -227,7 +228,7 @@ class Run:
 
     def status(self) -> State:
         """What has become of the run: `.state`, `.cause`, `.exit_code`, times in seconds since the epoch."""
-        return read_state(self.folder)
+        return watching.state_of(self.folder)
 
     def wait(self, timeout: float | None = None, *, stop_on_interrupt: bool = True, watch: bool = False) -> State:
         """Block until the run is over, at most `timeout` seconds; returns what became of it.
@@ -255,7 +256,7 @@ class Run:
         Safe to call again, from another process, or after the end.
         """
         over = self.status().is_final
-        state = stopping.stop(self.folder, grace=grace)
+        state = watching.stop(self.folder, grace=grace)
         self._finish_view()
         left = len(stopping.processes_of(self.folder))
         killed = f"{state.killed} had to be killed; " if state.killed else ""
@@ -320,7 +321,9 @@ class Run:
 
         if ui() == "svg" and not self.status().is_final:
             check_kernel(version("ipykernel"))
-            self._dashboard = Dashboard(self.folder, stop=self._stop_from_button, stacks=self.stacks)
+            self._dashboard = Dashboard(
+                self.folder, stop=self._stop_from_button, stacks=self.stacks, status=self.status
+            )
             self._dashboard.show()
         else:
             self._handle = display(self._bundle(), raw=True, display_id=True)
@@ -359,14 +362,14 @@ class Run:
             self._handle = None
 
     def _stop_from_button(self, at_once: bool) -> None:
-        stopping.stop(self.folder, grace=0.0 if at_once else stopping.GRACE_SECONDS)
+        watching.stop(self.folder, grace=0.0 if at_once else stopping.GRACE_SECONDS)
 
     def _stop_interrupted(self) -> None:
         print("interrupted: stopping the run; interrupt again to kill it", flush=True)
         try:
-            stopping.stop(self.folder)
+            watching.stop(self.folder)
         except KeyboardInterrupt:
-            stopping.stop(self.folder, grace=0.0)
+            watching.stop(self.folder, grace=0.0)
 
     def _bundle(self) -> dict[str, str]:
         state = self.status()  # before the records: a final state is shown with its last record

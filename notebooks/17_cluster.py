@@ -83,11 +83,14 @@ one = labkit.launch(script, nproc_per_node=2, name="one-node", wait=True, **opti
 hosts = ["localhost", "localhost"]
 two = labkit.launch(script, hosts=hosts, nproc_per_node=1, name="two-nodes", wait=True, **options)
 
+
 # %%
-losses = {
-    run.id.split("-", 1)[1]: run.metrics().pivot(index="step", columns="rank", values="loss") for run in (one, two)
-}
-alone, joined = losses.values()
+def losses(run):
+    """By step and rank."""
+    return run.metrics().pivot(index="step", columns="rank", values="loss")
+
+
+alone, joined = losses(one), losses(two)
 claims.measure("two nodes: largest difference of a loss to one node", (alone - joined).abs().max().max(), run=two)
 claims.measure("two nodes: torchrun processes", len([*two.folder.path.glob("nodes/*/agent.json")]), run=two)
 figure = go.Figure()

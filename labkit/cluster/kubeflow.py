@@ -17,7 +17,7 @@ MOST_BYTES = 1_000_000  # of a ConfigMap: 1 MiB, and what kubectl writes beside 
 
 
 def trainjob(job: HandOver) -> str:
-    """The file for `kubectl apply -f`. Raises LaunchError for a script that no ConfigMap holds."""
+    """The file for `kubectl apply --server-side -f`. Raises LaunchError for a script that no ConfigMap holds."""
     if len(job.text.encode()) > MOST_BYTES:
         raise LaunchError(
             f"{job.script.name}.py has {len(job.text.encode()):,} bytes, a ConfigMap holds {MOST_BYTES:,}; put the "
@@ -28,7 +28,7 @@ def trainjob(job: HandOver) -> str:
     return f"""\
 # {job.shape}, for Kubeflow Trainer 2.2 or newer. Written by labkit, whose tests check such files against Kubeflow's own
 # models; none was run on a cluster.
-#   kubectl apply -f FILE
+#   kubectl apply --server-side -f FILE     without it kubectl keeps a copy, for which 256 KiB are the most
 #   kubectl logs -f -l jobset.sigs.k8s.io/jobset-name={job.name}
 #   kubectl delete trainjob {job.name}         keeps the checkpoints; apply again to go on. delete -f deletes them, too
 # Begun again, {job.goes_on}.

@@ -36,11 +36,12 @@ def create(
     watchdog: float | None = None,
     machine: Hardware | None = None,
     prediction: Mapping[str, Any] | None = None,
+    saves: bool = False,
 ) -> RunFolder:
     """The folder of a run on several nodes, with nothing started. Raises LaunchError or ScriptError.
 
     `address` and `port` are where the ranks will meet, in words where only the job itself will know. `machine` is what
-    each host has; None when that is not known yet.
+    each host has; None when that is not known yet. `saves`: a script that can does, to be resumed.
     """
     checks.check_torch(platform_name())
     checks.check_environment(env or {})
@@ -49,7 +50,7 @@ def create(
     folder = RunFolder.create(runs_root(runs_dir), str(name or asked.script.name))
     try:
         folder.nodes.mkdir()
-        arguments = [*asked.argv, *checkpoint_arguments(asked, {}, folder)]
+        arguments = [*asked.argv, *checkpoint_arguments(asked, {"save_every": "1"} if saves else {}, folder)]
         file, given = asked.file(folder), recorded_environment({k: str(v) for k, v in (env or {}).items()})
         lines = [plain_command(nodes, node, address, port, file, asked.argv) for node in range(nodes.count)]
         manifest = {

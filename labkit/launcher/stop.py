@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from dataclasses import replace
+from typing import Any
 
 import psutil
 
@@ -146,3 +147,11 @@ def requested_grace(folder: RunFolder) -> float | None:
         return None
     grace = finite(request.get("grace"))
     return grace if grace is not None and 0 <= grace < LONGEST_GRACE else GRACE_SECONDS
+
+
+def request_in_words(folder: RunFolder) -> dict[str, Any]:
+    """The cause that a stop request is. `goes_on`: the next attempt will take up what this one saves."""
+    request = read_json(folder.stop_request)
+    if isinstance(request, dict) and request.get("goes_on") is True:
+        return {"kind": "stopped", "goes_on": True, "sentence": "saved and stopped, for its job's time was nearly up"}
+    return {"kind": "stopped", "sentence": "stopped on request"}

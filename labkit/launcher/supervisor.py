@@ -24,7 +24,7 @@ from typing import Any
 from labkit.launcher.cause import find_cause
 from labkit.launcher.killed import oom_kills
 from labkit.launcher.progress import Progress
-from labkit.launcher.stop import GRACE_SECONDS, SAVING_SECONDS, requested_grace, sweep, terminate
+from labkit.launcher.stop import GRACE_SECONDS, SAVING_SECONDS, request_in_words, requested_grace, sweep, terminate
 from labkit.launcher.stuck import look_at
 from labkit.launcher.torchrun import attempt_command, marked
 from labkit.record import Identity, RunFolder, State, read_state, write_state
@@ -162,7 +162,7 @@ class Supervisor:
         if not self.folder.state.exists():
             return _stopped("the run's folder was deleted"), GRACE_SECONDS
         grace = requested_grace(self.folder)
-        return None if grace is None else (_stopped("stopped on request"), grace)
+        return None if grace is None else (request_in_words(self.folder), grace)
 
     def watch(self, folder: RunFolder, progress: Progress) -> tuple[dict[str, Any], float] | None:
         """Tell in state.json when ranks no longer move, and where they are; end the run if its watchdog says so."""

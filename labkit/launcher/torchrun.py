@@ -20,6 +20,7 @@ __all__ = [
     "recorded_environment",
     "reproducing_command",
     "torchrun_command",
+    "without_leftovers",
     "worker_arguments",
 ]
 
@@ -79,8 +80,8 @@ def rank_environment(
 
     `interface` is the one that leads to the other ranks: on one machine its loopback.
     """
-    dropped = sorted(k for k in base if k in LEFTOVERS or k.startswith(LEFTOVER_PREFIXES))
-    kept = {k: v for k, v in base.items() if k not in dropped and k not in (MARKER, NODE_MARKER)}
+    kept = without_leftovers(base)
+    dropped = sorted(base.keys() - kept.keys() - {MARKER, NODE_MARKER})
     defaults = {
         "OMP_NUM_THREADS": str(max(1, cores // nproc_per_node)),
         "GLOO_SOCKET_IFNAME": interface,
@@ -95,6 +96,12 @@ def rank_environment(
         "PYTHONSAFEPATH": "1",
     }
     return {**defaults, **kept, **(extra or {}), **ours}, dropped
+
+
+def without_leftovers(environment: Mapping[str, str]) -> dict[str, str]:
+    """An environment without what an earlier torchrun, or another run, has left in it."""
+    theirs = (*LEFTOVERS, MARKER, NODE_MARKER)
+    return {k: v for k, v in environment.items() if k not in theirs and not k.startswith(LEFTOVER_PREFIXES)}
 
 
 def attempt_command(command: Sequence[str], run: RunFolder, attempt: RunFolder, elapsed: float) -> list[str]:

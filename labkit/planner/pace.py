@@ -36,14 +36,14 @@ class Pace:
 
     def __call__(self, layout: Layout) -> StepTime | None:
         """None where nothing is known: a CPU has no data sheet, its speed is measured."""
-        rates = self._once(("rates", layout.precision, layout.ranks), self._rates, layout.precision, layout.ranks)
+        device = self.device
+        here = min(layout.ranks, device.box) if device.nodes > 1 else layout.ranks
+        rates = self._once(("rates", layout.precision, here), self._rates, layout.precision, here)
         link = self._once(("link", layout.ranks), self._link, layout.ranks) if layout.ranks > 1 else None
         if rates is None or (link is None and layout.ranks > 1):
             return None
-        device = self.device
         several = device.nodes > 1 or not device.shared  # ranks that share cores are on as many hosts as are asked for
         hosts = Hosts(device.box, device.network) if several else None
-        here = min(layout.ranks, device.box) if device.nodes > 1 else layout.ranks
         return step_time(self.facts, layout, crowded(rates, here), link, hosts)
 
     def scaling(self, layout: Layout) -> dict[int, StepTime]:
@@ -110,14 +110,17 @@ def crowded(rates: Rates, ranks: int) -> Rates:
     )
 
 
-def measure_pace(script: Script, ranks: int, parameters: Mapping[str, Any], *, again: bool = True) -> None:
+def measure_pace(
+    script: Script, ranks: int, parameters: Mapping[str, Any], *, again: bool = True, nodes: int = 1
+) -> None:
     """Measure on this machine what Pace looks up, which takes some twenty seconds; unless `again`, only what is not
-    known. Raises LaunchError when it cannot."""
+    known. `ranks` are those of one of the `nodes`. Raises LaunchError when it cannot."""
     asked, here = _asked(parameters, str(parameters.get("precision", "fp32"))), hardware()
     if again or remembered_rates(script, ranks, asked) is None:
         measure_rates(script, ranks, asked)
-    if ranks > 1 and (again or remembered_link(here, ranks, here.backend) is None):
-        measure_link(ranks, machine=here)
+    talking = max(2, ranks) if nodes > 1 else ranks
+    if talking > 1 and (again or remembered_link(here, talking, here.backend) is None):
+        measure_link(talking, machine=here)
 
 
 def _asked(parameters: Mapping[str, Any], precision: str) -> dict[str, Any]:

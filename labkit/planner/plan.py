@@ -106,7 +106,7 @@ def plan(
         if facts and layout.strategy:
             if measure and kind.is_here:
                 wait([rehearsing])  # while ranks are timed nothing else may run
-                measure_pace(script, ranks // kind.nodes, parameters, again=False)
+                measure_pace(script, ranks // kind.nodes, parameters, again=False, nodes=kind.nodes)
             advice = advise(script, facts, kind, ranks, parameters, Pace(script, facts, kind, ranks, parameters))
         rehearsed = found(rehearsing, "not rehearsed")
         states = None

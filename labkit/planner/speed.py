@@ -291,7 +291,8 @@ def _assumed(layout: Layout, rates: Rates, link: Link | None, hosts: Hosts | Non
         said.append(f"the link between more than {link.ranks} ranks")
     if hosts is not None and layout.ranks > hosts.each:
         said.append(
-            f"{NETWORK_SHARE:.0%} of {hosts.network / 1e9:.3g} GB/s from a host of {hosts.each} ranks to others"
+            f"{NETWORK_SHARE:.0%} of {hosts.network / 1e9:.3g} GB/s from a host of {hosts.each} to others, "
+            "latency as inside one"
         )
     if layout.strategy == "fsdp1" and layout.options.get("wrap") in ("module", "size"):
         said.append("the number of FullyShardedDataParallel's units")

@@ -53,6 +53,9 @@ class RunFolder:
         self.nodes = self.path / "nodes"  # in a run on several
         self.node_heartbeat = self.path / "heartbeat.json"  # of a node, see `node`
         self.outcome = self.path / "outcome.json"  # how torchrun ended there
+        self.job = self.path / "slurm.json"  # which job of Slurm's starts the nodes
+        self.launch_file = self.path / "job.sbatch"
+        self.job_output = self.path / "slurm.out"
         self.report = self.path / "report.html"
         self.plan = self.path / "plan.json"  # the prediction, if there was one; written before the launch
 

@@ -77,7 +77,16 @@ def _of_nodes(folder: RunFolder, root: State) -> State:
     nodes = Nodes.read(read_json(folder.manifest))
     if nodes is None:
         return replace(root, state="lost", cause={"kind": "lost", "sentence": "run.json is missing or damaged"})
-    attempt = folder.latest
+    *before, newest = folder.attempts()
+    state = _of_attempt(newest, nodes, root)
+    if not before:
+        return state
+    over = [_of_attempt(attempt, nodes, root) for attempt in before]
+    earlier = [{k: getattr(one, k) for k in ("ended", "exit_code", "cause", "checkpoint")} for one in over]
+    return replace(state, attempt=int(newest.path.name), earlier=earlier)
+
+
+def _of_attempt(attempt: RunFolder, nodes: Nodes, root: State) -> State:
     each = [attempt.node(node) for node in range(nodes.count)]
     heard = [is_heard(node) for node in each]  # before what they wrote: a last word comes before the end
     return merged(root, [_written(node) if node.state.exists() else None for node in each], heard)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from labkit.record import RunFolder, RunReader, read_state
+from labkit.record import RunFolder, RunReader, State
 from labkit.record.text import escaped
 from labkit.view.frontend import notebook_shell
 from labkit.view.page import run_html
@@ -25,12 +25,18 @@ OPEN: dict[Path, Dashboard] = {}  # one view a run in each kernel, however often
 class Dashboard:
     """Shows one run while it lives. Reads its folder only; the thread touches widget traits and nothing else."""
 
-    def __init__(self, folder: RunFolder, stop: Callable[[bool], Any], stacks: Callable[[], Any]):
+    def __init__(
+        self,
+        folder: RunFolder,
+        stop: Callable[[bool], Any],
+        stacks: Callable[[], Any],
+        status: Callable[[], State],
+    ):
         import ipywidgets as widgets
 
         self.folder = folder
         self.reader = RunReader(folder)
-        self._stop, self._stacks = stop, stacks
+        self._stop, self._stacks, self._status = stop, stacks, status
         self._closed, self._changed = threading.Event(), threading.Event()
         self._handle: Any = None
         self._html = widgets.HTML()
@@ -73,7 +79,7 @@ class Dashboard:
         self._closed.set()
         self._changed.set()
         OPEN.pop(self.folder.path, None)
-        state = read_state(self.folder)
+        state = self._status()
         # A reader of its own: the thread may be within a poll of the other.
         bundle = static_bundle(self.folder, RunReader(self.folder).read_all(), state)
         if not state.is_final:
@@ -113,7 +119,7 @@ class Dashboard:
             period = min(LONGEST_PERIOD_SECONDS, max(PERIOD_SECONDS, 5 * cost))
 
     def _draw(self) -> bool:
-        state = read_state(self.folder)  # before the records: a final state is shown with its last record
+        state = self._status()  # before the records: a final state is shown with its last record
         self.reader.poll()
         if len(self._rank.options) != 1 + len(self.reader.ranks):
             self._rank.options = [("culprit or 0", None), *((str(rank), rank) for rank in self.reader.ranks)]

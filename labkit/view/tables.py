@@ -144,7 +144,7 @@ def machine_table(reader: RunReader) -> str:
     told = {slug(host) for host in hosts} if above else set()
     seen = [reader.hosts[name] for name in sorted(reader.hosts)]
     rows = [row for host in seen if host.devices or host.name not in told for row in _host_rows(host)]
-    if above and len(rows) > TABLE_ROWS:
+    if above and len(rows) > TABLE_ROWS // 2:
         return table
     more = f"the first {TABLE_ROWS} of {len(rows)}" if len(rows) > TABLE_ROWS else ""
     return table + grid(rows[:TABLE_ROWS]) + _remark(more)

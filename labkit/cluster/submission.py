@@ -1,0 +1,148 @@
+"""From a script to a job in Slurm's queue: its run folder, its launch file, sbatch."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from labkit.cluster import slurm
+from labkit.cluster.sbatch import HEAD, NODE, PORT, LaunchFile, sbatch_text
+from labkit.cluster.timelimit import SAVING_SECONDS
+from labkit.errors import LaunchError
+from labkit.launcher import several
+from labkit.launcher.start import check
+from labkit.launcher.torchrun import without_leftovers
+from labkit.record import Nodes, RunFolder
+from labkit.record.folder import slug, write_json
+from labkit.write import Script, script_names
+
+__all__ = ["plain_text", "prepare", "submit"]
+
+CORES_PER_RANK = 2  # its own, and one for what loads its data
+
+
+def submit(folder: RunFolder, env: Mapping[str, Any] | None = None) -> str:
+    """Hand the launch file of a run to Slurm; returns the job's id. Raises LaunchError, and then there is no run."""
+    given = {name: str(value) for name, value in (env or {}).items()}
+    try:
+        job_id = slurm.submit(folder.launch_file, without_leftovers(os.environ) | given)
+    except BaseException:
+        shutil.rmtree(folder.path, ignore_errors=True)  # ours, seconds old, and nothing ran
+        raise
+    write_json(folder.job, {"job": job_id})
+    return job_id
+
+
+def prepare(
+    script: Script | str | os.PathLike[str],
+    *,
+    nodes: int,
+    nproc_per_node: int | str,
+    args: Sequence[Any],
+    parameters: Mapping[str, Any],
+    name: str | None,
+    runs_dir: str | os.PathLike[str] | None,
+    env: Mapping[str, Any] | None = None,
+    **asked: Any,
+) -> RunFolder:
+    """The folder of a run with its launch file, and nothing submitted. `asked` is what `_launch_file` takes."""
+    counts = _counts(nodes, nproc_per_node, asked.get("partition"))
+    folder = several.create(
+        script, counts, args=args, parameters=parameters, name=name, runs_dir=runs_dir, env=env, saves=True
+    )
+    try:
+        command = several.torchrun_of_node(folder, NODE, HEAD, PORT)
+        text = sbatch_text(_launch_file(
+            counts,
+            name=str(name or folder.read_manifest()["name"]),
+            output=str(folder.job_output),
+            program=command[command.index("--redirects") :],
+            folder=str(folder.path),
+            checkpoints=str(folder.checkpoint_folder()) if "--checkpoint-dir" in command else None,
+            **asked,
+        ))  # fmt: skip
+        folder.launch_file.write_text(text, encoding="utf-8")
+    except BaseException:
+        shutil.rmtree(folder.path, ignore_errors=True)  # ours, seconds old, and nothing ran
+        raise
+    return folder
+
+
+def plain_text(
+    script: str | os.PathLike[str],
+    *,
+    nodes: int,
+    nproc_per_node: int | str,
+    args: Sequence[Any],
+    name: str | None,
+    **asked: Any,
+) -> str:
+    """A launch file that does without labkit. It goes back into the queue where `args` say `--checkpoint-dir`."""
+    counts = _counts(nodes, nproc_per_node, asked.get("partition"))
+    named = check(script, args, {}, counts.world_size)
+    file = named.path or script_names()[named.script.name]
+    name = str(name or named.script.name)
+    chosen = named.given.get("checkpoint_dir")
+    return sbatch_text(_launch_file(
+        counts,
+        name=name,
+        output=str(Path.cwd() / f"{slug(name)}.slurm.out"),
+        program=[str(file), *named.argv],
+        checkpoints=str(Path.cwd() / chosen) if chosen else None,
+        **asked,
+    ))  # fmt: skip
+
+
+def _counts(nodes: Any, nproc_per_node: Any, partition: str | None) -> Nodes:
+    if nproc_per_node == "auto":
+        nproc_per_node = slurm.gpus_per_node(partition)
+        if not nproc_per_node:
+            where = f"partition {partition}" if partition else "this cluster"
+            raise LaunchError(
+                f"Slurm tells of no GPUs in {where}: say how many ranks a node shall have (nproc_per_node)"
+            )
+    for what, count in (("nodes", nodes), ("nproc_per_node", nproc_per_node)):
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise LaunchError(f"{what} must be a whole number, at least 1; got {count!r}")
+    return Nodes(nodes, nproc_per_node)
+
+
+def _launch_file(
+    nodes: Nodes,
+    *,
+    time: str,
+    partition: str | None = None,
+    account: str | None = None,
+    gpus_per_node: int | None = None,
+    cpus_per_task: int | None = None,
+    options: Sequence[str] = (),
+    setup: str = "",
+    saving_seconds: int = SAVING_SECONDS,
+    **run: Any,
+) -> LaunchFile:
+    ranks = nodes.nproc_per_node
+    if gpus_per_node is None:
+        gpus_per_node = ranks if (slurm.gpus_per_node(partition) or 0) >= ranks else 0
+    if isinstance(options, str):
+        raise LaunchError(f"options must be a list such as ['--qos=high', '--mem=64G'], got {options!r}")
+    for option in options:
+        if not str(option).startswith("-"):
+            raise LaunchError(f"{option!r} is no option of sbatch: expected one such as '--qos=high'")
+    return LaunchFile(
+        nodes=nodes,
+        time=time,
+        partition=partition,
+        account=account,
+        gpus_per_node=gpus_per_node,
+        cpus_per_task=cpus_per_task or CORES_PER_RANK * ranks,
+        options=options,
+        setup=setup,
+        saving_seconds=saving_seconds,
+        cwd=str(Path.cwd()),
+        python=sys.executable,
+        **run,
+    )

@@ -1,0 +1,36 @@
+"""Slurm's way to write how long a job may take."""
+
+from __future__ import annotations
+
+import re
+
+from labkit.errors import LaunchError
+
+__all__ = ["SAVING_SECONDS", "seconds_of"]
+
+# So long before its time is up a job is told to finish its step and save.
+SAVING_SECONDS = 120
+# sbatch(1): minutes, minutes:seconds, hours:minutes:seconds, days-hours, days-hours:minutes, days-hours:minutes:seconds
+DAYS = re.compile(r"(\d+)-(\d+)(?::(\d+))?(?::(\d+))?")
+SHORT = re.compile(r"(?:(?:(\d+):)?(\d+):(\d+)|(\d+))")
+
+
+def seconds_of(time: str) -> int | None:
+    """The seconds of a time limit; None for UNLIMITED. Raises LaunchError for what sbatch would not take."""
+    text = str(time)
+    if text.upper() in ("UNLIMITED", "INFINITE"):
+        return None
+    if found := DAYS.fullmatch(text):
+        days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    elif found := SHORT.fullmatch(text):
+        hours, minutes, seconds, alone = (int(part or 0) for part in found.groups())
+        days, minutes = 0, minutes + alone
+    else:
+        raise LaunchError(
+            f"time={time!r} is no time limit of Slurm's: expected '02:00:00' (hours:minutes:seconds), '1-12:00:00' "
+            "(with days) or '90' (minutes)"
+        )
+    total = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+    if total < 1:
+        raise LaunchError(f"time={time!r} is no time at all; expected something such as '02:00:00'")
+    return total

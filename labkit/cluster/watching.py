@@ -1,0 +1,102 @@
+"""A run whose nodes are started by Slurm, as its owner sees it: what has become of it, and how to end it."""
+
+from __future__ import annotations
+
+import re
+import time
+from contextlib import suppress
+from dataclasses import replace
+
+from labkit.cluster import slurm
+from labkit.cluster.queued import with_job
+from labkit.errors import LabError, RunFolderError
+from labkit.launcher import stop as stopping
+from labkit.launcher.evidence import tail_text
+from labkit.record import RunFolder, State, read_state, write_state
+from labkit.record.folder import read_json, write_json
+
+__all__ = ["job_of", "state_of", "stop"]
+
+# Slurm's KillWait, 30 s by default, lies between the TERM and the KILL of what is cancelled; then nodes clean up.
+ENDING_SECONDS = 90.0
+LOOK_SECONDS = 0.5
+LAST_LINES_BYTES = 4000
+
+
+def job_of(folder: RunFolder) -> str | None:
+    """The id of the job that starts a run's nodes; None for a run that Slurm has nothing to do with."""
+    said = read_json(folder.job)
+    return str(said["job"]) if isinstance(said, dict) and said.get("job") else None
+
+
+def state_of(folder: RunFolder) -> State:
+    """What has become of a run, its job included.
+
+    What only Slurm knew of the end is kept in state.json: Slurm forgets a job after some minutes.
+    """
+    job_id = job_of(folder)
+    own = read_state(folder)
+    if job_id is None:
+        return own
+    job = slurm.ask(job_id, output=folder.job_output)
+    if job is None:
+        return own
+    if job.is_over:
+        own = read_state(folder)  # its nodes may have written their last words before it ended
+    state = with_job(own, job, _last_line(folder))
+    if state.is_final and state != own and job.state != "GONE":
+        state = replace(state, ended=state.ended or time.time())
+        with suppress(OSError):  # of somebody else's run, or on a full disk
+            write_state(folder, state)
+    return state
+
+
+def stop(folder: RunFolder, *, grace: float = stopping.GRACE_SECONDS) -> State:
+    """End a run: its nodes are asked, then its job is cancelled, and Slurm is asked whether it is over.
+
+    Raises LabError when it is not.
+    """
+    job_id = job_of(folder)
+    job = slurm.ask(job_id, output=folder.job_output, anew=True) if job_id else None
+    if job is None:
+        return stopping.stop(folder, grace=grace)
+    if job.is_over:
+        return state_of(folder)
+    refused = _end_nodes(folder, job, grace)
+    slurm.cancel(job.id)
+    _await_end(folder, job, refused)
+    state = read_state(folder)
+    if state.is_final and state.state != "lost":
+        return state_of(folder)
+    state = replace(state, state="stopped", ended=time.time(), notice=None,
+                    cause={"kind": "stopped", "sentence": "stopped on request"})  # fmt: skip
+    write_state(folder, state)
+    return state
+
+
+def _end_nodes(folder: RunFolder, job: slurm.Job, grace: float) -> str:
+    """Ask the supervisors of its nodes; what they answered, when they did not end."""
+    if job.is_waiting:  # should it start this very moment, it will find the request
+        write_json(folder.stop_request, {"time": time.time(), "grace": grace}, reserve=folder.reserve)
+        return ""
+    try:
+        stopping.stop(folder, grace=grace)
+    except RunFolderError as error:
+        return f": {error}"
+    return ""
+
+
+def _await_end(folder: RunFolder, job: slurm.Job, refused: str) -> None:
+    deadline = time.monotonic() + ENDING_SECONDS
+    while not job.is_over:
+        if time.monotonic() > deadline:
+            raise LabError(f"job {job.id} was cancelled and is {job.state} after {ENDING_SECONDS:.0f} s{refused}")
+        time.sleep(LOOK_SECONDS)
+        job = slurm.ask(job.id, output=folder.job_output, anew=True) or job
+
+
+def _last_line(folder: RunFolder) -> str:
+    """What the launch file printed last: what labkit said on one of the nodes, before what srun makes of it."""
+    lines = tail_text(folder.job_output, LAST_LINES_BYTES).strip().splitlines()
+    ours = [line.partition(": ")[2] for line in lines if re.match(r"\d+: labkit: ", line)]
+    return (ours or lines or [""])[-1].strip()

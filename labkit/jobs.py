@@ -1,0 +1,139 @@
+"""Runs that a scheduler starts: `submit`, and the verbs of `labkit slurm`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from labkit.checking.launching import warn
+from labkit.cluster import submission
+from labkit.cluster.timelimit import SAVING_SECONDS
+from labkit.errors import LaunchError
+from labkit.record.text import plain
+from labkit.run import Run
+from labkit.view.frontend import ui
+from labkit.write import Script
+
+__all__ = ["add_verbs", "submit"]
+
+
+def submit(
+    script: Script | str | os.PathLike[str],
+    *,
+    to: str = "slurm",
+    nodes: int = 1,
+    nproc_per_node: int | str = "auto",
+    time: str,
+    partition: str | None = None,
+    account: str | None = None,
+    gpus_per_node: int | None = None,
+    cpus_per_task: int | None = None,
+    options: Sequence[str] = (),
+    setup: str = "",
+    saving_seconds: int = SAVING_SECONDS,
+    args: Sequence[Any] = (),
+    name: str | None = None,
+    runs_dir: str | os.PathLike[str] | None = None,
+    env: Mapping[str, str] | None = None,
+    **parameters: Any,
+) -> Run:
+    """Put a training into Slurm's queue and return at once; the run is then watched, stopped and read like any other.
+
+    `script`, `args`, `name`, `env` and `parameters` are as for `launch`. `runs_dir` must be on a file system that all
+    nodes share. `nproc_per_node="auto"` is one rank per GPU of the partition's nodes. `time` is Slurm's: "02:00:00",
+    "1-12:00:00", or minutes. `options` are further ones of sbatch (`["--qos=high", "--mem=64G"]`), `setup` is shell
+    that comes before everything else ("module load cuda"); a node's task is given `cpus_per_task` cores (two a rank).
+    A script that takes `--checkpoint-dir`, as labkit's own do, is told `saving_seconds` before the time is up to save;
+    its job then goes back into the queue and resumes, as it does when a node fails. Other scripts run once.
+    The launch file, `job.sbatch` in the run folder, says what is in it and why.
+
+    Raises LaunchError or ScriptError when it cannot be submitted, with Slurm's own words where they are the reason.
+    """
+    if to != "slurm":
+        raise LaunchError(f"to={to!r}: labkit submits to 'slurm'; for others it writes text, see labkit export")
+    warn(script)
+    folder = submission.prepare(
+        script, nodes=nodes, nproc_per_node=nproc_per_node, time=time, partition=partition, account=account,
+        gpus_per_node=gpus_per_node, cpus_per_task=cpus_per_task, options=options, setup=setup,
+        saving_seconds=saving_seconds, args=args, name=name, runs_dir=runs_dir, env=env, parameters=parameters,
+    )  # fmt: skip
+    job_id = submission.submit(folder, env)
+    run = Run(folder)
+    if ui() in ("svg", "display", "static"):
+        run.show()
+    else:
+        print(f"{run.id} is job {job_id}; it goes on when this process ends, until `labkit stop` or run.stop()")
+    return run
+
+
+def add_verbs(parser: argparse.ArgumentParser) -> None:
+    """The verbs below `labkit slurm`."""
+    verbs = parser.add_subparsers(dest="slurm", required=True, metavar="VERB")
+    for name, run, said in (
+        ("submit", _submit, "put a training into Slurm's queue and follow it; Ctrl-C leaves it going"),
+        ("print", _print, "print the launch file, for sbatch; the run can be attached to once it is submitted"),
+    ):
+        verb = verbs.add_parser(
+            name, help=said, description=said, allow_abbrev=False,
+            usage=f"labkit slurm {name} SCRIPT --time TIME [options] [--] [the script's own options]",
+        )  # fmt: skip
+        _options(verb)
+        verb.set_defaults(run=run)
+    verb.add_argument("--plain", action="store_true", help="a file that does without labkit")
+    verbs.choices["submit"].add_argument("--detach", action="store_true", help="return when Slurm has it")
+
+
+def _options(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("script", metavar="SCRIPT", help="one of labkit's own (ddp) or the path of any torchrun script")
+    verb.add_argument("--time", required=True, help="how long it may take: 02:00:00, 1-12:00:00, or minutes")
+    verb.add_argument("--nodes", type=int, default=1, metavar="N")
+    verb.add_argument("--nproc-per-node", default="auto", metavar="N", help="ranks of each (default: one per GPU)")
+    verb.add_argument("--partition")
+    verb.add_argument("--account")
+    verb.add_argument("--gpus-per-node", type=int, metavar="N", help="default: one per rank, where nodes have so many")
+    verb.add_argument("--cpus-per-task", type=int, metavar="N", help="cores of each node (default: two per rank)")
+    verb.add_argument("--option", action="append", default=[], dest="options", metavar="OPTION",
+                      help="any other of sbatch's, as --option=--qos=high; may be repeated")  # fmt: skip
+    verb.add_argument("--setup", default="", metavar="SHELL", help="comes first, such as 'module load cuda'")
+    verb.add_argument("--saving-seconds", type=int, default=SAVING_SECONDS, metavar="S",
+                      help="before its time is up the job is told to save (default: %(default)s)")  # fmt: skip
+    verb.add_argument("--name", help="the job's, and part of the run folder's")
+    verb.add_argument("--runs-dir", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+
+
+def _asked(arguments: argparse.Namespace, rest: list[str]) -> dict[str, Any]:
+    if "--" in rest:  # the first one is ours
+        rest.remove("--")
+    names = ("time", "nodes", "partition", "account", "gpus_per_node", "cpus_per_task", "options", "setup",
+             "saving_seconds", "name")  # fmt: skip
+    ranks = arguments.nproc_per_node
+    asked = {name: getattr(arguments, name) for name in names}
+    return asked | {"nproc_per_node": int(ranks) if ranks.lstrip("-").isdigit() else ranks, "args": rest}
+
+
+def _submit(arguments: argparse.Namespace, rest: list[str]) -> int:
+    run = submit(arguments.script, runs_dir=arguments.runs_dir, **_asked(arguments, rest))
+    if not arguments.detach:
+        try:
+            run.wait(stop_on_interrupt=False, watch=sys.stdout.isatty())
+        except KeyboardInterrupt:
+            print(plain(f"\n{run.id} goes on; end it with: labkit stop {run.id}"))
+            raise
+        print(run)
+    return 0
+
+
+def _print(arguments: argparse.Namespace, rest: list[str]) -> int:
+    asked = _asked(arguments, rest)
+    if arguments.plain:
+        print(submission.plain_text(arguments.script, **asked), end="")
+        return 0
+    folder = submission.prepare(arguments.script, runs_dir=arguments.runs_dir, parameters={}, **asked)
+    print(folder.launch_file.read_text(encoding="utf-8"), end="")
+    file = Path(os.path.relpath(folder.launch_file))
+    print(plain(f"submit it with: sbatch {file}\nfollow it with: labkit attach {folder.id}"), file=sys.stderr)
+    return 0

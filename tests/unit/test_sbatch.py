@@ -1,0 +1,116 @@
+"""The launch file of a Slurm job: all of its text, and what odd names do to it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from labkit import LaunchError
+from labkit.cluster.sbatch import NODE, LaunchFile, sbatch_text
+from labkit.cluster.timelimit import seconds_of
+from labkit.record import Nodes
+
+GOLDEN = Path(__file__).parent / "golden"
+RUN = "/home/ada/runs/20261122T120000Z-ddp-1234"
+UNDER_LABKIT = LaunchFile(
+    name="ddp",
+    nodes=Nodes(2, 4),
+    time="02:00:00",
+    cwd="/home/ada/project",
+    output=f"{RUN}/slurm.out",
+    python="/opt/env/bin/python",
+    program=["--redirects", "3", "--log-dir", f"{RUN}/nodes/{NODE}/torchrun", "-m", "labkit.worker",
+             f"{RUN}/script.py", "--save-every", "100", "--checkpoint-dir", f"{RUN}/checkpoints"],
+    folder=RUN,
+    checkpoints=f"{RUN}/checkpoints",
+    partition="gpu",
+    account="lovelace",
+    gpus_per_node=4,
+    cpus_per_task=8,
+)  # fmt: skip
+PLAIN = replace(UNDER_LABKIT, folder=None, program=["/home/ada/project/train.py", "--steps", "100"])
+FILES = {
+    "labkit": UNDER_LABKIT,
+    "plain": PLAIN,
+    "plain_once": replace(PLAIN, checkpoints=None, partition=None, account=None, gpus_per_node=0,
+                          setup="module load cuda", options=["--qos=high"]),
+    "one_node": replace(PLAIN, nodes=Nodes(1, 4), checkpoints=None),
+}  # fmt: skip
+ODD = [
+    "two words", "it's", 'a "quoted" word', "$HOME `id` $(id)", "a;b&c|d>e", "wild*card?[x]", "\\back\\slash", "#no",
+    "~", "-rf", "{a,b}", "naïve Übung 分散 😀", "a!b", "100%j", "=", "", "a=b", "nb sp\u00a0ace",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_the_text_is_the_one_that_was_read_and_run(name):
+    assert sbatch_text(FILES[name]) == (GOLDEN / f"{name}.sbatch").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("file", FILES.values(), ids=FILES)
+@pytest.mark.parametrize("word", ["", *ODD])
+def test_bash_and_shellcheck_have_nothing_to_say(file, word, tmp_path):
+    text = sbatch_text(with_word(file, word) if word else file)
+    path = tmp_path / "job.sbatch"
+    path.write_text(text, encoding="utf-8")
+
+    subprocess.run(["bash", "-n", path], check=True)
+    if shutil.which("shellcheck"):
+        done = subprocess.run(["shellcheck", "--shell=bash", path], capture_output=True, text=True)
+        assert not done.stdout
+
+
+def with_word(file: LaunchFile, word: str) -> LaunchFile:
+    folder = None if file.folder is None else f"/runs/{word}"
+    checkpoints = None if file.checkpoints is None else f"/ckpt/{word}"
+    program = [*file.program, word, f"--name={word}"]
+    return replace(file, name=f"job {word}", cwd=f"/x/{word}", program=program, folder=folder, checkpoints=checkpoints)
+
+
+@pytest.mark.parametrize("word", ODD)
+def test_words_reach_the_command_as_they_were_given(word, tmp_path):
+    """The task is run by bash, with a torchrun that only tells what it was given."""
+    teller = tmp_path / "python"
+    teller.write_text("#!/bin/sh\nexec python3 -c 'import json, sys; print(json.dumps(sys.argv[1:]))' \"$@\"\n")
+    teller.chmod(0o755)
+    file = replace(FILES["one_node"], python=str(teller), program=["train.py", word, f"--name={word}"])
+    text = sbatch_text(file)
+    task = text[text.index("task() {") : text.index("export -f task")]
+    environment = {"SLURM_NODEID": "0", "HEAD": "a", "PORT": "1", "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(["bash", "-c", f"{task}\ntask"], env=environment, capture_output=True, text=True, check=True)
+
+    assert json.loads(done.stdout)[-3:] == ["train.py", word, f"--name={word}"]
+
+
+@pytest.mark.parametrize("bad", ["two\nlines", "a\rb", "a\0b", "\x1b[1m", "\ud800"])
+@pytest.mark.parametrize("field", ["name", "cwd", "output", "partition", "checkpoints", "program", "options"])
+def test_what_would_be_two_lines_is_refused(bad, field):
+    value = [bad] if field in ("program", "options") else bad
+    with pytest.raises(LaunchError, match="cannot stand in a launch file"):
+        sbatch_text(replace(UNDER_LABKIT, **{field: value}))
+
+
+@pytest.mark.parametrize(("text", "seconds"), [
+    ("90", 5400), ("90:30", 5430), ("02:00:00", 7200), ("1-12", 129_600), ("1-12:30", 131_400), ("2-0:0:1", 172_801),
+    ("UNLIMITED", None), ("infinite", None),
+])  # fmt: skip
+def test_a_time_limit_is_read_as_slurm_reads_it(text, seconds):
+    assert seconds_of(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["2h", "", "soon", "1-", "-5", "1:2:3:4", "00:00:00", "0", None, 1.5])
+def test_what_is_no_time_limit_is_refused(text):
+    with pytest.raises(LaunchError, match=r"time=.* is no time"):
+        seconds_of(text)
+
+
+def test_a_job_that_could_not_save_before_its_end_is_refused():
+    with pytest.raises(LaunchError, match="over before the job could save: it is told to 120 s before its end"):
+        sbatch_text(replace(UNDER_LABKIT, time="00:02:00"))
+    assert "#SBATCH --signal" not in sbatch_text(replace(UNDER_LABKIT, time="00:02:00", checkpoints=None))
+    assert "--signal=B:USR1@30" in sbatch_text(replace(UNDER_LABKIT, time="00:02:00", saving_seconds=30))
