@@ -8,6 +8,8 @@
 #   make strategies  every strategy trains the same model, resumes every other, says what it must
 #   make planner     what is planned against what real ranks hold, say and take
 #   make faults      every way a run can end: killed, stuck, stopped, out of disk, out of memory
+#   make cluster     two real nodes under a real Slurm, two hosts by ssh, made and taken down here; needs root
+#   make cluster-demo  from one machine to a cluster and back, in one go
 #   make browser     JupyterLab in a real Chromium
 #   make kaggle      what is exported for Kaggle, with Kaggle's versions, offline; makes them in build/kaggle-image
 #   make soak        many launches, for figures
@@ -22,7 +24,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint con
 # Papermill and the tests decide by themselves what they need; a setting left in the shell must not.
 unexport LABKIT_UI
 
-.PHONY: demo lab test check format notebooks strategies planner faults browser kaggle soak bench gallery constraints clean
+.PHONY: demo lab test check format notebooks strategies planner faults cluster cluster-demo browser kaggle soak bench gallery constraints clean
 
 demo: .venv/notebooks
 	$(BIN)/python notebooks/run.py --into build/demo notebooks/01_quickstart.ipynb
@@ -58,6 +60,12 @@ planner: .venv/dev
 faults: .venv/dev
 	$(BIN)/python -m pytest tests/faults
 
+cluster: .venv/dev
+	$(BIN)/python -m pytest tests/cluster
+
+cluster-demo: .venv/dev
+	$(BIN)/python tests/cluster/demo.py
+
 browser: .venv/dev
 	$(BIN)/python -m pytest tests/browser
 
@@ -65,7 +73,7 @@ kaggle: .venv/dev
 	$(BIN)/python -m pytest -m kaggle tests/integration/test_kaggle_batch.py
 
 soak: .venv/dev
-	$(BIN)/python -m pytest -m soak -s tests/integration tests/strategies tests/planner tests/faults tests/labs
+	$(BIN)/python -m pytest -m soak -s tests/integration tests/strategies tests/planner tests/faults tests/labs tests/cluster
 	$(BIN)/python -m pytest -m soak -s tests/browser
 
 bench: .venv/dev

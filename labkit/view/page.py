@@ -151,7 +151,8 @@ def attempt_ended(number: int, ended: dict[str, Any]) -> str:
     cause = ended.get("cause")
     why = str(cause.get("sentence", "")) if isinstance(cause, dict) else ""
     checkpoint = ended.get("checkpoint")
-    return f"attempt {number} failed: {why}; begun again from {checkpoint or 'the start'}"
+    how = "" if isinstance(cause, dict) and cause.get("goes_on") else " failed"  # it saved because its time was up
+    return f"attempt {number}{how}: {why}; begun again from {checkpoint or 'the start'}"
 
 
 def _explanation(state: State) -> list[str]:

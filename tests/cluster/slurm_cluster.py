@@ -32,7 +32,7 @@ NEEDED = ("slurmctld", "slurmd", "munged", "sbatch", "ip", "unshare", "nsenter")
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 BRIDGE = "labkit"  # and the keeper's pid, in base 36: a bridge without a keeper is an orphan
 READY_SECONDS = 60.0
-CONTROLLER_PORT, NODE_PORT = 6817, 6818  # free in any case: the addresses are the cluster's own
+NODE_PORT = 6818  # free in any case: a node has its address to itself
 
 CONF = """
 ClusterName=labkit
@@ -197,7 +197,7 @@ def start(folder: Path, bridge: str, die_with_us) -> None:
     conf = folder / "slurm.conf"
     conf.write_text(CONF.format(
         host=socket.gethostname(), network=network, folder=folder, nodes=nodes, names=",".join(NODES),
-        controller_port=CONTROLLER_PORT, node_port=NODE_PORT,
+        controller_port=free_port(), node_port=NODE_PORT,
     ))  # fmt: skip
     (folder / "hosts").write_text("127.0.0.1 localhost\n" + "".join(f"{a} {n}\n" for n, a in addresses.items()))
     (folder / "state").mkdir()
@@ -247,6 +247,13 @@ def wait_for(path: Path) -> None:
         if time.monotonic() > deadline:
             raise TimeoutError(f"{path} did not appear")
         time.sleep(0.02)
+
+
+def free_port() -> int:
+    """For the controller, which listens on every address of this machine."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return probe.getsockname()[1]
 
 
 def sweep_orphans() -> None:

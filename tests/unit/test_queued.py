@@ -10,6 +10,7 @@ from labkit.cluster import slurm
 from labkit.cluster.queued import with_job
 from labkit.cluster.slurm import Job, most_gpus
 from labkit.record import State
+from labkit.view.page import attempt_ended
 
 STARTING = State("starting", 1000.0, notice="none of its 2 nodes has begun yet")
 RUNNING = State("running", 1000.0)
@@ -76,6 +77,13 @@ def test_a_run_that_saved_because_its_time_was_up_is_not_over(now):
     assert (state.state, state.attempt, state.ended, state.cause) == ("starting", 2, None, None)
     assert state.earlier == [{"ended": 1010.0, "exit_code": 143, "cause": SAVED.cause, "checkpoint": "step-40"}]
     assert "job 42" in state.notice
+
+
+def test_an_attempt_that_saved_did_not_fail():
+    ended = with_job(SAVED, job("RUNNING", nodes="n1")).earlier[0]
+
+    assert attempt_ended(1, ended) == "attempt 1: its time limit was near; begun again from step-40"
+    assert attempt_ended(1, ended | {"cause": {"sentence": "x"}}) == "attempt 1 failed: x; begun again from step-40"
 
 
 def test_it_is_over_when_the_job_is():
