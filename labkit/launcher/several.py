@@ -14,7 +14,7 @@ from labkit.launcher import checks
 from labkit.launcher.hardware import Hardware, platform_name
 from labkit.launcher.holding import gpus_of
 from labkit.launcher.start import check, checkpoint_arguments, write_folder
-from labkit.launcher.torchrun import node_torchrun_command, recorded_environment, worker_arguments
+from labkit.launcher.torchrun import assignments, node_torchrun_command, recorded_environment, worker_arguments
 from labkit.record import Nodes, RunFolder, runs_root
 from labkit.record.folder import write_json
 from labkit.write import Script
@@ -51,8 +51,9 @@ def create(
     try:
         folder.nodes.mkdir()
         arguments = [*asked.argv, *checkpoint_arguments(asked, {"save_every": "1"} if saves else {}, folder)]
-        file, given = asked.file(folder), recorded_environment({k: str(v) for k, v in (env or {}).items()})
-        lines = [plain_command(nodes, node, address, port, file, asked.argv) for node in range(nodes.count)]
+        file, given = asked.file(folder), {k: str(v) for k, v in (env or {}).items()}
+        plain = [plain_command(nodes, node, address, port, file, asked.argv) for node in range(nodes.count)]
+        lines = [" ".join([*assignments(given), line]) for line in plain]
         manifest = {
             "torchrun": _torchrun(folder, nodes, 0, address, port, file, arguments),
             "world_size": nodes.world_size,
@@ -60,7 +61,7 @@ def create(
             "backend": None if machine is None else machine.backend,
             "devices": [] if machine is None else [gpu.name for gpu in machine.gpus] or ["cpu"],
             "platform": platform_name() if machine is None else machine.platform,
-            "env": given,
+            "env": recorded_environment(given),
             "gpus": [] if machine is None else gpus_of(machine, nodes.nproc_per_node),
             "retries": 0,
             "watchdog": watchdog,

@@ -13,6 +13,7 @@ from labkit.record import Nodes
 from labkit.record.folder import MARKER, NODE_MARKER, RunFolder
 
 __all__ = [
+    "assignments",
     "attempt_command",
     "marked",
     "node_torchrun_command",
@@ -60,10 +61,14 @@ def worker_arguments(folder: RunFolder, script: str, args: Sequence[str]) -> lis
 
 def reproducing_command(script: str, nproc_per_node: int, args: Sequence[str], env: Mapping[str, str]) -> str:
     """The line that runs the same training without labkit; `env` is what its ranks were given on top."""
-    told = recorded_environment(env)  # of what may be a secret only the name
-    variables = [f"{name}={shlex.quote(told[name]) if name in told else '…'}" for name in sorted(env)]
     torchrun = shlex.join(["torchrun", "--standalone", f"--nproc-per-node={nproc_per_node}", script, *args])
-    return " ".join([*variables, torchrun])
+    return " ".join([*assignments(env), torchrun])
+
+
+def assignments(env: Mapping[str, str]) -> list[str]:
+    """`NAME=value` words for a shell; of what may be a secret only the name."""
+    told = recorded_environment(env)
+    return [f"{name}={shlex.quote(told[name]) if name in told else '…'}" for name in sorted(env)]
 
 
 def rank_environment(

@@ -228,7 +228,8 @@ def test_ranks_on_another_host_are_asked_through_the_folder(run, monkeypatch):
 
 
 def test_the_line_of_a_node_is_a_prefix_before_plain_torchrun(runs_dir):
-    run = create("ddp", Nodes(2, 2, ("hA", "hB")), address="10.0.0.1", port=29501, parameters={"steps": 5})
+    env = {"OMP_NUM_THREADS": "1", "HF_TOKEN": "secret"}
+    run = create("ddp", Nodes(2, 2, ("hA", "hB")), address="10.0.0.1", port=29501, parameters={"steps": 5}, env=env)
     command = node_command(run, 1, "10.0.0.1", 29501)
 
     where = command.index("--")
@@ -236,6 +237,7 @@ def test_the_line_of_a_node_is_a_prefix_before_plain_torchrun(runs_dir):
     assert command[where + 1 :] == torchrun_of_node(run, 1, "10.0.0.1", 29501)
     plain = run.command.read_text().splitlines()
     assert plain[1] == (
+        "HF_TOKEN=… OMP_NUM_THREADS=1 "
         "torchrun --nnodes 2 --nproc-per-node 2 --node-rank 1 --master-addr 10.0.0.1 --master-port 29501 "
         f"--max-restarts 0 {run.script} --steps 5"
     )
