@@ -12,7 +12,7 @@ import time
 
 import psutil
 import pytest
-from cluster.namespaces import CLONED, LOOPBACK, RIGHT, TwoHosts, needs_hosts
+from cluster.namespaces import ADDRESSES, CLONED, LOOPBACK, RIGHT, TwoHosts, needs_hosts
 from conftest import SCRIPTS, marked_processes
 from faults.scene import last_step, read, wait_until
 
@@ -79,6 +79,13 @@ def test_two_hosts_train_whatever_their_hosts_files_say(hosts):
     assert sorted(path.stem for path in folder.hosts.glob("*.jsonl")) == ["hA", "hB"]
     said = {record["host"] for rank in range(4) for record in records(folder, rank) if record["k"] == "meta"}
     assert said == {"hA", "hB"}
+
+
+def test_the_first_host_may_be_another_than_the_one_that_launches(hosts):
+    folder = launched(hosts, names="root@hB,localhost", steps=5)
+    assert ends(hosts, folder, 30) is None
+    assert f"--master-addr {ADDRESSES['B']} " in folder.command.read_text()
+    assert sorted(path.stem for path in folder.hosts.glob("*.jsonl")) == ["hB", "localhost"]
 
 
 def records(folder: RunFolder, rank: int) -> list[dict]:
