@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-NODES, HOSTS = "../integration/test_nodes.py", "../cluster/test_hosts.py"  # the latter needs root
+NODES, HOSTS = "../cluster/test_nodes.py", "../cluster/test_hosts.py"  # the latter needs root
 LAUNCHER, WORKER, RECORD = "labkit/launcher/", "labkit/worker/", "labkit/record/"
 
 
@@ -67,12 +67,12 @@ MUTANTS = [
            ("test_retries.py", "as_if_nothing and ddp")),
     Mutant("only failures are begun again", LAUNCHER + "supervisor.py", 'final.state != "failed" or', "False or",
            ("test_retries.py", "succeeds")),
-    Mutant("checksums", "scripts/ddp.py", "if digest(path / name) != file]", "if False]",
+    Mutant("checksums", "scripts/ddp.py", "if digest(path / name) != files.get(name)]", "if False]",
            ("test_checkpoints.py", "flipped and distcp")),
     Mutant("a stop waits for a checkpoint", RECORD + "folder.py", "            return any(\n",
            "            return False and any(\n",
            ("test_checkpoints.py", "lets_the_checkpoint")),
-    Mutant("room for a checkpoint", "scripts/ddp.py", "if free < needed or final.exists():", "if final.exists():",
+    Mutant("room for a checkpoint", "scripts/ddp.py", "if final.exists() or free < needed:", "if final.exists():",
            ("test_disk.py", "not_begun")),
     Mutant("room for the last words", RECORD + "folder.py", "self.reserve.write_bytes(bytes(RESERVE_BYTES))", "pass",
            ("test_disk.py", "fills_the_disk")),
