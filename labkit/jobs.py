@@ -48,7 +48,7 @@ def submit(
     "1-12:00:00", or minutes. `options` are further ones of sbatch (`["--qos=high", "--mem=64G"]`), `setup` is shell
     that comes before everything else ("module load cuda"); a node's task is given `cpus_per_task` cores (two a rank).
     A script that takes `--checkpoint-dir`, as labkit's own do, is told `saving_seconds` before the time is up to save;
-    its job then goes back into the queue and resumes, as it does when a node fails. Other scripts run once.
+    its job then goes back into the queue and resumes, as it does when Slurm takes its nodes away. Others run once.
     The launch file, `job.sbatch` in the run folder, says what is in it and why.
 
     Raises LaunchError or ScriptError when it cannot be submitted, with Slurm's own words where they are the reason.

@@ -40,7 +40,7 @@ def on_the_cluster(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterato
     monkeypatch.setenv("SLURM_CONF", str(cluster.conf))
     monkeypatch.setattr(slurm, "_answers", {})  # each cluster counts its jobs from 1
     yield
-    subprocess.run(["scancel", "--user=root"], check=True)
+    subprocess.run(["scancel", "--user=root"], check=True, env=cluster.environment)
     wait_until(lambda: not cluster.jobs(), 30, "a job is left")
     wait_until(lambda: not cluster.processes(), 10, f"left on the nodes: {cluster.processes()}")
 
@@ -274,6 +274,18 @@ def test_a_job_that_slurm_ended_because_its_time_was_over_says_so(cluster):
     run = submit(FAULTS / "faulty.py", steps=100_000, time="00:01:00")
     with pytest.raises(labkit.RankFailedError, match="its time limit was over"):
         run.wait(timeout=200)
+
+
+@pytest.mark.soak
+def test_a_node_that_is_gone_for_good_is_named(monkeypatch):
+    with Cluster() as another:  # of which one node is left
+        monkeypatch.setenv("SLURM_CONF", str(another.conf))
+        run = submit(FAULTS / "faulty.py", steps=100_000)
+        wait_for_step(run, 3)
+        another.kill("nodeB")
+
+        with pytest.raises(labkit.RankFailedError, match="host nodeB was lost at"):
+            run.wait(timeout=40)
 
 
 def test_what_fails_before_the_ranks_is_told_in_its_own_words(cluster):
