@@ -245,7 +245,7 @@ ROWS = (
         "1B-10B, 8-16 GPUs and more: FSDP",
         fastest_is(*SHARDED),
         (at(3.0, 16, "A100 40"), at(6.7, 16, "A100 40")),
-        "across boxes copies of the model, each sharded within a box (HSDP), keep the gathers on the fast link",
+        "with an adapter for each GPU shards may span boxes; over less, copies sharded within a box (HSDP) are faster",
     ),
     Row(
         "README",

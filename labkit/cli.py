@@ -8,14 +8,17 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import labkit
+from labkit.checking.files import files_in
+from labkit.cluster.export import add_options, export
 from labkit.errors import LabError
 from labkit.jobs import add_verbs as add_slurm_verbs
 from labkit.kaggle.verbs import add_verbs
 from labkit.record.text import plain
-from labkit.write import check_flags, options_of, read_back
+from labkit.write import check_flags, options_of, read_back, script_names
 
 __all__ = ["main"]
 
@@ -32,6 +35,7 @@ EXAMPLES = """examples:
 
 CHECK_EXAMPLES = """examples:
   labkit check train.py lab.ipynb
+  labkit check src/
   labkit check --from ddp.py fsdp.py
 
 A comment `# labkit: ignore[rule]` silences a rule on its line. docs/check.md lists the rules.
@@ -44,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     nobody reads what is printed."""
     parser = _parser()
     arguments, rest = parser.parse_known_args(argv)
-    if rest and arguments.verb not in ("launch", "plan", "slurm"):
+    if rest and arguments.verb not in ("launch", "plan", "slurm", "export"):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     try:
         return int(arguments.run(arguments, rest) or 0)
@@ -116,7 +120,8 @@ def _parser() -> argparse.ArgumentParser:
                  "with 0 when nothing is found, 1 when something is, 2 when a file cannot be read",
                  epilog=CHECK_EXAMPLES, formatter_class=formatter)  # fmt: skip
     check.add_argument("files", nargs="+", metavar="FILE",
-                       help="scripts, notebooks, Markdown pages, or names of labkit's own scripts")  # fmt: skip
+                       help="scripts, notebooks, Markdown pages, folders, names of labkit's own scripts, or - for "
+                       "standard input")  # fmt: skip
     check.add_argument("--from", dest="before", metavar="BEFORE",
                        help="compare FILE with this script as a migration, say from DDP to FSDP: what changed, and "
                        "what was forgotten (exits with 1 when something was)")  # fmt: skip
@@ -126,8 +131,15 @@ def _parser() -> argparse.ArgumentParser:
                 usage="labkit plan SCRIPT [options] [--] [the script's own options]")  # fmt: skip
     plan.add_argument("script", help="one of labkit's own (ddp) or the path of a script with the cells of one")
     plan.add_argument("--nproc-per-node", default="auto", metavar="N", help="ranks (default: one per GPU, or two)")
+    plan.add_argument("--nodes", type=int, default=1, metavar="N", help="hosts with so many ranks each (default: 1)")
+    plan.add_argument("--network", help="what joins them: 100GbE, InfiniBand NDR, … or bits/s of one host")
     plan.add_argument("--device", help="T4, 2xT4, A100-40, H100 … (default: this machine)")
     plan.add_argument("--measure", action="store_true", help="measure this machine's speed first: fifteen seconds")
+    handing = verb("export", _export, "write the file by which Kubeflow Trainer or SkyPilot runs a script on several "
+                   "machines",
+                   usage="labkit export SCRIPT --to kubeflow|skypilot --nodes N --nproc-per-node N [options] "
+                   "[--] [the script's own options]")  # fmt: skip
+    add_options(handing)
     verb("runs", _runs, "all runs and what has become of them")
     for name, run, help, default in (
         ("attach", _attach, "follow a run until its end; Ctrl-C leaves it going", "latest"),
@@ -212,18 +224,27 @@ def _print_lines(arguments: argparse.Namespace, ranks: int | str, hosts: list[st
 def _check(arguments: argparse.Namespace, rest: list[str]) -> int:
     if arguments.before:
         return _check_migration(arguments)
-    checked, unreadable = [], 0
-    for file in arguments.files:
+    checked, unreadable, clean = [], 0, 0
+    folders = [file for file in arguments.files if file not in script_names() and Path(file).is_dir()]
+    files: list[Any] = [each for file in arguments.files for each in (files_in(file) if file in folders else [file])]
+    for file in files:
         try:
-            checked.append(labkit.check(file))
+            found = labkit.check(labkit.Script.parse(sys.stdin.read(), name="stdin") if file == "-" else file)
         except LabError as error:  # the others are checked all the same
             unreadable += 1
             print(f"labkit: {plain(str(error))}", file=sys.stderr)
+            continue
+        if found or not folders:
+            checked.append(found)
+        else:
+            clean += 1
     if arguments.json:
         print(json.dumps([record for found in checked for record in found.records()], indent=2))
     else:
         for found in checked:
             print(found)
+        if folders:
+            print(f"{len(files)} files read; in {clean} of them nothing was found")
     return 2 if unreadable else 1 if any(checked) else 0
 
 
@@ -249,12 +270,25 @@ def _plan(arguments: argparse.Namespace, rest: list[str]) -> int:
     plan = labkit.plan(
         script,
         nproc_per_node=int(ranks) if ranks.lstrip("-").isdigit() else ranks,
+        nodes=arguments.nodes,
         device=arguments.device,
+        network=_number(arguments.network),
         measure=arguments.measure,
         **given,
     )
     print(plan)
     return 2 if plan.fits is None else 0 if plan.fits else 1
+
+
+def _number(text: str | None) -> str | float | None:
+    try:
+        return text and float(text)
+    except ValueError:
+        return text
+
+
+def _export(arguments: argparse.Namespace, rest: list[str]) -> None:
+    print(export(arguments, rest), end="")
 
 
 def _launch_help(arguments: argparse.Namespace) -> int:

@@ -96,6 +96,8 @@ def launch(
     tied = headless if detach is None else not detach
     prediction = None
     if isinstance(script, Plan):
+        if hosts is not None:
+            raise LaunchError("a plan is launched on one machine; on hosts, launch its script and parameters")
         parameters = script.launched_with(nproc_per_node, parameters)
         nproc_per_node, prediction, script = script.ranks, script.record(), script.path or script.script
     warn(script)

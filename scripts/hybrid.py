@@ -250,7 +250,8 @@ def check_schedule(args, ranks):
     if args.compile and args.schedule in ("InterleavedZeroBubble", *V_SHAPED):
         raise SystemExit(f"--schedule {args.schedule} runs backward in two parts, which --compile does not allow; "
                          "leave one of them out")  # fmt: skip
-    least = {"1F1B": 1, "DualPipeV": 2}.get(args.schedule, 0) * ranks
+    # before 2.11 torch asked of GPipe, too, what only 1F1B needs
+    least = {"GPipe": version < (2, 11), "1F1B": 1, "DualPipeV": 2}.get(args.schedule, 0) * ranks
     multiple = ranks if args.schedule.startswith("Interleaved") else 1
     if args.accumulate < least or args.accumulate % multiple:
         wanted = f"at least {least}" if least else f"a multiple of {multiple}"

@@ -77,7 +77,7 @@ def _trees(source: Source) -> list[tuple[Piece, Tree]]:
 def _found(source: Source, trees: list[tuple[Piece, Tree]]) -> Findings:
     found = [finding for piece, tree in trees for finding in _findings(source, piece, tree)]
     found.sort(key=lambda finding: (finding.cell or 0, finding.line, finding.rule))
-    note = "no Python in it" if not trees else ""
+    note = source.note or ("no Python in it" if not trees else "")
     return Findings(found, source.name, source.path, note)
 
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 
 from labkit.checking.nodes import is_main_guard
+from labkit.checking.ranks import calls_of
 from labkit.checking.rules import rule
 from labkit.checking.tree import Tree
 
@@ -32,7 +33,16 @@ def no_destroy_process_group(tree: Tree) -> Mistakes:
 
 
 def _is_started(tree: Tree) -> bool:
-    """Whether this file is the program: it has a main guard, or trains where a module's own lines are."""
+    """Whether this file is the program: it has a main guard, or its own lines train or call what joins the group."""
     if any(is_main_guard(node) for node in tree.nodes[ast.If] if isinstance(node, ast.If)):
         return True
-    return any(tree.function_of(call) is tree.module for call in tree.method_calls("backward"))
+    if any(tree.function_of(call) is tree.module for call in tree.method_calls("backward")):
+        return True
+    return not tree.is_fragment and any(_is_run(tree, call) for call in tree.torch_calls("init_process_group"))
+
+
+def _is_run(tree: Tree, call: ast.Call, seen: frozenset[ast.AST] = frozenset()) -> bool:
+    """Whether the module's own lines call the function that a call stands in, perhaps by way of others."""
+    function = tree.function_of(call)
+    callers = [] if function is tree.module or function in seen else calls_of(tree, function)
+    return any(tree.function_of(c) is tree.module or _is_run(tree, c, seen | {function}) for c in callers)

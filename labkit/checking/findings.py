@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -106,10 +107,10 @@ class Findings(Sequence[Finding]):
         )
 
     def _link(self, finding: Finding) -> str:
-        """JupyterLab opens a file at `#line=`, which counts from 0. The cells of a notebook have no such address."""
+        """JupyterLab opens a file at `#line=`, which counts from 0, by its path from the notebook's folder: an absolute
+        one it does not know. The cells of a notebook have no such address."""
         place = escaped(finding.place)
         if self.path is None or finding.cell is not None:
             return f"<code>{place}</code>"
-        here = Path.cwd()
-        path = self.path.relative_to(here) if self.path.is_relative_to(here) else self.path
+        path = Path(os.path.relpath(self.path)) if self.path.is_absolute() else self.path
         return f'<a href="{quote(path.as_posix())}#line={finding.line - 1}"><code>{place}</code></a>'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -81,13 +82,26 @@ def compared(before: Trees, after: Trees, found_before: Findings, found_after: F
     for what, looks in LOOKED_AT.items():
         (was, was_at), (now, now_at) = (_seen(looks, trees) for trees in (before, after))
         changes.append(Change(what, was, now, was_at, now_at))
-    had = {finding.rule for finding in found_before}
+    kept, forgotten = _sorted_out(found_before, found_after)
+    those = (Findings(each, found_after.name, found_after.path) for each in (forgotten, kept))
+    return Migration(tuple(change for change in changes if change.is_one), *those)
 
-    def those(is_kept: bool) -> Findings:
-        kept: list[Finding] = [finding for finding in found_after if (finding.rule in had) is is_kept]
-        return Findings(kept, found_after.name, found_after.path)
 
-    return Migration(tuple(change for change in changes if change.is_one), those(False), those(True))
+def _sorted_out(before: Findings, after: Findings) -> tuple[list[Finding], list[Finding]]:
+    """The mistakes of the second script that the first made, too, and as often, and the others. Of one rule those on a
+    line of code that both have are the first to be taken for the same."""
+    had, lines = Counter(finding.rule for finding in before), set(map(_spelled, before))
+    kept: set[int] = set()
+    for number in sorted(range(len(after)), key=lambda number: _spelled(after[number]) not in lines):
+        if had[rule := after[number].rule]:
+            had[rule] -= 1
+            kept.add(number)
+    told = list(enumerate(after))
+    return [finding for i, finding in told if i in kept], [finding for i, finding in told if i not in kept]
+
+
+def _spelled(finding: Finding) -> tuple[str, str]:
+    return finding.rule, finding.code.strip()
 
 
 def _seen(looks: Callable[[Tree], Iterator[tuple[str, ast.AST]]], trees: Trees) -> Seen:

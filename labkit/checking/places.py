@@ -12,6 +12,9 @@ from labkit.checking.tree import Tree
 
 Mistakes = Iterator[tuple[ast.AST, str]]
 
+SETS_DEVICE = (
+    "torch.device", "torch.set_default_device", "torch.cuda.set_device", "torch.accelerator.set_device_index",
+)  # fmt: skip
 CUDA_0 = ("cuda:0", "xpu:0")
 
 
@@ -103,16 +106,20 @@ def _place_given(tree: Tree, call: ast.Call) -> ast.expr | None:
     """The device that a call is told."""
     name = tree.names_of_calls[call]
     first = call.args[0] if call.args else None
-    if name in ("torch.device", "torch.cuda.set_device", "torch.accelerator.set_device_index"):
+    if name in SETS_DEVICE:
         if name == "torch.device" and len(call.args) > 1 and isinstance(call.args[1], ast.Constant):
             return call.args[1] if getattr(first, "value", "") in ("cuda", "xpu") else None
         return keyword(call, "device") or first
     if isinstance(call.func, ast.Attribute) and call.func.attr in ("to", "cuda"):
         return keyword(call, "device") or first
+    if name == "torch.load":
+        return keyword(call, "map_location") or (call.args[1] if len(call.args) > 1 else None)
     if name.endswith("DistributedDataParallel"):
         ids = keyword(call, "device_ids")
         return ids.elts[0] if isinstance(ids, ast.List) and len(ids.elts) == 1 else None
-    return None
+    # what asks about a device (torch.cuda.memory_allocated) may ask about any
+    asks = name.startswith(("torch.cuda.", "torch.xpu.", "torch.accelerator."))
+    return keyword(call, "device") if name.startswith("torch.") and not asks else None
 
 
 def _zero(tree: Tree, node: ast.expr | None) -> ast.expr | None:

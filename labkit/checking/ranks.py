@@ -20,9 +20,13 @@ FIRST = re.compile(
     r"|^(main|master|primary|chief)_(process|rank|proc)$|^is_\w*_process_zero$|^rank_zero$|^should_save\w*$"
 )
 SOUNDS = re.compile(r"rank|gpu|proc_id|process_index|is_main|is_master|main_process|primary|chief", re.IGNORECASE)
+# Decorators: @master_only, @rank_zero_only, @on_main_process; not @hydra.main.
+CHOOSES = re.compile(r"master|chief|_only$|^only_|once|main_(process|rank|proc)", re.IGNORECASE)
 # A script that also runs alone asks for these beside the rank.
 ALONE = re.compile(r"distributed|initialized|world_size|ddp|multi|num_gpus|n_gpu|ngpus", re.IGNORECASE)
 OTHER = {"first": "others", "others": "first"}
+MIRRORED = {ast.Lt: ast.Gt, ast.LtE: ast.GtE, ast.Gt: ast.Lt, ast.GtE: ast.LtE}
+EXITS = ("sys.exit", "exit", "quit", "os._exit", "SystemExit")
 
 
 @dataclass(frozen=True)
@@ -43,11 +47,14 @@ def is_rank(tree: Tree, node: ast.AST, depth: int = 3) -> bool:
             return False
         values = tree.values_of(node.id, node) if isinstance(node, ast.Name) else tree.given_to_self(spelled(node))
         return any(is_rank(tree, value, depth - 1) for value in values if not isinstance(value, ast.Name))
+    if isinstance(node, ast.NamedExpr):
+        return is_rank(tree, node.value, depth)
     if isinstance(node, ast.Call):
         last = tree.dotted(node.func).rsplit(".", 1)[-1]
         if last in ("get_rank", "get_local_rank", "get_global_rank", "get_node_local_rank"):
             return True
-        return last == "int" and len(node.args) == 1 and _from_environment(node.args[0])
+        if last == "int" and len(node.args) == 1:
+            return _from_environment(node.args[0])
     return _from_environment(node)
 
 
@@ -86,6 +93,8 @@ def _tested(tree: Tree, test: ast.AST, seen: frozenset[str]) -> tuple[str, bool]
         return next(iter(known)) if len(known) == 1 and all(ALONE.search(ast.unparse(v)) for v in rest) else None
     if isinstance(test, ast.Compare) and len(test.ops) == 1:
         return _comparison(tree, test.left, test.ops[0], test.comparators[0])
+    if is_rank(tree, test):  # `if rank:`
+        return "others", True
     name = spelled(test.func if isinstance(test, ast.Call) else test)
     if FIRST.match(name.rsplit(".", 1)[-1]):
         return "first", True
@@ -104,18 +113,30 @@ def is_only_about_rank(tree: Tree, test: ast.AST) -> bool:
 def _comparison(tree: Tree, left: ast.expr, op: ast.cmpop, right: ast.expr) -> tuple[str, bool] | None:
     if isinstance(left, ast.Constant):
         left, right = right, left
+        op = MIRRORED.get(type(op), type(op))()
     if not is_rank(tree, left):
         return None
     if isinstance(op, ast.In | ast.NotIn) and isinstance(right, ast.List | ast.Tuple | ast.Set):
         values = {ast.unparse(value) for value in right.elts}
         return ("first" if isinstance(op, ast.In) else "others", True) if values <= {"0", "-1"} else None
-    if not (isinstance(right, ast.Constant) and isinstance(right.value, int)):
+    number = _number(right)
+    if number is None:
         return None
     if isinstance(op, ast.Eq):
-        return "first", right.value == 0
-    if right.value == 0 and isinstance(op, ast.NotEq | ast.Gt):
+        return "first", number == 0
+    if number == 0 and isinstance(op, ast.NotEq | ast.Gt) or number == 1 and isinstance(op, ast.GtE):
         return "others", True
-    return ("first", True) if right.value == 0 and isinstance(op, ast.LtE) else None
+    if number == 0 and isinstance(op, ast.LtE) or number == 1 and isinstance(op, ast.Lt):
+        return "first", True
+    return None
+
+
+def _number(node: ast.expr) -> int | None:
+    """0, or the "0" that the environment has."""
+    value = node.value if isinstance(node, ast.Constant) else None
+    if isinstance(value, str) and value.isdecimal():
+        return int(value)
+    return value if isinstance(value, int) else None
 
 
 def guards(tree: Tree, node: ast.AST) -> list[Guard]:
@@ -146,18 +167,29 @@ def _guards(tree: Tree, node: ast.AST) -> list[Guard]:
 
 def _left_behind(tree: Tree, block: ast.AST, child: ast.AST) -> Iterator[Guard]:
     """`if rank != 0: return` above a statement of the same block, or the like in its `else`."""
+    for earlier, is_body in _leaving_before(tree, block, child):
+        if (ranks := _test(tree, earlier.test)) and ranks[1]:
+            yield Guard(earlier, OTHER[ranks[0]] if is_body else ranks[0], earlier.lineno)
+
+
+def _leaving_before(tree: Tree, block: ast.AST, child: ast.AST) -> Iterator[tuple[ast.If, bool]]:
+    """Each `if` above a statement of the same block one branch of which leaves, and whether that is the first."""
     for statements in (getattr(block, name, None) for name in ("body", "orelse", "finalbody")):
         if not isinstance(statements, list) or child not in statements:
             continue
         for earlier in statements[: statements.index(child)]:
-            if not isinstance(earlier, ast.If) or not (ranks := _test(tree, earlier.test)) or not ranks[1]:
-                continue
-            leaves = [bool(branch) and isinstance(branch[-1], LEAVING) for branch in (earlier.body, earlier.orelse)]
-            if leaves[0] != leaves[1]:
-                yield Guard(earlier, OTHER[ranks[0]] if leaves[0] else ranks[0], earlier.lineno)
+            if isinstance(earlier, ast.If):
+                leaves = [bool(branch) and _leaves(tree, branch[-1]) for branch in (earlier.body, earlier.orelse)]
+                if leaves[0] != leaves[1]:
+                    yield earlier, leaves[0]
 
 
-LEAVING = (ast.Return, ast.Continue, ast.Break)
+def _leaves(tree: Tree, last: ast.stmt) -> bool:
+    """`return`, `continue`, `break`, `sys.exit()`, `raise SystemExit`; another exception ends the ranks that wait."""
+    if isinstance(last, ast.Return | ast.Continue | ast.Break):
+        return True
+    said = last.value if isinstance(last, ast.Expr) else last.exc if isinstance(last, ast.Raise) else None
+    return tree.dotted(said.func if isinstance(said, ast.Call) else said) in EXITS if said is not None else False
 
 
 def callee(tree: Tree, call: ast.Call) -> Function | None:
@@ -175,7 +207,9 @@ def _callee(tree: Tree, call: ast.Call) -> Function | None:
     if not isinstance(call.func, ast.Attribute):
         return None
     owner = spelled(call.func.value)
-    if owner == "self":
+    if isinstance(call.func.value, ast.Call):  # Trainer(…).fit()
+        holder = tree.classes.get(tree.dotted(call.func.value.func))
+    elif owner == "self":
         holder = next((a for a in tree.ancestors(call) if isinstance(a, ast.ClassDef)), None)
     else:
         made = {tree.dotted(v.func) for v in tree.values_of(owner, call) if isinstance(v, ast.Call)}
@@ -215,7 +249,9 @@ def may_depend_on_rank(tree: Tree, node: ast.AST, seen: frozenset[ast.AST] = fro
         if isinstance(ancestor, ast.If | ast.IfExp | ast.While) and child is not ancestor.test:
             if not (isinstance(ancestor, ast.If) and is_main_guard(ancestor)) and names_rank(tree, ancestor.test):
                 return True
-        elif isinstance(ancestor, ast.With) and any(names_rank(tree, i.context_expr) for i in ancestor.items):
+        elif any(names_rank(tree, deciding) for deciding in _deciding(ancestor, child)):
+            return True
+        if any(names_rank(tree, earlier.test) for earlier, _ in _leaving_before(tree, ancestor, child)):
             return True
         child = ancestor
     if guards(tree, node):
@@ -223,7 +259,7 @@ def may_depend_on_rank(tree: Tree, node: ast.AST, seen: frozenset[ast.AST] = fro
     function = tree.function_of(node)
     if not isinstance(function, Function):
         return False
-    if function in seen or any(names_rank(tree, decorator) for decorator in function.decorator_list):
+    if function in seen or any(_may_choose_ranks(tree, decorator) for decorator in function.decorator_list):
         return True
     callers = calls_of(tree, function)
     handed_on = any(
@@ -232,6 +268,23 @@ def may_depend_on_rank(tree: Tree, node: ast.AST, seen: frozenset[ast.AST] = fro
     if not callers:
         return not handed_on
     return not handed_on and all(may_depend_on_rank(tree, call, seen | {function}) for call in callers)
+
+
+def _deciding(around: ast.AST, child: ast.AST) -> list[ast.expr]:
+    """What a `match` or a `with` around a statement asks or enters."""
+    if isinstance(around, ast.Match):
+        return [around.subject] if child is not around.subject else []
+    return [item.context_expr for item in around.items] if isinstance(around, ast.With) else []
+
+
+def _may_choose_ranks(tree: Tree, decorator: ast.expr) -> bool:
+    """`@master_only`, or a decorator of this script that has to do with the rank."""
+    name = spelled(decorator.func if isinstance(decorator, ast.Call) else decorator).rsplit(".", 1)[-1]
+    return (
+        names_rank(tree, decorator)
+        or bool(CHOOSES.search(name))
+        or any(names_rank(tree, made) for made in tree.functions.get(name, []))
+    )
 
 
 def _is_called(tree: Tree, name: ast.Name) -> bool:

@@ -33,7 +33,7 @@ def no_distributed_sampler(tree: Tree) -> Mistakes:
     if tree.is_managed or not tree.strategies or not speaks_of_ranks or _seeds_by_rank(tree):
         return
     for call in tree.torch_calls("DataLoader"):
-        if has_stars(call) or len(call.args) > 2 or _has_sampler(call) or not _is_for_training(tree, call):
+        if has_stars(call) or len(call.args) > 3 or _has_sampler(call) or not _is_for_training(tree, call):
             continue
         dataset = call.args[0] if call.args else keyword(call, "dataset")
         if dataset is None or names_rank(tree, call) or any(names_rank(tree, v) for v in _values(tree, dataset)):
@@ -55,7 +55,22 @@ def _is_for_training(tree: Tree, call: ast.Call) -> bool:
     named.append(spelled(dataset))
     if any(TEST.search(name) for name in named):
         return False
-    return is_true(keyword(call, "shuffle")) or any("train" in name.lower() for name in named)
+    return _shuffles(call) or any("train" in name.lower() for name in named) or _is_trained_on(tree, call)
+
+
+def _is_trained_on(tree: Tree, call: ast.Call) -> bool:
+    """`for x, y in loader:` with a backward pass in it, in the function where the loader is made."""
+    named = {spelled(target) for target in getattr(tree.parents[call], "targets", [])} - {""}
+    for loop in tree.nodes[ast.For]:
+        assert isinstance(loop, ast.For)
+        here = tree.function_of(loop) is tree.function_of(call)
+        if here and named & set(map(spelled, ast.walk(loop.iter))) and trained_in(tree, loop):
+            return True
+    return False
+
+
+def _shuffles(call: ast.Call) -> bool:
+    return is_true(keyword(call, "shuffle") or (call.args[2] if len(call.args) > 2 else None))
 
 
 def _seeds_by_rank(tree: Tree) -> bool:
@@ -101,7 +116,7 @@ def _is_a_choice(tree: Tree, call: ast.Call) -> bool:
 def shuffle_with_sampler(tree: Tree) -> Mistakes:
     for call in tree.torch_calls("DataLoader"):
         sampler = keyword(call, "sampler")
-        if sampler is None or not is_true(keyword(call, "shuffle")):
+        if sampler is None or not _shuffles(call):
             continue
         values = tree.values_of(sampler.id, call) if isinstance(sampler, ast.Name) else [sampler]
         if values and all(isinstance(value, ast.Call) for value in values):

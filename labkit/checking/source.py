@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import json
 import os
@@ -21,7 +22,9 @@ __all__ = ["Piece", "Source", "read"]
 FENCE = re.compile(r"^(?P<indent>[ \t]*)(?P<fence>```+|~~~+)[ \t]*(?P<language>[\w.+-]*)")
 PYTHON = ("python", "py", "python3", "pycon")
 MARKDOWN = (".md", ".markdown", ".qmd", ".txt")
-MAGIC = re.compile(r"^\s*[%!?]")
+MAGIC = re.compile(r"^(?P<indent>\s*)([%!?].*|%?[\w.]+\?{1,2}\s*)$")
+ASSIGNED = re.compile(r"^(?P<target>\s*[\w., ]+?\s*=\s*)[%!].*$")  # files = !ls
+RUNS_ITS_CELL = re.compile(r"^%%(time|timeit|capture|prun)\b")  # as Python, here
 WRITES = re.compile(r"^%%writefile\s+(-a\s+)?(?P<path>\S+\.py)\s*$")
 
 
@@ -47,12 +50,14 @@ class Piece:
 
 @dataclass(frozen=True)
 class Source:
-    """What is to be checked: `name` is shown, `path` is the file, if there is one, `says` what is not in its code."""
+    """What is to be checked: `name` is shown, `path` is the file, if there is one, `says` what is not in its code,
+    `note` what of it is not read."""
 
     name: str
     pieces: tuple[Piece, ...]
     path: Path | None = None
     says: str = ""
+    note: str = ""
 
 
 def read(script: Script | str | os.PathLike[str]) -> Source:
@@ -109,7 +114,8 @@ def _blocks(page: str) -> Iterator[Piece]:
 
 
 def _notebook(path: Path) -> Source:
-    """The code cells as one program, in their order, and each `%%writefile x.py` as another."""
+    """The code cells as one program, in their order, and each `%%writefile x.py` as another. A cell that is not Python
+    does not take the others with it."""
     try:
         notebook = json.loads(_text(path))
         cells = [c for c in notebook["cells"] if c["cell_type"] == "code"]
@@ -120,23 +126,39 @@ def _notebook(path: Path) -> Source:
     pieces: list[Piece] = []
     program: list[str] = []
     places: list[tuple[int, int]] = []
+    broken: list[str] = []
     for number, text in enumerate(texts, 1):
-        lines = text.splitlines()
-        if lines and WRITES.match(lines[0]):
+        lines = text.split("\n")
+        if WRITES.match(lines[0]):
             own = tuple((number, line) for line in range(2, len(lines) + 1))
             pieces.append(Piece("\n".join(lines[1:]), places=(*own, (number, len(lines) + 1))))
-        elif not (lines and lines[0].startswith("%%")):
-            program += [_without_magic(line) for line in lines]
-            places += [(number, line) for line in range(1, len(lines) + 1)]
-    places.append((len(texts), 1))  # where a syntax error at the end is
-    pieces.append(Piece("\n".join(program), places=tuple(places), is_fragment=True))
-    return Source(str(path), tuple(pieces), path, settings)
+        elif (known := _python(lines)) is not None:
+            program += known
+            places += [(number, line) for line in range(1, len(known) + 1)]
+        else:
+            broken.append(f"cell {number} is not Python")
+    if program:
+        pieces.append(Piece("\n".join(program), places=tuple(places), is_fragment=True))
+    return Source(str(path), tuple(pieces), path, settings, ", ".join(broken))
 
 
-def _without_magic(line: str) -> str:
-    if not MAGIC.match(line) and not line.rstrip().endswith("?"):
-        return line
-    return line[: len(line) - len(line.lstrip())] + "pass"
+def _python(lines: list[str]) -> list[str] | None:
+    """A cell's lines without what only IPython understands, none of a cell in another language; None when the rest is
+    no Python."""
+    if RUNS_ITS_CELL.match(lines[0]):
+        lines = ["pass", *lines[1:]]
+    if lines[0].startswith("%%"):
+        return []
+    plain = [ASSIGNED.sub(r"\g<target>None", MAGIC.sub(r"\g<indent>pass", line)) for line in lines]
+    return next((each for each in (lines, plain) if _is_python("\n".join(each))), None)
+
+
+def _is_python(text: str) -> bool:
+    try:
+        ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return True
 
 
 def explain(error: Any, source: Source, piece: Piece) -> str:

@@ -103,6 +103,8 @@ def bf16_on_t4(tree: Tree) -> Mistakes:
     if tree.words & {"is_bf16_supported", "get_device_capability", "float16", "half"}:
         return  # it asks, or has a choice
     for node in tree.nodes[ast.Attribute]:
-        if tree.dotted(node) == "torch.bfloat16":
+        parent = tree.parents[node]
+        casts = node.attr == "bfloat16" and isinstance(parent, ast.Call) and parent.func is node
+        if casts or tree.dotted(node) == "torch.bfloat16":
             yield node, "this script names a T4, which has no bf16"
             return

@@ -57,7 +57,7 @@ def begin(
     ranks = _ranks(names, machines, nproc_per_node, backend)
     address, port = _head_address(names, looks), int(looks[0]["free_port"])
     _each(names[1:], lambda _, host: ask(host, "reach", address=address))
-    nodes = Nodes(len(names), ranks, tuple(names))
+    nodes = Nodes(len(names), ranks, tuple(map(_host, names)))
     folder = create(script, nodes, address=address, port=port, env=env, runs_dir=runs_dir, machine=machines[0], **what)
     try:
         _each(names, lambda node, host: ask(
@@ -87,7 +87,7 @@ def lines_to_paste(
     machine = hardware()
     ranks = checks.check_ranks(nproc_per_node, backend, machine)
     address, port = _address_by_name(names), random.choice(PORTS)
-    nodes = Nodes(len(names), ranks, tuple(names))
+    nodes = Nodes(len(names), ranks, tuple(map(_host, names)))
     folder = create(script, nodes, address=address, port=port, machine=machine, **what)
     path = os.environ.get("PYTHONPATH")
     modules = f"PYTHONPATH={shlex.quote(path)} " if path else ""
@@ -143,7 +143,7 @@ def _ranks(names: list[str], machines: list[Hardware], wanted: int | str, backen
 def _head_address(names: list[str], looks: list[dict[str, Any]]) -> str:
     """An address of the first host that the others can reach: the one that was given, the one that ssh reached it by,
     or that of the route from here to the others. /etc/hosts would do only where it is right."""
-    head = names[0].rpartition("@")[2]
+    head = _host(names[0])
     if is_address(head) and not is_loopback(head):
         return head
     if not is_here(names[0]):
@@ -154,7 +154,7 @@ def _head_address(names: list[str], looks: list[dict[str, Any]]) -> str:
 
 def _address_by_name(names: list[str]) -> str:
     """The same by what this machine knows alone. Raises LaunchError when that is a loopback address."""
-    heads = [name.rpartition("@")[2] for name in names]
+    heads = [_host(name) for name in names]
     others = [host for host in heads if not is_here(host)]
     if not others:
         return "127.0.0.1"
@@ -162,6 +162,11 @@ def _address_by_name(names: list[str]) -> str:
     if is_loopback(address):
         raise LaunchError(f"{heads[0]} resolves to {address} here, which no other host can reach; give its address")
     return address
+
+
+def _host(name: str) -> str:
+    """Without the user that ssh may be told."""
+    return name.rpartition("@")[2]
 
 
 def _each(names: Sequence[str], do: Callable[[int, str], T]) -> list[T]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 
 from labkit.diagnosis.facts import Facts
 from labkit.diagnosis.finding import Finding, detection
-from labkit.launcher.hardware import Gpu
+from labkit.launcher.hardware import Gpu, without_kernels
 from labkit.planner.devices import OUTSIDE_TENSORS
 from labkit.record.units import gib
 
@@ -35,13 +34,9 @@ def _listed(gpus: Sequence[Gpu]) -> str:
     """Alike ones together: `2 x Tesla T4 (14.24 GiB usable of 14.74 GiB, sm_75)`."""
     return ", ".join(
         f"{f'{count} x ' if count > 1 else ''}{gpu.name} ({gib(max(0, gpu.memory - OUTSIDE_TENSORS))} usable of "
-        f"{gib(gpu.memory)}, {_sm(gpu)})"
+        f"{gib(gpu.memory)}, {gpu.sm})"
         for gpu, count in Counter(gpus).items()
     )
-
-
-def _sm(gpu: Gpu) -> str:
-    return f"sm_{gpu.capability[0]}{gpu.capability[1]}"
 
 
 @detection
@@ -75,44 +70,25 @@ def attention(facts: Facts) -> Finding | None:
 
 def _old(facts: Facts) -> str:
     """The GPUs before sm_80."""
-    return ", ".join(dict.fromkeys(f"{g.name} is {_sm(g)}" for g in facts.hardware.gpus if g.capability < FLASH))
+    return ", ".join(dict.fromkeys(f"{g.name} is {g.sm}" for g in facts.hardware.gpus if g.capability < FLASH))
 
 
 @detection
 def kernels(facts: Facts) -> Finding | None:
     """A P100 and torch's default wheel: `is_available()` is true and the first operation fails."""
     built = facts.torch_build.kernels if facts.torch_build else ()
-    without = [gpu for gpu in facts.hardware.gpus if built and not has_kernels(gpu.capability, built)]
+    without = without_kernels(facts.hardware.gpus, built)
     if not without:
         return None
     torch = (facts.packages or {}).get("torch")
     return Finding(
         "kernels",
-        ", ".join(dict.fromkeys(f"none for {gpu.name} ({_sm(gpu)})" for gpu in without)),
+        ", ".join(dict.fromkeys(f"none for {gpu.name} ({gpu.sm})" for gpu in without)),
         f"this torch {torch} is compiled for {', '.join(built)}: the first operation on the GPU fails, although "
         "torch.cuda.is_available() is true",
         "take another GPU (on Kaggle: GPU T4 x2), hide it with CUDA_VISIBLE_DEVICES='', or install a torch that has it",
         "stop",
     )
-
-
-def has_kernels(capability: tuple[int, int], built: Sequence[str]) -> bool:
-    """Whether code for one of these runs on a GPU: a binary (sm_) on its own major version from its minor one on,
-    PTX (compute_) on all that are newer; with an "a" only on exactly that GPU, with an "f" on its family."""
-    for name in built:
-        found = re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", name)
-        if not found:
-            continue
-        kind, major, minor, only = found[1], int(found[2]), int(found[3]), found[4]
-        if only == "a":
-            runs = capability == (major, minor)
-        elif kind == "compute" and not only:
-            runs = capability >= (major, minor)
-        else:
-            runs = capability[0] == major and capability[1] >= minor
-        if runs:
-            return True
-    return False
 
 
 @detection

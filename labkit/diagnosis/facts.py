@@ -98,11 +98,13 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Kaggle:
-    """`session_seconds` since its oldest process began; `disk_free` of /kaggle/working by its file system,
+    """`session_seconds` since its oldest process began, of `session_length`, which is None when
+    LABKIT_SESSION_SECONDS is no number; `disk_free` of /kaggle/working by its file system,
     `disk_used` by its files; `inputs` are the folders in /kaggle/input, `data_sets` those `labkit.fetch` knows."""
 
     run_type: str
     session_seconds: float | None
+    session_length: float | None
     disk_free: int | None
     disk_used: int | None
     internet: bool | None
@@ -126,9 +128,12 @@ class Facts:
     kaggle: Kaggle | None = None
     cores_of_machine: int | None = None
     memory_limit: int | None = None  # by the control group, where it is less than the machine's memory
+    address_space: int | None = None  # of one process: `ulimit -v`
     locked_memory: int | None = None
     open_files: int | None = None
     runs_filesystem: str | None = None
+    runs_free: int | None = None  # bytes for runs and their checkpoints
+    refusals: Mapping[str, str] | None = None  # what a launch would refuse now: what is wrong with it, in a sentence
     wslconfig: str | None = None  # what is wrong with it, "" when nothing is
     front_end: str | None = None
     is_headless: bool | None = None

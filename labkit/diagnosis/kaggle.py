@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from labkit.diagnosis.facts import Facts
 from labkit.diagnosis.finding import Finding, detection
-from labkit.record.session import SAVING_SECONDS, SESSION_SECONDS, TPU_SESSION_SECONDS
+from labkit.record.session import before_saving
 from labkit.record.units import gib
 from labkit.view import words
 
@@ -32,14 +32,18 @@ def run_type(facts: Facts) -> Finding | None:
 def time_left(facts: Facts) -> Finding | None:
     if facts.kaggle is None:
         return None
-    whole = TPU_SESSION_SECONDS if facts.kaggle.tpu else SESSION_SECONDS
-    why = f"estimated: {whole / 3600:.0f} h a session, less the age of its oldest process"
+    whole = facts.kaggle.session_length
+    if whole is None:
+        why = "LABKIT_SESSION_SECONDS, which says how long it lasts, is no number of seconds; launch says the same"
+        return Finding("session", "n/a", why, "correct or unset LABKIT_SESSION_SECONDS", "stop")
+    why = f"estimated: {words.seconds(whole)} a session, less the age of its oldest process"
     if facts.kaggle.session_seconds is None:
         return Finding("session", "n/a", why)
     left = max(0.0, whole - facts.kaggle.session_seconds)
-    todo = (
-        f"labkit's own scripts save and stop {SAVING_SECONDS / 60:.0f} minutes before; deadline_seconds= says otherwise"
-    )
+    todo = "by this it is over, and runs get no deadline: give deadline_seconds=, or LABKIT_SESSION_SECONDS"
+    if seconds := before_saving(left):
+        told = words.seconds(seconds)
+        todo = f"labkit's own scripts, started now, save and stop after {told}; deadline_seconds= says otherwise"
     return Finding("session", f"{words.seconds(left)} left", why, todo, "fine" if left >= LITTLE_TIME else "warning")
 
 

@@ -34,7 +34,12 @@ def preflight(facts: Facts) -> Finding:
     asked = f"asked on {found['when']}; kept until the GPUs or torch change"
     if found["env"] is None:
         todo = "nproc_per_node=1, or look at the driver; labkit doctor --preflight asks again"
-        return Finding("preflight", found["said"], f"{asked}; a launch on all of them is refused", todo, "stop")
+        then = (
+            "a launch on all of them is refused"
+            if facts.hardware.backend == "nccl"
+            else "a launch would fail the same way"
+        )
+        return Finding("preflight", found["said"], f"{asked}; {then}", todo, "stop")
     if found["env"]:
         why = f"{asked}; as it is they do not reach each other, and the way round is slower"
         todo = "nothing: launch sets these variables by itself"

@@ -1,4 +1,4 @@
-"""What the ranks share: cores, memory, /dev/shm, and the limits set on them."""
+"""What the ranks share: cores, memory, disk, /dev/shm, and the limits set on them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from labkit.diagnosis.facts import UNLIMITED, Facts
 from labkit.diagnosis.finding import Finding, detection
 from labkit.record.units import gib
 
+LITTLE_DISK = 2 << 30
 SMALL_SHM = 1 << 30
 FEW_FILES = 1024
 SMALL_SHARE = 1 << 30  # a rank has 0.2 GiB before its first tensor, its data and DataLoader workers come on top
@@ -39,6 +40,18 @@ def memory(facts: Facts) -> Finding:
 
 
 @detection
+def disk(facts: Facts) -> Finding | None:
+    """Kaggle's has a quota of its own: see kaggle.py."""
+    if facts.runs_free is None or facts.kaggle is not None:
+        return None
+    value = f"{gib(facts.runs_free)} free where runs are kept"
+    if facts.runs_free >= LITTLE_DISK:
+        return Finding("disk", value, "two checkpoints of a run are kept, a third is there while it is saved")
+    why = "a checkpoint that does not fit is not begun, and the training goes on unsaved"
+    return Finding("disk", value, why, "delete old runs, or keep them elsewhere: LABKIT_RUNS=…", "warning")
+
+
+@detection
 def memory_limit(facts: Facts) -> Finding | None:
     limit = facts.memory_limit
     if limit is None or limit == UNLIMITED:
@@ -49,6 +62,22 @@ def memory_limit(facts: Facts) -> Finding | None:
         "this container's (its control group): beyond it a rank is killed, although `free` shows more",
         "docker run --memory=…, or a larger job; what is in /dev/shm counts, too",
         "warning" if limit // facts.ranks < SMALL_SHARE else "note",
+    )
+
+
+@detection
+def address_space(facts: Facts) -> Finding | None:
+    """torch maps gigabytes of libraries, CUDA reserves more addresses than there is memory."""
+    limit = facts.address_space
+    if limit is None or limit == UNLIMITED:
+        return None
+    return Finding(
+        "address space",
+        f"{gib(limit)} for each process",
+        "`ulimit -v`: what is mapped counts in it, used or not, first torch's libraries; at the limit imports and "
+        "allocations fail, although memory is free",
+        "`ulimit -v unlimited`; a job is better held by a control group",
+        "warning",
     )
 
 

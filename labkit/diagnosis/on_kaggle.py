@@ -13,6 +13,7 @@ import psutil
 
 from labkit.data import SOURCES, complete
 from labkit.diagnosis.facts import Kaggle
+from labkit.errors import LabError
 from labkit.launcher.hardware import Hardware
 from labkit.record import session
 
@@ -22,8 +23,6 @@ LOOK_SECONDS = 0.2  # at most, into each of the two
 # Google's name server by its number: without internet a name would take seconds not to be found.
 OUTSIDE = ("8.8.8.8", 53)
 PROBE_SECONDS = 0.5
-# Where libtpu finds the chips of a TPU's own machine; of Kaggle's not seen by us.
-TPU_FILES = (Path("/dev/accel0"), Path("/dev/vfio/0"))
 
 
 def kaggle(here: Hardware) -> Kaggle | None:
@@ -35,10 +34,11 @@ def kaggle(here: Hardware) -> Kaggle | None:
     return Kaggle(
         run_type=os.environ.get("KAGGLE_KERNEL_RUN_TYPE", ""),
         session_seconds=_age(),
+        session_length=_length(),
         disk_free=shutil.disk_usage(working).free,
         disk_used=_size(working),
         internet=_internet(),
-        tpu=any(path.exists() for path in TPU_FILES),
+        tpu=session.has_tpu(),
         inputs=tuple(inputs),
         data_sets=tuple(_data_sets(given)),
     )
@@ -48,6 +48,13 @@ def _age() -> float | None:
     try:
         return session.age()
     except psutil.Error:
+        return None
+
+
+def _length() -> float | None:
+    try:
+        return session.length()
+    except LabError:
         return None
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from labkit.diagnosis.facts import Facts
 from labkit.diagnosis.finding import Finding, detection
 
@@ -46,6 +48,12 @@ def front_end(facts: Facts) -> Finding:
         FRONT_ENDS.get(facts.front_end, facts.front_end),
         f"runs {'end with' if facts.is_headless else 'outlive'} this process",
     )
+
+
+@detection
+def refused(facts: Facts) -> Iterator[Finding]:
+    for what, sentence in (facts.refusals or {}).items():
+        yield Finding(what, sentence, "launch says the same, and starts nothing", "put it right first", "stop")
 
 
 @detection

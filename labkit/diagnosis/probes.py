@@ -9,6 +9,7 @@ import json
 import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
 from datetime import datetime
@@ -20,19 +21,20 @@ import psutil
 
 from labkit.diagnosis.facts import UNLIMITED, Kernel, Nvml, TorchBuild, nvml_from_json
 from labkit.diagnosis.on_kaggle import kaggle
+from labkit.errors import LabError
 from labkit.launcher import bandwidth as _bandwidth
 from labkit.launcher import preflight as _preflight
+from labkit.launcher.checks import check_interface
 from labkit.launcher.hardware import DRIVER_FILES, Hardware, asked_of_torch
 from labkit.launcher.torchrun import LEFTOVER_PREFIXES, LEFTOVERS
-from labkit.record import runs_root
-from labkit.record.folder import MARKER
+from labkit.record import container, runs_root
+from labkit.record.folder import MARKER, check_root
 from labkit.view import frontend
 
 __all__ = ["kaggle"]  # and every other function without an underscore
 
 PACKAGES = ("torch", "ipykernel", "ipywidgets", "IPython")
 NVML_SECONDS = 10.0
-GROUPS, OWN_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 ASK_NVML = Path(__file__).with_name("ask_nvml.py")
 MOUNTS = Path("/proc/self/mounts")
 WINDOWS_USERS = Path("/mnt/c/Users")
@@ -109,28 +111,12 @@ def cores_of_machine(here: Hardware) -> int | None:
 
 
 def memory_limit(here: Hardware) -> int | None:
-    """The smallest limit of the control groups this process is in (versions 1 and 2)."""
-    if not OWN_GROUPS.exists():
-        return None
-    limits = []
-    for line in OWN_GROUPS.read_text().splitlines():
-        _, controllers, group = line.split(":", 2)
-        if not controllers:
-            root, name = GROUPS, "memory.max"
-        elif "memory" in controllers.split(","):
-            root, name = GROUPS / "memory", "memory.limit_in_bytes"
-        else:
-            continue
-        for part in (PurePosixPath(group), *PurePosixPath(group).parents):  # a group is held by those above it, too
-            limits += _number(root / str(part).lstrip("/") / name)
-    return min((limit for limit in limits if limit < here.memory), default=UNLIMITED)
+    limit = container.memory_limit()
+    return UNLIMITED if limit is None or limit >= here.memory else limit
 
 
-def _number(file: Path) -> list[int]:
-    try:
-        return [int(file.read_text())]
-    except (OSError, ValueError):  # "max", or a group that this container cannot see
-        return []
+def address_space(here: Hardware) -> int | None:
+    return _limit("RLIMIT_AS")
 
 
 def locked_memory(here: Hardware) -> int | None:
@@ -164,6 +150,25 @@ def runs_filesystem(here: Hardware) -> str | None:
         if root.is_relative_to(mount) and len(mount.parts) >= len(best.parts):
             best, kind = mount, fstype
     return kind
+
+
+def runs_free(here: Hardware) -> int:
+    root = runs_root(None)
+    return shutil.disk_usage(next(path for path in (root, *root.parents) if path.exists())).free
+
+
+def refusals(here: Hardware) -> dict[str, str]:
+    asked = {
+        "GLOO_SOCKET_IFNAME": lambda: check_interface(os.environ.get("GLOO_SOCKET_IFNAME", "")),
+        "runs folder": lambda: check_root(runs_root(None)),
+    }
+    found = {}
+    for what, ask in asked.items():
+        try:
+            ask()
+        except LabError as error:
+            found[what] = str(error)
+    return found
 
 
 def wslconfig(here: Hardware) -> str | None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import re
-
 from labkit.diagnosis.facts import Facts
 from labkit.diagnosis.finding import Finding, detection
-from labkit.launcher.checks import TORCH_FLOOR
+from labkit.launcher.checks import TORCH_FLOOR, release_of
 from labkit.view.frontend import BROKEN_KERNELS
 
 
@@ -23,7 +21,7 @@ def torch(facts: Facts) -> Finding | None:
     found = facts.packages.get("torch")
     if found is None:
         return Finding("torch", "missing", "nothing can be trained", "python -m pip install torch", "stop")
-    if tuple(int(part) for part in re.findall(r"\d+", found)[:2]) >= TORCH_FLOOR:
+    if release_of(found) >= TORCH_FLOOR:
         return None
     floor = ".".join(map(str, TORCH_FLOOR))
     why = "launch refuses it: older ones hang or sum wrongly on gloo"

@@ -16,7 +16,7 @@ __all__ = ["follow"]
 
 LOOK_SECONDS = 5.0
 PATIENCE_SECONDS = 120.0  # for a push to become the kernel's newest session
-MOST_FAILURES = 5  # in a row; Kaggle cuts connections in which nothing is said
+OUTAGE_SECONDS = 600.0  # without an answer; sessions last hours, and Kaggle cuts connections in which nothing is said
 WAITING = ("QUEUED", "NEW_SCRIPT")
 
 
@@ -26,30 +26,32 @@ def follow(service: Service, kernel: str, *, mark: str = "") -> Status:
     `mark` is the line that the first cell of the push that is meant prints: just after it, Kaggle may still tell of the
     session before. Raises LabError when that does not change, or Kaggle cannot be reached any more.
     """
-    log, failures, over_since = _Log(service, kernel, mark), 0, time.monotonic()
-    status = service.status(kernel)
+    log, status = _Log(service, kernel, mark), service.status(kernel)
+    failing_since = over_since = None
     with StatusLine() as line:
         if status.name in WAITING:
             line.write(f"{kernel} is queued")
         while True:
+            cut = None
             try:
                 if status.name not in WAITING:  # asked before the log is read: what is over has said everything
                     for text in log.news():
                         _show(line, text)
-                if status.is_over and log.begun:
-                    return status
-                time.sleep(LOOK_SECONDS)
-                status, failures = service.status(kernel), 0
+            except LabError as error:  # as happens where nothing is said for long; whether it goes on, the status tells
+                cut = error
+            if status.is_over and log.begun and not cut:
+                return status
+            time.sleep(LOOK_SECONDS)
+            try:
+                status, failing_since = service.status(kernel), None
             except LabError:
-                failures += 1
-                if failures == MOST_FAILURES:
+                failing_since = failing_since or time.monotonic()
+                if time.monotonic() - failing_since > OUTAGE_SECONDS:
                     raise
-                time.sleep(LOOK_SECONDS)
-            if not status.is_over:
-                over_since = time.monotonic()
-            if time.monotonic() - over_since > PATIENCE_SECONDS:
+            over_since = (over_since or time.monotonic()) if status.is_over else None
+            if over_since and time.monotonic() - over_since > PATIENCE_SECONDS:
                 told = f" ({status.message})" if status.message else ""
-                raise LabError(f"{kernel}: {status.name}{told}, and nothing in its log is of this push")
+                raise cut or LabError(f"{kernel}: {status.name}{told}, and nothing in its log is of this push")
 
 
 class _Log:

@@ -16,13 +16,14 @@ from typing import Any
 
 from labkit.errors import LabError
 
-__all__ = ["TWO_T4", "Kernel", "build"]
+__all__ = ["TWO_T4", "Kernel", "build", "check_address"]
 
 TWO_T4 = "NvidiaTeslaT4"  # Kaggle lends no single one
 # Kaggle documents no limit; about one megabyte is what others who push generated kernels keep to.
 MOST_BYTES = 1_000_000
 SHORTEST_TITLE = 5  # and slug; the client refuses shorter ones
 
+WHEEL_CELL = "as a wheel in text, because a session may have no internet"  # by which an export is known again
 INSTALL = '''\
 # labkit {version} as a wheel in text, because a session may have no internet and Kaggle takes one file. `labkit kaggle`
 # put it here. It is left alone where this version can be imported.
@@ -80,11 +81,17 @@ class Kernel:
         return str(self.metadata["id"])
 
     def write(self, folder: Path) -> None:
-        """Both files, as `kaggle kernels push` wants them."""
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / self.metadata["code_file"]).write_text(self.notebook, encoding="utf-8")
-        described = json.dumps(self.metadata, indent=1) + "\n"
-        (folder / "kernel-metadata.json").write_text(described, encoding="utf-8")
+        """Both files, as `kaggle kernels push` wants them, over an earlier export of the notebook and nothing else."""
+        notebook, described = folder / self.metadata["code_file"], folder / "kernel-metadata.json"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            earlier = notebook.exists() and WHEEL_CELL in notebook.read_text(encoding="utf-8", errors="replace")
+            if not earlier and (there := [path.name for path in (notebook, described) if path.exists()]):
+                raise LabError(f"{folder} has a {there[0]} that no export wrote; choose another folder with --into")
+            notebook.write_text(self.notebook, encoding="utf-8")
+            described.write_text(json.dumps(self.metadata, indent=1) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise LabError(f"the kernel cannot be written into {folder}: {error.strerror}") from None
 
 
 def build(
@@ -103,8 +110,12 @@ def build(
     """The kernel of a notebook called `name` ("03_ddp.ipynb"), whose text is given.
 
     `inputs` are kernels whose output it reads. `push` tells one push from another: the first cell prints it.
-    Raises LabError for what is not a notebook, parameters it does not have, and titles that make no address.
+    Raises LabError for what is not a notebook, parameters it does not have, and what makes no address.
     """
+    if not re.fullmatch(r"[\w-]+", user):
+        raise LabError(f"a user's name on Kaggle has letters, digits, - and _ only; got {user!r}")
+    for each in inputs:
+        check_address(each)
     book = _parsed(notebook, name)
     title = title or "labkit " + re.sub(r"[^A-Za-z0-9]+", " ", Path(name).stem).strip()
     mark = f"labkit {wheel[0].split('-')[1]}, push {push}"
@@ -139,6 +150,12 @@ def build(
         },
         mark,
     )
+
+
+def check_address(kernel: str) -> None:
+    """Raises LabError when this is not the address of a kernel."""
+    if not re.fullmatch(r"[\w-]+/[\w-]+", kernel):
+        raise LabError(f"a kernel's address is USER/ADDRESS, as in kaggle.com/code/USER/ADDRESS; got {kernel!r}")
 
 
 def _parsed(text: str, name: str) -> dict[str, Any]:

@@ -38,7 +38,7 @@ def _places(name: str) -> Iterator[Path]:
     for run in runs:
         yield run.path.parents[1] / "checkpoints" / (slug(name) if name else "")
     for run in runs:
-        if not name or f"-{slug(name)}-" in run.id:
+        if not name or run.id.partition("-")[2].rpartition("-")[0] == slug(name):
             yield run.checkpoints
 
 

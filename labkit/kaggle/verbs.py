@@ -10,7 +10,7 @@ from typing import Any
 
 from labkit.errors import LabError
 from labkit.kaggle.follow import follow
-from labkit.kaggle.kernel import TWO_T4, Kernel, build
+from labkit.kaggle.kernel import TWO_T4, Kernel, build, check_address
 from labkit.kaggle.pull import pull_runs
 from labkit.kaggle.service import Service
 from labkit.kaggle.wheel import wheel
@@ -81,6 +81,7 @@ def _push(arguments: argparse.Namespace, rest: list[str]) -> int:
 
 
 def _pull(arguments: argparse.Namespace, rest: list[str]) -> int:
+    check_address(arguments.kernel)
     return _see_through(Service(), arguments.kernel, arguments)
 
 
@@ -88,10 +89,12 @@ def _see_through(service: Service, kernel: str, arguments: argparse.Namespace, m
     """Follow a kernel to its end, fetch its runs. 1 when it failed."""
     try:
         status = follow(service, kernel, mark=mark)
+        new, known = pull_runs(service, kernel, runs_root(arguments.runs_dir))
     except KeyboardInterrupt:
         print(f"\n{_come_back(kernel)}")
         raise
-    new, known = pull_runs(service, kernel, runs_root(arguments.runs_dir))
+    except LabError as error:
+        raise LabError(f"{error}. It may go on all the same; come back with: labkit kaggle pull {kernel}") from None
     for folder in new:
         print(plain(f"{folder.path}"))
     for run in known:

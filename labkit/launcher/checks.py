@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 
 from labkit.errors import LaunchError
-from labkit.launcher.hardware import Hardware
+from labkit.launcher.hardware import Hardware, asked_of_torch, without_kernels
 from labkit.launcher.torchrun import LEFTOVER_PREFIXES
 from labkit.write import Script, options_of
 
@@ -30,6 +30,8 @@ __all__ = [
     "check_numbers",
     "check_ranks",
     "check_torch",
+    "imported",
+    "release_of",
 ]
 
 MOST_RANKS = 1024
@@ -56,10 +58,15 @@ def check_torch(platform: str) -> None:
         raise LaunchError(
             f"torch is not installed for {sys.executable}. Install it there: {sys.executable} -m pip install torch"
         ) from None
-    if tuple(int(part) for part in re.findall(r"\d+", found)[:2]) < TORCH_FLOOR:
+    if release_of(found) < TORCH_FLOOR:
         raise LaunchError(
             f"torch {found} is too old: labkit needs 2.8 or newer (older ones hang or sum wrongly on gloo)"
         )
+
+
+def release_of(version: str) -> tuple[int, ...]:
+    """(2, 10) of "2.10.0+cu128"."""
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
 
 
 def check_ranks(nproc_per_node: Any, backend: Any, hardware: Hardware) -> int:
@@ -91,7 +98,21 @@ def check_ranks(nproc_per_node: Any, backend: Any, hardware: Hardware) -> int:
             f"{nproc_per_node} ranks on {gpus} GPUs use nccl; backend='gloo' is for more ranks than GPUs. "
             "To train on the CPU, pass env={'CUDA_VISIBLE_DEVICES': ''}"
         )
+    _check_kernels(hardware, nproc_per_node)
     return nproc_per_node
+
+
+def _check_kernels(hardware: Hardware, ranks: int) -> None:
+    """torch has code for the GPUs of the ranks. Without it `is_available()` is true and every operation fails."""
+    if not hardware.gpus:
+        return
+    built = (asked_of_torch(hardware.visible_devices) or {}).get("kernels", ())
+    for gpu in without_kernels(hardware.gpus[:ranks], built):
+        raise LaunchError(
+            f"torch {version('torch')} has no kernels for {gpu.name} ({gpu.sm}), only for {', '.join(built)}: the "
+            "first operation on it would fail. Take another GPU (on Kaggle: GPU T4 x2), pass "
+            f"env={{'CUDA_VISIBLE_DEVICES': ''}} to train on the CPU, or install a torch that has {gpu.sm}"
+        )
 
 
 def check_batch(script: Script, parameters: Mapping[str, Any], ranks: int) -> None:
@@ -133,15 +154,20 @@ def check_numbers(script: Script, parameters: Mapping[str, str]) -> None:
 
 def check_imports(script: Script, folder: str) -> None:
     """Top-level modules that the script imports unconditionally can be found by this interpreter or beside it."""
-    statements = [s for s in ast.parse(str(script)).body if isinstance(s, ast.Import | ast.ImportFrom)]
-    names = {a.name for s in statements if isinstance(s, ast.Import) for a in s.names}
-    names |= {s.module for s in statements if isinstance(s, ast.ImportFrom) and s.module and not s.level}
-    missing = sorted({n for name in names if not _can_be_found(n := name.split(".")[0], folder)})
+    missing = sorted(name for name in imported(script) if not _can_be_found(name, folder))
     if missing:
         raise LaunchError(
             f"{script.name}.py imports {', '.join(missing)}, which {sys.executable} does not have. Install what "
             f"provides it with {sys.executable} -m pip install …, or start labkit from the environment that has it"
         )
+
+
+def imported(script: Script) -> set[str]:
+    """The top-level packages that the script imports unconditionally."""
+    statements = [s for s in ast.parse(str(script)).body if isinstance(s, ast.Import | ast.ImportFrom)]
+    names = {a.name for s in statements if isinstance(s, ast.Import) for a in s.names}
+    names |= {s.module for s in statements if isinstance(s, ast.ImportFrom) and s.module and not s.level}
+    return {name.split(".")[0] for name in names}
 
 
 def _can_be_found(package: str, folder: str) -> bool:

@@ -76,6 +76,10 @@ class Evidence:
     def host(self, node: int) -> str:
         return self.nodes.shown(node, self.folder) if self.nodes else ""
 
+    def was_ended(self, rank: int) -> bool:
+        """Whether the rank's node was ended because of something that happened elsewhere."""
+        return bool(self.nodes and self.outcomes.get(self.nodes.of_rank(rank), {}).get("why"))
+
     def on_host(self, rank: int) -> str:
         """` on hB`; nothing where there is but one."""
         return f" on {self.host(self.nodes.of_rank(rank))}" if self.nodes else ""

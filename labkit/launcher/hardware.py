@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -15,9 +17,22 @@ from typing import Any, Literal
 
 import psutil
 
-__all__ = ["DRIVER_FILES", "Gpu", "Hardware", "Platform", "asked_of_torch", "hardware", "platform_name"]
+from labkit.record.container import memory_left
+
+__all__ = [
+    "DRIVER_FILES",
+    "Gpu",
+    "Hardware",
+    "Platform",
+    "asked_of_torch",
+    "has_kernels",
+    "hardware",
+    "platform_name",
+    "without_kernels",
+]
 
 DRIVER_FILES = (Path("/proc/driver/nvidia/version"), Path("/dev/dxg"))  # one is there with a driver; WSL2's is dxg
+KERNEL = re.compile(r"(sm|compute)_(\d+)(\d)([af]?)")
 Platform = Literal["kaggle", "wsl2", "linux", "macos", "windows"]
 
 
@@ -30,6 +45,10 @@ class Gpu:
     capability: tuple[int, int]
 
     @property
+    def sm(self) -> str:
+        return f"sm_{self.capability[0]}{self.capability[1]}"
+
+    @property
     def has_bf16(self) -> bool:
         """bf16 in hardware. torch's `is_bf16_supported()` also counts emulation, which is slower than fp32."""
         return self.capability >= (8, 0)
@@ -37,7 +56,8 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Hardware:
-    """`cores` this process may use; `memory` and `shared_memory` (`/dev/shm`) in bytes, None where there is none."""
+    """`cores` this process may use; `memory` of the machine, `memory_available` to this process and its container, and
+    `shared_memory` (`/dev/shm`) in bytes, None where there is none."""
 
     platform: Platform
     gpus: tuple[Gpu, ...]
@@ -71,7 +91,7 @@ def hardware(visible_devices: str | None = None) -> Hardware:
     Imports torch (in a process of its own) only where an NVIDIA driver is installed.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES") if visible_devices is None else visible_devices
-    memory = psutil.virtual_memory()
+    memory, left = psutil.virtual_memory(), memory_left()
     try:
         gpus, problem = _gpus(visible), ""
     except (OSError, subprocess.SubprocessError, ValueError) as error:
@@ -83,7 +103,7 @@ def hardware(visible_devices: str | None = None) -> Hardware:
         gpu_problem=problem,
         cores=usable_cores(),
         memory=memory.total,
-        memory_available=memory.available,
+        memory_available=memory.available if left is None else min(memory.available, left),
         shared_memory=shutil.disk_usage(shm).total if shm.exists() else None,
         visible_devices=visible,
     )
@@ -131,3 +151,28 @@ def asked_of_torch(visible: str | None) -> dict[str, Any] | None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60, check=True, env=env)
     said: dict[str, Any] = json.loads(done.stdout)
     return said
+
+
+def without_kernels(gpus: Sequence[Gpu], built: Sequence[str]) -> list[Gpu]:
+    """Those of the GPUs on which a torch with these kernels cannot compute; none where it names no kernels of CUDA."""
+    if not any(KERNEL.fullmatch(name) for name in built):
+        return []
+    return [gpu for gpu in gpus if not has_kernels(gpu.capability, built)]
+
+
+def has_kernels(capability: tuple[int, int], built: Sequence[str]) -> bool:
+    """Whether code for one of these runs on a GPU: a binary (sm_) on its own major version from its minor one on,
+    PTX (compute_) on all that are newer; with an "a" only on exactly that GPU, with an "f" on its family."""
+    for name in built:
+        if not (found := KERNEL.fullmatch(name)):
+            continue
+        kind, major, minor, only = found[1], int(found[2]), int(found[3]), found[4]
+        if only == "a":
+            runs = capability == (major, minor)
+        elif kind == "compute" and not only:
+            runs = capability >= (major, minor)
+        else:
+            runs = capability[0] == major and capability[1] >= minor
+        if runs:
+            return True
+    return False

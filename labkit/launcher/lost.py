@@ -71,18 +71,17 @@ def gone(found: Evidence) -> dict[str, Any] | None:
 
 
 def parted(found: Evidence) -> dict[str, Any] | None:
-    """Hosts that lost each other: ranks of both waited for the other's until the process group's time limit, and there
-    is no rank that others waited for and that did not wait itself."""
+    """Hosts that lost each other: ranks waited for those of another host until the process group's time limit, and
+    there is no rank that others waited for and that did not wait itself."""
     if found.nodes is None:
         return None
     said = {f["rank"]: "".join(f["traceback"]) + f["message"] for f in found.failures}
     waited = {rank: match for rank, text in said.items() if (match := TIMED_OUT.search(text))}
     cut_off = {rank for rank, text in said.items() if UNREACHABLE.search(text)}
-    hosts = sorted({found.nodes.of_rank(rank) for rank in waited})
-    if not waited or found.histories.keys() - waited.keys() - cut_off or len({*map(found.nodes.of_rank, said)}) < 2:
+    silent = found.histories.keys() - waited.keys() - cut_off
+    hosts = sorted({found.nodes.of_rank(rank) for rank in said})
+    if not waited or silent or len(hosts) < 2:
         return None
-    if len(hosts) < 2:  # the other side heard of it from its own system, or from a neighbour
-        hosts = sorted({found.nodes.of_rank(rank) for rank in said})
     began, limit = min(_began_to_wait(found, rank, match) for rank, match in waited.items())
     names = [found.host(node) for node in hosts]
     sentence = (
@@ -94,9 +93,10 @@ def parted(found: Evidence) -> dict[str, Any] | None:
 
 
 def _began_to_wait(found: Evidence, rank: int, match: re.Match[str]) -> tuple[float, float]:
-    """When a rank entered the call that never ended, in seconds since the epoch, and for how long it waited."""
+    """When a rank entered the call that never ended, in seconds since the epoch, and for how long it waited (0 where
+    its error does not tell)."""
     gave_up = next(f["time_ns"] for f in found.failures if f["rank"] == rank) / 1e9
-    limit = float(match[1] or 0) / 1000 if match.re.groups and match.lastindex else 0.0
+    limit = float(match[1] or 0) / 1000
     return gave_up - limit, limit
 
 

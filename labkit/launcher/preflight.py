@@ -6,6 +6,7 @@ hang in silence, and the cure is nearly always one of the same few variables (se
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -81,6 +82,10 @@ def preflight(
 
     Takes some five seconds when all is well, at most `seconds` per rung. Nothing is left running.
     """
+    try:
+        checks.check_interface({**os.environ, **(env or {})}.get("GLOO_SOCKET_IFNAME", ""))
+    except LaunchError as error:  # the shell's fault: it says nothing of the machine that would be worth keeping
+        return Preflight(backend, None, [], [{"env": {}, "problem": str(error)}], None, time.time())
     tried: list[dict[str, Any]] = []
     for rung in NCCL_LADDER if backend == "nccl" else ({},):
         said, problem = short_run(

@@ -34,8 +34,8 @@ def hung(found: Evidence, notice: str | None) -> dict[str, Any] | None:
     culprit = min(absent, key=lambda h: h.step)
     who = ", ".join(str(rank) for rank in sorted(waited - {culprit.rank}))
     sentence = (
-        f"rank {culprit.rank} stopped answering (last seen at step {culprit.step}); rank {who} waited for it until the "
-        "process group's time limit" + (f". Before that {notice}" if notice else "")
+        f"rank {culprit.rank}{found.on_host(culprit.rank)} stopped answering (last seen at step {culprit.step}); "
+        f"rank {who} waited for it until the process group's time limit" + (f". Before that {notice}" if notice else "")
     )
     return {"kind": "hang", "rank": culprit.rank, "step": culprit.step, "sentence": sentence}
 
@@ -48,9 +48,9 @@ def left_early(found: Evidence) -> dict[str, Any] | None:
         return None
     first = min(left, key=lambda h: h.step)
     sentence = (
-        f"rank {first.rank} ended at step {first.step} without an error while rank {stayed[0].rank} was at step "
-        f"{stayed[0].step} and waited for it; do the ranks have different amounts of data, a `break` on one of them, "
-        f"or does rank {stayed[0].rank} call one collective more?"
+        f"rank {first.rank}{found.on_host(first.rank)} ended at step {first.step} without an error while rank "
+        f"{stayed[0].rank} was at step {stayed[0].step} and waited for it; do the ranks have different amounts of "
+        f"data, a `break` on one of them, or does rank {stayed[0].rank} call one collective more?"
     )
     return {"kind": "early", "rank": first.rank, "step": first.step, "sentence": sentence}
 
@@ -58,12 +58,12 @@ def left_early(found: Evidence) -> dict[str, Any] | None:
 def vanished(found: Evidence) -> dict[str, Any] | None:
     """A rank that left no word, and that torchrun did not have to end: `os._exit`, or a library that calls it."""
     spoke = {f["rank"] for f in found.failures} | found.exits.keys()
-    for rank in sorted(found.histories.keys() - spoke):
+    for rank in sorted(rank for rank in found.histories.keys() - spoke if not found.was_ended(rank)):
         beat, closed = read_json(found.folder.heartbeat(rank)), CLOSED_BY_TORCHRUN.findall(found.log_of(rank))
         if found.failures and isinstance(beat, dict) and str(beat.get("pid")) not in closed:
             step = found.histories[rank].step
             sentence = (
-                f"rank {rank} ended without a word (os._exit?), last seen at step {step}; "
+                f"rank {rank}{found.on_host(rank)} ended without a word (os._exit?), last seen at step {step}; "
                 f"rank {found.failures[0]['rank']} waited for it"
             )
             return {"kind": "early", "rank": rank, "step": step, "sentence": sentence}

@@ -10,6 +10,7 @@ from labkit.planner.alternatives import half_of
 from labkit.planner.candidate import ALIKE, Candidate, fastest, held_by, lacks, when
 from labkit.planner.devices import Device
 from labkit.planner.facts import Facts
+from labkit.planner.inside import between_hosts
 from labkit.planner.largest import largest_micro_batch, largest_model
 from labkit.planner.layout import Layout, layout_of, strategy_of
 from labkit.planner.pace import Pace
@@ -156,6 +157,7 @@ def _sentences(
 ) -> Iterator[str]:
     asked, rescued = rows[0], [row for row in rows[1:] if row.strategy == rows[0].strategy]
     where = f"{asked.name} on {asked.ranks} x {device.name}"
+    where += f" ({device.nodes} hosts with {device.box} each)" if device.nodes > 1 else ""
     if asked.peak:
         usable = gib(device.usable_by(asked.ranks))
         verdict = "fits" if asked.fits else "does not fit"
@@ -164,6 +166,7 @@ def _sentences(
         yield f"{where} cannot be planned: {asked.said}."
     if not asked.fits:
         yield from (f"It {row.said.replace('fits', 'would fit')}{_arguments(row, asked)}." for row in rescued[:1])
+    yield from between_hosts(asked.layout, device) if asked.peak and asked.layout else ()
     said = best is None or (not asked.fits and any(best.is_like(row) for row in rescued[:1]))
     how = "" if said else _arguments(best, asked)
     if best and best.step:

@@ -19,17 +19,17 @@ MOST_STAGES = 64
 MOST_PIECES = 256  # into which a batch is cut before another remedy is looked for
 
 
-def ways(strategy: str, ranks: int, accumulate: int) -> Iterator[Change]:
-    """Options of a strategy's own that are worth considering."""
+def ways(strategy: str, ranks: int, accumulate: int, box: int = BOX) -> Iterator[Change]:
+    """Options of a strategy's own that are worth considering, where `box` ranks share a host."""
     if strategy == "pipeline":
         for count in dict.fromkeys((accumulate, max(accumulate, MICRO_BATCHES_A_STAGE * ranks))):
             for schedule in ("GPipe", "1F1B", "Interleaved1F1B"):
                 more, said = _micro_batches(count, accumulate)
                 yield {"schedule": schedule} | more, (schedule, *said)
     elif strategy == "hybrid":
-        if not any(_axes(ranks)):  # it trains all the same, along one axis
+        if not any(_axes(ranks, box)):  # it trains all the same, along one axis
             yield {"tensor": 1, "pipeline": 1}, (f"{ranks} data",) if ranks > 1 else ()
-        for tensor, pipeline in _axes(ranks):
+        for tensor, pipeline in _axes(ranks, box):
             count = max(accumulate, MICRO_BATCHES_A_STAGE * pipeline) if pipeline > 1 else accumulate
             more, said = _micro_batches(count, accumulate)
             schedule = {"schedule": "1F1B"} if pipeline > 1 else {}
@@ -40,8 +40,8 @@ def ways(strategy: str, ranks: int, accumulate: int) -> Iterator[Change]:
         yield {}, ()
         if strategy == "fsdp":
             yield {"reshard_after_forward": "never"}, ("reshard never",)
-            if ranks > BOX and ranks % BOX == 0:
-                yield {"replicas": ranks // BOX}, (f"{ranks // BOX} replicas",)
+            if ranks > box > 1 and ranks % box == 0:
+                yield {"replicas": ranks // box}, (f"{ranks // box} replicas",)
         elif strategy == "fsdp1":
             yield {"sharding_strategy": "SHARD_GRAD_OP"}, ("SHARD_GRAD_OP",)
 
@@ -75,10 +75,10 @@ def _micro_batches(count: int, asked: int) -> tuple[Mapping[str, int], tuple[str
     return ({}, ()) if count == asked else ({"accumulate": count}, (f"accumulate={count}",))
 
 
-def _axes(ranks: int) -> Iterator[tuple[int, int]]:
+def _axes(ranks: int, box: int) -> Iterator[tuple[int, int]]:
     """(tensor, pipeline) with at least two of the three axes in use: with one it is much like another strategy."""
     divisors = [n for n in range(1, ranks + 1) if ranks % n == 0]
-    for tensor in (n for n in divisors if n <= BOX):
+    for tensor in (n for n in divisors if n <= min(BOX, box) and (box % n == 0 or ranks <= box)):
         for pipeline in (n for n in divisors if ranks % (tensor * n) == 0 and n <= MOST_STAGES):
             if sum(n > 1 for n in (tensor, pipeline, ranks // (tensor * pipeline))) >= 2:
                 yield tensor, pipeline

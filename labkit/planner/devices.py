@@ -29,8 +29,9 @@ OUTSIDE_TENSORS_ON_CPU = 222 << 20
 @dataclass(frozen=True)
 class Device:
     """`memory` and `usable` (for tensors) in bytes; `flops` in FLOP/s by precision, without those that the hardware
-    lacks; `bandwidth` of its memory, `link` of one device to the others in its box and `network` beyond the box, in
-    bytes/s one way. `box` is how many devices share a box. `shared`: `usable` is divided among the ranks. `outside`:
+    lacks; `bandwidth` of its memory, `link` of one device to the others in its box and `network` of a whole box to
+    others, in bytes/s one way. `box` is how many devices share a box; `nodes` how many boxes are planned for, where
+    that was said. `shared`: `usable` is divided among the ranks. `outside`:
     bytes a process takes before its first tensor."""
 
     name: str
@@ -45,6 +46,7 @@ class Device:
     source: str
     aliases: tuple[str, ...] = field(default=(), repr=False)
     shared: bool = False
+    nodes: int = 1
     outside: int = OUTSIDE_TENSORS
     halves: tuple[str, ...] = ("fp32", "bf16")  # precisions of a device whose speed nobody has written down
 
@@ -54,8 +56,8 @@ class Device:
         return self.name.startswith(THIS_MACHINE)
 
     def usable_by(self, ranks: int) -> int:
-        """Bytes for the tensors of each rank, when so many ranks are on this machine's devices."""
-        return max(0, self.usable // ranks - self.outside) if self.shared else self.usable
+        """Bytes for the tensors of each rank, when so many ranks are on such machines' devices."""
+        return max(0, self.usable // -(-ranks // self.nodes) - self.outside) if self.shared else self.usable
 
     @property
     def precisions(self) -> tuple[str, ...]:
@@ -87,28 +89,28 @@ def _gpu(
 # GB/s one way. PCIe: PCI-SIG, 8 and 16 GT/s on 16 lanes less 128b/130b coding. NVLink: half of what NVIDIA's data
 # sheets call total bandwidth (300, 600 and 900 GB/s).
 LINKS = {"PCIe 3 x16": 15.75, "PCIe 4 x16": 31.5, "NVLink 2": 150.0, "NVLink 3": 300.0, "NVLink 4": 450.0}
-# Between boxes, GB/s for each GPU: DGX-1 4 x 100 Gbit/s, DGX A100 8 x 200, DGX H100 8 x 400 (their user guides) over 8
-# GPUs; the others are assumed to be cloud or home boxes that share 100 Gbit/s.
-SHARED_100_GBIT = 12.5 / 8
+# Between boxes, GB/s of a box: DGX-1 4 x 100 Gbit/s, DGX A100 8 x 200, DGX H100 8 x 400 (their user guides); the others
+# are assumed: 100 Gbit/s for those of eight, 25 for smaller ones in a cloud or at home.
+GBIT_100, GBIT_25 = 12.5, 3.125
 # Memory is what torch sees of it, less than the nominal size: out-of-memory messages in public issues.
 DEVICES: tuple[Device, ...] = (
-    _gpu("T4", 14.74, 8.1, 65, None, 320, "PCIe 3 x16", 2, SHARED_100_GBIT,
+    _gpu("T4", 14.74, 8.1, 65, None, 320, "PCIe 3 x16", 2, GBIT_25,
          "NVIDIA T4 data sheet; memory as Kaggle's and Colab's messages give it"),
-    _gpu("P100", 15.89, 9.3, 18.7, None, 732, "PCIe 3 x16", 1, SHARED_100_GBIT,
+    _gpu("P100", 15.89, 9.3, 18.7, None, 732, "PCIe 3 x16", 1, GBIT_25,
          "NVIDIA Tesla P100 PCIe 16 GB data sheet", "p10016", "p100pcie16"),
-    _gpu("L4", 22.16, 30.3, 121, 121, 300, "PCIe 4 x16", 8, SHARED_100_GBIT, "NVIDIA L4 data sheet"),
-    _gpu("A10", 22.06, 31.2, 125, 125, 600, "PCIe 4 x16", 8, SHARED_100_GBIT, "NVIDIA A10 data sheet"),
-    _gpu("V100 16", 15.77, 15.7, 125, None, 900, "NVLink 2", 8, 6.25, "NVIDIA V100 SXM2 data sheet"),
-    _gpu("V100 32", 31.73, 15.7, 125, None, 900, "NVLink 2", 8, 6.25, "NVIDIA V100 SXM2 data sheet"),
-    _gpu("A100 40", 39.39, 19.5, 312, 312, 1555, "NVLink 3", 8, 25, "NVIDIA A100 SXM data sheet"),
-    _gpu("A100 80", 79.15, 19.5, 312, 312, 2039, "NVLink 3", 8, 25, "NVIDIA A100 SXM data sheet"),
-    _gpu("H100", 79.1, 67, 989, 989, 3350, "NVLink 4", 8, 50,
+    _gpu("L4", 22.16, 30.3, 121, 121, 300, "PCIe 4 x16", 8, GBIT_100, "NVIDIA L4 data sheet"),
+    _gpu("A10", 22.06, 31.2, 125, 125, 600, "PCIe 4 x16", 8, GBIT_100, "NVIDIA A10 data sheet"),
+    _gpu("V100 16", 15.77, 15.7, 125, None, 900, "NVLink 2", 8, 50, "NVIDIA V100 SXM2 data sheet"),
+    _gpu("V100 32", 31.73, 15.7, 125, None, 900, "NVLink 2", 8, 50, "NVIDIA V100 SXM2 data sheet"),
+    _gpu("A100 40", 39.39, 19.5, 312, 312, 1555, "NVLink 3", 8, 200, "NVIDIA A100 SXM data sheet"),
+    _gpu("A100 80", 79.15, 19.5, 312, 312, 2039, "NVLink 3", 8, 200, "NVIDIA A100 SXM data sheet"),
+    _gpu("H100", 79.1, 67, 989, 989, 3350, "NVLink 4", 8, 400,
          "NVIDIA H100 SXM data sheet (1,979 TFLOP/s there is with sparsity)", "h10080"),
-    _gpu("H200", 139.7, 67, 989, 989, 4800, "NVLink 4", 8, 50,
+    _gpu("H200", 139.7, 67, 989, 989, 4800, "NVLink 4", 8, 400,
          "NVIDIA H200 SXM data sheet (1,979 TFLOP/s there is with sparsity)", "h200141"),
-    _gpu("RTX 3090", 23.69, 35.6, 71, 71, 936, "PCIe 4 x16", 2, SHARED_100_GBIT,
+    _gpu("RTX 3090", 23.69, 35.6, 71, 71, 936, "PCIe 4 x16", 2, GBIT_25,
          "NVIDIA GA102 white paper (FP16 Tensor with FP32 accumulate)", "3090", "rtx309024"),
-    _gpu("RTX 4090", 23.64, 82.6, 165.2, 165.2, 1008, "PCIe 4 x16", 2, SHARED_100_GBIT,
+    _gpu("RTX 4090", 23.64, 82.6, 165.2, 165.2, 1008, "PCIe 4 x16", 2, GBIT_25,
          "NVIDIA Ada white paper (FP16 Tensor with FP32 accumulate)", "4090", "rtx409024"),
 )  # fmt: skip
 
@@ -145,7 +147,7 @@ def this_machine(here: Hardware) -> Device:
     if not here.gpus:
         return Device(
             THIS_MACHINE, here.memory, here.memory_available, {}, None, None, "shared memory of the CPU",
-            max(1, here.cores), SHARED_100_GBIT * 1e9, "asked of the operating system", shared=True,
+            max(1, here.cores), GBIT_25 * 1e9, "asked of the operating system", shared=True,
             outside=OUTSIDE_TENSORS_ON_CPU,
         )  # fmt: skip
     gpu = min(here.gpus, key=lambda each: each.memory)
@@ -159,7 +161,7 @@ def this_machine(here: Hardware) -> Device:
         like.link if like else None,
         like.link_name if like else "unknown",
         len(here.gpus),
-        like.network if like else SHARED_100_GBIT * 1e9,
+        like.network if like else GBIT_25 * 1e9,
         f"memory asked of the driver; {like.source}" if like else "memory asked of the driver",
         halves=("fp32", "fp16", *(["bf16"] if gpu.has_bf16 else [])),
     )

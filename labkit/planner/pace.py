@@ -12,8 +12,9 @@ from labkit.launcher.hardware import hardware
 from labkit.planner.devices import Device
 from labkit.planner.facts import Facts
 from labkit.planner.layout import Layout
+from labkit.planner.networks import Hosts
 from labkit.planner.rates import Rates, assumed_link, assumed_rates, measure_rates, remembered_rates
-from labkit.planner.speed import StepTime, scaling, step_time, stretched
+from labkit.planner.speed import StepTime, scaling, step_time
 from labkit.write import Script
 
 __all__ = ["Pace", "crowded", "measure_pace"]
@@ -39,7 +40,11 @@ class Pace:
         link = self._once(("link", layout.ranks), self._link, layout.ranks) if layout.ranks > 1 else None
         if rates is None or (link is None and layout.ranks > 1):
             return None
-        return step_time(self.facts, layout, crowded(rates, layout.ranks), link)
+        device = self.device
+        several = device.nodes > 1 or not device.shared  # ranks that share cores are on as many hosts as are asked for
+        hosts = Hosts(device.box, device.network) if several else None
+        here = min(layout.ranks, device.box) if device.nodes > 1 else layout.ranks
+        return step_time(self.facts, layout, crowded(rates, here), link, hosts)
 
     def scaling(self, layout: Layout) -> dict[int, StepTime]:
         """The same micro-batch on each of 1, 2, 4 … 1,024 ranks, on as many such machines as that takes; nothing where
@@ -71,11 +76,10 @@ class Pace:
 
     def _link(self, ranks: int) -> Link | None:
         here = hardware() if self.device.is_here else None
-        near = min(ranks, self.device.box)
+        near = max(2, min(ranks, self.device.box))
         measured = next((link for n in dict.fromkeys((ranks, near, self.ranks)) if here
                          and (link := remembered_link(here, n, here.backend))), None)  # fmt: skip
-        link = measured or assumed_link(self.device, near)
-        return stretched(link, ranks, self.device.box, self.device.network)
+        return measured or assumed_link(self.device, near)
 
 
 def crowded(rates: Rates, ranks: int) -> Rates:

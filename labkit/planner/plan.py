@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from labkit.planner.devices import Device, devices_named
 from labkit.planner.facts import Facts, facts_of
 from labkit.planner.layout import Layout, layout_of
 from labkit.planner.memory import peak, variant_of, worst
+from labkit.planner.networks import bandwidth_of
 from labkit.planner.outlook import bar_of
 from labkit.planner.pace import Pace, measure_pace
 from labkit.planner.refusals import refusal
@@ -51,16 +52,21 @@ def plan(
     script: Script | str | Path,
     *,
     nproc_per_node: int | str = "auto",
+    nodes: int = 1,
     device: str | None = None,
+    network: str | float | None = None,
     measure: bool = False,
     **parameters: Any,
 ) -> Plan:
     """What training a script would hold on each rank and how long a step would take; what fits, and what is fastest.
 
     `script`, `nproc_per_node` and `parameters` are those of `launch`. `device` is one of the presets ("T4", "2xT4",
-    "A100 80"), or this machine when it is None. Takes some five seconds: one process counts the model, another
-    rehearses a step of the script, both on tensors that hold no data; nothing is launched. With `measure=True` ranks
-    on this machine compute and talk for some fifteen seconds, so that the speed is not assumed; that is remembered.
+    "A100 80"), or this machine when it is None. `nodes` is how many hosts there are, with so many ranks on each, and
+    `network` what joins them: "100GbE", "InfiniBand NDR", "8 x InfiniBand HDR", or bits/s of one host, one way.
+
+    Takes some five seconds: one process counts the model, another rehearses a step of the script, both on tensors that
+    hold no data; nothing is launched. With `measure=True` ranks on this machine compute and talk for some fifteen
+    seconds, so that the speed is not assumed; that is remembered.
 
     Raises ScriptError or LaunchError for what `launch` would refuse. What cannot be planned is among `.problems`.
     """
@@ -68,6 +74,8 @@ def plan(
     script.check()
     count, kind = devices_named(device)
     ranks = _ranks(nproc_per_node, count, kind)
+    if nodes != 1 or network is not None:
+        ranks, kind = _on_hosts(nodes, ranks, kind, network)
     layout = layout_of(script, ranks, parameters)
     problems: list[str] = []
     if parameters.get("compile"):
@@ -98,7 +106,7 @@ def plan(
         if facts and layout.strategy:
             if measure and kind.is_here:
                 wait([rehearsing])  # while ranks are timed nothing else may run
-                measure_pace(script, ranks, parameters, again=False)
+                measure_pace(script, ranks // kind.nodes, parameters, again=False)
             advice = advise(script, facts, kind, ranks, parameters, Pace(script, facts, kind, ranks, parameters))
         rehearsed = found(rehearsing, "not rehearsed")
         states = None
@@ -199,6 +207,7 @@ class Plan:
             "format": 1,
             "made": datetime.now(UTC).isoformat(timespec="milliseconds"),
             "device": self.device.name,
+            "nodes": self.device.nodes,
             "framework": self.device.outside,
             "formulas": {str(rank): found._asdict() for rank, found in peaks.items()},
             "rehearsed": {str(self.rank): self.rehearsed._asdict()} if self.rehearsed else {},
@@ -213,6 +222,11 @@ class Plan:
         Raises LaunchError when the launch would not be what was planned.
         """
         parameters = {**self.parameters, **more}
+        if self.device.nodes > 1:
+            raise LaunchError(
+                f"this is a plan for {self.device.nodes} hosts with {self.device.box} ranks each, and a plan is "
+                "launched on one; give the script and its parameters to launch or submit, and the hosts"
+            )
         same = nproc_per_node in ("auto", self.ranks) and layout_of(self.script, self.ranks, parameters) == self.layout
         if not same:
             ranks = {} if nproc_per_node == "auto" else {"nproc_per_node": nproc_per_node}
@@ -283,6 +297,18 @@ def _ranks(asked: Any, devices: int | None, kind: Device) -> int:
     if (most := devices or here) and asked > most:
         raise LaunchError(f"{asked} ranks need {asked} devices; {most} x {kind.name} are planned for")
     return asked
+
+
+def _on_hosts(nodes: Any, each: int, kind: Device, network: Any) -> tuple[int, Device]:
+    """Ranks in all, and the device as it is found on so many hosts with `each` ranks."""
+    if isinstance(nodes, bool) or not isinstance(nodes, int) or not 1 <= nodes <= MOST_RANKS // each:
+        raise LaunchError(
+            f"nodes must be a whole number from 1 to {MOST_RANKS // each:,} with {each} ranks each, got {nodes!r}"
+        )
+    if nodes == 1:
+        raise LaunchError("network joins hosts: say how many with nodes, 2 or more")
+    joined = kind.network if network is None else bandwidth_of(network)
+    return nodes * each, replace(kind, nodes=nodes, box=each, network=joined)
 
 
 def _disagreement(formulas: Peak, rehearsed: Peak) -> list[str]:

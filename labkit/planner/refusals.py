@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import ast
 from functools import lru_cache
+from importlib.metadata import version
 
+from labkit.launcher.checks import release_of
 from labkit.planner.facts import Facts
 from labkit.planner.layout import SCHEDULES_LOOPED, Layout
 from labkit.planner.memory import variant_of
@@ -48,7 +50,8 @@ def _pipeline(script: Script, facts: Facts, layout: Layout) -> str:
     if blocks % layout.stages or not blocks:
         return f"{blocks} blocks do not split into {layout.stages} stages"
     schedule, ranks = layout.options["schedule"], layout.pipeline
-    least = {"1F1B": 1, "DualPipeV": 2}.get(schedule, 0) * ranks
+    before_2_11 = release_of(version("torch")) < (2, 11)
+    least = {"GPipe": before_2_11, "1F1B": 1, "DualPipeV": 2}.get(schedule, 0) * ranks
     if layout.accumulate < least:
         return f"{schedule} on {ranks} ranks needs {least} micro-batches or more; accumulate is {layout.accumulate}"
     if schedule.startswith("Interleaved") and layout.accumulate % ranks:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from labkit.planner.alternatives import remedies, ways
+from labkit.planner.alternatives import BOX, remedies, ways
 from labkit.planner.candidate import Candidate, evaluate, fastest
 from labkit.planner.devices import Device
 from labkit.planner.facts import Facts
@@ -36,7 +36,7 @@ class Search:
 
     def ways(self, strategy: str, ranks: int, parameters: Mapping[str, Any], accumulate: int) -> list[Candidate]:
         """With each of the strategy's own options that are worth considering."""
-        found = ways(strategy, ranks, accumulate)
+        found = ways(strategy, ranks, accumulate, self.device.box if self.device.nodes > 1 else BOX)
         return [self.look(strategy, ranks, {**parameters, **more}, said) for more, said in found]
 
     def rescue(self, asked: Candidate) -> list[Candidate]:

@@ -8,13 +8,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import log2
 
-from labkit.launcher.bandwidth import Link
+from labkit.launcher.bandwidth import Line, Link
 from labkit.planner.facts import Facts, Unit
 from labkit.planner.layout import Layout
+from labkit.planner.networks import NETWORK_SHARE, Hosts
 from labkit.planner.rates import Rates
 from labkit.planner.volume import Collective, held, volume, wire
 
-__all__ = ["StepTime", "scaling", "step_time", "stretched"]
+__all__ = ["StepTime", "scaling", "step_time"]
 
 FSDP2 = ("fsdp", "zero2", "hybrid")
 # Of the fill and drain of 1F1B, what schedules leave (Qi et al., arXiv 2401.10241, table 1: (p-1)(f+b-2w) with f=b=w is
@@ -50,8 +51,9 @@ class StepTime:
         return self.predictions / self.seconds
 
 
-def step_time(facts: Facts, layout: Layout, rates: Rates, link: Link | None) -> StepTime:
-    """Of the slowest rank. `link` may be None for one rank."""
+def step_time(facts: Facts, layout: Layout, rates: Rates, link: Link | None, hosts: Hosts | None = None) -> StepTime:
+    """Of the slowest rank. `link` is the one within a host, and may be None for one rank; `hosts` is None where all
+    ranks are on one."""
     parts = {
         "compute": _compute(facts, layout, rates),
         "recompute": _recompute(facts, layout, rates),
@@ -63,7 +65,7 @@ def step_time(facts: Facts, layout: Layout, rates: Rates, link: Link | None) -> 
     }
     busy = parts["compute"] + parts["recompute"]
     parts["bubble"] = _bubble(layout, rates, busy)
-    said = [_exposed(each, layout, rates, link, busy) for each in volume(facts, layout, _slowest(layout))]
+    said = [_exposed(each, layout, rates, link, hosts, busy) for each in volume(facts, layout, _slowest(layout))]
     parts["communication"] = sum(seconds for seconds, _ in said)
     seconds = sum(parts.values())
     computing = seconds - parts["communication"] - parts["offload"]
@@ -73,7 +75,7 @@ def step_time(facts: Facts, layout: Layout, rates: Rates, link: Link | None) -> 
     per_sample = layout.global_batch
     return StepTime(
         seconds, max(low, 0.0), high, {name: part for name, part in parts.items() if part}, per_sample,
-        per_sample * facts.predictions, (*rates.assumed, *_assumed(layout, rates, link)),
+        per_sample * facts.predictions, (*rates.assumed, *_assumed(layout, rates, link, hosts)),
     )  # fmt: skip
 
 
@@ -81,13 +83,13 @@ def scaling(
     facts: Facts, layout: Layout, rates: Rates, link: Link, *, box: int, network: float, most: int = 1024
 ) -> dict[int, StepTime]:
     """Weak scaling: the same micro-batch on each of 1, 2, 4 … ranks. A box has `box` ranks; beyond it bytes go over
-    `network`, bytes/s of each rank. Numbers of ranks that the strategy cannot use are left out."""
+    `network`, bytes/s of each box. Numbers of ranks that the strategy cannot use are left out."""
     found = {}
     ranks = 1
     while ranks <= most:
         spread = _spread(facts, layout, ranks)
         if spread is not None:
-            found[ranks] = step_time(facts, spread, rates, stretched(link, ranks, box, network))
+            found[ranks] = step_time(facts, spread, rates, link, Hosts(box, network))
         ranks *= 2
     return found
 
@@ -184,7 +186,9 @@ def _overhead(facts: Facts, layout: Layout, rates: Rates, link: Link | None) -> 
     return seconds
 
 
-def _exposed(each: Collective, layout: Layout, rates: Rates, link: Link | None, busy: float) -> tuple[float, float]:
+def _exposed(
+    each: Collective, layout: Layout, rates: Rates, link: Link | None, hosts: Hosts | None, busy: float
+) -> tuple[float, float]:
     """(seconds a rank waits for a collective, how far that may be off).
 
     On GPUs what a strategy does beside computing is hidden as far as computing lasts. gloo has no streams: FSDP waits
@@ -192,16 +196,16 @@ def _exposed(each: Collective, layout: Layout, rates: Rates, link: Link | None, 
     compute on: where all are in use, their work, measured in core-seconds, is added.
     """
     assert link is not None
-    line = link.kinds[each.kind]
-    factor = wire(each.kind, each.group) / wire(each.kind, link.ranks)
+    line = _among(each, layout, link, hosts)
+    here = min(layout.ranks, hosts.each) if hosts else layout.ranks
     beside = each.hidden and (rates.cores is None or layout.strategy in ("ddp", "zero1") or each.kind == "send")
     # Between the optimizer's collectives there is nothing to compute: ranks wait for each other at the first.
     together = min(1, each.count) if each.phase == "optimizer" else each.count
     late = max(0.0, rates.waiting - line.latency) * together
-    alone = line.latency * each.count + line.per_byte * factor * each.bytes
+    alone = line.latency * each.count + line.per_byte * each.bytes
     seconds = alone + late
-    if beside and rates.cores is not None and layout.ranks >= rates.cores:
-        seconds = min(alone, line.cpu * each.bytes * layout.ranks / rates.cores)
+    if beside and rates.cores is not None and here >= rates.cores:
+        seconds = min(alone, line.cpu * each.bytes * here / rates.cores)
         seconds += late if each.kind == "send" else 0.0
     elif beside:
         phase = busy * (1 / 3 if each.phase == "forward" else 2 / 3)
@@ -261,30 +265,34 @@ def _spread(facts: Facts, layout: Layout, ranks: int) -> Layout | None:
     return replace(layout, ranks=ranks, data=ranks // own)
 
 
-def stretched(link: Link, ranks: int, box: int, network: float) -> Link:
-    """For more ranks: more steps of latency (log2 n, as trees have), and beyond a box the network's bytes if they take
-    longer. The further, the less sure: its residual grows by itself with each doubling of ranks."""
-    if ranks <= link.ranks:
-        return link
-    further = log2(ranks / link.ranks)
-    kinds = {}
-    for kind, line in link.kinds.items():
-        per_byte = line.per_byte
-        if ranks > box:
-            per_byte = max(per_byte, wire(kind, link.ranks) / network)
-        latency = line.latency * log2(ranks) / max(1.0, log2(link.ranks))
-        kinds[kind] = replace(
-            line, latency=latency, per_byte=per_byte, residual=min(0.9, line.residual * (1 + further))
-        )
-    return replace(link, kinds=kinds)
+def _among(each: Collective, layout: Layout, link: Link, hosts: Hosts | None) -> Line:
+    """What was measured or assumed of `link.ranks` ranks in one host, for the group of a collective. More ranks take
+    more steps (log2 n, as trees have), and between hosts the network's bytes, if they take longer. The further, the
+    less sure: the residual grows by itself with each doubling of ranks."""
+    line = link.kinds[each.kind]
+    further = max(0.0, log2(each.group / link.ranks))
+    per_byte = line.per_byte * wire(each.kind, each.group) / wire(each.kind, link.ranks)
+    group = layout.pipeline if each.kind == "send" else each.group  # a pipeline is as slow as its slowest hand-over
+    if hosts and hosts.cross(group, each.stride, layout.ranks):
+        per_byte = max(per_byte, wire(each.kind, each.group) / hosts.share(each.stride))
+    return replace(
+        line,
+        latency=line.latency * (1 + further / log2(link.ranks)),
+        per_byte=per_byte,
+        residual=max(line.residual, min(0.9, line.residual * (1 + further))),
+    )
 
 
-def _assumed(layout: Layout, rates: Rates, link: Link | None) -> tuple[str, ...]:
+def _assumed(layout: Layout, rates: Rates, link: Link | None, hosts: Hosts | None) -> tuple[str, ...]:
     said = []
     if link is not None and not link.when and layout.ranks > 1:
         said.append("the link's share of its data sheet")
     if link is not None and layout.ranks > link.ranks and link.when:
         said.append(f"the link between more than {link.ranks} ranks")
+    if hosts is not None and layout.ranks > hosts.each:
+        said.append(
+            f"{NETWORK_SHARE:.0%} of {hosts.network / 1e9:.3g} GB/s from a host of {hosts.each} ranks to others"
+        )
     if layout.strategy == "fsdp1" and layout.options.get("wrap") in ("module", "size"):
         said.append("the number of FullyShardedDataParallel's units")
     if _is_offloaded(layout, rates):

@@ -25,8 +25,9 @@ WHOLE = 6  # parameters of labkit's block that tensor ranks hold alike
 
 @dataclass(frozen=True)
 class Collective:
-    """`count` calls among `group` ranks. `bytes` is of all of them together and of the whole array (what an all-gather
-    gives, a reduce-scatter takes), as in nccl-tests. `hidden`: the strategy does it beside computing."""
+    """`count` calls among `group` ranks, each `stride` ranks after the other. `bytes` is of all of them together and of
+    the whole array (what an all-gather gives, a reduce-scatter takes), as in nccl-tests. `hidden`: the strategy does it
+    beside computing."""
 
     kind: str  # all_reduce, all_gather, reduce_scatter, broadcast, send
     group: int
@@ -34,6 +35,7 @@ class Collective:
     count: int
     phase: str  # forward, backward, optimizer
     hidden: bool
+    stride: int = 1
 
 
 def wire(kind: str, group: int) -> float:
@@ -125,7 +127,7 @@ def _sharded(facts: Facts, layout: Layout) -> Iterator[Collective]:
     yield from _scattered(facts, blocks, root, "reduce_scatter", ranks, scatters)
     if layout.data > ranks:  # between the copies of the model, each rank its shard
         copies, shard = layout.data // ranks, facts.elements * facts.itemsize // ranks
-        yield Collective("all_reduce", copies, shard, len(blocks) + 1, "backward", True)
+        yield Collective("all_reduce", copies, shard, len(blocks) + 1, "backward", True, stride=ranks)
 
 
 def _scattered(
@@ -141,16 +143,17 @@ def _staged(facts: Facts, layout: Layout, rank: int) -> Iterator[Collective]:
     """A pipeline: to the next stage what a block hands on, back its gradient, both for every micro-batch; at the end
     of a step the loss. With a data axis, the stages' parameters as under ZeRO-2, but scattered once a step."""
     owners = {stage: r for r in range(layout.pipeline) for stage in layout.stages_of(r)}
-    me = rank // (layout.data * layout.tensor)
+    apart = layout.data * layout.tensor  # the mesh's axes are pipeline, data, tensor: the last counts up first
+    me = rank // apart
     blocks = [unit for unit in facts.units if unit.name.startswith("blocks.")]
     each = len(blocks) // layout.stages
     for stage in layout.stages_of(me):
         handed_on = blocks[each * (stage + 1) - 1].output * facts.itemsize * layout.micro_batch * layout.accumulate
         if stage + 1 in owners and owners[stage + 1] != me:
-            yield Collective("send", 2, handed_on, layout.accumulate, "forward", True)
+            yield Collective("send", 2, handed_on, layout.accumulate, "forward", True, apart)
         if stage and owners[stage - 1] != me:
             before = blocks[each * stage - 1].output * facts.itemsize * layout.micro_batch * layout.accumulate
-            yield Collective("send", 2, before, layout.accumulate, "backward", True)
+            yield Collective("send", 2, before, layout.accumulate, "backward", True, apart)
         if layout.strategy == "hybrid":
             units = [*blocks[each * stage : each * (stage + 1)], *_ends(facts, layout, stage)]
             calls = len([u for u in units if u in blocks]) + any(u not in blocks for u in units)
@@ -158,9 +161,10 @@ def _staged(facts: Facts, layout: Layout, rank: int) -> Iterator[Collective]:
             gathered, scattered = (
                 sum(held(unit, layout.tensor) + more * unit.frozen for unit in units) for more in (1, 0)
             )
-            yield Collective("all_gather", layout.data, gathered * size, calls, "forward", True)
-            yield Collective("reduce_scatter", layout.data, scattered * facts.itemsize, calls, "backward", False)
-    yield Collective("broadcast", layout.pipeline, facts.itemsize, 1, "backward", False)
+            scattered *= facts.itemsize
+            yield Collective("all_gather", layout.data, gathered * size, calls, "forward", True, layout.tensor)
+            yield Collective("reduce_scatter", layout.data, scattered, calls, "backward", False, layout.tensor)
+    yield Collective("broadcast", layout.pipeline, facts.itemsize, 1, "backward", False, apart)
 
 
 def _ends(facts: Facts, layout: Layout, stage: int) -> list[Unit]:

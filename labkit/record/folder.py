@@ -18,7 +18,7 @@ from labkit.record.files import read_text
 from labkit.record.session import working_folder
 from labkit.record.text import plain
 
-__all__ = ["MARKER", "NODE_MARKER", "RunFolder", "find_run", "list_runs", "runs_root"]
+__all__ = ["MARKER", "NODE_MARKER", "RunFolder", "check_root", "find_run", "list_runs", "runs_root"]
 
 # In the environment of every process of a run, so that all of them can be found again.
 MARKER = "LABKIT_RUN"
@@ -192,6 +192,16 @@ def _sound(manifest: dict[str, Any], folder: RunFolder) -> dict[str, Any]:
         "script": {"path": path if isinstance(path, str) else None, "sha256": digest},
         "cells": {k: v for k, v in cells.items() if isinstance(v, dict)} if isinstance(cells, dict) else {},
     }
+
+
+def check_root(root: Path) -> None:
+    """Whether a run could be kept there, without a trace. Raises RunFolderError."""
+    there = next(path for path in (root, *root.parents) if os.path.lexists(path))
+    if not there.is_dir():
+        raise _no_root(root, "it is a file, expected a folder" if there == root else os.strerror(errno.ENOTDIR))
+    if not os.access(there, os.W_OK | os.X_OK):
+        readonly = hasattr(os, "statvfs") and os.statvfs(there).f_flag & os.ST_RDONLY
+        raise _no_root(root, os.strerror(errno.EROFS if readonly else errno.EACCES))
 
 
 def _no_root(root: Path, why: str) -> RunFolderError:

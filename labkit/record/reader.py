@@ -21,6 +21,8 @@ LONGEST_TEXT = 1000  # of a reported value
 RECENT_RECORDS = 50
 RECENT = {name: itemgetter(i) for i, name in enumerate(("steps", "seconds", *PHASES))}
 FIRST_STEPS = 2
+SERIES = ("loss", "step_seconds", "own_seconds", "throughput", "memory", "reserved")
+OWN = ("input", "forward", "optimizer")
 
 
 class RankHistory:
@@ -28,7 +30,8 @@ class RankHistory:
 
     `series` are over seconds since `origin`, the launch (or the rank's own start when None): `loss`, `step_seconds`,
     `throughput` (samples/s of this rank), `memory` (bytes: what the allocator holds on CUDA, else the resident set),
-    `reserved` (bytes: what CUDA's allocator took from the device).
+    `reserved` (bytes: what CUDA's allocator took from the device), `own_seconds` (a step's seconds in OWN: what the
+    rank does by itself; in backward all wait for the slowest, and whole steps take equally long on every rank).
     `totals` are sums over all steps: `steps`, `samples`, `seconds`, and each phase in seconds.
     """
 
@@ -52,7 +55,7 @@ class RankHistory:
         self.reports: deque[dict[str, Any]] = deque(maxlen=KEPT_REPORTS)
         self.values: dict[str, Any] = {}  # the newest value of everything the script reported
         self.end: dict[str, Any] = {}
-        self.series = {name: Series() for name in ("loss", "step_seconds", "throughput", "memory", "reserved")}
+        self.series = {name: Series() for name in SERIES}
         self.allocation_retries = 0.0
         self.communicates = False  # whether the time it waits for collectives is known
         self.memory_limit: float | None = None  # bytes of the device, or of the host for ranks on its CPU
@@ -63,6 +66,16 @@ class RankHistory:
         """Seconds per step spent in a phase, over the newest records; "seconds" is the whole step."""
         steps = sum(map(RECENT["steps"], self._recent))
         return sum(map(RECENT[phase], self._recent)) / steps if steps else 0.0
+
+    @property
+    def own_seconds(self) -> float:
+        """Seconds per step of what the rank does by itself, over the newest records."""
+        return sum(self.recent_seconds(phase) for phase in OWN)
+
+    @property
+    def host(self) -> str:
+        """The machine that the rank is on; empty before it has said so."""
+        return str(self.meta.get("host") or "")
 
     @property
     def recent_step_seconds(self) -> float:
@@ -154,6 +167,8 @@ class RankHistory:
         self.allocation_retries = max(self.allocation_retries, number(record.get("retries")) or 0.0)
         self.latest["step_seconds"] = seconds / steps
         self.series["step_seconds"].add(t, slowest)
+        if own := sum(spent for phase, spent in zip(PHASES, phases, strict=True) if phase in OWN):
+            self.series["own_seconds"].add(t, own / steps)
         if samples and seconds:
             self.latest["throughput"] = samples / seconds
             self.series["throughput"].add(t, samples / seconds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from pathlib import Path
@@ -10,10 +11,22 @@ import psutil
 
 from labkit.errors import LabError
 
-__all__ = ["age", "input_folder", "is_session", "seconds_left", "seconds_to_train", "working_folder"]
+__all__ = [
+    "age",
+    "before_saving",
+    "has_tpu",
+    "input_folder",
+    "is_session",
+    "length",
+    "seconds_left",
+    "seconds_to_train",
+    "working_folder",
+]
 
 SESSION_SECONDS = 12 * 3600.0  # CPU and GPU sessions, says Kaggle's documentation
 TPU_SESSION_SECONDS = 9 * 3600.0
+# Where libtpu finds the chips of a TPU's own machine; of Kaggle's not seen by us.
+TPU_FILES = (Path("/dev/accel0"), Path("/dev/vfio/0"))
 SAVING_SECONDS = 1800.0  # kept for checkpoints, the cells that follow and Kaggle's own saving
 
 
@@ -43,19 +56,37 @@ def age() -> float:
     return time.time() - min(process.create_time() for process in (own, *own.parents()))
 
 
-def seconds_left() -> float:
-    """Until the session ends, 12 hours after it began or as many seconds as `LABKIT_SESSION_SECONDS` says.
+def has_tpu() -> bool:
+    return any(path.exists() for path in TPU_FILES)
+
+
+def length() -> float:
+    """Seconds a session lasts: as many as `LABKIT_SESSION_SECONDS` says, otherwise 12 hours, with a TPU 9.
 
     Raises LabError when that is no number.
     """
-    said = os.environ.get("LABKIT_SESSION_SECONDS") or SESSION_SECONDS
+    said = os.environ.get("LABKIT_SESSION_SECONDS")
+    if not said:
+        return TPU_SESSION_SECONDS if has_tpu() else SESSION_SECONDS
     try:
-        return float(said) - age()
+        seconds = float(said)
     except ValueError:
-        raise LabError(f"LABKIT_SESSION_SECONDS must be a number of seconds, got {said!r}") from None
+        seconds = math.nan
+    if not math.isfinite(seconds):
+        raise LabError(f"LABKIT_SESSION_SECONDS must be a number of seconds, got {said!r}")
+    return seconds
+
+
+def seconds_left() -> float:
+    """Until the session ends. Raises LabError when its length is no number."""
+    return length() - age()
 
 
 def seconds_to_train() -> float | None:
     """What a training may take so that there is time to save; None outside of a session, or after its end."""
-    left = seconds_left() if is_session() else 0.0
+    return before_saving(seconds_left()) if is_session() else None
+
+
+def before_saving(left: float) -> float | None:
+    """Of so many seconds until the end those that a training may take; None when it is over."""
     return max(left - SAVING_SECONDS, left / 2) if left > 0 else None

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 from labkit.record import RunReader, Series
 from labkit.record.records import finite
 from labkit.record.text import escaped
+from labkit.view.bands import MANY
 from labkit.view.bars import CATEGORY_COLOURS, LIMIT_COLOUR
+from labkit.view.by_host import by_host
 from labkit.view.svg import COLOURS
 
 if TYPE_CHECKING:
@@ -24,27 +26,36 @@ CATEGORIES = ("parameters", "gradients", "optimizer")
 
 
 def over_time(reader: RunReader) -> Figure:
-    """Loss, throughput, step time and memory of every rank over seconds since the launch."""
+    """Loss, throughput, step time and memory of every rank over seconds since the launch; of many ranks on several
+    hosts the lines and the legend are by host."""
     from plotly.subplots import make_subplots
 
     unit, name = memory_unit(max((h.memory_peak for h in reader.ranks.values()), default=0.0))
     titles = {**OVER_TIME, "throughput": "throughput per rank", "memory": f"memory per rank, {name}"}
     figure = make_subplots(2, 2, subplot_titles=list(titles.values()), horizontal_spacing=0.09, vertical_spacing=0.16)
+    hosts = list(by_host(reader.ranks.values()))
+    grouped = len(hosts) > 1 and len(reader.ranks) > MANY
     for cell, metric in enumerate(OVER_TIME):
         row, column = divmod(cell, 2)
+        named: set[str] = set()
         for rank, history in reader.ranks.items():
+            group = hosts.index(history.host) if grouped else rank
+            label = escaped(history.host) if grouped else f"rank {rank}"
+            first = cell == 0 and label not in named
+            named.add(label)
+            where = f"rank {rank} on {label}" if grouped else label
             line = _line(history.series[metric], unit if metric == "memory" else 1.0)
             figure.add_scatter(
-                **line, name=f"rank {rank}", legendgroup=str(rank), showlegend=cell == 0, mode="lines",
-                line={"color": COLOURS[rank % len(COLOURS)], "dash": DASHES[rank // len(COLOURS) % len(DASHES)]},
-                hovertemplate=f"rank {rank}<br>%{{x:.1f}} s<br>%{{y:.4g}}<extra></extra>", row=row + 1, col=column + 1,
+                **line, name=label, legendgroup=str(group), showlegend=first, mode="lines",
+                line={"color": COLOURS[group % len(COLOURS)], "dash": DASHES[group // len(COLOURS) % len(DASHES)]},
+                hovertemplate=f"{where}<br>%{{x:.1f}} s<br>%{{y:.4g}}<extra></extra>", row=row + 1, col=column + 1,
             )  # fmt: skip
         figure.update_yaxes(rangemode="tozero", title_text={"throughput": "samples/s", "step_seconds": "s",
                             "memory": name}.get(metric), row=row + 1, col=column + 1)  # fmt: skip
         figure.update_xaxes(title_text="seconds after launch", row=row + 1, col=column + 1)
     for x in reader.restarts:
         figure.add_vline(x=x, line_dash="dot", line_color="#8b949e", annotation_text="begun again")
-    return finished(figure, "Every rank over time", height=620)
+    return finished(figure, "Every rank over time", height=620 + (8 * len(hosts) if grouped else 0))
 
 
 def memory_by_category(reader: RunReader) -> Figure:

@@ -8,10 +8,12 @@ from labkit.record import RunFolder, RunReader, State
 from labkit.record.folder import read_json
 from labkit.record.text import escaped, plain
 from labkit.view import words
-from labkit.view.bands import MANY, heat_strips
+from labkit.view.bands import MANY
+from labkit.view.by_host import by_host
 from labkit.view.log_tail import log_html
+from labkit.view.strips import heat_strips
 from labkit.view.svg import Chart, charts
-from labkit.view.tables import machine_table, rank_rows, rank_table
+from labkit.view.tables import host_rows, machine_table, rank_rows, rank_table
 from labkit.view.verdict import verdict
 
 __all__ = ["attempt_ended", "run_charts", "run_html", "run_text"]
@@ -44,7 +46,7 @@ def run_html(
         f"{_head(folder, reader, state, watched)}{_notice(state)}{_earlier(state)}"
         f"{_cause(state)}{_tracebacks(folder, state)}"
         f"{charts(run_charts(reader)) if drawn else ''}{_strips(reader)}"
-        f"{rank_table(reader) if _recorded(reader, state) else ''}{machine_table(reader)}{_unread(reader)}"
+        f"{_tables(reader, state)}{_unread(reader)}"
         f"{log_html(folder.latest, log_rank, search) if with_log else ''}</div>"
     )
 
@@ -54,9 +56,15 @@ def run_text(folder: RunFolder, reader: RunReader, state: State) -> str:
     lines = [f"{folder.id}: {state.state} after {words.seconds(state.seconds)}", words.headline(reader, state)]
     lines += [attempt_ended(number, ended) for number, ended in enumerate(state.earlier, 1)]
     lines += [text for text in (state.notice, *_explanation(state), *verdict(reader)) if text]
-    for values in rank_rows(reader) if _recorded(reader, state) else ():
-        lines.append("  " + "  ".join(f"{name} {value}" for name, value in values.items()))
+    for values in (*host_rows(reader), *rank_rows(reader)) if _recorded(reader, state) else ():
+        lines.append("  " + "  ".join(f"{name} {value}".strip() for name, value in values.items() if value))
     return plain("\n".join(lines))
+
+
+def _tables(reader: RunReader, state: State) -> str:
+    """The ranks, then the machine; of several hosts first those, for they are the fewer."""
+    ranks, machines = (rank_table(reader) if _recorded(reader, state) else ""), machine_table(reader)
+    return machines + ranks if len(by_host(reader.ranks.values())) > 1 else ranks + machines
 
 
 def _recorded(reader: RunReader, state: State) -> bool:
@@ -128,13 +136,14 @@ def _verdict(reader: RunReader) -> str:
 
 
 def _strips(reader: RunReader) -> str:
-    """Which of many ranks were slow, and when; grouped by host."""
-    if len(reader.ranks) <= MANY:
+    """Which of many ranks, or ranks on several hosts, were late, and when."""
+    histories = reader.ranks.values()
+    hosts = {h.rank: h.host for h in histories} if len(by_host(histories)) > 1 else {}
+    if len(reader.ranks) <= MANY and not hosts:
         return ""
-    series = {rank: history.series["step_seconds"] for rank, history in reader.ranks.items()}
-    hosts = {rank: str(history.meta.get("host", "")) for rank, history in reader.ranks.items()}
-    several = len(set(hosts.values())) > 1
-    return heat_strips("step time by rank", series, hosts if several else {})
+    own = all(h.series["own_seconds"].last for h in histories)
+    series = {h.rank: h.series["own_seconds" if own else "step_seconds"] for h in histories}
+    return heat_strips("own work (input, forward, optimizer)" if own else "step time", series, hosts)
 
 
 def attempt_ended(number: int, ended: dict[str, Any]) -> str:

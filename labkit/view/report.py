@@ -9,16 +9,20 @@ import json
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from labkit.errors import LabError
 from labkit.record import RunFolder, RunReader, State, read_state
 from labkit.record.files import read_text
 from labkit.record.text import escaped
+from labkit.view.bands import MANY, columns
+from labkit.view.by_host import by_host, ranges
 from labkit.view.figures import memory_by_category, over_time
 from labkit.view.images import as_image
 from labkit.view.log_tail import tail_of_log
 from labkit.view.page import run_charts, run_html, run_text
+from labkit.view.svg import Chart
 from labkit.view.timeline import Timeline
 
 __all__ = ["static_bundle", "write_report"]
@@ -55,7 +59,7 @@ def write_report(folder: RunFolder) -> Path:
         "Command": f"<pre>{escaped(_text(folder.command))}</pre>",
         "Record": _folded("run.json", json.dumps(manifest, indent=1)),
         "Script": _folded("script.py", _text(folder.script)),
-        "Logs": "".join(_folded(f"rank {rank}", text) for rank, text in logs.items()),
+        "Logs": _logs(reader, logs),
     }
     body = "".join(f"<h2>{title}</h2>{text}" for title, text in sections.items() if text)
     hashes = "".join(f" 'sha256-{base64.b64encode(sha256(s.encode()).digest()).decode()}'" for s in scripts)
@@ -76,6 +80,20 @@ def write_report(folder: RunFolder) -> Path:
     )
     new.replace(folder.report)  # whatever lay in its place, a link too, is replaced and not written to
     return folder.report
+
+
+def _logs(reader: RunReader, logs: dict[int, str]) -> str:
+    """Folded, one for each rank; of several hosts, folded by host."""
+    folded = {rank: _folded(f"rank {rank}", text) for rank, text in logs.items()}
+    hosts = by_host(reader.ranks.values())
+    if len(hosts) < 2:
+        return "".join(folded.values())
+    said = ""
+    for host, histories in hosts.items():
+        ranks = [h.rank for h in histories if h.rank in folded]
+        inside = "".join(folded.pop(rank) for rank in ranks)
+        said += f"<details><summary>{escaped(host)}, ranks {ranges(ranks)}</summary>{inside}</details>"
+    return said + "".join(folded.values())
 
 
 def _text(path: Path) -> str:
@@ -125,7 +143,9 @@ def _png(reader: RunReader) -> str | None:
         return None
     figure = Figure(figsize=(7.6, 3.4), dpi=64, layout="constrained")  # no pyplot: no state shared with the user's
     for axes, chart in zip(figure.subplots(2, 2).flat, run_charts(reader), strict=True):
-        for rank, series in chart.series.items():
+        if len(chart.series) > MANY:
+            _band(axes, chart)
+        for rank, series in chart.series.items() if len(chart.series) <= MANY else ():
             points = series.points()
             axes.plot([p[0] for p in points], [p[3] for p in points], label=f"rank {rank}", linewidth=1)
         axes.set_title(chart.title, fontsize=8, loc="left")
@@ -138,3 +158,12 @@ def _png(reader: RunReader) -> str | None:
     small = io.BytesIO()
     Image.open(out).convert("RGB").quantize(PNG_COLOURS).save(small, "png", optimize=True)
     return base64.b64encode(small.getvalue()).decode()
+
+
+def _band(axes: Any, chart: Chart) -> None:
+    """Of more ranks than lines can be told apart: their extremes and their median."""
+    grid = [(x, [*column.values()]) for x, column in columns(chart.series)]
+    times = [x for x, _ in grid]
+    lows, highs = ([pick(v[i] for v in values) for _, values in grid] for i, pick in ((0, min), (1, max)))
+    axes.fill_between(times, lows, highs, alpha=0.3, linewidth=0, label=f"all {len(chart.series)} ranks")
+    axes.plot(times, [median(v[2] for v in values) for _, values in grid], linewidth=1, label="median")

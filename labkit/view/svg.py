@@ -104,7 +104,7 @@ def _chart(chart: Chart, x0: float, x1: float) -> str:
     frame = _Frame(x0, x1, 0.0 if low >= 0 else -_round_up(-low, chart.unit), _round_up(high, chart.unit))
     if len(chart.series) > MANY:
         lines, outlier = band(chart.series, frame.x, frame.y)
-        key = f"band: all ranks · dashed: rank {outlier}"
+        key = f"band: all · dashed: rank {outlier}"
         lines += f'<text x="{WIDTH - 50}" y="{HEIGHT - 5}" text-anchor="end" opacity=".75">{key}</text>'
     else:
         lines = "".join(_line(rank, line, frame) for rank, line in drawn.items() if line)

@@ -13,7 +13,7 @@ from labkit.view import words
 from labkit.view.log_tail import tail_of_log
 from labkit.view.page import attempt_ended
 from labkit.view.progress_line import progress_line
-from labkit.view.tables import rank_rows
+from labkit.view.tables import host_rows, rank_rows
 from labkit.view.verdict import verdict
 
 __all__ = ["Screen", "StatusLine"]
@@ -104,16 +104,23 @@ def picture(reader: RunReader, state: State) -> Any:
         lines = [h.series[name] for h in reader.ranks.values() if h.series[name].last][:1]
         for series in lines:
             curves.add_row(title, Text(sparkline(series), "blue"))
+    tables = [_table(rows) for rows in (host_rows(reader), rank_rows(reader)) if rows]
+    log = tail_of_log(reader.folder.latest, 0, LOG_LINES)
+    parts += [curves, *tables, *([Rule(Text("log of rank 0"), style="dim"), Text("\n".join(log))] if log else [])]
+    return Group(*parts)
+
+
+def _table(rows: list[dict[str, str]]) -> Any:
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    rows = rank_rows(reader)
     names = list(dict.fromkeys(name for row in rows for name in row))
     for name in names:
         table.add_column(name, justify="right")
     for row in rows:
         table.add_row(*(Text(row.get(name, "")) for name in names))
-    log = tail_of_log(reader.folder.latest, 0, LOG_LINES)
-    parts += [curves, table, *([Rule(Text("log of rank 0"), style="dim"), Text("\n".join(log))] if log else [])]
-    return Group(*parts)
+    return table
 
 
 def sparkline(series: Series) -> str:

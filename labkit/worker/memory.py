@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
+
+from labkit.record.container import memory_limit
 
 __all__ = ["allocator", "held_by", "host_memory", "resident_set"]
 
@@ -58,11 +59,8 @@ def allocator(torch: Any, device: Any) -> Callable[[], dict[str, float]]:
 
 def host_memory() -> int:
     """Bytes of this machine, or of the container it is."""
-    limits = [psutil.virtual_memory().total]
-    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):  # cgroup v2, v1
-        with suppress(OSError, ValueError):
-            limits.append(int(Path(path).read_text()))
-    return min(limits)
+    total, limit = psutil.virtual_memory().total, memory_limit()
+    return total if limit is None else min(total, limit)
 
 
 def held_by(optimizer: Any) -> dict[str, int]:

@@ -8,7 +8,9 @@ knows another machine. Needs root.
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import signal
 import subprocess
 import sys
 from contextlib import suppress
@@ -53,6 +55,7 @@ class TwoHosts:
         self.unique = f"lk{os.getpid()}"
         self.daemons: list[subprocess.Popen[bytes]] = []
         folder.mkdir()
+        remove_those_of_the_dead()
         try:
             self._connect(names)
             self._serve_ssh()
@@ -149,15 +152,30 @@ class TwoHosts:
                 process.kill()
 
     def close(self) -> None:
-        for daemon in self.daemons:
-            daemon.kill()
-            daemon.wait()
         for host in "AB":
-            self.kill_everything_on(host)
-            subprocess.run(["ip", "netns", "del", self.space(host)], capture_output=True)
-            shutil.rmtree(Path("/etc/netns", self.space(host)), ignore_errors=True)
-        with suppress(OSError):
-            Path("/etc/netns").rmdir()
+            remove(self.space(host))
+        for daemon in self.daemons:
+            daemon.wait()
+
+
+def remove(space: str) -> None:
+    """A network namespace, every process in it, its interfaces and its files."""
+    done = subprocess.run(["ip", "netns", "pids", space], capture_output=True, text=True)
+    for pid in map(int, done.stdout.split()):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    subprocess.run(["ip", "netns", "del", space], capture_output=True)
+    shutil.rmtree(Path("/etc/netns", space), ignore_errors=True)
+    with suppress(OSError):
+        Path("/etc/netns").rmdir()
+
+
+def remove_those_of_the_dead() -> None:
+    """What a test left behind that was killed: the names tell whose they were."""
+    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
+    for space, pid in re.findall(r"^(lk(\d+)[ABp])\b", listed, re.MULTILINE):
+        if not psutil.pid_exists(int(pid)):
+            remove(space)
 
 
 def ip(*words: str) -> None:

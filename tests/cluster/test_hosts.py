@@ -12,7 +12,7 @@ import time
 
 import psutil
 import pytest
-from cluster.namespaces import CLONED, LOOPBACK, RIGHT, TwoHosts, needs_hosts
+from cluster.namespaces import ADDRESSES, CLONED, LOOPBACK, RIGHT, TwoHosts, needs_hosts
 from conftest import SCRIPTS, marked_processes
 from faults.scene import last_step, read, wait_until
 
@@ -81,6 +81,13 @@ def test_two_hosts_train_whatever_their_hosts_files_say(hosts):
     assert said == {"hA", "hB"}
 
 
+def test_the_first_host_may_be_another_than_the_one_that_launches(hosts):
+    folder = launched(hosts, names="root@hB,localhost", steps=5)
+    assert ends(hosts, folder, 30) is None
+    assert f"--master-addr {ADDRESSES['B']} " in folder.command.read_text()
+    assert sorted(path.stem for path in folder.hosts.glob("*.jsonl")) == ["hB", "localhost"]
+
+
 def records(folder: RunFolder, rank: int) -> list[dict]:
     return [json.loads(line) for line in folder.metrics(rank).read_text().splitlines()]
 
@@ -129,12 +136,20 @@ def test_a_killed_agent_is_the_cause_on_both(hosts):
     assert ends(hosts, folder, 10)["sentence"].startswith("torchrun on hB was killed (SIGKILL)")
 
 
-@pytest.mark.parametrize("host", ["A", "B"])
+@pytest.mark.parametrize("host", ["A", pytest.param("B", marks=pytest.mark.soak)])
 def test_a_host_that_dies_is_the_cause_on_the_other(hosts, host):
     folder = launched(hosts, steps=ENDLESS)
     wait_for_step(folder)
     hosts.kill_everything_on(host)
     assert ends(hosts, folder, 10)["sentence"].startswith(f"host h{host} was lost at ")
+
+
+def test_a_host_that_loses_its_power_is_missed_before_its_connections_are(hosts):
+    folder = launched(hosts, steps=ENDLESS, timeout=90)
+    wait_for_step(folder)
+    hosts.link("down")  # nothing that its kernel might still say arrives
+    hosts.kill_everything_on("B")
+    assert ends(hosts, folder, 30)["sentence"].startswith("host hB was lost at ")
 
 
 def test_a_rank_that_hangs_on_another_host_is_asked_where_it_is(hosts):

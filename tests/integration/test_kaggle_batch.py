@@ -40,7 +40,9 @@ BASE += "sys.exit(any(x.name == 'labkit' for x in d()))"
 @pytest.fixture(scope="session")
 def image() -> list[str]:
     """Folders that hold Kaggle's packages, made once; the first lies in an environment of its own."""
-    python = shutil.which("python3.12") or sys.executable  # Kaggle's is 3.12
+    python = shutil.which("python3.12")  # Kaggle's
+    if python is None or subprocess.run([python, "--version"], capture_output=True).returncode:  # pyenv's empty shim
+        python = sys.executable
     probed = subprocess.run([python, "-c", BASE], capture_output=True, text=True)
     version, _, folder = probed.stdout.strip().partition(" ")
     # an interpreter that has Kaggle's torch spares gigabytes, unless labkit is there, too

@@ -140,7 +140,9 @@ def test_a_push_that_never_begins_is_told(service, notebook, monkeypatch, capsys
 
     assert main(["kaggle", "push", str(notebook("x = 1"))]) == 2
 
-    assert f"labkit: {KERNEL}: COMPLETE, and nothing in its log is of this push" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert f"labkit: {KERNEL}: COMPLETE, and nothing in its log is of this push" in told
+    assert f"come back with: labkit kaggle pull {KERNEL}" in told
 
 
 def test_an_interrupt_leaves_the_kernel_going_and_says_how_to_come_back(service, notebook):

@@ -11,6 +11,7 @@ import pytest
 
 import labkit
 from labkit import Script
+from labkit.planner import refusals
 from labkit.planner.rehearsal import rehearse
 
 DDP = Script.load("ddp")
@@ -40,6 +41,21 @@ def test_a_plan_is_written_before_the_run_and_stands_beside_what_it_measures(run
     assert "measured" in told
     assert "rank 1: " in told
     assert "its resident set" in told or "'s resident set was" in told
+
+
+def test_a_plan_for_hosts_is_one_for_all_their_ranks_and_is_launched_on_none_of_them():
+    asked = {"device": "A100 40", "global_batch_size": 64}
+    one, four = (labkit.plan("fsdp", **asked, **more) for more in
+                 ({"nproc_per_node": 16}, {"nproc_per_node": 4, "nodes": 4, "network": "1GbE"}))  # fmt: skip
+
+    assert four.peaks == one.peaks
+    assert four.step.seconds > 5 * one.step.seconds
+    assert "(4 hosts with 4 each)" in str(four)
+    assert "shards (16) go between hosts (1 Gbit/s a host)" in str(four)
+    assert "fits with 4 replicas" in str(four)
+    assert four.record()["nodes"] == 4
+    with pytest.raises(labkit.LaunchError, match="a plan for 4 hosts with 4 ranks each, and a plan is launched on one"):
+        labkit.launch(four)
 
 
 def test_a_run_without_a_plan_or_a_trace_says_how_to_get_one():
@@ -129,3 +145,12 @@ def test_a_strategy_of_the_users_own_is_rehearsed():
 def test_what_cannot_be_is_refused_with_what_to_do(script, options, message):
     with pytest.raises(labkit.LabError, match=message):
         labkit.plan(script, **options)
+
+
+def test_a_pipeline_of_a_single_micro_batch_is_planned_where_torch_would_train_it(monkeypatch):
+    monkeypatch.setattr(refusals, "version", lambda package: "2.11.0")
+    assert labkit.plan("pipeline", nproc_per_node=2, device="T4").fits
+
+    monkeypatch.setattr(refusals, "version", lambda package: "2.10.0+cu128")
+    with pytest.raises(labkit.LaunchError, match="GPipe on 2 ranks needs 2 micro-batches or more; accumulate is 1"):
+        labkit.plan("pipeline", nproc_per_node=2, device="T4")

@@ -251,6 +251,16 @@ SEEDED: dict[str, list[tuple[str, str]]] = {
                 "    save('model.pt')"
             ),
         ),
+        (
+            within(
+                "class Saver:\n    def save(self):\n        torch.save(model.module.state_dict(), 'x.pt')  # HERE\n\n"
+                "Saver().save()"
+            ),
+            within(
+                "class Saver:\n    def save(self):\n        torch.save(model.module.state_dict(), 'x.pt')\n\n"
+                "if rank == 0:\n    Saver().save()"
+            ),
+        ),
     ],
     "load-without-map-location": [
         (
@@ -391,6 +401,11 @@ SEEDED: dict[str, list[tuple[str, str]]] = {
             "import torch.distributed as dist\nfrom tools import cleanup\n\ndef main():\n"
             "    dist.init_process_group('gloo')\n"
             "    cleanup()\n\nif __name__ == '__main__':\n    main()\n",
+        ),
+        (
+            "import torch.distributed as dist\n\ndef setup():\n    dist.init_process_group('gloo')  # HERE\n\n"
+            "def main():\n    setup()\n\nmain()\n",
+            "import torch.distributed as dist\n\ndef setup():\n    dist.init_process_group('gloo')\n",
         ),
     ],
     "replaced": [

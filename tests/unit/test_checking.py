@@ -2,6 +2,7 @@
 refused in one sentence; and before a launch the checker warns, and never stands in the way."""
 
 import ast
+import io
 import json
 import pkgutil
 import re
@@ -10,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import nbformat
 import pytest
 import yaml
 from hypothesis import given
@@ -85,6 +87,10 @@ def test_nothing_is_found_in_the_labs(path):
         "if rank == 0:\n    model.eval()\n    print(model.training)",
         "if rank == 0:\n    model.module(x)",
         "@rank_zero_only\ndef save():\n    torch.save(x, 'x.pt')\n\nsave()",
+        "from tools import master_only\n\n@master_only\ndef save():\n    torch.save(x, 'x.pt')\n\nsave()",
+        "def alone(f):\n    return f if rank == 0 else print\n\n@alone\ndef save():\n    torch.save(x, 'x')\n\nsave()",
+        "def save():\n    if rank:\n        return\n    torch.save(x, 'x.pt')\n\nsave()",
+        "match dist.get_rank():\n    case 0:\n        torch.save(x, 'x.pt')",
         "keep = args.save and rank == 0\nif keep:\n    torch.save(x, 'x.pt')",
         "import io\nbuffer = io.BytesIO()\ntorch.save(x, buffer)",
         "torch.manual_seed(rank)\nloader = DataLoader(train, shuffle=True)",
@@ -94,11 +100,76 @@ def test_nothing_is_found_in_the_labs(path):
         "loss = criterion(x, reduction='sum') / world_size\nloss.backward()",
         "state = torch.load(path, map_location=device, weights_only=False)",
         "dist = distance(a, b)",
+        "if 0 <= rank:\n    dist.barrier()",  # it says that there is a rank
+        "if 0 > rank:\n    dist.barrier()",
+        "if rank != 0:\n    raise ValueError(rank)\ndist.barrier()",  # which ends those that wait
+        "used = torch.cuda.memory_allocated(device=0)",
         "net = Net().cuda()\nnet = Other()\nnet = FSDP(net, auto_wrap_policy=policy)",
     ],
 )
 def test_what_looks_like_a_mistake_and_is_none_is_passed_over(body):
     assert rules_in(within(body)) == []
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        "rank < 1",
+        "rank >= 1",
+        "0 < rank",
+        "1 > rank",
+        "rank",
+        "(r := dist.get_rank()) == 0",
+        "os.environ['RANK'] == '0'",
+        "os.getenv('LOCAL_RANK', '0') == '0'",
+    ],
+)
+def test_a_condition_on_the_rank_is_known_however_it_is_spelled(condition):
+    assert [rule for rule, _ in rules_in(within(f"if {condition}:\n    dist.barrier()"))] == ["rank-0-collective"]
+
+
+@pytest.mark.parametrize("leaving", ["return", "sys.exit()", "sys.exit(0)", "exit()", "raise SystemExit"])
+def test_ranks_that_have_left_are_missing_to_what_follows(leaving):
+    body = f"import sys\n\ndef main():\n    if rank != 0:\n        {leaving}\n    dist.barrier()\n\nmain()"
+
+    assert [rule for rule, _ in rules_in(within(body))] == ["rank-0-collective"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "x = torch.zeros(3, device='cuda:0')",
+        "torch.set_default_device('cuda:0')",
+        "model.load_state_dict(torch.load('x.pt', map_location='cuda:0', weights_only=True))",
+    ],
+)
+def test_device_0_is_found_wherever_a_device_is_said(line):
+    assert [rule for rule, _ in rules_in(within(line))] == ["device-zero"]
+
+
+def test_a_loader_that_is_neither_shuffled_nor_named_so_is_known_by_the_training_on_it():
+    loop = "for i, x in enumerate(loader):\n    model(x).backward()"
+
+    def found_in(body):
+        return [rule for rule, _ in rules_in(within(body))]
+
+    assert found_in(f"loader = DataLoader(dataset, batch_size=8)\n{loop}") == ["no-distributed-sampler"]
+    assert found_in("loader = DataLoader(dataset, batch_size=8)\nfor x in loader:\n    print(model(x))") == []
+    assert found_in(f"loader = DataLoader(share_of(dataset, rank), batch_size=8)\n{loop}") == []
+
+
+def test_arguments_of_a_loader_are_known_by_their_place():
+    assert [rule for rule, _ in rules_in(within("loader = DataLoader(dataset, 32, True)"))] == [
+        "no-distributed-sampler"
+    ]
+    body = "sampler = DistributedSampler(dataset)\nloader = DataLoader(dataset, 32, True, sampler=sampler)"
+    assert [rule for rule, _ in rules_in(within(body))] == ["shuffle-with-sampler"]
+
+
+def test_a_model_cast_to_bf16_on_a_t4_is_found():
+    assert [rule for rule, _ in rules_in("# for two T4s: T4 x2\nimport torch\nmodel = model.bfloat16()\n")] == [
+        "bf16-on-t4"
+    ]
 
 
 def test_a_wrapped_model_is_known_by_its_name_in_other_functions_and_by_what_a_function_makes_of_it():
@@ -159,6 +230,51 @@ def test_a_notebook_is_checked_by_cell_and_its_written_files_on_their_own(tmp_pa
     assert (finding.rule, finding.cell, finding.line) == ("rank-0-collective", 2, LINE + 1)
     assert finding.place == f"{file}:cell 2:{LINE + 1}"
     assert "<a " not in check(file)._repr_mimebundle_()["text/html"]
+
+
+@pytest.mark.parametrize(
+    ("cell", "note"),
+    [
+        ("files = !ls", ""),
+        ("%time train()", ""),
+        ("print('%d'\n      % 3)", ""),
+        ("def half(:", " (cell 1 is not Python)"),
+    ],
+)
+def test_no_cell_keeps_the_others_from_being_checked(cell, note, tmp_path):
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in (cell, "%%time\n" + BARRIER)])
+    nbformat.write(book, tmp_path / "lab.ipynb")
+    found = check(tmp_path / "lab.ipynb")
+
+    assert [(f.rule, f.cell, f.line) for f in found] == [("rank-0-collective", 2, LINE + 1)]
+    assert found.summary.endswith("1 found (1 hangs)" + note.replace(" (", "; ").replace(")", ""))
+    book.cells.pop()
+    nbformat.write(book, tmp_path / "lab.ipynb")
+    assert check(tmp_path / "lab.ipynb").summary.endswith("nothing found" + note)
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "%%time\n{}",
+        "files = !ls\n{}",
+        "%cd /tmp\n{}",
+        "x = f(1,  # enough?\n      2)\n{}",
+        "x = (7\n     % 2)\n{}",
+        "{}\nmodel?\n?model",
+        "s = '\x0b \u2028'\n{}",
+    ],
+)
+def test_what_only_ipython_understands_does_not_hide_the_rest_of_a_notebook(cell, tmp_path):
+    cells = ["this is no Python", "%%bash\nls (", cell.format("precision = torch.bfloat16  # on a T4")]
+    file = tmp_path / "lab.ipynb"
+    file.write_text(json.dumps({"cells": [{"cell_type": "code", "source": each} for each in cells]}))
+
+    (found,) = check(file)
+    line = next(i for i, text in enumerate(cells[2].split("\n"), 1) if "bfloat16" in text)
+    assert (found.rule, found.cell, found.line) == ("bf16-on-t4", 3, line)
+    file.write_text(json.dumps({"cells": [{"cell_type": "code", "source": each} for each in cells[:2]]}))
+    assert repr(check(file)).endswith("nothing found (cell 1 is not Python)")
 
 
 def test_a_kaggle_notebook_says_that_it_runs_on_t4s(tmp_path):
@@ -268,6 +384,9 @@ def test_findings_show_themselves_as_lines_and_as_a_list_that_links_to_them(tmp_
     assert bundle["text/plain"] == repr(found)
     assert f'href="a%20b.py#line={LINE - 1}"' in bundle["text/html"]
     assert "<script>" not in bundle["text/html"]
+    (tmp_path / "notebooks").mkdir()
+    monkeypatch.chdir(tmp_path / "notebooks")
+    assert f'href="../a%20b.py#line={LINE - 1}"' in check(file).html()
     assert found.records()[0]["line"] == found[0].line == LINE
     assert repr(check("ddp")) == "ddp.py: nothing found"
 
@@ -288,6 +407,17 @@ def test_a_migration_says_what_changed_and_what_was_forgotten():
     assert "wrapper: DDP (line 15) -> FSDP1 (line 15)" in repr(migration)
     assert "clip-of-shards" in migration._repr_mimebundle_()["text/html"]
     assert json.dumps(migration.record())
+
+
+def test_a_mistake_that_is_made_once_more_is_a_new_one():
+    old, new = "torch.save(x, 'x.pt')", "torch.save(y, 'y.pt')"
+    migration = check(Script.parse(within(old)), Script.parse(within(f"{new}\n{old}", FSDP1_MODEL)))
+
+    assert [finding.code for finding in migration.forgotten] == [new]
+    assert [finding.code for finding in migration.kept] == [old]
+    renamed = check(Script.parse(within(old)), Script.parse(within(new, FSDP1_MODEL)))
+    assert [finding.code for finding in renamed.kept] == [new]
+    assert not renamed.forgotten
 
 
 def test_our_own_migration_forgets_nothing():
@@ -332,6 +462,23 @@ def test_the_terminal_explains_a_migration(in_folder, capsys):
     assert main(["check", "--json", "--from", "ddp", "fsdp"]) == 0
     assert json.loads(capsys.readouterr().out)["forgotten"] == []
     assert main(["check", "--from", "ddp", "fsdp", "fsdp1"]) == 2
+
+
+def test_a_folder_and_standard_input_are_checked(in_folder, monkeypatch, capsys):
+    for name in ("bad.py", "broken.py"):
+        Path(name).unlink()
+    for place in ("src/models", "build", "env", ".git"):
+        (in_folder / place).mkdir(parents=True)
+        (in_folder / place / "train.py").write_text(BARRIER)
+    (in_folder / "env" / "pyvenv.cfg").touch()
+
+    assert main(["check", "."]) == 1
+    said = capsys.readouterr().out
+    assert said.startswith(f"src/models/train.py:{LINE}: hangs") and said.count("rank-0-collective") == 1
+    assert said.endswith("2 files read; in 1 of them nothing was found\n")
+    monkeypatch.setattr("sys.stdin", io.StringIO(BARRIER))
+    assert main(["check", "-"]) == 1
+    assert "stdin.py: 1 found" in capsys.readouterr().out
 
 
 def test_checking_imports_no_torch(in_folder):

@@ -4,7 +4,10 @@ import sys
 
 import pytest
 
+import labkit
 from labkit.errors import LabError, LaunchError
+from labkit.launcher import checks
+from labkit.launcher import hardware as hardware_module
 from labkit.launcher.checks import check_arguments, check_batch, check_imports, check_ranks, check_torch
 from labkit.launcher.hardware import Gpu, Hardware
 from labkit.write import Script
@@ -135,6 +138,28 @@ def test_nccl_with_hidden_gpus_is_refused_with_what_hides_them():
 def test_gloo_with_a_made_up_gpu_for_every_rank_is_refused():
     with pytest.raises(LaunchError, match=r"backend='gloo' is for more ranks than GPUs.*CUDA_VISIBLE_DEVICES"):
         check_ranks(2, "gloo", made_up(2))
+
+
+def test_a_gpu_for_which_torch_has_no_kernels_is_refused_before_anything_starts(torch_version, monkeypatch, tmp_path):
+    """A P100 and today's wheels; the second of two only when a rank would use it."""
+    torch_version("2.10.0")
+    p100, t4 = Gpu("Tesla P100-PCIE-16GB", 16 << 30, (6, 0)), Gpu("Tesla T4", 16 << 30, (7, 5))
+    said = {"kernels": ["sm_75", "sm_80", "compute_120"]}
+    monkeypatch.setattr(checks, "asked_of_torch", lambda visible: said)
+    monkeypatch.setattr(hardware_module, "asked_of_torch", lambda visible: said | {
+        "gpus": [[gpu.name, gpu.memory, list(gpu.capability)] for gpu in (t4, p100)]})  # fmt: skip
+    refusal = (
+        r"torch 2.10.0 has no kernels for Tesla P100-PCIE-16GB \(sm_60\), only for sm_75, sm_80, compute_120: .* "
+        r"Take another GPU \(on Kaggle: GPU T4 x2\), pass env=\{'CUDA_VISIBLE_DEVICES': ''\}"
+    )
+
+    with pytest.raises(LaunchError, match=refusal):
+        labkit.launch("ddp", runs_dir=tmp_path)
+    assert not list(tmp_path.iterdir())
+    assert check_ranks(1, None, Hardware(**{**vars(made_up(0)), "gpus": (t4, p100)})) == 1
+    for unknown in ({"kernels": []}, {"kernels": ["gfx942"]}, None):
+        monkeypatch.setattr(checks, "asked_of_torch", lambda visible, unknown=unknown: unknown)
+        assert check_ranks(1, None, Hardware(**{**vars(made_up(0)), "gpus": (p100,)})) == 1
 
 
 @pytest.mark.parametrize(("backend", "gpus"), [("mpi", 0), ("nccl", 0), ("gloo", 2)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
 import socket
 import subprocess
@@ -12,19 +13,24 @@ import sys
 import types
 from pathlib import Path
 
+import psutil
 import pytest
 
 import labkit
 from labkit import cli, data
 from labkit.diagnosis import Facts, Finding, diagnose, finding, gather, on_kaggle, probes
 from labkit.diagnosis.ask_nvml import told
-from labkit.diagnosis.devices import has_kernels
 from labkit.diagnosis.facts import UNLIMITED, Kernel, Process, TorchBuild, nvml_from_json
 from labkit.diagnosis.shown import COLUMNS
 from labkit.errors import LabError, LaunchError
 from labkit.launcher import hardware as hardware_module
-from labkit.launcher.hardware import Gpu, hardware
+from labkit.launcher.hardware import Gpu, hardware, has_kernels
+from labkit.launcher.preflight import preflight, remembered
 from labkit.machine import Machine
+from labkit.planner.devices import this_machine
+from labkit.record import container, session
+from labkit.record.folder import check_root
+from labkit.worker import memory as worker_memory
 
 MACHINES = sorted((Path(__file__).parent / "machines").glob("*.json"))
 NAMES = [path.stem for path in MACHINES]
@@ -53,6 +59,9 @@ def machine(request):
 # (what, level): a machine on which the doctor says so, and one on which it does not.
 CASES = {
     (".wslconfig", "warning"): ("wsl2-rtx", "wsl1"),
+    ("GLOO_SOCKET_IFNAME", "stop"): ("shared-box-busy", "laptop-cpu"),
+    ("address space", "warning"): ("shared-box-busy", "laptop-cpu"),
+    ("runs folder", "stop"): ("docker-small-shm", "laptop-cpu"),
     ("/dev/shm", "fine"): ("8xa100", "mac"),
     ("/dev/shm", "warning"): ("docker-small-shm", "8xa100"),
     ("GPU memory", "warning"): ("wsl2-rtx", "8xa100"),
@@ -74,8 +83,8 @@ CASES = {
     ("cores", "fine"): ("laptop-cpu", "docker-small-shm"),
     ("cores", "warning"): ("docker-small-shm", "laptop-cpu"),
     ("devices", "fine"): ("laptop-cpu", "windows"),
-    ("disk", "fine"): ("kaggle-2xt4-interactive", "kaggle-batch"),
-    ("disk", "warning"): ("kaggle-batch", "kaggle-2xt4-interactive"),
+    ("disk", "fine"): ("laptop-cpu", "docker-small-shm"),
+    ("disk", "warning"): ("docker-small-shm", "laptop-cpu"),
     ("environment", "fine"): ("docker-small-shm", "laptop-cpu"),
     ("front end", "fine"): ("laptop-cpu", "shared-box-busy"),
     ("front end", "stop"): ("shared-box-busy", "laptop-cpu"),
@@ -105,6 +114,7 @@ CASES = {
     ("runs folder", "fine"): ("wsl1", "laptop-cpu"),
     ("runs folder", "warning"): ("wsl2-rtx", "wsl1"),
     ("session", "fine"): ("kaggle-2xt4-interactive", "laptop-cpu"),
+    ("session", "stop"): ("kaggle-p100", "kaggle-batch"),
     ("session", "warning"): ("kaggle-batch", "kaggle-2xt4-interactive"),
     ("this process", "warning"): ("shared-box-busy", "8xa100"),
     ("torch", "stop"): ("new-torch-old-driver", "laptop-cpu"),
@@ -120,6 +130,13 @@ def test_a_finding_is_there_where_it_belongs_and_only_there(what, level):
 
     assert (what, level) in where
     assert (what, level) not in elsewhere
+
+
+def test_kaggles_disk_has_a_quota_of_its_own():
+    full, roomy = (found(facts_of(name))["disk"] for name in ("kaggle-batch", "kaggle-2xt4-interactive"))
+
+    assert (full.level, roomy.level) == ("warning", "fine")
+    assert "/kaggle/working" in full.value
 
 
 def test_every_finding_of_every_machine_has_its_two_cases():
@@ -344,6 +361,21 @@ def test_a_session_of_unknown_age_is_told_so():
     assert found(dataclasses.replace(facts, kaggle=kaggle))["session"].value == "n/a"
 
 
+@pytest.mark.parametrize(
+    ("seconds", "says"),
+    [
+        (7200.0, "started now, save and stop after 9 h 30 min;"),
+        (43200.0 - 1800, "started now, save and stop after 15 min 0 s"),
+        (43200.0, "it is over, and runs get no deadline"),
+    ],
+)
+def test_the_doctor_says_when_a_run_would_stop_as_the_launch_reckons(seconds, says):
+    facts = facts_of("kaggle-batch")
+    kaggle = dataclasses.replace(facts.kaggle, session_seconds=seconds)
+
+    assert says in found(dataclasses.replace(facts, kaggle=kaggle))["session"].todo
+
+
 def test_kaggle_without_an_accelerator_is_a_note_and_a_tpu_a_warning():
     facts = with_hardware("kaggle-batch", gpus=())
 
@@ -366,6 +398,47 @@ def test_this_machine_is_asked_in_moments_and_nothing_fails(monkeypatch):
     assert facts.problems == {}
     assert facts.python
     assert Facts.from_json(json.loads(json.dumps(facts.to_json()))) == facts
+
+
+def test_what_a_launch_would_refuse_here_is_a_stop(monkeypatch, tmp_path, on_made_up_kaggle):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("LABKIT_RUNS", str(tmp_path / "file"))
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth99")
+    monkeypatch.setenv("LABKIT_SESSION_SECONDS", "9h")
+
+    told = found(gather())
+    for what in ("runs folder", "GLOO_SOCKET_IFNAME", "session"):
+        assert told[what].level == "stop"
+
+    for what, variable in (("GLOO_SOCKET_IFNAME",) * 2, ("runs folder", "LABKIT_RUNS")):
+        with pytest.raises(LabError) as refused:
+            labkit.launch("single", steps=1)
+        assert str(refused.value) == told[what].value
+        monkeypatch.delenv(variable)
+
+
+def test_a_folder_that_cannot_be_written_to_is_found_without_a_trace(monkeypatch, tmp_path):
+    check_root(tmp_path / "not" / "yet" / "there")
+    assert not list(tmp_path.iterdir())
+
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)  # root may write everywhere
+    with pytest.raises(LabError, match="runs cannot be kept in .*there: Permission denied"):
+        check_root(tmp_path / "not" / "yet" / "there")
+
+
+def test_a_preflight_that_the_shell_prevents_is_not_kept_as_the_machines(monkeypatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth99")
+    here = hardware()
+    before = remembered(here, 2, "gloo")
+
+    assert "no interface eth99" in str(preflight(here, 2, "gloo"))
+    assert remembered(here, 2, "gloo") == before
+
+
+def test_a_session_is_as_long_as_its_variable_says(monkeypatch, on_made_up_kaggle):
+    monkeypatch.setenv("LABKIT_SESSION_SECONDS", "32400")
+
+    assert "9 h 0 min a session" in found(gather())["session"].why
 
 
 def test_what_cannot_be_asked_is_none_and_told(monkeypatch):
@@ -454,10 +527,35 @@ def test_the_memory_of_a_control_group_is_the_least_of_all_above_it(tmp_path, mo
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text + "\n")
     (tmp_path / "own").write_text(own)
-    monkeypatch.setattr(probes, "GROUPS", tmp_path)
-    monkeypatch.setattr(probes, "OWN_GROUPS", tmp_path / "own")
+    monkeypatch.setattr(container, "GROUPS", tmp_path)
+    monkeypatch.setattr(container, "OWN_GROUPS", tmp_path / "own")
 
     assert probes.memory_limit(hardware()) == expected
+    assert worker_memory.host_memory() == (psutil.virtual_memory().total if expected == UNLIMITED else expected)
+
+
+@pytest.mark.parametrize(
+    ("own", "folder", "most", "now", "cached"),
+    [
+        ("0::/a\n", "a", "memory.max", "memory.current", "inactive_file"),
+        ("4:memory:/x\n", "memory/x", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ],
+)
+def test_the_planner_reckons_with_what_a_container_has_left(tmp_path, monkeypatch, own, folder, most, now, cached):
+    group = tmp_path / folder
+    group.mkdir(parents=True)
+    (group / most).write_text("80000000\n")
+    (group / now).write_text("50000000\n")
+    (group / "memory.stat").write_text(f"anon 1\n{cached} 20000000\n")
+    (tmp_path / "own").write_text(own)
+    monkeypatch.setattr(container, "GROUPS", tmp_path)
+    monkeypatch.setattr(container, "OWN_GROUPS", tmp_path / "own")
+
+    here = hardware("")
+
+    assert here.memory_available == this_machine(here).usable == 50_000_000
+    (group / now).write_text("200000000\n")  # a moment's excess
+    assert hardware("").memory_available == 0
 
 
 def test_the_file_system_of_the_runs_is_that_of_the_longest_mount(tmp_path, monkeypatch):
@@ -589,6 +687,31 @@ def test_a_made_up_kaggle_session_is_asked_about_itself(on_made_up_kaggle):
     assert said.internet is False
     assert on_made_up_kaggle == [(on_kaggle.OUTSIDE, 0.5)]  # once, and no name is looked up
     assert said.session_seconds > 0
+
+
+@pytest.mark.parametrize(
+    ("says", "tpu", "length"),
+    [(None, False, 43200), (None, True, 32400), ("7200", True, 7200), ("9h", False, None), ("inf", False, None)],
+)
+def test_the_doctor_and_the_launch_know_one_length_of_a_session(
+    on_made_up_kaggle, tmp_path, monkeypatch, says, tpu, length
+):
+    monkeypatch.delenv("LABKIT_SESSION_SECONDS", raising=False)
+    monkeypatch.setattr(session, "TPU_FILES", (tmp_path / ("working" if tpu else "no such file"),))
+    if says is not None:
+        monkeypatch.setenv("LABKIT_SESSION_SECONDS", says)
+
+    facts = gather()
+    told = {each.what: each for each in diagnose(facts)}["session"]
+
+    assert facts.kaggle.session_length == length
+    if length is None:
+        assert (told.value, told.level) == ("n/a", "stop")
+        with pytest.raises(LabError, match="must be a number of seconds"):
+            session.seconds_left()
+    else:
+        assert session.seconds_left() == pytest.approx(length - facts.kaggle.session_seconds, abs=5)
+        assert f"estimated: {length // 3600} h 0 min a session" in told.why
 
 
 def test_a_folder_of_too_many_files_is_given_up(on_made_up_kaggle, monkeypatch):

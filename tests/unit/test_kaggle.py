@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 import zipfile
 from io import BytesIO
 from pathlib import Path
@@ -18,8 +19,10 @@ from slugify import slugify
 
 import labkit
 from labkit.errors import LabError
+from labkit.kaggle import follow
 from labkit.kaggle.follow import _show
 from labkit.kaggle.kernel import MOST_BYTES, TWO_T4, build
+from labkit.kaggle.service import Status
 from labkit.kaggle.session import previous_checkpoints
 from labkit.kaggle.wheel import wheel
 from labkit.record import RunFolder, runs_root
@@ -156,6 +159,37 @@ def test_what_is_written_is_what_kaggles_client_pushes(tmp_path, capsys):
     assert json.loads((tmp_path / "kernel-metadata.json").read_text()) == sent.metadata
 
 
+def test_an_export_writes_over_an_earlier_export_and_over_nothing_else(tmp_path):
+    source = tmp_path / "03_ddp.ipynb"
+    source.write_text(before := notebook(code("1 + 1")), encoding="utf-8")
+
+    with pytest.raises(labkit.LabError, match="has a 03_ddp.ipynb that no export wrote; choose another folder"):
+        kernel().write(tmp_path)
+    assert source.read_text(encoding="utf-8") == before
+    described = tmp_path / "mine" / "kernel-metadata.json"
+    described.parent.mkdir()
+    described.write_text("{}")
+    with pytest.raises(labkit.LabError, match="has a kernel-metadata.json that no export wrote"):
+        kernel().write(described.parent)
+
+    kernel().write(tmp_path / "out")
+    kernel(title="another").write(tmp_path / "out")
+    assert "me/another" in (tmp_path / "out" / "kernel-metadata.json").read_text()
+
+
+def test_a_folder_that_cannot_be_made_is_told_in_one_sentence(tmp_path):
+    (tmp_path / "file").touch()
+
+    with pytest.raises(labkit.LabError, match="cannot be written into .*file/out: Not a directory"):
+        kernel().write(tmp_path / "file" / "out")
+
+
+@pytest.mark.parametrize("wrong", [{"user": "me you"}, {"inputs": ["labkit-02"]}, {"inputs": ["a/b/c"]}])
+def test_what_is_no_address_is_refused_before_it_is_sent(wrong):
+    with pytest.raises(labkit.LabError, match="got '(me you|labkit-02|a/b/c)'"):
+        kernel(**wrong)
+
+
 @pytest.fixture(scope="module")
 def own():
     return wheel()
@@ -207,6 +241,58 @@ def test_in_a_terminal_what_goes_on_is_written_over_and_the_rest_stays(capsys):
     assert capsys.readouterr().out.split("\r") == [
         "", "r: step 1", f"{'':9}", "of the notebook\n", f"{'':9}", "r: succeeded, step 2\n",
     ]  # fmt: skip
+
+
+class Made:
+    """A service whose answers are made up: statuses in order, the last for ever, one that is none fails; and a log that
+    is cut so often."""
+
+    def __init__(self, *statuses, log=(), seconds=0.0, cuts=0):
+        self.statuses, self.lines, self.seconds, self.cuts = list(statuses), log, seconds, cuts
+
+    def status(self, kernel):
+        name = self.statuses.pop(0) if len(self.statuses) > 1 else self.statuses[0]
+        if not name:
+            raise LabError("no answer")
+        return Status(name)
+
+    def log(self, kernel):
+        for line in self.lines:
+            time.sleep(self.seconds)
+            yield line
+        if self.cuts:
+            self.cuts -= 1
+            raise LabError("the connection was cut")
+
+
+@pytest.fixture
+def in_a_hurry(monkeypatch):
+    monkeypatch.setattr(follow, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(follow, "PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(follow, "OUTAGE_SECONDS", 0.2)
+
+
+def test_a_log_that_was_read_for_long_does_not_make_its_end_look_like_another_sessions(in_a_hurry, capsys):
+    """The session is over when its log, in which the mark was long ago, has ended."""
+    service = Made("RUNNING", "COMPLETE", log=["push 1", *"abc"], seconds=0.05)
+
+    assert follow.follow(service, "me/x", mark="push 1").name == "COMPLETE"
+    assert capsys.readouterr().out.split() == ["a", "b", "c"]
+
+
+def test_a_log_that_is_cut_is_read_again_as_often_as_it_takes(in_a_hurry, capsys):
+    service = Made(*["RUNNING"] * 4, "COMPLETE", log="ab", seconds=0.1, cuts=4)
+
+    assert follow.follow(service, "me/x").name == "COMPLETE"
+    assert capsys.readouterr().out.split() == ["a", "b"]
+    with pytest.raises(LabError, match="the connection was cut"):
+        follow.follow(Made("COMPLETE", cuts=10_000), "me/x")
+
+
+def test_an_outage_is_waited_out_and_one_that_does_not_end_is_told(in_a_hurry):
+    assert follow.follow(Made("RUNNING", *[None] * 5, "RUNNING", "ERROR"), "me/x").name == "ERROR"
+    with pytest.raises(LabError, match="no answer"):
+        follow.follow(Made("RUNNING", None), "me/x")
 
 
 # In a session
@@ -299,6 +385,7 @@ def test_what_this_session_has_saved_is_not_replaced(session):
 def test_several_trainings_go_on_each_with_its_own(session):
     left_behind(session / "input" / "old", "20260101T000000Z-ddp-0001", 4)
     left_behind(session / "input" / "old", "20260102T000000Z-fsdp-0002", 8)
+    left_behind(session / "input" / "old", "20260103T000000Z-big-ddp-0003", 12)
 
     for name, step in (("ddp", "step-4"), ("fsdp", "step-8")):
         folder = previous_checkpoints(name)

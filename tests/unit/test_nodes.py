@@ -199,7 +199,7 @@ def test_a_rank_that_did_not_wait_is_to_blame_and_not_the_network(run, seen):
     ended(run, 0)
     ended(run, 1, exit_code=-15, why={"kind": "others", "sentence": "another node of the run has ended"})
     said(run, 0, "Timed out waiting 8000ms for recv operation to complete")
-    assert conclusion(run, run)[1]["sentence"].startswith("rank 1 stopped answering")
+    assert conclusion(run, run)[1]["sentence"].startswith("rank 1 on hB stopped answering")
 
 
 def test_a_node_that_never_said_how_it_ended_is_gone(run, seen):

@@ -20,7 +20,7 @@ MAY_IMPORT = {
     "cluster": {"errors", "record", "write", "launcher", "cluster"},
     "kaggle": {"errors", "record", "write", "view", "kaggle"},
     "planner": {"errors", "record", "write", "worker", "launcher", "view", "planner"},
-    "diagnosis": {"data", "record", "launcher", "view", "planner", "diagnosis"},
+    "diagnosis": {"data", "errors", "record", "launcher", "view", "planner", "diagnosis"},
 }
 # An installed package also holds the training scripts, which have tests of their own.
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path.parent.name != "scripts")

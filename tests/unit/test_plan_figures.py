@@ -204,7 +204,8 @@ def test_labkit_plan_tells_by_its_exit_code_whether_it_fits(fits, code, monkeypa
 
     assert main(argv) == code
     assert asked == {
-        "script": "ddp", "device": "T4", "nproc_per_node": 4, "measure": False, "precision": "fp16",
+        "script": "ddp", "device": "T4", "nproc_per_node": 4, "nodes": 1, "network": None, "measure": False,
+        "precision": "fp16",
         "activation_checkpointing": True, "gradient_as_bucket_view": False,
     }  # fmt: skip
     assert capsys.readouterr().out

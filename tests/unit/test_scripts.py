@@ -1,3 +1,4 @@
+import argparse
 import ast
 import importlib.util
 import re
@@ -123,3 +124,28 @@ def test_a_scripts_options_are_what_its_parser_takes(path, monkeypatch):
     taken = vars(module.parse_args())
 
     assert {name: option.default for name, option in options_of(Script.load(path)).items()} == taken
+
+
+@pytest.mark.parametrize(("schedule", "torch", "refused"), [
+    ("GPipe", "2.10.0+cu128", "--schedule GPipe on 2 pipeline ranks needs at least 2 micro-batches; --accumulate is 1"),
+    ("GPipe", "2.11.0", None),
+    ("1F1B", "2.13.0", "--schedule 1F1B on 2 pipeline ranks needs at least 2 micro-batches; --accumulate is 1"),
+    ("DualPipeV", "2.12.1", "--schedule DualPipeV needs torch 2.13 or newer; this is 2.12.1"),
+])  # fmt: skip
+@pytest.mark.parametrize("name", ["pipeline", "hybrid"])
+def test_a_schedule_that_this_torch_would_not_make_is_refused(name, schedule, torch, refused, monkeypatch):
+    """Before 2.11 torch refused a GPipe of fewer micro-batches than stages, with a traceback in every rank."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    spec = importlib.util.spec_from_file_location(f"refusing_{name}", FOLDER / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module.torch, "__version__", torch)
+    monkeypatch.setattr(module.dist, "get_backend", lambda: "nccl")
+    args = argparse.Namespace(schedule=schedule, accumulate=1, compile=False, virtual_stages=2)
+
+    try:
+        module.check_schedule(args, 2)
+    except SystemExit as error:
+        assert str(error) == refused
+    else:
+        assert refused is None

@@ -1,0 +1,56 @@
+"""What the container that this process is in leaves it of the machine's memory (control groups, versions 1 and 2)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+__all__ = ["memory_left", "memory_limit"]
+
+GROUPS, OWN_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+
+
+def memory_limit() -> int | None:
+    """Bytes: the smallest limit of the groups this process is in. None where there is none."""
+    return min((limit for limit, _ in _groups()), default=None)
+
+
+def memory_left() -> int | None:
+    """Bytes until the first of them is full. None where none has a limit."""
+    return min((max(0, limit - used) for limit, used in _groups()), default=None)
+
+
+def _groups() -> Iterator[tuple[int, int]]:
+    """`(limit, in use)` of each group that has a limit; cached files that would make room are not in use."""
+    try:
+        lines = OWN_GROUPS.read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, group = line.split(":", 2)
+        if not controllers:
+            root, most, now, cached = GROUPS, "memory.max", "memory.current", "inactive_file"
+        elif "memory" in controllers.split(","):
+            root, most, now = GROUPS / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
+            cached = "total_inactive_file"
+        else:
+            continue
+        for part in (PurePosixPath(group), *PurePosixPath(group).parents):  # a group is held by those above it, too
+            folder = root / str(part).lstrip("/")
+            if (limit := _number(folder / most)) is not None:
+                yield limit, max(0, (_number(folder / now) or 0) - _cached(folder / "memory.stat", cached))
+
+
+def _number(file: Path) -> int | None:
+    try:
+        return int(file.read_text())
+    except (OSError, ValueError):  # "max", or a group that this container cannot see
+        return None
+
+
+def _cached(stat: Path, name: str) -> int:
+    try:
+        pairs = dict(line.split(maxsplit=1) for line in stat.read_text().splitlines())
+        return int(pairs.get(name, 0))
+    except (OSError, ValueError):
+        return 0

@@ -1,0 +1,205 @@
+"""A run on several hosts as it is seen: which host is late or short of memory, and 64 ranks that can be read."""
+
+import io
+import re
+import warnings
+import xml.etree.ElementTree as ET
+
+import pytest
+from many_hosts import many_hosts
+from rich.console import Console
+
+from labkit.record import RunReader, Series, State
+from labkit.view.by_host import by_host, names_of, ranges
+from labkit.view.figures import over_time
+from labkit.view.page import run_html, run_text
+from labkit.view.report import static_bundle, write_report
+from labkit.view.strips import heat_strips
+from labkit.view.tables import host_rows, rank_rows
+from labkit.view.terminal import picture
+from labkit.view.verdict import host_verdicts, verdict
+
+RUNNING = State("running", 0.0)
+EIGHT = [f"gpu-{n:02}.cluster.example.org" for n in range(8)]
+FORWARD = ("forward", 0.035)
+
+
+@pytest.fixture(scope="module")
+def sixty_four(tmp_path_factory):
+    """64 ranks on 8 hosts; all of gpu-04 compute slowly, rank 13 loads slowly, gpu-06 has little memory left."""
+    return many_hosts(
+        tmp_path_factory.mktemp("runs"), EIGHT, 8, late={EIGHT[4]: FORWARD, 13: ("input", 0.02)},
+        memory_used={EIGHT[6]: 250},
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def reader(sixty_four):
+    return RunReader(sixty_four).read_all()
+
+
+def seen(tmp_path, hosts=("hA", "hB"), ranks_each=2, **given):
+    return RunReader(many_hosts(tmp_path, list(hosts), ranks_each, steps=80, **given)).read_all()
+
+
+def test_the_verdict_names_hosts(reader):
+    assert verdict(reader) == [
+        "host gpu-06: memory nearly full, 250.00 GiB of 256.00 GiB",
+        "host gpu-04 is the straggler: +26% of the step time on its ranks 32-39, forward",
+    ]
+
+
+def test_every_host_has_its_verdict(reader):
+    said = host_verdicts(reader)
+
+    assert {host: words for host, words in said.items() if words} == {
+        EIGHT[4]: "slow: +26%, forward",
+        EIGHT[6]: "memory nearly full",
+    }
+    assert list(said) == EIGHT
+
+
+def test_one_late_rank_does_not_make_its_host_late(tmp_path):
+    found = seen(tmp_path, late={3: FORWARD})
+
+    assert verdict(found)[0].startswith("rank 3 on hB is the straggler: ")
+    assert not any(host_verdicts(found).values())
+
+
+def test_a_host_with_one_rank_is_late_as_that_rank(tmp_path):
+    found = seen(tmp_path, ranks_each=1, late={"hB": FORWARD})
+
+    assert verdict(found)[0].startswith("rank 1 on hB is the straggler: ")
+    assert host_verdicts(found)["hB"].startswith("slow: +2")
+
+
+def test_a_host_that_waits_for_data_is_named_once(tmp_path):
+    first, second = verdict(seen(tmp_path, late={"hB": ("input", 0.03)}))
+
+    assert re.fullmatch(r"host hB is the straggler: \+2\d% of the step time on its ranks 2, 3, input wait", first)
+    assert "input" not in second
+
+
+def test_hosts_that_are_alike_have_nothing_said_of_them(tmp_path):
+    assert not any(host_verdicts(seen(tmp_path)).values())
+
+
+def test_a_run_on_one_host_has_no_word_of_hosts(tmp_path):
+    found = seen(tmp_path, hosts=["hA"], ranks_each=4, late={"hA": FORWARD}, memory_used={"hA": 255})
+
+    assert (host_rows(found), host_verdicts(found)) == ([], {})
+    assert "host" not in rank_rows(found)[0]
+    assert "host" not in " ".join(verdict(found))
+
+
+def test_the_text_has_a_line_for_each_host_and_the_slowest_ranks(sixty_four, reader):
+    text = run_text(sixty_four, reader, RUNNING)
+    lines = [line.split() for line in text.splitlines() if line.startswith("  ")]
+
+    assert [line[1] for line in lines if line[0] == "host"] == [f"gpu-{n:02}" for n in range(8)]
+    assert "host gpu-04  ranks 32-39  own work 7" in text
+    assert {int(line[1]) for line in lines if line[0] == "rank"} == set(range(32, 40))
+
+
+def test_of_very_many_hosts_those_with_a_verdict_are_shown(tmp_path):
+    names = [f"n{i:03}" for i in range(40)]
+    found = RunReader(many_hosts(tmp_path, names, 1, steps=20, late={"n037": FORWARD})).read_all()
+
+    assert [row["host"] for row in host_rows(found)] == [*names[:15], "n037"]
+
+
+def test_a_terminal_shows_hosts_and_ranks(reader):
+    screen = Console(file=io.StringIO(), width=140)
+    screen.print(picture(reader, RUNNING))
+
+    assert re.search(r"gpu-04 +32-39 +7\d(\.\d)? ms .* slow: \+26%, forward", screen.file.getvalue())
+
+
+def test_the_page_keeps_to_its_size(sixty_four, reader):
+    assert len(run_html(sixty_four, reader, RUNNING).encode()) < 40_000
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # matplotlib says so when a picture has no room for its charts
+        bundle = static_bundle(sixty_four, reader, RUNNING)
+    assert sum(len(part.encode()) for part in bundle.values()) <= 60_000
+
+
+def test_strips_that_are_dark_everywhere_keep_to_their_size():
+    series = {}
+    for rank in range(64):
+        series[rank] = Series(0.1)
+        for i in range(200):
+            series[rank].add(i / 10, 1 + (i * 7 + rank * 13) % 5)
+    drawn = heat_strips("own work", series, {rank: f"h{rank // 8}" for rank in series})
+
+    assert len(drawn.encode()) < 14_000
+    ET.fromstring(drawn)
+
+
+def test_strips_are_by_host_with_its_ranks(reader):
+    series = {rank: history.series["own_seconds"] for rank, history in reader.ranks.items()}
+    drawn = heat_strips("own work", series, {rank: history.host for rank, history in reader.ranks.items()})
+    texts = [element.text for element in ET.fromstring(drawn).iter("{http://www.w3.org/2000/svg}text")]
+    late = re.findall(r"M(\d+) ([\d.]+)H\d+", "".join(re.findall(r'<path d="([^"]*)" stroke=', drawn)))
+    rows = {float(y) for _, y in late}
+
+    assert [t for t in texts if t in {"gpu-04", "ranks 32-39"}] == ["gpu-04", "ranks 32-39"]
+    assert len(rows) == 9  # eight of gpu-04, and rank 13
+    assert min(int(x) for x, _ in late) > 300  # the second half
+
+
+def test_of_more_ranks_than_strips_each_host_has_one():
+    series = {rank: Series(0.1) for rank in range(256)}
+    for rank, one in series.items():
+        for i in range(50):
+            one.add(i / 10, 2.0 if rank == 77 and i > 25 else 1.0)
+    drawn = heat_strips("own work", series, {rank: f"n{rank // 8:02}" for rank in series})
+
+    assert "of each host&#x27;s slowest rank" in drawn or "of each host's slowest rank" in drawn
+    assert "n09 · 72-79" in drawn
+    assert len(set(re.findall(r"M\d+ ([\d.]+)H", drawn))) == 1
+
+
+def test_the_report_folds_logs_by_host_and_draws_lines_by_host(sixty_four, reader):
+    page = write_report(sixty_four).read_text()
+    legend = [trace.name for trace in over_time(reader).data if trace.showlegend]
+
+    assert "<summary>gpu-04.cluster.example.org, ranks 32-39</summary>" in page
+    assert legend == EIGHT
+
+
+@pytest.mark.parametrize("name", ["<img src=x onerror=alert(1)>", '"><svg onload=alert(1)>', "\x1b[31mred"])
+def test_a_hostile_host_name_never_reaches_the_page(tmp_path, name):
+    folder = many_hosts(tmp_path, [name, "hB"], 2, steps=20)
+    page = run_html(folder, RunReader(folder).read_all(), RUNNING) + write_report(folder).read_text()
+
+    assert name not in page.partition("<script>")[0]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"),
+    [([0], "0"), ([0, 1], "0, 1"), ([2, 0, 1], "0-2"), ([0, 1, 2, 5, 7, 8, 9], "0-2, 5, 7-9"), ([], "")],
+)
+def test_ranks_in_a_row_are_a_range(ranks, text):
+    assert ranges(ranks) == text
+
+
+@pytest.mark.parametrize(
+    ("names", "shown"),
+    [
+        (["hA", "hB"], ["hA", "hB"]),
+        (["node1.a-long-domain.example", "node2.a-long-domain.example"], ["node1", "node2"]),
+        (["node.first-long.example", "node.second-long.example"], ["…first-long.example", "…second-long.example"]),
+        (["a-name-of-more-than-twenty-letters"], ["a-name-of-more-than…"]),
+    ],
+)
+def test_names_are_shortened_so_that_they_still_differ(names, shown):
+    assert list(names_of(names).values()) == shown
+
+
+def test_ranks_that_have_not_said_where_they_are_stand_together(folder, write_metrics):
+    write_metrics(0, {"k": "meta", "t": 0.0, "host": "hA"})
+    write_metrics(1, {"k": "report", "t": 0.0})
+    assert list(by_host(RunReader(folder).read_all().ranks.values())) == ["hA"]
+
+    write_metrics(2, {"k": "meta", "t": 0.0, "host": "hB"})
+    assert list(by_host(RunReader(folder).read_all().ranks.values())) == ["hA", "", "hB"]
