@@ -20,6 +20,8 @@ from labkit.write import Script
 
 __all__ = ["add_verbs", "submit"]
 
+OF_LAUNCH = {"backend", "detach", "hosts", "profile", "trace_memory", "wait", "watchdog"}
+
 
 def submit(
     script: Script | str | os.PathLike[str],
@@ -55,6 +57,10 @@ def submit(
     """
     if to != "slurm":
         raise LaunchError(f"to={to!r}: labkit submits to 'slurm'; for others it writes text, see labkit export")
+    if "retries" in parameters:
+        raise LaunchError("a job is begun again by Slurm's queue, from its newest checkpoint; leave retries out")
+    if others := sorted(OF_LAUNCH & parameters.keys()):
+        raise LaunchError(f"{others[0]} is launch's; submit returns at once, and the cluster decides on what it runs")
     warn(script)
     folder = submission.prepare(
         script, nodes=nodes, nproc_per_node=nproc_per_node, time=time, partition=partition, account=account,

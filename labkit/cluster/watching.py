@@ -15,7 +15,7 @@ from labkit.launcher.evidence import tail_text
 from labkit.record import FINAL_STATES, RunFolder, State, read_state, write_state
 from labkit.record.folder import read_json, write_json
 
-__all__ = ["job_of", "state_of", "stop"]
+__all__ = ["job_in_words", "job_of", "state_of", "stop"]
 
 # Slurm's KillWait, 30 s by default, lies between the TERM and the KILL of what is cancelled; then nodes clean up.
 ENDING_SECONDS = 90.0
@@ -27,6 +27,15 @@ def job_of(folder: RunFolder) -> str | None:
     """The id of the job that starts a run's nodes; None for a run that Slurm has nothing to do with."""
     said = read_json(folder.job)
     return str(said["job"]) if isinstance(said, dict) and said.get("job") else None
+
+
+def job_in_words(folder: RunFolder) -> str | None:
+    """Whether the job of a run that was stopped is over; None for a run without one."""
+    job_id = job_of(folder)
+    job = slurm.ask(job_id, output=folder.job_output) if job_id else None
+    if job is None:
+        return job_id and f"Slurm cannot be asked here whether job {job_id} is over"
+    return f"job {job.id} is {'over' if job.is_over else job.state}"
 
 
 def state_of(folder: RunFolder) -> State:

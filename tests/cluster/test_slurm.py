@@ -203,7 +203,7 @@ def test_a_run_that_is_stopped_leaves_no_job(cluster, capsys):
     assert run.status().cause["sentence"] == "stopped on request"
     assert causes(run) == [{"kind": "stopped", "sentence": "stopped on request"}] * 2
     assert job_id(run) not in cluster.jobs()
-    assert "0 processes left" in capsys.readouterr().out
+    assert f"stopped; job {job_id(run)} is over" in capsys.readouterr().out
 
 
 def test_a_run_is_stopped_while_it_waits(cluster):
@@ -311,6 +311,8 @@ def test_a_node_that_does_not_see_the_run_folder_says_so(cluster, runs_dir):
     ({"nodes": 0}, "nodes must be a whole number, at least 1; got 0"),
     ({"nproc_per_node": "auto"}, "Slurm tells of no GPUs"),
     ({"options": ["qos=high"]}, "no option of sbatch"),
+    ({"retries": 2}, "leave retries out"),
+    ({"wait": True}, "wait is launch's"),
     ({"to": "kubernetes"}, "labkit export"),
 ])  # fmt: skip
 def test_what_cannot_be_submitted_is_refused_and_leaves_no_run(options, words):

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from labkit.cluster import slurm
-from labkit.cluster.watching import state_of
+from labkit.cluster.watching import job_in_words, state_of
 from labkit.record import RunFolder, State, read_state, write_state
 
 TOLD = 'echo "JobId=7 JobName=x JobState=$(cat {folder}/job-state) Reason=None Restarts=0 ExitCode=1:0 StdOut={out} "'
@@ -53,6 +53,18 @@ def test_another_cluster_s_job_of_that_number_tells_nothing(run, tmp_path):
 
     assert state_of(RunFolder(elsewhere)).cause["sentence"] == "the supervisor on n1 received SIGTERM"
     assert json.loads((elsewhere / "state.json").read_text())["state"] == "starting"
+
+
+def test_whether_a_job_is_over_is_said_by_slurm_only(run, tmp_path, monkeypatch):
+    (tmp_path / "job-state").write_text("COMPLETING")
+    assert job_in_words(run) == "job 7 is COMPLETING"
+    (tmp_path / "job-state").write_text("CANCELLED")
+    assert job_in_words(run) == "job 7 is over"
+    monkeypatch.setattr(slurm, "_answers", {})
+    monkeypatch.setenv("PATH", "")
+    assert job_in_words(run) == "Slurm cannot be asked here whether job 7 is over"
+    run.job.unlink()
+    assert job_in_words(run) is None
 
 
 def test_a_run_without_a_job_is_what_its_folder_says(run, tmp_path):
