@@ -128,7 +128,8 @@ def _from_controller(job_id: str, output: Path | None) -> Job | None:
         if "Invalid job id" in done.stderr:
             return None
         raise OSError(done.stderr.strip())
-    if output is not None and f" StdOut={output} " not in done.stdout:
+    # it may be the last field of the line
+    if output is not None and not re.search(rf" StdOut={re.escape(str(output))}(?=\s)", done.stdout):
         raise LookupError(job_id)
     said = dict(FIELD.findall(done.stdout))
     code = said.get("ExitCode", "").partition(":")[0]
@@ -146,7 +147,10 @@ def _from_controller(job_id: str, output: Path | None) -> Job | None:
 def _from_accounts(job_id: str) -> Job:
     """What the site's accounts say, GONE when it keeps none."""
     fields = "--format=State,ExitCode,NodeList,Reason"
-    done = _run("sacct", "--allocations", "--noheader", "--parsable2", f"--jobs={job_id}", fields)
+    try:
+        done = _run("sacct", "--allocations", "--noheader", "--parsable2", f"--jobs={job_id}", fields)
+    except FileNotFoundError:
+        return Job(job_id, "GONE")
     lines = done.stdout.splitlines()
     if done.returncode or not lines:
         return Job(job_id, "GONE")

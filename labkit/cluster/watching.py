@@ -13,6 +13,7 @@ from labkit.errors import LabError, RunFolderError
 from labkit.launcher import stop as stopping
 from labkit.launcher.evidence import tail_text
 from labkit.record import FINAL_STATES, RunFolder, State, read_state, write_state
+from labkit.record.files import ask_anew
 from labkit.record.folder import read_json, write_json
 
 __all__ = ["job_in_words", "job_of", "state_of", "stop"]
@@ -24,9 +25,13 @@ LAST_LINES_BYTES = 4000
 
 
 def job_of(folder: RunFolder) -> str | None:
-    """The id of the job that starts a run's nodes; None for a run that Slurm has nothing to do with."""
+    """The id of the job that starts a run's nodes; None for a run that Slurm has nothing to do with.
+
+    It becomes a word of scancel's command line, and the folder may be somebody else's: so it is a number or nothing.
+    """
     said = read_json(folder.job)
-    return str(said["job"]) if isinstance(said, dict) and said.get("job") else None
+    number = str(said.get("job")) if isinstance(said, dict) else ""
+    return number if re.fullmatch("[0-9]+", number) else None
 
 
 def job_in_words(folder: RunFolder) -> str | None:
@@ -51,14 +56,27 @@ def state_of(folder: RunFolder) -> State:
     if job is None:
         return own
     if job.is_over:
+        _ask_anew(folder)
         own = read_state(folder)  # its nodes may have written their last words before it ended
     state = with_job(own, job, _last_line(folder))
-    # of a job that is gone nothing is known: it may be another cluster that was asked
-    if job.is_over and state.is_final and (own.is_final or job.state != "GONE"):
+    # a job that is gone may wait in the queue of another cluster than the one that was asked
+    is_known = job.state != "GONE" or (own.state in ("succeeded", "failed") and state == own)
+    if job.is_over and state.is_final and is_known:
         state = replace(state, ended=state.ended or time.time())
         with suppress(OSError):  # of somebody else's run, or on a full disk
             write_state(folder, state)
     return state
+
+
+def _ask_anew(folder: RunFolder) -> None:
+    """Before the absence of a node's last word is believed: a short job's nodes may still be news to this host."""
+    ask_anew(folder.path)
+    ask_anew(folder.path / "attempts")
+    newest = folder.latest
+    for place in (newest.path, newest.nodes):
+        ask_anew(place)
+    for node in newest.nodes.glob("*"):
+        ask_anew(node)
 
 
 def _is_settled(folder: RunFolder) -> bool:

@@ -184,6 +184,13 @@ def test_without_accounts_it_is_gone(tmp_path, monkeypatch):
     assert slurm.ask("42").state == "GONE"
 
 
+def test_without_a_command_for_accounts_it_is_gone_too(tmp_path, monkeypatch):
+    commands(tmp_path, monkeypatch, scontrol=FORGOTTEN)
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    assert slurm.ask("42").state == "GONE"
+
+
 def test_slurm_is_asked_once_however_often_the_run_is(tmp_path, monkeypatch):
     commands(tmp_path, monkeypatch, scontrol="echo 'JobId=42 JobName=x JobState=RUNNING Reason=None Restarts=0 '")
     assert {slurm.ask("42").state for _ in range(50)} == {"RUNNING"}

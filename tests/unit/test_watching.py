@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 
 from labkit.cluster import slurm
-from labkit.cluster.watching import job_in_words, state_of
+from labkit.cluster.watching import job_in_words, job_of, state_of, stop
 from labkit.record import RunFolder, State, read_state, write_state
 
 TOLD = 'echo "JobId=7 JobName=x JobState=$(cat {folder}/job-state) Reason=None Restarts=0 ExitCode=1:0 StdOut={out} "'
@@ -72,3 +73,43 @@ def test_a_run_without_a_job_is_what_its_folder_says(run, tmp_path):
 
     assert state_of(run) == read_state(run)
     assert not (tmp_path / "asked").exists()
+
+
+@pytest.mark.parametrize("job", ["-uada", "--me", "", "7,8", "7_1", None, ["7"], "7\n", "٧"])
+def test_what_is_no_job_s_number_is_no_word_of_a_command_line(run, tmp_path, job):
+    scancel = tmp_path / "scancel"
+    scancel.write_text(f"#!/bin/sh\necho >>{tmp_path}/asked\n")
+    scancel.chmod(0o755)
+    (tmp_path / "job-state").write_text("RUNNING")
+    run.job.write_text(json.dumps({"job": job}))
+
+    assert job_of(run) is None
+    assert stop(run).state == "stopped"
+    assert not (tmp_path / "asked").exists()
+
+
+def test_a_job_is_known_by_its_output_where_that_is_the_last_thing_told(run, tmp_path):
+    """What follows it differs from one release of Slurm to the next."""
+    script = tmp_path / "scontrol"
+    script.write_text(script.read_text().replace(' "\n', '"\n'))
+    (tmp_path / "job-state").write_text("RUNNING")
+    assert job_in_words(run) == "job 7 is RUNNING"
+
+
+def test_before_a_run_is_taken_for_lost_its_folders_are_asked_for_anew(run, tmp_path):
+    (tmp_path / "job-state").write_text("COMPLETED")
+    for place in (run.nodes, run.node(1).path):
+        os.utime(place, (0, 0))
+    state_of(run)
+    assert run.nodes.stat().st_mtime > 0 < run.node(1).path.stat().st_mtime
+
+
+def test_what_saved_and_goes_on_is_not_over_because_another_cluster_does_not_know_its_job(run, tmp_path):
+    cause = {"kind": "stopped", "goes_on": True, "sentence": "saved and stopped"}
+    for node in (0, 1):
+        write_state(run.node(node), State("stopped", 1000.0, ended=1010.0, exit_code=143, cause=cause))
+    for name, says in (("scontrol", "Invalid job id specified"), ("sacct", "disabled")):
+        (tmp_path / name).write_text(f"#!/bin/sh\necho {says} >&2; exit 1\n")
+        (tmp_path / name).chmod(0o755)
+    state_of(run)
+    assert json.loads(run.state.read_text())["state"] == "starting"
