@@ -106,9 +106,15 @@ def _setup(file: LaunchFile) -> str:
 
 
 def _meeting(file: LaunchFile) -> str:
+    job = f"{file.folder}/slurm.json"
     folder = [
+        "# One job to a folder: a second one, of the same file, would be taken for the first.",
+        f'if [ -e {_quoted(job)} ] && ! grep -q "\\"$SLURM_JOB_ID\\"" {_quoted(job)}; then',
+        '    echo "labkit: this run has a job already, or had one; launch it anew" >&2',
+        "    exit 1",
+        "fi",
         "# Which job this is, for whoever looks into the folder. What one attempt was told does not hold for the next.",
-        *_replaced(f"{file.folder}/slurm.json", """printf '{"job": "%s"}\\n' "$SLURM_JOB_ID\""""),
+        *_replaced(job, """printf '{"job": "%s"}\\n' "$SLURM_JOB_ID\""""),
         f"rm -f {_quoted(f'{file.folder}/stop.json')}",
         "",
     ]
@@ -163,7 +169,9 @@ def _task(file: LaunchFile) -> str:
             '"$SLURM_NODEID" --attempt "$ATTEMPT" -- \\',
             f"        {torchrun} || code=$?",
             "    # a node that could not even begin has said why; the others need not wait for it",
-            '    if [ "$code" -gt 1 ] && [ "$code" -lt 128 ]; then scancel --signal=TERM "$SLURM_JOB_ID.0"; fi',
+            '    if [ "$code" -gt 1 ] && [ "$code" -lt 128 ]; then',
+            '        scancel --signal=TERM "$SLURM_JOB_ID.$SLURM_STEP_ID"',
+            "    fi",
             '    exit "$code"',
         ]
     elif file.checkpoints:
@@ -222,6 +230,7 @@ def _requeueing(file: LaunchFile) -> str:
     before = [f"committed() {{ ls -d {_quoted(str(file.checkpoints))}/step-*/COMMIT.json 2>/dev/null || true; }}",
               "before=$(committed)"]  # fmt: skip
     step = _step(file)
+    unfinished = ' && [ "$code" != 0 ]' if file.folder else ""
     return "\n".join([
         *before,
         "",
@@ -232,8 +241,9 @@ def _requeueing(file: LaunchFile) -> str:
         "# a signal ends `wait`, not the step",
         'while [ "$told" ] && kill -0 "$step" 2>/dev/null; do code=0; wait "$step" || code=$?; done',
         "",
+        *(["# with 0 it came to its end while it was told"] if file.folder else []),
         "# without a new checkpoint it would go round in circles",
-        'if [ "$told" ] && [ "$(committed)" != "$before" ]; then',
+        f'if [ "$told" ]{unfinished} && [ "$(committed)" != "$before" ]; then',
         '    scontrol requeue "$SLURM_JOB_ID"',
         "fi",
         'exit "$code"',

@@ -96,7 +96,7 @@ class NodeSupervisor(Supervisor):
     def __init__(self, folder: RunFolder, nodes: Nodes, node: int, attempt: int, command: Sequence[str]):
         self.nodes, self.command, self.place = nodes, list(command), folder.attempt(attempt)
         home = self.place.node(node)
-        _check_is_free(self.place, nodes, node)
+        _check_is_free(folder, self.place, nodes, node)
         os.environ[HOST] = self.name = os.environ.get(HOST) or nodes.name(node) or host_name()
         home.path.mkdir(parents=True, exist_ok=True)
         super().__init__(folder, home=home, node=node)
@@ -300,13 +300,14 @@ class _Peer:
             self._beat, self._heard = said, self._looked
 
 
-def _check_is_free(place: RunFolder, nodes: Nodes, node: int) -> None:
-    """A node of an attempt begins once, and not when the others have ended: its line may have been pasted late."""
+def _check_is_free(run: RunFolder, place: RunFolder, nodes: Nodes, node: int) -> None:
+    """A node of an attempt begins once, and not when the others have ended: its line may have been pasted late, or its
+    job put back into the queue after somebody has stopped the run."""
     identity = supervisor_of(place.node(node))
     if identity is not None:
         where = f"pid {identity.pid} on {identity.host}"
         raise LaunchError(f"node {node} of this run has been started before ({where}); launch the run anew")
-    for home in (place, *(place.node(n) for n in range(nodes.count))):
+    for home in (run, place, *(place.node(n) for n in range(nodes.count))):
         said = read_json(home.state)
         if isinstance(said, dict) and said.get("state") in CONCLUSIONS:
             sentence = (said.get("cause") or {}).get("sentence") or said["state"]

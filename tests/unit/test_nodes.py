@@ -296,6 +296,13 @@ def test_a_node_that_does_not_see_the_folder_says_so(tmp_path, monkeypatch, caps
     assert "host hB does not see " in capsys.readouterr().err
 
 
+def test_a_job_that_is_begun_again_does_not_begin_a_run_that_was_stopped(run, capsys):
+    write_state(run, STOPPED)
+    assert main([str(run.path), "1", "--attempt", "2", "--", "true"]) == 2
+    assert "the run was over before node 1 began: stopped on request" in capsys.readouterr().err
+    assert not run.attempt(2).path.exists()
+
+
 @pytest.mark.parametrize("hosts", ["hA,hB", [], None, ["-oProxyCommand=x"], ["hA", "h;B"], ["h B"], [3], ["a@-b"]])
 def test_what_is_no_name_of_a_host_is_refused(hosts):
     with pytest.raises(LaunchError, match="host"):

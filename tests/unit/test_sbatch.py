@@ -114,3 +114,37 @@ def test_a_job_that_could_not_save_before_its_end_is_refused():
         sbatch_text(replace(UNDER_LABKIT, time="00:02:00"))
     assert "#SBATCH --signal" not in sbatch_text(replace(UNDER_LABKIT, time="00:02:00", checkpoints=None))
     assert "--signal=B:USR1@30" in sbatch_text(replace(UNDER_LABKIT, time="00:02:00", saving_seconds=30))
+
+
+def run_by_bash(folder: Path, job: int, code: int = 0, step: str = "") -> subprocess.CompletedProcess[str]:
+    """The launch file of a run, with stand-ins for Slurm: `step` is what the ranks do before they end with `code`."""
+    stand_ins = {"srun": f"{step}\nexit {code}", "scontrol": f'echo n1; echo "$1" >>{folder}/asked'}
+    for name, script in stand_ins.items():
+        path = folder / name
+        path.write_text(f"#!/bin/bash\n{script}\n")
+        path.chmod(0o755)
+    text = sbatch_text(replace(UNDER_LABKIT, folder=str(folder), checkpoints=f"{folder}/checkpoints"))
+    names = {"SLURM_JOB_ID": str(job), "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_CPUS_PER_TASK": "8"}
+    environment = names | {"PATH": f"{folder}:/usr/bin:/bin"}
+    return subprocess.run(["bash", "-c", text], env=environment, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize(("code", "saves", "requeued"), [(143, True, True), (143, False, False), (0, True, False)])
+def test_a_job_goes_back_into_the_queue_when_it_has_saved_and_is_not_done(code, saves, requeued, tmp_path):
+    saved = tmp_path / "checkpoints" / "step-1"
+    step = f"kill -USR1 $PPID; sleep 0.3; {f'mkdir -p {saved}; touch {saved}/COMMIT.json' if saves else ''}"
+
+    assert run_by_bash(tmp_path, 42, code, step).returncode == code
+    assert json.loads((tmp_path / "stop.json").read_text())["goes_on"] is True
+    assert ("requeue" in (tmp_path / "asked").read_text().split()) is requeued
+
+
+def test_a_run_has_one_job_however_often_its_file_is_submitted(tmp_path):
+    assert run_by_bash(tmp_path, 42, 1).returncode == 1
+    second = run_by_bash(tmp_path, 4)
+
+    assert (second.returncode, second.stderr) == (1, "labkit: this run has a job already, or had one; launch it anew\n")
+    assert json.loads((tmp_path / "slurm.json").read_text()) == {"job": "42"}
+    (tmp_path / "stop.json").touch()
+    assert run_by_bash(tmp_path, 42).returncode == 0  # begun again by Slurm
+    assert not (tmp_path / "stop.json").exists()
