@@ -10,6 +10,7 @@ ended. Then it writes down how it went, waits for the others to do the same, and
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import signal
 import socket
@@ -216,7 +217,8 @@ class NodeSupervisor(Supervisor):
         own = {**outcome, **ended, "oom_kills": oom_kills(), "notice": self.state.notice}
         with suppress(OSError):
             write_json(self.home.outcome, own, reserve=self.home.reserve)
-        deadline = time.monotonic() + AGREE_SECONDS
+        went_well = outcome["exit_code"] == 0 and outcome["why"] is None  # then the others may take their time
+        deadline = math.inf if went_well else time.monotonic() + AGREE_SECONDS
         while not all(peer.is_over() for peer in self.peers.values()) and time.monotonic() < deadline:
             time.sleep(LOOK_SECONDS)
         ask_anew(self.place.ranks)
@@ -237,8 +239,8 @@ class NodeSupervisor(Supervisor):
         alive = [node for node, peer in self.peers.items() if peer.is_there(SILENT_SECONDS)]
         for node, peer in self.peers.items():
             if node not in alive and self.node <= min([self.node, *alive]) and peer.conclusion() is None:
-                peer.home.path.mkdir(parents=True, exist_ok=True)
-                with suppress(OSError):
+                with suppress(OSError):  # a full disk; a run that was deleted stays so
+                    peer.home.path.mkdir(exist_ok=True)
                     write_state(peer.home, replace(final, exit_code=None, killed=0))
 
 

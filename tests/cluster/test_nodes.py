@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from contextlib import contextmanager
 
@@ -146,6 +147,17 @@ def test_a_node_that_never_comes_is_named():
         two.begin(1)  # too late
         assert two.processes[1].wait(30) == 2
         assert "the run was over before node 1 began" in two.said()
+
+
+def test_a_node_that_is_done_waits_for_one_that_takes_longer():
+    """An export by rank 0, for one, which no other rank waits for; a host that goes on is not a host that is lost."""
+    impatient = "import sys; from labkit.launcher import node; node.AGREE_SECONDS = 0.1; sys.exit(node.main())"
+    with pair(begin=[]) as two:
+        for node, seconds in ((0, "0"), (1, "4")):
+            command = [sys.executable, "-c", impatient, str(two.folder.path), str(node), "--", "sleep", seconds]
+            two.processes[node] = subprocess.Popen(command, start_new_session=True)
+        assert two.ends(30) is None
+        assert read_state(two.folder).state == "succeeded"
 
 
 def test_a_stop_from_outside_ends_all_nodes():
