@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from labkit.cluster.ssh import ask, check_names, is_address, is_here
 from labkit.cluster.tie import tie
-from labkit.errors import LabError, LaunchError, RunFolderError
+from labkit.errors import LaunchError, RunFolderError
 from labkit.launcher import checks
 from labkit.launcher.hardware import Gpu, Hardware, hardware
 from labkit.launcher.interface import is_loopback, own_address_towards, resolved
@@ -64,8 +64,8 @@ def begin(
             host, "begin", folder=str(folder.path), node=node, env=settings,
             command=node_command(folder, node, address, port),
         ))  # fmt: skip
-    except LabError:
-        stop(folder, grace=0)  # where it has begun
+    except BaseException:  # an interrupt, too: nobody would know of what has begun
+        stop(folder, grace=0)  # where it has
         shutil.rmtree(folder.path, ignore_errors=True)
         raise
     if tied:

@@ -80,6 +80,8 @@ def begin(folder: str, node: int, command: Sequence[str], env: Mapping[str, str]
     deadline = time.monotonic() + BEGINNING_SECONDS
     while last_beat(home) is None:
         if process.poll() is not None or time.monotonic() > deadline:
+            process.kill()  # it has started nothing yet, and must not once the launch is given up
+            process.wait()
             said = home.supervisor_log.read_text(errors="replace").strip().splitlines()
             raise LaunchError(said[-1] if said else "the process that watches its ranks has not begun")
         time.sleep(LOOK_SECONDS)

@@ -4,9 +4,10 @@ import re
 import socket
 import time
 
+import psutil
 import pytest
 
-from labkit.cluster import remote, ssh
+from labkit.cluster import hosts, remote, ssh
 from labkit.cluster.hosts import _ranks
 from labkit.errors import LaunchError
 from labkit.launcher import stacks
@@ -355,6 +356,40 @@ def test_a_host_says_whether_it_sees_the_folder_of_runs(tmp_path, monkeypatch):
     beacon.touch()
     seen = remote.look(str(beacon))
     assert (seen["sees_runs"], seen["address"]) == (True, "10.0.0.2")
+
+
+def test_a_part_of_a_run_that_does_not_begin_in_time_is_not_left_to_begin_later(run, monkeypatch):
+    monkeypatch.setattr(remote, "BEGINNING_SECONDS", 0.3)
+    began = time.time()
+    with pytest.raises(LaunchError, match="the process that watches its ranks has not begun"):
+        remote.begin(str(run.path), 0, ["sleep", "60"], {})
+    assert not [p for p in psutil.Process().children() if p.create_time() >= began - 1]
+
+
+def commands():
+    return [" ".join(process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])]
+
+
+def test_an_interrupt_while_hosts_begin_leaves_nothing_of_the_run(runs_dir, monkeypatch):
+    asked = ssh.ask
+
+    def interrupted(host, question, **request):
+        answer = asked(host, question, **request)
+        if question == "begin" and request["node"] == 1:
+            raise KeyboardInterrupt
+        return answer
+
+    monkeypatch.setattr(hosts, "ask", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        hosts.begin(
+            "ddp", ["localhost", "localhost"], nproc_per_node=1, tied=False, parameters={"steps": 100_000},
+            env={"CUDA_VISIBLE_DEVICES": ""},
+        )  # fmt: skip
+    assert not list(runs_dir.glob("*"))
+    deadline = time.monotonic() + 30
+    while left := [c for c in commands() if str(runs_dir) in c]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.1)
 
 
 def test_a_part_of_a_run_is_not_begun_where_its_folder_is_not(tmp_path):
