@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 __all__ = ["Run", "attach", "begin", "launch", "runs"]
 
 LOOK_SECONDS = 0.1
+LOOK_FAR_SECONDS = 1.0  # at a run on several nodes: files of each are opened, on a server that all of them share
 PROGRESS_SECONDS = 30.0
 REDRAW_SECONDS = 1.0
 LOG_BYTES = 1 << 20
@@ -334,6 +335,7 @@ class Run:
         spoken = redrawn = time.monotonic()
         redraw_every = REDRAW_SECONDS if ui() == "display" else PROGRESS_SECONDS
         told, was_going = "", False
+        look_every = LOOK_FAR_SECONDS if self.folder.nodes.is_dir() else LOOK_SECONDS
         with Screen() if watch else StatusLine() as line:
             speak_every = REDRAW_SECONDS if line.is_live and ui() == "text" else PROGRESS_SECONDS
             while not (state := self.status()).is_final:
@@ -349,7 +351,7 @@ class Run:
                 if self._handle is not None and now - redrawn >= redraw_every:
                     redrawn = now
                     self._handle.update(self._bundle(), raw=True)
-                time.sleep(LOOK_SECONDS)
+                time.sleep(look_every)
             if was_going and is_session() and is_headless():  # who follows the log from afar is told how it ended
                 line.show(self._reader.read_all(), state)
 

@@ -33,7 +33,7 @@ from labkit.launcher.progress import Progress
 from labkit.launcher.stop import GRACE_SECONDS, SAVING_SECONDS
 from labkit.launcher.supervisor import Supervisor, prepare
 from labkit.launcher.torchrun import rank_environment, script_folder
-from labkit.record import Nodes, RunFolder, State, read_state, write_state
+from labkit.record import Identity, Nodes, RunFolder, State, read_state, write_state
 from labkit.record.files import ask_anew
 from labkit.record.folder import NODE_MARKER, read_json, write_json
 from labkit.record.identity import HOST, boot_id, host_name
@@ -52,7 +52,9 @@ OWN_WORDS_SECONDS = 5.0
 # A node may save its checkpoint before it ends, and be slow about it.
 AGREE_SECONDS = SAVING_SECONDS + 30.0
 LOOK_SECONDS = 0.2
-LOOK_AROUND_SECONDS = 0.5  # while all goes well: every node opens a file of every other
+# While all goes well. Every node opens files of every other, on one file server: of many it looks more rarely.
+LOOK_AROUND_SECONDS = 0.5
+PEERS_PER_SECOND = 16.0
 CONCLUSIONS = ("succeeded", "failed", "stopped")
 STOPPED = 128 + signal.SIGTERM
 
@@ -109,6 +111,7 @@ class NodeSupervisor(Supervisor):
         self.address = None
         with suppress(LaunchError):  # said when the others are there to read it
             self.address = own_address_towards(resolved(self.head))
+        self.looks_every = min(max(LOOK_AROUND_SECONDS, len(self.peers) / PEERS_PER_SECOND), SILENT_SECONDS / 2)
         self.looked = 0.0  # when last at the others
         self.bereft: float | None = None  # since when another node is known to have ended
 
@@ -197,7 +200,7 @@ class NodeSupervisor(Supervisor):
 
     def reason_to_stop(self) -> tuple[dict[str, Any], float] | None:
         found = super().reason_to_stop()
-        if found is None and time.monotonic() - self.looked > LOOK_AROUND_SECONDS:
+        if found is None and time.monotonic() - self.looked > self.looks_every:
             self.looked = time.monotonic()
             if self.bereft is None and not all(peer.is_fine() for peer in self.peers.values()):
                 self.bereft = self.looked
@@ -250,6 +253,8 @@ class _Peer:
     def __init__(self, home: RunFolder):
         self.home = home
         self._beat: Any = None
+        self._identity: Identity | None = None  # both are written once
+        self._outcome: dict[str, Any] | None = None
         self._heard = time.monotonic()
         self._looked = -LOOK_SECONDS
 
@@ -268,7 +273,7 @@ class _Peer:
         self._look()
         if self._beat is None or time.monotonic() - self._heard > patience:
             return False
-        identity = supervisor_of(self.home)
+        self._identity = identity = self._identity or supervisor_of(self.home)
         return identity is None or identity.boot != boot_id() or identity.is_alive()
 
     def is_fine(self) -> bool:
@@ -287,8 +292,9 @@ class _Peer:
         return state if state is not None and state.state in CONCLUSIONS else None
 
     def _end(self) -> dict[str, Any] | None:
-        end = read_json(self.home.outcome)
-        return end if isinstance(end, dict) else None
+        if self._outcome is None and isinstance(end := read_json(self.home.outcome), dict):
+            self._outcome = end
+        return self._outcome
 
     def _look(self) -> None:
         if time.monotonic() - self._looked < LOOK_SECONDS:

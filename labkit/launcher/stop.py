@@ -27,6 +27,7 @@ LONGEST_GRACE = 86_400.0
 # The nodes of a run end one after another and agree on a cause; of one that is gone they wait to hear for 15 s.
 AGREEING_SECONDS = 25.0
 LOOK_SECONDS = 0.05
+LOOK_FAR_SECONDS = 0.5  # at the files of many nodes
 
 
 def stop(folder: RunFolder, *, grace: float = GRACE_SECONDS) -> State:
@@ -45,11 +46,11 @@ def stop(folder: RunFolder, *, grace: float = GRACE_SECONDS) -> State:
     killed = sweep(folder) if grace <= 0 else 0
     began = time.monotonic()
     latest = began + (SAVING_SECONDS if grace > 0 else 0.0)
-    own = AGREEING_SECONDS if folder.nodes.is_dir() else 5.0
+    own, look_every = (AGREEING_SECONDS, LOOK_FAR_SECONDS) if folder.nodes.is_dir() else (5.0, LOOK_SECONDS)
     while not (state := read_state(folder)).is_final and time.monotonic() < began + patience(folder, grace) + own:
         if time.monotonic() < latest and folder.checkpoint_being_saved():
             began = time.monotonic()
-        time.sleep(LOOK_SECONDS)
+        time.sleep(look_every)
     killed += sweep(folder)
     if not state.is_final and (heard := heard_nodes(folder)):
         raise RunFolderError(

@@ -7,14 +7,15 @@ import time
 import psutil
 import pytest
 
-from labkit.cluster import hosts, remote, ssh
+import labkit
+from labkit.cluster import hosts, remote, ssh, watching
 from labkit.cluster.hosts import _ranks
 from labkit.errors import LaunchError
-from labkit.launcher import stacks
+from labkit.launcher import node, stacks
 from labkit.launcher.agree import conclusion
 from labkit.launcher.hardware import Gpu, Hardware
 from labkit.launcher.interface import interface_of, own_address_towards, resolved
-from labkit.launcher.node import check_port, main
+from labkit.launcher.node import _Peer, check_port, main
 from labkit.launcher.several import create, node_command, torchrun_of_node
 from labkit.launcher.torchrun import rank_environment
 from labkit.record import Identity, Nodes, State, read_state, write_state
@@ -124,6 +125,31 @@ def test_a_final_state_of_the_run_itself_wins(run):
     assert read_state(run).state == "running"
     write_state(run, STOPPED)
     assert read_state(run) == STOPPED
+
+
+def counted(monkeypatch, module, name):
+    calls, called = [], getattr(module, name)
+    monkeypatch.setattr(module, name, lambda *given: (calls.append(given), called(*given))[1])
+    return calls
+
+
+def test_what_a_node_has_said_once_is_read_once(run, monkeypatch):
+    peer = _Peer(begun(run, 1))
+    identities, outcomes = counted(monkeypatch, node, "supervisor_of"), counted(monkeypatch, node, "read_json")
+    assert all(peer.is_fine() for _ in range(5))
+    assert len(identities) == 1
+    outcomes.clear()
+    ended(run, 1, exit_code=0)
+    assert all(peer.is_fine() and peer.is_over() for _ in range(5))
+    assert len(outcomes) == 1
+
+
+def test_a_run_on_several_nodes_is_looked_at_more_rarely(run, monkeypatch):
+    write_state(begun(run, 0), RUNNING)
+    looks = counted(monkeypatch, watching, "state_of")
+    with pytest.raises(TimeoutError):
+        labkit.attach(run.path).wait(timeout=1.5)
+    assert len(looks) < 10
 
 
 def ended(run, node, **fields):
