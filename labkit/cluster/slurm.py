@@ -26,7 +26,7 @@ FRESH_SECONDS = 3.0
 SILENT_SECONDS = 30.0  # until one that did not answer is asked again
 FIELD = re.compile(r" (JobState|Reason|Restarts|ExitCode|StartTime|NodeList)=(\S*)")
 # What of a job's environment sbatch must not hand on when it is called from within another job.
-KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_TIME_FORMAT")
+KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_TIME_FORMAT")
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,9 @@ from labkit.write import Script, script_names
 
 __all__ = ["plain_text", "prepare", "submit"]
 
+# Options of sbatch that would make the launch file's own untrue: which nodes meet, where it prints, when it is begun.
+OWN_NAMES = "nodes|ntasks|ntasks-per-node|output|open-mode|chdir|signal|requeue|no-requeue|array"
+OWN = re.compile(rf"--({OWN_NAMES})(=.*)?|-[NnoDa].*", re.DOTALL)
 CORES_PER_RANK = 2  # its own, and one for what loads its data
 
 
@@ -50,6 +54,7 @@ def prepare(
     **asked: Any,
 ) -> RunFolder:
     """The folder of a run with its launch file, and nothing submitted. `asked` is what `_launch_file` takes."""
+    asked |= _usual(asked)
     counts = _counts(nodes, nproc_per_node, asked.get("partition"))
     folder = several.create(
         script, counts, args=args, parameters=parameters, name=name, runs_dir=runs_dir, env=env, saves=True
@@ -82,6 +87,7 @@ def plain_text(
     **asked: Any,
 ) -> str:
     """A launch file that does without labkit. It goes back into the queue where `args` say `--checkpoint-dir`."""
+    asked |= _usual(asked)
     counts = _counts(nodes, nproc_per_node, asked.get("partition"))
     named = check(script, args, {}, counts.world_size)
     file = named.path or script_names()[named.script.name]
@@ -95,6 +101,11 @@ def plain_text(
         checkpoints=str(Path.cwd() / chosen) if chosen else None,
         **asked,
     ))  # fmt: skip
+
+
+def _usual(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Where a user's jobs go when nothing is said: as sbatch itself reads it, which is called without these."""
+    return {name: asked.get(name) or os.environ.get(f"SBATCH_{name.upper()}") for name in ("account", "partition")}
 
 
 def _counts(nodes: Any, nproc_per_node: Any, partition: str | None) -> Nodes:
@@ -131,6 +142,8 @@ def _launch_file(
     for option in options:
         if not str(option).startswith("-"):
             raise LaunchError(f"{option!r} is no option of sbatch: expected one such as '--qos=high'")
+        if OWN.fullmatch(str(option)):
+            raise LaunchError(f"{option!r} is what the launch file itself says; leave it out, or change the file")
     return LaunchFile(
         nodes=nodes,
         time=time,

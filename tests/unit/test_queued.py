@@ -219,11 +219,18 @@ def test_what_sbatch_says_is_what_the_error_says(tmp_path, monkeypatch):
 
 def test_a_job_s_own_environment_is_not_handed_on_to_the_next(tmp_path, monkeypatch):
     commands(tmp_path, monkeypatch, sbatch='env >"$(dirname "$0")/env"; echo "77;cluster"')
-    given = {"SLURM_CONF": "/etc/s", "SLURM_MEM_PER_CPU": "1", "SBATCH_TIMELIMIT": "1", "HOME": "/home/ada"}
+    given = {
+        "SLURM_CONF": "/etc/s",
+        "SLURM_CLUSTERS": "c2",
+        "SLURM_MEM_PER_CPU": "1",
+        "SBATCH_TIMELIMIT": "1",
+        "HOME": "/home/ada",
+    }
 
     assert slurm.submit(tmp_path / "job.sbatch", {**os.environ, **given}) == "77"
     passed = (tmp_path / "env").read_text()
     assert "SLURM_CONF=/etc/s" in passed
+    assert "SLURM_CLUSTERS=c2" in passed  # the one that is then asked for the job
     assert "HOME=/home/ada" in passed
     assert "MEM_PER_CPU" not in passed
     assert "SBATCH" not in passed

@@ -12,6 +12,7 @@ import pytest
 
 from labkit import LaunchError
 from labkit.cluster.sbatch import NODE, LaunchFile, sbatch_text
+from labkit.cluster.submission import plain_text, prepare
 from labkit.cluster.timelimit import seconds_of
 from labkit.record import Nodes
 
@@ -148,3 +149,19 @@ def test_a_run_has_one_job_however_often_its_file_is_submitted(tmp_path):
     (tmp_path / "stop.json").touch()
     assert run_by_bash(tmp_path, 42).returncode == 0  # begun again by Slurm
     assert not (tmp_path / "stop.json").exists()
+
+
+@pytest.mark.parametrize("option", ["--output=x", "-ox", "--nodes=3", "-N3", "--no-requeue", "--array=1-3", "--ntasks"])
+def test_what_the_launch_file_itself_says_is_no_further_option(option, runs_dir):
+    with pytest.raises(LaunchError, match="is what the launch file itself says"):
+        prepare("ddp", nodes=2, nproc_per_node=1, time="10", args=(), parameters={}, name=None, runs_dir=None,
+                options=["--qos=high", option])  # fmt: skip
+    assert not list(runs_dir.glob("*"))
+
+
+def test_a_user_s_usual_account_and_partition_are_taken_unless_others_are_given(monkeypatch):
+    monkeypatch.setenv("SBATCH_ACCOUNT", "usual")
+    monkeypatch.setenv("SBATCH_PARTITION", "usual-nodes")
+    text = plain_text("ddp", nodes=2, nproc_per_node=1, time="10", args=(), name=None, account="other")
+    assert "#SBATCH --account=other\n" in text
+    assert "#SBATCH --partition=usual-nodes\n" in text
