@@ -21,6 +21,7 @@ from typing import Any
 
 from labkit.errors import LabError, LaunchError
 from labkit.launcher.hardware import hardware
+from labkit.launcher.holding import check_gpus_are_free
 from labkit.launcher.interface import own_address_towards
 from labkit.record import RunFolder
 from labkit.record.nodes import last_beat
@@ -67,6 +68,8 @@ def begin(folder: str, node: int, command: Sequence[str], env: Mapping[str, str]
     home = run.node(node)
     if not run.manifest.is_file():
         raise LaunchError(f"{run.path} is not there: runs_dir must be on a file system that all hosts share")
+    if {**os.environ, **env}.get("LABKIT_SHARE_GPUS") != "1":
+        check_gpus_are_free(run.read_manifest().get("gpus") or [])
     home.path.mkdir(parents=True, exist_ok=True)
     with home.supervisor_log.open("ab") as log:
         process = subprocess.Popen(

@@ -52,6 +52,7 @@ class Job:
 
 
 _answers: dict[str, tuple[float, Job | None]] = {}  # by id: until when it serves, and the answer
+ANY = ""  # its id: until when no job is asked for, because Slurm did not answer
 
 
 def is_here() -> bool:
@@ -83,6 +84,7 @@ def ask(job_id: str, *, output: Path | None = None, anew: bool = False) -> Job |
     `output` is where it prints to: another cluster may have a job of the same number, of which nothing is told.
     """
     until, answer = _answers.get(job_id, (0.0, None))
+    until = max(until, _answers.get(ANY, (0.0, None))[0])
     if (until > time.monotonic() and not anew) or not shutil.which("scontrol"):
         return answer
     try:
@@ -91,6 +93,7 @@ def ask(job_id: str, *, output: Path | None = None, anew: bool = False) -> Job |
         job, serves = None, SILENT_SECONDS
     except (OSError, subprocess.TimeoutExpired):
         job, serves = answer, SILENT_SECONDS  # what it said last
+        _answers[ANY] = (time.monotonic() + SILENT_SECONDS, None)
     _answers[job_id] = (time.monotonic() + serves, job)
     return job
 

@@ -31,7 +31,7 @@ SSH_FAILED = 255
 
 
 def check_names(hosts: Any) -> list[str]:
-    """Two or more names of hosts. Raises LaunchError."""
+    """Names of hosts, as ssh takes them. Raises LaunchError."""
     if isinstance(hosts, str | bytes) or not isinstance(hosts, list | tuple) or not hosts:
         raise LaunchError(f"hosts must be a list of names such as ['hA', 'hB'], got {hosts!r}")
     for host in hosts:

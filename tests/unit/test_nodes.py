@@ -11,7 +11,7 @@ import labkit
 from labkit.cluster import hosts, remote, ssh, watching
 from labkit.cluster.hosts import _ranks
 from labkit.errors import LaunchError
-from labkit.launcher import node, stacks
+from labkit.launcher import holding, node, stacks
 from labkit.launcher.agree import conclusion
 from labkit.launcher.hardware import Gpu, Hardware
 from labkit.launcher.interface import interface_of, own_address_towards, resolved
@@ -382,6 +382,17 @@ def test_a_host_says_whether_it_sees_the_folder_of_runs(tmp_path, monkeypatch):
     beacon.touch()
     seen = remote.look(str(beacon))
     assert (seen["sees_runs"], seen["address"]) == (True, "10.0.0.2")
+
+
+def test_gpus_that_a_run_holds_on_a_host_are_not_given_to_another(run, folder, monkeypatch):
+    monkeypatch.setattr(holding, "going_on", lambda: [folder])
+    manifest = json.loads(run.manifest.read_text())
+    write_json(run.manifest, manifest | {"gpus": ["0", "1"]})
+    with pytest.raises(LaunchError, match=r"uses GPU 0, 1\. Wait for it"):
+        remote.begin(str(run.path), 0, ["true"], {})
+    monkeypatch.setattr(remote, "BEGINNING_SECONDS", 0.0)
+    with pytest.raises(LaunchError, match="has not begun"):
+        remote.begin(str(run.path), 0, ["sleep", "9"], {"LABKIT_SHARE_GPUS": "1"})
 
 
 def test_a_part_of_a_run_that_does_not_begin_in_time_is_not_left_to_begin_later(run, monkeypatch):

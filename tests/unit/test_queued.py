@@ -209,6 +209,13 @@ def test_a_controller_that_does_not_answer_is_not_a_job_that_is_gone(tmp_path, m
     assert slurm.ask("42", anew=True).state == "RUNNING"
 
 
+def test_a_controller_that_does_not_answer_is_not_asked_for_every_run(tmp_path, monkeypatch):
+    commands(tmp_path, monkeypatch, scontrol='echo "Unable to contact slurm controller" >&2; exit 1')
+
+    assert [slurm.ask(str(number)) for number in range(20)] == [None] * 20
+    assert (tmp_path / "asked").read_text().split() == ["scontrol"]
+
+
 def test_what_sbatch_says_is_what_the_error_says(tmp_path, monkeypatch):
     says = "sbatch: error: Batch job submission failed: Invalid account or account/partition combination specified"
     commands(tmp_path, monkeypatch, sbatch=f'echo "{says}" >&2; exit 1')
