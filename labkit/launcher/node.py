@@ -212,7 +212,11 @@ class NodeSupervisor(Supervisor):
 
     def watch(self, folder: RunFolder, progress: Progress) -> tuple[dict[str, Any], float] | None:
         """One node looks whether ranks move, for all of them; an end that is under way is no stand-still."""
-        return super().watch(folder, progress) if self.node == 0 and self.bereft is None else None
+        try:
+            return super().watch(folder, progress) if self.node == 0 and self.bereft is None else None
+        except OSError as error:  # a file server that stumbles is no reason to end a run
+            print(f"whether the ranks move could not be seen: {error}", flush=True)
+            return None
 
     def agree(self, outcome: Mapping[str, Any]) -> State:
         """Say how it ended here, hear how it ended elsewhere, and write what follows from all of it."""

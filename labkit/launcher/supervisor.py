@@ -28,6 +28,7 @@ from labkit.launcher.stop import GRACE_SECONDS, SAVING_SECONDS, request_in_words
 from labkit.launcher.stuck import look_at
 from labkit.launcher.torchrun import attempt_command, marked
 from labkit.record import Identity, RunFolder, State, read_state, write_state
+from labkit.record.files import is_deleted
 from labkit.record.folder import write_json
 
 LIBC = ctypes.CDLL(None)  # looked up here: between fork and exec nothing may be loaded
@@ -159,7 +160,7 @@ class Supervisor:
             return _stopped(f"{self.called} received {self.signals.read()}"), GRACE_SECONDS
         if self.owner and os.getppid() != self.owner:
             return _stopped("the process that started this run is gone"), GRACE_SECONDS
-        if not self.folder.state.exists():
+        if is_deleted(self.folder.state):
             return _stopped("the run's folder was deleted"), GRACE_SECONDS
         grace = requested_grace(self.folder)
         return None if grace is None else (request_in_words(self.folder), grace)

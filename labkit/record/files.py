@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-__all__ = ["ask_anew", "opened", "read_text"]
+__all__ = ["ask_anew", "is_deleted", "opened", "read_text"]
 
 LARGEST_BYTES = 8 << 20  # of a script or a record that is read whole
 
@@ -31,6 +31,17 @@ def ask_anew(folder: Path) -> None:
     """
     with suppress(OSError):
         os.utime(folder)
+
+
+def is_deleted(path: Path) -> bool:
+    """Whether it is not there, as far as the file system says so: a server that cannot tell just now has not."""
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:  # a stale handle, a ticket that has expired
+        return False
+    return False
 
 
 def read_text(path: Path) -> str:

@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 import re
@@ -16,9 +17,11 @@ from labkit.launcher.agree import conclusion
 from labkit.launcher.hardware import Gpu, Hardware
 from labkit.launcher.interface import interface_of, own_address_towards, resolved
 from labkit.launcher.node import _Peer, check_port, main
+from labkit.launcher.progress import Progress
 from labkit.launcher.several import create, node_command, torchrun_of_node
 from labkit.launcher.torchrun import rank_environment
 from labkit.record import Identity, Nodes, State, read_state, write_state
+from labkit.record.files import is_deleted
 from labkit.record.folder import write_json
 from labkit.record.identity import HOST, host_name
 from labkit.record.nodes import beat, heard_nodes, is_heard, last_beat, merged
@@ -382,6 +385,26 @@ def test_a_host_says_whether_it_sees_the_folder_of_runs(tmp_path, monkeypatch):
     beacon.touch()
     seen = remote.look(str(beacon))
     assert (seen["sees_runs"], seen["address"]) == (True, "10.0.0.2")
+
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.EACCES])
+def test_a_file_server_that_stumbles_ends_no_run(run, monkeypatch, number, capsys):
+    def stumbles(*_):
+        raise OSError(number, os.strerror(number))
+
+    watching_node = object.__new__(node.NodeSupervisor)
+    watching_node.node, watching_node.bereft = 0, None
+    progress = Progress(run)
+    monkeypatch.setattr(progress, "look", stumbles)
+    assert watching_node.watch(run, progress) is None
+    assert os.strerror(number) in capsys.readouterr().out
+
+    monkeypatch.setattr(type(run.state), "lstat", stumbles)
+    assert not is_deleted(run.state)
+    monkeypatch.undo()
+    assert not is_deleted(run.state)
+    assert is_deleted(run.path / "no" / "state.json")
+    assert is_deleted(run.state / "in a file")
 
 
 def test_gpus_that_a_run_holds_on_a_host_are_not_given_to_another(run, folder, monkeypatch):
