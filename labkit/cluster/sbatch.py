@@ -220,8 +220,9 @@ def _saving(file: LaunchFile) -> str:
         ]
     else:
         lines += [
-            "    # to all processes of the step; ranks get a second one from their torchrun, which waits 30 s for them",
-            '    scancel --signal=TERM "$SLURM_JOB_ID.0"',
+            "    # to all processes of the job's steps, not to this script; ranks get a second one from torchrun,",
+            "    # which waits 30 s for them",
+            '    scancel --signal=TERM "$SLURM_JOB_ID"',
         ]
     return "\n".join([*lines, "}", "trap tell USR1"])
 

@@ -74,6 +74,7 @@ class PlainJob:
         file.write_text(sbatch_text(LaunchFile(
             name=name, nodes=Nodes(2, 1), time=time, cwd=str(folder), output=str(self.output), python=sys.executable,
             program=program, checkpoints=str(self.checkpoints), cpus_per_task=1, saving_seconds=SAVING_SECONDS,
+            setup="srun true",  # a step of its own: the ranks' is not always the first
         )))  # fmt: skip
         done = subprocess.run(["sbatch", "--parsable", file], capture_output=True, text=True, cwd="/")
         assert done.returncode == 0, done.stderr
