@@ -20,6 +20,8 @@ from labkit.write import Script
 
 __all__ = ["add_verbs", "submit"]
 
+OF_LAUNCH = {"backend", "detach", "hosts", "profile", "trace_memory", "wait", "watchdog"}
+
 
 def submit(
     script: Script | str | os.PathLike[str],
@@ -48,13 +50,17 @@ def submit(
     "1-12:00:00", or minutes. `options` are further ones of sbatch (`["--qos=high", "--mem=64G"]`), `setup` is shell
     that comes before everything else ("module load cuda"); a node's task is given `cpus_per_task` cores (two a rank).
     A script that takes `--checkpoint-dir`, as labkit's own do, is told `saving_seconds` before the time is up to save;
-    its job then goes back into the queue and resumes, as it does when a node fails. Other scripts run once.
+    its job then goes back into the queue and resumes, as it does when Slurm takes its nodes away. Others run once.
     The launch file, `job.sbatch` in the run folder, says what is in it and why.
 
     Raises LaunchError or ScriptError when it cannot be submitted, with Slurm's own words where they are the reason.
     """
     if to != "slurm":
         raise LaunchError(f"to={to!r}: labkit submits to 'slurm'; for others it writes text, see labkit export")
+    if "retries" in parameters:
+        raise LaunchError("a job is begun again by Slurm's queue, from its newest checkpoint; leave retries out")
+    if others := sorted(OF_LAUNCH & parameters.keys()):
+        raise LaunchError(f"{others[0]} is launch's; submit returns at once, and the cluster decides on what it runs")
     warn(script)
     folder = submission.prepare(
         script, nodes=nodes, nproc_per_node=nproc_per_node, time=time, partition=partition, account=account,

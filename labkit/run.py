@@ -258,10 +258,11 @@ class Run:
         over = self.status().is_final
         state = watching.stop(self.folder, grace=grace)
         self._finish_view()
-        left = len(stopping.processes_of(self.folder))
+        # of the processes of a job's nodes only Slurm can tell
+        left = watching.job_in_words(self.folder) or f"{len(stopping.processes_of(self.folder))} processes left"
         killed = f"{state.killed} had to be killed; " if state.killed else ""
         was_over = "already over, it " if over else ""
-        print(f"{plain(self.id)}: {was_over}{state.state}; {killed}{left} processes left", flush=True)
+        print(f"{plain(self.id)}: {was_over}{state.state}; {killed}{left}", flush=True)
         return state
 
     def stacks(self) -> Stacks:

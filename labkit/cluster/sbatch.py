@@ -84,7 +84,7 @@ def _options(file: LaunchFile) -> str:
         lines += [
             f"# USR1 to this script alone (B:) {file.saving_seconds} s before the time is up; Slurm may be 60 s early",
             _option("signal", f"B:USR1@{file.saving_seconds}"),
-            "# back into the queue when its time is up, and when a node fails: the ranks resume",
+            "# back into the queue when its time is up, or when Slurm takes its nodes away: the ranks resume",
             _option("requeue"),
         ]
     else:

@@ -102,9 +102,8 @@ def _counts(nodes: Any, nproc_per_node: Any, partition: str | None) -> Nodes:
         nproc_per_node = slurm.gpus_per_node(partition)
         if not nproc_per_node:
             where = f"partition {partition}" if partition else "this cluster"
-            raise LaunchError(
-                f"Slurm tells of no GPUs in {where}: say how many ranks a node shall have (nproc_per_node)"
-            )
+            why = "cannot be asked here" if nproc_per_node is None else f"tells of no GPUs in {where}"
+            raise LaunchError(f"Slurm {why}: say how many ranks a node is to have, nproc_per_node=…")
     for what, count in (("nodes", nodes), ("nproc_per_node", nproc_per_node)):
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
             raise LaunchError(f"{what} must be a whole number, at least 1; got {count!r}")

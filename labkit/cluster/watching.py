@@ -12,10 +12,10 @@ from labkit.cluster.queued import with_job
 from labkit.errors import LabError, RunFolderError
 from labkit.launcher import stop as stopping
 from labkit.launcher.evidence import tail_text
-from labkit.record import RunFolder, State, read_state, write_state
+from labkit.record import FINAL_STATES, RunFolder, State, read_state, write_state
 from labkit.record.folder import read_json, write_json
 
-__all__ = ["job_of", "state_of", "stop"]
+__all__ = ["job_in_words", "job_of", "state_of", "stop"]
 
 # Slurm's KillWait, 30 s by default, lies between the TERM and the KILL of what is cancelled; then nodes clean up.
 ENDING_SECONDS = 90.0
@@ -29,14 +29,23 @@ def job_of(folder: RunFolder) -> str | None:
     return str(said["job"]) if isinstance(said, dict) and said.get("job") else None
 
 
+def job_in_words(folder: RunFolder) -> str | None:
+    """Whether the job of a run that was stopped is over; None for a run without one."""
+    job_id = job_of(folder)
+    job = slurm.ask(job_id, output=folder.job_output) if job_id else None
+    if job is None:
+        return job_id and f"Slurm cannot be asked here whether job {job_id} is over"
+    return f"job {job.id} is {'over' if job.is_over else job.state}"
+
+
 def state_of(folder: RunFolder) -> State:
     """What has become of a run, its job included.
 
-    What only Slurm knew of the end is kept in state.json: Slurm forgets a job after some minutes.
+    Once the job is over the result is kept in state.json, for Slurm forgets it; from then on Slurm is not asked.
     """
     job_id = job_of(folder)
     own = read_state(folder)
-    if job_id is None:
+    if job_id is None or _is_settled(folder):
         return own
     job = slurm.ask(job_id, output=folder.job_output)
     if job is None:
@@ -44,11 +53,18 @@ def state_of(folder: RunFolder) -> State:
     if job.is_over:
         own = read_state(folder)  # its nodes may have written their last words before it ended
     state = with_job(own, job, _last_line(folder))
-    if state.is_final and state != own and job.state != "GONE":
+    # of a job that is gone nothing is known: it may be another cluster that was asked
+    if job.is_over and state.is_final and (own.is_final or job.state != "GONE"):
         state = replace(state, ended=state.ended or time.time())
         with suppress(OSError):  # of somebody else's run, or on a full disk
             write_state(folder, state)
     return state
+
+
+def _is_settled(folder: RunFolder) -> bool:
+    """Whether the run's own state.json, and not only those of its nodes, tells an end."""
+    said = read_json(folder.state)
+    return isinstance(said, dict) and said.get("state") in FINAL_STATES
 
 
 def stop(folder: RunFolder, *, grace: float = stopping.GRACE_SECONDS) -> State:

@@ -30,6 +30,7 @@ import psutil
 NODES = ("nodeA", "nodeB")
 NEEDED = ("slurmctld", "slurmd", "munged", "sbatch", "ip", "unshare", "nsenter")
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+PREFIX, KEEPER = "labkit-slurm-", "keeper.pid"
 BRIDGE = "labkit"  # and the keeper's pid, in base 36: a bridge without a keeper is an orphan
 READY_SECONDS = 60.0
 NODE_PORT = 6818  # free in any case: a node has its address to itself
@@ -79,11 +80,10 @@ def why_not() -> str:
 class Cluster:
     """Two nodes, started by `with`. `conf` is what SLURM_CONF must say; `folder` has the daemons' logs."""
 
-    def __init__(self, keep_logs_in: Path | None = None):
+    def __init__(self) -> None:
         # Sockets' names are short, pytest's folders may be long.
-        self.folder = Path(tempfile.mkdtemp(prefix="labkit-slurm-"))
+        self.folder = Path(tempfile.mkdtemp(prefix=PREFIX))
         self.conf = self.folder / "slurm.conf"
-        self._keep_logs_in = keep_logs_in
 
     def __enter__(self) -> Cluster:
         self._keeper = subprocess.Popen(
@@ -104,9 +104,6 @@ class Cluster:
         self._keeper.stdin.close()
         self._keeper.wait(30)
         self._keeper.stdout.close()
-        if self._keep_logs_in:
-            for log in self.folder.glob("*.log"):
-                shutil.copy(log, self._keep_logs_in)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def jobs(self, states: str = "pending,running,completing,suspended") -> dict[str, str]:
@@ -119,12 +116,22 @@ class Cluster:
     def environment(self) -> dict[str, str]:
         return {**os.environ, "SLURM_CONF": str(self.conf)}
 
+    def daemon(self, node: str) -> psutil.Process:
+        command = ["slurmd", "-D", "-N", node, "-f", str(self.conf)]
+        return next(p for p in psutil.process_iter() if p.name() == "slurmd" and p.cmdline() == command)
+
+    def kill(self, node: str) -> None:
+        """All that runs on a node, Slurm's daemon included: it is gone for good."""
+        network = Path(f"/proc/{self.daemon(node).pid}/ns/net").readlink()
+        for process in psutil.process_iter():
+            with suppress(psutil.Error, OSError):
+                if Path(f"/proc/{process.pid}/ns/net").readlink() == network:
+                    process.kill()
+
     @contextmanager
     def hidden(self, node: str, path: Path) -> Iterator[None]:
         """A folder that one node does not share: something empty is mounted over it there."""
-        command = ["slurmd", "-D", "-N", node, "-f", str(self.conf)]
-        daemon = next(p for p in psutil.process_iter() if p.name() == "slurmd" and p.cmdline() == command)
-        within = ("nsenter", "--mount", f"--target={daemon.pid}")
+        within = ("nsenter", "--mount", f"--target={self.daemon(node).pid}")
         run(*within, "mount", "-t", "tmpfs", "none", str(path))
         try:
             yield
@@ -149,7 +156,9 @@ def keep(folder: Path) -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: sys.exit(1))
     sweep_orphans()
+    (folder / KEEPER).write_text(str(os.getpid()))
     bridge = BRIDGE + _base36(os.getpid())
+    ended = False
     try:
         os.environ["SLURM_CONF"] = str(folder / "slurm.conf")
         start(folder, bridge, lambda: libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL))
@@ -157,6 +166,7 @@ def keep(folder: Path) -> None:
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # from here on what is inherited is only to be reaped
         print("ready", flush=True)
         sys.stdin.read()
+        ended = True
     except Exception as error:
         print(str(error).replace("\n", " "), flush=True)
     finally:
@@ -166,6 +176,8 @@ def keep(folder: Path) -> None:
                     process.kill()
             time.sleep(0.05)
         subprocess.run(["ip", "link", "del", bridge], stderr=subprocess.DEVNULL)
+        if ended:  # otherwise whoever asked for it may want to know why
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def below() -> list[psutil.Process]:
@@ -257,7 +269,18 @@ def free_port() -> int:
 
 
 def sweep_orphans() -> None:
-    """Bridges whose keeper was killed: its processes died with it, the kernel keeps the bridge."""
+    """What is left of keepers that were killed themselves: jobs, which Slurm re-parents to init, folders, bridges."""
+    for told in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{KEEPER}"):
+        if not psutil.pid_exists(int(told.read_text() or os.getpid())):
+            for process in psutil.process_iter():
+                # not psutil's environ(): slurmstepd writes its title over the beginning
+                with suppress(psutil.Error, OSError):
+                    if (
+                        f"SLURM_CONF={told.parent}/slurm.conf".encode()
+                        in Path(f"/proc/{process.pid}/environ").read_bytes()
+                    ):
+                        process.kill()
+            shutil.rmtree(told.parent, ignore_errors=True)
     for path in Path("/sys/class/net").glob(f"{BRIDGE}*"):
         with suppress(ValueError):
             if not psutil.pid_exists(int(path.name.removeprefix(BRIDGE), 36)):

@@ -40,7 +40,7 @@ def on_the_cluster(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterato
     monkeypatch.setenv("SLURM_CONF", str(cluster.conf))
     monkeypatch.setattr(slurm, "_answers", {})  # each cluster counts its jobs from 1
     yield
-    subprocess.run(["scancel", "--user=root"], check=True)
+    subprocess.run(["scancel", "--user=root"], check=True, env=cluster.environment)
     wait_until(lambda: not cluster.jobs(), 30, "a job is left")
     wait_until(lambda: not cluster.processes(), 10, f"left on the nodes: {cluster.processes()}")
 
@@ -203,7 +203,7 @@ def test_a_run_that_is_stopped_leaves_no_job(cluster, capsys):
     assert run.status().cause["sentence"] == "stopped on request"
     assert causes(run) == [{"kind": "stopped", "sentence": "stopped on request"}] * 2
     assert job_id(run) not in cluster.jobs()
-    assert "0 processes left" in capsys.readouterr().out
+    assert f"stopped; job {job_id(run)} is over" in capsys.readouterr().out
 
 
 def test_a_run_is_stopped_while_it_waits(cluster):
@@ -276,6 +276,18 @@ def test_a_job_that_slurm_ended_because_its_time_was_over_says_so(cluster):
         run.wait(timeout=200)
 
 
+@pytest.mark.soak
+def test_a_node_that_is_gone_for_good_is_named(monkeypatch):
+    with Cluster() as another:  # of which one node is left
+        monkeypatch.setenv("SLURM_CONF", str(another.conf))
+        run = submit(FAULTS / "faulty.py", steps=100_000)
+        wait_for_step(run, 3)
+        another.kill("nodeB")
+
+        with pytest.raises(labkit.RankFailedError, match="host nodeB was lost at"):
+            run.wait(timeout=40)
+
+
 def test_what_fails_before_the_ranks_is_told_in_its_own_words(cluster):
     run = submit(FAULTS / "faulty.py", setup="echo no such module: cuda/99; exit 3")
 
@@ -299,6 +311,8 @@ def test_a_node_that_does_not_see_the_run_folder_says_so(cluster, runs_dir):
     ({"nodes": 0}, "nodes must be a whole number, at least 1; got 0"),
     ({"nproc_per_node": "auto"}, "Slurm tells of no GPUs"),
     ({"options": ["qos=high"]}, "no option of sbatch"),
+    ({"retries": 2}, "leave retries out"),
+    ({"wait": True}, "wait is launch's"),
     ({"to": "kubernetes"}, "labkit export"),
 ])  # fmt: skip
 def test_what_cannot_be_submitted_is_refused_and_leaves_no_run(options, words):
