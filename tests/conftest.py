@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 import time
@@ -14,6 +15,9 @@ import pytest
 
 ENDING_SECONDS = 3.0
 SCRIPTS = Path(__file__).parent / "scripts"
+
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # in a shell's background job, and every child would inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

@@ -68,7 +68,11 @@ def wait_for_step(folder: RunFolder, step: int = 3) -> None:
 
 @pytest.mark.parametrize(
     "hosts",
-    [{"names": RIGHT}, {"names": LOOPBACK}, {"names": CLONED, "called": ("vm", "vm")}],
+    [
+        pytest.param({"names": RIGHT}, marks=pytest.mark.soak),
+        {"names": LOOPBACK},
+        {"names": CLONED, "called": ("vm", "vm")},
+    ],
     indirect=True,
     ids=["right names", "own name on 127.0.1.1", "both called vm"],
 )
@@ -81,6 +85,7 @@ def test_two_hosts_train_whatever_their_hosts_files_say(hosts):
     assert said == {"hA", "hB"}
 
 
+@pytest.mark.soak
 def test_the_first_host_may_be_another_than_the_one_that_launches(hosts):
     folder = launched(hosts, names="root@hB,localhost", steps=5)
     assert ends(hosts, folder, 30) is None
@@ -144,6 +149,7 @@ def test_a_host_that_dies_is_the_cause_on_the_other(hosts, host):
     assert ends(hosts, folder, 10)["sentence"].startswith(f"host h{host} was lost at ")
 
 
+@pytest.mark.soak
 def test_a_host_that_loses_its_power_is_missed_before_its_connections_are(hosts):
     folder = launched(hosts, steps=ENDLESS, timeout=90)
     wait_for_step(folder)
@@ -152,6 +158,7 @@ def test_a_host_that_loses_its_power_is_missed_before_its_connections_are(hosts)
     assert ends(hosts, folder, 30)["sentence"].startswith("host hB was lost at ")
 
 
+@pytest.mark.soak
 def test_a_rank_that_hangs_on_another_host_is_asked_where_it_is(hosts):
     folder = launched(hosts, fault="hang", timeout=90)
     notice = wait_until(lambda: read_state(folder).notice, 40, lambda: read_state(folder))
@@ -165,6 +172,7 @@ def test_a_rank_that_hangs_on_another_host_is_asked_where_it_is(hosts):
     assert ends(hosts, folder, 8)["sentence"] == "stopped on request"
 
 
+@pytest.mark.soak  # a minute
 def test_lines_are_printed_to_paste_and_a_host_that_never_comes_is_named(hosts):
     code, said = hosts.labkit("launch", FAULTY, "--hosts", "hA,hB", "--nproc-per-node", "1", "--print")
     assert code == 0, said
@@ -203,6 +211,7 @@ def test_a_name_that_leads_back_to_the_other_host_is_the_cause_on_both(hosts):
     assert [process.wait(5) for process in processes] == [1, 1]
 
 
+@pytest.mark.soak
 def test_a_run_that_is_tied_ends_with_the_terminal_that_started_it(hosts):
     words = ["launch", FAULTY, "--hosts", "hA,hB", "--nproc-per-node", "1", "--", "--steps", str(ENDLESS)]
     terminal = hosts.start("A", [sys.executable, "-m", "labkit.cli", *words], log="terminal.log")

@@ -103,6 +103,7 @@ def test_two_nodes_train_together_and_say_so():
         assert "4" in repr(run)
 
 
+@pytest.mark.soak  # as on two hosts
 def test_the_cause_is_that_of_the_rank_that_failed_on_both_nodes():
     with pair(fault="raise") as two:
         two.wait_for_step(3)
@@ -112,6 +113,7 @@ def test_the_cause_is_that_of_the_rank_that_failed_on_both_nodes():
         assert {p.returncode for p in two.processes.values()} == {1}
 
 
+@pytest.mark.soak  # as on two hosts
 def test_a_killed_agent_is_named_on_both_nodes():
     with pair(steps=ENDLESS) as two:
         two.wait_for_step()
@@ -140,7 +142,7 @@ def test_a_node_that_is_gone_with_all_of_its_processes_is_named_by_the_other(nod
         assert two.ends(10)["sentence"].startswith(f"host localhost-{node} was lost at ")
 
 
-@pytest.mark.soak  # a minute; tests/cluster has it in every run of its own
+@pytest.mark.soak  # a minute
 def test_a_node_that_never_comes_is_named():
     with pair(begin=[0]) as two:
         assert two.ends(65)["sentence"] == "waited 60 s for host 1 of 2 (localhost-1); it has not connected"

@@ -113,6 +113,7 @@ def test_a_plain_job_saves_when_its_time_is_up_and_goes_on_from_there(cluster, t
     assert job.losses == pytest.approx(whole, rel=1e-4)
 
 
+@pytest.mark.soak
 def test_a_plain_job_whose_rank_fails_ends_on_both_nodes(cluster, tmp_path):
     job = PlainJob(cluster, tmp_path / "fails", "--data-dir", str(tmp_path))
     began = time.monotonic()

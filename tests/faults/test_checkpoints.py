@@ -265,6 +265,7 @@ class Model(nn.Module):
 """
 
 
+@pytest.mark.soak
 def test_resumed_with_batch_norm_the_losses_are_exactly_the_same(tmp_path: Path) -> None:
     """Each rank's statistics are its own until DDP spreads those of rank 0."""
     folder, normed = tmp_path / "checkpoints", labkit.Script.load("ddp").with_cells(model=NORMED)
@@ -300,10 +301,10 @@ def saved_by_four(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("origin", "name", "ranks"),
     [
-        ("saved_by_four", "ddp", 2),
+        pytest.param("saved_by_four", "ddp", 2, marks=pytest.mark.soak),
         pytest.param("saved_by_four", "single", 1, marks=pytest.mark.soak),
         pytest.param("saved", "ddp", 4, marks=pytest.mark.soak),
-        pytest.param("saved", "fsdp", 2, marks=pytest.mark.soak),
+        ("saved", "fsdp", 2),
     ],
 )
 def test_resumed_on_other_ranks_and_by_another_strategy_the_losses_are_the_same(

@@ -106,6 +106,7 @@ def test_the_ladder_is_climbed_until_a_setting_works_simulating_nccl(monkeypatch
     assert kept.env == {"GLOO_SOCKET_IFNAME": "lo"}
 
 
+@pytest.mark.soak
 def test_ranks_that_never_meet_are_given_up_in_time_simulating_nccl(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

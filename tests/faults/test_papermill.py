@@ -90,6 +90,7 @@ def test_a_training_that_is_not_over_ends_with_the_cell_that_fails(papermill, tm
     assert not nbformat.read(tmp_path / "out.ipynb", 4).cells[-1].outputs
 
 
+@pytest.mark.soak
 def test_a_cell_that_takes_longer_than_papermill_allows_ends_its_training(papermill, tmp_path) -> None:
     process = papermill([LAUNCH, "print('not reached')"], "--execution-timeout", "20")
     folder = wait_for_step(the_run(), 60)

@@ -19,7 +19,7 @@ def falling(strategy: str) -> labkit.Script:
     return labkit.Script.parse(text.replace("            step += 1\n", FALLS_ONCE), name=f"falling-{strategy}")
 
 
-@pytest.mark.parametrize("strategy", [*(pytest.param(s, marks=pytest.mark.soak) for s in ("single", "ddp")), "fsdp"])
+@pytest.mark.parametrize("strategy", ["single", *(pytest.param(s, marks=pytest.mark.soak) for s in ("ddp", "fsdp"))])
 def test_the_curve_goes_on_as_if_nothing_had_happened(strategy: str) -> None:
     ranks = 1 if strategy == "single" else 2
     options = {"nproc_per_node": ranks, "steps": 8, "global_batch_size": 16, "precision": "fp64"}

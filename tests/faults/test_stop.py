@@ -95,6 +95,7 @@ def test_stop_of_processes_that_are_stopped_by_a_signal(frozen) -> None:
     assert_clean(run, before)
 
 
+@pytest.mark.soak
 def test_stop_while_the_supervisor_is_stopped_by_a_signal_and_goes_on_later() -> None:
     """Nobody but the caller can do it then; and what the supervisor writes when it wakes up is no other truth."""
     run = launch()

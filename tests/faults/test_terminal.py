@@ -158,7 +158,10 @@ def test_ctrl_c_while_torchrun_is_still_starting(moment, presses, terminal) -> N
     assert presses > 1 or "Traceback" not in window.read()
 
 
-@pytest.mark.parametrize(("end", "code"), [(signal.SIGTERM, -signal.SIGTERM), (signal.SIGKILL, -signal.SIGKILL)])
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [pytest.param(signal.SIGTERM, -signal.SIGTERM, marks=pytest.mark.soak), (signal.SIGKILL, -signal.SIGKILL)],
+)
 def test_a_killed_launch_takes_its_run_with_it(end, code, terminal) -> None:
     window = terminal(*launched())
     folder = wait_for_step(the_run())
@@ -171,7 +174,7 @@ def test_a_killed_launch_takes_its_run_with_it(end, code, terminal) -> None:
     assert told["cause"]["sentence"] == "the process that started this run is gone"
 
 
-@pytest.mark.parametrize("shell", [False, True], ids=["alone", "in a shell"])
+@pytest.mark.parametrize("shell", [pytest.param(False, marks=pytest.mark.soak), True], ids=["alone", "in a shell"])
 def test_a_closed_terminal_takes_its_run_with_it(shell, terminal) -> None:
     window = terminal("bash", "--norc", "-i") if shell else terminal(*launched())
     if shell:
