@@ -13,6 +13,7 @@ from labkit.checking.launching import warn
 from labkit.cluster import submission
 from labkit.cluster.timelimit import SAVING_SECONDS
 from labkit.errors import LaunchError
+from labkit.planner.plan import Plan
 from labkit.record.text import plain
 from labkit.run import Run
 from labkit.view.frontend import ui
@@ -55,6 +56,8 @@ def submit(
     """
     if to != "slurm":
         raise LaunchError(f"to={to!r}: labkit submits to 'slurm'; for others it writes text, see labkit export")
+    if isinstance(script, Plan):
+        raise LaunchError("a plan is launched on one machine; on a cluster, submit its script and parameters")
     warn(script)
     folder = submission.prepare(
         script, nodes=nodes, nproc_per_node=nproc_per_node, time=time, partition=partition, account=account,

@@ -73,9 +73,7 @@ def submit(file: Path, environment: Mapping[str, str]) -> str:
         raise LaunchError(f"sbatch did not answer within {ANSWER_SECONDS:g} s; is the job there? See squeue") from None
     if done.returncode:
         said = [line.removeprefix("sbatch: error: ") for line in done.stderr.splitlines() if "error" in line]
-        raise LaunchError(
-            f"sbatch refused the job: {'; '.join(said) or done.stderr.strip()}. What was submitted: {file}"
-        )
+        raise LaunchError(f"sbatch refused the job: {'; '.join(said) or done.stderr.strip()}")
     return done.stdout.strip().splitlines()[-1].split(";")[0]  # a cluster's name may follow
 
 

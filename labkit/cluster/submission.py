@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -23,6 +24,8 @@ from labkit.write import Script, script_names
 __all__ = ["plain_text", "prepare", "submit"]
 
 CORES_PER_RANK = 2  # its own, and one for what loads its data
+# Options of sbatch with which there would be other tasks than the launch file counts on, or output elsewhere.
+OWN_OPTIONS = re.compile(r"--(nodes|ntasks|ntasks-per-node|array|output)(=|\s|$)|-[Nnao]")
 
 
 def submit(folder: RunFolder, env: Mapping[str, Any] | None = None) -> str:
@@ -132,6 +135,8 @@ def _launch_file(
     for option in options:
         if not str(option).startswith("-"):
             raise LaunchError(f"{option!r} is no option of sbatch: expected one such as '--qos=high'")
+        if OWN_OPTIONS.match(str(option)):
+            raise LaunchError(f"{option!r} is labkit's to give: the launch file has one torchrun on each of nodes=…")
     return LaunchFile(
         nodes=nodes,
         time=time,
