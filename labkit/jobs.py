@@ -13,6 +13,7 @@ from labkit.checking.launching import warn
 from labkit.cluster import submission
 from labkit.cluster.timelimit import SAVING_SECONDS
 from labkit.errors import LaunchError
+from labkit.planner.plan import Plan
 from labkit.record.text import plain
 from labkit.run import Run
 from labkit.view.frontend import ui
@@ -61,6 +62,8 @@ def submit(
         raise LaunchError("a job is begun again by Slurm's queue, from its newest checkpoint; leave retries out")
     if others := sorted(OF_LAUNCH & parameters.keys()):
         raise LaunchError(f"{others[0]} is launch's; submit returns at once, and the cluster decides on what it runs")
+    if isinstance(script, Plan):
+        raise LaunchError("a plan is launched on one machine; on a cluster, submit its script and parameters")
     warn(script)
     folder = submission.prepare(
         script, nodes=nodes, nproc_per_node=nproc_per_node, time=time, partition=partition, account=account,

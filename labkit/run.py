@@ -334,7 +334,8 @@ class Run:
         deadline = None if timeout is None else time.monotonic() + timeout
         spoken = redrawn = time.monotonic()
         redraw_every = REDRAW_SECONDS if ui() == "display" else PROGRESS_SECONDS
-        told, was_going = "", False
+        told: list[str] = []
+        was_going = False
         look_every = LOOK_FAR_SECONDS if self.folder.nodes.is_dir() else LOOK_SECONDS
         with Screen() if watch else StatusLine() as line:
             speak_every = REDRAW_SECONDS if line.is_live and ui() == "text" else PROGRESS_SECONDS
@@ -342,9 +343,10 @@ class Run:
                 now, was_going = time.monotonic(), True
                 if deadline is not None and now > deadline:
                     raise TimeoutError(f"{self.id} is not over after {timeout} s; it goes on")
-                if (news := _news(state)) != told and self._dashboard is None:
-                    told = news
-                    line.say(news)
+                news = [] if self._dashboard else _news(state)
+                if new := [said for said in news if said not in told]:
+                    line.say("\n".join(new))
+                told = news
                 if self._dashboard is None and now - spoken >= speak_every and ui() != "display":
                     spoken = now
                     line.show(self._reader.read_all(), state)
@@ -398,10 +400,10 @@ class Run:
             self.show()
 
 
-def _news(state: State) -> str:
+def _news(state: State) -> list[str]:
     """What there is to say about a run that goes on: that it was begun again, that it does not move."""
     begun_again = attempt_ended(state.attempt - 1, state.earlier[-1]) if state.earlier else ""
-    return plain("\n".join(filter(None, [begun_again, state.notice])))
+    return [plain(said) for said in (begun_again, state.notice) if said]
 
 
 def _text(path: Path) -> str:

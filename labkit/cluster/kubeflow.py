@@ -6,6 +6,8 @@ a cluster. `runtimePatches` are there since Trainer 2.2; what they may patch: ku
 
 from __future__ import annotations
 
+import re
+
 from labkit.cluster.handover import CHECKPOINTS, HandOver
 from labkit.cluster.yaml import block, items, scalar
 from labkit.errors import LaunchError
@@ -23,8 +25,8 @@ def trainjob(job: HandOver) -> str:
             f"{job.script.name}.py has {len(job.text.encode()):,} bytes, a ConfigMap holds {MOST_BYTES:,}; put the "
             "script into the image"
         )
-    # Kubernetes replaces $(NAME) in a command, and reads $$( as $(
-    command = items([word.replace("$(", "$$(") for word in (f"{SCRIPTS}/{job.name}.py", *job.args)], 6)
+    # Kubernetes replaces $(NAME) in a command, and reads $$ as $
+    command = items([re.sub(r"\$(?=[$(])", "$$", word) for word in (f"{SCRIPTS}/{job.name}.py", *job.args)], 6)
     return f"""\
 # {job.shape}, for Kubeflow Trainer 2.2 or newer. Written by labkit, whose tests check such files against Kubeflow's own
 # models; none was run on a cluster.

@@ -15,7 +15,7 @@ __all__ = ["with_job"]
 REASONS = {
     "Resources": "for nodes to become free",
     "Priority": "behind jobs of higher priority",
-    "BeginTime": "to be begun again",
+    "BeginTime": "for the time at which it may begin",
     "PartitionConfig": "for more than this partition has: fewer nodes, less time or another partition would do",
     "PartitionNodeLimit": "for more nodes than this partition gives",
     "PartitionTimeLimit": "for more time than this partition gives",
@@ -61,6 +61,8 @@ def _between(state: State, job: Job) -> State:
     """Before the first attempt, or the next one."""
     if job.is_waiting:
         why = REASONS.get(job.reason, f"({job.reason})" if job.reason else "")
+        if job.restarts and job.reason == "BeginTime":  # Slurm keeps a job that was put back from starting at once
+            why = "to be begun again"
         start = f"; Slurm expects to start it at {job.start.replace('T', ' ')}" if job.start else ""
         notice = f"job {job.id} waits in Slurm's queue {why}".rstrip() + start
     elif _goes_on(state) and state.attempt > job.restarts:

@@ -25,7 +25,7 @@ __all__ = ["plain_text", "prepare", "submit"]
 
 # Options of sbatch that would make the launch file's own untrue: which nodes meet, where it prints, when it is begun.
 OWN_NAMES = "nodes|ntasks|ntasks-per-node|output|open-mode|chdir|signal|requeue|no-requeue|array"
-OWN = re.compile(rf"--({OWN_NAMES})(=.*)?|-[NnoDa].*", re.DOTALL)
+OWN = re.compile(rf"--({OWN_NAMES})([=\s].*)?|-[NnoDa].*", re.DOTALL)
 CORES_PER_RANK = 2  # its own, and one for what loads its data
 
 

@@ -32,7 +32,9 @@ def progress_line(reader: RunReader, state: State) -> str:
         "memory_peak": int(max((h.memory_peak for h in reader.ranks.values()), default=0)) or None,
     }
     known = {name: _sound(value) for name, value in facts.items() if value is not None}
-    return f"labkit: {plain(words.headline(reader, state))} {json.dumps(known)}"
+    # all on one line, with what a run waits for: one in a queue says nothing else
+    said = " · ".join(filter(None, [words.headline(reader, state), " ".join((state.notice or "").split())]))
+    return f"labkit: {plain(said)} {json.dumps(known)}"
 
 
 def read_progress_line(line: str) -> tuple[str, dict[str, Any]] | None:

@@ -28,9 +28,11 @@ class RunList(list[Any]):
         body = "".join(
             "<tr>" + "".join(f"<td {cell}>{escaped(text)}</td>" for text in row) + "</tr>" for row in self._rows()
         )
-        head = "".join(f"<th {cell}>{name}</th>" for name in ("run", "state", "time", "cause"))
+        head = "".join(f"<th {cell}>{name}</th>" for name in ("run", "state", "time", "why"))
         return f"<table><tr>{head}</tr>{body}</table>" if self else "no runs yet"
 
 
 def _sentence(state: State) -> str:
-    return plain(str((state.cause or {}).get("sentence", "")))[:120]
+    """Why it ended, or what it waits for: the first line, for some explain a rank at length."""
+    said = str((state.cause or {}).get("sentence", "")) or state.notice or ""
+    return plain(said.partition("\n")[0])[:120]

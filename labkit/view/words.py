@@ -74,7 +74,9 @@ def progress(reader: RunReader, state: State) -> str:
     """`step 120 of 500 (24 %), about 41 s left` or what the run is doing before its first step."""
     first = next(iter(reader.ranks.values()), None)
     if first is None:
-        return "starting the ranks"
+        if state.is_final:
+            return "no rank was started"
+        return "no rank has started yet" if state.notice else "starting the ranks"
     step = slowest_step(reader)
     total = total_steps(reader)
     doing = "" if state.is_final else _doing(reader.folder.latest, first.rank)

@@ -72,10 +72,10 @@ def show(cluster: Cluster, options: dict[str, object]) -> None:
 
     say("All of them side by side", ">>> labkit.compare([here, there, resumed])")
     print(labkit.compare([here, there, resumed]))
-    deadline = time.monotonic() + 10  # Slurm's own step daemons tidy up for a second
-    while cluster.processes() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    print(f"processes left on the nodes: {len(cluster.processes())}")
+    deadline = time.monotonic() + 30  # a run is over before Slurm has tidied up behind its job
+    while (left := len(cluster.processes())) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    print(f"processes left on the nodes: {left}")
 
 
 def submit(script: str | Path, **options: object) -> labkit.Run:

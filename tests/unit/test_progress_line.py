@@ -34,8 +34,16 @@ def test_it_is_the_headline_and_what_it_was_made_of(reader):
 def test_a_run_without_ranks_has_one(folder):
     text, facts = read_progress_line(progress_line(RunReader(folder), State("failed", 0.0, ended=1.0)))
 
-    assert text == "starting the ranks"
+    assert text == "no rank was started"
     assert facts == {"run": folder.id, "state": "failed", "seconds": 1.0, "step": 0}
+
+
+def test_a_run_that_waits_says_for_what(folder):
+    state = State("starting", 0.0, notice="job 7 waits in Slurm's queue\nfor nodes to become free")
+
+    text, _ = read_progress_line(progress_line(RunReader(folder), state))
+
+    assert text == "no rank has started yet · job 7 waits in Slurm's queue for nodes to become free"
 
 
 def test_a_loss_that_is_no_number_is_still_json(folder, write_metrics):

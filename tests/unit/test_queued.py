@@ -6,9 +6,12 @@ import os
 
 import pytest
 
+import labkit
+from labkit import LaunchError
 from labkit.cluster import slurm
 from labkit.cluster.queued import with_job
 from labkit.cluster.slurm import Job, most_gpus
+from labkit.cluster.submission import prepare
 from labkit.record import State
 from labkit.view.page import attempt_ended
 
@@ -63,6 +66,14 @@ def test_a_run_goes_on_as_its_folder_says():
     assert with_job(RUNNING, job("RUNNING", nodes="n[1-2]")) == RUNNING
     assert with_job(STARTING, job("RUNNING", nodes="n[1-2]")).notice == "job 42 has its nodes (n[1-2]), which start"
     assert "is suspended" in with_job(RUNNING, job("SUSPENDED")).notice
+
+
+def test_a_job_that_was_told_when_to_begin_is_not_begun_again():
+    first = with_job(STARTING, job("PENDING", reason="BeginTime"))
+    again = with_job(SAVED, job("PENDING", reason="BeginTime", restarts=1))
+
+    assert first.notice == "job 42 waits in Slurm's queue for the time at which it may begin"
+    assert again.notice == "job 42 waits in Slurm's queue to be begun again"
 
 
 @pytest.mark.parametrize("now", [
@@ -220,7 +231,7 @@ def test_what_sbatch_says_is_what_the_error_says(tmp_path, monkeypatch):
     says = "sbatch: error: Batch job submission failed: Invalid account or account/partition combination specified"
     commands(tmp_path, monkeypatch, sbatch=f'echo "{says}" >&2; exit 1')
 
-    with pytest.raises(slurm.LaunchError, match="sbatch refused the job: Batch job submission failed: Invalid account"):
+    with pytest.raises(slurm.LaunchError, match="refused the job: Batch job .* combination specified$"):
         slurm.submit(tmp_path / "job.sbatch", os.environ)
 
 
@@ -248,3 +259,18 @@ def test_without_sbatch_it_is_said_where_to_go(tmp_path, monkeypatch):
 
     with pytest.raises(slurm.LaunchError, match="there is no sbatch here"):
         slurm.submit(tmp_path / "job.sbatch", {})
+
+
+@pytest.mark.parametrize("option", ["--nodes=4", "-N4", "--ntasks 8", "-a1-3", "--output=x"])
+def test_an_option_that_the_launch_file_counts_on_is_refused(tmp_path, option):
+    given = {"nodes": 2, "nproc_per_node": 1, "time": "10", "args": [], "parameters": {}, "name": None}
+
+    with pytest.raises(LaunchError, match="is what the launch file itself says"):
+        prepare("ddp", **given, runs_dir=tmp_path, options=["--ntasks-per-socket=1", "--nodelist=n[1-2]", option])
+
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_plan_is_not_submitted():
+    with pytest.raises(LaunchError, match="submit its script and parameters"):
+        labkit.submit(labkit.plan("ddp", nproc_per_node=1), nproc_per_node=1, time="10")

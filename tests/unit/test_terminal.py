@@ -9,7 +9,9 @@ from rich.console import Console
 
 from labkit.errors import LabError
 from labkit.record import RunReader, Series, State
+from labkit.run import Run
 from labkit.view.frontend import check_kernel
+from labkit.view.run_list import RunList
 from labkit.view.terminal import picture, sparkline
 
 
@@ -79,3 +81,29 @@ def test_an_ipykernel_in_which_no_thread_may_touch_a_widget_is_refused(release):
 @pytest.mark.parametrize("release", ["6.17.1", "6.29.5", "7.1.0", "7.4.0"])
 def test_others_are_not(release):
     check_kernel(release)
+
+
+def test_a_run_that_is_followed_says_each_thing_once(folder, monkeypatch, capsys):
+    begun_again = {"attempt": 2, "earlier": [{"cause": {"sentence": "rank 1 fell"}, "checkpoint": "step-4"}]}
+    states = iter(
+        [
+            State("starting", 0.0, notice="job 7 waits", **begun_again),
+            State("starting", 0.0, notice="job 7 has its nodes", **begun_again),
+            State("running", 0.0, **begun_again),
+            State("succeeded", 0.0, ended=1.0),
+        ]
+    )
+    last = State("succeeded", 0.0, ended=1.0)
+    monkeypatch.setattr(Run, "status", lambda _: next(states, last))
+
+    Run(folder).wait()
+
+    assert capsys.readouterr().out.splitlines() == [
+        "attempt 1 failed: rank 1 fell; begun again from step-4", "job 7 waits", "job 7 has its nodes",
+    ]  # fmt: skip
+
+
+def test_a_list_of_runs_says_what_one_waits_for(folder, monkeypatch):
+    monkeypatch.setattr(Run, "status", lambda _: State("starting", 0.0, notice="job 7 waits in Slurm's queue\nor so"))
+
+    assert repr(RunList([Run(folder)])).endswith("  job 7 waits in Slurm's queue")
