@@ -100,9 +100,10 @@ def _options(file: LaunchFile) -> str:
 
 
 def _setup(file: LaunchFile) -> str:
-    own = file.setup.strip()
-    return "\n".join([*([own, ""] if own else []), "# what fails ends the job: better than to train on by halves",
-                      "set -euo pipefail"])  # fmt: skip
+    lines = ["# what fails ends the job: better than to train on by halves"]
+    if own := file.setup.strip():  # shell code of others often asks for variables that are not set
+        lines += ["set -e", own]
+    return "\n".join([*lines, "set -euo pipefail"])
 
 
 def _meeting(file: LaunchFile) -> str:

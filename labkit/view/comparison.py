@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from labkit.errors import LabError
-from labkit.record import RankHistory, RunFolder, RunReader, find_run, read_state
+from labkit.record import Nodes, RankHistory, RunFolder, RunReader, find_run, read_state
 from labkit.record.records import finite, number
 from labkit.record.text import escaped, plain
 from labkit.view import words
@@ -52,6 +52,7 @@ def summary(folder: RunFolder) -> dict[str, Any]:
         "name": folder.id.partition("-")[2],
         "script": manifest["name"],
         "ranks": manifest["world_size"],
+        "nodes": _nodes(manifest),
         "recipe": _recipe(manifest),
         "state": state.state,
         "training_seconds": number(values.get("training_seconds")) or (max(stepping) if stepping else None),
@@ -73,12 +74,17 @@ def _shares(histories: list[RankHistory], phase: str) -> list[float]:
 
 
 def _recipe(manifest: dict[str, Any]) -> str:
-    """What makes two runs repeats of each other: the script's text, its arguments, the number of ranks."""
+    """What makes two runs repeats of each other: the script's text, its arguments, the number of ranks and nodes."""
     script, args = manifest.get("script"), manifest.get("args")
     text = script.get("sha256") if isinstance(script, dict) else None
     own = str(manifest.get("id"))  # a run's own checkpoint folder is no difference
     said = [arg for arg in args if own not in str(arg)] if isinstance(args, list) else []
-    return json.dumps([text, said, manifest.get("world_size")], default=str)
+    return json.dumps([text, said, manifest.get("world_size"), _nodes(manifest)], default=str)
+
+
+def _nodes(manifest: dict[str, Any]) -> int:
+    nodes = Nodes.read(manifest)
+    return nodes.count if nodes else 1
 
 
 def _speedup(base: dict[str, Any], other: dict[str, Any]) -> float | None:
@@ -124,7 +130,7 @@ class Comparison:
         return [
             {
                 "run": plain(s["name"]),
-                "ranks": str(s["ranks"]),
+                "ranks": str(s["ranks"]) + (f" on {s['nodes']} nodes" if s["nodes"] > 1 else ""),
                 "training time": words.seconds(s["training_seconds"]),
                 "per epoch": words.seconds(s["epoch_seconds"]),
                 "test accuracy": "n/a" if s["test_accuracy"] is None else f"{s['test_accuracy']:.2%}",

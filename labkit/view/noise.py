@@ -52,4 +52,6 @@ def _difference(figure: str, base: list[dict[str, Any]], other: list[dict[str, A
 
 
 def _name(group: list[dict[str, Any]]) -> str:
-    return f"{group[0]['script']} on {group[0]['ranks']} ranks ({len(group)} runs)"
+    first, runs = group[0], f"{len(group)} run{'' if len(group) == 1 else 's'}"
+    nodes = f" on {first['nodes']} nodes" if first["nodes"] > 1 else ""
+    return f"{first['script']} on {first['ranks']} ranks{nodes} ({runs})"

@@ -99,6 +99,7 @@ def test_two_nodes_train_together_and_say_so():
         run = labkit.attach(two.folder.path)
         assert run.status().state == "succeeded"
         assert run.wait().state == "succeeded"
+        assert "4 on 2 nodes" in str(labkit.compare(run))
         assert [line.split("--node-rank ")[1][0] for line in run.command.splitlines()] == ["0", "1"]
         assert "4" in repr(run)
 

@@ -8,7 +8,14 @@ from labkit.view.noise import findings
 
 
 def run(recipe, seconds, state="succeeded", **more):
-    return {"recipe": recipe, "script": recipe, "ranks": 2, "state": state, "training_seconds": seconds} | more
+    return {
+        "recipe": recipe,
+        "script": recipe,
+        "ranks": 2,
+        "nodes": 1,
+        "state": state,
+        "training_seconds": seconds,
+    } | more
 
 
 def test_a_difference_beyond_the_noise_is_told_with_both_figures():
@@ -24,6 +31,14 @@ def test_one_within_the_noise_is_told_as_such():
     (said,) = findings([run("ddp", 10.0), run("ddp", 14.0), run("fsdp", 12.5)])
 
     assert said.endswith("+4.2%, repeats differ by 23.6%: within the noise")
+
+
+def test_nodes_are_named_where_there_are_several():
+    runs = [run("ddp", 10.0), *(run("two nodes", seconds, script="ddp", nodes=2) for seconds in (9.0, 9.1))]
+
+    assert findings(runs)[0].startswith(
+        "training time of ddp on 2 ranks on 2 nodes (2 runs) against ddp on 2 ranks (1 run)"
+    )
 
 
 @pytest.mark.parametrize(
