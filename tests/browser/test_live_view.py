@@ -145,6 +145,7 @@ def test_a_run_that_was_begun_again_shows_where(notebook):
     notebook.picture("begun-again")
 
 
+@pytest.mark.soak
 def test_detach_leaves_the_run_alone(notebook):
     notebook.open([launch(10_000), "run.stop()"])
     notebook.run(0)

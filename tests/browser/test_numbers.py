@@ -128,6 +128,7 @@ def test_another_ranks_log_can_be_chosen_and_searched(notebook) -> None:
     notebook.wait_for_text(1, "0 processes left", 30)
 
 
+@pytest.mark.soak
 def test_an_interrupt_of_wait_stops_the_run(notebook) -> None:
     notebook.open([launch(10_000), "run.wait()"])
     notebook.run(0)

@@ -157,6 +157,7 @@ def test_time_between_a_step_and_the_next_batch_is_part_of_the_step(tmp_path):
     assert rank["step_seconds"].iloc[1:].median() >= 0.05
 
 
+@pytest.mark.soak  # tests/faults resumes in every run of its own
 def test_checkpoints_go_into_the_run_folder_and_a_later_run_resumes_from_the_newest():
     first = labkit.launch(tiny("ddp"), nproc_per_node=2, steps=6, save_every=2, global_batch_size=8, precision="fp64")
     kept = sorted(path.name for path in first.folder.checkpoints.iterdir())

@@ -115,6 +115,7 @@ def test_sharding_gathers_each_block_and_the_root(name, options, gathers):
         assert model < sizes["all_gather"] < 2 * model
 
 
+@pytest.mark.soak  # as lab 09 does
 def test_tensor_parallel_sums_activations_twice_a_layer_each_way():
     calls, sizes, _ = one_step("tensor_parallel", 2)
 
@@ -122,6 +123,7 @@ def test_tensor_parallel_sums_activations_twice_a_layer_each_way():
     assert sizes["all_reduce"] == 4 * LAYERS * BATCH * CONTEXT * WIDTH * FLOAT
 
 
+@pytest.mark.soak
 def test_a_pipeline_shares_one_number_besides_what_its_stages_send():
     calls, sizes, _ = one_step("pipeline", 2, accumulate=4)  # gloo's sends are not recorded
 
@@ -133,7 +135,8 @@ def test_a_pipeline_shares_one_number_besides_what_its_stages_send():
     pytest.param(2, {"schedule": "GPipe"}, [8, 8], marks=pytest.mark.soak),
     pytest.param(2, {"schedule": "1F1B"}, [2, 1], marks=pytest.mark.soak),
     pytest.param(4, {"schedule": "1F1B"}, [4, 3, 2, 1], marks=pytest.mark.soak),
-    (2, {"schedule": "Interleaved1F1B", "virtual_stages": 2}, [5, 3]),  # half micro-batches: each has two stages here
+    # half micro-batches: each has two stages here
+    pytest.param(2, {"schedule": "Interleaved1F1B", "virtual_stages": 2}, [5, 3], marks=pytest.mark.soak),
 ])  # fmt: skip
 def test_micro_batches_in_flight_are_what_the_schedule_allows(ranks, options, chunks):
     """min(m, p - r) under 1F1B, m under GPipe: what bounds the activations of a stage (PipeDream-2BW, Megatron)."""

@@ -92,6 +92,7 @@ def test_a_broken_strategy_is_caught(title, before, after, reference):
     assert difference(curve(broken, 2, accumulate=2), reference()) > 1e-6
 
 
+@pytest.mark.soak
 def test_the_same_order_in_every_epoch_is_caught(reference):
     """With 160 samples, 24 steps of 16 are more than two epochs."""
     mlp = str(script("single", "MLP")).replace("randint(10, (1000,)", "randint(10, (200,)").replace("1000, 1", "200, 1")
