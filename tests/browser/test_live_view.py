@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import nbformat
+import pytest
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 ROOT = Path(__file__).parents[2]
