@@ -88,6 +88,7 @@ def test_updates_come_small_and_often_and_cost_little(notebook, capsys) -> None:
     assert not [e for e in notebook.errors if "labkit" in e.lower() or "widget" in e.lower()], notebook.errors
 
 
+@pytest.mark.soak
 def test_showing_a_live_run_again_leaves_no_memory_behind(notebook, capsys) -> None:
     notebook.open([launch(10_000), "run = labkit.attach('latest')\nrun", "run.stop()"])
     notebook.run(0)

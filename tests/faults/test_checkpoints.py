@@ -426,6 +426,7 @@ def test_a_stop_saves_after_the_step_it_came_in_also_with_workers_and_the_run_go
     assert f"stopped by SIGTERM after step {steps.pop()} of" in run.logs(rank=0)
 
 
+@pytest.mark.soak
 def test_a_stop_waits_for_the_end_of_a_long_step(tmp_path: Path) -> None:
     """The grace period alone would end it unsaved."""
     slow = script(

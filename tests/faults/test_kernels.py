@@ -166,6 +166,7 @@ def test_batch_runs_go_with_their_kernel(event, kernels) -> None:
         assert told["cause"]["sentence"] == gone or name == "cell"
 
 
+@pytest.mark.soak
 def test_an_interrupt_in_batch_ends_what_the_cell_waits_for_and_the_kernels_end_the_others(kernels) -> None:
     kernel = kernels("static")
     runs = launch_everywhere(kernel)
