@@ -96,6 +96,7 @@ class PlainJob:
         return wait_until(lambda: (state := self.state()) in over and state, seconds, lambda: self.said[-3000:])
 
 
+@pytest.mark.soak
 def test_a_plain_job_saves_when_its_time_is_up_and_goes_on_from_there(cluster, tmp_path, text_files):
     options = ["--data-dir", str(text_files), "--global-batch-size", "4", "--steps", "8"]
     job = PlainJob(cluster, tmp_path / "whole", *options)
