@@ -123,10 +123,11 @@ def assert_attach_sees_every_step(
         assert_goes_on(folder, before[name])
 
 
-EVENTS = [restart, sigkill, *(pytest.param(event, marks=pytest.mark.soak) for event in (restart_now, shutdown))]
+def soaked(*events):
+    return [pytest.param(event, marks=pytest.mark.soak) for event in events]
 
 
-@pytest.mark.parametrize("event", EVENTS)
+@pytest.mark.parametrize("event", [restart, *soaked(sigkill, restart_now, shutdown)])
 def test_interactive_runs_go_on_without_their_kernel(event, kernels) -> None:
     """An interrupt of another cell first: it must not have reached them either."""
     kernel = kernels("svg")
@@ -149,7 +150,7 @@ def test_interactive_runs_go_on_without_their_kernel(event, kernels) -> None:
         assert_attach_sees_every_step(runs, before, None)
 
 
-@pytest.mark.parametrize("event", EVENTS)
+@pytest.mark.parametrize("event", [sigkill, *soaked(restart, restart_now, shutdown)])
 def test_batch_runs_go_with_their_kernel(event, kernels) -> None:
     kernel = kernels("static")
     runs = launch_everywhere(kernel)
@@ -215,6 +216,7 @@ def test_two_kernels_stop_one_run_at_the_same_time(kernels) -> None:
     assert [kernel.run("print(run.wait().state)").strip() for kernel in (first, second)] == ["stopped", "stopped"]
 
 
+@pytest.mark.soak
 def test_a_busy_kernel_does_not_slow_a_run_that_prints(kernels) -> None:
     """One that holds the GIL for most of a second at a time: no thread of the kernel's runs, nor the live view's."""
     work = "import re\nend = time.monotonic() + 6\nwhile time.monotonic() < end: re.match('(a+)+$', 'a' * 22 + 'b')"

@@ -243,7 +243,7 @@ def forged(run: labkit.Run, pid: int, **changes) -> RunFolder:
     return folder
 
 
-@pytest.mark.parametrize("what", ["start", "boot", "nothing"])
+@pytest.mark.parametrize("what", ["start", "boot", pytest.param("nothing", marks=pytest.mark.soak)])
 def test_no_signal_goes_to_a_stranger_who_has_the_pid(what, innocent, capfd) -> None:
     """The pid was recycled; the machine was restarted since; and even: the record is right, but it is not our run."""
     started = Identity.of(innocent.pid).started

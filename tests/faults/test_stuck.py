@@ -22,7 +22,9 @@ SHOWN_SECONDS = 10
 STOPPED_SECONDS = 8
 
 
-@pytest.mark.parametrize("fault", ["hang", "gil", "sigstop", pytest.param("spin", marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    "fault", ["hang", "sigstop", *(pytest.param(fault, marks=pytest.mark.soak) for fault in ("gil", "spin"))]
+)
 def test_a_stuck_rank_is_found_where_it_is(fault: str) -> None:
     run = labkit.launch(FAULTY, args=["--fault", fault], wait=False)
     wait_for_step(run.folder, 3)
