@@ -15,7 +15,7 @@ from labkit.cluster.sbatch import HEAD, NODE, PORT, LaunchFile, sbatch_text
 from labkit.cluster.timelimit import SAVING_SECONDS
 from labkit.errors import LaunchError
 from labkit.launcher import several
-from labkit.launcher.start import check
+from labkit.launcher.start import check, taken_back_on_failure
 from labkit.launcher.torchrun import without_leftovers
 from labkit.record import Nodes, RunFolder
 from labkit.record.folder import slug, write_json
@@ -59,7 +59,7 @@ def prepare(
     folder = several.create(
         script, counts, args=args, parameters=parameters, name=name, runs_dir=runs_dir, env=env, saves=True
     )
-    try:
+    with taken_back_on_failure(folder):
         command = several.torchrun_of_node(folder, NODE, HEAD, PORT)
         text = sbatch_text(_launch_file(
             counts,
@@ -71,9 +71,6 @@ def prepare(
             **asked,
         ))  # fmt: skip
         folder.launch_file.write_text(text, encoding="utf-8")
-    except BaseException:
-        shutil.rmtree(folder.path, ignore_errors=True)  # ours, seconds old, and nothing ran
-        raise
     return folder
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,7 +12,7 @@ from labkit.errors import RunFolderError
 from labkit.launcher import checks
 from labkit.launcher.hardware import Hardware, platform_name
 from labkit.launcher.holding import gpus_of
-from labkit.launcher.start import check, checkpoint_arguments, write_folder
+from labkit.launcher.start import check, checkpoint_arguments, taken_back_on_failure, write_folder
 from labkit.launcher.torchrun import assignments, node_torchrun_command, recorded_environment, worker_arguments
 from labkit.record import Nodes, RunFolder, runs_root
 from labkit.record.folder import write_json
@@ -48,7 +47,7 @@ def create(
     checks.check_care(0, watchdog)
     asked = check(script, args, parameters, nodes.world_size)
     folder = RunFolder.create(runs_root(runs_dir), str(name or asked.script.name))
-    try:
+    with taken_back_on_failure(folder):
         folder.nodes.mkdir()
         arguments = [*asked.argv, *checkpoint_arguments(asked, {"save_every": "1"} if saves else {}, folder)]
         file, given = asked.file(folder), {k: str(v) for k, v in (env or {}).items()}
@@ -69,11 +68,6 @@ def create(
         write_folder(folder, asked, arguments, lines, manifest)
         if prediction:
             write_json(folder.plan, prediction)
-    except BaseException as error:
-        shutil.rmtree(folder.path, ignore_errors=True)  # ours, seconds old, and nothing ran
-        if isinstance(error, OSError):
-            raise RunFolderError(f"the run could not be started in {folder.path}: {error}") from None
-        raise
     return folder
 
 

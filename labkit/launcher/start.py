@@ -7,8 +7,8 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -31,7 +31,7 @@ from labkit.record.folder import write_json
 from labkit.record.session import seconds_to_train
 from labkit.write import Script, check_flags, command_line, options_of, read_back, script_names
 
-__all__ = ["Asked", "check", "checkpoint_arguments", "start", "write_folder"]
+__all__ = ["Asked", "check", "checkpoint_arguments", "start", "taken_back_on_failure", "write_folder"]
 
 CROWDED = 2  # ranks per core from which on times mean little
 OURS = ("LABKIT_", "KINETO_", "TORCH_FR_", "PYTHONUNBUFFERED", "PYTHONFAULTHANDLER", "PYTHONSAFEPATH")
@@ -98,7 +98,7 @@ def start(
         print(f"{ranks} ranks on {machine.cores} cores: they start one after another, and times will mean little")
     gpus = gpus_of(machine, ranks)
     shares_gpus = shares_gpus or environment.get("LABKIT_SHARE_GPUS") == "1"
-    try:
+    with taken_back_on_failure(folder):
         added = {k: v for k, v in environment.items() if k == "OMP_NUM_THREADS" or os.environ.get(k) != v}
         added = {k: v for k, v in added.items() if not k.startswith(OURS)}
         lines = [reproducing_command(asked.file(folder), ranks, asked.argv, added)]
@@ -122,12 +122,19 @@ def start(
             if not shares_gpus:
                 check_gpus_are_free(gpus)
             _supervisors.append(_start_supervisor(folder, environment, tied=tied))
+    return folder
+
+
+@contextmanager
+def taken_back_on_failure(folder: RunFolder) -> Iterator[None]:
+    """A folder that is being filled is removed when that fails. Raises RunFolderError for the disk's own problems."""
+    try:
+        yield
     except BaseException as error:
         shutil.rmtree(folder.path, ignore_errors=True)  # ours, seconds old, and nothing ran
         if isinstance(error, OSError):
             raise RunFolderError(f"the run could not be started in {folder.path}: {error}") from None
         raise
-    return folder
 
 
 def _script(script: Script | str | os.PathLike[str]) -> tuple[Script, Path | None]:
