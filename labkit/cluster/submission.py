@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -32,11 +31,8 @@ CORES_PER_RANK = 2  # its own, and one for what loads its data
 def submit(folder: RunFolder, env: Mapping[str, Any] | None = None) -> str:
     """Hand the launch file of a run to Slurm; returns the job's id. Raises LaunchError, and then there is no run."""
     given = {name: str(value) for name, value in (env or {}).items()}
-    try:
+    with taken_back_on_failure(folder):
         job_id = slurm.submit(folder.launch_file, without_leftovers(os.environ) | given)
-    except BaseException:
-        shutil.rmtree(folder.path, ignore_errors=True)  # ours, seconds old, and nothing ran
-        raise
     write_json(folder.job, {"job": job_id})
     return job_id
 
