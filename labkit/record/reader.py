@@ -17,6 +17,7 @@ __all__ = ["RankHistory", "RunReader", "rows"]
 
 PHASES = ("input", "forward", "backward", "optimizer", "communication")
 KEPT_REPORTS = 1000
+KEPT_NAMES = 1000
 LONGEST_TEXT = 1000  # of a reported value
 RECENT_RECORDS = 50
 RECENT = {name: itemgetter(i) for i, name in enumerate(("steps", "seconds", *PHASES))}
@@ -185,12 +186,12 @@ class RankHistory:
             self.memory_peak = max(self.memory_peak, number(record.get("peak")) or memory)
 
     def _take_report(self, t: float, record: dict[str, Any]) -> None:
-        told = {k: v for k, v in record.items() if k not in ("k", "t") and len(k) < LONGEST_TEXT}
-        values = {k: v for k, v in told.items() if number(v) is not None or _is_short(v)}
-        self._steps_before = int(values.get("start_step") or self._steps_before)
-        self.step = max(self.step, int(values.get("step") or 0))
+        named = {k: v for k, v in record.items() if k not in ("k", "t") and len(k) < LONGEST_TEXT}
+        values = {k: v for k, v in named.items() if number(v) is not None or _is_short(v)}
+        self._steps_before = int(finite(values.get("start_step")) or self._steps_before)
+        self.step = max(self.step, int(finite(values.get("step")) or 0))
         self.reports.append(values)
-        self.values.update(values)
+        self.values.update({k: v for k, v in values.items() if k in self.values or len(self.values) < KEPT_NAMES})
         loss = number(values.get("loss"))
         if loss is not None:
             if not self._script_reports_loss:  # the script's own figure wins over what backward() was called on
@@ -258,7 +259,9 @@ class RunReader:
 
 def rows(folder: RunFolder) -> Iterator[dict[str, Any]]:
     """One row per attempt, rank and logged step, from all records: what the probe saw, with what the script reported
-    for the same step over it. Times in seconds since the rank's first start, memory in bytes."""
+    for the same step over it. What it reported without a step is in the row of the last step that the rank's file had
+    before, or in that of the first, where nothing else has the name; a rank that made no step has one row of these.
+    Times in seconds since the rank's first start, memory in bytes."""
     first: dict[int, float] = {}  # each rank's first start by the wall's clock
     for position, attempt in enumerate(folder.attempts(), 1):
         for rank in attempt.started_ranks():
@@ -267,30 +270,42 @@ def rows(folder: RunFolder) -> Iterator[dict[str, Any]]:
             first.setdefault(rank, wall or 0.0)
             since = max(0.0, (wall or 0.0) - first[rank])
             for row in _rows_of_rank(records, since):
-                yield {"rank": rank, "attempt": position} | row
+                whose = {"rank": rank, "attempt": position}
+                yield whose | row | whose
 
 
 def _rows_of_rank(records: list[dict[str, Any]], since: float) -> Iterator[dict[str, Any]]:
     seen: dict[int, dict[str, Any]] = {}
-    said: dict[int, dict[str, Any]] = {}
+    reported: dict[int, dict[str, Any]] = {}
+    before: dict[str, Any] = {}  # reported before the first step
+    first = newest = None
     steps_before = 0
     for record in records:
-        steps_before = record.get("start_step") or steps_before
-        step = record.get("step")
-        if record.get("k") not in ("step", "report") or not isinstance(step, int):
+        kind, step, start = record.get("k"), record.get("step"), record.get("start_step")
+        steps_before = start if isinstance(start, int) and start else steps_before
+        if kind not in ("step", "report"):
             continue
         try:
-            step += steps_before if record["k"] == "step" else 0
-            row = (seen if record["k"] == "step" else said).setdefault(step, {})
-            row.update(_flat(record) | {"step": step, "time": since + record["t"] - records[0]["t"]})
+            values = _flat(record)
+            if isinstance(step, int):
+                newest = step + (steps_before if kind == "step" else 0)
+                first = newest if first is None else first
+                values |= {"step": newest, "time": since + record["t"] - records[0]["t"]}
+                (seen if kind == "step" else reported).setdefault(newest, {}).update(values)
+            elif kind == "report":
+                (before if newest is None else reported.setdefault(newest, {})).update(values)
         except (TypeError, ValueError):
             continue
-    for step in sorted(seen.keys() | said.keys()):
-        yield seen.get(step, {}) | said.get(step, {})
+    if first is None and before:
+        first, seen = steps_before, {steps_before: {"step": steps_before, "time": since}}
+    for step in sorted(seen.keys() | reported.keys()):
+        row = seen.get(step, {}) | reported.get(step, {})
+        yield row | {name: value for name, value in before.items() if step == first and name not in row}
 
 
 def _flat(record: dict[str, Any]) -> dict[str, Any]:
-    row = {k: v for k, v in record.items() if k not in ("k", "t", "n", "seconds", "step")}
+    own = ("k", "t", "step", "n", "seconds") if record["k"] == "step" else ("k", "t", "step", "time")
+    row = {k: v for k, v in record.items() if k not in own}
     row = {k: v if (n := number(v)) is None else n for k, v in row.items()}
     if record["k"] == "step":
         seconds, fastest, slowest = record.get("seconds", (0.0, 0.0, 0.0))

@@ -16,7 +16,9 @@ the header pairs one of them with the wall clock):
      "categories": {"parameters": bytes, …}}
      (the peak of the step that LABKIT_TRACE_MEMORY=1 had followed, see peak.py; "missed": tensors it could not follow)
     {"k": "untraced", "t": …, "why": …}                                                or why there was none
-    {"k": "report", "t": …, …}                                                            the script's own words
+    {"k": "report", "t": …, "step": 40, "f1": 0.7}
+     (what the script logged to the logger "metrics", see worker/reports.py; names and values are the script's own, and
+      "step" may be missing. Scripts written out by labkit 0.1 append these lines themselves)
     {"k": "end", "t": …, "step": 200, "outcome": "finished" | "raised" | "exited", "dropped": 0}
 """
 

@@ -14,7 +14,7 @@ from labkit.record.text import escaped, plain
 from labkit.view import words
 from labkit.view.figures import runs_together, scaling
 from labkit.view.images import as_image
-from labkit.view.noise import findings
+from labkit.view.noise import findings, is_tested, tested_name
 from labkit.view.svg import COLOURS
 
 if TYPE_CHECKING:
@@ -57,7 +57,8 @@ def summary(folder: RunFolder) -> dict[str, Any]:
         "state": state.state,
         "training_seconds": number(values.get("training_seconds")) or (max(stepping) if stepping else None),
         "epoch_seconds": sum(epochs) / len(epochs) if epochs else None,
-        "test_accuracy": number(values.get("test_accuracy")),
+        "test_accuracy": None,
+        **{name: figure for name in values if is_tested(name) and (figure := number(values[name])) is not None},
         "samples": samples,
         "throughput": samples / max(stepping) if stepping and samples else None,
         "parameters": finite(values.get("parameters")),
@@ -80,6 +81,10 @@ def _recipe(manifest: dict[str, Any]) -> str:
     own = str(manifest.get("id"))  # a run's own checkpoint folder is no difference
     said = [arg for arg in args if own not in str(arg)] if isinstance(args, list) else []
     return json.dumps([text, said, manifest.get("world_size"), _nodes(manifest)], default=str)
+
+
+def _tested(name: str, value: float | None) -> str:
+    return f"{value:.2%}" if name == "test_accuracy" and value is not None else words.quantity(value, 4)
 
 
 def _nodes(manifest: dict[str, Any]) -> int:
@@ -127,13 +132,14 @@ class Comparison:
         return [_speedup(self.summaries[0], summary) for summary in self.summaries]
 
     def _rows(self) -> list[dict[str, str]]:
+        tested = dict.fromkeys(name for s in self.summaries for name in s if is_tested(name))
         return [
             {
                 "run": plain(s["name"]),
                 "ranks": str(s["ranks"]) + (f" on {s['nodes']} nodes" if s["nodes"] > 1 else ""),
                 "training time": words.seconds(s["training_seconds"]),
                 "per epoch": words.seconds(s["epoch_seconds"]),
-                "test accuracy": "n/a" if s["test_accuracy"] is None else f"{s['test_accuracy']:.2%}",
+                **{tested_name(name): _tested(name, s.get(name)) for name in tested},
                 "speed-up": "n/a" if speedup is None else f"{speedup:.2f}x",
                 "samples/s": words.quantity(s["throughput"]),
                 "state held per rank": words.gib(s["held_bytes"]),

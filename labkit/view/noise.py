@@ -8,13 +8,13 @@ from statistics import mean, variance
 from typing import Any
 
 from labkit.record.records import finite
+from labkit.record.text import plain
 
-__all__ = ["findings"]
+__all__ = ["findings", "is_tested", "tested_name"]
 
-# What is compared, and whether more of it is better.
-FIGURES = {"training_seconds": "training time", "throughput": "samples/s", "test_accuracy": "test accuracy",
-           "memory_peak": "peak memory"}  # fmt: skip
+FIGURES = {"training_seconds": "training time", "throughput": "samples/s", "memory_peak": "peak memory"}
 TIMES_NOISE = 2.0
+LONGEST_NAME = 40
 
 
 def findings(summaries: Sequence[dict[str, Any]]) -> list[str]:
@@ -31,12 +31,26 @@ def findings(summaries: Sequence[dict[str, Any]]) -> list[str]:
     if len(groups) < 2 or all(len(group) < 2 for group in groups.values()):
         return []
     base, *others = groups.values()
+    tested = {name: tested_name(name) for summary in summaries for name in summary if is_tested(name)}
     return [
-        said for other in others for figure in FIGURES if (said := _difference(figure, base, other, groups.values()))
+        finding
+        for other in others
+        for figure, name in (FIGURES | tested).items()
+        if (finding := _difference(figure, name, base, other, groups.values()))
     ]
 
 
-def _difference(figure: str, base: list[dict[str, Any]], other: list[dict[str, Any]], groups: Any) -> str:
+def is_tested(name: str) -> bool:
+    """Whether a reported value is a measurement on the test set."""
+    return name.startswith("test_") and name != "test_samples"
+
+
+def tested_name(name: str) -> str:
+    """`test accuracy`"""
+    return plain(" ".join(name.replace("_", " ").split()))[:LONGEST_NAME]
+
+
+def _difference(figure: str, label: str, base: list[dict[str, Any]], other: list[dict[str, Any]], groups: Any) -> str:
     values = [[v for s in group if (v := finite(s.get(figure))) is not None] for group in groups]
     ours, theirs = ([v for s in group if (v := finite(s.get(figure))) is not None] for group in (base, other))
     degrees = sum(len(group) - 1 for group in values if len(group) > 1)
@@ -48,7 +62,7 @@ def _difference(figure: str, base: list[dict[str, Any]], other: list[dict[str, A
     name, against = _name(other), _name(base)
     size = f"{change / mean(ours):+.1%}, repeats differ by {noise / mean(ours):.1%}"
     verdict = "more than noise" if real else "within the noise"
-    return f"{FIGURES[figure]} of {name} against {against}: {size}: {verdict}"
+    return f"{label} of {name} against {against}: {size}: {verdict}"
 
 
 def _name(group: list[dict[str, Any]]) -> str:

@@ -54,6 +54,7 @@ def run_html(
 def run_text(folder: RunFolder, reader: RunReader, state: State) -> str:
     """The same in plain text, for terminals, diffs and front ends that show no HTML."""
     lines = [f"{folder.id}: {state.state} after {words.seconds(state.seconds)}", words.headline(reader, state)]
+    lines += ["  ".join(f"{name} {value}" for name, value in values)] if (values := words.reported(reader)) else []
     lines += [attempt_ended(number, ended) for number, ended in enumerate(state.earlier, 1)]
     lines += [text for text in (state.notice, *_explanation(state), *verdict(reader)) if text]
     for values in (*host_rows(reader), *rank_rows(reader)) if _recorded(reader, state) else ():
@@ -118,8 +119,18 @@ def _head(folder: RunFolder, reader: RunReader, state: State, watched: bool) -> 
     return (
         f'<div style="display:flex;gap:12px;flex-wrap:wrap;align-items:baseline">{mark}<code>{name}</code>'
         f"<span>{time}</span></div>{_bar(words.fraction(reader), tint)}"
-        f"<div>{escaped(words.headline(reader, state))}</div>{_verdict(reader)}"
+        f"<div>{escaped(words.headline(reader, state))}</div>{_reported(reader)}{_verdict(reader)}"
     )
+
+
+def _reported(reader: RunReader) -> str:
+    """What the script measured itself, as a row that wraps."""
+    pairs = "".join(
+        f'<span><span style="opacity:.7">{escaped(name)}</span> <b>{escaped(value)}</b></span>'
+        for name, value in words.reported(reader)
+    )
+    style = "display:flex;flex-wrap:wrap;gap:0 18px;font-variant-numeric:tabular-nums"
+    return f'<div style="{style}">{pairs}</div>' if pairs else ""
 
 
 def _bar(fraction: float | None, tint: str) -> str:

@@ -96,6 +96,8 @@ def picture(reader: RunReader, state: State) -> Any:
     head = Text(f"● {state.state}", STYLES.get(state.state, ""))
     head.append(f"  {reader.folder.id}  {words.seconds(state.seconds)}", "default")
     parts: list[Any] = [head, Text(words.headline(reader, state))]
+    values = words.reported(reader)
+    parts += [Text(plain("  ".join(f"{name} {value}" for name, value in values)))] if values else []
     parts += [Text(said, "dim") for said in verdict(reader)]
     parts += [Text(f"↻ {plain(attempt_ended(n, e))}") for n, e in enumerate(state.earlier, 1)]
     parts += [Text(plain(state.notice), "bold yellow")] if state.notice else []

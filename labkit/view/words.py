@@ -7,9 +7,16 @@ from typing import Any
 
 from labkit.record import RankHistory, RunFolder, RunReader, State
 from labkit.record.folder import read_json
+from labkit.record.records import number
 from labkit.record.units import gib
 
-__all__ = ["gib", "headline", "progress", "quantity", "seconds", "throughput", "together"]
+__all__ = ["gib", "headline", "progress", "quantity", "reported", "seconds", "throughput", "together"]
+
+# Reported values that are shown elsewhere, or that describe the run rather than measure it.
+NOT_MEASURED = {"step", "epoch", "loss", "total_steps", "start_step", "steps_per_epoch", "parameters", "data_ranks",
+                "train_samples", "test_samples", "epoch_seconds", "training_seconds"}  # fmt: skip
+SHOWN_VALUES = 12
+LONGEST_NAME = 40
 
 
 def quantity(value: float | None, digits: int = 3) -> str:
@@ -139,6 +146,28 @@ def share(history: RankHistory, phase: str) -> float | None:
 def percent(value: float | None) -> str:
     """12.3% · n/a"""
     return "n/a" if value is None else f"{value:.1%}"
+
+
+def reported(reader: RunReader) -> list[tuple[str, str]]:
+    """(name, newest value) of what the script measured and reported, `test_` first: the mean over ranks, with the
+    extremes where ranks at the same step differ. At most a dozen; all of it is in `run.metrics()`."""
+    values: dict[str, list[float]] = {}
+    for history in reader.ranks.values():
+        for name, value in history.values.items():
+            if name not in NOT_MEASURED and (figure := number(value)) is not None:
+                values.setdefault(name, []).append(figure)
+    names = sorted(values, key=lambda name: not name.startswith("test_"))
+    in_step = len({str(history.values.get("step")) for history in reader.ranks.values()}) == 1
+    shown = [
+        (" ".join(name[:LONGEST_NAME].split()), _over_ranks(values[name], in_step)) for name in names[:SHOWN_VALUES]
+    ]
+    return [*shown, ("others", str(len(names) - SHOWN_VALUES))] if len(names) > SHOWN_VALUES else shown
+
+
+def _over_ranks(values: list[float], with_extremes: bool) -> str:
+    """`0.731` · `0.52 (0.49 to 0.56)`"""
+    mean, low, high = (quantity(value, 4) for value in (sum(values) / len(values), min(values), max(values)))
+    return f"{mean} ({low} to {high})" if with_extremes and low != high else mean
 
 
 def final_values(reader: RunReader) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import types
 from contextlib import suppress
 
 from labkit.record.folder import RunFolder
-from labkit.worker import failure, guard
+from labkit.worker import failure, guard, reports
 from labkit.worker.probe import Probe
 from labkit.worker.profile import ASKED
 from labkit.worker.pulse import Pulse
@@ -29,7 +29,9 @@ def main() -> None:
     guard.leave_no_core()
     guard.dump_stacks_on_signal(folder, rank)
     probe = Probe(folder.metrics(rank), folder.profile(rank) if os.environ.get(ASKED) == "1" else None)
-    Pulse(folder, rank, probe).start()
+    reported = reports.listen(probe.recorder)
+    atexit.register(reported.flush, everything=True)  # before what the script registers: called after it
+    Pulse(folder, rank, probe, reported).start()
     sys.argv = sys.argv[1:]
     code, outcome = 0, "finished"
     try:

@@ -18,6 +18,7 @@ from contextlib import suppress
 from labkit.record.folder import RunFolder, read_json, write_json
 from labkit.worker.memory import resident_set
 from labkit.worker.probe import Probe
+from labkit.worker.reports import Reports
 
 __all__ = ["Pulse", "record_collectives"]
 
@@ -29,10 +30,11 @@ COLLECTIVE_FIELDS = ("process_group", "collective_seq_id", "p2p_seq_id", "is_p2p
 
 
 class Pulse:
-    """Writes `heartbeat.json` and, on request, `stacks.txt` and `collectives.json` of one rank."""
+    """Writes `heartbeat.json` and, on request, `stacks.txt` and `collectives.json` of one rank, and
+    the reports that wait."""
 
-    def __init__(self, folder: RunFolder, rank: int, probe: Probe):
-        self._folder, self._rank, self._probe = folder, rank, probe
+    def __init__(self, folder: RunFolder, rank: int, probe: Probe, reports: Reports):
+        self._folder, self._rank, self._probe, self._reports = folder, rank, probe, reports
         self._file = os.open(folder.heartbeat(rank), os.O_WRONLY | os.O_CREAT, 0o600)
         self._stacks = folder.stacks(rank).open("a")
         self._answered = 0
@@ -43,7 +45,7 @@ class Pulse:
 
     def _beat(self) -> None:
         while True:
-            for duty in (self._answer, self._write):
+            for duty in (self._answer, self._write, self._reports.flush):
                 with suppress(Exception):  # a full disk, a deleted folder, another torch: the training goes on
                     duty()
             time.sleep(BEAT_SECONDS)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from labkit.record import RankHistory, RunReader, Tail
-from labkit.record.reader import KEPT_REPORTS, rows
+from labkit.record.reader import KEPT_NAMES, KEPT_REPORTS, rows
 
 META = {"k": "meta", "t": 100.0, "rank": 0, "device": "cpu"}
 
@@ -259,11 +259,69 @@ def test_rows_read_nan_as_a_number_and_leave_words_as_they_are(folder, write_met
     assert row["phase"] == "warm-up"
 
 
-@pytest.mark.parametrize("record", [report(101, epoch=1), report(101, step="x"), {"k": "later", "t": 1, "step": 1}])
-def test_records_without_a_step_are_no_rows(folder, write_metrics, record):
+@pytest.mark.parametrize("record", [report(101, step="x"), {"k": "later", "t": 1, "step": 1}, report(101, step=[1])])
+def test_records_without_a_step_or_a_value_are_no_rows(folder, write_metrics, record):
     write_metrics(0, META, record)
 
     assert list(rows(folder)) == []
+
+
+def test_values_without_a_step_are_in_the_row_of_the_last_step_or_of_the_first(folder, write_metrics):
+    write_metrics(
+        0,
+        META,
+        report(101, parameters=7, loss=99.0),
+        step(102, 2, loss=3.0),
+        report(103, f1=0.5, time=9.0, n=4, seconds=2.0),
+        report(104, step=3, loss=2.0),
+        report(105, f1=0.6),
+        report(106, f1=0.7, rank=5),
+    )
+    first, second = ({k: row.get(k) for k in ("rank", "step", "time", "loss", "f1", "parameters", "n", "seconds")}
+                     for row in rows(folder))  # fmt: skip
+
+    assert first == {"rank": 0, "step": 2, "time": 2.0, "loss": 3.0, "f1": 0.5, "parameters": 7, "n": 4, "seconds": 2.0}
+    assert second == first | {"step": 3, "time": 4.0, "loss": 2.0, "f1": 0.7} | dict.fromkeys(
+        ("parameters", "n", "seconds")
+    )
+
+
+def test_a_script_without_steps_has_one_row_of_what_it_reported(folder, write_metrics):
+    write_metrics(0, META, report(101, f1=0.5), report(102, accuracy=0.9))
+
+    assert list(rows(folder)) == [{"rank": 0, "attempt": 1, "step": 0, "time": 0.0, "f1": 0.5, "accuracy": 0.9}]
+
+
+def test_values_of_a_resumed_run_without_a_step_are_in_its_first_row(folder, write_metrics):
+    write_metrics(0, META, report(101, start_step=8, total_steps=20), step(102, 1))
+
+    assert [(row["step"], row["total_steps"]) for row in rows(folder)] == [(9, 20.0)]
+
+
+@pytest.mark.parametrize("start", ["x", [1], None, "inf", {}])
+def test_a_start_that_is_no_number_is_none(folder, write_metrics, start):
+    write_metrics(0, META, report(101, start_step=start, f1=0.5))
+    assert [row["step"] for row in rows(folder)] == [0]
+    write_metrics(0, step(102, 1))
+    assert [row["step"] for row in rows(folder)] == [1]
+    assert RunReader(folder).read_all().ranks[0].step == 1
+
+
+def test_a_step_in_words_leaves_the_other_values_of_its_record(history):
+    read = history(META, report(101, step="warm-up", f1=0.5))
+
+    assert (read.step, read.values["f1"]) == (0, 0.5)
+
+
+def test_the_names_of_values_are_kept_in_bounded_memory(history):
+    read = history(
+        META,
+        *(report(101, **{f"loss of step {i}": i}) for i in range(KEPT_NAMES + 5)),
+        report(102, **{"loss of step 3": 0.5}),
+    )
+
+    assert len(read.values) == KEPT_NAMES
+    assert read.values["loss of step 3"] == 0.5
 
 
 def test_throughput_is_none_where_no_samples_were_seen(folder, write_metrics):

@@ -1,0 +1,152 @@
+"""What a script logs to the logger "metrics" becomes the metrics of its run.
+
+    import logging
+
+    metrics = logging.getLogger("metrics")
+    metrics.info("step %(step)d f1 %(f1).3f", {"step": step, "f1": f1})
+    metrics.info({"step": step, "f1": f1})              # without a sentence for people
+
+Nothing of labkit is needed for it: wherever the script runs, the standard library prints, filters or ignores such a
+record as the script has set it up. In a rank that labkit launched, each record of level INFO or above whose only
+argument, or whose message, is a mapping is also written to the rank's `metrics.jsonl`, whatever the script does with
+handlers, levels, filters and `logging.config`; and none of those is touched.
+
+    {"k": "report", "t": …, "step": 40, "f1": 0.73}
+
+- **Values** are scalars: numbers (also infinite ones and NaN), bool, None, text, NumPy scalars and tensors of shape ()
+  or (1,) (`.item()` waits for their device). Any other object is written as text, at most 200 characters of it.
+  Containers and larger arrays are left out and counted; the view says how many. A value named `k` or `t` is written as
+  `k_` or `t_`: those two names are the record's own.
+- **Names** are free; all values are kept and shown alike. labkit knows `step` (optimizer steps done), `loss` (of this
+  rank: the view shows the mean over ranks), `epoch`, `epoch_seconds`, `training_seconds`, `total_steps`, `start_step`,
+  `data_ranks`, `parameters` and names that start with `test_`.
+- **Every rank** may log, each its own values. Nothing is added to a record without a step: `run.metrics()` shows its
+  values with the last step before it, or with the first step if there was none yet.
+- **Any rate** will do. 200 records are written as they come; from then on ten a second, and each second that needs
+  fewer makes room for more, up to 200 again. What comes faster is merged: of each name the newest value, with its step.
+  It is written within a second and at the latest when the script ends, so the last value of each name is never lost,
+  and the file grows with time, not with steps. (A rank that is killed loses what was waiting in its last second.)
+
+A record that cannot be written costs measurements, never the training. Processes that a rank starts are not heard.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Mapping
+from itertools import islice
+from numbers import Integral, Real
+from typing import Any
+
+from labkit.worker.recorder import Recorder
+
+__all__ = ["Reports", "listen"]
+
+BURST = 200  # records
+RECORDS_A_SECOND = 10.0
+MOST_VALUES = 500  # in one record, and of all that wait
+LONGEST_TEXT = 200
+LARGEST_INTEGER = 2**63  # beyond it not every reader of JSON agrees
+SCALAR = ((), (1,))
+
+
+def listen(recorder: Recorder) -> Reports:
+    """Write what is logged to "metrics" from now on to `recorder`.
+
+    Not by a handler: a script's `if not metrics.handlers`, `dictConfig` or level must neither see it nor end it.
+    """
+    reports, logger = Reports(recorder), logging.getLogger("metrics")
+    is_enabled, log = logger.isEnabledFor, logger._log
+
+    def is_heard(level: int) -> bool:
+        return level >= logging.INFO or is_enabled(level)
+
+    def hear(level: int, msg: object, args: Any, *others: Any, stacklevel: int = 1, **more: Any) -> None:
+        reports.take(msg, args)
+        if is_enabled(level):
+            log(level, msg, args, *others, stacklevel=stacklevel + 1, **more)  # the caller is one frame further up
+
+    logger.isEnabledFor, logger._log = is_heard, hear  # type: ignore[method-assign]
+    return reports
+
+
+class Reports:
+    """Writes mappings as "report" records: BURST at once, RECORDS_A_SECOND in the long run."""
+
+    def __init__(self, recorder: Recorder):
+        self._recorder = recorder
+        self._process = os.getpid()
+        self._lock = threading.RLock()  # a signal handler may log while its own thread does
+        self._room, self._looked = float(BURST), time.monotonic()
+        self._step: Any = None  # of the newest record that has one
+        self._waiting: dict[Any, dict[str, Any]] = {}  # by step, the oldest first; each name but "step" only once
+
+    def take(self, message: object, args: Any) -> None:
+        """Write the values that were logged, if there are any, or keep them until there is room. Never raises."""
+        try:
+            values = args[0] if args and len(args) == 1 else None if args else message
+            if not isinstance(values, Mapping) or os.getpid() != self._process:
+                return
+            with self._lock:
+                if scalars := self._scalars(values):
+                    self._merge(scalars)
+                self._write()
+        except Exception:  # a mapping that cannot be read
+            self._recorder.dropped += 1
+
+    def flush(self, *, everything: bool = False) -> None:
+        """Write what waits: as much as there is room for, or everything."""
+        if self._waiting and os.getpid() == self._process:
+            with self._lock:
+                self._write(everything=everything)
+
+    def _scalars(self, values: Mapping[Any, Any]) -> dict[str, Any]:
+        scalars = {}
+        for name, value in islice(values.items(), MOST_VALUES):
+            try:
+                scalars[f"{name}_" if name in ("k", "t") else str(name)[:LONGEST_TEXT]] = _scalar(value)
+            except Exception:  # whatever a foreign object raises
+                self._recorder.dropped += 1
+        self._recorder.dropped += max(0, len(values) - MOST_VALUES)
+        step = scalars.get("step")
+        if isinstance(step, float) and step.is_integer():
+            scalars["step"] = int(step)
+        return scalars
+
+    def _merge(self, values: dict[str, Any]) -> None:
+        self._step = values.get("step", self._step)
+        for step, older in [*self._waiting.items()]:
+            for name in values.keys() - {"step"}:
+                older.pop(name, None)
+            if older.keys() <= {"t", "step"}:
+                del self._waiting[step]
+        self._waiting.setdefault(self._step, {}).update(values, t=time.monotonic())
+        while len(self._waiting) > 1 and sum(map(len, self._waiting.values())) > MOST_VALUES:
+            self._recorder.dropped += len(self._waiting.pop(next(iter(self._waiting))))
+
+    def _write(self, *, everything: bool = False) -> None:
+        now = time.monotonic()
+        self._room, self._looked = min(BURST, self._room + (now - self._looked) * RECORDS_A_SECOND), now
+        while self._waiting and (everything or self._room >= 1):
+            self._room -= 1
+            self._recorder.write({"k": "report", **self._waiting.pop(next(iter(self._waiting)))})
+
+
+def _scalar(value: Any) -> Any:
+    """The value as JSON has it. Raises TypeError for what is not a scalar, and whatever the object itself raises."""
+    if value is None or isinstance(value, bool):
+        return value
+    if getattr(value, "shape", None) in SCALAR:  # NumPy's and torch's
+        value = value.item()
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, Integral) and abs(value) < LARGEST_INTEGER:
+        return int(value)
+    if isinstance(value, Real):
+        return float(value)
+    if not isinstance(value, str) and hasattr(value, "__len__"):
+        raise TypeError(f"{type(value).__name__} is not a scalar")
+    return str(value)[:LONGEST_TEXT]
