@@ -137,11 +137,9 @@ class Reports:
 
 def _scalar(value: Any) -> Any:
     """The value as JSON has it. Raises TypeError for what is not a scalar, and whatever the object itself raises."""
-    if value is None or isinstance(value, bool):
-        return value
     if getattr(value, "shape", None) in SCALAR:  # NumPy's and torch's
         value = value.item()
-    if isinstance(value, bool):
+    if value is None or type(value) in (bool, float):
         return value
     if isinstance(value, Integral) and abs(value) < LARGEST_INTEGER:
         return int(value)

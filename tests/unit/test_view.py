@@ -6,6 +6,7 @@ import random
 import re
 import sys
 import xml.etree.ElementTree as ET
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from labkit.record import RunFolder, RunReader, Series, State, write_state
 from labkit.view import words
+from labkit.view.comparison import compare
 from labkit.view.log_tail import tail_of_log
 from labkit.view.page import plain, run_charts, run_html, run_text
 from labkit.view.report import static_bundle, write_report
@@ -233,6 +235,65 @@ def test_the_headline_tells_loss_speed_and_memory(reader):
     assert words.headline(reader, State("succeeded", 0.0)) == (
         "step 30 of 60 (50%) · loss 1 · 1,280 samples/s · peak resident set 256.0 MiB"
     )
+
+
+def test_what_a_script_measured_itself_is_in_the_view_the_text_and_the_report(whole_folder, write_metrics):
+    for rank in (0, 1):
+        write_metrics(
+            rank,
+            {"k": "report", "t": 14, "parameters": 9, "train_samples": 640, "phase": "warm-up", "best": True},
+            {"k": "report", "t": 15, "step": 30, "loss": 0.5, "gradient_norm": 0.25},
+            {"k": "report", "t": 16, "f1": 0.5 + rank / 4},
+            {"k": "report", "t": 17, "step": 30, "test_loss": 1.5, "test_accuracy": 0.73125, "test_samples": 64},
+        )
+    reader, state = RunReader(whole_folder).read_all(), State("succeeded", 1.0, 5.0)
+    values = {"test_loss": "1.5", "test_accuracy": "0.7312", "gradient_norm": "0.25", "f1": "0.625 (0.5 to 0.75)"}
+
+    assert words.reported(reader) == list(values.items())
+    assert run_text(whole_folder, reader, state).splitlines()[2] == "  ".join(map(" ".join, values.items()))
+    for page in (run_html(whole_folder, reader, state), write_report(whole_folder).read_text()):
+        assert "test_loss 1.5test_accuracy 0.7312gradient_norm 0.25f1 0.625 (0.5 to 0.75)" in Tags(page).text
+
+
+def test_a_script_that_reports_none_has_no_row_of_values(folder, reader):
+    assert words.reported(reader) == []
+    assert run_text(folder, reader, RUNNING).splitlines()[2].startswith("input-bound")
+
+
+def test_extremes_are_those_of_ranks_at_the_same_step(folder, write_metrics):
+    for rank in (0, 1):
+        write_metrics(rank, {"k": "report", "t": 1, "step": 7 + rank, "f1": 0.5 + rank / 4})
+
+    assert words.reported(RunReader(folder).read_all()) == [("f1", "0.625")]
+
+
+def test_very_many_values_with_long_names_are_a_bounded_row(folder, write_metrics):
+    write_metrics(0, {"k": "report", "t": 1, **{f"gradient norm of\nlayer {i} {'x' * 900}": i for i in range(300)}})
+    reader = RunReader(folder).read_all()
+    values = words.reported(reader)
+
+    assert values[-1] == ("others", "288")
+    assert len(values) == 13
+    assert values[0][0].startswith("gradient norm of layer 0 x")
+    assert len(run_html(folder, reader, RUNNING)) < 20_000
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf", 10**400])
+def test_a_reported_value_that_is_not_finite_is_shown_as_such(folder, write_metrics, value):
+    write_metrics(0, {"k": "report", "t": 1, "f1": value})
+
+    assert words.reported(RunReader(folder).read_all()) == [("f1", str(float(str(value))))]
+
+
+def test_what_was_measured_on_the_test_set_is_compared(whole_folder, write_metrics):
+    write_metrics(0, {"k": "report", "t": 14, "test_loss": 1.5, "test_top5": 0.9, "test_samples": 64, "test_note": "x"})
+    comparison = compare([SimpleNamespace(folder=whole_folder)])
+
+    (row,) = comparison.table[["test_loss", "test_top5", "test_accuracy"]].astype(object).values.tolist()
+    assert row == [1.5, 0.9, None]
+    assert {"test accuracy": "n/a", "test loss": "1.5", "test top5": "0.9"}.items() <= comparison._rows()[0].items()
+    assert not {"test samples", "test note"} & comparison._rows()[0].keys()
+    assert "test top5" in Tags(comparison._repr_mimebundle_()["text/html"]).text
 
 
 def test_charts_are_valid_xml_with_a_line_per_rank():

@@ -1,0 +1,83 @@
+"""What scripts report, each in its way: real torchrun, real gloo ranks."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from conftest import SCRIPTS
+
+import labkit
+from labkit.view.progress_line import read_progress_line
+
+
+def test_what_a_plain_script_logs_is_in_its_metrics_its_view_and_its_report(capsys):
+    run = labkit.launch(SCRIPTS / "with_logging.py", nproc_per_node=2, args=["30"])
+    shown = capsys.readouterr().out
+    metrics = run.metrics()
+    logged = metrics.dropna(subset=["f1"])
+    last = metrics[metrics["step"] == 30].set_index("rank")
+    printed = re.findall(r"^step (\d+) f1 (\d\.\d{3})$", run.logs(rank=0), re.M)
+
+    assert logged.groupby("rank")["step"].apply(list).to_dict() == {rank: [*range(1, 31)] for rank in (0, 1)}
+    assert [(f"{step:.0f}", f"{f1:.3f}") for step, f1 in logged.query("rank == 0")[["step", "f1"]].values] == printed
+    assert "f1" not in run.logs(rank=1)
+    assert (logged.query("rank == 0")["f1"].values != logged.query("rank == 1")["f1"].values).any()
+    assert (logged.query("rank == 0")["grad_norm"].values == logged.query("rank == 1")["grad_norm"].values).all()
+    assert metrics.dropna(subset=["classes"])["step"].tolist() == [1, 1]
+    assert (last["validation_f1"] == last["f1"]).all()
+    assert metrics.groupby("rank")["steps"].sum().eq(30).all()  # the probe's records are there as ever
+    assert re.search(r"f1 0\.\d+ .*grad_norm \d.*validation_f1 0\.\d+", repr(run))
+    assert "validation_f1" in run.report().read_text()
+    assert run.folder.metrics(0).read_text().splitlines()[-1].endswith('"outcome": "finished", "dropped": 0}')
+    assert not re.search(r"^step \d", shown, re.M)  # a rank's lines are in its log
+
+
+def test_a_rank_that_prints_its_steps_adds_none_to_the_lines_of_progress(monkeypatch, capsys):
+    monkeypatch.setenv("LABKIT_UI", "text")
+    run = labkit.launch(SCRIPTS / "with_logging.py", nproc_per_node=2, args=["3000"], wait=False)
+    monkeypatch.setattr("labkit.run.PROGRESS_SECONDS", 0.5)
+    run.wait()
+    said = [line for line in capsys.readouterr().out.splitlines() if read_progress_line(line)]
+    steps = [read_progress_line(line)[1]["step"] for line in said]
+
+    assert steps == sorted(steps)
+    assert len([line for line in run.logs(rank=0).splitlines() if line.startswith("step ")]) == 3000
+    lines = run.folder.metrics(0).read_text().count('"report"')
+    assert lines <= 200 + 10 * (run.status().seconds + 1)
+    assert run.metrics().query("rank == 1 and step == 3000")["f1"].notna().all()
+
+
+def test_a_script_that_an_older_labkit_wrote_out_is_launched_and_read():
+    run = labkit.launch(
+        SCRIPTS / "written_by_labkit_0_1.py", nproc_per_node=2, steps=6, global_batch_size=8, clip=1.0, wait=False
+    )
+    assert run.wait(120).state == "succeeded"
+    metrics = run.metrics()
+    losses = metrics.dropna(subset=["loss"])
+
+    assert losses.groupby("rank")["step"].apply(list).to_dict() == {0: [1, 2, 3, 4, 5, 6], 1: [1, 2, 3, 4, 5, 6]}
+    assert losses["loss"].between(3, 8).all()
+    assert losses["gradient_norm"].gt(0).all()
+    assert metrics["test_accuracy"].dropna().between(0, 1).all()
+    assert metrics["test_accuracy"].nunique() == metrics["test_loss"].nunique() == 1
+    assert metrics.groupby("rank")["samples"].sum().eq(6 * 8 / 2).all()
+    assert metrics.query("step == 6")["training_seconds"].gt(0).all()
+    summary = labkit.compare([run]).summaries[0]
+    assert summary["test_accuracy"] == metrics["test_accuracy"].max()
+    assert summary["parameters"] > 100_000
+    assert "step 6 of 6 (100%)" in repr(run)
+    assert f"test_accuracy {summary['test_accuracy']:.4g}"[:20] in repr(run)
+
+
+@pytest.mark.parametrize(
+    "configure",
+    ["logging.basicConfig(force=True)", "logging.config.dictConfig({'version': 1, 'disable_existing_loggers': True})"],
+)
+def test_a_script_without_steps_is_heard_in_whatever_way_it_sets_up_logging(tmp_path, configure):
+    logs = "logging.getLogger('metrics').info({'accuracy': torch.tensor(0.5)})"
+    (tmp_path / "evaluate.py").write_text(f"import logging.config, torch\n{configure}\n{logs}\n")
+    run = labkit.launch(tmp_path / "evaluate.py", nproc_per_node=1)
+
+    assert run.metrics()[["rank", "step", "accuracy"]].values.tolist() == [[0, 0, 0.5]]
+    assert "accuracy 0.5" in repr(run)
