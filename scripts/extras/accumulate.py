@@ -1,0 +1,34 @@
+"""Several micro-batches to an optimizer step, so that a batch need not fit into memory at once."""
+
+# %% step
+import torch.distributed as dist
+
+
+def step_arguments(parser):
+    parser.add_argument("--accumulate", type=int, default=1, help="micro-batches per step on each rank")
+
+
+def forward_backward(model, batch, data, scaler, args):
+    """Leaves the gradients of the mean over all predictions of the global batch. Returns this rank's part of it:
+    the mean over the data ranks, which is what strategies make of gradients, is the global batch's."""
+    count = count_of(batch)
+    dist.all_reduce(count, group=data.get_group())
+    total = 0.0
+    for number, part in enumerate(micro_batches(batch, args.accumulate), 1):
+        with gradient_sync(model, last=number == args.accumulate):
+            loss = loss_of(outputs_of(model, part), part) / count.clamp(min=1) * data.size()
+            scaler.scale(loss).backward()
+        total += loss.detach()
+    return total
+
+
+def micro_batches(batch, number):
+    sizes = set()
+    map_tensors(batch, lambda tensor: sizes.add(len(tensor)))
+    if len(sizes) > 1:
+        raise SystemExit(f"--accumulate splits batches along their first axis, which is {sorted(sizes)} in one batch: "
+                         "let collate put the samples first in every tensor")  # fmt: skip
+    size, rest = divmod(sizes.pop(), number) if number > 0 else (0, 1)
+    if rest or not size:
+        raise SystemExit(f"--accumulate {number} does not split a rank's batch of {size * number + rest} samples")
+    return [map_tensors(batch, lambda t, at=at: t[at : at + size]) for at in range(0, size * number, size)]

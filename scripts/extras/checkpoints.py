@@ -1,0 +1,281 @@
+"""Checkpoints that a killed run resumes from, under any strategy and on any number of ranks."""
+
+# %% checkpoints
+import hashlib
+import json
+import math
+import random
+import shutil
+import signal
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+
+def checkpoints_arguments(parser):
+    parser.add_argument("--checkpoint-dir", default="", help="resume from and save to this folder")
+    parser.add_argument("--save-every", type=int, default=0, help="steps between checkpoints (0: only at the end)")
+    parser.add_argument("--full-checkpoints", action="store_true", help="one file for torch.load instead of shards")
+    parser.add_argument("--async-save", action="store_true", help="write checkpoints while training continues")
+    parser.add_argument("--deadline-seconds", type=float, default=0, help="then save and stop (0: no deadline)")
+
+
+class Checkpoints:
+    """Every rank saves the tensors it holds under their names in the model, so that any strategy on any number of ranks
+    can load them. Everything else is JSON.
+    """
+
+    def __init__(self, model, optimizer, scaler, device, args):
+        if (args.deadline_seconds or args.save_every) and not args.checkpoint_dir:
+            raise SystemExit("--save-every and --deadline-seconds save checkpoints; say where with --checkpoint-dir")
+        self.on, self.folder, self.every = bool(args.checkpoint_dir), Path(args.checkpoint_dir), args.save_every
+        self.full, self.background, self.notes = args.full_checkpoints, args.async_save, {}
+        self.model, self.optimizer, self.scaler = model, optimizer, scaler
+        self.local = getattr(optimizer, "optim", optimizer)  # ZeroRedundancyOptimizer has this rank's share in .optim
+        self.group = dist.new_group(backend="gloo")  # its own: a thread may save while training's collectives go on
+        self.thread, self.saving = ThreadPoolExecutor(1), None
+        self.start = self.load() if self.on else 0
+        self.stop = Stop(args.deadline_seconds, device) if self.on else None
+        if self.start and dist.get_rank() == 0:
+            print(f"resumes after step {self.start}", flush=True)
+
+    def after_step(self, step, total_steps, stopped):
+        """Saves when it is time. Returns why to stop, the same on every rank, or None."""
+        if not self.on:
+            return stopped
+        interrupted = self.stop.agreed(step)
+        last = stopped or interrupted or step == total_steps
+        if last or (self.every and step % self.every == 0) or self.notes.get("best_step") == step:
+            saved = self.save(step)
+            if interrupted and dist.get_rank() == 0:
+                where = "there" if saved else "at the last checkpoint that was saved"
+                print(
+                    f"stopped by {interrupted} after step {step} of {total_steps}: the same command resumes {where}",
+                    flush=True,
+                )
+        if last or self.notes.get("best_step") == step:
+            self.finish()
+        if self.notes.get("best_step") == step:
+            self.keep_best(step)
+        return stopped or interrupted
+
+    def keep_best(self, step):
+        """A copy of this step's checkpoint, which no newer one replaces; whole, for plain torch.load."""
+        if dist.get_rank() > 0 or self.folder / f"step-{step}" not in committed(self.folder):
+            return
+        saved, best = self.folder / f"step-{step}", self.folder / "best"
+        shutil.rmtree(best, ignore_errors=True)
+        best.mkdir()
+        if self.full:
+            shutil.copy(saved / "full.pt", best)
+        else:
+            dcp_to_torch_save(saved, best / "full.pt")
+        shutil.copy(saved / "state.json", best)
+
+    def save(self, step):
+        """Written beside step-N, then renamed. A background save returns as soon as it has a copy to write.
+
+        Returns whether there was room. Of BatchNorm's statistics, which differ between ranks, rank 0's are kept.
+        """
+        self.finish()
+        beside = self.folder / f"step-{step}.tmp"
+        estimate = 3 * sum(p.numel() * p.element_size() for p in self.model.parameters())  # AdamW: two moments of each
+        if not from_rank_0(lambda: make_room(beside, estimate, copies=1 + self.full), self.group):
+            return False
+        weights, moments = get_state_dict(self.model, self.local)
+        state = {"step": step, "model": self.shapes(weights), "random": self.gather(random_state())}
+        state["notes"] = self.notes
+        state["groups"] = [{k: v for k, v in g.items() if type(v) in (int, float)} for g in self.optimizer.param_groups]
+        state["others"] = {"scaler": self.scaler.state_dict()}
+        state["stepped"] = sorted(set().union(*self.gather([*moments["state"]])))  # all but unused parameters
+        if dist.get_rank() == 0:
+            (beside / "state.json").write_text(json.dumps(state))
+        tensors = {"model": weights, "optimizer": moments["state"]}
+        how = {"checkpoint_id": beside, "process_group": self.group}
+        how["planner"] = DefaultSavePlanner(dedup_save_to_lowest_rank=True)
+        if self.background:
+            written = dcp.async_save(tensors, **how)
+            self.saving = self.thread.submit(lambda: written.result() and self.all_written(beside, step))
+        else:
+            dcp.save(tensors, **how)
+            self.all_written(beside, step)
+            dist.barrier(self.group)
+        return True
+
+    def all_written(self, beside, step):
+        """Of all ranks: rank 0 commits it."""
+        if dist.get_rank() > 0:
+            return
+        if self.full:
+            dcp_to_torch_save(beside, beside / "full.pt")
+            for shard in [beside / ".metadata", *beside.glob("*.distcp")]:
+                shard.unlink()
+        commit(beside, step)
+
+    def finish(self):
+        """Wait for what is saved in the background, and raise what went wrong with it."""
+        if self.saving:
+            self.saving.result()
+            self.saving = None
+            dist.barrier(self.group)
+
+    def load(self):
+        """Restore the newest checkpoint that verifies; returns its step, 0 when there is none."""
+        path = from_rank_0(lambda: usable(self.folder), self.group)
+        if path is None:
+            return 0
+        state, rank = json.loads((path / "state.json").read_text()), dist.get_rank()
+        weights, moments = get_state_dict(self.model, self.local)
+        here, there = self.shapes(weights), state["model"]
+        if differ := sorted(name for name in here | there if here.get(name) != there.get(name)):
+            what = f"{differ[0]} is {there.get(differ[0], 'not')} in it and {here.get(differ[0], 'not')} here"
+            raise SystemExit(f"{path} is of another model: {what}; {len(differ)} differ. Give another --checkpoint-dir")
+        shards = path
+        if (path / "full.pt").exists():  # back into shards, of which each rank reads what it holds
+            shards = self.folder / "shards.tmp"
+            whole = torch.load(path / "full.pt", mmap=True, weights_only=True)
+            dcp.save(whole, checkpoint_id=shards, process_group=self.group)
+        known = {name: moments["state"][name] for name in moments["state"] if name in state["stepped"]}
+        dcp.load({"model": weights, "optimizer": known}, checkpoint_id=shards, process_group=self.group)
+        if rank == 0 and shards != path:
+            shutil.rmtree(shards)
+        set_state_dict(self.model, self.local, model_state_dict=weights, optim_state_dict=moments)
+        for group, saved in zip(self.optimizer.param_groups, state["groups"], strict=True):
+            group.update({name: value for name, value in saved.items() if "lr" not in name})  # --lr may have changed
+        if state["others"].get("scaler"):
+            self.scaler.load_state_dict(state["others"]["scaler"])
+        if rank < len(state["random"]):
+            set_random_state(state["random"][rank])
+        self.notes = state.get("notes", {})
+        return state["step"]
+
+    def gather(self, value):
+        values = [None] * dist.get_world_size()
+        dist.all_gather_object(values, value, self.group)
+        return values
+
+    def shapes(self, weights):
+        """Of every tensor of the model, whichever rank holds it."""
+        held = self.gather({name: [*tensor.size()] for name, tensor in weights.items() if torch.is_tensor(tensor)})
+        return {name: size for part in held for name, size in part.items()}
+
+
+class Stop:
+    """SIGTERM to any rank, or a deadline, ends all of them after the same step: they ask each other once a second."""
+
+    def __init__(self, deadline_seconds, device):
+        self.deadline, self.device = time.monotonic() + (deadline_seconds or math.inf), device
+        self.looked, self.step, self.every, self.signalled = time.monotonic(), 0, 1, False
+        signal.signal(signal.SIGTERM, self.remember)
+
+    def remember(self, *_):
+        self.signalled = True
+
+    def agreed(self, step):
+        """Why to stop, the same on every rank; None to go on."""
+        if step - self.step < self.every:
+            return None
+        now = time.monotonic()
+        step_seconds = (now - self.looked) / (step - self.step)
+        asked = torch.tensor([self.signalled, now >= self.deadline, step_seconds], device=self.device)
+        dist.all_reduce(asked, dist.ReduceOp.MAX)
+        signalled, late, step_seconds = asked.tolist()
+        # in steps, which all ranks count alike; at most doubled, for a step may become slower
+        self.every = max(1, min(2 * self.every, int(1 / step_seconds)))
+        self.looked, self.step = now, step
+        return "SIGTERM" if signalled else "the deadline" if late else None
+
+
+def digest(path):
+    with path.open("rb") as file:
+        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+
+
+def committed(folder):
+    """Checkpoints whose COMMIT.json was written, newest first."""
+    found = {path.parent.name.removeprefix("step-"): path.parent for path in folder.glob("step-*/COMMIT.json")}
+    return [found[step] for step in sorted(filter(str.isdecimal, found), key=int, reverse=True)]
+
+
+def make_room(beside, estimate, copies):
+    """Make the folder to write to; says why when it does not. The last checkpoint tells better than any estimate."""
+    folder, final = beside.parent, beside.with_suffix("")
+    folder.mkdir(parents=True, exist_ok=True)
+    if final in committed(folder):
+        return False
+    last = sum(path.stat().st_size for newest in committed(folder)[:1] for path in newest.iterdir())
+    needed, free = 1.2 * copies * (last or estimate), shutil.disk_usage(folder).free
+    if final.exists() or free < needed:
+        why = f"{final} is in the way" if final.exists() else f"{free:,} bytes free, it needs some {needed:,.0f}"
+        print(f"step {final.name.removeprefix('step-')} not saved: {why}", flush=True)
+        return False
+    shutil.rmtree(beside, ignore_errors=True)
+    beside.mkdir()
+    return True
+
+
+def commit(beside, step):
+    """Until this rename a kill leaves only the older checkpoints, and those whole. Two are kept."""
+    files = {path.name: digest(path) for path in beside.iterdir()}
+    (beside / "COMMIT.json").write_text(json.dumps({"step": step, "files": files}))
+    beside.rename(beside.with_suffix(""))
+    for older in committed(beside.parent)[2:]:
+        shutil.rmtree(older)
+
+
+def newest_whole(folder):
+    """The newest checkpoint whose files are as they were written; a damaged one is named and set aside."""
+    for path in committed(folder):
+        try:
+            files = json.loads((path / "COMMIT.json").read_text())["files"]
+            damaged = [name for name in {"state.json", *files} if digest(path / name) != files.get(name)]
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            damaged = [str(error)]
+        if not damaged:
+            return path
+        print(f"{path.name} is damaged ({', '.join(damaged)}): using an older checkpoint if there is one", flush=True)
+        shutil.rmtree(path.with_suffix(".damaged"), ignore_errors=True)
+        path.rename(path.with_suffix(".damaged"))
+    if folder.exists() and any(folder.iterdir()):
+        print(f"{folder} holds no whole checkpoint of this script: training starts at step 0", flush=True)
+    return None
+
+
+def usable(folder):
+    """Better refused before the training than at its first save."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder):
+        return newest_whole(folder)
+
+
+def from_rank_0(decide, group):
+    """What rank 0 decides, known to all: ranks that looked for themselves might see different files."""
+    try:
+        box = [decide() if dist.get_rank() == 0 else None]
+    except OSError as error:
+        box = [error]
+    dist.broadcast_object_list(box, group=group)
+    if isinstance(box[0], OSError):
+        raise SystemExit(f"--checkpoint-dir cannot be used: {box[0]}")
+    return box[0]
+
+
+def random_state():
+    cuda = torch.cuda.get_rng_state().tolist() if torch.cuda.is_available() else None
+    return {"python": random.getstate(), "torch": torch.get_rng_state().tolist(), "cuda": cuda}
+
+
+def set_random_state(state):
+    version, internal, gauss = state["python"]
+    random.setstate((version, tuple(internal), gauss))
+    torch.set_rng_state(torch.tensor(state["torch"], dtype=torch.uint8))
+    if state["cuda"] and torch.cuda.is_available():
+        torch.cuda.set_rng_state(torch.tensor(state["cuda"], dtype=torch.uint8))

@@ -1,0 +1,46 @@
+"""FSDP2's own options: gathered parameters kept, shards in host memory, several copies of the model."""
+
+# goes with: fsdp
+
+# %% strategy
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+
+
+def strategy_arguments(parser):
+    parser.add_argument("--reshard-after-forward", choices=["auto", "always", "never"], default="auto",
+                        help="always: gather again for backward; never: keep what forward gathered")  # fmt: skip
+    parser.add_argument("--cpu-offload", action="store_true", help="keep shards in host memory between uses")
+    parser.add_argument("--replicas", type=int, default=1,
+                        help="copies of the model, each split over its share of the ranks")  # fmt: skip
+
+
+def make_mesh(device_type, args):
+    ranks = dist.get_world_size()
+    if args.replicas < 1 or ranks % args.replicas:
+        raise SystemExit(f"--replicas {args.replicas} must divide the {ranks} ranks")
+    return init_device_mesh(device_type, (ranks,), mesh_dim_names=("data",))
+
+
+def parallelize(model, mesh, device, args):
+    """Each rank keeps 1/N of every parameter; a block is all-gathered just before it computes, then freed."""
+    half = half_of(args)  # gather and compute in 16 bits, reduce gradients and keep shards in fp32
+    options = {
+        "mesh": mesh,
+        "reshard_after_forward": {"auto": None, "always": True, "never": False}[args.reshard_after_forward],
+        "mp_policy": MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32 if half else None),
+    }
+    if args.replicas > 1:  # all-gather and reduce-scatter within a copy, all-reduce between them
+        shape = (args.replicas, mesh.size() // args.replicas)
+        options["mesh"] = init_device_mesh(mesh.device_type, shape, mesh_dim_names=("replicate", "shard"))
+    if args.cpu_offload:  # pinned memory exists only where there is a GPU
+        options["offload_policy"] = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
+    for module in [*blocks_of(model), model]:  # last the rest: embeddings, the last norm, the head
+        fully_shard(module, **options)
+    return model
+
+
+def make_optimizer(model, mesh, args):
+    return optimizer_of(model.parameters(), args)

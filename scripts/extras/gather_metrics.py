@@ -1,0 +1,45 @@
+"""Metrics that are not sums, such as F1 or the area under a curve: computed from all predictions, on every rank."""
+
+# %% gathered
+import torch
+
+
+def predictions_of(outputs, batch):
+    """What gathered_metrics needs of a batch: tensors with the samples along the first axis, of one shape otherwise."""
+    return outputs.argmax(-1), batch[1]
+
+
+def gathered_metrics(predicted, labels):
+    """{name: value} from the predictions for the whole data set: F1, averaged over the classes that occur."""
+    wanted = labels != -100
+    predicted, labels = predicted[wanted], labels[wanted]
+    classes = int(torch.maximum(predicted, labels).max()) + 1
+    hits, actual, guessed = (torch.bincount(values, minlength=classes).double()
+                             for values in (labels[predicted == labels], labels, predicted))  # fmt: skip
+    return {"f1": (2 * hits / (actual + guessed))[actual > 0].mean()}
+
+
+# %% evaluate
+import torch
+import torch.distributed as dist
+
+
+@torch.no_grad()
+def evaluate(model, dataset, batch_size, data, on_device, args):
+    """The mean loss and the metrics over a whole data set, on all ranks, every sample counted once."""
+    sums, gathered = 0.0, []
+    model.eval()
+    for number, batch in enumerate(batches(dataset, batch_size, data, args)):
+        batch = map_tensors(batch, on_device)
+        outputs = outputs_of(model, batch)
+        pairs = {"loss": (loss_of(outputs, batch), count_of(batch)), **metrics_of(outputs, batch)}
+        real = (number * data.size() + data.get_local_rank()) * batch_size < len(dataset)
+        sums += real * torch.stack([torch.stack([part.double() for part in pair]) for pair in pairs.values()])
+        gathered += [[part.cpu() for part in predictions_of(outputs, batch)]] if real else []
+    dist.all_reduce(sums, group=data.get_group())
+    everyone = [None] * data.size()
+    dist.all_gather_object(everyone, gathered, group=data.get_group())
+    whole = [torch.cat(parts) for parts in zip(*(batch for rank in everyone for batch in rank), strict=True)]
+    model.train()
+    means = {name: total / count for name, (total, count) in zip(pairs, sums, strict=True)}
+    return {f"test_{name}": float(value) for name, value in {**means, **gathered_metrics(*whole)}.items()}

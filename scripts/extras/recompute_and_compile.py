@@ -1,0 +1,36 @@
+"""Activation checkpointing, whole or selective, and torch.compile, block by block."""
+
+# %% layers
+from functools import partial
+
+import torch
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+KEPT = {"mm", "addmm", "bmm", "convolution", "_scaled_dot_product_flash_attention",
+        "_scaled_dot_product_efficient_attention", "_scaled_dot_product_flash_attention_for_cpu"}  # fmt: skip
+
+
+def layers_arguments(parser):
+    parser.add_argument("--activation-checkpointing", action="store_true", help="recompute blocks in backward")
+    parser.add_argument("--selective-checkpointing", action="store_true",
+                        help="recompute all but products of matrices, convolutions and attention")  # fmt: skip
+    parser.add_argument("--compile", action="store_true", help="torch.compile each block, or a model without blocks")
+
+
+def change_layers(model, args):
+    """Recomputed: only a block's input is kept, or what is expensive. Compiled: one block serves all of its class."""
+    if args.activation_checkpointing or args.selective_checkpointing:
+        keeping = {"context_fn": selective} if args.selective_checkpointing else {}
+        for block in blocks_of(model, needed_by="activation checkpointing"):
+            block.forward = partial(checkpoint, block.forward, use_reentrant=False, **keeping)
+    if args.compile:
+        for module in blocks_of(model) or [model]:
+            module.forward = torch.compile(module.forward)
+
+
+def selective():
+    def policy(context, operator, *args, **kwargs):
+        name = operator.name().removeprefix("aten::").partition(".")[0]
+        return CheckpointPolicy.MUST_SAVE if name in KEPT else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return create_selective_checkpoint_contexts(policy)

@@ -1,0 +1,64 @@
+"""Training data that can only be read in order: an IterableDataset, resumed where it can say its state."""
+
+# %% batches
+from itertools import islice
+
+import torch
+from torch.utils.data import IterableDataset
+
+
+class Stream(IterableDataset):
+    """What load_datasets returns as the training data: an iterable, and how many of its samples make an epoch.
+
+    An epoch begins where the last one ended; a dataset that ends starts again. One with state_dict and load_state_dict,
+    as Hugging Face's have, is resumed by its state, any other by reading again what was trained on.
+    """
+
+    def __init__(self, dataset, epoch_samples):
+        self.dataset, self.epoch_samples = dataset, epoch_samples
+        self.samples = None
+
+    def __len__(self):
+        return self.epoch_samples
+
+    def __iter__(self):
+        while True:
+            yield from self.dataset
+
+    def begin(self, notes, samples):
+        """At a state that was saved, or after so many samples."""
+        if "stream" in notes and hasattr(self.dataset, "load_state_dict"):
+            self.dataset.load_state_dict(notes["stream"])
+            samples = 0
+        self.samples = islice(iter(self), samples, None)
+
+
+def batches(dataset, batch_size, data, args, notes=None, epoch=None, start=0):
+    """One data rank's batches: of a training epoch from step `start` on, or of all samples in order.
+    Every rank reads the whole stream and takes its share: step k trains on the same samples whatever the ranks."""
+    ranks, rank = data.size(), data.get_local_rank()
+    if epoch is None:
+        chunks = [range(i, min(i + batch_size, len(dataset))) for i in range(0, len(dataset), batch_size)]
+        chunks += chunks[:1] * (-len(chunks) % ranks)  # every rank needs as many; evaluate does not count these
+        return loader_of(dataset, chunks[rank::ranks], args, epoch)
+    return stream(dataset, batch_size, ranks, rank, notes, epoch, start)
+
+
+def stream(dataset, batch_size, ranks, rank, notes, epoch, start):
+    steps = len(dataset) // (batch_size * ranks)
+    if dataset.samples is None:
+        dataset.begin(notes, (epoch * steps + start) * batch_size * ranks)
+    for _ in range(start, steps):
+        samples = list(islice(dataset.samples, batch_size * ranks))
+        if hasattr(dataset.dataset, "state_dict"):
+            notes["stream"] = dataset.dataset.state_dict()
+        yield collate(samples[rank * batch_size : (rank + 1) * batch_size])
+
+
+def map_tensors(batch, change):
+    """The same nest of dict, tuple and list with every tensor changed."""
+    if hasattr(batch, "items"):
+        return {name: map_tensors(part, change) for name, part in batch.items()}
+    if isinstance(batch, tuple | list):
+        return tuple(map_tensors(part, change) for part in batch)
+    return change(batch) if torch.is_tensor(batch) else batch

@@ -1,0 +1,35 @@
+"""Validation during training: the best checkpoint is kept, and training stops when nothing improves any more."""
+
+# %% validate
+import math
+
+
+def validate_arguments(parser):
+    parser.add_argument("--validate-every", type=int, default=0, help="steps between validations (0: only at the end)")
+    parser.add_argument("--best", default="loss", metavar="NAME",
+                        help="the loss or metric that --patience and the best checkpoint go by")  # fmt: skip
+    parser.add_argument("--best-is", choices=["lowest", "highest"], help="default: lowest for a loss, else highest")
+    parser.add_argument(
+        "--patience", type=int, default=0, help="stop after N validations without a better one (0: never)"
+    )
+
+
+def validate(step, total_steps, measure, notes, args):
+    """Every so many steps and at the end. Returns why to stop, the same on every rank, or None.
+    notes are saved with checkpoints, which keep the one of notes["best_step"]."""
+    if step < total_steps and (not args.validate_every or step % args.validate_every):
+        return None
+    measure.cache_clear()  # it remembers the last values: main does not measure again at the end
+    measured = measure()
+    if (name := f"test_{args.best}") not in measured:
+        raise SystemExit(f"--best {args.best} is not measured; there are {', '.join(n[5:] for n in measured)}")
+    lowest = args.best_is == "lowest" or (not args.best_is and args.best.endswith("loss"))
+    value, best = measured[name], notes.get("best", math.inf if lowest else -math.inf)
+    if value < best if lowest else value > best:
+        notes |= {"best": value, "best_step": step, "since_best": 0}
+    else:
+        notes["since_best"] = notes.get("since_best", 0) + 1
+    report(step=step, **measured, **{f"best_{args.best}": notes.get("best"), "best_step": notes.get("best_step")})
+    if 0 < args.patience <= notes["since_best"]:
+        return f"no better {args.best} in {args.patience} validations, the best was at step {notes.get('best_step')}"
+    return None

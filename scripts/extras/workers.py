@@ -1,0 +1,52 @@
+"""Worker processes that load batches ahead of the training."""
+
+# %% loader
+import argparse
+import random
+import signal
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+
+def loader_arguments(parser):
+    parser.add_argument("--workers", type=int, default=2, help="processes that load batches")
+    parser.add_argument("--prefetch", type=int, default=4, help="batches each worker loads ahead")
+    parser.add_argument("--pin-memory", action=argparse.BooleanOptionalAction, help="default: where there is a GPU")
+
+
+def loader_of(dataset, chunks, args, epoch):
+    """Loads each chunk of sample numbers as one batch, in --workers processes."""
+    options = {"prefetch_factor": args.prefetch, "worker_init_fn": outlive_sigterm} if args.workers else {}
+    return DataLoader(
+        Seeded(dataset, f"{args.seed} {epoch}") if args.workers else dataset,
+        batch_sampler=chunks,
+        collate_fn=collate,
+        generator=torch.Generator(),  # not dropout's
+        num_workers=args.workers,
+        pin_memory=torch.cuda.is_available() if args.pin_memory is None else args.pin_memory,
+        **options,
+    )
+
+
+class Seeded(Dataset):
+    """Each sample's random augmentation depends on the epoch and the sample alone: not on which worker loads it, on the
+    number of ranks, or on where a resumed run begins."""
+
+    def __init__(self, dataset, seed):
+        self.dataset, self.seed = dataset, seed
+
+    def __len__(self):
+        return len(self.dataset)
+
+    def __getitem__(self, index):
+        own = random.Random(f"{self.seed} {index}").getrandbits(32)
+        random.seed(own)
+        torch.manual_seed(own)
+        return self.dataset[index]
+
+
+def outlive_sigterm(worker):
+    """torchrun signals a rank's workers too; a rank that saves before it stops needs them to finish its step."""
+    if signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -1,0 +1,34 @@
+"""Train with FSDP2 (ZeRO-3), everything split: torchrun --standalone --nproc-per-node=2 train.py --steps 100"""
+
+# %% strategy
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+
+def make_mesh(device_type, args):
+    return init_device_mesh(device_type, (dist.get_world_size(),), mesh_dim_names=("data",))
+
+
+def parallelize(model, mesh, device, args):
+    """Each rank keeps 1/N of every parameter; a block is all-gathered just before it computes, then freed."""
+    half = half_of(args)  # gather and compute in 16 bits, reduce gradients and keep shards in fp32
+    policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32 if half else None)
+    for module in [*blocks_of(model), model]:  # last the rest: embeddings, the last norm, the head
+        fully_shard(module, mesh=mesh, mp_policy=policy)
+    return model
+
+
+def make_optimizer(model, mesh, args):
+    return optimizer_of(model.parameters(), args)
+
+
+# %% gradient_sync
+from contextlib import nullcontext
+
+
+def gradient_sync(model, last):
+    """Backward reduce-scatters only on the last micro-batch of a step."""
+    model.set_requires_gradient_sync(last)
+    return nullcontext()

@@ -1,0 +1,60 @@
+"""Train with FSDP1, the interface of older code: torchrun --standalone --nproc-per-node=2 train.py --steps 100"""
+
+# %% strategy
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffload, FullyShardedDataParallel, MixedPrecision, ShardingStrategy
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy, size_based_auto_wrap_policy
+
+
+def strategy_arguments(parser):
+    parser.add_argument("--sharding-strategy", choices=["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD"],
+                        default="FULL_SHARD", help="ZeRO-3, ZeRO-2, or DDP's memory")  # fmt: skip
+    parser.add_argument("--wrap", choices=["transformer", "module", "size", "none"], default="transformer",
+                        help="units: each block, each layer with weights, by --wrap-size, or all in one")  # fmt: skip
+    parser.add_argument("--wrap-size", type=int, default=100_000, help="parameters that make a unit")
+    parser.add_argument("--cpu-offload", action="store_true", help="keep shards in host memory; needs a GPU")
+
+
+def make_mesh(device_type, args):
+    if args.cpu_offload and device_type != "cuda":
+        raise SystemExit("--cpu-offload of FullyShardedDataParallel needs a GPU; fsdp's runs on the CPU too")
+    return init_device_mesh(device_type, (dist.get_world_size(),), mesh_dim_names=("data",))
+
+
+def wrap_policy(model, args):
+    """Which submodules become units: a unit is gathered, computed and freed as one."""
+    if args.wrap == "transformer" and (blocks := blocks_of(model)):
+        return ModuleWrapPolicy({type(block) for block in blocks})
+    if args.wrap == "module":
+        return ModuleWrapPolicy({nn.Linear, nn.Conv2d, nn.Embedding})
+    if args.wrap == "size":
+        return partial(size_based_auto_wrap_policy, min_num_params=args.wrap_size)
+    return None
+
+
+def parallelize(model, mesh, device, args):
+    """Each unit's parameters become one flat tensor, of which each rank keeps 1/N."""
+    half = half_of(args)
+    return FullyShardedDataParallel(
+        model,
+        device_mesh=mesh,  # a process group would do, but checkpoints then hold each shard as if it were the whole
+        sharding_strategy=ShardingStrategy[args.sharding_strategy],
+        auto_wrap_policy=wrap_policy(model, args),
+        mixed_precision=MixedPrecision(param_dtype=half, reduce_dtype=torch.float32) if half else None,
+        cpu_offload=CPUOffload(offload_params=True) if args.cpu_offload else None,
+        device_id=device,
+        use_orig_params=True,  # the optimizer and the checkpoint see the model's own names
+    )
+
+
+def make_optimizer(model, mesh, args):
+    return optimizer_of(model.parameters(), args)
+
+
+# %% gradient_sync
+# of ddp.py

@@ -1,0 +1,45 @@
+"""Train on a mesh of data, tensor and pipeline ranks: torchrun --standalone --nproc-per-node=4 train.py --tensor 2"""
+
+# %% tensor
+# of tensor_parallel.py
+
+# %% strategy
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+
+def strategy_arguments(parser):
+    parser.add_argument("--tensor", type=int, default=1, help="ranks that split each layer")
+    parser.add_argument("--pipeline", type=int, default=1, help="ranks that split the blocks")
+
+
+def make_mesh(device_type, args):
+    """Replicas of pipeline x tensor ranks along the data axis. Tensor ranks, which talk most, are neighbours."""
+    ranks, replica = dist.get_world_size(), args.pipeline * args.tensor
+    if replica < 1 or ranks % replica:
+        raise SystemExit(f"{ranks} ranks do not split into --pipeline {args.pipeline} x --tensor {args.tensor}")
+    check_schedule(args, args.pipeline)
+    shape = (args.pipeline, ranks // replica, args.tensor)
+    return init_device_mesh(device_type, shape, mesh_dim_names=("pipeline", "data", "tensor"))
+
+
+def parallelize(model, mesh, device, args):
+    """Blocks over the pipeline, layers over the tensor axis, and what is left of a parameter over the data axis."""
+    model = cut(model, mesh["pipeline"], device, args)
+    policy = MixedPrecisionPolicy(half_of(args), torch.float32 if half_of(args) else None)
+    for stage in model.stages.values():
+        if args.tensor > 1:
+            split(stage.blocks, model, mesh["tensor"])
+        for module in [*stage.blocks, stage.to(device)]:  # gathered once a step, not once a micro-batch
+            fully_shard(module, mesh=mesh["data"], mp_policy=policy, reshard_after_forward=False)
+    return model
+
+
+def make_optimizer(model, mesh, args):
+    return optimizer_of(model.parameters(), args)
+
+
+# %% step
+# of pipeline.py

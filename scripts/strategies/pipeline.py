@@ -1,0 +1,206 @@
+"""Train with a pipeline of blocks: torchrun --standalone --nproc-per-node=2 train.py --accumulate 4 --steps 100"""
+
+# %% strategy
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+
+def make_mesh(device_type, args):
+    check_schedule(args, dist.get_world_size())
+    return init_device_mesh(device_type, (1, dist.get_world_size()), mesh_dim_names=("data", "pipeline"))
+
+
+def parallelize(model, mesh, device, args):
+    """Each rank holds the blocks of its stages; activations go to the next stage, their gradients come back."""
+    return cut(model, mesh["pipeline"], device, args).to(device)
+
+
+def make_optimizer(model, mesh, args):
+    return optimizer_of(model.parameters(), args)
+
+
+# %% step
+from copy import copy
+from functools import partial
+from types import SimpleNamespace
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import get_schedule_class
+
+LOOPED = ("Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble")  # several stages on each rank, round and round
+V_SHAPED = ("ZBVZeroBubble", "DualPipeV")  # two stages on each rank, there and back: rank 0 has the first and the last
+
+
+def step_arguments(parser):
+    parser.add_argument("--accumulate", type=int, default=1, help="micro-batches per step")
+    parser.add_argument("--schedule", default="GPipe", choices=["GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS",
+                        "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"])  # fmt: skip
+    parser.add_argument("--virtual-stages", type=int, default=2, help="stages on each rank, where there are several")
+
+
+def check_schedule(args, ranks):
+    version = tuple(int(number) for number in torch.__version__.split(".")[:2])
+    if args.schedule in V_SHAPED and version < (2, 13):
+        raise SystemExit(f"--schedule {args.schedule} needs torch 2.13 or newer; this is {torch.__version__}")
+    if getattr(args, "compile", False) and args.schedule in ("InterleavedZeroBubble", *V_SHAPED):
+        raise SystemExit(f"--schedule {args.schedule} runs backward in two parts, which --compile does not allow")
+    # before 2.11 torch asked of GPipe, too, what only 1F1B needs
+    least = {"GPipe": version < (2, 11), "1F1B": 1, "DualPipeV": 2}.get(args.schedule, 0) * ranks
+    multiple = ranks if args.schedule.startswith("Interleaved") else 1
+    if args.accumulate < max(1, least) or args.accumulate % multiple:
+        wanted = f"a multiple of {multiple}" if multiple > 1 else f"at least {max(1, least)}"
+        raise SystemExit(f"--schedule {args.schedule} on {ranks} pipeline ranks needs {wanted} micro-batches; "
+                         f"--accumulate is {args.accumulate}")  # fmt: skip
+    if ranks > 1 and dist.get_backend() == "gloo" and torch.cuda.is_available():
+        raise SystemExit("the stages of a pipeline need a GPU each: gloo does not send from one GPU to another")
+
+
+class Stage(nn.Module):
+    """Consecutive blocks of a model. The first stage also embeds, the last one unembeds."""
+
+    def __init__(self, model, blocks, first, last):
+        super().__init__()
+        children = dict(model.named_children())
+        middle = [*children].index("blocks")
+        parts = [name for i, name in enumerate(children) if (first and i < middle) or (last and i > middle)]
+        self.parts, self.blocks = nn.ModuleList(children[name] for name in parts), nn.ModuleList(blocks)
+        self.embed = model.embed if first else nn.Identity()
+        self.unembed = model.unembed if last else nn.Identity()
+
+    def forward(self, x):
+        x = self.embed(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.unembed(x)
+
+
+class Elsewhere(nn.Module):  # stands where another stage has a layer
+    def forward(self, x, *args, **kwargs):
+        return x
+
+
+class HuggingFaceStage(nn.Module):
+    """The model's own forward, in which layers of other stages do nothing: base_model_pp_plan says which there are."""
+
+    def __init__(self, model, blocks, first, last):
+        super().__init__()
+        embed, layers, *after = model.config.base_model_pp_plan
+        elsewhere = ([] if first else [embed]) + ([] if last else after)
+        base, self.blocks = without(model.base_model, elsewhere), nn.ModuleList(blocks)
+        base._modules[layers] = nn.ModuleList(b if b in blocks else Elsewhere() for b in getattr(base, layers))
+        heads = [] if last else [name for name, _ in model.named_children()]
+        self.whole, self.source = without(model, heads), "input_ids" if first else "inputs_embeds"
+        self.whole._modules[model.base_model_prefix] = base
+
+    def forward(self, x, **others):
+        return self.whole(**{self.source: x}, **others).logits
+
+
+def without(module, names):
+    """A copy that shares all but these children."""
+    shared = copy(module)
+    shared._modules = {n: Elsewhere() if n in names else child for n, child in module._modules.items()}
+    return shared
+
+
+def cut(model, pipeline, device, args):
+    """Leaves this rank's stages of the model, under the names that the whole has; they become `model.stages`."""
+    ranks, blocks = pipeline.size(), blocks_of(model, needed_by="a pipeline")
+    back = reversed(range(ranks)) if args.schedule in V_SHAPED else ()
+    model.owners = [*range(ranks)] * (args.virtual_stages if args.schedule in LOOPED else 1) + [*back]  # of the stages
+    stages, own = len(model.owners), all(hasattr(model, name) for name in ("embed", "blocks", "unembed"))
+    check_model(model, blocks, stages, own)
+    each, kind = len(blocks) // stages, Stage if own else HuggingFaceStage
+    model.finish = (lambda x: x) if own else (lambda x: SimpleNamespace(logits=x))
+    model.stages = {index: kind(model, blocks[index * each : (index + 1) * each], index == 0, index == stages - 1)
+                    for index, owner in enumerate(model.owners) if owner == pipeline.get_local_rank()}  # fmt: skip
+    held = {p for stage in model.stages.values() for p in stage.parameters()}
+    for name, module in list(model.named_modules()):  # outermost first
+        parameters = list(module.parameters())
+        if name and parameters and not held.intersection(parameters):
+            owner, _, last = name.rpartition(".")
+            model.get_submodule(owner)._modules[last] = Elsewhere()
+    for stage in model.stages.values() if half_of(args) else ():
+        stage.forward = torch.autocast(device.type, half_of(args))(stage.forward)
+    model.group, model.schedule, model.forward = pipeline.get_group(), (None, None), partial(relay, model)
+    return model
+
+
+def check_model(model, blocks, stages, own):
+    if not own and not getattr(getattr(model, "config", None), "base_model_pp_plan", None):
+        raise SystemExit(
+            f"a pipeline needs embed, blocks, unembed or base_model_pp_plan: {type(model).__name__} lacks them"
+        )
+    if not stages or len(blocks) % stages:
+        raise SystemExit(f"{len(blocks)} blocks do not split into {stages} pipeline stages")
+    if any(True for _ in (*model.parameters(recurse=False), *model.buffers(recurse=False))):
+        raise SystemExit("a pipeline cannot place parameters of the model itself: put them into a submodule")
+    if len(list(model.parameters())) < len(list(model.named_parameters(remove_duplicate=False))):
+        raise SystemExit("a pipeline cannot share weights between stages: untie this model's")
+
+
+def call_of(batch):  # what outputs_of passes: the tensor that flows through the stages, and what each of them gets
+    args, others = outputs_of(lambda *args, **others: (list(args), others), batch)
+    return args[0] if args else others.pop(next(iter(others))), others
+
+
+def relay(model, *args, **others):  # for evaluation, on every rank: each stage in turn hands its output to all
+    x = args[0] if args else others.pop(next(iter(others)))
+    for index, owner in enumerate(model.owners):
+        box = [model.stages[index](x, **others).cpu() if index in model.stages else None]
+        dist.broadcast_object_list(box, dist.get_global_rank(model.group, owner), model.group)
+        x = box[0].to(x.device)
+    return model.finish(x)
+
+
+class QuietStage(PipelineStage):  # torch learns the shapes from uninitialized memory: BatchNorm must not take it in
+    def _prepare_forward_infra(self, *args, **kwargs):
+        self.submod.eval()
+        try:
+            return super()._prepare_forward_infra(*args, **kwargs)
+        finally:
+            self.submod.train()
+
+
+def schedule_for(model, shape, device, data, args):
+    """A schedule is for one shape, which torch asks the stages for once; under FSDP all replicas ask together."""
+    changed = torch.tensor(float(model.schedule[0] != shape), device=device)
+    dist.all_reduce(changed, dist.ReduceOp.MAX, group=data.get_group())
+    if changed:
+        stages = [QuietStage(stage, index, len(model.owners), device, group=model.group)
+                  for index, stage in model.stages.items()]  # fmt: skip
+        schedule = get_schedule_class(args.schedule)(
+            stages if args.schedule in LOOPED + V_SHAPED else stages[0],
+            n_microbatches=args.accumulate,
+            loss_fn=lambda outputs, number: model.loss_of_part(model.finish(outputs), int(number)),
+            scale_grads=False,  # the loss is divided already
+        )
+        model.schedule = shape, schedule
+    return model.schedule[1]
+
+
+def forward_backward(model, batch, data, scaler, args):
+    """Leaves the gradients of the mean over all predictions of the global batch; returns this replica's part of it."""
+    count = count_of(batch)
+    dist.all_reduce(count, group=data.get_group())
+    (x, others), losses = call_of(batch), []
+    size, rest = divmod(len(x), args.accumulate)
+    if rest:
+        raise SystemExit(f"a rank's batch of {len(x)} samples does not split into {args.accumulate} micro-batches")
+
+    def loss_of_part(outputs, number):
+        part = map_tensors(batch, lambda tensor: tensor[number * size : (number + 1) * size])
+        return scaler.scale(loss_of(outputs, part) / count.clamp(min=1) * data.size())
+
+    model.loss_of_part = loss_of_part
+    inputs = [x] if 0 in model.stages else []
+    schedule = schedule_for(model, x.shape, x.device, data, args)
+    schedule.step(*inputs, target=torch.arange(args.accumulate), losses=losses, **others)
+    total = torch.zeros((), dtype=torch.float64, device=x.device)
+    if losses:  # this rank has the last stage
+        total += torch.stack(losses).sum().detach() / scaler.scale(torch.ones_like(total))
+    dist.broadcast(total, dist.get_global_rank(model.group, model.owners[-1]), model.group)
+    return total

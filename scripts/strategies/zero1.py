@@ -1,0 +1,28 @@
+"""Train with ZeRO-1, optimizer state split: torchrun --standalone --nproc-per-node=2 train.py --steps 100"""
+
+# %% strategy
+from functools import partial
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel
+
+
+def make_mesh(device_type, args):
+    return init_device_mesh(device_type, (dist.get_world_size(),), mesh_dim_names=("data",))
+
+
+def parallelize(model, mesh, device, args):
+    """A full replica on every rank, as under DDP: only the optimizer's state is sharded."""
+    return DistributedDataParallel(model.to(device), gradient_as_bucket_view=True)
+
+
+def make_optimizer(model, mesh, args):
+    """Each rank updates its share of the parameters, then broadcasts them."""
+    of_a_share = partial(optimizer_of, args=args)
+    return ZeroRedundancyOptimizer(model.parameters(), of_a_share, process_group=mesh.get_group("data"))
+
+
+# %% gradient_sync
+# of ddp.py

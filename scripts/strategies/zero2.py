@@ -1,0 +1,34 @@
+"""Train with ZeRO-2, gradients split as well: torchrun --standalone --nproc-per-node=2 train.py --steps 100"""
+
+# %% strategy
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+
+def make_mesh(device_type, args):
+    return init_device_mesh(device_type, (dist.get_world_size(),), mesh_dim_names=("data",))
+
+
+def parallelize(model, mesh, device, args):
+    """Each rank updates 1/N of every parameter; the whole is gathered once a step and kept until backward is done."""
+    half = half_of(args)  # gather and compute in 16 bits, reduce gradients and keep shards in fp32
+    policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32 if half else None)
+    for module in [*blocks_of(model), model]:  # last the rest: embeddings, the last norm, the head
+        fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+    return model
+
+
+def make_optimizer(model, mesh, args):
+    return optimizer_of(model.parameters(), args)
+
+
+# %% gradient_sync
+from contextlib import nullcontext
+
+
+def gradient_sync(model, last):
+    """Every micro-batch reduce-scatters, or gradients would pile up whole; parameters stay gathered to the last."""
+    model.set_reshard_after_backward(last)
+    return nullcontext()

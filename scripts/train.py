@@ -1,0 +1,356 @@
+"""Train on one device: python train.py --steps 100"""
+
+# %% parameters
+import argparse
+
+
+def parse_args():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--epochs", type=int, default=1, help="passes over the training data")
+    parser.add_argument("--steps", type=int, default=0, help="stop after this many optimizer steps (0: by epochs)")
+    parser.add_argument("--global-batch-size", type=int, default=64, help="samples per step over all ranks")
+    parser.add_argument("--lr", type=float, default=1e-3, help="the optimizer's learning rate")
+    parser.add_argument("--weight-decay", type=float, default=0.01)
+    parser.add_argument("--seed", type=int, default=0, help="for weights and the order of samples")
+    parser.add_argument("--data-dir", default="", help="where load_datasets looks first")
+    for name, add_arguments in list(globals().items()):  # any cell may define <its title>_arguments
+        if name.endswith("_arguments"):
+            add_arguments(parser.add_argument_group(name.removesuffix("_arguments")))
+    return parser.parse_args()
+
+
+# %% model
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+
+class Block(nn.Module):  # attention and MLP; x: (batch, time, width)
+    def __init__(self, width, heads):
+        super().__init__()
+        self.head_width = width // heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        # head by head: a tensor-parallel rank's share of qkv's output is whole heads
+        heads = self.qkv(self.norm1(x)).unflatten(-1, (-1, 3, self.head_width))
+        q, k, v = heads.permute(3, 0, 2, 1, 4)
+        attention = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(attention.transpose(1, 2).flatten(2))
+        return x + self.down(F.gelu(self.up(self.norm2(x))))
+
+
+class Model(nn.Module):  # a small decoder over bytes: (batch, time) of int64 in, (batch, time, vocabulary) out
+    def __init__(self, vocabulary=256, context=128, width=128, heads=4, layers=4):
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(context, width)
+        self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False)
+
+    def embed(self, tokens):
+        return self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
+
+    def unembed(self, x):
+        return self.head(self.norm(x))
+
+    def forward(self, tokens):
+        return self.unembed(self.blocks(self.embed(tokens)))
+
+
+# %% data
+import os
+from pathlib import Path
+
+import torch
+from torch.utils.data import TensorDataset, default_collate
+
+collate = default_collate  # samples -> a batch: any nest of dict, tuple and list; tensors begin with the sample axis
+
+
+def load_datasets(data_dir, context=128, limit=2**20):
+    """(train, test): next-byte prediction on text files, by default Python's own standard library."""
+    files = sorted(Path(data_dir).glob("*.txt") if data_dir else Path(os.__file__).parent.glob("*.py"))
+    text = b"\n".join(file.read_bytes() for file in files)[:limit]
+    if len(text) < 20 * context:
+        raise SystemExit(f"{data_dir} has {len(text)} bytes of *.txt; at least {20 * context} are needed")
+    windows = torch.frombuffer(bytearray(text), dtype=torch.uint8).long().unfold(0, context + 1, context)
+    cut = len(windows) * 9 // 10
+    return tuple(TensorDataset(w[:, :-1].contiguous(), w[:, 1:].contiguous()) for w in (windows[:cut], windows[cut:]))
+
+
+# %% task
+import torch
+from torch.nn import functional as F
+
+
+def outputs_of(model, batch):
+    """Call the model on a batch, and nothing else: a pipeline takes this call apart."""
+    return model(batch[0])
+
+
+def count_of(batch):
+    """The number of predictions the loss is averaged over; a label of -100 is not one."""
+    return (batch[1] != -100).sum()
+
+
+def loss_of(outputs, batch):
+    """The sum of the losses of those predictions, at least in fp32: 16 bits overflow, or keep two digits."""
+    if not torch.is_tensor(outputs):
+        raise SystemExit(f"loss_of needs a tensor of logits; outputs_of returned {type(outputs).__name__}")
+    logits = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
+    return F.cross_entropy(logits.flatten(0, -2), batch[1].flatten(), reduction="sum", ignore_index=-100)
+
+
+def metrics_of(outputs, batch):
+    """{name: (sum, count)}; evaluate adds them up over batches and ranks, then divides."""
+    return {"accuracy": ((outputs.argmax(-1) == batch[1]).sum(), count_of(batch))}
+
+
+# %% batches
+import torch
+
+
+def batches(dataset, batch_size, data, args, notes=None, epoch=None, start=0):
+    """One data rank's batches: of a training epoch from step `start` on, or of all samples in order.
+    Step k trains on the same samples whatever the number of ranks."""
+    ranks, samples = data.size(), range(len(dataset))
+    if epoch is not None:
+        samples = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(args.seed + epoch)).tolist()
+        step = batch_size * ranks
+        samples = samples[start * step : len(samples) // step * step]
+    chunks = [samples[i : i + batch_size] for i in range(0, len(samples), batch_size)]
+    chunks += chunks[:1] * (-len(chunks) % ranks)  # every rank needs as many; evaluate does not count these
+    return loader_of(dataset, chunks[data.get_local_rank() :: ranks], args, epoch)
+
+
+def map_tensors(batch, change):
+    """The same nest of dict, tuple and list with every tensor changed."""
+    if hasattr(batch, "items"):
+        return {name: map_tensors(part, change) for name, part in batch.items()}
+    if isinstance(batch, tuple | list):
+        return tuple(map_tensors(part, change) for part in batch)
+    return change(batch) if torch.is_tensor(batch) else batch
+
+
+# %% loader
+import torch
+from torch.utils.data import DataLoader
+
+
+def loader_of(dataset, chunks, args, epoch):
+    return DataLoader(dataset, batch_sampler=chunks, collate_fn=collate, generator=torch.Generator())  # not dropout's
+
+
+# %% blocks
+from torch import nn
+
+
+def blocks_of(model, needed_by=""):
+    """The model's repeated layers, in order: what is sharded, split, recomputed or compiled one by one."""
+    lists = [m for m in model.modules() if isinstance(m, nn.ModuleList | nn.Sequential) and len({*map(type, m)}) == 1]
+    declared = getattr(model, "_no_split_modules", None) or ()  # Hugging Face's models name the classes
+    largest = max(lists, key=lambda m: (len(m) > 1) * sum(p.numel() for p in m.parameters()), default=())
+    kinds = [type(m[0]) for m in lists if type(m[0]).__name__ in declared] or [*map(type, largest)]
+    blocks = [*getattr(model, "blocks", [block for m in lists if type(m[0]) in kinds for block in m])]
+    if needed_by and not blocks:
+        raise SystemExit(f"{needed_by} needs repeated layers: name a list of them {type(model).__name__}.blocks")
+    if not blocks:
+        print(f"{type(model).__name__} has no list of layers of one class, such as .blocks: it is one unit", flush=True)
+    return blocks
+
+
+# %% strategy
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+
+def make_mesh(device_type, args):
+    if dist.get_world_size() > 1:
+        raise SystemExit(f"this script trains on one rank, not on {dist.get_world_size()}: use ddp or fsdp")
+    return init_device_mesh(device_type, (1,), mesh_dim_names=("data",))
+
+
+def parallelize(model, mesh, device, args):
+    """One device holds the parameters, the gradients and the optimizer's state."""
+    return model.to(device)
+
+
+def make_optimizer(model, mesh, args):
+    return optimizer_of(model.parameters(), args)
+
+
+# %% optimizer
+import torch
+
+
+def optimizer_of(parameters, args):
+    """For all parameters; under ZeRO-1 for this rank's share of them."""
+    return torch.optim.AdamW(parameters, lr=args.lr, weight_decay=args.weight_decay)
+
+
+# %% precision
+import torch
+
+
+def half_of(args):
+    """The 16-bit type to compute in; None: none."""
+
+
+def in_precision(model, device, args):
+    """The model, and a scaler for its loss: in fp32 it does nothing."""
+    return model, torch.amp.GradScaler(device.type, enabled=False)
+
+
+# %% layers
+def change_layers(model, args):
+    """Nothing: blocks keep their activations for backward and run as they are written."""
+
+
+# %% step
+import torch.distributed as dist
+
+
+def forward_backward(model, batch, data, scaler, args):
+    """Leaves the gradients of the mean over all predictions of the global batch. Returns this rank's part of it:
+    the mean over the data ranks, which is what strategies make of gradients, is the global batch's."""
+    count = count_of(batch)
+    dist.all_reduce(count, group=data.get_group())
+    loss = loss_of(outputs_of(model, batch), batch) / count.clamp(min=1) * data.size()
+    scaler.scale(loss).backward()
+    return loss.detach()
+
+
+# %% update
+def update(model, optimizer, scaler, mesh, step, total_steps, args):
+    """One optimizer step. Returns what is worth reporting, by name."""
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+    return {}
+
+
+# %% checkpoints
+class Checkpoints:
+    """None: training starts at step 0 and runs to its end."""
+
+    def __init__(self, model, optimizer, scaler, device, args):
+        self.start, self.notes = 0, {}  # notes: plain values that are saved as well
+
+    def after_step(self, step, total_steps, stopped):
+        return stopped  # why to stop, the same on every rank, or None
+
+
+# %% validate
+def validate(step, total_steps, measure, notes, args):
+    """Nothing before the end. Returns why to stop, the same on every rank, or None."""
+
+
+# %% evaluate
+import torch
+import torch.distributed as dist
+
+
+@torch.no_grad()
+def evaluate(model, dataset, batch_size, data, on_device, args):
+    """The mean loss and the metrics over a whole data set, on all ranks, every sample counted once."""
+    sums = 0.0
+    model.eval()
+    for number, batch in enumerate(batches(dataset, batch_size, data, args)):
+        batch = map_tensors(batch, on_device)
+        outputs = outputs_of(model, batch)
+        pairs = {"loss": (loss_of(outputs, batch), count_of(batch)), **metrics_of(outputs, batch)}
+        real = (number * data.size() + data.get_local_rank()) * batch_size < len(dataset)
+        sums += real * torch.stack([torch.stack([part.double() for part in pair]) for pair in pairs.values()])
+    dist.all_reduce(sums, group=data.get_group())
+    model.train()
+    return {f"test_{name}": (total / count).item() for name, (total, count) in zip(pairs, sums, strict=True)}
+
+
+# %% main
+import gc
+import logging
+import os
+import sys
+import time
+from datetime import timedelta
+from functools import cache, partial
+
+import torch
+import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import record
+
+
+def join_group():
+    """This rank's device, after joining torchrun's process group; without torchrun, a group of one."""
+    local_rank, local_ranks = int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    device = torch.device("cuda", local_rank % gpus) if (gpus := torch.cuda.device_count()) else torch.device("cpu")
+    if gpus:
+        torch.cuda.set_device(device)  # before the group: NCCL would take GPU 0 on every rank
+    alone = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+    how = {"backend": "nccl", "device_id": device} if gpus >= local_ranks else {"backend": "gloo"}  # shared GPUs: gloo
+    dist.init_process_group(timeout=timedelta(seconds=120), **how, **alone)
+    return device
+
+
+def report(**values):
+    """Log values by name on every rank; only rank 0 prints what is logged."""
+    line = "  ".join(f"{name} %({name}){'.6g' if isinstance(v, float) else 's'}" for name, v in values.items())
+    logging.getLogger("metrics").info(line, values)
+
+
+@record
+def main():
+    args, device = parse_args(), join_group()
+    logging.basicConfig(level="WARNING" if dist.get_rank() else "INFO", format="%(message)s", stream=sys.stdout)
+    mesh = make_mesh(device.type, args)
+    data = mesh["data"]
+    batch_size, rest = divmod(args.global_batch_size, data.size())
+    if rest or not batch_size:
+        raise SystemExit(f"--global-batch-size {args.global_batch_size} must be a multiple of {data.size()} data ranks")
+    train, test = load_datasets(args.data_dir)
+    if not (steps_per_epoch := len(train) // args.global_batch_size):
+        raise SystemExit(f"--global-batch-size {args.global_batch_size} exceeds the {len(train)} training samples")
+    total_steps = args.steps or args.epochs * steps_per_epoch
+
+    torch.manual_seed(args.seed)  # the same weights on every rank
+    model, scaler = in_precision(Model(), device, args)
+    report(parameters=sum(p.numel() for p in model.parameters()), data_ranks=data.size())
+    dtype = next(model.parameters()).dtype
+    change_layers(model, args)
+    model = parallelize(model.train(), mesh, device, args)
+    optimizer = make_optimizer(model, mesh, args)
+    torch.manual_seed(args.seed + data.get_local_rank())  # dropout differs between samples, not within a replica
+
+    def on_device(tensor):
+        return tensor.to(device, dtype if tensor.is_floating_point() else None, non_blocking=True)
+
+    measure = cache(partial(evaluate, model, test, batch_size, data, on_device, args))
+    checkpoints = Checkpoints(model, optimizer, scaler, device, args)
+    step, stopped, reported, started = checkpoints.start, None, 0.0, time.monotonic()
+    report(total_steps=total_steps, steps_per_epoch=steps_per_epoch, start_step=step)
+    while step < total_steps and not stopped:
+        epoch, start = divmod(step, steps_per_epoch)
+        for batch in batches(train, batch_size, data, args, checkpoints.notes, epoch, start):
+            loss = forward_backward(model, map_tensors(batch, on_device), data, scaler, args)
+            values = {"loss": loss, **update(model, optimizer, scaler, mesh, step, total_steps, args)}
+            step += 1
+            if step <= 20 or step == total_steps or time.monotonic() - reported >= 0.1:  # .item() waits for the GPU
+                reported = time.monotonic()
+                report(step=step, epoch=epoch, **{name: value.item() for name, value in values.items()})
+            stopped = validate(step, total_steps, measure, checkpoints.notes, args)
+            stopped = checkpoints.after_step(step, total_steps, stopped)
+            if stopped or step == total_steps:
+                break
+    end = {"training_seconds": time.monotonic() - started}
+    report(step=step, **end, **({"stopped": stopped} if stopped else measure()))
+
+    del model, optimizer, measure, checkpoints  # free, meet, leave: in this order gloo ranks do not abort at exit
+    gc.collect()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
