@@ -59,14 +59,24 @@ class Model(nn.Module):  # a small decoder over bytes: (batch, time) of int64 in
         return self.unembed(self.blocks(self.embed(tokens)))
 
 
+# %% loader
+import torch
+from torch.utils.data import DataLoader, default_collate
+
+collate = default_collate  # samples -> a batch: any nest of dict, tuple and list. A data cell may define another
+
+
+def loader_of(dataset, chunks, args, epoch):
+    """Loads each chunk of sample numbers as one batch, whose tensors begin with the sample axis."""
+    return DataLoader(dataset, batch_sampler=chunks, collate_fn=collate, generator=torch.Generator())  # not dropout's
+
+
 # %% data
 import os
 from pathlib import Path
 
 import torch
-from torch.utils.data import TensorDataset, default_collate
-
-collate = default_collate  # samples -> a batch: any nest of dict, tuple and list; tensors begin with the sample axis
+from torch.utils.data import TensorDataset
 
 
 def load_datasets(data_dir, context=128, limit=2**20):
@@ -132,15 +142,6 @@ def map_tensors(batch, change):
     if isinstance(batch, tuple | list):
         return tuple(map_tensors(part, change) for part in batch)
     return change(batch) if torch.is_tensor(batch) else batch
-
-
-# %% loader
-import torch
-from torch.utils.data import DataLoader
-
-
-def loader_of(dataset, chunks, args, epoch):
-    return DataLoader(dataset, batch_sampler=chunks, collate_fn=collate, generator=torch.Generator())  # not dropout's
 
 
 # %% blocks

@@ -34,9 +34,7 @@ class Model(nn.Module):  # (batch, 1, 8, 8) in, (batch, 10) out
 # %% data
 import torch
 from sklearn.datasets import load_digits
-from torch.utils.data import TensorDataset, default_collate
-
-collate = default_collate  # samples -> a batch: any nest of dict, tuple and list; tensors begin with the sample axis
+from torch.utils.data import TensorDataset
 
 
 def load_datasets(data_dir):

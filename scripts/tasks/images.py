@@ -44,9 +44,8 @@ from pathlib import Path
 import numpy
 import torch
 from PIL import Image
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import Dataset
 
-collate = default_collate  # samples -> a batch: any nest of dict, tuple and list; tensors begin with the sample axis
 MEAN, SPREAD = torch.tensor([0.485, 0.456, 0.406])[:, None, None], torch.tensor([0.229, 0.224, 0.225])[:, None, None]
 
 
