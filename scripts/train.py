@@ -311,14 +311,13 @@ def main():
     if rest or not batch_size:
         raise SystemExit(f"--global-batch-size {args.global_batch_size} must be a multiple of {data.size()} data ranks")
     train, test = load_datasets(args.data_dir)
-    if not (steps_per_epoch := len(train) // args.global_batch_size):
+    if not (per_epoch := len(train) // args.global_batch_size):
         raise SystemExit(f"--global-batch-size {args.global_batch_size} exceeds the {len(train)} training samples")
-    total_steps = args.steps or args.epochs * steps_per_epoch
+    total_steps = args.steps or args.epochs * per_epoch
 
     torch.manual_seed(args.seed)  # the same weights on every rank
     model, scaler = in_precision(Model(), device, args)
-    report(parameters=sum(p.numel() for p in model.parameters()), data_ranks=data.size())
-    dtype = next(model.parameters()).dtype
+    size, dtype = sum(p.numel() for p in model.parameters()), next(model.parameters()).dtype
     change_layers(model, args)
     model = parallelize(model.train(), mesh, device, args)
     optimizer = make_optimizer(model, mesh, args)
@@ -330,9 +329,9 @@ def main():
     measure = cache(partial(evaluate, model, test, batch_size, data, on_device, args))
     checkpoints = Checkpoints(model, optimizer, scaler, device, args)
     step, stopped, reported, started = checkpoints.start, None, 0.0, time.monotonic()
-    report(total_steps=total_steps, steps_per_epoch=steps_per_epoch, start_step=step)
+    report(parameters=size, data_ranks=data.size(), total_steps=total_steps, steps_per_epoch=per_epoch, start_step=step)
     while step < total_steps and not stopped:
-        epoch, start = divmod(step, steps_per_epoch)
+        epoch, start = divmod(step, per_epoch)
         for batch in batches(train, batch_size, data, args, checkpoints.notes, epoch, start):
             loss = forward_backward(model, map_tensors(batch, on_device), data, scaler, args)
             values = {"loss": loss, **update(model, optimizer, scaler, mesh, step, total_steps, args)}

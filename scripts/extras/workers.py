@@ -18,7 +18,7 @@ def loader_arguments(parser):
 
 
 def loader_of(dataset, chunks, args, epoch):
-    """Loads each chunk of sample numbers as one batch, in --workers processes. Its tensors begin with the sample axis."""
+    """Loads each chunk of sample numbers as one batch, in --workers processes."""
     options = {"prefetch_factor": args.prefetch, "worker_init_fn": outlive_sigterm} if args.workers else {}
     return DataLoader(
         Seeded(dataset, f"{args.seed} {epoch}") if args.workers else dataset,
