@@ -294,7 +294,8 @@ class Run:
 
     def metrics(self) -> pd.DataFrame:
         """One row per rank and logged step: `loss`, `throughput` (samples/s of the rank), `step_seconds`, `input`,
-        `forward`, `backward`, `optimizer` (seconds), memory in bytes, and whatever the script reported."""
+        `forward`, `backward`, `optimizer` (seconds), memory in bytes, and every scalar that the script logged to the
+        logger "metrics"; one without a step is in the row of the last step before it, or of the first."""
         import pandas as pd
 
         return pd.DataFrame(list(rows(self.folder)))

@@ -81,3 +81,13 @@ def test_a_script_without_steps_is_heard_in_whatever_way_it_sets_up_logging(tmp_
 
     assert run.metrics()[["rank", "step", "accuracy"]].values.tolist() == [[0, 0, 0.5]]
     assert "accuracy 0.5" in repr(run)
+
+
+def test_the_last_value_before_a_pause_is_written_though_the_rank_ends_without_a_word(tmp_path):
+    logs = "[logging.getLogger('metrics').info({'step': i, 'f1': i / 2}) for i in range(2000)]"
+    (tmp_path / "pause.py").write_text(f"import logging, os, time\n{logs}\ntime.sleep(2.5)\nos._exit(0)\n")
+    run = labkit.launch(tmp_path / "pause.py", nproc_per_node=1)
+    metrics = run.metrics()
+
+    assert metrics.iloc[-1][["step", "f1"]].tolist() == [1999, 999.5]
+    assert 200 < len(metrics) < 230
