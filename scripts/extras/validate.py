@@ -24,12 +24,12 @@ def validate(step, total_steps, measure, notes, args):
     if (name := f"test_{args.best}") not in measured:
         raise SystemExit(f"--best {args.best} is not measured; there are {', '.join(n[5:] for n in measured)}")
     lowest = args.best_is == "lowest" or (not args.best_is and args.best.endswith("loss"))
-    value, best = measured[name], notes.get("best", math.inf if lowest else -math.inf)
-    if value < best if lowest else value > best:
-        notes |= {"best": value, "best_step": step, "since_best": 0}
-    else:
-        notes["since_best"] = notes.get("since_best", 0) + 1
-    report(step=step, **measured, **{f"best_{args.best}": notes.get("best"), "best_step": notes.get("best_step")})
+    if notes.get("best_of") != args.best:
+        notes |= {"best_of": args.best, "best": math.inf if lowest else -math.inf, "best_step": 0, "since_best": 0}
+    notes["since_best"] += 1
+    if measured[name] < notes["best"] if lowest else measured[name] > notes["best"]:
+        notes |= {"best": measured[name], "best_step": step, "since_best": 0}
+    report(step=step, **measured, **{f"best_{args.best}": notes["best"], "best_step": notes["best_step"]})
     if 0 < args.patience <= notes["since_best"]:
-        return f"no better {args.best} in {args.patience} validations, the best was at step {notes.get('best_step')}"
+        return f"no better {args.best} in {args.patience} validations: the best was at step {notes['best_step']}"
     return None
