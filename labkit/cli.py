@@ -18,13 +18,15 @@ from labkit.errors import LabError
 from labkit.jobs import add_verbs as add_slurm_verbs
 from labkit.kaggle.verbs import add_verbs
 from labkit.record.text import plain
-from labkit.write import check_flags, options_of, read_back, script_names
+from labkit.write import check_flags, completed, extra_options, options_of, read_back, script_names
+from labkit.write.options import Option
 
 __all__ = ["main"]
 
 EXAMPLES = """examples:
   labkit doctor
   labkit launch ddp --nproc-per-node 2 --steps 100      one of labkit's own scripts, with its options
+  labkit write fsdp checkpoints --task digits > mine.py  the script itself, to keep
   labkit launch train.py --nproc-per-node 2 -- 50 --lr 1e-3
   labkit check train.py                                  what in it hangs, corrupts or slows distributed training
   labkit plan fsdp --nproc-per-node 8 --device A100-40 -- --global-batch-size 512
@@ -153,6 +155,11 @@ def _parser() -> argparse.ArgumentParser:
     compare = verb("compare", _compare, "runs side by side; the first is what speed-ups are measured against")
     compare.add_argument("which", nargs="*", help="ids or paths, oldest first")
     compare.add_argument("--last", type=int, default=0, metavar="N", help="the newest N runs instead")
+    write = verb("write", _write, "print one of labkit's own scripts, composed of a strategy, extras and a task; "
+                 "without a strategy, what there is",
+                 usage="labkit write [STRATEGY [EXTRA ...]] [--task TASK] > mine.py")  # fmt: skip
+    write.add_argument("parts", nargs="*", metavar="STRATEGY [EXTRA ...]", help="fsdp checkpoints precision")
+    write.add_argument("--task", default="bytes", help="model, data and loss (default: bytes)")
     diff = verb("diff", _diff, "what changes from one script to another")
     diff.add_argument("before")
     diff.add_argument("after")
@@ -260,6 +267,8 @@ def _plan(arguments: argparse.Namespace, rest: list[str]) -> int:
     if "--" in rest:
         rest.remove("--")
     script = labkit.Script.load(arguments.script)
+    if arguments.script in script_names():
+        script = completed(script, args=rest)
     check_flags(script, rest)
     options = options_of(script)
     given: dict[str, Any] = {
@@ -297,9 +306,17 @@ def _launch_help(arguments: argparse.Namespace) -> int:
         script = labkit.Script.load(arguments.script)
         print(f"\noptions of {script.name}.py:")
         for option in options_of(script).values():
-            choices = f" {{{','.join(map(str, option.choices))}}}" if option.choices else ""
-            print(f"  {option.name}{choices}" + (f"  (default: {option.default})" if option.default else ""))
+            print(f"  {_with_choices(option)}" + (f"  (default: {option.default})" if option.default else ""))
+        extras = extra_options(script) if arguments.script in script_names() else {}
+        if extras:
+            print("\nand those of extras, which are added when one is given:")
+        for extra, options in extras.items():
+            print(f"  {extra}: {' '.join(map(_with_choices, options.values()))}")
     return 0 if arguments.help or arguments.script else 2
+
+
+def _with_choices(option: Option) -> str:
+    return option.name + (f" {{{','.join(map(str, option.choices))}}}" if option.choices else "")
 
 
 def _runs(arguments: argparse.Namespace, rest: list[str]) -> None:
@@ -350,6 +367,14 @@ def _compare(arguments: argparse.Namespace, rest: list[str]) -> None:
 
 def _one(which: str, arguments: argparse.Namespace) -> labkit.Run:
     return labkit.attach(which, runs_dir=arguments.runs_dir)
+
+
+def _write(arguments: argparse.Namespace, rest: list[str]) -> None:
+    if not arguments.parts:
+        print(labkit.Script.names())
+        return
+    strategy, *extras = arguments.parts
+    print(labkit.Script.load(strategy, *extras, task=arguments.task), end="")
 
 
 def _diff(arguments: argparse.Namespace, rest: list[str]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from labkit.checking import check
 from labkit.record.text import plain
-from labkit.write import Script, script_names
+from labkit.write import Script, is_library, script_names
 
 __all__ = ["warn"]
 
@@ -46,7 +46,7 @@ def _lines(script: Script | str | os.PathLike[str]) -> list[str]:
 
 def _is_ours(script: Script | str | os.PathLike[str]) -> bool:
     if isinstance(script, Script):
-        return script.name in script_names() and script == Script.load(script.name)
+        return is_library(script)
     return isinstance(script, str) and script in script_names()
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from labkit.errors import LaunchError, ScriptError
 from labkit.launcher import checks
-from labkit.write import Script, check_flags, options_of, read_back, script_names
+from labkit.write import Script, check_flags, completed, options_of, read_back, script_names
 
 __all__ = ["CHECKPOINTS", "HandOver", "hand_over"]
 
@@ -64,17 +64,18 @@ def hand_over(script: str | os.PathLike[str], *, nodes: int, nproc_per_node: int
     Raises ScriptError and LaunchError.
     """
     found = Script.load(script)
-    found.check()
     for what, count in (("nodes", nodes), ("nproc_per_node", nproc_per_node)):
         if count < 1:
             raise LaunchError(f"{what} must be at least 1, got {count}")
     argv = checks.check_arguments(args)
-    given = read_back(found, argv)
+    found.check()
     if script in script_names():
+        found = completed(found, ["checkpoint_dir"], argv)
         check_flags(found, argv)
-        checks.check_numbers(found, given)
+        checks.check_numbers(found, read_back(found, argv))
     else:
         _carries_all(found, Path(script).absolute().parent)
+    given = read_back(found, argv)
     checks.check_batch(found, given, nodes * nproc_per_node)
     if "checkpoint_dir" in given:
         raise LaunchError(

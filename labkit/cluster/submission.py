@@ -18,7 +18,8 @@ from labkit.launcher.start import check, taken_back_on_failure
 from labkit.launcher.torchrun import without_leftovers
 from labkit.record import Nodes, RunFolder
 from labkit.record.folder import slug, write_json
-from labkit.write import Script, script_names
+from labkit.record.text import plain
+from labkit.write import Script
 
 __all__ = ["plain_text", "prepare", "submit"]
 
@@ -79,12 +80,16 @@ def plain_text(
     name: str | None,
     **asked: Any,
 ) -> str:
-    """A launch file that does without labkit. It goes back into the queue where `args` say `--checkpoint-dir`."""
+    """A launch file that does without labkit. It goes back into the queue where `args` say `--checkpoint-dir`. One of
+    labkit's own scripts is written beside it, into the working directory."""
     asked |= _usual(asked)
     counts = _counts(nodes, nproc_per_node, asked.get("partition"))
     named = check(script, args, {}, counts.world_size)
-    file = named.path or script_names()[named.script.name]
     name = str(name or named.script.name)
+    file = named.path
+    if file is None:
+        file = named.script.write(Path.cwd() / f"{slug(name)}.py")
+        print(plain(f"{file} is the script that it runs"), file=sys.stderr)
     chosen = named.given.get("checkpoint_dir")
     return sbatch_text(_launch_file(
         counts,

@@ -10,7 +10,7 @@ from hashlib import sha256
 from importlib.metadata import distribution
 from pathlib import Path
 
-from labkit.write import script_names
+from labkit.write import script_files
 
 __all__ = ["wheel"]
 
@@ -41,8 +41,8 @@ def _package() -> Iterator[tuple[str, bytes]]:
         # the scripts follow, from wherever they are: beside the package in a checkout, else within it
         if path.is_file() and "__pycache__" not in inside.parts and inside.parts[0] != "scripts":
             yield f"labkit/{inside.as_posix()}", path.read_bytes()
-    for path in script_names().values():
-        yield f"labkit/scripts/{path.name}", path.read_bytes()
+    for name, path in script_files().items():
+        yield f"labkit/scripts/{name}", path.read_bytes()
 
 
 def _metadata(folder: str) -> Iterator[tuple[str, bytes]]:

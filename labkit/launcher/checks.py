@@ -17,7 +17,7 @@ import psutil
 from labkit.errors import LaunchError
 from labkit.launcher.hardware import Hardware, asked_of_torch, without_kernels
 from labkit.launcher.torchrun import LEFTOVER_PREFIXES
-from labkit.write import Script, options_of
+from labkit.write import Script, is_composed, options_of
 
 __all__ = [
     "TORCH_FLOOR",
@@ -116,26 +116,29 @@ def _check_kernels(hardware: Hardware, ranks: int) -> None:
 
 
 def check_batch(script: Script, parameters: Mapping[str, Any], ranks: int) -> None:
-    """The global batch splits over ranks and micro-batches, for scripts that have those parameters."""
+    """The global batch splits over ranks and micro-batches, for scripts that have those parameters, and over the ranks,
+    for one composed of labkit's cells."""
     options = options_of(script)
-    if not {"global_batch_size", "accumulate"} <= set(options):
+    splits = "accumulate" in options
+    if "global_batch_size" not in options or not (splits or is_composed(script)):
         return
-    given = [parameters.get(name, options[name].default) for name in ("global_batch_size", "accumulate")]
+    batch, parts = (parameters.get(name, options[name].default) if name in options else 1
+                    for name in ("global_batch_size", "accumulate"))  # fmt: skip
     # Ranks that split one replica share its samples; how many replicas there are only the script knows.
     shares = 1 if SPLITS_REPLICAS.search(str(script)) else ranks
     try:
-        wanted, pieces = int(str(given[0])), shares * int(str(given[1]))
+        wanted, pieces = int(str(batch)), shares * int(str(parts))
     except ValueError:  # left to the script, or computed in it
         return
     if pieces < 1 or wanted < 1:
-        raise LaunchError("global_batch_size and accumulate must be at least 1")
+        raise LaunchError(f"global_batch_size{' and accumulate' if splits else ''} must be at least 1")
     if wanted % pieces:
         below, above = wanted - wanted % pieces, wanted - wanted % pieces + pieces
         near = f"{below} or {above}" if below else str(above)
-        over = f"{shares} ranks x " if shares > 1 else ""
+        micro = [f"{pieces // shares} micro-batches"] if splits else []
+        over = " x ".join([f"{shares} ranks", *micro] if shares > 1 else micro)
         raise LaunchError(
-            f"global_batch_size={wanted} does not split into {over}{pieces // shares} micro-batches; "
-            f"the nearest sizes that do are {near}"
+            f"global_batch_size={wanted} does not split into {over}; the nearest sizes that do are {near}"
         )
 
 

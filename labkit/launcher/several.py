@@ -12,7 +12,7 @@ from labkit.errors import RunFolderError
 from labkit.launcher import checks
 from labkit.launcher.hardware import Hardware, platform_name
 from labkit.launcher.holding import gpus_of
-from labkit.launcher.start import check, checkpoint_arguments, taken_back_on_failure, write_folder
+from labkit.launcher.start import able_to, check, checkpoint_arguments, taken_back_on_failure, write_folder
 from labkit.launcher.torchrun import assignments, node_torchrun_command, recorded_environment, worker_arguments
 from labkit.record import Nodes, RunFolder, runs_root
 from labkit.record.folder import write_json
@@ -46,6 +46,7 @@ def create(
     checks.check_environment(env or {})
     checks.check_care(0, watchdog)
     asked = check(script, args, parameters, nodes.world_size)
+    asked = able_to(asked, ["checkpoint_dir"]) if saves else asked
     folder = RunFolder.create(runs_root(runs_dir), str(name or asked.script.name))
     with taken_back_on_failure(folder):
         folder.nodes.mkdir()

@@ -7,9 +7,9 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -29,9 +29,9 @@ from labkit.launcher.torchrun import (
 from labkit.record import RunFolder, State, runs_root, write_state
 from labkit.record.folder import write_json
 from labkit.record.session import seconds_to_train
-from labkit.write import Script, check_flags, command_line, options_of, read_back, script_names
+from labkit.write import Script, check_flags, command_line, completed, options_of, read_back, script_names
 
-__all__ = ["Asked", "check", "checkpoint_arguments", "start", "taken_back_on_failure", "write_folder"]
+__all__ = ["Asked", "able_to", "check", "checkpoint_arguments", "start", "taken_back_on_failure", "write_folder"]
 
 CROWDED = 2  # ranks per core from which on times mean little
 OURS = ("LABKIT_", "KINETO_", "TORCH_FR_", "PYTHONUNBUFFERED", "PYTHONFAULTHANDLER", "PYTHONSAFEPATH")
@@ -85,6 +85,7 @@ def start(
     checks.check_care(retries, watchdog)
     folder = RunFolder.create(runs_root(runs_dir), str(name or asked.script.name))
     ending = _session_deadline(asked) if asked.path is None and ends_with_session else {}
+    asked = able_to(asked, ending)
     extra = [*command_line(asked.script, ending), *checkpoint_arguments(asked, ending, folder)]
     environment, dropped = rank_environment(
         os.environ,
@@ -154,9 +155,13 @@ def _script(script: Script | str | os.PathLike[str]) -> tuple[Script, Path | Non
 def check(
     script: Script | str | os.PathLike[str], args: Sequence[Any], parameters: Mapping[str, Any], ranks: int
 ) -> Asked:
-    """A script with its arguments, for so many ranks. Raises LaunchError or ScriptError when it could not train."""
+    """A script with its arguments, for so many ranks; one of labkit's own is completed by the options that are given.
+    Raises LaunchError or ScriptError when it could not train."""
     script, path = _script(script)
     script.check()
+    if path is None:
+        given = [name for name, value in parameters.items() if value is not None]
+        script = _completed(script, given, checks.check_arguments(args))
     checks.check_imports(script, script_folder(path))
     argv = checks.check_arguments([*command_line(script, parameters), *checks.check_arguments(args)])
     if path is None:  # a user's own script may add options in another module
@@ -168,10 +173,30 @@ def check(
     return Asked(script, path, argv, given)
 
 
+def _completed(script: Script, names: Sequence[str], args: Sequence[str] = ()) -> Script:
+    whole = completed(script, names, args)
+    if whole is not script:
+        whole.check()
+    return whole
+
+
+def able_to(asked: Asked, options: Iterable[str]) -> Asked:
+    """The same, with the extras that declare options which the launch would like to set by itself. A file of the user's
+    is left as it is, and so is a script in which the user's own cells stand where the extra's would."""
+    if asked.path is not None:
+        return asked
+    try:
+        return replace(asked, script=_completed(asked.script, list(options)))
+    except ScriptError:
+        return asked
+
+
 def _session_deadline(asked: Asked) -> dict[str, str]:
     """`deadline_seconds`, if the session that this process runs in has an end; said, because the run then saves."""
     seconds = seconds_to_train()
-    if seconds is None or "deadline_seconds" in asked.given or "deadline_seconds" not in options_of(asked.script):
+    if seconds is None or "deadline_seconds" in asked.given:
+        return {}
+    if "deadline_seconds" not in options_of(able_to(asked, ["deadline_seconds"]).script):
         return {}
     print(f"Kaggle's session ends: this run saves and stops after {seconds:.0f} s (deadline_seconds=0: it does not)")
     return {"deadline_seconds": f"{seconds:.0f}"}

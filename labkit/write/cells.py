@@ -12,7 +12,10 @@ from functools import cached_property
 
 from labkit.errors import ScriptError
 
-__all__ = ["Cell"]
+__all__ = ["Cell", "has_main_guard", "split_cells"]
+
+# jupytext's percent format: `# %% title`. Untitled cells and `# %% [markdown]` are kept as they are.
+TITLE_LINE = re.compile(r"^# %%[ \t]*(?P<title>[^\n]*?)[ \t]*(?:\n|\Z)", re.MULTILINE)
 
 # Names every module has without defining them.
 GIVEN = frozenset(dir(builtins)) | {"__name__", "__file__", "__doc__", "__annotations__", "__builtins__", "__path__"}
@@ -30,9 +33,7 @@ class Cell:
     def defines(self) -> frozenset[str]:
         """Names bound at the cell's top level: imports, assignments, functions, classes; and what functions
         declare global and assign."""
-        bindings = _Bindings()
-        bindings.visit(ast.parse(self.text))
-        return frozenset(bindings.names) | {
+        return frozenset(self._bindings.names) | {
             symbol.get_name()
             for table in _walk(self._table)
             for symbol in table.get_symbols()
@@ -50,8 +51,36 @@ class Cell:
         }
         return frozenset(read - self.defines - GIVEN)
 
+    @cached_property
+    def imports(self) -> dict[str, Import]:
+        """Those of the names that the cell imports and does not define otherwise."""
+        return {name: line for name, line in self._bindings.imports.items() if name not in self._bindings.others}
+
+    @cached_property
+    def definitions(self) -> dict[str, ast.stmt]:
+        """The statement that defines a name, for each function, class and plain assignment at the top level."""
+        found: dict[str, ast.stmt] = {}
+        for statement in ast.parse(self.text).body:
+            if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                found[statement.name] = statement
+            elif isinstance(statement, ast.Assign) and len(statement.targets) == 1:
+                if isinstance(target := statement.targets[0], ast.Name):
+                    found[target.id] = statement
+            elif isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+                found[statement.target.id] = statement
+        return found
+
+    def is_like(self, other: Cell) -> bool:
+        """The same text, but for blank lines around it."""
+        return self.text.strip() == other.text.strip()
+
     def check_syntax(self) -> None:
         """Raise ScriptError with the cell's own line when the text is not Python."""
+        if self._problem:
+            raise ScriptError(self._problem)
+
+    @cached_property
+    def _problem(self) -> str:
         try:
             compile(self.text, f"<cell {self.title}>", "exec", dont_inherit=True)
         except SyntaxError as error:
@@ -59,9 +88,10 @@ class Cell:
             magic = line[:1] in ("%", "!") or line[-1:] == "?" or re.search(r"=\s*[%!]", line)
             hint = " (notebook magics cannot go into a script)" if magic else ""
             where = f"line {error.lineno}" + (f": {line}" if line else "")
-            raise ScriptError(f"the {self.title!r} cell has a syntax error at {where}: {error.msg}{hint}") from None
+            return f"the {self.title!r} cell has a syntax error at {where}: {error.msg}{hint}"
         except ValueError as error:  # NUL bytes
-            raise ScriptError(f"the {self.title!r} cell is not Python text: {error}") from None
+            return f"the {self.title!r} cell is not Python text: {error}"
+        return ""
 
     def check_only_defines(self) -> None:
         """Raise ScriptError when the cell also acts: a script's cells define, and `main` acts."""
@@ -77,30 +107,63 @@ class Cell:
     def _table(self) -> symtable.SymbolTable:
         return symtable.symtable(self.text, f"<cell {self.title}>", "exec")
 
+    @cached_property
+    def _bindings(self) -> _Bindings:
+        bindings = _Bindings()
+        bindings.visit(ast.parse(self.text))
+        return bindings
+
+
+@dataclass(frozen=True)
+class Import:
+    """`from torch.nn import functional as F`: the statement, and what the name stands for (torch.nn.functional)."""
+
+    statement: str
+    target: str
+
+
+def split_cells(text: str) -> tuple[str, tuple[Cell, ...]]:
+    """What stands above the first `# %% title` line, and the cells in order."""
+    marks = list(TITLE_LINE.finditer(text))
+    ends = [mark.start() for mark in marks[1:]] + [len(text)]
+    cells = tuple(Cell(m["title"], text[m.end() : end]) for m, end in zip(marks, ends, strict=False))
+    return text[: marks[0].start()] if marks else text, cells
+
 
 class _Bindings(ast.NodeVisitor):
     """Names a module's top level binds. symtable cannot tell: since Python 3.12 it counts the loop variables of
     comprehensions among them."""
 
     def __init__(self) -> None:
-        self.names: set[str] = set()
+        self.imports: dict[str, Import] = {}
+        self.others: set[str] = set()
+
+    @property
+    def names(self) -> set[str]:
+        return {*self.imports, *self.others}
 
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> None:
-        self.names.add(node.name)  # and nothing of its inside
+        self.others.add(node.name)  # and nothing of its inside
 
     visit_AsyncFunctionDef = visit_ClassDef = visit_FunctionDef
 
     def visit_Lambda(self, node: ast.Lambda) -> None:
         pass  # a scope of its own
 
-    def visit_Import(self, node: ast.Import | ast.ImportFrom) -> None:
-        self.names.update(alias.asname or alias.name.split(".")[0] for alias in node.names)
+    def visit_Import(self, node: ast.Import) -> None:
+        for alias in node.names:
+            target = alias.name if alias.asname else alias.name.split(".")[0]
+            self.imports[alias.asname or target] = Import(f"import {ast.unparse(alias)}", target)
 
-    visit_ImportFrom = visit_Import
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        module = "." * node.level + (node.module or "")
+        for alias in node.names:
+            statement = f"from {module} import {ast.unparse(alias)}"
+            self.imports[alias.asname or alias.name] = Import(statement, f"{module}.{alias.name}")
 
     def visit_Name(self, node: ast.Name) -> None:
         if isinstance(node.ctx, ast.Store):
-            self.names.add(node.id)
+            self.others.add(node.id)
 
     def visit_comprehension(self, node: ast.comprehension) -> None:
         for part in (node.iter, *node.ifs):  # not its target; `:=` inside does bind out here
@@ -112,14 +175,14 @@ class _Bindings(ast.NodeVisitor):
 
     def visit_MatchAs(self, node: ast.MatchAs | ast.MatchStar) -> None:
         if node.name:
-            self.names.add(node.name)
+            self.others.add(node.name)
         self.generic_visit(node)
 
     visit_MatchStar = visit_MatchAs
 
     def visit_MatchMapping(self, node: ast.MatchMapping) -> None:
         if node.rest:
-            self.names.add(node.rest)
+            self.others.add(node.rest)
         self.generic_visit(node)
 
 

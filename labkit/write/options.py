@@ -9,12 +9,27 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from labkit.errors import ScriptError
-from labkit.write.script import Script
+from labkit.write.compose import is_composed, library, strategy_of, strategy_titles
 
-__all__ = ["Option", "check_flags", "command_line", "options_of", "own_options", "read_back"]
+if TYPE_CHECKING:
+    from labkit.write.compose import Part
+    from labkit.write.script import Script
+
+__all__ = [
+    "Option",
+    "check_flags",
+    "command_line",
+    "extra_options",
+    "options_in",
+    "options_of",
+    "options_of_part",
+    "own_options",
+    "read_back",
+    "unknown_flags",
+]
 
 # What launch itself takes, for the nearest name of a mistyped one.
 LAUNCH_NAMES = ("nproc_per_node", "backend", "args", "name", "runs_dir", "env", "retries", "watchdog", "wait", "detach",
@@ -35,19 +50,39 @@ class Option:
 
 def options_of(script: Script) -> dict[str, Option]:
     """The long options of a script by parameter name (`global_batch_size`), in the order they are declared."""
-    return dict(_declared(script))
+    texts = [script.head, *(cell.text for cell in script.parts)]
+    return {name: option for text in texts for name, option in options_in(text).items()}
 
 
 def own_options(script: Script) -> dict[str, Option]:
-    """Those of its options that the strategy cell declares."""
-    text = script.cells["strategy"].text if "strategy" in script.cells else ""
-    return {name: option for name, option in options_of(script).items() if f'"{option.name}"' in text}
+    """Those of its options that the cells declare which its strategy brings, and the extras for that one alone."""
+    texts = [script.cells[title].text for title in strategy_titles(script)]
+    return {name: option for text in texts for name, option in options_in(text).items()}
 
 
-@lru_cache(maxsize=64)  # parsing takes 10 ms, and a panel asks for many scripts at every move
-def _declared(script: Script) -> dict[str, Option]:
+def extra_options(script: Script) -> dict[str, dict[str, Option]]:
+    """By extra, the options that it would add to a script composed of labkit's own cells."""
+    if not is_composed(script):
+        return {}
+    strategy, declared = strategy_of(script), options_of(script)
+    found = {}
+    for extra, part in library().extras.items():
+        new = {name: option for name, option in options_of_part(part).items() if name not in declared}
+        if new and (strategy in part.goes_with or not part.goes_with):
+            found[extra] = new
+    return found
+
+
+def options_of_part(part: Part) -> dict[str, Option]:
+    """The options that the cells of a strategy, a task or an extra declare."""
+    return {name: option for cell in part.cells for name, option in options_in(cell.text).items()}
+
+
+@lru_cache(maxsize=1024)  # parsing a whole script takes 10 ms, and a panel asks for many at every move
+def options_in(text: str) -> Mapping[str, Option]:
+    """The long options that a text declares, by parameter name."""
     options = {}
-    for node in ast.walk(ast.parse(str(script))):
+    for node in ast.walk(ast.parse(text)) if "add_argument" in text else ():
         if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument":
             for argument in node.args:
                 name = argument.value if isinstance(argument, ast.Constant) else None
@@ -63,6 +98,8 @@ def _option(name: str, keywords: list[ast.keyword]) -> Option:
         return Option(name, "flag", default=action.value == "store_false")
     if action is not None and "BooleanOptionalAction" in ast.dump(action):
         return Option(name, "flag", default=_literal(given.get("default")), negatable=True)
+    if _literal(given.get("nargs")) == 0:  # an action of the script's own that takes no value
+        return Option(name, "flag", default=False)
     choices = tuple(_literal(given.get("choices")) or ())
     kind_name = kind.id if isinstance(kind, ast.Name) else "str"
     return Option(name, kind_name, choices, _literal(given.get("default")), many="nargs" in given)
@@ -85,6 +122,8 @@ def command_line(script: Script, parameters: Mapping[str, Any]) -> list[str]:
     argv: list[str] = []
     for name, value in parameters.items():
         option = options.get(name)
+        if option is None and value is None and any(name in each for each in extra_options(script).values()):
+            continue
         if option is None:
             raise ScriptError(_unknown(script, name, options))
         argv += _arguments(script, option, name, value)
@@ -93,15 +132,19 @@ def command_line(script: Script, parameters: Mapping[str, Any]) -> list[str]:
 
 def check_flags(script: Script, args: Sequence[str]) -> None:
     """Raise ScriptError for a `--flag` among raw arguments that the script's argparse would refuse."""
+    for flag in unknown_flags(script, args):
+        raise ScriptError(_unknown(script, flag[2:].replace("-", "_"), options_of(script)))
+
+
+def unknown_flags(script: Script, args: Sequence[str]) -> list[str]:
+    """The `--flags` among raw arguments that the script's argparse would refuse."""
     options = options_of(script)
     if not options or "parse_known_args" in str(script):
-        return
-    known = [name for option in options.values() for name in (option.name, f"--no-{option.name[2:]}")]
-    for arg in itertools.takewhile(lambda arg: arg != "--", args):
-        flag = arg.split("=")[0]
-        # argparse accepts any unambiguous beginning of a flag
-        if flag.startswith("--") and not any(name.startswith(flag) for name in [*known, "--help"]):
-            raise ScriptError(_unknown(script, flag[2:].replace("-", "_"), options))
+        return []
+    known = [name for option in options.values() for name in (option.name, f"--no-{option.name[2:]}")] + ["--help"]
+    flags = [arg.split("=")[0] for arg in itertools.takewhile(lambda arg: arg != "--", args) if arg.startswith("--")]
+    # argparse accepts any unambiguous beginning of a flag
+    return [flag for flag in flags if not any(name.startswith(flag) for name in known)]
 
 
 def read_back(script: Script, args: Sequence[str]) -> dict[str, str]:
@@ -119,11 +162,18 @@ def read_back(script: Script, args: Sequence[str]) -> dict[str, str]:
 
 
 def _unknown(script: Script, name: str, options: Mapping[str, Option]) -> str:
-    names = [*options, *LAUNCH_NAMES]
-    close = [n for n in names if n[:5] == name[:5]] or difflib.get_close_matches(name, names, n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else "."
+    extras = {option: extra for extra, declared in extra_options(script).items() for option in declared}
     if not options:
-        return f"{script.name}.py declares no options, so it takes no {name!r}{hint} Pass its arguments with args=[…]"
+        return f"{script.name}.py declares no options, so it takes no {name!r}. Pass its arguments with args=[…]"
+    if name in extras:  # of a file of the user's own, which is left as it is
+        return (
+            f"{script.name}.py takes no parameter {name!r}; the extra {extras[name]} has it: compose a script with "
+            f"it, Script.load({strategy_of(script) or 'single'!r}, {extras[name]!r})"
+        )
+    names = [*options, *extras, *LAUNCH_NAMES]
+    close = [n for n in names if n[:5] == name[:5]] or difflib.get_close_matches(name, names, n=1)
+    of_extra = f", of the extra {extras[close[0]]}" if close and close[0] in extras else ""
+    hint = f"; did you mean {close[0]!r}{of_extra}?" if close else "."
     return f"{script.name}.py takes no parameter {name!r}{hint} It takes: {', '.join(options)}"
 
 

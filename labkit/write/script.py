@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
-import html
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from labkit.errors import ScriptError
-from labkit.write.cells import Cell, has_main_guard
-from labkit.write.source import cell_of
+from labkit.write.cells import Cell, split_cells
+from labkit.write.compose import BYTES, compose, library, nearest, script_names
+from labkit.write.contract import aliased, as_cell, check_names, check_replacement, with_definition
+from labkit.write.display import Diff, Names, script_html
 
-__all__ = ["Script", "script_names"]
+__all__ = ["Script"]
 
-# jupytext's percent format: `# %% title`. Untitled cells and `# %% [markdown]` are kept as they are.
-TITLE_LINE = re.compile(r"^# %%[ \t]*(?P<title>[^\n]*?)[ \t]*(?:\n|\Z)", re.MULTILINE)
 RUN = 'if __name__ == "__main__":\n    main()\n'
-# Names may come from anywhere then; only the script itself can tell.
-DYNAMIC = re.compile(r"\bimport \*|\bget_ipython\b|\bglobals\(|\bexec\(")
+# Names may come from anywhere then, and only the script itself can tell. To read globals() brings none.
+DYNAMIC = re.compile(
+    r"\bimport \*|\bget_ipython\b|\bexec\("
+    r"|(?<!\bin )\bglobals\(\)(?!\.(items|keys|values|get)\(|\[[^\]\n]*\](?!\s*[-+*/|&^]?=[^=]))"
+)
 
 
 @dataclass(frozen=True)
@@ -37,25 +38,31 @@ class Script:
     name: str = field(default="script", compare=False)
 
     @classmethod
-    def load(cls, name: str | os.PathLike[str]) -> Script:
-        """One of labkit's own scripts by name ("ddp"), or any script by the path of its file.
+    def load(cls, name: str | os.PathLike[str], *extras: str, task: str = BYTES) -> Script:
+        """One of labkit's own scripts, composed of a strategy, any extras and a task (`Script.names()` lists them):
+        `Script.load("fsdp", "checkpoints", "precision", task="digits")`; or any script by the path of its file.
 
-        Raises ScriptError when there is none, naming those there are.
+        Raises ScriptError when one of them is not known, naming those there are, or when two do not go together.
         """
-        if isinstance(name, str) and name in (names := script_names()):
-            return cls.parse(names[name].read_text(encoding="utf-8"), name=name)
         path = Path(name)
-        if path.suffix == ".py" or path.exists():
-            return cls.parse(_read_python(path), name=path.stem)
-        raise ScriptError(f"no script named {str(name)!r}{_nearest(str(name), script_names())}")
+        if isinstance(name, str) and (name in script_names() or not (path.suffix == ".py" or path.exists())):
+            return cls(*compose(name, extras, task), name)
+        if extras or task != BYTES:
+            raise ScriptError(
+                f"extras and tasks go into labkit's own scripts, and {path} is a file of your own; load one of "
+                f"{', '.join(script_names())}"
+            )
+        return cls.parse(_read_python(path), name=path.stem)
+
+    @staticmethod
+    def names() -> Names:
+        """The strategies, extras and tasks that `load` takes, each with what it is for."""
+        return Names(library())
 
     @classmethod
     def parse(cls, text: str, *, name: str = "script") -> Script:
         """Split a script's text at its `# %% title` lines. Text without any is a script without cells."""
-        marks = list(TITLE_LINE.finditer(text))
-        ends = [mark.start() for mark in marks[1:]] + [len(text)]
-        parts = [Cell(m["title"], text[m.end() : end]) for m, end in zip(marks, ends, strict=False)]
-        return cls(text[: marks[0].start()] if marks else text, tuple(parts), name)
+        return cls(*split_cells(text), name)
 
     @classmethod
     def of(cls, name: str, **cells: Any) -> Script:
@@ -64,10 +71,7 @@ class Script:
 
         Raises ScriptError when none does, a cell also runs code, or something is used that no cell defines.
         """
-        parts = [_as_cell(title, value) for title, value in cells.items()]
-        for cell in parts:
-            cell.check_syntax()
-            cell.check_only_defines()
+        parts = [as_cell(title, value) for title, value in cells.items()]
         if not any("main" in cell.defines for cell in parts):
             given = ", ".join(cells) or "none"
             raise ScriptError(f"a script runs main(), and no cell defines it; cells were given: {given}")
@@ -81,48 +85,52 @@ class Script:
         return {cell.title: cell for cell in self.parts if cell.title}
 
     def with_cells(self, **cells: Any) -> Script:
-        """A copy with some cells replaced: by a live function or class (the whole notebook cell that defined it
-        is taken, verbatim) or by text.
+        """A copy with some cells replaced: by a live function or class (the whole notebook cell that defined it is
+        taken, verbatim), by one of an installed package (which is imported), or by text.
+
+        A class or function of another name than the one the cell has to define is called by that name:
+        `with_cells(model=ResNet)` ends in `Model = ResNet`. The name of a function in place of a cell's title replaces
+        that function alone: `with_cells(loss_of=smoothed)`.
 
         Raises ScriptError, naming the cell and the names, when a title is unknown, the text is not Python or
-        also runs code, what other cells use is not defined, or something is used that no cell defines.
+        also runs code, what other cells use is not defined, or something is used that no cell defines or another cell
+        imports.
         """
-        titles = [cell.title for cell in self.parts]
-        for title in cells:
-            if titles.count(title) != 1:
-                problem = "several cells are" if title in titles else "no cell is"
-                raise ScriptError(f"{problem} titled {title!r}{_nearest(title, titles)}")
-        new = {title: _as_cell(title, value) for title, value in cells.items()}
-        for cell in new.values():
-            cell.check_syntax()
-            cell.check_only_defines()
-        script = Script(self.head, tuple(new.get(cell.title, cell) for cell in self.parts), self.name)
-        for title, cell in new.items():
-            script._check_contract(self.cells[title], cell)
+        script, changed = self, {}
+        for key, value in cells.items():
+            old = script._cell_for(key)
+            if old.title == key:
+                changed[key] = old
+            new = as_cell(key, value) if old.title == key else with_definition(old, key, value)
+            script = script._with(old, new)
+        for title, old in changed.items():
+            new = script.cells[title]
+            script = script._with(new, aliased(old, new, script._used_beside(new), cells[title]))
+        for title, old in changed.items():
+            new = script.cells[title]
+            others = [Cell("head", self.head), *(cell for cell in script.parts if cell is not new)]
+            check_replacement(old, new, others, cells[title])
+        for title in {script._cell_for(key).title for key in cells}:
+            script._check_names(script.cells[title])
         return script
 
-    def _check_contract(self, old: Cell, new: Cell) -> None:
-        others = [cell for cell in self.parts if cell.title != new.title]
-        elsewhere = Cell("head", self.head).defines.union(*(cell.defines for cell in others))
-        needed = {name for cell in others for name in cell.uses}
-        missing = sorted((old.defines & needed) - new.defines - elsewhere)
-        if missing:
-            yours = ", ".join(sorted(n for n in new.defines if not n.startswith("_"))) or "nothing"
-            raise ScriptError(f"the {new.title!r} cell must define {', '.join(missing)}; yours defines {yours}")
-        if has_main_guard(old.text) and not has_main_guard(new.text):
-            raise ScriptError(
-                f'the {new.title!r} cell must end with `if __name__ == "__main__": main()`, or the script does '
-                "nothing; pass its text, since running such a cell in a notebook would start it"
-            )
-        self._check_names(new, elsewhere)
+    def _with(self, old: Cell, new: Cell) -> Script:
+        return replace(self, parts=tuple(new if cell is old else cell for cell in self.parts))
 
-    def _check_names(self, cell: Cell, elsewhere: frozenset[str]) -> None:
-        unknown = sorted(cell.uses - elsewhere)
-        if unknown:
-            raise ScriptError(
-                f"the {cell.title!r} cell uses {', '.join(unknown)}, which no cell of the script defines. "
-                "Define or import it in the same cell"
-            )
+    def _used_beside(self, cell: Cell) -> frozenset[str]:
+        """The names that the other cells use."""
+        return frozenset().union(*(other.uses for other in self.parts if other is not cell))
+
+    def _cell_for(self, key: str) -> Cell:
+        """The cell of that title, or the one that defines that name."""
+        titled = [cell for cell in self.parts if cell.title == key]
+        named = (
+            titled or [cell for cell in self.parts if key in cell.definitions][-1:]
+        )  # the last is the one that counts
+        if len(named) == 1:
+            return named[0]
+        problem = "several cells are" if titled else "no cell is"
+        raise ScriptError(f"{problem} titled {key!r}{nearest(key, [cell.title for cell in self.parts])}")
 
     def check(self) -> None:
         """Raise ScriptError when the script cannot run: a syntax error (with its cell and line), or a cell that
@@ -136,9 +144,11 @@ class Script:
             raise ScriptError(f"{self.name}.py cannot be compiled: {where}{error}") from None
         if DYNAMIC.search(str(self)):
             return
-        everywhere = Cell("head", self.head).defines.union(*(cell.defines for cell in self.parts))
         for cell in self.parts:
-            self._check_names(cell, everywhere)
+            self._check_names(cell)
+
+    def _check_names(self, cell: Cell) -> None:
+        check_names(cell, Cell("head", self.head), self.parts)
 
     def diff(self, other: Script | str) -> Diff:
         """What changes from `other` (a Script, or what `load` takes) to this one; in colour in a notebook."""
@@ -180,56 +190,7 @@ class Script:
         return f"Script {self.name!r} of the cells {', '.join(self.cells) or '(none)'}; print it to read it"
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        from IPython.lib.display import Code
-
-        return {"text/plain": str(self), "text/html": Code(str(self), language="python")._repr_html_()}
-
-
-@dataclass(frozen=True)
-class Diff:
-    """A unified diff of two texts: plain in a terminal, coloured (and signed with + and -) in a notebook."""
-
-    before: str
-    after: str
-    before_name: str
-    after_name: str
-
-    def lines(self) -> list[str]:
-        before, after = self.before.splitlines(), self.after.splitlines()
-        return list(difflib.unified_diff(before, after, self.before_name, self.after_name, lineterm="", n=2))
-
-    def __str__(self) -> str:
-        if lines := self.lines():
-            return "\n".join(lines)
-        same = "are the same" if self.before == self.after else "differ only in how their last line ends"
-        return f"{self.before_name} and {self.after_name} {same}"
-
-    __repr__ = __str__
-
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        tints = {"+": "rgba(46,160,67,.18)", "-": "rgba(248,81,73,.18)", "@": "rgba(56,139,253,.15)"}
-        body = "".join(
-            f'<div style="background:{tints.get(line[:1], "none")}">{html.escape(line) or "&nbsp;"}</div>'
-            for line in str(self).splitlines()
-        )
-        style = "font-family:monospace;font-size:12px;line-height:1.45;white-space:pre;overflow-x:auto"
-        return {"text/plain": str(self), "text/html": f'<div style="{style}">{body}</div>'}
-
-
-def script_names() -> dict[str, Path]:
-    """labkit's own scripts by name: the copy inside an installed package, or the checkout's folder."""
-    package = Path(__file__).parents[1]
-    folder = package / "scripts" if (package / "scripts").is_dir() else package.parent / "scripts"
-    return {path.stem: path for path in sorted(folder.glob("*.py"))}
-
-
-def _as_cell(title: str, value: Any) -> Cell:
-    if isinstance(value, Cell):
-        return Cell(title, value.text if value.text.endswith("\n") else f"{value.text}\n", value.origin)
-    text, origin = (value, "text given to with_cells") if isinstance(value, str) else cell_of(value)
-    if "\n# %%" in f"\n{text}":
-        raise ScriptError(f"the text for the {title!r} cell holds a `# %%` line; give one cell at a time")
-    return Cell(title, text.strip("\n") + "\n\n\n", origin)
+        return {"text/plain": repr(self), "text/html": script_html(self)}
 
 
 def _read_python(path: Path) -> str:
@@ -247,10 +208,3 @@ def _read_python(path: Path) -> str:
     if not text.strip():
         raise ScriptError(f"{path} is empty; expected a Python script")
     return text
-
-
-def _nearest(given: str, known: Any) -> str:
-    """`; did you mean …? There are: …` for an error message."""
-    names = [name for name in known if name]
-    close = difflib.get_close_matches(given, names, n=1)
-    return (f"; did you mean {close[0]!r}? There are: " if close else "; there are: ") + (", ".join(names) or "none")

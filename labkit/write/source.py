@@ -5,12 +5,14 @@ from __future__ import annotations
 import inspect
 import linecache
 import sys
+import sysconfig
+from pathlib import Path
 from types import CodeType
 from typing import Any
 
 from labkit.errors import ScriptError
 
-__all__ = ["cell_of"]
+__all__ = ["cell_of", "import_of"]
 
 
 def cell_of(obj: Any) -> tuple[str, str]:
@@ -39,6 +41,28 @@ def cell_of(obj: Any) -> tuple[str, str]:
             f"cannot find the source of {_name(obj)}: a cell magic such as %%time hides it, and so does a plain Python "
             "prompt. Take the magic out, or pass the cell's text instead"
         ) from None
+
+
+def import_of(obj: Any) -> str:
+    """`from torchvision.models import resnet18`, for a function or class of an installed package; else ""."""
+    module, name = getattr(obj, "__module__", None), getattr(obj, "__qualname__", "")
+    if not callable(obj) or not isinstance(module, str) or not name.isidentifier():
+        return ""
+    file = getattr(sys.modules.get(module), "__file__", None)
+    if not file or not _is_installed(Path(file)):
+        return ""
+    parts = module.split(".")
+    for length in range(1, len(parts) + 1):  # the shortest name that leads to it is the public one
+        package = ".".join(parts[:length])
+        if getattr(sys.modules.get(package), name, None) is obj:
+            return f"from {package} import {name}"
+    return ""
+
+
+def _is_installed(file: Path) -> bool:
+    return not {"site-packages", "dist-packages"}.isdisjoint(file.parts) or file.is_relative_to(
+        sysconfig.get_path("stdlib")
+    )
 
 
 def _code_of(obj: Any) -> CodeType | None:

@@ -263,12 +263,14 @@ def test_a_run_that_is_asked_for_in_nonsense_is_not_found_in_words(make_run, whi
         ({"args": ["--steps", "ten"]}, "steps must be a number, got 'ten'"),
         ({"args": ["--steps", "-3"]}, "steps must be 0 or more, got -3"),
         ({"args": ["--steps"]}, "steps must be a number, got ''"),
-        ({"global_batch_size": 0}, "global_batch_size and accumulate must be at least 1"),
+        ({"global_batch_size": 0}, "global_batch_size must be at least 1"),
         ({"global_batch_size": "-64"}, "global_batch_size must be 0 or more, got -64"),
         ({"global_batch_size": 64.0}, "global_batch_size of ddp.py must be a whole number; got 64.0"),
         ({"accumulate": 0}, "global_batch_size and accumulate must be at least 1"),
         ({"accumulate": 7}, "global_batch_size=64 does not split into 2 ranks x 7 micro-batches; "
                             "the nearest sizes that do are 56 or 70"),
+        ({"global_batch_size": 65}, "global_batch_size=65 does not split into 2 ranks; the nearest sizes that do are "
+                                    "64 or 66"),
         ({"global_batch_size": 10**30 + 1}, f"the nearest sizes that do are {10**30} or {10**30 + 2}"),
     ],
     ids=repr,

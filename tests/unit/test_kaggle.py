@@ -204,7 +204,8 @@ def test_the_wheel_is_the_package_with_its_scripts(own):
     assert name == f"labkit-{labkit.__version__}-py3-none-any.whl"
     if expected:
         assert {path for path in archive.namelist() if path.startswith("labkit/")} >= expected
-    assert archive.read("labkit/scripts/ddp.py") == (ROOT / "scripts" / "ddp.py").read_bytes()
+    for path in ("train.py", "strategies/ddp.py", "extras/checkpoints.py", "tasks/digits.py"):
+        assert archive.read(f"labkit/scripts/{path}") == (ROOT / "scripts" / path).read_bytes()
     assert wheel() == own
 
 
@@ -228,7 +229,7 @@ def test_pip_installs_the_wheel_offline_and_it_makes_itself_again(own, tmp_path)
 
 
 def test_all_of_labkit_leaves_most_of_what_kaggle_takes_to_the_notebook(own):
-    assert len(kernel(wheel=own).notebook) < MOST_BYTES * 0.4
+    assert len(kernel(wheel=own).notebook) < MOST_BYTES * 0.5
 
 
 def test_in_a_terminal_what_goes_on_is_written_over_and_the_rest_stays(capsys):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from labkit import LaunchError
+from labkit import LabError, LaunchError, Script
 from labkit.cluster.sbatch import NODE, LaunchFile, sbatch_text
 from labkit.cluster.submission import plain_text, prepare
 from labkit.cluster.timelimit import seconds_of
@@ -159,7 +159,22 @@ def test_what_the_launch_file_itself_says_is_no_further_option(option, runs_dir)
     assert not list(runs_dir.glob("*"))
 
 
-def test_a_user_s_usual_account_and_partition_are_taken_unless_others_are_given(monkeypatch):
+def test_a_plain_launch_file_has_labkit_s_own_script_written_beside_it(monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    asked = {"nodes": 2, "nproc_per_node": 1, "time": "10", "name": None}
+
+    text = plain_text("ddp", args=["--checkpoint-dir", "saved"], **asked)
+
+    written = Script.load(tmp_path / "ddp.py")
+    assert written == Script.load("ddp", "checkpoints")
+    assert f"{tmp_path / 'ddp.py'} --checkpoint-dir saved" in text
+    assert f"{tmp_path / 'ddp.py'} is the script that it runs" in capsys.readouterr().err
+    with pytest.raises(LabError, match="exists and differs"):
+        plain_text("ddp", args=[], **asked)
+
+
+def test_a_user_s_usual_account_and_partition_are_taken_unless_others_are_given(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SBATCH_ACCOUNT", "usual")
     monkeypatch.setenv("SBATCH_PARTITION", "usual-nodes")
     text = plain_text("ddp", nodes=2, nproc_per_node=1, time="10", args=(), name=None, account="other")

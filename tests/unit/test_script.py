@@ -114,16 +114,13 @@ def test_the_digest_changes_with_the_text(script):
 
 
 def test_labkits_own_scripts_load_by_name():
-    names = script_names()
-
-    assert names
-    for name, path in names.items():
+    assert "ddp" in script_names()
+    for name in script_names():
         assert Script.load(name).name == name
-        assert str(Script.load(name)) == path.read_text(encoding="utf-8")
 
 
 def test_a_misspelt_name_is_answered_with_the_nearest_and_all_there_are():
-    with pytest.raises(ScriptError, match=r"no script named 'ddpp'; did you mean 'ddp'\? There are: .*ddp.*single"):
+    with pytest.raises(ScriptError, match=r"no script named 'ddpp'; did you mean 'ddp'\? There are: single, ddp, .*"):
         Script.load("ddpp")
 
 
@@ -257,12 +254,12 @@ def test_replacing_a_title_that_two_cells_have_is_refused():
 
 
 def test_a_replaced_cell_must_define_what_others_use(script):
-    with pytest.raises(ScriptError, match="the 'model' cell must define area; yours defines volume"):
+    with pytest.raises(ScriptError, match=r"the 'model' cell must define area\(radius\); yours defines volume"):
         script.with_cells(model="def volume(radius):\n    return radius\n")
 
 
 def test_a_replaced_cell_that_defines_nothing_is_told_so(script):
-    with pytest.raises(ScriptError, match="the 'model' cell must define area; yours defines nothing"):
+    with pytest.raises(ScriptError, match=r"the 'model' cell must define area\(radius\); yours defines nothing"):
         script.with_cells(model="# to be done\n")
 
 
@@ -420,10 +417,13 @@ def test_the_last_line_of_a_file_without_a_final_newline_is_found():
     assert (cell.title, within) == ("main", 2)
 
 
-def test_a_script_shows_itself_as_highlighted_code_in_a_notebook(script):
+def test_a_script_shows_itself_folded_by_cell_in_a_notebook_and_in_one_line_elsewhere(script):
     bundle = script._repr_mimebundle_()
 
-    assert bundle["text/plain"] == TEXT
+    assert bundle["text/plain"] == repr(script)
+    assert "\n" not in repr(script)
+    assert bundle["text/html"].count("<details") == 3
+    assert "<style" not in bundle["text/html"]
     assert "radius" in bundle["text/html"]
 
 

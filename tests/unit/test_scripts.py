@@ -1,35 +1,127 @@
+"""labkit's own scripts: every strategy with every extra and every task is one sound, self-contained file."""
+
 import argparse
 import ast
 import importlib.util
 import re
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from labkit.write import Script, options_of, script_names
+from labkit.errors import ScriptError
+from labkit.write import Script, is_library, options_of, script_files, script_names, strategy_of
+from labkit.write.compose import library
 
-FOLDER = Path(__file__).parents[2] / "scripts"
-PATHS = sorted(FOLDER.glob("*.py"))
-# What a strategy forces to differ; every other cell of the same title is the same in every script.
-MAY_DIFFER = {"strategy", "step"}
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "scripts"
+TASKS = sorted(library().tasks)
+MOST_LINES = dict.fromkeys(("single", "ddp", "zero1", "zero2", "fsdp"), 360)
+MOST_LINES |= {"tensor_parallel": 430, "pipeline": 600, "hybrid": 600}
+MOST_CHANGED, MOST_IN_ALL = 25, 2800
 
-each_script = pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
-
-
-def test_there_are_scripts_and_labkit_knows_them_all():
-    assert len(PATHS) >= 3
-    assert set(script_names()) == {path.stem for path in PATHS}
-
-
-@each_script
-def test_a_script_passes_its_own_check(path):
-    Script.load(path).check()
+each_strategy = pytest.mark.parametrize("strategy", script_names())
 
 
-@each_script
-def test_a_script_imports_only_torch_and_the_standard_library(path):
-    tree = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+def goes(strategy, *extras, task="bytes"):
+    try:
+        return Script.load(strategy, *extras, task=task)
+    except ScriptError:
+        return None
+
+
+def together(strategy, first=()):
+    """As many extras as go together, the first ones whatever comes."""
+    chosen = list(first)
+    for extra in library().extras:
+        if extra not in chosen and goes(strategy, *chosen, extra):
+            chosen.append(extra)
+    return chosen
+
+
+def combinations(strategy):
+    """None, each extra alone, and all that go together; each extra is in one of the latter."""
+    alone = [[extra] for extra in library().extras if goes(strategy, extra)]
+    every = [together(strategy)]
+    every += [together(strategy, extra) for extra in alone if extra[0] not in every[0]]
+    return [[], *alone, *every]
+
+
+def loaded(script, tmp_path, monkeypatch):
+    """The script as a module, with no arguments."""
+    path = script.write(tmp_path / f"{script.name}_{script.sha256[:8]}.py")
+    monkeypatch.setattr(sys, "argv", [path.name])
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_files_are_train_the_strategies_the_extras_and_the_tasks():
+    parts = {"strategies": library().strategies, "extras": library().extras, "tasks": library().tasks}
+    expected = {f"{folder}/{name}.py" for folder, names in parts.items() for name in names}
+
+    assert {"train.py"} <= set(script_files()) <= {"train.py"} | expected
+    assert expected - set(script_files()) <= {"strategies/single.py", "tasks/bytes.py"}
+    assert script_names()[0] == "single"
+    assert {"ddp", "fsdp", "zero1", "zero2", "fsdp1", "tensor_parallel", "pipeline", "hybrid"} <= set(script_names())
+
+
+def test_single_is_train_py_itself():
+    assert str(Script.load("single")) == (FOLDER / "train.py").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("task", TASKS)
+@each_strategy
+def test_every_combination_is_a_sound_script(strategy, task):
+    tried = combinations(strategy)
+    assert {extra for extras in tried for extra in extras} >= {"checkpoints", "precision"}
+    for extras in tried:
+        script = Script.load(strategy, *extras, task=task)
+        declared = re.findall(r'add_argument\(\s*"(--[\w-]+)"', str(script))
+
+        script.check()
+        assert len(declared) == len(set(declared)), extras
+        assert len(options_of(script)) >= len(declared)
+        assert Script.parse(str(script)) == script
+        assert is_library(script)
+        assert (script.name, strategy_of(script)) == (strategy, strategy)
+        titles = [cell.title for cell in script.parts]
+        assert len(titles) == len(set(titles))
+        assert titles[-1] == "main"
+
+
+@each_strategy
+def test_an_extra_that_goes_with_no_other_strategy_is_refused_there_in_one_sentence(strategy):
+    for name, extra in library().extras.items():
+        if extra.goes_with and strategy not in extra.goes_with:
+            with pytest.raises(ScriptError, match=rf"the extra {name} goes with .*, not with {strategy}$"):
+                Script.load(strategy, name)
+
+
+@each_strategy
+def test_every_cell_can_be_replaced_by_its_own_text(strategy):
+    """So each brings its own imports, defines what the others use, and nothing twice."""
+    for task in TASKS:
+        script = Script.load(strategy, *(together(strategy) if task == "bytes" else ()), task=task)
+        for title, cell in script.cells.items():
+            replaced = script.with_cells(**{title: cell.text})
+
+            assert replaced.cells[title].text.strip() == cell.text.strip()
+            replaced.check()
+
+
+@each_strategy
+def test_the_cells_only_define(strategy):
+    for cell in Script.load(strategy, *together(strategy)).parts:
+        cell.check_only_defines()
+
+
+@pytest.mark.parametrize("name", [name for name in script_files() if not name.startswith("tasks/")])
+def test_a_part_imports_only_torch_and_the_standard_library(name):
+    tree = ast.walk(ast.parse(script_files()[name].read_text(encoding="utf-8")))
     names = {
         name.split(".")[0]
         for node in tree
@@ -37,93 +129,62 @@ def test_a_script_imports_only_torch_and_the_standard_library(path):
         for name in ([node.module] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names])
     }
 
-    assert "torch" in names
-    assert names - sys.stdlib_module_names == {"torch"}
+    assert names - sys.stdlib_module_names <= {"torch"}
 
 
-@each_script
-def test_importing_a_script_defines_main_and_does_nothing(path, tmp_path, monkeypatch, capfd):
+@pytest.mark.parametrize("name", script_files())
+def test_a_part_says_in_one_sentence_what_it_is_for(name):
+    text = script_files()[name].read_text(encoding="utf-8")
+    docstring = ast.get_docstring(ast.parse(text)) or ""
+
+    assert len(docstring.split("\n")[0]) > 20
+    assert not re.search(r"\b(?!train\.py)\w+\.py --", docstring), "the script is called train.py wherever it is run"
+
+
+@each_strategy
+def test_importing_a_script_defines_main_and_does_nothing(strategy, tmp_path, monkeypatch, capfd):
+    script = Script.load(strategy, *together(strategy))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["pytest", "--unknown-to-the-script"])
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    spec = importlib.util.spec_from_file_location(f"imported_{path.stem}", path)
-    module = importlib.util.module_from_spec(spec)
 
-    spec.loader.exec_module(module)
+    module = loaded(script, tmp_path, monkeypatch)
 
     assert callable(module.main)
     assert not module.dist.is_initialized()
-    assert list(tmp_path.iterdir()) == []
+    assert [path.suffix for path in tmp_path.iterdir()] == [".py"]
     assert capfd.readouterr() == ("", "")
 
 
-@each_script
-def test_the_cells_of_a_script_only_define(path):
-    for cell in Script.load(path).parts:
-        cell.check_only_defines()
+@each_strategy
+def test_a_scripts_options_are_what_its_parser_takes(strategy, tmp_path, monkeypatch):
+    for extras in combinations(strategy):
+        script = Script.load(strategy, *extras)
+
+        taken = vars(loaded(script, tmp_path, monkeypatch).parse_args())
+
+        options = options_of(script)
+        assert options.keys() == taken.keys()
+        for name, option in options.items():
+            assert taken[name] == option.default or (option.kind == "str" and not taken[name]), name
 
 
-@each_script
-def test_what_a_cell_uses_another_defines(path):
-    script = Script.load(path)
-    defined = frozenset().union(*(cell.defines for cell in script.parts))
-
-    for cell in script.parts:
-        assert cell.uses <= defined, cell.title
+@pytest.mark.parametrize("strategy", MOST_LINES)
+def test_a_default_script_is_short(strategy):
+    assert len(str(Script.load(strategy)).splitlines()) <= MOST_LINES[strategy]
 
 
-@each_script
-def test_every_cell_has_a_title_of_its_own(path):
-    titles = [cell.title for cell in Script.load(path).parts]
-
-    assert titles[-1] == "main"
-    assert {"parameters", "model", "data", "strategy", "checkpoint", "report"} <= set(titles)
-    assert len(titles) == len(set(titles))
-    assert all(re.fullmatch(r"[a-z_]+", title) for title in titles)
+def test_from_ddp_to_fsdp_few_lines_change():
+    assert Script.load("fsdp").diff("ddp").changed <= MOST_CHANGED
 
 
-@each_script
-def test_every_cell_can_be_replaced_by_itself(path):
-    script = Script.load(path)
-
-    for title, cell in script.cells.items():
-        replaced = script.with_cells(**{title: cell.text})
-        assert replaced.cells[title].text.strip() == cell.text.strip()
+def test_all_parts_together_are_short():
+    assert sum(len(path.read_text().splitlines()) for path in script_files().values()) <= MOST_IN_ALL
 
 
-def test_cells_of_the_same_title_are_the_same_in_every_script():
-    texts = {}
-    for path in PATHS:
-        for cell in Script.load(path).parts[:-1]:
-            texts.setdefault(cell.title, {}).setdefault(cell.text, []).append(path.stem)
-        texts.setdefault("main", {}).setdefault(Script.load(path).cells["main"].text.rstrip(), []).append(path.stem)
-    differing = {title: list(found.values()) for title, found in texts.items() if len(found) > 1}
+def test_a_command_prints_the_sizes():
+    command = [sys.executable, ROOT / "benchmarks" / "script_sizes.py"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
 
-    assert set(differing) == MAY_DIFFER, differing
-
-
-def test_every_script_has_the_same_cells_in_the_same_order():
-    assert len({tuple(cell.title for cell in Script.load(path).parts) for path in PATHS}) == 1
-
-
-@each_script
-def test_the_docstring_says_how_to_run_the_script(path):
-    docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
-
-    assert re.search(rf"^ +torchrun --standalone --nproc-per-node=\d {path.name} ", docstring, re.MULTILINE)
-
-
-@each_script
-def test_a_scripts_options_are_what_its_parser_takes(path, monkeypatch):
-    monkeypatch.setattr(sys, "argv", [path.name])
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    spec = importlib.util.spec_from_file_location(f"parsed_{path.stem}", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-
-    taken = vars(module.parse_args())
-
-    assert {name: option.default for name, option in options_of(Script.load(path)).items()} == taken
+    assert re.search(rf"^ddp +{len(str(Script.load('ddp')).splitlines())}$", done.stdout, re.MULTILINE)
 
 
 @pytest.mark.parametrize(("schedule", "torch", "refused"), [
@@ -133,12 +194,9 @@ def test_a_scripts_options_are_what_its_parser_takes(path, monkeypatch):
     ("DualPipeV", "2.12.1", "--schedule DualPipeV needs torch 2.13 or newer; this is 2.12.1"),
 ])  # fmt: skip
 @pytest.mark.parametrize("name", ["pipeline", "hybrid"])
-def test_a_schedule_that_this_torch_would_not_make_is_refused(name, schedule, torch, refused, monkeypatch):
+def test_a_schedule_that_this_torch_would_not_make_is_refused(name, schedule, torch, refused, tmp_path, monkeypatch):
     """Before 2.11 torch refused a GPipe of fewer micro-batches than stages, with a traceback in every rank."""
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    spec = importlib.util.spec_from_file_location(f"refusing_{name}", FOLDER / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = loaded(Script.load(name), tmp_path, monkeypatch)
     monkeypatch.setattr(module.torch, "__version__", torch)
     monkeypatch.setattr(module.dist, "get_backend", lambda: "nccl")
     args = argparse.Namespace(schedule=schedule, accumulate=1, compile=False, virtual_stages=2)

@@ -1,0 +1,275 @@
+"""One self-contained script out of train.py, a strategy, a task and extras: cells of the same title are replaced."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from labkit.errors import ScriptError
+from labkit.write.cells import Cell, split_cells
+
+if TYPE_CHECKING:
+    from labkit.write.script import Script
+
+__all__ = [
+    "Library",
+    "Part",
+    "compose",
+    "is_composed",
+    "is_library",
+    "library",
+    "nearest",
+    "script_files",
+    "script_names",
+    "strategy_of",
+    "strategy_titles",
+    "with_extra",
+]
+
+SAME_AS = re.compile(r"# of (?P<file>\w+\.py)")  # the whole text of a cell that a sibling file holds
+GOES_WITH = re.compile(r"^# goes with: (?P<names>.+)$", re.MULTILINE)
+SINGLE, BYTES = "single", "bytes"  # the strategy and the task that train.py has itself
+
+
+@dataclass(frozen=True)
+class Part:
+    """One file: the cells it puts in place of those of train.py. `kind` is "strategy", "extra" or "task"."""
+
+    name: str
+    kind: str
+    head: str
+    cells: tuple[Cell, ...]
+
+    @property
+    def description(self) -> str:
+        """The docstring's first line, without how it is run."""
+        docstring = ast.get_docstring(ast.parse(self.head)) or ""
+        return re.split(r": (?=python |torchrun )", docstring.split("\n")[0])[0]
+
+    @property
+    def goes_with(self) -> tuple[str, ...]:
+        """The strategies it is restricted to; none: it goes with all."""
+        found = GOES_WITH.search(self.head)
+        return tuple(found["names"].replace(" ", "").split(",")) if found else ()
+
+
+@dataclass(frozen=True)
+class Library:
+    """What scripts are composed of, by name."""
+
+    base: Part
+    strategies: Mapping[str, Part]
+    extras: Mapping[str, Part]
+    tasks: Mapping[str, Part]
+
+    @cached_property
+    def _by_cell(self) -> dict[tuple[str, str], list[Part]]:
+        found: dict[tuple[str, str], list[Part]] = {}
+        for part in (*self.strategies.values(), *self.tasks.values(), *self.extras.values()):
+            for cell in part.cells:
+                found.setdefault((cell.title, cell.text.strip()), []).append(part)
+        return found
+
+    def owners(self, cell: Cell) -> list[Part]:
+        """The parts that bring this very cell."""
+        return self._by_cell.get((cell.title, cell.text.strip()), [])
+
+    def names_of(self, title: str) -> frozenset[str]:
+        """What cells of that title define."""
+        texts = [text for each, text in self._by_cell if each == title]
+        return frozenset[str]().union(*(Cell(title, text).defines for text in texts))
+
+
+def script_files() -> dict[str, Path]:
+    """The files of scripts/ by their paths in it: the copy inside an installed package, or the checkout's folder."""
+    folder = _folder()
+    return {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*.py"))}
+
+
+def _folder() -> Path:
+    package = Path(__file__).parents[1]
+    return package / "scripts" if (package / "scripts").is_dir() else package.parent / "scripts"
+
+
+def library() -> Library:
+    """labkit's own parts, read once in a process."""
+    return _library(_folder())
+
+
+@lru_cache(maxsize=4)
+def _library(folder: Path) -> Library:
+    base = _part(folder / "train.py", "strategy", SINGLE)
+    kinds: dict[str, dict[str, Part]] = {
+        kind: {path.stem: _part(path, kind) for path in sorted((folder / where).glob("*.py"))}
+        for where, kind in (("strategies", "strategy"), ("extras", "extra"), ("tasks", "task"))
+    }
+    more = kinds["strategy"].pop(SINGLE, base).cells  # what train.py itself does not use, but an extra may
+    single = replace(base, cells=(*base.cells, *(cell for cell in more if cell not in base.cells)))
+    own_task = Part(BYTES, "task", '"""Predicts the next byte of text files with a small transformer."""', ())
+    return Library(base, {SINGLE: single, **kinds["strategy"]}, kinds["extra"], {BYTES: own_task, **kinds["task"]})
+
+
+def _part(path: Path, kind: str, name: str = "") -> Part:
+    head, cells = split_cells(path.read_text(encoding="utf-8"))
+    cells = tuple(_resolved(path, cell) for cell in cells)
+    return Part(name or path.stem, kind, head, tuple(_spaced(cell, last=cell.title == "main") for cell in cells))
+
+
+def _resolved(path: Path, cell: Cell) -> Cell:
+    """The sibling's cell, when this one only names the sibling."""
+    if same := SAME_AS.fullmatch(cell.text.strip()):
+        sibling = path.with_name(same["file"])
+        cells = split_cells(sibling.read_text(encoding="utf-8"))[1]
+        return _resolved(sibling, next(theirs for theirs in cells if theirs.title == cell.title))
+    return cell
+
+
+def script_names() -> tuple[str, ...]:
+    """The names of labkit's own scripts, which are those of its strategies."""
+    return tuple(library().strategies)
+
+
+def compose(strategy: str, extras: Iterable[str] = (), task: str = BYTES) -> tuple[str, tuple[Cell, ...]]:
+    """Head and cells of a script. Raises ScriptError when a part is not known, or two do not go together."""
+    return _composed(_folder(), strategy, tuple(dict.fromkeys(extras)), task)
+
+
+@lru_cache(maxsize=256)
+def _composed(folder: Path, strategy: str, extras: tuple[str, ...], task: str) -> tuple[str, tuple[Cell, ...]]:
+    parts = _library(folder)
+    chosen = [_named(parts, "strategy", strategy), _named(parts, "task", task)]
+    chosen += [_named(parts, "extra", extra) for extra in extras]
+    cells = parts.base.cells
+    for part in chosen:
+        cells = _added(cells, part, strategy)
+    blank_lines = parts.base.head[len(parts.base.head.rstrip("\n")) :]
+    return chosen[0].head.rstrip("\n") + blank_lines, _without_unused(cells)
+
+
+def _named(parts: Library, kind: str, name: str) -> Part:
+    kinds = {"strategy": parts.strategies, "extra": parts.extras, "task": parts.tasks}
+    if found := kinds[kind].get(name):
+        return found
+    for other, those in kinds.items():
+        if name in those:
+            how = {
+                "strategy": f"Script.load({name!r}); a script has one",
+                "extra": f"Script.load({SINGLE!r}, {name!r})",
+                "task": f"Script.load({SINGLE!r}, task={name!r})",
+            }
+            raise ScriptError(f"{name!r} is not {_article(kind)} but {_article(other)}: {how[other]}")
+    what = "script" if kind == "strategy" else kind
+    raise ScriptError(f"no {what} named {name!r}{nearest(name, kinds[kind])}")
+
+
+def _article(kind: str) -> str:
+    return f"an {kind}" if kind[0] in "aeiou" else f"a {kind}"
+
+
+def with_extra(script: Script, extra: str) -> tuple[Cell, ...]:
+    """The cells of a composed script with those of one more extra.
+
+    Raises ScriptError when the extra does not go with the strategy, or what it would replace is not train.py's own.
+    """
+    cells, strategy = list(script.parts), strategy_of(script)
+    if strategy:  # what was left out because nothing used it
+        titles = [cell.title for cell in cells]
+        left_out = [cell for cell in library().strategies[strategy].cells if cell.title not in titles]
+        cells[titles.index("strategy") : titles.index("strategy")] = left_out
+    return _without_unused(_added(cells, library().extras[extra], strategy))
+
+
+def _without_unused(cells: Sequence[Cell]) -> tuple[Cell, ...]:
+    """Without the library's cells that train.py does not have, no other cell uses, and no option is declared in."""
+    base = {cell.title for cell in library().base.cells}
+    for cell in (cell for cell in cells if cell.title not in base and library().owners(cell)):
+        others = [other for other in cells if other is not cell]
+        used = any(cell.defines & other.uses for other in others)
+        if not used and not any(name.endswith("_arguments") for name in cell.defines):
+            return _without_unused(others)
+    return tuple(cells)
+
+
+def _added(cells: Sequence[Cell], part: Part, strategy: str) -> tuple[Cell, ...]:
+    """New titles come before the strategy."""
+    if part.goes_with and strategy not in part.goes_with:
+        raise ScriptError(
+            f"the {part.kind} {part.name} goes with {' and '.join(part.goes_with)}, not with "
+            f"{strategy or 'a strategy cell of your own'}"
+        )
+    result = list(cells)
+    for new in part.cells:
+        titles = [cell.title for cell in result]
+        if new.title in titles:
+            place = titles.index(new.title)
+            if not result[place].is_like(new):
+                _check_free(result[place], part, strategy)
+                result[place] = new
+        else:
+            result.insert(titles.index("strategy"), new)
+    return tuple(result)
+
+
+def _check_free(present: Cell, part: Part, strategy: str) -> None:
+    owners = {owner.name: owner for owner in library().owners(present)}
+    owner = owners.get(strategy) or next(iter(owners.values()), None)
+    if owner is None:
+        raise ScriptError(
+            f"the {part.kind} {part.name} replaces the {present.title!r} cell, and this script's is your own"
+            f"{f' ({present.origin})' if present.origin else ''}; keep one of them"
+        )
+    if owner.name == SINGLE or (owner.kind == "strategy" and strategy in part.goes_with):
+        return
+    theirs, own = (set(_flags(each)) for each in (owner, part))
+    has = f"; {owner.name} has {', '.join(sorted(theirs & own))} of its own" if theirs & own else ""
+    raise ScriptError(f"{owner.name} and {part.name} do not go together: both replace the {present.title!r} cell{has}")
+
+
+def _flags(part: Part) -> list[str]:
+    return re.findall(r'add_argument\(\s*"(--[\w-]+)"', "".join(cell.text for cell in part.cells))
+
+
+def _spaced(cell: Cell, last: bool = False) -> Cell:
+    return Cell(cell.title, cell.text.strip("\n") + ("\n" if last else "\n\n\n"))
+
+
+def is_composed(script: Script) -> bool:
+    """Whether it has all the cells of train.py, be they the library's or the user's own."""
+    return all(cell.title in script.cells for cell in library().base.cells)
+
+
+def is_library(script: Script) -> bool:
+    """Whether none of its cells is the user's own."""
+    return is_composed(script) and all(library().owners(cell) for cell in script.parts)
+
+
+def strategy_of(script: Script) -> str:
+    """The name of the strategy a script is composed with; "" when its strategy cell is the user's own."""
+    cell = script.cells.get("strategy")
+    owners = library().owners(cell) if cell else []
+    names = [name for owner in owners for name in owner.goes_with or [owner.name]]
+    same_head = [name for name in names if library().strategies[name].head.strip() == script.head.strip()]
+    return next(iter(same_head or names), "")
+
+
+def strategy_titles(script: Script) -> list[str]:
+    """The titles of the cells that its strategy brings, and the extras that go with this one alone."""
+    strategy = library().strategies.get(strategy_of(script), library().base)
+    brought = {cell.title for cell in strategy.cells} if strategy.name != SINGLE else {"strategy"}
+    for title, cell in script.cells.items():
+        if any(strategy.name in owner.goes_with for owner in library().owners(cell)):
+            brought.add(title)
+    return [title for title in script.cells if title in brought]
+
+
+def nearest(given: str, known: Iterable[str]) -> str:
+    """`; did you mean …? There are: …` for an error message."""
+    names = [name for name in known if name]
+    close = difflib.get_close_matches(given, names, n=1)
+    return (f"; did you mean {close[0]!r}? There are: " if close else "; there are: ") + (", ".join(names) or "none")

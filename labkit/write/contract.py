@@ -1,0 +1,199 @@
+"""What a cell of the user's must be, to take the place of one of a script's."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from labkit.errors import ScriptError
+from labkit.write.cells import Cell, has_main_guard
+from labkit.write.compose import library
+from labkit.write.source import cell_of, import_of
+
+__all__ = ["aliased", "as_cell", "check_names", "check_replacement", "with_definition"]
+
+MODEL = "Model"  # is called without arguments; those it has in the library are its own business
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def as_cell(title: str, value: Any) -> Cell:
+    """What was passed for a cell, as one: a Cell, its text, a live function or class. Raises ScriptError when it is not
+    Python, or also runs code."""
+    if isinstance(value, Cell):
+        cell = replace(value, title=title, text=value.text if value.text.endswith("\n") else f"{value.text}\n")
+    else:
+        cell = _written(title, value)
+    cell.check_syntax()
+    cell.check_only_defines()
+    return cell
+
+
+def _written(title: str, value: Any) -> Cell:
+    if isinstance(value, str):
+        text, origin = value, "text given to with_cells"
+    elif statement := import_of(value):
+        text = origin = statement
+    else:
+        text, origin = cell_of(value)
+    if "\n# %%" in f"\n{text}":
+        raise ScriptError(f"the text for the {title!r} cell holds a `# %%` line; give one cell at a time")
+    return Cell(title, text.strip("\n") + "\n\n\n", origin)
+
+
+def with_definition(old: Cell, name: str, value: Any) -> Cell:
+    """The old cell with what `value` defines in place of its own definitions: of `name`, and of others, if it does."""
+    new = aliased(Cell("", f"{name} = None"), as_cell(old.title, value), frozenset({name}), value)
+    if name not in new.defines:
+        raise ScriptError(f"{name}=… must define {_signature(old, name)}; {_yours(new)}")
+    lines = old.text.splitlines(keepends=True)
+    for statement in {old.definitions[each] for each in new.defines & old.definitions.keys()}:
+        first = min([statement.lineno, *(d.lineno for d in getattr(statement, "decorator_list", ()))])
+        last = statement.end_lineno or first
+        lines[first - 1 : last] = ["", *[""] * (last - first)]
+        if statement is old.definitions[name]:
+            place = first - 1
+    lines[place] = new.text.strip("\n") + "\n"
+    cell = replace(new, text="".join(lines))
+    _check_parameters(old, cell, name, value)
+    return cell
+
+
+def aliased(old: Cell, new: Cell, needed: frozenset[str], value: Any) -> Cell:
+    """The new cell with `Model = ResNet` at its end, if the old one had to define Model alone and a class or function
+    of another name was passed."""
+    name = getattr(value, "__name__", "")
+    wanted = old.defines & needed
+    if len(wanted) != 1 or wanted <= new.defines or name not in new.defines:
+        return new
+    return replace(new, text=f"{new.text.rstrip()}\n\n{next(iter(wanted))} = {name}\n\n\n")
+
+
+def check_replacement(old: Cell, new: Cell, others: Sequence[Cell], value: Any = None) -> None:
+    """Raise ScriptError when the new cell lacks what the others use of the old one, or defines it with parameters that
+    they do not pass. `value` is the live object it was made of."""
+    needed = old.defines & frozenset().union(*(cell.uses for cell in others))
+    missing = sorted(needed - new.defines - frozenset().union(*(cell.defines for cell in others)))
+    if missing:
+        names = ", ".join(_signature(old, name) for name in missing)
+        alone, own = sorted(needed & new.defines), sorted(new.definitions)
+        hint = f". To replace {alone[0]} alone, pass with_cells({alone[0]}=…)" if alone else ""
+        if len(missing) == len(own) == 1:
+            hint = f". End it with `{missing[0]} = {own[0]}`"
+        raise ScriptError(f"the {new.title!r} cell must define {names}; {_yours(new)}{hint}")
+    if has_main_guard(old.text) and not has_main_guard(new.text):
+        raise ScriptError(
+            f'the {new.title!r} cell must end with `if __name__ == "__main__": main()`, or the script does '
+            "nothing; pass its text, since running such a cell in a notebook would start it"
+        )
+    for name in sorted(needed & new.defines):
+        _check_parameters(old, new, name, value)
+
+
+def _yours(cell: Cell) -> str:
+    names = sorted(name for name in cell.defines - set(cell.imports) if not name.startswith("_"))
+    return f"yours defines {', '.join(names) or 'nothing'}"
+
+
+def _signature(cell: Cell, name: str) -> str:
+    """`lr_factor(step, total_steps, args)`"""
+    parameters = _parameters(cell, name)
+    if name == MODEL:
+        return f"{name}()"
+    return name if parameters is None else f"{name}({ast.unparse(parameters)})"
+
+
+def _parameters(cell: Cell, name: str) -> ast.arguments | None:
+    """Those of a function, or of a class's own __init__, without its self."""
+    statement = cell.definitions.get(name)
+    if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Name):
+        return _parameters(cell, statement.value.id) if statement.value.id != name else None
+    if isinstance(statement, ast.ClassDef):
+        made = [each for each in statement.body if isinstance(each, Function) and each.name == "__init__"]
+        if not made:
+            return None
+        own = made[0].args
+        return ast.arguments(**{**dict(ast.iter_fields(own)), "args": own.args[1:]})
+    if isinstance(statement, Function) and not statement.decorator_list:
+        return statement.args
+    return None
+
+
+def _check_parameters(old: Cell, new: Cell, name: str, value: Any) -> None:
+    asked, own = _parameters(old, name), _parameters(new, name)
+    if own is None and getattr(value, "__name__", None) in new.imports:
+        own = _parameters_of(value)
+    if asked is None or own is None:
+        return
+    needs, takes = _counts(own)
+    given, most = (0, 0) if name == MODEL else _counts(asked)
+    if takes < given or needs > most:
+        how = f"as {_signature(old, name)}" if most else "without arguments"
+        raise ScriptError(
+            f"the {new.title!r} cell: {name} is called {how}, and yours is {name}({ast.unparse(own)}). "
+            "Let it take these, or pass a function that does and calls it"
+        )
+
+
+def _counts(parameters: ast.arguments) -> tuple[float, float]:
+    """How many arguments are needed, and how many are taken by place."""
+    places = [*parameters.posonlyargs, *parameters.args]
+    keywords = [default for default in parameters.kw_defaults if default is None]
+    return len(places) - len(parameters.defaults) + len(keywords), math.inf if parameters.vararg else len(places)
+
+
+def _parameters_of(value: Any) -> ast.arguments | None:
+    """Those of a live function or class, without their types."""
+    try:
+        signature = inspect.signature(value)
+    except (TypeError, ValueError):
+        return None
+    bare = [p.replace(annotation=p.empty, default=p.empty if p.default is p.empty else None)
+            for p in signature.parameters.values()]  # fmt: skip
+    text = str(signature.replace(parameters=bare, return_annotation=signature.empty))
+    return ast.parse(f"def f{text}: pass").body[0].args  # type: ignore[attr-defined]
+
+
+def check_names(cell: Cell, head: Cell, cells: Sequence[Cell]) -> None:
+    """Raise ScriptError when one of the cells uses a name that none defines. One of the user's own also has to bring
+    its imports, and must not define what another cell defines that takes it from there."""
+    others = [other for other in cells if other is not cell]
+    everywhere = head.defines.union(*(other.defines for other in others))
+    if unknown := sorted(cell.uses - everywhere):
+        raise ScriptError(
+            f"the {cell.title!r} cell uses {', '.join(unknown)}, which no cell of the script defines. "
+            "Define or import it in the same cell"
+        )
+    theirs = [other for other in others if other.defines and not other.origin]
+    if not cell.origin or not theirs:
+        return
+    defined = head.defines.union(*(other.defines - set(other.imports) for other in others))
+    imported = {name: line for other in others for name, line in other.imports.items()}
+    if borrowed := sorted(cell.uses - defined):
+        raise ScriptError(
+            f"the {cell.title!r} cell uses {', '.join(borrowed)} without importing {'them' if borrowed[1:] else 'it'}: "
+            "each cell brings its own imports, since the others may be replaced. Add "
+            + "; ".join(f"`{imported[name].statement}`" for name in borrowed)
+        )
+    if not library().owners(cell):
+        for other in theirs:
+            _check_clash(cell, other, is_later=cells.index(cell) > cells.index(other))
+
+
+def _check_clash(cell: Cell, other: Cell, *, is_later: bool) -> None:
+    """A name that two cells define is the later one's. That is meant where a cell of this title replaces a default."""
+    meant = library().names_of(cell.title) if is_later else frozenset()
+    clash = sorted(name for name in cell.defines & other.defines - meant if not _same_import(cell, other, name))
+    if clash:
+        raise ScriptError(
+            f"the {cell.title!r} cell and the script's {other.title!r} cell both define {', '.join(clash)}, and the "
+            f"later one would replace the earlier; rename yours, or pass the {other.title!r} cell as well"
+        )
+
+
+def _same_import(cell: Cell, other: Cell, name: str) -> bool:
+    mine, theirs = cell.imports.get(name), other.imports.get(name)
+    return mine is not None and theirs is not None and mine.target == theirs.target

@@ -1,0 +1,536 @@
+"""Scripts out of a strategy, extras, a task and one's own cells; options that bring their extras; how it is shown."""
+
+import html
+import importlib.util
+import re
+import sys
+import time
+
+import pytest
+
+from labkit import Script, ScriptError
+from labkit.cli import main
+from labkit.launcher.start import check
+from labkit.write import (
+    command_line,
+    completed,
+    extra_options,
+    is_composed,
+    is_library,
+    options_of,
+    own_options,
+    script_names,
+    strategy_of,
+)
+
+RESNET = """from torch import nn
+
+
+class ResNet(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.fc(x)
+"""
+
+
+@pytest.fixture
+def live(tmp_path, monkeypatch):
+    """`live(text, name)`: an object of a module of the user's own."""
+
+    def make(text, name):
+        path = tmp_path / "my_module.py"
+        path.write_text(text)
+        spec = importlib.util.spec_from_file_location("my_module", path)
+        module = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, "my_module", module)
+        spec.loader.exec_module(module)
+        return getattr(module, name)
+
+    return make
+
+
+def refused(act, *words):
+    with pytest.raises(ScriptError) as raised:
+        act()
+    assert all(word in str(raised.value) for word in words), raised.value
+    assert "\n" not in str(raised.value)
+    return str(raised.value)
+
+
+# ---- composing
+
+
+def test_extras_and_a_task_replace_cells_and_main_stays():
+    script = Script.load("fsdp", "checkpoints", "precision", task="digits")
+    plain = Script.load("fsdp")
+
+    changed = [title for title, cell in plain.cells.items() if script.cells[title] != cell]
+    assert set(changed) >= {"checkpoints", "precision", "model", "data"}
+    assert script.cells["main"] == plain.cells["main"]
+    assert script.head == plain.head
+    assert (script.name, strategy_of(script)) == ("fsdp", "fsdp")
+
+
+def test_an_extra_that_is_named_twice_is_taken_once():
+    assert Script.load("ddp", "precision", "precision") == Script.load("ddp", "precision")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "words"),
+    [
+        (("ddp", "checkpoint"), ["no extra named 'checkpoint'; did you mean 'checkpoints'? There are: accumulate"]),
+        (("ddp", "digits"), ["'digits' is not an extra but a task", "task='digits'"]),
+        (("ddp", "fsdp"), ["'fsdp' is not an extra but a strategy"]),
+        (("checkpoints",), ["'checkpoints' is not a strategy but an extra", "Script.load('single', 'checkpoints')"]),
+        (("fsdp", "ddp_options"), ["the extra ddp_options goes with ddp", "not with fsdp"]),
+        (("pipeline", "accumulate"), ["pipeline and accumulate do not go together: both replace the 'step' cell",
+                                      "pipeline has --accumulate of its own"]),
+        (("mine.py", "accumulate"), ["mine.py is a file of your own", "single, ddp"]),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_cannot_be_composed_is_refused_with_what_can(wanted, words):
+    refused(lambda: Script.load(*wanted), *words)
+
+
+def test_an_unknown_task_is_answered_with_the_nearest():
+    refused(lambda: Script.load("ddp", task="digit"), "no task named 'digit'; did you mean 'digits'? There are: bytes")
+
+
+def test_two_extras_that_replace_the_same_cell_say_so(monkeypatch, tmp_path):
+    """With parts of the test's own, for labkit's may all go together one day."""
+    base = '"""Trains."""\n\n# %% step\ndef step():\n    pass\n\n\n# %% strategy\ndef make():\n    pass\n\n\n'
+    base += "# %% main\ndef main():\n    step(make())\n"
+    other = "def step():\n    return {}\n"
+    for path, text in {
+        "train.py": base,
+        "strategies/ddp.py": '"""With DDP."""\n\n# %% strategy\ndef make():\n    return 1\n',
+        "strategies/two.py": '"""With two."""\n\n# %% strategy\n# of ddp.py\n\n# %% step\n' + other.format(0),
+        "extras/one.py": '"""One."""\n\n# %% step\n' + other.format(1),
+        "extras/two_more.py": '"""More."""\n# goes with: two, ddp\n\n# %% step\n' + other.format(2),
+        "extras/new.py": '"""New."""\n\n# %% helper\ndef helper_arguments(parser):\n    pass\n',
+        "extras/unused.py": '"""Unused."""\n\n# %% nobody\ndef nobody():\n    pass\n',
+        "tasks/words.py": '"""Words."""\n\n# %% words\nWORDS = 3\n',
+    }.items():
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_text(text)
+    monkeypatch.setattr("labkit.write.compose._folder", lambda: tmp_path)
+
+    assert refused(lambda: Script.load("ddp", "one", "two_more")) == (
+        "one and two_more do not go together: both replace the 'step' cell"
+    )
+    assert refused(lambda: Script.load("two", "one")) == "two and one do not go together: both replace the 'step' cell"
+    assert refused(lambda: Script.load("single", "two_more")) == (
+        "the extra two_more goes with two and ddp, not with single"
+    )
+    assert (
+        "return 2" in Script.load("two", "two_more").cells["step"].text
+    )  # which goes with it, so may replace its cell
+    assert Script.load("two").cells["strategy"] == Script.load("ddp").cells["strategy"]
+    assert list(Script.load("ddp", "new").cells) == ["step", "helper", "strategy", "main"]
+    assert Script.load("ddp", "unused") == Script.load("ddp")  # a cell that nothing uses is left out
+
+
+# ---- options that bring their extras
+
+
+def test_an_option_of_an_extra_adds_it():
+    script = completed(Script.load("ddp"), ["steps", "save_every", "precision"])
+
+    assert script == Script.load("ddp", "checkpoints", "precision")
+    assert command_line(script, {"save_every": 100}) == ["--save-every", "100"]
+    assert completed(script, ["save_every", "deadline_seconds"]) is script
+
+
+def test_flags_among_raw_arguments_add_it_as_well():
+    args = ["--steps", "3", "--save-every=100", "--glob", "8", "--", "--clip"]
+
+    assert completed(Script.load("ddp"), args=args) == Script.load("ddp", "checkpoints")
+    assert completed(Script.load("ddp"), args=["--no-gradient-as-bucket-view"]) == Script.load("ddp", "ddp_options")
+    assert completed(Script.load("ddp"), args=["--no-static-graph"]) == Script.load(
+        "ddp"
+    )  # which argparse does not take
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "zero1", "fsdp", "tensor_parallel"])
+def test_completing_is_composing(strategy):
+    """Also where the strategy has a cell that only the extra uses."""
+    script = completed(Script.load(strategy, "checkpoints", task="digits"), ["accumulate"])
+
+    assert script == Script.load(strategy, "checkpoints", "accumulate", task="digits")
+    script.check()
+
+
+def test_an_option_that_a_strategy_has_itself_adds_nothing():
+    assert completed(Script.load("pipeline"), ["accumulate"]) == Script.load("pipeline")
+
+
+def test_cells_of_ones_own_stay_when_an_extra_is_added():
+    mine = Script.load("ddp").with_cells(model=RESNET + "\n\nModel = ResNet\n")
+
+    script = completed(mine, ["save_every"])
+
+    assert script.cells["model"] == mine.cells["model"]
+    assert script.cells["model"].origin == "text given to with_cells"
+    assert script.cells["checkpoints"] == Script.load("ddp", "checkpoints").cells["checkpoints"]
+
+
+def test_an_extra_never_replaces_a_cell_of_ones_own():
+    text = Script.load("ddp").cells["checkpoints"].text
+    mine = Script.load("ddp").with_cells(checkpoints=text + "\nMINE = 1\n")
+
+    refused(
+        lambda: completed(mine, ["save_every"]),
+        "save_every is an option of the extra checkpoints, which cannot be added",
+        "replaces the 'checkpoints' cell, and this script's is your own (text given to with_cells)",
+    )
+
+
+def test_an_option_of_another_strategys_extra_names_the_extra_and_why():
+    option = next(iter(options_of(Script.load("ddp", "ddp_options")).keys() - options_of(Script.load("ddp")).keys()))
+
+    refused(
+        lambda: completed(Script.load("zero1"), [option]),
+        f"{option} is an option of the extra ddp_options, which cannot be added",
+        "goes with ddp, not with zero1",
+    )
+
+
+def test_an_option_that_nobody_has_names_the_nearest_also_of_an_extra():
+    ddp = Script.load("ddp")
+
+    refused(lambda: command_line(ddp, {"save_evry": 1}), "did you mean 'save_every', of the extra checkpoints?")
+    refused(lambda: command_line(ddp, {"stpes": 1}), "did you mean 'steps'?")
+    refused(lambda: command_line(ddp, {"watchdogs": 1}), "did you mean 'watchdog'?")
+
+
+@pytest.mark.parametrize("text", ["print(1)\n", "# %% model\nx = 1\n", 'parser.add_argument("--steps")\n'])
+def test_a_script_of_another_make_is_never_completed(text):
+    script = Script.parse(text)
+
+    assert completed(script, ["save_every"]) is script
+    assert extra_options(script) == {}
+    assert not is_composed(script)
+
+
+def test_a_file_of_ones_own_is_left_as_it_is_and_the_extra_named(tmp_path):
+    path = Script.load("fsdp").write(tmp_path / "mine.py")
+
+    with pytest.raises(ScriptError, match=r"mine.py takes no parameter 'save_every'; the extra checkpoints has it"):
+        check(path, [], {"save_every": 1}, 2)
+
+
+def test_a_launch_completes_and_checks_what_it_runs():
+    assert check("ddp", ["--clip", "1"], {"save_every": 5}, 2).script == Script.load(
+        "ddp", "checkpoints", "clip_and_schedule"
+    )
+    assert check("ddp", [], {"save_every": None}, 2).script == Script.load("ddp")
+    assert check(Script.load("ddp"), [], {"save_every": 5}, 2).given == {"save_every": "5"}
+
+
+def test_a_launch_refuses_a_cell_of_ones_own_that_defines_no_more_what_an_extra_uses():
+    """Under accumulation a step asks its strategy when to synchronize."""
+    strategy = Script.load("ddp").cells["strategy"].text
+    mine = Script.load("ddp").with_cells(strategy=strategy + "\n\ndef unused():\n    pass\n")
+
+    with pytest.raises(ScriptError, match="the 'step' cell uses gradient_sync, which no cell of the script defines"):
+        check(mine, [], {"accumulate": 2}, 2)
+
+
+def test_own_options_are_those_of_the_strategys_cells_and_of_extras_for_it():
+    assert set(own_options(Script.load("pipeline"))) >= {"schedule", "virtual_stages", "accumulate"}
+    assert set(own_options(Script.load("hybrid"))) >= {"tensor", "pipeline", "schedule", "virtual_stages", "accumulate"}
+    assert own_options(Script.load("ddp", "precision")) == {}
+    assert set(own_options(Script.load("ddp", "ddp_options"))) >= {"static_graph"}
+    assert set(own_options(Script.parse('# %% strategy\np.add_argument("--mine")\n'))) == {"mine"}
+
+
+def test_the_options_of_extras_are_those_that_can_be_added():
+    extras = extra_options(Script.load("ddp", "precision"))
+
+    assert "save_every" in extras["checkpoints"]
+    assert "precision" not in extras
+    assert "fsdp_options" not in extras
+    assert "accumulate" not in extra_options(Script.load("pipeline"))
+
+
+def test_the_strategy_is_known_by_its_cell():
+    ddp = Script.load("ddp")
+
+    assert strategy_of(Script.parse(str(ddp), name="mine")) == "ddp"
+    assert strategy_of(Script.load("ddp", "ddp_options", "accumulate")) == "ddp"
+    assert strategy_of(ddp.with_cells(strategy=ddp.cells["strategy"].text + "\nMINE = 1\n")) == ""
+    assert strategy_of(Script.parse("x = 1\n")) == ""
+
+
+def test_a_panel_may_compose_at_every_move():
+    def compose():
+        script = completed(Script.load("fsdp", "precision", task="digits"), ["save_every", "clip"])
+        return options_of(script), own_options(script), extra_options(script)
+
+    compose()
+    seconds = []
+    for _ in range(50):
+        begun = time.perf_counter()
+        compose()
+        seconds.append(time.perf_counter() - begun)
+    assert sorted(seconds)[25] < 0.004
+
+
+# ---- cells of one's own
+
+
+def test_a_text_is_taken_as_it_is_and_told_what_it_lacks():
+    refused(
+        lambda: Script.load("ddp").with_cells(model=RESNET),
+        "the 'model' cell must define Model(); yours defines ResNet. End it with `Model = ResNet`",
+    )
+
+
+@pytest.mark.parametrize("strategy", ["single", "fsdp", "pipeline"])
+def test_a_live_class_of_another_name_is_called_by_the_one_the_script_uses(live, strategy):
+    text = "class ResNet:\n    def __init__(self, width=3):\n        self.width = width\n"
+
+    script = Script.load(strategy).with_cells(model=live(text, "ResNet"))
+
+    assert script.cells["model"].text == f"{text}\nModel = ResNet\n\n\n"
+    script.check()
+
+
+@pytest.mark.parametrize(
+    ("title", "wanted", "text"),
+    [
+        ("optimizer", "optimizer_of", "def my_adam(parameters, args):\n    return None\n"),
+        ("model", "Model", "def make_resnet():\n    return None\n"),
+        ("layers", "change_layers", "def mine(model, args):\n    pass\n"),
+    ],
+)
+def test_a_function_of_another_name_too(live, title, wanted, text):
+    name = text.split("(")[0].removeprefix("def ")
+
+    script = Script.load("zero1").with_cells(**{title: live(text, name)})
+
+    assert script.cells[title].text.endswith(f"\n\n{wanted} = {name}\n\n\n")
+    script.check()
+
+
+def test_nothing_is_renamed_where_a_cell_must_define_several_names(live):
+    smoothed = live("def smoothed(outputs, batch):\n    return outputs.sum()\n", "smoothed")
+
+    refused(
+        lambda: Script.load("ddp").with_cells(task=smoothed),
+        "the 'task' cell must define ",
+        "count_of(batch), loss_of(outputs, batch), metrics_of(outputs, batch), outputs_of(model, batch)",
+        "; yours defines smoothed",
+    )
+
+
+def test_a_class_of_an_installed_package_is_imported():
+    from torch.nn import Transformer
+    from torch.optim import Adam
+
+    model = Script.load("ddp").with_cells(model=Transformer)
+
+    assert model.cells["model"].text == "from torch.nn import Transformer\n\nModel = Transformer\n\n\n"
+    assert model.cells["model"].origin == "from torch.nn import Transformer"
+    refused(
+        lambda: Script.load("ddp").with_cells(optimizer=Adam).with_cells(model=__import__("torch").nn.Linear),
+        "the 'model' cell: Model is called without arguments, and yours is Model(in_features, out_features",
+    )
+
+
+def test_a_function_replaces_its_namesake_alone(live):
+    text = "from torch.nn import functional as F\n\n\ndef smoothed(outputs, batch):\n"
+    text += "    return F.cross_entropy(outputs, batch[1], label_smoothing=0.1, reduction='sum')\n"
+    ddp = Script.load("ddp")
+
+    script = ddp.with_cells(loss_of=text.replace("smoothed", "loss_of"))
+
+    task = script.cells["task"]
+    assert "label_smoothing" in task.text
+    assert task.text.count("def loss_of") == 1
+    assert ddp.cells["task"].defines <= task.defines
+    script.check()
+    assert [title for title in ddp.cells if ddp.cells[title] != script.cells[title]] == ["task"]
+    alone = "def smoothed(outputs, batch):\n    return outputs.sum()\n"
+    assert "\nloss_of = smoothed\n" in ddp.with_cells(loss_of=live(alone, "smoothed")).cells["task"].text
+
+
+def test_two_names_of_a_cell_may_be_replaced_together():
+    script = Script.load("ddp").with_cells(
+        loss_of="def loss_of(outputs, batch):\n    return outputs.sum()\n",
+        metrics_of="def metrics_of(outputs, batch):\n    return {}\n",
+        collate="def collate(samples):\n    return samples\n",
+    )
+
+    assert "return {}" in script.cells["task"].text
+    assert "outputs.sum()" in script.cells["task"].text
+    assert "default_collate  #" not in script.cells["data"].text
+    script.check()
+
+
+def test_a_cell_that_lacks_a_name_is_told_what_to_define_and_how_to_replace_one_alone():
+    refused(
+        lambda: Script.load("ddp").with_cells(task="def loss_of(outputs, batch):\n    return outputs.sum()\n"),
+        "the 'task' cell must define ",
+        "count_of(batch), metrics_of(outputs, batch), outputs_of(model, batch)",
+        "yours defines loss_of",
+        "with_cells(loss_of=…)",
+    )
+
+
+@pytest.mark.parametrize(
+    ("cells", "words"),
+    [
+        ({"optimizer": "def optimizer_of(parameters):\n    return None\n"},
+         "optimizer_of is called as optimizer_of(parameters, args), and yours is optimizer_of(parameters)"),
+        ({"model": "class Model:\n    def __init__(self, width):\n        pass\n"},
+         "Model is called without arguments, and yours is Model(width)"),
+        ({"loss_of": "def loss_of(outputs, batch, more):\n    return 0\n"},
+         "loss_of is called as loss_of(outputs, batch), and yours is loss_of(outputs, batch, more)"),
+    ],
+    ids=["too few", "a class that needs one", "too many"],
+)  # fmt: skip
+def test_parameters_that_cannot_be_passed_are_refused_before_a_rank_starts(cells, words):
+    refused(lambda: Script.load("ddp").with_cells(**cells), words)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def optimizer_of(parameters, args, more=None):\n    return None\n",
+        "def optimizer_of(*everything):\n    return None\n",
+        "import functools\n\n\n@functools.cache\ndef optimizer_of():\n    return None\n",
+        "optimizer_of = max\n",
+        "def optimizer_arguments(parser):\n    parser.add_argument('--momentum')\n\n\n"
+        "def optimizer_of(parameters, args):\n    return args.momentum\n",
+    ],
+)
+def test_parameters_that_can_be_passed_or_cannot_be_known_pass(text):
+    Script.load("fsdp").with_cells(optimizer=text).check()
+
+
+def test_a_cell_of_ones_own_brings_its_own_imports():
+    text = RESNET.removeprefix("from torch import nn\n\n\n") + "\n\nModel = ResNet\n"
+
+    said = refused(lambda: Script.load("ddp").with_cells(model=text), "the 'model' cell uses nn without importing it")
+
+    assert said.endswith("Add `from torch import nn`")
+
+
+def test_a_missing_import_is_found_at_the_launch_as_well():
+    """An extra may take away the cell that defined it."""
+    mine = Script.load("ddp").with_cells(optimizer="def optimizer_of(parameters, args):\n    return half_of(args)\n")
+
+    check(mine, [], {}, 2)
+    borrowed = mine.cells["optimizer"].text.replace("half_of(args)", "torch.optim.SGD(parameters, lr=args.lr)")
+    object.__setattr__(mine.cells["optimizer"], "text", borrowed)
+    for name in ("_table", "uses", "defines", "_bindings", "imports"):
+        mine.cells["optimizer"].__dict__.pop(name, None)
+    with pytest.raises(ScriptError, match="the 'optimizer' cell uses torch without importing it: .* `import torch`"):
+        check(mine, [], {}, 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "names", "other"),
+    [
+        ("def Model():\n    return 0\n\n\ndef load_datasets(data_dir):\n    return 1\n", "load_datasets", "data"),
+        ("from time import time\n\n\ndef Model():\n    return time()\n", "time", "main"),
+    ],
+)
+def test_a_name_that_another_cell_would_replace_is_refused(text, names, other):
+    refused(
+        lambda: Script.load("ddp").with_cells(model=text),
+        f"the 'model' cell and the script's '{other}' cell both define {names}",
+        f"pass the '{other}' cell as well",
+    )
+
+
+def test_the_same_import_in_other_words_is_no_clash():
+    text = "import torch.nn as nn\nimport torch.nn.functional as F\n\n\ndef Model():\n    return nn, F\n"
+
+    Script.load("ddp").with_cells(model=text)
+
+
+@pytest.mark.parametrize(
+    ("line", "is_checked"),
+    [
+        ("names = list(globals().items())", True),
+        ("x = globals()['y']", True),
+        ("x = globals().get('y') == 1", True),
+        ("x = 'y' in globals()", True),
+        ("globals()['y'] = 1", False),
+        ("globals()['y'] |= 1", False),
+        ("globals().update(y=1)", False),
+        ("g = globals()", False),
+        ("exec('y = 1')", False),
+        ("from math import *", False),
+    ],
+)
+def test_only_what_brings_names_from_elsewhere_switches_the_name_check_off(line, is_checked):
+    script = Script.parse(f"# %% a\n{line}\n# %% b\ndef f():\n    return nobody_defines_this\n")
+
+    if is_checked:
+        refused(script.check, "the 'b' cell uses nobody_defines_this")
+    else:
+        script.check()
+
+
+# ---- shown
+
+
+def test_names_lists_what_there_is():
+    names = Script.names()
+
+    assert set(names.strategies) == set(script_names())
+    assert names.extras["checkpoints"]
+    assert names.tasks["bytes"]
+    for word in (*names.strategies, *names.extras, *names.tasks, "--save-every"):
+        assert word in str(names)
+    assert repr(names) == str(names)
+    bundle = names._repr_mimebundle_()
+    assert bundle["text/plain"] == str(names)
+    assert bundle["text/html"].count("<tr>") == 3 + len(names.strategies) + len(names.extras) + len(names.tasks)
+
+
+def test_the_strategys_cells_and_ones_own_are_open(live):
+    script = Script.load("pipeline").with_cells(model="# <b>\nModel = max\n")
+
+    page = script._repr_mimebundle_()["text/html"]
+
+    opened = re.findall(r"<details open><summary[^>]*><code># %% (\w+)<", page)
+    assert set(opened) == {"model", "strategy", "step"} | set(opened) - set(Script.load("single").cells)
+    assert page.count("<details") == len(script.parts) + 1
+    assert "text given to with_cells" in page
+    assert "<b>\n" not in page
+    text = html.unescape(re.sub(r"<[^>]+>", "", page))
+    for cell in script.parts:
+        assert cell.text.strip() in text
+
+
+def test_the_text_is_printed_by_the_terminals_verb(capsys, tmp_path):
+    assert main(["write", "fsdp", "checkpoints", "--task", "digits"]) == 0
+    assert capsys.readouterr().out == str(Script.load("fsdp", "checkpoints", task="digits"))
+    assert main(["write"]) == 0
+    assert capsys.readouterr().out.strip() == str(Script.names())
+    assert main(["write", "fdsp"]) == 2
+    assert "did you mean 'fsdp'?" in capsys.readouterr().err
+    assert main(["diff", "ddp", "fsdp"]) == 0
+    assert "+    for module in [*blocks_of(model), model]:" in capsys.readouterr().out
+
+
+def test_the_help_of_a_launch_names_the_extras_options(capsys):
+    assert main(["launch", "ddp", "--help"]) == 0
+
+    shown = capsys.readouterr().out
+    assert re.search(r"^  --global-batch-size  \(default: 64\)$", shown, re.MULTILINE)
+    assert re.search(r"^  checkpoints: .*--save-every", shown, re.MULTILINE)
+    assert "fsdp_options" not in shown
+
+
+def test_only_the_librarys_own_cells_are_not_checked_for_mistakes_before_a_launch():
+    assert is_library(Script.load("fsdp", "checkpoints", task="digits"))
+    assert not is_library(Script.load("fsdp").with_cells(model="Model = max\n"))
