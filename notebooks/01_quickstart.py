@@ -42,7 +42,7 @@ env = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"} if on_cpu else {}
 # %% [markdown]
 # ## The model and the data are ordinary cells
 #
-# Run them, complete them, test them here. labkit takes the whole cell, as you typed it, into the script.
+# Run them, change them, test them here. labkit copies the whole cell, as you typed it, into the script.
 
 # %%
 import torch
@@ -73,8 +73,8 @@ print(f"{parameters:,} parameters (the article says 120 thousand)")
 print("logits:", Model()(torch.zeros(2, 1, 28, 28)).shape)
 
 # %% [markdown]
-# The article decodes every image in Python, item by item. Here the images are decoded once, into one tensor; a batch
-# is one indexing operation. What that leaves of the input wait is measured below.
+# The article decodes every image in Python, item by item. Here the images are decoded once, into one tensor, and a
+# sample is a row of it. How long a step still waits for its batch is measured below.
 
 # %%
 import gzip
@@ -117,19 +117,31 @@ len(train), len(test), train[0][0].shape
 # %% [markdown]
 # ## Three scripts from the same cells
 #
-# What changes from DDP to FSDP, and nothing else:
+# A script is a list of titled cells. `Script.load("ddp")` returns a complete one, with a small model and data of its
+# own; `with_cells` puts yours in their place. Click a title to read that cell: the ones that are open are DDP's and
+# yours.
 
 # %%
 from labkit import Script
 
 scripts = {name: Script.load(name).with_cells(model=Model, data=load_datasets) for name in ("single", "ddp", "fsdp")}
+scripts["ddp"]
+
+# %% [markdown]
+# From DDP to FSDP one cell changes, `strategy`, and the file's first line, which says what it is:
+
+# %%
 scripts["fsdp"].diff(scripts["ddp"])
+
+# %% [markdown]
+# FSDP gathers a model block by block, when it has a list of blocks. This CNN has none, so FSDP treats it as one block
+# and prints that.
 
 # %% [markdown]
 # ## Launch and watch
 #
 # `launch` returns at once: run the cells one by one, and while the picture moves run any other cell. `wait` blocks
-# until the run is over; it is there for those who run all cells, and interrupting it stops the run.
+# until the run is over, so that *Run All* starts one run after the other; interrupting it stops the run.
 
 # %%
 options = {"epochs": epochs, "global_batch_size": global_batch_size, "env": env, "data_dir": data_dir or None}
@@ -163,9 +175,10 @@ display(comparison)
 
 # %% [markdown]
 # **Is it the same training?** All three start from the same weights, and step *k* trains on the same samples whatever
-# the number of ranks. So the loss curves must agree, up to the order in which floating-point numbers are added: to
-# some 7 digits at first, then less, because Adam amplifies rounding. (In float64, `precision="fp64"`, they agree to
-# 9 digits for much longer; labkit's tests hold them to that.)
+# the number of ranks. The mean over the ranks of what they report is the loss of the whole batch. So the curves must
+# agree, up to the order in which floating-point numbers are added: to about 7 digits at first, then less, because Adam
+# amplifies rounding. (In float64, `precision="fp64"`, they agree to 9 digits for much longer; labkit's tests check
+# that.)
 
 # %%
 curves = {run.id: run.metrics().groupby("step")["loss"].mean() for run in (single, ddp, fsdp)}
@@ -197,6 +210,8 @@ assert comparison.table["parameters"].eq(parameters).all()
 # ## Try
 #
 # - `epochs=20`, and run another cell while it trains; then restart the kernel and call `labkit.attach("latest")`.
-# - `global_batch_size=100` with three ranks: read what launch says.
+# - `labkit.launch(scripts["ddp"], precision="bf16", save_every=10, **options)`: the options add the cells that declare
+#   them. `run.script` shows the longer script; `Script.names()` lists all there is to add.
+# - `global_batch_size=100` with three ranks: read the error message.
 # - Put `if len(x) > 2: raise ValueError("boom")` into `Model.forward`, run the cells from there on, and see which
 #   line of which cell is named.
