@@ -14,10 +14,11 @@
 # %% [markdown]
 # # 03 · DDP from its parts
 #
-# DistributedDataParallel is four habits: begin with the same weights, deal the samples out, average the gradients, do
-# that while backward still computes. You build the first three by hand and claim that they give the gradients of one
-# process with the whole batch. Then you count what DDP sends. The second article (002, line 785) says "1 collective"
-# for its CNN; DDP sends gradients in buckets, and their number and bytes follow from the sizes of the parameters.
+# DistributedDataParallel does four things: it starts from the same weights, gives each rank other samples, averages the
+# gradients, and does that while backward still computes. You build the first three by hand and claim that they give the
+# gradients of one process with the whole batch. Then you count what DDP sends. The second article (002, line 785) says
+# "1 collective" for its CNN; DDP sends gradients in buckets, and their number and bytes follow from the sizes of the
+# parameters.
 
 # %% tags=["parameters"]
 nproc_per_node: int = 2  # ranks
@@ -185,6 +186,11 @@ print(f"{size // 4:,} parameters, {size:,} bytes; buckets of {' + '.join(f'{b:,}
 # %% [markdown]
 # With gradient accumulation each micro-batch's backward would send all of them again, though only the sum is needed.
 # `no_sync` keeps DDP quiet until the last one: the bytes of a step divided by the number of micro-batches.
+#
+# labkit's own `ddp` script makes one all-reduce more in a step, of a single number. Its loss is the mean over all
+# predictions of the global batch, and ranks may have different numbers of them (think of texts of other lengths): so it
+# sums their count over the ranks at the beginning of the step, and divides by that.
+#
 # The cell after the predictions is what the ranks run.
 
 # %%
@@ -192,6 +198,7 @@ ways = ("by hand", "DDP", "DDP, accumulated")
 for way in ways:
     claims.predict(f"gradients {way}: largest relative difference to one big batch", 1e-9, how="at most")
 claims.predict("all-reduces in a backward", len(expected), article='"1 collective" (002, line 785)', said=1)
+claims.predict("all-reduces in a step of the ddp script", len(expected) + 1)
 claims.predict("bytes of the first bucket", expected[0], "B")
 claims.predict("bytes in a backward", size, "B")  # those of the gradients
 claims.predict("bytes in an accumulated step without no_sync", micro_batches * size, "B")
@@ -231,7 +238,7 @@ def sizes_sent(device, samples, parts):
     """Bytes of every bucket that is sent: in one backward, in an accumulated step, and in one with no_sync."""
     x, y = whole_batch(samples, device, torch.float32)
     model, sent = replicated(new_model(device, torch.float32, seed=0))
-    accumulate(model, mine(x), mine(y), 1, quiet=False)  # DDP sees the order and fills its buckets anew
+    accumulate(model, mine(x), mine(y), 1, quiet=False)  # DDP sees the order and rebuilds its buckets
     answer = {}
     for name, some, quiet in (("one backward", 1, False), ("accumulated", parts, False), ("no_sync", parts, True)):
         sent.clear()
@@ -260,6 +267,7 @@ for way in ways:
     claims.measure(f"gradients {way}: largest relative difference to one big batch", found, run=run)
 sent = told[0][1]
 assert all(each == sent for _, each in told), "every rank sends the same buckets"
+claims.measure("all-reduces in a backward", len(sent["one backward"]), run=run)
 claims.measure("bytes of the first bucket", sent["one backward"][0], run=run)
 claims.measure("bytes in a backward", sum(sent["one backward"]), run=run)
 claims.measure("bytes in an accumulated step without no_sync", sum(sent["accumulated"]), run=run)
@@ -272,8 +280,9 @@ display(pd.DataFrame({name: [len(each), sum(each)] for name, each in sent.items(
 #
 # The first bucket holds the last layers' gradients. They are ready while the first layers' are still to be computed, so
 # it is sent meanwhile. The picture is of labkit's own `ddp` script with this model: where an all-reduce lies under
-# backward, it costs no time. How much does depends on the machine, and nothing is asserted about it; the number of
-# all-reduces is, here counted by torch's profiler.
+# backward, it costs no time. How much of it does depends on the machine, and nothing is claimed about it. The number of
+# all-reduces in a step is claimed, and here torch's profiler counts them: the short one at the beginning of each step is
+# the count of predictions.
 
 # %%
 import torch
@@ -281,7 +290,7 @@ from torch.utils.data import TensorDataset
 
 
 def load_datasets(data_dir):
-    """(train, test): noise. Nothing here depends on what is learnt."""
+    """(train, test): noise. Nothing here depends on what is learned."""
     x, y = torch.rand(2048, 1, 28, 28), torch.randint(10, (2048,))
     return TensorDataset(x, y), TensorDataset(x[:64], y[:64])
 
@@ -299,7 +308,7 @@ profiled.wait()
 timeline = profiled.timeline()
 steps = timeline.steps[:-1]  # the last one's all-reduce may end after the profiler has
 reduced = [span for span in timeline.spans if span.kind == "all_reduce" and span.step in steps]
-claims.measure("all-reduces in a backward", len(reduced) / len(steps) / n, run=profiled)
+claims.measure("all-reduces in a step of the ddp script", len(reduced) / len(steps) / n, run=profiled)
 display(timeline)
 
 # %% [markdown]
@@ -307,7 +316,8 @@ display(timeline)
 #
 # `DistributedSampler` deals one permutation out like cards. It draws the permutation from `seed + epoch`, and it learns
 # the epoch only from `set_epoch`. The second article calls it (002, line 362) and is right to: a loop that does not
-# trains on the same order in every epoch, and nothing says so. No ranks are needed to see it.
+# trains on the same order in every epoch, without any warning. No ranks are needed to see it. (labkit's scripts draw
+# their own permutation from `seed + epoch`, in the cell `batches`.)
 
 # %%
 from torch.utils.data import DistributedSampler
@@ -358,7 +368,7 @@ claims.check()
 # ## Try
 #
 # - In `by_hand`, leave the division out, or the broadcast: which of the claims fails, and by how much?
-# - Leave `model.no_sync()` out of `accumulate`: the last claim about bytes fails by a factor of `micro_batches`.
+# - Leave `model.no_sync()` out of `accumulate`: the last claim about bytes is off by a factor of `micro_batches`.
 # - Give DDP `bucket_cap_mb=0.25` in `replicated`, and `buckets` the same limits: how many all-reduces now? Then
 #   `labkit.launch(..., bucket_mib=0.25, profile=True)` and compare the timelines.
 # - Put only the backward into `no_sync`, not the forward, and count again: DDP decides in forward.
