@@ -14,10 +14,10 @@
 # %% [markdown]
 # # 11 · Checkpoints: killed, and nothing lost
 #
-# You will kill a rank with SIGKILL while a checkpoint is half written, begin again, and claim that the loss curve goes
-# on **exactly** as if nothing had happened, with no sample missed or seen twice. The same checkpoint, saved in shards
-# by FSDP, then goes on under another strategy on one rank. Bytes are predicted to the last one. The guide (001, lines
-# 127-160) has a recipe for this; three of its sentences are put to the test.
+# You will kill a rank with SIGKILL while a checkpoint is half written, resume the training, and claim that the loss
+# curve continues **exactly** as if nothing had happened, with no sample missed or seen twice. The same checkpoint,
+# saved in shards by FSDP, is then resumed under another strategy on one rank. Bytes are predicted to the last one. The
+# guide (001, lines 127-160) has a recipe for this; three of its sentences are put to the test.
 
 # %% tags=["parameters"]
 nproc_per_node: int = 2  # ranks of the FSDP runs
@@ -27,6 +27,7 @@ disk_seconds: float = 0.5  # how long a slow disk takes; more shows asynchronous
 import hashlib
 import inspect
 import json
+import re
 import shutil
 import time
 from collections import Counter
@@ -89,22 +90,19 @@ def checksum(weights):
     return found.hexdigest()[:12]
 
 
-def write_down(model, micro_batches):
+def write_down(model, batch):
     whole = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
-    tell(samples=[number for x, _ in micro_batches for number in x[:, 0].tolist()], weights=checksum(whole))
+    tell(samples=batch[0][:, 0].tolist(), weights=checksum(whole))
 
 
 # %% [markdown]
-# Two more lines in labkit's own scripts: one that calls it, one that makes the disk slow just when all files of a
-# checkpoint are written and the mark `COMMIT.json`, which says so, is not. Training is in float64: curves that should
-# be equal are then equal to 12 digits and more.
+# By itself labkit's script saves nothing. The extra `checkpoints` replaces the cell of that name with one that saves
+# and resumes. To that come two changes of our own: a line that calls `write_down`, and a disk that is slow just when
+# all files of a checkpoint are written and the mark `COMMIT.json`, which says so, is not. Training is in float64:
+# curves that should be equal then agree to 12 digits or more.
 
 # %%
-NOTED = "write_down(model, micro_batches)"
 SLOW = """
-import time
-
-
 def commit(beside, step):
     tell(writing=step)
     time.sleep({seconds})  # all files are there, the mark is not
@@ -114,17 +112,18 @@ def commit(beside, step):
 
 
 def with_notes(name):
-    """One of labkit's scripts with a smaller model and our data, and what is trained on written down."""
-    script = Script.load(name)
+    """One of labkit's scripts that saves, with a smaller model and our data, and what is trained on written down."""
+    script = Script.load(name, "checkpoints")
     model = script.cells["model"].text.replace("width=128, heads=4, layers=4", "width=64, heads=4, layers=2")
-    step = script.cells["step"].text.replace("    mean = 0.0\n", f"    {NOTED}\n    mean = 0.0\n")
+    counting = "    count = count_of(batch)\n"
+    step = script.cells["step"].text.replace(counting, f"    write_down(model, batch)\n{counting}")
     return script.with_cells(model=model, data=load_datasets, step=step)
 
 
 def on_slow_disk(script, seconds):
     """The script on a disk that takes so long before a checkpoint is marked as whole."""
-    commit = script.cells["commit"].text.replace("def commit(", "def write_mark(")
-    return script.with_cells(commit=commit + SLOW.format(seconds=seconds))
+    checkpoints = script.cells["checkpoints"].text.replace("def commit(", "def write_mark(")
+    return script.with_cells(checkpoints=checkpoints + SLOW.format(seconds=seconds))
 
 
 options = {"global_batch_size": 8, "precision": "fp64", "steps": 14, "deterministic": True, "env": env}
@@ -134,7 +133,7 @@ script = with_notes("fsdp")
 # %% [markdown]
 # ## Predict: bytes
 #
-# A checkpoint that training can go on from holds three numbers per parameter: the weight and AdamW's two moments. In
+# A checkpoint that training can resume from holds three numbers per parameter: the weight and AdamW's two moments. In
 # float32 that is 12 P bytes, in float64 24 P. Gradients are not in it. AdamW also counts the steps of each tensor in 4
 # bytes. In shards, each rank writes what it holds: FSDP cuts a tensor's rows into N parts. The guide (001, line 158)
 # says that this "avoids gathering the entire model to rank 0", and is right.
@@ -160,36 +159,36 @@ claims.predict("in one file: bytes beyond tensors, for each tensor", 1024, "B", 
 print(f"{P:,} parameters in {T} tensors: 24 P + 4 T = {whole:,} bytes; by rank {', '.join(f'{h:,}' for h in held)}")
 
 # %% [markdown]
-# ## Predict: what goes on
+# ## Predict: what is resumed
 #
 # A checkpoint must hold more than the guide's file, which has `model` and `optimizer` (001, lines 144-147): also the
-# step, from which follow the epoch and the place in it, and each rank's random state. Then a run that is begun again is
-# the same run.
+# step, from which follow the epoch and the place in it, and each rank's random state. Then a resumed run is the same
+# run.
 
 # %%
-special = "checkpoint cells of ddp and fsdp: lines that differ"
+special = "lines of the checkpoints cell that name FSDP"
 same = "step 4's weights in four places: checksums"
 flipped = "a bit of step 14 flipped: step that is loaded"
-went_on = "begun again: loss off by, relative"
-resharded = "begun again on one rank: loss off by, relative"
+went_on = "resumed: loss off by, relative"
+resharded = "resumed on one rank: loss off by, relative"
 claims.predict(special, 0, article="001, line 44: FSDP requires special handling, DDP does not")
 claims.predict("after the kill: folders of checkpoints", 2)
 claims.predict("after the kill: that are marked as whole", 1)
-claims.predict("begun again after step", SAVED)
+claims.predict("resumed after step", SAVED)
 claims.predict(went_on, 1e-12, how="at most")
 claims.predict(resharded, 1e-9, how="at most")
 claims.predict("samples of the first epoch trained on once", SAMPLES)
 claims.predict(same, 1)
-claims.predict("synchronous: steps begun during a save", 0)
-claims.predict("asynchronous: steps begun during a save", 1, how="at least")
+claims.predict("synchronous: steps started during a save", 0)
+claims.predict("asynchronous: steps started during a save", 1, how="at least")
 claims.predict(flipped, 12)
 display(claims)
 
 # %% [markdown]
 # ## Undisturbed
 #
-# It saves every four steps, and asynchronously: it copies what is to be saved, and a thread writes while training goes
-# on.
+# It saves every four steps, asynchronously: it copies what is to be saved, and a thread writes while training
+# continues.
 
 # %%
 undisturbed = labkit.launch(
@@ -231,7 +230,7 @@ folders = sorted(path for path in checkpoints.iterdir() if path.is_dir())
 marked = [path for path in folders if path.suffix != ".tmp" and (path / "COMMIT.json").exists()]
 claims.measure("after the kill: folders of checkpoints", len(folders), run=killed)
 claims.measure("after the kill: that are marked as whole", len(marked), run=killed)
-for_one_rank = shutil.copytree(checkpoints, killed.path / "copy")  # before it is gone on with
+for_one_rank = shutil.copytree(checkpoints, killed.path / "copy")  # before training resumes in it
 rows = [
     {"folder": folder.name, "file": file.name, "bytes": f"{file.stat().st_size:,}"}
     for folder in folders
@@ -240,10 +239,10 @@ rows = [
 display(pd.DataFrame(rows).set_index(["folder", "file"]))
 
 # %% [markdown]
-# ## Begun again, twice
+# ## Resumed, twice
 #
-# The same script in the same folder goes on, now saving synchronously. Then the copy goes on as `single`: one rank, no
-# FSDP, and everything in one file in the end.
+# The same script resumes in the same folder, now saving synchronously. Then `single` resumes from the copy: one rank,
+# no FSDP, and everything in one file in the end.
 
 # %%
 again = labkit.launch(
@@ -251,7 +250,7 @@ again = labkit.launch(
     nproc_per_node=N,
     save_every=4,
     checkpoint_dir=checkpoints,
-    name="begun-again",
+    name="resumed",
     **options,
 )
 again.wait()
@@ -287,7 +286,7 @@ def curve(run):
 
 curves = {run: curve(run) for run in (undisturbed, killed, again, alone)}
 reference = curves[undisturbed]
-claims.measure("begun again after step", curves[again].index.min() - 1, run=again)
+claims.measure("resumed after step", curves[again].index.min() - 1, run=again)
 assert list(curves[again].index) == list(curves[alone].index) == list(range(SAVED + 1, 15))
 for name, run in ((went_on, again), (resharded, alone)):
     difference = ((curves[run] - reference).abs() / reference).max()
@@ -298,7 +297,7 @@ figure = go.Figure()
 for run, name, look in (
     (undisturbed, "undisturbed, FSDP", {"mode": "lines", "line": {"width": 7, "color": "#c8d6e5"}}),
     (killed, f"killed while step {KILLED} was saved", {"mode": "markers", "marker": RING}),
-    (again, f"begun again from step {SAVED}", {"mode": "lines", "line": {"color": "#2da44e"}}),
+    (again, f"resumed from step {SAVED}", {"mode": "lines", "line": {"color": "#2da44e"}}),
     (alone, "its shards on one rank", {"mode": "markers", "marker": {"color": "#1f2328", "size": 5}}),
 ):
     figure.add_scatter(x=list(curves[run].index), y=list(curves[run]), name=name, **look)
@@ -306,8 +305,8 @@ figure.update_layout(height=330, margin={"t": 30, "b": 40}, xaxis_title="step", 
 display(figure)
 
 # %% [markdown]
-# Which samples? The killed run's first four steps count, and what was begun again after them. What the killed run did
-# in steps 5 to 8 is lost: that is the price of a crash, at most `save_every` steps.
+# Which samples? The killed run's first four steps count, and those of the resumed run. What the killed run did in steps
+# 5 to 8 is lost: that is the price of a crash, at most `save_every` steps.
 
 # %%
 epoch = SAMPLES // options["global_batch_size"]
@@ -326,9 +325,9 @@ print(f"{once} of {SAMPLES} samples once, {often} more often, {SAMPLES - len(see
 # %% [markdown]
 # ## The same weights, however many ranks
 #
-# A checkpoint in shards is no matter of FSDP. A few lines of plain torch read it without any ranks: `dcp.load` fills
-# the tensors it is given, wherever their parts lie. That is why the `checkpoint` cells of the `ddp` and the `fsdp`
-# script are one and the same.
+# A checkpoint in shards does not depend on FSDP. A few lines of plain torch read it without any ranks: `dcp.load` fills
+# the tensors it is given, wherever their parts lie. That is why one `checkpoints` cell serves every strategy: it is the
+# same in the `ddp` and the `fsdp` script, and no line of it names FSDP.
 
 # %%
 import warnings
@@ -349,9 +348,11 @@ claims.measure(same, len({*found.values()}), run=alone)
 pd.Series(found, name="checksum").to_frame()
 
 # %%
-cells = [Script.load(name).cells["checkpoint"].text.splitlines() for name in ("ddp", "fsdp")]
-differ = claims.measure(special, len(set(cells[0]) ^ set(cells[1])))
-print(f"{len(cells[0])} lines save and load under any strategy; {differ} differ")
+cells = [Script.load(name, "checkpoints").cells["checkpoints"].text.strip() for name in ("ddp", "fsdp")]
+assert cells[0] == cells[1]
+lines = cells[0].splitlines()
+named = claims.measure(special, sum(bool(re.search("fsdp|fully_?shard", line, re.IGNORECASE)) for line in lines))
+print(f"{len(lines)} lines save and load under any strategy; {named} name FSDP")
 
 # %% [markdown]
 # ## Bytes
@@ -399,9 +400,9 @@ print(f"{', '.join(f'{name} {size:,}' for name, size in sorted(written.items()))
 # %% [markdown]
 # ## How long training stood still
 #
-# Each blue line is the begin of a step. A synchronous save costs all of the disk's time; an asynchronous one costs a
-# copy, and waits when the one before it is not finished. Seconds depend on the machine and are only shown; that no step
-# began during one kind of save and some did during the other is claimed.
+# Each blue line is the start of a step. A synchronous save costs all of the disk's time; an asynchronous one costs a
+# copy, and waits when the one before it is not finished. Seconds depend on the machine and are only shown; what is
+# claimed is that no step started during a synchronous save and some did during an asynchronous one.
 
 
 # %%
@@ -415,7 +416,7 @@ figure = go.Figure()
 for name, run in (("synchronous", again), ("asynchronous", undisturbed)):
     begins = [note["time"] for note in steps_of(run)]
     during = sum(begin < at < end for _, begin, end in saves_of(run) for at in begins)
-    claims.measure(f"{name}: steps begun during a save", during, run=run)
+    claims.measure(f"{name}: steps started during a save", during, run=run)
     usual = median(after - before for before, after in zip(begins, begins[1:], strict=False))
     first = 15 - len(begins)
     after_save = [step - first for step, *_ in saves_of(run) if step < 14]
@@ -441,8 +442,8 @@ display(figure)
 #
 # Its loading code (001, lines 154-156) passes the saved state first, then the model and the optimizer. That was the
 # order of torch 2.0, and for a year longer of the example in torch's own documentation (pytorch's issues 105727 and
-# 123952). What does torch expect now? And what does a damaged file do? The mark holds a checksum of every file: the
-# script's own function, called here, passes over a checkpoint in which one bit is not as it was.
+# 123952). What does torch expect now? And what happens to a damaged file? The mark holds a checksum of every file: the
+# script's own function, called here, skips a checkpoint in which one bit has changed.
 
 # %%
 from torch.distributed.fsdp import FullyShardedDataParallel
@@ -457,7 +458,7 @@ damaged = bytearray((copy / "step-14" / "__0_0.distcp").read_bytes())
 damaged[len(damaged) // 2] ^= 1
 (copy / "step-14" / "__0_0.distcp").write_bytes(damaged)
 functions = {}
-exec(script.cells["commit"].text, functions)
+exec(script.cells["checkpoints"].text, functions)
 loaded = functions["newest_whole"](copy)
 claims.measure(flipped, int(loaded.name.removeprefix("step-")))
 print(f"optim_state_dict_to_load({', '.join(arguments[:3])}); of what is left, {loaded.name} is the newest whole one")
@@ -468,12 +469,12 @@ claims.check()
 # %% [markdown]
 # ## Try
 #
-# - Let labkit begin again by itself: `retries=1` in the launch of the killed run. It goes on from step 4 while you
+# - Let labkit restart it by itself: `retries=1` in the launch of the killed run. It resumes from step 4 while you
 #   watch, and waits a minute for the disk at step 8.
 # - Resume as from the guide's file, without the place in the epoch. In the definition of `script`, `with_notes("fsdp")`
-#   becomes `with_notes("fsdp").with_cells(main=Script.load("fsdp").cells["main"].text.replace("step_in_epoch *
-#   args.accumulate", "0"))`. Only the run that is begun again is changed by it. Which claims notice?
-# - Put `F.dropout(x, 0.1, self.training)` into the model. The curve still goes on exactly on N ranks, and not on one.
+#   becomes `with_notes("fsdp").with_cells(main=Script.load("fsdp").cells["main"].text.replace("divmod(step,
+#   per_epoch)", "(step // per_epoch, 0)"))`. Only the resumed run is changed by it. Which claims notice?
+# - Put `F.dropout(x, 0.1, self.training)` into the model. The curve still continues exactly on N ranks, but not on one.
 #   Why?
-# - Change a number in `step-4/state.json` of the copy by hand: from where does the next run go on?
-# - Rename `step-8.tmp` to `step-8` before it is begun again: is it taken? What is said when step 8 is to be saved?
+# - Change a number in `step-4/state.json` of the copy by hand: from which step does the next run resume?
+# - Rename `step-8.tmp` to `step-8` before the run is resumed: is it taken? What is said when step 8 is to be saved?

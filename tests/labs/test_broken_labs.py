@@ -39,8 +39,8 @@ BROKEN = [
     ("10_meshes", "loaded.with_cells(**cells), Script", 'loaded.with_cells(**cells, strategy=loaded.cells["strategy"]'
      '.text.replace("reshard_after_forward=False", "reshard_after_forward=True")), Script', "all_gather"),
     ("11_checkpoints", 'script = with_notes("fsdp")\n',
-     'script = with_notes("fsdp").with_cells(main=Script.load("fsdp").cells["main"].text.replace("step_in_epoch * '
-     'args.accumulate", "0"))\n', "trained on once"),
+     'script = with_notes("fsdp").with_cells(main=Script.load("fsdp").cells["main"].text.replace("divmod(step, '
+     'per_epoch)", "(step // per_epoch, 0)"))\n', "trained on once"),
     ("12_which_strategy", "steps=STEPS, trace_memory=True", 'steps=STEPS, precision="bf16", trace_memory=True',
      "fsdp: sent by all ranks in a step"),
     ("13_profiling", 'if os.environ["RANK"] == str(TIMES["slow_rank"]):', 'if TIMES["slow_rank"] >= 0:',
