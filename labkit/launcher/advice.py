@@ -10,7 +10,7 @@ from typing import Any
 from labkit.record import RankHistory, RunFolder
 from labkit.record.records import number
 from labkit.record.units import gib
-from labkit.write import Script, options_of
+from labkit.write import Script, extra_options, options_of
 
 __all__ = ["CHECKED_CALLS", "disk_advice", "memory_advice", "memory_in_words"]
 
@@ -42,6 +42,8 @@ def memory_advice(kind: str, script: Script, parameters: Mapping[str, Any]) -> s
     """What to change so that it fits, of what this script offers and does not do yet."""
     try:
         options = options_of(script)
+        for more in extra_options(script).values():  # an option brings its extra
+            options |= more
     except SyntaxError:
         options = {}
     ways = []

@@ -24,6 +24,7 @@ from labkit.checking.launching import warn
 from labkit.checking.outdated import REPLACED
 from labkit.cli import main
 from labkit.write import script_names
+from unit.composed import combinations
 from unit.seeded import DDP_MODEL, FSDP1_MODEL, FSDP2_MODEL, SEEDED, within
 
 ROOT = Path(__file__).parents[2]
@@ -67,6 +68,13 @@ def test_a_comment_silences_its_rule_on_its_line_and_no_other(slug, mistaken, co
 @pytest.mark.parametrize("name", script_names())
 def test_nothing_is_found_in_our_own_scripts(name):
     assert not check(name)
+    for extras in combinations(name):
+        assert not check(Script.load(name, *extras)), extras
+
+
+@pytest.mark.parametrize("task", Script.names().tasks)
+def test_nothing_is_found_in_our_own_tasks(task):
+    assert not check(Script.load("fsdp", task=task))
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "notebooks").glob("*.ipynb")), ids=lambda path: path.stem)

@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+import labkit
 from labkit import Script, ScriptError
 from labkit.cli import main
 from labkit.launcher.start import check
@@ -238,6 +239,20 @@ def test_a_launch_refuses_a_cell_of_ones_own_that_defines_no_more_what_an_extra_
 
     with pytest.raises(ScriptError, match="the 'step' cell uses gradient_sync, which no cell of the script defines"):
         check(mine, [], {"accumulate": 2}, 2)
+
+
+def test_a_session_that_ends_brings_the_checkpoints_unless_they_are_ones_own(monkeypatch, tmp_path):
+    monkeypatch.setattr("labkit.launcher.start.seconds_to_train", lambda: 1000.0)
+    ddp = Script.load("ddp")
+    mine = ddp.with_cells(checkpoints=ddp.cells["checkpoints"].text + "\nMINE = 1\n")
+    nowhere = {"PYTHONHOME": str(tmp_path / "nowhere")}  # no rank ever runs
+
+    saving, own = (labkit.launch(script, nproc_per_node=2, wait=False, env=nowhere) for script in (ddp, mine))
+
+    assert saving.script == Script.load("ddp", "checkpoints")
+    assert saving.folder.read_manifest()["args"][:3] == ["--deadline-seconds", "1000", "--checkpoint-dir"]
+    assert own.script == mine
+    assert own.folder.read_manifest()["args"] == []
 
 
 def test_own_options_are_those_of_the_strategys_cells_and_of_extras_for_it():

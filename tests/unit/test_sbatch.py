@@ -159,6 +159,13 @@ def test_what_the_launch_file_itself_says_is_no_further_option(option, runs_dir)
     assert not list(runs_dir.glob("*"))
 
 
+def test_a_job_of_labkit_s_own_script_can_save_and_resume():
+    folder = prepare("ddp", nodes=2, nproc_per_node=1, time="10", args=(), parameters={}, name=None, runs_dir=None)
+
+    assert Script.load(folder.script) == Script.load("ddp", "checkpoints")
+    assert f"--checkpoint-dir {folder.checkpoints}" in folder.launch_file.read_text()
+
+
 def test_a_plain_launch_file_has_labkit_s_own_script_written_beside_it(monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
     asked = {"nodes": 2, "nproc_per_node": 1, "time": "10", "name": None}

@@ -13,6 +13,7 @@ import pytest
 from labkit.errors import ScriptError
 from labkit.write import Script, is_library, options_of, script_files, script_names, strategy_of
 from labkit.write.compose import library
+from unit.composed import combinations, together
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "scripts"
@@ -22,30 +23,6 @@ MOST_LINES |= {"tensor_parallel": 430, "pipeline": 600, "hybrid": 600}
 MOST_CHANGED, MOST_IN_ALL = 25, 2800
 
 each_strategy = pytest.mark.parametrize("strategy", script_names())
-
-
-def goes(strategy, *extras, task="bytes"):
-    try:
-        return Script.load(strategy, *extras, task=task)
-    except ScriptError:
-        return None
-
-
-def together(strategy, first=()):
-    """As many extras as go together, the first ones whatever comes."""
-    chosen = list(first)
-    for extra in library().extras:
-        if extra not in chosen and goes(strategy, *chosen, extra):
-            chosen.append(extra)
-    return chosen
-
-
-def combinations(strategy):
-    """None, each extra alone, and all that go together; each extra is in one of the latter."""
-    alone = [[extra] for extra in library().extras if goes(strategy, extra)]
-    every = [together(strategy)]
-    every += [together(strategy, extra) for extra in alone if extra[0] not in every[0]]
-    return [[], *alone, *every]
 
 
 def loaded(script, tmp_path, monkeypatch):
