@@ -149,7 +149,8 @@ class Checkpoints:
             shutil.rmtree(shards)
         set_state_dict(self.model, self.local, model_state_dict=weights, optim_state_dict=moments)
         for group, saved in zip(self.optimizer.param_groups, state["groups"], strict=True):
-            group.update({name: value for name, value in saved.items() if "lr" not in name})  # --lr may have changed
+            own = {"lr", "initial_lr", "weight_decay"}  # the command line may have changed them
+            group.update({name: value for name, value in saved.items() if name not in own})
         if state["others"].get("scaler"):
             self.scaler.load_state_dict(state["others"]["scaler"])
         if rank < len(state["random"]):

@@ -15,8 +15,7 @@ def strategy_arguments(parser):
     parser.add_argument("--pipeline", type=int, default=1, help="ranks that split the blocks")
 
 
-def make_mesh(device_type, args):
-    """Replicas of pipeline x tensor ranks along the data axis. Tensor ranks, which talk most, are neighbours."""
+def make_mesh(device_type, args):  # replicas of pipeline x tensor ranks; tensor ranks, which talk most, are neighbours
     ranks, replica = dist.get_world_size(), args.pipeline * args.tensor
     if replica < 1 or ranks % replica:
         raise SystemExit(f"{ranks} ranks do not split into --pipeline {args.pipeline} x --tensor {args.tensor}")

@@ -47,8 +47,7 @@ def check_schedule(args, ranks):
         raise SystemExit(f"--schedule {args.schedule} needs torch 2.13 or newer; this is {torch.__version__}")
     if getattr(args, "compile", False) and args.schedule in ("InterleavedZeroBubble", *V_SHAPED):
         raise SystemExit(f"--schedule {args.schedule} runs backward in two parts, which --compile does not allow")
-    # before 2.11 torch asked of GPipe, too, what only 1F1B needs
-    least = {"GPipe": version < (2, 11), "1F1B": 1, "DualPipeV": 2}.get(args.schedule, 0) * ranks
+    least = {"1F1B": 1, "DualPipeV": 2, "GPipe": version < (2, 11)}.get(args.schedule, 0) * ranks  # GPipe: torch's bug
     multiple = ranks if args.schedule.startswith("Interleaved") else 1
     if args.accumulate < max(1, least) or args.accumulate % multiple:
         wanted = f"a multiple of {multiple}" if multiple > 1 else f"at least {max(1, least)}"
@@ -71,10 +70,13 @@ class Stage(nn.Module):
         self.unembed = model.unembed if last else nn.Identity()
 
     def forward(self, x):
-        x = self.embed(x)
-        for block in self.blocks:
-            x = block(x)
-        return self.unembed(x)
+        try:
+            x = self.embed(x)
+            for block in self.blocks:
+                x = block(x)
+            return self.unembed(x)
+        except AttributeError as error:
+            raise SystemExit(f"{error}: the first stage has what precedes blocks, the last what follows") from error
 
 
 class Elsewhere(nn.Module):  # stands where another stage has a layer
@@ -96,11 +98,11 @@ class HuggingFaceStage(nn.Module):
         self.whole._modules[model.base_model_prefix] = base
 
     def forward(self, x, **others):
-        return self.whole(**{self.source: x}, **others).logits
+        logits = self.whole(**{self.source: x}, **others).logits
+        return logits.clone() if logits._is_view() else logits  # zero-bubble schedules detach it in place
 
 
-def without(module, names):
-    """A copy that shares all but these children."""
+def without(module, names):  # a copy that shares all but these children
     shared = copy(module)
     shared._modules = {n: Elsewhere() if n in names else child for n, child in module._modules.items()}
     return shared
@@ -118,11 +120,10 @@ def cut(model, pipeline, device, args):
     model.stages = {index: kind(model, blocks[index * each : (index + 1) * each], index == 0, index == stages - 1)
                     for index, owner in enumerate(model.owners) if owner == pipeline.get_local_rank()}  # fmt: skip
     held = {p for stage in model.stages.values() for p in stage.parameters()}
-    for name, module in list(model.named_modules()):  # outermost first
-        parameters = list(module.parameters())
-        if name and parameters and not held.intersection(parameters):
-            owner, _, last = name.rpartition(".")
-            model.get_submodule(owner)._modules[last] = Elsewhere()
+    for owner in [module for module in model.modules() if held.intersection(module.parameters())]:
+        for name, parameters in [(name, {*child.parameters()}) for name, child in owner.named_children()]:
+            if parameters and not held.intersection(parameters):
+                delattr(owner, name)
     for stage in model.stages.values() if half_of(args) else ():
         stage.forward = torch.autocast(device.type, half_of(args))(stage.forward)
     model.group, model.schedule, model.forward = pipeline.get_group(), (None, None), partial(relay, model)
