@@ -46,7 +46,7 @@ def cell_of(obj: Any) -> tuple[str, str]:
 def import_of(obj: Any) -> str:
     """`from torchvision.models import resnet18`, for a function or class of an installed package; else ""."""
     module, name = getattr(obj, "__module__", None), getattr(obj, "__qualname__", "")
-    if not callable(obj) or not isinstance(module, str) or not name.isidentifier():
+    if not callable(obj) or module in (None, "__main__") or not name.isidentifier():
         return ""
     file = getattr(sys.modules.get(module), "__file__", None)
     if not file or not _is_installed(Path(file)):

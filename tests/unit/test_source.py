@@ -7,7 +7,8 @@ from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
 from labkit.errors import ScriptError
-from labkit.write.source import cell_of
+from labkit.write import Script
+from labkit.write.source import cell_of, import_of
 
 
 @pytest.fixture(scope="module")
@@ -163,3 +164,36 @@ def test_an_object_of_a_module_gives_its_own_source_alone(tmp_path):
     assert cell_of(module.f) == ("def f():\n    return os\n", f"{path}:4")
     assert cell_of(module.Model)[0] == "class Model:\n    def method(self):\n        return f\n"
     del sys.modules["ordinary"]
+
+
+def test_a_class_of_a_notebook_is_the_model_whatever_it_is_called(run):
+    text = "from torch import nn\n\nWIDTH = 3\n\nclass ResNet(nn.Linear):\n"
+    text += "    def __init__(self):\n        super().__init__(WIDTH, 1)\n"
+
+    script = Script.load("ddp").with_cells(model=run(text, "ResNet"))
+
+    assert script.cells["model"].text == f"{text}\nModel = ResNet\n\n\n"
+    assert script.cells["model"].origin.startswith("notebook cell In [")
+
+
+def test_a_notebook_cell_that_leans_on_another_for_its_imports_is_refused(run):
+    run("from torch import nn\n", "nn")
+    model = run("class ResNet(nn.Linear):\n    def __init__(self):\n        super().__init__(3, 1)\n", "ResNet")
+
+    with pytest.raises(ScriptError, match="uses nn without importing it: .* Add `from torch import nn`"):
+        Script.load("ddp").with_cells(model=model)
+
+
+def test_what_an_installed_package_offers_is_imported_by_its_public_name():
+    from pandas import DataFrame
+    from torch.nn import Linear
+    from torch.nn.functional import cross_entropy
+
+    assert import_of(Linear) == "from torch.nn import Linear"
+    assert import_of(cross_entropy) == "from torch.nn.functional import cross_entropy"
+    assert import_of(DataFrame) == "from pandas import DataFrame"
+
+
+@pytest.mark.parametrize("value", [len, 3, None, "text", lambda: 1, [].append], ids=str)
+def test_what_is_of_no_installed_package_is_not_imported(value):
+    assert import_of(value) == ""
