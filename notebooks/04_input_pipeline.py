@@ -15,7 +15,7 @@
 # # 04 · The input pipeline: a loader is worth what it hides
 #
 # Before a step computes, its batch is read, decoded, put together and copied to the device. Whatever of that happens
-# *while* the step before computes costs nothing. The second article (002, lines 101-117) promises 10-20 % from
+# *while* the previous step computes costs nothing. The second article (002, lines 101-117) promises 10-20 % from
 # `pin_memory` and `non_blocking`, and draws loading that overlaps with computing; but that is what workers do. You will
 # predict what workers, prefetching and pinning can save, from two times and one size. Loading and computing only sleep
 # here, so that their times are exact on busy cores, too.
@@ -339,9 +339,10 @@ figure.update_layout(
 # %% [markdown]
 # ## A real step, and the article's copy
 #
-# The article's CNN under labkit's own `ddp` script, with its batch of 128 samples per rank. The images are made
-# up, and each takes 2 ms to "decode". labkit measures in every step how long it waits for its input; without workers
-# that is the loading, with *W* workers at most loading / W.
+# The article's CNN under labkit's own `ddp` script, with the article's batch of 128 samples per rank. The images are made
+# up, and each takes 2 ms to "decode". The script loads in the rank's own process; `workers=2` adds the extra `workers`,
+# a `loader` cell with that option. labkit measures in every step how long it waits for its input: without workers that
+# is the loading, with *W* workers at most loading / W.
 #
 # Then the copy. What `pin_memory` and `non_blocking` can hide is the copy from host to device, and no more than all of
 # it. At 12 GB/s, which PCIe 3 x16 does, a batch of MNIST takes 34 µs. A step of the article's takes 6.94 s / 235
@@ -381,17 +382,19 @@ DECODING = 0.002  # seconds for one sample
 
 
 class Decoded(Dataset):
-    """Images of MNIST's shape, a batch at a time: one long sleep is more exact than 128 short ones."""
+    """Images of MNIST's shape. A sleep takes longer than it was asked to: the next ones are shorter by as much."""
 
     def __init__(self, samples, seconds):
-        self.samples, self.seconds = samples, seconds
+        self.samples, self.seconds, self.late = samples, seconds, 0.0
 
     def __len__(self):
         return self.samples
 
-    def __getitems__(self, indices):
-        time.sleep(self.seconds * len(indices))
-        return [(torch.full((1, 28, 28), index % 10 / 10), index % 10) for index in indices]
+    def __getitem__(self, index):
+        began = time.monotonic()
+        time.sleep(max(0.0, self.seconds - self.late))
+        self.late += time.monotonic() - began - self.seconds
+        return torch.full((1, 28, 28), index % 10 / 10), index % 10
 
 
 def load_datasets(data_dir):
