@@ -18,36 +18,44 @@ if TYPE_CHECKING:
 __all__ = ["Diff", "Names", "script_html"]
 
 CODE = "font-family:monospace;font-size:12px;line-height:1.45;white-space:pre;overflow-x:auto;margin:2px 0 10px"
-# JupyterLab's own colours, which follow its theme; elsewhere ones that are legible on white and on black.
+# By pygments' kinds of token: JupyterLab's own colours, which follow its theme; elsewhere ones that are legible on
+# white and on black.
 COLOURS = {
-    "Keyword": "var(--jp-mirror-editor-keyword-color, #2f8f5b)",
-    "Name.Builtin": "var(--jp-mirror-editor-builtin-color, #2f8f5b)",
-    "Name.Function": "var(--jp-mirror-editor-def-color, #3b82d6)",
-    "Name.Class": "var(--jp-mirror-editor-def-color, #3b82d6)",
-    "Name.Decorator": "var(--jp-mirror-editor-meta-color, #a561d6)",
-    "Literal.String": "var(--jp-mirror-editor-string-color, #c0543c)",
-    "Literal.Number": "var(--jp-mirror-editor-number-color, #2f8f5b)",
-    "Comment": "var(--jp-mirror-editor-comment-color, #808080)",
+    "Keyword": ("keyword", "#2f8f5b"),
+    "Name.Builtin": ("builtin", "#2f8f5b"),
+    "Name.Function": ("def", "#3b82d6"),
+    "Name.Class": ("def", "#3b82d6"),
+    "Name.Decorator": ("meta", "#a561d6"),
+    "Literal.String": ("string", "#c0543c"),
+    "Literal.Number": ("number", "#2f8f5b"),
+    "Comment": ("comment", "#808080"),
 }
+HUES = dict(COLOURS.values())
+VARIABLES = ";".join(f"--lk-{name}:var(--jp-mirror-editor-{name}-color,{hue})" for name, hue in HUES.items())
 
 
 def script_html(script: Script) -> str:
     """Folded by cell; open are the strategy's cells and the user's own. No scripts, no style sheet."""
     own = [] if is_composed(script) else list(script.cells)
     opened = {*own, *strategy_titles(script), *(cell.title for cell in script.parts if cell.origin)}
-    title = f"<div><b>{html.escape(script.name)}</b> · {len(str(script).splitlines())} lines</div>"
-    parts = [_folded("", script.head, "", not script.parts)] if script.head.strip() else []
-    parts += [_folded(cell.title or "…", cell.text, cell.origin, cell.title in opened) for cell in script.parts]
-    return title + "".join(parts)
+    head = script.head.strip()
+    first = head.split("\n")[0].strip("\"'")
+    title = f"<b>{html.escape(script.name)}</b> · {_lines(str(script))}{f' · {html.escape(first)}' if first else ''}"
+    parts = [_folded("above the first cell", head, "", not script.parts)] if "\n" in head or not script.parts else []
+    parts += [_folded(f"# %% {cell.title}", cell.text, cell.origin, cell.title in opened) for cell in script.parts]
+    return f'<div style="{VARIABLES}"><div>{title}</div>{"".join(parts)}</div>'
 
 
-def _folded(title: str, text: str, origin: str, opened: bool) -> str:
+def _lines(text: str) -> str:
     count = len(text.strip().splitlines())
-    said = " · ".join(filter(None, [f"{count} line{'' if count == 1 else 's'}", f"from {origin}" if origin else ""]))
-    name = f"# %% {title}" if title else text.strip().lstrip("\"'").split("\n")[0].rstrip("\"'")
+    return f"{count} line{'' if count == 1 else 's'}"
+
+
+def _folded(name: str, text: str, origin: str, opened: bool) -> str:
+    about = f"{_lines(text)}{f' · from {html.escape(origin)}' if origin else ''}"
     return (
         f'<details{" open" if opened else ""}><summary style="cursor:pointer"><code>{html.escape(name)}</code> '
-        f'<span style="opacity:.65">{html.escape(said)}</span></summary>'
+        f'<span style="opacity:.65">{about}</span></summary>'
         f'<pre style="{CODE}">{_highlighted(text.strip(chr(10)))}</pre></details>'
     )
 
@@ -56,12 +64,12 @@ def _highlighted(code: str) -> str:
     from pygments.lexers import PythonLexer
     from pygments.token import string_to_tokentype
 
-    colours = {string_to_tokentype(name): colour for name, colour in COLOURS.items()}
+    colours = {string_to_tokentype(kind): name for kind, (name, _) in COLOURS.items()}
     pieces = []
     for kind, text in PythonLexer(stripnl=False).get_tokens(code):
         colour = next((colours[each] for each in reversed(kind.split()) if each in colours), "")
         shown = html.escape(text, quote=False)
-        pieces.append(f'<span style="color:{colour}">{shown}</span>' if colour and text.strip() else shown)
+        pieces.append(f'<span style="color:var(--lk-{colour})">{shown}</span>' if colour and text.strip() else shown)
     return "".join(pieces).rstrip("\n")
 
 

@@ -301,6 +301,17 @@ def test_unknown_parameters_are_named_with_those_there_are(refusal, names):
     assert "It takes: epochs, steps, global_batch_size" in said
 
 
+def test_a_name_of_no_script_and_an_option_of_an_extra_that_cannot_be_added_are_refused(refusal):
+    mine = labkit.Script.load("zero1").with_cells(checkpoints="class Checkpoints:\n    pass\n")
+
+    assert "no script named 'ddpp'; did you mean 'ddp'?" in refusal("ddpp")
+    assert "the extra ddp_options goes with ddp, not with zero1" in refusal("zero1", static_graph=True)
+    assert "replaces the 'checkpoints' cell, and this script's is your own" in refusal(mine, save_every=5)
+    assert "the 'step' cell, and this script's is your own" in refusal(
+        mine.with_cells(step=mine.cells["step"].text + "\nMINE = 1\n"), args=["--accumulate", "2"]
+    )
+
+
 @pytest.mark.parametrize("value", ["""it's "q" \\ \n $(x) `y` %s""", "", " ", "é🔥", "-rf", "--steps", "x" * 90_000],
                          ids=lambda value: ascii(value[:20]))  # fmt: skip
 def test_a_parameter_of_any_text_is_kept_and_written_as_it_was_given(launched, train, value):

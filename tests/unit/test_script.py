@@ -422,7 +422,7 @@ def test_a_script_shows_itself_folded_by_cell_in_a_notebook_and_in_one_line_else
 
     assert bundle["text/plain"] == repr(script)
     assert "\n" not in repr(script)
-    assert bundle["text/html"].count("<details") == 3
+    assert bundle["text/html"].count("<details") == 2
     assert "<style" not in bundle["text/html"]
     assert "radius" in bundle["text/html"]
 

@@ -27,6 +27,7 @@ from labkit.launcher.stop import processes_of
 from labkit.launcher.stuck import Stacks
 from labkit.record import RunFolder, RunReader, State, read_state, write_state
 from labkit.view.page import run_html
+from labkit.write import Cell
 
 ROOT = Path(__file__).parents[2]
 HOSTILE = {
@@ -205,6 +206,9 @@ def test_a_run_with_text_in_every_place_is_drawn_with_all_its_parts(make_run):
 @pytest.mark.parametrize("text", MARKUP.values(), ids=MARKUP)
 def test_the_difference_of_two_scripts_stays_text(text):
     before, after = labkit.Script("# x\n", (), "before"), labkit.Script(f"# {text}\n", (), text)
+    assert_harmless(after._repr_mimebundle_()["text/html"], text)
+    cell = labkit.Script("", (Cell(text, f"# {text}\n", origin=text),), "cell")
+    assert_harmless(cell._repr_mimebundle_()["text/html"], text)
 
     page = assert_harmless(after.diff(before)._repr_mimebundle_()["text/html"], text)
 
