@@ -115,24 +115,28 @@ def train(name, strategy="ddp", slow=-1, **options):
 # %% [markdown]
 # ## Predict
 #
-# A bucket is full when a layer's gradients are there (`bucket_mib=1`). So DDP sends as many as there are layers, and
-# each but the last while the next layer's backward still runs: **hidden**. The last layer to go back is the model's
-# first; nothing is left to compute while its bucket is sent: **exposed**. With all gradients in one bucket, all of it
-# is exposed.
+# A bucket is full when a layer's gradients are there (`bucket_mib=1`, of labkit's extra `ddp_options`). So DDP
+# sends as many buckets as there are layers, and each but the last while the next layer's backward still runs:
+# **hidden**. The last layer in backward is the model's first; nothing is left to compute while its bucket is sent:
+# **exposed**. With all gradients in one bucket, all of it is exposed.
+#
+# One all-reduce more opens each step, before forward. It adds up a single number, how many predictions all ranks make
+# together, by which the script divides the loss. Nothing is computed meanwhile, so it is exposed, too.
 #
 # When a rank sleeps *s* longer in its forward, its gradients come *s* later. The others wait just as long, inside their
-# own all-reduces, which begin with their first bucket and end when the dawdler's last one is there: *s* and *L - 1*
+# own all-reduces, which start with their first bucket and end when the dawdler's last one is there: *s* and *L - 1*
 # backwards of a layer. It looks as if *their* communication were slow. The dawdler itself finds everybody there.
 
 # %%
-claims.predict("healthy: all-reduces per step", layers)
+COUNT = 1  # the all-reduce of the number of predictions
+claims.predict("healthy: all-reduces per step", layers + COUNT)
 claims.predict(
     "healthy: of those, hidden under backward",
     layers - 1,
     article="after backward pass, gradients are synchronized (002, line 130)",
     said=0,
 )
-claims.predict("one bucket: all-reduces per step", 1)
+claims.predict("one bucket: all-reduces per step", 1 + COUNT)
 claims.predict("one bucket: of those, hidden under backward", 0)
 for rank in others:
     waits = {"article": "all GPUs must wait for slowest one (003, line 235)", "said": SLOW}
@@ -184,7 +188,8 @@ def measure_hidden(name, run):
 measure_hidden("healthy", healthy)
 
 # %% [markdown]
-# The guide (001, line 14) says that sending "overlaps with backward pass", and is right, but for the last bucket.
+# The first column is the number of predictions, the others are buckets. The guide (001, line 14) says that sending
+# "overlaps with backward pass", and is right, except for the last bucket.
 #
 # ## Sent too late
 #
@@ -199,7 +204,7 @@ measure_hidden("one bucket", late)
 # %% [markdown]
 # ## A dawdler
 #
-# One rank sleeps in its forward. Before you press Play: the step times of both ranks are the same, for who is
+# One rank sleeps in its forward. Before you press Play: the step times of both ranks are the same, because whoever is
 # done first waits. Step time says *that* a rank is slow, never which.
 
 # %%
@@ -246,9 +251,9 @@ print(verdict)
 # %% [markdown]
 # ## Under FSDP
 #
-# The same model, each block on all ranks in parts. Press Play: a block is gathered before it computes, forward and
-# again backward, and its gradient is scattered after. What can be sent while something else computes? (gloo copies in
-# the thread that asks; NCCL does it beside the kernels.)
+# The same model, of which each rank keeps a part of every block. Press Play: a block is gathered before it computes, in
+# forward and again in backward, and its gradient is reduce-scattered afterwards. What can be sent while something else
+# computes? (gloo copies in the thread that asks; NCCL does it beside the kernels.)
 
 # %%
 display(train("fsdp", "fsdp").timeline().animation())
@@ -349,4 +354,4 @@ claims.check()
 #   `__getitem__` in every step. What does labkit say now?
 # - Let **all** ranks dawdle: `if TIMES["slow_rank"] >= 0:` in `Model.forward`. Nobody waits, and no rank is named: the
 #   claims about waiting fail. A slow model is no straggler.
-# - `bucket_mib=2`: how many all-reduces, how many of them hidden?
+# - `bucket_mib=2` in the healthy run: how many all-reduces, how many of them hidden?
