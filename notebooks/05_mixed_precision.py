@@ -138,8 +138,8 @@ for strategy, seeing in SEEN.items():
 # Under FSDP the policy of the scripts gathers weights in 16 bits and sums gradients in 32:
 # `MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)`. The guide (001, line 96) sums them in
 # bf16, too: half of those bytes, and each sum rounded to two or three digits. The guide (001, line 32) and the third
-# article (003, line 431) count mixed precision among FSDP's advantages. DDP has it as well; that weights *travel* in 16
-# bits it cannot have, for under DDP they do not travel.
+# article (003, line 431) count mixed precision among FSDP's advantages. DDP has it as well. What only FSDP has are
+# weights that *travel* in 16 bits: under DDP they do not travel at all.
 
 # %%
 text = {name: Script.load("ddp").cells[name].text for name in ("model", "data")}
@@ -192,7 +192,7 @@ for policy in (f"ddp, {half}", *(f"fsdp, {policy}" for policy in list(POLICIES)[
 # %% [markdown]
 # ## What the ranks run
 #
-# The model and the data of labkit's scripts, five short trainings one after the other. labkit's scripts refuse fp16 on
+# The model and the data of labkit's scripts, seven short trainings one after the other. labkit's scripts refuse fp16 on
 # a CPU, where it gains nothing; torch itself can compute in it, slowly, and this is about numbers.
 
 # %%
@@ -426,7 +426,8 @@ figure.update_layout(
 # %% [markdown]
 # ## The memory of a real step
 #
-# labkit's own `ddp` script in both precisions. Every rank follows one step through all that torch allocates.
+# labkit's own `ddp` script in both precisions; the option adds the extra `precision`, which declares it. Every rank
+# traces what torch allocates during one step.
 
 # %%
 runs = {}
@@ -471,7 +472,7 @@ claims.check()
 #
 # - `nproc_per_node = 4`: which bytes change, and which do not?
 # - `global_batch_size = 64`: there are more activations now. What is the peak in 16 bits, of fp32's?
-# - `labkit.launch("ddp", nproc_per_node=2, precision="fp16")` without a GPU: read what it says.
+# - `labkit.launch("ddp", nproc_per_node=2, precision="fp16")` without a GPU: read the error message.
 # - `FIRST_SCALE = 2.0**24`: claims fail, for the scaler now has to find its scale. How many steps does that cost?
 # - Make claims fail: in `build`, `return model` in place of `return DistributedDataParallel(model)`. Each rank trains
 #   for itself, and one skips steps that the others take.
