@@ -93,7 +93,7 @@ class Row:
         """What this row can train: layers are split only where there is a plan for them, a pipeline needs blocks."""
         if self.strategy == "tensor_parallel" or self.options.get("tensor", 1) > 1:
             return ["transformer"]
-        blocks = self.strategy in ("pipeline", "hybrid") or "activation_checkpointing" in self.options
+        blocks = self.strategy in ("pipeline", "hybrid") or any("checkpointing" in name for name in self.options)
         return ["transformer", "MLP"] if blocks else ["transformer", "MLP", "CNN"]
 
     @property
@@ -107,6 +107,7 @@ class Row:
 MATRIX = [
     Row("single", 1, {"accumulate": 4}),
     Row("single", 1, {"accumulate": 2, "activation_checkpointing": True}, often=True),
+    Row("single", 1, {"weight_decay": 0.01, "selective_checkpointing": True}),
     Row("ddp", 2),
     Row("ddp", 2, {"accumulate": 4, "bucket_mib": 0.01, "gradient_as_bucket_view": False}, often=True),
     Row("ddp", 2, {"static_graph": True}),
@@ -117,6 +118,7 @@ MATRIX = [
     Row("zero2", 4),
     Row("fsdp", 2, {"reshard_after_forward": "always"}),
     Row("fsdp", 2, {"accumulate": 2, "activation_checkpointing": True}, often=True),
+    Row("fsdp", 2, {"selective_checkpointing": True}),
     Row("fsdp", 4, {"replicas": 2, "cpu_offload": True}, often=True),
     Row("fsdp", 4, {"accumulate": 2, "reshard_after_forward": "never"}),
     Row("fsdp1", 2, {"accumulate": 2}, often=True),
@@ -138,13 +140,23 @@ MATRIX = [
 ]
 
 
-def script(name: str, model: str = "transformer") -> Script:
+def script(name: str, model: str = "transformer", *extras: str) -> Script:
     """One of labkit's scripts with a model that trains in a second."""
+    composed = Script.load(name, *extras)
     if model != "transformer":
-        return Script.load(name).with_cells(model={"CNN": CNN, "MLP": MLP}[model], data=IMAGES)
-    text, sizes = str(Script.load(name)), "context=128, width=128, heads=4, layers=4"
+        return composed.with_cells(model={"CNN": CNN, "MLP": MLP}[model], data=IMAGES)
+    text, sizes = composed.cells["model"].text, "width=128, heads=4, layers=4"
     assert sizes in text
-    return Script.parse(text.replace(sizes, "context=128, width=32, heads=4, layers=4"), name=name)
+    return composed.with_cells(model=text.replace(sizes, "width=32, heads=4, layers=4"))
+
+
+def edited(script: Script, edits: dict[str, str]) -> Script:
+    """Its text with each of these found once and replaced."""
+    text = str(script)
+    for before, after in edits.items():
+        assert text.count(before) == 1, before
+        text = text.replace(before, after)
+    return Script.parse(text, name=script.name)
 
 
 def curve(what: Script, ranks: int, **options: Any):

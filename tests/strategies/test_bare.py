@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
+from labkit import Script
 from labkit.write import script_names
-
-SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 
 @pytest.fixture
@@ -40,13 +37,14 @@ OFTEN = ("single", "ddp", "pipeline")  # the others differ from these in one cel
     [name if name in OFTEN else pytest.param(name, marks=pytest.mark.soak) for name in sorted(script_names())],
 )
 def test_a_script_trains_alone(name, without_labkit, tmp_path):
-    shutil.copy(SCRIPTS / f"{name}.py", tmp_path)
+    Script.load(name, "checkpoints", "validate", "precision", "clip_and_schedule").write(tmp_path / f"{name}.py")
     ranks = 1 if name == "single" else 2
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", f"{name}.py"]
-    command += ["--steps", "3", "--global-batch-size", "8", "--data-dir", "data"]
+    command += ["--steps", "3", "--global-batch-size", "8", "--data-dir", "data", "--checkpoint-dir", "saved"]
 
     done = subprocess.run(command, env=without_labkit, cwd=tmp_path, capture_output=True, text=True, timeout=120)
 
     assert done.returncode == 0, done.stderr
     assert "step 3  epoch 0  loss" in done.stdout
     assert "test_accuracy" in done.stdout
+    assert (tmp_path / "saved" / "best" / "full.pt").exists()

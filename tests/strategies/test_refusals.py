@@ -12,23 +12,22 @@ rarely = pytest.mark.soak
 
 
 @pytest.mark.parametrize(("what", "ranks", "options", "sentence"), [
-    ("single", 2, {}, "single.py trains on one rank, not on 2; use ddp.py or fsdp.py"),
-    ("tensor_parallel", 3, {}, "4 heads and 128 hidden features do not split over 3 tensor ranks"),
+    ("single", 2, {}, "this script trains on one rank, not on 2: use ddp or fsdp"),
+    ("tensor_parallel", 5, {}, "96 features of qkv do not split over 5 tensor ranks"),
     ("pipeline", 3, {}, "4 blocks do not split into 3 pipeline stages"),
     ("pipeline", 2, {"schedule": "1F1B"}, "--schedule 1F1B on 2 pipeline ranks needs at least 2 micro-batches; "
                                           "--accumulate is 1"),
-    ("hybrid", 2, {"tensor": 2, "pipeline": 2}, "2 ranks do not split into replicas of --pipeline 2 x --tensor 2"),
+    ("hybrid", 2, {"tensor": 2, "pipeline": 2}, "2 ranks do not split into --pipeline 2 x --tensor 2"),
     pytest.param("pipeline", 4, {"schedule": "LoopedBFS"}, "4 blocks do not split into 8 pipeline stages",
                  marks=rarely),
     pytest.param("pipeline", 2, {"schedule": "InterleavedZeroBubble", "accumulate": 2, "compile": True}, "--schedule "
-                 "InterleavedZeroBubble runs backward in two parts, which --compile does not allow; leave one of them "
-                 "out", marks=rarely),
+                 "InterleavedZeroBubble runs backward in two parts, which --compile does not allow", marks=rarely),
     pytest.param("fsdp", 2, {"replicas": 3}, "--replicas 3 must divide the 2 ranks", marks=rarely),
     pytest.param("ddp", 2, {"sync_batch_norm": True}, "--sync-batch-norm needs GPUs: torch's SyncBatchNorm does not "
                  "run on the CPU", marks=rarely),
     pytest.param("ddp", 2, {"static_graph": True, "accumulate": 2}, "--static-graph does not go with --accumulate: "
                  "torch aborts on no_sync; leave one of them out", marks=rarely),
-    pytest.param("fsdp1", 2, {"cpu_offload": True}, "--cpu-offload of FullyShardedDataParallel needs a GPU; fsdp.py's "
+    pytest.param("fsdp1", 2, {"cpu_offload": True}, "--cpu-offload of FullyShardedDataParallel needs a GPU; fsdp's "
                  "runs on the CPU too", marks=rarely),
     pytest.param("zero2", 2, {"precision": "fp16"}, "--precision fp16 needs a GPU; use fp32 or bf16 on the CPU",
                  marks=rarely),
@@ -42,15 +41,12 @@ TIED = MLP.replace("        self.last = ", "        self.blocks[3] = self.blocks
 
 
 @pytest.mark.parametrize(("what", "model", "sentence"), [
-    ("pipeline", CNN, "a pipeline runs model.embed(x), each of model.blocks, then model.unembed(x); Model has no "
-                      "embed, blocks, unembed"),
-    ("tensor_parallel", MLP, "tensor_plan needs qkv, out, up, down and head_width in each of model.blocks; Sequential "
-                             "has no qkv, out, up, down, head_width: name them so, or write another plan in the "
-                             "strategy cell"),
-    pytest.param("tensor_parallel", CNN, "tensor parallelism splits the layers of model.blocks; this model has no "
-                 ".blocks", marks=rarely),
+    ("pipeline", CNN, "a pipeline needs repeated layers: name a list of them Model.blocks"),
+    ("tensor_parallel", MLP, "Sequential has no qkv, out, up, down to split: write another TENSOR_PLAN"),
+    pytest.param("tensor_parallel", CNN, "tensor parallelism needs repeated layers: name a list of them Model.blocks",
+                 marks=rarely),
     pytest.param("pipeline", LOOSE, "a pipeline cannot place parameters of the model "
-                 "itself: put them into a submodule, before blocks if embed uses it, after blocks if unembed does",
+                 "itself: put them into a submodule",
                  marks=rarely),
     pytest.param("pipeline", TIED, "a pipeline cannot share weights between stages: untie this model's", marks=rarely),
 ])  # fmt: skip
@@ -59,9 +55,14 @@ def test_a_model_that_cannot_be_split_is_told_what_it_lacks(what, model, sentenc
 
 
 def test_a_sequence_that_does_not_split_is_refused():
-    text = str(script("tensor_parallel")).replace("data_dir, context=128", "data_dir, context=127")
+    text = script("tensor_parallel").cells["data"].text.replace("data_dir, context=128", "data_dir, context=127")
     options = {"sequence_parallel": True, "global_batch_size": 4}
-    refused(Script.parse(text), 2, options, "--sequence-parallel: 127 positions do not split over 2 tensor ranks")
+    refused(
+        script("tensor_parallel").with_cells(data=text),
+        2,
+        options,
+        "--sequence-parallel: 127 positions do not split over 2 tensor ranks",
+    )
 
 
 def test_data_that_is_not_there_is_named(tmp_path):
@@ -71,7 +72,7 @@ def test_data_that_is_not_there_is_named(tmp_path):
 def test_parts_that_another_stage_has_are_told():
     early = MLP.replace("        self.blocks", "        self.last = nn.Linear(width, 10)\n        self.blocks", 1)
     early = early.replace("        self.last = nn.Linear(width, 10)\n\n", "\n")
-    sentence = "'Model' object has no attribute 'last'. Of a model's submodules the first stage has those defined"
+    sentence = "'Model' object has no attribute 'last': the first stage has what precedes blocks, the last what follows"
     with pytest.raises(labkit.RankFailedError, match=sentence):
         labkit.launch(Script.load("pipeline").with_cells(model=early, data=IMAGES), nproc_per_node=2)
 
