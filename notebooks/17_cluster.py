@@ -47,11 +47,13 @@ options = {"steps": steps, "global_batch_size": batch, "env": env}
 # %% [markdown]
 # ## What the script knows of machines
 #
-# Next to nothing: torchrun gives each rank its number and a place to meet, in environment variables, and the script
-# reads those. These are all that it names itself; `init_process_group` reads a few more (`MASTER_ADDR`, …).
+# Next to nothing: torchrun gives each rank its number and a place to meet, in environment variables. These are all that
+# the script names itself, to choose a GPU and to run without torchrun, too; `init_process_group` reads a few more
+# (`MASTER_ADDR`, …).
 
 # %%
-known = sorted(set(re.findall(r'environ(?:\.get\(|\[|\.setdefault\()"(\w+)"', str(script))))
+read = re.findall(r'environ(?:\.get\(|\[|\.setdefault\()"(\w+)"|"(\w+)" (?:not )?in os\.environ', str(script))
+known = sorted({"".join(names) for names in read})
 about_hosts = [name for name in known if re.search("HOST|NODE|ADDR|SLURM", name)]
 print(", ".join(known))
 
@@ -76,8 +78,8 @@ one = labkit.launch(script, nproc_per_node=2, name="one-node", wait=True, **opti
 # %% [markdown]
 # ## Two nodes, one rank on each
 #
-# With `hosts=["hA", "hB"]` labkit goes to each by ssh and begins torchrun there. `"localhost"`, twice, is two nodes on
-# this machine, with a torchrun of its own for each.
+# With `hosts=["hA", "hB"]` labkit connects to each by ssh and starts torchrun there. `"localhost"`, twice, is two nodes
+# on this machine, with a torchrun of its own for each.
 
 # %%
 hosts = ["localhost", "localhost"]
@@ -120,7 +122,7 @@ claims.measure("two nodes: words in which their launch lines differ", differing,
 # | `--nproc-per-node 1` | ranks that each of them starts: the world has nnodes × nproc-per-node |
 # | `--node-rank 0`, `1` | which of them this is, and with it which ranks it has: the only word that differs |
 # | `--master-addr`, `--master-port` | where all meet: an address of the first node that the others reach |
-# | `--max-restarts 0` | to begin again is a new launch, from the newest checkpoint: torch's own way is unreliable |
+# | `--max-restarts 0` | a restart is a new launch, from the newest checkpoint: torch's own way is unreliable |
 #
 # An address, not a name: Debian, Ubuntu and WSL2 write the host's own name into /etc/hosts as 127.0.1.1, so that the
 # first node waits where nobody else can come, and all of them in silence.
@@ -132,11 +134,11 @@ claims.measure("two nodes: words in which their launch lines differ", differing,
 #
 # Under Slurm you do not start the nodes: `sbatch` takes a text, waits until there are machines, and runs it on the
 # first; `srun` in it starts one task on each node. Inside the task Slurm says which node it is. The text, with plain
-# torchrun (`labkit.submit` puts labkit's own supervisor in front of it, and watches):
+# torchrun (`labkit.submit` puts labkit's own supervisor in front of it, and watches), for a job that saves checkpoints:
 
 # %%
 asked = ["--nodes", "2", "--nproc-per-node", "1", "--time", "00:10:00"]
-flags = ["--steps", str(steps), "--global-batch-size", str(batch)]
+flags = ["--steps", str(steps), "--global-batch-size", str(batch), "--checkpoint-dir", "checkpoints"]
 labkit_slurm = [sys.executable, "-m", "labkit.cli", "slurm", "print", "ddp", "--plain", *asked, "--", *flags]
 text = subprocess.run(labkit_slurm, capture_output=True, text=True, check=True).stdout
 print(text)
@@ -178,7 +180,7 @@ labkit.compare(runs)
 # %% [markdown]
 # One row a run, one script, one loss. The times of two nodes on one machine say nothing of a network: there, what goes
 # between hosts in each step has to fit through it. `labkit.plan(script, nodes=…, nproc_per_node=…, network="100GbE")`
-# foretells that, and which groups of ranks had better stay inside a host.
+# predicts that, and says which groups of ranks had better stay inside a host.
 #
 # ## A node dies
 #
