@@ -160,8 +160,8 @@ def check(
     script, path = _script(script)
     script.check()
     if path is None:
-        given = [name for name, value in parameters.items() if value is not None]
-        script = _completed(script, given, checks.check_arguments(args))
+        names = [name for name, value in parameters.items() if value is not None]
+        script = _completed(script, names, checks.check_arguments(args))
     checks.check_imports(script, script_folder(path))
     argv = checks.check_arguments([*command_line(script, parameters), *checks.check_arguments(args)])
     if path is None:  # a user's own script may add options in another module

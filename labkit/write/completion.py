@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from labkit.errors import ScriptError
 from labkit.write.compose import is_composed, library, strategy_of, with_extra
-from labkit.write.options import options_of, options_of_part, unknown_flags
+from labkit.write.options import Option, options_of, options_of_part, unknown_flags
 from labkit.write.script import Script
 
 __all__ = ["completed"]
@@ -41,6 +41,6 @@ def _with_option(script: Script, name: str) -> Script:
     return script
 
 
-def _declares(options: dict, name: str) -> bool:
+def _declares(options: Mapping[str, Option], name: str) -> bool:
     own = options.get(name) or options.get(name.removeprefix("no_"))
     return own is not None and (name in options or own.negatable)

@@ -154,7 +154,8 @@ def _parameters_of(value: Any) -> ast.arguments | None:
     bare = [p.replace(annotation=p.empty, default=p.empty if p.default is p.empty else None)
             for p in signature.parameters.values()]  # fmt: skip
     text = str(signature.replace(parameters=bare, return_annotation=signature.empty))
-    return ast.parse(f"def f{text}: pass").body[0].args  # type: ignore[attr-defined]
+    function = ast.parse(f"def f{text}: pass").body[0]
+    return function.args if isinstance(function, Function) else None
 
 
 def check_names(cell: Cell, head: Cell, cells: Sequence[Cell]) -> None:

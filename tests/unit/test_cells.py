@@ -154,3 +154,28 @@ def test_a_cell_that_acts_is_refused_with_the_line_that_does(text, line, shown):
     first = str(caught.value).splitlines()[0]
     assert first == f"the 'model' cell also runs code at line {line}: {shown}"
     assert "move this line to a cell of its own" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "statement", "target"),
+    [
+        ("import torch", "torch", "import torch", "torch"),
+        ("import torch.nn", "torch", "import torch.nn", "torch"),
+        ("import torch.nn as nn", "nn", "import torch.nn as nn", "torch.nn"),
+        ("from torch import nn, optim", "nn", "from torch import nn", "torch.nn"),
+        ("from torch.nn import functional as F", "F", "from torch.nn import functional as F", "torch.nn.functional"),
+        ("from . import sibling", "sibling", "from . import sibling", "..sibling"),
+        ("try:\n    import fast\nexcept ImportError:\n    import slow as fast", "fast", "import slow as fast", "slow"),
+    ],
+)
+def test_an_import_is_known_by_its_statement_and_by_what_it_stands_for(text, name, statement, target):
+    found = Cell("x", text).imports[name]
+
+    assert (found.statement, found.target) == (statement, target)
+
+
+def test_a_name_that_is_also_defined_is_not_only_imported():
+    cell = Cell("x", "from a import f, g\n\n\ndef f():\n    import inside\n\n\nx: int = 1\ny = z = 2\n")
+
+    assert set(cell.imports) == {"g"}
+    assert set(cell.definitions) == {"f", "x"}

@@ -141,7 +141,7 @@ def test_a_scripts_options_are_what_its_parser_takes(strategy, tmp_path, monkeyp
         options = options_of(script)
         assert options.keys() == taken.keys()
         for name, option in options.items():
-            assert taken[name] == option.default or (option.kind == "str" and not taken[name]), name
+            assert taken[name] == option.default or not (taken[name] or option.default), name
 
 
 @pytest.mark.parametrize("strategy", MOST_LINES)
