@@ -87,8 +87,8 @@ display(claims)
 # %% [markdown]
 # ## Measure
 #
-# `launch(plan)` keeps the prediction in the run's folder before the first rank starts. In the run every rank follows
-# one step through all that torch allocates; nothing of that is known to the plan.
+# `launch(plan)` writes the prediction into the run's folder before the first rank starts. In the run every rank traces
+# what torch allocates during one step, which the plan does not know.
 
 # %%
 runs = {"ddp": labkit.launch(plans["ddp"], steps=4, env=env)}
@@ -120,8 +120,8 @@ claims.measure("FSDP: peak over DDP's", peaks["fsdp"] / peaks["ddp"], run=fsdp, 
 display(claims)
 
 # %% [markdown]
-# What FSDP does not divide are the activations, which are as many as before, and while a block computes the whole of
-# it is there. So two ranks never need half of one. Category by category:
+# FSDP does not divide the activations, and while a block computes, the whole of it is there. So each of two ranks
+# always needs more than half of what one needs. Category by category:
 
 # %%
 fsdp.memory()
@@ -157,9 +157,9 @@ claims.check()
 # ## Try
 #
 # - `nproc_per_node = 4`: which rows of the table above change, and which do not?
-# - `labkit.plan(scripts["ddp"], nproc_per_node=N, activation_checkpointing=True, **options)`: the peak moves to another
-#   moment. Where?
+# - `labkit.plan(scripts["ddp"], nproc_per_node=N, activation_checkpointing=True, **options)`, which adds the extra that
+#   declares this option: the peak moves to another moment. Where?
 # - `precision="bf16"`: the states stay what they are. Why?
-# - Make a claim fail: let the ranks keep a copy of every weight that the plan knows nothing of, and see which claims
-#   notice: after the plans are made, `model.replace("return self.unembed(x)", "self.twice = [p * 1 for p in
-#   self.parameters()]; return self.unembed(x)")`, and launch scripts with that model instead of the plans.
+# - Make a claim fail: let the ranks keep a copy of every weight, of which the plan knows nothing, and see which claims
+#   notice: after the plans are made, `model.replace("return self.unembed(", "self.twice = [p * 1 for p in
+#   self.parameters()]; return self.unembed(")`, and launch scripts with that model instead of the plans.

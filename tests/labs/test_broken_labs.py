@@ -18,7 +18,7 @@ PARTIAL = (
     '"down\\": RowwiseParallel(output_layouts=sequence if sequence.is_shard() else Partial())")'
 )
 TWICE = (
-    'model.replace("return self.unembed(x)", "self.twice = [p * 1 for p in self.parameters()]; return self.unembed(x)")'
+    'model.replace("return self.unembed(", "self.twice = [p * 1 for p in self.parameters()]; return self.unembed(")'
 )
 # (lab, text in one of its cells, what stands there instead, a claim that must be named)
 BROKEN = [
