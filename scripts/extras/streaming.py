@@ -16,7 +16,7 @@ class Stream(IterableDataset):
 
     def __init__(self, dataset, epoch_samples):
         self.dataset, self.epoch_samples = dataset, epoch_samples
-        self.samples = None
+        self.samples, self.fresh = None, dataset.state_dict() if hasattr(dataset, "state_dict") else None
 
     def __len__(self):
         return self.epoch_samples
@@ -24,6 +24,8 @@ class Stream(IterableDataset):
     def __iter__(self):
         while True:
             yield from self.dataset
+            if hasattr(self.dataset, "load_state_dict"):  # or those of Hugging Face begin again where they were resumed
+                self.dataset.load_state_dict(self.fresh)
 
     def begin(self, notes, samples):
         """At a state that was saved, or after so many samples."""

@@ -26,8 +26,19 @@ FAULTY = Path(__file__).parents[1] / "scripts" / "faulty.py"
 SHARED_MACHINE = 2
 APART_SECONDS = 0.5
 ENDLESS = 100_000  # steps
+STEPPED = "            step += 1\n"  # in main
 
 Written = dict[Path, bytes]
+
+
+def falling(script: labkit.Script, step: int) -> labkit.Script:
+    """Of which every rank is killed after this step of the first attempt, before it tells of the step."""
+    text = str(script)
+    assert text.count(STEPPED) == 1
+    kill = f"{STEPPED}            if step == {step} and os.environ.get('LABKIT_ATTEMPT') != '2':\n"
+    return labkit.Script.parse(
+        text.replace(STEPPED, f"{kill}                os.kill(os.getpid(), 9)\n"), name=f"falling-{script.name}"
+    )
 
 
 def wait_until(true: Callable[[], Any], seconds: float = 60, what: object = "") -> Any:

@@ -6,6 +6,7 @@ What is loaded goes on exactly as if nothing had happened, under whatever strate
 from __future__ import annotations
 
 import json
+import math
 import random
 import shutil
 import threading
@@ -15,22 +16,27 @@ from types import ModuleType
 
 import pytest
 import torch
-from faults.scene import ENDLESS, assert_over, last_step, ranks_of, wait_for_step, wait_until
+from faults.scene import ENDLESS, assert_over, falling, last_step, ranks_of, wait_for_step, wait_until
+from sklearn.metrics import f1_score
 
 import labkit
 from labkit.launcher.stop import processes_of
 
-SIZES = {"global_batch_size": 8, "precision": "fp64"}
+SIZES = {"global_batch_size": 8, "precision": "fp64", "clip": 1.0}
 SMALL = ("width=128, heads=4, layers=4", "width=32, heads=2, layers=2")
 
 
-def script(name: str, *replacements: tuple[str, str]) -> labkit.Script:
+def script(name: str, *replacements: tuple[str, str], extras: tuple[str, ...] = ()) -> labkit.Script:
     """One of labkit's with a small model, and with other words in place of some."""
-    text = str(labkit.Script.load(name))
+    return small(labkit.Script.load(name, "checkpoints", *extras), *replacements)
+
+
+def small(whole: labkit.Script, *replacements: tuple[str, str]) -> labkit.Script:
+    text = str(whole)
     for before, after in (SMALL, *replacements):
         assert before in text, before
         text = text.replace(before, after)
-    return labkit.Script.parse(text, name=name)
+    return labkit.Script.parse(text, name=whole.name)
 
 
 def train(name: str | labkit.Script, ranks: int, folder: Path | None = None, **options: object) -> labkit.Run:
@@ -82,9 +88,13 @@ def inflict(damage: str, file: Path) -> None:
 
 @pytest.fixture(scope="module")
 def module() -> ModuleType:
-    """A script of labkit's, imported."""
-    found = ModuleType("ddp")
-    exec(str(labkit.Script.load("ddp")), found.__dict__)
+    """A script with checkpoints, imported."""
+    return imported(labkit.Script.load("ddp", "checkpoints"))
+
+
+def imported(whole: labkit.Script) -> ModuleType:
+    found = ModuleType("train")
+    exec(str(whole), found.__dict__)
     return found
 
 
@@ -167,36 +177,6 @@ def test_a_folder_that_cannot_be_one_ends_every_rank_with_a_sentence(tmp_path: P
 # --- resumed
 
 
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        pytest.param("ddp", {"find_unused_parameters": True}, marks=pytest.mark.soak),
-        ("fsdp", {"full_checkpoints": True, "async_save": True}),
-    ],
-)
-def test_resumed_in_mid_epoch_and_with_dropout_the_losses_are_exactly_the_same(
-    name: str, options: dict[str, bool], tmp_path: Path
-) -> None:
-    dropout = script(
-        name,
-        ("x = x + self.out(", "x = x + F.dropout(self.out("),
-        ("transpose(1, 2).flatten(2))", "transpose(1, 2).flatten(2)), 0.3, self.training)"),
-        ("limit=2**20", "limit=2**13"),  # epochs of 7 steps
-        ("self.norm, self.head =", "self.unused = nn.Linear(3, 3)\n        self.norm, self.head ="),
-    )
-    folder = tmp_path / "checkpoints"
-    whole = train(dropout, 2, folder, steps=9, save_every=3, **options)
-    assert names(folder) == ["step-6", "step-9"]
-    shutil.rmtree(folder / "step-9")
-
-    resumed = train(dropout, 2, folder, steps=9, **options)
-
-    assert start_step(resumed) == 6
-    expected = losses(whole)
-    assert losses(resumed) == {(rank, step): expected[rank, step] for rank in (0, 1) for step in (7, 8, 9)}
-    assert whole.metrics()["test_loss"].dropna().iloc[0] == resumed.metrics()["test_loss"].dropna().iloc[0]
-
-
 RANDOM_WINDOWS = """
 import os
 from pathlib import Path
@@ -205,11 +185,11 @@ import torch
 from torch.utils.data import Dataset
 
 
-class Windows(Dataset):
+class Windows(Dataset):  # epochs of 7 steps
     text = torch.frombuffer(bytearray(Path(os.__file__).read_bytes()), dtype=torch.uint8).long()
 
     def __len__(self):
-        return 64
+        return 56
 
     def __getitem__(self, number):
         start = int(torch.randint(0, 5000, ()))
@@ -221,10 +201,40 @@ def load_datasets(data_dir):
 """
 
 
-@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.soak)])
-def test_resumed_in_its_second_epoch_it_draws_the_same_random_samples(workers: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        pytest.param("ddp", {"find_unused_parameters": True}, marks=pytest.mark.soak),
+        ("fsdp", {"full_checkpoints": True, "async_save": True}),
+    ],
+)
+def test_resumed_in_mid_epoch_the_losses_are_exactly_the_same(
+    name: str, options: dict[str, bool], tmp_path: Path
+) -> None:
+    """With dropout, and with samples that workers draw at random."""
+    dropout = script(
+        name,
+        ("x = x + self.out(", "x = x + F.dropout(self.out("),
+        ("transpose(1, 2).flatten(2))", "transpose(1, 2).flatten(2)), 0.3, self.training)"),
+        ("self.norm, self.head =", "self.unused = nn.Linear(3, 3)\n        self.norm, self.head ="),
+    ).with_cells(data=RANDOM_WINDOWS)
+    folder, options = tmp_path / "checkpoints", {"steps": 9, "workers": 2, **options}
+    whole = train(dropout, 2, folder, save_every=3, **options)
+    assert names(folder) == ["step-6", "step-9"]
+    shutil.rmtree(folder / "step-9")
+
+    resumed = train(dropout, 2, folder, **options)
+
+    assert start_step(resumed) == 6
+    expected = losses(whole)
+    assert losses(resumed) == {(rank, step): expected[rank, step] for rank in (0, 1) for step in (7, 8, 9)}
+    assert whole.metrics()["test_loss"].dropna().iloc[0] == resumed.metrics()["test_loss"].dropna().iloc[0]
+
+
+@pytest.mark.parametrize("options", [{}, pytest.param({"workers": 2}, marks=pytest.mark.soak)])
+def test_resumed_in_its_second_epoch_it_draws_the_same_random_samples(options: dict[str, int], tmp_path: Path) -> None:
     augmented = script("single").with_cells(data=RANDOM_WINDOWS)
-    folder, options = tmp_path / "checkpoints", {"steps": 14, "workers": workers}
+    folder, options = tmp_path / "checkpoints", {"steps": 14, **options}
     whole = train(augmented, 1, folder, save_every=5, **options)
     assert names(folder) == ["step-10", "step-14"]  # saved at its end, too
     shutil.rmtree(folder / "step-14")
@@ -268,7 +278,7 @@ class Model(nn.Module):
 @pytest.mark.soak
 def test_resumed_with_batch_norm_the_losses_are_exactly_the_same(tmp_path: Path) -> None:
     """Each rank's statistics are its own until DDP spreads those of rank 0."""
-    folder, normed = tmp_path / "checkpoints", labkit.Script.load("ddp").with_cells(model=NORMED)
+    folder, normed = tmp_path / "checkpoints", labkit.Script.load("ddp", "checkpoints").with_cells(model=NORMED)
     whole = train(normed, 2, folder, steps=6, save_every=3)
     shutil.rmtree(folder / "step-6")
 
@@ -281,7 +291,7 @@ def test_resumed_with_batch_norm_the_losses_are_exactly_the_same(tmp_path: Path)
 
 def test_a_pipeline_counts_in_batch_norm_what_it_trained_on(tmp_path: Path) -> None:
     """And not the forward by which torch learns the shapes that stages hand on."""
-    normed = labkit.Script.load("pipeline").with_cells(model=NORMED)
+    normed = labkit.Script.load("pipeline", "checkpoints").with_cells(model=NORMED)
     train(normed, 2, tmp_path / "checkpoints", steps=1, accumulate=2, full_checkpoints=True)
 
     model = torch.load(tmp_path / "checkpoints" / "step-1" / "full.pt", weights_only=True)["model"]
@@ -333,7 +343,7 @@ def test_a_full_checkpoint_needs_nothing_but_torch(saved_by_four: Path, module: 
 
 def spread(tmp_path: Path, ranks: int, saved: str, loaded: str) -> set[str]:
     """What `tests/scripts/strategies.py` could save one way and load another."""
-    cells, _, _ = str(labkit.Script.load("single")).partition("# %% main\n")
+    cells, _, _ = str(labkit.Script.load("single", "checkpoints")).partition("# %% main\n")
     main = Path(__file__).parents[1] / "scripts" / "strategies.py"
     text = labkit.Script.parse(cells + main.read_text(), name="strategies")
     (tmp_path / "spread").mkdir(exist_ok=True)
@@ -368,6 +378,150 @@ def test_every_strategy_loads_what_every_other_saved(tmp_path: Path) -> None:
     found = spread(tmp_path, 4, ",".join(strategies), ",".join(strategies))
     assert found == {f"{format} -> {how}" for format in formats for how in strategies}
     assert spread(tmp_path, 1, "", "single") == {f"{format} -> single" for format in formats}
+
+
+# --- what is resumed besides the weights
+
+
+def test_the_learning_rate_and_weight_decay_of_a_resumed_run_are_those_that_are_given(checkpoints: Path) -> None:
+    """This decay leaves nothing of the weights, and a model without weights guesses."""
+    run = train("single", 1, checkpoints, steps=5, lr=1e-12, weight_decay=1e12)
+
+    assert start_step(run) == 4
+    assert run.metrics()["test_loss"].dropna().item() == pytest.approx(math.log(256), rel=1e-6)
+
+
+WINDOWS = """
+import torch
+from torch.utils.data import IterableDataset, TensorDataset
+
+
+class Windows(IterableDataset):  # 44 of them, then it ends
+    windows = torch.arange(44 * 33).square().remainder(251).unfold(0, 33, 33)
+
+    def __iter__(self):
+        return ((window[:-1], window[1:]) for window in self.windows)
+
+
+class Stateful(Windows):  # as those of Hugging Face: a state that was loaded is where every iterator begins
+    loaded = at = None
+
+    def __iter__(self):
+        for self.at in range(self.loaded or 0, 44):
+            window = self.windows[self.at]
+            self.at += 1
+            yield window[:-1], window[1:]
+
+    def state_dict(self):
+        return self.at
+
+    def load_state_dict(self, state):
+        self.loaded = state
+        print(f"loaded {state}", flush=True)
+
+
+def load_datasets(data_dir):
+    windows = Windows.windows
+    return Stream(Windows(), epoch_samples=32), TensorDataset(windows[:10, :-1], windows[:10, 1:])
+"""
+
+
+def test_a_stream_goes_on_where_it_was_whether_or_not_it_can_say_where_that_is(tmp_path: Path) -> None:
+    """One rank uninterrupted; two that are killed in an epoch's and in a pass's middle. Then the stream begins anew."""
+    options = {"steps": 14, "global_batch_size": 8}
+    streaming = script("single", extras=("streaming",)).with_cells(data=WINDOWS)
+    expected = losses(train(streaming, 1, **options))
+
+    for kind, at in (("Windows()", None), ("Stateful()", 4)):
+        cell = WINDOWS.replace("Stream(Windows()", f"Stream({kind}")
+        streaming = falling(script("ddp", extras=("streaming",)).with_cells(data=cell), step=7)
+        run = train(streaming, 2, save_every=6, retries=1, **options)
+
+        assert (run.status().state, run.status().attempt) == ("succeeded", 2)
+        metrics = run.metrics().dropna(subset=["loss"])
+        means = metrics[metrics["attempt"] == 2].groupby("step")["loss"].mean()  # of equal shares
+        assert means.to_dict() == pytest.approx({step: expected[0, step] for step in range(7, 15)}, rel=1e-12)
+        assert ("loaded 4\n" in run.logs(rank=0)) == (at is not None)
+
+
+# --- validation: the best is kept, and training stops when nothing improves
+
+
+FEW_DIGITS = """
+import torch
+from sklearn.datasets import load_digits
+from torch.utils.data import TensorDataset
+
+
+def load_datasets(data_dir):
+    digits = load_digits()
+    images, labels = torch.tensor(digits.images)[:, None] / 16, torch.tensor(digits.target)
+    noise = torch.randint(10, (64,), generator=torch.Generator().manual_seed(0))
+    wrong = torch.where(torch.arange(64) % 4 == 0, noise, labels[:64])  # every fourth
+    return TensorDataset(images[:64], wrong), TensorDataset(images[64:401], labels[64:401])
+"""
+
+
+def test_the_best_is_kept_and_all_ranks_stop_for_want_of_a_better_one_also_when_killed_between(tmp_path: Path) -> None:
+    """A model that learns 64 digits by heart, of which some are wrong. One rank says what the others must find."""
+    options = {"steps": 100, "lr": 3e-3, "validate_every": 5}
+    parts = ("checkpoints", "validate")
+    learning = labkit.Script.load("single", *parts, task="digits").with_cells(data=FEW_DIGITS)
+    curve = train(learning, 1, **{**options, "steps": 40}).metrics().dropna(subset=["test_loss"])
+    curve = curve.drop_duplicates("step", keep="last").set_index("step")
+    assert list(curve.index) == [5, 10, 15, 20, 25, 30, 35, 40]
+    assert curve["test_loss"].idxmin() == curve["test_accuracy"].idxmax() == 20
+
+    ways = [("ddp", "loss", {}), ("fsdp", "accuracy", {"full_checkpoints": True})]
+    for strategy, best, how in ways:
+        learning = labkit.Script.load(strategy, *parts, task="digits").with_cells(data=FEW_DIGITS)
+        # killed after step 28; goes on from 27, when there was none better for one validation
+        run = train(falling(learning, step=28), 2, **options, save_every=27, retries=1, best=best, patience=3, **how)
+
+        state, metrics = run.status(), run.metrics()
+        assert (state.state, state.attempt, state.earlier[0]["checkpoint"]) == ("succeeded", 2, "step-27")
+        assert metrics.groupby("rank")["step"].max().to_dict() == {0: 35, 1: 35}
+        assert f"no better {best} in 3 validations: the best was at step 20" in run.logs(rank=0)
+        last = metrics[metrics["step"] == 35].iloc[-1]
+        value = curve[f"test_{best}"][20]
+        assert (last["best_step"], last[f"best_{best}"]) == (20, pytest.approx(value, rel=1e-9))
+        kept = run.folder.checkpoints
+        notes = json.loads((kept / "step-35" / "state.json").read_text())["notes"]
+        assert (notes["best_step"], notes["since_best"]) == (20, 3)
+        assert names(kept) == ["best", "step-27", "step-35"]
+        found = torch.load(kept / "best" / "full.pt", weights_only=True)
+        assert measured(learning, found["model"])[best] == pytest.approx(value, rel=1e-9)
+        assert json.loads((kept / "best" / "state.json").read_text())["step"] == 20
+
+
+def measured(whole: labkit.Script, weights: dict[str, torch.Tensor]) -> dict[str, float]:
+    """The loss and the accuracy of a model with these weights, by torch alone."""
+    module = imported(whole)
+    model, (images, labels) = module.Model().double(), module.load_datasets("")[1].tensors
+    model.load_state_dict(weights)
+    with torch.no_grad():
+        outputs = model.eval()(images.double())
+    accuracy = (outputs.argmax(-1) == labels).double().mean()
+    return {"loss": float(torch.nn.functional.cross_entropy(outputs, labels)), "accuracy": float(accuracy)}
+
+
+def test_a_metric_of_all_predictions_is_scikit_learns_on_one_rank_and_on_two(tmp_path: Path) -> None:
+    """The last batch is smaller than the others, and there is an odd number of them."""
+    folder, options = tmp_path / "checkpoints", {"steps": 4, "global_batch_size": 22}
+    whole = labkit.Script.load("ddp", "checkpoints", "gather_metrics", task="digits")
+    two = train(whole, 2, folder, full_checkpoints=True, **options)
+    one = train(whole, 1, folder, **options)  # nothing is left to train
+
+    module = imported(whole)
+    model, (images, labels) = module.Model().double(), module.load_datasets("")[1].tensors
+    model.load_state_dict(torch.load(folder / "step-4" / "full.pt", weights_only=True)["model"])
+    with torch.no_grad():
+        predicted = model(images.double()).argmax(-1)
+    assert divmod(len(images), 11) == (32, 8)
+    expected = f1_score(labels, predicted, average="macro")
+    assert 0.1 < expected < 0.9
+    for run in (two, one):
+        assert run.metrics()["test_f1"].dropna().unique() == pytest.approx([expected], rel=1e-12)
 
 
 # --- killed
@@ -407,14 +561,7 @@ def test_killed_at_random_while_saving_many_times(tmp_path: Path) -> None:
 
 
 def test_a_stop_saves_after_the_step_it_came_in_also_with_workers_and_the_run_goes_on_there() -> None:
-    with_workers = script(
-        "ddp",
-        (
-            "return tuple(TensorDataset(w[:, :-1].contiguous(), w[:, 1:].contiguous()) for w in",
-            "return tuple([(row[:-1], row[1:]) for row in w] for w in",
-        ),
-    )
-    run = train(with_workers, 2, steps=ENDLESS, save_every=ENDLESS, wait=False)
+    run = train("ddp", 2, steps=ENDLESS, save_every=ENDLESS, workers=2, wait=False)
     wait_for_step(run, 5)
     assert len(processes_of(run.folder)) >= 2 + 2 * 2  # ranks, and workers of each
 
@@ -429,10 +576,7 @@ def test_a_stop_saves_after_the_step_it_came_in_also_with_workers_and_the_run_go
 @pytest.mark.soak
 def test_a_stop_waits_for_the_end_of_a_long_step(tmp_path: Path) -> None:
     """The grace period alone would end it unsaved."""
-    slow = script(
-        "ddp",
-        ("            loss = losses_of(", "            __import__('time').sleep(4)\n            loss = losses_of("),
-    )
+    slow = script("ddp", ("    loss = loss_of(out", "    __import__('time').sleep(4)\n    loss = loss_of(out"))
     run = train(slow, 2, tmp_path / "checkpoints", steps=ENDLESS, wait=False)
     wait_for_step(run, 1)
 

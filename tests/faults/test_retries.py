@@ -3,20 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from faults.scene import assert_over, wait_for_step
+from faults.scene import assert_over, falling, wait_for_step
 
 import labkit
-
-FALLS_ONCE = """            step += 1
-            if step == 6 and os.environ.get("LABKIT_ATTEMPT") != "2":
-                os.kill(os.getpid(), 9)
-"""
-
-
-def falling(strategy: str) -> labkit.Script:
-    text = str(labkit.Script.load(strategy))
-    assert "            step += 1\n" in text
-    return labkit.Script.parse(text.replace("            step += 1\n", FALLS_ONCE), name=f"falling-{strategy}")
+from labkit import Script
 
 
 @pytest.mark.parametrize("strategy", ["single", *(pytest.param(s, marks=pytest.mark.soak) for s in ("ddp", "fsdp"))])
@@ -25,7 +15,7 @@ def test_the_curve_goes_on_as_if_nothing_had_happened(strategy: str) -> None:
     options = {"nproc_per_node": ranks, "steps": 8, "global_batch_size": 16, "precision": "fp64"}
     whole = labkit.launch(strategy, **options, wait=True).metrics()
 
-    run = labkit.launch(falling(strategy), **options, save_every=4, retries=2, wait=True)
+    run = labkit.launch(falling(Script.load(strategy), step=6), **options, save_every=4, retries=2, wait=True)
 
     state, metrics = run.status(), run.metrics()
     assert (state.state, state.attempt, len(state.earlier)) == ("succeeded", 2, 1)
@@ -75,7 +65,8 @@ def test_a_stopped_run_is_not_begun_again() -> None:
 
 @pytest.mark.soak
 def test_ten_of_ten_recover() -> None:
-    recovered = [labkit.launch(falling("ddp"), steps=8, save_every=4, retries=1, wait=True) for _ in range(10)]
+    script = falling(Script.load("ddp"), step=6)
+    recovered = [labkit.launch(script, steps=8, save_every=4, retries=1, wait=True) for _ in range(10)]
 
     assert [run.status().attempt for run in recovered] == [2] * 10
     print(f"{len(recovered)} of 10 recovered")

@@ -9,6 +9,7 @@ One line `SAVED -> LOADED` for each pair whose every value came back as it was.
 
 import sys
 import warnings
+from functools import partial
 from types import SimpleNamespace
 
 import torch
@@ -61,8 +62,10 @@ def trained(how, steps, seed):
     """Its gradients are a function of each parameter alone, and so the same whoever holds it."""
     torch.manual_seed(seed)
     model = spread(Model(width=16, heads=2, layers=4).double(), how, dist.get_rank(), dist.get_world_size())
-    kind, zero1 = torch.optim.AdamW, how == "zero1"
-    optimizer = ZeroRedundancyOptimizer(model.parameters(), kind, lr=1) if zero1 else kind(model.parameters(), lr=1)
+    kind, options = torch.optim.AdamW, {"lr": 1, "weight_decay": 0.01 + seed / 100}
+    zero1 = partial(ZeroRedundancyOptimizer, optimizer_class=kind)
+    optimizer = (zero1 if how == "zero1" else kind)(model.parameters(), **options)
+    optimizer.param_groups[0]["steps_taken"] = steps  # as some optimizers count theirs
     for step in range(steps):
         optimizer.param_groups[0]["lr"] = 0.01 / (step + 1)
         for p in model.parameters():
@@ -87,8 +90,10 @@ def main():
     folder, saved, loaded = Path(sys.argv[1]), sys.argv[2].split(","), sys.argv[3].split(",")
 
     def checkpoints(name, model, optimizer, full=False):
-        options = SimpleNamespace(checkpoint_dir=folder / name, full_checkpoints=full, async_save=full)
-        return Checkpoints(options, model, optimizer)
+        options = {"checkpoint_dir": folder / name, "save_every": 0, "deadline_seconds": 0}
+        args = SimpleNamespace(full_checkpoints=full, async_save=full, **options)
+        device = torch.device("cpu")
+        return Checkpoints(model, optimizer, torch.amp.GradScaler("cpu", enabled=False), device, args)
 
     for how in filter(None, saved):
         for full in (False, True):
@@ -100,11 +105,12 @@ def main():
         for how in loaded:
             model, optimizer = trained(how, steps=1, seed=1)
             restored = checkpoints(name, model, optimizer)
-            assert restored.load() == 7
+            assert restored.start == 7
             found, found_moments = get_state_dict(model, restored.local)
             assert_equal(found, weights)
             assert_equal(found_moments["state"], moments["state"])
-            assert optimizer.param_groups[0]["lr"] == 0.005
+            group = optimizer.param_groups[0]  # the command line's own, and what the optimizer keeps
+            assert (group["lr"], group["weight_decay"], group["steps_taken"]) == (0.01, 0.02, 2)
             held = restored.gather([*found])
             assert {key for part in held for key in part} == weights.keys()
             print(f"{name} -> {how}", flush=True)
