@@ -43,8 +43,6 @@ def summary(folder: RunFolder) -> dict[str, Any]:
     manifest, histories = folder.read_manifest(), list(reader.ranks.values())
     first = histories[0] if histories else None
     values = words.final_values(reader)
-    reports = first.reports if first else []
-    epochs = [v for r in reports if (v := finite(r.get("epoch_seconds"))) is not None]
     stepping = [h.totals["seconds"] for h in histories if h.totals["seconds"]]
     samples = words.together(reader, [h.totals["samples"] for h in histories if h.totals["samples"]]) or 0.0
     return {
@@ -56,7 +54,7 @@ def summary(folder: RunFolder) -> dict[str, Any]:
         "recipe": _recipe(manifest),
         "state": state.state,
         "training_seconds": number(values.get("training_seconds")) or (max(stepping) if stepping else None),
-        "epoch_seconds": sum(epochs) / len(epochs) if epochs else None,
+        "epoch_seconds": _epoch_seconds(first, values),
         "test_accuracy": None,
         **{name: figure for name in values if is_tested(name) and (figure := number(values[name])) is not None},
         "samples": samples,
@@ -68,6 +66,16 @@ def summary(folder: RunFolder) -> dict[str, Any]:
         "input_share": max(_shares(histories, "input"), default=None),
         "communication_share": min(_shares(histories, "communication"), default=None),  # more is waiting for the slow
     }
+
+
+def _epoch_seconds(first: RankHistory | None, values: dict[str, Any]) -> float | None:
+    """What an epoch takes at the pace of the whole training, or the mean of what the script reported itself."""
+    reports = [v for r in (first.reports if first else ()) if (v := finite(r.get("epoch_seconds"))) is not None]
+    if reports:
+        return sum(reports) / len(reports)
+    step, start, per_epoch = (finite(values.get(name)) for name in ("step", "start_step", "steps_per_epoch"))
+    seconds, steps = finite(values.get("training_seconds")), (step or 0) - (start or 0)
+    return seconds / steps * per_epoch if seconds and per_epoch and steps > 0 else None
 
 
 def _shares(histories: list[RankHistory], phase: str) -> list[float]:

@@ -296,6 +296,25 @@ def test_what_was_measured_on_the_test_set_is_compared(whole_folder, write_metri
     assert "test top5" in Tags(comparison._repr_mimebundle_()["text/html"]).text
 
 
+@pytest.mark.parametrize(
+    ("reports", "expected"),
+    [
+        ([{"start_step": 40, "steps_per_epoch": 100}, {"step": 60, "training_seconds": 5.0}], 25.0),
+        ([{"steps_per_epoch": 100}, {"step": 50, "training_seconds": 5.0}], 10.0),
+        ([{"start_step": 40, "steps_per_epoch": 100}, {"step": 40, "training_seconds": 0.1}], None),
+        ([{"start_step": 40, "steps_per_epoch": 100}, {"step": 60}], None),
+        ([{"steps_per_epoch": 100, "epoch_seconds": 9.0}, {"epoch_seconds": 11.0}, {"training_seconds": 20.0}], 10.0),
+    ],
+)
+def test_an_epoch_takes_what_its_steps_take_unless_the_script_said(whole_folder, write_metrics, reports, expected):
+    for report in reports:
+        write_metrics(0, {"k": "report", "t": 14, **report})
+    comparison = compare([SimpleNamespace(folder=whole_folder)])
+
+    assert comparison.summaries[0]["epoch_seconds"] == expected
+    assert comparison._rows()[0]["per epoch"] == words.seconds(expected)
+
+
 def test_charts_are_valid_xml_with_a_line_per_rank():
     root = ET.fromstring(charts(four_charts([(float(i), math.sin(i)) for i in range(256)])))
     lines = [path for path in root.iter("{http://www.w3.org/2000/svg}path") if path.get("stroke-dasharray") is not None]
