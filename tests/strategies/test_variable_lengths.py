@@ -1,4 +1,4 @@
-"""The gradient is that of the mean over all predictions of the global batch, whatever the lengths and however it is split.
+"""The gradient is that of the mean over all predictions of the global batch, however their lengths and ranks differ.
 
 On padded dict batches of transformers' models, with labels of -100: sums and counts, never means of means.
 """
