@@ -43,6 +43,11 @@ def test_the_terminals_commands_work_one_after_another(tmp_path):
         assert done.stdout.strip(), command
 
 
+def test_the_script_that_is_shown_is_the_one_that_runs():
+    (shown,) = re.findall(r"```py\n(.*?)```", README, re.S)
+    assert shown == str(labkit.Script.load("ddp")), "paste `labkit write ddp` into the README's fold"
+
+
 def test_names_used_in_the_code_exist():
     (code,) = re.findall(r"```python\n(.*?)```", README, re.S)
     tree = ast.parse(code)
