@@ -4,8 +4,6 @@
 import torch
 from torch import nn
 
-CLASSES = 10
-
 
 class Block(nn.Module):  # two convolutions around a shortcut, which halves the picture where the width grows
     def __init__(self, before, width):
@@ -46,6 +44,7 @@ import torch
 from PIL import Image
 from torch.utils.data import Dataset
 
+CLASSES = 10  # of the model's output; the folders may have fewer
 MEAN, SPREAD = torch.tensor([0.485, 0.456, 0.406])[:, None, None], torch.tensor([0.229, 0.224, 0.225])[:, None, None]
 
 
@@ -81,5 +80,5 @@ def load_datasets(data_dir):
     train, test = Pictures(Path(data_dir, "train"), True), Pictures(Path(data_dir, "test"), False)
     if train.classes != test.classes or len(train.classes) > CLASSES:
         counts = f"{len(train.classes)} classes in train and {len(test.classes)} in test"
-        raise SystemExit(f"{data_dir} has {counts}; they must be the same, at most the model cell's CLASSES, {CLASSES}")
+        raise SystemExit(f"{data_dir} has {counts}; they must be the same, at most CLASSES, {CLASSES}")
     return train, test
