@@ -11,12 +11,12 @@ from labkit.errors import LabError
 from labkit.planner.candidate import Candidate, evaluate
 from labkit.planner.devices import DEVICES, THIS_MACHINE, Device, device_named, devices_named
 from labkit.planner.facts import Facts, facts_of
-from labkit.planner.layout import strategy_of
+from labkit.planner.layout import options_of_strategy
 from labkit.planner.outlook import bar_of, outlook, verdict_of
 from labkit.planner.pace import Pace, measure_pace
 from labkit.planner.plan import Plan
 from labkit.planner.trials import Trial
-from labkit.planner.variants import variants
+from labkit.planner.variants import needed, variants
 from labkit.record import RunReader
 from labkit.record.text import escaped, plain
 from labkit.run import Run, begin
@@ -27,7 +27,7 @@ from labkit.view.dashboard import close
 from labkit.view.frontend import check_kernel, is_headless, ui
 from labkit.view.panel_page import panel_page
 from labkit.view.plan_tables import aligned
-from labkit.write import Script, own_options
+from labkit.write import Script, strategy_of
 
 __all__ = ["Panel", "panel"]
 
@@ -88,9 +88,9 @@ class Panel:
         if self._facts is None:
             return panel_page("impossible" if self._problem else "", self._problem or COUNTING, [], None, "", rows)
         on = self._device(device)
-        self.candidates = outlook(
-            self.scripts, strategy, self._facts, on, ranks, self._parameters | dict(parameters), self._pace(on)
-        )
+        asked = {name: value for name, value in self._parameters.items() if name not in parameters}
+        asked |= needed(self.scripts[strategy], parameters)
+        self.candidates = outlook(self.scripts, strategy, self._facts, on, ranks, asked, self._pace(on))
         drawn: list[Bar] = []
         for candidate in self.candidates:
             drawn.append(bar_of(candidate, chosen=candidate.strategy == strategy))
@@ -113,7 +113,7 @@ class Panel:
     def _build(self) -> None:
         import ipywidgets as widgets
 
-        own = {name: own_options(script) for name, script in self.scripts.items()}
+        own = {name: options_of_strategy(script) for name, script in self.scripts.items()}
         names = [THIS_MACHINE, *(device.name for device in DEVICES)]
         self._controls = Controls(list(self.scripts), names, own, self._begin, self._draw)
         self._html, self._told = widgets.HTML(), widgets.HTML()

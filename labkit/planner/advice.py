@@ -7,32 +7,34 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from labkit.planner.alternatives import half_of
-from labkit.planner.candidate import ALIKE, Candidate, fastest, held_by, lacks, when
+from labkit.planner.candidate import ALIKE, Candidate, fastest, held_by, judged, lacks, when
 from labkit.planner.devices import Device
 from labkit.planner.facts import Facts
 from labkit.planner.inside import between_hosts
 from labkit.planner.largest import largest_micro_batch, largest_model
-from labkit.planner.layout import Layout, layout_of, strategy_of
+from labkit.planner.layout import Layout, layout_of
 from labkit.planner.pace import Pace
 from labkit.planner.search import Search
 from labkit.planner.variants import SUPERSEDED, own_parameters, simplicity, variants
+from labkit.record.peak import Peak
 from labkit.record.units import gib
 from labkit.view import words
 from labkit.view.plan_tables import band
-from labkit.write import Script, options_of
+from labkit.write import Script, options_of, strategy_of
 
 __all__ = ["Advice", "advise"]
 
 
 @dataclass(frozen=True)
 class Advice:
-    """`asked` is the script as it was given; `rows` has it first, then the best of every other strategy."""
+    """`asked` is the script as it was given; `rows` has it first, then the best of every other strategy. `largest`: the
+    micro-batch up to which it fits, None where formulas do not know."""
 
     device: Device
     asked: Candidate
     rows: tuple[Candidate, ...]
     best: Candidate | None
-    largest: int
+    largest: int | None
     sentences: tuple[str, ...]
 
 
@@ -43,8 +45,10 @@ def advise(
     ranks: int,
     parameters: Mapping[str, Any],
     pace: Pace | None = None,
+    rehearsed: Peak | None = None,
 ) -> Advice:
-    """What to do with this model on so many of these devices. Pure: formulas only, no torch, no process.
+    """What to do with this model on so many of these devices. Pure: no torch, no process; formulas only, but for what
+    is asked for, where they do not know it well and it was `rehearsed`.
 
     Raises LabError when the script itself cannot be laid out: then there is nothing to compare with.
     """
@@ -55,6 +59,8 @@ def advise(
     asked = search.look(name, ranks, parameters)
     if lacks(device, layout):  # of that nothing can be trained there
         return _with_another_precision(asked, half_of(device) or "fp32", search)
+    if rehearsed and asked.layout:
+        asked = judged(asked, rehearsed, device, pace)
     rows = [asked]
     quickest = fastest([asked, *search.ways(name, ranks, parameters, layout.accumulate)])
     if quickest is None:
@@ -69,7 +75,7 @@ def advise(
         rows += [row] if row.fits else (search.rescue(row) or [_hopeless(row)])
     best = _choice([row for row in rows if row.ranks <= ranks], layout.precision)
     rows = [_beside(row, best) for row in rows]
-    largest = largest_micro_batch(facts, layout, device) if asked.peak else 0
+    largest = largest_micro_batch(facts, layout, device) if asked.peak and not rehearsed else None
     told = _sentences(rows, best, layout, device, largest)
     return Advice(device, rows[0], tuple(rows), best, largest, tuple(told))
 
@@ -153,7 +159,7 @@ def _but(row: Candidate) -> str:
 
 
 def _sentences(
-    rows: list[Candidate], best: Candidate | None, layout: Layout, device: Device, largest: int
+    rows: list[Candidate], best: Candidate | None, layout: Layout, device: Device, largest: int | None
 ) -> Iterator[str]:
     asked, rescued = rows[0], [row for row in rows[1:] if row.strategy == rows[0].strategy]
     where = f"{asked.name} on {asked.ranks} x {device.name}"
@@ -180,7 +186,7 @@ def _sentences(
         yield f"Of those that fit, {best.name}{how} leaves most room; how fast they are is not known here."
     else:
         yield f"Nothing fits on {asked.ranks} of these devices."
-    if asked.peak and asked.layout:
+    if largest is not None and asked.layout:
         most = words.quantity(largest_model(layout, device) / 1e6)
         yield (
             f"{asked.strategy} fits up to {largest:,} samples in a rank's micro-batch (now {layout.micro_batch:,}); "

@@ -9,8 +9,8 @@ from typing import Any
 from labkit.errors import LabError
 from labkit.planner.devices import Device
 from labkit.planner.facts import Facts
-from labkit.planner.layout import Layout, layout_of
-from labkit.planner.memory import worst
+from labkit.planner.layout import Layout, able_to, layout_of
+from labkit.planner.memory import UnknownToFormulas, worst
 from labkit.planner.pace import Pace
 from labkit.planner.refusals import refusal
 from labkit.planner.speed import StepTime
@@ -20,7 +20,7 @@ from labkit.record.units import gib
 from labkit.view.plan_tables import band
 from labkit.write import Script
 
-__all__ = ["Candidate", "evaluate", "fastest", "held_by", "lacks", "when"]
+__all__ = ["Candidate", "evaluate", "fastest", "held_by", "judged", "lacks", "unfit", "when"]
 
 
 ALIKE = 1.05  # predicted times closer than this tell nothing
@@ -67,19 +67,29 @@ class Candidate:
 
 
 def evaluate(asked: Candidate, facts: Facts, device: Device, pace: Pace | None = None) -> Candidate:
-    """A candidate with everything that is known of it. What it cannot do is said, not raised."""
+    """A candidate with everything that is known of it, its script with the extras that its parameters need. What it
+    cannot do is said, not raised."""
     try:
         layout = layout_of(asked.script, asked.ranks, asked.parameters)
-        if reason := refusal(asked.script, facts, layout) or _unfit(device, layout):
-            return replace(asked, layout=layout, said=reason)
+        asked = replace(asked, script=able_to(asked.script, asked.parameters), layout=layout)
+        if reason := refusal(facts, layout) or unfit(device, layout):
+            return replace(asked, said=reason)
         _, held = worst(facts, layout, on_gpu=not device.shared)
+    except UnknownToFormulas as error:
+        return replace(asked, said=f"not planned by formulas: {error}")
     except LabError as error:
         return replace(asked, said=str(error))
+    return judged(asked, held, device, pace)
+
+
+def judged(asked: Candidate, held: Peak, device: Device, pace: Pace | None = None) -> Candidate:
+    """A candidate that was laid out, of which it is known what it holds."""
     usable = device.usable_by(asked.ranks)
     fits = held.bytes <= usable
     with_it = f" with {', '.join(asked.changes)}" if asked.changes else ""
     said = f"fits{with_it}" if fits else f"holds {gib(held.bytes)} of {gib(usable)} {when(held)}{with_it}"
-    return replace(asked, layout=layout, peak=held, step=pace(layout) if pace else None, fits=fits, said=said)
+    step = pace(asked.layout) if pace and asked.layout else None
+    return replace(asked, peak=held, step=step, fits=fits, said=said)
 
 
 def fastest(candidates: Iterable[Candidate]) -> Candidate | None:
@@ -104,7 +114,8 @@ def lacks(device: Device, layout: Layout) -> bool:
     return layout.precision != "fp64" and layout.precision not in device.precisions
 
 
-def _unfit(device: Device, layout: Layout) -> str:
+def unfit(device: Device, layout: Layout) -> str:
+    """Why the device cannot train it, however much it holds."""
     if lacks(device, layout):
         return f"{device.name} has no {layout.precision}; it has {', '.join(device.precisions)}"
     if layout.strategy == "fsdp1" and layout.options.get("cpu_offload") and device.shared:

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 from labkit.planner.child import ask
+from labkit.planner.layout import able_to
 from labkit.write import Script, command_line
 
 __all__ = ["Facts", "Line", "Moment", "Profile", "Unit", "Variant", "facts_of"]
@@ -74,7 +75,7 @@ class Profile:
 
 @dataclass(frozen=True)
 class Unit:
-    """A part of the model that strategies handle as one: "embed", "blocks.0" …, "unembed", or a whole "model"."""
+    """A part of the model that strategies handle as one: "embed", "blocks.0" …, "unembed"; or the whole "model"."""
 
     name: str
     parameters: tuple[int, ...]  # elements of each trained parameter; a shared one belongs to the first unit
@@ -87,8 +88,10 @@ class Unit:
 @dataclass(frozen=True)
 class Facts:
     """`itemsize`: bytes of a parameter's element. `predictions` (losses: a language model's tokens) and `inputs` (bytes
-    of x and y) are per sample. `profiles` has one for each unit, and the loss as the last. `unsplit` says, by tensor
-    ranks, why the layers do not split over so many.
+    of a batch) are per sample. `profiles` has one for each unit, and the loss as the last; of a model that is one unit
+    the loss is in it. `unsplit` says, by tensor ranks, why the layers do not split over so many, `uncut` why they do
+    not make stages of a pipeline. `layers`: how many are repeated in a model that is one unit. `looked_at`: among how
+    many samples the longest was looked for, if they differ.
     """
 
     units: tuple[Unit, ...]
@@ -98,6 +101,9 @@ class Facts:
     samples: int  # in the training data
     profiles: Mapping[Variant, tuple[Profile, ...]]
     unsplit: Mapping[int, str] = field(default_factory=dict)
+    uncut: str = ""
+    layers: int = 0
+    looked_at: int = 0
 
     @property
     def elements(self) -> int:
@@ -137,6 +143,7 @@ def facts_of(
 
     Raises LaunchError when the script refuses its options, Unplannable when its model cannot be built without data.
     """
+    script = script if path else able_to(script, parameters)
     argv = command_line(script, parameters)
     return Facts.from_json(
         ask(

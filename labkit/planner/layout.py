@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 from labkit.errors import LaunchError
-from labkit.write import Script, command_line, options_of, read_back, script_names
+from labkit.write import Cell, Option, Script, command_line, completed, options_of, own_options, read_back, strategy_of
+from labkit.write.compose import library
+from labkit.write.options import options_of_part
 
-__all__ = ["Layout", "layout_of", "strategy_of"]
+__all__ = ["Layout", "able_to", "check_contract", "layout_of", "options_of_strategy"]
+
+# What the planner calls of a script.
+CALLED = {
+    "parse_args", "Model", "load_datasets", "collate", "outputs_of", "count_of", "loss_of", "map_tensors", "blocks_of",
+    "make_mesh", "parallelize", "make_optimizer", "half_of", "in_precision", "change_layers", "forward_backward",
+}  # fmt: skip
 
 SCHEDULES_THERE_AND_BACK = ("ZBVZeroBubble", "DualPipeV")
 SCHEDULES_LOOPED = ("Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble")
@@ -18,7 +26,8 @@ SCHEDULES_LOOPED = ("Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble")
 
 @dataclass(frozen=True)
 class Layout:
-    """`ranks` = `data` x `tensor` x `pipeline`. `micro_batch` in samples. `options` are those of the strategy cell."""
+    """`ranks` = `data` x `tensor` x `pipeline`. `micro_batch` in samples. `options` are those of the strategy's cells,
+    also of the extras that go with this strategy alone, whether or not the script has them."""
 
     strategy: str  # the name of labkit's script; "" when the strategy cell is the user's own
     ranks: int
@@ -30,6 +39,7 @@ class Layout:
     precision: str = "fp32"
     activation_checkpointing: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
+    selective: bool = False  # checkpointing that keeps what is expensive to compute again
 
     @property
     def global_batch(self) -> int:
@@ -65,26 +75,26 @@ class Layout:
 
 
 def layout_of(script: Script, ranks: int, parameters: Mapping[str, Any]) -> Layout:
-    """Raises ScriptError for parameters the script does not take, LaunchError when they do not multiply up."""
-    options = options_of(script)
-    if not {"global_batch_size", "accumulate", "precision"} <= set(options):
-        raise LaunchError(
-            f"{script.name}.py cannot be planned: it has none of the cells of labkit's scripts. Put your model and "
-            "data into one of them, labkit.Script.load('ddp').with_cells(model=…), and plan that"
-        )
+    """Of the script with the extras that declare these parameters. Raises ScriptError for parameters that none takes,
+    LaunchError when they do not multiply up."""
+    check_contract(script)
+    script = able_to(script, parameters)
     given = read_back(script, command_line(script, parameters))
-    values = {name: _typed(option.kind, given.get(name, option.default)) for name, option in options.items()}
+    own, declared = options_of_strategy(script), options_of(script)
+    values = {
+        name: _typed(option.kind, given.get(name, option.default)) for name, option in {**own, **declared}.items()
+    }
     strategy = strategy_of(script)
     tensor, pipeline = _axes(strategy, ranks, values)
     data = ranks // (tensor * pipeline)
-    batch, accumulate = values["global_batch_size"], values["accumulate"]
+    batch, accumulate = values["global_batch_size"], values.get("accumulate", 1)
     if accumulate < 1 or batch < 1 or batch % (data * accumulate):
         pieces = data * max(1, accumulate)
         raise LaunchError(
             f"global_batch_size={batch} does not split into {data} data ranks x {accumulate} micro-batches; "
             f"the nearest size that does is {max(1, round(batch / pieces)) * pieces}"
         )
-    own = {name: values[name] for name in values if f'"--{name.replace("_", "-")}"' in script.cells["strategy"].text}
+    selective = values.get("selective_checkpointing", False)
     return Layout(
         strategy,
         ranks,
@@ -93,27 +103,61 @@ def layout_of(script: Script, ranks: int, parameters: Mapping[str, Any]) -> Layo
         tensor,
         pipeline,
         accumulate,
-        values["precision"],
-        values["activation_checkpointing"],
-        own,
+        values.get("precision", "fp32"),
+        values.get("activation_checkpointing", False) and not selective,
+        {name: values[name] for name in own},
+        selective,
     )
 
 
-def strategy_of(script: Script) -> str:
-    """Which of labkit's strategies a script has, whatever its model; "" when its strategy cell is another."""
-    cell = script.cells.get("strategy")
-    return _strategies().get(cell.text, "") if cell else ""
+def check_contract(script: Script) -> None:
+    """Raise LaunchError unless the script has the functions of labkit's cells, which a plan calls."""
+    defined = _defined(script)
+    if defined >= CALLED and "global_batch_size" in options_of(script):
+        return
+    if "losses_of" in defined and "gradient_sync" in defined:
+        raise LaunchError(
+            f"{script.name}.py was written by an older labkit, whose cells were others: compose it anew, "
+            "labkit.Script.load('ddp').with_cells(model=…, data=…), and plan that"
+        )
+    raise LaunchError(
+        f"{script.name}.py cannot be planned: it has none of the cells of labkit's scripts. Put your model and "
+        "data into one of them, labkit.Script.load('ddp').with_cells(model=…), and plan that"
+    )
 
 
-@cache
-def _strategies() -> dict[str, str]:
-    return {Script.load(name).cells["strategy"].text: name for name in script_names()}
+@lru_cache(maxsize=256)
+def _defined(script: Script) -> frozenset[str]:
+    return Cell("head", script.head).defines.union(*(cell.defines for cell in script.parts))
+
+
+def able_to(script: Script, parameters: Mapping[str, Any]) -> Script:
+    """With the extras that declare those of the parameters that the script does not, as launch adds them.
+
+    Raises ScriptError when one cannot be added.
+    """
+    return _able_to(script, tuple(name for name, value in parameters.items() if value is not None))
+
+
+@lru_cache(maxsize=1024)
+def _able_to(script: Script, names: tuple[str, ...]) -> Script:
+    return completed(script, names)
+
+
+@lru_cache(maxsize=256)
+def options_of_strategy(script: Script) -> Mapping[str, Option]:
+    """Those that the strategy's cells declare, and the extras that go with this strategy alone; but for `accumulate`,
+    which all have."""
+    strategy = strategy_of(script)
+    extras = [options_of_part(extra) for extra in library().extras.values() if strategy in extra.goes_with]
+    every = {name: option for options in (*extras, own_options(script)) for name, option in options.items()}
+    return {name: option for name, option in every.items() if name != "accumulate"}
 
 
 def _axes(strategy: str, ranks: int, values: Mapping[str, Any]) -> tuple[int, int]:
     """Tensor and pipeline ranks of one replica."""
     if strategy == "single" and ranks != 1:
-        raise LaunchError(f"single.py trains on one rank, not on {ranks}; ddp is the nearest that uses them all")
+        raise LaunchError(f"single trains on one rank, not on {ranks}; ddp is the nearest that uses them all")
     tensor = {"tensor_parallel": ranks, "hybrid": values.get("tensor", 1)}.get(strategy, 1)
     pipeline = {"pipeline": ranks, "hybrid": values.get("pipeline", 1)}.get(strategy, 1)
     if tensor < 1 or pipeline < 1 or ranks % (tensor * pipeline):

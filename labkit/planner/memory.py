@@ -21,10 +21,15 @@ from labkit.planner.staging import Stage, pipelined
 from labkit.planner.step import Ledger, backward, forward, loss
 from labkit.record.peak import Peak
 
-__all__ = ["moments", "peak", "states", "variant_of", "worst"]
+__all__ = ["UnknownToFormulas", "moments", "peak", "states", "variant_of", "worst"]
 
 DEALT_RANKS = 8  # of more the shares are as good as equal
 SHARDED = ("fsdp", "zero2", "hybrid")
+COUNT = 8  # bytes of the number of predictions, which ranks add up before they compute
+
+
+class UnknownToFormulas(LaunchError):
+    """It can be trained, for all that formulas know: what it holds only a rehearsal can tell."""
 
 
 def peak(facts: Facts, layout: Layout, rank: int = 0, *, on_gpu: bool = False) -> Peak:
@@ -57,17 +62,22 @@ def moments(facts: Facts, layout: Layout, rank: int = 0, *, on_gpu: bool = False
     """The largest of each name, in the order of the step; the optimizer's is the last.
 
     Raises LaunchError when layers are split over so many ranks as they were not counted for, or cannot be, and for
-    blocks that are not there to recompute or to make stages of.
+    blocks that are not there to recompute or to make stages of; UnknownToFormulas for what they do not know.
     """
     variant = variant_of(layout)
+    if not layout.strategy:
+        raise UnknownToFormulas("the strategy cell is not one of labkit's")
+    if layout.selective:
+        raise UnknownToFormulas("what selective checkpointing keeps is not known to them")
     if variant.recomputed and variant._replace(recomputed=False) in facts.profiles and variant not in facts.profiles:
-        raise LaunchError("activation checkpointing recomputes model.blocks; this model has no .blocks")
+        raise LaunchError("activation checkpointing needs repeated layers, such as .blocks; this model has none")
     if variant not in facts.profiles:
         raise LaunchError(facts.unsplit.get(layout.tensor, f"layers split over {layout.tensor} ranks were not counted"))
     size = 8 if layout.precision == "fp64" else 4
     offloaded = on_gpu and bool(layout.options.get("cpu_offload"))
     profiles, names = facts.profiles[variant], [unit.name for unit in facts.units]
-    ledger = Ledger(activations=input_bytes(facts, variant, layout.micro_batch * layout.accumulate))
+    inputs = input_bytes(facts, variant, layout.micro_batch * layout.accumulate)
+    ledger = Ledger(activations=inputs, communication=COUNT)
     if layout.strategy in ("pipeline", "hybrid"):
         stepped = _pipeline(ledger, facts, layout, rank, size)
     else:
@@ -82,6 +92,7 @@ def moments(facts: Facts, layout: Layout, rank: int = 0, *, on_gpu: bool = False
             forward(ledger, keeper, names, profiles[:-1], layout.micro_batch)
             loss(ledger, profiles[-1], layout.micro_batch)
             backward(ledger, keeper, names, profiles[:-1], layout.micro_batch)
+    ledger.held["communication"] -= COUNT
     if not offloaded:
         ledger.note("optimizer", "optimizer step", temporary=adamw_temporary(stepped, size, foreach=on_gpu))
     return list(ledger.moments.values())
@@ -132,6 +143,8 @@ def _pipeline(ledger: Ledger, facts: Facts, layout: Layout, rank: int, size: int
     pipeline_rank, inner = divmod(rank, layout.data * layout.tensor)
     mine = sorted(layout.stages_of(pipeline_rank))
     blocks = [i for i, unit in enumerate(facts.units) if unit.name.startswith("blocks.")]
+    if facts.layers:
+        raise UnknownToFormulas("they make stages of a model only of embed, blocks and unembed")
     each, rest = divmod(len(blocks), layout.stages)
     if rest or not each:
         raise LaunchError(f"{len(blocks)} blocks do not split into {layout.stages} pipeline stages")
@@ -155,12 +168,9 @@ def _pipeline(ledger: Ledger, facts: Facts, layout: Layout, rank: int, size: int
             layout.precision in ("fp32", "fp64"),
         )
     ledger.held["optimizer"] = adamw_state(stepped, size)
-    inputs = ledger.held["activations"]
-    ledger.held["activations"] += inputs  # the script joins the micro-batches, torch cuts them again
     schedule = layout.options["schedule"]
     order = actions(schedule, layout.pipeline, pipeline_rank, mine, layout.accumulate)
     pipelined(ledger, stages, order, layout.micro_batch, layout.accumulate, sent_late=schedule == "1F1B")
-    ledger.held["activations"] -= inputs
     return stepped
 
 

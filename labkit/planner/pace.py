@@ -36,6 +36,8 @@ class Pace:
 
     def __call__(self, layout: Layout) -> StepTime | None:
         """None where nothing is known: a CPU has no data sheet, its speed is measured."""
+        if not self._knows(layout):
+            return None
         device = self.device
         here = min(layout.ranks, device.box) if device.nodes > 1 else layout.ranks
         rates = self._once(("rates", layout.precision, here), self._rates, layout.precision, here)
@@ -49,12 +51,19 @@ class Pace:
     def scaling(self, layout: Layout) -> dict[int, StepTime]:
         """The same micro-batch on each of 1, 2, 4 … 1,024 ranks, on as many such machines as that takes; nothing where
         nothing is known."""
+        if not self._knows(layout):
+            return {}
         rates = self._once(("rates", layout.precision, self.ranks), self._rates, layout.precision, self.ranks)
         near = max(2, min(layout.ranks, self.device.box))
         link = self._once(("link", near), self._link, near)
         if rates is None or link is None:
             return {}
         return scaling(self.facts, layout, rates, link, box=self.device.box, network=self.device.network)
+
+    def _knows(self, layout: Layout) -> bool:
+        """What a strategy communicates: a user's own may do anything, and of layers that are split or make stages the
+        size of what they hand on is known only where they are units."""
+        return bool(layout.strategy) and not (self.facts.layers and (layout.tensor > 1 or layout.stages > 1))
 
     def _once(self, key: Any, make: Any, *arguments: Any) -> Any:
         if key not in self._known:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any
 from labkit.errors import LaunchError
 from labkit.launcher.hardware import hardware
 from labkit.planner.advice import Advice, advise
+from labkit.planner.candidate import unfit
 from labkit.planner.child import Unplannable, asking
 from labkit.planner.curves import break_even_curve, scaling_curves
 from labkit.planner.devices import Device, devices_named
 from labkit.planner.facts import Facts, facts_of
-from labkit.planner.layout import Layout, layout_of
-from labkit.planner.memory import peak, variant_of, worst
+from labkit.planner.layout import Layout, able_to, layout_of
+from labkit.planner.memory import UnknownToFormulas, variant_of, worst
+from labkit.planner.memory import peak as peak_of
 from labkit.planner.networks import bandwidth_of
 from labkit.planner.outlook import bar_of
 from labkit.planner.pace import Pace, measure_pace
@@ -72,6 +74,7 @@ def plan(
     """
     script, path = _script(script)
     script.check()
+    script = script if path else able_to(script, parameters)
     count, kind = devices_named(device)
     ranks = _ranks(nproc_per_node, count, kind)
     if nodes != 1 or network is not None:
@@ -97,25 +100,36 @@ def plan(
         precisions = [variant_of(layout).precision]
         counted = threads.submit(facts_of, script, parameters, _splits(layout), path=path, precisions=precisions)
         play = partial(threads.submit, rehearse, script, ranks, parameters, path=path)
-        early = play() if layout.pipeline == 1 and layout.strategy != "zero1" else None  # all ranks are alike
-        facts = found(counted, "not planned by formulas")
-        if facts and (reason := refusal(script, facts, layout)):
+        playing = {0: play()} if layout.pipeline == 1 and layout.strategy != "zero1" else {}  # all ranks are alike
+        facts, formulas, rank = found(counted, "not planned by formulas"), None, None
+        if facts and (reason := refusal(facts, layout)):
             raise LaunchError(reason)
-        rank, formulas = worst(facts, layout, on_gpu=not kind.shared) if facts and layout.strategy else (0, None)
-        rehearsing, advice = early or play(rank=rank), None
-        if facts and layout.strategy:
-            if measure and kind.is_here:
-                wait([rehearsing])  # while ranks are timed nothing else may run
+        try:
+            rank, formulas = worst(facts, layout, on_gpu=not kind.shared) if facts else (None, None)
+        except UnknownToFormulas as error:
+            problems.append(f"not planned by formulas: {error}")
+        ends = {0, ranks - ranks // layout.pipeline}  # of a pipeline: one of them holds most
+        playing = playing or {each: play(rank=each) for each in sorted(ends if rank is None else {rank})}
+        peaks = {each: peak for each, asked in playing.items() if (peak := found(asked, "not rehearsed"))}
+        rank = max(peaks, key=lambda each: peaks[each].bytes, default=rank or 0) if rank is None else rank
+        rehearsed, advice, states = peaks.get(rank), None, None
+        if facts:
+            if measure and kind.is_here:  # while ranks are timed nothing else may run
                 measure_pace(script, ranks // kind.nodes, parameters, again=False, nodes=kind.nodes)
-            advice = advise(script, facts, kind, ranks, parameters, Pace(script, facts, kind, ranks, parameters))
-        rehearsed = found(rehearsing, "not rehearsed")
-        states = None
+            alone = rehearsed if facts.layers or not formulas else None
+            pace = Pace(script, facts, kind, ranks, parameters)
+            advice = advise(script, facts, kind, ranks, parameters, pace, alone)
+            if facts.looked_at:
+                problems.append(
+                    f"samples differ in length: batches are planned to be as long as the longest of the first "
+                    f"{facts.looked_at} makes them"
+                )
         if not formulas and not rehearsed:
             asked = threads.submit(states_alone, script, layout, parameters, path=path)
             states = found(asked, "nothing more is known of the model")
     if formulas and rehearsed:
-        one_by_one = peak(facts, layout, rank)
-        problems += _disagreement(one_by_one, rehearsed)
+        one_by_one = peak_of(facts, layout, rank)
+        problems += _disagreement(facts, one_by_one, rehearsed)
         if more := formulas.bytes - one_by_one.bytes:
             problems.append(
                 f"on a GPU torch's AdamW steps all parameters at once, for which formulas add {gib(more)} to the peak; "
@@ -124,8 +138,6 @@ def plan(
     if rehearsed and layout.options.get("cpu_offload") and not kind.shared:
         problems.append(f"rehearsed {gib(rehearsed.bytes)} with what is offloaded to the host, so only formulas count")
         rehearsed = None
-    if not layout.strategy:
-        problems.append("not planned by formulas: the strategy cell is not one of labkit's")
     return Plan(
         script, path, ranks, parameters, kind, layout, rank, facts, formulas, rehearsed, states, advice,
         tuple(problems),
@@ -163,14 +175,17 @@ class Plan:
 
     @property
     def bytes(self) -> int | None:
-        """Of the rank that holds most, at its peak, by the way that says more."""
+        """Of the rank that holds most, at its peak, by the way that says more; of a model that formulas take as one
+        unit, by the rehearsal."""
+        if self.rehearsed and self.facts and self.facts.layers:
+            return self.rehearsed.bytes
         return max((peak.bytes for peak in self.peaks.values()), default=None)
 
     @property
     def fits(self) -> bool | None:
         """Whether a rank's share of the device can hold that; None when it is not known."""
         usable = self.device.usable_by(self.ranks)
-        if self.advice and not self.advice.asked.peak:  # it cannot be trained there at all
+        if unfit(self.device, self.layout):
             return False
         if self.bytes is not None:
             return self.bytes <= usable
@@ -185,12 +200,14 @@ class Plan:
     def figures(self) -> dict[str, Figure]:
         """Plotly figures by name: "memory", "scaling" (tokens/s over ranks) and "break-even" (what a second device is
         worth); those of which nothing is known are left out."""
-        if self.advice is None or self.facts is None:
+        rows = [*(bar_of(row) for row in self.advice.rows)] if self.advice else []
+        name, shown = self.layout.strategy or self.script.name, self.advice.asked.peak if self.advice else None
+        rows[1:1] = [Bar(name, peak.categories, source=how) for how, peak in self.peaks.items() if peak is not shown]
+        if not rows:
             return {}
-        rows = [*(bar_of(row) for row in self.advice.rows)]
-        name = self.advice.asked.strategy
-        rows[1:1] = [Bar(name, peak.categories, source=how) for how, peak in self.peaks.items() if how != "formulas"]
         found = {"memory": memory_planned(rows, self.device.usable_by(self.ranks), self.device.name)}
+        if self.advice is None or self.facts is None:
+            return found
         pace = Pace(self.script, self.facts, self.device, self.ranks, self.parameters)
         if curves := scaling_curves(self.advice.rows, pace):
             found["scaling"] = scaling_planned(curves, self.device.box, self.device.name)
@@ -202,7 +219,7 @@ class Plan:
         """What is written into the folder of a run before it starts."""
         step = self.step
         ranks = range(min(self.ranks, MOST_RANKS_WRITTEN)) if self.facts and self.formulas else ()
-        peaks = {rank: peak(self.facts, self.layout, rank, on_gpu=not self.device.shared) for rank in ranks}
+        peaks = {rank: peak_of(self.facts, self.layout, rank, on_gpu=not self.device.shared) for rank in ranks}
         return {
             "format": 1,
             "made": datetime.now(UTC).isoformat(timespec="milliseconds"),
@@ -311,14 +328,17 @@ def _on_hosts(nodes: Any, each: int, kind: Device, network: Any) -> tuple[int, D
     return nodes * each, replace(kind, nodes=nodes, box=each, network=joined)
 
 
-def _disagreement(formulas: Peak, rehearsed: Peak) -> list[str]:
+def _disagreement(facts: Facts, formulas: Peak, rehearsed: Peak) -> list[str]:
     """What to say when the two ways are too far apart for both to be right."""
     if abs(formulas.bytes / rehearsed.bytes - 1) <= AGREEING:
         return []
+    take = (
+        f"all {facts.layers} layers of this model as one unit" if facts.layers else "embed, blocks and unembed in turn"
+    )
     return [
         f"formulas give {gib(formulas.bytes)}, the rehearsal of the script {gib(rehearsed.bytes)}: believe the "
-        "rehearsal, and other strategies' figures only roughly. Formulas take a model as embed, blocks and unembed in "
-        "turn, all of it trained, and the script's own step"
+        f"rehearsal, and other strategies' figures only roughly. Formulas take {take}, all of it trained by AdamW, and "
+        "the script's own step"
     ]
 
 

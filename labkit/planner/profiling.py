@@ -19,10 +19,12 @@ from labkit.planner.halves import Between, parting
 from labkit.record.peak import CATEGORIES
 from labkit.worker.tracker import Tracker
 
-__all__ = ["Compute", "Computed", "Flow", "profile"]
+__all__ = ["Beside", "Compute", "Computed", "Flow", "profile"]
 
-# Takes its input from the function it is given, so that nobody else holds it; after it comes the target, for the loss.
+# Takes its input from the function it is given, so that nobody else holds it; after it come the batch and the number of
+# its predictions, for the loss.
 Compute = Callable[..., torch.Tensor]
+Beside = tuple[Any, list[torch.Tensor]]  # what is given to it, and the tensors in that
 
 # At one sample torch sees contiguous tensors where with more there are none.
 SAMPLES = (2, 3)
@@ -148,13 +150,14 @@ def profile(
     *,
     data: bool = False,
     input_kept: bool = False,
-    target: Flow | None = None,
+    beside: Callable[[int], Beside] = lambda samples: ((), []),
 ) -> Computed:
-    """What `compute` and its backward hold. `data`: the input is data, and counted elsewhere, as the target is.
+    """What `compute` and its backward hold. `data`: the input is data, and counted elsewhere, as is what is given
+    `beside` it, for so many samples.
 
     `input_kept`: by the unit before.
     """
-    few, more = runs = [_run(compute, parameters, flow, context, n, data, input_kept, target) for n in SAMPLES]
+    few, more = runs = [_run(compute, parameters, flow, context, n, data, input_kept, beside(n)) for n in SAMPLES]
     local = [getattr(p, "_local_tensor", p) for p in few.trained]
     profile = Profile(
         parameters=tuple(p.numel() for p in local),
@@ -180,12 +183,11 @@ def _run(
     samples: int,
     data: bool,
     input_kept: bool,
-    target: Flow | None,
+    beside: Beside,
 ) -> _Run:
     anchor = torch.zeros((), requires_grad=True)
     held = [flow.make(samples)] if data else []
-    beside = [target.make(samples)] if target else []
-    ledger = Ledger([*parameters, anchor, *held, *beside])
+    ledger = Ledger([*parameters, anchor, *held, *beside[1]])
     hooks = [p.register_post_accumulate_grad_hook(ledger.settle) for p in parameters if p.requires_grad]
     with ledger:
         with context():
@@ -193,7 +195,7 @@ def _run(
             input_, begin = ledger.alive(given[0]), given[0].grad_fn
             if input_kept:
                 held.append(given[0])
-            y = compute(given.pop, *beside)
+            y = compute(given.pop, *beside[0])
             forward, inside = ledger.now, ledger.held
         cached, out, output = inside - ledger.held, Flow.of(y), ledger.alive(y)
         end = _Sink.apply(y, anchor) if y.dim() else y

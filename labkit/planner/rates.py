@@ -15,6 +15,8 @@ from labkit.launcher.hardware import Hardware, hardware
 from labkit.launcher.short_run import keep, kept, machine_key, short_run
 from labkit.planner.devices import Device
 from labkit.planner.facts import Facts
+from labkit.planner.layout import able_to
+from labkit.planner.variants import under
 from labkit.planner.volume import wire
 from labkit.write import Script, command_line
 
@@ -75,8 +77,8 @@ def measure_rates(
     machine = hardware()
     if machine.gpus and ranks > len(machine.gpus):
         raise LaunchError(f"{ranks} ranks cannot be measured on {len(machine.gpus)} GPUs: each needs one")
-    single = alone(script)
     given = {name: value for name, value in parameters.items() if name in CARRIED_OVER}
+    single = able_to(alone(script), given)
     asked = {"small": samples[0], "large": samples[1], "argv": command_line(single, given)}
     with tempfile.TemporaryDirectory(prefix="labkit-rates-") as scratch:
         text = Path(scratch, f"{script.name}.py")
@@ -138,12 +140,8 @@ def assumed_link(device: Device, ranks: int) -> Link:
 
 
 def alone(script: Script) -> Script:
-    """The script's model, data and loss on one rank without a strategy."""
-    single = Script.load("single")
-    cells = ("strategy", "step", "parameters")
-    own = {t: c.text for t, c in script.cells.items() if t in single.cells and t not in cells}
-    changed = {t: text for t, text in own.items() if text != single.cells[t].text}
-    return single.with_cells(**changed)
+    """The script's model, data and loss on one rank without a strategy, nor any extra."""
+    return under(script, "single")
 
 
 def _key(machine: Hardware, script: Script, ranks: int, given: Mapping[str, Any], samples: tuple[int, int]) -> str:

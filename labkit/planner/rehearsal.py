@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from labkit.planner.child import answer, ask
+from labkit.planner.layout import able_to
 from labkit.record.peak import Peak
 from labkit.write import Script, command_line
 
@@ -25,27 +26,30 @@ def rehearse(script: Script, ranks: int, parameters: Mapping[str, Any], *, rank:
 
     Raises LaunchError when the script refuses its options, Unplannable when it cannot run on tensors without data.
     """
+    script = script if path else able_to(script, parameters)
     argv = command_line(script, parameters)
     question = {"text": str(script), "argv": argv, "path": path, "ranks": ranks, "rank": rank}
     return Peak(*ask("rehearsal", question))
 
 
 def _peak(text: str, argv: list[str], path: str, ranks: int, rank: int) -> Peak:
-    from labkit.planner.scene import Scene
+    from labkit.planner.scene import CPU, Scene
     from labkit.planner.stand_ins import silence
     from labkit.worker.tracker import Tracker
 
     scene = Scene(text, argv, path)
     script, args = scene.script, scene.args
     mesh = scene.join_group(ranks, rank)
-    model = scene.prepare(scene.model())
-    size = args.global_batch_size // (mesh["data"].size() * args.accumulate)
-    sample = scene.sample()
-    micro_batches = [scene.batch(sample, size) for _ in range(args.accumulate)]
+    data = mesh["data"]
+    model, scaler = scene.prepared()
+    dtype = next(model.parameters()).dtype
+    batches = scene.batches()
+    batch = batches.make(args.global_batch_size // data.size(), dtype)
     if "pipeline" in mesh.mesh_dim_names:
-        scene.tell_stages(model, micro_batches[0][0])
+        micro_batch = args.global_batch_size // (data.size() * args.accumulate)
+        scene.tell_stages(model, batches.make(micro_batch, dtype))
     with silence():
-        model = script.parallelize(model, mesh, args)  # a mesh holds real tensors
+        model = script.parallelize(model, mesh, CPU, args)  # a mesh holds real tensors
     scene.tell_types(model)
     with scene.fake, silence():
         optimizer = script.make_optimizer(model, mesh, args)
@@ -53,15 +57,14 @@ def _peak(text: str, argv: list[str], path: str, ranks: int, rank: int) -> Peak:
         for group in stepping.param_groups:
             if "foreach" in group:
                 group["foreach"] = False
-        scaler = script.LossScaler("cpu", enabled=False)
         alike = _alike(stepping)
         _make_state(stepping, alike)
         model.train()
         tracker = Tracker()
         tracker.mark_training([model], [optimizer])
-        tracker.mark([tensor for batch in micro_batches for tensor in batch], "activations")
+        tracker.mark(batches.tensors(batch), "activations")
         with tracker:
-            script.forward_backward(model, micro_batches, scaler)
+            script.forward_backward(model, batch, data, scaler, args)
             tracker.before_step(optimizer)
             with _only(stepping, {first for first, *_ in alike}):
                 optimizer.step()

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from labkit.planner.child import answer, ask
-from labkit.planner.layout import Layout
+from labkit.planner.layout import Layout, able_to
 from labkit.write import Script, command_line
 
 __all__ = ["states_alone"]
@@ -20,6 +20,7 @@ def states_alone(script: Script, layout: Layout, parameters: Mapping[str, Any], 
 
     Raises LaunchError when the script refuses its options, Unplannable when its model cannot be built.
     """
+    script = script if path else able_to(script, parameters)
     sizes = ask("sizing", {"text": str(script), "argv": command_line(script, parameters), "path": path})
     in_blocks = sizes["blocks"] // (layout.tensor * layout.pipeline)
     trained = in_blocks + sizes["rest"]
@@ -36,9 +37,10 @@ def states_alone(script: Script, layout: Layout, parameters: Mapping[str, Any], 
 def _sizes(text: str, argv: Sequence[str], path: str) -> dict[str, int]:
     from labkit.planner.scene import Scene
 
-    model = Scene(text, argv, path).model()
+    scene = Scene(text, argv, path)
+    model = scene.model()
     trained = [p for p in model.parameters() if p.requires_grad]
-    in_blocks = set(model.blocks.parameters()) if hasattr(model, "blocks") else set()
+    in_blocks = {p for block in scene.script.blocks_of(model) for p in block.parameters()}
     blocks = sum(p.numel() for p in trained if p in in_blocks)
     return {
         "blocks": blocks,

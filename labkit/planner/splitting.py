@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from types import ModuleType, SimpleNamespace
+from collections.abc import Sequence
+from types import ModuleType
 from typing import Any
 
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import Replicate, Shard
-from torch.distributed.tensor.parallel import PrepareModuleInput, PrepareModuleOutput, parallelize_module
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from labkit.planner.stand_ins import silence
 from labkit.write import Script
 
 __all__ = ["mesh_of", "split"]
@@ -25,17 +25,17 @@ def mesh_of(ranks: int) -> DeviceMesh:
     return init_device_mesh("cpu", (ranks,), mesh_dim_names=("tensor",))
 
 
-def split(script: Any, blocks: nn.ModuleList, mesh: DeviceMesh, sequence: bool) -> None:
-    """As tensor_parallel.py does, by the plan of the script if it has one. Raises SystemExit when it does not fit."""
+def split(script: Any, model: nn.Module, blocks: Sequence[nn.Module], mesh: DeviceMesh, sequence: bool) -> None:
+    """As tensor_parallel does, by the script's own `tensor` cell or plan if it has one. Raises SystemExit when the
+    layers do not split."""
     ours = ModuleType("tensor_parallel")
-    exec(Script.load("tensor_parallel").cells["strategy"].text, ours.__dict__)
-    layout = Shard(1) if sequence else Replicate()
-    plan = getattr(script, "TENSOR_PLAN", None) or getattr(script, "tensor_plan", ours.tensor_plan)(layout)
-    ours.check_blocks(SimpleNamespace(blocks=blocks), mesh.size(), plan)
-    for block in blocks:
-        parallelize_module(block, mesh, plan, src_data_rank=None)  # there is nothing to send
-    if sequence:
-        whole = {"input_layouts": Replicate(), "desired_input_layouts": layout, "use_local_output": True}
-        parallelize_module(blocks[0], mesh, PrepareModuleInput(**whole))
-        parts = {"output_layouts": layout, "desired_output_layouts": Replicate()}
-        parallelize_module(blocks[-1], mesh, PrepareModuleOutput(**parts))
+    cells = Script.load("tensor_parallel", "sequence_parallel").cells
+    exec(cells["tensor"].text + cells["strategy"].text, vars(ours))
+    if hasattr(script, "TENSOR_PLAN"):
+        ours.TENSOR_PLAN = script.TENSOR_PLAN
+        vars(ours).update({name: vars(script)[name] for name in ("split", "split_sequence") if hasattr(script, name)})
+    with silence():
+        if sequence:
+            ours.split_sequence(blocks, mesh)
+        else:
+            ours.split(blocks, model, mesh)

@@ -18,7 +18,9 @@ from torch.distributed.pipelining import PipelineStage
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-__all__ = ["KnownStage", "Replicated", "Shards", "SharedOptimizer", "silence"]
+__all__ = ["KnownStage", "Replicated", "Shards", "SharedOptimizer", "silence", "with_known_numbers"]
+
+INT = torch.int64
 
 
 class Replicated(nn.Module):
@@ -93,6 +95,18 @@ class KnownStage(PipelineStage):
 
     def _warmup_backward_result(self, *args: Any, **kwargs: Any) -> Any:
         return SimpleNamespace(item=lambda: 1)
+
+
+def with_known_numbers(schedule: Any) -> None:
+    """Schedules give each micro-batch's targets to the loss. Where those are numbers of micro-batches, made by arange,
+    the loss is to know them: tensors without data have no values but the few that are made from Python's."""
+    compute = schedule._maybe_compute_loss
+
+    def known(self: Any, stage: Any, output: Any, targets: Any, *more: Any) -> None:
+        numbers = targets and all(isinstance(t, FakeTensor) and t.shape == (1,) and t.dtype == INT for t in targets)
+        compute(self, stage, output, [torch.tensor([n]) for n in range(len(targets))] if numbers else targets, *more)
+
+    schedule._maybe_compute_loss = known
 
 
 def silence() -> AbstractContextManager[Any]:

@@ -21,7 +21,8 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-from torch.utils.data import default_collate
+
+from labkit.planner.samples import longest
 
 SECONDS, SPLIT_SECONDS, TURN, LEAST = 7.0, 2.0, 0.05, 3  # of measuring, a call's turn in a round; rounds
 MEETINGS = 8  # trainings with and without
@@ -142,7 +143,7 @@ def overheads(device: torch.device) -> dict[str, float]:
 
 
 def split_layers(blocks: nn.Module, parts: int) -> bool:
-    """Leave of each block's layers the first share of so many, as a tensor rank has it (tensor_plan in labkit's script:
+    """Leave of each block's layers the first share of so many, as a tensor rank has it (TENSOR_PLAN in labkit's script:
     the first of a pair by rows of its weight, the second by columns). False where the blocks are of another kind."""
     for block in blocks:
         layers = [getattr(block, name, None) for name in ("qkv", "out", "up", "down")]
@@ -170,40 +171,38 @@ def main() -> None:
     exec(compile(script.read_text(encoding="utf-8"), str(script), "exec"), cells)
     sys.argv = [str(script), *asked["argv"]]
     args = cells["parse_args"]()
-    dtype = torch.float64 if args.precision == "fp64" else torch.float32
     torch.manual_seed(0)
-    model = cells["Model"]().to(dtype)
-    if args.compile:
-        cells["compile_blocks"](model)
-    if args.precision in cells["DTYPES"]:
-        model.forward = torch.autocast(device.type, cells["DTYPES"][args.precision])(model.forward)
     mesh = cells["make_mesh"](device.type, args)
-    model = cells["parallelize"](model, mesh, args)
+    model, scaler = cells["in_precision"](cells["Model"](), device, args)
+    dtype = next(model.parameters()).dtype
+    cells["change_layers"](model, args)
+    model = cells["parallelize"](model.train(), mesh, device, args)
     optimizer = cells["make_optimizer"](model, mesh, args)
-    scaler = cells["LossScaler"](device.type, enabled=args.precision == "fp16")
     data, _ = cells["load_datasets"](args.data_dir)
+    sample, _ = longest(data, cells["collate"], cells["map_tensors"])
 
-    def batch(size: int) -> list[torch.Tensor]:
-        x, y = default_collate([data[i % len(data)] for i in range(size)])
-        return [x.to(device, dtype if x.is_floating_point() else None), y.to(device)]
+    def on_device(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(device, dtype if tensor.is_floating_point() else None)
 
-    batches = {name: batch(asked[name]) for name in ("small", "large")}
+    batches = {name: cells["map_tensors"](cells["collate"]([sample] * asked[name]), on_device)
+               for name in ("small", "large")}  # fmt: skip
 
     def both(name: str) -> Callable[[], object]:
         def call() -> None:
-            cells["forward_backward"](model, [batches[name]], scaler)
+            cells["forward_backward"](model, batches[name], mesh["data"], scaler, args)
             model.zero_grad()
 
         return call
 
+    def loss(model: Callable[..., object], name: str) -> torch.Tensor:
+        return cells["loss_of"](cells["outputs_of"](model, batches[name]), batches[name])
+
     def forward(name: str) -> Callable[[], object]:
-        return lambda: cells["losses_of"](model(batches[name][0]), batches[name][1]).mean()
+        return lambda: loss(model, name)
 
     def ends(name: str) -> Callable[[], object]:
-        x, y = batches[name]
-
         def call() -> None:
-            cells["losses_of"](model.unembed(model.embed(x)), y).mean().backward()
+            loss(lambda x, *_, **__: model.unembed(model.embed(x)), name).backward()
             model.zero_grad()
 
         return call

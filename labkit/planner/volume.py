@@ -19,7 +19,7 @@ MIB = 1 << 20
 # torch/nn/parallel/distributed.py: a first bucket of 1 MiB, so that communication starts early, then 25
 FIRST_BUCKET, BUCKET = MIB, 25 * MIB
 HALF = {"fp16": 2, "bf16": 2}
-SCALAR = 4
+SCALAR, COUNT, SUM = 4, 8, 8  # bytes of a flag, of the number of predictions, and of a step's loss in a pipeline
 WHOLE = 6  # parameters of labkit's block that tensor ranks hold alike
 
 
@@ -52,7 +52,8 @@ def volume(facts: Facts, layout: Layout, rank: int = 0) -> list[Collective]:
     Not known of Facts: which layers fsdp1 wraps with `wrap` "module" and "size" (blocks and a root are taken: the bytes
     are the same), and what sharding pads.
     """
-    found: list[Collective] = []
+    # the number of predictions of the whole batch
+    found = [Collective("all_reduce", layout.data, COUNT, 1, "forward", False, layout.tensor)]
     if layout.strategy in ("ddp", "zero1"):
         found += _replicated(facts, layout)
     elif layout.strategy in ("fsdp", "zero2", "fsdp1"):
@@ -164,7 +165,8 @@ def _staged(facts: Facts, layout: Layout, rank: int) -> Iterator[Collective]:
             scattered *= facts.itemsize
             yield Collective("all_gather", layout.data, gathered * size, calls, "forward", True, layout.tensor)
             yield Collective("reduce_scatter", layout.data, scattered, calls, "backward", False, layout.tensor)
-    yield Collective("broadcast", layout.pipeline, facts.itemsize, 1, "backward", False, apart)
+    yield Collective("all_reduce", layout.data, SCALAR, 1, "forward", False, layout.tensor)  # has the shape changed?
+    yield Collective("broadcast", layout.pipeline, SUM, 1, "backward", False, apart)
 
 
 def _ends(facts: Facts, layout: Layout, stage: int) -> list[Unit]:

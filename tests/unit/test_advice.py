@@ -262,8 +262,8 @@ def test_a_schedule_needs_its_micro_batches(schedule):
     layout = layout_of(script, 4, {"schedule": schedule, "accumulate": 2, "global_batch_size": 8})
     facts = decoder(layers=8)
 
-    assert "micro-batches" in refusal(script, facts, layout)
-    assert refusal(script, facts, replace(layout, accumulate=4)) == ""
+    assert "micro-batches" in refusal(facts, layout)
+    assert refusal(facts, replace(layout, accumulate=4)) == ""
 
 
 def test_the_largest_micro_batch_is_the_last_that_fits(ddp):

@@ -9,7 +9,7 @@ import labkit
 from labkit.errors import LaunchError
 from labkit.planner.facts import Facts, Line, Moment, Profile, Unit, Variant
 from labkit.planner.layout import layout_of
-from labkit.planner.memory import moments, peak, states, variant_of
+from labkit.planner.memory import COUNT, UnknownToFormulas, moments, peak, states, variant_of
 from labkit.planner.optimizing import adamw_state, adamw_temporary, dealt
 from labkit.planner.schedules import actions
 from labkit.planner.textbook import block_activations
@@ -121,10 +121,10 @@ def test_fsdp_gathers_a_block_while_it_computes_and_zero2_keeps_them_all():
         return of[operation].get("communication", 0)
 
     # the root, the block, the buffer into which it was gathered
-    assert communication("fsdp", "forward of blocks.3") == root + 2 * whole
-    assert communication("zero2", "forward of blocks.3") == root + 5 * whole
-    assert communication("fsdp", "loss") == root
-    assert communication("zero2", "loss") == root + 4 * whole
+    assert communication("fsdp", "forward of blocks.3") == root + 2 * whole + COUNT
+    assert communication("zero2", "forward of blocks.3") == root + 5 * whole + COUNT
+    assert communication("fsdp", "loss") == root + COUNT
+    assert communication("zero2", "loss") == root + 4 * whole + COUNT
 
 
 def test_replicas_of_fsdp_split_over_fewer_ranks():
@@ -203,7 +203,7 @@ def test_blocks_that_are_not_there_are_neither_recomputed_nor_made_stages_of():
     one = replace(FACTS, units=(replace(FACTS.units[0], name="model"),))
     plain = {variant: each[:1] + each[-1:] for variant, each in FACTS.profiles.items() if not variant.recomputed}
     one = replace(one, profiles=plain)
-    with pytest.raises(LaunchError, match="has no .blocks"):
+    with pytest.raises(LaunchError, match="needs repeated layers"):
         peak(one, layout("single", activation_checkpointing=True))
     with pytest.raises(LaunchError, match="0 blocks do not split into 2 pipeline stages"):
         peak(one, layout("pipeline", 2))
@@ -211,8 +211,21 @@ def test_blocks_that_are_not_there_are_neither_recomputed_nor_made_stages_of():
         peak(FACTS, layout("pipeline", 3))
 
 
+def test_what_formulas_do_not_know_they_say():
+    whole = replace(FACTS, units=(replace(FACTS.units[0], name="model"),), layers=4)
+    for facts, where, why in (
+        (FACTS, layout("ddp", 2, selective_checkpointing=True), "what selective checkpointing keeps is not known"),
+        (FACTS, replace(layout("ddp", 2), strategy=""), "the strategy cell is not one of labkit's"),
+        (whole, layout("pipeline", 2), "they make stages of a model only of embed, blocks and unembed"),
+    ):
+        with pytest.raises(UnknownToFormulas, match=why):
+            peak(facts, where)
+
+
 def test_facts_survive_being_written():
+    more = replace(FACTS, uncut="no", layers=4, looked_at=64)
     assert Facts.from_json(FACTS.to_json()) == FACTS
+    assert Facts.from_json(more.to_json()) == more
 
 
 def test_fused_attention_leaves_sixteen_elements_for_each_of_the_input():

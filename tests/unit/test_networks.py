@@ -78,7 +78,7 @@ def test_groups_side_by_side_share_the_network():
     flat, copies = layout("ddp", 32), layout("fsdp", 32, options={**FSDP, "replicas": 4})
     crossing = [each for each in volume(FACTS, copies) if FOUR.cross(each.group, each.stride, 32)]
 
-    assert [(each.kind, each.group, each.stride) for each in crossing] == [("all_reduce", 4, 8)]
+    assert [(each.kind, each.group, each.stride) for each in crossing if each.bytes > 8] == [("all_reduce", 4, 8)]
     assert talk(copies, FOUR) == pytest.approx(talk(flat, FOUR) * (3 / 4) / (31 / 32), rel=1e-4)
 
 
@@ -90,7 +90,7 @@ def test_shards_inside_a_host_are_faster_than_shards_across():
 
 def test_tensor_ranks_inside_a_host_do_not_feel_the_network():
     inside = layout("hybrid", 32, data=4, tensor=8, options=HYBRID)
-    tensor = [each for each in volume(FACTS, inside) if each.kind == "all_reduce"]
+    tensor = [each for each in volume(FACTS, inside) if each.kind == "all_reduce" and each.group == 8]
     across = layout("tensor_parallel", 32, data=1, tensor=32, options={"sequence_parallel": False})
 
     assert tensor

@@ -2,7 +2,8 @@ import pytest
 
 from labkit.planner.facts import Facts, Unit
 from labkit.planner.layout import Layout
-from labkit.planner.volume import buckets, held, volume, wire
+from labkit.planner.volume import COUNT, buckets, held, wire
+from labkit.planner.volume import volume as everything
 
 MIB = 1 << 20
 WIDTH = 8
@@ -21,6 +22,11 @@ FSDP = {"reshard_after_forward": "auto", "cpu_offload": False, "replicas": 1}
 
 def layout(strategy, ranks, **more):
     return Layout(strategy, ranks, **({"micro_batch": 2, "data": ranks} | more))
+
+
+def volume(*asked):
+    """Without the number of predictions, which all strategies add up first."""
+    return [each for each in everything(*asked) if (each.kind, each.bytes) != ("all_reduce", COUNT)]
 
 
 def total(found, kind, of="count"):
@@ -52,6 +58,14 @@ def test_buckets_close_when_they_have_reached_their_size(sizes, mib, expected):
 def test_a_single_rank_says_nothing():
     assert volume(FACTS, layout("single", 1)) == []
     assert volume(FACTS, layout("ddp", 1)) == []
+
+
+def test_data_ranks_add_up_how_many_predictions_they_have():
+    for strategy in ("ddp", "zero1", "zero2"):
+        first = everything(FACTS, layout(strategy, 2, accumulate=4))[0]
+        assert (first.kind, first.bytes, first.count, first.hidden) == ("all_reduce", COUNT, 1, False)
+    assert not [each for each in everything(FACTS, layout("tensor_parallel", 2, data=1, tensor=2, options={}))
+                if each.bytes == COUNT]  # fmt: skip
 
 
 def test_ddp_and_zero1_differ_by_a_broadcast_of_each_parameter():

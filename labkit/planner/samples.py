@@ -1,0 +1,37 @@
+"""Of which sample a plan makes its batches: samples of a text may differ in length, and batches are padded."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+__all__ = ["longest"]
+
+LOOKED_AT, SECONDS = 64, 1.0  # samples, and how long they may take to load
+
+
+def longest(
+    dataset: Any, collate: Callable[[Any], Any], map_tensors: Callable[[Any, Callable[[Any], Any]], Any]
+) -> tuple[Any, int]:
+    """The longest of the first samples, and how many were looked at; 0 where all of them are alike."""
+    until, sizes, sample = time.monotonic() + SECONDS, [0], None
+    for each in _first(dataset):
+        elements: list[int] = []
+        map_tensors(collate([each]), lambda tensor, elements=elements: elements.append(tensor.numel()))
+        sample = each if sum(elements) > max(sizes) or sample is None else sample
+        sizes.append(sum(elements))
+        if time.monotonic() > until:
+            break
+    if len(sizes) == 1:
+        raise SystemExit("there is nothing to train on: load_datasets returned a training set without samples")
+    return sample, len(sizes) - 1 if len({*sizes[1:]}) > 1 else 0
+
+
+def _first(dataset: Any) -> Iterator[Any]:
+    """Of a dataset that can only be read in order, too."""
+    if hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
+        return (dataset[i] for i in range(min(LOOKED_AT, len(dataset))))
+    every: Iterable[Any] = dataset
+    return islice(every, LOOKED_AT)
