@@ -85,7 +85,8 @@ def every_state(root: Path) -> dict[str, str]:
     }
     memory = {
         "sentence": "rank 0 ran out of device memory: tried to allocate 2.50 GiB with 1.10 GiB free of 14.75 GiB",
-        "advice": "halve --global-batch-size (64), or --activation-checkpointing, or fsdp.py",
+        "advice": "to make it fit: raise accumulate (it is 1), activation_checkpointing=True, precision='bf16', or "
+        "'fp16' on a T4, shard the model: Script.load('fsdp')",
         "rank": 0,
     }
     stopped = {"sentence": "stopped on request"}

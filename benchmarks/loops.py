@@ -16,9 +16,9 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, DistributedSampler
 
 WARM = 10
-spec = importlib.util.spec_from_file_location("ddp", Path(__file__).parents[1] / "scripts" / "ddp.py")
-ddp = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(ddp)
+spec = importlib.util.spec_from_file_location("train", Path(__file__).parents[1] / "scripts" / "train.py")
+train = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(train)
 
 
 class Stopwatch:
@@ -121,6 +121,6 @@ if __name__ == "__main__":
     parser.add_argument("--batch-size", type=int)
     args = parser.parse_args()
     torch.manual_seed(0)
-    MEANS[args.means](ddp.Model(), ddp.load_datasets("")[0], args.batch_size, args.steps, args.strategy)
+    MEANS[args.means](train.Model(), train.load_datasets("")[0], args.batch_size, args.steps, args.strategy)
     sys.stdout.flush()
     os._exit(0)  # gloo aborts some exits

@@ -18,6 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 NODES, HOSTS = "../cluster/test_nodes.py", "../cluster/test_hosts.py"  # the latter needs root
 LAUNCHER, WORKER, RECORD = "labkit/launcher/", "labkit/worker/", "labkit/record/"
+CHECKPOINTS, STREAMING = "scripts/extras/checkpoints.py", "scripts/extras/streaming.py"
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ MUTANTS = [
     Mutant("the other failure", LAUNCHER + "cause.py", "others[:NAMED_FAILURES]", "others[:0]", matrix("I2")),
     Mutant("the original class", "labkit/errors.py", "if original is not None and", "if False and",
            ("test_matrix.py", "original_exception")),
-    Mutant("ranks answer", WORKER + "pulse.py", "(self._answer, self._write)", "(self._write,)",
+    Mutant("ranks answer", WORKER + "pulse.py", "(self._answer, self._write, ", "(self._write, ",
            ("test_stuck.py", "is_found and hang")),
     Mutant("SIGUSR1 while the GIL is held", LAUNCHER + "stacks.py", 'os.kill(beat["pid"], signal.SIGUSR1)', "pass",
            ("test_stuck.py", "is_found and gil")),
@@ -67,12 +68,22 @@ MUTANTS = [
            ("test_retries.py", "as_if_nothing and ddp")),
     Mutant("only failures are begun again", LAUNCHER + "supervisor.py", 'final.state != "failed" or', "False or",
            ("test_retries.py", "succeeds")),
-    Mutant("checksums", "scripts/ddp.py", "if digest(path / name) != files.get(name)]", "if False]",
+    Mutant("checksums", CHECKPOINTS, "if digest(path / name) != files.get(name)]", "if False]",
            ("test_checkpoints.py", "flipped and distcp")),
+    Mutant("random states", CHECKPOINTS, 'set_random_state(state["random"][rank])', "pass",
+           ("test_checkpoints.py", "random_samples")),
+    Mutant("the command line's learning rate", CHECKPOINTS, "if name not in own}", "if True}",
+           ("test_checkpoints.py", "weight_decay")),
+    Mutant("what validation noted", CHECKPOINTS, 'self.notes = state.get("notes", {})', "pass",
+           ("test_checkpoints.py", "best_is_kept")),
+    Mutant("where a stream was", STREAMING, 'self.dataset.load_state_dict(notes["stream"])', "pass",
+           ("test_checkpoints.py", "stream")),
+    Mutant("a stream's next pass", STREAMING, "self.dataset.load_state_dict(self.fresh)", "pass",
+           ("test_checkpoints.py", "stream")),
     Mutant("a stop waits for a checkpoint", RECORD + "folder.py", "            return any(\n",
            "            return False and any(\n",
            ("test_checkpoints.py", "lets_the_checkpoint")),
-    Mutant("room for a checkpoint", "scripts/ddp.py", "if final.exists() or free < needed:", "if final.exists():",
+    Mutant("room for a checkpoint", CHECKPOINTS, "if final.exists() or free < needed:", "if final.exists():",
            ("test_disk.py", "not_begun")),
     Mutant("room for the last words", RECORD + "folder.py", "self.reserve.write_bytes(bytes(RESERVE_BYTES))", "pass",
            ("test_disk.py", "fills_the_disk")),

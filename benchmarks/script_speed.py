@@ -27,7 +27,7 @@ MEANS = {"single": ["hand", "accelerate", "lightning"], "ddp": ["hand", "acceler
 TIMED = """            step += 1
             if step == 10:
                 tenth = time.perf_counter()
-            if step == total_steps and rank == 0:
+            if step == total_steps and dist.get_rank() == 0:
                 print(f"seconds {time.perf_counter() - tenth}", flush=True)
 """
 
@@ -45,7 +45,7 @@ def seconds(script: str | Path, ranks: int, *args: str) -> float:
 def compared(strategy: str, repeats: int, folder: Path) -> None:
     ranks = RANKS[strategy]
     script = folder / f"{strategy}.py"
-    text = (HERE.parent / "scripts" / f"{strategy}.py").read_text()
+    text = str(labkit.Script.load(strategy))
     assert text.count("            step += 1\n") == 1
     script.write_text(text.replace("            step += 1\n", TIMED))
     ours, others = [], {means: [] for means in MEANS[strategy]}
