@@ -69,11 +69,15 @@ for name, ranks in groups((2, 2, 2)).items():
 # | pipeline | activations in or gradients in, at a border | m receives for each border |
 #
 # Parameters are kept gathered for the whole step, so the data axis does not know of m. An axis of one rank says
-# nothing. (At the end of a step the last stage also tells the others the loss.)
+# nothing, with one exception: at the start of each step the data axis, whatever its length, all-reduces two numbers.
+# One is how many predictions all ranks make together, by which the loss is divided; the other, whether any rank's batch
+# has a shape that its pipeline does not know yet. gloo records a call even within a single rank; NCCL, by its source,
+# launches nothing there. (At the end of a step the last stage also tells the others the loss.)
 
 # %%
 L, WIDTH, CONTEXT, VOCABULARY = 4, 64, 128, 256
 FLOAT = 8  # bytes: the runs are in fp64, so that losses can be compared
+NUMBERS = 2  # all-reduces of one number each, along the data axis
 meshes = {
     "data x tensor": {"tensor": 2},
     "pipeline x data": {"pipeline": 2},
@@ -91,7 +95,7 @@ def calls(name):
     p, d, t = shape(name)
     units = L // p + 1
     return {
-        "all_reduce": 4 * (L // p) * m if t > 1 else 0,
+        "all_reduce": (4 * (L // p) * m if t > 1 else 0) + (NUMBERS if d > 1 or on_cpu else 0),
         "all_gather": units if d > 1 else 0,
         "reduce_scatter": units if d > 1 else 0,
         "send_recv": m if p > 1 else 0,
@@ -153,7 +157,7 @@ from collections import Counter
 
 
 def losses(run):
-    """By step, the mean of all ranks: each has that of its samples, and every sample is on as many ranks."""
+    """By step, the mean of all ranks: each has its replica's part, and all replicas have as many ranks."""
     table = run.metrics().dropna(subset="loss").drop_duplicates(["rank", "step"])
     return table.groupby("step")["loss"].mean()
 
@@ -184,10 +188,10 @@ run.timeline()
 #
 # The articles reach for three axes because a model is large. Of what a rank holds, though, FSDP alone divides the most:
 # parameters, gradients and optimizer state by all N ranks, while tensor parallelism keeps embeddings, norms and the
-# head whole. (The hybrid script also takes all micro-batches forward before the first goes back, as GPipe does, and
-# keeps their activations.) More axes pay when FSDP's gathers no longer hide behind the computation: among many hosts,
-# or when a rank has too few samples left. A model of 70 billion parameters was trained with FSDP alone (the PyTorch
-# team and IBM, fms-fsdp). What the planner says of 838 million parameters and four T4s:
+# head whole. (By default the hybrid script also takes all micro-batches forward before the first goes back, as GPipe
+# does, and keeps their activations.) More axes pay when FSDP's gathers no longer hide behind the computation: among
+# many hosts, or when a rank has too few samples left. A model of 70 billion parameters was trained with FSDP alone (the
+# PyTorch team and IBM, fms-fsdp). What the planner says of 838 million parameters and four T4s:
 
 # %%
 if large:
@@ -211,5 +215,5 @@ claims.check()
 # - `accumulate = 4`: which counts double, and which do not?
 # - `nproc_per_node = 8`: three axes at once. Predict the third mesh before you look.
 # - `labkit.launch(hybrid, nproc_per_node=4, tensor=4)`: what is left to the data axis?
-# - Make claims fail: gather anew in every micro-batch, `reshard_after_forward=True` in the strategy cell
+# - Make claims fail: gather again in every micro-batch, `reshard_after_forward=True` in the strategy cell
 #   (`hybrid.with_cells(strategy=…)`). Which axis says more now, and does the loss notice?
