@@ -281,8 +281,8 @@ display(pd.DataFrame({name: [len(each), sum(each)] for name, each in sent.items(
 # The first bucket holds the last layers' gradients. They are ready while the first layers' are still to be computed, so
 # it is sent meanwhile. The picture is of labkit's own `ddp` script with this model: where an all-reduce lies under
 # backward, it costs no time. How much of it does depends on the machine, and nothing is claimed about it. The number of
-# all-reduces in a step is claimed, and here torch's profiler counts them: the short one at the beginning of each step is
-# the count of predictions.
+# all-reduces in a step is claimed, and here torch's profiler counts them: the short one at the beginning of each step
+# is the count of predictions.
 
 # %%
 import torch

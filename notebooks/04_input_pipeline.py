@@ -339,10 +339,10 @@ figure.update_layout(
 # %% [markdown]
 # ## A real step, and the article's copy
 #
-# The article's CNN under labkit's own `ddp` script, with the article's batch of 128 samples per rank. The images are made
-# up, and each takes 2 ms to "decode". The script loads in the rank's own process; `workers=2` adds the extra `workers`,
-# a `loader` cell with that option. labkit measures in every step how long it waits for its input: without workers that
-# is the loading, with *W* workers at most loading / W.
+# The article's CNN under labkit's own `ddp` script, with the article's batch of 128 samples per rank. The images are
+# made up, and each takes 2 ms to "decode". The script loads in the rank's own process; `workers=2` adds the extra
+# `workers`, a `loader` cell with that option. labkit measures in every step how long it waits for its input: without
+# workers that is the loading, with *W* workers at most loading / W.
 #
 # Then the copy. What `pin_memory` and `non_blocking` can hide is the copy from host to device, and no more than all of
 # it. At 12 GB/s, which PCIe 3 x16 does, a batch of MNIST takes 34 µs. A step of the article's takes 6.94 s / 235

@@ -87,32 +87,47 @@ display(claims)
 #
 # ## Predict a step
 #
-# labkit's script lets torch do this. Its plan for a block:
+# labkit's script lets torch do this. Its `tensor` cell has the plan for a block, and carries it out:
 
 # %%
 model_sizes = {"layers": 4, "width": 128, "context": 128}  # of the scripts' own model
 script = Script.load("tensor_parallel")
 text = script.cells["data"].text
 scripts = {name: Script.load(name).with_cells(data=text.replace("2**20", "2**17")) for name in ("single", script.name)}
-strategy = script.cells["strategy"].text
-print(strategy[strategy.index("def tensor_plan") : strategy.index("def check_blocks")])
+tensor_cell = script.cells["tensor"].text
+print(tensor_cell[tensor_cell.index("# Layers of the Block") : tensor_cell.index("def split_layer")])
 
 # %% [markdown]
-# With **sequence parallelism** the ranks divide the positions between the split layers, too: norms and residuals are
+# With **sequence parallelism** the ranks also divide the positions between the split layers: norms and residuals are
 # then not computed N times over. A sum becomes a reduce-scatter (each rank gets the sum of its positions) and, before
-# the next split layer, an all-gather: the same bytes in two halves. At the end the sequence is made whole once, and
-# cut in backward, where the gradient of the cut at the beginning is made whole. What the norms and the biases
-# after a sum gave for each rank's positions are sums yet to be added: AdamW does that, for six tensors of a block.
+# the next split layer, an all-gather: the same bytes in two halves. After the last block the sequence is gathered once
+# more. Backward cuts it there, and gathers the gradient where forward cut the sequence, before the first block. The
+# gradients of the norms, and of the biases after a sum, come from each rank's own positions and have yet to be summed.
+# That happens in AdamW: for six tensors of a block, once for each moment. The extra `sequence_parallel` does all this
+# in the `strategy` cell:
+
+# %%
+extended = Script.load("tensor_parallel", "sequence_parallel").cells["strategy"].text
+print(extended[extended.index("def split_sequence") : extended.index("def check_sequence")])
+
+# %% [markdown]
+# And one all-reduce belongs to every step of every script, whatever the strategy: before the model is called, the ranks
+# along the data axis sum how many predictions they have, for the loss is the mean over all of them. Here that axis has
+# one rank, with the whole batch, and there is nothing to send. gloo's call is recorded all the same; NCCL starts no
+# kernel for a group of one.
 
 # %%
 L = model_sizes["layers"]
-claims.predict("tensor: all-reduces forward", 2 * L, "calls", article="003, line 41: layers across devices", said=0)
+COUNT = int(on_cpu)  # all-reduces of the number of predictions
+claims.predict(
+    "tensor: all-reduces forward", 2 * L + COUNT, "calls", article="003, line 41: layers across devices", said=COUNT
+)
 claims.predict("tensor: all-reduces backward", 2 * L, "calls")
 claims.predict("tensor: other collectives", 0, "calls")
 for phase in ("forward", "backward"):
     claims.predict(f"sequence: reduce-scatters {phase}", 2 * L, "calls")
     claims.predict(f"sequence: all-gathers {phase}", 2 * L + 1, "calls")
-claims.predict("sequence: all-reduces forward and backward", 0, "calls")
+claims.predict("sequence: all-reduces forward and backward", COUNT, "calls")
 claims.predict("loss apart from one device's, tensor", 1e-9, how="at most")
 claims.predict("loss apart from one device's, sequence", 1e-9, how="at most")
 display(claims)
@@ -151,8 +166,8 @@ claims.predict("sequence: activations less by", norms - norms // N, "B", within=
 # %% [markdown]
 # ## Measure
 #
-# One device first, then the two ways. `profile=True` records three steps of every rank; in another one every rank is
-# followed through all it allocates.
+# One device first, then the two ways. `profile=True` records three steps of every rank; in another step every rank
+# traces what it allocates.
 
 # %%
 single = labkit.launch(scripts["single"], nproc_per_node=1, steps=9, env=env, **options)
@@ -200,7 +215,7 @@ claims.measure("sequence: all-reduces forward and backward", left, run=runs["seq
 
 
 def losses(run):
-    """Of rank 0, by step."""
+    """By step, as rank 0 reports them: its batch is the whole one."""
     table = run.metrics()
     return table[table["rank"].eq(0) & table["loss"].notna()].drop_duplicates("step").set_index("step")["loss"]
 
@@ -221,9 +236,9 @@ claims.measure("sequence: activations less by", less, run=runs["sequence"])
 display(claims)
 
 # %% [markdown]
-# If layers lay across devices, the first rank would hold other blocks than the last, and nothing would be summed. Here
-# every rank is in every layer. That is why tensor parallelism wants the fastest link there is: DDP's one sum of the
-# gradients can hide behind backward, but these sums stand in the middle of the computation.
+# If layers lay across devices, the first rank would hold other blocks than the last, and no activation would be summed.
+# Here every rank has a part of every layer. That is why tensor parallelism needs the fastest link there is: DDP's one
+# sum of the gradients can hide behind backward, but these sums stand in the middle of the computation.
 
 # %%
 runs["tensor"].timeline()
@@ -251,7 +266,7 @@ claims.check()
 # - At which `global_batch_size` do tensor parallelism and DDP say the same amount here?
 # - `activation_checkpointing=True` in `options`: recomputing a block repeats one of its two sums forward. Which, and
 #   why not the other? See by how much the count backward is off.
-# - Make claims fail: forget one sum. Before the plan is made, in the strategy cell, import `Partial` beside `Replicate`
-#   and write `"down": RowwiseParallel(output_layouts=sequence if sequence.is_shard() else Partial())`; then
-#   `scripts["tensor_parallel"] = scripts["tensor_parallel"].with_cells(strategy=…)`. Nothing crashes. Which claims
+# - Make claims fail: forget one sum. Before the plan is made, in the text of the `tensor` cell, write
+#   `RowwiseParallel(output_layouts=Partial() if name == "down" else Replicate())` for `RowwiseParallel()`; then
+#   `scripts["tensor_parallel"] = scripts["tensor_parallel"].with_cells(tensor=…)`. Nothing crashes. Which claims
 #   notice?

@@ -13,13 +13,10 @@ import pytest
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 PARTIAL = (
-    'strategy=Script.load("tensor_parallel").cells["strategy"].text.replace("Replicate, Shard", "Partial, Replicate, '
-    'Shard").replace("down\\": RowwiseParallel(output_layouts=sequence)", '
-    '"down\\": RowwiseParallel(output_layouts=sequence if sequence.is_shard() else Partial())")'
+    'tensor=Script.load("tensor_parallel").cells["tensor"].text.replace("else RowwiseParallel()", '
+    '"else RowwiseParallel(output_layouts=Partial() if name == \\"down\\" else Replicate())")'
 )
-TWICE = (
-    'model.replace("return self.unembed(", "self.twice = [p * 1 for p in self.parameters()]; return self.unembed(")'
-)
+TWICE = 'model.replace("return self.unembed(", "self.twice = [p * 1 for p in self.parameters()]; return self.unembed(")'
 # (lab, text in one of its cells, what stands there instead, a claim that must be named)
 BROKEN = [
     ("02_collectives", "mine += arrived", "mine.copy_(arrived)", "ring: largest difference"),
