@@ -46,6 +46,8 @@ class Checkpoints:
         self.stop = Stop(args.deadline_seconds, device) if self.on else None
         if self.start and dist.get_rank() == 0:
             print(f"resumes after step {self.start}", flush=True)
+        if self.start and self.notes.get("best_step") == self.start:  # a kill may have come before the copy was made
+            self.keep_best(self.start)
 
     def after_step(self, step, total_steps, stopped):
         """Saves when it is time. Returns why to stop, the same on every rank, or None."""
@@ -69,16 +71,10 @@ class Checkpoints:
 
     def keep_best(self, step):
         """A copy of this step's checkpoint, which no newer one replaces; whole, for plain torch.load."""
-        if dist.get_rank() > 0 or self.folder / f"step-{step}" not in committed(self.folder):
-            return
-        saved, best = self.folder / f"step-{step}", self.folder / "best"
-        shutil.rmtree(best, ignore_errors=True)
-        best.mkdir()
-        if self.full:
-            shutil.copy(saved / "full.pt", best)
-        else:
-            dcp_to_torch_save(saved, best / "full.pt")
-        shutil.copy(saved / "state.json", best)
+        saved = self.folder / f"step-{step}"
+        if dist.get_rank() == 0 and saved in committed(self.folder):
+            copy_whole(saved, self.folder / "best")
+        dist.barrier(self.group)  # the next collective of the others might time out
 
     def save(self, step):
         """Written beside step-N, then renamed. A background save returns as soon as it has a copy to write.
@@ -200,6 +196,10 @@ def digest(path):
         return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
 
+def size_of(folder):
+    return sum(path.stat().st_size for path in folder.iterdir())
+
+
 def committed(folder):
     """Checkpoints whose COMMIT.json was written, newest first."""
     found = {path.parent.name.removeprefix("step-"): path.parent for path in folder.glob("step-*/COMMIT.json")}
@@ -212,7 +212,7 @@ def make_room(beside, estimate, copies):
     folder.mkdir(parents=True, exist_ok=True)
     if final in committed(folder):
         return False
-    last = sum(path.stat().st_size for newest in committed(folder)[:1] for path in newest.iterdir())
+    last = sum(size_of(newest) for newest in committed(folder)[:1])
     needed, free = 1.2 * copies * (last or estimate), shutil.disk_usage(folder).free
     if final.exists() or free < needed:
         why = f"{final} is in the way" if final.exists() else f"{free:,} bytes free, it needs some {needed:,.0f}"
@@ -230,6 +230,21 @@ def commit(beside, step):
     beside.rename(beside.with_suffix(""))
     for older in committed(beside.parent)[2:]:
         shutil.rmtree(older)
+
+
+def copy_whole(saved, best):
+    needed, free = 1.2 * size_of(saved), shutil.disk_usage(best.parent).free
+    if free < needed:
+        print(f"{saved.name} not kept as {best.name}: {free:,} bytes free, it needs some {needed:,.0f}", flush=True)
+        return
+    best.mkdir(exist_ok=True)
+    beside = best / "full.tmp"
+    if (saved / "full.pt").exists():
+        shutil.copy(saved / "full.pt", beside)
+    else:
+        dcp_to_torch_save(saved, beside)
+    beside.rename(best / "full.pt")
+    shutil.copy(saved / "state.json", best)
 
 
 def newest_whole(folder):

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from types import ModuleType
 
+import pandas as pd
 import pytest
 import torch
 from faults.scene import ENDLESS, assert_over, falling, last_step, ranks_of, wait_for_step, wait_until
@@ -113,6 +114,23 @@ def test_damage_to_any_file_is_seen_named_and_set_aside(
         assert names(checkpoints) == ["step-2", "step-4.damaged"]
 
 
+def test_the_copy_of_the_best_is_whole_or_is_the_one_before(
+    checkpoints: Path, module: ModuleType, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    best = checkpoints / "best"
+    module.copy_whole(checkpoints / "step-2", best)
+    before = (best / "full.pt").read_bytes()
+    assert torch.load(best / "full.pt", weights_only=True)["optimizer"]["head.weight"]["step"] == 2
+
+    usage = shutil.disk_usage(checkpoints)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=len(before)))
+    module.copy_whole(checkpoints / "step-4", best)
+
+    assert "step-4 not kept as best: " in capfd.readouterr().out
+    assert (best / "full.pt").read_bytes() == before
+    assert json.loads((best / "state.json").read_text())["step"] == 2
+
+
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"files": 5}', '{"files": {}}', '{"files": {"state.json": 1}}'])
 def test_a_commit_that_says_nothing_is_no_commit(content: str, checkpoints: Path, module: ModuleType) -> None:
     for step in ("step-2", "step-4"):
@@ -120,9 +138,8 @@ def test_a_commit_that_says_nothing_is_no_commit(content: str, checkpoints: Path
     assert module.newest_whole(checkpoints) is None
 
 
-@pytest.mark.parametrize(
-    ("name", "damage"), [pytest.param("__1_0.distcp", "flipped", marks=pytest.mark.soak), ("COMMIT.json", "truncated")]
-)
+@pytest.mark.soak  # as one that was damaged before
+@pytest.mark.parametrize(("name", "damage"), [("__1_0.distcp", "flipped"), ("COMMIT.json", "truncated")])
 def test_a_run_goes_on_from_the_older_one_and_saves_that_step_again(name: str, damage: str, checkpoints: Path) -> None:
     inflict(damage, checkpoints / "step-4" / name)
 
@@ -149,7 +166,10 @@ def test_damaged_a_second_time_a_step_does_not_stand_in_its_own_way(checkpoints:
     shutil.copytree(checkpoints / "step-4", checkpoints / "step-4.damaged")
     inflict("flipped", checkpoints / "step-4" / "__1_0.distcp")
 
-    assert start_step(train("ddp", 2, checkpoints, steps=4)) == 2
+    run = train("ddp", 2, checkpoints, steps=4)
+
+    assert start_step(run) == 2
+    assert "step-4 is damaged" in run.logs(rank=0)
     assert names(checkpoints) == ["step-2", "step-4", "step-4.damaged"]
 
 
@@ -231,7 +251,8 @@ def test_resumed_in_mid_epoch_the_losses_are_exactly_the_same(
     assert whole.metrics()["test_loss"].dropna().iloc[0] == resumed.metrics()["test_loss"].dropna().iloc[0]
 
 
-@pytest.mark.parametrize("options", [{}, pytest.param({"workers": 2}, marks=pytest.mark.soak)])
+@pytest.mark.soak  # as above, with samples that the rank draws itself
+@pytest.mark.parametrize("options", [{}, {"workers": 2}])
 def test_resumed_in_its_second_epoch_it_draws_the_same_random_samples(options: dict[str, int], tmp_path: Path) -> None:
     augmented = script("single").with_cells(data=RANDOM_WINDOWS)
     folder, options = tmp_path / "checkpoints", {"steps": 14, **options}
@@ -426,22 +447,32 @@ def load_datasets(data_dir):
 """
 
 
-def test_a_stream_goes_on_where_it_was_whether_or_not_it_can_say_where_that_is(tmp_path: Path) -> None:
-    """One rank uninterrupted; two that are killed in an epoch's and in a pass's middle. Then the stream begins anew."""
-    options = {"steps": 14, "global_batch_size": 8}
-    streaming = script("single", extras=("streaming",)).with_cells(data=WINDOWS)
-    expected = losses(train(streaming, 1, **options))
+STREAMED = {"steps": 14, "global_batch_size": 8}
 
-    for kind, at in (("Windows()", None), ("Stateful()", 4)):
-        cell = WINDOWS.replace("Stream(Windows()", f"Stream({kind}")
-        streaming = falling(script("ddp", extras=("streaming",)).with_cells(data=cell), step=7)
-        run = train(streaming, 2, save_every=6, retries=1, **options)
 
-        assert (run.status().state, run.status().attempt) == ("succeeded", 2)
-        metrics = run.metrics().dropna(subset=["loss"])
-        means = metrics[metrics["attempt"] == 2].groupby("step")["loss"].mean()  # of equal shares
-        assert means.to_dict() == pytest.approx({step: expected[0, step] for step in range(7, 15)}, rel=1e-12)
-        assert ("loaded 4\n" in run.logs(rank=0)) == (at is not None)
+def streaming(strategy: str, dataset: str = "Windows()") -> labkit.Script:
+    return script(strategy, extras=("streaming",)).with_cells(data=WINDOWS.replace("Windows(),", f"{dataset},"))
+
+
+@pytest.fixture(scope="module")
+def streamed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
+    """The losses of one rank that reads the stream without a break."""
+    run = train(streaming("single"), 1, runs_dir=tmp_path_factory.mktemp("streamed"), **STREAMED)
+    return {step: loss for (_, step), loss in losses(run).items()}
+
+
+@pytest.mark.parametrize("dataset", [pytest.param("Windows()", marks=pytest.mark.soak), "Stateful()"])
+def test_a_stream_goes_on_where_it_was_whether_or_not_it_can_say_where_that_is(
+    dataset: str, streamed: dict[int, float]
+) -> None:
+    """In the middle of an epoch and of a pass, on two ranks; after it the stream ends, and begins once more."""
+    run = train(falling(streaming("ddp", dataset), step=7), 2, save_every=6, retries=1, **STREAMED)
+
+    assert (run.status().state, run.status().attempt) == ("succeeded", 2)
+    assert ("loaded 4\n" in run.logs(rank=0)) == (dataset == "Stateful()")  # 6 steps of 8 from passes of 44
+    resumed = run.metrics().query("attempt == 2").dropna(subset=["loss"])
+    means = resumed.groupby("step")["loss"].mean().to_dict()  # of equal shares
+    assert means == pytest.approx({step: streamed[step] for step in range(7, 15)}, rel=1e-12)
 
 
 # --- validation: the best is kept, and training stops when nothing improves
@@ -462,36 +493,48 @@ def load_datasets(data_dir):
 """
 
 
-def test_the_best_is_kept_and_all_ranks_stop_for_want_of_a_better_one_also_when_killed_between(tmp_path: Path) -> None:
-    """A model that learns 64 digits by heart, of which some are wrong. One rank says what the others must find."""
-    options = {"steps": 100, "lr": 3e-3, "validate_every": 5}
-    parts = ("checkpoints", "validate")
-    learning = labkit.Script.load("single", *parts, task="digits").with_cells(data=FEW_DIGITS)
-    curve = train(learning, 1, **{**options, "steps": 40}).metrics().dropna(subset=["test_loss"])
-    curve = curve.drop_duplicates("step", keep="last").set_index("step")
-    assert list(curve.index) == [5, 10, 15, 20, 25, 30, 35, 40]
-    assert curve["test_loss"].idxmin() == curve["test_accuracy"].idxmax() == 20
+VALIDATED = {"steps": 100, "lr": 3e-3, "validate_every": 5}
 
-    ways = [("ddp", "loss", {}), ("fsdp", "accuracy", {"full_checkpoints": True})]
-    for strategy, best, how in ways:
-        learning = labkit.Script.load(strategy, *parts, task="digits").with_cells(data=FEW_DIGITS)
-        # killed after step 28; goes on from 27, when there was none better for one validation
-        run = train(falling(learning, step=28), 2, **options, save_every=27, retries=1, best=best, patience=3, **how)
 
-        state, metrics = run.status(), run.metrics()
-        assert (state.state, state.attempt, state.earlier[0]["checkpoint"]) == ("succeeded", 2, "step-27")
-        assert metrics.groupby("rank")["step"].max().to_dict() == {0: 35, 1: 35}
-        assert f"no better {best} in 3 validations: the best was at step 20" in run.logs(rank=0)
-        last = metrics[metrics["step"] == 35].iloc[-1]
-        value = curve[f"test_{best}"][20]
-        assert (last["best_step"], last[f"best_{best}"]) == (20, pytest.approx(value, rel=1e-9))
-        kept = run.folder.checkpoints
-        notes = json.loads((kept / "step-35" / "state.json").read_text())["notes"]
-        assert (notes["best_step"], notes["since_best"]) == (20, 3)
-        assert names(kept) == ["best", "step-27", "step-35"]
-        found = torch.load(kept / "best" / "full.pt", weights_only=True)
-        assert measured(learning, found["model"])[best] == pytest.approx(value, rel=1e-9)
-        assert json.loads((kept / "best" / "state.json").read_text())["step"] == 20
+def learning(strategy: str) -> labkit.Script:
+    whole = labkit.Script.load(strategy, "checkpoints", "validate", task="digits")
+    return whole.with_cells(data=FEW_DIGITS)
+
+
+@pytest.fixture(scope="module")
+def curve(tmp_path_factory: pytest.TempPathFactory) -> pd.DataFrame:
+    """Test loss and accuracy by step, on one rank: of a model that learns 64 digits by heart, some of them wrong."""
+    run = train(learning("single"), 1, runs_dir=tmp_path_factory.mktemp("curve"), **{**VALIDATED, "steps": 35})
+    found = run.metrics().dropna(subset=["test_loss"]).drop_duplicates("step", keep="last").set_index("step")
+    assert list(found.index) == [5, 10, 15, 20, 25, 30, 35]
+    assert found["test_loss"].idxmin() == found["test_accuracy"].idxmax() == 20
+    return found
+
+
+@pytest.mark.parametrize(
+    ("strategy", "best", "options"),
+    [pytest.param("ddp", "loss", {}, marks=pytest.mark.soak), ("fsdp", "accuracy", {"full_checkpoints": True})],
+)
+def test_the_best_is_kept_and_all_ranks_stop_for_want_of_a_better_one_though_killed_between(
+    strategy: str, best: str, options: dict[str, bool], curve: pd.DataFrame
+) -> None:
+    """It goes on from step 27, when one validation had found nothing better."""
+    script = falling(learning(strategy), step=28)
+    run = train(script, 2, **VALIDATED, save_every=27, retries=1, best=best, patience=3, **options)
+
+    state, metrics, kept = run.status(), run.metrics(), run.folder.checkpoints
+    assert (state.state, state.attempt, state.earlier[0]["checkpoint"]) == ("succeeded", 2, "step-27")
+    assert metrics.groupby("rank")["step"].max().to_dict() == {0: 35, 1: 35}
+    assert f"no better {best} in 3 validations: the best was at step 20" in run.logs(rank=0)
+    value = pytest.approx(curve[f"test_{best}"][20], rel=1e-9)
+    last = metrics.dropna(subset=["best_step"]).iloc[-1]
+    assert (last["step"], last["best_step"], last[f"best_{best}"]) == (35, 20, value)
+    assert names(kept) == ["best", "step-27", "step-35"]
+    notes = json.loads((kept / "step-35" / "state.json").read_text())["notes"]
+    assert (notes["best"], notes["best_step"], notes["since_best"]) == (value, 20, 3)
+    weights = torch.load(kept / "best" / "full.pt", weights_only=True)["model"]
+    assert measured(script, weights)[best] == value
+    assert json.loads((kept / "best" / "state.json").read_text())["step"] == 20
 
 
 def measured(whole: labkit.Script, weights: dict[str, torch.Tensor]) -> dict[str, float]:
@@ -509,19 +552,22 @@ def test_a_metric_of_all_predictions_is_scikit_learns_on_one_rank_and_on_two(tmp
     """The last batch is smaller than the others, and there is an odd number of them."""
     folder, options = tmp_path / "checkpoints", {"steps": 4, "global_batch_size": 22}
     whole = labkit.Script.load("ddp", "checkpoints", "gather_metrics", task="digits")
-    two = train(whole, 2, folder, full_checkpoints=True, **options)
-    one = train(whole, 1, folder, **options)  # nothing is left to train
+    two = train(whole, 2, folder, validate_every=3, best="f1", **options)
+    best = (folder / "best" / "full.pt").read_bytes()
+    shutil.rmtree(folder / "best")  # as if it had been killed before
+    one = train(whole, 1, folder, validate_every=3, best="f1", **options)  # nothing is left to train
 
     module = imported(whole)
     model, (images, labels) = module.Model().double(), module.load_datasets("")[1].tensors
-    model.load_state_dict(torch.load(folder / "step-4" / "full.pt", weights_only=True)["model"])
+    model.load_state_dict(torch.load(folder / "best" / "full.pt", weights_only=True)["model"])
     with torch.no_grad():
         predicted = model(images.double()).argmax(-1)
     assert divmod(len(images), 11) == (32, 8)
     expected = f1_score(labels, predicted, average="macro")
     assert 0.1 < expected < 0.9
     for run in (two, one):
-        assert run.metrics()["test_f1"].dropna().unique() == pytest.approx([expected], rel=1e-12)
+        assert run.metrics()["test_f1"].dropna().iloc[-1] == pytest.approx(expected, rel=1e-12)
+    assert (folder / "best" / "full.pt").read_bytes() == best
 
 
 # --- killed
