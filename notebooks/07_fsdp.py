@@ -14,10 +14,10 @@
 # %% [markdown]
 # # 07 · FSDP: gather, compute, free, scatter
 #
-# FSDP divides what DDP repeats. The price is more to say, and the gain depends on what fills the memory. You will
-# count each all-gather and reduce-scatter of a step at three levels of sharding, see what a rank holds at each moment,
-# and predict two models: one where FSDP saves more than 40 %, one where it saves less than 20 %. Four sentences of the
-# articles are put to the test on the way.
+# FSDP divides what DDP repeats. The price is more communication, and the gain depends on what fills the memory. You
+# will count each all-gather and reduce-scatter of a step at three levels of sharding, see what a rank holds at each
+# moment, and predict two models: one where FSDP saves more than 40 %, one where it saves less than 20 %. Four sentences
+# of the articles are put to the test on the way.
 
 # %% tags=["parameters"]
 nproc_per_node: int = 2  # ranks
@@ -49,7 +49,7 @@ class Model(nn.Module):
 
     def __init__(self, width=256, layers=24):
         super().__init__()
-        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(width, width), nn.ReLU()) for _ in range(layers - 1))
+        self.blocks = nn.Sequential(*(nn.Sequential(nn.Linear(width, width), nn.ReLU()) for _ in range(layers - 1)))
         self.last = nn.Linear(width, width)
 
     def embed(self, x):
@@ -59,9 +59,7 @@ class Model(nn.Module):
         return self.last(x)
 
     def forward(self, x):
-        for block in self.blocks:
-            x = block(x)
-        return self.unembed(x)
+        return self.unembed(self.blocks(self.embed(x)))
 
 
 # %%
@@ -72,7 +70,7 @@ print(f"{L} blocks and the root: {P:,} B of parameters, {root:,} B of them in th
 del model
 
 # %% [markdown]
-# ## Predict what ranks say and hold
+# ## Predict what ranks send and hold
 #
 # A unit is gathered before it computes, in forward, and freed after it (`reshard_after_forward`); in backward it is
 # gathered again, and its gradients are reduce-scattered: each rank gets the sum of its own part, and of no other.
@@ -193,7 +191,7 @@ claims.predict("ddp: gradients", P, "B")
 # %% [markdown]
 # ## Measure: one run, four ways
 #
-# A script of these two cells, plain PyTorch:
+# A script of these two cells, in plain PyTorch:
 
 # %%
 script = Script.of("sharding_levels", model=Model, main=main)
@@ -231,8 +229,8 @@ display(claims)
 # ## What does it save?
 #
 # **States** fill the MLP's memory: with AdamW 16 bytes per parameter, few activations. Of those FSDP keeps 1/N and,
-# while a block computes, that block. **Activations** fill the memory of a small transformer with long batches, and
-# those are nobody's to divide: the scripts' own model has 4 blocks of width 128, which keep 16 numbers per position and
+# while a block computes, that block. **Activations** fill the memory of a small transformer with large batches, and
+# FSDP does not divide them: the scripts' own model has 4 blocks of width 128, which keep 16 numbers per position and
 # width for backward, and the logits of the vocabulary three times.
 
 # %%
@@ -264,7 +262,8 @@ display(plan)
 # %% [markdown]
 # The transformer's peak comes as backward begins: all activations are there. DDP then holds 16 bytes per parameter,
 # since its buckets keep the gradients' place; FSDP holds 12 / N, for there are no gradients yet. With activation
-# checkpointing a block keeps its input only, 1 number of the 16, and one block at a time has all of them again.
+# checkpointing (an option of the extra `recompute_and_compile`) a block keeps its input only, 1 number of the 16, and
+# one block at a time has all of them again.
 
 # %%
 blocks, width, vocabulary, context = 4, 128, 256, 128
@@ -308,8 +307,8 @@ display(claims)
 
 # %% [markdown]
 # Where states fill the memory, FSDP on two ranks saves more than 40 %; where activations do, less than 20 %. It never
-# saves half, because a unit at a time is whole. So ask first what fills the memory. States: shard them. Activations:
-# recompute them, or take smaller micro-batches. Often both. Category by category:
+# saves half, because one unit at a time is whole. So ask first what fills the memory. If it is the states, shard them;
+# if it is the activations, recompute them, or take smaller micro-batches; often it is both. Category by category:
 
 # %%
 for (model, name), peak in peaks.items():
@@ -317,11 +316,11 @@ for (model, name), peak in peaks.items():
     print(f"{model} {name:>10}: {peak.bytes / 2**20:5.1f} MiB in {peak.phase}: {parts}")
 
 # %% [markdown]
-# ## The model that two T4s can train only with FSDP
+# ## A model that two T4s cannot train with DDP
 #
 # GPT-2 large, 36 blocks of width 1280 and a head of its own: 838 million parameters, one sample of 1,024 tokens per
-# rank. 16 bytes each are 12.5 GiB; a T4 leaves some 14.2 GiB to tensors. Planned in both ways, by formulas and by a
-# rehearsal of the very script; run only where two T4s are.
+# rank. 16 bytes each are 12.5 GiB; a T4 leaves some 14.2 GiB to tensors. Planned in two ways, by formulas and by a
+# rehearsal of the script itself; run only where there are two T4s.
 
 # %%
 if flagship:
