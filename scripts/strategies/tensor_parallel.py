@@ -64,8 +64,8 @@ def make_mesh(device_type, args):
 
 def parallelize(model, mesh, device, args):
     """Each rank keeps 1/N of the layers in a block; embeddings, norms and the head stay whole on every rank."""
-    split(blocks_of(model, needed_by="tensor parallelism"), model, mesh["tensor"])
-    return model.to(device)
+    split(blocks_of(model.to(device), needed_by="tensor parallelism"), model, mesh["tensor"])
+    return model
 
 
 def make_optimizer(model, mesh, args):
