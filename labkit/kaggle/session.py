@@ -26,8 +26,9 @@ def previous_checkpoints(name: str = "") -> Path:
     """
     folder = working_folder() / "checkpoints" / slug(name) if name else working_folder() / "checkpoints"
     if not _committed(folder):
-        for step in next(filter(None, map(_committed, _places(name))), []):
-            shutil.copytree(step, folder / step.name, dirs_exist_ok=True)
+        place = next(filter(_committed, _places(name)), None)
+        for kept in [*_committed(place), *place.glob("best")] if place else []:
+            shutil.copytree(kept, folder / kept.name, dirs_exist_ok=True)
     return folder
 
 

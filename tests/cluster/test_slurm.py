@@ -22,7 +22,7 @@ from labkit.record.reader import rows
 
 pytestmark = [pytest.mark.skipif(bool(why_not()), reason=f"a Slurm cluster {why_not()}"), pytest.mark.timeout(300)]
 
-SCRIPTS = Path(__file__).parents[2] / "scripts"
+SCRIPT = labkit.Script.load("ddp", "checkpoints")
 SAVING_SECONDS = 30
 SHARED_MACHINE = 2
 LOSS = re.compile(r"^0: step (\d+) .*?loss ([\d.]+)", re.MULTILINE)
@@ -50,7 +50,7 @@ def text_files(tmp_path: Path) -> Path:
     """So little to train on that a test's evaluation takes a second."""
     folder = tmp_path / "data"
     folder.mkdir()
-    (folder / "a.txt").write_bytes((SCRIPTS / "ddp.py").read_bytes()[:20_000])
+    (folder / "a.txt").write_bytes(str(SCRIPT).encode()[:20_000])
     return folder
 
 
@@ -70,7 +70,7 @@ class PlainJob:
         folder.mkdir(exist_ok=True)
         self.cluster, self.output, self.checkpoints = cluster, folder / "out.txt", folder / "checkpoints"
         file = folder / "job.sbatch"
-        program = [str(SCRIPTS / "ddp.py"), "--checkpoint-dir", str(self.checkpoints), *args]
+        program = [str(SCRIPT.write(folder / "train.py")), "--checkpoint-dir", str(self.checkpoints), *args]
         file.write_text(sbatch_text(LaunchFile(
             name=name, nodes=Nodes(2, 1), time=time, cwd=str(folder), output=str(self.output), python=sys.executable,
             program=program, checkpoints=str(self.checkpoints), cpus_per_task=1, saving_seconds=SAVING_SECONDS,

@@ -125,9 +125,7 @@ def test_the_command_reproduces_the_run_without_labkit(tmp_path):
     ours = run.metrics().query("rank == 0 and step == 5")["loss"].iloc[0]
     theirs = next(line.split()[-1] for line in done.stdout.splitlines() if line.startswith("step 5  epoch"))
     assert float(theirs) == pytest.approx(ours, rel=1e-5)
-    assert "labkit" not in Path(run.folder.script).read_text().replace("LABKIT_RUN_DIR", "").replace(
-        "labkit started", ""
-    )
+    assert "labkit" not in Path(run.folder.script).read_text().lower()
 
 
 def test_a_module_beside_the_script_is_found_and_one_named_like_pythons_own_does_no_harm(tmp_path):

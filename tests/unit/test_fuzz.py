@@ -64,12 +64,13 @@ PHASES = {"input": 0.1, "forward": 0.2, "backward": 0.3, "optimizer": 0.1}
 RECORDS = [
     {"k": "meta", "v": 1, "t": 100.0, "time": 1767323045.0, "rank": 0, "local_rank": 0, "world_size": 2, "host": "here",
      "pid": 1, "torch": "2.13.0", "device": "cuda:0"},
-    {"k": "report", "t": 100.5, "total_steps": 9, "start_step": 2, "parameters": 405898, "note": "words"},
+    {"k": "report", "t": 100.5, "total_steps": 9, "start_step": 2, "steps_per_epoch": 3, "parameters": 405898,
+     "note": "words"},
     {"k": "model", "t": 101.0, "device": "cuda:0", "limit": 2**33, "parameters": 4, "gradients": 4, "optimizer": 8},
     *({"k": "step", "t": 101.0 + i, "step": i, "n": 2, "seconds": [1.0, 0.4, 0.6], "samples": 8, "loss": 3.0 / i,
        "rss": 2**28, "allocated": 2**27, "reserved": 2**28, "peak": 2**28, "retries": 0} | PHASES for i in range(1, 5)),
-    {"k": "report", "t": 110.0, "step": 4, "loss": 0.5, "epoch": 0, "epoch_seconds": 9.0},
-    {"k": "report", "t": 111.0, "training_seconds": 9.0, "test_accuracy": 0.5},
+    {"k": "report", "t": 110.0, "step": 4, "loss": 0.5, "epoch": 0},
+    {"k": "report", "t": 111.0, "step": 4, "training_seconds": 9.0, "test_accuracy": 0.5, "stopped": "words"},
     {"k": "end", "t": 112.0, "step": 4, "outcome": "finished", "dropped": 0},
 ]  # fmt: skip
 HOST = [

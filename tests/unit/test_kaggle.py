@@ -320,6 +320,7 @@ def left_behind(output, run, *steps, own=True):
         place.mkdir(parents=True)
         (place / "COMMIT.json").write_text("{}")
         (place / "0.bin").write_text(run)
+        (place.parent / "best").mkdir(exist_ok=True)
 
 
 def test_runs_go_to_the_folder_that_kaggle_keeps_wherever_a_cell_has_gone(session, tmp_path, monkeypatch):
@@ -373,14 +374,14 @@ def test_the_newest_runs_checkpoints_are_copied_to_where_they_can_be_written(ses
     folder = previous_checkpoints()
 
     assert folder == session / "working" / "checkpoints"
-    assert sorted(path.name for path in folder.iterdir()) == ["step-6", "step-8"]
+    assert sorted(path.name for path in folder.iterdir()) == ["best", "step-6", "step-8"]
 
 
 def test_what_this_session_has_saved_is_not_replaced(session):
     left_behind(session / "input" / "old", "20260101T000000Z-ddp-0001", 8)
     left_behind(session / "working", "20260102T000000Z-ddp-0002", 9, own=False)
 
-    assert [path.name for path in previous_checkpoints().iterdir()] == ["step-9"]
+    assert [path.name for path in previous_checkpoints().glob("step-*")] == ["step-9"]
 
 
 def test_several_trainings_go_on_each_with_its_own(session):
@@ -391,7 +392,7 @@ def test_several_trainings_go_on_each_with_its_own(session):
     for name, step in (("ddp", "step-4"), ("fsdp", "step-8")):
         folder = previous_checkpoints(name)
         assert folder == session / "working" / "checkpoints" / name
-        assert [path.name for path in folder.iterdir()] == [step]
+        assert sorted(path.name for path in folder.iterdir()) == ["best", step]
     assert not list(previous_checkpoints("fsdp1").glob("*"))
 
 
