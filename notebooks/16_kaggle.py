@@ -16,8 +16,8 @@
 #
 # Kaggle lends two T4s for nothing, at most twelve hours at a time. This notebook runs on a laptop and on Kaggle, cell
 # for cell. You will predict the largest GPT that two T4s can train; find that checkpoints may be what does not fit; and
-# have a deadline end a training in the middle, which a second session finishes **exactly** as if nothing had been. The
-# second article (002, lines 940-964) recommends Kaggle and says nothing of the end of a session.
+# have a deadline end a training in the middle, which a second session finishes **exactly** as if nothing had happened.
+# The second article (002, lines 940-964) recommends Kaggle and says nothing about the end of a session.
 
 # %% tags=["parameters"]
 nproc_per_node: int = 2  # ranks of the runs
@@ -147,8 +147,8 @@ if plans:
 # %% [markdown]
 # ## Predict: 16 bits, and time
 #
-# A T4 has no bf16 (it is emulated, and slow); it has fp16, for which labkit's scripts scale the loss. The article's
-# CNN, asked for in bf16, must be refused for that reason and planned in fp16 instead.
+# A T4 has no bf16 (it is emulated, and slow); it has fp16, for which labkit's extra `precision` scales the loss. The
+# article's CNN, asked for in bf16, must be refused for that reason and planned in fp16 instead.
 #
 # Time is shown and **not claimed**: nobody has measured it here, and the plan says what it assumes of a T4. The article
 # reports 1.29x for the CNN on two GPUs (lines 765-766), and about 1.9x with DDP and 1.8x with FSDP for large models
@@ -221,9 +221,9 @@ if plans:
 # %% [markdown]
 # ## A session that ends
 #
-# From here on all is measured, on whatever is in front of you. The model below sleeps in each training step, so that a
-# step takes as long as `STEP_SECONDS` says; dropout is in it to make going on harder, since every rank's random numbers
-# must go on, too.
+# From here on everything is measured, on whatever machine is in front of you. The model below sleeps in each training
+# step, so that a step takes as long as `STEP_SECONDS` says; it has dropout to make resuming harder, since every rank's
+# random numbers must continue, too.
 
 # %%
 import os
@@ -262,10 +262,11 @@ def load_datasets(data_dir):
 
 
 # %% [markdown]
-# `deadline_seconds` lets all ranks finish the same step, save and leave with exit code 0. They ask each other once a
-# second whether it is time, so they are up to a second late; the first step may take half a second more. What they
-# leave is the weights and AdamW's two moments: 12 bytes per parameter in fp32, 24 in the fp64 used here, in which "the
-# same" can mean to the last bit.
+# By itself labkit's script neither saves nor stops early. `checkpoint_dir` and `deadline_seconds` are options of the
+# extra `checkpoints`, which `launch` adds when they are given. At the deadline all ranks finish the same step, save and
+# leave with exit code 0. They ask each other once a second whether it is time, so they are up to a second late; the
+# first step may take half a second more. What they leave is the weights and AdamW's two moments: 12 bytes per parameter
+# in fp32, 24 in the fp64 used here, in which "the same" can mean to the last bit.
 
 # %%
 script = Script.load("fsdp").with_cells(model=Model, data=load_datasets)
@@ -299,14 +300,14 @@ claims.measure("checkpoint", size, run=one, because="names, shapes, random state
 print(f"{size:,} bytes for {P:,} parameters")
 
 # %% [markdown]
-# ## A session that goes on
+# ## A session that resumes
 #
 # On Kaggle the next session adds the first one's output as input and copies it to where it can be written. The command
-# is the same. And a third run, which nobody interrupts, says what should have come out.
+# is the same. A third run, which nobody interrupts, says what should have come out.
 
 # %%
 shutil.copytree(working[0] / "checkpoints", working[1] / "checkpoints")
-claims.predict("session 2: begins after step", done)
+claims.predict("session 2: resumes after step", done)
 claims.predict("both sessions: steps", steps)
 claims.predict("both sessions: steps taken twice", 0)
 claims.predict("both sessions: largest difference in a loss to an uninterrupted run", 0)
@@ -331,7 +332,7 @@ def losses(table):
 tables = {name: of_rank_0(run) for name, run in (("session 1", one), ("session 2", two), ("uninterrupted", whole))}
 curves = {name: losses(table) for name, table in tables.items()}
 first_step, taken = curves["session 2"].index[0], [tables[name]["steps"].sum() for name in ("session 1", "session 2")]
-claims.measure("session 2: begins after step", first_step - 1, run=two)
+claims.measure("session 2: resumes after step", first_step - 1, run=two)
 claims.measure("both sessions: steps", sum(taken), run=two)
 twice = curves["session 1"].index.intersection(curves["session 2"].index)
 claims.measure("both sessions: steps taken twice", len(twice), run=two)
@@ -355,9 +356,9 @@ display(figure)
 # %% [markdown]
 # ## What fits into 20 GB
 #
-# A new checkpoint is written beside the two that are kept, and the script asks for 1.2 times its size before it begins;
-# when there is not as much it says so, trains on and keeps the old ones. So `/kaggle/working` is full before the T4s
-# are:
+# A new checkpoint is written beside the two that are kept, and the script wants 1.2 times its size free before it
+# starts to write; when there is less it says so, trains on and keeps the old ones. So `/kaggle/working` is full before
+# the T4s are:
 
 # %%
 per_parameter = 3 * 4  # bytes in fp32: weight and two moments
@@ -390,14 +391,15 @@ display(pd.DataFrame(table).style.hide())
 #     labkit kaggle push 16_kaggle.ipynb -p plans False
 #
 # in a terminal sends this notebook to two T4s, whole, prints here what it prints there, and puts its runs into `runs/`
-# beside yours. There a script of labkit's gets its deadline from the session, less half an hour. For a training that
-# outlives one, ask for what the version before has left, and push with `--input` and the kernel's name:
+# beside yours. There one of labkit's scripts gets its deadline, and with it the extra `checkpoints`, from the session:
+# its end, less half an hour. For a training that outlives a session, ask for what the version before has left, and push
+# with `--input` and the kernel's name:
 
 # %%
 from labkit.kaggle import previous_checkpoints
 
 folder = previous_checkpoints()  # for `labkit.launch(script, checkpoint_dir=folder)`
-print(f"{folder}: {[path.name for path in folder.glob('step-*')] or 'nothing to go on with, so begin'}")
+print(f"{folder}: {[path.name for path in folder.glob('step-*')] or 'nothing to resume from, so start'}")
 
 # %%
 claims.check()
@@ -405,10 +407,10 @@ claims.check()
 # %% [markdown]
 # ## Try
 #
-# - Let the second session forget the first one: `(working[1] / "checkpoints").mkdir()` in place of
+# - Let the second session forget the first: `(working[1] / "checkpoints").mkdir()` in place of
 #   `shutil.copytree(...)`. It runs without an error; which claims notice?
 # - Give session 2 `Script.load("ddp").with_cells(...)`, or one rank: the checkpoint loads. Is the curve the same to the
-#   last bit, or to 1e-9? And DDP in both sessions, with four ranks: it orders its buckets anew after its first step, so
+#   last bit, or to 1e-9? And DDP in both sessions, with four ranks: it reorders its buckets after its first step, so
 #   the sums' order changes with the session.
 # - Leave `nn.Dropout` out and give session 2 `env | {"STEP_SECONDS": "0.1"}`: what has time to do with the loss?
 # - `save_every=3` in `options`, and `one.stop()` in the middle: what is lost?
