@@ -18,7 +18,7 @@
 # and leave with a file that needs torch and nothing else. The claims: both strategies give the same losses; the file
 # that ran is the file you take, byte by byte; started by bare `torchrun`, where labkit cannot even be imported, it
 # gives the same losses again, to the last bit. Half of the model is frozen, which a plan by formulas does not expect:
-# you will see how labkit tells. The guide (001, line 208) expects that FSDP may need another learning rate.
+# you will see how labkit reports that. The guide (001, line 208) expects that FSDP may need another learning rate.
 
 # %% tags=["parameters"]
 nproc_per_node: int = 2  # ranks
@@ -51,16 +51,21 @@ N = nproc_per_node
 # %% [markdown]
 # ## What a script asks of your cells
 #
-# A script is a list of titled cells. These three are the task; the others (loader, optimizer, checkpoints, report …)
+# A script is a list of titled cells. These three are the task; the others (loader, optimizer, checkpoints, main …)
 # only use the names that they define:
 #
 # | cell | defines | which |
 # |---|---|---|
-# | `model` | `Model` | `Model()` takes a batch of inputs and returns logits, the classes in the last dimension |
-# | `data` | `load_datasets(data_dir)` | returns a training and a test set of (input, class) |
-# | `loss` | `losses_of(logits, y)` | returns one loss per prediction, not their mean |
+# | `model` | `Model` | `Model()` makes the model |
+# | `data` | `load_datasets(data_dir)` | returns a training and a test set, of tensors in any nest of dict and tuple |
+# | `task` | `outputs_of(model, batch)` | calls the model |
+# | | `count_of(batch)` | returns how many predictions the loss is averaged over |
+# | | `loss_of(outputs, batch)` | returns the sum of their losses, not their mean |
+# | | `metrics_of(outputs, batch)` | returns sums and counts by name, for the test |
 #
-# A cell brings its own imports. It is taken whole and as you typed it, so keep other things out of it.
+# labkit's own `task` cell already suits samples of (input, class) and a model that returns logits. Here only its
+# `loss_of` is replaced. A cell brings its own imports. It is copied whole and as you typed it, so keep other things out
+# of it.
 #
 # **Data**: noisy pictures of discs, squares, rings and crosses, drawn on the spot. Every rank draws them again, and all
 # must have the same ones: hence a random generator of their own. (The global one differs between ranks by then.)
@@ -111,7 +116,7 @@ class Model(nn.Module):
     def __init__(self, width=16, blocks=4, frozen=2, classes=4):
         super().__init__()
         self.stem = nn.Conv2d(1, width, 5, stride=2, padding=2)
-        self.blocks = nn.ModuleList(Block(width) for _ in range(blocks))
+        self.blocks = nn.Sequential(*(Block(width) for _ in range(blocks)))
         self.head = nn.Linear(width * 12 * 12, classes)
         for part in [self.stem, *self.blocks[:frozen]]:
             part.requires_grad_(False)
@@ -123,23 +128,21 @@ class Model(nn.Module):
         return self.head(x.flatten(1))
 
     def forward(self, x):
-        x = self.embed(x)
-        for block in self.blocks:
-            x = block(x)
-        return self.unembed(x)
+        return self.unembed(self.blocks(self.embed(x)))
 
 
 # %% [markdown]
-# **Loss**: cross entropy with smoothed labels, in 32 bits at least, whatever the logits come in.
+# **Loss**: cross entropy with smoothed labels, in 32 bits at least, whatever type the logits have. It is a sum: the
+# script divides it by the number of predictions in the whole batch, on all ranks.
 
 # %%
 import torch
 from torch.nn import functional as F
 
 
-def losses_of(logits, y):
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    return F.cross_entropy(logits, y, label_smoothing=0.1, reduction="none")
+def loss_of(outputs, batch):
+    logits = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
+    return F.cross_entropy(logits, batch[1], label_smoothing=0.1, reduction="sum")
 
 
 # %% [markdown]
@@ -148,9 +151,8 @@ def losses_of(logits, y):
 # %%
 train, test = load_datasets("")
 x, y = train[:6]
-print(
-    f"{len(train)} + {len(test)} pictures; losses before training:", losses_of(Model()(x), y).detach().numpy().round(2)
-)
+before = loss_of(Model()(x), (x, y)).item() / len(x)
+print(f"{len(train)} + {len(test)} pictures; mean loss of six of them before training: {before:.2f}")
 figure, axes = plt.subplots(1, 6, figsize=(6, 1.1), dpi=48)
 for axis, picture in zip(axes, x, strict=True):
     axis.imshow(picture[0], cmap="gray", interpolation="nearest")
@@ -161,11 +163,15 @@ plt.show()
 # ## One name makes the strategy
 #
 # The diff of your DDP and your FSDP script is that of labkit's own: the strategy cell, and nothing of yours. Your
-# script differs from labkit's in your three cells.
+# script differs from labkit's in three cells, `model`, `data` and `task`.
+#
+# The trainings below use two options that labkit's shortest script does not have, `precision` and `deterministic`.
+# `launch` would add the extras that declare them by itself. They are named here, so that the file you take has them.
 
 # %%
-cells = {"model": Model, "data": load_datasets, "loss": losses_of}
-scripts = {name: Script.load(name).with_cells(**cells) for name in ("ddp", "fsdp")}
+cells = {"model": Model, "data": load_datasets, "loss_of": loss_of}
+shipped = {name: Script.load(name, "precision", "deterministic") for name in ("ddp", "fsdp")}
+scripts = {name: script.with_cells(**cells) for name, script in shipped.items()}
 
 
 def changed(after, before):
@@ -175,17 +181,17 @@ def changed(after, before):
     return titles, len(lines)
 
 
-shipped_titles, shipped_lines = changed(Script.load("fsdp"), Script.load("ddp"))
+_, shipped_lines = changed(shipped["fsdp"], shipped["ddp"])
 claims.predict("cells in which the DDP script is not labkit's", len(cells))
 claims.predict("cells that change from DDP to FSDP", 1)
 claims.predict("lines that change from DDP to FSDP: as many as in labkit's own", shipped_lines)
-mine, lines = changed(scripts["ddp"], Script.load("ddp"))
+mine, lines = changed(scripts["ddp"], shipped["ddp"])
 claims.measure("cells in which the DDP script is not labkit's", len(mine))
 print(f"the DDP script differs from labkit's in {', '.join(mine)}: {lines} lines")
 mine, lines = changed(scripts["fsdp"], scripts["ddp"])
 claims.measure("cells that change from DDP to FSDP", len(mine))
 claims.measure("lines that change from DDP to FSDP: as many as in labkit's own", lines)
-print(f"from DDP to FSDP changes {', '.join(mine)}: {lines} lines, with the words at the file's beginning")
+print(f"from DDP to FSDP these cells change: {', '.join(mine)}; {lines} lines, with the file's first one")
 
 # %% [markdown]
 # ## Predict: bytes
@@ -208,9 +214,10 @@ claims.predict("FSDP: optimizer state of all ranks", 16 * trained + 4 * tensors 
 print(f"{trained:,} parameters are trained, {frozen:,} are frozen")
 
 # %% [markdown]
-# The peak is more, and `labkit.plan` finds it in two independent ways. Here they disagree, and it says so: *formulas*
-# take all of a model as trained, the *rehearsal* runs your own step on tensors without data and sees that nobody needs
-# the activations of frozen blocks. Two ways that agree can be believed; where they do not, a plan says which one to.
+# The peak is higher, and `labkit.plan` finds it in two independent ways. Here they disagree, and it says so: *formulas*
+# assume that all of a model is trained, the *rehearsal* runs your own step on tensors without data and sees that
+# nothing needs the activations of frozen blocks. Two ways that agree can be believed; where they do not, a plan says
+# which one to believe.
 
 # %%
 options = {"global_batch_size": global_batch_size, "precision": "fp64", "deterministic": True}
@@ -227,7 +234,7 @@ plans["ddp"]
 #
 # With one order of samples and equal shares of a batch, DDP and FSDP do the same arithmetic. Sums of two numbers do not
 # even depend on the order; with more ranks they may differ in the last bit, and AdamW, which divides a gradient by its
-# own size, may make more of it: hence 1e-6. The learning rate is the same for both.
+# own size, may amplify that: hence 1e-6. The learning rate is the same for both.
 
 # %%
 same = "FSDP: largest relative difference to a loss of DDP"
@@ -263,8 +270,9 @@ for category, name in (("parameters", "parameters"), ("optimizer", "optimizer st
     found = sum(peak.categories[category] for peak in held["fsdp"])
     claims.measure(f"FSDP: {name} of all ranks", found, run=fsdp)
 peaks = {name: max(peak.bytes for peak in ranks) for name, ranks in held.items()}
+twice = "the float32 batch stays beside its float64 copy" if on_cpu else ""  # on a GPU, in the host's memory
 for name, run in runs.items():
-    claims.measure(f"{name.upper()}: peak, as rehearsed", peaks[name], run=run)
+    claims.measure(f"{name.upper()}: peak, as rehearsed", peaks[name], run=run, because=twice)
 over = plans["ddp"].formulas.bytes / peaks["ddp"] - 1
 claims.measure("DDP: formulas give too much by", over, run=ddp, because="activations of frozen blocks")
 
@@ -286,18 +294,31 @@ print(f"{len(apart)} losses compared; largest relative difference {apart.max():.
 # ## Leave
 #
 # `script.write` gives you the file. It goes into a new folder, beside a `labkit.py` that refuses to be imported. Then
-# the line that labkit printed, with this file's name, and no variable of labkit's but one: the script's `report` cell
-# prints six digits, and all of them into a folder that `LABKIT_RUN_DIR` names.
+# comes the line that labkit printed, with this file's name and without any variable of labkit's.
+#
+# The script reports with the standard library's `logging`: every rank logs a dict of values to the logger `metrics`.
+# Rank 0 prints six digits of them. For all digits, of all ranks, the next cell adds a handler from outside the script,
+# in a `sitecustomize.py`, which Python imports when it starts.
 
 # %%
+HANDLER = """
+import json, logging, os
+
+class Keep(logging.Handler):
+    def emit(self, record):
+        with open(f"rank-{os.environ['RANK']}.jsonl", "a") as file:
+            file.write(json.dumps(record.args) + "\\n")
+
+logging.getLogger("metrics").addHandler(Keep())
+logging.getLogger("metrics").setLevel("INFO")  # on ranks other than 0, too
+"""
 away = Path(tempfile.mkdtemp(prefix="away-"))
 file = scripts["ddp"].write(away / "train.py")
 (away / "hidden").mkdir()
 (away / "hidden" / "labkit.py").write_text("raise ImportError('there is no labkit here')\n")
-for rank in range(N):
-    (away / "ranks" / str(rank)).mkdir(parents=True)
+(away / "hidden" / "sitecustomize.py").write_text(HANDLER)
 bare_env = {name: value for name, value in os.environ.items() if not name.startswith("LABKIT_")} | env
-bare_env |= {"PYTHONPATH": str(away / "hidden"), "LABKIT_RUN_DIR": str(away)}
+bare_env["PYTHONPATH"] = str(away / "hidden")
 bare_env["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{bare_env['PATH']}"  # where torchrun is
 
 
@@ -317,7 +338,7 @@ print(bare.stderr if bare.returncode else f"exit code {bare.returncode}")
 # %%
 def read(rank):
     """What the script reported without labkit, as a table."""
-    lines = (away / "ranks" / str(rank) / "metrics.jsonl").read_text().splitlines()
+    lines = (away / f"rank-{rank}.jsonl").read_text().splitlines()
     return pd.DataFrame(map(json.loads, lines)).assign(rank=rank)
 
 
@@ -401,12 +422,12 @@ claims.check()
 # %% [markdown]
 # ## Try
 #
-# - `frozen=0` in `Model`: the two ways of planning agree, and the words by which they told of it are gone. The claims
-#   about bytes fail; correct their arithmetic.
+# - `frozen=0` in `Model`: the two ways of planning agree, and the plan's warning is gone. The claims about bytes fail;
+#   correct their arithmetic.
 # - Put `random.seed()` in place of `random.manual_seed(0)` in `load_datasets`: each rank, and each run, draws pictures
 #   of its own. Nothing crashes, the loss falls; which claims notice?
 # - `self.spare = nn.Linear(8, 8)` in `Model`, unused: DDP stops after the first step and says which option it needs;
-#   give it to `labkit.launch`. What does FSDP say?
+#   pass it to `labkit.launch`. What does FSDP say?
 # - `nn.BatchNorm2d(width)` in place of `GroupNorm`: its statistics are those of a rank's own samples. Compare
 #   `nproc_per_node` 1 and 2. (Lab 03 says why.)
 # - `scripts["fsdp"].write("train.py")`, and take it to a machine that has torch and no labkit.
