@@ -38,6 +38,12 @@ def parse():
     return names["make_parser"]().parse_args
 
 
+def test_an_option_with_an_action_of_its_own_and_no_value_is_a_flag():
+    assert options_of(Script.load("fsdp", "deterministic"))["deterministic"] == Option(
+        "--deterministic", "flag", default=False
+    )
+
+
 def test_options_are_the_long_flags_in_the_order_they_are_declared():
     assert list(options_of(SCRIPT)) == NAMES
 
