@@ -7,12 +7,12 @@ import argparse
 def parse_args():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=1, help="passes over the training data")
-    parser.add_argument("--steps", type=int, default=0, help="stop after this many optimizer steps (0: by epochs)")
+    parser.add_argument("--steps", type=int, default=0, help="optimizer steps, instead of --epochs")
     parser.add_argument("--global-batch-size", type=int, default=64, help="samples per step over all ranks")
     parser.add_argument("--lr", type=float, default=1e-3, help="the optimizer's learning rate")
-    parser.add_argument("--weight-decay", type=float, default=0.01)
-    parser.add_argument("--seed", type=int, default=0, help="for weights and the order of samples")
-    parser.add_argument("--data-dir", default="", help="where load_datasets looks first")
+    parser.add_argument("--weight-decay", type=float, default=0.01, help="of every parameter")
+    parser.add_argument("--seed", type=int, default=0, help="seeds the weights, the order of samples and dropout")
+    parser.add_argument("--data-dir", default="", help="the folder that load_datasets reads")
     for name, add_arguments in list(globals().items()):  # any cell may define <its title>_arguments
         if name.endswith("_arguments"):
             add_arguments(parser.add_argument_group(name.removesuffix("_arguments")))
@@ -34,7 +34,7 @@ class Block(nn.Module):  # attention and MLP; x: (batch, time, width)
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x):
-        # head by head: a tensor-parallel rank's share of qkv's output is whole heads
+        # q, k and v lie head by head, so that a tensor-parallel shard holds whole heads
         heads = self.qkv(self.norm1(x)).unflatten(-1, (-1, 3, self.head_width))
         q, k, v = heads.permute(3, 0, 2, 1, 4)
         attention = F.scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -63,12 +63,12 @@ class Model(nn.Module):  # a small decoder over bytes: (batch, time) of int64 in
 import torch
 from torch.utils.data import DataLoader, default_collate
 
-collate = default_collate  # samples -> a batch: any nest of dict, tuple and list. A data cell may define another
+collate = default_collate  # samples -> a batch: any nest of dicts, tuples and lists; a data cell may define another
 
 
 def loader_of(dataset, chunks, args, epoch):
-    """Loads each chunk of sample numbers as one batch, whose tensors begin with the sample axis."""
-    return DataLoader(dataset, batch_sampler=chunks, collate_fn=collate, generator=torch.Generator())  # not dropout's
+    own = {"generator": torch.Generator(), "pin_memory": torch.cuda.is_available()}  # dropout draws from the global one
+    return DataLoader(dataset, batch_sampler=chunks, collate_fn=collate, **own)
 
 
 # %% data
@@ -82,7 +82,7 @@ from torch.utils.data import TensorDataset
 def load_datasets(data_dir, context=128, limit=2**20):
     """(train, test): next-byte prediction on text files, by default Python's own standard library."""
     files = sorted(Path(data_dir).glob("*.txt") if data_dir else Path(os.__file__).parent.glob("*.py"))
-    text = b"\n".join(file.read_bytes() for file in files)[:limit]
+    text = b"\n".join(file.read_bytes() for file in files)[: None if data_dir else limit]
     if len(text) < 20 * context:
         raise SystemExit(f"{data_dir} has {len(text)} bytes of *.txt; at least {20 * context} are needed")
     windows = torch.frombuffer(bytearray(text), dtype=torch.uint8).long().unfold(0, context + 1, context)
@@ -96,17 +96,17 @@ from torch.nn import functional as F
 
 
 def outputs_of(model, batch):
-    """Call the model on a batch, and nothing else: a pipeline takes this call apart."""
+    """Only calls the model: a pipeline replaces this call by its stages."""
     return model(batch[0])
 
 
 def count_of(batch):
-    """The number of predictions the loss is averaged over; a label of -100 is not one."""
+    """The number of predictions, a tensor; labels of -100 are ignored."""
     return (batch[1] != -100).sum()
 
 
 def loss_of(outputs, batch):
-    """The sum of the losses of those predictions, at least in fp32: 16 bits overflow, or keep two digits."""
+    """The sum of their losses, not the mean; in fp32 or wider, for fp16 overflows and bf16 has two digits."""
     if not torch.is_tensor(outputs):
         raise SystemExit(f"loss_of needs a tensor of logits; outputs_of returned {type(outputs).__name__}")
     logits = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
@@ -123,20 +123,20 @@ import torch
 
 
 def batches(dataset, batch_size, data, args, notes=None, epoch=None, start=0):
-    """One data rank's batches: of a training epoch from step `start` on, or of all samples in order.
+    """One data rank's batches. With `epoch`: shuffled, from step `start` on. Without: every sample, in order.
     Step k trains on the same samples whatever the number of ranks."""
     ranks, samples = data.size(), range(len(dataset))
     if epoch is not None:
         samples = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(args.seed + epoch)).tolist()
-        step = batch_size * ranks
-        samples = samples[start * step : len(samples) // step * step]
+        global_batch = batch_size * ranks
+        samples = samples[start * global_batch : len(samples) // global_batch * global_batch]
     chunks = [samples[i : i + batch_size] for i in range(0, len(samples), batch_size)]
-    chunks += chunks[:1] * (-len(chunks) % ranks)  # every rank needs as many; evaluate does not count these
+    chunks += chunks[:1] * (-len(chunks) % ranks)  # every rank runs as many batches; evaluate does not count these
     return loader_of(dataset, chunks[data.get_local_rank() :: ranks], args, epoch)
 
 
 def map_tensors(batch, change):
-    """The same nest of dict, tuple and list with every tensor changed."""
+    """Changes every tensor in nested dicts, tuples and lists; lists become tuples."""
     if hasattr(batch, "items"):
         return {name: map_tensors(part, change) for name, part in batch.items()}
     if isinstance(batch, tuple | list):
@@ -149,12 +149,12 @@ from torch import nn
 
 
 def blocks_of(model, needed_by=""):
-    """The model's repeated layers, in order: what is sharded, split, recomputed or compiled one by one."""
+    """The model's repeated layers, in order: the units of sharding, pipelining, recomputing and compiling."""
     lists = [m for m in model.modules() if isinstance(m, nn.ModuleList | nn.Sequential) and len({*map(type, m)}) == 1]
-    declared = getattr(model, "_no_split_modules", None) or ()  # Hugging Face's models name the classes
-    largest = max(lists, key=lambda m: (len(m) > 1) * sum(p.numel() for p in m.parameters()), default=())
-    kinds = [type(m[0]) for m in lists if type(m[0]).__name__ in declared] or [*map(type, largest)]
-    blocks = [*getattr(model, "blocks", [block for m in lists if type(m[0]) in kinds for block in m])]
+    kinds = {type(m[0]) for m in lists if type(m[0]).__name__ in (getattr(model, "_no_split_modules", None) or ())}
+    if not kinds and (lists := [m for m in lists if len(m) > 1]):
+        kinds = {type(max(lists, key=lambda m: sum(p.numel() for p in m.parameters()))[0])}
+    blocks = [*getattr(model, "blocks", ())] or [block for m in lists if type(m[0]) in kinds for block in m]
     if needed_by and not blocks:
         raise SystemExit(f"{needed_by} needs repeated layers: name a list of them {type(model).__name__}.blocks")
     if not blocks:
@@ -187,7 +187,7 @@ import torch
 
 
 def optimizer_of(parameters, args):
-    """For all parameters; under ZeRO-1 for this rank's share of them."""
+    """The optimizer for these parameters: all of them, or under ZeRO-1 this rank's share."""
     return torch.optim.AdamW(parameters, lr=args.lr, weight_decay=args.weight_decay)
 
 
@@ -196,17 +196,17 @@ import torch
 
 
 def half_of(args):
-    """The 16-bit type to compute in; None: none."""
+    """The 16-bit type to compute in, or None."""
 
 
 def in_precision(model, device, args):
-    """The model, and a scaler for its loss: in fp32 it does nothing."""
+    """The model, and a scaler for its loss, which is disabled in fp32."""
     return model, torch.amp.GradScaler(device.type, enabled=False)
 
 
 # %% layers
 def change_layers(model, args):
-    """Nothing: blocks keep their activations for backward and run as they are written."""
+    """Changes nothing: no activation checkpointing, no compilation."""
 
 
 # %% step
@@ -214,8 +214,8 @@ import torch.distributed as dist
 
 
 def forward_backward(model, batch, data, scaler, args):
-    """Leaves the gradients of the mean over all predictions of the global batch. Returns this rank's part of it:
-    the mean over the data ranks, which is what strategies make of gradients, is the global batch's."""
+    """Backward of the mean loss over all predictions of the global batch. Strategies average gradients over the data
+    ranks, so each rank's part of the sum is multiplied by their number. Returns it: its mean over them is the loss."""
     count = count_of(batch)
     dist.all_reduce(count, group=data.get_group())
     loss = loss_of(outputs_of(model, batch), batch) / count.clamp(min=1) * data.size()
@@ -225,7 +225,7 @@ def forward_backward(model, batch, data, scaler, args):
 
 # %% update
 def update(model, optimizer, scaler, mesh, step, total_steps, args):
-    """One optimizer step. Returns what is worth reporting, by name."""
+    """One optimizer step, the first being step 0. Returns further values to report: {name: number or tensor}."""
     scaler.step(optimizer)
     scaler.update()
     optimizer.zero_grad()
@@ -234,18 +234,18 @@ def update(model, optimizer, scaler, mesh, step, total_steps, args):
 
 # %% checkpoints
 class Checkpoints:
-    """None: training starts at step 0 and runs to its end."""
+    """No checkpoints: training starts at step 0 and runs to its end."""
 
     def __init__(self, model, optimizer, scaler, device, args):
         self.start, self.notes = 0, {}  # notes: plain values that are saved as well
 
     def after_step(self, step, total_steps, stopped):
-        return stopped  # why to stop, the same on every rank, or None
+        return stopped  # the reason to stop, the same on every rank, or None
 
 
 # %% validate
 def validate(step, total_steps, measure, notes, args):
-    """Nothing before the end. Returns why to stop, the same on every rank, or None."""
+    """No validation before the end. Returns the reason to stop, the same on every rank, or None."""
 
 
 # %% evaluate
@@ -255,7 +255,7 @@ import torch.distributed as dist
 
 @torch.no_grad()
 def evaluate(model, dataset, batch_size, data, on_device, args):
-    """The mean loss and the metrics over a whole data set, on all ranks, every sample counted once."""
+    """The mean loss and the metrics over a whole data set, on all ranks; every sample counts once."""
     sums = 0.0
     model.eval()
     for number, batch in enumerate(batches(dataset, batch_size, data, args)):
@@ -276,7 +276,7 @@ import os
 import sys
 import time
 from datetime import timedelta
-from functools import cache, partial
+from functools import cache
 
 import torch
 import torch.distributed as dist
@@ -286,17 +286,18 @@ from torch.distributed.elastic.multiprocessing.errors import record
 def join_group():
     """This rank's device, after joining torchrun's process group; without torchrun, a group of one."""
     local_rank, local_ranks = int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    device = torch.device("cuda", local_rank % gpus) if (gpus := torch.cuda.device_count()) else torch.device("cpu")
+    gpus = torch.cuda.device_count()
+    device = torch.device("cuda", local_rank % gpus) if gpus else torch.device("cpu")
     if gpus:
-        torch.cuda.set_device(device)  # before the group: NCCL would take GPU 0 on every rank
+        torch.cuda.set_device(device)  # or NCCL's collectives of objects would use GPU 0 on every rank
     alone = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
-    how = {"backend": "nccl", "device_id": device} if gpus >= local_ranks else {"backend": "gloo"}  # shared GPUs: gloo
+    how = {"backend": "nccl", "device_id": device} if gpus >= local_ranks else {"backend": "gloo"}  # ranks share a GPU
     dist.init_process_group(timeout=timedelta(seconds=120), **how, **alone)
     return device
 
 
 def report(**values):
-    """Log values by name on every rank; only rank 0 prints what is logged."""
+    """Log values by name. Every rank does; only rank 0 prints them."""
     line = "  ".join(f"{name} %({name}){'.6g' if isinstance(v, float) else 's'}" for name, v in values.items())
     logging.getLogger("metrics").info(line, values)
 
@@ -305,10 +306,9 @@ def report(**values):
 def main():
     args, device = parse_args(), join_group()
     logging.basicConfig(level="WARNING" if dist.get_rank() else "INFO", format="%(message)s", stream=sys.stdout)
-    mesh = make_mesh(device.type, args)
-    data = mesh["data"]
+    data = (mesh := make_mesh(device.type, args))["data"]  # the ranks that read different samples
     batch_size, rest = divmod(args.global_batch_size, data.size())
-    if rest or not batch_size:
+    if rest or batch_size < 1:
         raise SystemExit(f"--global-batch-size {args.global_batch_size} must be a multiple of {data.size()} data ranks")
     train, test = load_datasets(args.data_dir)
     if not (per_epoch := len(train) // args.global_batch_size):
@@ -321,12 +321,12 @@ def main():
     change_layers(model, args)
     model = parallelize(model.train(), mesh, device, args)
     optimizer = make_optimizer(model, mesh, args)
-    torch.manual_seed(args.seed + data.get_local_rank())  # dropout differs between samples, not within a replica
+    torch.manual_seed(args.seed + data.get_local_rank())  # dropout differs between data ranks, not within a replica
 
     def on_device(tensor):
         return tensor.to(device, dtype if tensor.is_floating_point() else None, non_blocking=True)
 
-    measure = cache(partial(evaluate, model, test, batch_size, data, on_device, args))
+    measure = cache(lambda step, model=model: evaluate(model, test, batch_size, data, on_device, args))  # once a step
     checkpoints = Checkpoints(model, optimizer, scaler, device, args)
     step, stopped, reported, started = checkpoints.start, None, 0.0, time.monotonic()
     report(parameters=size, data_ranks=data.size(), total_steps=total_steps, steps_per_epoch=per_epoch, start_step=step)
@@ -336,17 +336,17 @@ def main():
             loss = forward_backward(model, map_tensors(batch, on_device), data, scaler, args)
             values = {"loss": loss, **update(model, optimizer, scaler, mesh, step, total_steps, args)}
             step += 1
-            if step <= 20 or step == total_steps or time.monotonic() - reported >= 0.1:  # .item() waits for the GPU
+            if step <= 20 or step == total_steps or time.monotonic() - reported >= 0.1:  # own clock: no collectives
                 reported = time.monotonic()
-                report(step=step, epoch=epoch, **{name: value.item() for name, value in values.items()})
+                report(step=step, epoch=epoch, **{name: float(value) for name, value in values.items()})
             stopped = validate(step, total_steps, measure, checkpoints.notes, args)
             stopped = checkpoints.after_step(step, total_steps, stopped)
             if stopped or step == total_steps:
                 break
-    end = {"training_seconds": time.monotonic() - started}
-    report(step=step, **end, **({"stopped": stopped} if stopped else measure()))
+    seconds = time.monotonic() - started
+    report(step=step, training_seconds=seconds, **({"stopped": stopped} if stopped else measure(step)))
 
-    del model, optimizer, measure, checkpoints  # free, meet, leave: in this order gloo ranks do not abort at exit
+    del model, optimizer, measure, checkpoints  # in this order gloo ranks do not abort at exit
     gc.collect()
     dist.barrier()
     dist.destroy_process_group()

@@ -9,8 +9,8 @@ def step_arguments(parser):
 
 
 def forward_backward(model, batch, data, scaler, args):
-    """Leaves the gradients of the mean over all predictions of the global batch. Returns this rank's part of it:
-    the mean over the data ranks, which is what strategies make of gradients, is the global batch's."""
+    """Backward of the mean loss over all predictions of the global batch. Strategies average gradients over the data
+    ranks, so each rank's part of the sum is multiplied by their number. Returns it: its mean over them is the loss."""
     count = count_of(batch)
     dist.all_reduce(count, group=data.get_group())
     total = 0.0

@@ -34,7 +34,7 @@ def update_arguments(parser):
 
 
 def update(model, optimizer, scaler, mesh, step, total_steps, args):
-    """One optimizer step. Returns what is worth reporting, by name."""
+    """One optimizer step, the first being step 0. Returns further values to report: {name: number or tensor}."""
     measured = {}
     if args.clip:
         scaler.unscale_(optimizer)

@@ -13,7 +13,7 @@ def precision_arguments(parser):
 
 
 def half_of(args):
-    """The 16-bit type to compute in; None: none."""
+    """The 16-bit type to compute in, or None."""
     return HALVES.get(args.precision)
 
 

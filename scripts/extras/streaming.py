@@ -41,7 +41,7 @@ def batches(dataset, batch_size, data, args, notes=None, epoch=None, start=0):
     ranks, rank = data.size(), data.get_local_rank()
     if epoch is None:
         chunks = [range(i, min(i + batch_size, len(dataset))) for i in range(0, len(dataset), batch_size)]
-        chunks += chunks[:1] * (-len(chunks) % ranks)  # every rank needs as many; evaluate does not count these
+        chunks += chunks[:1] * (-len(chunks) % ranks)  # every rank runs as many batches; evaluate does not count these
         return loader_of(dataset, chunks[rank::ranks], args, epoch)
     return stream(dataset, batch_size, ranks, rank, notes, epoch, start)
 
@@ -58,7 +58,7 @@ def stream(dataset, batch_size, ranks, rank, notes, epoch, start):
 
 
 def map_tensors(batch, change):
-    """The same nest of dict, tuple and list with every tensor changed."""
+    """Changes every tensor in nested dicts, tuples and lists; lists become tuples."""
     if hasattr(batch, "items"):
         return {name: map_tensors(part, change) for name, part in batch.items()}
     if isinstance(batch, tuple | list):

@@ -19,8 +19,7 @@ def validate(step, total_steps, measure, notes, args):
     notes are saved with checkpoints, which keep the one of notes["best_step"]."""
     if step < total_steps and (not args.validate_every or step % args.validate_every):
         return None
-    measure.cache_clear()  # it remembers the last values: main does not measure again at the end
-    measured = measure()
+    measured = measure(step)
     if (name := f"test_{args.best}") not in measured:
         raise SystemExit(f"--best {args.best} is not measured; there are {', '.join(n[5:] for n in measured)}")
     lowest = args.best_is == "lowest" or (not args.best_is and args.best.endswith("loss"))

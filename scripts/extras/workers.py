@@ -8,7 +8,7 @@ import signal
 import torch
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-collate = default_collate  # samples -> a batch: any nest of dict, tuple and list. A data cell may define another
+collate = default_collate  # samples -> a batch: any nest of dicts, tuples and lists; a data cell may define another
 
 
 def loader_arguments(parser):
@@ -18,7 +18,7 @@ def loader_arguments(parser):
 
 
 def loader_of(dataset, chunks, args, epoch):
-    """Loads each chunk of sample numbers as one batch, in --workers processes."""
+    """Loads each list of sample indices as one batch, in --workers processes."""
     options = {"prefetch_factor": args.prefetch, "worker_init_fn": outlive_sigterm} if args.workers else {}
     return DataLoader(
         Seeded(dataset, f"{args.seed} {epoch}") if args.workers else dataset,

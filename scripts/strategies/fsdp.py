@@ -1,4 +1,4 @@
-"""Train with FSDP2 (ZeRO-3), everything split: torchrun --standalone --nproc-per-node=2 train.py --steps 100"""
+"""Train with FSDP2 (ZeRO-3), everything sharded: torchrun --standalone --nproc-per-node=2 train.py --steps 100"""
 
 # %% strategy
 import torch
@@ -15,7 +15,7 @@ def parallelize(model, mesh, device, args):
     """Each rank keeps 1/N of every parameter; a block is all-gathered just before it computes, then freed."""
     half = half_of(args)  # gather and compute in 16 bits, reduce gradients and keep shards in fp32
     policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32 if half else None)
-    for module in [*blocks_of(model), model]:  # last the rest: embeddings, the last norm, the head
+    for module in [*blocks_of(model), model]:  # finally what is in no block: embeddings, the last norm
         fully_shard(module, mesh=mesh, mp_policy=policy)
     return model
 

@@ -184,7 +184,7 @@ def schedule_for(model, shape, device, data, args):
 
 
 def forward_backward(model, batch, data, scaler, args):
-    """Leaves the gradients of the mean over all predictions of the global batch; returns this replica's part of it."""
+    """Backward of the mean loss over all predictions of the global batch; returns this replica's part of it."""
     count = count_of(batch)
     dist.all_reduce(count, group=data.get_group())
     (x, others), losses = call_of(batch), []

@@ -22,7 +22,7 @@ from torch.nn.utils.rnn import pad_sequence
 def load_datasets(data_dir, context=128, limit=2**20):
     """(train, test): pieces of text of random lengths, as bytes. Put your tokenizer here."""
     files = sorted(Path(data_dir).glob("*.txt") if data_dir else Path(os.__file__).parent.glob("*.py"))
-    text = torch.tensor([*b"\n".join(file.read_bytes() for file in files)[:limit]])
+    text = torch.tensor([*b"\n".join(file.read_bytes() for file in files)[: None if data_dir else limit]])
     generator, lengths, total = torch.Generator().manual_seed(0), [], 0
     while total + context <= len(text):
         lengths.append(torch.randint(8, context + 1, (), generator=generator).item())
@@ -43,17 +43,17 @@ from torch.nn import functional as F
 
 
 def outputs_of(model, batch):
-    """Call the model on a batch, and nothing else: a pipeline takes this call apart. With labels it would average."""
+    """Only calls the model: a pipeline replaces this call by its stages. With labels it would average."""
     return model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], use_cache=False)
 
 
 def count_of(batch):
-    """The number of predictions the loss is averaged over; a label of -100 is not one."""
+    """The number of predictions, a tensor; labels of -100 are ignored."""
     return (batch["labels"][:, 1:] != -100).sum()
 
 
 def loss_of(outputs, batch):
-    """The sum of the losses of those predictions, at least in fp32: 16 bits overflow, or keep two digits."""
+    """The sum of their losses, not the mean; in fp32 or wider, for fp16 overflows and bf16 has two digits."""
     logits, labels = outputs.logits[:, :-1].flatten(0, 1), batch["labels"][:, 1:].flatten()
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return F.cross_entropy(logits, labels, reduction="sum", ignore_index=-100)

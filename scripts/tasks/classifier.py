@@ -22,7 +22,7 @@ from torch.nn.utils.rnn import pad_sequence
 def load_datasets(data_dir, context=128, limit=2**18):
     """(train, test): lines of text as bytes, and whether they open a block. Put your texts and tokenizer here."""
     files = sorted(Path(data_dir).glob("*.txt") if data_dir else Path(os.__file__).parent.glob("*.py"))
-    lines = b"\n".join(file.read_bytes() for file in files)[:limit].splitlines()
+    lines = b"\n".join(file.read_bytes() for file in files)[: None if data_dir else limit].splitlines()
     lines = [line for line in lines if 8 <= len(line) <= context]
     samples = [(torch.tensor([*line.rstrip(b":")]), torch.tensor(line.endswith(b":")).long()) for line in lines]
     cut = len(samples) * 9 // 10
@@ -42,17 +42,17 @@ from torch.nn import functional as F
 
 
 def outputs_of(model, batch):
-    """Call the model on a batch, and nothing else: a pipeline takes this call apart."""
+    """Only calls the model: a pipeline replaces this call by its stages."""
     return model(**batch[0])
 
 
 def count_of(batch):
-    """The number of predictions the loss is averaged over; a label of -100 is not one."""
+    """The number of predictions, a tensor; labels of -100 are ignored."""
     return (batch[1] != -100).sum()
 
 
 def loss_of(outputs, batch):
-    """The sum of the losses of those predictions, at least in fp32: 16 bits overflow, or keep two digits."""
+    """The sum of their losses, not the mean; in fp32 or wider, for fp16 overflows and bf16 has two digits."""
     logits = outputs.logits.to(torch.promote_types(outputs.logits.dtype, torch.float32))
     return F.cross_entropy(logits, batch[1], reduction="sum", ignore_index=-100)
 
