@@ -206,7 +206,8 @@ def count(
     tensor: Sequence[tuple[int, bool]] = (),
     precisions: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Facts, as JSON. Split layers are counted in `precisions` only, if any are given."""
+    """Facts, as JSON. Split layers are counted in `precisions` only, if any are given, as is fp64 of a model in one
+    unit."""
     scene = Scene(text, argv, path)
     batches = scene.batches()
     model = Model(scene, batches)
@@ -217,7 +218,8 @@ def count(
     profiles: dict[Variant, tuple[Profile, ...]] = {}
     unsplit: dict[int, str] = {}
     for (ranks, sequence), variant in itertools.product([(1, False), *map(tuple, tensor)], variants):
-        skipped = ranks > 1 and precisions and variant.precision not in precisions
+        seldom = ranks > 1 or (variant.precision == "fp64" and not model.in_units)
+        skipped = seldom and precisions and variant.precision not in precisions
         if ranks not in unsplit and not skipped:
             variant = variant._replace(tensor=ranks, sequence=sequence)
             try:

@@ -121,8 +121,7 @@ def plan(
             advice = advise(script, facts, kind, ranks, parameters, pace, alone)
             if facts.looked_at:
                 problems.append(
-                    f"samples differ in length: batches are planned to be as long as the longest of the first "
-                    f"{facts.looked_at} makes them"
+                    f"samples differ in length: batches are planned with the longest of the first {facts.looked_at}"
                 )
         if not formulas and not rehearsed:
             asked = threads.submit(states_alone, script, layout, parameters, path=path)

@@ -6,16 +6,19 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
 import labkit
 from labkit import Script
 from labkit.planner import refusals
+from labkit.planner.memory import worst
 from labkit.planner.rehearsal import rehearse
 
 DDP = Script.load("ddp")
 MODEL, DATA = DDP.cells["model"].text, DDP.cells["data"].text
+FORWARD = "return self.unembed(self.blocks(self.embed(tokens)))"
 
 
 def test_a_plan_is_written_before_the_run_and_stands_beside_what_it_measures(runs_dir):
@@ -91,7 +94,7 @@ def test_a_model_that_looks_at_its_weights_while_it_is_built_is_planned():
     ("cells", "problem"),
     [
         (
-            {"model": MODEL.replace("return self.unembed(x)", "return self.unembed(x * len(x.nonzero()))")},
+            {"model": MODEL.replace(FORWARD, FORWARD.replace(")))", ") * len(tokens.nonzero())))"))},
             r"not rehearsed: the 'model' cell, line \d+ \(return self.unembed.*\): what follows depends on",
         ),
         (
@@ -118,9 +121,7 @@ def test_what_cannot_be_followed_through_a_step_is_said_and_its_states_are_plann
 
 def test_a_strategy_of_the_users_own_is_rehearsed():
     own = Script.load("fsdp")
-    cell = own.cells["strategy"].text.replace(
-        '"reshard_after_forward": {', '"shard_placement_fn": None, "reshard_after_forward": {'
-    )
+    cell = own.cells["strategy"].text.replace("mp_policy=policy)", "mp_policy=policy, shard_placement_fn=None)")
     plan = labkit.plan(own.with_cells(strategy=cell), nproc_per_node=2)
 
     assert plan.formulas is None
@@ -138,7 +139,7 @@ def test_a_strategy_of_the_users_own_is_rehearsed():
         ("ddp", {"nproc_per_node": 0}, "nproc_per_node must be"),
         ("ddp", {"nproc_per_node": "many"}, "nproc_per_node must be"),
         ("pipeline", {"nproc_per_node": 3, "global_batch_size": 3}, "4 blocks do not split into 3 stages"),
-        ("tensor_parallel", {"nproc_per_node": 3}, "4 heads and 512 hidden features do not split over 3 tensor ranks"),
+        ("tensor_parallel", {"nproc_per_node": 3}, "4 heads of out do not split over 3 tensor ranks"),
     ],
     ids=str,
 )
@@ -154,3 +155,57 @@ def test_a_pipeline_of_a_single_micro_batch_is_planned_where_torch_would_train_i
     monkeypatch.setattr(refusals, "version", lambda package: "2.10.0+cu128")
     with pytest.raises(labkit.LaunchError, match="GPipe on 2 ranks needs 2 micro-batches or more; accumulate is 1"):
         labkit.plan("pipeline", nproc_per_node=2, device="T4")
+
+
+def test_options_of_extras_are_planned_as_they_are_launched():
+    plan = labkit.plan(
+        "fsdp", nproc_per_node=2, device="2xT4", global_batch_size=16,
+        precision="fp16", accumulate=2, activation_checkpointing=True, reshard_after_forward="never",
+    )  # fmt: skip
+
+    assert (plan.layout.accumulate, plan.layout.precision, plan.layout.activation_checkpointing) == (2, "fp16", True)
+    assert plan.layout.options["reshard_after_forward"] == "never"
+    assert plan.formulas.bytes == pytest.approx(plan.rehearsed.bytes, rel=0.06)
+    assert plan.launched_with("auto", {"save_every": 100})["save_every"] == 100
+    with pytest.raises(labkit.ScriptError, match="takes no parameter 'precison'; did you mean 'precision'"):
+        labkit.plan("fsdp", nproc_per_node=2, precison="fp16")
+
+
+def test_what_an_older_labkit_wrote_is_to_be_composed_anew(tmp_path):
+    old = tmp_path / "mine.py"
+    old.write_text("# %% strategy\ndef gradient_sync(model, last): ...\n\n\n# %% loss\ndef losses_of(logits, y): ...\n")
+
+    with pytest.raises(labkit.LaunchError, match=r"mine.py was written by an older labkit, .*: compose it anew"):
+        labkit.plan(old, nproc_per_node=2)
+
+
+def test_a_hugging_face_model_on_texts_of_any_length_is_planned():
+    plan = labkit.plan(Script.load("fsdp", task="causal_lm"), nproc_per_node=2, device="2xT4", global_batch_size=16)
+
+    assert plan.fits
+    assert plan.bytes == plan.rehearsed.bytes == plan.advice.asked.peak.bytes
+    assert plan.formulas.categories["optimizer"] == plan.rehearsed.categories["optimizer"]
+    assert "batches are planned with the longest of the first 64" in str(plan)
+    assert {row.strategy for row in plan.advice.rows if row.fits} > {"single", "ddp", "zero1", "zero2", "fsdp"}
+    assert "memory" in plan.figures()
+
+
+def test_stages_of_a_hugging_face_model_are_rehearsed_alone():
+    plan = labkit.plan(
+        Script.load("pipeline", task="causal_lm"), nproc_per_node=2, device="2xT4", global_batch_size=16, accumulate=4
+    )
+
+    assert plan.formulas is None
+    assert plan.fits
+    assert plan.advice.asked.peak == plan.rehearsed
+    assert "they make stages of a model only of embed, blocks and unembed" in str(plan)
+
+
+def test_selective_checkpointing_holds_what_is_between_all_and_nothing():
+    some = labkit.plan("ddp", nproc_per_node=2, device="2xT4", global_batch_size=16, selective_checkpointing=True)
+    every, none = (worst(some.facts, replace(some.layout, selective=False, activation_checkpointing=recomputed))[1]
+                   for recomputed in (False, True))  # fmt: skip
+
+    assert some.formulas is None
+    assert some.fits
+    assert none.bytes < some.bytes < every.bytes
