@@ -277,7 +277,7 @@ def test_the_line_of_a_node_is_a_prefix_before_plain_torchrun(runs_dir):
 
 
 def test_a_run_that_cannot_be_made_leaves_no_folder(runs_dir):
-    with pytest.raises(LaunchError, match="micro-batches"):
+    with pytest.raises(LaunchError, match="does not split into 3 ranks"):
         create("ddp", Nodes(3, 1), parameters={"global_batch_size": 8})
     assert not list(runs_dir.glob("*"))
 
