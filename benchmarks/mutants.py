@@ -71,7 +71,7 @@ MUTANTS = [
     Mutant("checksums", CHECKPOINTS, "if digest(path / name) != files.get(name)]", "if False]",
            ("test_checkpoints.py", "flipped and distcp")),
     Mutant("random states", CHECKPOINTS, 'set_random_state(state["random"][rank])', "pass",
-           ("test_checkpoints.py", "random_samples")),
+           ("test_checkpoints.py", "mid_epoch")),
     Mutant("the command line's learning rate", CHECKPOINTS, "if name not in own}", "if True}",
            ("test_checkpoints.py", "weight_decay")),
     Mutant("what validation noted", CHECKPOINTS, 'self.notes = state.get("notes", {})', "pass",
