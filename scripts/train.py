@@ -186,8 +186,7 @@ def make_optimizer(model, mesh, args):
 import torch
 
 
-def optimizer_of(parameters, args):
-    """The optimizer for these parameters: all of them, or under ZeRO-1 this rank's share."""
+def optimizer_of(parameters, args):  # of all parameters, or under ZeRO-1 of this rank's share
     return torch.optim.AdamW(parameters, lr=args.lr, weight_decay=args.weight_decay)
 
 
@@ -233,9 +232,7 @@ def update(model, optimizer, scaler, mesh, step, total_steps, args):
 
 
 # %% checkpoints
-class Checkpoints:
-    """No checkpoints: training starts at step 0 and runs to its end."""
-
+class Checkpoints:  # none: training starts at step 0 and runs to its end
     def __init__(self, model, optimizer, scaler, device, args):
         self.start, self.notes = 0, {}  # notes: plain values that are saved as well
 
@@ -258,6 +255,8 @@ def evaluate(model, dataset, batch_size, data, on_device, args):
     """The mean loss and the metrics over a whole data set, on all ranks; every sample counts once."""
     sums = 0.0
     model.eval()
+    for buffer in model.buffers():  # BatchNorm's statistics differ between ranks: those that checkpoints hold are used
+        dist.broadcast(buffer, group=data.get_group(), group_src=0)
     for number, batch in enumerate(batches(dataset, batch_size, data, args)):
         batch = map_tensors(batch, on_device)
         outputs = outputs_of(model, batch)
@@ -296,8 +295,7 @@ def join_group():
     return device
 
 
-def report(**values):
-    """Log values by name. Every rank does; only rank 0 prints them."""
+def report(**values):  # every rank logs them; only rank 0 prints what is logged
     line = "  ".join(f"{name} %({name}){'.6g' if isinstance(v, float) else 's'}" for name, v in values.items())
     logging.getLogger("metrics").info(line, values)
 
@@ -339,7 +337,9 @@ def main():
             if step <= 20 or step == total_steps or time.monotonic() - reported >= 0.1:  # own clock: no collectives
                 reported = time.monotonic()
                 report(step=step, epoch=epoch, **{name: float(value) for name, value in values.items()})
+            paused = time.monotonic()
             stopped = validate(step, total_steps, measure, checkpoints.notes, args)
+            started += time.monotonic() - paused  # validation is not training
             stopped = checkpoints.after_step(step, total_steps, stopped)
             if stopped or step == total_steps:
                 break

@@ -205,7 +205,7 @@ def _session_deadline(asked: Asked) -> dict[str, str]:
 def checkpoint_arguments(asked: Asked, more: Mapping[str, str], folder: RunFolder) -> list[str]:
     """Checkpoints go into the run folder unless the user said where. `more`: options on top of those asked for."""
     given, options = {**asked.given, **more}, options_of(asked.script)
-    wanted = any(given.get(option, "0") != "0" for option in ("save_every", "deadline_seconds"))
+    wanted = any(given.get(option, "0") != "0" for option in ("save_every", "deadline_seconds", "validate_every"))
     if not wanted or "checkpoint_dir" in given or "checkpoint_dir" not in options:
         return []
     return ["--checkpoint-dir", str(folder.checkpoints)]

@@ -72,7 +72,7 @@ class SharedOptimizer(torch.optim.Optimizer):
             sizes[rank] += parameter.numel()
             if rank == dist.get_rank():
                 mine.append(parameter)
-        self.optim = optimizer_class(mine or [torch.empty(0)], **defaults)
+        self.optim = optimizer_class([{"params": mine or [torch.empty(0)]}], **defaults)
 
     def step(self, closure: Any = None) -> None:
         self.optim.step()

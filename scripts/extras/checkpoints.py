@@ -149,8 +149,10 @@ class Checkpoints:
             group.update({name: value for name, value in saved.items() if name not in own})
         if state["others"].get("scaler"):
             self.scaler.load_state_dict(state["others"]["scaler"])
-        if rank < len(state["random"]):
-            set_random_state(state["random"][rank])
+        for saved in state["random"]:  # of the rank that reads the same samples: main has seeded by it
+            if saved.get("seed") == torch.initial_seed():
+                set_random_state(saved)
+                break
         self.notes = state.get("notes", {})
         return state["step"]
 
@@ -207,7 +209,7 @@ def committed(folder):
 
 
 def make_room(beside, estimate, copies):
-    """Make the folder to write to; says why when it does not. The last checkpoint tells better than any estimate."""
+    """Makes the folder to write to, or says why not. The last checkpoint's size is a better guide than the estimate."""
     folder, final = beside.parent, beside.with_suffix("")
     folder.mkdir(parents=True, exist_ok=True)
     if final in committed(folder):
@@ -286,7 +288,12 @@ def from_rank_0(decide, group):
 
 def random_state():
     cuda = torch.cuda.get_rng_state().tolist() if torch.cuda.is_available() else None
-    return {"python": random.getstate(), "torch": torch.get_rng_state().tolist(), "cuda": cuda}
+    return {
+        "seed": torch.initial_seed(),
+        "python": random.getstate(),
+        "torch": torch.get_rng_state().tolist(),
+        "cuda": cuda,
+    }
 
 
 def set_random_state(state):

@@ -37,7 +37,7 @@ def parallelize(model, mesh, device, args):
         options["mesh"] = init_device_mesh(mesh.device_type, shape, mesh_dim_names=("replicate", "shard"))
     if args.cpu_offload:  # pinned memory exists only where there is a GPU
         options["offload_policy"] = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
-    for module in [*blocks_of(model), model]:  # last the rest: embeddings, the last norm, the head
+    for module in [*blocks_of(model), model]:  # finally what is in no block: embeddings, the last norm
         fully_shard(module, **options)
     return model
 

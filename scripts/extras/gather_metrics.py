@@ -6,7 +6,10 @@ import torch
 
 def predictions_of(outputs, batch):
     """What gathered_metrics needs of a batch: tensors with the samples along the first axis, of one shape otherwise."""
-    return outputs.argmax(-1), batch[1]
+    if not isinstance(batch, tuple):
+        raise SystemExit("predictions_of reads batches of (inputs, labels); replace it for a batch that is a "
+                         f"{type(batch).__name__}")  # fmt: skip
+    return (outputs if torch.is_tensor(outputs) else outputs.logits).argmax(-1), batch[1]
 
 
 def gathered_metrics(predicted, labels):
@@ -29,6 +32,8 @@ def evaluate(model, dataset, batch_size, data, on_device, args):
     """The mean loss and the metrics over a whole data set, on all ranks, every sample counted once."""
     sums, gathered = 0.0, []
     model.eval()
+    for buffer in model.buffers():  # BatchNorm's statistics differ between ranks: those that checkpoints hold are used
+        dist.broadcast(buffer, group=data.get_group(), group_src=0)
     for number, batch in enumerate(batches(dataset, batch_size, data, args)):
         batch = map_tensors(batch, on_device)
         outputs = outputs_of(model, batch)

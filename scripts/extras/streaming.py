@@ -47,6 +47,9 @@ def batches(dataset, batch_size, data, args, notes=None, epoch=None, start=0):
 
 
 def stream(dataset, batch_size, ranks, rank, notes, epoch, start):
+    if not isinstance(dataset, Stream):
+        raise SystemExit(f"load_datasets returned {type(dataset).__name__} as training data; the extra streaming needs "
+                         "Stream(dataset, epoch_samples)")  # fmt: skip
     steps = len(dataset) // (batch_size * ranks)
     if dataset.samples is None:
         dataset.begin(notes, (epoch * steps + start) * batch_size * ranks)

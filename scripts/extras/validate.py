@@ -4,25 +4,34 @@
 import math
 
 
+LOW = ("loss", "error", "perplexity", "mae", "mse", "rmse", "wer", "cer")  # better the lower they are
+
+
 def validate_arguments(parser):
     parser.add_argument("--validate-every", type=int, default=0, help="steps between validations (0: only at the end)")
     parser.add_argument("--best", default="loss", metavar="NAME",
                         help="the loss or metric that --patience and the best checkpoint go by")  # fmt: skip
-    parser.add_argument("--best-is", choices=["lowest", "highest"], help="default: lowest for a loss, else highest")
+    parser.add_argument(
+        "--best-is", choices=["lowest", "highest"], help="default: lowest for losses and errors, else highest"
+    )
     parser.add_argument(
         "--patience", type=int, default=0, help="stop after N validations without a better one (0: never)"
     )
 
 
 def validate(step, total_steps, measure, notes, args):
-    """Every so many steps and at the end. Returns why to stop, the same on every rank, or None.
-    notes are saved with checkpoints, which keep the one of notes["best_step"]."""
+    """Every --validate-every steps and at the end, on the second data set of load_datasets. Returns the reason to stop,
+    the same on every rank, or None. notes are saved with checkpoints, which keep the one of notes["best_step"]."""
+    if 0 < args.patience <= notes.get("since_best", 0):  # when an early-stopped run is resumed
+        return f"no better {args.best} in {args.patience} validations: the best was at step {notes['best_step']}"
     if step < total_steps and (not args.validate_every or step % args.validate_every):
         return None
     measured = measure(step)
     if (name := f"test_{args.best}") not in measured:
-        raise SystemExit(f"--best {args.best} is not measured; there are {', '.join(n[5:] for n in measured)}")
-    lowest = args.best_is == "lowest" or (not args.best_is and args.best.endswith("loss"))
+        return (
+            f"--best {args.best} is not measured; there are {', '.join(n[5:] for n in measured)}"  # saved all the same
+        )
+    lowest = args.best_is == "lowest" or (not args.best_is and args.best.endswith(LOW))
     if notes.get("best_of") != args.best:
         notes |= {"best_of": args.best, "best": math.inf if lowest else -math.inf, "best_step": 0, "since_best": 0}
     notes["since_best"] += 1

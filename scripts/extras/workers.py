@@ -4,6 +4,7 @@
 import argparse
 import random
 import signal
+import sys
 
 import torch
 from torch.utils.data import DataLoader, Dataset, default_collate
@@ -24,7 +25,7 @@ def loader_of(dataset, chunks, args, epoch):
         Seeded(dataset, f"{args.seed} {epoch}") if args.workers else dataset,
         batch_sampler=chunks,
         collate_fn=collate,
-        generator=torch.Generator(),  # not dropout's
+        generator=torch.Generator().manual_seed(args.seed + (epoch or 0)),  # dropout draws from the global one
         num_workers=args.workers,
         pin_memory=torch.cuda.is_available() if args.pin_memory is None else args.pin_memory,
         **options,
@@ -55,6 +56,8 @@ class Seeded(Dataset):
         own = random.Random(f"{self.seed} {index}").getrandbits(32)
         random.seed(own)
         torch.manual_seed(own)
+        if numpy := sys.modules.get("numpy"):
+            numpy.random.seed(own)
 
 
 def outlive_sigterm(worker):

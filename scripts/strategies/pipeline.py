@@ -157,7 +157,7 @@ def relay(model, *args, **others):  # for evaluation, on every rank: each stage 
     return model.finish(x)
 
 
-class QuietStage(PipelineStage):  # torch learns the shapes from uninitialized memory: BatchNorm must not take it in
+class QuietStage(PipelineStage):  # torch learns the shapes from uninitialized memory: no BatchNorm on it
     def _prepare_forward_infra(self, *args, **kwargs):
         self.submod.eval()
         try:
@@ -197,11 +197,11 @@ def forward_backward(model, batch, data, scaler, args):
         return scaler.scale(loss_of(outputs, part) / count.clamp(min=1) * data.size())
 
     model.loss_of_part = loss_of_part
-    inputs = [x] if 0 in model.stages else []
+    inputs, scale = [x] if 0 in model.stages else [], scaler.scale(torch.ones((), device=x.device))
     schedule = schedule_for(model, x.shape, x.device, data, args)
     schedule.step(*inputs, target=torch.arange(args.accumulate), losses=losses, **others)
     total = torch.zeros((), dtype=torch.float64, device=x.device)
     if losses:  # this rank has the last stage
-        total += torch.stack(losses).sum().detach() / scaler.scale(torch.ones_like(total))
+        total += torch.stack(losses).sum().detach() / scale
     dist.broadcast(total, dist.get_global_rank(model.group, model.owners[-1]), model.group)
     return total

@@ -1,8 +1,6 @@
 """Train with ZeRO-1, optimizer state split: torchrun --standalone --nproc-per-node=2 train.py --steps 100"""
 
 # %% strategy
-from functools import partial
-
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -18,9 +16,10 @@ def parallelize(model, mesh, device, args):
     return DistributedDataParallel(model.to(device), gradient_as_bucket_view=True)
 
 
-def make_optimizer(model, mesh, args):
-    """Each rank updates its share of the parameters, then broadcasts them."""
-    of_a_share = partial(optimizer_of, args=args)
+def make_optimizer(model, mesh, args):  # each rank updates its share of the parameters, then broadcasts them
+    def of_a_share(groups):
+        return optimizer_of([p for group in groups for p in group["params"]], args)
+
     return ZeroRedundancyOptimizer(model.parameters(), of_a_share, process_group=mesh.get_group("data"))
 
 

@@ -13,9 +13,8 @@ def make_mesh(device_type, args):
 
 def parallelize(model, mesh, device, args):
     """Each rank updates 1/N of every parameter; the whole is gathered once a step and kept until backward is done."""
-    half = half_of(args)  # gather and compute in 16 bits, reduce gradients and keep shards in fp32
-    policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32 if half else None)
-    for module in [*blocks_of(model), model]:  # last the rest: embeddings, the last norm, the head
+    policy = MixedPrecisionPolicy(half_of(args), torch.float32 if half_of(args) else None)  # sum and shard in fp32
+    for module in [*blocks_of(model), model]:  # finally what is in no block: embeddings, the last norm
         fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
     return model
 

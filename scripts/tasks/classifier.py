@@ -24,7 +24,7 @@ def load_datasets(data_dir, context=128, limit=2**18):
     files = sorted(Path(data_dir).glob("*.txt") if data_dir else Path(os.__file__).parent.glob("*.py"))
     lines = b"\n".join(file.read_bytes() for file in files)[: None if data_dir else limit].splitlines()
     lines = [line for line in lines if 8 <= len(line) <= context]
-    samples = [(torch.tensor([*line.rstrip(b":")]), torch.tensor(line.endswith(b":")).long()) for line in lines]
+    samples = [(torch.tensor([*line[:-1]]), torch.tensor(line.endswith(b":")).long()) for line in lines]
     cut = len(samples) * 9 // 10
     return samples[:cut], samples[cut:]
 
