@@ -24,6 +24,10 @@ def cell_of(obj: Any) -> tuple[str, str]:
     """
     code = _code_of(obj)
     if code is None:
+        if not inspect.isclass(obj) and _code_of(type(obj)) is not None:
+            raise ScriptError(
+                f"got an instance of {_name(type(obj))}; pass the class, which the script calls on every rank"
+            )
         raise ScriptError(
             f"cannot find the cell that defined {_name(obj)}: expected a function, or a class with a method of "
             "its own. Pass the cell's text instead"

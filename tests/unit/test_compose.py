@@ -549,3 +549,15 @@ def test_the_help_of_a_launch_names_the_extras_options(capsys):
 def test_only_the_librarys_own_cells_are_not_checked_for_mistakes_before_a_launch():
     assert is_library(Script.load("fsdp", "checkpoints", task="digits"))
     assert not is_library(Script.load("fsdp").with_cells(model="Model = max\n"))
+
+
+class Net:
+    def forward(self):
+        return 1
+
+
+def test_objects_in_place_of_names_and_instances_in_place_of_classes_are_told_apart():
+    with pytest.raises(ScriptError, match=r"a task is given by its name, such as 'bytes'; got .*with_cells"):
+        Script.load("ddp", task=len)
+    with pytest.raises(ScriptError, match="got an instance of Net; pass the class"):
+        Script.load("ddp").with_cells(model=Net())
