@@ -52,6 +52,33 @@ def _computes_in_fp16(tree: Tree, call: ast.Call) -> bool:
     return on_cuda if dtype is None else tree.dotted(dtype) in ("torch.float16", "torch.half")
 
 
+LOSS = re.compile(r"(^|\.)(\w*_loss|\w*_entropy\w*|cosine_embedding_loss|kl_div)$")  # torch.nn.functional's
+
+
+@rule(
+    "mean-in-loss-of",
+    "wrong",
+    why="labkit's scripts divide what loss_of returns by count_of, over all ranks. A mean is divided twice: gradients "
+    "are too small by the number of predictions, and nothing fails.",
+    fix='loss_of returns the sum: reduction="sum" in torch.nn.functional\'s losses, .sum() in place of .mean().',
+    misses="a mean that another function takes; modules such as nn.CrossEntropyLoss().",
+)
+def mean_in_loss_of(tree: Tree) -> Mistakes:
+    functions = {node.name: node for node in tree.nodes[ast.FunctionDef] if isinstance(node, ast.FunctionDef)}
+    for function in [functions["loss_of"]] if {"loss_of", "count_of"} <= functions.keys() else []:
+        returned = [node.value for node in ast.walk(function) if isinstance(node, ast.Return)]
+        for call in (node for node in ast.walk(function) if isinstance(node, ast.Call)):
+            if _is_mean(call) or (call in returned and getattr(call.func, "attr", "") == "mean"):
+                yield call, "a mean, which the script divides by count_of again"
+
+
+def _is_mean(call: ast.Call) -> bool:
+    reduction = keyword(call, "reduction")
+    if reduction is not None:
+        return isinstance(reduction, ast.Constant) and reduction.value == "mean"
+    return bool(LOSS.search(spelled(call.func) or "")) and not has_stars(call)
+
+
 @rule(
     "scaler-of-shards",
     "wrong",

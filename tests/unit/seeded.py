@@ -25,6 +25,7 @@ DDP_MODEL = "model = DDP(Net().to(device))\noptimizer = torch.optim.SGD(model.pa
 FSDP1_MODEL = "model = FSDP(net, auto_wrap_policy=policy)\noptimizer = torch.optim.SGD(model.parameters())\n"
 FSDP2_MODEL = "for block in model.blocks:\n    fully_shard(block)\nfully_shard(model)\noptimizer = make(model)\n"
 LOOP = "for epoch in range(9):\n    for x, y in loader:\n        model(x).sum().backward()\n        optimizer.step()\n"
+COUNT = "def count_of(b):\n    return b.n\n\n"
 
 
 def within(body: str, model: str = DDP_MODEL) -> str:
@@ -34,6 +35,16 @@ def within(body: str, model: str = DDP_MODEL) -> str:
 
 # rule: pairs of (a script with the mistake, the same without it)
 SEEDED: dict[str, list[tuple[str, str]]] = {
+    "mean-in-loss-of": [
+        (
+            within(f"{COUNT}def loss_of(o, b):\n    return F.cross_entropy(o, b.y)  # HERE"),
+            within(f"{COUNT}def loss_of(o, b):\n    return F.cross_entropy(o, b.y, reduction='sum')"),
+        ),
+        (
+            within(f"{COUNT}def loss_of(o, b):\n    return (o - b.y).square().mean()  # HERE"),
+            within(f"{COUNT}def loss_of(o, b):\n    return (o - b.y).square().sum()"),
+        ),
+    ],
     "no-distributed-sampler": [
         (
             within("train_loader = DataLoader(dataset, batch_size=8, shuffle=True)  # HERE"),
