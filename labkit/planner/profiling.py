@@ -19,12 +19,13 @@ from labkit.planner.halves import Between, parting
 from labkit.record.peak import CATEGORIES
 from labkit.worker.tracker import Tracker
 
-__all__ = ["Beside", "Compute", "Computed", "Flow", "profile"]
+__all__ = ["SAMPLES", "Beside", "Compute", "Computed", "Flow", "Take", "profile"]
 
-# Takes its input from the function it is given, so that nobody else holds it; after it come the batch and the number of
-# its predictions, for the loss.
+Take = Callable[[], torch.Tensor]
+# Takes its input from the function it is given, so that nobody else holds it; what it computed before it does is
+# another unit's. After that comes what is given to it beside.
 Compute = Callable[..., torch.Tensor]
-Beside = tuple[Any, list[torch.Tensor]]  # what is given to it, and the tensors in that
+Beside = tuple[tuple[Any, ...], list[torch.Tensor]]  # and the tensors in it
 
 # At one sample torch sees contiguous tensors where with more there are none.
 SAMPLES = (2, 3)
@@ -94,6 +95,11 @@ class Ledger(Tracker):
     def held(self) -> int:
         """Bytes, since the beginning."""
         return sum(size for _, size, _, _ in self._events)
+
+    def restart(self) -> None:
+        """What there is was there before."""
+        self._events.clear()
+        self._sizes = dict.fromkeys(self._sizes, 0)
 
     def alive(self, tensor: torch.Tensor) -> Callable[[], bool]:
         """Whether a tensor's storage still is, to be asked later."""
@@ -189,13 +195,20 @@ def _run(
     held = [flow.make(samples)] if data else []
     ledger = Ledger([*parameters, anchor, *held, *beside[1]])
     hooks = [p.register_post_accumulate_grad_hook(ledger.settle) for p in parameters if p.requires_grad]
+    input_, begin = (lambda: False), None
+
+    def take() -> torch.Tensor:
+        nonlocal input_, begin
+        ledger.restart()
+        x: torch.Tensor = held[0] if data else _Source.apply(anchor, flow, samples)
+        input_, begin = ledger.alive(x), x.grad_fn
+        if input_kept:
+            held.append(x)
+        return x
+
     with ledger:
         with context():
-            given = [held[0] if data else _Source.apply(anchor, flow, samples)]
-            input_, begin = ledger.alive(given[0]), given[0].grad_fn
-            if input_kept:
-                held.append(given[0])
-            y = compute(given.pop, *beside[0])
+            y = compute(take, *beside[0])
             forward, inside = ledger.now, ledger.held
         cached, out, output = inside - ledger.held, Flow.of(y), ledger.alive(y)
         end = _Sink.apply(y, anchor) if y.dim() else y

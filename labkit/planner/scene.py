@@ -163,6 +163,11 @@ class Batches:
         with self.fake:
             return self.map_tensors(self._two, make)
 
+    def bytes(self, dtype: torch.dtype = torch.float32) -> int:
+        """Of a batch, per sample."""
+        two, three = (sum(t.numel() * t.element_size() for t in self.tensors(self.make(n, dtype))) for n in (2, 3))
+        return three - two
+
     def tensors(self, batch: Any) -> list[torch.Tensor]:
         """Those of a batch."""
         found: list[torch.Tensor] = []
