@@ -109,7 +109,7 @@ class Model:
                 module.blocks = nn.ModuleList(copy.deepcopy(module.blocks[kind]) for kind, *_ in kinds)
             module.to(TYPES[variant.itemsize])
         module.train()
-        blocks = self.script.blocks_of(module) if self.layers else []
+        blocks = self.script.blocks_of(module, needed_by="tensor parallelism" if mesh else "")
         for block in blocks if variant.recomputed else []:
             block.forward = partial(checkpoint, block.forward, use_reentrant=False)
         if mesh:

@@ -37,7 +37,7 @@ def _uncounted(facts: Facts, layout: Layout) -> str:
 
 
 def _pipeline(facts: Facts, layout: Layout) -> str:
-    if layout.strategy != "pipeline" and layout.pipeline == 1:
+    if layout.strategy not in ("pipeline", "hybrid"):
         return ""
     if facts.uncut:
         return facts.uncut

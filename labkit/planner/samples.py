@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
+
+from torch.utils.data import IterableDataset
 
 __all__ = ["longest"]
 
@@ -30,8 +32,6 @@ def longest(
 
 
 def _first(dataset: Any) -> Iterator[Any]:
-    """Of a dataset that can only be read in order, too."""
-    if hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
-        return (dataset[i] for i in range(min(LOOKED_AT, len(dataset))))
-    every: Iterable[Any] = dataset
-    return islice(every, LOOKED_AT)
+    if isinstance(dataset, IterableDataset):  # read in order
+        return islice(iter(dataset), LOOKED_AT)
+    return (dataset[i] for i in range(min(LOOKED_AT, len(dataset))))

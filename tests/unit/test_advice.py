@@ -20,7 +20,7 @@ from labkit.planner.memory import worst
 from labkit.planner.outlook import bar_of, outlook, verdict_of
 from labkit.planner.pace import Pace
 from labkit.planner.refusals import refusal
-from labkit.planner.variants import variants
+from labkit.planner.variants import extras_of, needed, own_parameters, variants
 from labkit.record.peak import Peak
 from labkit.write import Script
 
@@ -95,6 +95,50 @@ def test_a_strategy_of_ones_own_stands_beside_labkits(ddp):
 
     assert list(variants(mine))[:3] == ["mine", "single", "ddp"]
     assert variants(mine)["fsdp"] == Script.load("fsdp")
+
+
+def test_extras_and_the_task_go_into_every_strategy_that_they_go_with():
+    script = Script.load("ddp", "accumulate", "precision", "ddp_options", task="digits")
+    made = variants(script)
+
+    for name, other in made.items():
+        theirs = Script.load(name, task="digits").cells
+        assert other.cells["model"] == script.cells["model"]
+        assert other.cells["precision"] == script.cells["precision"]
+        if name in ("pipeline", "hybrid"):  # micro-batches are theirs
+            assert other.cells["step"] == theirs["step"]
+        else:
+            assert other.cells["step"] == script.cells["step"]
+            assert other.cells["gradient_sync"] == Script.load(name, "accumulate").cells["gradient_sync"]
+        assert (other.cells["strategy"] == theirs["strategy"]) == (name != "ddp")
+        other.check()
+    assert extras_of(script) == ("precision", "accumulate")
+
+
+def test_a_step_of_the_users_own_stays_under_every_strategy_that_brings_none(ddp):
+    accumulated = Script.load("ddp", "accumulate")
+    mine = accumulated.with_cells(step=accumulated.cells["step"].text + "\nMINE = 1\n")
+    made = variants(mine)
+
+    assert [n for n, script in made.items() if "MINE = 1" not in script.cells["step"].text] == ["pipeline", "hybrid"]
+    assert made["zero2"].cells["gradient_sync"] == Script.load("zero2", "accumulate").cells["gradient_sync"]
+    for script in made.values():
+        script.check()
+
+
+def test_options_of_extras_are_taken_and_defaults_need_no_extra(ddp):
+    asked = {"clip": 1.0, "replicas": 2, "precision": "fp32", "global_batch_size": 8}
+
+    assert own_parameters(ddp, asked) == {"clip": 1.0, "precision": "fp32", "global_batch_size": 8}
+    assert own_parameters(Script.load("fsdp"), asked) == asked
+    assert needed(ddp, asked) == {"clip": 1.0, "replicas": 2, "global_batch_size": 8}
+
+
+@pytest.mark.parametrize(("strategy", "extra"), [
+    ("ddp", "ddp_options"), ("fsdp", "fsdp_options"), ("tensor_parallel", "sequence_parallel"), ("ddp", "accumulate"),
+])  # fmt: skip
+def test_an_extra_with_its_defaults_changes_no_layout(strategy, extra):
+    assert layout_of(Script.load(strategy, extra), 2, {}) == layout_of(Script.load(strategy), 2, {})
 
 
 def test_what_fits_is_said_and_the_fastest_of_it_is_chosen(ddp):
