@@ -46,4 +46,6 @@ def test_a_single_step_under_ddp_is_measured():
 def test_alone_there_is_nothing_to_wait_for():
     run = labkit.launch("single", nproc_per_node=1, steps=5)
 
-    assert run.metrics()["communication"].dropna().max() < 1e-3
+    metrics = run.metrics().dropna(subset=["communication"])
+    # a group of one adds up the number of predictions with nobody
+    assert metrics["communication"].sum() < 0.05 * (metrics["step_seconds"] * metrics["steps"]).sum()
