@@ -24,7 +24,7 @@ import labkit
 from labkit.launcher.stop import processes_of
 
 SIZES = {"global_batch_size": 8, "precision": "fp64", "clip": 1.0}
-SMALL = ("width=128, heads=4, layers=4", "width=32, heads=2, layers=2")
+SMALL = (("width=128, heads=4, layers=4", "width=32, heads=2, layers=2"), ("limit=2**20", "limit=2**16"))
 
 
 def script(name: str, *replacements: tuple[str, str], extras: tuple[str, ...] = ()) -> labkit.Script:
@@ -34,7 +34,7 @@ def script(name: str, *replacements: tuple[str, str], extras: tuple[str, ...] = 
 
 def small(whole: labkit.Script, *replacements: tuple[str, str]) -> labkit.Script:
     text = str(whole)
-    for before, after in (SMALL, *replacements):
+    for before, after in (*SMALL, *replacements):
         assert before in text, before
         text = text.replace(before, after)
     return labkit.Script.parse(text, name=whole.name)
@@ -489,7 +489,7 @@ def load_datasets(data_dir):
     images, labels = torch.tensor(digits.images)[:, None] / 16, torch.tensor(digits.target)
     noise = torch.randint(10, (64,), generator=torch.Generator().manual_seed(0))
     wrong = torch.where(torch.arange(64) % 4 == 0, noise, labels[:64])  # every fourth
-    return TensorDataset(images[:64], wrong), TensorDataset(images[64:401], labels[64:401])
+    return TensorDataset(images[:64], wrong), TensorDataset(images[64:203], labels[64:203])
 """
 
 
