@@ -115,7 +115,7 @@ def check_contract(script: Script) -> None:
     defined = _defined(script)
     if defined >= CALLED and "global_batch_size" in options_of(script):
         return
-    if "losses_of" in defined and "gradient_sync" in defined:
+    if {"losses_of", "load_datasets"} <= defined:
         raise LaunchError(
             f"{script.name}.py was written by an older labkit, whose cells were others: compose it anew, "
             "labkit.Script.load('ddp').with_cells(model=…, data=…), and plan that"
@@ -136,12 +136,15 @@ def able_to(script: Script, parameters: Mapping[str, Any]) -> Script:
 
     Raises ScriptError when one cannot be added.
     """
-    return _able_to(script, tuple(name for name, value in parameters.items() if value is not None))
+    declared = options_of(script)
+    missing = tuple(name for name, value in parameters.items() if value is not None and name not in declared)
+    return _able_to(script, script.name, missing) if missing else script
 
 
 @lru_cache(maxsize=1024)
-def _able_to(script: Script, names: tuple[str, ...]) -> Script:
-    return completed(script, names)
+def _able_to(script: Script, name: str, missing: tuple[str, ...]) -> Script:
+    """`name` is the script's, by which scripts do not differ."""
+    return completed(script, missing)
 
 
 @lru_cache(maxsize=256)

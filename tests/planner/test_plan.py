@@ -175,7 +175,7 @@ def test_options_of_extras_are_planned_as_they_are_launched():
 
 def test_what_an_older_labkit_wrote_is_to_be_composed_anew(tmp_path):
     old = tmp_path / "mine.py"
-    old.write_text("# %% strategy\ndef gradient_sync(model, last): ...\n\n\n# %% loss\ndef losses_of(logits, y): ...\n")
+    old.write_text("# %% data\ndef load_datasets(data_dir): ...\n\n\n# %% loss\ndef losses_of(logits, y): ...\n")
 
     with pytest.raises(labkit.LaunchError, match=r"mine.py was written by an older labkit, .*: compose it anew"):
         labkit.plan(old, nproc_per_node=2)
