@@ -14,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from labkit.planner.child import answer
 from labkit.planner.facts import Facts, Line, Profile, Unit, Variant
+from labkit.planner.following import NotFollowedError
 from labkit.planner.parts import Model, Part
 from labkit.planner.profiling import Computed, profile
 from labkit.planner.scene import Scene
@@ -55,7 +56,7 @@ def count(
             variant = variant._replace(tensor=ranks, sequence=sequence)
             try:
                 parts = model.variant(variant, mesh_of(ranks) if ranks > 1 else None)
-            except SystemExit as error:  # the strategy's own words; other strategies can still be planned
+            except (SystemExit, NotFollowedError) as error:  # other strategies can still be planned
                 unsplit[ranks] = str(error)
                 continue
             with scene.fake:

@@ -22,6 +22,9 @@ __all__ = ["Followed", "NotFollowedError"]
 class NotFollowedError(Exception):
     """The blocks are not a chain in which each takes what the one before puts out, or gradients flow past them."""
 
+    def __str__(self) -> str:
+        return "the layers are not a chain in which each takes what the one before puts out"
+
 
 class _Reached(Exception):
     """The first block was called, with these arguments."""
