@@ -216,8 +216,10 @@ def forward_backward(model, batch, data, scaler, args):
     """Backward of the mean loss over all predictions of the global batch. Strategies average gradients over the data
     ranks, so each rank's part of the sum is multiplied by their number. Returns it: its mean over them is the loss."""
     count = count_of(batch)
-    dist.all_reduce(count, group=data.get_group())
-    loss = loss_of(outputs_of(model, batch), batch) / count.clamp(min=1) * data.size()
+    counted = dist.all_reduce(count, group=data.get_group(), async_op=True)
+    outputs = outputs_of(model, batch)
+    counted.wait()  # the ranks' counts were added up during the forward pass
+    loss = loss_of(outputs, batch) / count.clamp(min=1) * data.size()
     scaler.scale(loss).backward()
     return loss.detach()
 
@@ -326,7 +328,7 @@ def main():
 
     measure = cache(lambda step, model=model: evaluate(model, test, batch_size, data, on_device, args))  # once a step
     checkpoints = Checkpoints(model, optimizer, scaler, device, args)
-    step, stopped, reported, started = checkpoints.start, None, 0.0, time.monotonic()
+    step, stopped, reported, began = checkpoints.start, None, 0.0, time.monotonic()
     report(parameters=size, data_ranks=data.size(), total_steps=total_steps, steps_per_epoch=per_epoch, start_step=step)
     while step < total_steps and not stopped:
         epoch, start = divmod(step, per_epoch)
@@ -339,12 +341,11 @@ def main():
                 report(step=step, epoch=epoch, **{name: float(value) for name, value in values.items()})
             paused = time.monotonic()
             stopped = validate(step, total_steps, measure, checkpoints.notes, args)
-            started += time.monotonic() - paused  # validation is not training
+            began += time.monotonic() - paused  # validation is not training
             stopped = checkpoints.after_step(step, total_steps, stopped)
             if stopped or step == total_steps:
                 break
-    seconds = time.monotonic() - started
-    report(step=step, training_seconds=seconds, **({"stopped": stopped} if stopped else measure(step)))
+    report(step=step, training_seconds=time.monotonic() - began, **({"stopped": stopped} if stopped else measure(step)))
 
     del model, optimizer, measure, checkpoints  # in this order gloo ranks do not abort at exit
     gc.collect()

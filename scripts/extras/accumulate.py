@@ -12,11 +12,13 @@ def forward_backward(model, batch, data, scaler, args):
     """Backward of the mean loss over all predictions of the global batch. Strategies average gradients over the data
     ranks, so each rank's part of the sum is multiplied by their number. Returns it: its mean over them is the loss."""
     count = count_of(batch)
-    dist.all_reduce(count, group=data.get_group())
+    counted = dist.all_reduce(count, group=data.get_group(), async_op=True)
     total = 0.0
     for number, part in enumerate(micro_batches(batch, args.accumulate), 1):
         with gradient_sync(model, last=number == args.accumulate):
-            loss = loss_of(outputs_of(model, part), part) / count.clamp(min=1) * data.size()
+            outputs = outputs_of(model, part)
+            counted.wait()  # the ranks' counts were added up during the first forward pass
+            loss = loss_of(outputs, part) / count.clamp(min=1) * data.size()
             scaler.scale(loss).backward()
         total += loss.detach()
     return total

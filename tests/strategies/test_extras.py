@@ -1,0 +1,199 @@
+"""Every strategy with the default, with each extra alone and with all extras together trains what one rank trains.
+
+Hundreds of short trainings: the ranks are real processes over gloo, forked with torch imported, without torchrun.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import multiprocessing
+import os
+import runpy
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from strategies.matrix import script
+
+import labkit
+from labkit.errors import ScriptError
+
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["torch", "torch.distributed.fsdp", "torch.distributed.pipelining", __name__])
+STEPS = 6
+OPTIONS = {
+    "checkpoints": ["--checkpoint-dir", "{folder}/checkpoints", "--save-every", "4"],
+    "clip_and_schedule": ["--clip", "0.5", "--lr-schedule", "cosine", "--warmup-steps", "2"],
+    "accumulate": ["--accumulate", "2"],
+    "ddp_options": ["--bucket-mib", "0.01", "--no-gradient-as-bucket-view"],
+    "deterministic": ["--deterministic"],
+    "fsdp_options": ["--reshard-after-forward", "always"],
+    "gather_metrics": [],
+    "precision": ["--precision", "fp64"],
+    "recompute_and_compile": ["--activation-checkpointing"],
+    "sequence_parallel": ["--sequence-parallel"],
+    "streaming": [],
+    "validate": ["--validate-every", "2"],
+    "workers": ["--workers", "1"],
+}
+CHANGES_THE_TRAINING = ("clip_and_schedule", "streaming")
+RANKS: dict[str, list[tuple[int, list[str]]]] = {
+    "single": [(1, [])],
+    "pipeline": [(n, ["--accumulate", "4"]) for n in (2, 1, 4)],
+    "hybrid": [(4, ["--tensor", "2"]), (8, ["--tensor", "2", "--pipeline", "2", "--accumulate", "2"])],
+}
+IN_ORDER = """
+
+from torch.utils.data import IterableDataset
+
+
+class InOrder(IterableDataset):
+    def __init__(self, samples):
+        self.samples = samples
+
+    def __iter__(self):
+        yield from map(self.samples.__getitem__, range(len(self.samples)))
+
+
+in_any_order = load_datasets
+
+
+def load_datasets(data_dir):
+    train, test = in_any_order(data_dir)
+    return Stream(InOrder(train), len(train)), test
+"""
+
+
+def a_rank(path: Path, rank: int, ranks: int, port: int, options: list[str]) -> None:
+    """Runs the script as torchrun would, and writes what it logs to the logger "metrics" beside it."""
+    values: dict[str, float] = {}
+
+    class Collect(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            step = record.args.get("step", 0)
+            values.update({f"{name} {step}": value for name, value in record.args.items()})
+
+    world = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_PORT": port}
+    os.environ |= {name: str(value) for name, value in world.items()} | {"MASTER_ADDR": "127.0.0.1"}
+    torch.set_num_threads(1)
+    torch.set_default_dtype(torch.float64)  # with or without the extra that offers it
+    logging.getLogger("metrics").setLevel("INFO")
+    logging.getLogger("metrics").addHandler(Collect())
+    sys.argv = [str(path), *options]
+    with path.with_name(f"log{rank}").open("w") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+        runpy.run_path(str(path), run_name="__main__")
+    path.with_name(f"values{rank}.json").write_text(json.dumps(values))
+
+
+def trained(composed: labkit.Script, ranks: int, options: list[str], folder: Path) -> dict[str, float]:
+    """Losses, gradient norms and test metrics by step, the mean over the ranks."""
+    folder.mkdir(parents=True)
+    (path := folder / "train.py").write_text(str(composed))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    options = [option.format(folder=folder) for option in options]
+    options += ["--steps", str(STEPS), "--global-batch-size", "16", "--lr", "1e-2"]
+    processes = [FORKS.Process(target=a_rank, args=(path, rank, ranks, port, options)) for rank in range(ranks)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+        process.kill()
+    assert not any(process.exitcode for process in processes), (folder / "log0").read_text()[-800:]
+    values = [json.loads((folder / f"values{rank}.json").read_text()) for rank in range(ranks)]
+    wanted = [name for name in values[0] if name.startswith(("loss ", "gradient_norm ", "test_", "val"))]
+    assert len([name for name in wanted if name.startswith("loss ")]) == STEPS
+    return {name: sum(each[name] for each in values) / ranks for name in wanted}
+
+
+def composed_of(strategy: str, model: str, *extras: str) -> labkit.Script:
+    made = script(strategy, model, *extras)
+    if model == "transformer":
+        assert "limit=2**20" in (data := made.cells["data"].text)
+        made = made.with_cells(data=data.replace("limit=2**20", "limit=2**16"))
+    return made.with_cells(data=made.cells["data"].text.rstrip() + IN_ORDER) if "streaming" in extras else made
+
+
+def models_of(strategy: str, extras: tuple[str, ...]) -> list[str]:
+    if strategy in ("tensor_parallel", "hybrid"):
+        return ["transformer"]  # a plan for the layers of the others there is not
+    blocks = strategy == "pipeline" or "recompute_and_compile" in extras
+    return ["transformer", "MLP"] if blocks else ["transformer", "MLP", "CNN"]
+
+
+def extras_with(strategy: str) -> list[str]:
+    """The extras that go with a strategy, and one another."""
+    together: list[str] = []
+    for extra in OPTIONS:
+        try:
+            labkit.Script.load(strategy, *together, extra)
+            together.append(extra)
+        except ScriptError as error:
+            assert "go together" in str(error) or "goes with" in str(error)
+    return together
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory):
+    """What one rank trains, of each model and each extra that changes the training once."""
+
+    @functools.cache
+    def made(model: str, extras: tuple[str, ...]) -> dict[str, float]:
+        options = [option for extra in extras for option in OPTIONS[extra]]
+        return trained(composed_of("single", model, *extras), 1, options, tmp_path_factory.mktemp("one") / "rank")
+
+    return made
+
+
+def largest_difference(values: dict[str, float], expected: dict[str, float]) -> float:
+    return max(abs(values[name] - expected[name]) / max(abs(expected[name]), 1e-12) for name in expected)
+
+
+def test_every_extra_is_here():
+    assert OPTIONS.keys() == labkit.Script.names().extras.keys()
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize("strategy", labkit.Script.names().strategies)
+def test_every_strategy_trains_the_same_with_every_extra(strategy, reference, tmp_path):
+    available = extras_with(strategy)
+    all_together = tuple(extra for extra in available if extra != "streaming")  # which has data of its own
+    layouts = RANKS.get(strategy, [(2, []), (1, []), (4, [])])
+    cases = [(extras, *layout) for extras in ((), all_together) for layout in layouts]
+    cases += [((extra,), *layouts[0]) for extra in available]
+    failures: dict[str, Any] = {}
+    trainings = 0
+    for extras, ranks, own in cases:
+        for model in models_of(strategy, extras):
+            name = f"{strategy} x{ranks} {model} {'+'.join(extras) or 'default'}"
+            options = [*own, *(option for extra in extras for option in OPTIONS[extra])]
+            changes = tuple(extra for extra in extras if extra in CHANGES_THE_TRAINING)
+            trainings += 1
+            try:
+                values = trained(composed_of(strategy, model, *extras), ranks, options, tmp_path / str(trainings))
+                error = largest_difference(values, reference(model, changes))
+                if not error < 1e-9:
+                    failures[name] = error
+            except AssertionError as failure:
+                failures[name] = str(failure)
+    print(f"\n{strategy}: {trainings} trainings, {len(failures)} differ")
+    assert not failures
+
+
+def test_a_difference_is_caught(reference, tmp_path):
+    """A gradient of which one rank's part is missing differs at once."""
+    composed = composed_of("ddp", "MLP", "accumulate")
+    broken = composed.with_cells(
+        gradient_sync="def gradient_sync(model, last):\n    return model.no_sync()\n",
+    )
+    values = trained(broken, 2, OPTIONS["accumulate"], tmp_path / "broken")
+    assert largest_difference(values, reference("MLP", ())) > 1e-6
