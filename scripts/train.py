@@ -123,12 +123,11 @@ import torch
 
 
 def batches(dataset, batch_size, data, args, notes=None, epoch=None, start=0):
-    """One data rank's batches. With `epoch`: shuffled, from step `start` on. Without: every sample, in order.
-    Step k trains on the same samples whatever the number of ranks."""
+    """One data rank's batches. With `epoch`: shuffled, from step `start` on. Without: every sample, in order."""
     ranks, samples = data.size(), range(len(dataset))
     if epoch is not None:
         samples = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(args.seed + epoch)).tolist()
-        global_batch = batch_size * ranks
+        global_batch = batch_size * ranks  # step k trains on the same samples whatever the number of ranks
         samples = samples[start * global_batch : len(samples) // global_batch * global_batch]
     chunks = [samples[i : i + batch_size] for i in range(0, len(samples), batch_size)]
     chunks += chunks[:1] * (-len(chunks) % ranks)  # every rank runs as many batches; evaluate does not count these
@@ -305,7 +304,8 @@ def report(**values):  # every rank logs them; only rank 0 prints what is logged
 @record
 def main():
     args, device = parse_args(), join_group()
-    logging.basicConfig(level="WARNING" if dist.get_rank() else "INFO", format="%(message)s", stream=sys.stdout)
+    logging.basicConfig(format="%(message)s", stream=sys.stdout)
+    logging.getLogger("metrics").setLevel("WARNING" if dist.get_rank() else "INFO")
     data = (mesh := make_mesh(device.type, args))["data"]  # the ranks that read different samples
     batch_size, rest = divmod(args.global_batch_size, data.size())
     if rest or batch_size < 1:

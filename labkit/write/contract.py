@@ -124,10 +124,13 @@ def _parameters(cell: Cell, name: str) -> ast.arguments | None:
 
 def _check_parameters(old: Cell, new: Cell, name: str, value: Any) -> None:
     asked, own = _parameters(old, name), _parameters(new, name)
-    if own is None and getattr(value, "__name__", None) in new.imports:
+    is_imported = own is None and getattr(value, "__name__", None) in new.imports
+    if is_imported:
         own = _parameters_of(value)
     if asked is None or own is None:
         return
+    if is_imported and name != MODEL:
+        _check_options(new, _signature(old, name), asked, own, value)
     needs, takes = _counts(own)
     given, most = (0, 0) if name == MODEL else _counts(asked)
     if takes < given or needs > most:
@@ -136,6 +139,16 @@ def _check_parameters(old: Cell, new: Cell, name: str, value: Any) -> None:
             f"the {new.title!r} cell: {name} is called {how}, and yours is {name}({ast.unparse(own)}). "
             "Let it take these, or pass a function that does and calls it"
         )
+
+
+def _check_options(cell: Cell, call: str, asked: ast.arguments, own: ast.arguments, value: Any) -> None:
+    """Nothing imported takes the script's options: `torch.optim.Adam` takes a learning rate where `args` is passed."""
+    for ours, theirs in zip(asked.args, own.args, strict=False):
+        if ours.arg == "args" != theirs.arg:
+            raise ScriptError(
+                f"the {cell.title!r} cell is called as {call}, where args are the script's options; "
+                f"{value.__name__} takes {theirs.arg} there. Pass a function with these parameters that calls it"
+            )
 
 
 def _counts(parameters: ast.arguments) -> tuple[float, float]:

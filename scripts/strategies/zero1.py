@@ -20,7 +20,7 @@ def make_optimizer(model, mesh, args):  # each rank updates its share of the par
     def of_a_share(groups):
         return optimizer_of([p for group in groups for p in group["params"]], args)
 
-    return ZeroRedundancyOptimizer(model.parameters(), of_a_share, process_group=mesh.get_group("data"))
+    return ZeroRedundancyOptimizer(optimizer_of(model.parameters(), args).param_groups, of_a_share)
 
 
 # %% gradient_sync

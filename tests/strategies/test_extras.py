@@ -82,8 +82,10 @@ def a_rank(path: Path, rank: int, ranks: int, port: int, options: list[str]) -> 
     os.environ |= {name: str(value) for name, value in world.items()} | {"MASTER_ADDR": "127.0.0.1"}
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64)  # with or without the extra that offers it
-    logging.getLogger("metrics").setLevel("INFO")
-    logging.getLogger("metrics").addHandler(Collect())
+    metrics = logging.getLogger("metrics")
+    metrics.setLevel("INFO")
+    metrics.setLevel = lambda level: None  # only rank 0's would be printed
+    metrics.addHandler(Collect())
     sys.argv = [str(path), *options]
     with path.with_name(f"log{rank}").open("w") as log:
         os.dup2(log.fileno(), 1)
@@ -187,6 +189,35 @@ def test_every_strategy_trains_the_same_with_every_extra(strategy, reference, tm
                 failures[name] = str(failure)
     print(f"\n{strategy}: {trainings} trainings, {len(failures)} differ")
     assert not failures
+
+
+GROUPS = """
+import torch
+
+
+def optimizer_of(parameters, args):  # weight decay for matrices only, as most recipes have it
+    parameters = list(parameters)
+    matrices, others = ([p for p in parameters if (p.ndim > 1) == of_matrices] for of_matrices in (True, False))
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": others, "lr": args.lr / 2}]
+    return torch.optim.AdamW(groups, lr=args.lr)
+"""
+
+
+@pytest.mark.parametrize("strategy", [
+    "zero1",
+    *(pytest.param(name, marks=pytest.mark.soak) for name in ("ddp", "zero2", "fsdp", "tensor_parallel", "pipeline")),
+])  # fmt: skip
+def test_an_optimizer_with_parameter_groups(strategy, tmp_path):
+    """A share or a shard of the parameters falls into the same groups."""
+    ranks, options = RANKS.get(strategy, [(2, [])])[0]
+    options = [*options, *OPTIONS["clip_and_schedule"]]
+    one, two = (
+        trained(
+            composed_of(name, "transformer", "clip_and_schedule").with_cells(optimizer=GROUPS), *how, tmp_path / name
+        )
+        for name, how in (("single", (1, OPTIONS["clip_and_schedule"])), (strategy, (ranks, options)))
+    )
+    assert largest_difference(two, one) < 1e-9
 
 
 def test_a_difference_is_caught(reference, tmp_path):
