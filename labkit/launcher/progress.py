@@ -27,11 +27,11 @@ class Progress:
         self._changed: dict[int, float] = {}
         self._step_seconds = 0.0  # the slowest rank's newest, once one has made a step
 
-    def look(self) -> None:
-        """Read the heartbeats, at most once a second."""
+    def look(self) -> bool:
+        """Read the heartbeats, at most once a second; whether it was time to."""
         now = time.monotonic()
         if now - self._looked < LOOK_SECONDS:
-            return
+            return False
         self._looked = now
         for rank in self._folder.started_ranks():
             beat = read_json(self._folder.heartbeat(rank))
@@ -44,6 +44,7 @@ class Progress:
             seconds = beat.get("step_seconds")
             if isinstance(seconds, int | float):
                 self._step_seconds = max(self._step_seconds, seconds)
+        return True
 
     @property
     def idle_seconds(self) -> float:

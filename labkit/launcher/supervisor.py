@@ -24,6 +24,7 @@ from typing import Any
 from labkit.launcher.cause import find_cause
 from labkit.launcher.killed import oom_kills
 from labkit.launcher.progress import Progress
+from labkit.launcher.saving import Saving
 from labkit.launcher.stop import GRACE_SECONDS, SAVING_SECONDS, request_in_words, requested_grace, sweep, terminate
 from labkit.launcher.stuck import look_at
 from labkit.launcher.torchrun import attempt_command, marked
@@ -65,6 +66,8 @@ class Supervisor:
         self.manifest = folder.read_manifest()
         self.watchdog: float | None = self.manifest.get("watchdog")
         self.told: set[int] = set()  # the ranks of which the notice in state.json tells
+        self.stalled: str | None = None  # what it tells of them
+        self.saving = Saving(folder)
         self.looking: Future[Any] | None = None
         self.looker = ThreadPoolExecutor(1)
         own = Identity.of(os.getpid())
@@ -92,6 +95,7 @@ class Supervisor:
         """Start torchrun, see it through, and say how it ended."""
         folder = self.folder.attempt(self.state.attempt)
         prepare(self.folder, folder)
+        self.saving = Saving(folder)
         command = attempt_command(self.manifest["torchrun"], self.folder, folder, time.monotonic() - self.clock)
         try:
             agent = self.start_agent(command, os.environ, folder, folder.torchrun_log)
@@ -167,7 +171,8 @@ class Supervisor:
 
     def watch(self, folder: RunFolder, progress: Progress) -> tuple[dict[str, Any], float] | None:
         """Tell in state.json when ranks no longer move, and where they are; end the run if its watchdog says so."""
-        progress.look()
+        if progress.look():
+            self.saving.look()
         stalled = progress.stalled()
         if self.looking is None and stalled and set(stalled) != self.told:
             self.told = set(stalled)
@@ -175,10 +180,12 @@ class Supervisor:
         elif self.looking is not None and self.looking.done():
             where, self.looking = self.looking, None
             if stalled and where.exception() is None and not where.result().are_gone:
-                self.write(replace(self.state, notice=_notice(stalled, folder, where.result().sentence)))
+                self.stalled = _notice(stalled, folder, where.result().sentence)
         elif not stalled and self.told:
-            self.told = set()
-            self.write(replace(self.state, notice=None))
+            self.told, self.stalled = set(), None
+        notice = "; ".join(filter(None, [self.stalled, self.saving.failure])) or None
+        if notice != self.state.notice:
+            self.write(replace(self.state, notice=notice))
         if self.watchdog is None or progress.idle_seconds <= self.watchdog:
             return None
         try:
@@ -205,7 +212,7 @@ class Supervisor:
 
     def ended(self, name: str, **fields: Any) -> State:
         elapsed = time.monotonic() - self.clock
-        return replace(self.state, state=name, ended=self.state.started + elapsed, notice=None, **fields)
+        return replace(self.state, state=name, ended=self.state.started + elapsed, notice=self.saving.look(), **fields)
 
     def write(self, state: State) -> None:
         self.state = state

@@ -146,4 +146,5 @@ def merged(root: State, states: Sequence[State | None], heard: Sequence[bool]) -
         sentence = "the processes that watched this run on its hosts are gone and left no result"
         return replace(begun[0], state="lost", cause={"kind": "lost", "sentence": sentence}, **common)
     code = next((s.exit_code for s in over if s.exit_code), over[0].exit_code)
-    return replace(over[0], ended=max(s.ended or 0.0 for s in over), exit_code=code, **common)
+    notice = next((s.notice for s in over if s.notice), None)
+    return replace(over[0], ended=max(s.ended or 0.0 for s in over), exit_code=code, notice=notice, **common)

@@ -25,7 +25,7 @@ class State:
     """`started` and `ended` are seconds since the epoch; `exit_code` is torchrun's own.
 
     `cause` is None for a run that succeeded or goes on, otherwise a dictionary with at least `sentence`.
-    `notice` is what its supervisor noticed about a run that goes on: that it has stopped moving, for one.
+    `notice` is what its supervisor noticed: that a run has stopped moving, or that its newest checkpoint was not saved.
     `attempt` counts from 1; `earlier` holds `exit_code`, `ended`, `cause` and `checkpoint` of those before it.
     """
 
@@ -51,7 +51,7 @@ class State:
         return (self.ended or time.time()) - self.started
 
     def __repr__(self) -> str:
-        sentence = f": {self.cause['sentence']}" if self.cause else ""
+        sentence = f": {self.cause['sentence']}" if self.cause else f", but {self.notice}" if self.notice else ""
         return f"{self.state} after {self.seconds:.1f} s{sentence}"
 
 

@@ -53,6 +53,7 @@ def summary(folder: RunFolder) -> dict[str, Any]:
         "nodes": _nodes(manifest),
         "recipe": _recipe(manifest),
         "state": state.state,
+        "notice": state.notice,
         "training_seconds": number(values.get("training_seconds")) or (max(stepping) if stepping else None),
         "epoch_seconds": _epoch_seconds(first, values),
         "test_accuracy": None,
@@ -166,7 +167,7 @@ class Comparison:
         grid = [names, *([row.get(name, "") for name in names] for row in rows)]
         widths = [max(len(line[i]) for line in grid) for i in range(len(names))]
         lines = ["  ".join(text.rjust(w) for text, w in zip(line, widths, strict=True)) for line in grid]
-        return "\n".join([*lines, *self.findings])
+        return "\n".join([*lines, *self._remarks()])
 
     __repr__ = __str__
 
@@ -179,11 +180,14 @@ class Comparison:
             "<tr>" + "".join(f"<td {cell}>{escaped(row.get(name, ''))}</td>" for name in names) + "</tr>"
             for row in rows
         )
-        said = "".join(f"<div>{escaped(finding)}</div>" for finding in self.findings)
+        said = "".join(f"<div>{escaped(remark)}</div>" for remark in self._remarks())
         return {
             "text/plain": str(self),
             "text/html": f"<table><tr>{head}</tr>{body}</table>{said}{as_image(self._bars())}",
         }
+
+    def _remarks(self) -> list[str]:
+        return [f"{s['name']}: {plain(s['notice'])}" for s in self.summaries if s["notice"]] + self.findings
 
     def _bars(self) -> str:
         """Training time and state held per rank as bars, each against the largest."""

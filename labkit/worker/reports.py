@@ -19,7 +19,7 @@ handlers, levels, filters and `logging.config`; and none of those is touched.
   `k_` or `t_`: those two names are the record's own.
 - **Names** are free; all values are kept and shown alike. labkit knows `step` (optimizer steps done), `loss` (of this
   rank: the view shows the mean over ranks), `epoch`, `epoch_seconds`, `training_seconds`, `total_steps`, `start_step`,
-  `data_ranks`, `parameters` and names that start with `test_`.
+  `data_ranks`, `parameters`, `checkpoint` ("step-8", or why it was not saved) and names that start with `test_`.
 - **Every rank** may log, each its own values. Nothing is added to a record without a step: `run.metrics()` shows its
   values with the last step before it, or with the first step if there was none yet.
 - **Any rate** will do. 200 records are written as they come; from then on ten a second, and each second that needs

@@ -115,6 +115,7 @@ class Checkpoints:
             for shard in [beside / ".metadata", *beside.glob("*.distcp")]:
                 shard.unlink()
         commit(beside, step)
+        report(checkpoint=f"step-{step}")
 
     def finish(self):
         """Wait for what is saved in the background, and raise what went wrong with it."""
@@ -218,7 +219,7 @@ def make_room(beside, estimate, copies):
     needed, free = 1.2 * copies * (last or estimate), shutil.disk_usage(folder).free
     if final.exists() or free < needed:
         why = f"{final} is in the way" if final.exists() else f"{free:,} bytes free, it needs some {needed:,.0f}"
-        print(f"step {final.name.removeprefix('step-')} not saved: {why}", flush=True)
+        report(checkpoint=f"step {final.name.removeprefix('step-')} not saved: {why}")
         return False
     shutil.rmtree(beside, ignore_errors=True)
     beside.mkdir()
@@ -237,7 +238,7 @@ def commit(beside, step):
 def copy_whole(saved, best):
     needed, free = 1.2 * size_of(saved), shutil.disk_usage(best.parent).free
     if free < needed:
-        print(f"{saved.name} not kept as {best.name}: {free:,} bytes free, it needs some {needed:,.0f}", flush=True)
+        report(checkpoint=f"{saved.name} not saved as {best.name}: {free:,} bytes free, it needs some {needed:,.0f}")
         return
     best.mkdir(exist_ok=True)
     beside = best / "full.tmp"

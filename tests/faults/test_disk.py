@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import time
@@ -58,9 +59,25 @@ def test_training_goes_on_where_only_records_do_not_fit(small_disk: Path) -> Non
 def test_a_checkpoint_that_does_not_fit_is_not_begun(small_disk: Path) -> None:
     run = labkit.launch("ddp", runs_dir=small_disk / "runs", nproc_per_node=1, steps=3, save_every=1, wait=True)
 
-    assert run.status().state == "succeeded"
     assert "step 2 not saved: " in run.logs(rank=0)
     assert not list(run.folder.checkpoints.glob("step-*"))
+    state = run.wait()
+    assert (state.state, state.checkpoint) == ("succeeded", None)
+    assert re.fullmatch(
+        r"succeeded after [\d.]+ s, but step 3 not saved: [\d,]+ bytes free, it needs some [\d,]+", repr(state)
+    )
+    for shown in (repr(run), str(labkit.compare([run])), str(labkit.runs(runs_dir=small_disk / "runs"))):
+        assert "step 3 not saved: " in shown
+
+
+def test_while_it_runs_too_until_a_newer_one_is_saved(runs_dir: Path, tmp_path: Path) -> None:
+    saved = tmp_path / "checkpoints"
+    (saved / "step-2").mkdir(parents=True)  # not a checkpoint, and in the way
+    run = labkit.launch("ddp", nproc_per_node=1, steps=4000, save_every=2, checkpoint_dir=saved, wait=False)
+
+    wait_until(lambda: "step 2 not saved: " in str(run.status().notice), 30, "the notice")
+    wait_until(lambda: run.folder.newest_checkpoint() and run.status().notice is None, 30, "a newer checkpoint")
+    assert run.stop().notice is None
 
 
 def test_a_run_whose_folder_is_deleted_is_ended(runs_dir: Path) -> None:
