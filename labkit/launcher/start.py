@@ -17,6 +17,7 @@ from typing import Any
 
 from labkit.errors import RunFolderError, ScriptError
 from labkit.launcher import checks
+from labkit.launcher.checkpoint_lock import lock_checkpoints
 from labkit.launcher.hardware import hardware, platform_name
 from labkit.launcher.holding import check_gpus_are_free, gpus_of, launching
 from labkit.launcher.torchrun import (
@@ -122,7 +123,8 @@ def start(
         with launching() if gpus else nullcontext():
             if not shares_gpus:
                 check_gpus_are_free(gpus)
-            _supervisors.append(_start_supervisor(folder, environment, tied=tied))
+            with _locked_checkpoints(asked, folder) as held:
+                _supervisors.append(_start_supervisor(folder, environment, held, tied=tied))
     return folder
 
 
@@ -239,7 +241,21 @@ def write_folder(
     write_state(folder, State("starting", time.time()))
 
 
-def _start_supervisor(folder: RunFolder, environment: Mapping[str, str], *, tied: bool) -> subprocess.Popen[bytes]:
+@contextmanager
+def _locked_checkpoints(asked: Asked, folder: RunFolder) -> Iterator[tuple[int, ...]]:
+    """The lock's descriptor, for the supervisor to hold until it ends."""
+    chosen = asked.given.get("checkpoint_dir")
+    descriptor = lock_checkpoints(Path(chosen).absolute(), folder) if chosen else None
+    try:
+        yield () if descriptor is None else (descriptor,)
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def _start_supervisor(
+    folder: RunFolder, environment: Mapping[str, str], held: Sequence[int], *, tied: bool
+) -> subprocess.Popen[bytes]:
     # The environment, which may hold secrets, is inherited and never written down.
     with folder.supervisor_log.open("ab") as log:
         return subprocess.Popen(
@@ -249,6 +265,7 @@ def _start_supervisor(folder: RunFolder, environment: Mapping[str, str], *, tied
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # a notebook's interrupt reaches the kernel's whole process group
+            pass_fds=held,
         )
 
 

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import random
 import shutil
+import signal
 import threading
 import time
 from pathlib import Path
@@ -22,6 +24,7 @@ from sklearn.metrics import f1_score
 
 import labkit
 from labkit.launcher.stop import processes_of
+from labkit.record import Identity
 
 SIZES = {"global_batch_size": 8, "precision": "fp64", "clip": 1.0}
 SMALL = (("width=128, heads=4, layers=4", "width=32, heads=2, layers=2"), ("limit=2**20", "limit=2**16"))
@@ -720,3 +723,22 @@ def test_a_second_stop_does_not_wait_for_the_checkpoint(tmp_path: Path) -> None:
     assert time.monotonic() - began < 3
     first.join(timeout=10)
     assert not first.is_alive()
+
+
+def test_a_second_live_run_on_one_checkpoint_folder_is_refused_by_the_name_of_the_first(tmp_path: Path) -> None:
+    saved = tmp_path / "saved"
+    (tmp_path / "elsewhere").symlink_to(saved)
+    options = {"nproc_per_node": 1, "steps": 1000, "save_every": 2, "global_batch_size": 4, "wait": False}
+    first = labkit.launch("ddp", checkpoint_dir=saved, **options)
+
+    with pytest.raises(labkit.LaunchError, match=rf"run {first.id} on \S+ is still running and saves its checkpoints"):
+        labkit.launch("ddp", checkpoint_dir=tmp_path / "elsewhere", **options)
+
+    wait_until(lambda: first.folder.newest_checkpoint(), 60, "a checkpoint")
+    first.stop()
+    second = labkit.launch("ddp", checkpoint_dir=saved, **options)  # at once: nothing has to be waited for
+    wait_for_step(second.folder, 3)
+    assert "resumes after step" in second.logs(rank=0)
+    os.kill(Identity.read(json.loads(second.folder.agent.read_text())["supervisor"]).pid, signal.SIGKILL)
+    wait_until(lambda: second.status().state == "lost", 30, "its loss to be seen")
+    assert labkit.launch("ddp", checkpoint_dir=saved, **options).stop().state == "stopped"
