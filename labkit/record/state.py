@@ -70,7 +70,14 @@ def read_state(folder: RunFolder) -> State:
     if state.is_final:
         return state
     sentence = "the process that watched this run is gone (killed, or the machine was restarted) and left no result"
-    return replace(state, state="lost", cause={"kind": "lost", "sentence": sentence})
+    return replace(state, state="lost", ended=_last_sign(folder, state), cause={"kind": "lost", "sentence": sentence})
+
+
+def _last_sign(folder: RunFolder, state: State) -> float:
+    """When a rank or a node of the newest attempt last gave a sign of life, in seconds since the epoch."""
+    attempt = folder.latest
+    beats = [*attempt.ranks.glob("*/heartbeat.json"), *attempt.nodes.glob("*/heartbeat.json")]
+    return max([state.started, *(beat.stat().st_mtime for beat in beats)])
 
 
 def _of_nodes(folder: RunFolder, root: State) -> State:
@@ -79,6 +86,8 @@ def _of_nodes(folder: RunFolder, root: State) -> State:
         return replace(root, state="lost", cause={"kind": "lost", "sentence": "run.json is missing or damaged"})
     *before, newest = folder.attempts()
     state = _of_attempt(newest, nodes, root)
+    if state.state == "lost" and state.ended is None:
+        state = replace(state, ended=_last_sign(folder, state))
     if not before:
         return state
     over = [_of_attempt(attempt, nodes, root) for attempt in before]
