@@ -10,11 +10,12 @@ import re
 from typing import Any
 
 from labkit.launcher.advice import disk_advice, memory_advice, memory_in_words
-from labkit.launcher.evidence import Evidence, tail_text
+from labkit.launcher.evidence import LAST_WORDS_BYTES, Evidence, tail_text
 from labkit.launcher.killed import killed, signal_name
 from labkit.launcher.lost import agent_killed, gone, parted
-from labkit.launcher.silent import disagreed, hung, left_early, vanished
+from labkit.launcher.silent import disagreed, exited, hung, left_early, vanished
 from labkit.record import RunFolder
+from labkit.record.text import first_line, last_line
 
 __all__ = ["explain", "find_cause", "own_failures"]
 
@@ -39,20 +40,18 @@ def find_cause(run: RunFolder, folder: RunFolder, exit_code: int, notice: str | 
 
 def explain(found: Evidence, exit_code: int, notice: str | None = None) -> dict[str, Any]:
     """The same from what was found."""
-    own = own_failures(found)
-    for failure in own:
-        _add_last_words(found.folder, failure)
     return (
-        (_with_advice(_failure(own, found), own[0], found) if own else None)
+        _failed(own_failures(found), found)
         or killed(found)
         or agent_killed(found)
         or gone(found)
+        or _failed([failure for failure in exited(found) if not _speaks_of_others(failure)], found)
         or disagreed(found)
         or left_early(found)
         or parted(found)
         or hung(found, notice)
         or vanished(found)
-        or (_failure(found.failures, found) if found.failures else None)
+        or _failed(found.failures, found)
         or _unexplained(found, exit_code)
     )
 
@@ -64,17 +63,27 @@ def own_failures(found: Evidence) -> list[dict[str, Any]]:
 
 def is_collateral(failure: dict[str, Any]) -> bool:
     """Whether a rank failed only because another one was gone."""
+    return failure["kind"] == "exception" and _speaks_of_others(failure)
+
+
+def _speaks_of_others(failure: dict[str, Any]) -> bool:
     # In the whole traceback: a library may have wrapped the broken connection into an error of its own.
-    text = "".join(failure.get("traceback") or []) + str(failure.get("message", ""))
-    return failure.get("kind") == "exception" and bool(COLLATERAL.search(text))
+    text = "".join(failure["traceback"]) + failure["message"]
+    return bool(COLLATERAL.search(text))
+
+
+def _failed(failures: list[dict[str, Any]], found: Evidence) -> dict[str, Any] | None:
+    """The first of these failures as a cause, if there is one."""
+    for failure in failures:
+        _add_last_words(found.folder, failure)
+    return _with_advice(_failure(failures, found), failures[0], found) if failures else None
 
 
 def _add_last_words(folder: RunFolder, failure: dict[str, Any]) -> None:
     """A bare exit code says nothing; the line printed just before it, argparse's for one, often does."""
     if failure["kind"] == "exit" and failure["message"].lstrip("-").isdigit():
-        lines = tail_text(folder.log(failure["rank"], "stderr"), 4000).strip().splitlines()
-        if lines:
-            failure["message"] += f": {lines[-1].strip()}"
+        last = last_line(tail_text(folder.log(failure["rank"], "stderr"), LAST_WORDS_BYTES))
+        failure["message"] += f": {last}" if last else ""
 
 
 def _failure(failures: list[dict[str, Any]], found: Evidence) -> dict[str, Any]:
@@ -85,11 +94,13 @@ def _failure(failures: list[dict[str, Any]], found: Evidence) -> dict[str, Any]:
         if len(same) == 1
         else f"ranks {', '.join(str(r) for r in sorted(f['rank'] for f in same))}"
     )
-    what = first["message"].splitlines()[0] if first["message"] else ""
+    what = first_line(first["message"])
     if first["kind"] == "exit":
         said = f"{who} exited with {what}" if re.match(r"-?\d+(:|$)", what) else f"{who} stopped: {what}"
     else:
-        said = f"{who} failed: {first['exception'].split('.')[-1]}" + (f": {what}" if what else "")
+        said = f"{who} failed: {_in_short(first)}"
+    if causes := [line for line in map(first_line, first.get("causes", [])[:NAMED_FAILURES]) if line]:
+        said += f", caused by {'; '.join(causes)}"
     cause = {k: first[k] for k in ("kind", "rank", "exception", "message", "step", "time_ns")}
     if first["kind"] == "exception":
         cause["traceback"] = first["traceback"]
@@ -100,8 +111,7 @@ def _failure(failures: list[dict[str, Any]], found: Evidence) -> dict[str, Any]:
 
 
 def _in_short(failure: dict[str, Any]) -> str:
-    message = failure["message"].splitlines()
-    return failure["exception"].split(".")[-1] + (f": {message[0]}" if message else "")
+    return ": ".join(filter(None, (failure["exception"].split(".")[-1], first_line(failure["message"]))))
 
 
 def _with_advice(cause: dict[str, Any], failure: dict[str, Any], found: Evidence) -> dict[str, Any]:
@@ -130,6 +140,10 @@ def _unexplained(found: Evidence, exit_code: int) -> dict[str, Any]:
     logs = [place.torchrun_logs for place in found.homes()]
     early = [tail_text(p, 4000) for place in logs for p in sorted(place.rglob("stderr.log"))]
     text = next((t for t in early if t.strip()), found.log).strip()
-    last = text.splitlines()[-1].strip() if text else "it said nothing"
-    sentence = f"torchrun exited with code {exit_code} and no rank said why; the last line of its log: {last}"
+    if text in found.log and found.exits:
+        rank, code = [*found.exits.items()][-1]
+        last = f"by its log, rank {rank}{found.on_host(rank)} was the first to end, with exit code {code}"
+    else:
+        last = f"the last line of its log: {last_line(text) or 'it said nothing'}"
+    sentence = f"torchrun exited with code {exit_code} and no rank said why; {last}"
     return {"kind": "torchrun", "sentence": sentence, "traceback": text.splitlines(keepends=True)[-40:]}

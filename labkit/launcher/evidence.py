@@ -11,13 +11,16 @@ from labkit.launcher.stuck import newest_of
 from labkit.record import Nodes, RankHistory, RunFolder, RunReader
 from labkit.record.files import opened, read_text
 from labkit.record.folder import read_json
+from labkit.record.text import last_line, shortened
 from labkit.write import Script
 
-__all__ = ["Evidence", "tail_text"]
+__all__ = ["LAST_WORDS_BYTES", "Evidence", "tail_text"]
 
 # torchrun's summary, one entry per rank it saw fail.
 EXIT_CODE = re.compile(r"^\s*rank\s*: (\d+) \(local_rank.*\n\s*exitcode\s*: (-?\d+)", re.MULTILINE)
+CLOSED_BY_TORCHRUN = re.compile(r"Sending process (\d+) closing signal")
 LOG_TAIL_BYTES = 200_000
+LAST_WORDS_BYTES = 4000
 # What a rank's error.json must hold to be of use.
 FIELDS = {"rank": int, "kind": str, "exception": str, "message": str}
 
@@ -50,7 +53,7 @@ class Evidence:
         homes = dict(enumerate(_homes(folder, nodes)))
         logs = {node: tail_text(home.torchrun_log) for node, home in homes.items()}
         ends = {node: read_json(home.outcome) for node, home in homes.items()} if nodes else {}
-        said = [_whole(e) for rank in folder.started_ranks() if _is_sound(e := read_json(folder.error(rank)))]
+        failures = [failure for rank in folder.started_ranks() if (failure := _failure(folder, rank))]
         return cls(
             run=run,
             folder=folder,
@@ -58,7 +61,7 @@ class Evidence:
             script=Script.parse(_text(run.script), name=Path(path).name),
             path=path,
             histories=RunReader(folder).read_all().ranks,
-            failures=sorted(said, key=lambda e: e["time_ns"]),
+            failures=sorted(failures, key=lambda e: e["time_ns"]),
             exits={int(rank): int(code) for log in logs.values() for rank, code in EXIT_CODE.findall(log)},
             logs=logs,
             nodes=nodes,
@@ -92,6 +95,11 @@ class Evidence:
         """Where the supervisor that had charge of a rank kept what it knows."""
         return self.folder.node(self.nodes.of_rank(rank)) if self.nodes else self.run
 
+    def closed_by_torchrun(self, rank: int) -> bool | None:
+        """Whether torchrun sent the rank its TERM; None where the rank left no pid to tell by."""
+        beat = read_json(self.folder.heartbeat(rank))
+        return str(beat.get("pid")) in CLOSED_BY_TORCHRUN.findall(self.log_of(rank)) if isinstance(beat, dict) else None
+
     def locate(self, line: int | None) -> dict[str, Any]:
         """Where a line of the script is: its cell, and the notebook cell it was taken from."""
         if not line:
@@ -122,14 +130,31 @@ def _homes(folder: RunFolder, nodes: Nodes | None) -> list[RunFolder]:
     return [folder.node(node) for node in range(nodes.count)] if nodes else [folder]
 
 
+def _failure(folder: RunFolder, rank: int) -> dict[str, Any] | None:
+    """What a rank wrote of its failure. That it wrote anything shows that it failed, also when it cannot be read."""
+    try:
+        written = folder.error(rank).lstat().st_mtime_ns
+    except OSError:
+        return None
+    error = read_json(folder.error(rank))
+    if _is_sound(error):
+        return _whole(error)
+    log = tail_text(folder.log(rank, "stderr"), LAST_WORDS_BYTES)
+    message = f"its error.json cannot be read; the last line of its log: {last_line(log) or 'there is none'}"
+    failure = {"rank": rank, "kind": "exception", "exception": "", "message": message, "time_ns": written}
+    return _whole(failure | {"traceback": log.splitlines(keepends=True)})
+
+
 def _whole(error: dict[str, Any]) -> dict[str, Any]:
     """With every field that an explanation uses."""
-    step, line, trace = error.get("step"), error.get("script_line"), error.get("traceback")
+    step, line, trace, causes = (error.get(name) for name in ("step", "script_line", "traceback", "causes"))
     return error | {
+        "message": shortened(error["message"]),
         "step": step if isinstance(step, int) else 0,
         "time_ns": error["time_ns"] if isinstance(error.get("time_ns"), int) else 0,
         "script_line": line if isinstance(line, int) else None,
-        "traceback": [part for part in trace if isinstance(part, str)] if isinstance(trace, list) else [],
+        "traceback": [shortened(part) for part in trace if isinstance(part, str)] if isinstance(trace, list) else [],
+        "causes": [part for part in causes if isinstance(part, str)] if isinstance(causes, list) else [],
     }
 
 

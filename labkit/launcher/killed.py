@@ -21,8 +21,12 @@ THROWN = re.compile(r"^\s*what\(\):\s*(.*)$", re.MULTILINE)  # of a C++ exceptio
 
 
 def killed(found: Evidence) -> dict[str, Any] | None:
-    """The rank that a signal ended first; torchrun lists its root cause last. TERM is torchrun's own doing."""
-    ranks = [r for r, c in found.exits.items() if c < 0 and -c != signal.SIGTERM and not found.aborted_waiting(r)]
+    """The rank that a signal ended first; torchrun lists its root cause last, and a TERM may be its own doing."""
+    ranks = [
+        r
+        for r, c in found.exits.items()
+        if c < 0 and (-c != signal.SIGTERM or _was_terminated(found, r)) and not found.aborted_waiting(r)
+    ]
     if not ranks:
         return None
     rank, code = ranks[-1], -found.exits[ranks[-1]]
@@ -44,6 +48,11 @@ def killed(found: Evidence) -> dict[str, Any] | None:
         advice = memory_advice("host", found.script, {})
         cause |= {"out_of_memory": "host", "advice": advice}
     return cause | {"sentence": f"{who} was killed ({name}){by}{called}{where.get('place', '')}{last}{said}"}
+
+
+def _was_terminated(found: Evidence, rank: int) -> bool:
+    """Whether somebody else than torchrun sent the TERM that ended torchrun's root cause."""
+    return rank == [*found.exits][-1] and found.closed_by_torchrun(rank) is False and not found.was_ended(rank)
 
 
 def _resident(found: Evidence, rank: int, history: RankHistory) -> float:

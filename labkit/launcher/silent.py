@@ -5,14 +5,12 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from labkit.launcher.evidence import Evidence
+from labkit.launcher.evidence import LAST_WORDS_BYTES, Evidence, tail_text
 from labkit.launcher.stuck import disagreement
-from labkit.record.folder import read_json
 
-__all__ = ["disagreed", "hung", "left_early", "vanished"]
+__all__ = ["disagreed", "exited", "hung", "left_early", "vanished"]
 
 TIMEOUT = re.compile(r"Timed out waiting|Socket Timeout|collective operation timeout|timed out", re.IGNORECASE)
-CLOSED_BY_TORCHRUN = re.compile(r"Sending process (\d+) closing signal")
 
 
 def disagreed(found: Evidence) -> dict[str, Any] | None:
@@ -59,8 +57,7 @@ def vanished(found: Evidence) -> dict[str, Any] | None:
     """A rank that left no word, and that torchrun did not have to end: `os._exit`, or a library that calls it."""
     spoke = {f["rank"] for f in found.failures} | found.exits.keys()
     for rank in sorted(rank for rank in found.histories.keys() - spoke if not found.was_ended(rank)):
-        beat, closed = read_json(found.folder.heartbeat(rank)), CLOSED_BY_TORCHRUN.findall(found.log_of(rank))
-        if found.failures and isinstance(beat, dict) and str(beat.get("pid")) not in closed:
+        if found.failures and found.closed_by_torchrun(rank) is False:
             step = found.histories[rank].step
             sentence = (
                 f"rank {rank}{found.on_host(rank)} ended without a word (os._exit?), last seen at step {step}; "
@@ -68,3 +65,22 @@ def vanished(found: Evidence) -> dict[str, Any] | None:
             )
             return {"kind": "early", "rank": rank, "step": step, "sentence": sentence}
     return None
+
+
+def exited(found: Evidence) -> list[dict[str, Any]]:
+    """Ranks that by torchrun's log ended with an exit code and left no record of why, torchrun's root cause first:
+    `os._exit(3)`, a library's `exit`, a record for which there was no room."""
+    silent = found.histories.keys() - {failure["rank"] for failure in found.failures}
+    return [
+        {
+            "rank": rank,
+            "kind": "exit",
+            "exception": "",
+            "message": str(code),
+            "step": found.histories[rank].step,
+            "time_ns": 0,
+            "traceback": tail_text(found.folder.log(rank, "stderr"), LAST_WORDS_BYTES).splitlines(keepends=True),
+        }
+        for rank, code in reversed(found.exits.items())
+        if code > 0 and rank in silent
+    ]

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import html
 import re
+from collections.abc import Iterable
 
-__all__ = ["escaped", "plain"]
+__all__ = ["escaped", "first_line", "last_line", "plain", "shortened"]
 
 # Colours and cursor movements of terminals, and what they leave behind.
 ANSI = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?|.)")
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+LONGEST = 10_000  # characters
+LONGEST_LINE = 500
 
 
 def plain(text: str) -> str:
@@ -21,3 +24,27 @@ def plain(text: str) -> str:
 def escaped(text: str) -> str:
     """The same as HTML, for an element's content or an attribute's value."""
     return html.escape(plain(text), quote=True)
+
+
+def shortened(text: str, longest: int = LONGEST) -> str:
+    """The beginning and the end of a text of more than `longest` characters, and the size of the whole."""
+    if len(text) <= longest:
+        return text
+    gap = f"\n[… {len(text):,} characters in all …]\n"
+    half = (longest - len(gap)) // 2
+    return text[:half] + gap + text[-half:]
+
+
+def first_line(text: str) -> str:
+    """The first line with a word in it, at most 500 characters of it."""
+    return _line_in(text.splitlines())
+
+
+def last_line(text: str) -> str:
+    """The last line with a word in it: not a rule such as those round torchrun's summary."""
+    return _line_in(reversed(text.splitlines()))
+
+
+def _line_in(lines: Iterable[str]) -> str:
+    line = next((line.strip() for line in lines if re.search(r"\w", line)), "")
+    return line if len(line) <= LONGEST_LINE else f"{line[:LONGEST_LINE]}…"

@@ -33,7 +33,8 @@ def main() -> None:
     atexit.register(reported.flush, everything=True)  # before what the script registers: called after it
     Pulse(folder, rank, probe, reported).start()
     sys.argv = sys.argv[1:]
-    code, outcome = 0, "finished"
+    process = os.getpid()
+    code, outcome, failed = 0, "finished", None
     try:
         probe.start()
         # Only now: torch and what it imports are loaded, so a `random.py` beside the script hides nothing of theirs.
@@ -41,14 +42,18 @@ def main() -> None:
         os.environ.pop("PYTHONSAFEPATH", None)
         run(sys.argv[0], folder.script.read_text(encoding="utf-8"))
     except SystemExit as error:
-        code, outcome = failure.exit_code(error), "exited"
-        if code != 0:
-            failure.write(folder, rank, error, probe.step)
+        code, outcome, failed = failure.exit_code(error), "exited", error
     except BaseException as error:
-        code, outcome = 1, "raised"
-        failure.write(folder, rank, error, probe.step)
-    probe.finish(outcome)
-    leave(code)
+        code, outcome, failed = 1, "raised", error
+    try:
+        if os.getpid() == process:  # a child that the script forked does not speak for the rank
+            if failed is not None and code != 0:
+                failure.write(folder, rank, failed, probe.step)
+            probe.finish(outcome)
+        if failed is not None and outcome == "raised":
+            failure.show(failed)
+    finally:
+        leave(code)
 
 
 def run(path: str, text: str) -> None:
@@ -62,13 +67,14 @@ def run(path: str, text: str) -> None:
 
 def leave(code: int) -> None:
     """End the process here. gloo's threads abort up to half of all interpreter shutdowns in torch 2.10 to 2.13,
-    after the training has succeeded; what Python does before that point still happens."""
-    threading._shutdown()
-    atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError):  # a full disk
-            stream.flush()
-    os._exit(code)
+    after the training has succeeded; what Python does before that point still happens, and cannot change `code`."""
+    duties = (threading._shutdown, atexit._run_exitfuncs, lambda: sys.stdout.flush(), lambda: sys.stderr.flush())
+    try:
+        for duty in duties:
+            with suppress(BaseException):  # a full disk, a stream that is closed or None, an interrupt
+                duty()
+    finally:
+        os._exit(code)
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ class Recorder:
     def drop(self, error: BaseException) -> None:
         self.dropped += 1
         if self.dropped == 1:
-            with suppress(OSError):  # stderr may be on the same full disk
+            with suppress(Exception):  # stderr may be on the same full disk, or closed
                 print(f"labkit: a measurement failed and was left out: {error!r}", file=sys.stderr, flush=True)
 
 
