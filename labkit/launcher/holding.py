@@ -12,13 +12,12 @@ import psutil
 
 from labkit.errors import LaunchError
 from labkit.launcher.hardware import Hardware
+from labkit.launcher.stop import supervised
 from labkit.record import RunFolder
 from labkit.record.folder import read_json
 from labkit.record.state import read_state
 
 __all__ = ["check_gpus_are_free", "gpus_of", "launching"]
-
-SUPERVISORS = ("labkit.launcher.supervisor", "labkit.launcher.node")
 
 
 def gpus_of(machine: Hardware, ranks: int) -> list[str]:
@@ -48,13 +47,12 @@ def going_on() -> list[RunFolder]:
     found = []
     for process in psutil.process_iter():
         try:
-            command = process.cmdline()
-            module = next((word for word in command if word in SUPERVISORS), None)
-            if module and process.uids().real == os.getuid():
-                folder = RunFolder(command[command.index(module) + 1])
-                if not read_state(folder).is_final:  # its last word comes after its ranks, before its own end
-                    found.append(folder)
-        except (psutil.Error, OSError, IndexError):
+            folder = supervised(process)
+            if folder is None or process.uids().real != os.getuid():
+                continue
+            if not read_state(folder).is_final:  # its last word comes after its ranks, before its own end
+                found.append(folder)
+        except (psutil.Error, OSError):
             continue
     return found
 

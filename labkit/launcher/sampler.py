@@ -1,7 +1,8 @@
-"""The machine while a run lasts: `hosts/<host>.jsonl`, once a second. A process of its own, because asking a broken
-driver has been seen to crash whoever asked. What the machine does not tell is null.
+"""The machine while a run lasts: `hosts/<host>.jsonl`, once a second, and `processes.json`, what descends from the
+run's supervisor. A process of its own, because asking a broken driver has been seen to crash whoever asked. What the
+machine does not tell is null.
 
-    python -m labkit.launcher.sampler <run folder>
+    python -m labkit.launcher.sampler <run folder> <the supervisor's folder>
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from typing import Any
 
 import psutil
 
-from labkit.record import RunFolder
+from labkit.launcher.stop import descendants
+from labkit.record import Identity, RunFolder
+from labkit.record.folder import write_json
 from labkit.record.identity import host_name
 
 __all__ = ["main"]
@@ -25,7 +28,7 @@ PERIOD_SECONDS = 1.0
 
 
 def main() -> None:
-    folder, parent = RunFolder(sys.argv[1]), os.getppid()
+    folder, home, parent = RunFolder(sys.argv[1]), RunFolder(sys.argv[2]), os.getppid()
     folder.hosts.mkdir(exist_ok=True)
     host = host_name()
     file = os.open(folder.host(host), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -35,12 +38,22 @@ def main() -> None:
     memory = psutil.virtual_memory()
     _write(file, {"k": "meta", "v": 1, "time": time.time(), "host": host, "cores": psutil.cpu_count(),
                   "memory_total": memory.total, "devices": names})  # fmt: skip
+    supervisor, processes = psutil.Process(parent), set[psutil.Process]()
     while os.getppid() == parent:
         time.sleep(PERIOD_SECONDS)
+        before, processes = processes, set(descendants(supervisor, folder.id))
+        if processes != before and os.getppid() == parent:  # otherwise they were somebody else's by then
+            _record(home, processes)
         seen = [device() for device in devices]
         sample = {"k": "host", "cpu": psutil.cpu_percent(), "memory_used": psutil.virtual_memory().used}
         changing = ("utilisation", "memory_used", "power", "temperature")
         _write(file, sample | {"devices": [{k: d[k] for k in changing} for d in seen]})
+
+
+def _record(home: RunFolder, processes: set[psutil.Process]) -> None:
+    identities = [identity.as_dict() for process in processes if (identity := Identity.of(process.pid))]
+    with suppress(OSError):  # a full disk
+        write_json(home.processes, {"processes": identities})
 
 
 def _write(file: int, record: dict[str, Any]) -> None:

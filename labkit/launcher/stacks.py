@@ -1,12 +1,15 @@
 """Ask every rank of a run where it is: its step, its stack, its newest collective, the state of its process.
 
-A rank answers from a thread of its own. One that does not (its script holds the GIL) is sent SIGUSR1, which Python's
-faulthandler serves from C; one that is stopped can only be looked at from outside. None of it needs root.
+A rank answers from a thread of its own. When that thread gives no sign of life (the script holds the GIL), it is sent
+SIGUSR1, which Python's faulthandler serves from C. That thread and no other: a signal to the process would reach its
+main thread, and end a system call there (EINTR) that the script has made. A rank that is stopped can only be looked at
+from outside. None of it needs root.
 """
 
 from __future__ import annotations
 
-import os
+import ctypes
+import platform
 import re
 import signal
 import time
@@ -27,6 +30,8 @@ __all__ = ["Frame", "RankStack", "ask", "crash_frames"]
 ANSWER_SECONDS = 3.0  # a rank looks for questions once a second
 SIGNAL_SECONDS = 1.0
 LOOK_SECONDS = 0.05
+LIBC = ctypes.CDLL(None)
+TGKILL = {"x86_64": 234, "aarch64": 131}  # the number of the system call; C libraries of 2018 have no function for it
 RECORD_BYTES = 2000
 LAST_STEP = re.compile(r'"step": (\d+)')
 FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
@@ -68,14 +73,15 @@ def ask(folder: RunFolder, run: RunFolder) -> list[RankStack]:
     elsewhere = _elsewhere(folder, run, ranks)
     ours = {process.pid: process for process in processes_of(run)} if len(elsewhere) < len(ranks) else {}
     offsets = {rank: _size(folder.stacks(rank)) for rank in ranks}
-    number = time.time_ns()
+    number, began = time.time_ns(), time.monotonic()
     write_json(folder.inquiry, {"number": number})
-    deadline = time.monotonic() + ANSWER_SECONDS
+    deadline = began + ANSWER_SECONDS
     waiting = [rank for rank in ranks if rank in elsewhere or _pid(folder, rank) in ours]
     while waiting and time.monotonic() < deadline:
         time.sleep(LOOK_SECONDS)
         waiting = [rank for rank in waiting if _beat(folder, rank).get("answered") != number]
-    _signal(folder, [rank for rank in waiting if rank not in elsewhere], ours, offsets)
+    silent = [rank for rank in waiting if rank not in elsewhere and float(_beat(folder, rank).get("t") or 0) < began]
+    _signal(folder, silent, ours, offsets)
     seen = [_rank_stack(folder, rank, ours, offsets[rank], number) for rank in ranks]
     return [replace(rank, process="unknown") if rank.rank in elsewhere else rank for rank in seen]
 
@@ -88,18 +94,36 @@ def _elsewhere(folder: RunFolder, run: RunFolder, ranks: list[int]) -> set[int]:
 
 
 def _signal(folder: RunFolder, ranks: list[int], ours: dict[int, psutil.Process], offsets: dict[int, int]) -> None:
-    """SIGUSR1 to the ranks that did not answer, unless the script uses that signal itself."""
+    """SIGUSR1 to the answering thread of these ranks, unless the script uses that signal itself."""
     asked = []
     for rank in ranks:
         beat = _beat(folder, rank)
-        if beat.get("usr1") and _process_state(ours.get(beat.get("pid", -1))) not in ("stopped", "gone"):
-            os.kill(beat["pid"], signal.SIGUSR1)
+        pid, thread = beat.get("pid", -1), beat.get("thread")
+        if not beat.get("usr1") or not isinstance(thread, int) or _process_state(ours.get(pid)) in ("stopped", "gone"):
+            continue
+        if _signal_thread(pid, thread, signal.SIGUSR1):
             asked.append(rank)
     deadline = time.monotonic() + SIGNAL_SECONDS
     while any(_size(folder.stacks(r)) == offsets[r] for r in asked) and time.monotonic() < deadline:
         time.sleep(LOOK_SECONDS)
     if asked:
         time.sleep(LOOK_SECONDS)  # to the end of its text
+
+
+def _signal_thread(pid: int, thread: int, number: int) -> bool:
+    """Send a signal to one thread of a process, if the process catches it; elsewhere than on Linux that cannot be."""
+    call = TGKILL.get(platform.machine()) if platform.system() == "Linux" else None
+    return call is not None and _catches(pid, number) and LIBC.syscall(call, pid, thread, number) == 0
+
+
+def _catches(pid: int, number: int) -> bool:
+    """Whether the signal has a handler: the script may have taken it away in C since the last heartbeat."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+    caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", status, re.MULTILINE)
+    return caught is not None and bool(int(caught[1], 16) >> (number - 1) & 1)
 
 
 def _rank_stack(folder: RunFolder, rank: int, ours: dict[int, psutil.Process], offset: int, number: int) -> RankStack:

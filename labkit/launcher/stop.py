@@ -1,10 +1,16 @@
-"""End a run so that nothing of it is left: one TERM to the agent, a grace period of ours, KILL by marker, verify."""
+"""End a run so that nothing of it is left: one TERM to the agent, a grace period of ours, KILL, verify.
+
+What is of a run carries its marker or descends from its supervisor, which inherits what its ranks leave behind. The
+sampler writes down what does, for a supervisor that is killed leaves its processes to nobody who knows them.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
 import time
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -13,11 +19,14 @@ import psutil
 from labkit.errors import RunFolderError
 from labkit.record import Identity, RunFolder, State, read_state, write_state
 from labkit.record.folder import MARKER, NODE_MARKER, read_json, write_json
-from labkit.record.nodes import heard_nodes
+from labkit.record.nodes import heard_nodes, supervisor_of
 from labkit.record.records import finite
 from labkit.record.state import supervisor_is_elsewhere
 
-__all__ = ["GRACE_SECONDS", "processes_of", "stop", "sweep"]
+__all__ = ["GRACE_SECONDS", "descendants", "processes_of", "stop", "supervised", "sweep"]
+
+SUPERVISORS = ("labkit.launcher.supervisor", "labkit.launcher.node")
+SAMPLER = "labkit.launcher.sampler"
 
 # torchrun's own grace is 30 s and cannot be shortened on its failure path.
 GRACE_SECONDS = 5.0
@@ -28,18 +37,21 @@ LONGEST_GRACE = 86_400.0
 AGREEING_SECONDS = 25.0
 LOOK_SECONDS = 0.05
 LOOK_FAR_SECONDS = 0.5  # at the files of many nodes
+DYING_SECONDS = 4.0  # of a process that was sent KILL
 
 
 def stop(folder: RunFolder, *, grace: float = GRACE_SECONDS) -> State:
     """Stop a run, whatever state its processes are in; returns its final state. Calling it again is harmless.
 
-    The run's supervisor does the work. When that is gone or does not get it done, this process does.
+    The run's supervisor does the work. When that is gone or does not get it done, this process does, and ends a
+    supervisor that is stopped by a signal. A run that was lost stays so.
     """
     if supervisor_is_elsewhere(folder):
         raise RunFolderError(
             f"{folder.id} runs on another machine, or did before this one was restarted; stop it there"
         )
-    if not read_state(folder).is_final:
+    before = read_state(folder)
+    if not before.is_final:
         request = {"time": time.time(), "pid": os.getpid(), "grace": grace}
         write_json(folder.stop_request, request, reserve=folder.reserve)  # a full disk is a reason to stop a run
     # at once: do not wait for a supervisor that may be within an earlier grace period
@@ -52,17 +64,21 @@ def stop(folder: RunFolder, *, grace: float = GRACE_SECONDS) -> State:
             began = time.monotonic()
         time.sleep(look_every)
     killed += sweep(folder)
+    for supervisor in _supervisors(folder):  # after the sweep, which found by them what they had inherited
+        with suppress(psutil.Error):
+            if supervisor.status() == psutil.STATUS_STOPPED:
+                supervisor.kill()
     if not state.is_final and (heard := heard_nodes(folder)):
         raise RunFolderError(
             f"{folder.id} was asked to stop and has not ended on {', '.join(heard)}, which can still be heard; look at "
             "supervisor.log in its nodes' folders"
         )
-    if state.state == "lost" or not state.is_final:
+    if not state.is_final or (state.state == "lost" and not before.is_final):
         sentence = "stopped on request, after the process that watched it was gone"
         state = replace(state, state="stopped", ended=time.time(), cause={"kind": "stopped", "sentence": sentence})
     elif not killed:
         return state
-    state = replace(state, killed=state.killed + killed)
+    state = replace(state, ended=state.ended or time.time(), killed=state.killed + killed)
     if folder.path.exists():  # of a deleted run nobody is left to read
         write_state(folder, state)
     return state
@@ -111,34 +127,112 @@ def patience(folder: RunFolder, grace: float) -> float:
 
 
 def sweep(folder: RunFolder, node: int | None = None) -> int:
-    """KILL every process that carries the run's marker; twice, for what was being started meanwhile.
+    """KILL every process of the run until none is left. Returns how many were killed.
 
-    Returns how many were killed. `node`: only those of one node, for several may share a machine.
+    `node`: only those of one node, for several may share a machine. Waits for none of them: how torchrun ended is for
+    its parent to be told.
     """
     killed = set()
-    for _ in range(2):
-        found = processes_of(folder, node)
-        for process in found:
-            try:
+    deadline = time.monotonic() + DYING_SECONDS
+    while (left := processes_of(folder, node)) and time.monotonic() < deadline:
+        for process in left:
+            with suppress(psutil.Error):  # it ended by itself in between, or somebody else's
                 process.kill()
                 killed.add(process.pid)
-            except psutil.NoSuchProcess:
-                pass  # it ended by itself in between
-        psutil.wait_procs(found, timeout=2.0)
+        time.sleep(LOOK_SECONDS)
     return len(killed)
 
 
 def processes_of(folder: RunFolder, node: int | None = None) -> list[psutil.Process]:
-    """Every living process of this user that carries the run's marker in its environment, or its and the node's."""
-    found, wanted = [], {MARKER: folder.id} | ({} if node is None else {NODE_MARKER: str(node)})
-    for process in psutil.process_iter():
-        try:
-            mine = process.uids().real == os.getuid() and wanted.items() <= process.environ().items()
-            if mine and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-        except (psutil.Error, OSError):
-            continue  # gone, or not ours to look at
+    """Every living process of the run, or of one node of it: those of this user with its marker in their environment,
+    and whatever descends from its supervisor, or did when that was last seen alive."""
+    wanted = {MARKER: folder.id} | ({} if node is None else {NODE_MARKER: str(node)})
+    known = [process for process in psutil.process_iter() if _is_marked(process, wanted)]
+    for home in _homes(folder, node):
+        known += _recorded(home)
+    ours = {p.pid: p for supervisor in _supervisors(folder, node) for p in descendants(supervisor, folder.id)}
+    for process in known:
+        if process.pid not in ours and not _is_another_runs(process, folder.id):
+            ours |= {p.pid: p for p in (process, *descendants(process, folder.id))}
+    return [process for process in ours.values() if _is_alive(process)]
+
+
+def descendants(root: psutil.Process, run_id: str) -> list[psutil.Process]:
+    """What a process has started, and what that has started, without other runs and without the sampler."""
+    found, pids = [], {root.pid}
+    with suppress(psutil.Error):
+        for process in root.children(recursive=True):  # parents before their children
+            with suppress(psutil.Error):
+                if process.ppid() in pids and not _is_another_runs(process, run_id):
+                    found.append(process)
+                    pids.add(process.pid)
     return found
+
+
+def supervised(process: psutil.Process) -> RunFolder | None:
+    """The run that a process has charge of; None of one that is not a supervisor. Raises psutil.Error."""
+    command = process.cmdline()
+    module = next((word for word in command[:-1] if word in SUPERVISORS), None)
+    return RunFolder(command[command.index(module) + 1]) if module else None
+
+
+def _supervisors(folder: RunFolder, node: int | None = None) -> list[psutil.Process]:
+    """The living processes that have charge of a run here, or of one node of it; this one may be it."""
+    identities = [supervisor_of(home) for home in _homes(folder, node)]
+    found = []
+    for pid in {os.getpid(), *(one.pid for one in identities if one is not None and one.is_alive())}:
+        with suppress(psutil.Error):
+            process = psutil.Process(pid)
+            run = supervised(process)
+            if run is not None and run.id == folder.id and process.uids().real == os.getuid():
+                found.append(process)
+    return found
+
+
+def _homes(folder: RunFolder, node: int | None) -> list[RunFolder]:
+    """Where the supervisors of a run, or of one node of it, keep what they know."""
+    nodes = "*" if node is None else str(node)
+    on_nodes = [RunFolder(path) for attempt in folder.attempts() for path in attempt.nodes.glob(nodes)]
+    return [folder, *on_nodes] if node is None else on_nodes
+
+
+def _recorded(home: RunFolder) -> list[psutil.Process]:
+    """What the sampler last saw of the descendants of a supervisor, as far as it lives. Nobody else's record is heeded:
+    it could name any process of ours."""
+    with suppress(OSError):
+        if home.processes.stat().st_uid != os.getuid():
+            return []
+    recorded = read_json(home.processes)
+    listed = recorded.get("processes") if isinstance(recorded, dict) else None
+    found = []
+    for identity in map(Identity.read, listed if isinstance(listed, list) else []):
+        with suppress(psutil.Error):
+            if identity is not None and identity.is_alive():
+                found.append(psutil.Process(identity.pid))
+    return found
+
+
+def _is_marked(process: psutil.Process, wanted: Mapping[str, str]) -> bool:
+    try:
+        return process.uids().real == os.getuid() and wanted.items() <= process.environ().items()
+    except (psutil.Error, OSError):  # gone, or not ours to look at
+        return False
+
+
+def _is_another_runs(process: psutil.Process, run_id: str) -> bool:
+    """Whether it has another run's marker, or is labkit's own: a supervisor, or what samples the machine for one."""
+    try:
+        if not {SAMPLER, *SUPERVISORS}.isdisjoint(process.cmdline()):
+            return True
+        return process.environ().get(MARKER, run_id) != run_id
+    except (psutil.Error, OSError):  # what cannot be looked at is whose child it is
+        return False
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    with suppress(psutil.Error):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def requested_grace(folder: RunFolder) -> float | None:

@@ -25,12 +25,21 @@ from labkit.launcher.cause import find_cause
 from labkit.launcher.killed import oom_kills
 from labkit.launcher.progress import Progress
 from labkit.launcher.saving import Saving
-from labkit.launcher.stop import GRACE_SECONDS, SAVING_SECONDS, request_in_words, requested_grace, sweep, terminate
+from labkit.launcher.stop import (
+    GRACE_SECONDS,
+    SAMPLER,
+    SAVING_SECONDS,
+    request_in_words,
+    requested_grace,
+    sweep,
+    terminate,
+)
 from labkit.launcher.stuck import look_at
 from labkit.launcher.torchrun import attempt_command, marked
 from labkit.record import Identity, RunFolder, State, read_state, write_state
 from labkit.record.files import is_deleted
-from labkit.record.folder import write_json
+from labkit.record.folder import read_json, write_json
+from labkit.record.state import FINAL_STATES
 
 LIBC = ctypes.CDLL(None)  # looked up here: between fork and exec nothing may be loaded
 PR_SET_PDEATHSIG = 1
@@ -47,7 +56,8 @@ def main() -> None:
     except Exception as error:
         sweep(folder)  # nothing of the run stays behind, whatever became of this process's own work
         cause = {"kind": "supervisor", "sentence": f"labkit's supervisor failed, and the run was ended: {error!r}"}
-        write_state(folder, replace(read_state(folder), state="failed", ended=time.time(), cause=cause))
+        if not (state := read_state(folder)).is_final:
+            write_state(folder, replace(state, state="failed", ended=time.time(), cause=cause))
         raise
 
 
@@ -80,7 +90,8 @@ class Supervisor:
     def run(self) -> None:
         """Every attempt, until one succeeds, is stopped, or was the last."""
         retries = self.manifest.get("retries", 0)
-        while True:
+        final = self.state
+        while not self.is_over():
             final = self.attempt()
             if final.state != "failed" or final.attempt > retries or requested_grace(self.folder) is not None:
                 break
@@ -149,7 +160,7 @@ class Supervisor:
         """The process that records the machine; it ends with this one. The run goes on without it."""
         try:
             return subprocess.Popen(
-                [sys.executable, "-m", "labkit.launcher.sampler", str(self.folder.path)],
+                [sys.executable, "-m", SAMPLER, str(self.folder.path), str(self.home.path)],
                 stdin=subprocess.DEVNULL,
                 preexec_fn=lambda: _prctl(PR_SET_PDEATHSIG, signal.SIGKILL),
             )
@@ -214,8 +225,15 @@ class Supervisor:
         elapsed = time.monotonic() - self.clock
         return replace(self.state, state=name, ended=self.state.started + elapsed, notice=self.saving.look(), **fields)
 
+    def is_over(self) -> bool:
+        """Whether somebody else has written the end, who did not see us get it done."""
+        written = read_json(self.home.state)
+        return isinstance(written, dict) and written.get("state") in FINAL_STATES
+
     def write(self, state: State) -> None:
         self.state = state
+        if self.is_over():
+            return
         try:
             write_state(self.home, state)
         except OSError as error:  # a full disk, a deleted folder: what counts is that the processes are looked after

@@ -40,6 +40,7 @@ class RunFolder:
         self.script = self.path / "script.py"
         self.command = self.path / "command.txt"
         self.agent = self.path / "agent.json"
+        self.processes = self.path / "processes.json"  # what descends from the supervisor that wrote agent.json
         self.state = self.path / "state.json"
         self.stop_request = self.path / "stop.json"
         self.inquiry = self.path / "inquiry.json"

@@ -54,6 +54,7 @@ class Pulse:
         beat = {
             "t": time.monotonic(),
             "pid": os.getpid(),
+            "thread": threading.get_native_id(),
             "step": self._probe.step,
             "doing": self._probe.doing,
             "moved": self._probe.moved,

@@ -7,7 +7,7 @@ import time
 
 import pytest
 from faults.matrix import FAULTY
-from faults.scene import assert_over, wait_for_step
+from faults.scene import assert_over, wait_for_step, wait_until
 
 import labkit
 
@@ -57,6 +57,23 @@ def test_ranks_that_wait_for_each_other() -> None:
     line = r"rank [01] is at step 4 in faulty.py line \d+: `time.sleep\(600\)`"
     assert re.search(f"^{line}; {line}$", run.stacks().sentence)
     run.stop()
+
+
+def test_an_inquiry_interrupts_no_system_call_of_a_rank_that_holds_the_gil(tmp_path) -> None:
+    """C's `sleep` returns the seconds that were left when a signal woke it."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import ctypes\nprint('asleep', flush=True)\nprint('left:', ctypes.PyDLL(None).sleep(10), flush=True)\n"
+    )
+    run = labkit.launch(script, nproc_per_node=1, wait=False)
+    wait_until(lambda: run.folder.log(0).exists() and "asleep" in run.logs(rank=0))
+
+    stacks = run.stacks()
+
+    assert re.search(r"in train.py line 3: `print.*`, and holds the GIL$", stacks.sentence), stacks.sentence
+    assert "left:" not in run.logs(rank=0), "it was asked too late to prove anything"
+    assert run.wait().state == "succeeded"
+    assert "left: 0" in run.logs(rank=0)
 
 
 def test_slow_is_not_stuck() -> None:
