@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import shlex
 import sys
 from pathlib import Path
 
 from labkit.checking import check
+from labkit.checking.nodes import keyword
+from labkit.checking.source import read
+from labkit.checking.tree import Tree
 from labkit.record.text import plain
 from labkit.write import Script, is_library, script_names
+from labkit.write.cells import has_main_guard
 
 __all__ = ["warn"]
 
@@ -33,15 +38,40 @@ def _lines(script: Script | str | os.PathLike[str]) -> list[str]:
         return []
     found = check(script)
     told = [finding for kind in KINDS for finding in found if finding.kind == kind]
+    processes = _own_processes(script)
     if not told:
-        return []
+        return processes
     more = f"{len(told) - MOST_LINES} more; " if len(told) > MOST_LINES else ""
     again = (
         "labkit.check(script)"
         if isinstance(script, Script)
         else f"labkit check {shlex.quote(plain(os.fspath(script)))}"
     )
-    return [*(finding.short for finding in told[:MOST_LINES]), f"{more}{again} says why, and what to do"]
+    return [*processes, *(finding.short for finding in told[:MOST_LINES]), f"{more}{again} says why, and what to do"]
+
+
+def _own_processes(script: Script | str | os.PathLike[str]) -> list[str]:
+    """What is right in a script that `python` runs once, and wrong where torchrun runs it on every rank."""
+    source = read(script)
+    text = source.pieces[0].text
+    tree = Tree(text)
+    lines = [
+        f"{source.name}:{call.lineno}: mp.spawn starts ranks, and torchrun has already started them: call the "
+        "function that it starts once, with int(os.environ['RANK'])"
+        for call in tree.torch_calls("spawn", "start_processes")
+    ]
+    loaders = [call for call in tree.torch_calls("DataLoader") if _is_spawn(keyword(call, "multiprocessing_context"))]
+    loaders += [call for call in tree.torch_calls("set_start_method") if call.args and _is_spawn(call.args[0])]
+    if loaders and not has_main_guard(text):
+        lines.append(
+            f"{source.name}:{loaders[0].lineno}: each worker process that is spawned imports this script again, and "
+            'trains: put what the script does under `if __name__ == "__main__":`'
+        )
+    return lines
+
+
+def _is_spawn(value: ast.expr | None) -> bool:
+    return isinstance(value, ast.Constant) and value.value == "spawn"
 
 
 def _is_ours(script: Script | str | os.PathLike[str]) -> bool:

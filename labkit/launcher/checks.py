@@ -155,9 +155,9 @@ def check_numbers(script: Script, parameters: Mapping[str, str]) -> None:
             raise LaunchError(f"{name} must be 0 or more, got {parameters[name]}")
 
 
-def check_imports(script: Script, folder: str) -> None:
-    """Top-level modules that the script imports unconditionally can be found by this interpreter or beside it."""
-    missing = sorted(name for name in imported(script) if not _can_be_found(name, folder))
+def check_imports(script: Script, folders: list[str]) -> None:
+    """Top-level modules that the script imports unconditionally can be found by this interpreter or in `folders`."""
+    missing = sorted(name for name in imported(script) if not _can_be_found(name, folders))
     if missing:
         raise LaunchError(
             f"{script.name}.py imports {', '.join(missing)}, which {sys.executable} does not have. Install what "
@@ -173,9 +173,9 @@ def imported(script: Script) -> set[str]:
     return {name.split(".")[0] for name in names}
 
 
-def _can_be_found(package: str, folder: str) -> bool:
+def _can_be_found(package: str, folders: list[str]) -> bool:
     try:
-        beside = PathFinder.find_spec(package, [folder]) is not None
+        beside = PathFinder.find_spec(package, folders) is not None
         return beside or importlib.util.find_spec(package) is not None
     except (ImportError, ValueError):
         return False

@@ -45,7 +45,7 @@ def create(
     checks.check_torch(platform_name())
     checks.check_environment(env or {})
     checks.check_care(0, watchdog)
-    asked = check(script, args, parameters, nodes.world_size)
+    asked = check(script, args, parameters, nodes.world_size, str((env or {}).get("PYTHONPATH", "")))
     asked = able_to(asked, ["checkpoint_dir"]) if saves else asked
     folder = RunFolder.create(runs_root(runs_dir), str(name or asked.script.name))
     with taken_back_on_failure(folder):

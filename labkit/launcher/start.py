@@ -29,7 +29,7 @@ from labkit.launcher.torchrun import (
 )
 from labkit.record import RunFolder, State, runs_root, write_state
 from labkit.record.folder import write_json
-from labkit.record.session import seconds_to_train
+from labkit.record.session import current_folder, seconds_to_train
 from labkit.write import Script, check_flags, command_line, completed, options_of, read_back, script_names
 
 __all__ = ["Asked", "able_to", "check", "checkpoint_arguments", "start", "taken_back_on_failure", "write_folder"]
@@ -81,7 +81,7 @@ def start(
     visible = (env or {}).get("CUDA_VISIBLE_DEVICES")
     machine = hardware(None if visible is None else str(visible))
     ranks = checks.check_ranks(nproc_per_node, backend, machine)
-    asked = check(script, args, parameters, ranks)
+    asked = check(script, args, parameters, ranks, str((env or {}).get("PYTHONPATH", "")))
     checks.check_interface({**os.environ, **(env or {})}.get("GLOO_SOCKET_IFNAME", ""))
     checks.check_care(retries, watchdog)
     folder = RunFolder.create(runs_root(runs_dir), str(name or asked.script.name))
@@ -155,16 +155,21 @@ def _script(script: Script | str | os.PathLike[str]) -> tuple[Script, Path | Non
 
 
 def check(
-    script: Script | str | os.PathLike[str], args: Sequence[Any], parameters: Mapping[str, Any], ranks: int
+    script: Script | str | os.PathLike[str],
+    args: Sequence[Any],
+    parameters: Mapping[str, Any],
+    ranks: int,
+    python_path: str = "",
 ) -> Asked:
     """A script with its arguments, for so many ranks; one of labkit's own is completed by the options that are given.
-    Raises LaunchError or ScriptError when it could not train."""
+    `python_path` is what the ranks are given as PYTHONPATH. Raises LaunchError or ScriptError when it could not train.
+    """
     script, path = _script(script)
     script.check()
     if path is None:
         names = [name for name, value in parameters.items() if value is not None]
         script = _completed(script, names, checks.check_arguments(args))
-    checks.check_imports(script, script_folder(path))
+    checks.check_imports(script, [script_folder(path), *filter(None, python_path.split(os.pathsep))])
     argv = checks.check_arguments([*command_line(script, parameters), *checks.check_arguments(args)])
     if path is None:  # a user's own script may add options in another module
         check_flags(script, argv)
@@ -232,7 +237,7 @@ def write_folder(
             "cells": {c.title: {"origin": c.origin} for c in asked.script.parts if c.origin},
             "parameters": dict(asked.given),
             "args": args,
-            "cwd": str(Path.cwd()),
+            "cwd": str(current_folder()),
             "versions": {"python": sys.version.split()[0], "torch": version("torch"), "labkit": version("labkit")},
             "git": _git_commit(),
             **manifest,

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from labkit.record import Nodes
 from labkit.record.folder import MARKER, NODE_MARKER, RunFolder
+from labkit.record.session import current_folder
 
 __all__ = [
     "assignments",
@@ -135,4 +136,4 @@ def recorded_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 def script_folder(path: str | os.PathLike[str] | None) -> str:
     """Where modules beside the script are looked for: its own folder, or the notebook's."""
-    return str(Path(path).absolute().parent if path else Path.cwd())
+    return str(Path(path).absolute().parent if path else current_folder())

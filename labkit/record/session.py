@@ -9,11 +9,12 @@ from pathlib import Path
 
 import psutil
 
-from labkit.errors import LabError
+from labkit.errors import LabError, RunFolderError
 
 __all__ = [
     "age",
     "before_saving",
+    "current_folder",
     "has_tpu",
     "input_folder",
     "is_session",
@@ -44,10 +45,20 @@ def input_folder() -> Path:
     return _root() / "input"
 
 
+def current_folder() -> Path:
+    """Where this process is. Raises RunFolderError when that folder was deleted."""
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        raise RunFolderError(
+            "the current folder was deleted; change to another: %cd in a notebook, os.chdir(…) or cd elsewhere"
+        ) from None
+
+
 def working_folder() -> Path:
     """What Kaggle keeps of a session; elsewhere, and where there is no such folder, the current one."""
     kept = _root() / "working"
-    return kept if is_session() and kept.is_dir() else Path.cwd()
+    return kept if is_session() and kept.is_dir() else current_folder()
 
 
 def age() -> float:

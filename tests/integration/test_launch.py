@@ -262,3 +262,42 @@ def test_what_a_loop_does_is_told_though_it_tells_nothing_itself():
         "step 4, evaluating",
     ]
     assert words.progress(RunReader(run.folder).read_all(), state) == "step 4"
+
+
+def test_modules_that_only_the_ranks_will_see_are_found_before_the_launch(tmp_path: Path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "only_for_ranks.py").write_text("VALUE = 7\n")
+    script = tmp_path / "mine.py"
+    script.write_text("import only_for_ranks\n\nprint('value', only_for_ranks.VALUE)\n")
+
+    with pytest.raises(LaunchError, match="imports only_for_ranks, which"):
+        labkit.launch(script)
+    run = labkit.launch(script, env={"PYTHONPATH": str(tmp_path / "elsewhere")}, wait=True)
+
+    assert "value 7" in run.logs(rank=0)
+
+
+def test_in_a_deleted_folder_nothing_is_launched_or_listed(tmp_path: Path, monkeypatch):
+    monkeypatch.delenv("LABKIT_RUNS", raising=False)
+    (gone := tmp_path / "gone").mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+
+    for verb in (lambda: labkit.launch("ddp"), lambda: labkit.launch("ddp", runs_dir=tmp_path / "runs"), labkit.runs):
+        with pytest.raises(LabError, match="the current folder was deleted; change to another"):
+            verb()
+    assert not (tmp_path / "runs").exists() or not [*(tmp_path / "runs").iterdir()]
+
+
+def test_a_folder_in_place_of_the_state_is_a_lost_run_in_every_verb(tmp_path: Path):
+    run = labkit.launch(tiny("single"), nproc_per_node=1, steps=1, global_batch_size=4, wait=True)
+    run.folder.state.unlink()
+    (run.folder.state / "inner").mkdir(parents=True)
+
+    run = labkit.attach(run.path)
+
+    assert run.status().state == "lost"
+    assert "state.json is missing or damaged" in repr(run)
+    assert "lost" in repr(labkit.runs())
+    assert "lost" in str(labkit.compare([run]))
+    assert run.stop().state == "lost"

@@ -524,6 +524,35 @@ def test_before_a_launch_a_script_of_ones_own_is_warned_of_in_a_few_lines(in_fol
     assert "labkit.check(script)" in capsys.readouterr().err
 
 
+SPAWN = """
+import torch.multiprocessing as mp
+
+def train(rank):
+    pass
+
+if __name__ == "__main__":
+    mp.spawn(train, nprocs=2)
+"""
+SPAWNED_WORKERS = """
+from torch.utils.data import DataLoader
+
+loader = DataLoader(range(8), num_workers=1, multiprocessing_context="spawn")
+"""
+
+
+@pytest.mark.parametrize(("text", "line", "message"), [
+    (SPAWN, 8, "mp.spawn starts ranks, and torchrun has already started them"),
+    (SPAWNED_WORKERS, 4, 'put what the script does under `if __name__ == "__main__":`'),
+    ("import torch.multiprocessing as mp\n\nmp.set_start_method('spawn')\n", 3, "each worker process"),
+])  # fmt: skip
+def test_before_a_launch_processes_of_the_scripts_own_are_named(text, line, message, in_folder, capsys):
+    Path("mine.py").write_text(text)
+
+    warn("mine.py")
+
+    assert re.search(rf"^mine.py:{line}: .*{re.escape(message)}", capsys.readouterr().err, re.MULTILINE)
+
+
 @pytest.mark.parametrize("script", ["ddp", "good.py", "nope", "no.py", None, "broken.py", "slow.py"])
 def test_before_a_launch_nothing_else_is_said(script, in_folder, capsys):
     Path("slow.py").write_text(SEEDED["item-every-step"][0][0])

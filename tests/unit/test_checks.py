@@ -262,14 +262,14 @@ def test_imports_that_can_be_found_or_may_fail_pass(tmp_path, text):
     (tmp_path / "package_beside").mkdir()
     (tmp_path / "package_beside" / "__init__.py").write_text("")
 
-    check_imports(Script.parse(text), str(tmp_path))
+    check_imports(Script.parse(text), [str(tmp_path)])
 
 
 def test_imports_that_cannot_be_found_are_refused_with_the_interpreter_that_lacks_them(tmp_path):
     script = Script.parse("# %% a\nimport not_there_b.sub, os\n# %% b\nfrom not_there_a import x\n", name="train")
 
     with pytest.raises(LaunchError) as caught:
-        check_imports(script, str(tmp_path))
+        check_imports(script, [str(tmp_path)])
 
     assert "train.py imports not_there_a, not_there_b, which" in str(caught.value)
     assert f"{sys.executable} -m pip install" in str(caught.value)
@@ -278,7 +278,7 @@ def test_imports_that_cannot_be_found_are_refused_with_the_interpreter_that_lack
 def test_looking_for_imports_imports_nothing(tmp_path):
     (tmp_path / "beside_and_dangerous.py").write_text("raise SystemExit('imported')\n")
 
-    check_imports(Script.parse("import beside_and_dangerous\n"), str(tmp_path))
+    check_imports(Script.parse("import beside_and_dangerous\n"), [str(tmp_path)])
 
     assert "beside_and_dangerous" not in sys.modules
 

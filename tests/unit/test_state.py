@@ -114,10 +114,10 @@ def test_a_run_whose_supervisor_is_dead_is_lost(folder, supervised_by, ended, na
 def test_a_lost_run_has_lasted_until_its_last_sign_of_life(folder, supervised_by, ended):
     write_state(folder, State("running", 1_000.0))
     supervised_by(ended)
-    for rank, time in enumerate((1_060.0, 1_090.0)):
+    for rank, seen in enumerate((1_060.0, 1_090.0)):
         folder.rank(rank).mkdir(parents=True)
         folder.heartbeat(rank).write_text("{}")
-        os.utime(folder.heartbeat(rank), (time, time))
+        os.utime(folder.heartbeat(rank), (seen, seen))
 
     assert read_state(folder).seconds == 90.0
 
