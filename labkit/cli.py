@@ -6,6 +6,7 @@ import argparse
 import errno
 import json
 import os
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -142,7 +143,8 @@ def _parser() -> argparse.ArgumentParser:
                    usage="labkit export SCRIPT --to kubeflow|skypilot --nodes N --nproc-per-node N [options] "
                    "[--] [the script's own options]")  # fmt: skip
     add_options(handing)
-    verb("runs", _runs, "all runs and what has become of them")
+    listing = verb("runs", _runs, "all runs and what has become of them")
+    listing.add_argument("--clean", action="store_true", help="delete what launches that were killed have left")
     for name, run, help, default in (
         ("attach", _attach, "follow a run until its end; Ctrl-C leaves it going", "latest"),
         ("stop", _stop, "end a run on every rank; without an id, the newest that is going on", None),
@@ -320,7 +322,13 @@ def _with_choices(option: Option) -> str:
 
 
 def _runs(arguments: argparse.Namespace, rest: list[str]) -> None:
-    print(repr(labkit.runs(runs_dir=arguments.runs_dir)))
+    runs = labkit.runs(runs_dir=arguments.runs_dir)
+    if arguments.clean:
+        for folder in runs.unfinished:
+            shutil.rmtree(folder)
+            print(f"deleted {plain(str(folder))}")
+        runs = labkit.runs(runs_dir=arguments.runs_dir)
+    print(repr(runs))
 
 
 def _attach(arguments: argparse.Namespace, rest: list[str]) -> None:

@@ -18,7 +18,16 @@ from labkit.record.files import read_text
 from labkit.record.session import working_folder
 from labkit.record.text import plain
 
-__all__ = ["MARKER", "NODE_MARKER", "RunFolder", "check_root", "find_run", "list_runs", "runs_root"]
+__all__ = [
+    "MARKER",
+    "NODE_MARKER",
+    "RunFolder",
+    "check_root",
+    "find_run",
+    "list_runs",
+    "runs_root",
+    "unfinished_launches",
+]
 
 # In the environment of every process of a run, so that all of them can be found again.
 MARKER = "LABKIT_RUN"
@@ -26,6 +35,8 @@ NODE_MARKER = "LABKIT_NODE"  # and which node's it is, in a run on several
 MOST_RANKS = 1_000_000
 # Kept free for the last words of a run whose disk is full.
 RESERVE_BYTES = 256 << 10
+RUN_ID = re.compile(r"\d{8}T\d{6}Z-.+-[0-9a-f]{4}")
+LAUNCHING_SECONDS = 60.0  # within which a launch has written run.json
 # A checkpoint that has not grown for this long is not being saved any more.
 SAVING_SECONDS = 5.0
 
@@ -237,6 +248,15 @@ def list_runs(runs_dir: str | os.PathLike[str] | None = None) -> list[RunFolder]
         return []
     paths = (p for p in root.iterdir() if not p.is_symlink() and _holds_a_run(p))
     return [RunFolder(p) for p in sorted(paths, key=_launch_order)]
+
+
+def unfinished_launches(runs_dir: str | os.PathLike[str] | None = None) -> list[Path]:
+    """Folders of launches that were killed before they had written `run.json`. One that is new may be under way."""
+    root = runs_root(runs_dir)
+    if not is_a(Path.is_dir, root):
+        return []
+    named = [path for path in root.iterdir() if RUN_ID.fullmatch(path.name) and is_a(Path.is_dir, path)]
+    return sorted(p for p in named if not _holds_a_run(p) and time.time() - p.stat().st_mtime > LAUNCHING_SECONDS)
 
 
 def is_a(test: Callable[[Path], bool], path: Path) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from labkit.record import State
@@ -10,16 +12,23 @@ from labkit.view import words
 
 __all__ = ["RunList"]
 
+KILLED = "its launch was killed before the run began; labkit runs --clean deletes the folder"
+
 
 class RunList(list[Any]):
-    """Runs, newest first; shows itself as a table."""
+    """Runs, newest first; shows itself as a table. `unfinished` are the folders of launches that were killed."""
+
+    def __init__(self, runs: Iterable[Any], unfinished: Sequence[Path] = ()):
+        super().__init__(runs)
+        self.unfinished = unfinished
 
     def _rows(self) -> list[tuple[str, str, str, str]]:
-        return [(plain(run.id), state.state, words.seconds(state.seconds), _sentence(state))
-                for run in self for state in [run.status()]]  # fmt: skip
+        states = [(run, run.status()) for run in self]
+        rows = [(plain(run.id), state.state, words.seconds(state.seconds), _sentence(state)) for run, state in states]
+        return rows + [(plain(path.name), "lost", "n/a", KILLED) for path in self.unfinished]
 
     def __repr__(self) -> str:
-        if not self:
+        if not self._rows():
             return "no runs yet"
         return "\n".join(f"{id:<44} {state:<10} {time:>12}  {why}".rstrip() for id, state, time, why in self._rows())
 
@@ -29,7 +38,7 @@ class RunList(list[Any]):
             "<tr>" + "".join(f"<td {cell}>{escaped(text)}</td>" for text in row) + "</tr>" for row in self._rows()
         )
         head = "".join(f"<th {cell}>{name}</th>" for name in ("run", "state", "time", "why"))
-        return f"<table><tr>{head}</tr>{body}</table>" if self else "no runs yet"
+        return f"<table><tr>{head}</tr>{body}</table>" if body else "no runs yet"
 
 
 def _sentence(state: State) -> str:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shlex
+import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -301,3 +305,23 @@ def test_a_folder_in_place_of_the_state_is_a_lost_run_in_every_verb(tmp_path: Pa
     assert "lost" in repr(labkit.runs())
     assert "lost" in str(labkit.compare([run]))
     assert run.stop().state == "lost"
+
+
+def test_a_launch_that_was_killed_is_listed_as_lost_and_its_folder_deleted_on_request(tmp_path: Path):
+    kill = "import os, labkit.launcher.start as start\n"
+    kill += "start.write_folder = lambda *_: os.kill(os.getpid(), 9)\n"
+    runs = tmp_path / "runs"
+    launch = f"{kill}import labkit\nlabkit.launch('ddp', runs_dir={str(runs)!r})\n"
+    assert subprocess.run([sys.executable, "-c", launch]).returncode == -signal.SIGKILL
+    (left,) = runs.iterdir()
+    (runs / "my own folder").mkdir()
+    verb = [sys.executable, "-m", "labkit.cli", "--runs-dir", str(runs), "runs"]
+
+    assert "no runs yet" in subprocess.run(verb, capture_output=True, text=True).stdout  # it may still be launching
+    os.utime(left, (time.time() - 90, time.time() - 90))
+    listed = subprocess.run(verb, capture_output=True, text=True).stdout
+    cleaned = subprocess.run([*verb, "--clean"], capture_output=True, text=True).stdout
+
+    assert re.search(rf"^{left.name} +lost +n/a +its launch was killed before the run began", listed)
+    assert cleaned == f"deleted {left}\nno runs yet\n"
+    assert [path.name for path in runs.iterdir()] == ["my own folder"]
