@@ -68,11 +68,11 @@ for name, ranks in groups((2, 2, 2)).items():
 # | data | its blocks, and what its stage has besides | L / p + 1 all-gathers, L / p + 1 reduce-scatters |
 # | pipeline | activations in or gradients in, at a border | m receives for each border |
 #
-# Parameters are kept gathered for the whole step, so the data axis does not know of m. An axis of one rank says
-# nothing, with one exception: at the start of each step the data axis, whatever its length, all-reduces two numbers.
-# One is how many predictions all ranks make together, by which the loss is divided; the other, whether any rank's batch
-# has a shape that its pipeline does not know yet. gloo records a call even within a single rank; NCCL, by its source,
-# launches nothing there. (At the end of a step the last stage also tells the others the loss.)
+# Parameters are kept gathered for the whole step, so the data axis does not know of m. At the start of each step it
+# all-reduces two numbers: how many predictions all ranks make together, by which the loss is divided, and whether any
+# rank's batch has a shape that its pipeline does not know yet. An axis of one rank says nothing, with one exception:
+# gloo records the first of these even within a single rank; NCCL, by its source, launches nothing there. (At the end of
+# a step the last stage also tells the others the loss.)
 
 # %%
 L, WIDTH, CONTEXT, VOCABULARY = 4, 64, 128, 256
@@ -95,7 +95,7 @@ def calls(name):
     p, d, t = shape(name)
     units = L // p + 1
     return {
-        "all_reduce": (4 * (L // p) * m if t > 1 else 0) + (NUMBERS if d > 1 or on_cpu else 0),
+        "all_reduce": (4 * (L // p) * m if t > 1 else 0) + (NUMBERS if d > 1 else int(on_cpu)),
         "all_gather": units if d > 1 else 0,
         "reduce_scatter": units if d > 1 else 0,
         "send_recv": m if p > 1 else 0,

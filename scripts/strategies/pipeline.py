@@ -168,8 +168,9 @@ class QuietStage(PipelineStage):  # torch learns the shapes from uninitialized m
 
 def schedule_for(model, shape, device, data, args):
     """A schedule is for one shape, which torch asks the stages for once; under FSDP all replicas ask together."""
-    changed = torch.tensor(float(model.schedule[0] != shape), device=device)
-    dist.all_reduce(changed, dist.ReduceOp.MAX, group=data.get_group())
+    changed = torch.tensor(float(model.schedule[0] != shape), device=device if data.size() > 1 else "cpu")
+    if data.size() > 1:
+        dist.all_reduce(changed, dist.ReduceOp.MAX, group=data.get_group())
     if changed:
         stages = [QuietStage(stage, index, len(model.owners), device, group=model.group)
                   for index, stage in model.stages.items()]  # fmt: skip

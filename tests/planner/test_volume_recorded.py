@@ -15,7 +15,7 @@ import labkit
 from labkit import Script
 from labkit.planner.facts import Facts, facts_of
 from labkit.planner.layout import Layout, able_to, layout_of
-from labkit.planner.volume import COUNT, SCALAR, SUM, volume
+from labkit.planner.volume import COUNT, SUM, volume
 
 BATCH = 8
 SIZES = {"Float": 4, "BFloat16": 2, "Int": 4, "Double": 8, "Long": 8}
@@ -73,8 +73,8 @@ def as_gloo(kind: str) -> str:
 def to_itself(layout: Layout) -> list[tuple[str, int]]:
     """What a rank says in groups of its own alone: recorded, but no communication."""
     staged = layout.strategy in ("pipeline", "hybrid")
-    said = [("all_reduce", COUNT), *([("all_reduce", SCALAR)] if staged else [])] if layout.data == 1 else []
-    return [*said, *([("broadcast", SUM)] if staged and layout.pipeline == 1 else [])]
+    count = [("all_reduce", COUNT)] if layout.data == 1 else []
+    return [*count, *([("broadcast", SUM)] if staged and layout.pipeline == 1 else [])]
 
 
 CASES = [
