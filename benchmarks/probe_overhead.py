@@ -37,8 +37,8 @@ def main() -> None:
 
     def one_step() -> None:
         probe._after_fetch(clock(), loader, batch)
-        probe._before_backward()
-        probe._after_backward(loss)
+        probe._before_backward(loss)
+        probe._after_backward(True)
         probe._before_step(optimizer)
         probe._after_step(optimizer)
 

@@ -21,7 +21,7 @@ from labkit.planner.measured import Memory
 from labkit.planner.plan import Plan
 from labkit.record import RunFolder, RunReader, State, find_run, list_runs
 from labkit.record.files import opened, read_text
-from labkit.record.reader import rows
+from labkit.record.reader import COLUMNS, rows
 from labkit.record.session import is_session
 from labkit.record.text import plain
 from labkit.view.dashboard import Dashboard
@@ -295,10 +295,12 @@ class Run:
     def metrics(self) -> pd.DataFrame:
         """One row per rank and logged step: `loss`, `throughput` (samples/s of the rank), `step_seconds`, `input`,
         `forward`, `backward`, `optimizer` (seconds), memory in bytes, and every scalar that the script logged to the
-        logger "metrics"; one without a step is in the row of the last step before it, or of the first."""
+        logger "metrics"; one without a step is in the row of the last step before it, or of the first. A `loss` that
+        the script did not report is what it called backward() on, unless `loss_of` says otherwise."""
         import pandas as pd
 
-        return pd.DataFrame(list(rows(self.folder)))
+        frame = pd.DataFrame(list(rows(self.folder)))
+        return frame.reindex(columns=[*COLUMNS, *(name for name in frame if name not in COLUMNS)])
 
     def verdict(self) -> list[str]:
         """What stands out in the measurements, the worst first, as in the live view: a rank that is late, waits for

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterator
 from operator import itemgetter
@@ -13,7 +14,7 @@ from labkit.record.peak import Peak
 from labkit.record.records import Tail, finite, number
 from labkit.record.series import Series
 
-__all__ = ["RankHistory", "RunReader", "rows"]
+__all__ = ["COLUMNS", "RankHistory", "RunReader", "rows"]
 
 PHASES = ("input", "forward", "backward", "optimizer", "communication")
 KEPT_REPORTS = 1000
@@ -24,6 +25,10 @@ RECENT = {name: itemgetter(i) for i, name in enumerate(("steps", "seconds", *PHA
 FIRST_STEPS = 2
 SERIES = ("loss", "step_seconds", "own_seconds", "throughput", "memory", "reserved")
 OWN = ("input", "forward", "optimizer")
+# Every row has these, whether or not anything was recorded.
+COLUMNS = ("rank", "attempt", "step", "time", "samples", *PHASES, "loss", "steps", "step_seconds", "step_seconds_min",
+           "step_seconds_max", "throughput")  # fmt: skip
+PASSED = "as passed to backward()"
 
 
 class RankHistory:
@@ -52,6 +57,8 @@ class RankHistory:
         self.traced: Peak | None = None  # of the step that was followed through all it allocates
         self.untraced = ""  # why there was none
         self.lost_at: int | None = None  # the first step whose recorded loss is no number
+        self.loss_of = ""  # what the newest loss is, or why there is none; empty when the script reports it itself
+        self._training = 1  # of those that the script made, one after another
         self._steps_before = 0  # done by the run that this one resumed
         self.reports: deque[dict[str, Any]] = deque(maxlen=KEPT_REPORTS)
         self.values: dict[str, Any] = {}  # the newest value of everything the script reported
@@ -173,9 +180,8 @@ class RankHistory:
         if samples and seconds:
             self.latest["throughput"] = samples / seconds
             self.series["throughput"].add(t, samples / seconds)
-        loss = number(record.get("loss"))
-        if loss is not None and not self._script_reports_loss:
-            self._take_loss(t, loss)
+        if not self._script_reports_loss:
+            self._take_seen_loss(t, record)
         if (reserved := number(record.get("reserved"))) is not None:
             self.latest["reserved"] = reserved
             self.series["reserved"].add(t, reserved)
@@ -195,8 +201,22 @@ class RankHistory:
         loss = number(values.get("loss"))
         if loss is not None:
             if not self._script_reports_loss:  # the script's own figure wins over what backward() was called on
-                self._script_reports_loss = True
+                self._script_reports_loss, self.loss_of = True, ""
                 self.series["loss"], self.lost_at = Series(), None
+            self._take_loss(t, loss)
+
+    def _take_seen_loss(self, t: float, record: dict[str, Any]) -> None:
+        """The loss that the probe made out of what backward() was called on."""
+        if (training := record.get("training", 1)) != self._training:
+            self._training, self.loss_of = training, ""
+            self.latest.pop("loss", None)
+        if record.get("void_after") == 0:
+            self.series["loss"], self.lost_at = Series(), None
+        if "loss" in record:
+            self.loss_of = str(record.get("loss_of", PASSED))[:LONGEST_TEXT]
+            self.latest.pop("loss", None)
+        loss = number(record.get("loss"))
+        if loss is not None:
             self._take_loss(t, loss)
 
     def _take_loss(self, t: float, loss: float) -> None:
@@ -287,6 +307,9 @@ def _rows_of_rank(records: list[dict[str, Any]], since: float) -> Iterator[dict[
             continue
         try:
             values = _flat(record)
+            void_after = values.pop("void_after", math.inf)
+            for earlier in (seen[step] for step in seen if step > void_after):
+                earlier.pop("loss", None)
             if isinstance(step, int):
                 newest = step + (steps_before if kind == "step" else 0)
                 first = newest if first is None else first
@@ -296,6 +319,9 @@ def _rows_of_rank(records: list[dict[str, Any]], since: float) -> Iterator[dict[
                 (before if newest is None else reported.setdefault(newest, {})).update(values)
         except (TypeError, ValueError):
             continue
+    if any("loss" in values for values in (before, *reported.values())):  # the script's own, and no other beside it
+        for values in seen.values():
+            values.pop("loss", None), values.pop("loss_of", None)
     if first is None and before:
         first, seen = steps_before, {steps_before: {"step": steps_before, "time": since}}
     for step in sorted(seen.keys() | reported.keys()):

@@ -9,7 +9,10 @@ the header pairs one of them with the wall clock):
      "forward": s, "backward": s, "optimizer": s, "communication": s, "loss": 0.31, "rss": bytes}
      (n is how many steps the line sums up; on CUDA "allocated", "reserved", "peak" in bytes and "retries" instead
       of "rss", and the phases are those of one step, timed by events, times n. The phases exclude each other:
-      "communication" is what a rank waits for collectives that no computing hides, null where nothing tells)
+      "communication" is what a rank waits for collectives that no computing hides, null where nothing tells.
+      "loss" is there on most lines, null where it is known that there is none. "loss_of" says what it is, unless it
+      is what backward() was called on, or why it is null; "void_after": 0 that the losses of the steps after that one
+      were not the training's. "training": 2 is there from the second training of a script on)
     {"k": "model", "t": …, "device": "cpu", "limit": bytes, "parameters": bytes, "gradients": bytes, "optimizer": bytes}
      (what this rank holds after its first step, and the memory of its device, or of the host)
     {"k": "memory", "t": …, "step": 3, "bytes": …, "phase": "backward", "operation": "aten.mm.default",
@@ -20,6 +23,7 @@ the header pairs one of them with the wall clock):
      (what the script logged to the logger "metrics", see worker/reports.py; names and values are the script's own, and
       "step" may be missing. Scripts written out by labkit 0.1 append these lines themselves)
     {"k": "end", "t": …, "step": 200, "outcome": "finished" | "raised" | "exited", "dropped": 0}
+     ("passes": of backward, where no step was made)
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ def run_charts(reader: RunReader) -> list[Chart]:
     }
     restarts = tuple(reader.restarts)
     return [
-        Chart("loss", of("loss"), words.quantity, restarts=restarts),
+        Chart("loss", of("loss"), words.quantity, restarts=restarts, note=words.loss_of(reader)),
         Chart("throughput per rank", of("throughput"), words.quantity, restarts=restarts, note="samples/s"),
         Chart("step time", of("step_seconds"), words.seconds, restarts=restarts, note=words.skew(reader)),
         Chart("memory per rank", of("memory"), words.gib, restarts=restarts, **memory),

@@ -7,7 +7,7 @@ from typing import Any
 
 from labkit.record import RankHistory, RunFolder, RunReader, State
 from labkit.record.folder import read_json
-from labkit.record.records import number
+from labkit.record.records import finite, number
 from labkit.record.units import gib
 
 __all__ = ["gib", "headline", "progress", "quantity", "reported", "seconds", "throughput", "together"]
@@ -86,10 +86,13 @@ def progress(reader: RunReader, state: State) -> str:
         return "no rank has started yet" if state.notice else "starting the ranks"
     step = slowest_step(reader)
     total = total_steps(reader)
-    doing = "" if state.is_final else _doing(reader.folder.latest, first.rank)
+    beat = {} if state.is_final else _last_beat(reader.folder.latest, first.rank)
+    doing = beat.get("doing")
     if not step:
-        before = "in the first step" if doing == "first step" else "preparing: no step yet"
-        return "no step was made" if state.is_final else before
+        passes = finite((beat or first.end).get("passes")) or 0.0
+        why = f": {passes:,.0f} backward passes without a step of a torch.optim optimizer" if passes > 1 else ""
+        before = f"in the first step{why}" if doing == "first step" else "preparing: no step yet"
+        return f"no step was made{why}" if state.is_final else before
     text = f"step {step:,} of {total:,} ({step / total:.0%})" if total else f"step {step:,}"
     elapsed = first.totals["seconds"]
     if not state.is_final and reader.folder.checkpoint_being_saved():
@@ -102,10 +105,10 @@ def progress(reader: RunReader, state: State) -> str:
     return f"{text}, about {seconds(round(left) or 1)} left"
 
 
-def _doing(folder: RunFolder, rank: int) -> str:
-    """What a rank's last sign of life says it does."""
+def _last_beat(folder: RunFolder, rank: int) -> dict[str, Any]:
+    """A rank's last sign of life."""
     beat = read_json(folder.heartbeat(rank))
-    return str(beat.get("doing")) if isinstance(beat, dict) else ""
+    return beat if isinstance(beat, dict) else {}
 
 
 def skew(reader: RunReader) -> str:
@@ -123,12 +126,20 @@ def headline(reader: RunReader, state: State) -> str:
     loss = mean_latest(reader, "loss")
     if loss is not None:
         parts.append(f"loss {quantity(loss, 4)}")
+    elif reason := loss_of(reader):
+        parts.append(f"loss {reason}")
     if (rate := throughput(reader)) is not None:
         parts.append(f"{quantity(rate)} samples/s")
     peaks = [h for h in reader.ranks.values() if h.memory_peak]
     if peaks:
         parts.append(f"peak {peaks[0].memory_name} {gib(max(h.memory_peak for h in peaks))}")
     return " · ".join(parts)
+
+
+def loss_of(reader: RunReader) -> str:
+    """What the loss is, as the first rank that has one says, or why there is none; empty when the script reports it."""
+    histories = sorted(reader.ranks.values(), key=lambda history: "loss" not in history.latest)
+    return histories[0].loss_of if histories else ""
 
 
 def mean_latest(reader: RunReader, name: str) -> float | None:

@@ -1,6 +1,6 @@
 """See steps, loss, samples, times and memory of any training script on torch, without a line in it.
 
-Six small hooks: DataLoader's `__next__`, `autograd.backward` and `grad`, `GradScaler.scale`, and torch's global
+Small hooks: DataLoader's `__next__`, `autograd.backward` and `grad`, `GradScaler.scale` and `step`, and torch's global
 hooks before and after `Optimizer.step`. On a step that is not written down they read the clock and add; at most ten
 times a second one line goes to the rank's `metrics.jsonl`. A hook that fails is counted, never raised: watching must
 not change the training.
@@ -21,6 +21,7 @@ from typing import Any
 from labkit.record.identity import host_name
 from labkit.worker.communication import Communication
 from labkit.worker.device_clock import DeviceClock
+from labkit.worker.losses import SEVERAL_OPTIMIZERS, StepLoss
 from labkit.worker.memory import allocator, held_by, host_memory, resident_set
 from labkit.worker.profile import StepProfile
 from labkit.worker.recorder import Recorder
@@ -34,7 +35,7 @@ clock = time.perf_counter
 RECORD_SECONDS = 0.1
 UNCONSUMED_BATCHES = 4096  # lengths of batches; scripts may fetch all micro-batches of a step at once
 UNREAD_RECORDS = 64
-SCALAR = ((), (1,))
+FIRST_STEPS = 100  # of a training, whose losses are kept whether or not they will be written: it may be a short one
 
 
 class Probe:
@@ -48,12 +49,18 @@ class Probe:
         self._memory: Callable[[], dict[str, float]] = resident_set()
         self._optimizer: Any = None  # the outermost optimizer whose step() is running
         self._counted: Callable[[], Any] = _nothing  # weak reference to the optimizer whose steps are counted
-        self._other: Callable[[], Any] = _nothing  # and to one that stepped since without it
-        self._backwards = 0  # since the last step
-        self._whole = 0  # and those of them that were not only a part of one
-        self._idle_steps = 0  # steps in a row that no backward came before
+        self._others: dict[int, tuple[Callable[[], Any], bool]] = {}  # those that stepped since; after a backward?
+        self._earlier: list[Callable[[], Any]] = []  # those whose steps were counted before
+        self._training = 0  # how many optimizers have been counted
+        self._began = 0  # the step after which the present one began
+        self._settled = FIRST_STEPS  # the step up to which every loss is kept
+        self.passes = 0  # backward passes since any optimizer's last step
+        self._most = 0  # passes in a step so far
+        self._whole = 0  # since the last step, those that were not only a part of one
         self._batches: deque[int] = deque(maxlen=UNCONSUMED_BATCHES)
-        self._loss: Any = None
+        self._losses: StepLoss | None = None  # of the passes, where they are kept
+        self._loss: StepLoss | None = None  # of the newest step
+        self._several = self._mixed = False  # whether several optimizers step; whether after losses of their own
         self._latest = math.inf  # seconds of the newest step
         self._evaluates = False
         self._step_started = self._step_ended = self._fetched = self._stepping = 0.0  # marks on the clock within a step
@@ -119,7 +126,8 @@ class Probe:
             self._flush()
         except Exception as error:
             self.recorder.drop(error)
-        self.recorder.write({"k": "end", "step": self.step, "outcome": outcome, "dropped": self.recorder.dropped})
+        end = {"k": "end", "step": self.step, "outcome": outcome, "dropped": self.recorder.dropped}
+        self.recorder.write(end if self.step else end | {"passes": self.passes})
 
     # What the hooks call. Each is on the step path: clock, add, return.
 
@@ -144,9 +152,14 @@ class Probe:
             self._evaluates = True
             if self._n:
                 self._record()  # the last steps before it are not kept back until there are others
+            if self._device_clock is not None:
+                self._timed = self._device_clock()
         self._begin_step(clock())  # an evaluation is no part of the step that follows
+        if self._timed is not None:
+            self._timed.begin()
 
-    def _before_backward(self) -> None:
+    def _before_backward(self, loss: Any) -> None:
+        """`loss` is None for a part of one: zero-bubble pipelines take `autograd.grad` of inputs, later of weights."""
         if self._timed is not None:
             self._timed.end("forward")
         if self._profile is not None:
@@ -154,25 +167,27 @@ class Probe:
         self._evaluates = False
         now = clock()
         self._forward += now - (self._fetched or self._step_started) - self._waiting_since_mark()
+        if not self.passes:
+            kept = now + self._latest >= self._due or self.step < self._settled  # will probably be written
+            self._losses = StepLoss(alone=self._most == 1) if kept else None
+        self.passes += 1
+        if self._losses is not None and loss is not None:
+            self._losses.add(loss, bool(self._batches), self._optimizer is not None)
         self._fetched = now
 
-    def _after_backward(self, loss: Any) -> None:
-        """`loss` is None for a part of one: zero-bubble pipelines take `autograd.grad` of inputs, later of weights."""
+    def _after_backward(self, whole: bool) -> None:
         if self._profile is not None:
             self._profile.after_backward()
         now = clock()
         self._backward += now - self._fetched - self._waiting_since_mark()
         self._fetched = now  # another micro-batch may follow without a DataLoader
-        self._backwards += 1
         if self._timed is not None:
             self._timed.end("backward")
-        if loss is None:
+        if not whole:
             return
         self._whole += 1
         if self._batches:
             self._samples += self._batches.popleft()
-        if now + self._latest >= self._due and getattr(loss, "shape", None) in SCALAR:  # will probably be written
-            self._loss = getattr(loss, "_labkit_unscaled", loss).detach()
 
     def _before_step(self, optimizer: Any) -> None:
         # A wrapping optimizer (ZeRO, accelerate) steps another inside: the outermost counts.
@@ -192,16 +207,23 @@ class Probe:
         now = clock()
         if self._trace is not None:
             self._trace.after_step(optimizer)
-        if not self._is_a_step_of_the_training(optimizer):
+        passes, self.passes = self.passes, 0
+        if passes > self._most:
+            self._most = passes
+        steps = 1 if self._counted() is optimizer and not self._others else self._steps_made(optimizer, passes)
+        if not steps:
             return
         self._stepped += now - self._stepping - self._waiting_since_mark()
         self._communicated += self._waited - self._waited_before
         if self._timed is not None:
             self._timed.end("optimizer")
-        self._latest = seconds = now - self._step_started
-        self.step += 1
-        self._n += 1
+        seconds = now - self._step_started
         self._seconds += seconds
+        if steps > 1:
+            seconds /= steps
+        self._latest = seconds
+        self.step += steps
+        self._n += steps
         if seconds < self._fastest:
             self._fastest = seconds
         if seconds > self._slowest:
@@ -209,11 +231,12 @@ class Probe:
         self._begin_step(now)
         self._step_ended = now
         self._fetched = 0.0
-        if self._backwards and not self._whole:  # which part is of which batch is not known: this step has them all
+        self._loss = self._losses
+        if passes and not self._whole:  # which part is of which batch is not known: this step has them all
             self._samples += sum(self._batches)
             self._batches.clear()
-        self._backwards = self._whole = 0
-        if self.step == 1:
+        self._whole = 0
+        if self.step == steps:
             self._look_at_the_model(optimizer)
         if now >= self._due:
             self._record()
@@ -233,24 +256,40 @@ class Probe:
         before, self._waited = self._waited, self._communication.waited
         return self._waited - before
 
-    def _is_a_step_of_the_training(self, optimizer: Any) -> bool:
-        if not self._backwards:
-            # torch's checkpointing steps an optimizer once, just to make its state. A script that sets gradients
-            # by hand never calls backward, and steps again.
-            self._idle_steps += 1
-            if self._idle_steps == 1:
-                return False
+    def _steps_made(self, optimizer: Any, passes: int) -> int:
+        """How many steps of the training an optimizer's step makes known, `passes` backward passes after the last."""
+        if self._counted() is optimizer:  # and others have stepped since
+            self._several = True
+            self._mixed |= passes > 0 and any(own for _, own in self._others.values())
+            self._others.clear()
+            return 1
+        stepped, own = self._others.get(id(optimizer), (_nothing, False))
+        if stepped() is optimizer:
+            # It steps without the counted one. Its step before was counted for nothing, as it may have been a GAN's
+            # second optimizer, or torch's checkpointing, which steps an optimizer once to make its state.
+            self._begin_training(optimizer, passes)
+            return 2 if own or not passes else 1
+        if passes and self._counted() is None:
+            self._begin_training(optimizer, passes)
+            return 1
+        self._others[id(optimizer)] = weakref.ref(optimizer), passes > 0
+        return 0
+
+    def _begin_training(self, optimizer: Any, passes: int) -> None:
+        """Its steps are counted from now on."""
+        if any(earlier() is optimizer for earlier in self._earlier):  # optimizers that take turns, many steps each
+            self._mixed, self._began = True, 0
         else:
-            self._idle_steps = 0
-        counted = self._counted()
-        if counted is optimizer:
-            self._other = _nothing
-            return True
-        if counted is not None and self._other() is not optimizer:  # a GAN's second optimizer: the same step
-            self._other = weakref.ref(optimizer)
-            return False
-        self._counted, self._other = weakref.ref(optimizer), _nothing  # the first, or the next training's
-        return True
+            self._several = self._mixed = False
+            self._training += 1
+            self._began = self.step
+            self._settled = self.step + FIRST_STEPS
+        self._earlier = [*(earlier for earlier in self._earlier if earlier()), self._counted]
+        self._counted = weakref.ref(optimizer)
+        self._others.clear()
+        self._most = passes
+        if not passes:
+            self._losses = StepLoss(alone=True)
 
     # Off the step path: at most ten times a second.
 
@@ -283,7 +322,13 @@ class Probe:
             "communication": self._communicated,
         } | self._memory()
         in_backward = self._communication.in_backward()
-        loss, self._loss = self._loss, None
+        loss, what = self._loss_of_step()
+        if what is not None:
+            record |= {"loss_of": what} if loss is not None else {"loss": None, "loss_of": what}
+            if what is SEVERAL_OPTIMIZERS:
+                record["void_after"] = self._began
+        if self._training > 1:
+            record["training"] = self._training
         if self._device_clock is not None:
             # those were times of queueing, not of work
             record |= dict.fromkeys(("forward", "backward", "optimizer", "communication"))
@@ -294,6 +339,17 @@ class Probe:
         else:
             self._write(record if loss is None else record | {"loss": float(loss)}, in_backward)
         self._open_window()
+
+    def _loss_of_step(self) -> tuple[Any, str | None]:
+        """The newest step's loss and what it is, both None where that was not kept."""
+        kept, self._loss = self._loss, None
+        if self._mixed:
+            return None, SEVERAL_OPTIMIZERS
+        try:
+            return kept.total(self._most, self._several) if kept is not None else (None, None)
+        except RuntimeError as error:  # of tensors on several devices
+            self.recorder.drop(error)
+            return None, None
 
     def _flush(self) -> None:
         """Write the records whose step the device has finished; one that is stuck keeps them for ever."""
@@ -312,10 +368,11 @@ class Probe:
         from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
         from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-        fetch, scale = _BaseDataLoaderIter.__next__, torch.amp.GradScaler.scale
+        fetch, scale, scaled_step = _BaseDataLoaderIter.__next__, torch.amp.GradScaler.scale, torch.amp.GradScaler.step
         after_evaluation_fetch = self._after_evaluation_fetch
         is_training, drop = torch.is_grad_enabled, self.recorder.drop
         after_fetch, before_backward, after_backward = self._after_fetch, self._before_backward, self._after_backward
+        before_step, after_step = self._before_step, self._after_step
         before_fetches = [watching.before_fetch for watching in (self._trace, self._profile) if watching]
 
         def __next__(loader: Any) -> Any:
@@ -343,12 +400,12 @@ class Probe:
             @functools.wraps(differentiate)
             def call(*args: Any, **kwargs: Any) -> Any:
                 try:
-                    before_backward()
+                    before_backward((args[0] if args else kwargs["tensors"]) if whole else None)
                 except Exception as error:
                     drop(error)
                 gradients = differentiate(*args, **kwargs)
                 try:
-                    after_backward((args[0] if args else kwargs["tensors"]) if whole else None)
+                    after_backward(whole)
                 except Exception as error:
                     drop(error)
                 return gradients
@@ -361,6 +418,17 @@ class Probe:
             if scaled is not outputs and isinstance(scaled, torch.Tensor):
                 scaled._labkit_unscaled = outputs
             return scaled
+
+        def step_(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            newest = self._stepping
+            done = scaled_step(scaler, optimizer, *args, **kwargs)
+            try:
+                if self._stepping == newest:  # left out, for infinite gradients: a step of the script all the same
+                    before_step(optimizer)
+                    after_step(optimizer)
+            except Exception as error:
+                drop(error)
+            return done
 
         def on_step(hook: Callable[[Any], None]) -> Callable[..., None]:
             def call(optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -375,6 +443,7 @@ class Probe:
         torch.autograd.backward = seen(torch.autograd.backward, whole=True)  # Tensor.backward calls it
         torch.autograd.grad = seen(torch.autograd.grad, whole=False)
         torch.amp.GradScaler.scale = functools.wraps(scale)(scale_)
+        torch.amp.GradScaler.step = functools.wraps(scaled_step)(step_)
         register_optimizer_step_pre_hook(on_step(self._before_step))
         register_optimizer_step_post_hook(on_step(self._after_step))
 

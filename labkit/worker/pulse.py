@@ -57,6 +57,7 @@ class Pulse:
             "thread": threading.get_native_id(),
             "step": self._probe.step,
             "doing": self._probe.doing,
+            "passes": self._probe.passes,
             "moved": self._probe.moved,
             "step_seconds": self._probe.latest_step_seconds,
             "rss": self._memory()["rss"],

@@ -63,8 +63,8 @@ class Loader:
 
 def step(probe, loader, optimizer, loss, samples=4):
     probe._after_fetch(0.0, loader, [torch.zeros(samples, 2)])
-    probe._before_backward()
-    probe._after_backward(loss)
+    probe._before_backward(loss)
+    probe._after_backward(True)
     probe._before_step(optimizer)
     probe._after_step(optimizer)
 
@@ -123,7 +123,7 @@ def test_a_script_without_backward_is_counted_all_the_same(probe):
     for _ in range(5):
         probe._before_step(optimizer)
         probe._after_step(optimizer)
-    assert probe.step == 4
+    assert probe.step == 5
 
 
 def test_the_next_trainings_optimizer_takes_over_the_counting(probe):
@@ -133,7 +133,7 @@ def test_the_next_trainings_optimizer_takes_over_the_counting(probe):
         kept.append(optimizer)
         for _ in range(10):
             step(probe, Loader(), optimizer, loss)
-    assert probe.step == 28
+    assert probe.step == 30
 
 
 def test_the_last_record_has_the_time_of_its_step_and_not_of_the_end(probe, tmp_path):
@@ -158,8 +158,8 @@ def test_a_second_optimizer_is_part_of_the_same_step(probe):
 def test_an_optimizer_that_steps_another_inside_counts_once(probe):
     (outer, inner), loss = made(2)
     for _ in range(3):
-        probe._before_backward()
-        probe._after_backward(loss)
+        probe._before_backward(loss)
+        probe._after_backward(True)
         probe._before_step(outer)
         probe._before_step(inner)
         probe._after_step(inner)
@@ -183,8 +183,8 @@ def test_a_prefetched_batch_is_counted_with_the_backward_that_used_it(probe, tmp
     for following in [*sizes[1:], None]:
         if following:
             probe._after_fetch(0.0, loader, [torch.zeros(following, 2)])
-        probe._before_backward()
-        probe._after_backward(loss)
+        probe._before_backward(loss)
+        probe._after_backward(True)
         probe._before_step(optimizer)
         probe._after_step(optimizer)
     probe.finish("finished")
@@ -240,3 +240,18 @@ def test_on_made_up_cuda_a_record_waits_for_the_device_and_speaks_of_all_its_ste
     line = records(tmp_path)[-1]
     assert (line["step"], line["n"], line["loss"]) == (2, 2, 2.5)
     assert line["forward"] == line["backward"] == line["optimizer"] == pytest.approx(0.02)
+
+
+def test_on_made_up_cuda_an_evaluation_does_not_double_the_phases_of_the_next_step(probe, tmp_path):
+    probe._device_clock = lambda: DeviceClock(MadeUpTorch, "cuda:0")
+    (optimizer,), loss = made()
+    probe._due = float("inf")
+    step(probe, Loader(), optimizer, loss)
+    probe._timed = probe._device_clock()  # as when the next step is expected to be written
+    probe._after_evaluation_fetch()
+    probe._due = 0.0
+    step(probe, Loader(), optimizer, loss)
+    probe.finish("finished")
+    first, second = (record for record in records(tmp_path) if record["k"] == "step")
+    assert first["forward"] is None
+    assert second["forward"] == second["backward"] == second["optimizer"] == pytest.approx(0.01)

@@ -270,20 +270,35 @@ def test_values_without_a_step_are_in_the_row_of_the_last_step_or_of_the_first(f
     write_metrics(
         0,
         META,
-        report(101, parameters=7, loss=99.0),
-        step(102, 2, loss=3.0),
+        report(101, parameters=7, input=99.0),
+        step(102, 2, input=3.0),
         report(103, f1=0.5, time=9.0, n=4, seconds=2.0),
-        report(104, step=3, loss=2.0),
+        report(104, step=3, input=2.0),
         report(105, f1=0.6),
         report(106, f1=0.7, rank=5),
     )
-    first, second = ({k: row.get(k) for k in ("rank", "step", "time", "loss", "f1", "parameters", "n", "seconds")}
+    first, second = ({k: row.get(k) for k in ("rank", "step", "time", "input", "f1", "parameters", "n", "seconds")}
                      for row in rows(folder))  # fmt: skip
 
-    assert first == {"rank": 0, "step": 2, "time": 2.0, "loss": 3.0, "f1": 0.5, "parameters": 7, "n": 4, "seconds": 2.0}
-    assert second == first | {"step": 3, "time": 4.0, "loss": 2.0, "f1": 0.7} | dict.fromkeys(
+    assert first == {
+        "rank": 0,
+        "step": 2,
+        "time": 2.0,
+        "input": 3.0,
+        "f1": 0.5,
+        "parameters": 7,
+        "n": 4,
+        "seconds": 2.0,
+    }
+    assert second == first | {"step": 3, "time": 4.0, "input": 2.0, "f1": 0.7} | dict.fromkeys(
         ("parameters", "n", "seconds")
     )
+
+
+def test_a_loss_that_the_script_reports_has_no_others_beside_it(folder, write_metrics):
+    write_metrics(0, META, step(101, 1, loss=3.0, loss_of="sum of 2 losses"), report(102, step=2, loss=2.0))
+
+    assert [(row.get("loss"), row.get("loss_of")) for row in rows(folder)] == [(None, None), (2.0, None)]
 
 
 def test_a_script_without_steps_has_one_row_of_what_it_reported(folder, write_metrics):

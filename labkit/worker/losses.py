@@ -1,0 +1,116 @@
+"""What of the backward passes before an optimizer's step is the loss of that step.
+
+Scripts that accumulate gradients divide each micro-batch's loss, or do not: the last operations of its graph tell. What
+is written down says what it is: "mean of 4 micro-batches" is of the losses before they were divided.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from typing import Any, NamedTuple
+
+__all__ = ["NO_SCALAR", "SEVERAL_OPTIMIZERS", "StepLoss"]
+
+NO_SCALAR = "n/a: no backward pass began at a scalar"
+SEVERAL_OPTIMIZERS = "n/a: several optimizers, each with a loss of its own"
+SCALAR = ((), (1,))
+DEEPEST = 6  # operations that are looked at: the divisions of accelerate, Trainer and the model, and DDP between them
+UNCHANGED = ("_DDPSinkBackward", "ToCopyBackward0")  # each output is the input of the same place
+
+
+class Pass(NamedTuple):
+    """What tells a micro-batch's loss from another loss."""
+
+    has_batch: bool  # that a DataLoader fetched, and no other pass used
+    callers: tuple[int, ...]  # where in the script: equal for passes of the same line
+    factors: list[float]  # numbers by which the last operations multiplied the loss
+    divisors: list[Any]  # and tensors without gradient by which they divided it
+
+
+class StepLoss:
+    """The losses of the backward passes since any optimizer's last step. `alone` where one pass is expected: it is not
+    looked at any closer.
+    """
+
+    __slots__ = ("_alone", "_evaluations", "_losses", "_passes")
+
+    def __init__(self, *, alone: bool) -> None:
+        self._alone = alone
+        self._losses: list[Any] = []  # detached, before a GradScaler's scaling
+        self._passes: list[Pass] = []  # for each of them, unless alone
+        self._evaluations = 0  # passes from within the optimizer's step, by its closure: only the first counts
+
+    def add(self, loss: Any, has_batch: bool, in_step: bool) -> None:
+        """To be called before the pass: it frees what the loss was computed from."""
+        if getattr(loss, "shape", None) not in SCALAR:
+            return
+        if in_step:
+            self._evaluations += 1
+            if self._evaluations > 1:
+                return
+        loss = getattr(loss, "_labkit_unscaled", loss)
+        self._losses.append(loss.detach())
+        if not self._alone:
+            self._passes.append(Pass(has_batch, _callers(), *_factors(loss)))
+
+    def total(self, most: int, several_optimizers: bool) -> tuple[Any, str | None]:
+        """The loss, and what it is, None for what backward() was called on. `most`: passes in any step so far."""
+        losses, passes, n = self._losses, self._passes, len(self._losses)
+        if n == 1:
+            return losses[0], f"first of {self._evaluations} evaluations" if self._evaluations > 1 else None
+        if not n:
+            return None, NO_SCALAR
+        if self._alone:
+            return None, None  # more than expected: known from the next step on
+        total = sum(losses)
+        for parts in (n, most):
+            if all(any(abs(factor * parts - 1) < 1e-6 for factor in one.factors) for one in passes):
+                return total * (parts / n), f"mean of {n} micro-batches"
+        shared = {divisor.data_ptr() for divisor in passes[0].divisors}
+        if all(shared & {divisor.data_ptr() for divisor in one.divisors} for one in passes):
+            return total, f"sum of {n} micro-batches"  # divided by what all of them count
+        by_line = defaultdict(list)
+        for one, loss in zip(passes, losses, strict=True):
+            by_line[one.callers].append(loss)
+        if len(by_line) == 1 or all(one.has_batch for one in passes):
+            return total / n, f"mean of {n} backward passes"
+        if several_optimizers:
+            return None, SEVERAL_OPTIMIZERS
+        return sum(sum(like) / len(like) for like in by_line.values()), f"sum of {len(by_line)} losses"
+
+
+def _callers() -> tuple[int, ...]:
+    frame, places = sys._getframe(1), []
+    while frame is not None:
+        places += id(frame.f_code), frame.f_lasti
+        frame = frame.f_back
+    return tuple(places)
+
+
+def _factors(loss: Any) -> tuple[list[float], list[Any]]:
+    """Numbers by which the last operations multiplied a loss, and tensors without gradient by which they divided it."""
+    factors: list[float] = []
+    divisors: list[Any] = []
+    (node, place), tensor = (loss.grad_fn, 0), sys.modules["torch"].Tensor
+    for _ in range(DEEPEST):
+        name = node.name() if node is not None else ""
+        if name in UNCHANGED:
+            node, place = node.next_functions[place]
+            continue
+        if name not in ("DivBackward0", "MulBackward0"):
+            break
+        source, (other, _) = node.next_functions
+        saved = node._raw_saved_other if other is None else None
+        # To unpack what a checkpoint saved would compute it again.
+        if saved is None or getattr(saved, "unpack_hook", "not known") is not None:
+            break
+        operand = node._saved_other
+        if type(operand) is not tensor:
+            break
+        if name == "DivBackward0":
+            divisors.append(operand)
+        if operand.device.type == "cpu":  # as Python's numbers are
+            factors.append((operand.reciprocal() if name == "DivBackward0" else operand).item())
+        node, place = source
+    return factors, divisors

@@ -1,0 +1,374 @@
+"""The loss shown is the script's, or n/a with a reason; steps are counted as the script counts them.
+
+Every script is a loop as people write it and prints, as JSON, what it holds for the loss of each step.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from textwrap import dedent
+
+import pytest
+
+import labkit
+from labkit.record import RunReader
+from labkit.view import words
+
+START = """
+import json
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy, mse_loss
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(0)
+x, y = torch.randn(160, 8), torch.randint(0, 4, (160,))
+model = nn.Linear(8, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+losses = []
+
+
+def batches(size=16):
+    return list(zip(x.split(size), y.split(size)))
+
+
+"""
+END = "\nprint(json.dumps(losses))\n"
+
+DIVIDED = """
+for i, (a, b) in enumerate(DataLoader(TensorDataset(x, y), batch_size=8)):
+    loss = cross_entropy(model(a), b) / 4
+    loss.backward()
+    losses[i // 4:] = [*losses[i // 4:], loss.item() * 4]
+    if i % 4 == 3:
+        losses[i // 4:] = [sum(losses[i // 4:]) / 4]
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+DIVIDED_ON_TWO_LINES = """
+from contextlib import nullcontext
+for _ in range(6):
+    micro_batches, mean = batches(40), 0.0
+    for a, b in micro_batches[:-1]:
+        with nullcontext():  # no_sync()
+            loss = cross_entropy(model(a), b) * 0.25
+            loss.backward()
+        mean += loss.item()
+    a, b = micro_batches[-1]
+    loss = cross_entropy(model(a), b) * 0.25
+    loss.backward()
+    losses.append(mean + loss.item())
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+LAST_WINDOW_IS_SHORT = """
+for i, (a, b) in enumerate(batches(16)):  # ten of them, four to a step
+    loss = cross_entropy(model(a), b)
+    (loss / 4).backward()
+    losses[i // 4:] = [*losses[i // 4:], loss.item()]
+    if i % 4 == 3 or i == 9:
+        losses[i // 4:] = [sum(losses[i // 4:]) / len(losses[i // 4:])]
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+DIVIDED_BY_THE_COUNT_OF_THE_STEP = """
+for _ in range(6):
+    count, total = torch.tensor(len(y)), 0.0
+    for a, b in batches(40):
+        loss = cross_entropy(model(a), b, reduction="sum") / count
+        loss.backward()
+        total += loss.item()
+    losses.append(total)
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+NOT_DIVIDED = """
+for _ in range(6):
+    mean = 0.0
+    for a, b in batches(40):
+        loss = cross_entropy(model(a), b)
+        loss.backward()
+        mean += loss.item() / 4
+    losses.append(mean)
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+TWO_LOSSES = """
+for a, b in batches():
+    out = model(a)
+    first, second = cross_entropy(out, b), out.square().mean()
+    first.backward(retain_graph=True)
+    second.backward()
+    losses.append(first.item() + second.item())
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+ONE_LOSS_TWO_OPTIMIZERS = """
+weight, bias = torch.optim.SGD([model.weight], lr=0.1), torch.optim.AdamW([model.bias])
+for a, b in batches():
+    loss = cross_entropy(model(a), b)
+    loss.backward()
+    losses.append(loss.item())
+    for optimizer in (weight, bias):
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+OPTIMIZERS_IN_BACKWARD = """
+optimizers = {p: torch.optim.SGD([p], lr=0.1) for p in model.parameters()}
+
+
+def step(p):
+    optimizers[p].step()
+    optimizers[p].zero_grad()
+
+
+for p in model.parameters():
+    p.register_post_accumulate_grad_hook(step)
+for a, b in batches():
+    loss = cross_entropy(model(a), b)
+    loss.backward()
+    losses.append(loss.item())
+"""
+REINFORCEMENT = """
+for _ in range(10):
+    policy = torch.distributions.Categorical(logits=model(torch.randn(32, 8)))
+    action = policy.sample()
+    loss = -(policy.log_prob(action) * torch.randn(32)).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    losses.append(loss.item())
+"""
+LBFGS = """
+optimizer = torch.optim.LBFGS(model.parameters(), max_iter=5)
+
+
+def closure():
+    optimizer.zero_grad()
+    loss = cross_entropy(model(a), b)
+    loss.backward()
+    return loss
+
+
+for a, b in batches():
+    losses.append(float(optimizer.step(closure)))
+"""
+GRADIENT_SCALER_SKIPS = """
+scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127, backoff_factor=2.0**-4)
+for a, b in batches():
+    loss = cross_entropy(model(a), b) * 10
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+    losses.append(loss.item())
+assert scaler.get_scale() < 2.0**127  # which is how it says that it has left steps out
+"""
+SECOND_TRAINING = """
+for step in range(10):
+    if step == 5:
+        first = model, optimizer
+        model = nn.Linear(8, 4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    factor = 1.0 if step < 5 else 100.0
+    loss = cross_entropy(model(x), y) * factor
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    losses.append(loss.item())
+"""
+
+SHOWN = {
+    "divided": (DIVIDED, "mean of 4 micro-batches"),
+    "divided on two lines": (DIVIDED_ON_TWO_LINES, "mean of 4 micro-batches"),
+    "the last window is short": (LAST_WINDOW_IS_SHORT, "mean of 2 micro-batches"),
+    "divided by the count of the step": (DIVIDED_BY_THE_COUNT_OF_THE_STEP, "sum of 4 micro-batches"),
+    "not divided": (NOT_DIVIDED, "mean of 4 backward passes"),
+    "two losses": (TWO_LOSSES, "sum of 2 losses"),
+    "one loss, two optimizers": (ONE_LOSS_TWO_OPTIMIZERS, "as passed to backward()"),
+    "optimizers in backward": (OPTIMIZERS_IN_BACKWARD, "as passed to backward()"),
+    "reinforcement": (REINFORCEMENT, "as passed to backward()"),
+    "LBFGS": (LBFGS, "first of 5 evaluations"),
+    "a scaler skips steps": (GRADIENT_SCALER_SKIPS, "as passed to backward()"),
+    "a second training": (SECOND_TRAINING, "as passed to backward()"),
+}
+
+GAN = """
+discriminator, generator = nn.Linear(8, 1), nn.Linear(4, 8)
+of_d = torch.optim.Adam(discriminator.parameters())
+of_g = torch.optim.Adam(generator.parameters())
+for a, _ in batches():
+    fake = generator(torch.randn(16, 4))
+    of_d.zero_grad()
+    mse_loss(discriminator(a), torch.ones(16, 1)).backward()
+    mse_loss(discriminator(fake.detach()), torch.zeros(16, 1)).backward()
+    of_d.step()
+    of_g.zero_grad()
+    mse_loss(discriminator(fake), torch.ones(16, 1)).backward()
+    of_g.step()
+    losses.append(None)
+"""
+ACTOR_AND_CRITIC = """
+critic = nn.Linear(8, 1)
+of_actor = torch.optim.Adam(model.parameters())
+of_critic = torch.optim.Adam(critic.parameters())
+for a, b in batches():
+    advantage = torch.randn(16, 1) - critic(a)
+    policy = torch.distributions.Categorical(logits=model(a))
+    actor_loss = -(policy.log_prob(policy.sample()) * advantage.detach()[:, 0]).mean()
+    critic_loss = advantage.square().mean()
+    of_actor.zero_grad()
+    of_critic.zero_grad()
+    actor_loss.backward()
+    critic_loss.backward()
+    of_actor.step()
+    of_critic.step()
+    losses.append(None)
+"""
+THREE_OPTIMIZERS = """
+models = [nn.Linear(8, 4) for _ in range(3)]
+optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
+for a, b in batches():
+    for model, optimizer in zip(models, optimizers):
+        loss = cross_entropy(model(a), b)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    losses.append(None)
+"""
+GRADIENTS_BY_HAND = """
+for step in range(10):
+    model.weight.grad, model.bias.grad = torch.randn(4, 8), torch.randn(4)
+    optimizer.step()
+    losses.append(None)
+"""
+TURNS = """
+other = nn.Linear(8, 4)
+of_other = torch.optim.SGD(other.parameters(), lr=0.1)
+for step in range(24):
+    network, stepping = (other, of_other) if step // 4 % 2 else (model, optimizer)
+    loss = cross_entropy(network(x), y)
+    loss.backward()
+    stepping.step()
+    stepping.zero_grad()
+    losses.append(None)
+"""
+OF_SEVERAL = "n/a: several optimizers, each with a loss of its own"
+NOT_KNOWN = {
+    "GAN": (GAN, OF_SEVERAL),
+    "actor and critic": (ACTOR_AND_CRITIC, OF_SEVERAL),
+    "three optimizers": (THREE_OPTIMIZERS, OF_SEVERAL),
+    "two optimizers in turns": (TURNS, OF_SEVERAL),
+    "gradients by hand": (GRADIENTS_BY_HAND, "n/a: no backward pass began at a scalar"),
+}
+
+
+def trained(tmp_path, loop, slow=True):
+    """The run, rank 0's history, and the losses that the script printed."""
+    slowly = "\nfrom time import sleep\n"  # most steps get a record of their own
+    loop = re.sub(r"^( +)(losses\S* = \[sum.*|losses\.append.*)$", r"\1\2\n\1sleep(0.06)", loop, flags=re.M)
+    path = tmp_path / "loop.py"
+    path.write_text(START + slowly + dedent(loop) + END)
+    run = labkit.launch(path, nproc_per_node=1, wait=True)
+    history = RunReader(run.folder).read_all().ranks[0]
+    assert int(history.end["dropped"]) == 0, run.logs(stream="stderr")
+    return run, history, json.loads(run.logs(rank=0).splitlines()[-1])
+
+
+@pytest.mark.parametrize("shape", SHOWN)
+def test_the_loss_shown_is_the_scripts_and_says_what_it_is(shape, tmp_path):
+    loop, label = SHOWN[shape]
+
+    run, history, losses = trained(tmp_path, loop)
+
+    assert history.step == history.totals["steps"] == len(losses)
+    recorded = run.metrics().dropna(subset=["loss"]).set_index("step")["loss"]
+    assert len(recorded) >= 2
+    assert {step: losses[step - 1] for step in recorded.index} == pytest.approx(recorded.to_dict(), rel=1e-5)
+    assert history.latest["loss"] == pytest.approx(losses[-1], rel=1e-5)
+    assert history.loss_of == label
+
+
+@pytest.mark.parametrize("shape", NOT_KNOWN)
+def test_a_loss_that_is_not_one_is_not_shown_and_the_reason_is_told(shape, tmp_path):
+    loop, reason = NOT_KNOWN[shape]
+
+    run, history, steps = trained(tmp_path, loop)
+
+    assert history.step == history.totals["steps"] == len(steps)
+    assert "loss" not in history.latest
+    assert not history.series["loss"].points()
+    assert run.metrics()["loss"].isna().all()
+    assert history.loss_of == reason
+    assert f"loss {reason}" in words.headline(RunReader(run.folder).read_all(), run.status())
+
+
+def test_a_training_without_an_optimizer_has_no_steps_and_says_why(tmp_path):
+    run, history, losses = trained(
+        tmp_path,
+        """
+        for a, b in batches():
+            loss = cross_entropy(model(a), b)
+            loss.backward()
+            with torch.no_grad():
+                for p in model.parameters():
+                    p -= 0.1 * p.grad
+            model.zero_grad()
+            losses.append(loss.item())
+        """,
+    )
+
+    metrics = run.metrics()
+    assert (history.step, "loss" in history.latest, len(metrics)) == (0, False, 0)
+    assert {"rank", "step", "loss", "throughput", "step_seconds", "forward", "backward", "optimizer"} <= {*metrics}
+    headline = words.headline(RunReader(run.folder).read_all(), run.status())
+    assert headline.startswith("no step was made: 10 backward passes without a step of a torch.optim optimizer")
+
+
+def test_a_second_training_without_a_known_loss_does_not_show_the_first_ones(tmp_path):
+    _, history, losses = trained(tmp_path, SECOND_TRAINING.replace("loss.backward()", BACKWARD_OR_GRAD))
+
+    assert history.step == len(losses)
+    assert "loss" not in history.latest
+    assert history.loss_of == "n/a: no backward pass began at a scalar"
+
+
+BACKWARD_OR_GRAD = """
+    if step < 5:
+        loss.backward()
+    else:
+        for p, gradient in zip(model.parameters(), torch.autograd.grad(loss, model.parameters())):
+            p.grad = gradient
+"""
+
+TRAINER = """
+import json
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+
+torch.manual_seed(0)
+model = GPT2LMHeadModel(GPT2Config(vocab_size=128, n_positions=16, n_embd=16, n_layer=1, n_head=2))
+data = [{"input_ids": ids, "labels": ids} for ids in torch.randint(0, 128, (64, 16))]
+arguments = TrainingArguments(
+    "out", per_device_train_batch_size=2, gradient_accumulation_steps=4, num_train_epochs=1, logging_steps=1,
+    report_to=[], save_strategy="no", use_cpu=True, disable_tqdm=True,
+)
+trainer = Trainer(model, arguments, train_dataset=data)
+trainer.train()
+print(json.dumps([entry["loss"] for entry in trainer.state.log_history if "loss" in entry]))
+"""
+
+
+def test_hugging_faces_trainer_with_micro_batches_has_the_loss_that_it_logs(tmp_path):
+    path = tmp_path / "trainer.py"
+    path.write_text(TRAINER)
+
+    run = labkit.launch(path, nproc_per_node=1, wait=True)
+
+    history, losses = RunReader(run.folder).read_all().ranks[0], json.loads(run.logs(rank=0).splitlines()[-1])
+    assert history.step == history.totals["steps"] == len(losses) == 8
+    assert history.totals["samples"] == 64
+    recorded = run.metrics().dropna(subset=["loss"]).set_index("step")["loss"].to_dict()
+    assert recorded == pytest.approx({step: losses[step - 1] for step in recorded}, abs=2e-3)  # Trainer rounds
+    assert history.loss_of == "sum of 4 micro-batches"
