@@ -32,6 +32,8 @@ class Fault:
 
 FAULTS = [
     Fault("I1", "one rank raises", "raise", r"^rank 1 failed: ValueError: boom <script>.* line \d+\)$", ranks=(2, 4)),
+    Fault("I1l", "one rank raises a message of 5 MB", "long", r"^rank 1 failed: ValueError: boom \(.* line \d+\)$"),
+    Fault("I1m", "an exception whose __str__ raises", "mute", r"^rank 1 failed: .*Mute: <exception str\(\) failed>"),
     Fault("I2", "two ranks raise, differently", "both", r"the (first|second).*also failed: .*the (first|second)", None),
     Fault("I3", "SIGKILL", "sigkill", r"^rank 1 was killed \(SIGKILL\).*memory.* last seen at step \d", ranks=(2, 4)),
     Fault("I3w", "SIGKILL with DataLoader workers", "sigkill", r"^rank 1 was killed \(SIGKILL\)",
@@ -44,6 +46,7 @@ FAULTS = [
     Fault("I6x", "sys.exit(3)", "exit", r"^rank 1 exited with 3"),
     Fault("I6m", "sys.exit with a message", "message", r"^rank 1 stopped: the data folder is empty"),
     Fault("I6v", "os._exit(0)", "vanish", r"^rank 1 ended without a word \(os._exit\?\)", ranks=(2, 4)),
+    Fault("I6q", "os._exit(3)", "quit", r"^rank 1 exited with 3"),
     Fault("I7", "one rank hangs, to the group's time limit", "hang",
           r"^rank 1 stopped answering.*rank 1 has not entered"
           r" `all_reduce` #5.*`time.sleep\(600\)`; rank 0 is at step 4, waits in `all_reduce`"),

@@ -13,7 +13,7 @@ import labkit
 
 SECONDS_PER_RANK = 6.0  # start-up, on two cores that others use too
 BOUND = 20.0
-TWINS = ("I3w", "I5a", "I6x", "I6z", "I9d")  # of I3, I5, I6 and I9s
+TWINS = ("I1l", "I1m", "I3w", "I5a", "I6q", "I6x", "I6z", "I9d")  # of I3, I5, I6, I9s and test_last_words.py
 
 
 @pytest.mark.parametrize(

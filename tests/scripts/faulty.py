@@ -60,8 +60,19 @@ def misbehave():
     if args.fault == "oom":
         (args.cgroup / "cgroup.procs").write_text(str(os.getpid()))
         torch.ones(1 << 30)
+    if args.fault == "daemon" and os.fork() == 0:  # deaf, without an environment, in a session of its own
+        run = os.environ.get("LABKIT_RUN") or os.environ.get("FAULT_TABLE")
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        subprocess.Popen([f"daemon-{run}", "600"], executable="/bin/sleep", env={}, start_new_session=True)
+        os._exit(0)
     if args.fault == "grandchild":
         subprocess.Popen(["sleep", "600"], start_new_session=True)
+    if args.fault == "long":
+        raise ValueError("boom\n" + "x" * 5_000_000)
+    if args.fault == "mute":
+        raise type("Mute", (Exception,), {"__str__": lambda self: 1 / 0})()
+    if args.fault == "quit":
+        os._exit(3)
 
 
 def reduce(tensor, misfit):
