@@ -13,6 +13,8 @@ from typing import Any
 
 __all__ = ["Recorder"]
 
+encode = json.JSONEncoder(allow_nan=False).encode  # json.dumps would make an encoder for each record
+
 
 class Recorder:
     """Appends records. `dropped` counts what could not be measured or written, said once and then kept quiet."""
@@ -24,7 +26,7 @@ class Recorder:
     def write(self, record: dict[str, Any]) -> None:
         """One line, stamped with the time unless it has one. A full disk costs records, never the training."""
         try:
-            line = json.dumps({"t": time.monotonic(), **_finite(record)}, allow_nan=False) + "\n"
+            line = encode({"t": time.monotonic(), **_finite(record)}) + "\n"
             os.write(self._file, line.encode())
         except (OSError, ValueError, TypeError) as error:
             self.drop(error)
