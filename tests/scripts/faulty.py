@@ -60,13 +60,8 @@ def misbehave():
     if args.fault == "oom":
         (args.cgroup / "cgroup.procs").write_text(str(os.getpid()))
         torch.ones(1 << 30)
-    if args.fault == "daemon" and os.fork() == 0:  # deaf, without an environment, in a session of its own
-        run = os.environ.get("LABKIT_RUN") or os.environ.get("FAULT_TABLE")
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        subprocess.Popen([f"daemon-{run}", "600"], executable="/bin/sleep", env={}, start_new_session=True)
-        os._exit(0)
-    if args.fault == "grandchild":
-        subprocess.Popen(["sleep", "600"], start_new_session=True)
+    if args.fault in ("grandchild", "daemon"):
+        leave_behind()
     if args.fault == "long":
         raise ValueError("boom\n" + "x" * 5_000_000)
     if args.fault == "mute":
@@ -122,6 +117,17 @@ def main():
         optimizer.zero_grad()
         time.sleep(args.sleep)
     dist.destroy_process_group()
+
+
+def leave_behind():
+    """A child in a session of its own; the daemon's parent is gone, its environment empty, SIGTERM ignored."""
+    if args.fault == "grandchild":
+        subprocess.Popen(["sleep", "600"], start_new_session=True)
+    elif os.fork() == 0:
+        run = os.environ.get("LABKIT_RUN") or os.environ.get("FAULT_TABLE")
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        subprocess.Popen([f"daemon-{run}", "600"], executable="/bin/sleep", env={}, start_new_session=True)
+        os._exit(0)
 
 
 main()
