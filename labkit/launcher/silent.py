@@ -11,6 +11,8 @@ from labkit.launcher.stuck import disagreement
 __all__ = ["disagreed", "exited", "hung", "left_early", "vanished"]
 
 TIMEOUT = re.compile(r"Timed out waiting|Socket Timeout|collective operation timeout|timed out", re.IGNORECASE)
+# In the message or the traceback of a wait for other ranks; a script waits for much else.
+COMMUNICATION = re.compile(r"torch[./]distributed|gloo|nccl|c10d", re.IGNORECASE)
 
 
 def disagreed(found: Evidence) -> dict[str, Any] | None:
@@ -24,7 +26,11 @@ def hung(found: Evidence, notice: str | None) -> dict[str, Any] | None:
 
     `notice` is what the supervisor saw of them before.
     """
-    waited = {f["rank"] for f in found.failures if TIMEOUT.search(str(f.get("message", "")))}
+    waited = {
+        f["rank"]
+        for f in found.failures
+        if TIMEOUT.search(f["message"]) and COMMUNICATION.search("".join(f["traceback"]) + f["message"])
+    }
     waited |= {rank for rank in found.exits if found.aborted_waiting(rank)}
     if not waited or len(found.histories) < 2:
         return None

@@ -86,6 +86,10 @@ LAST_WORDS = {
     "a code that exits": ("sys.exit(type('Code', (), {'__str__': lambda self: sys.exit(0)})())", "stopped: .*failed"),
     "odd failures": ("raise type('Odd', (Exception,), {'failures': {1: 2}})('odd')", "Odd: odd"),
     "surrogates": ("raise ValueError('caf\\udce9')", "ValueError: caf"),
+    "words of one that waited": (
+        "raise ValueError('Timed out waiting for the licence')",
+        "^rank 1 failed: ValueError: Timed out waiting for the licence",
+    ),
     "a group": (
         "raise ExceptionGroup('of two', [ValueError('this'), KeyError('that')])",
         r"ExceptionGroup: of two \(2 sub-exceptions\), caused by ValueError: this; KeyError: 'that'",

@@ -228,7 +228,7 @@ def test_hosts_that_waited_for_each_other_have_lost_each_other(run, seen):
 def test_a_rank_that_did_not_wait_is_to_blame_and_not_the_network(run, seen):
     ended(run, 0)
     ended(run, 1, exit_code=-15, why={"kind": "others", "sentence": "another node of the run has ended"})
-    said(run, 0, "Timed out waiting 8000ms for recv operation to complete")
+    said(run, 0, "[gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 8000ms for recv operation to complete")
     assert conclusion(run, run)[1]["sentence"].startswith("rank 1 on hB stopped answering")
 
 
