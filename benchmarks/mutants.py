@@ -59,7 +59,7 @@ MUTANTS = [
     Mutant("SIGUSR1 to the answering thread", LAUNCHER + "stacks.py", "(call, pid, thread, number)",
            "(call, pid, pid, number)", ("test_stuck.py", "inquiry")),
     Mutant("what a supervisor has inherited", LAUNCHER + "stop.py", "for p in descendants(supervisor, folder.id)}",
-           "for p in ()}", ("test_orphans.py", "ended_with_its_run")),
+           "for p in ()}", ("test_orphans.py", "stopped_supervisor")),
     Mutant("what descended from a dead supervisor", LAUNCHER + "stop.py", "known += _recorded(home)", "pass",
            ("test_orphans.py", "supervisor_was_killed")),
     Mutant("other runs", LAUNCHER + "stop.py", "process.ppid() in pids and not _is_another_runs(process, run_id)",

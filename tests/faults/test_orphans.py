@@ -77,6 +77,10 @@ def supervisor_of(run: labkit.Run) -> psutil.Process:
     return psutil.Process(read(run.folder.agent)["supervisor"]["pid"])
 
 
+def sampler_of(supervisor: psutil.Process) -> psutil.Process | None:
+    return next((child for child in supervisor.children() if "labkit.launcher.sampler" in child.cmdline()), None)
+
+
 @KINDS
 def test_a_helper_without_the_marker_is_ended_with_its_run(kind, tmp_path, pid_file) -> None:
     run = launch(tmp_path, kind, pid_file, seconds=0)
@@ -121,10 +125,13 @@ def test_stop_ends_a_daemon_whose_supervisor_was_killed(tmp_path, pid_file, capf
 
 def test_stop_ends_a_stopped_supervisor_and_sampler_too(tmp_path, pid_file) -> None:
     run = launch(tmp_path, "daemon", pid_file, seconds=600)
-    helper, supervisor = helper_of(pid_file), supervisor_of(run)
-    [sampler] = [child for child in supervisor.children() if "labkit.launcher.sampler" in child.cmdline()]
-    for process in (sampler, supervisor):
-        process.suspend()
+    wait_until(run.folder.agent.exists)
+    supervisor = supervisor_of(run)
+    sampler = wait_until(lambda: sampler_of(supervisor))
+    sampler.suspend()
+    helper = helper_of(pid_file)
+    assert not run.folder.processes.exists() or helper.pid not in recorded(run)
+    supervisor.suspend()
 
     state = run.stop(grace=1)
 
