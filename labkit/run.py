@@ -21,6 +21,7 @@ from labkit.planner.measured import Memory
 from labkit.planner.plan import Plan
 from labkit.record import RunFolder, RunReader, State, find_run, list_runs
 from labkit.record.files import opened, read_text
+from labkit.record.folder import unfinished_launches
 from labkit.record.reader import COLUMNS, rows
 from labkit.record.session import is_session
 from labkit.record.text import plain
@@ -197,7 +198,7 @@ class Interrupted(KeyboardInterrupt):
 
 def runs(*, runs_dir: str | os.PathLike[str] | None = None) -> RunList:
     """All runs, newest first, with what has become of them."""
-    return RunList([Run(folder) for folder in reversed(list_runs(runs_dir))])
+    return RunList([Run(folder) for folder in reversed(list_runs(runs_dir))], unfinished_launches(runs_dir))
 
 
 class Run:
