@@ -14,6 +14,7 @@ __all__ = ["NO_SCALAR", "SEVERAL_OPTIMIZERS", "StepLoss"]
 
 NO_SCALAR = "n/a: no backward pass began at a scalar"
 SEVERAL_OPTIMIZERS = "n/a: several optimizers, each with a loss of its own"
+SEVERAL_LINES = "n/a: backward passes from several lines, each a loss of its own or a part of one"
 SCALAR = ((), (1,))
 DEEPEST = 6  # operations that are looked at: the divisions of accelerate, Trainer and the model, and DDP between them
 UNCHANGED = ("_DDPSinkBackward", "ToCopyBackward0")  # each output is the input of the same place
@@ -24,6 +25,7 @@ class Pass(NamedTuple):
 
     has_batch: bool  # that a DataLoader fetched, and no other pass used
     callers: tuple[int, ...]  # where in the script: equal for passes of the same line
+    kind: tuple[str, ...]  # the last operations of the loss, such as cross-entropy's
     factors: list[float]  # numbers by which the last operations multiplied the loss
     divisors: list[Any]  # and tensors without gradient by which they divided it
 
@@ -52,7 +54,7 @@ class StepLoss:
         loss = getattr(loss, "_labkit_unscaled", loss)
         self._losses.append(loss.detach())
         if not self._alone:
-            self._passes.append(Pass(has_batch, _callers(), *_factors(loss)))
+            self._passes.append(Pass(has_batch, _callers(), _kind(loss), *_factors(loss)))
 
     def total(self, most: int, several_optimizers: bool) -> tuple[Any, str | None]:
         """The loss, and what it is, None for what backward() was called on. `most`: passes in any step so far."""
@@ -77,6 +79,8 @@ class StepLoss:
             return total / n, f"mean of {n} backward passes"
         if several_optimizers:
             return None, SEVERAL_OPTIMIZERS
+        if len({one.kind for one in passes}) < len(by_line):  # under no_sync() all micro-batches but the last, say
+            return None, SEVERAL_LINES
         return sum(sum(like) / len(like) for like in by_line.values()), f"sum of {len(by_line)} losses"
 
 
@@ -86,6 +90,14 @@ def _callers() -> tuple[int, ...]:
         places += id(frame.f_code), frame.f_lasti
         frame = frame.f_back
     return tuple(places)
+
+
+def _kind(loss: Any) -> tuple[str, ...]:
+    node, names = loss.grad_fn, []
+    while node is not None and len(names) < DEEPEST:
+        names.append(node.name())
+        node = node.next_functions[0][0] if node.next_functions else None
+    return tuple(names)
 
 
 def _factors(loss: Any) -> tuple[list[float], list[Any]]:

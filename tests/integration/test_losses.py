@@ -260,6 +260,10 @@ NOT_KNOWN = {
     "actor and critic": (ACTOR_AND_CRITIC, OF_SEVERAL),
     "three optimizers": (THREE_OPTIMIZERS, OF_SEVERAL),
     "two optimizers in turns": (TURNS, OF_SEVERAL),
+    "micro-batches or several losses": (
+        DIVIDED_ON_TWO_LINES.replace(" * 0.25", ""),
+        "n/a: backward passes from several lines, each a loss of its own or a part of one",
+    ),
     "gradients by hand": (GRADIENTS_BY_HAND, "n/a: no backward pass began at a scalar"),
 }
 
