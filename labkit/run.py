@@ -253,7 +253,8 @@ class Run:
         return state
 
     def stop(self, *, grace: float = stopping.GRACE_SECONDS) -> State:
-        """End the run on every rank: TERM, `grace` seconds, then KILL for whatever carries the run's marker.
+        """End the run on every rank: TERM, `grace` seconds, then KILL for whatever carries the run's marker or descends
+        from its supervisor. A run that was lost stays so.
 
         Safe to call again, from another process, or after the end.
         """
