@@ -3,6 +3,7 @@
 # %% checkpoints
 import hashlib
 import json
+import logging
 import math
 import random
 import shutil
@@ -115,7 +116,7 @@ class Checkpoints:
             for shard in [beside / ".metadata", *beside.glob("*.distcp")]:
                 shard.unlink()
         commit(beside, step)
-        report(checkpoint=f"step-{step}")
+        tell("saved %(checkpoint)s", f"step-{step}")
 
     def finish(self):
         """Wait for what is saved in the background, and raise what went wrong with it."""
@@ -194,6 +195,10 @@ class Stop:
         return "SIGTERM" if signalled else "the deadline" if late else None
 
 
+def tell(line, checkpoint):
+    logging.getLogger("metrics").info(line, {"checkpoint": checkpoint})
+
+
 def digest(path):
     with path.open("rb") as file:
         return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
@@ -219,7 +224,7 @@ def make_room(beside, estimate, copies):
     needed, free = 1.2 * copies * (last or estimate), shutil.disk_usage(folder).free
     if final.exists() or free < needed:
         why = f"{final} is in the way" if final.exists() else f"{free:,} bytes free, it needs some {needed:,.0f}"
-        report(checkpoint=f"step {final.name.removeprefix('step-')} not saved: {why}")
+        tell("%(checkpoint)s", f"step {final.name.removeprefix('step-')} not saved: {why}")
         return False
     shutil.rmtree(beside, ignore_errors=True)
     beside.mkdir()
@@ -238,7 +243,8 @@ def commit(beside, step):
 def copy_whole(saved, best):
     needed, free = 1.2 * size_of(saved), shutil.disk_usage(best.parent).free
     if free < needed:
-        report(checkpoint=f"{saved.name} not saved as {best.name}: {free:,} bytes free, it needs some {needed:,.0f}")
+        why = f"{free:,} bytes free, it needs some {needed:,.0f}"
+        tell("%(checkpoint)s", f"{saved.name} not saved as {best.name}: {why}")
         return
     best.mkdir(exist_ok=True)
     beside = best / "full.tmp"
