@@ -187,7 +187,7 @@ class Comparison:
         }
 
     def _remarks(self) -> list[str]:
-        return [f"{s['name']}: {plain(s['notice'])}" for s in self.summaries if s["notice"]] + self.findings
+        return [plain(f"{s['name']}: {s['notice']}") for s in self.summaries if s["notice"]] + self.findings
 
     def _bars(self) -> str:
         """Training time and state held per rank as bars, each against the largest."""

@@ -116,7 +116,7 @@ class Checkpoints:
             for shard in [beside / ".metadata", *beside.glob("*.distcp")]:
                 shard.unlink()
         commit(beside, step)
-        tell("saved %(checkpoint)s", f"step-{step}")
+        report_checkpoint("saved %(checkpoint)s", f"step-{step}")
 
     def finish(self):
         """Wait for what is saved in the background, and raise what went wrong with it."""
@@ -195,7 +195,7 @@ class Stop:
         return "SIGTERM" if signalled else "the deadline" if late else None
 
 
-def tell(line, checkpoint):
+def report_checkpoint(line, checkpoint):
     logging.getLogger("metrics").info(line, {"checkpoint": checkpoint})
 
 
@@ -224,7 +224,7 @@ def make_room(beside, estimate, copies):
     needed, free = 1.2 * copies * (last or estimate), shutil.disk_usage(folder).free
     if final.exists() or free < needed:
         why = f"{final} is in the way" if final.exists() else f"{free:,} bytes free, it needs some {needed:,.0f}"
-        tell("%(checkpoint)s", f"step {final.name.removeprefix('step-')} not saved: {why}")
+        report_checkpoint("%(checkpoint)s", f"step {final.name.removeprefix('step-')} not saved: {why}")
         return False
     shutil.rmtree(beside, ignore_errors=True)
     beside.mkdir()
@@ -244,7 +244,7 @@ def copy_whole(saved, best):
     needed, free = 1.2 * size_of(saved), shutil.disk_usage(best.parent).free
     if free < needed:
         why = f"{free:,} bytes free, it needs some {needed:,.0f}"
-        tell("%(checkpoint)s", f"{saved.name} not saved as {best.name}: {why}")
+        report_checkpoint("%(checkpoint)s", f"{saved.name} not saved as {best.name}: {why}")
         return
     best.mkdir(exist_ok=True)
     beside = best / "full.tmp"
