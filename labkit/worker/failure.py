@@ -27,6 +27,7 @@ OURS = str(Path(__file__).parent)
 FROM_WORKER = "Original Traceback (most recent call last):"
 LONGEST_TRACEBACK = 100_000  # characters
 NAMED_CAUSES = 3
+DEVICE_MEMORY = re.compile(r"CUDA error: out of memory|CU(BLAS|DNN)_STATUS_ALLOC_FAILED|Cuda failure (2\b|'out of)")
 HOST_MEMORY = re.compile(r"DefaultCPUAllocator: (can't allocate|not enough) memory|Cannot allocate memory")
 
 
@@ -76,9 +77,11 @@ def show(error: BaseException) -> None:
 
 def _memory(error: BaseException) -> dict[str, Any]:
     """Of an error for want of memory: which memory, and what of it this rank had in use. Sizes in bytes."""
-    if type(error).__name__ == "OutOfMemoryError" and type(error).__module__.startswith("torch"):
+    is_torchs = type(error).__name__ == "OutOfMemoryError" and type(error).__module__.startswith("torch")
+    is_devices = is_torchs or DEVICE_MEMORY.search(_text(error))
+    if is_devices and not any("pin_memory" in entry for entry in traceback.format_tb(error.__traceback__)[-1:]):
         return {"out_of_memory": "device", "memory": _device_memory()}
-    if isinstance(error, MemoryError) or HOST_MEMORY.search(_text(error)):
+    if is_devices or isinstance(error, MemoryError) or HOST_MEMORY.search(_text(error)):  # pages are the host's
         return {"out_of_memory": "host", "memory": resident_set()()}
     return {}
 

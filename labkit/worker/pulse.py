@@ -74,13 +74,14 @@ class Pulse:
             return
         print(f"\n# {time.strftime('%H:%M:%S')}, step {self._probe.step}", file=self._stacks, flush=True)
         faulthandler.dump_traceback(self._stacks, all_threads=True)
-        record_collectives(self._folder, self._rank)
+        with suppress(Exception):  # the stacks are an answer without them
+            record_collectives(self._folder, self._rank)
         self._answered = number  # the next beat says so: all is written by then
 
 
 def record_collectives(folder: RunFolder, rank: int) -> None:
     """Keep the newest collectives of this rank, from torch's flight recorder, where it has one."""
-    entries = json.loads(_flight_record())["entries"][-KEPT_COLLECTIVES:]
+    entries = json.loads(_flight_record()).get("entries", [])[-KEPT_COLLECTIVES:]  # absent before the first one
     kept = [{name: entry[name] for name in COLLECTIVE_FIELDS if name in entry} for entry in entries]
     write_json(folder.collectives(rank), {"collectives": kept})
 
@@ -89,7 +90,7 @@ def _flight_record() -> str | bytes:
     """torch's own dump. The functions are private, and NCCL has one of its own."""
     dist = sys.modules.get("torch.distributed")  # never imported from here: the script may just be about to
     if dist is None or not (dist.is_available() and dist.is_initialized()):
-        return '{"entries": []}'
+        return "{}"
     name = "_dump_nccl_trace_json" if dist.get_backend() == "nccl" else "_dump_fr_trace_json"
     dump = getattr(sys.modules["torch._C._distributed_c10d"], name, None)
-    return dump() if dump else '{"entries": []}'
+    return dump() if dump else "{}"

@@ -73,3 +73,21 @@ def test_a_simulated_cuda_error_says_what_held_the_memory_and_can_be_caught_as_t
     assert "parameters 1.0 MiB" in str(caught.value)
     assert "to make it fit: " in str(caught.value)
     assert "Script.load('fsdp')" in str(caught.value)
+
+
+NCCL = "NCCL error in: …, unhandled cuda error\\nLast error:\\nCuda failure 2 'out of memory'"
+
+
+@pytest.mark.parametrize(("raising", "memory"), [
+    ("raise RuntimeError('CUDA error: out of memory')", "device"),
+    ("raise RuntimeError('CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`')", "device"),
+    (f'raise torch.distributed.DistBackendError("{NCCL}")', "device"),
+    ("def pin_memory():\n    raise RuntimeError('CUDA error: out of memory')\n\npin_memory()", "host"),
+])  # fmt: skip
+def test_simulated_cuda_errors_for_want_of_memory_in_other_words(raising: str, memory: str, tmp_path: Path) -> None:
+    (script := tmp_path / "train.py").write_text(f"import torch\nimport torch.distributed\n\n{raising}\n")
+
+    with pytest.raises(labkit.RankFailedError, match=f"rank 0 ran out of {memory} memory: ") as caught:
+        labkit.launch(script, nproc_per_node=1, wait=True)
+
+    assert caught.value.cause["out_of_memory"] == memory

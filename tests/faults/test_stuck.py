@@ -76,6 +76,19 @@ def test_an_inquiry_interrupts_no_system_call_of_a_rank_that_holds_the_gil(tmp_p
     assert "left: 0" in run.logs(rank=0)
 
 
+def test_a_rank_that_sleeps_before_the_first_collective_answers_and_does_not_hold_the_gil(tmp_path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import time\nimport torch.distributed as dist\n\ndist.init_process_group('gloo')\n"
+        "print('asleep', flush=True)\ntime.sleep(600)\n"
+    )
+    run = labkit.launch(script, nproc_per_node=1, wait=False)
+    wait_until(lambda: run.folder.log(0).exists() and "asleep" in run.logs(rank=0))
+
+    assert run.stacks().sentence == "rank 0 is at step 0 in train.py line 6: `time.sleep(600)`"
+    run.stop()
+
+
 def test_slow_is_not_stuck() -> None:
     run = labkit.launch(FAULTY, args=["--fault", "slow", "--sleep", "0.8", "--steps", "9"], wait=False)
     notices = []
