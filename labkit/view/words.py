@@ -61,7 +61,8 @@ def together(reader: RunReader, samples: list[float]) -> float | None:
 
 
 def slowest_step(reader: RunReader) -> int:
-    return min((h.step for h in reader.ranks.values()), default=0)
+    """Of the ranks that have written something that can be read."""
+    return min((h.step for h in reader.ranks.values() if h.meta or h.step), default=0)
 
 
 def total_steps(reader: RunReader) -> int:
