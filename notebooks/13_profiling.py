@@ -120,8 +120,8 @@ def train(name, strategy="ddp", slow=-1, **options):
 # **hidden**. The last layer in backward is the model's first; nothing is left to compute while its bucket is sent:
 # **exposed**. With all gradients in one bucket, all of it is exposed.
 #
-# One all-reduce more opens each step, before forward. It adds up a single number, how many predictions all ranks make
-# together, by which the script divides the loss. Nothing is computed meanwhile, so it is exposed, too.
+# One all-reduce more opens each step. It adds up a single number, how many predictions all ranks make together, by
+# which the script divides the loss: it is sent during forward, and waited for before backward.
 #
 # When a rank sleeps *s* longer in its forward, its gradients come *s* later. The others wait just as long, inside their
 # own all-reduces, which start with their first bucket and end when the dawdler's last one is there: *s* and *L - 1*
@@ -165,11 +165,11 @@ display(healthy.timeline())
 
 # %%
 def all_reduces(timeline):
-    """For every rank and step but the last, the shares of its all-reduces that are hidden, in order."""
+    """For every rank and step but the last, the shares of its all-reduces that backward hides, in order."""
     found = {}
     for rank in timeline.ranks:
         own = [span for span in timeline.spans if span.rank == rank]
-        computing = union((span.start, span.end) for span in own if span.kind in ("forward", "backward"))
+        computing = union((span.start, span.end) for span in own if span.kind == "backward")
         for step in timeline.steps[:-1]:  # the last one's all-reduce may end after the profiler has
             sent = [(span.start, span.end) for span in own if span.kind == "all_reduce" and span.step == step]
             found[rank, step] = [total(intersection([each], computing)) / total([each]) for each in sent]
@@ -188,8 +188,8 @@ def measure_hidden(name, run):
 measure_hidden("healthy", healthy)
 
 # %% [markdown]
-# The first column is the number of predictions, the others are buckets. The guide (001, line 14) says that sending
-# "overlaps with backward pass", and is right, except for the last bucket.
+# The first column is the number of predictions, sent during forward; the others are buckets. The guide (001, line 14)
+# says that sending "overlaps with backward pass", and is right, except for the last bucket.
 #
 # ## Sent too late
 #
