@@ -216,9 +216,9 @@ def forward_backward(model, batch, data, scaler, args):
     ranks, so each rank's part of the sum is multiplied by their number. Returns it: its mean over them is the loss."""
     count = count_of(batch)
     counted = dist.all_reduce(count, group=data.get_group(), async_op=True)
-    outputs = outputs_of(model, batch)
+    loss = loss_of(outputs_of(model, batch), batch)
     counted.wait()  # the ranks' counts were added up during the forward pass
-    loss = loss_of(outputs, batch) / count.clamp(min=1) * data.size()
+    loss = loss / count.clamp(min=1) * data.size()
     scaler.scale(loss).backward()
     return loss.detach()
 

@@ -16,9 +16,9 @@ def forward_backward(model, batch, data, scaler, args):
     total = 0.0
     for number, part in enumerate(micro_batches(batch, args.accumulate), 1):
         with gradient_sync(model, last=number == args.accumulate):
-            outputs = outputs_of(model, part)
+            loss = loss_of(outputs_of(model, part), part)
             counted.wait()  # the ranks' counts were added up during the first forward pass
-            loss = loss_of(outputs, part) / count.clamp(min=1) * data.size()
+            loss = loss / count.clamp(min=1) * data.size()
             scaler.scale(loss).backward()
         total += loss.detach()
     return total
