@@ -23,7 +23,15 @@ ENDINGS = {
 }
 
 
-TWINS = ("none", "no streams at all", "5 MB of lines", "no repr", "a record that is too large", "_exit without a word")
+TWINS = (
+    "TERM",
+    "none",
+    "no streams at all",
+    "5 MB of lines",
+    "no repr",
+    "a record that is too large",
+    "_exit without a word",
+)
 
 
 def each(cases: dict[str, Any]) -> list[Any]:
