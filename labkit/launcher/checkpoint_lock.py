@@ -41,9 +41,10 @@ def lock_checkpoints(checkpoints: Path, run: RunFolder) -> int | None:
                 continue
             os.close(descriptor)
             name = f"run {Path(path).name} on {host}" if path else "another run"
+            how = f"Wait for it: labkit.attach({path!r}).wait(), stop it: labkit stop {path}" if path else "Wait for it"
             raise LaunchError(
-                f"{name} is still running and saves its checkpoints to {checkpoints}. Wait for it: "
-                f"labkit.attach({path!r}).wait(), end it: labkit stop {path}, or give another checkpoint_dir"
+                f"{name} is still running and saves its checkpoints to {checkpoints}. {how}, or give another "
+                "checkpoint_dir"
             ) from None
         except OSError:  # a file system without locks
             return descriptor

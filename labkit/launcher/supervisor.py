@@ -75,8 +75,8 @@ class Supervisor:
         self.signals = _Signals()
         self.manifest = folder.read_manifest()
         self.watchdog: float | None = self.manifest.get("watchdog")
-        self.told: set[int] = set()  # the ranks of which the notice in state.json tells
-        self.stalled: str | None = None  # what it tells of them
+        self.told: set[int] = set()  # the ranks that the notice in state.json names
+        self.stalled: str | None = None  # what it says about them
         self.saving = Saving(folder)
         self.looking: Future[Any] | None = None
         self.looker = ThreadPoolExecutor(1)
