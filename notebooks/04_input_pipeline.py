@@ -94,6 +94,7 @@ for share in SHARES:
         within=0.06 / saved(share, W),
         article="002, line 117: 10-20 %",
         said=SAID[share],
+        timed=True,
     )
 
 # %% [markdown]
@@ -414,6 +415,7 @@ claims.predict(
     within=0.05,
     article="002, line 117: 10-20 %",
     said=0.9,
+    timed=True,
 )
 cnn = Script.load("ddp").with_cells(model=Model, data=load_datasets)
 options = {"nproc_per_node": N, "steps": 5, "global_batch_size": batch_size * N, "env": env}

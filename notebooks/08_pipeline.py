@@ -265,7 +265,7 @@ def main():
 for name in SCHEDULES:
     seconds, count = step_seconds(ideal[name, m]), len(ideal[name, m]) / p
     claims.predict(f"{name}: step", seconds, "s", within=0.01 * count / seconds)
-claims.predict("schedules in the order of their bubbles: zero bubble, interleaved, 1F1B", 3)
+claims.predict("schedules in the order of their bubbles: zero bubble, interleaved, 1F1B", 3, timed=True)
 claims.predict(
     f"1F1B, {p} micro-batches: share that is bubble",
     (p - 1) / (p + p - 1),
@@ -273,8 +273,9 @@ claims.predict(
     within=0.15,
     article="bubble fraction (p - 1)/m (003, line 302)",
     said=(p - 1) / p,
+    timed=True,
 )
-claims.predict(f"1F1B, {p} micro-batches: bubble over the ideal time", (p - 1) / p, "%", within=0.25)
+claims.predict(f"1F1B, {p} micro-batches: bubble over the ideal time", (p - 1) / p, "%", within=0.25, timed=True)
 for name in SCHEDULES:
     claims.predict(f"{name}: ranks that hold as many micro-batches as predicted", p)
 three = sorted(("GPipe", "1F1B", "Interleaved1F1B"), key=lambda name: held[name][0])

@@ -145,7 +145,7 @@ for rank in others:
     claims.predict(f"dawdler: all-reduces of rank {rank} last, per step", spoken, "s", within=0.15)
 claims.predict("dawdler: it waits itself, per step", 0.15 * SLOW, "s", how="at most")
 claims.predict("dawdler: its forward is longer by", SLOW, "s", within=0.15)
-claims.predict("dawdler: step time of the slowest rank over the fastest's", 1.1, how="at most")
+claims.predict("dawdler: step time of the slowest rank over the fastest's", 1.1, how="at most", timed=True)
 claims.predict("dawdler: the rank that waits least", slow_rank)
 claims.predict("dawdler: the rank that labkit names", slow_rank)
 claims.predict("steps that were recorded", 3)

@@ -276,7 +276,7 @@ working = [Path(tempfile.mkdtemp(prefix=f"session-{number}-")) for number in (1,
 P = sum(p.numel() for p in Model().parameters())
 
 in_time = deadline_seconds / step_seconds
-claims.predict("session 1: steps until the deadline", in_time, within=1.5 / deadline_seconds)
+claims.predict("session 1: steps until the deadline", in_time, within=1.5 / deadline_seconds, timed=True)
 claims.predict("session 1: exit code", 0)
 claims.predict("checkpoint", 3 * 8 * P, "B", within=0.03)
 

@@ -30,7 +30,8 @@ BROKEN = [
      f'labkit.launch(scripts["ddp"].with_cells(model={TWICE}), nproc_per_node=N, steps=4, env=env, trace_memory=True, '
      "**options)", "DDP: peak"),
     ("07_fsdp", '"never": False}', '"never": True}', "never: all-gathers"),
-    ("08_pipeline", "(forward, backward)\n", "(forward * (1 + index), backward * (1 + index))\n", "bubble"),
+    ("08_pipeline", "get_schedule_class(name)(", 'get_schedule_class(name if v > 1 else "GPipe")(',
+     "1F1B: ranks that hold as many micro-batches as predicted"),
     ("09_tensor_parallel", 'with_cells(data=text.replace("2**20", "2**17")) for',
      f'with_cells(data=text.replace("2**20", "2**17"), **({{}} if name == "single" else dict({PARTIAL}))) for', "loss"),
     ("10_meshes", "loaded.with_cells(**cells), Script", 'loaded.with_cells(**cells, strategy=loaded.cells["strategy"]'

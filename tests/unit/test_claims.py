@@ -46,6 +46,22 @@ def test_a_false_claim_says_by_how_much_and_shows_the_term(claims):
     assert "gathering buffers" in claims._repr_mimebundle_()["text/html"]
 
 
+def test_a_claim_measured_with_a_clock_is_shown_and_does_not_fail_the_lab(claims):
+    claims.predict("step", 0.1, "s", within=0.1)
+    claims.predict("idle", 0.3, "%", within=0.1, timed=True)
+    with pytest.raises(
+        LabError, match="2 of 2 claims of 02 a lab do not hold: step: predicted 100 ms, measured nothing"
+    ):
+        claims.check()
+    claims.measure("step", 0.2)
+    claims.measure("idle", 0.6)
+    assert repr(claims.check()).count("not at this machine's load") == 2
+    claims.predict("timeout", 8, "s", timed=False)
+    claims.measure("timeout", 9)
+    with pytest.raises(LabError, match="1 of 3 claims"):
+        claims.check()
+
+
 def test_an_article_is_heard(claims):
     claims.predict("bubble", 3 / 7, "%", within=0.1, article="third article: (p-1)/m", said=0.75)
     claims.measure("bubble", 0.44)
