@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from labkit.launcher.stuck import newest_of
+from labkit.launcher.flight_record import Call, calls_of
 from labkit.record import Nodes, RankHistory, RunFolder, RunReader
 from labkit.record.files import opened, read_text
 from labkit.record.folder import read_json
@@ -115,11 +115,10 @@ class Evidence:
             "line": line, "cell": cell.title, "origin": origin, "line_in_cell": line_in_cell, "place": f" ({where})"
         }  # fmt: skip
 
-    def newest_collectives(self) -> dict[int, dict[str, Any]]:
-        """The call that each rank made last, kept by the ranks that failed."""
+    def collectives(self) -> dict[int, list[Call]]:
+        """The calls of the ranks that failed, oldest first."""
         kept = {rank: read_json(self.folder.collectives(rank)) for rank in self.folder.started_ranks()}
-        return {rank: newest_of(c["collectives"]) for rank, c in kept.items()
-                if isinstance(c, dict) and isinstance(c.get("collectives"), list)}  # fmt: skip
+        return {rank: calls_of(record.get("collectives")) for rank, record in kept.items() if isinstance(record, dict)}
 
     def aborted_waiting(self, rank: int) -> bool:
         """Whether NCCL's watchdog ended the rank: it only waited for another."""

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from labkit.launcher.evidence import LAST_WORDS_BYTES, Evidence, tail_text
-from labkit.launcher.stuck import disagreement
+from labkit.launcher.flight_record import disagreement
 
 __all__ = ["disagreed", "exited", "hung", "left_early", "vanished"]
 
@@ -16,8 +16,8 @@ COMMUNICATION = re.compile(r"torch[./]distributed|gloo|nccl|c10d", re.IGNORECASE
 
 
 def disagreed(found: Evidence) -> dict[str, Any] | None:
-    """Ranks whose last calls do not match, by torch's flight recorder."""
-    differ = disagreement(found.newest_collectives())
+    """Ranks whose calls do not match, by torch's flight recorder."""
+    differ = disagreement(found.collectives())
     return {"kind": "disagree", "sentence": f"the ranks disagree: {differ}"} if differ else None
 
 

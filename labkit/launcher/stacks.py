@@ -53,7 +53,7 @@ class RankStack:
 
     `process` is the kernel's word for its process: "running", "sleeping", "disk-sleep", "stopped", or "gone"; "unknown"
     for one of another machine.
-    `answered` is "itself", "signal" (its script holds the GIL) or "no". `collectives` are the newest that it began,
+    `answered` is "itself", "signal" (its script holds the GIL) or "no". `collectives` are the newest that it called,
     as torch's flight recorder has them.
     """
 

@@ -1,7 +1,7 @@
 """Why a run does not move: what each rank was seen doing, put into a sentence that accuses nobody without evidence.
 
 The order of evidence: a process that is stopped or gone; ranks that called different collectives; a rank that has
-not entered the collective the others wait in; otherwise just where each of them is.
+not entered the collective the others wait in; ranks that wait for each other; otherwise just where each of them is.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from labkit.launcher.flight_record import absent, calls_of, disagreement, mutual_waiting, waits_in
 from labkit.launcher.stacks import RankStack, ask
 from labkit.record import RunFolder
 from labkit.record.files import read_text
 from labkit.record.text import escaped, plain
 from labkit.write import Script
 
-__all__ = ["Stacks", "disagreement", "explain", "look_at"]
+__all__ = ["Stacks", "explain", "look_at"]
 
 MOVING_SECONDS = 5.0
 NAMED_RANKS = 4  # more would make no sentence; all are in the details
@@ -71,18 +72,22 @@ def explain(ranks: Sequence[RankStack], script: Script, path: str) -> str:
             f"{_names(stopped)} {'is' if len(stopped) == 1 else 'are'} stopped by a signal (SIGSTOP, or a debugger) "
             f"at step {stopped[0].step}; {_where(_rest(ranks, stopped), places)}"
         )
-    newest = {r.rank: newest_of(r.collectives) for r in ranks}
-    if differ := disagreement(newest):
+    calls = {r.rank: calls_of(r.collectives) for r in ranks}
+    if differ := disagreement(calls):
         return f"the ranks disagree: {differ}. {_upper(_where(ranks, places))}"
-    late = _not_entered(ranks, newest)
-    if late:
-        awaited = next(newest[r.rank] for r in _rest(ranks, late) if newest[r.rank])
+    if awaited := absent(calls):
+        call, numbers = awaited
+        late = [r for r in ranks if r.rank in numbers]
         return (
-            f"{_names(late)} {'has' if len(late) == 1 else 'have'} not entered {_call(awaited)}. "
+            f"{_names(late)} {'has' if len(late) == 1 else 'have'} not entered {call}. "
             f"{_upper(_where(late, places))}; {_where(_rest(ranks, late), places)}"
         )
-    if len(ranks) > 1 and all(_waits(r) for r in ranks):
-        return f"all ranks are in {_call(newest[ranks[0].rank])} and it does not end; {_where(ranks, places)}"
+    if edges := mutual_waiting(calls):
+        waits = (f"rank {rank} waits in {call} for {_numbers(others)}" for rank, call, others in edges[:NAMED_RANKS])
+        return f"the ranks wait for each other: {'; '.join(waits)}. {_upper(_where(ranks, places))}"
+    waited = {(call.group, call.number): call for own in calls.values() if (call := waits_in(own))}
+    if len(ranks) > 1 and len(waited) == 1 and all(_waits(r) for r in ranks):
+        return f"all ranks are in {next(iter(waited.values()))} and it does not end; {_where(ranks, places)}"
     return _where(ranks, places)
 
 
@@ -115,68 +120,16 @@ def _place(rank: RankStack, script: Script, path: str) -> str:
     return f", {verb} `{called.function}` ({where}){holds}"
 
 
-def newest_of(collectives: Any) -> dict[str, Any]:
-    """The newest collective that a rank began, point-to-point messages apart."""
-    calls = [c for c in collectives if isinstance(c, dict) and not c.get("is_p2p")]
-    return calls[-1] if calls else {}
-
-
 def _waits(rank: RankStack) -> bool:
-    return newest_of(rank.collectives).get("retired") is False
-
-
-def disagreement(newest: Mapping[int, dict[str, Any]]) -> str:
-    """Ranks that gave the same number in the same process group to different calls."""
-    seen: dict[Any, tuple[int, dict[str, Any]]] = {}
-    for rank, call in newest.items():
-        if not call:
-            continue
-        key = (str(call.get("process_group")), call.get("collective_seq_id"))
-        first_rank, first = seen.setdefault(key, (rank, call))
-        if _signature(first) != _signature(call):
-            number = call.get("collective_seq_id")
-            return (
-                f"as collective #{number} rank {first_rank} called {_short(first)}, rank {rank} called {_short(call)}"
-            )
-    return ""
-
-
-def _not_entered(ranks: Sequence[RankStack], newest: Mapping[int, dict[str, Any]]) -> list[RankStack]:
-    """Ranks that have begun fewer collectives of a group than a rank that waits in its newest."""
-    waiting = [newest[r.rank] for r in ranks if _waits(r)]
-    if not waiting:
-        return []
-    last = max(waiting, key=_number)
-    return [
-        r for r in ranks
-        if not _waits(r) and _number(newest[r.rank]) < _number(last)
-        and newest[r.rank].get("process_group", last.get("process_group")) == last.get("process_group")
-    ]  # fmt: skip
-
-
-def _number(call: Mapping[str, Any]) -> int:
-    number = call.get("collective_seq_id")
-    return number if isinstance(number, int) else 0
-
-
-def _signature(call: Mapping[str, Any]) -> tuple[str, str, str]:
-    return str(call.get("profiling_name")), str(call.get("input_sizes")), str(call.get("input_dtypes"))
-
-
-def _short(call: Mapping[str, Any]) -> str:
-    name = str(call.get("profiling_name", "a collective")).split(":")[-1]
-    sizes, types = call.get("input_sizes") or [], call.get("input_dtypes") or []
-    shapes = ", ".join(f"{type} {size}" for type, size in zip(types, sizes, strict=False))
-    return f"{name}({shapes})"
-
-
-def _call(call: Mapping[str, Any]) -> str:
-    name = str(call.get("profiling_name", "a collective")).split(":")[-1]
-    return f"`{name}` #{call.get('collective_seq_id')}"
+    return waits_in(calls_of(rank.collectives)) is not None
 
 
 def _names(ranks: Sequence[RankStack]) -> str:
-    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(str(r.rank) for r in ranks)
+    return _numbers([r.rank for r in ranks])
+
+
+def _numbers(ranks: Sequence[int]) -> str:
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
 
 
 def _rest(ranks: Sequence[RankStack], some: Sequence[RankStack]) -> list[RankStack]:

@@ -91,7 +91,7 @@ def rank_environment(
     defaults = {
         "OMP_NUM_THREADS": str(max(1, cores // nproc_per_node)),
         "GLOO_SOCKET_IFNAME": interface,
-        "TORCH_FR_BUFFER_SIZE": "256",  # the flight recorder: which collective each rank is in
+        "TORCH_FR_BUFFER_SIZE": "2000",  # the flight recorder: which collectives each rank has called
     } | ({"NCCL_SOCKET_IFNAME": interface} if interface != LOOPBACK else {})
     ours = {
         "LABKIT_RUN_DIR": str(folder.path),

@@ -133,7 +133,9 @@ class Comparison:
         """One row per run; `speedup` is of training time against the first run, where both did the same work."""
         import pandas as pd
 
-        table = pd.DataFrame(self.summaries).drop(columns="recipe")
+        # pandas with pyarrow keeps UTF-8 only, and a file's name may be anything
+        rows = [{k: plain(v) if isinstance(v, str) else v for k, v in each.items()} for each in self.summaries]
+        table = pd.DataFrame(rows).drop(columns="recipe")
         table.insert(6, "speedup", self._speedups())
         return table
 

@@ -13,7 +13,9 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import suppress
+from typing import Any
 
 from labkit.record.folder import RunFolder, read_json, write_json
 from labkit.worker.memory import resident_set
@@ -24,9 +26,10 @@ __all__ = ["Pulse", "record_collectives"]
 
 BEAT_SECONDS = 1.0
 LINE_BYTES = 512  # always the same, written in place: the file never grows and is never half written
-KEPT_COLLECTIVES = 64
-COLLECTIVE_FIELDS = ("process_group", "collective_seq_id", "p2p_seq_id", "is_p2p", "profiling_name", "input_sizes",
-                     "input_dtypes", "retired", "state", "time_created_ns")  # fmt: skip
+KEPT_COLLECTIVES = 64  # before the oldest that has not completed
+DUMPS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")  # gloo's, and NCCL's; private
+COLLECTIVE_FIELDS = ("process_group", "ranks", "collective_seq_id", "p2p_seq_id", "is_p2p", "profiling_name",
+                     "input_sizes", "input_dtypes", "retired", "state", "time_created_ns")  # fmt: skip
 
 
 class Pulse:
@@ -80,17 +83,26 @@ class Pulse:
 
 
 def record_collectives(folder: RunFolder, rank: int) -> None:
-    """Keep the newest collectives of this rank, from torch's flight recorder, where it has one."""
-    entries = json.loads(_flight_record()).get("entries", [])[-KEPT_COLLECTIVES:]  # absent before the first one
-    kept = [{name: entry[name] for name in COLLECTIVE_FIELDS if name in entry} for entry in entries]
+    """Keep the newest collectives of this rank, from torch's flight recorders, where it has any."""
+    entries = sorted(_recorded(), key=lambda entry: entry.get("time_created_ns", 0))
+    waiting = (place for place, entry in enumerate(entries) if entry.get("retired") is False)
+    oldest = next(waiting, len(entries))
+    kept = [
+        {name: entry[name] for name in COLLECTIVE_FIELDS if name in entry}
+        for entry in entries[max(0, oldest - KEPT_COLLECTIVES) :]
+    ]
     write_json(folder.collectives(rank), {"collectives": kept})
 
 
-def _flight_record() -> str | bytes:
-    """torch's own dump. The functions are private, and NCCL has one of its own."""
+def _recorded() -> Iterator[dict[str, Any]]:
+    """The entries of every backend's recorder, each with the ranks of its process group where they are known: groups
+    that were split off one another share a name."""
     dist = sys.modules.get("torch.distributed")  # never imported from here: the script may just be about to
     if dist is None or not (dist.is_available() and dist.is_initialized()):
-        return "{}"
-    name = "_dump_nccl_trace_json" if dist.get_backend() == "nccl" else "_dump_fr_trace_json"
-    dump = getattr(sys.modules["torch._C._distributed_c10d"], name, None)
-    return dump() if dump else "{}"
+        return
+    for name in DUMPS:
+        dump = getattr(sys.modules["torch._C._distributed_c10d"], name, None)
+        record = json.loads(dump()) if dump else {}
+        for entry in record.get("entries", []):  # absent before the first one
+            group = record.get("pg_config", {}).get(entry["process_group"][0], {})
+            yield entry | {"ranks": group.get("ranks", "")}

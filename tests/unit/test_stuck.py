@@ -17,10 +17,14 @@ SLEEPS = [Frame(PATH, 5, "<module>")]
 REDUCES = [Frame("/t/c10d.py", 3252, "all_reduce"), Frame("/t/logger.py", 83, "wrapper"), MAIN]
 
 
-def call(number: int, name: str = "all_reduce", *, retired: bool = False, group: str = "0", sizes: int = 8) -> dict:
+def call(
+    number: int, name: str = "all_reduce", *, retired: bool = False, group: str = "default_pg", sizes: int = 8,
+    backend: str = "gloo", ranks: str = "", created: int | None = None,
+) -> dict:  # fmt: skip
     return {
-        "process_group": [group, "default_pg"], "collective_seq_id": number, "profiling_name": f"gloo:{name}",
-        "input_sizes": [[sizes]], "input_dtypes": ["Float"], "is_p2p": False, "retired": retired,
+        "process_group": ["7", group], "collective_seq_id": number, "profiling_name": f"{backend}:{name}",
+        "input_sizes": [[sizes]], "input_dtypes": ["Float"], "is_p2p": False, "retired": retired, "ranks": ranks,
+        "time_created_ns": number if created is None else created,
     }  # fmt: skip
 
 
@@ -49,10 +53,58 @@ def test_ranks_that_called_different_things_disagree() -> None:
 
 
 def test_calls_in_different_groups_are_not_compared() -> None:
-    said = explain([rank(0, REDUCES, call(5)), rank(1, REDUCES, call(3, "broadcast", group="1"))], SCRIPT, PATH)
+    said = explain([rank(0, REDUCES, call(5)), rank(1, REDUCES, call(3, "broadcast", group="dp"))], SCRIPT, PATH)
 
     assert "disagree" not in said
     assert "not entered" not in said
+
+
+def test_the_first_call_that_differs_is_named_though_hosts_have_run_ahead_of_their_gpus_made_up_records() -> None:
+    later = [call(number) for number in (6, 7)]
+    said = explain([rank(0, REDUCES, call(5), *later), rank(1, REDUCES, call(5, sizes=9), *later)], SCRIPT, PATH)
+
+    assert "as collective #5 rank 0 called all_reduce(Float [8]), rank 1 called all_reduce(Float [9])" in said
+
+
+def test_a_rank_has_not_entered_the_oldest_call_that_others_wait_in() -> None:
+    ahead = [call(4, retired=True), *(call(number) for number in (5, 6, 7, 8, 9))]
+    said = explain([rank(0, REDUCES, *ahead), rank(1, SLEEPS, call(4, retired=True))], SCRIPT, PATH)
+
+    assert said.startswith("rank 1 has not entered `all_reduce` #5. Rank 1 is at step 4 in train.py line 5")
+
+
+@pytest.mark.parametrize(("name", "retired"), [("all_reduce", True), ("all_to_all", False)])
+def test_sizes_may_differ_in_calls_that_completed_and_in_those_that_allow_it(name: str, retired: bool) -> None:
+    ranks = [rank(n, REDUCES, call(4, name, sizes=8 + n, retired=retired), call(5)) for n in range(2)]
+
+    assert "disagree" not in explain(ranks, SCRIPT, PATH)
+
+
+def test_ranks_that_wait_for_each_other_in_two_groups() -> None:
+    first = rank(0, REDUCES, call(1, group="tp", retired=True), call(3, group="dp", retired=True), call(2, group="tp"))
+    other = rank(1, REDUCES, call(1, group="tp", retired=True), call(3, group="dp", retired=True), call(4, group="dp"))
+
+    assert explain([first, other], SCRIPT, PATH).startswith(
+        "the ranks wait for each other: rank 0 waits in `all_reduce` #2 of group `tp` for rank 1; "
+        "rank 1 waits in `all_reduce` #4 of group `dp` for rank 0. Rank 0 is at step 4"
+    )
+
+
+def test_the_rank_at_the_end_of_a_chain_of_waiting_is_the_one_that_is_late() -> None:
+    done = [call(1, group=group, retired=True) for group in ("tp", "dp")]
+    waits = rank(0, REDUCES, *done, call(2, group="tp")), rank(1, REDUCES, *done, call(2, group="dp", created=9))
+
+    said = explain([*waits, rank(2, SLEEPS, call(1, group="dp", retired=True))], SCRIPT, PATH)
+
+    assert said.startswith("rank 2 has not entered `all_reduce` #2 of group `dp`")
+
+
+def test_groups_of_one_name_are_told_apart_by_backend_and_by_ranks_made_up_records() -> None:
+    by_backend = [rank(0, REDUCES, call(5, backend="nccl")), rank(1, REDUCES, call(5, "broadcast"))]
+    by_ranks = [rank(0, REDUCES, call(5, ranks="[0, 2]")), rank(1, REDUCES, call(5, "broadcast", ranks="[1, 3]"))]
+
+    for ranks in (by_backend, by_ranks):
+        assert "disagree" not in explain(ranks, SCRIPT, PATH)
 
 
 def test_all_in_the_same_collective() -> None:
