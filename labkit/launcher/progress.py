@@ -7,12 +7,14 @@ from typing import Any
 
 from labkit.record import RunFolder
 from labkit.record.folder import read_json
+from labkit.record.records import end_record
 
 __all__ = ["Progress"]
 
 LOOK_SECONDS = 1.0
 # Slow is not stuck: a rank may take this long, and twice its own step time, before anybody is told.
 PATIENCE_SECONDS = 5.0
+LEFT_SECONDS = 3.0  # a rank whose script has ended, and that gives no sign of life for so long, has left
 FIRST_STEP_SECONDS = 30.0  # until the first step: imports, data, compilation
 
 
@@ -25,6 +27,8 @@ class Progress:
         self._looked = 0.0
         self._signs: dict[int, Any] = {}
         self._changed: dict[int, float] = {}
+        self._beats: dict[int, tuple[Any, float]] = {}  # the newest beat's own time, and when it was seen first
+        self._ended: set[int] = set()  # ranks whose script has ended
         self._step_seconds = 0.0  # the slowest rank's newest, once one has made a step
 
     def look(self) -> bool:
@@ -41,6 +45,10 @@ class Progress:
             sign = (beat.get("step"), beat.get("moved"), metrics.stat().st_size if metrics.exists() else 0)
             if self._signs.get(rank) != sign:
                 self._signs[rank], self._changed[rank] = sign, now
+            elif rank not in self._ended and now - self._changed[rank] > LEFT_SECONDS and end_record(metrics):
+                self._ended.add(rank)
+            if self._beats.get(rank, (None, now))[0] != beat.get("t"):
+                self._beats[rank] = beat.get("t"), now
             seconds = beat.get("step_seconds")
             if isinstance(seconds, int | float):
                 self._step_seconds = max(self._step_seconds, seconds)
@@ -52,8 +60,10 @@ class Progress:
         return time.monotonic() - max([self._began, *self._changed.values()])
 
     def stalled(self) -> dict[int, float]:
-        """Seconds since each rank moved, of those that should have by now."""
+        """Seconds since each rank moved, of those that should have by now. One whose script has ended should leave."""
         now = time.monotonic()
-        idle = {rank: now - changed for rank, changed in self._changed.items()}
-        patience = PATIENCE_SECONDS + 2 * self._step_seconds if self._step_seconds else FIRST_STEP_SECONDS
-        return {rank: seconds for rank, seconds in idle.items() if seconds > patience}
+        left = {rank for rank in self._ended if now - self._beats.get(rank, (None, 0.0))[1] > LEFT_SECONDS}
+        idle = {rank: now - changed for rank, changed in self._changed.items() if rank not in left}
+        working = PATIENCE_SECONDS + 2 * self._step_seconds if self._step_seconds else FIRST_STEP_SECONDS
+        patience = {rank: PATIENCE_SECONDS if rank in self._ended else working for rank in idle}
+        return {rank: seconds for rank, seconds in idle.items() if seconds > patience[rank]}

@@ -23,6 +23,7 @@ from labkit.launcher.stop import processes_of
 from labkit.record import Nodes, RunFolder
 from labkit.record.folder import read_json, write_json
 from labkit.record.nodes import is_here
+from labkit.record.records import end_record
 from labkit.record.state import supervisor_is_elsewhere
 
 __all__ = ["Frame", "RankStack", "ask", "crash_frames"]
@@ -54,7 +55,7 @@ class RankStack:
     `process` is the kernel's word for its process: "running", "sleeping", "disk-sleep", "stopped", or "gone"; "unknown"
     for one of another machine.
     `answered` is "itself", "signal" (its script holds the GIL) or "no". `collectives` are the newest that it called,
-    as torch's flight recorder has them.
+    as torch's flight recorder has them. `outcome` is how its script ended, "" while it runs.
     """
 
     rank: int
@@ -65,6 +66,7 @@ class RankStack:
     frames: list[Frame] = field(default_factory=list)
     collectives: list[dict[str, Any]] = field(default_factory=list)
     text: str = ""
+    outcome: str = ""
 
 
 def ask(folder: RunFolder, run: RunFolder) -> list[RankStack]:
@@ -141,6 +143,7 @@ def _rank_stack(folder: RunFolder, rank: int, ours: dict[int, psutil.Process], o
         frames=main_thread(text),
         collectives=collectives if isinstance(collectives, list) else [],
         text=text,
+        outcome=str(end_record(folder.metrics(rank)).get("outcome", "")),
     )
 
 
@@ -152,13 +155,18 @@ def _readable(text: str) -> str:
 
 def main_thread(text: str) -> list[Frame]:
     """The frames of the main thread in faulthandler's text, innermost first: it lists that thread last."""
-    frames: list[Frame] = []
+    return threads(text)[-1]
+
+
+def threads(text: str) -> list[list[Frame]]:
+    """The frames of every thread, innermost first, the main thread's last."""
+    every: list[list[Frame]] = [[]]
     for line in text.splitlines():
         if THREAD.match(line):
-            frames = []
-        elif (found := FRAME.match(line)) and not OURS.search(line):
-            frames.append(Frame(found["file"], int(found["line"]), found["function"]))
-    return frames
+            every.append([])
+        elif (match := FRAME.match(line)) and not OURS.search(line):
+            every[-1].append(Frame(match["file"], int(match["line"]), match["function"]))
+    return every
 
 
 def crash_frames(path: Path) -> list[Frame]:

@@ -6,13 +6,13 @@ not entered the collective the others wait in; ranks that wait for each other; o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from labkit.launcher.flight_record import absent, calls_of, disagreement, mutual_waiting, waits_in
-from labkit.launcher.stacks import RankStack, ask
+from labkit.launcher.stacks import RankStack, ask, threads
 from labkit.record import RunFolder
 from labkit.record.files import read_text
 from labkit.record.text import escaped, plain
@@ -23,6 +23,7 @@ __all__ = ["Stacks", "explain", "look_at"]
 MOVING_SECONDS = 5.0
 NAMED_RANKS = 4  # more would make no sentence; all are in the details
 # Where torch's own Python stands between a script and the collective it calls.
+JOINING = ("_shutdown", "_join_thread", "join", "_wait_for_tstate_lock")  # Python, before it leaves
 WRAPPERS = ("wrapper", "_bootstrap", "<module>", "_wrapped_call_impl", "_call_impl", "inner")
 
 
@@ -65,6 +66,8 @@ def explain(ranks: Sequence[RankStack], script: Script, path: str) -> str:
     if not ranks:
         return "no rank has started yet"
     places = {r.rank: _place(r, script, path) for r in ranks}
+    if ended := [r for r in ranks if r.outcome]:
+        return "; ".join(filter(None, [*_ended(ended, places), _where(_rest(ranks, ended), places)]))
     if gone := [r for r in ranks if r.process == "gone"]:
         return f"{_names(gone)} {'is' if len(gone) == 1 else 'are'} gone; {_where(_rest(ranks, gone), places)}"
     if stopped := [r for r in ranks if r.process == "stopped"]:
@@ -91,6 +94,17 @@ def explain(ranks: Sequence[RankStack], script: Script, path: str) -> str:
     return _where(ranks, places)
 
 
+def _ended(ranks: Sequence[RankStack], places: Mapping[int, str]) -> Iterator[str]:
+    """Ranks whose script has ended: those that have left, and each whose process lives on."""
+    left = [r for r in ranks if r.process in ("gone", "unknown")]
+    if left:
+        yield f"{_names(left)} {'has' if len(left) == 1 else 'have'} finished"
+    for rank in _rest(ranks, left)[:NAMED_RANKS]:
+        ended = "failed" if rank.outcome == "raised" else "finished its script"
+        why = "an atexit handler, or a thread that is not a daemon"
+        yield f"rank {rank.rank} has {ended} and is still leaving{places[rank.rank]} ({why})"
+
+
 def _where(ranks: Sequence[RankStack], places: Mapping[int, str]) -> str:
     said = [f"rank {r.rank} is at step {r.step}{places[r.rank]}" for r in ranks[:NAMED_RANKS]]
     more = len(ranks) - len(said)
@@ -103,6 +117,9 @@ def _upper(text: str) -> str:
 
 def _place(rank: RankStack, script: Script, path: str) -> str:
     """`, in all_reduce (train.py line 88)`, or the very line when it is the script's own."""
+    if rank.frames[:1] and rank.frames[0].function in JOINING:
+        others = (frames for frames in threads(rank.text)[:-1] if any(f.file == path for f in frames))
+        rank = replace(rank, frames=next(others, rank.frames))
     ours = next((f for f in rank.frames if f.file == path), None)
     holds = ", and holds the GIL" if rank.answered == "signal" else ""
     if ours is None:

@@ -31,16 +31,18 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from labkit.record.files import opened
 
-__all__ = ["Tail"]
+__all__ = ["Tail", "end_record"]
 
 # One poll reads at most this much, so that a reader's memory is bounded whatever the file's size.
 CHUNK_BYTES = 1 << 20
 LONGEST_LINE_BYTES = 1 << 20
+TAIL_BYTES = 2000  # holds a rank's last lines
 LATEST_SECONDS = 1e10  # three centuries: no clock of a host has run that long
 
 
@@ -129,3 +131,19 @@ def number(value: Any) -> float | None:
     if value in ("nan", "inf", "-inf"):
         return float(value)
     return None
+
+
+def end_record(metrics: Path) -> dict[str, Any]:
+    """How a rank's script ended, from the end of its file; empty while it runs."""
+    try:
+        with opened(metrics) as file:
+            file.seek(max(0, file.seek(0, 2) - TAIL_BYTES))
+            lines = file.read().splitlines()
+    except OSError:
+        return {}
+    for line in reversed(lines):
+        with suppress(ValueError, RecursionError):
+            record = json.loads(line)
+            if isinstance(record, dict) and record.get("k") == "end":
+                return record
+    return {}

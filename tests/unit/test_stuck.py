@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from labkit.launcher import stacks
@@ -118,6 +120,17 @@ def test_all_in_the_same_collective() -> None:
 )
 def test_the_state_of_a_process_is_the_best_evidence(process: str, words: str) -> None:
     assert explain([rank(0, REDUCES, call(5)), rank(1, [], process=process)], SCRIPT, PATH).startswith(words)
+
+
+def test_a_rank_that_has_finished_is_not_gone_and_one_that_does_not_leave_is_named() -> None:
+    left = replace(rank(0, [], process="gone"), outcome="finished")
+    leaving = replace(rank(1, SLEEPS, process="sleeping"), outcome="finished")
+
+    assert explain([left, leaving], SCRIPT, PATH) == (
+        "rank 0 has finished; rank 1 has finished its script and is still leaving in train.py line 5, cell `main`: "
+        "`time.sleep(600)` (an atexit handler, or a thread that is not a daemon)"
+    )
+    assert explain([left, rank(1, REDUCES, call(5))], SCRIPT, PATH).startswith("rank 0 has finished; rank 1 is at step")
 
 
 def test_without_a_flight_recorder_it_is_said_where_each_is() -> None:
