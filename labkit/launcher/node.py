@@ -20,11 +20,13 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from labkit.errors import LabError, LaunchError
 from labkit.launcher import checks
 from labkit.launcher.agree import conclusion
+from labkit.launcher.checkpoint_lock import lock_checkpoints
 from labkit.launcher.hardware import usable_cores
 from labkit.launcher.interface import interface_of, is_loopback, own_address_towards, resolved
 from labkit.launcher.killed import oom_kills
@@ -153,6 +155,8 @@ class NodeSupervisor(Supervisor):
         """Until all nodes have begun; why not, when they do not. Raises LaunchError when this one cannot take part."""
         if self.node == 0:
             check_port(_option(self.command, "--master-port"), self.name)
+            if chosen := self.manifest["parameters"].get("checkpoint_dir"):
+                lock_checkpoints(Path(self.manifest["cwd"], chosen), self.folder)  # for as long as this process lives
         deadline = time.monotonic() + MEETING_SECONDS
         while not all(peer.has_begun() for peer in self.peers.values()):
             if found := self.reason_to_stop():

@@ -104,6 +104,21 @@ def test_two_nodes_train_together_and_say_so():
         assert "4" in repr(run)
 
 
+def test_a_second_live_run_on_one_checkpoint_folder_ends_with_the_name_of_the_first(tmp_path):
+    script, saved = tmp_path / "train.py", tmp_path / "saved"
+    script.write_text(
+        "import argparse\nimport time\n\nparser = argparse.ArgumentParser()\n"
+        "parser.add_argument('--checkpoint-dir')\nparser.parse_args()\ntime.sleep(600)\n"
+    )
+    with pair(script=script, checkpoint_dir=saved) as first:
+        wait_until(lambda: len(first.folder.started_ranks()) == 2)
+        with pair(script=script, checkpoint_dir=saved) as second:
+            sentence = second.ends(20)["sentence"]
+            assert f": run {first.folder.id} on " in sentence
+            assert f"is still running and saves its checkpoints to {saved}" in sentence
+        assert not read_state(first.folder).is_final
+
+
 @pytest.mark.soak  # as on two hosts
 def test_the_cause_is_that_of_the_rank_that_failed_on_both_nodes():
     with pair(fault="raise") as two:
