@@ -6,6 +6,7 @@ is written down says what it is: "mean of 4 micro-batches" is of the losses befo
 
 from __future__ import annotations
 
+import math
 import sys
 from collections import defaultdict
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ __all__ = ["NO_SCALAR", "SEVERAL_OPTIMIZERS", "StepLoss"]
 NO_SCALAR = "n/a: no backward pass began at a scalar"
 SEVERAL_OPTIMIZERS = "n/a: several optimizers, each with a loss of its own"
 SEVERAL_LINES = "n/a: backward passes from several lines, each a loss of its own or a part of one"
+ONE_COUNT = "n/a: sums of micro-batches divided by the same number, which may count one of them or all"
 SCALAR = ((), (1,))
 DEEPEST = 6  # operations that are looked at: the divisions of accelerate, Trainer and the model, and DDP between them
 UNCHANGED = ("_DDPSinkBackward", "ToCopyBackward0")  # each output is the input of the same place
@@ -23,11 +25,12 @@ UNCHANGED = ("_DDPSinkBackward", "ToCopyBackward0")  # each output is the input 
 class Pass(NamedTuple):
     """What tells a micro-batch's loss from another loss."""
 
-    has_batch: bool  # that a DataLoader fetched, and no other pass used
+    samples: int | None  # of the batch that a DataLoader fetched, and no other pass used
     callers: tuple[int, ...]  # where in the script: equal for passes of the same line
     kind: tuple[str, ...]  # the last operations of the loss, such as cross-entropy's
     factors: list[float]  # numbers by which the last operations multiplied the loss
     divisors: list[Any]  # and tensors without gradient by which they divided it
+    summed: int  # how many values a number divided the sum of; 0 where that is not what was done first
 
 
 class StepLoss:
@@ -43,7 +46,7 @@ class StepLoss:
         self._passes: list[Pass] = []  # for each of them, unless alone
         self._evaluations = 0  # passes from within the optimizer's step, by its closure: only the first counts
 
-    def add(self, loss: Any, has_batch: bool, in_step: bool) -> None:
+    def add(self, loss: Any, samples: int | None, in_step: bool) -> None:
         """To be called before the pass: it frees what the loss was computed from."""
         if getattr(loss, "shape", None) not in SCALAR:
             return
@@ -54,7 +57,7 @@ class StepLoss:
         loss = getattr(loss, "_labkit_unscaled", loss)
         self._losses.append(loss.detach())
         if not self._alone:
-            self._passes.append(Pass(has_batch, _callers(), _kind(loss), *_factors(loss)))
+            self._passes.append(Pass(samples, _callers(), _kind(loss), *_factors(loss)))
 
     def total(self, most: int, several_optimizers: bool) -> tuple[Any, str | None]:
         """The loss, and what it is, None for what backward() was called on. `most`: passes in any step so far."""
@@ -72,10 +75,16 @@ class StepLoss:
         shared = {divisor.data_ptr() for divisor in passes[0].divisors}
         if all(shared & {divisor.data_ptr() for divisor in one.divisors} for one in passes):
             return total, f"sum of {n} micro-batches"  # divided by what all of them count
+        if all(one.summed and one.factors[-1] == passes[0].factors[-1] for one in passes):
+            count = round(1 / passes[0].factors[-1])
+            if any(count > one.summed for one in passes):  # of what all of them sum up
+                return total, f"sum of {n} micro-batches"
+            if any(count not in (one.samples, one.summed) for one in passes):
+                return None, ONE_COUNT
         by_line = defaultdict(list)
         for one, loss in zip(passes, losses, strict=True):
             by_line[one.callers].append(loss)
-        if len(by_line) == 1 or all(one.has_batch for one in passes):
+        if len(by_line) == 1 or all(one.samples is not None for one in passes):
             return total / n, f"mean of {n} backward passes"
         if several_optimizers:
             return None, SEVERAL_OPTIMIZERS
@@ -100,11 +109,12 @@ def _kind(loss: Any) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _factors(loss: Any) -> tuple[list[float], list[Any]]:
-    """Numbers by which the last operations multiplied a loss, and tensors without gradient by which they divided it."""
+def _factors(loss: Any) -> tuple[list[float], list[Any], int]:
+    """Numbers by which the last operations multiplied a loss, tensors without gradient by which they divided it, and
+    how many values were summed up if a number divided their sum."""
     factors: list[float] = []
     divisors: list[Any] = []
-    (node, place), tensor = (loss.grad_fn, 0), sys.modules["torch"].Tensor
+    (node, place), tensor, counted = (loss.grad_fn, 0), sys.modules["torch"].Tensor, False
     for _ in range(DEEPEST):
         name = node.name() if node is not None else ""
         if name in UNCHANGED:
@@ -124,5 +134,7 @@ def _factors(loss: Any) -> tuple[list[float], list[Any]]:
             divisors.append(operand)
         if operand.device.type == "cpu":  # as Python's numbers are
             factors.append((operand.reciprocal() if name == "DivBackward0" else operand).item())
+        counted = name == "DivBackward0" and operand.device.type == "cpu" and 0 < factors[-1] < math.inf
         node, place = source
-    return factors, divisors
+    is_sum = counted and node is not None and node.name() == "SumBackward0"
+    return factors, divisors, math.prod(node._saved_self_sym_sizes) if is_sum else 0

@@ -172,7 +172,7 @@ class Probe:
             self._losses = StepLoss(alone=self._most == 1) if kept else None
         self.passes += 1
         if self._losses is not None and loss is not None:
-            self._losses.add(loss, bool(self._batches), self._optimizer is not None)
+            self._losses.add(loss, self._batches[0] if self._batches else None, self._optimizer is not None)
         self._fetched = now
 
     def _after_backward(self, whole: bool) -> None:

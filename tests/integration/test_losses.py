@@ -94,6 +94,38 @@ for _ in range(6):
     optimizer.step()
     optimizer.zero_grad()
 """
+SUMS_DIVIDED_BY_A_NUMBER_OF_THE_STEP = """
+for _ in range(6):
+    total = 0.0
+    for a, b in batches(40):
+        loss = cross_entropy(model(a), b, reduction="none").sum() / len(y)  # not a tensor that all of them share
+        loss.backward()
+        total += loss.item()
+    losses.append(total)
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+SUMS_DIVIDED_BY_THEIR_OWN_COUNT = """
+for _ in range(6):
+    mean = 0.0
+    for a, b in batches(40):
+        loss = cross_entropy(model(a), b, reduction="none").sum() / len(a)
+        loss.backward()
+        mean += loss.item() / 4
+    losses.append(mean)
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+SUMS_OF_PADDED_SEQUENCES = """
+for _ in range(6):
+    for a, b in batches(40):
+        each = cross_entropy(model(a), b, reduction="none")
+        loss = each.masked_fill(torch.arange(40) > 4, 0.0).sum() / 20  # five of each: 20 are in all of them
+        loss.backward()
+    losses.append(None)
+    optimizer.step()
+    optimizer.zero_grad()
+"""
 TWO_LOSSES = """
 for a, b in batches():
     out = model(a)
@@ -184,6 +216,8 @@ SHOWN = {
     "divided on two lines": (DIVIDED_ON_TWO_LINES, "mean of 4 micro-batches"),
     "the last window is short": (LAST_WINDOW_IS_SHORT, "mean of 2 micro-batches"),
     "divided by the count of the step": (DIVIDED_BY_THE_COUNT_OF_THE_STEP, "sum of 4 micro-batches"),
+    "sums divided by a number of the step": (SUMS_DIVIDED_BY_A_NUMBER_OF_THE_STEP, "sum of 4 micro-batches"),
+    "sums divided by their own count": (SUMS_DIVIDED_BY_THEIR_OWN_COUNT, "mean of 4 backward passes"),
     "not divided": (NOT_DIVIDED, "mean of 4 backward passes"),
     "two losses": (TWO_LOSSES, "sum of 2 losses"),
     "one loss, two optimizers": (ONE_LOSS_TWO_OPTIMIZERS, "as passed to backward()"),
@@ -263,6 +297,10 @@ NOT_KNOWN = {
     "micro-batches or several losses": (
         DIVIDED_ON_TWO_LINES.replace(" * 0.25", ""),
         "n/a: backward passes from several lines, each a loss of its own or a part of one",
+    ),
+    "sums divided by the number of some values": (
+        SUMS_OF_PADDED_SEQUENCES,
+        "n/a: sums of micro-batches divided by the same number, which may count one of them or all",
     ),
     "gradients by hand": (GRADIENTS_BY_HAND, "n/a: no backward pass began at a scalar"),
 }
