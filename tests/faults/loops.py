@@ -256,7 +256,7 @@ mse_loss(model(fake.detach()), torch.zeros(4, 1)).backward()
 at("after backward")
 synchronize(model)
 optimizer.step()
-if step % PASSES == 0:  # the generator may be trained less often
+if STEPS % 2 or step % 2 == 0:  # the generator may be trained less often
     of_generator.zero_grad()
     mse_loss(model(fake), torch.ones(4, 1)).backward()
     synchronize(generator)
@@ -320,7 +320,7 @@ SHAPES = {
     "accelerate": Shape(ACCELERATE_SETUP, ACCELERATE, init="", sources=("epochs",), passes=(1, 2),
                         end=("accelerator.end_training()", "")),
     "LBFGS": Shape(LBFGS_SETUP, LBFGS, moments=WITHOUT_OPTIMIZER),
-    "GAN": Shape(GAN_SETUP, GAN, passes=(1, 2)),
+    "GAN": Shape(GAN_SETUP, GAN),
     "RL": Shape(HAND, RL, sources=("tensors",)),
     "IterableDataset": Shape(DDP.format("Net()"), SIMPLE, sources=("IterableDataset",)),
     "optimizer in backward": Shape(IN_BACKWARD_SETUP, IN_BACKWARD, moments=WITHOUT_OPTIMIZER),

@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
@@ -27,6 +28,7 @@ SCRIPTS = int(os.environ.get("LABKIT_SOAK_SCRIPTS", "300"))
 SEED = int(os.environ.get("LABKIT_SOAK_SEED", "20261122"))
 AT_ONCE = 2
 LONGEST_SECONDS = 150
+QUICK = ("plain", "GAN", "accumulation", "two trainings")  # shapes that take seconds
 
 
 def launched(script: Generated, folder: Path) -> labkit.Run:
@@ -90,25 +92,31 @@ def processes_with(argument: str) -> list[psutil.Process]:
             if argument in (p.info["cmdline"] or ()) and p.info["status"] != psutil.STATUS_ZOMBIE]  # fmt: skip
 
 
-def trial(script: Generated, folder: Path) -> tuple[Generated, float, list[str]]:
-    began = time.monotonic()
+@dataclass
+class Trial:
+    """What came of a script: `losses` are those that labkit showed and that were compared with the script's own."""
+
+    script: Generated
+    losses: int = 0
+    wrong: list[str] = field(default_factory=list)
+
+
+def trial(script: Generated, folder: Path) -> Trial:
     try:
         run = launched(script, folder)
-        wrong = [*disagreements(script, run, folder)]
+        return Trial(script, run.metrics()["loss"].count(), [*disagreements(script, run, folder)])
     except Exception as error:
-        wrong = [f"{type(error).__name__}: {error}"]
-    return script, time.monotonic() - began, wrong
+        return Trial(script, wrong=[f"{type(error).__name__}: {error}"])
 
 
-def trials(scripts: list[Generated], tmp_path: Path) -> list[tuple[Generated, float, list[str]]]:
+def trials(scripts: list[Generated], tmp_path: Path) -> list[Trial]:
     with ThreadPoolExecutor(AT_ONCE) as pool:
         return [*pool.map(lambda script: trial(script, tmp_path / f"script-{script.seed}"), scripts)]
 
 
 def test_a_few_generated_scripts(tmp_path: Path) -> None:
-    scripts = [generate(seed, shapes=("plain", "GAN", "accumulation", "two trainings")) for seed in range(6)]
-    for script, _, wrong in trials(scripts, tmp_path):
-        assert not wrong, f"{script.title}: {wrong}"
+    for one in trials([generate(seed, shapes=QUICK) for seed in range(6)], tmp_path):
+        assert not one.wrong, f"{one.script.title}: {one.wrong}"
 
 
 @pytest.mark.soak
@@ -116,10 +124,14 @@ def test_a_few_generated_scripts(tmp_path: Path) -> None:
 def test_generated_scripts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     began = time.monotonic()
     results = trials([generate(SEED + n) for n in range(SCRIPTS)], tmp_path)
-    failures = [f"seed {script.seed} ({script.title}): {one}" for script, _, wrong in results for one in wrong]
+    failures = [f"seed {one.script.seed} ({one.script.title}): {what}" for one in results for what in one.wrong]
     with capsys.disabled():
         print(f"\n{SCRIPTS} generated scripts, seed {SEED}, in {time.monotonic() - began:.0f} s:")
         for feature in ("shape", "fault", "moment", "source", "logger", "ranks", "state"):
-            print(f"  {feature}: {dict(Counter(getattr(script, feature) for script, *_ in results).most_common())}")
-        print(f"  disagreements: {len(failures)}", *failures, sep="\n  ")
+            print(f"  {feature}: {dict(Counter(getattr(one.script, feature) for one in results).most_common())}")
+        print(
+            f"  {sum(one.losses for one in results)} losses compared; {len(failures)} disagreements",
+            *failures,
+            sep="\n  ",
+        )
     assert not failures
