@@ -23,10 +23,10 @@ from typing import Any
 
 import labkit
 from labkit import Script
-from labkit.planner.facts import Facts, facts_of
 from labkit.planner.layout import layout_of
-from labkit.planner.memory import peak, states
-from labkit.planner.rehearsal import rehearse
+from labkit.planner.memory.peak import peak, states
+from labkit.planner.model.facts import Facts, facts_of
+from labkit.planner.model.rehearsal import rehearse
 from labkit.record.peak import Peak
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from accelerate.commands.estimate import estimate_training_usage
 
-from labkit.planner.facts import Facts
 from labkit.planner.layout import Layout
+from labkit.planner.model.facts import Facts
 
 __all__ = ["OTHERS"]
 

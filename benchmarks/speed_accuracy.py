@@ -20,11 +20,11 @@ from typing import Any
 
 import labkit
 from labkit import Script
-from labkit.launcher.bandwidth import measure_link
-from labkit.planner.facts import Facts, facts_of
+from labkit.launcher.link.bandwidth import measure_link
 from labkit.planner.layout import layout_of
-from labkit.planner.rates import measure_rates
-from labkit.planner.speed import StepTime, step_time
+from labkit.planner.model.facts import Facts, facts_of
+from labkit.planner.speed.rates import measure_rates
+from labkit.planner.speed.step_time import StepTime, step_time
 
 BATCH, STEPS, WARM = 8, 15, 3
 DEFAULT, SIZES = "width=128, heads=4, layers=4", "width=256, heads=8, layers=8"

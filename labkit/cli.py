@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import labkit
+from labkit.batch_jobs import add_verbs as add_slurm_verbs
 from labkit.checking.files import files_in
 from labkit.cluster.export import add_options, export
 from labkit.errors import LabError
-from labkit.jobs import add_verbs as add_slurm_verbs
 from labkit.kaggle.verbs import add_verbs
 from labkit.record.text import plain
 from labkit.write import check_flags, completed, extra_options, options_of, read_back, script_names

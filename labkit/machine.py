@@ -10,9 +10,9 @@ from typing import Any
 
 from labkit.diagnosis import Facts, Finding, diagnose, gather
 from labkit.diagnosis.shown import as_html, as_text
-from labkit.launcher import bandwidth as _bandwidth
-from labkit.launcher import preflight as _preflight
 from labkit.launcher.hardware import Hardware, hardware
+from labkit.launcher.link import bandwidth as _bandwidth
+from labkit.launcher.link import preflight as _preflight
 
 __all__ = ["Machine", "doctor"]
 

@@ -13,10 +13,10 @@ from labkit.checking.launching import warn
 from labkit.cluster import watching
 from labkit.cluster.hosts import begin as begin_on_hosts
 from labkit.errors import LabError, LaunchError, RankFailedError, RunFolderError, rank_failed
-from labkit.launcher import preflight
 from labkit.launcher import stop as stopping
+from labkit.launcher.causes.stuck import Stacks, look_at
+from labkit.launcher.link import preflight
 from labkit.launcher.start import start
-from labkit.launcher.stuck import Stacks, look_at
 from labkit.planner.measured import Memory
 from labkit.planner.plan import Plan
 from labkit.record import RunFolder, RunReader, State, find_run, list_runs
@@ -25,14 +25,14 @@ from labkit.record.folder import unfinished_launches
 from labkit.record.reader import COLUMNS, rows
 from labkit.record.session import is_session
 from labkit.record.text import plain
-from labkit.view.dashboard import Dashboard
 from labkit.view.frontend import check_kernel, is_headless, ui
-from labkit.view.page import attempt_ended, run_text
+from labkit.view.live.dashboard import Dashboard
+from labkit.view.live.page import attempt_ended, run_text
+from labkit.view.live.terminal import Screen, StatusLine
+from labkit.view.live.verdict import verdict
 from labkit.view.report import static_bundle, write_report
 from labkit.view.run_list import RunList
-from labkit.view.terminal import Screen, StatusLine
 from labkit.view.timeline import Timeline
-from labkit.view.verdict import verdict
 from labkit.write import Script
 
 if TYPE_CHECKING:

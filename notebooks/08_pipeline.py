@@ -35,7 +35,7 @@ from plotly.subplots import make_subplots
 
 import labkit
 from labkit import Script
-from labkit.planner.schedules import actions
+from labkit.planner.speed.schedules import actions
 
 p, m, ranks = nproc_per_node, micro_batches, range(nproc_per_node)
 env = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}  # sleep needs no GPU

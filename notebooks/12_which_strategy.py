@@ -37,11 +37,11 @@ import plotly.graph_objects as go
 import labkit
 from labkit import Script
 from labkit.planner.devices import device_named
-from labkit.planner.facts import facts_of
+from labkit.planner.model.facts import facts_of
 from labkit.planner.layout import layout_of
-from labkit.planner.memory import worst
-from labkit.planner.pace import Pace
-from labkit.planner.rehearsal import rehearse
+from labkit.planner.memory.peak import worst
+from labkit.planner.speed.speed_model import Pace
+from labkit.planner.model.rehearsal import rehearse
 
 machine = labkit.doctor()
 on_cpu = machine.gpu_count < nproc_per_node

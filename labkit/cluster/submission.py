@@ -13,7 +13,7 @@ from labkit.cluster import slurm
 from labkit.cluster.sbatch import HEAD, NODE, PORT, LaunchFile, sbatch_text
 from labkit.cluster.timelimit import SAVING_SECONDS
 from labkit.errors import LaunchError
-from labkit.launcher import several
+from labkit.launcher import multinode
 from labkit.launcher.start import check, taken_back_on_failure
 from labkit.launcher.torchrun import without_leftovers
 from labkit.record import Nodes, RunFolder
@@ -53,11 +53,11 @@ def prepare(
     """The folder of a run with its launch file, and nothing submitted. `asked` is what `_launch_file` takes."""
     asked |= _usual(asked)
     counts = _counts(nodes, nproc_per_node, asked.get("partition"))
-    folder = several.create(
+    folder = multinode.create(
         script, counts, args=args, parameters=parameters, name=name, runs_dir=runs_dir, env=env, saves=True
     )
     with taken_back_on_failure(folder):
-        command = several.torchrun_of_node(folder, NODE, HEAD, PORT)
+        command = multinode.torchrun_of_node(folder, NODE, HEAD, PORT)
         text = sbatch_text(_launch_file(
             counts,
             name=str(name or folder.read_manifest()["name"]),

@@ -22,10 +22,10 @@ import psutil
 from labkit.diagnosis.facts import UNLIMITED, Kernel, Nvml, TorchBuild, nvml_from_json
 from labkit.diagnosis.on_kaggle import kaggle
 from labkit.errors import LabError
-from labkit.launcher import bandwidth as _bandwidth
-from labkit.launcher import preflight as _preflight
 from labkit.launcher.checks import check_interface
 from labkit.launcher.hardware import DRIVER_FILES, Hardware, asked_of_torch
+from labkit.launcher.link import bandwidth as _bandwidth
+from labkit.launcher.link import preflight as _preflight
 from labkit.launcher.torchrun import LEFTOVER_PREFIXES, LEFTOVERS
 from labkit.record import container, runs_root
 from labkit.record.folder import MARKER, check_root

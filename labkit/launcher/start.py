@@ -18,8 +18,8 @@ from typing import Any
 from labkit.errors import RunFolderError, ScriptError
 from labkit.launcher import checks
 from labkit.launcher.checkpoint_lock import lock_checkpoints
+from labkit.launcher.gpu_lock import check_gpus_are_free, gpus_of, launching
 from labkit.launcher.hardware import hardware, platform_name
-from labkit.launcher.holding import check_gpus_are_free, gpus_of, launching
 from labkit.launcher.torchrun import (
     rank_environment,
     recorded_environment,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from labkit.planner.devices import Device
-from labkit.planner.facts import Facts
 from labkit.planner.layout import Layout
-from labkit.planner.memory import worst
+from labkit.planner.memory.peak import worst
+from labkit.planner.model.facts import Facts
 
 __all__ = ["largest_micro_batch", "largest_model"]
 

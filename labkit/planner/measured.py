@@ -15,10 +15,10 @@ from labkit.record.records import finite
 from labkit.record.text import escaped, plain
 from labkit.record.units import gib
 from labkit.view import words
-from labkit.view.bars import Bar, bars, key
-from labkit.view.images import as_image
+from labkit.view.charts.bars import Bar, bars, key
+from labkit.view.charts.images import as_image
+from labkit.view.live.tables import grid
 from labkit.view.plan_tables import aligned, band, memory_rows
-from labkit.view.tables import grid
 
 __all__ = ["Held", "Memory"]
 

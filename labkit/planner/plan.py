@@ -15,25 +15,25 @@ from labkit.errors import LaunchError
 from labkit.launcher.hardware import hardware
 from labkit.planner.advice import Advice, advise
 from labkit.planner.candidate import unfit
-from labkit.planner.child import Unplannable, asking
-from labkit.planner.curves import break_even_curve, scaling_curves
+from labkit.planner.constraints import refusal
 from labkit.planner.devices import Device, devices_named
-from labkit.planner.facts import Facts, facts_of
 from labkit.planner.layout import Layout, able_to, layout_of
-from labkit.planner.memory import UnknownToFormulas, variant_of, worst
-from labkit.planner.memory import peak as peak_of
+from labkit.planner.memory.peak import UnknownToFormulas, variant_of, worst
+from labkit.planner.memory.peak import peak as peak_of
+from labkit.planner.model.child import Unplannable, asking
+from labkit.planner.model.facts import Facts, facts_of
+from labkit.planner.model.rehearsal import rehearse
+from labkit.planner.model.sizes import states_alone
 from labkit.planner.networks import bandwidth_of
-from labkit.planner.outlook import bar_of
-from labkit.planner.pace import Pace, measure_pace
-from labkit.planner.refusals import refusal
-from labkit.planner.rehearsal import rehearse
-from labkit.planner.sizing import states_alone
-from labkit.planner.speed import StepTime
+from labkit.planner.overview import bar_of
+from labkit.planner.scaling import break_even_curve, scaling_curves
+from labkit.planner.speed.speed_model import Pace, measure_pace
+from labkit.planner.speed.step_time import StepTime
 from labkit.record.peak import Peak
 from labkit.record.units import gib
-from labkit.view.bars import Bar
-from labkit.view.images import as_image
-from labkit.view.plan_figures import break_even, memory_planned, scaling_planned
+from labkit.view.charts.bars import Bar
+from labkit.view.charts.images import as_image
+from labkit.view.charts.plan_figures import break_even, memory_planned, scaling_planned
 from labkit.view.plan_tables import plan_html, plan_text
 from labkit.write import Script, script_names
 

@@ -9,8 +9,8 @@ from typing import Any
 from labkit.planner.alternatives import BOX, remedies, ways
 from labkit.planner.candidate import Candidate, evaluate, fastest
 from labkit.planner.devices import Device
-from labkit.planner.facts import Facts
-from labkit.planner.pace import Pace
+from labkit.planner.model.facts import Facts
+from labkit.planner.speed.speed_model import Pace
 from labkit.write import Script
 
 __all__ = ["Search"]

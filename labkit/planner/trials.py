@@ -9,7 +9,7 @@ from labkit.record import RunFolder, RunReader
 from labkit.record.peak import Peak
 from labkit.record.units import gib
 from labkit.view import words
-from labkit.view.bars import Bar
+from labkit.view.charts.bars import Bar
 from labkit.view.plan_tables import percent_off
 
 __all__ = ["Trial"]

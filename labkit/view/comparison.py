@@ -12,10 +12,10 @@ from labkit.record import Nodes, RankHistory, RunFolder, RunReader, find_run, re
 from labkit.record.records import finite, number
 from labkit.record.text import escaped, plain
 from labkit.view import words
-from labkit.view.figures import runs_together, scaling
-from labkit.view.images import as_image
+from labkit.view.charts.images import as_image
+from labkit.view.charts.run_figures import runs_together, scaling
+from labkit.view.charts.svg import COLOURS
 from labkit.view.noise import findings, is_tested, tested_name
-from labkit.view.svg import COLOURS
 
 if TYPE_CHECKING:
     import pandas as pd

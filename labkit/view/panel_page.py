@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from labkit.record.text import escaped
-from labkit.view.bars import Bar, bars, key
-from labkit.view.tables import grid
+from labkit.view.charts.bars import Bar, bars, key
+from labkit.view.live.tables import grid
 
 __all__ = ["panel_page"]
 

@@ -16,7 +16,7 @@ from conftest import SCRIPTS, marked_processes
 from faults.scene import last_step, read, wait_until
 
 import labkit
-from labkit.launcher.several import create, node_command
+from labkit.launcher.multinode import create, node_command
 from labkit.record import Nodes, RunFolder, RunReader, read_state
 
 FAULTY = SCRIPTS / "faulty.py"

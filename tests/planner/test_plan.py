@@ -13,9 +13,9 @@ from strategies.matrix import IMAGES
 
 import labkit
 from labkit import Script
-from labkit.planner import refusals
-from labkit.planner.memory import worst
-from labkit.planner.rehearsal import rehearse
+from labkit.planner import constraints
+from labkit.planner.memory.peak import worst
+from labkit.planner.model.rehearsal import rehearse
 from labkit.write import script_names
 
 DDP = Script.load("ddp")
@@ -151,10 +151,10 @@ def test_what_cannot_be_is_refused_with_what_to_do(script, options, message):
 
 
 def test_a_pipeline_of_a_single_micro_batch_is_planned_where_torch_would_train_it(monkeypatch):
-    monkeypatch.setattr(refusals, "version", lambda package: "2.11.0")
+    monkeypatch.setattr(constraints, "version", lambda package: "2.11.0")
     assert labkit.plan("pipeline", nproc_per_node=2, device="T4").fits
 
-    monkeypatch.setattr(refusals, "version", lambda package: "2.10.0+cu128")
+    monkeypatch.setattr(constraints, "version", lambda package: "2.10.0+cu128")
     with pytest.raises(labkit.LaunchError, match="GPipe on 2 ranks needs 2 micro-batches or more; accumulate is 1"):
         labkit.plan("pipeline", nproc_per_node=2, device="T4")
 

@@ -11,7 +11,7 @@ from strategies.matrix import IMAGES, MATRIX, OPTIONS, Row, curve, curve_of, dif
 
 import labkit
 from labkit import Script
-from labkit.planner.rehearsal import rehearse
+from labkit.planner.model.rehearsal import rehearse
 
 
 @pytest.fixture(scope="module")

@@ -11,15 +11,15 @@ from labkit.errors import LaunchError
 from labkit.planner.advice import advise
 from labkit.planner.alternatives import remedies, ways
 from labkit.planner.candidate import ALIKE, Candidate, fastest
-from labkit.planner.curves import break_even_curve, scaling_curves
+from labkit.planner.constraints import refusal
 from labkit.planner.devices import device_named
-from labkit.planner.facts import Facts, Line, Moment, Profile, Unit, Variant
 from labkit.planner.largest import largest_micro_batch, largest_model
 from labkit.planner.layout import layout_of
-from labkit.planner.memory import worst
-from labkit.planner.outlook import bar_of, outlook, verdict_of
-from labkit.planner.pace import Pace
-from labkit.planner.refusals import refusal
+from labkit.planner.memory.peak import worst
+from labkit.planner.model.facts import Facts, Line, Moment, Profile, Unit, Variant
+from labkit.planner.overview import bar_of, outlook, verdict_of
+from labkit.planner.scaling import break_even_curve, scaling_curves
+from labkit.planner.speed.speed_model import Pace
 from labkit.planner.variants import extras_of, needed, own_parameters, variants
 from labkit.record.peak import Peak
 from labkit.write import Script

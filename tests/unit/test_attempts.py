@@ -11,15 +11,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from labkit.launcher import advice
-from labkit.launcher.advice import disk_advice, memory_advice, memory_in_words
+from labkit.launcher.causes import advice
+from labkit.launcher.causes.advice import disk_advice, memory_advice, memory_in_words
 from labkit.launcher.torchrun import attempt_command
 from labkit.record import RunFolder, RunReader, State, read_state, write_state
 from labkit.record import folder as folder_module
 from labkit.record.folder import RESERVE_BYTES, write_json
 from labkit.record.reader import rows
-from labkit.view.page import attempt_ended, run_charts, run_html, run_text
-from labkit.view.svg import charts
+from labkit.view.charts.svg import charts
+from labkit.view.live.page import attempt_ended, run_charts, run_html, run_text
 from labkit.write import Script
 
 

@@ -21,7 +21,7 @@ import labkit
 from labkit import Script, ScriptError
 from labkit.checking import KINDS, RULES, check
 from labkit.checking.launching import warn
-from labkit.checking.outdated import REPLACED
+from labkit.checking.rules.outdated import REPLACED
 from labkit.cli import main
 from labkit.write import script_names
 from unit.composed import combinations

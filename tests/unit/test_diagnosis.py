@@ -25,7 +25,7 @@ from labkit.diagnosis.shown import COLUMNS
 from labkit.errors import LabError, LaunchError
 from labkit.launcher import hardware as hardware_module
 from labkit.launcher.hardware import Gpu, hardware, has_kernels
-from labkit.launcher.preflight import preflight, remembered
+from labkit.launcher.link.preflight import preflight, remembered
 from labkit.machine import Machine
 from labkit.planner.devices import this_machine
 from labkit.record import container, session

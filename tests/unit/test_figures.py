@@ -8,7 +8,7 @@ import pytest
 
 from labkit.record import RunReader, State, write_state
 from labkit.record.folder import write_json
-from labkit.view.figures import memory_by_category, over_time, runs_together, scaling
+from labkit.view.charts.run_figures import memory_by_category, over_time, runs_together, scaling
 from labkit.view.report import write_report
 
 GIB = 2**30

@@ -15,12 +15,12 @@ import pytest
 
 import labkit
 from labkit.errors import LabError
-from labkit.launcher.cause import find_cause
+from labkit.launcher.causes.cause import find_cause
 from labkit.launcher.stop import requested_grace
 from labkit.record import RunFolder, RunReader, read_state
-from labkit.view.figures import memory_by_category, over_time, runs_together
-from labkit.view.page import run_html
-from labkit.view.terminal import picture
+from labkit.view.charts.run_figures import memory_by_category, over_time, runs_together
+from labkit.view.live.page import run_html
+from labkit.view.live.terminal import picture
 
 pytestmark = pytest.mark.timeout(60)
 

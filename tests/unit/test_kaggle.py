@@ -28,7 +28,7 @@ from labkit.kaggle.wheel import wheel
 from labkit.record import RunFolder, runs_root
 from labkit.record.folder import write_json
 from labkit.record.session import SAVING_SECONDS, seconds_left, seconds_to_train, working_folder
-from labkit.view.terminal import StatusLine
+from labkit.view.live.terminal import StatusLine
 
 ROOT = Path(__file__).parents[2]
 CLIENT = KaggleApi()

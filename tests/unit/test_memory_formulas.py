@@ -7,12 +7,12 @@ import pytest
 
 import labkit
 from labkit.errors import LaunchError
-from labkit.planner.facts import Facts, Line, Moment, Profile, Unit, Variant
 from labkit.planner.layout import layout_of
-from labkit.planner.memory import COUNT, UnknownToFormulas, moments, peak, states, variant_of
-from labkit.planner.optimizing import adamw_state, adamw_temporary, dealt
-from labkit.planner.schedules import actions
-from labkit.planner.textbook import block_activations
+from labkit.planner.memory.adamw import adamw_state, adamw_temporary, dealt
+from labkit.planner.memory.peak import COUNT, UnknownToFormulas, moments, peak, states, variant_of
+from labkit.planner.memory.textbook import block_activations
+from labkit.planner.model.facts import Facts, Line, Moment, Profile, Unit, Variant
+from labkit.planner.speed.schedules import actions
 
 BLOCK, ENDS = (4096, 64), (1024,)
 KEPT, OUT = 1000, 100

@@ -6,12 +6,12 @@ import pytest
 
 import labkit
 from labkit.errors import LaunchError
-from labkit.launcher.bandwidth import KINDS, Line, Link
+from labkit.launcher.link.bandwidth import KINDS, Line, Link
 from labkit.planner.devices import device_named
 from labkit.planner.inside import between_hosts
 from labkit.planner.networks import NETWORK_SHARE, Hosts, bandwidth_of
-from labkit.planner.speed import step_time
-from labkit.planner.volume import volume, wire
+from labkit.planner.speed.step_time import step_time
+from labkit.planner.speed.traffic import volume, wire
 from unit.test_speed import FACTS, FSDP, RATES, layout
 
 FAST = Link("nccl", 8, {kind: Line(0.0, 1e-15, 0.5) for kind in KINDS}, 1.0)  # within a host: next to nothing

@@ -12,13 +12,14 @@ import labkit
 from labkit.cluster import hosts, remote, ssh, watching
 from labkit.cluster.hosts import _ranks
 from labkit.errors import LaunchError
-from labkit.launcher import holding, node, stacks
-from labkit.launcher.agree import conclusion
+from labkit.launcher import gpu_lock, node
+from labkit.launcher.causes import stacks
+from labkit.launcher.causes.conclusion import conclusion
 from labkit.launcher.hardware import Gpu, Hardware
 from labkit.launcher.interface import interface_of, own_address_towards, resolved
+from labkit.launcher.multinode import create, node_command, torchrun_of_node
 from labkit.launcher.node import _Peer, check_port, main
 from labkit.launcher.progress import Progress
-from labkit.launcher.several import create, node_command, torchrun_of_node
 from labkit.launcher.torchrun import rank_environment
 from labkit.record import Identity, Nodes, State, read_state, write_state
 from labkit.record.files import is_deleted
@@ -408,7 +409,7 @@ def test_a_file_server_that_stumbles_ends_no_run(run, monkeypatch, number, capsy
 
 
 def test_gpus_that_a_run_holds_on_a_host_are_not_given_to_another(run, folder, monkeypatch):
-    monkeypatch.setattr(holding, "going_on", lambda: [folder])
+    monkeypatch.setattr(gpu_lock, "going_on", lambda: [folder])
     manifest = json.loads(run.manifest.read_text())
     write_json(run.manifest, manifest | {"gpus": ["0", "1"]})
     with pytest.raises(LaunchError, match=r"uses GPU 0, 1\. Wait for it"):

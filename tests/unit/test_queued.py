@@ -13,7 +13,7 @@ from labkit.cluster.queued import with_job
 from labkit.cluster.slurm import Job, most_gpus
 from labkit.cluster.submission import prepare
 from labkit.record import State
-from labkit.view.page import attempt_ended
+from labkit.view.live.page import attempt_ended
 
 STARTING = State("starting", 1000.0, notice="none of its 2 nodes has begun yet")
 RUNNING = State("running", 1000.0)

@@ -21,12 +21,12 @@ import yaml
 import labkit
 from labkit.cli import main
 from labkit.errors import LabError, LaunchError, RankFailedError
+from labkit.launcher.causes.stacks import RankStack
+from labkit.launcher.causes.stuck import Stacks
 from labkit.launcher.checks import check_arguments
-from labkit.launcher.stacks import RankStack
 from labkit.launcher.stop import processes_of
-from labkit.launcher.stuck import Stacks
 from labkit.record import RunFolder, RunReader, State, read_state, write_state
-from labkit.view.page import run_html
+from labkit.view.live.page import run_html
 from labkit.write import Cell
 
 ROOT = Path(__file__).parents[2]

@@ -4,13 +4,13 @@ import math
 import pytest
 
 from labkit.errors import LaunchError
-from labkit.launcher.bandwidth import KINDS, Line, Link, fit
+from labkit.launcher.link.bandwidth import KINDS, Line, Link, fit
 from labkit.planner.devices import device_named
-from labkit.planner.facts import Facts, Unit
 from labkit.planner.layout import Layout
-from labkit.planner.pace import crowded
-from labkit.planner.rates import Rates, alone, assumed_link, assumed_rates
-from labkit.planner.speed import HOST_LINK, HOST_STEP, scaling, step_time
+from labkit.planner.model.facts import Facts, Unit
+from labkit.planner.speed.rates import Rates, alone, assumed_link, assumed_rates
+from labkit.planner.speed.speed_model import crowded
+from labkit.planner.speed.step_time import HOST_LINK, HOST_STEP, scaling, step_time
 from labkit.write import Script
 
 MIB = 1 << 20

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from labkit.launcher import stacks
-from labkit.launcher.stacks import Frame, RankStack, crash_frames, main_thread
-from labkit.launcher.stuck import Stacks, explain
+from labkit.launcher.causes import stacks
+from labkit.launcher.causes.stacks import Frame, RankStack, crash_frames, main_thread
+from labkit.launcher.causes.stuck import Stacks, explain
 from labkit.record.folder import write_json
 from labkit.write import Script
 

@@ -11,8 +11,8 @@ from labkit.errors import LabError
 from labkit.record import RunReader, Series, State
 from labkit.run import Run
 from labkit.view.frontend import check_kernel
+from labkit.view.live.terminal import picture, sparkline
 from labkit.view.run_list import RunList
-from labkit.view.terminal import picture, sparkline
 
 
 def drawn(reader, state):

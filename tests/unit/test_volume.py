@@ -1,9 +1,9 @@
 import pytest
 
-from labkit.planner.facts import Facts, Unit
 from labkit.planner.layout import Layout
-from labkit.planner.volume import COUNT, buckets, held, wire
-from labkit.planner.volume import volume as everything
+from labkit.planner.model.facts import Facts, Unit
+from labkit.planner.speed.traffic import COUNT, buckets, held, wire
+from labkit.planner.speed.traffic import volume as everything
 
 MIB = 1 << 20
 WIDTH = 8
