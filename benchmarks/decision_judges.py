@@ -10,8 +10,8 @@ from typing import Any
 from labkit.planner.advice import Advice, advise
 from labkit.planner.candidate import ALIKE, Candidate, evaluate, held_by
 from labkit.planner.devices import device_named
-from labkit.planner.largest import largest_micro_batch
 from labkit.planner.model.facts import Facts, facts_of
+from labkit.planner.scaling import largest_micro_batch
 from labkit.planner.speed.speed_model import Pace
 from labkit.planner.speed.traffic import volume, wire
 from labkit.planner.variants import variants

@@ -14,7 +14,7 @@ from typing import Any
 
 import labkit
 from labkit.batch_jobs import add_verbs as add_slurm_verbs
-from labkit.checking.files import files_in
+from labkit.checking.source import files_in
 from labkit.cluster.export import add_options, export
 from labkit.errors import LabError
 from labkit.kaggle.verbs import add_verbs

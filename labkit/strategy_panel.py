@@ -11,11 +11,11 @@ from labkit.errors import LabError
 from labkit.planner.candidate import Candidate, evaluate
 from labkit.planner.devices import DEVICES, THIS_MACHINE, Device, device_named, devices_named
 from labkit.planner.layout import options_of_strategy
+from labkit.planner.measured import Trial
 from labkit.planner.model.facts import Facts, facts_of
 from labkit.planner.overview import bar_of, outlook, verdict_of
 from labkit.planner.plan import Plan
 from labkit.planner.speed.speed_model import Pace, measure_pace
-from labkit.planner.trials import Trial
 from labkit.planner.variants import needed, variants
 from labkit.record import RunReader
 from labkit.record.text import escaped, plain
@@ -24,8 +24,7 @@ from labkit.view import words
 from labkit.view.charts.bars import Bar
 from labkit.view.frontend import check_kernel, is_headless, ui
 from labkit.view.live.dashboard import close
-from labkit.view.panel_controls import Controls
-from labkit.view.panel_page import panel_page
+from labkit.view.panel_controls import Controls, panel_page
 from labkit.view.plan_tables import aligned
 from labkit.write import Script, strategy_of
 

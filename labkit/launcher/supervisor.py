@@ -24,8 +24,7 @@ from typing import Any
 from labkit.launcher.causes.cause import find_cause
 from labkit.launcher.causes.signals import oom_kills
 from labkit.launcher.causes.stuck import look_at
-from labkit.launcher.progress import Progress
-from labkit.launcher.saving import Saving
+from labkit.launcher.progress import Progress, Saving
 from labkit.launcher.stop import (
     GRACE_SECONDS,
     SAMPLER,

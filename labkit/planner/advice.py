@@ -9,10 +9,10 @@ from typing import Any
 from labkit.planner.alternatives import half_of
 from labkit.planner.candidate import ALIKE, Candidate, fastest, held_by, judged, lacks, when
 from labkit.planner.devices import Device
-from labkit.planner.inside import between_hosts
-from labkit.planner.largest import largest_micro_batch, largest_model
 from labkit.planner.layout import Layout, layout_of
 from labkit.planner.model.facts import Facts
+from labkit.planner.networks import between_hosts
+from labkit.planner.scaling import largest_micro_batch, largest_model
 from labkit.planner.search import Search
 from labkit.planner.speed.speed_model import Pace
 from labkit.planner.variants import SUPERSEDED, own_parameters, simplicity, variants

@@ -5,15 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from labkit.record.text import escaped
+from labkit.view.charts.bars import Bar, bars, key
+from labkit.view.live.tables import grid
 from labkit.write import Option
 
-__all__ = ["Controls"]
+__all__ = ["Controls", "panel_page"]
 
 RANKS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 256, 512, 1024)
 POWERS = tuple(2**n for n in range(13))
 PRECISIONS = ("fp32", "bf16", "fp16")
 LABEL = {"description_width": "150px"}
 WIDTH = "390px"
+
+
+TINTS = {"fits": "#2da44e", "does not fit": "#e5534b", "impossible": "#c9a227", "": "#8b949e"}
 
 
 class Controls:
@@ -99,3 +105,26 @@ def _control(option: Option, given: Any) -> Any:
     if option.kind == "int":
         return widgets.BoundedIntText(description=name, value=int(value or 0), min=0, max=1 << 20, style=LABEL)
     return widgets.FloatText(description=name, value=float(value or 0.0), style=LABEL)
+
+
+def panel_page(
+    verdict: str,
+    sentence: str,
+    drawn: Sequence[Bar],
+    limit: float | None,
+    limit_name: str,
+    runs: Sequence[Mapping[str, str]],
+) -> str:
+    """`verdict` is "fits", "does not fit", "impossible" or "" while nothing is known; `runs` are rows of texts."""
+    tint = TINTS[verdict]
+    pill = (
+        f'<b style="color:{tint};border:1px solid {tint};border-radius:10px;padding:0 9px;white-space:nowrap">'
+        f"{escaped(verdict)}</b> "
+    )
+    head = f'<div style="min-height:3em">{pill if verdict else ""}{escaped(sentence)}</div>'
+    picture = bars(drawn, limit, limit_name) + key() if drawn else ""
+    made = [dict(run) for run in runs]
+    return (
+        '<div style="font-family:system-ui,sans-serif;font-size:13px;line-height:1.5;max-width:760px">'
+        f"{head}{picture}{grid(made)}</div>"
+    )

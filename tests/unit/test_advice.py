@@ -13,12 +13,11 @@ from labkit.planner.alternatives import remedies, ways
 from labkit.planner.candidate import ALIKE, Candidate, fastest
 from labkit.planner.constraints import refusal
 from labkit.planner.devices import device_named
-from labkit.planner.largest import largest_micro_batch, largest_model
 from labkit.planner.layout import layout_of
 from labkit.planner.memory.peak import worst
 from labkit.planner.model.facts import Facts, Line, Moment, Profile, Unit, Variant
 from labkit.planner.overview import bar_of, outlook, verdict_of
-from labkit.planner.scaling import break_even_curve, scaling_curves
+from labkit.planner.scaling import break_even_curve, largest_micro_batch, largest_model, scaling_curves
 from labkit.planner.speed.speed_model import Pace
 from labkit.planner.variants import extras_of, needed, own_parameters, variants
 from labkit.record.peak import Peak

@@ -8,8 +8,7 @@ import labkit
 from labkit.errors import LaunchError
 from labkit.launcher.link.bandwidth import KINDS, Line, Link
 from labkit.planner.devices import device_named
-from labkit.planner.inside import between_hosts
-from labkit.planner.networks import NETWORK_SHARE, Hosts, bandwidth_of
+from labkit.planner.networks import NETWORK_SHARE, Hosts, bandwidth_of, between_hosts
 from labkit.planner.speed.step_time import step_time
 from labkit.planner.speed.traffic import volume, wire
 from unit.test_speed import FACTS, FSDP, RATES, layout

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from labkit.view.noise import findings
+from labkit.view.comparison import findings
 
 
 def run(recipe, seconds, state="succeeded", **more):

@@ -10,11 +10,11 @@ import pytest
 
 import labkit
 from labkit.cli import main
-from labkit.planner.trials import Trial
+from labkit.planner.measured import Trial
 from labkit.record.peak import CATEGORIES, Peak
 from labkit.view.charts.bars import CATEGORY_COLOURS, LIMIT_COLOUR, Bar, bars, key
 from labkit.view.charts.plan_figures import Point, break_even, memory_planned, scaling_planned
-from labkit.view.panel_page import panel_page
+from labkit.view.panel_controls import panel_page
 from labkit.view.plan_tables import aligned, memory_rows, plan_html, plan_text
 
 GIB = 2**30

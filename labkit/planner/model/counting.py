@@ -16,9 +16,8 @@ from labkit.planner.model.child import answer
 from labkit.planner.model.facts import Facts, Line, Profile, Unit, Variant
 from labkit.planner.model.fake_run import Scene
 from labkit.planner.model.forward_order import NotFollowedError
-from labkit.planner.model.splitting import mesh_of
 from labkit.planner.model.unit_costs import Computed, profile
-from labkit.planner.model.units import Model, Part
+from labkit.planner.model.units import Model, Part, mesh_of
 
 NOTHING = Profile((), (), Line(), Line(), (), Line(), False, False, 0, ())
 

@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import cached_property, partial
 from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch._subclasses.fake_tensor import FakeCopyMode
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
 
 from labkit.planner.model.facts import Variant
 from labkit.planner.model.fake_run import Batches, Scene
+from labkit.planner.model.fakes import silence
 from labkit.planner.model.forward_order import Call, Followed
-from labkit.planner.model.splitting import split
 from labkit.planner.model.unit_costs import Beside, Compute, Flow, Take
 from labkit.write import Script
 
-__all__ = ["Model", "Part"]
+__all__ = ["Model", "Part", "mesh_of", "split"]
 
 TYPES = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}  # by their bytes
 EMBED, UNEMBED, LOSS = "embed", "unembed", "loss"
@@ -242,3 +244,27 @@ def _dtype(variant: Variant) -> torch.dtype:
 
 def _cast(value: Any) -> Any:
     return value.to(torch.bfloat16) if torch.is_tensor(value) and value.is_floating_point() else value
+
+
+def mesh_of(ranks: int) -> DeviceMesh:
+    """Of tensor ranks between which nothing is sent. There is one at a time."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
+    return init_device_mesh("cpu", (ranks,), mesh_dim_names=("tensor",))
+
+
+def split(script: Any, model: nn.Module, blocks: Sequence[nn.Module], mesh: DeviceMesh, sequence: bool) -> None:
+    """As tensor_parallel does, by the script's own `tensor` cell or plan if it has one. Raises SystemExit when the
+    layers do not split."""
+    ours = ModuleType("tensor_parallel")
+    cells = Script.load("tensor_parallel", "sequence_parallel").cells
+    exec(cells["tensor"].text + cells["strategy"].text, vars(ours))
+    if hasattr(script, "TENSOR_PLAN"):
+        ours.TENSOR_PLAN = script.TENSOR_PLAN
+        vars(ours).update({name: vars(script)[name] for name in ("split", "split_sequence") if hasattr(script, name)})
+    with silence():
+        if sequence:
+            ours.split_sequence(blocks, mesh)
+        else:
+            ours.split(blocks, model, mesh)
