@@ -25,7 +25,7 @@ import labkit
 from labkit import Script
 from labkit.planner.layout import layout_of
 from labkit.planner.memory.peak import peak, states
-from labkit.planner.model.facts import Facts, facts_of
+from labkit.planner.model.facts import ModelFacts, facts_of
 from labkit.planner.model.rehearsal import rehearse
 from labkit.record.peak import Peak
 
@@ -141,7 +141,7 @@ OPTIONS: list[tuple[str, int, dict[str, Any]]] = [
 
 
 @cache
-def facts(model: str, split: tuple[tuple[int, bool], ...]) -> Facts:
+def facts(model: str, split: tuple[tuple[int, bool], ...]) -> ModelFacts:
     return facts_of(Case("tensor_parallel" if split else "single", model, 1).script, {}, split)
 
 

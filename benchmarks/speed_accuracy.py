@@ -22,7 +22,7 @@ import labkit
 from labkit import Script
 from labkit.launcher.link.bandwidth import measure_link
 from labkit.planner.layout import layout_of
-from labkit.planner.model.facts import Facts, facts_of
+from labkit.planner.model.facts import ModelFacts, facts_of
 from labkit.planner.speed.rates import measure_rates
 from labkit.planner.speed.step_time import StepTime, step_time
 
@@ -64,7 +64,7 @@ def measured(case: Case) -> float:
     return float(metrics[metrics["step"] > WARM]["step_seconds"].median())
 
 
-def predicted(ranks: int, facts: Facts) -> dict[Case, StepTime]:
+def predicted(ranks: int, facts: ModelFacts) -> dict[Case, StepTime]:
     """Of all cases with so many ranks, from rates and a link that are measured now."""
     rates = measure_rates(model_of("single"), ranks, {}, samples=(2, 8) if ranks == 1 else (1, 4))
     link = measure_link(ranks) if ranks > 1 else None

@@ -11,7 +11,7 @@ from typing import Any
 
 from labkit.checking.launching import warn
 from labkit.cluster import submission
-from labkit.cluster.timelimit import SAVING_SECONDS
+from labkit.cluster.timelimit import NOTICE_SECONDS
 from labkit.errors import LaunchError
 from labkit.planner.plan import Plan
 from labkit.record.text import plain
@@ -37,7 +37,7 @@ def submit(
     cpus_per_task: int | None = None,
     options: Sequence[str] = (),
     setup: str = "",
-    saving_seconds: int = SAVING_SECONDS,
+    saving_seconds: int = NOTICE_SECONDS,
     args: Sequence[Any] = (),
     name: str | None = None,
     runs_dir: str | os.PathLike[str] | None = None,
@@ -108,7 +108,7 @@ def _options(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--option", action="append", default=[], dest="options", metavar="OPTION",
                       help="any other of sbatch's, as --option=--qos=high; may be repeated")  # fmt: skip
     verb.add_argument("--setup", default="", metavar="SHELL", help="comes first, such as 'module load cuda'")
-    verb.add_argument("--saving-seconds", type=int, default=SAVING_SECONDS, metavar="S",
+    verb.add_argument("--saving-seconds", type=int, default=NOTICE_SECONDS, metavar="S",
                       help="before its time is up the job is told to save (default: %(default)s)")  # fmt: skip
     verb.add_argument("--name", help="the job's, and part of the run folder's")
     verb.add_argument("--runs-dir", default=argparse.SUPPRESS, help=argparse.SUPPRESS)

@@ -12,7 +12,7 @@ from labkit.planner.candidate import Candidate, evaluate
 from labkit.planner.devices import DEVICES, THIS_MACHINE, Device, device_named, devices_named
 from labkit.planner.layout import options_of_strategy
 from labkit.planner.measured import Trial
-from labkit.planner.model.facts import Facts, facts_of
+from labkit.planner.model.facts import ModelFacts, facts_of
 from labkit.planner.overview import bar_of, outlook, verdict_of
 from labkit.planner.plan import Plan
 from labkit.planner.speed.speed_model import Pace, measure_pace
@@ -47,7 +47,7 @@ def panel(
     two, and `parameters` are where the controls begin. Raises LaunchError for a device that is not known.
     """
     count, kind = devices_named(device)
-    begins = THIS_MACHINE if kind.is_here else kind.name
+    begins = THIS_MACHINE if kind.is_this_machine else kind.name
     return Panel(script if isinstance(script, Script) else Script.load(script), begins, ranks or count or 2, parameters)
 
 
@@ -64,7 +64,7 @@ class Panel:
         self._devices: dict[str, Device] = {}
         self._paces: dict[str, Pace] = {}
         self._begin = {"strategy": self._strategy, "device": device, "ranks": ranks, **parameters}
-        self._facts: Facts | None = None
+        self._facts: ModelFacts | None = None
         self._problem = ""
         self._run: Run | None = None
         self._closed, self._counting = threading.Event(), threading.Lock()

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from labkit.cluster.ssh import ask, check_names, is_address, is_here
+from labkit.cluster.ssh import ask, check_names, is_address, is_this_host
 from labkit.cluster.tie import tie
 from labkit.errors import LaunchError, RunFolderError
 from labkit.launcher import checks
@@ -146,7 +146,7 @@ def _head_address(names: list[str], looks: list[dict[str, Any]]) -> str:
     head = _host(names[0])
     if is_address(head) and not is_loopback(head):
         return head
-    if not is_here(names[0]):
+    if not is_this_host(names[0]):
         return str(looks[0]["address"] or resolved(head))
     others = [look["address"] for look in looks if look["address"]]
     return own_address_towards(others[0]) if others else "127.0.0.1"
@@ -155,10 +155,10 @@ def _head_address(names: list[str], looks: list[dict[str, Any]]) -> str:
 def _address_by_name(names: list[str]) -> str:
     """The same by what this machine knows alone. Raises LaunchError when that is a loopback address."""
     heads = [_host(name) for name in names]
-    others = [host for host in heads if not is_here(host)]
+    others = [host for host in heads if not is_this_host(host)]
     if not others:
         return "127.0.0.1"
-    address = own_address_towards(resolved(others[0])) if is_here(heads[0]) else resolved(heads[0])
+    address = own_address_towards(resolved(others[0])) if is_this_host(heads[0]) else resolved(heads[0])
     if is_loopback(address):
         raise LaunchError(f"{heads[0]} resolves to {address} here, which no other host can reach; give its address")
     return address

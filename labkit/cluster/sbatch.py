@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from labkit.cluster.timelimit import SAVING_SECONDS, seconds_of
+from labkit.cluster.timelimit import NOTICE_SECONDS, seconds_of
 from labkit.errors import LaunchError
 from labkit.launcher.torchrun import node_torchrun_command
 from labkit.record import Nodes
@@ -49,7 +49,7 @@ class LaunchFile:
     cpus_per_task: int = 1
     options: Sequence[str] = ()
     setup: str = ""
-    saving_seconds: int = SAVING_SECONDS
+    saving_seconds: int = NOTICE_SECONDS
 
 
 def sbatch_text(file: LaunchFile) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from labkit.cluster import slurm
 from labkit.cluster.sbatch import HEAD, NODE, PORT, LaunchFile, sbatch_text
-from labkit.cluster.timelimit import SAVING_SECONDS
+from labkit.cluster.timelimit import NOTICE_SECONDS
 from labkit.errors import LaunchError
 from labkit.launcher import multinode
 from labkit.launcher.start import check, taken_back_on_failure
@@ -129,7 +129,7 @@ def _launch_file(
     cpus_per_task: int | None = None,
     options: Sequence[str] = (),
     setup: str = "",
-    saving_seconds: int = SAVING_SECONDS,
+    saving_seconds: int = NOTICE_SECONDS,
     **run: Any,
 ) -> LaunchFile:
     ranks = nodes.nproc_per_node

@@ -10,7 +10,7 @@ from labkit.planner.alternatives import half_of
 from labkit.planner.candidate import ALIKE, Candidate, fastest, held_by, judged, lacks, when
 from labkit.planner.devices import Device
 from labkit.planner.layout import Layout, layout_of
-from labkit.planner.model.facts import Facts
+from labkit.planner.model.facts import ModelFacts
 from labkit.planner.networks import between_hosts
 from labkit.planner.scaling import largest_micro_batch, largest_model
 from labkit.planner.search import Search
@@ -40,7 +40,7 @@ class Advice:
 
 def advise(
     script: Script,
-    facts: Facts,
+    facts: ModelFacts,
     device: Device,
     ranks: int,
     parameters: Mapping[str, Any],

@@ -8,23 +8,23 @@ from importlib.metadata import version
 from labkit.launcher.checks import release_of
 from labkit.planner.layout import SCHEDULES_LOOPED, Layout
 from labkit.planner.memory.peak import variant_of
-from labkit.planner.model.facts import Facts
+from labkit.planner.model.facts import ModelFacts
 
 __all__ = ["refusal"]
 
 
-def refusal(facts: Facts, layout: Layout) -> str:
+def refusal(facts: ModelFacts, layout: Layout) -> str:
     """Why the script would stop before its first step; "" when nothing speaks against it."""
     return _data(facts, layout) or _pipeline(facts, layout) or _uncounted(facts, layout)
 
 
-def _data(facts: Facts, layout: Layout) -> str:
+def _data(facts: ModelFacts, layout: Layout) -> str:
     if layout.global_batch > facts.samples:
         return f"global_batch_size={layout.global_batch:,} exceeds the {facts.samples:,} training samples"
     return ""
 
 
-def _uncounted(facts: Facts, layout: Layout) -> str:
+def _uncounted(facts: ModelFacts, layout: Layout) -> str:
     variant = variant_of(layout)
     if variant in facts.profiles:
         return ""
@@ -36,7 +36,7 @@ def _uncounted(facts: Facts, layout: Layout) -> str:
     return "activation checkpointing needs repeated layers, such as .blocks; this model has none"
 
 
-def _pipeline(facts: Facts, layout: Layout) -> str:
+def _pipeline(facts: ModelFacts, layout: Layout) -> str:
     if layout.strategy not in ("pipeline", "hybrid"):
         return ""
     if facts.uncut:

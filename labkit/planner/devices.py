@@ -51,7 +51,7 @@ class Device:
     halves: tuple[str, ...] = ("fp32", "bf16")  # precisions of a device whose speed nobody has written down
 
     @property
-    def is_here(self) -> bool:
+    def is_this_machine(self) -> bool:
         """Whether it is this machine's, and no preset."""
         return self.name.startswith(THIS_MACHINE)
 

@@ -8,7 +8,7 @@ from typing import Any
 from labkit.planner.alternatives import ways
 from labkit.planner.candidate import Candidate, evaluate, when
 from labkit.planner.devices import Device
-from labkit.planner.model.facts import Facts
+from labkit.planner.model.facts import ModelFacts
 from labkit.planner.speed.speed_model import Pace
 from labkit.planner.variants import own_parameters
 from labkit.record.units import gib
@@ -23,7 +23,7 @@ __all__ = ["bar_of", "outlook", "verdict_of"]
 def outlook(
     scripts: Mapping[str, Script],
     chosen: str,
-    facts: Facts,
+    facts: ModelFacts,
     device: Device,
     ranks: int,
     parameters: Mapping[str, Any],

@@ -21,7 +21,7 @@ from labkit.planner.layout import Layout, able_to, layout_of
 from labkit.planner.memory.peak import UnknownToFormulas, variant_of, worst
 from labkit.planner.memory.peak import peak as peak_of
 from labkit.planner.model.child import Unplannable, asking
-from labkit.planner.model.facts import Facts, facts_of
+from labkit.planner.model.facts import ModelFacts, facts_of
 from labkit.planner.model.rehearsal import rehearse
 from labkit.planner.model.sizes import states_alone
 from labkit.planner.networks import bandwidth_of
@@ -94,7 +94,7 @@ def plan(
             else:
                 problems.append(f"{what}: {why}")
 
-    if measure and not kind.is_here:
+    if measure and not kind.is_this_machine:
         problems.append(f"nothing was measured: {kind.name} is not here, its data sheet is all there is")
     with asking() as threads:
         precisions = [variant_of(layout).precision]
@@ -114,7 +114,7 @@ def plan(
         rank = max(peaks, key=lambda each: peaks[each].bytes, default=rank or 0) if rank is None else rank
         rehearsed, advice, states = peaks.get(rank), None, None
         if facts:
-            if measure and kind.is_here:  # while ranks are timed nothing else may run
+            if measure and kind.is_this_machine:  # while ranks are timed nothing else may run
                 measure_pace(script, ranks // kind.nodes, parameters, again=False, nodes=kind.nodes)
             alone = rehearsed if facts.layers or not formulas else None
             pace = Pace(script, facts, kind, ranks, parameters)
@@ -159,7 +159,7 @@ class Plan:
     device: Device
     layout: Layout
     rank: int
-    facts: Facts | None
+    facts: ModelFacts | None
     formulas: Peak | None
     rehearsed: Peak | None
     states: Mapping[str, int] | None
@@ -272,7 +272,7 @@ class Plan:
 
     def _told(self) -> tuple[list[str], list[dict[str, str]], list[str]]:
         verdict = list(self.advice.sentences) if self.advice else []
-        if self.advice and self.step is None and self.device.is_here:
+        if self.advice and self.step is None and self.device.is_this_machine:
             verdict.append("How fast a step is here, labkit.plan(…, measure=True) or --measure finds out.")
         if not self.peaks:
             verdict = [f"{problem}." for problem in self.problems] + verdict
@@ -309,7 +309,7 @@ def _ranks(asked: Any, devices: int | None, kind: Device) -> int:
         return devices or hardware().default_ranks
     if isinstance(asked, bool) or not isinstance(asked, int) or not 1 <= asked <= MOST_RANKS:
         raise LaunchError(f"nproc_per_node must be 'auto' or a whole number from 1 to {MOST_RANKS:,}, got {asked!r}")
-    here = kind.box if kind.is_here and not kind.shared else None
+    here = kind.box if kind.is_this_machine and not kind.shared else None
     if (most := devices or here) and asked > most:
         raise LaunchError(f"{asked} ranks need {asked} devices; {most} x {kind.name} are planned for")
     return asked
@@ -327,7 +327,7 @@ def _on_hosts(nodes: Any, each: int, kind: Device, network: Any) -> tuple[int, D
     return nodes * each, replace(kind, nodes=nodes, box=each, network=joined)
 
 
-def _disagreement(facts: Facts, formulas: Peak, rehearsed: Peak) -> list[str]:
+def _disagreement(facts: ModelFacts, formulas: Peak, rehearsed: Peak) -> list[str]:
     """What to say when the two ways are too far apart for both to be right."""
     if abs(formulas.bytes / rehearsed.bytes - 1) <= AGREEING:
         return []

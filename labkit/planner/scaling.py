@@ -9,7 +9,7 @@ from labkit.planner.candidate import Candidate
 from labkit.planner.devices import Device
 from labkit.planner.layout import Layout
 from labkit.planner.memory.peak import worst
-from labkit.planner.model.facts import Facts
+from labkit.planner.model.facts import ModelFacts
 from labkit.planner.speed.speed_model import Pace
 from labkit.view.charts.plan_figures import Point
 
@@ -55,7 +55,7 @@ def break_even_curve(layout: Layout, pace: Pace) -> list[Point]:
     return points
 
 
-def largest_micro_batch(facts: Facts, layout: Layout, device: Device) -> int:
+def largest_micro_batch(facts: ModelFacts, layout: Layout, device: Device) -> int:
     """Samples per rank and micro-batch up to which the training fits; 0 when not even one does."""
     usable = device.usable_by(layout.ranks)
 

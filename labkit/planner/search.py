@@ -9,7 +9,7 @@ from typing import Any
 from labkit.planner.alternatives import BOX, remedies, ways
 from labkit.planner.candidate import Candidate, evaluate, fastest
 from labkit.planner.devices import Device
-from labkit.planner.model.facts import Facts
+from labkit.planner.model.facts import ModelFacts
 from labkit.planner.speed.speed_model import Pace
 from labkit.write import Script
 
@@ -24,7 +24,7 @@ class Search:
     """Every strategy's script with one model on one device."""
 
     scripts: Mapping[str, Script]
-    facts: Facts
+    facts: ModelFacts
     device: Device
     pace: Pace | None
 

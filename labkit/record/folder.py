@@ -38,7 +38,7 @@ RESERVE_BYTES = 256 << 10
 RUN_ID = re.compile(r"\d{8}T\d{6}Z-.+-[0-9a-f]{4}")
 LAUNCHING_SECONDS = 60.0  # within which a launch has written run.json
 # A checkpoint that has not grown for this long is not being saved any more.
-SAVING_SECONDS = 5.0
+FRESH_SECONDS = 5.0
 
 
 class RunFolder:
@@ -132,7 +132,7 @@ class RunFolder:
         now = time.time()
         try:
             return any(
-                now - max(p.stat().st_mtime for p in [beside, *beside.iterdir()]) < SAVING_SECONDS
+                now - max(p.stat().st_mtime for p in [beside, *beside.iterdir()]) < FRESH_SECONDS
                 for beside in self.checkpoint_folder().glob("step-*.tmp")
             )
         except OSError:  # renamed while we looked: committed

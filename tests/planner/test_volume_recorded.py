@@ -14,7 +14,7 @@ import pytest
 import labkit
 from labkit import Script
 from labkit.planner.layout import Layout, able_to, layout_of
-from labkit.planner.model.facts import Facts, facts_of
+from labkit.planner.model.facts import ModelFacts, facts_of
 from labkit.planner.speed.traffic import COUNT, SUM, volume
 
 BATCH = 8
@@ -36,7 +36,7 @@ FORWARD, STEP = "            loss = forward_backward", "            step += 1\n"
 
 
 @pytest.fixture(scope="module")
-def facts() -> Facts:
+def facts() -> ModelFacts:
     return facts_of(Script.load("single"), {"global_batch_size": BATCH})
 
 

@@ -15,7 +15,7 @@ from labkit.planner.constraints import refusal
 from labkit.planner.devices import device_named
 from labkit.planner.layout import layout_of
 from labkit.planner.memory.peak import worst
-from labkit.planner.model.facts import Facts, Line, Moment, Profile, Unit, Variant
+from labkit.planner.model.facts import ByteCount, ModelFacts, Moment, Profile, Unit, Variant
 from labkit.planner.overview import bar_of, outlook, verdict_of
 from labkit.planner.scaling import break_even_curve, largest_micro_batch, largest_model, scaling_curves
 from labkit.planner.speed.speed_model import Pace
@@ -29,25 +29,25 @@ T4 = device_named("T4")
 
 def profile(elements, saved, itemsize):
     """A unit that keeps `saved` bytes of a sample."""
-    kept = Line(0, saved)
+    kept = ByteCount(0, saved)
     gradients = itemsize * sum(elements)
     return Profile(
         parameters=elements,
         rows=tuple(64 for _ in elements),
-        input=Line(0, 1000),
-        output=Line(0, 1000),
+        input=ByteCount(0, 1000),
+        output=ByteCount(0, 1000),
         forward=(Moment(kept, kept, 0),),
         saved=kept,
         keeps_input=True,
         keeps_output=True,
         cached=0,
-        between=Line(),
-        backward=(Moment(kept, kept, 0), Moment(Line(gradients, 0), Line(), gradients)),
+        between=ByteCount(),
+        backward=(Moment(kept, kept, 0), Moment(ByteCount(gradients, 0), ByteCount(), gradients)),
     )
 
 
 def decoder(width=1024, layers=4, saved=10_000_000, unsplit=None):
-    """Facts of a decoder whose blocks each save so many bytes per sample."""
+    """ModelFacts of a decoder whose blocks each save so many bytes per sample."""
     block = (3 * width * width, width * width, 4 * width * width, 4 * width * width)
     sizes = [(256 * width,), *[block] * layers, (256 * width,)]
     names = ["embed", *(f"blocks.{i}" for i in range(layers)), "unembed"]
@@ -60,7 +60,7 @@ def decoder(width=1024, layers=4, saved=10_000_000, unsplit=None):
         variant = Variant(precision, half, recomputed, tensor)
         kept = saved // (20 if recomputed else 1) // (2 if precision == "16" else 1)
         profiles[variant] = tuple(profile(elements, kept, variant.itemsize) for elements in [*sizes, ()])
-    return Facts(units, 4, 1000, 1000, 10_000, profiles, unsplit or {})
+    return ModelFacts(units, 4, 1000, 1000, 10_000, profiles, unsplit or {})
 
 
 @pytest.fixture(scope="module")

@@ -346,8 +346,8 @@ def test_names_that_ssh_takes_are_taken():
 
 
 def test_this_machine_is_known_by_its_names():
-    assert all(ssh.is_here(name) for name in ("localhost", "127.0.0.1", socket.gethostname()))
-    assert not ssh.is_here("no.such.host.invalid")
+    assert all(ssh.is_this_host(name) for name in ("localhost", "127.0.0.1", socket.gethostname()))
+    assert not ssh.is_this_host("no.such.host.invalid")
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,14 @@
 import pytest
 
 from labkit.planner.layout import Layout
-from labkit.planner.model.facts import Facts, Unit
+from labkit.planner.model.facts import ModelFacts, Unit
 from labkit.planner.speed.traffic import COUNT, buckets, held, wire
 from labkit.planner.speed.traffic import volume as everything
 
 MIB = 1 << 20
 WIDTH = 8
 BLOCK = (WIDTH,) * 4 + (3 * WIDTH**2, 3 * WIDTH, WIDTH**2, WIDTH, 4 * WIDTH**2, 4 * WIDTH, 4 * WIDTH**2, WIDTH)
-FACTS = Facts(
+FACTS = ModelFacts(
     (
         Unit("embed", (100 * WIDTH,), 0, 0, 0, 64),
         *(Unit(f"blocks.{i}", BLOCK, 0, 0, 0, 64) for i in range(4)),

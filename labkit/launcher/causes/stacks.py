@@ -22,7 +22,7 @@ import psutil
 from labkit.launcher.stop import processes_of
 from labkit.record import Nodes, RunFolder
 from labkit.record.folder import read_json, write_json
-from labkit.record.nodes import is_here
+from labkit.record.nodes import is_on_this_host
 from labkit.record.records import end_record
 from labkit.record.state import supervisor_is_elsewhere
 
@@ -91,7 +91,7 @@ def ask(folder: RunFolder, run: RunFolder) -> list[RankStack]:
 def _elsewhere(folder: RunFolder, run: RunFolder, ranks: list[int]) -> set[int]:
     """The ranks whose processes belong to another machine than this one."""
     if nodes := Nodes.read(read_json(run.manifest)):
-        return {rank for rank in ranks if not is_here(folder.node(nodes.of_rank(rank)))}
+        return {rank for rank in ranks if not is_on_this_host(folder.node(nodes.of_rank(rank)))}
     return set(ranks) if supervisor_is_elsewhere(run) else set()
 
 

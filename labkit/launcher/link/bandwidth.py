@@ -18,15 +18,15 @@ from labkit.launcher.hardware import Hardware, hardware
 from labkit.launcher.link.preflight import remembered as remembered_preflight
 from labkit.launcher.link.short_run import keep, kept, machine_key, short_run
 
-__all__ = ["KINDS", "Line", "Link", "fit", "measure_link", "remembered_link", "remembered_links"]
+__all__ = ["KINDS", "CollectiveTime", "Link", "fit", "measure_link", "remembered_link", "remembered_links"]
 
 COLLECTIVES = Path(__file__).with_name("collective_times.py")
-SILENT_SECONDS = 60.0
+LIMIT_SECONDS = 60.0
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "send")
 
 
 @dataclass(frozen=True)
-class Line:
+class CollectiveTime:
     """Seconds of one call on an array of `bytes`: `latency` + `per_byte` x bytes, within a factor 1 +- `residual` (root
     mean square of the relative misses). `cpu`: core-seconds per byte that it takes of each rank's cores."""
 
@@ -45,13 +45,14 @@ class Line:
 
 @dataclass(frozen=True)
 class Link:
-    """Of `ranks` ranks of one machine. `kinds` has a Line for each of KINDS; `when` in seconds since the epoch.
-    `sharding` is what FSDP costs a rank besides waiting, (per unit and step, per byte gathered or scattered), seconds.
+    """Of `ranks` ranks of one machine. `kinds` has a CollectiveTime for each of KINDS; `when` in seconds since the
+    epoch. `sharding` is what FSDP costs a rank besides waiting, in seconds: (per unit and step, per byte gathered or
+    scattered).
     """
 
     backend: str
     ranks: int
-    kinds: Mapping[str, Line]
+    kinds: Mapping[str, CollectiveTime]
     when: float = 0.0
     sharding: tuple[float, float] = (0.0, 0.0)
 
@@ -84,7 +85,7 @@ def measure_link(ranks: int | None = None, *, machine: Hardware | None = None) -
     backend = machine.backend
     known = remembered_preflight(machine, ranks, backend)
     said, problem = short_run(
-        COLLECTIVES, ranks, backend, args=[backend], env=known.env if known else None, seconds=SILENT_SECONDS
+        COLLECTIVES, ranks, backend, args=[backend], env=known.env if known else None, seconds=LIMIT_SECONDS
     )
     if problem:
         raise LaunchError(f"the bandwidth between {ranks} ranks could not be measured: {problem}")
@@ -101,7 +102,7 @@ def remembered_link(machine: Hardware, ranks: int, backend: str) -> Link | None:
             Link(
                 **{
                     **known,
-                    "kinds": {k: Line(**v) for k, v in known["kinds"].items()},
+                    "kinds": {k: CollectiveTime(**v) for k, v in known["kinds"].items()},
                     "sharding": (*known["sharding"],),
                 }
             )
@@ -119,7 +120,7 @@ def remembered_links(machine: Hardware) -> list[Link]:
     return [link for n, backend in backends if (link := remembered_link(machine, n, backend))]
 
 
-def _line(kind: str, measured: list[dict[str, Any]]) -> Line:
+def _line(kind: str, measured: list[dict[str, Any]]) -> CollectiveTime:
     rows = [row for row in measured if row["kind"] == kind]
     largest = rows[-1]
-    return Line(*fit([(row["bytes"], row["seconds"]) for row in rows]), cpu=largest["cpu"] / largest["bytes"])
+    return CollectiveTime(*fit([(row["bytes"], row["seconds"]) for row in rows]), cpu=largest["cpu"] / largest["bytes"])

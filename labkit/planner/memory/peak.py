@@ -17,7 +17,7 @@ from labkit.planner.memory.fsdp1 import Flat, flat_groups_of
 from labkit.planner.memory.ledger import Ledger, backward, forward, loss
 from labkit.planner.memory.pipeline import Stage, pipelined
 from labkit.planner.memory.replicated import Whole
-from labkit.planner.model.facts import Facts, Variant
+from labkit.planner.model.facts import ModelFacts, Variant
 from labkit.planner.speed.schedules import actions
 from labkit.record.peak import Peak
 
@@ -32,7 +32,7 @@ class UnknownToFormulas(LaunchError):
     """It can be trained, for all that formulas know: what it holds only a rehearsal can tell."""
 
 
-def peak(facts: Facts, layout: Layout, rank: int = 0, *, on_gpu: bool = False) -> Peak:
+def peak(facts: ModelFacts, layout: Layout, rank: int = 0, *, on_gpu: bool = False) -> Peak:
     """The largest of the moments of a step, once the optimizer has its state.
 
     `on_gpu`: in the memory of one. AdamW steps all parameters at once there, and what is offloaded is elsewhere.
@@ -40,7 +40,7 @@ def peak(facts: Facts, layout: Layout, rank: int = 0, *, on_gpu: bool = False) -
     return max(moments(facts, layout, rank, on_gpu=on_gpu), key=lambda moment: moment.bytes)
 
 
-def worst(facts: Facts, layout: Layout, *, on_gpu: bool = False) -> tuple[int, Peak]:
+def worst(facts: ModelFacts, layout: Layout, *, on_gpu: bool = False) -> tuple[int, Peak]:
     """The rank that holds most, and its peak. Those of a stage are alike but for the remainders of divisions, of which
     the first has most; of the stages the first holds most micro-batches, the last the logits."""
     each = layout.ranks // layout.pipeline  # the pipeline is the outermost axis of the scripts' mesh
@@ -52,13 +52,13 @@ def worst(facts: Facts, layout: Layout, *, on_gpu: bool = False) -> tuple[int, P
     return rank, peaks[rank]
 
 
-def states(facts: Facts, layout: Layout, rank: int = 0) -> dict[str, int]:
+def states(facts: ModelFacts, layout: Layout, rank: int = 0) -> dict[str, int]:
     """Bytes of parameters, gradients and optimizer state when backward is over."""
     at_end = moments(facts, layout, rank)[-1].categories
     return {name: at_end.get(name, 0) for name in ("parameters", "gradients", "optimizer")}
 
 
-def moments(facts: Facts, layout: Layout, rank: int = 0, *, on_gpu: bool = False) -> list[Peak]:
+def moments(facts: ModelFacts, layout: Layout, rank: int = 0, *, on_gpu: bool = False) -> list[Peak]:
     """The largest of each name, in the order of the step; the optimizer's is the last.
 
     Raises LaunchError when layers are split over so many ranks as they were not counted for, or cannot be, and for
@@ -99,7 +99,7 @@ def moments(facts: Facts, layout: Layout, rank: int = 0, *, on_gpu: bool = False
 
 
 def _keep(
-    ledger: Ledger, facts: Facts, layout: Layout, units: Sequence[int], rank: int
+    ledger: Ledger, facts: ModelFacts, layout: Layout, units: Sequence[int], rank: int
 ) -> tuple[Whole | Sharded, list[int]]:
     """Puts the parameters of some units into the ledger. What keeps them, and the sizes that the optimizer sees.
 
@@ -138,7 +138,7 @@ def _keep(
     return keeper, dealt(sizes, layout.data)[rank] if layout.strategy == "zero1" else sizes
 
 
-def _pipeline(ledger: Ledger, facts: Facts, layout: Layout, rank: int, size: int) -> list[int]:
+def _pipeline(ledger: Ledger, facts: ModelFacts, layout: Layout, rank: int, size: int) -> list[int]:
     """The moments of a step in stages, and the sizes that the optimizer sees."""
     pipeline_rank, inner = divmod(rank, layout.data * layout.tensor)
     mine = sorted(layout.stages_of(pipeline_rank))
@@ -208,7 +208,7 @@ def sharding_of(layout: Layout, variant: Variant) -> Sharding:
     )
 
 
-def input_bytes(facts: Facts, variant: Variant, samples: int) -> int:
+def input_bytes(facts: ModelFacts, variant: Variant, samples: int) -> int:
     """Of so many samples of x and y, which stay for the whole step."""
     wider = facts.profiles[variant][0].input.at(1) - facts.profiles[Variant()][0].input.at(1)
     return samples * (facts.inputs + wider)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from labkit.planner.memory.ledger import Keeper, Ledger, backward, forward, note
-from labkit.planner.model.facts import Line, Moment, Profile
+from labkit.planner.model.facts import ByteCount, Moment, Profile
 from labkit.planner.speed.schedules import Action
 
 __all__ = ["Stage", "pipelined"]
@@ -137,6 +137,6 @@ def _kept(stage: Stage, samples: int) -> int:
     return _received(stage, samples) if stage.profiles[0].keeps_input else 0
 
 
-def _without(moment: Moment, line: Line) -> Moment:
-    held = Line(moment.held.fixed - line.fixed, moment.held.per_sample - line.per_sample)
+def _without(moment: Moment, line: ByteCount) -> Moment:
+    held = ByteCount(moment.held.fixed - line.fixed, moment.held.per_sample - line.per_sample)
     return moment._replace(held=held)

@@ -13,13 +13,13 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from labkit.planner.model.child import answer
-from labkit.planner.model.facts import Facts, Line, Profile, Unit, Variant
+from labkit.planner.model.facts import ByteCount, ModelFacts, Profile, Unit, Variant
 from labkit.planner.model.fake_run import Scene
 from labkit.planner.model.forward_order import NotFollowedError
 from labkit.planner.model.unit_costs import Computed, profile
 from labkit.planner.model.units import Model, Part, mesh_of
 
-NOTHING = Profile((), (), Line(), Line(), (), Line(), False, False, 0, ())
+NOTHING = Profile((), (), ByteCount(), ByteCount(), (), ByteCount(), False, False, 0, ())
 
 
 def _attention_flops(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
@@ -37,8 +37,8 @@ def count(
     tensor: Sequence[tuple[int, bool]] = (),
     precisions: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Facts, as JSON. Split layers are counted in `precisions` only, if any are given, as is fp64 of a model that does
-    not name its parts."""
+    """ModelFacts, as JSON. Split layers are counted in `precisions` only, if any are given, as is fp64 of a model that
+    does not name its parts."""
     scene = Scene(text, argv, path)
     batches = scene.batches()
     model = Model(scene, batches)
@@ -67,8 +67,8 @@ def count(
     itemsize = 8 if scene.option("precision") == "fp64" else 4
     predictions = int(scene.script.count_of(batches.real))
     layers = model.layers if model.is_one_unit else 0
-    return Facts(tuple(units), itemsize, predictions, batches.bytes(), batches.samples, profiles, unsplit, model.uncut,
-                 layers, batches.looked_at).to_json()  # fmt: skip
+    return ModelFacts(tuple(units), itemsize, predictions, batches.bytes(), batches.samples, profiles, unsplit,
+                      model.uncut, layers, batches.looked_at).to_json()  # fmt: skip
 
 
 def _computed(model: Model, parts: list[Part], variant: Variant) -> list[Computed]:
@@ -84,8 +84,8 @@ def _computed(model: Model, parts: list[Part], variant: Variant) -> list[Compute
         computed.append(known[key])
         flow, kept = known[key].out, known[key].profile.keeps_output
     if not model.names_its_parts:  # the first takes the batch, which is counted elsewhere
-        more = {"input": Line(0, model.input_bytes(variant)), "keeps_input": False}
-        more |= {"output": Line(), "keeps_output": False} if model.is_one_unit else {}
+        more = {"input": ByteCount(0, model.input_bytes(variant)), "keeps_input": False}
+        more |= {"output": ByteCount(), "keeps_output": False} if model.is_one_unit else {}
         computed[0] = computed[0]._replace(profile=replace(computed[0].profile, **more))
     return computed
 

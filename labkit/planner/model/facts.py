@@ -12,10 +12,10 @@ from labkit.planner.layout import able_to
 from labkit.planner.model.child import ask
 from labkit.write import Script, command_line
 
-__all__ = ["Facts", "Line", "Moment", "Profile", "Unit", "Variant", "facts_of"]
+__all__ = ["ModelFacts", "ByteCount", "Moment", "Profile", "Unit", "Variant", "facts_of"]
 
 
-class Line(NamedTuple):
+class ByteCount(NamedTuple):
     """Bytes, as a function of the samples in a micro-batch."""
 
     fixed: int = 0
@@ -31,8 +31,8 @@ class Moment(NamedTuple):
     of this unit's gradients that are complete (not among the bytes held: strategies do different things with them).
     """
 
-    held: Line
-    kept: Line
+    held: ByteCount
+    kept: ByteCount
     settled: int
 
 
@@ -61,16 +61,16 @@ class Profile:
 
     parameters: tuple[int, ...]  # elements of each trained parameter on one tensor rank
     rows: tuple[int, ...]  # the first dimension of each of them: along it FSDP cuts
-    input: Line
-    output: Line
+    input: ByteCount
+    output: ByteCount
     forward: tuple[Moment, ...]
-    saved: Line  # kept from forward to backward
+    saved: ByteCount  # kept from forward to backward
     keeps_input: bool
     keeps_output: bool
     cached: int  # bytes kept until forward of the whole model ends: autocast's casts that nobody else keeps
     backward: tuple[Moment, ...]
     # gradients kept when backward has computed those of inputs, and not yet those of weights
-    between: Line = Line()
+    between: ByteCount = ByteCount()
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Unit:
 
 
 @dataclass(frozen=True)
-class Facts:
+class ModelFacts:
     """`itemsize`: bytes of a parameter's element. `predictions` (losses: a language model's tokens) and `inputs` (bytes
     of a batch) are per sample. `profiles` has one for each unit, and the loss as the last; of a model that is one unit
     the loss is in it. `unsplit` says, by tensor ranks, why the layers do not split over so many, `uncut` why they do
@@ -119,8 +119,8 @@ class Facts:
         return asdict(self) | {"profiles": profiles, "unsplit": [*self.unsplit.items()]}
 
     @classmethod
-    def from_json(cls, written: Mapping[str, Any]) -> Facts:
-        """Facts as to_json wrote them."""
+    def from_json(cls, written: Mapping[str, Any]) -> ModelFacts:
+        """ModelFacts as to_json wrote them."""
         units = [Unit(**unit | {"parameters": tuple(unit["parameters"])}) for unit in written["units"]]
         profiles = {}
         for variant, distinct, which in written["profiles"]:
@@ -137,7 +137,7 @@ def facts_of(
     *,
     path: str = "",
     precisions: Iterable[str] = (),
-) -> Facts:
+) -> ModelFacts:
     """Count them in a process of its own. `tensor`: of layers split over so many ranks, with sequence parallel or not;
     in all precisions of a Variant, or in `precisions`.
 
@@ -145,7 +145,7 @@ def facts_of(
     """
     script = script if path else able_to(script, parameters)
     argv = command_line(script, parameters)
-    return Facts.from_json(
+    return ModelFacts.from_json(
         ask(
             "counting",
             {"text": str(script), "argv": argv, "path": path, "tensor": [*tensor], "precisions": [*precisions]},
@@ -154,9 +154,9 @@ def facts_of(
 
 
 def _profile(**written: Any) -> Profile:
-    lines = {name: Line(*written[name]) for name in ("input", "output", "saved", "between")}
+    lines = {name: ByteCount(*written[name]) for name in ("input", "output", "saved", "between")}
     moments = {
-        name: tuple(Moment(Line(*held), Line(*kept), settled) for held, kept, settled in written[name])
+        name: tuple(Moment(ByteCount(*held), ByteCount(*kept), settled) for held, kept, settled in written[name])
         for name in ("forward", "backward")
     }
     return Profile(**written | lines | moments | {name: tuple(written[name]) for name in ("parameters", "rows")})

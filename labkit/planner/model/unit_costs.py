@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from labkit.planner.model.facts import Line, Moment, Profile
+from labkit.planner.model.facts import ByteCount, Moment, Profile
 from labkit.planner.model.split_backward import Between, parting
 from labkit.record.peak import CATEGORIES
 from labkit.worker.tracker import Tracker
@@ -77,7 +77,7 @@ class _Sink(torch.autograd.Function):
         return ctx.flow.make(ctx.samples), None
 
 
-class Ledger(Tracker):
+class UnitTracker(Tracker):
     """A tracker whose events can be told apart, and which sees gradients being completed."""
 
     def __init__(self, parameters: Iterable[torch.Tensor]):
@@ -168,8 +168,8 @@ def profile(
     profile = Profile(
         parameters=tuple(p.numel() for p in local),
         rows=tuple(p.shape[0] if p.dim() else 1 for p in local),
-        input=Line(0, flow.bytes),
-        output=Line(0, few.out.bytes),
+        input=ByteCount(0, flow.bytes),
+        output=ByteCount(0, few.out.bytes),
         forward=_moments([run.levels[: run.forward] for run in runs]),
         saved=_line(few.saved, more.saved),
         keeps_input=few.keeps_input,
@@ -193,7 +193,7 @@ def _run(
 ) -> _Run:
     anchor = torch.zeros((), requires_grad=True)
     held = [flow.make(samples)] if data else []
-    ledger = Ledger([*parameters, anchor, *held, *beside[1]])
+    ledger = UnitTracker([*parameters, anchor, *held, *beside[1]])
     hooks = [p.register_post_accumulate_grad_hook(ledger.settle) for p in parameters if p.requires_grad]
     input_, begin = (lambda: False), None
 
@@ -227,9 +227,9 @@ def _run(
     )
 
 
-def _line(few: int, more: int) -> Line:
+def _line(few: int, more: int) -> ByteCount:
     slope = (more - few) // (SAMPLES[1] - SAMPLES[0])
-    return Line(few - slope * SAMPLES[0], slope)
+    return ByteCount(few - slope * SAMPLES[0], slope)
 
 
 def _moments(runs: list[list[tuple[int, int, int]]]) -> tuple[Moment, ...]:

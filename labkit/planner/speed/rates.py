@@ -11,11 +11,11 @@ from typing import Any
 
 from labkit.errors import LaunchError
 from labkit.launcher.hardware import Hardware, hardware
-from labkit.launcher.link.bandwidth import KINDS, Line, Link
+from labkit.launcher.link.bandwidth import KINDS, CollectiveTime, Link
 from labkit.launcher.link.short_run import keep, kept, machine_key, short_run
 from labkit.planner.devices import Device
 from labkit.planner.layout import able_to
-from labkit.planner.model.facts import Facts
+from labkit.planner.model.facts import ModelFacts
 from labkit.planner.speed.traffic import wire
 from labkit.planner.variants import under
 from labkit.write import Script, command_line
@@ -23,7 +23,7 @@ from labkit.write import Script, command_line
 __all__ = ["Rates", "assumed_link", "assumed_rates", "measure_rates", "remembered_rates"]
 
 CALIBRATE = Path(__file__).with_name("calibrate.py")
-SILENT_SECONDS = 120.0
+LIMIT_SECONDS = 120.0
 CARRIED_OVER = ("precision", "compile", "deterministic", "data_dir")  # of a script's options what changes its speed
 # Of a GPU's peak that whole trainings reach, published: torchtitan on H100 33-39 % (arXiv 2410.06511), picotron
 # 38-50 %, fms-fsdp on A100 57 %, Megatron-LM on A100 42-54 % (2205.05198); a T4 with fp16 about 31 %.
@@ -84,7 +84,7 @@ def measure_rates(
         text = Path(scratch, f"{script.name}.py")
         text.write_text(str(single), encoding="utf-8")
         backend = "nccl" if machine.gpus else "gloo"
-        said, problem = short_run(CALIBRATE, ranks, backend, args=[text, json.dumps(asked)], seconds=SILENT_SECONDS)
+        said, problem = short_run(CALIBRATE, ranks, backend, args=[text, json.dumps(asked)], seconds=LIMIT_SECONDS)
     if problem:
         raise LaunchError(f"the speed of {script.name}.py on {ranks} ranks could not be measured: {problem}")
     rates = _rates(said, ranks, samples, None if machine.gpus else machine.cores)
@@ -104,7 +104,7 @@ def remembered_rates(
         return None
 
 
-def assumed_rates(facts: Facts, device: Device, precision: str) -> Rates:
+def assumed_rates(facts: ModelFacts, device: Device, precision: str) -> Rates:
     """From a data sheet and a share of its peak that others reach: a wide band. Backward is twice forward (Kaplan et
     al., arXiv 2001.08361). Raises LaunchError for a precision the hardware lacks."""
     if precision not in device.flops:
@@ -135,7 +135,7 @@ def assumed_link(device: Device, ranks: int) -> Link:
     if device.link is None:
         raise LaunchError(f"nothing is known of the link of {device.name}; labkit.doctor(bandwidth=True) measures it")
     share = LINK_SHARE[device.link_name.split()[0]]
-    lines = {kind: Line(LATENCY, wire(kind, max(2, ranks)) / (device.link * share), 0.5) for kind in KINDS}
+    lines = {kind: CollectiveTime(LATENCY, wire(kind, max(2, ranks)) / (device.link * share), 0.5) for kind in KINDS}
     return Link("nccl", max(2, ranks), lines)
 
 

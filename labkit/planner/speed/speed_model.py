@@ -11,7 +11,7 @@ from labkit.launcher.hardware import hardware
 from labkit.launcher.link.bandwidth import Link, measure_link, remembered_link
 from labkit.planner.devices import Device
 from labkit.planner.layout import Layout
-from labkit.planner.model.facts import Facts
+from labkit.planner.model.facts import ModelFacts
 from labkit.planner.networks import Hosts
 from labkit.planner.speed.rates import Rates, assumed_link, assumed_rates, measure_rates, remembered_rates
 from labkit.planner.speed.step_time import StepTime, scaling, step_time
@@ -28,7 +28,7 @@ class Pace:
     rates of this machine were measured; `parameters` with which the script was asked for."""
 
     script: Script
-    facts: Facts
+    facts: ModelFacts
     device: Device
     ranks: int
     parameters: Mapping[str, Any] = field(default_factory=dict)
@@ -78,13 +78,13 @@ class Pace:
         asked = _asked(self.parameters, precision)
         measured = (
             found
-            for n in dict.fromkeys((ranks, self.ranks, *MEASURED_WITH) if self.device.is_here else ())
+            for n in dict.fromkeys((ranks, self.ranks, *MEASURED_WITH) if self.device.is_this_machine else ())
             if (found := remembered_rates(self.script, n, asked))
         )
         return next(measured, None) or assumed_rates(self.facts, self.device, precision)
 
     def _link(self, ranks: int) -> Link | None:
-        here = hardware() if self.device.is_here else None
+        here = hardware() if self.device.is_this_machine else None
         near = max(2, min(ranks, self.device.box))
         measured = next((link for n in dict.fromkeys((ranks, near, self.ranks)) if here
                          and (link := remembered_link(here, n, here.backend))), None)  # fmt: skip

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import log2
 
-from labkit.launcher.link.bandwidth import Line, Link
+from labkit.launcher.link.bandwidth import CollectiveTime, Link
 from labkit.planner.layout import Layout
-from labkit.planner.model.facts import Facts, Unit
+from labkit.planner.model.facts import ModelFacts, Unit
 from labkit.planner.networks import NETWORK_SHARE, Hosts
 from labkit.planner.speed.rates import Rates
 from labkit.planner.speed.traffic import Collective, held, volume, wire
@@ -51,7 +51,9 @@ class StepTime:
         return self.predictions / self.seconds
 
 
-def step_time(facts: Facts, layout: Layout, rates: Rates, link: Link | None, hosts: Hosts | None = None) -> StepTime:
+def step_time(
+    facts: ModelFacts, layout: Layout, rates: Rates, link: Link | None, hosts: Hosts | None = None
+) -> StepTime:
     """Of the slowest rank. `link` is the one within a host, and may be None for one rank; `hosts` is None where all
     ranks are on one."""
     parts = {
@@ -80,7 +82,7 @@ def step_time(facts: Facts, layout: Layout, rates: Rates, link: Link | None, hos
 
 
 def scaling(
-    facts: Facts, layout: Layout, rates: Rates, link: Link, *, box: int, network: float, most: int = 1024
+    facts: ModelFacts, layout: Layout, rates: Rates, link: Link, *, box: int, network: float, most: int = 1024
 ) -> dict[int, StepTime]:
     """Weak scaling: the same micro-batch on each of 1, 2, 4 … ranks. A box has `box` ranks; beyond it bytes go over
     `network`, bytes/s of each box. Numbers of ranks that the strategy cannot use are left out."""
@@ -94,7 +96,7 @@ def scaling(
     return found
 
 
-def _compute(facts: Facts, layout: Layout, rates: Rates) -> float:
+def _compute(facts: ModelFacts, layout: Layout, rates: Rates) -> float:
     """Of all micro-batches; with a pipeline of the rank with most to do."""
     whole, ends, alike = (_line(line, layout.micro_batch) for line in (rates.both, rates.ends, rates.alike))
     blocks = max(0.0, whole - ends)
@@ -105,7 +107,7 @@ def _compute(facts: Facts, layout: Layout, rates: Rates) -> float:
     return _slowed(rates, layout) * layout.accumulate * (blocks / layout.pipeline + ends)
 
 
-def _recompute(facts: Facts, layout: Layout, rates: Rates) -> float:
+def _recompute(facts: ModelFacts, layout: Layout, rates: Rates) -> float:
     """Activation checkpointing runs the forward of each block once more."""
     if not layout.activation_checkpointing:
         return 0.0
@@ -131,7 +133,7 @@ def _bubble(layout: Layout, rates: Rates, busy: float) -> float:
     return whole / (layout.stages // p)
 
 
-def _optimizer(facts: Facts, layout: Layout, rates: Rates) -> float:
+def _optimizer(facts: ModelFacts, layout: Layout, rates: Rates) -> float:
     """AdamW, of what a rank holds the states of: per element, and per tensor."""
     units = _held_units(facts, layout)
     elements = sum(held(unit, layout.tensor) for unit in units) / layout.shards
@@ -149,7 +151,7 @@ def _optimizer(facts: Facts, layout: Layout, rates: Rates) -> float:
     return seconds * _slowed(rates, layout)
 
 
-def _offload(facts: Facts, layout: Layout) -> float:
+def _offload(facts: ModelFacts, layout: Layout) -> float:
     """A shard of the parameters goes to the device before each forward and, where it is gathered again, each backward;
     its gradients come back once a step, and the host steps them. Nothing of it is taken to hide behind computing."""
     elements = facts.elements / layout.shards
@@ -164,7 +166,7 @@ def _is_offloaded(layout: Layout, rates: Rates) -> bool:
     return bool(layout.options.get("cpu_offload")) and rates.cores is None
 
 
-def _copies(facts: Facts, layout: Layout, rates: Rates) -> float:
+def _copies(facts: ModelFacts, layout: Layout, rates: Rates) -> float:
     """Passes over gradients and parameters that only the strategy needs: DDP divides gradients into its buckets,
     and after the first micro-batch gradients add up."""
     units = _held_units(facts, layout)
@@ -175,7 +177,7 @@ def _copies(facts: Facts, layout: Layout, rates: Rates) -> float:
     return passes * rates.copy * _slowed(rates, layout)
 
 
-def _overhead(facts: Facts, layout: Layout, rates: Rates, link: Link | None) -> float:
+def _overhead(facts: ModelFacts, layout: Layout, rates: Rates, link: Link | None) -> float:
     """Host work of hooks and of distributed tensors, and FSDP's copies into and out of what it gathers and scatters."""
     blocks = len(_held_units(facts, layout, ends=False)) * layout.accumulate
     seconds = PAIRS * blocks * rates.split_pair * _slowed(rates, layout) if layout.tensor > 1 else 0.0
@@ -235,11 +237,11 @@ def _line(line: tuple[float, float], samples: int) -> float:
     return line[0] + line[1] * samples
 
 
-def _blocks(facts: Facts) -> list[Unit]:
+def _blocks(facts: ModelFacts) -> list[Unit]:
     return [unit for unit in facts.units if unit.name.startswith("blocks.")]
 
 
-def _held_units(facts: Facts, layout: Layout, *, ends: bool = True) -> list[Unit]:
+def _held_units(facts: ModelFacts, layout: Layout, *, ends: bool = True) -> list[Unit]:
     """Of the model on one rank; with a pipeline its share of the blocks, and the head."""
     blocks = _blocks(facts)
     others = [unit for unit in facts.units if unit not in blocks] if ends else []
@@ -248,7 +250,7 @@ def _held_units(facts: Facts, layout: Layout, *, ends: bool = True) -> list[Unit
     return [*blocks[: len(blocks) // layout.pipeline], *(unit for unit in others if unit.name == "unembed")]
 
 
-def _spread(facts: Facts, layout: Layout, ranks: int) -> Layout | None:
+def _spread(facts: ModelFacts, layout: Layout, ranks: int) -> Layout | None:
     """The same training on so many ranks, each with the same micro-batch; None where the strategy has no use for them.
     Tensor parallelism stays within a box."""
     own = layout.tensor * layout.pipeline
@@ -265,7 +267,7 @@ def _spread(facts: Facts, layout: Layout, ranks: int) -> Layout | None:
     return replace(layout, ranks=ranks, data=ranks // own)
 
 
-def _among(each: Collective, layout: Layout, link: Link, hosts: Hosts | None) -> Line:
+def _among(each: Collective, layout: Layout, link: Link, hosts: Hosts | None) -> CollectiveTime:
     """What was measured or assumed of `link.ranks` ranks in one host, for the group of a collective. More ranks take
     more steps (log2 n, as trees have), and between hosts the network's bytes, if they take longer. The further, the
     less sure: the residual grows by itself with each doubling of ranks."""

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from labkit.planner.layout import Layout
-from labkit.planner.model.facts import Facts, Unit
+from labkit.planner.model.facts import ModelFacts, Unit
 
 __all__ = ["Collective", "buckets", "held", "volume", "wire"]
 
@@ -46,11 +46,11 @@ def wire(kind: str, group: int) -> float:
     return {"all_reduce": 2 * share, "all_gather": share, "reduce_scatter": share, "broadcast": 1.0, "send": 1.0}[kind]
 
 
-def volume(facts: Facts, layout: Layout, rank: int = 0) -> list[Collective]:
+def volume(facts: ModelFacts, layout: Layout, rank: int = 0) -> list[Collective]:
     """Of one optimizer step. `rank` matters to a pipeline only.
 
-    Not known of Facts: which layers fsdp1 wraps with `wrap` "module" and "size" (blocks and a root are taken: the bytes
-    are the same), and what sharding pads.
+    Not known of ModelFacts: which layers fsdp1 wraps with `wrap` "module" and "size" (blocks and a root are taken: the
+    bytes are the same), and what sharding pads.
     """
     # the number of predictions of the whole batch
     found = [Collective("all_reduce", layout.data, COUNT, 1, "forward", False, layout.tensor)]
@@ -81,7 +81,7 @@ def buckets(sizes: Iterable[int], bucket_mib: float = 0.0) -> list[int]:
     return [*full, held] if held else full
 
 
-def _replicated(facts: Facts, layout: Layout) -> Iterator[Collective]:
+def _replicated(facts: ModelFacts, layout: Layout) -> Iterator[Collective]:
     """DDP: every gradient once, whatever the number of micro-batches (no_sync). Its last bucket is complete only when
     backward is over. ZeRO-1 also broadcasts each parameter from the rank that has updated it."""
     gradients = [n * facts.itemsize for unit in facts.units for n in unit.parameters]
@@ -97,7 +97,7 @@ def _replicated(facts: Facts, layout: Layout) -> Iterator[Collective]:
         yield Collective("broadcast", ranks, sum(gradients), len(gradients), "optimizer", False)
 
 
-def _sharded(facts: Facts, layout: Layout) -> Iterator[Collective]:
+def _sharded(facts: ModelFacts, layout: Layout) -> Iterator[Collective]:
     """FSDP: each unit is gathered before it is used, and its gradients are scattered once a step; under ZeRO-2 once a
     micro-batch, while parameters stay gathered."""
     options, times = layout.options, layout.accumulate
@@ -132,7 +132,7 @@ def _sharded(facts: Facts, layout: Layout) -> Iterator[Collective]:
 
 
 def _scattered(
-    facts: Facts, blocks: list[Unit], root: list[Unit], kind: str, ranks: int, times: int
+    facts: ModelFacts, blocks: list[Unit], root: list[Unit], kind: str, ranks: int, times: int
 ) -> Iterator[Collective]:
     """Gradients, in the parameters' own precision. The root's come last: its embedding is the first layer."""
     sizes = [sum(sum(unit.parameters) for unit in units) * facts.itemsize * times for units in (blocks, root)]
@@ -140,7 +140,7 @@ def _scattered(
     yield Collective(kind, ranks, sizes[1], times, "backward", False)
 
 
-def _staged(facts: Facts, layout: Layout, rank: int) -> Iterator[Collective]:
+def _staged(facts: ModelFacts, layout: Layout, rank: int) -> Iterator[Collective]:
     """A pipeline: to the next stage what a block hands on, back its gradient, both for every micro-batch; at the end
     of a step the loss. With a data axis, the stages' parameters as under ZeRO-2, but scattered once a step."""
     owners = {stage: r for r in range(layout.pipeline) for stage in layout.stages_of(r)}
@@ -169,7 +169,7 @@ def _staged(facts: Facts, layout: Layout, rank: int) -> Iterator[Collective]:
     yield Collective("broadcast", layout.pipeline, SUM, 1, "backward", False, apart)
 
 
-def _ends(facts: Facts, layout: Layout, stage: int) -> list[Unit]:
+def _ends(facts: ModelFacts, layout: Layout, stage: int) -> list[Unit]:
     """What the first and the last stage have besides blocks."""
     first, last = stage == 0, stage == layout.stages - 1
     return [u for u in facts.units if (u.name == "embed" and first) or (u.name == "unembed" and last)]
@@ -184,7 +184,7 @@ def held(unit: Unit, tensor: int) -> int:
     return whole + (sum(unit.parameters) - whole) // tensor
 
 
-def _tensor(facts: Facts, layout: Layout, rank: int) -> Iterator[Collective]:
+def _tensor(facts: ModelFacts, layout: Layout, rank: int) -> Iterator[Collective]:
     """Two sums a block each way, of what the block hands on (Megatron-LM, arXiv 1909.08053, section 3). In sequence
     parallel each is an all-gather and a reduce-scatter (arXiv 2205.05198, section 4.2.2)."""
     blocks = [unit for unit in facts.units if unit.name.startswith("blocks.")]

@@ -6,16 +6,16 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from labkit.diagnosis.facts import Facts
+from labkit.diagnosis.facts import MachineFacts
 
-__all__ = ["LEVELS", "Detection", "Finding", "Level", "detection", "diagnose"]
+__all__ = ["LEVELS", "Detection", "Diagnosis", "Level", "detection", "diagnose"]
 
 Level = Literal["stop", "warning", "note", "fine"]
 LEVELS: tuple[Level, ...] = ("stop", "warning", "note", "fine")
 
 
 @dataclass(frozen=True)
-class Finding:
+class Diagnosis:
     """`what` was looked at and the `value` it has, `why` that matters, what `todo`.
 
     `level`: "stop", `labkit.launch` as it is called by default would be refused or fail; "warning", something will go
@@ -29,17 +29,17 @@ class Finding:
     level: Level = "fine"
 
 
-Detection = Callable[[Facts], Finding | Iterable[Finding] | None]
+Detection = Callable[[MachineFacts], Diagnosis | Iterable[Diagnosis] | None]
 _detections: list[Detection] = []
 
 
 def detection(function: Detection) -> Detection:
-    """Let the doctor call this function: pure, of facts, returning what it found: nothing, a Finding or several."""
+    """Let the doctor call this function: pure, of facts, returning what it found: nothing, a Diagnosis or several."""
     _detections.append(function)
     return function
 
 
-def diagnose(facts: Facts) -> tuple[Finding, ...]:
+def diagnose(facts: MachineFacts) -> tuple[Diagnosis, ...]:
     """All findings, what needs doing first."""
     found = [finding for function in _detections for finding in _found(function, facts)]
     if facts.hardware.platform == "windows":  # nothing is started there, so nothing else matters
@@ -47,10 +47,10 @@ def diagnose(facts: Facts) -> tuple[Finding, ...]:
     return tuple(sorted(found, key=lambda finding: LEVELS.index(finding.level)))
 
 
-def _found(function: Detection, facts: Facts) -> tuple[Finding, ...]:
+def _found(function: Detection, facts: MachineFacts) -> tuple[Diagnosis, ...]:
     try:
         said = function(facts)
-        return () if said is None else (said,) if isinstance(said, Finding) else tuple(said)
+        return () if said is None else (said,) if isinstance(said, Diagnosis) else tuple(said)
     except Exception as error:  # the doctor answers whatever one detection stumbles over
         name = function.__name__.replace("_", " ")
-        return (Finding(name, "n/a", f"could not be told from the facts: {error!r}", "report this", "note"),)
+        return (Diagnosis(name, "n/a", f"could not be told from the facts: {error!r}", "report this", "note"),)
