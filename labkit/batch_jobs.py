@@ -18,10 +18,9 @@ from labkit.record.text import plain
 from labkit.run import Run
 from labkit.view.frontend import ui
 from labkit.write import Script
+from labkit.write.launch_options import LaunchOptions, whole_number
 
 __all__ = ["add_verbs", "submit"]
-
-OF_LAUNCH = {"backend", "detach", "hosts", "profile", "trace_memory", "wait", "watchdog"}
 
 
 def submit(
@@ -60,15 +59,18 @@ def submit(
         raise LaunchError(f"to={to!r}: labkit submits to 'slurm'; for others it writes text, see labkit export")
     if "retries" in parameters:
         raise LaunchError("a job is begun again by Slurm's queue, from its newest checkpoint; leave retries out")
-    if others := sorted(OF_LAUNCH & parameters.keys()):
-        raise LaunchError(f"{others[0]} is launch's; submit returns at once, and the cluster decides on what it runs")
+    if others := sorted(parameters.keys() & LaunchOptions.names()):
+        raise LaunchError(
+            f"{others[0]} is an option of launch; submit returns at once, and the cluster decides on what it runs"
+        )
     if isinstance(script, Plan):
         raise LaunchError("a plan is launched on one machine; on a cluster, submit its script and parameters")
     warn(script)
+    launch = LaunchOptions(nproc_per_node=nproc_per_node, args=args, name=name, runs_dir=runs_dir, env=env)
     folder = submission.prepare(
-        script, nodes=nodes, nproc_per_node=nproc_per_node, time=time, partition=partition, account=account,
+        script, launch, parameters, nodes=nodes, time=time, partition=partition, account=account,
         gpus_per_node=gpus_per_node, cpus_per_task=cpus_per_task, options=options, setup=setup,
-        saving_seconds=saving_seconds, args=args, name=name, runs_dir=runs_dir, env=env, parameters=parameters,
+        saving_seconds=saving_seconds,
     )  # fmt: skip
     job_id = submission.submit(folder, env)
     run = Run(folder)
@@ -114,18 +116,25 @@ def _options(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--runs-dir", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
 
 
-def _asked(arguments: argparse.Namespace, rest: list[str]) -> dict[str, Any]:
+def _asked(arguments: argparse.Namespace) -> dict[str, Any]:
+    names = ("time", "nodes", "partition", "account", "gpus_per_node", "cpus_per_task", "options", "setup",
+             "saving_seconds")  # fmt: skip
+    return {name: getattr(arguments, name) for name in names}
+
+
+def _launch_options(arguments: argparse.Namespace, rest: list[str]) -> LaunchOptions:
     if "--" in rest:  # the first one is ours
         rest.remove("--")
-    names = ("time", "nodes", "partition", "account", "gpus_per_node", "cpus_per_task", "options", "setup",
-             "saving_seconds", "name")  # fmt: skip
-    ranks = arguments.nproc_per_node
-    asked = {name: getattr(arguments, name) for name in names}
-    return asked | {"nproc_per_node": int(ranks) if ranks.lstrip("-").isdigit() else ranks, "args": rest}
+    ranks = whole_number(arguments.nproc_per_node)
+    return LaunchOptions(nproc_per_node=ranks, args=rest, name=arguments.name, runs_dir=arguments.runs_dir)
 
 
 def _submit(arguments: argparse.Namespace, rest: list[str]) -> int:
-    run = submit(arguments.script, runs_dir=arguments.runs_dir, **_asked(arguments, rest))
+    launch = _launch_options(arguments, rest)
+    run = submit(
+        arguments.script, nproc_per_node=launch.nproc_per_node, args=launch.args, name=launch.name,
+        runs_dir=launch.runs_dir, **_asked(arguments),
+    )  # fmt: skip
     if not arguments.detach:
         try:
             run.wait(stop_on_interrupt=False, watch=sys.stdout.isatty())
@@ -137,11 +146,11 @@ def _submit(arguments: argparse.Namespace, rest: list[str]) -> int:
 
 
 def _print(arguments: argparse.Namespace, rest: list[str]) -> int:
-    asked = _asked(arguments, rest)
+    launch, asked = _launch_options(arguments, rest), _asked(arguments)
     if arguments.plain:
-        print(submission.plain_text(arguments.script, **asked), end="")
+        print(submission.plain_text(arguments.script, launch, **asked), end="")
         return 0
-    folder = submission.prepare(arguments.script, runs_dir=arguments.runs_dir, parameters={}, **asked)
+    folder = submission.prepare(arguments.script, launch, {}, **asked)
     print(folder.launch_file.read_text(encoding="utf-8"), end="")
     file = Path(os.path.relpath(folder.launch_file))
     print(plain(f"submit it with: sbatch {file}\nfollow it with: labkit attach {folder.id}"), file=sys.stderr)

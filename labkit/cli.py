@@ -9,6 +9,7 @@ import os
 import shutil
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from labkit.errors import LabError
 from labkit.kaggle.verbs import add_verbs
 from labkit.record.text import plain
 from labkit.write import check_flags, completed, extra_options, options_of, read_back, script_names
+from labkit.write.launch_options import LaunchOptions, whole_number
 from labkit.write.options import Option
 
 __all__ = ["main"]
@@ -108,15 +110,8 @@ def _parser() -> argparse.ArgumentParser:
                  usage="labkit launch SCRIPT [options] [--] [the script's own options]", add_help=False)  # fmt: skip
     start.add_argument("-h", "--help", action="store_true", help="this text, and the options of SCRIPT if one is given")
     start.add_argument("script", nargs="?", help="one of labkit's own (ddp) or the path of any torchrun script")
-    start.add_argument("--nproc-per-node", default="auto", metavar="N", help="ranks (default: one per GPU, or two)")
-    start.add_argument("--backend", choices=["nccl", "gloo"], help="gloo lets several ranks share a GPU")
-    start.add_argument("--retries", type=int, default=0, metavar="N", help="begin again so often after a failure")
-    start.add_argument("--watchdog", type=float, metavar="SECONDS", help="end a run in which no rank moves so long")
-    start.add_argument("--name", help="part of the run folder's name")
+    LaunchOptions.add_arguments(start)
     start.add_argument("--watch", action="store_true", help="draw the live view in the terminal")
-    start.add_argument("--profile", action="store_true", help="record three steps for `labkit timeline`")
-    start.add_argument("--detach", action="store_true", help="return at once; the run outlives this terminal")
-    start.add_argument("--hosts", metavar="A,B", help="on each of these machines, by ssh (docs/cluster.md)")
     start.add_argument("--print", action="store_true", dest="only_print",
                        help="with --hosts: start nothing, print the line to paste on each of them")  # fmt: skip
     check = verb("check", _check, "name what in a training script hangs, corrupts or slows distributed training; exits "
@@ -183,48 +178,24 @@ def _launch(arguments: argparse.Namespace, rest: list[str]) -> int:
         return _launch_help(arguments)
     if "--" in rest:  # the first one is ours
         rest.remove("--")
-    given = arguments.nproc_per_node
-    ranks = int(given) if given.lstrip("-").isdigit() else given
-    hosts = arguments.hosts.split(",") if arguments.hosts else None
+    options = LaunchOptions.parsed(arguments, args=rest, runs_dir=arguments.runs_dir, wait=False)
+    options = replace(options, detach=bool(options.detach))
     if arguments.only_print:
-        return _print_lines(arguments, ranks, hosts, rest)
-    run = labkit.launch(
-        arguments.script,
-        nproc_per_node=ranks,
-        hosts=hosts,
-        backend=arguments.backend,
-        args=rest,
-        name=arguments.name,
-        runs_dir=arguments.runs_dir,
-        retries=arguments.retries,
-        watchdog=arguments.watchdog,
-        wait=False,
-        detach=arguments.detach,
-        profile=arguments.profile,
-    )
-    if not arguments.detach:
+        return _print_lines(arguments.script, options)
+    run = labkit.launch(arguments.script, **options.as_keywords())
+    if not options.detach:
         run.wait(watch=arguments.watch)
         print(run)
     return 0
 
 
-def _print_lines(arguments: argparse.Namespace, ranks: int | str, hosts: list[str] | None, rest: list[str]) -> int:
+def _print_lines(script: str, options: LaunchOptions) -> int:
     from labkit.cluster.hosts import lines_to_paste
 
-    if hosts is None:
+    if options.hosts is None:
         raise LabError("--print is for --hosts: on one machine, `labkit launch` prints the torchrun line as it starts")
-    folder, lines = lines_to_paste(
-        arguments.script,
-        hosts,
-        nproc_per_node=ranks,
-        backend=arguments.backend,
-        args=rest,
-        parameters={},
-        name=arguments.name,
-        runs_dir=arguments.runs_dir,
-        watchdog=arguments.watchdog,
-    )
-    for host, line in zip(hosts, lines, strict=True):
+    folder, lines = lines_to_paste(script, options)
+    for host, line in lines:
         print(f"# on {host}, within a minute of each other:\n{line}\n")
     print(f"# follow it from any of them: labkit attach {folder.path}")
     return 0
@@ -277,10 +248,9 @@ def _plan(arguments: argparse.Namespace, rest: list[str]) -> int:
         name: value == "True" if options[name].kind == "flag" else value
         for name, value in read_back(script, rest).items()
     }
-    ranks = arguments.nproc_per_node
     plan = labkit.plan(
         script,
-        nproc_per_node=int(ranks) if ranks.lstrip("-").isdigit() else ranks,
+        nproc_per_node=whole_number(arguments.nproc_per_node),
         nodes=arguments.nodes,
         device=arguments.device,
         network=_number(arguments.network),

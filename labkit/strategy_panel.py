@@ -27,6 +27,7 @@ from labkit.view.live.dashboard import close
 from labkit.view.panel_controls import Controls, panel_page
 from labkit.view.plan_tables import aligned
 from labkit.write import Script, strategy_of
+from labkit.write.launch_options import LaunchOptions
 
 __all__ = ["Panel", "panel"]
 
@@ -200,12 +201,10 @@ class Panel:
         try:
             self._run = run = begin(
                 planned.script,
-                nproc_per_node=planned.ranks,
-                parameters=parameters,
+                LaunchOptions(nproc_per_node=planned.ranks, name=planned.strategy, trace_memory=True),
+                parameters,
                 tied=True,
-                name=planned.strategy,
                 prediction=self._recorded(planned, here),
-                trace_memory=True,
             )
         except LabError as error:
             self._told.value = f"<span>{escaped(plain(str(error)))}</span>"

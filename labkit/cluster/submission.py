@@ -20,6 +20,7 @@ from labkit.record import Nodes, RunFolder
 from labkit.record.folder import slug, write_json
 from labkit.record.text import plain
 from labkit.write import Script
+from labkit.write.launch_options import LaunchOptions
 
 __all__ = ["plain_text", "prepare", "submit"]
 
@@ -40,27 +41,21 @@ def submit(folder: RunFolder, env: Mapping[str, Any] | None = None) -> str:
 
 def prepare(
     script: Script | str | os.PathLike[str],
+    launch: LaunchOptions,
+    parameters: Mapping[str, Any],
     *,
     nodes: int,
-    nproc_per_node: int | str,
-    args: Sequence[Any],
-    parameters: Mapping[str, Any],
-    name: str | None,
-    runs_dir: str | os.PathLike[str] | None,
-    env: Mapping[str, Any] | None = None,
     **asked: Any,
 ) -> RunFolder:
     """The folder of a run with its launch file, and nothing submitted. `asked` is what `_launch_file` takes."""
     asked |= _usual(asked)
-    counts = _counts(nodes, nproc_per_node, asked.get("partition"))
-    folder = multinode.create(
-        script, counts, args=args, parameters=parameters, name=name, runs_dir=runs_dir, env=env, saves=True
-    )
+    counts = _counts(nodes, launch.nproc_per_node, asked.get("partition"))
+    folder = multinode.create(script, counts, launch, parameters, saves=True)
     with taken_back_on_failure(folder):
         command = multinode.torchrun_of_node(folder, NODE, HEAD, PORT)
         text = sbatch_text(_launch_file(
             counts,
-            name=str(name or folder.read_manifest()["name"]),
+            name=str(launch.name or folder.read_manifest()["name"]),
             output=str(folder.job_output),
             program=command[command.index("--redirects") :],
             folder=str(folder.path),
@@ -71,21 +66,13 @@ def prepare(
     return folder
 
 
-def plain_text(
-    script: str | os.PathLike[str],
-    *,
-    nodes: int,
-    nproc_per_node: int | str,
-    args: Sequence[Any],
-    name: str | None,
-    **asked: Any,
-) -> str:
+def plain_text(script: str | os.PathLike[str], launch: LaunchOptions, *, nodes: int, **asked: Any) -> str:
     """A launch file that does without labkit. It goes back into the queue where `args` say `--checkpoint-dir`. One of
     labkit's own scripts is written beside it, into the working directory."""
     asked |= _usual(asked)
-    counts = _counts(nodes, nproc_per_node, asked.get("partition"))
-    named = check(script, args, {}, counts.world_size)
-    name = str(name or named.script.name)
+    counts = _counts(nodes, launch.nproc_per_node, asked.get("partition"))
+    named = check(script, launch.args, {}, counts.world_size)
+    name = str(launch.name or named.script.name)
     file = named.path
     if file is None:
         file = named.script.write(Path.cwd() / f"{slug(name)}.py")

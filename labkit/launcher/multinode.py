@@ -17,6 +17,7 @@ from labkit.launcher.torchrun import assignments, node_torchrun_command, recorde
 from labkit.record import Nodes, RunFolder, runs_root
 from labkit.record.folder import write_json
 from labkit.write import Script
+from labkit.write.launch_options import LaunchOptions
 
 __all__ = ["create", "node_command", "plain_command", "torchrun_of_node"]
 
@@ -24,15 +25,11 @@ __all__ = ["create", "node_command", "plain_command", "torchrun_of_node"]
 def create(
     script: Script | str | os.PathLike[str],
     nodes: Nodes,
+    options: LaunchOptions,
+    parameters: Mapping[str, Any],
     *,
     address: str = "HEAD",
     port: int | str = "PORT",
-    args: Sequence[Any] = (),
-    parameters: Mapping[str, Any],
-    name: str | None = None,
-    runs_dir: str | os.PathLike[str] | None = None,
-    env: Mapping[str, str] | None = None,
-    watchdog: float | None = None,
     machine: Hardware | None = None,
     prediction: Mapping[str, Any] | None = None,
     saves: bool = False,
@@ -43,17 +40,18 @@ def create(
     each host has; None when that is not known yet. `saves`: a script that can does, to be resumed.
     """
     checks.check_torch(platform_name())
-    checks.check_environment(env or {})
-    checks.check_care(0, watchdog)
-    asked = check(script, args, parameters, nodes.world_size, str((env or {}).get("PYTHONPATH", "")))
+    env = {name: str(value) for name, value in (options.env or {}).items()}
+    checks.check_environment(env)
+    checks.check_care(0, options.watchdog)
+    asked = check(script, options.args, parameters, nodes.world_size, env.get("PYTHONPATH", ""))
     asked = able_to(asked, ["checkpoint_dir"]) if saves else asked
-    folder = RunFolder.create(runs_root(runs_dir), str(name or asked.script.name))
+    folder = RunFolder.create(runs_root(options.runs_dir), str(options.name or asked.script.name))
     with taken_back_on_failure(folder):
         folder.nodes.mkdir()
         arguments = [*asked.argv, *checkpoint_arguments(asked, {"save_every": "1"} if saves else {}, folder)]
-        file, given = asked.file(folder), {k: str(v) for k, v in (env or {}).items()}
+        file = asked.file(folder)
         plain = [plain_command(nodes, node, address, port, file, asked.argv) for node in range(nodes.count)]
-        lines = [" ".join([*assignments(given), line]) for line in plain]
+        lines = [" ".join([*assignments(env), line]) for line in plain]
         manifest = {
             "torchrun": _torchrun(folder, nodes, 0, address, port, file, arguments),
             "world_size": nodes.world_size,
@@ -61,10 +59,10 @@ def create(
             "backend": None if machine is None else machine.backend,
             "devices": [] if machine is None else [gpu.name for gpu in machine.gpus] or ["cpu"],
             "platform": platform_name() if machine is None else machine.platform,
-            "env": recorded_environment(given),
+            "env": recorded_environment(env),
             "gpus": [] if machine is None else gpus_of(machine, nodes.nproc_per_node),
             "retries": 0,
-            "watchdog": watchdog,
+            "watchdog": options.watchdog,
         }
         write_folder(folder, asked, arguments, lines, manifest)
         if prediction:

@@ -26,6 +26,7 @@ from labkit.record.files import is_deleted
 from labkit.record.folder import write_json
 from labkit.record.identity import HOST, host_name
 from labkit.record.nodes import beat, heard_nodes, is_heard, last_beat, merged
+from labkit.write.launch_options import LaunchOptions
 
 ROOT = State("starting", 100.0)
 RUNNING = State("running", 101.0, notice="rank 1 has not moved")
@@ -260,7 +261,7 @@ def test_ranks_on_another_host_are_asked_through_the_folder(run, monkeypatch):
 
 def test_the_line_of_a_node_is_a_prefix_before_plain_torchrun(runs_dir):
     env = {"OMP_NUM_THREADS": "1", "HF_TOKEN": "secret"}
-    run = create("ddp", Nodes(2, 2, ("hA", "hB")), address="10.0.0.1", port=29501, parameters={"steps": 5}, env=env)
+    run = create("ddp", Nodes(2, 2, ("hA", "hB")), LaunchOptions(env=env), {"steps": 5}, address="10.0.0.1", port=29501)
     command = node_command(run, 1, "10.0.0.1", 29501)
 
     where = command.index("--")
@@ -279,7 +280,7 @@ def test_the_line_of_a_node_is_a_prefix_before_plain_torchrun(runs_dir):
 
 def test_a_run_that_cannot_be_made_leaves_no_folder(runs_dir):
     with pytest.raises(LaunchError, match="does not split into 3 ranks"):
-        create("ddp", Nodes(3, 1), parameters={"global_batch_size": 8})
+        create("ddp", Nodes(3, 1), LaunchOptions(), {"global_batch_size": 8})
     assert not list(runs_dir.glob("*"))
 
 
@@ -442,10 +443,8 @@ def test_an_interrupt_while_hosts_begin_leaves_nothing_of_the_run(runs_dir, monk
 
     monkeypatch.setattr(hosts, "ask", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        hosts.begin(
-            "ddp", ["localhost", "localhost"], nproc_per_node=1, tied=False, parameters={"steps": 100_000},
-            env={"CUDA_VISIBLE_DEVICES": ""},
-        )  # fmt: skip
+        options = LaunchOptions(hosts=["localhost", "localhost"], nproc_per_node=1, env={"CUDA_VISIBLE_DEVICES": ""})
+        hosts.begin("ddp", options, {"steps": 100_000}, tied=False)
     assert not list(runs_dir.glob("*"))
     deadline = time.monotonic() + 30
     while left := [c for c in commands() if str(runs_dir) in c]:

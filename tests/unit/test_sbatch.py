@@ -15,6 +15,7 @@ from labkit.cluster.sbatch import NODE, LaunchFile, sbatch_text
 from labkit.cluster.submission import plain_text, prepare
 from labkit.cluster.timelimit import seconds_of
 from labkit.record import Nodes
+from labkit.write.launch_options import LaunchOptions
 
 GOLDEN = Path(__file__).parent / "golden"
 RUN = "/home/ada/runs/20261122T120000Z-ddp-1234"
@@ -154,13 +155,12 @@ def test_a_run_has_one_job_however_often_its_file_is_submitted(tmp_path):
 @pytest.mark.parametrize("option", ["--output=x", "-ox", "--nodes=3", "-N3", "--no-requeue", "--array=1-3", "--ntasks"])
 def test_what_the_launch_file_itself_says_is_no_further_option(option, runs_dir):
     with pytest.raises(LaunchError, match="is what the launch file itself says"):
-        prepare("ddp", nodes=2, nproc_per_node=1, time="10", args=(), parameters={}, name=None, runs_dir=None,
-                options=["--qos=high", option])  # fmt: skip
+        prepare("ddp", LaunchOptions(nproc_per_node=1), {}, nodes=2, time="10", options=["--qos=high", option])
     assert not list(runs_dir.glob("*"))
 
 
 def test_a_job_of_labkit_s_own_script_can_save_and_resume():
-    folder = prepare("ddp", nodes=2, nproc_per_node=1, time="10", args=(), parameters={}, name=None, runs_dir=None)
+    folder = prepare("ddp", LaunchOptions(nproc_per_node=1), {}, nodes=2, time="10")
 
     assert Script.load(folder.script) == Script.load("ddp", "checkpoints")
     assert f"--checkpoint-dir {folder.checkpoints}" in folder.launch_file.read_text()
@@ -168,22 +168,22 @@ def test_a_job_of_labkit_s_own_script_can_save_and_resume():
 
 def test_a_plain_launch_file_has_labkit_s_own_script_written_beside_it(monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
-    asked = {"nodes": 2, "nproc_per_node": 1, "time": "10", "name": None}
+    saves = LaunchOptions(nproc_per_node=1, args=["--checkpoint-dir", "saved"])
 
-    text = plain_text("ddp", args=["--checkpoint-dir", "saved"], **asked)
+    text = plain_text("ddp", saves, nodes=2, time="10")
 
     written = Script.load(tmp_path / "ddp.py")
     assert written == Script.load("ddp", "checkpoints")
     assert f"{tmp_path / 'ddp.py'} --checkpoint-dir saved" in text
     assert f"{tmp_path / 'ddp.py'} is the script that it runs" in capsys.readouterr().err
     with pytest.raises(LabError, match="exists and differs"):
-        plain_text("ddp", args=[], **asked)
+        plain_text("ddp", LaunchOptions(nproc_per_node=1), nodes=2, time="10")
 
 
 def test_a_user_s_usual_account_and_partition_are_taken_unless_others_are_given(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SBATCH_ACCOUNT", "usual")
     monkeypatch.setenv("SBATCH_PARTITION", "usual-nodes")
-    text = plain_text("ddp", nodes=2, nproc_per_node=1, time="10", args=(), name=None, account="other")
+    text = plain_text("ddp", LaunchOptions(nproc_per_node=1), nodes=2, time="10", account="other")
     assert "#SBATCH --account=other\n" in text
     assert "#SBATCH --partition=usual-nodes\n" in text

@@ -19,6 +19,7 @@ from labkit.launcher.start import start
 from labkit.launcher.stop import stop
 from labkit.record import read_state
 from labkit.record.folder import read_json, write_json
+from labkit.write.launch_options import LaunchOptions
 
 __all__ = ["keep", "kept", "machine_key", "short_run"]
 
@@ -34,11 +35,16 @@ def short_run(
     with tempfile.TemporaryDirectory(prefix="labkit-") as scratch:
         answer = Path(scratch, "answer.json")
         try:
-            folder = start(
-                script, nproc_per_node=ranks, backend="gloo" if backend == "gloo" else None, args=[*args, answer],
-                parameters={}, name=script.stem, runs_dir=scratch, env=env, watchdog=seconds, tied=True,
-                shares_gpus=True,
-            )  # fmt: skip
+            options = LaunchOptions(
+                nproc_per_node=ranks,
+                backend="gloo" if backend == "gloo" else None,
+                args=[*args, answer],
+                name=script.stem,
+                runs_dir=scratch,
+                env=env,
+                watchdog=seconds,
+            )
+            folder = start(script, options, {}, tied=True, shares_gpus=True)
         except LabError as error:
             return None, str(error)
         try:
