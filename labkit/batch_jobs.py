@@ -56,7 +56,7 @@ def submit(
     Raises LaunchError or ScriptError when it cannot be submitted, with Slurm's own words where they are the reason.
     """
     if to != "slurm":
-        raise LaunchError(f"to={to!r}: labkit submits to 'slurm'; for others it writes text, see labkit export")
+        raise LaunchError(f"to={to!r}: labkit submits to 'slurm'; docs/examples has files for Kubeflow and SkyPilot")
     if "retries" in parameters:
         raise LaunchError("a job is begun again by Slurm's queue, from its newest checkpoint; leave retries out")
     if others := sorted(parameters.keys() & LaunchOptions.names()):

@@ -16,7 +16,6 @@ from typing import Any
 import labkit
 from labkit.batch_jobs import add_verbs as add_slurm_verbs
 from labkit.checking.source import files_in
-from labkit.cluster.export import add_options, export
 from labkit.errors import LabError
 from labkit.kaggle.verbs import add_verbs
 from labkit.record.text import plain
@@ -53,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     nobody reads what is printed."""
     parser = _parser()
     arguments, rest = parser.parse_known_args(argv)
-    if rest and arguments.verb not in ("launch", "plan", "export", "slurm"):
+    if rest and arguments.verb not in ("launch", "plan", "slurm"):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     try:
         return int(arguments.run(arguments, rest) or 0)
@@ -133,11 +132,6 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument("--network", help="what joins them: 100GbE, InfiniBand NDR, … or bits/s of one host")
     plan.add_argument("--device", help="T4, 2xT4, A100-40, H100 … (default: this machine)")
     plan.add_argument("--measure", action="store_true", help="measure this machine's speed first: fifteen seconds")
-    handing = verb("export", _export, "write the file by which Kubeflow Trainer or SkyPilot runs a script on several "
-                   "machines",
-                   usage="labkit export SCRIPT --to kubeflow|skypilot --nodes N --nproc-per-node N [options] "
-                   "[--] [the script's own options]")  # fmt: skip
-    add_options(handing)
     listing = verb("runs", _runs, "all runs and what has become of them")
     listing.add_argument("--clean", action="store_true", help="delete what launches that were killed have left")
     for name, run, help, default in (
@@ -266,10 +260,6 @@ def _number(text: str | None) -> str | float | None:
         return text and float(text)
     except ValueError:
         return text
-
-
-def _export(arguments: argparse.Namespace, rest: list[str]) -> None:
-    print(export(arguments, rest), end="")
 
 
 def _launch_help(arguments: argparse.Namespace) -> int:

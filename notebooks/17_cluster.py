@@ -233,8 +233,7 @@ claims.measure("killed node: processes left on both nodes", len(left), run=dying
 # broken connection.
 #
 # To try on your own: kill a rank instead of its torchrun, or stop one (`SIGSTOP`); give `hosts` two real names, one of
-# them mistyped; and read the text of `labkit export ddp --to kubeflow --nodes 2 --nproc-per-node 4` for the same script
-# on a cluster of another kind.
+# them mistyped; and read `docs/examples/kubeflow.yaml`, for the same script on a cluster of another kind.
 
 # %%
 claims.check()

@@ -126,7 +126,7 @@ def _launch_file(
         raise LaunchError(f"options must be a list such as ['--qos=high', '--mem=64G'], got {options!r}")
     for option in options:
         if not str(option).startswith("-"):
-            raise LaunchError(f"{option!r} is no option of sbatch: expected one such as '--qos=high'")
+            raise LaunchError(f"{option!r} is not an sbatch option: expected one such as '--qos=high'")
         if OWN.fullmatch(str(option)):
             raise LaunchError(f"{option!r} is what the launch file itself says; leave it out, or change the file")
     return LaunchFile(

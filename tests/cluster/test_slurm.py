@@ -313,10 +313,10 @@ def test_a_node_that_does_not_see_the_run_folder_says_so(cluster, runs_dir):
     ({"gpus_per_node": 2}, r"Invalid generic resource \(gres\) specification"),
     ({"nodes": 0}, "nodes must be a whole number, at least 1; got 0"),
     ({"nproc_per_node": "auto"}, "Slurm tells of no GPUs"),
-    ({"options": ["qos=high"]}, "no option of sbatch"),
+    ({"options": ["qos=high"]}, "is not an sbatch option"),
     ({"retries": 2}, "leave retries out"),
-    ({"wait": True}, "wait is launch's"),
-    ({"to": "kubernetes"}, "labkit export"),
+    ({"wait": True}, "wait is an option of launch"),
+    ({"to": "kubernetes"}, "docs/examples"),
 ])  # fmt: skip
 def test_what_cannot_be_submitted_is_refused_and_leaves_no_run(options, words):
     with pytest.raises(labkit.LaunchError, match=words):
