@@ -57,9 +57,13 @@ def model_of(name: str) -> Script:
 def measured(case: Case) -> float:
     """Seconds of a step, the median over ranks and steps."""
     run = labkit.launch(
-        model_of(case.strategy), nproc_per_node=case.ranks, steps=STEPS, global_batch_size=BATCH, wait=True,
+        model_of(case.strategy),
+        nproc_per_node=case.ranks,
+        steps=STEPS,
+        global_batch_size=BATCH,
+        wait=True,
         **case.options,
-    )  # fmt: skip
+    )
     metrics = run.metrics().dropna(subset=["step_seconds"])
     return float(metrics[metrics["step"] > WARM]["step_seconds"].median())
 

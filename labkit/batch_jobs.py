@@ -68,10 +68,19 @@ def submit(
     warn(script)
     launch = LaunchOptions(nproc_per_node=nproc_per_node, args=args, name=name, runs_dir=runs_dir, env=env)
     folder = submission.prepare(
-        script, launch, parameters, nodes=nodes, time=time, partition=partition, account=account,
-        gpus_per_node=gpus_per_node, cpus_per_task=cpus_per_task, options=options, setup=setup,
+        script,
+        launch,
+        parameters,
+        nodes=nodes,
+        time=time,
+        partition=partition,
+        account=account,
+        gpus_per_node=gpus_per_node,
+        cpus_per_task=cpus_per_task,
+        options=options,
+        setup=setup,
         saving_seconds=saving_seconds,
-    )  # fmt: skip
+    )
     job_id = submission.submit(folder, env)
     run = Run(folder)
     if ui() in ("svg", "display", "static"):
@@ -89,9 +98,12 @@ def add_verbs(parser: argparse.ArgumentParser) -> None:
         ("print", _print, "print the launch file, for sbatch; the run can be attached to once it is submitted"),
     ):
         verb = verbs.add_parser(
-            name, help=said, description=said, allow_abbrev=False,
+            name,
+            help=said,
+            description=said,
+            allow_abbrev=False,
             usage=f"labkit slurm {name} SCRIPT --time TIME [options] [--] [the script's own options]",
-        )  # fmt: skip
+        )
         _options(verb)
         verb.set_defaults(run=run)
     verb.add_argument("--plain", action="store_true", help="a file that does without labkit")
@@ -107,18 +119,38 @@ def _options(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--account")
     verb.add_argument("--gpus-per-node", type=int, metavar="N", help="default: one per rank, where nodes have so many")
     verb.add_argument("--cpus-per-task", type=int, metavar="N", help="cores of each node (default: two per rank)")
-    verb.add_argument("--option", action="append", default=[], dest="options", metavar="OPTION",
-                      help="any other of sbatch's, as --option=--qos=high; may be repeated")  # fmt: skip
+    verb.add_argument(
+        "--option",
+        action="append",
+        default=[],
+        dest="options",
+        metavar="OPTION",
+        help="any other of sbatch's, as --option=--qos=high; may be repeated",
+    )
     verb.add_argument("--setup", default="", metavar="SHELL", help="comes first, such as 'module load cuda'")
-    verb.add_argument("--saving-seconds", type=int, default=NOTICE_SECONDS, metavar="S",
-                      help="before its time is up the job is told to save (default: %(default)s)")  # fmt: skip
+    verb.add_argument(
+        "--saving-seconds",
+        type=int,
+        default=NOTICE_SECONDS,
+        metavar="S",
+        help="before its time is up the job is told to save (default: %(default)s)",
+    )
     verb.add_argument("--name", help="the job's, and part of the run folder's")
     verb.add_argument("--runs-dir", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
 
 
 def _asked(arguments: argparse.Namespace) -> dict[str, Any]:
-    names = ("time", "nodes", "partition", "account", "gpus_per_node", "cpus_per_task", "options", "setup",
-             "saving_seconds")  # fmt: skip
+    names = (
+        "time",
+        "nodes",
+        "partition",
+        "account",
+        "gpus_per_node",
+        "cpus_per_task",
+        "options",
+        "setup",
+        "saving_seconds",
+    )
     return {name: getattr(arguments, name) for name in names}
 
 
@@ -132,9 +164,13 @@ def _launch_options(arguments: argparse.Namespace, rest: list[str]) -> LaunchOpt
 def _submit(arguments: argparse.Namespace, rest: list[str]) -> int:
     launch = _launch_options(arguments, rest)
     run = submit(
-        arguments.script, nproc_per_node=launch.nproc_per_node, args=launch.args, name=launch.name,
-        runs_dir=launch.runs_dir, **_asked(arguments),
-    )  # fmt: skip
+        arguments.script,
+        nproc_per_node=launch.nproc_per_node,
+        args=launch.args,
+        name=launch.name,
+        runs_dir=launch.runs_dir,
+        **_asked(arguments),
+    )
     if not arguments.detach:
         try:
             run.wait(stop_on_interrupt=False, watch=sys.stdout.isatty())

@@ -102,30 +102,62 @@ def _parser() -> argparse.ArgumentParser:
         "something of level stop: a launch would fail",
     )
     doctor.add_argument("--preflight", action="store_true", help="let the ranks meet and sum a number")
-    doctor.add_argument("--bandwidth", type=int, nargs="?", const=True, default=False, metavar="RANKS",
-                        help="measure the collectives of so many ranks (default: one per GPU, or two)")  # fmt: skip
+    doctor.add_argument(
+        "--bandwidth",
+        type=int,
+        nargs="?",
+        const=True,
+        default=False,
+        metavar="RANKS",
+        help="measure the collectives of so many ranks (default: one per GPU, or two)",
+    )
     doctor.add_argument("--json", action="store_true", help="findings and facts, to keep or to attach to a report")
-    start = verb("launch", _launch, "start a script on every rank; what follows is passed on to the script",
-                 usage="labkit launch SCRIPT [options] [--] [the script's own options]", add_help=False)  # fmt: skip
+    start = verb(
+        "launch",
+        _launch,
+        "start a script on every rank; what follows is passed on to the script",
+        usage="labkit launch SCRIPT [options] [--] [the script's own options]",
+        add_help=False,
+    )
     start.add_argument("-h", "--help", action="store_true", help="this text, and the options of SCRIPT if one is given")
     start.add_argument("script", nargs="?", help="one of labkit's own (ddp) or the path of any torchrun script")
     LaunchOptions.add_arguments(start)
     start.add_argument("--watch", action="store_true", help="draw the live view in the terminal")
-    start.add_argument("--print", action="store_true", dest="only_print",
-                       help="with --hosts: start nothing, print the line to paste on each of them")  # fmt: skip
-    check = verb("check", _check, "name what in a training script hangs, corrupts or slows distributed training; exits "
-                 "with 0 when nothing is found, 1 when something is, 2 when a file cannot be read",
-                 epilog=CHECK_EXAMPLES, formatter_class=formatter)  # fmt: skip
-    check.add_argument("files", nargs="+", metavar="FILE",
-                       help="scripts, notebooks, Markdown pages, folders, names of labkit's own scripts, or - for "
-                       "standard input")  # fmt: skip
-    check.add_argument("--from", dest="before", metavar="BEFORE",
-                       help="compare FILE with this script as a migration, say from DDP to FSDP: what changed, and "
-                       "what was forgotten (exits with 1 when something was)")  # fmt: skip
+    start.add_argument(
+        "--print",
+        action="store_true",
+        dest="only_print",
+        help="with --hosts: start nothing, print the line to paste on each of them",
+    )
+    check = verb(
+        "check",
+        _check,
+        "name what in a training script hangs, corrupts or slows distributed training; exits "
+        "with 0 when nothing is found, 1 when something is, 2 when a file cannot be read",
+        epilog=CHECK_EXAMPLES,
+        formatter_class=formatter,
+    )
+    check.add_argument(
+        "files",
+        nargs="+",
+        metavar="FILE",
+        help="scripts, notebooks, Markdown pages, folders, names of labkit's own scripts, or - for standard input",
+    )
+    check.add_argument(
+        "--from",
+        dest="before",
+        metavar="BEFORE",
+        help="compare FILE with this script as a migration, say from DDP to FSDP: what changed, and "
+        "what was forgotten (exits with 1 when something was)",
+    )
     check.add_argument("--json", action="store_true", help="print the findings as JSON")
-    plan = verb("plan", _plan, "what each strategy would hold and how fast it would be, before anything is launched; "
-                "exits with 1 when it does not fit",
-                usage="labkit plan SCRIPT [options] [--] [the script's own options]")  # fmt: skip
+    plan = verb(
+        "plan",
+        _plan,
+        "what each strategy would hold and how fast it would be, before anything is launched; "
+        "exits with 1 when it does not fit",
+        usage="labkit plan SCRIPT [options] [--] [the script's own options]",
+    )
     plan.add_argument("script", help="one of labkit's own (ddp) or the path of a script with the cells of one")
     plan.add_argument("--nproc-per-node", default="auto", metavar="N", help="ranks (default: one per GPU, or two)")
     plan.add_argument("--nodes", type=int, default=1, metavar="N", help="hosts with so many ranks each (default: 1)")
@@ -146,9 +178,13 @@ def _parser() -> argparse.ArgumentParser:
     compare = verb("compare", _compare, "runs side by side; the first is what speed-ups are measured against")
     compare.add_argument("which", nargs="*", help="ids or paths, oldest first")
     compare.add_argument("--last", type=int, default=0, metavar="N", help="the newest N runs instead")
-    write = verb("write", _write, "print one of labkit's own scripts, composed of a strategy, extras and a task; "
-                 "without a strategy, what there is",
-                 usage="labkit write [STRATEGY [EXTRA ...]] [--task TASK] > mine.py")  # fmt: skip
+    write = verb(
+        "write",
+        _write,
+        "print one of labkit's own scripts, composed of a strategy, extras and a task; "
+        "without a strategy, what there is",
+        usage="labkit write [STRATEGY [EXTRA ...]] [--task TASK] > mine.py",
+    )
     write.add_argument("parts", nargs="*", metavar="STRATEGY [EXTRA ...]", help="fsdp checkpoints precision")
     write.add_argument("--task", default="bytes", help="model, data and loss (default: bytes)")
     diff = verb("diff", _diff, "what changes from one script to another")

@@ -62,10 +62,17 @@ def begin(
         script, nodes, options, parameters, address=address, port=port, machine=machines[0], prediction=prediction
     )
     try:
-        _each(names, lambda node, host: ask(
-            host, "begin", folder=str(folder.path), node=node, env=env,
-            command=node_command(folder, node, address, port),
-        ))  # fmt: skip
+        _each(
+            names,
+            lambda node, host: ask(
+                host,
+                "begin",
+                folder=str(folder.path),
+                node=node,
+                env=env,
+                command=node_command(folder, node, address, port),
+            ),
+        )
     except BaseException:  # an interrupt, too: nobody would know of what has begun
         stop(folder, grace=0)  # where it has
         shutil.rmtree(folder.path, ignore_errors=True)

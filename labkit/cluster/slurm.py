@@ -18,8 +18,19 @@ __all__ = ["FINAL", "WAITING", "Job", "ask", "cancel", "gpus_per_node", "is_inst
 
 # Words of Slurm's for a job, as `scontrol show job` and `sacct` write them.
 WAITING = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD", "CONFIGURING")
-FINAL = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "PREEMPTED",
-         "DEADLINE", "REVOKED", "GONE")  # fmt: skip
+FINAL = (
+    "COMPLETED",
+    "FAILED",
+    "CANCELLED",
+    "TIMEOUT",
+    "NODE_FAIL",
+    "OUT_OF_MEMORY",
+    "BOOT_FAIL",
+    "PREEMPTED",
+    "DEADLINE",
+    "REVOKED",
+    "GONE",
+)
 ANSWER_SECONDS = 15.0
 # One answer serves so long, however often it is asked for: a scheduler has thousands of jobs to think of.
 FRESH_SECONDS = 3.0
@@ -169,6 +180,11 @@ def _told(value: str | None) -> str:
 
 def _run(*command: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command, capture_output=True, text=True, errors="replace", timeout=ANSWER_SECONDS, stdin=subprocess.DEVNULL,
+        command,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=ANSWER_SECONDS,
+        stdin=subprocess.DEVNULL,
         env={**(os.environ if env is None else env), "SLURM_TIME_FORMAT": "standard"},
-    )  # fmt: skip
+    )

@@ -53,15 +53,17 @@ def prepare(
     folder = multinode.create(script, counts, launch, parameters, saves=True)
     with taken_back_on_failure(folder):
         command = multinode.torchrun_of_node(folder, NODE, HEAD, PORT)
-        text = sbatch_text(_launch_file(
-            counts,
-            name=str(launch.name or folder.read_manifest()["name"]),
-            output=str(folder.job_output),
-            program=command[command.index("--redirects") :],
-            folder=str(folder.path),
-            checkpoints=str(folder.checkpoint_folder()) if "--checkpoint-dir" in command else None,
-            **asked,
-        ))  # fmt: skip
+        text = sbatch_text(
+            _launch_file(
+                counts,
+                name=str(launch.name or folder.read_manifest()["name"]),
+                output=str(folder.job_output),
+                program=command[command.index("--redirects") :],
+                folder=str(folder.path),
+                checkpoints=str(folder.checkpoint_folder()) if "--checkpoint-dir" in command else None,
+                **asked,
+            )
+        )
         folder.launch_file.write_text(text, encoding="utf-8")
     return folder
 
@@ -78,14 +80,16 @@ def plain_text(script: str | os.PathLike[str], launch: LaunchOptions, *, nodes: 
         file = named.script.write(Path.cwd() / f"{slug(name)}.py")
         print(plain(f"{file} is the script that it runs"), file=sys.stderr)
     chosen = named.given.get("checkpoint_dir")
-    return sbatch_text(_launch_file(
-        counts,
-        name=name,
-        output=str(Path.cwd() / f"{slug(name)}.slurm.out"),
-        program=[str(file), *named.argv],
-        checkpoints=str(Path.cwd() / chosen) if chosen else None,
-        **asked,
-    ))  # fmt: skip
+    return sbatch_text(
+        _launch_file(
+            counts,
+            name=name,
+            output=str(Path.cwd() / f"{slug(name)}.slurm.out"),
+            program=[str(file), *named.argv],
+            checkpoints=str(Path.cwd() / chosen) if chosen else None,
+            **asked,
+        )
+    )
 
 
 def _usual(asked: Mapping[str, Any]) -> dict[str, Any]:

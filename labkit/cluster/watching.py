@@ -102,8 +102,13 @@ def stop(folder: RunFolder, *, grace: float = stopping.GRACE_SECONDS) -> State:
     state = read_state(folder)
     if state.is_final and state.state != "lost":
         return state_of(folder)
-    state = replace(state, state="stopped", ended=time.time(), notice=None,
-                    cause={"kind": "stopped", "sentence": "stopped on request"})  # fmt: skip
+    state = replace(
+        state,
+        state="stopped",
+        ended=time.time(),
+        notice=None,
+        cause={"kind": "stopped", "sentence": "stopped on request"},
+    )
     write_state(folder, state)
     return state
 

@@ -160,9 +160,13 @@ class MachineFacts:
     def from_json(cls, value: Mapping[str, Any]) -> MachineFacts:
         """Raises TypeError for what is none of a machine's facts."""
         nested = {
-            "hardware": _hardware, "torch_build": _of(TorchBuild), "nvml": nvml_from_json,
-            "kernel": _of(NotebookKernel), "kaggle": _of(Kaggle), "leftovers": tuple,
-        }  # fmt: skip
+            "hardware": _hardware,
+            "torch_build": _of(TorchBuild),
+            "nvml": nvml_from_json,
+            "kernel": _of(NotebookKernel),
+            "kaggle": _of(Kaggle),
+            "leftovers": tuple,
+        }
         return cls(**{k: nested[k](v) if k in nested and v is not None else v for k, v in value.items()})
 
 

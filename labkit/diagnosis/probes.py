@@ -85,8 +85,11 @@ def nvml(here: Hardware) -> Nvml | None:
         return None
     done = subprocess.run(
         [sys.executable, ASK_NVML],
-        capture_output=True, text=True, timeout=NVML_SECONDS, env=os.environ | {"PYTHONSAFEPATH": "1"},
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=NVML_SECONDS,
+        env=os.environ | {"PYTHONSAFEPATH": "1"},
+    )
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         raise OSError(f"NVML cannot be asked: {last}")

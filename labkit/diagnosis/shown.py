@@ -60,9 +60,13 @@ def _more(finding: Diagnosis) -> str:
 
 def _wrapped(start: str, text: str, indent: int) -> list[str]:
     return textwrap.wrap(
-        text, COLUMNS, initial_indent=start, subsequent_indent=" " * indent,
-        break_long_words=False, break_on_hyphens=False,
-    ) or [start.rstrip()]  # fmt: skip
+        text,
+        COLUMNS,
+        initial_indent=start,
+        subsequent_indent=" " * indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    ) or [start.rstrip()]
 
 
 def as_html(machine: str, findings: Sequence[Diagnosis]) -> str:

@@ -148,9 +148,12 @@ def _as_fast(rows: list[Candidate], best: Candidate) -> list[str]:
     near = [
         row.strategy
         for row in rows
-        if row.step and best.step and _is_comparable(row, best) and row.strategy not in (best.strategy, *SUPERSEDED)
+        if row.step
+        and best.step
+        and _is_comparable(row, best)
+        and row.strategy not in (best.strategy, *SUPERSEDED)
         and row.step.seconds <= ALIKE * best.step.seconds
-    ]  # fmt: skip
+    ]
     return sorted(set(near), key=simplicity)
 
 

@@ -24,9 +24,18 @@ __all__ = ["NETWORK_SHARE", "PRESETS", "Hosts", "bandwidth_of", "between_hosts"]
 NETWORK_SHARE = 0.8
 # Gbit/s of one adapter, one way: IEEE 802.3, and the InfiniBand Trade Association's road map for four lanes
 PRESETS = {
-    "1GbE": 1, "10GbE": 10, "25GbE": 25, "40GbE": 40, "100GbE": 100, "200GbE": 200, "400GbE": 400,
-    "InfiniBand EDR": 100, "InfiniBand HDR": 200, "InfiniBand NDR": 400, "InfiniBand XDR": 800,
-}  # fmt: skip
+    "1GbE": 1,
+    "10GbE": 10,
+    "25GbE": 25,
+    "40GbE": 40,
+    "100GbE": 100,
+    "200GbE": 200,
+    "400GbE": 400,
+    "InfiniBand EDR": 100,
+    "InfiniBand HDR": 200,
+    "InfiniBand NDR": 400,
+    "InfiniBand XDR": 800,
+}
 
 
 @dataclass(frozen=True)
@@ -81,8 +90,11 @@ def between_hosts(layout: Layout, device: Device) -> Iterator[str]:
     found: dict[bool, list[str]] = {False: [], True: []}
     for name, (size, stride) in axes.items():
         found[hosts.cross(size, stride, layout.ranks)].append(f"{name} ({size})")
-    said = [f"{', '.join(names)} {'go between hosts' if crosses else 'stay inside a host'}"
-            for crosses, names in found.items() if names]  # fmt: skip
+    said = [
+        f"{', '.join(names)} {'go between hosts' if crosses else 'stay inside a host'}"
+        for crosses, names in found.items()
+        if names
+    ]
     if said:
         yield f"Groups of ranks: {'; '.join(said)} ({device.network * 8 / 1e9:,.0f} Gbit/s a host)."
     if "tensor" in axes and hosts.cross(*axes["tensor"], layout.ranks):

@@ -138,9 +138,20 @@ def plan(
         problems.append(f"rehearsed {gib(rehearsed.bytes)} with what is offloaded to the host, so only formulas count")
         rehearsed = None
     return Plan(
-        script, path, ranks, parameters, kind, layout, rank, facts, formulas, rehearsed, states, advice,
+        script,
+        path,
+        ranks,
+        parameters,
+        kind,
+        layout,
+        rank,
+        facts,
+        formulas,
+        rehearsed,
+        states,
+        advice,
         tuple(problems),
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True)

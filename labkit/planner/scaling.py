@@ -44,8 +44,17 @@ def break_even_curve(layout: Layout, pace: Pace) -> list[Point]:
     """
     points = []
     for samples in SAMPLES:
-        one = replace(layout, strategy="single", ranks=1, data=1, tensor=1, pipeline=1, micro_batch=samples,
-                      accumulate=1, options={})  # fmt: skip
+        one = replace(
+            layout,
+            strategy="single",
+            ranks=1,
+            data=1,
+            tensor=1,
+            pipeline=1,
+            micro_batch=samples,
+            accumulate=1,
+            options={},
+        )
         two = replace(one, strategy="ddp", ranks=2, data=2)
         alone, together = pace(one), pace(two)
         if alone and together:

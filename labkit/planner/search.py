@@ -44,8 +44,9 @@ class Search:
         ranks."""
         if asked.layout is None or asked.peak is None:
             return []
-        parts = [(name, (value, word)) for more, word in remedies(asked.layout, self.device)
-                 for name, value in more.items()]  # fmt: skip
+        parts = [
+            (name, (value, word)) for more, word in remedies(asked.layout, self.device) for name, value in more.items()
+        ]
         if one := _quickest(asked, (self._with(asked, asked.ranks, {name: part}) for name, part in parts)):
             return [one]
         every = dict(parts)  # of an option's values the last

@@ -160,9 +160,7 @@ class RunFolder:
         """`run.json`. Raises RunFolderError when it is missing or not ours."""
         manifest = read_json(self.manifest)
         if not isinstance(manifest, dict) or manifest.get("format") != 1:
-            raise RunFolderError(plain(
-                f"{self.path} is not a run folder this labkit can read: {_format_of(manifest)}"
-            ))  # fmt: skip
+            raise RunFolderError(plain(f"{self.path} is not a run folder this labkit can read: {_format_of(manifest)}"))
         return _sound(manifest, self)
 
     def launched(self) -> float | None:
@@ -217,10 +215,12 @@ def check_root(root: Path) -> None:
 
 
 def _no_root(root: Path, why: str) -> RunFolderError:
-    return RunFolderError(plain(
-        f"runs cannot be kept in {root}: {why}. "
-        "Give a folder you can write to with runs_dir=… or the LABKIT_RUNS environment variable"
-    ))  # fmt: skip
+    return RunFolderError(
+        plain(
+            f"runs cannot be kept in {root}: {why}. "
+            "Give a folder you can write to with runs_dir=… or the LABKIT_RUNS environment variable"
+        )
+    )
 
 
 def _format_of(manifest: Any) -> str:

@@ -29,9 +29,16 @@ def nodes(tmp_path):
         for more in environments:
             env = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", **more}
             started.append(
-                subprocess.Popen(argv, env=env, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                                 text=True, start_new_session=True)
-            )  # fmt: skip
+                subprocess.Popen(
+                    argv,
+                    env=env,
+                    cwd=tmp_path,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                    start_new_session=True,
+                )
+            )
         printed = [process.communicate(timeout=240)[0] for process in started]
         return [process.returncode for process in started], "\n".join(printed)
 

@@ -50,8 +50,10 @@ def test_a_plan_is_written_before_the_run_and_stands_beside_what_it_measures(run
 
 def test_a_plan_for_hosts_is_one_for_all_their_ranks_and_is_launched_on_none_of_them():
     asked = {"device": "A100 40", "global_batch_size": 64}
-    one, four = (labkit.plan("fsdp", **asked, **more) for more in
-                 ({"nproc_per_node": 16}, {"nproc_per_node": 4, "nodes": 4, "network": "1GbE"}))  # fmt: skip
+    one, four = (
+        labkit.plan("fsdp", **asked, **more)
+        for more in ({"nproc_per_node": 16}, {"nproc_per_node": 4, "nodes": 4, "network": "1GbE"})
+    )
 
     assert four.peaks == one.peaks
     assert four.step.seconds > 5 * one.step.seconds
@@ -161,9 +163,15 @@ def test_a_pipeline_of_a_single_micro_batch_is_planned_where_torch_would_train_i
 
 def test_options_of_extras_are_planned_as_they_are_launched():
     plan = labkit.plan(
-        "fsdp", nproc_per_node=2, device="2xT4", global_batch_size=16,
-        precision="fp16", accumulate=2, activation_checkpointing=True, reshard_after_forward="never",
-    )  # fmt: skip
+        "fsdp",
+        nproc_per_node=2,
+        device="2xT4",
+        global_batch_size=16,
+        precision="fp16",
+        accumulate=2,
+        activation_checkpointing=True,
+        reshard_after_forward="never",
+    )
 
     assert (plan.layout.accumulate, plan.layout.precision, plan.layout.activation_checkpointing) == (2, "fp16", True)
     assert plan.layout.options["reshard_after_forward"] == "never"
@@ -234,8 +242,10 @@ def test_a_model_whose_layers_are_no_chain_is_one_unit_and_its_rehearsal_counts(
 
 def test_selective_checkpointing_holds_what_is_between_all_and_nothing():
     some = labkit.plan("ddp", nproc_per_node=2, device="2xT4", global_batch_size=16, selective_checkpointing=True)
-    every, none = (worst(some.facts, replace(some.layout, selective=False, activation_checkpointing=recomputed))[1]
-                   for recomputed in (False, True))  # fmt: skip
+    every, none = (
+        worst(some.facts, replace(some.layout, selective=False, activation_checkpointing=recomputed))[1]
+        for recomputed in (False, True)
+    )
 
     assert some.formulas is None
     assert some.fits

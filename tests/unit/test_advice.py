@@ -133,9 +133,15 @@ def test_options_of_extras_are_taken_and_defaults_need_no_extra(ddp):
     assert needed(ddp, asked) == {"clip": 1.0, "replicas": 2, "global_batch_size": 8}
 
 
-@pytest.mark.parametrize(("strategy", "extra"), [
-    ("ddp", "ddp_options"), ("fsdp", "fsdp_options"), ("tensor_parallel", "sequence_parallel"), ("ddp", "accumulate"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("strategy", "extra"),
+    [
+        ("ddp", "ddp_options"),
+        ("fsdp", "fsdp_options"),
+        ("tensor_parallel", "sequence_parallel"),
+        ("ddp", "accumulate"),
+    ],
+)
 def test_an_extra_with_its_defaults_changes_no_layout(strategy, extra):
     assert layout_of(Script.load(strategy, extra), 2, {}) == layout_of(Script.load(strategy), 2, {})
 
@@ -155,9 +161,11 @@ def test_what_fits_is_said_and_the_fastest_of_it_is_chosen(ddp):
 
 @pytest.mark.parametrize(
     ("saved", "batch", "change", "options"),
-    [(2_000_000_000, 8, "accumulate=4", {"accumulate": 4}),
-     (3_000_000_000, 2, "activation checkpointing", {"activation_checkpointing": True})],
-)  # fmt: skip
+    [
+        (2_000_000_000, 8, "accumulate=4", {"accumulate": 4}),
+        (3_000_000_000, 2, "activation checkpointing", {"activation_checkpointing": True}),
+    ],
+)
 def test_the_change_that_makes_it_fit_at_the_least_cost_in_time_is_named(ddp, saved, batch, change, options):
     found = advice(decoder(saved=saved), ddp, global_batch_size=batch)
 
@@ -223,8 +231,9 @@ def test_states_that_no_sharding_makes_small_enough_can_be_offloaded():
 
 
 def test_what_cannot_be_laid_out_says_why_and_the_others_are_still_planned(ddp):
-    found = advice(decoder(layers=4, unsplit={3: "4 heads do not split over 3 tensor ranks"}), ddp, 3,
-                   global_batch_size=12)  # fmt: skip
+    found = advice(
+        decoder(layers=4, unsplit={3: "4 heads do not split over 3 tensor ranks"}), ddp, 3, global_batch_size=12
+    )
 
     assert row(found, "pipeline").said == "4 blocks do not split into 3 stages"
     assert row(found, "tensor_parallel").said == "4 heads do not split over 3 tensor ranks"
@@ -323,9 +332,16 @@ def test_a_model_too_large_for_one_sample_has_no_largest_batch(ddp):
 
 @pytest.mark.parametrize(
     ("strategy", "options", "bytes_each"),
-    [("ddp", {}, 16), ("ddp", {"gradient_as_bucket_view": False}, 20), ("zero1", {}, 12), ("zero2", {}, 10),
-     ("fsdp", {}, 8), ("pipeline", {}, 8), ("tensor_parallel", {}, 8)],
-)  # fmt: skip
+    [
+        ("ddp", {}, 16),
+        ("ddp", {"gradient_as_bucket_view": False}, 20),
+        ("zero1", {}, 12),
+        ("zero2", {}, 10),
+        ("fsdp", {}, 8),
+        ("pipeline", {}, 8),
+        ("tensor_parallel", {}, 8),
+    ],
+)
 def test_states_bound_the_model_as_in_the_zero_paper(strategy, options, bytes_each):
     layout = layout_of(Script.load(strategy), 2, options)
 
@@ -336,8 +352,16 @@ def test_remedies_are_those_the_strategy_and_the_device_have():
     said = [word for _, word in remedies(layout_of(Script.load("fsdp"), 2, {"global_batch_size": 8}), T4)]
 
     assert said == ["activation checkpointing", "fp16", "reshard always", "accumulate=2", "accumulate=4", "CPU offload"]
-    ddp = layout_of(Script.load("ddp"), 2, {"activation_checkpointing": True, "precision": "fp16",
-                                            "gradient_as_bucket_view": False, "global_batch_size": 2})  # fmt: skip
+    ddp = layout_of(
+        Script.load("ddp"),
+        2,
+        {
+            "activation_checkpointing": True,
+            "precision": "fp16",
+            "gradient_as_bucket_view": False,
+            "global_batch_size": 2,
+        },
+    )
     assert [word for _, word in remedies(ddp, device_named("A100 40"))] == ["gradients as bucket view"]
 
 

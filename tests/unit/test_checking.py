@@ -540,11 +540,14 @@ loader = DataLoader(range(8), num_workers=1, multiprocessing_context="spawn")
 """
 
 
-@pytest.mark.parametrize(("text", "line", "message"), [
-    (SPAWN, 8, "mp.spawn starts ranks, and torchrun has already started them"),
-    (SPAWNED_WORKERS, 4, 'put what the script does under `if __name__ == "__main__":`'),
-    ("import torch.multiprocessing as mp\n\nmp.set_start_method('spawn')\n", 3, "each worker process"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "line", "message"),
+    [
+        (SPAWN, 8, "mp.spawn starts ranks, and torchrun has already started them"),
+        (SPAWNED_WORKERS, 4, 'put what the script does under `if __name__ == "__main__":`'),
+        ("import torch.multiprocessing as mp\n\nmp.set_start_method('spawn')\n", 3, "each worker process"),
+    ],
+)
 def test_before_a_launch_processes_of_the_scripts_own_are_named(text, line, message, in_folder, capsys):
     Path("mine.py").write_text(text)
 

@@ -91,11 +91,14 @@ def test_parameters_that_papermill_set_before_are_replaced():
     assert [cell.source for cell in cells[1:]] == [PARAMETERS.source, "# Parameters\nlr = 2\n"]
 
 
-@pytest.mark.parametrize(("cells", "told"), [
-    ([PARAMETERS], "03_ddp.ipynb has no parameter 'epochs'; it has lr, nproc_per_node"),
-    ([code("%env X=1", "parameters")], "the parameters cell of 03_ddp.ipynb is not plain Python: invalid syntax"),
-    ([code("epochs = 1")], "03_ddp.ipynb has no parameter 'epochs'; it has no cell tagged `parameters`"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("cells", "told"),
+    [
+        ([PARAMETERS], "03_ddp.ipynb has no parameter 'epochs'; it has lr, nproc_per_node"),
+        ([code("%env X=1", "parameters")], "the parameters cell of 03_ddp.ipynb is not plain Python: invalid syntax"),
+        ([code("epochs = 1")], "03_ddp.ipynb has no parameter 'epochs'; it has no cell tagged `parameters`"),
+    ],
+)
 def test_a_parameter_that_the_notebook_has_not_is_refused(cells, told):
     with pytest.raises(labkit.LabError, match=told):
         kernel(*cells, parameters={"epochs": 1})
@@ -235,13 +238,21 @@ def test_all_of_labkit_leaves_most_of_what_kaggle_takes_to_the_notebook(own):
 def test_in_a_terminal_what_goes_on_is_written_over_and_the_rest_stays(capsys):
     line = StatusLine()
     line.is_live = True
-    for text in ('labkit: step 1 {"run": "r", "state": "running"}', "\x1b[31mof the notebook\x1b[0m",
-                 'labkit: step 2 {"run": "r", "state": "succeeded"}'):  # fmt: skip
+    for text in (
+        'labkit: step 1 {"run": "r", "state": "running"}',
+        "\x1b[31mof the notebook\x1b[0m",
+        'labkit: step 2 {"run": "r", "state": "succeeded"}',
+    ):
         _show(line, text)
 
     assert capsys.readouterr().out.split("\r") == [
-        "", "r: step 1", f"{'':9}", "of the notebook\n", f"{'':9}", "r: succeeded, step 2\n",
-    ]  # fmt: skip
+        "",
+        "r: step 1",
+        f"{'':9}",
+        "of the notebook\n",
+        f"{'':9}",
+        "r: succeeded, step 2\n",
+    ]
 
 
 class Made:

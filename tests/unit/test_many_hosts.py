@@ -28,9 +28,12 @@ FORWARD = ("forward", 0.035)
 def sixty_four(tmp_path_factory):
     """64 ranks on 8 hosts; all of gpu-04 compute slowly, rank 13 loads slowly, gpu-06 has little memory left."""
     return many_hosts(
-        tmp_path_factory.mktemp("runs"), EIGHT, 8, late={EIGHT[4]: FORWARD, 13: ("input", 0.02)},
+        tmp_path_factory.mktemp("runs"),
+        EIGHT,
+        8,
+        late={EIGHT[4]: FORWARD, 13: ("input", 0.02)},
         memory_used={EIGHT[6]: 250},
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture(scope="module")

@@ -25,9 +25,18 @@ def talk(where, hosts, link=FAST):
 
 @pytest.mark.parametrize(
     ("name", "gbit"),
-    [("100GbE", 100), ("10 gbe", 10), ("InfiniBand NDR", 400), ("infiniband-hdr", 200), ("EDR", 100),
-     ("8 x InfiniBand NDR", 3200), ("2x25GbE", 50), (100e9, 100), (1_000_000_000, 1)],
-)  # fmt: skip
+    [
+        ("100GbE", 100),
+        ("10 gbe", 10),
+        ("InfiniBand NDR", 400),
+        ("infiniband-hdr", 200),
+        ("EDR", 100),
+        ("8 x InfiniBand NDR", 3200),
+        ("2x25GbE", 50),
+        (100e9, 100),
+        (1_000_000_000, 1),
+    ],
+)
 def test_a_network_by_its_name_or_its_bits_per_second(name, gbit):
     assert bandwidth_of(name) == gbit * 1e9 / 8
 

@@ -199,15 +199,32 @@ def test_labkit_plan_tells_by_its_exit_code_whether_it_fits(fits, code, monkeypa
         return SimpleNamespace(fits=fits, __str__=lambda: "")
 
     monkeypatch.setattr(labkit, "plan", plan, raising=False)
-    argv = ["plan", "ddp", "--device", "T4", "--nproc-per-node", "4", "--", "--precision", "fp16",
-            "--activation-checkpointing", "--no-gradient-as-bucket-view"]  # fmt: skip
+    argv = [
+        "plan",
+        "ddp",
+        "--device",
+        "T4",
+        "--nproc-per-node",
+        "4",
+        "--",
+        "--precision",
+        "fp16",
+        "--activation-checkpointing",
+        "--no-gradient-as-bucket-view",
+    ]
 
     assert main(argv) == code
     assert asked == {
-        "script": "ddp", "device": "T4", "nproc_per_node": 4, "nodes": 1, "network": None, "measure": False,
+        "script": "ddp",
+        "device": "T4",
+        "nproc_per_node": 4,
+        "nodes": 1,
+        "network": None,
+        "measure": False,
         "precision": "fp16",
-        "activation_checkpointing": True, "gradient_as_bucket_view": False,
-    }  # fmt: skip
+        "activation_checkpointing": True,
+        "gradient_as_bucket_view": False,
+    }
     assert capsys.readouterr().out
 
 

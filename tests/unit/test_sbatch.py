@@ -26,27 +26,61 @@ UNDER_LABKIT = LaunchFile(
     cwd="/home/ada/project",
     output=f"{RUN}/slurm.out",
     python="/opt/env/bin/python",
-    program=["--redirects", "3", "--log-dir", f"{RUN}/nodes/{NODE}/torchrun", "-m", "labkit.worker",
-             f"{RUN}/script.py", "--save-every", "100", "--checkpoint-dir", f"{RUN}/checkpoints"],
+    program=[
+        "--redirects",
+        "3",
+        "--log-dir",
+        f"{RUN}/nodes/{NODE}/torchrun",
+        "-m",
+        "labkit.worker",
+        f"{RUN}/script.py",
+        "--save-every",
+        "100",
+        "--checkpoint-dir",
+        f"{RUN}/checkpoints",
+    ],
     folder=RUN,
     checkpoints=f"{RUN}/checkpoints",
     partition="gpu",
     account="lovelace",
     gpus_per_node=4,
     cpus_per_task=8,
-)  # fmt: skip
+)
 PLAIN = replace(UNDER_LABKIT, folder=None, program=["/home/ada/project/train.py", "--steps", "100"])
 FILES = {
     "labkit": UNDER_LABKIT,
     "plain": PLAIN,
-    "plain_once": replace(PLAIN, checkpoints=None, partition=None, account=None, gpus_per_node=0,
-                          setup="module load cuda", options=["--qos=high"]),
+    "plain_once": replace(
+        PLAIN,
+        checkpoints=None,
+        partition=None,
+        account=None,
+        gpus_per_node=0,
+        setup="module load cuda",
+        options=["--qos=high"],
+    ),
     "one_node": replace(PLAIN, nodes=Nodes(1, 4), checkpoints=None),
-}  # fmt: skip
+}
 ODD = [
-    "two words", "it's", 'a "quoted" word', "$HOME `id` $(id)", "a;b&c|d>e", "wild*card?[x]", "\\back\\slash", "#no",
-    "~", "-rf", "{a,b}", "naïve Übung 分散 😀", "a!b", "100%j", "=", "", "a=b", "nb sp\u00a0ace",
-]  # fmt: skip
+    "two words",
+    "it's",
+    'a "quoted" word',
+    "$HOME `id` $(id)",
+    "a;b&c|d>e",
+    "wild*card?[x]",
+    "\\back\\slash",
+    "#no",
+    "~",
+    "-rf",
+    "{a,b}",
+    "naïve Übung 分散 😀",
+    "a!b",
+    "100%j",
+    "=",
+    "",
+    "a=b",
+    "nb sp\u00a0ace",
+]
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -97,10 +131,19 @@ def test_what_would_be_two_lines_is_refused(bad, field):
         sbatch_text(replace(UNDER_LABKIT, **{field: value}))
 
 
-@pytest.mark.parametrize(("text", "seconds"), [
-    ("90", 5400), ("90:30", 5430), ("02:00:00", 7200), ("1-12", 129_600), ("1-12:30", 131_400), ("2-0:0:1", 172_801),
-    ("UNLIMITED", None), ("infinite", None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("90", 5400),
+        ("90:30", 5430),
+        ("02:00:00", 7200),
+        ("1-12", 129_600),
+        ("1-12:30", 131_400),
+        ("2-0:0:1", 172_801),
+        ("UNLIMITED", None),
+        ("infinite", None),
+    ],
+)
 def test_a_time_limit_is_read_as_slurm_reads_it(text, seconds):
     assert seconds_of(text) == seconds
 

@@ -20,8 +20,12 @@ FACTS = ModelFacts(
         *(Unit(f"blocks.{i}", (MIB, 1000, 1000), 0, 0, 10**9, 1000) for i in range(8)),
         Unit("unembed", (MIB,), 0, 0, 10**9, 2000),
     ),
-    itemsize=4, predictions=100, inputs=1600, samples=1000, profiles={},
-)  # fmt: skip
+    itemsize=4,
+    predictions=100,
+    inputs=1600,
+    samples=1000,
+    profiles={},
+)
 # Powers of two and round numbers: a sample takes 1 s, of which the head 0.2
 RATES = Rates(ranks=4, both=(0.0, 1.0), forward=(0.0, 0.3), ends=(0.0, 0.2), alike=(0.0, 0.1), optimizer=0.0, copy=0.0)
 FREE = Link("nccl", 4, {kind: CollectiveTime(0.0, 0.0, 0.0) for kind in KINDS}, 1.0)

@@ -13,8 +13,11 @@ from labkit.checking.syntax.tree import Tree
 Mistakes = Iterator[tuple[ast.AST, str]]
 
 SETS_DEVICE = (
-    "torch.device", "torch.set_default_device", "torch.cuda.set_device", "torch.accelerator.set_device_index",
-)  # fmt: skip
+    "torch.device",
+    "torch.set_default_device",
+    "torch.cuda.set_device",
+    "torch.accelerator.set_device_index",
+)
 CUDA_0 = ("cuda:0", "xpu:0")
 
 
@@ -152,9 +155,12 @@ def no_set_device(tree: Tree) -> Mistakes:
         or any(keyword(c, "device_id") for c in joined)
     ):
         return
-    if any(tree.dotted(item.context_expr.func) in ("torch.device", "torch.cuda.device")
-           for node in tree.nodes[ast.With] for item in node.items
-           if isinstance(item.context_expr, ast.Call)):  # fmt: skip
+    if any(
+        tree.dotted(item.context_expr.func) in ("torch.device", "torch.cuda.device")
+        for node in tree.nodes[ast.With]
+        for item in node.items
+        if isinstance(item.context_expr, ast.Call)
+    ):
         return
     for call in tree.method_calls("cuda", "to"):
         method, given = call.func.attr, [*call.args, *(k.value for k in call.keywords if k.arg == "device")]

@@ -15,9 +15,15 @@ Mistakes = Iterator[tuple[ast.AST, str]]
 
 # Whoever names one of these has thought of the other ranks' shards.
 GATHERS = {
-    "get_state_dict", "get_model_state_dict", "get_optimizer_state_dict", "full_tensor", "state_dict_type",
-    "set_state_dict_type", "summon_full_params", "full_optim_state_dict",
-}  # fmt: skip
+    "get_state_dict",
+    "get_model_state_dict",
+    "get_optimizer_state_dict",
+    "full_tensor",
+    "state_dict_type",
+    "set_state_dict_type",
+    "summon_full_params",
+    "full_optim_state_dict",
+}
 
 
 def saves(tree: Tree) -> Iterator[ast.Call]:

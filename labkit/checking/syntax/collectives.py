@@ -12,22 +12,56 @@ from labkit.checking.syntax.tree import Tree
 __all__ = ["CHECKPOINT", "collective", "needs_all"]
 
 COLLECTIVES = {
-    "all_reduce", "all_gather", "all_gather_into_tensor", "all_gather_single", "all_gather_object",
-    "all_to_all", "all_to_all_single", "barrier", "monitored_barrier", "broadcast", "broadcast_object_list",
-    "gather", "gather_object", "reduce", "reduce_scatter", "reduce_scatter_tensor", "reduce_scatter_single",
-    "scatter", "scatter_object_list", "new_group", "init_device_mesh",
-}  # fmt: skip
+    "all_reduce",
+    "all_gather",
+    "all_gather_into_tensor",
+    "all_gather_single",
+    "all_gather_object",
+    "all_to_all",
+    "all_to_all_single",
+    "barrier",
+    "monitored_barrier",
+    "broadcast",
+    "broadcast_object_list",
+    "gather",
+    "gather_object",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+    "reduce_scatter_single",
+    "scatter",
+    "scatter_object_list",
+    "new_group",
+    "init_device_mesh",
+}
 # Which of their positional arguments is the group.
 GROUP_AT = {
-    "barrier": 0, "monitored_barrier": 0, "all_reduce": 2, "broadcast": 2, "all_gather": 2, "all_gather_object": 2,
-    "broadcast_object_list": 2, "reduce": 3, "gather": 3, "scatter": 3, "gather_object": 3, "scatter_object_list": 3,
+    "barrier": 0,
+    "monitored_barrier": 0,
+    "all_reduce": 2,
+    "broadcast": 2,
+    "all_gather": 2,
+    "all_gather_object": 2,
+    "broadcast_object_list": 2,
+    "reduce": 3,
+    "gather": 3,
+    "scatter": 3,
+    "gather_object": 3,
+    "scatter_object_list": 3,
     "reduce_scatter": 3,
-}  # fmt: skip
+}
 # Of torch.distributed.checkpoint: each of them speaks with the other ranks.
 CHECKPOINT = {
-    "save", "async_save", "load", "get_state_dict", "get_model_state_dict", "get_optimizer_state_dict",
-    "set_state_dict", "set_model_state_dict", "set_optimizer_state_dict",
-}  # fmt: skip
+    "save",
+    "async_save",
+    "load",
+    "get_state_dict",
+    "get_model_state_dict",
+    "get_optimizer_state_dict",
+    "set_state_dict",
+    "set_model_state_dict",
+    "set_optimizer_state_dict",
+}
 
 
 def collective(tree: Tree, call: ast.Call) -> str:

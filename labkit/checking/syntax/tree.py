@@ -15,10 +15,25 @@ __all__ = ["Around", "Tree", "Wrap"]
 WRAPPERS = {"DistributedDataParallel": "ddp", "FullyShardedDataParallel": "fsdp1", "fully_shard": "fsdp2"}
 # These do the sampling, wrapping, saving and ending for a script; what is left out is not forgotten.
 FRAMEWORKS = {
-    "accelerate", "lightning", "pytorch_lightning", "lightning_fabric", "deepspeed", "horovod", "ray",
-    "composer", "ignite", "fairscale", "colossalai", "megatron", "apex", "mmengine", "catalyst",
-    "trl", "fastai", "torchtnt",
-}  # fmt: skip
+    "accelerate",
+    "lightning",
+    "pytorch_lightning",
+    "lightning_fabric",
+    "deepspeed",
+    "horovod",
+    "ray",
+    "composer",
+    "ignite",
+    "fairscale",
+    "colossalai",
+    "megatron",
+    "apex",
+    "mmengine",
+    "catalyst",
+    "trl",
+    "fastai",
+    "torchtnt",
+}
 
 
 @dataclass(frozen=True)

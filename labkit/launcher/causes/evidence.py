@@ -112,8 +112,12 @@ class Evidence:
         from_notebook = f" from {origin}" if origin else ""
         where = f"{self.script.name} line {line}, cell `{cell.title}`{from_notebook}, line {line_in_cell} of the cell"
         return {
-            "line": line, "cell": cell.title, "origin": origin, "line_in_cell": line_in_cell, "place": f" ({where})"
-        }  # fmt: skip
+            "line": line,
+            "cell": cell.title,
+            "origin": origin,
+            "line_in_cell": line_in_cell,
+            "place": f" ({where})",
+        }
 
     def collectives(self) -> dict[int, list[Call]]:
         """The calls of the ranks that failed, oldest first."""

@@ -27,9 +27,14 @@ LOOK_SECONDS = 0.1
 
 
 def short_run(
-    script: Path, ranks: int, backend: str, *, args: Sequence[Any] = (), env: Mapping[str, str] | None = None,
+    script: Path,
+    ranks: int,
+    backend: str,
+    *,
+    args: Sequence[Any] = (),
+    env: Mapping[str, str] | None = None,
     seconds: float,
-) -> tuple[Any, str]:  # fmt: skip
+) -> tuple[Any, str]:
     """`(answer, problem)`: what the ranks wrote into the file they are given as the argument after `args`, and what
     was wrong, empty when nothing was. Over after `seconds` without a sign of life; nothing is left running."""
     with tempfile.TemporaryDirectory(prefix="labkit-") as scratch:

@@ -67,8 +67,18 @@ def count(
     itemsize = 8 if scene.option("precision") == "fp64" else 4
     predictions = int(scene.script.count_of(batches.real))
     layers = model.layers if model.is_one_unit else 0
-    return ModelFacts(tuple(units), itemsize, predictions, batches.bytes(), batches.samples, profiles, unsplit,
-                      model.uncut, layers, batches.looked_at).to_json()  # fmt: skip
+    return ModelFacts(
+        tuple(units),
+        itemsize,
+        predictions,
+        batches.bytes(),
+        batches.samples,
+        profiles,
+        unsplit,
+        model.uncut,
+        layers,
+        batches.looked_at,
+    ).to_json()
 
 
 def _computed(model: Model, parts: list[Part], variant: Variant) -> list[Computed]:
@@ -79,8 +89,15 @@ def _computed(model: Model, parts: list[Part], variant: Variant) -> list[Compute
     for part in parts:
         key = part.kind, flow, kept
         if key not in known:
-            known[key] = profile(part.compute, part.parameters, flow, part.context,
-                                 data=not computed, input_kept=kept, beside=part.beside)  # fmt: skip
+            known[key] = profile(
+                part.compute,
+                part.parameters,
+                flow,
+                part.context,
+                data=not computed,
+                input_kept=kept,
+                beside=part.beside,
+            )
         computed.append(known[key])
         flow, kept = known[key].out, known[key].profile.keeps_output
     if not model.names_its_parts:  # the first takes the batch, which is counted elsewhere

@@ -141,8 +141,12 @@ class Followed:
         if [id(call.block) for call in calls] != [id(block) for block in self.blocks]:
             raise NotFollowedError
         for one, following in pairwise(calls):
-            handed_on = [(i, j) for i, out in enumerate(one.put_out) for j, into in enumerate(following.given)
-                         if torch.is_tensor(out) and out is into]  # fmt: skip
+            handed_on = [
+                (i, j)
+                for i, out in enumerate(one.put_out)
+                for j, into in enumerate(following.given)
+                if torch.is_tensor(out) and out is into
+            ]
             if len(handed_on) != 1:
                 raise NotFollowedError
             [(one.put_out_at, following.given_at)] = handed_on

@@ -155,9 +155,12 @@ class Model:
                 return (call,), call.tensors()
 
             call = followed.calls[2][number]
-            return call.kind, call.block, followed.block(number, _cast if variant.half_parameters else None), {
-                "beside": beside
-            }  # fmt: skip
+            return (
+                call.kind,
+                call.block,
+                followed.block(number, _cast if variant.half_parameters else None),
+                {"beside": beside},
+            )
 
         def batch(samples: int) -> Beside:
             made = self.batches.make(samples, dtype)

@@ -184,8 +184,9 @@ def main() -> None:
     def on_device(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(device, dtype if tensor.is_floating_point() else None)
 
-    batches = {name: cells["map_tensors"](cells["collate"]([sample] * asked[name]), on_device)
-               for name in ("small", "large")}  # fmt: skip
+    batches = {
+        name: cells["map_tensors"](cells["collate"]([sample] * asked[name]), on_device) for name in ("small", "large")
+    }
 
     def both(name: str) -> Callable[[], object]:
         def call() -> None:
@@ -225,8 +226,12 @@ def main() -> None:
         found |= timed({f"split_{name}": both(name) for name in batches}, SPLIT_SECONDS, ranks, device)
     said = overheads(device)  # by all at the same time
     if ranks.rank == 0:
-        more = {"elements": sum(p.numel() for _, p in gradients), "tensors": len(gradients), "copied": COPIED,
-                "waiting": waits}  # fmt: skip
+        more = {
+            "elements": sum(p.numel() for _, p in gradients),
+            "tensors": len(gradients),
+            "copied": COPIED,
+            "waiting": waits,
+        }
         answer.write_text(json.dumps({"times": {n: usual(t) for n, t in found.items()}, "overheads": said, **more}))
     ranks.meet()
     dist.destroy_process_group()

@@ -86,8 +86,14 @@ class Pace:
     def _link(self, ranks: int) -> Link | None:
         here = hardware() if self.device.is_this_machine else None
         near = max(2, min(ranks, self.device.box))
-        measured = next((link for n in dict.fromkeys((ranks, near, self.ranks)) if here
-                         and (link := remembered_link(here, n, here.backend))), None)  # fmt: skip
+        measured = next(
+            (
+                link
+                for n in dict.fromkeys((ranks, near, self.ranks))
+                if here and (link := remembered_link(here, n, here.backend))
+            ),
+            None,
+        )
         return measured or assumed_link(self.device, near)
 
 

@@ -76,9 +76,14 @@ def step_time(
     high = seconds + computing * rates.spread[1] + unsure + parts["offload"] * (HOST_SPREAD - 1)
     per_sample = layout.global_batch
     return StepTime(
-        seconds, max(low, 0.0), high, {name: part for name, part in parts.items() if part}, per_sample,
-        per_sample * facts.predictions, (*rates.assumed, *_assumed(layout, rates, link, hosts)),
-    )  # fmt: skip
+        seconds,
+        max(low, 0.0),
+        high,
+        {name: part for name, part in parts.items() if part},
+        per_sample,
+        per_sample * facts.predictions,
+        (*rates.assumed, *_assumed(layout, rates, link, hosts)),
+    )
 
 
 def scaling(

@@ -206,8 +206,14 @@ def _tensor(facts: ModelFacts, layout: Layout, rank: int) -> Iterator[Collective
     gathers = 2 * backward + ends, 2 * calls + layout.accumulate
     yield Collective("all_gather", layout.tensor, *gathers, "forward", False)
     yield Collective("reduce_scatter", layout.tensor, 2 * forward, 2 * calls, "forward", False)
-    yield Collective("all_gather", layout.tensor, gathers[0] + 2 * again * backward, gathers[1] + 2 * again * calls,
-                     "backward", False)  # fmt: skip
+    yield Collective(
+        "all_gather",
+        layout.tensor,
+        gathers[0] + 2 * again * backward,
+        gathers[1] + 2 * again * calls,
+        "backward",
+        False,
+    )
     yield Collective(
         "reduce_scatter", layout.tensor, 2 * backward + again * forward, (2 + again) * calls, "backward", False
     )

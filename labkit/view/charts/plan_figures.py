@@ -41,10 +41,13 @@ def memory_planned(rows: Sequence[Bar], limit: float | None = None, limit_name: 
         sizes = [(row.held or {}).get(category, 0) / unit for row in rows]
         if any(sizes):
             figure.add_bar(
-                x=[names, sources] if several else names, y=sizes, name=category, marker_color=colour,
+                x=[names, sources] if several else names,
+                y=sizes,
+                name=category,
+                marker_color=colour,
                 marker_pattern_shape=[PATTERNS.get(source, "") for source in sources],
                 hovertemplate=f"%{{x}}<br>{category}: %{{y:.3g}} {name}<extra></extra>",
-            )  # fmt: skip
+            )
     highest = max((sum(row.held.values()) for row in rows if row.held), default=0)
     if limit is not None and limit < 4 * highest:
         figure.add_hline(y=limit / unit, line_dash="dash", line_color=LIMIT_COLOUR, annotation_text=escaped(limit_name))
@@ -66,8 +69,14 @@ def scaling_planned(curves: Mapping[str, Sequence[Point]], box: int, name: str, 
     if everything:
         first = min(everything, key=lambda point: (point.x, -point.value))
         ends = sorted({point.x for point in everything})
-        figure.add_scatter(x=ends, y=[first.value * x / first.x for x in ends], name="ideal", mode="lines",
-                           line={"dash": "dot", "color": "#8b949e"}, hoverinfo="skip")  # fmt: skip
+        figure.add_scatter(
+            x=ends,
+            y=[first.value * x / first.x for x in ends],
+            name="ideal",
+            mode="lines",
+            line={"dash": "dot", "color": "#8b949e"},
+            hoverinfo="skip",
+        )
         figure.update_xaxes(tickvals=ends)
     figure.update_xaxes(type="log", title_text="ranks")
     figure.update_yaxes(type="log", title_text=f"{unit} over all ranks")
@@ -87,15 +96,25 @@ def break_even(points: Sequence[Point], measured: Sequence[tuple[float, float]] 
     _banded(figure, points, "predicted", COLOURS[0], hover)
     if measured:
         figure.add_scatter(
-            x=[x for x, _ in measured], y=[y for _, y in measured], name="measured", mode="markers",
-            marker={"color": COLOURS[1], "size": 9, "symbol": "diamond"}, hovertemplate=f"{hover}<extra></extra>",
-        )  # fmt: skip
+            x=[x for x, _ in measured],
+            y=[y for _, y in measured],
+            name="measured",
+            mode="markers",
+            marker={"color": COLOURS[1], "size": 9, "symbol": "diamond"},
+            hovertemplate=f"{hover}<extra></extra>",
+        )
     for level, text in ((1.0, "one device"), (2.0, "twice as fast")):
         figure.add_hline(y=level, line_dash="dot", line_color="#8b949e", annotation_text=text)
     crossing = _crossing(points)
     if crossing is not None:  # a trace: plotly misplaces a line's annotation on a logarithmic axis
-        figure.add_scatter(x=[crossing, crossing], y=[0, 2], name=f"break-even: {crossing:,.0f} tokens", mode="lines",
-                           line={"dash": "dash", "color": LIMIT_COLOUR}, hoverinfo="skip")  # fmt: skip
+        figure.add_scatter(
+            x=[crossing, crossing],
+            y=[0, 2],
+            name=f"break-even: {crossing:,.0f} tokens",
+            mode="lines",
+            line={"dash": "dash", "color": LIMIT_COLOUR},
+            hoverinfo="skip",
+        )
     figure.update_xaxes(type="log", title_text="tokens per rank and step")
     figure.update_yaxes(title_text="speed of two devices against one", rangemode="tozero")
     return finished(figure, "When a second device pays", height=420)
@@ -113,9 +132,24 @@ def _crossing(points: Sequence[Point]) -> float | None:
 def _banded(figure: Figure, points: Sequence[Point], name: str, colour: str, hover: str) -> None:
     x = [point.x for point in points]
     figure.add_scatter(
-        x=[*x, *reversed(x)], y=[*(p.high for p in points), *(p.low for p in reversed(points))],
-        fill="toself", fillcolor=colour, opacity=0.15, line={"width": 0}, mode="lines", legendgroup=name,
-        showlegend=False, hoverinfo="skip", name=name,
-    )  # fmt: skip
-    figure.add_scatter(x=x, y=[p.value for p in points], name=name, legendgroup=name, mode="lines+markers",
-                       line={"color": colour}, hovertemplate=f"{name}<br>{hover}<extra></extra>")  # fmt: skip
+        x=[*x, *reversed(x)],
+        y=[*(p.high for p in points), *(p.low for p in reversed(points))],
+        fill="toself",
+        fillcolor=colour,
+        opacity=0.15,
+        line={"width": 0},
+        mode="lines",
+        legendgroup=name,
+        showlegend=False,
+        hoverinfo="skip",
+        name=name,
+    )
+    figure.add_scatter(
+        x=x,
+        y=[p.value for p in points],
+        name=name,
+        legendgroup=name,
+        mode="lines+markers",
+        line={"color": colour},
+        hovertemplate=f"{name}<br>{hover}<extra></extra>",
+    )

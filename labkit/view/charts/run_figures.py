@@ -46,12 +46,22 @@ def over_time(reader: RunReader) -> Figure:
             where = f"rank {rank} on {label}" if grouped else label
             line = _line(history.series[metric], unit if metric == "memory" else 1.0)
             figure.add_scatter(
-                **line, name=label, legendgroup=str(group), showlegend=first, mode="lines",
+                **line,
+                name=label,
+                legendgroup=str(group),
+                showlegend=first,
+                mode="lines",
                 line={"color": COLOURS[group % len(COLOURS)], "dash": DASHES[group // len(COLOURS) % len(DASHES)]},
-                hovertemplate=f"{where}<br>%{{x:.1f}} s<br>%{{y:.4g}}<extra></extra>", row=row + 1, col=column + 1,
-            )  # fmt: skip
-        figure.update_yaxes(rangemode="tozero", title_text={"throughput": "samples/s", "step_seconds": "s",
-                            "memory": name}.get(metric), row=row + 1, col=column + 1)  # fmt: skip
+                hovertemplate=f"{where}<br>%{{x:.1f}} s<br>%{{y:.4g}}<extra></extra>",
+                row=row + 1,
+                col=column + 1,
+            )
+        figure.update_yaxes(
+            rangemode="tozero",
+            title_text={"throughput": "samples/s", "step_seconds": "s", "memory": name}.get(metric),
+            row=row + 1,
+            col=column + 1,
+        )
         figure.update_xaxes(title_text="seconds after launch", row=row + 1, col=column + 1)
     for x in reader.restarts:
         figure.add_vline(x=x, line_dash="dot", line_color="#8b949e", annotation_text="begun again")
@@ -74,8 +84,10 @@ def memory_by_category(reader: RunReader) -> Figure:
     for category in CATEGORIES:
         _bar(figure, ranks, [sizes[category] / unit for sizes in held], category, CATEGORY_COLOURS[category], name)
     if peak:
-        rest = [max(0.0, h.memory_peak - sum(sizes.values())) / unit
-                for h, sizes in zip(reader.ranks.values(), held, strict=True)]  # fmt: skip
+        rest = [
+            max(0.0, h.memory_peak - sum(sizes.values())) / unit
+            for h, sizes in zip(reader.ranks.values(), held, strict=True)
+        ]
         _bar(figure, ranks, rest, "activations, buffers, temporaries (at the peak)", COLOURS[7], name)
     limits = [h.memory_limit for h in reader.ranks.values() if h.memory_limit]
     if limits and peak and min(limits) < 4 * peak:
@@ -120,15 +132,24 @@ def scaling(points: Sequence[tuple[str, int, float]]) -> Figure:
     for i, name in enumerate(dict.fromkeys(name for name, _, _ in points)):
         own = sorted((ranks, rate) for label, ranks, rate in points if label == name)
         figure.add_scatter(
-            x=[r for r, _ in own], y=[v for _, v in own], name=escaped(name), mode="lines+markers",
+            x=[r for r, _ in own],
+            y=[v for _, v in own],
+            name=escaped(name),
+            mode="lines+markers",
             line={"color": COLOURS[i % len(COLOURS)]},
             hovertemplate=f"{escaped(name)}<br>%{{x}} ranks<br>%{{y:.4g}} samples/s<extra></extra>",
-        )  # fmt: skip
+        )
     if points:
         ranks, rate = min((r, v) for _, r, v in points)
         ends = sorted({r for _, r, _ in points})
-        figure.add_scatter(x=ends, y=[rate * r / ranks for r in ends], name="ideal", mode="lines",
-                           line={"dash": "dot", "color": "#8b949e"}, hoverinfo="skip")  # fmt: skip
+        figure.add_scatter(
+            x=ends,
+            y=[rate * r / ranks for r in ends],
+            name="ideal",
+            mode="lines",
+            line={"dash": "dot", "color": "#8b949e"},
+            hoverinfo="skip",
+        )
     figure.update_layout(xaxis_title="ranks", yaxis_title="samples/s over all ranks")
     figure.update_xaxes(tickvals=sorted({r for _, r, _ in points}))
     figure.update_yaxes(rangemode="tozero")

@@ -17,10 +17,20 @@ __all__ = ["animated", "still"]
 
 BLUE, ORANGE, GREEN, PURPLE, YELLOW, RED, TEAL, GREY = COLOURS
 KIND_COLOURS = {
-    "forward": BLUE, "backward": ORANGE, "weights": YELLOW, "optimizer": GREEN, "input": PURPLE, WAITING: "#d8dee4",
-    "all_reduce": RED, "all_gather": TEAL, "reduce_scatter": "#c2577e", "broadcast": "#8d6e63",
-    "send_recv": "#5c6bc0", "all_to_all": "#00897b", "barrier": GREY,
-}  # fmt: skip
+    "forward": BLUE,
+    "backward": ORANGE,
+    "weights": YELLOW,
+    "optimizer": GREEN,
+    "input": PURPLE,
+    WAITING: "#d8dee4",
+    "all_reduce": RED,
+    "all_gather": TEAL,
+    "reduce_scatter": "#c2577e",
+    "broadcast": "#8d6e63",
+    "send_recv": "#5c6bc0",
+    "all_to_all": "#00897b",
+    "barrier": GREY,
+}
 PATTERNS = {WAITING: "/", "weights": "\\", "backward": "."}  # colour is never the only cue
 IDLE = "#eef1f4"
 MOMENTS = 32
@@ -36,9 +46,15 @@ def still(spans: Sequence[Span], ranks: Sequence[int], title: str) -> Figure:
     if chunks:
         begin, end = min(s.start for s in chunks), max(s.end for s in chunks)
         figure.add_bar(
-            orientation="h", base=[begin * MILLISECONDS] * len(ranks), x=[(end - begin) * MILLISECONDS] * len(ranks),
-            y=[_row(rank, ranks) for rank in ranks], width=0.5, name="bubble", marker_color=IDLE, hoverinfo="skip",
-        )  # fmt: skip
+            orientation="h",
+            base=[begin * MILLISECONDS] * len(ranks),
+            x=[(end - begin) * MILLISECONDS] * len(ranks),
+            y=[_row(rank, ranks) for rank in ranks],
+            width=0.5,
+            name="bubble",
+            marker_color=IDLE,
+            hoverinfo="skip",
+        )
     for trace in _bars(spans, ranks):
         figure.add_bar(**trace)
     _finish(figure, ranks, title)
@@ -85,29 +101,36 @@ def _bars(spans: Sequence[Span], ranks: Sequence[int]) -> list[dict[str, Any]]:
         if not of_kind:
             continue
         below = kind in COMMUNICATION
-        stages = {rank: min((s.stage for s in spans if s.rank == rank and s.stage is not None), default=0)
-                  for rank in ranks}  # fmt: skip
-        traces.append({
-            "orientation": "h",
-            "name": kind.replace("_", "-"),
-            "base": [round(span.start * MILLISECONDS, 3) for span in of_kind],
-            "x": [round(span.seconds * MILLISECONDS, 3) for span in of_kind],
-            "y": [_row(span.rank, ranks) + (0.36 if below else 0) for span in of_kind],
-            "width": 0.18 if below else 0.5,
-            "marker": {
-                "color": KIND_COLOURS[kind],
-                "pattern": {"shape": PATTERNS.get(kind, ""), "solidity": 0.15, "fgcolor": "#8b949e",
-                            "fillmode": "overlay"},
-                "line": {"width": 0.5 if any(s.chunk is not None for s in of_kind) else 0, "color": "white"},
-                # a rank's second stage is paler than its first
-                "opacity": [1.0 if span.stage in (None, stages[span.rank]) else 0.6 for span in of_kind],
-            },
-            "text": ["" if span.chunk is None else str(span.chunk) for span in of_kind],
-            "textposition": "inside",
-            "insidetextanchor": "middle",
-            "textangle": 0,
-            "hovertemplate": [_told(span) for span in of_kind],
-        })  # fmt: skip
+        stages = {
+            rank: min((s.stage for s in spans if s.rank == rank and s.stage is not None), default=0) for rank in ranks
+        }
+        traces.append(
+            {
+                "orientation": "h",
+                "name": kind.replace("_", "-"),
+                "base": [round(span.start * MILLISECONDS, 3) for span in of_kind],
+                "x": [round(span.seconds * MILLISECONDS, 3) for span in of_kind],
+                "y": [_row(span.rank, ranks) + (0.36 if below else 0) for span in of_kind],
+                "width": 0.18 if below else 0.5,
+                "marker": {
+                    "color": KIND_COLOURS[kind],
+                    "pattern": {
+                        "shape": PATTERNS.get(kind, ""),
+                        "solidity": 0.15,
+                        "fgcolor": "#8b949e",
+                        "fillmode": "overlay",
+                    },
+                    "line": {"width": 0.5 if any(s.chunk is not None for s in of_kind) else 0, "color": "white"},
+                    # a rank's second stage is paler than its first
+                    "opacity": [1.0 if span.stage in (None, stages[span.rank]) else 0.6 for span in of_kind],
+                },
+                "text": ["" if span.chunk is None else str(span.chunk) for span in of_kind],
+                "textposition": "inside",
+                "insidetextanchor": "middle",
+                "textangle": 0,
+                "hovertemplate": [_told(span) for span in of_kind],
+            }
+        )
     return traces
 
 
@@ -120,10 +143,19 @@ def _shapes(trace: dict[str, Any]) -> list[dict[str, Any]]:
     ):
         paths[opacity] += f"M{start:g},{y - half:g}H{start + length:g}V{y + half:g}H{start:g}Z"
     return [
-        {"type": "path", "xref": "x2", "yref": "y2", "path": path, "fillcolor": trace["marker"]["color"],
-         "fillrule": "nonzero", "opacity": opacity, "line": {"width": 0}, "layer": "below"}  # bars may overlap
+        {
+            "type": "path",
+            "xref": "x2",
+            "yref": "y2",
+            "path": path,
+            "fillcolor": trace["marker"]["color"],
+            "fillrule": "nonzero",
+            "opacity": opacity,
+            "line": {"width": 0},
+            "layer": "below",
+        }  # bars may overlap
         for opacity, path in paths.items()
-    ]  # fmt: skip
+    ]
 
 
 def _told(span: Span) -> str:
@@ -148,8 +180,11 @@ def _moment(spans: Sequence[Span], ranks: Sequence[int], at: float) -> tuple[dic
     talking = [_row(rank, ranks) for rank in ranks if rank in together]
     joined = len(talking) > 1
     kind = next(iter(talks.values())).kind if talks else "all_reduce"
-    links = {"x": talking if joined else [None], "y": [0] * len(talking) if joined else [None],
-             "line": {"color": KIND_COLOURS[kind], "width": 10}}  # fmt: skip
+    links = {
+        "x": talking if joined else [None],
+        "y": [0] * len(talking) if joined else [None],
+        "line": {"color": KIND_COLOURS[kind], "width": 10},
+    }
     boxes = {
         "x": [_row(rank, ranks) for rank in ranks],
         "y": [0] * len(ranks),
@@ -206,21 +241,31 @@ def _finish(figure: Figure, ranks: Sequence[int], title: str, xaxis: str = "xaxi
         },
     }
     figure.update_layout(
-        title={"text": escaped(title), "font": {"size": 14}}, barmode="overlay", bargap=0, template="none",
-        height=150 + 60 * len(ranks), margin={"l": 70, "r": 20, "t": 60, "b": 50},
-        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0}, **axes,
-    )  # fmt: skip
+        title={"text": escaped(title), "font": {"size": 14}},
+        barmode="overlay",
+        bargap=0,
+        template="none",
+        height=150 + 60 * len(ranks),
+        margin={"l": 70, "r": 20, "t": 60, "b": 50},
+        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
+        **axes,
+    )
 
 
 def _buttons() -> dict[str, Any]:
     how = {"frame": {"duration": 120, "redraw": False}, "transition": {"duration": 0}, "mode": "immediate"}
     return {
-        "type": "buttons", "direction": "left", "x": 1, "y": 1.02, "xanchor": "right", "yanchor": "bottom",
+        "type": "buttons",
+        "direction": "left",
+        "x": 1,
+        "y": 1.02,
+        "xanchor": "right",
+        "yanchor": "bottom",
         "buttons": [
             {"label": "▶ Play", "method": "animate", "args": [None, {**how, "fromcurrent": True}]},
             {"label": "❚❚ Pause", "method": "animate", "args": [[None], {**how, "frame": {"duration": 0}}]},
         ],
-    }  # fmt: skip
+    }
 
 
 def _slider(frames: Sequence[Any]) -> dict[str, Any]:

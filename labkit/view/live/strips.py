@@ -32,8 +32,11 @@ def heat_strips(title: str, series: Mapping[int, Series], hosts: Mapping[int, st
     for rank in sorted(series):
         groups.setdefault(hosts.get(rank, ""), []).append(rank)
     single = len(series) > MOST_STRIPS
-    rows: list[Row] = [(host, ranks if single else [rank]) for host, ranks in groups.items()
-                       for rank in (ranks[:1] if single else ranks)]  # fmt: skip
+    rows: list[Row] = [
+        (host, ranks if single else [rank])
+        for host, ranks in groups.items()
+        for rank in (ranks[:1] if single else ranks)
+    ]
     height = max(LOWEST, min(HIGHEST, HEIGHT // len(rows)))
     tops, top, before = [], TOP, rows[0][0]
     for host, _ in rows:

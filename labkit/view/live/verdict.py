@@ -65,8 +65,9 @@ def not_a_number(histories: list[RankHistory]) -> str:
 def host_memory(histories: list[RankHistory], reader: RunReader) -> str:
     """Where a host's memory is full the system kills a process of its choice. Told of several hosts: one is seen."""
     names = names_of(by_host(histories))
-    said = [f"host {name}: {filled}" for host, name in names.items()
-            if len(names) > 1 and (filled := _filled(reader, host))]  # fmt: skip
+    said = [
+        f"host {name}: {filled}" for host, name in names.items() if len(names) > 1 and (filled := _filled(reader, host))
+    ]
     return "; ".join(said[:2])
 
 
@@ -193,8 +194,9 @@ def _late_host(histories: list[RankHistory]) -> tuple[str, float, str] | None:
 
 def _most_apart(late: list[RankHistory], others: list[RankHistory]) -> str:
     """The phase that makes the difference."""
-    return max(PHASES, key=lambda p: median(h.recent_seconds(p) for h in late) - median(
-        h.recent_seconds(p) for h in others))  # fmt: skip
+    return max(
+        PHASES, key=lambda p: median(h.recent_seconds(p) for h in late) - median(h.recent_seconds(p) for h in others)
+    )
 
 
 def _waiting_hosts(histories: list[RankHistory]) -> dict[str, float]:
