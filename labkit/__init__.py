@@ -14,7 +14,6 @@ from labkit.errors import LabError, LaunchError, RankFailedError, RunFolderError
 if TYPE_CHECKING:
     from labkit.batch_jobs import submit
     from labkit.checking import check
-    from labkit.claims import Claims
     from labkit.data import fetch
     from labkit.machine import doctor
     from labkit.planner.plan import Plan, plan
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from labkit.write.script import Script
 
 _LAZY = {
-    "Claims": "labkit.claims",
     "Plan": "labkit.planner.plan",
     "Run": "labkit.run",
     "Script": "labkit.write.script",
@@ -42,7 +40,6 @@ _LAZY = {
 
 __version__ = version("labkit")
 __all__ = [
-    "Claims",
     "LabError",
     "LaunchError",
     "Plan",

@@ -38,9 +38,10 @@ import psutil
 
 import labkit
 from labkit import Script
+from labkit.claims import Claims
 
 env = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}  # two nodes on one machine cannot share its GPUs
-claims = labkit.Claims("17_cluster")
+claims = Claims("17_cluster")
 script = Script.load("ddp")
 options = {"steps": steps, "global_batch_size": batch, "env": env}
 

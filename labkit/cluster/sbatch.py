@@ -124,8 +124,8 @@ def _meeting(file: LaunchFile) -> str:
     return "\n".join(
         [
             *(folder if file.folder else []),
-            "# Where the nodes meet, known to all before any of them starts: static rendezvous. Should scontrol fail, so",
-            "# does the job; nodes that fell back to localhost would each train alone.",
+            "# Where the nodes meet, known to all before any of them starts: static rendezvous. Should scontrol fail,",
+            "# so does the job; nodes that fell back to localhost would each train alone.",
             'hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")',
             "export HEAD=${hosts%%$'\\n'*} LAST=${hosts##*$'\\n'}",
             "# by the job's number, for jobs may share a node; below 32768, from where Linux gives ports away",

@@ -41,8 +41,8 @@ BROKEN = [
     (
         "06_memory",
         'labkit.launch(plans["ddp"], steps=4, env=env)',
-        f'labkit.launch(scripts["ddp"].with_cells(model={TWICE}), nproc_per_node=N, steps=4, env=env, trace_memory=True, '
-        "**options)",
+        f'labkit.launch(scripts["ddp"].with_cells(model={TWICE}), nproc_per_node=N, steps=4, env=env, '
+        "trace_memory=True, **options)",
         "DDP: peak",
     ),
     ("07_fsdp", '"never": False}', '"never": True}', "never: all-gathers"),

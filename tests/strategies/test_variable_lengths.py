@@ -95,7 +95,9 @@ def test_a_mean_of_each_rank_s_mean_is_caught(reference):
     own = edited(
         script("ddp", "qwen3", "precision", "clip_and_schedule"),
         {
-            "    counted.wait()  # the ranks' counts were added up during the forward pass\n": "    counted.wait()\n    count = count_of(batch) * data.size()\n",
+            "    counted.wait()  # the ranks' counts were added up during the forward pass\n": (
+                "    counted.wait()\n    count = count_of(batch) * data.size()\n"
+            ),
         },
     )
     assert difference(curve(own, 2, **SHORT), reference("qwen3")) > 1e-4

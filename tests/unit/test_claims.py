@@ -3,7 +3,8 @@ import math
 
 import pytest
 
-from labkit import Claims, LabError, Run
+from labkit import LabError, Run
+from labkit.claims import Claims
 from labkit.record import RunFolder
 
 
