@@ -175,8 +175,15 @@ def measure(notebook: Notebook, cells: list[str], ranks: int, minutes: float) ->
         ],
     )
     if parts > 1:
-        print("each minute: heap", *(f"{h / 2**20:.1f}" for h in heaps), "MiB; DOM", *nodes, "nodes; kernel",
-              *(f"{s / 2**20:.0f}" for s in sizes), "MiB")  # fmt: skip
+        print(
+            "each minute: heap",
+            *(f"{h / 2**20:.1f}" for h in heaps),
+            "MiB; DOM",
+            *nodes,
+            "nodes; kernel",
+            *(f"{s / 2**20:.0f}" for s in sizes),
+            "MiB",
+        )
 
 
 def sample(notebook: Notebook, kernel: psutil.Process) -> tuple[int, int, int]:

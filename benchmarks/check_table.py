@@ -54,53 +54,105 @@ INDENTED = {
 }
 PUBLIC = (
     ("facebookresearch/ConvNeXt", "048efce", 43, "4 outdated", "so"),
-    ("facebookresearch/dino", "7c446df", 12, "2 slow, 4 outdated",
-     "`.item()` in every step, main_dino.py:322 and eval_linear.py:187: so; the first stops at a loss that is not "
-     "finite, which could be asked less often"),
+    (
+        "facebookresearch/dino",
+        "7c446df",
+        12,
+        "2 slow, 4 outdated",
+        "`.item()` in every step, main_dino.py:322 and eval_linear.py:187: so; the first stops at a loss that is not "
+        "finite, which could be asked less often",
+    ),
     ("facebookresearch/mae", "efb2a80", 17, "6 outdated", "so"),
-    ("foundation-model-stack/fms-fsdp", "5a296af", 25, "1 slow, 4 outdated",
-     "`.item()` of the gradient's norm in every step, train_utils.py:96: so"),
-    ("huggingface/accelerate", "16cb6eb", 197, "2 slow, 6 outdated",
-     "benchmarks/fp8/torchao/fsdp.py:82 and transformer_engine/fsdp.py:52 move the model before FSDP: so"),
+    (
+        "foundation-model-stack/fms-fsdp",
+        "5a296af",
+        25,
+        "1 slow, 4 outdated",
+        "`.item()` of the gradient's norm in every step, train_utils.py:96: so",
+    ),
+    (
+        "huggingface/accelerate",
+        "16cb6eb",
+        197,
+        "2 slow, 6 outdated",
+        "benchmarks/fp8/torchao/fsdp.py:82 and transformer_engine/fsdp.py:52 move the model before FSDP: so",
+    ),
     ("huggingface/pytorch-image-models", "aa4b585", 31, "none", ""),
     ("karpathy/nanoGPT", "3adf61e", 15, "2 outdated", "so"),
     ("karpathy/nanochat", "92d63d4", 36, "none", ""),
     ("KellerJordan/modded-nanogpt", "f411b3d", 9, "none", ""),
     ("meta-pytorch/torchtune", "bd2a0fc", 498, "9 outdated", "so"),
     ("mlfoundations/open_clip", "89fb801", 114, "3 outdated", "so"),
-    ("pytorch/examples", "77f55b9", 90, "9 wrong, 3 slow, 12 outdated",
-     "minGPT-ddp/mingpt/trainer.py:107 clips gradients before they are unscaled: a mistake. imagenet/main.py:157 "
-     "destroys no group, :341 calls `.item()` in every step, as FSDP/utils/train_utils.py:54 does: so. Seven write a "
-     "port into the script (ddp-tutorial-series/multigpu.py:20 and six of RPC): so, two of them cannot run at once. "
-     "fsdp_tp_example.py:149 shards a whole model as one unit: so, it is a small one"),
-    ("pytorch/torchtitan", "b5bcd76", 425, "2 wrong, 4 outdated",
-     "two unit tests write a port into the script: so, they cannot run twice at once"),
-)  # fmt: skip
+    (
+        "pytorch/examples",
+        "77f55b9",
+        90,
+        "9 wrong, 3 slow, 12 outdated",
+        "minGPT-ddp/mingpt/trainer.py:107 clips gradients before they are unscaled: a mistake. imagenet/main.py:157 "
+        "destroys no group, :341 calls `.item()` in every step, as FSDP/utils/train_utils.py:54 does: so. Seven write "
+        "a port into the script (ddp-tutorial-series/multigpu.py:20 and six of RPC): so, two of them cannot run at once. "
+        "fsdp_tp_example.py:149 shards a whole model as one unit: so, it is a small one",
+    ),
+    (
+        "pytorch/torchtitan",
+        "b5bcd76",
+        425,
+        "2 wrong, 4 outdated",
+        "two unit tests write a port into the script: so, they cannot run twice at once",
+    ),
+)
 # Where a false alarm was met, what it was, and what became of it.
 MET = (
-    ("accelerate, state.py", "`rank-0-collective`: the main rank waits first, the others afterwards",
-     "a collective that the other ranks call too, under the opposite condition, is answered"),
-    ("examples, multigpu.py", "`save-on-every-rank` under `self.gpu_id == 0`",
-     "what a method gives `self` is known in the others"),
-    ("open_clip, legacy_main.py", "`save-on-every-rank` under `args.save_logs`, which is true on the master only",
-     "attributes are followed to what they were given"),
-    ("nanoGPT, train.py", "`item-every-step` under `iter % interval == 0 and master_process`",
-     "only conditions on nothing but the rank count as every step"),
-    ("minGPT-ddp, trainer.py", "`clip-scaled-gradients` also in the branch without a scaler",
-     "the scaled loss must come before, on the same way"),
-    ("examples, RPC", "`hard-coded-world-size`, `no-set-device` of programs whose processes have roles",
-     "programs with RPC are passed over"),
-    ("examples, imagenet/main.py", "`load-without-map-location` in the branch for one GPU",
-     "not where another load of the function says it"),
+    (
+        "accelerate, state.py",
+        "`rank-0-collective`: the main rank waits first, the others afterwards",
+        "a collective that the other ranks call too, under the opposite condition, is answered",
+    ),
+    (
+        "examples, multigpu.py",
+        "`save-on-every-rank` under `self.gpu_id == 0`",
+        "what a method gives `self` is known in the others",
+    ),
+    (
+        "open_clip, legacy_main.py",
+        "`save-on-every-rank` under `args.save_logs`, which is true on the master only",
+        "attributes are followed to what they were given",
+    ),
+    (
+        "nanoGPT, train.py",
+        "`item-every-step` under `iter % interval == 0 and master_process`",
+        "only conditions on nothing but the rank count as every step",
+    ),
+    (
+        "minGPT-ddp, trainer.py",
+        "`clip-scaled-gradients` also in the branch without a scaler",
+        "the scaled loss must come before, on the same way",
+    ),
+    (
+        "examples, RPC",
+        "`hard-coded-world-size`, `no-set-device` of programs whose processes have roles",
+        "programs with RPC are passed over",
+    ),
+    (
+        "examples, imagenet/main.py",
+        "`load-without-map-location` in the branch for one GPU",
+        "not where another load of the function says it",
+    ),
     ("torchtune, tests", "`averaged-twice` of a model that is not wrapped", "the parameters must be a wrapped model's"),
     ("torchtitan, precompile_main.py", "`device-zero` in a rehearsal on one process", "a fake process group is none"),
     ("mae, misc.py", "`no-destroy-process-group` in a file of helpers", "only in the file that is started"),
     ("accelerate and torchtune, tests", "`data-parallel`, `one-shard-unit`", "tests may be slow"),
-    ("article 001, line 194", "`moved-before-sharding`: the model of a DDP part above the FSDP part",
-     "a name that is given another model is followed no further"),
-    ("article 002, line 67", "`no-distributed-sampler` in a block about pinned memory",
-     "a fragment has to speak of ranks itself"),
-)  # fmt: skip
+    (
+        "article 001, line 194",
+        "`moved-before-sharding`: the model of a DDP part above the FSDP part",
+        "a name that is given another model is followed no further",
+    ),
+    (
+        "article 002, line 67",
+        "`no-distributed-sampler` in a block about pinned memory",
+        "a fragment has to speak of ranks itself",
+    ),
+)
 
 
 def rules() -> Iterable[str]:

@@ -10,11 +10,11 @@ from typing import Any
 from labkit.planner.advice import Advice, advise
 from labkit.planner.candidate import ALIKE, Candidate, evaluate, held_by
 from labkit.planner.devices import device_named
-from labkit.planner.facts import Facts, facts_of
-from labkit.planner.largest import largest_micro_batch
-from labkit.planner.pace import Pace
+from labkit.planner.model.facts import ModelFacts, facts_of
+from labkit.planner.scaling import largest_micro_batch
+from labkit.planner.speed.speed_model import Pace
+from labkit.planner.speed.traffic import volume, wire
 from labkit.planner.variants import variants
-from labkit.planner.volume import volume, wire
 from labkit.record.units import gib
 from labkit.view import words
 from labkit.write import Script
@@ -54,7 +54,7 @@ Judge = Callable[[Situation], tuple[bool, str]]
 
 
 @cache
-def sized(size: float) -> tuple[Script, Facts]:
+def sized(size: float) -> tuple[Script, ModelFacts]:
     """labkit's decoder with that many parameters, and what was counted of it."""
     width, layers, vocabulary, context = DECODERS[size]
     script = Script.load("ddp")

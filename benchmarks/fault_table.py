@@ -76,9 +76,12 @@ def bare(arguments: list[str], act: str = "") -> str:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     with tempfile.TemporaryFile() as log:
         agent = subprocess.Popen(
-            [*command, str(FAULTY), *arguments], stdout=log, stderr=log, env=os.environ | {MARK: mark},
+            [*command, str(FAULTY), *arguments],
+            stdout=log,
+            stderr=log,
+            env=os.environ | {MARK: mark},
             start_new_session=True,
-        )  # fmt: skip
+        )
         began = time.monotonic()
         if act:
             time.sleep(START_SECONDS)

@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 from labkit.record import RunFolder, RunReader, State
-from labkit.view.page import run_html
+from labkit.view.live.page import run_html
 
 GIB = 2**30
 LAUNCHED = 1767323045.0

@@ -23,10 +23,10 @@ from typing import Any
 
 import labkit
 from labkit import Script
-from labkit.planner.facts import Facts, facts_of
 from labkit.planner.layout import layout_of
-from labkit.planner.memory import peak, states
-from labkit.planner.rehearsal import rehearse
+from labkit.planner.memory.peak import peak, states
+from labkit.planner.model.facts import ModelFacts, facts_of
+from labkit.planner.model.rehearsal import rehearse
 from labkit.record.peak import Peak
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
@@ -83,8 +83,11 @@ def cases() -> Iterator[Case]:
     models = ["transformer", "larger transformer", "CNN", "MLP"]
     for strategy, model, ranks, precision, recomputed in itertools.product(
         ["single", "ddp", "zero1", "zero2", "fsdp", "fsdp1", "tensor_parallel", "pipeline", "hybrid"],
-        models, [1, 2, 4], ["fp32", "bf16"], [False, True],
-    ):  # fmt: skip
+        models,
+        [1, 2, 4],
+        ["fp32", "bf16"],
+        [False, True],
+    ):
         without_blocks = model == "CNN" and (recomputed or strategy in ("pipeline", "hybrid"))
         uncut = model == "MLP" and strategy in ("pipeline", "hybrid") and ranks > 1  # five blocks
         unsplit = strategy == "tensor_parallel" and "transformer" not in model
@@ -132,16 +135,22 @@ OPTIONS: list[tuple[str, int, dict[str, Any]]] = [
     *(
         ("pipeline", 2, {"accumulate": 4, "schedule": schedule})
         for schedule in [
-            "GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV",
-        ]  # fmt: skip
+            "GPipe",
+            "1F1B",
+            "Interleaved1F1B",
+            "LoopedBFS",
+            "InterleavedZeroBubble",
+            "ZBVZeroBubble",
+            "DualPipeV",
+        ]
     ),
     ("hybrid", 4, {"tensor": 2}),
     ("hybrid", 8, {"tensor": 2, "pipeline": 2, "accumulate": 4, "schedule": "1F1B", "precision": "bf16"}),
-]  # fmt: skip
+]
 
 
 @cache
-def facts(model: str, split: tuple[tuple[int, bool], ...]) -> Facts:
+def facts(model: str, split: tuple[tuple[int, bool], ...]) -> ModelFacts:
     return facts_of(Case("tensor_parallel" if split else "single", model, 1).script, {}, split)
 
 
@@ -160,9 +169,14 @@ def traced(case: Case, runs_dir: str) -> Peak:
     """Of the same step in a real run: torchrun, gloo, every rank."""
     with contextlib.redirect_stdout(sys.stderr):
         run = labkit.launch(
-            case.script, nproc_per_node=case.ranks, trace_memory=True, steps=3, wait=True, runs_dir=runs_dir,
+            case.script,
+            nproc_per_node=case.ranks,
+            trace_memory=True,
+            steps=3,
+            wait=True,
+            runs_dir=runs_dir,
             **case.parameters,
-        )  # fmt: skip
+        )
     (held,) = (held for held in run.memory().ranks if held.rank == case.rank)
     assert held.traced, f"{case}: no step was traced"
     return held.traced
@@ -208,10 +222,15 @@ def main() -> None:
             exact = "exact" if not any(wrong.values()) else ", ".join(f"{n} {b:+,} bytes" for n, b in wrong.items())
             errors[case.strategy].append((ours.bytes / seen.bytes - 1, played.bytes / seen.bytes - 1, exact == "exact"))
             columns = [
-                case, f"{seen.bytes / 2**20:.2f}", f"{seen.phase}, {seen.operation.removesuffix('.default')}", exact,
-                percent(ours.bytes, seen), ours.operation, percent(played.bytes, seen),
+                case,
+                f"{seen.bytes / 2**20:.2f}",
+                f"{seen.phase}, {seen.operation.removesuffix('.default')}",
+                exact,
+                percent(ours.bytes, seen),
+                ours.operation,
+                percent(played.bytes, seen),
                 *(percent(other, seen) for other in others(case)),
-            ]  # fmt: skip
+            ]
             print("|", *(f"{column} |" for column in columns), flush=True)
     print("\n| strategy | cases | states exact | formulas: median, largest error | rehearsed: median, largest |")
     print("|---|---|---|---|---|")

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from accelerate.commands.estimate import estimate_training_usage
 
-from labkit.planner.facts import Facts
 from labkit.planner.layout import Layout
+from labkit.planner.model.facts import ModelFacts
 
 __all__ = ["OTHERS"]
 
@@ -16,7 +16,7 @@ STAGES = {"single": 0, "ddp": 0, "zero1": 1, "zero2": 2, "fsdp": 3, "fsdp1": 3} 
 HALF = ("bf16", "fp16")
 
 
-def accelerate(facts: Facts, layout: Layout) -> float | None:
+def accelerate(facts: ModelFacts, layout: Layout) -> float | None:
     """`accelerate estimate-memory`, the column of training with Adam: a multiple of the weights, for one device."""
     if layout.strategy not in STAGES:
         return None
@@ -24,7 +24,7 @@ def accelerate(facts: Facts, layout: Layout) -> float | None:
     return max(usage.values())
 
 
-def deepspeed(facts: Facts, layout: Layout) -> float | None:
+def deepspeed(facts: ModelFacts, layout: Layout) -> float | None:
     """`estimate_zero2_model_states_mem_needs` and `estimate_zero3_…` without offload. Source: DeepSpeed's
     documentation, Memory Requirements: 4 params + 16 params/N; 4 x largest layer + 18 params/N. States only.
     """
@@ -37,7 +37,7 @@ def deepspeed(facts: Facts, layout: Layout) -> float | None:
     return None
 
 
-def playbook(facts: Facts, layout: Layout, *, tokens: int, width: int, heads: int, blocks: int) -> float | None:
+def playbook(facts: ModelFacts, layout: Layout, *, tokens: int, width: int, heads: int, blocks: int) -> float | None:
     """The Ultra-Scale Playbook ("First steps: training on one GPU" and "Data parallelism: ZeRO"): 16 bytes per
     parameter, of which the stage divides 12, 14 or all by N, and L s b h (34 + 5 n s / h) of activations in 16 bits,
     twice that in 32; with recomputation only each block's input.

@@ -20,11 +20,11 @@ from typing import Any
 
 import labkit
 from labkit import Script
-from labkit.launcher.bandwidth import measure_link
-from labkit.planner.facts import Facts, facts_of
+from labkit.launcher.link.bandwidth import measure_link
 from labkit.planner.layout import layout_of
-from labkit.planner.rates import measure_rates
-from labkit.planner.speed import StepTime, step_time
+from labkit.planner.model.facts import ModelFacts, facts_of
+from labkit.planner.speed.rates import measure_rates
+from labkit.planner.speed.step_time import StepTime, step_time
 
 BATCH, STEPS, WARM = 8, 15, 3
 DEFAULT, SIZES = "width=128, heads=4, layers=4", "width=256, heads=8, layers=8"
@@ -57,14 +57,18 @@ def model_of(name: str) -> Script:
 def measured(case: Case) -> float:
     """Seconds of a step, the median over ranks and steps."""
     run = labkit.launch(
-        model_of(case.strategy), nproc_per_node=case.ranks, steps=STEPS, global_batch_size=BATCH, wait=True,
+        model_of(case.strategy),
+        nproc_per_node=case.ranks,
+        steps=STEPS,
+        global_batch_size=BATCH,
+        wait=True,
         **case.options,
-    )  # fmt: skip
+    )
     metrics = run.metrics().dropna(subset=["step_seconds"])
     return float(metrics[metrics["step"] > WARM]["step_seconds"].median())
 
 
-def predicted(ranks: int, facts: Facts) -> dict[Case, StepTime]:
+def predicted(ranks: int, facts: ModelFacts) -> dict[Case, StepTime]:
     """Of all cases with so many ranks, from rates and a link that are measured now."""
     rates = measure_rates(model_of("single"), ranks, {}, samples=(2, 8) if ranks == 1 else (1, 4))
     link = measure_link(ranks) if ranks > 1 else None

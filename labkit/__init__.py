@@ -12,19 +12,17 @@ from typing import TYPE_CHECKING, Any
 from labkit.errors import LabError, LaunchError, RankFailedError, RunFolderError, ScriptError
 
 if TYPE_CHECKING:
-    from labkit.bench import panel
+    from labkit.batch_jobs import submit
     from labkit.checking import check
-    from labkit.claims import Claims
     from labkit.data import fetch
-    from labkit.jobs import submit
     from labkit.machine import doctor
     from labkit.planner.plan import Plan, plan
     from labkit.run import Run, attach, launch, runs
+    from labkit.strategy_panel import panel
     from labkit.view.comparison import compare
     from labkit.write.script import Script
 
 _LAZY = {
-    "Claims": "labkit.claims",
     "Plan": "labkit.planner.plan",
     "Run": "labkit.run",
     "Script": "labkit.write.script",
@@ -34,15 +32,14 @@ _LAZY = {
     "doctor": "labkit.machine",
     "fetch": "labkit.data",
     "launch": "labkit.run",
-    "panel": "labkit.bench",
+    "panel": "labkit.strategy_panel",
     "plan": "labkit.planner.plan",
     "runs": "labkit.run",
-    "submit": "labkit.jobs",
+    "submit": "labkit.batch_jobs",
 }
 
 __version__ = version("labkit")
 __all__ = [
-    "Claims",
     "LabError",
     "LaunchError",
     "Plan",

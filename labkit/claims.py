@@ -13,8 +13,8 @@ from labkit.record.text import plain
 from labkit.record.units import gib
 from labkit.run import Run
 from labkit.view import words
+from labkit.view.live.tables import grid
 from labkit.view.plan_tables import aligned
-from labkit.view.tables import grid
 
 __all__ = ["Claim", "Claims"]
 

@@ -9,17 +9,18 @@ import os
 import shutil
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import labkit
-from labkit.checking.files import files_in
-from labkit.cluster.export import add_options, export
+from labkit.batch_jobs import add_verbs as add_slurm_verbs
+from labkit.checking.source import files_in
 from labkit.errors import LabError
-from labkit.jobs import add_verbs as add_slurm_verbs
 from labkit.kaggle.verbs import add_verbs
 from labkit.record.text import plain
 from labkit.write import check_flags, completed, extra_options, options_of, read_back, script_names
+from labkit.write.launch_options import LaunchOptions, whole_number
 from labkit.write.options import Option
 
 __all__ = ["main"]
@@ -51,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     nobody reads what is printed."""
     parser = _parser()
     arguments, rest = parser.parse_known_args(argv)
-    if rest and arguments.verb not in ("launch", "plan", "export", "slurm"):
+    if rest and arguments.verb not in ("launch", "plan", "slurm"):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     try:
         return int(arguments.run(arguments, rest) or 0)
@@ -101,48 +102,68 @@ def _parser() -> argparse.ArgumentParser:
         "something of level stop: a launch would fail",
     )
     doctor.add_argument("--preflight", action="store_true", help="let the ranks meet and sum a number")
-    doctor.add_argument("--bandwidth", type=int, nargs="?", const=True, default=False, metavar="RANKS",
-                        help="measure the collectives of so many ranks (default: one per GPU, or two)")  # fmt: skip
+    doctor.add_argument(
+        "--bandwidth",
+        type=int,
+        nargs="?",
+        const=True,
+        default=False,
+        metavar="RANKS",
+        help="measure the collectives of so many ranks (default: one per GPU, or two)",
+    )
     doctor.add_argument("--json", action="store_true", help="findings and facts, to keep or to attach to a report")
-    start = verb("launch", _launch, "start a script on every rank; what follows is passed on to the script",
-                 usage="labkit launch SCRIPT [options] [--] [the script's own options]", add_help=False)  # fmt: skip
+    start = verb(
+        "launch",
+        _launch,
+        "start a script on every rank; what follows is passed on to the script",
+        usage="labkit launch SCRIPT [options] [--] [the script's own options]",
+        add_help=False,
+    )
     start.add_argument("-h", "--help", action="store_true", help="this text, and the options of SCRIPT if one is given")
     start.add_argument("script", nargs="?", help="one of labkit's own (ddp) or the path of any torchrun script")
-    start.add_argument("--nproc-per-node", default="auto", metavar="N", help="ranks (default: one per GPU, or two)")
-    start.add_argument("--backend", choices=["nccl", "gloo"], help="gloo lets several ranks share a GPU")
-    start.add_argument("--retries", type=int, default=0, metavar="N", help="begin again so often after a failure")
-    start.add_argument("--watchdog", type=float, metavar="SECONDS", help="end a run in which no rank moves so long")
-    start.add_argument("--name", help="part of the run folder's name")
+    LaunchOptions.add_arguments(start)
     start.add_argument("--watch", action="store_true", help="draw the live view in the terminal")
-    start.add_argument("--profile", action="store_true", help="record three steps for `labkit timeline`")
-    start.add_argument("--detach", action="store_true", help="return at once; the run outlives this terminal")
-    start.add_argument("--hosts", metavar="A,B", help="on each of these machines, by ssh (docs/cluster.md)")
-    start.add_argument("--print", action="store_true", dest="only_print",
-                       help="with --hosts: start nothing, print the line to paste on each of them")  # fmt: skip
-    check = verb("check", _check, "name what in a training script hangs, corrupts or slows distributed training; exits "
-                 "with 0 when nothing is found, 1 when something is, 2 when a file cannot be read",
-                 epilog=CHECK_EXAMPLES, formatter_class=formatter)  # fmt: skip
-    check.add_argument("files", nargs="+", metavar="FILE",
-                       help="scripts, notebooks, Markdown pages, folders, names of labkit's own scripts, or - for "
-                       "standard input")  # fmt: skip
-    check.add_argument("--from", dest="before", metavar="BEFORE",
-                       help="compare FILE with this script as a migration, say from DDP to FSDP: what changed, and "
-                       "what was forgotten (exits with 1 when something was)")  # fmt: skip
+    start.add_argument(
+        "--print",
+        action="store_true",
+        dest="only_print",
+        help="with --hosts: start nothing, print the line to paste on each of them",
+    )
+    check = verb(
+        "check",
+        _check,
+        "name what in a training script hangs, corrupts or slows distributed training; exits "
+        "with 0 when nothing is found, 1 when something is, 2 when a file cannot be read",
+        epilog=CHECK_EXAMPLES,
+        formatter_class=formatter,
+    )
+    check.add_argument(
+        "files",
+        nargs="+",
+        metavar="FILE",
+        help="scripts, notebooks, Markdown pages, folders, names of labkit's own scripts, or - for standard input",
+    )
+    check.add_argument(
+        "--from",
+        dest="before",
+        metavar="BEFORE",
+        help="compare FILE with this script as a migration, say from DDP to FSDP: what changed, and "
+        "what was forgotten (exits with 1 when something was)",
+    )
     check.add_argument("--json", action="store_true", help="print the findings as JSON")
-    plan = verb("plan", _plan, "what each strategy would hold and how fast it would be, before anything is launched; "
-                "exits with 1 when it does not fit",
-                usage="labkit plan SCRIPT [options] [--] [the script's own options]")  # fmt: skip
+    plan = verb(
+        "plan",
+        _plan,
+        "what each strategy would hold and how fast it would be, before anything is launched; "
+        "exits with 1 when it does not fit",
+        usage="labkit plan SCRIPT [options] [--] [the script's own options]",
+    )
     plan.add_argument("script", help="one of labkit's own (ddp) or the path of a script with the cells of one")
     plan.add_argument("--nproc-per-node", default="auto", metavar="N", help="ranks (default: one per GPU, or two)")
     plan.add_argument("--nodes", type=int, default=1, metavar="N", help="hosts with so many ranks each (default: 1)")
     plan.add_argument("--network", help="what joins them: 100GbE, InfiniBand NDR, … or bits/s of one host")
     plan.add_argument("--device", help="T4, 2xT4, A100-40, H100 … (default: this machine)")
     plan.add_argument("--measure", action="store_true", help="measure this machine's speed first: fifteen seconds")
-    handing = verb("export", _export, "write the file by which Kubeflow Trainer or SkyPilot runs a script on several "
-                   "machines",
-                   usage="labkit export SCRIPT --to kubeflow|skypilot --nodes N --nproc-per-node N [options] "
-                   "[--] [the script's own options]")  # fmt: skip
-    add_options(handing)
     listing = verb("runs", _runs, "all runs and what has become of them")
     listing.add_argument("--clean", action="store_true", help="delete what launches that were killed have left")
     for name, run, help, default in (
@@ -157,9 +178,13 @@ def _parser() -> argparse.ArgumentParser:
     compare = verb("compare", _compare, "runs side by side; the first is what speed-ups are measured against")
     compare.add_argument("which", nargs="*", help="ids or paths, oldest first")
     compare.add_argument("--last", type=int, default=0, metavar="N", help="the newest N runs instead")
-    write = verb("write", _write, "print one of labkit's own scripts, composed of a strategy, extras and a task; "
-                 "without a strategy, what there is",
-                 usage="labkit write [STRATEGY [EXTRA ...]] [--task TASK] > mine.py")  # fmt: skip
+    write = verb(
+        "write",
+        _write,
+        "print one of labkit's own scripts, composed of a strategy, extras and a task; "
+        "without a strategy, what there is",
+        usage="labkit write [STRATEGY [EXTRA ...]] [--task TASK] > mine.py",
+    )
     write.add_argument("parts", nargs="*", metavar="STRATEGY [EXTRA ...]", help="fsdp checkpoints precision")
     write.add_argument("--task", default="bytes", help="model, data and loss (default: bytes)")
     diff = verb("diff", _diff, "what changes from one script to another")
@@ -183,48 +208,24 @@ def _launch(arguments: argparse.Namespace, rest: list[str]) -> int:
         return _launch_help(arguments)
     if "--" in rest:  # the first one is ours
         rest.remove("--")
-    given = arguments.nproc_per_node
-    ranks = int(given) if given.lstrip("-").isdigit() else given
-    hosts = arguments.hosts.split(",") if arguments.hosts else None
+    options = LaunchOptions.parsed(arguments, args=rest, runs_dir=arguments.runs_dir, wait=False)
+    options = replace(options, detach=bool(options.detach))
     if arguments.only_print:
-        return _print_lines(arguments, ranks, hosts, rest)
-    run = labkit.launch(
-        arguments.script,
-        nproc_per_node=ranks,
-        hosts=hosts,
-        backend=arguments.backend,
-        args=rest,
-        name=arguments.name,
-        runs_dir=arguments.runs_dir,
-        retries=arguments.retries,
-        watchdog=arguments.watchdog,
-        wait=False,
-        detach=arguments.detach,
-        profile=arguments.profile,
-    )
-    if not arguments.detach:
+        return _print_lines(arguments.script, options)
+    run = labkit.launch(arguments.script, **options.as_keywords())
+    if not options.detach:
         run.wait(watch=arguments.watch)
         print(run)
     return 0
 
 
-def _print_lines(arguments: argparse.Namespace, ranks: int | str, hosts: list[str] | None, rest: list[str]) -> int:
+def _print_lines(script: str, options: LaunchOptions) -> int:
     from labkit.cluster.hosts import lines_to_paste
 
-    if hosts is None:
+    if options.hosts is None:
         raise LabError("--print is for --hosts: on one machine, `labkit launch` prints the torchrun line as it starts")
-    folder, lines = lines_to_paste(
-        arguments.script,
-        hosts,
-        nproc_per_node=ranks,
-        backend=arguments.backend,
-        args=rest,
-        parameters={},
-        name=arguments.name,
-        runs_dir=arguments.runs_dir,
-        watchdog=arguments.watchdog,
-    )
-    for host, line in zip(hosts, lines, strict=True):
+    folder, lines = lines_to_paste(script, options)
+    for host, line in lines:
         print(f"# on {host}, within a minute of each other:\n{line}\n")
     print(f"# follow it from any of them: labkit attach {folder.path}")
     return 0
@@ -277,10 +278,9 @@ def _plan(arguments: argparse.Namespace, rest: list[str]) -> int:
         name: value == "True" if options[name].kind == "flag" else value
         for name, value in read_back(script, rest).items()
     }
-    ranks = arguments.nproc_per_node
     plan = labkit.plan(
         script,
-        nproc_per_node=int(ranks) if ranks.lstrip("-").isdigit() else ranks,
+        nproc_per_node=whole_number(arguments.nproc_per_node),
         nodes=arguments.nodes,
         device=arguments.device,
         network=_number(arguments.network),
@@ -296,10 +296,6 @@ def _number(text: str | None) -> str | float | None:
         return text and float(text)
     except ValueError:
         return text
-
-
-def _export(arguments: argparse.Namespace, rest: list[str]) -> None:
-    print(export(arguments, rest), end="")
 
 
 def _launch_help(arguments: argparse.Namespace) -> int:

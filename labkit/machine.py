@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
-from labkit.diagnosis import Facts, Finding, diagnose, gather
+from labkit.diagnosis import Diagnosis, MachineFacts, diagnose, gather
 from labkit.diagnosis.shown import as_html, as_text
-from labkit.launcher import bandwidth as _bandwidth
-from labkit.launcher import preflight as _preflight
 from labkit.launcher.hardware import Hardware, hardware
+from labkit.launcher.link import bandwidth as _bandwidth
+from labkit.launcher.link import preflight as _preflight
 
 __all__ = ["Machine", "doctor"]
 
@@ -38,7 +38,7 @@ class Machine:
     """What the doctor found. `facts` is everything it asked, `diagnosis` the Findings, what needs doing first."""
 
     hardware: Hardware
-    facts: Facts = field(default=None)  # type: ignore[assignment]  # asked now where not given
+    facts: MachineFacts = field(default=None)  # type: ignore[assignment]  # asked now where not given
 
     def __post_init__(self) -> None:
         if self.facts is None:
@@ -49,12 +49,12 @@ class Machine:
         return len(self.hardware.gpus)
 
     @cached_property
-    def diagnosis(self) -> tuple[Finding, ...]:
+    def diagnosis(self) -> tuple[Diagnosis, ...]:
         return diagnose(self.facts)
 
     @property
     def findings(self) -> list[tuple[str, str, str]]:
-        """`(what, value, advice)` of each Finding, advice empty where there is nothing to say."""
+        """`(what, value, advice)` of each Diagnosis, advice empty where there is nothing to say."""
         return [(each.what, each.value, "; ".join(filter(None, (each.why, each.todo)))) for each in self.diagnosis]
 
     @property

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,10 +14,10 @@ from labkit.checking.launching import warn
 from labkit.cluster import watching
 from labkit.cluster.hosts import begin as begin_on_hosts
 from labkit.errors import LabError, LaunchError, RankFailedError, RunFolderError, rank_failed
-from labkit.launcher import preflight
 from labkit.launcher import stop as stopping
+from labkit.launcher.causes.stuck import Stacks, look_at
+from labkit.launcher.link import preflight
 from labkit.launcher.start import start
-from labkit.launcher.stuck import Stacks, look_at
 from labkit.planner.measured import Memory
 from labkit.planner.plan import Plan
 from labkit.record import RunFolder, RunReader, State, find_run, list_runs
@@ -25,15 +26,16 @@ from labkit.record.folder import unfinished_launches
 from labkit.record.reader import COLUMNS, rows
 from labkit.record.session import is_session
 from labkit.record.text import plain
-from labkit.view.dashboard import Dashboard
 from labkit.view.frontend import check_kernel, is_headless, ui
-from labkit.view.page import attempt_ended, run_text
+from labkit.view.live.dashboard import Dashboard
+from labkit.view.live.page import attempt_ended, run_text
+from labkit.view.live.terminal import Screen, StatusLine
+from labkit.view.live.verdict import verdict
 from labkit.view.report import static_bundle, write_report
 from labkit.view.run_list import RunList
-from labkit.view.terminal import Screen, StatusLine
 from labkit.view.timeline import Timeline
-from labkit.view.verdict import verdict
 from labkit.write import Script
+from labkit.write.launch_options import LaunchOptions
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -49,35 +51,18 @@ TRACE_MEMORY = "LABKIT_TRACE_MEMORY"  # which worker/trace.py looks for
 PROFILE = "LABKIT_PROFILE"  # and worker/profile.py
 
 
-def launch(
-    script: Script | Plan | str | os.PathLike[str],
-    *,
-    nproc_per_node: int | str = "auto",
-    backend: str | None = None,
-    args: Sequence[Any] = (),
-    name: str | None = None,
-    runs_dir: str | os.PathLike[str] | None = None,
-    env: Mapping[str, str] | None = None,
-    retries: int = 0,
-    watchdog: float | None = None,
-    wait: bool | None = None,
-    detach: bool | None = None,
-    trace_memory: bool = False,
-    profile: bool = False,
-    hosts: Sequence[str] | None = None,
-    **parameters: Any,
-) -> Run:
+def launch(script: Script | Plan | str | os.PathLike[str], **parameters: Any) -> Run:
     """Start a script on every rank with torchrun and return at once; in a notebook the live view appears.
 
-    `script` is a Script, the name of one of labkit's own ("ddp"), or a path to any torchrun script.
-    `nproc_per_node="auto"` is one rank per GPU, or two on the CPU. `parameters` become the script's options
-    (`steps=200` is `--steps 200`); `args` are passed as they are. `env` is added to the ranks' environment.
+    `script` is a Script, the name of one of labkit's own ("ddp"), or a path to any torchrun script. The fields of
+    LaunchOptions are keywords of this function; the other `parameters` become the script's options (`steps=200` is
+    `--steps 200`), and `args` are passed as they are. `nproc_per_node="auto"` is one rank per GPU, or two on the CPU.
+    `env` is added to the ranks' environment. `backend="gloo"` lets more ranks than there are GPUs share them; which
+    backend is used is the script's own choice.
     Where nobody can come back to look (papermill, Kaggle's batch, a plain program) the call waits for the end
-    and the run dies with this process; `wait` and `detach` say otherwise. `backend="gloo"` lets more ranks than
-    there are GPUs share them; which backend is used is the script's own choice.
-    A run that fails is begun again up to `retries` times, by a script like labkit's own from the newest checkpoint
-    that was committed (`save_every=…`). One in which no rank moves for `watchdog` seconds is ended and
-    counts as failed.
+    and the run dies with this process; `wait` and `detach` say otherwise.
+    A run that fails is restarted up to `retries` times, by a script like labkit's own from the newest checkpoint that
+    was committed (`save_every=…`). One that makes no progress for `watchdog` seconds is ended and counts as failed.
     A Plan may stand for the script: its ranks and parameters are used, and what it predicts is written into the run
     folder before the first rank starts. Then, and with `trace_memory=True`, every rank follows one step through all it
     allocates, which makes that step slow; `run.memory()` shows it beside the plan. With `profile=True` every rank
@@ -94,91 +79,52 @@ def launch(
     """
     if ui() == "svg":
         check_kernel(version("ipykernel"))  # before anything runs
+    options, parameters = LaunchOptions.split(parameters)
     headless = is_headless()
-    tied = headless if detach is None else not detach
+    tied = headless if options.detach is None else not options.detach
     prediction = None
     if isinstance(script, Plan):
-        if hosts is not None:
+        if options.hosts is not None:
             raise LaunchError("a plan is launched on one machine; on hosts, launch its script and parameters")
-        parameters = script.launched_with(nproc_per_node, parameters)
-        nproc_per_node, prediction, script = script.ranks, script.record(), script.path or script.script
+        parameters = script.launched_with(options.nproc_per_node, parameters)
+        options = replace(options, nproc_per_node=script.ranks, trace_memory=True)
+        prediction, script = script.record(), script.path or script.script
     warn(script)
-    run = begin(
-        script,
-        nproc_per_node=nproc_per_node,
-        backend=backend,
-        args=args,
-        parameters=parameters,
-        name=name,
-        runs_dir=runs_dir,
-        env=env,
-        retries=retries,
-        watchdog=watchdog,
-        tied=tied,
-        prediction=prediction,
-        trace_memory=trace_memory or prediction is not None,
-        profile=profile,
-        hosts=hosts,
-    )
+    run = begin(script, options, parameters, tied=tied, prediction=prediction)
     if ui() in ("svg", "display", "static"):
         run.show()
     else:
         fate = "ends with this process" if tied else "goes on when this process ends, until `labkit stop` or run.stop()"
         print(f"{run.id} started; it {fate}\n$ {run.command}", flush=True)
-    if headless if wait is None else wait:
+    if headless if options.wait is None else options.wait:
         run.wait()
     return run
 
 
+launch.__signature__ = LaunchOptions.signature_of(launch)  # type: ignore[attr-defined]
+
+
 def begin(
     script: Script | str | os.PathLike[str],
-    *,
-    nproc_per_node: int | str,
+    options: LaunchOptions,
     parameters: Mapping[str, Any],
+    *,
     tied: bool,
-    backend: str | None = None,
-    env: Mapping[str, str] | None = None,
-    args: Sequence[Any] = (),
-    name: str | None = None,
-    runs_dir: str | os.PathLike[str] | None = None,
-    trace_memory: bool = False,
-    profile: bool = False,
-    hosts: Sequence[str] | None = None,
-    **care: Any,
+    prediction: Mapping[str, Any] | None = None,
 ) -> Run:
     """Start a run as `launch` does, and show nothing. `tied`: it ends with this process."""
-    settings = {} if hosts else preflight.settings_for(nproc_per_node, backend, env)
-    settings |= dict(env or {})
-    settings |= {TRACE_MEMORY: "1"} if trace_memory else {}
+    settings = {} if options.hosts else preflight.settings_for(options.nproc_per_node, options.backend, options.env)
+    settings |= dict(options.env or {})
+    settings |= {TRACE_MEMORY: "1"} if options.trace_memory else {}
     # torch's profiler says when it starts and stops, on stderr; 6 is above all its levels
-    settings = {"KINETO_LOG_LEVEL": "6"} | settings | {PROFILE: "1"} if profile else settings
-    if hosts is not None:
-        if care.pop("retries", 0):
-            raise LaunchError(
-                "retries are for one machine; on several a scheduler begins a run again from its newest checkpoint "
-                "(labkit slurm), or you do"
-            )
-        what = {"args": args, "parameters": parameters, "name": name, "runs_dir": runs_dir, **care}
-        return Run(
-            begin_on_hosts(
-                script, hosts, nproc_per_node=nproc_per_node, backend=backend, env=settings, tied=tied, **what
-            )
-        )
+    settings = {"KINETO_LOG_LEVEL": "6"} | settings | {PROFILE: "1"} if options.profile else settings
+    options = replace(options, env=settings)
+    if options.hosts is not None:
+        return Run(begin_on_hosts(script, options, parameters, tied=tied, prediction=prediction))
+    # a deadline's questions whether it is time would be among what is measured
+    ends_with_session = not (options.trace_memory or options.profile)
     return Run(
-        start(
-            script,
-            nproc_per_node=nproc_per_node,
-            backend=backend,
-            args=args,
-            parameters=parameters,
-            name=name,
-            runs_dir=runs_dir,
-            env=settings,
-            tied=tied,
-            # its questions whether it is time would be among what is measured
-            ends_with_session=not (trace_memory or profile),
-            **care,
-        )
+        start(script, options, parameters, tied=tied, prediction=prediction, ends_with_session=ends_with_session)
     )
 
 

@@ -31,12 +31,13 @@ import pandas as pd
 
 import labkit
 from labkit import Script
+from labkit.claims import Claims
 
 machine = labkit.doctor()
 on_cpu = machine.gpu_count < nproc_per_node
 env = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"} if on_cpu else {}
 n, ranks = nproc_per_node, range(nproc_per_node)
-claims = labkit.Claims("02_collectives")
+claims = Claims("02_collectives")
 
 # %% [markdown]
 # ## The six, and one in a smaller group

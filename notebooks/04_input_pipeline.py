@@ -33,12 +33,13 @@ import plotly.graph_objects as go
 
 import labkit
 from labkit import Script
+from labkit.claims import Claims
 
 machine = labkit.doctor()
 on_cpu = machine.gpu_count < nproc_per_node
 env = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"} if on_cpu else {}
 N, W, ranks = nproc_per_node, workers, range(nproc_per_node)
-claims = labkit.Claims("04_input_pipeline")
+claims = Claims("04_input_pipeline")
 
 # %% [markdown]
 # ## Predict: time

@@ -33,13 +33,14 @@ import plotly.graph_objects as go
 
 import labkit
 from labkit import Script
+from labkit.claims import Claims
 
 machine = labkit.doctor()
 on_cpu = machine.gpu_count < nproc_per_node
 env = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"} if on_cpu else {}
 half = "bf16" if on_cpu else machine.hardware.precision  # fp16 on GPUs without bf16, such as T4
 N, ranks = nproc_per_node, range(nproc_per_node)
-claims = labkit.Claims("05_mixed_precision")
+claims = Claims("05_mixed_precision")
 
 # %% [markdown]
 # ## Sixteen bits

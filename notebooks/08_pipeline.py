@@ -35,12 +35,13 @@ from plotly.subplots import make_subplots
 
 import labkit
 from labkit import Script
-from labkit.planner.schedules import actions
+from labkit.claims import Claims
+from labkit.planner.speed.schedules import actions
 
 p, m, ranks = nproc_per_node, micro_batches, range(nproc_per_node)
 env = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}  # sleep needs no GPU
 SCHEDULES = {"GPipe": 1, "1F1B": 1, "Interleaved1F1B": 2, "InterleavedZeroBubble": 2}  # stages on each rank: v
-claims = labkit.Claims("08_pipeline")
+claims = Claims("08_pipeline")
 
 # %% [markdown]
 # ## The schedules

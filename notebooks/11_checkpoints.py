@@ -40,12 +40,13 @@ import plotly.graph_objects as go
 
 import labkit
 from labkit import Script
+from labkit.claims import Claims
 
 machine = labkit.doctor()
 on_cpu = machine.gpu_count < nproc_per_node
 env = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"} if on_cpu else {}
 N, ranks = nproc_per_node, range(nproc_per_node)
-claims = labkit.Claims("11_checkpoints")
+claims = Claims("11_checkpoints")
 
 # %% [markdown]
 # ## Samples with numbers

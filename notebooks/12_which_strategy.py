@@ -36,17 +36,18 @@ import plotly.graph_objects as go
 
 import labkit
 from labkit import Script
+from labkit.claims import Claims
 from labkit.planner.devices import device_named
-from labkit.planner.facts import facts_of
+from labkit.planner.model.facts import facts_of
 from labkit.planner.layout import layout_of
-from labkit.planner.memory import worst
-from labkit.planner.pace import Pace
-from labkit.planner.rehearsal import rehearse
+from labkit.planner.memory.peak import worst
+from labkit.planner.speed.speed_model import Pace
+from labkit.planner.model.rehearsal import rehearse
 
 machine = labkit.doctor()
 on_cpu = machine.gpu_count < nproc_per_node
 env = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"} if on_cpu else {}
-claims = labkit.Claims("12_which_strategy")
+claims = Claims("12_which_strategy")
 N, names = nproc_per_node, ["single", *strategies.split()]
 countable = on_cpu and sys.platform == "linux"  # NCCL does not send by TCP
 

@@ -37,12 +37,13 @@ import pandas as pd
 
 import labkit
 from labkit import Script
+from labkit.claims import Claims
 from labkit.record.intervals import intersection, subtracted, total, union
 
 N, ranks = nproc_per_node, range(nproc_per_node)
 others = [rank for rank in ranks if rank != slow_rank]
 FORWARD, BACKWARD, SLOW = 0.01, backward_ms / 1000, slow_ms / 1000
-claims = labkit.Claims("13_profiling")
+claims = Claims("13_profiling")
 
 # %% [markdown]
 # ## A model that sleeps

@@ -36,11 +36,12 @@ import plotly.graph_objects as go
 
 import labkit
 from labkit import Script
+from labkit.claims import Claims
 
 N, ranks = nproc_per_node, range(nproc_per_node)
 # gloo notices at once that a rank is gone; NCCL would wait for its time limit, ten minutes
 env = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-claims = labkit.Claims("14_when_it_breaks")
+claims = Claims("14_when_it_breaks")
 
 # %% [markdown]
 # ## A sound script

@@ -41,11 +41,12 @@ import plotly.graph_objects as go
 
 import labkit
 from labkit import Script
+from labkit.claims import Claims
 
 machine = labkit.doctor()
 on_cpu = machine.gpu_count < nproc_per_node
 env = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"} if on_cpu else {}
-claims = labkit.Claims("15_your_own_model")
+claims = Claims("15_your_own_model")
 N = nproc_per_node
 
 # %% [markdown]

@@ -37,11 +37,12 @@ import plotly.graph_objects as go
 
 import labkit
 from labkit import Script
+from labkit.claims import Claims
 
 machine = labkit.doctor()
 on_cpu = machine.gpu_count < nproc_per_node
 env = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"} if on_cpu else {}
-claims = labkit.Claims("16_kaggle")
+claims = Claims("16_kaggle")
 N = nproc_per_node
 kind = os.environ.get("KAGGLE_KERNEL_RUN_TYPE")  # "Interactive" or "Batch"
 print(f"on Kaggle, {kind}" if kind else "not on Kaggle: what is said of T4s below is planned, not measured")

@@ -38,9 +38,10 @@ import psutil
 
 import labkit
 from labkit import Script
+from labkit.claims import Claims
 
 env = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}  # two nodes on one machine cannot share its GPUs
-claims = labkit.Claims("17_cluster")
+claims = Claims("17_cluster")
 script = Script.load("ddp")
 options = {"steps": steps, "global_batch_size": batch, "env": env}
 
@@ -233,8 +234,7 @@ claims.measure("killed node: processes left on both nodes", len(left), run=dying
 # broken connection.
 #
 # To try on your own: kill a rank instead of its torchrun, or stop one (`SIGSTOP`); give `hosts` two real names, one of
-# them mistyped; and read the text of `labkit export ddp --to kubeflow --nodes 2 --nproc-per-node 4` for the same script
-# on a cluster of another kind.
+# them mistyped; and read `docs/examples/kubeflow.yaml`, for the same script on a cluster of another kind.
 
 # %%
 claims.check()

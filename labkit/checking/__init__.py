@@ -6,7 +6,10 @@ import os
 import re
 from typing import overload
 
-from labkit.checking import (  # noqa: F401  (each registers its rules)
+from labkit.checking.findings import KINDS, Finding, Findings
+from labkit.checking.migration import Migration, compared
+from labkit.checking.register import RULES
+from labkit.checking.rules import (  # noqa: F401  (each registers its rules)
     ending,
     hanging,
     numerics,
@@ -17,12 +20,9 @@ from labkit.checking import (  # noqa: F401  (each registers its rules)
     speed,
     wrapping,
 )
-from labkit.checking.findings import KINDS, Finding, Findings
-from labkit.checking.migration import Migration, compared
-from labkit.checking.nodes import position
-from labkit.checking.rules import RULES
 from labkit.checking.source import Piece, Source, explain, read
-from labkit.checking.tree import Around, Tree
+from labkit.checking.syntax.nodes import position
+from labkit.checking.syntax.tree import Around, Tree
 from labkit.errors import ScriptError
 from labkit.write import Script
 

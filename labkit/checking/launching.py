@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 from labkit.checking import check
-from labkit.checking.nodes import keyword
 from labkit.checking.source import read
-from labkit.checking.tree import Tree
+from labkit.checking.syntax.nodes import keyword
+from labkit.checking.syntax.tree import Tree
 from labkit.record.text import plain
 from labkit.write import Script, is_library, script_names
 from labkit.write.cells import has_main_guard

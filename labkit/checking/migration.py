@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from labkit.checking.collectives import CHECKPOINT
 from labkit.checking.findings import Finding, Findings
-from labkit.checking.models import moves_to_device, optimizers
-from labkit.checking.nodes import keyword
-from labkit.checking.saving import GATHERS
+from labkit.checking.rules.saving import GATHERS
 from labkit.checking.source import Piece
-from labkit.checking.tree import Tree
+from labkit.checking.syntax.collectives import CHECKPOINT
+from labkit.checking.syntax.models import moves_to_device, optimizers
+from labkit.checking.syntax.nodes import keyword
+from labkit.checking.syntax.tree import Tree
 from labkit.record.text import escaped, plain
 
 __all__ = ["Change", "Migration", "compared"]

@@ -17,7 +17,7 @@ from typing import Any
 from labkit.errors import ScriptError
 from labkit.write import Script, script_names
 
-__all__ = ["Piece", "Source", "read"]
+__all__ = ["Piece", "Source", "files_in", "read"]
 
 FENCE = re.compile(r"^(?P<indent>[ \t]*)(?P<fence>```+|~~~+)[ \t]*(?P<language>[\w.+-]*)")
 PYTHON = ("python", "py", "python3", "pycon")
@@ -26,6 +26,10 @@ MAGIC = re.compile(r"^(?P<indent>\s*)([%!?].*|%?[\w.]+\?{1,2}\s*)$")
 ASSIGNED = re.compile(r"^(?P<target>\s*[\w., ]+?\s*=\s*)[%!].*$")  # files = !ls
 RUNS_ITS_CELL = re.compile(r"^%%(time|timeit|capture|prun)\b")  # as Python, here
 WRITES = re.compile(r"^%%writefile\s+(-a\s+)?(?P<path>\S+\.py)\s*$")
+
+
+KINDS = (".py", ".ipynb")
+NOT_OURS = ("build", "dist", "node_modules", "site-packages", "__pycache__")
 
 
 @dataclass(frozen=True)
@@ -168,3 +172,16 @@ def explain(error: Any, source: Source, piece: Piece) -> str:
     line = error.lineno or 1
     where = piece.told(min(line, len(piece.places)) if piece.places else line)
     return f"{source.name} is not Python: {where}: {error.msg}"
+
+
+def files_in(folder: str | os.PathLike[str]) -> list[Path]:
+    """Every .py and .ipynb below a folder, in order; links to folders are not followed."""
+    found = []
+    for here, inside, names in os.walk(folder):
+        inside[:] = sorted(
+            name
+            for name in inside
+            if not name.startswith(".") and name not in NOT_OURS and not Path(here, name, "pyvenv.cfg").exists()
+        )
+        found += [Path(here, name) for name in sorted(names) if name.endswith(KINDS) and not name.startswith(".")]
+    return found

@@ -17,16 +17,17 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from labkit.cluster.ssh import ask, check_names, is_address, is_here
+from labkit.cluster.ssh import ask, check_names, is_address, is_this_host
 from labkit.cluster.tie import tie
 from labkit.errors import LaunchError, RunFolderError
 from labkit.launcher import checks
 from labkit.launcher.hardware import Gpu, Hardware, hardware
 from labkit.launcher.interface import is_loopback, own_address_towards, resolved
-from labkit.launcher.several import create, node_command
+from labkit.launcher.multinode import create, node_command
 from labkit.launcher.stop import stop
 from labkit.record import Nodes, RunFolder, runs_root
 from labkit.write import Script
+from labkit.write.launch_options import LaunchOptions
 
 __all__ = ["begin", "lines_to_paste"]
 
@@ -37,33 +38,41 @@ _ties: list[subprocess.Popen[bytes]] = []
 
 def begin(
     script: Script | str | os.PathLike[str],
-    hosts: Sequence[str],
+    options: LaunchOptions,
+    parameters: Mapping[str, Any],
     *,
-    nproc_per_node: int | str,
-    backend: str | None = None,
-    env: Mapping[str, str] | None = None,
-    runs_dir: str | os.PathLike[str] | None = None,
     tied: bool,
-    **what: Any,
+    prediction: Mapping[str, Any] | None = None,
 ) -> RunFolder:
-    """Start a run on every host and return its folder. Raises LaunchError before any rank is started.
-
-    `what` are the arguments of `create` that are the same on one host as on many.
-    """
-    names = check_names(hosts)
-    settings = {name: str(value) for name, value in (env or {}).items()}
-    looks = _look(names, runs_root(runs_dir), settings.get("CUDA_VISIBLE_DEVICES"))
+    """Start a run on every host and return its folder. Raises LaunchError before any rank is started."""
+    if options.retries:
+        raise LaunchError(
+            "retries are for one machine; on several, a scheduler restarts a run from its newest checkpoint (labkit "
+            "slurm), or you do"
+        )
+    names = check_names(options.hosts)
+    env = {name: str(value) for name, value in (options.env or {}).items()}
+    looks = _look(names, runs_root(options.runs_dir), env.get("CUDA_VISIBLE_DEVICES"))
     machines = [_machine(look["machine"]) for look in looks]
-    ranks = _ranks(names, machines, nproc_per_node, backend)
+    ranks = _ranks(names, machines, options.nproc_per_node, options.backend)
     address, port = _head_address(names, looks), int(looks[0]["free_port"])
     _each(names[1:], lambda _, host: ask(host, "reach", address=address))
     nodes = Nodes(len(names), ranks, tuple(map(_host, names)))
-    folder = create(script, nodes, address=address, port=port, env=env, runs_dir=runs_dir, machine=machines[0], **what)
+    folder = create(
+        script, nodes, options, parameters, address=address, port=port, machine=machines[0], prediction=prediction
+    )
     try:
-        _each(names, lambda node, host: ask(
-            host, "begin", folder=str(folder.path), node=node, env=settings,
-            command=node_command(folder, node, address, port),
-        ))  # fmt: skip
+        _each(
+            names,
+            lambda node, host: ask(
+                host,
+                "begin",
+                folder=str(folder.path),
+                node=node,
+                env=env,
+                command=node_command(folder, node, address, port),
+            ),
+        )
     except BaseException:  # an interrupt, too: nobody would know of what has begun
         stop(folder, grace=0)  # where it has
         shutil.rmtree(folder.path, ignore_errors=True)
@@ -75,24 +84,20 @@ def begin(
 
 
 def lines_to_paste(
-    script: Script | str | os.PathLike[str],
-    hosts: Sequence[str],
-    *,
-    nproc_per_node: int | str,
-    backend: str | None = None,
-    **what: Any,
-) -> tuple[RunFolder, list[str]]:
-    """The folder of a run and the line to paste on each host, for where ssh is not allowed. Nothing is started."""
-    names = check_names(hosts)
+    script: Script | str | os.PathLike[str], options: LaunchOptions
+) -> tuple[RunFolder, list[tuple[str, str]]]:
+    """The folder of a run, and (host, the line to paste on it) where ssh is not allowed. Nothing is started."""
+    names = check_names(options.hosts)
     machine = hardware()
-    ranks = checks.check_ranks(nproc_per_node, backend, machine)
+    ranks = checks.check_ranks(options.nproc_per_node, options.backend, machine)
     address, port = _address_by_name(names), random.choice(PORTS)
     nodes = Nodes(len(names), ranks, tuple(map(_host, names)))
-    folder = create(script, nodes, address=address, port=port, machine=machine, **what)
+    folder = create(script, nodes, options, {}, address=address, port=port, machine=machine)
     path = os.environ.get("PYTHONPATH")
     modules = f"PYTHONPATH={shlex.quote(path)} " if path else ""
     commands = [shlex.join(node_command(folder, node, address, port)) for node in range(nodes.count)]
-    return folder, [f"cd {shlex.quote(str(Path.cwd()))} && {modules}{command}" for command in commands]
+    lines = [f"cd {shlex.quote(str(Path.cwd()))} && {modules}{command}" for command in commands]
+    return folder, list(zip(names, lines, strict=True))
 
 
 def _look(names: list[str], root: Path, visible_devices: str | None) -> list[dict[str, Any]]:
@@ -146,7 +151,7 @@ def _head_address(names: list[str], looks: list[dict[str, Any]]) -> str:
     head = _host(names[0])
     if is_address(head) and not is_loopback(head):
         return head
-    if not is_here(names[0]):
+    if not is_this_host(names[0]):
         return str(looks[0]["address"] or resolved(head))
     others = [look["address"] for look in looks if look["address"]]
     return own_address_towards(others[0]) if others else "127.0.0.1"
@@ -155,10 +160,10 @@ def _head_address(names: list[str], looks: list[dict[str, Any]]) -> str:
 def _address_by_name(names: list[str]) -> str:
     """The same by what this machine knows alone. Raises LaunchError when that is a loopback address."""
     heads = [_host(name) for name in names]
-    others = [host for host in heads if not is_here(host)]
+    others = [host for host in heads if not is_this_host(host)]
     if not others:
         return "127.0.0.1"
-    address = own_address_towards(resolved(others[0])) if is_here(heads[0]) else resolved(heads[0])
+    address = own_address_towards(resolved(others[0])) if is_this_host(heads[0]) else resolved(heads[0])
     if is_loopback(address):
         raise LaunchError(f"{heads[0]} resolves to {address} here, which no other host can reach; give its address")
     return address

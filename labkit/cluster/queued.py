@@ -74,9 +74,15 @@ def _between(state: State, job: Job) -> State:
     over = {"ended": state.ended, "exit_code": state.exit_code, "cause": state.cause, "checkpoint": state.checkpoint}
     following = max(job.restarts, state.attempt if _goes_on(state) else 0) + 1
     return replace(
-        state, state="starting", attempt=following, ended=None, exit_code=None, cause=None, notice=notice,
+        state,
+        state="starting",
+        attempt=following,
+        ended=None,
+        exit_code=None,
+        cause=None,
+        notice=notice,
         earlier=[*state.earlier, over],
-    )  # fmt: skip
+    )
 
 
 def _goes_on(state: State) -> bool:

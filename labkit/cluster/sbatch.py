@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from labkit.cluster.timelimit import SAVING_SECONDS, seconds_of
+from labkit.cluster.timelimit import NOTICE_SECONDS, seconds_of
 from labkit.errors import LaunchError
 from labkit.launcher.torchrun import node_torchrun_command
 from labkit.record import Nodes
@@ -49,7 +49,7 @@ class LaunchFile:
     cpus_per_task: int = 1
     options: Sequence[str] = ()
     setup: str = ""
-    saving_seconds: int = SAVING_SECONDS
+    saving_seconds: int = NOTICE_SECONDS
 
 
 def sbatch_text(file: LaunchFile) -> str:
@@ -89,14 +89,16 @@ def _options(file: LaunchFile) -> str:
         ]
     else:
         lines += ["# begun again it would have nothing to go on from", _option("no-requeue")]
-    return "\n".join([
-        *lines,
-        "# what later attempts print follows what the earlier ones did",
-        _option("open-mode", "append"),
-        _option("output", file.output.replace("%", "%%")),
-        _option("chdir", file.cwd),
-        *(_directive(option) for option in file.options),
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            *lines,
+            "# what later attempts print follows what the earlier ones did",
+            _option("open-mode", "append"),
+            _option("output", file.output.replace("%", "%%")),
+            _option("chdir", file.cwd),
+            *(_directive(option) for option in file.options),
+        ]
+    )
 
 
 def _setup(file: LaunchFile) -> str:
@@ -119,17 +121,19 @@ def _meeting(file: LaunchFile) -> str:
         f"rm -f {_quoted(f'{file.folder}/stop.json')}",
         "",
     ]
-    return "\n".join([
-        *(folder if file.folder else []),
-        "# Where the nodes meet, known to all before any of them starts: static rendezvous. Should scontrol fail, so",
-        "# does the job; nodes that fell back to localhost would each train alone.",
-        'hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")',
-        "export HEAD=${hosts%%$'\\n'*} LAST=${hosts##*$'\\n'}",
-        "# by the job's number, for jobs may share a node; below 32768, from where Linux gives ports away",
-        f"export PORT=$(({FIRST_PORT} + SLURM_JOB_ID % {PORTS}))",
-        "# counted from 1; Slurm counts how often it began the job again",
-        "export ATTEMPT=$((${SLURM_RESTART_COUNT:-0} + 1))",
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            *(folder if file.folder else []),
+            "# Where the nodes meet, known to all before any of them starts: static rendezvous. Should scontrol fail,",
+            "# so does the job; nodes that fell back to localhost would each train alone.",
+            'hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")',
+            "export HEAD=${hosts%%$'\\n'*} LAST=${hosts##*$'\\n'}",
+            "# by the job's number, for jobs may share a node; below 32768, from where Linux gives ports away",
+            f"export PORT=$(({FIRST_PORT} + SLURM_JOB_ID % {PORTS}))",
+            "# counted from 1; Slurm counts how often it began the job again",
+            "export ATTEMPT=$((${SLURM_RESTART_COUNT:-0} + 1))",
+        ]
+    )
 
 
 def _task(file: LaunchFile) -> str:
@@ -229,27 +233,31 @@ def _saving(file: LaunchFile) -> str:
 
 
 def _requeueing(file: LaunchFile) -> str:
-    before = [f"committed() {{ ls -d {_quoted(str(file.checkpoints))}/step-*/COMMIT.json 2>/dev/null || true; }}",
-              "before=$(committed)"]  # fmt: skip
+    before = [
+        f"committed() {{ ls -d {_quoted(str(file.checkpoints))}/step-*/COMMIT.json 2>/dev/null || true; }}",
+        "before=$(committed)",
+    ]
     step = _step(file)
     unfinished = ' && [ "$code" != 0 ]' if file.folder else ""
-    return "\n".join([
-        *before,
-        "",
-        *step[:-1],
-        f"{step[-1]} &",
-        "step=$! code=0",
-        'wait "$step" || code=$?',
-        "# a signal ends `wait`, not the step",
-        'while [ "$told" ] && kill -0 "$step" 2>/dev/null; do code=0; wait "$step" || code=$?; done',
-        "",
-        *(["# with 0 it came to its end while it was told"] if file.folder else []),
-        "# without a new checkpoint it would go round in circles",
-        f'if [ "$told" ]{unfinished} && [ "$(committed)" != "$before" ]; then',
-        '    scontrol requeue "$SLURM_JOB_ID"',
-        "fi",
-        'exit "$code"',
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            *before,
+            "",
+            *step[:-1],
+            f"{step[-1]} &",
+            "step=$! code=0",
+            'wait "$step" || code=$?',
+            "# a signal ends `wait`, not the step",
+            'while [ "$told" ] && kill -0 "$step" 2>/dev/null; do code=0; wait "$step" || code=$?; done',
+            "",
+            *(["# with 0 it came to its end while it was told"] if file.folder else []),
+            "# without a new checkpoint it would go round in circles",
+            f'if [ "$told" ]{unfinished} && [ "$(committed)" != "$before" ]; then',
+            '    scontrol requeue "$SLURM_JOB_ID"',
+            "fi",
+            'exit "$code"',
+        ]
+    )
 
 
 def _replaced(path: str, command: str) -> list[str]:

@@ -14,16 +14,27 @@ from pathlib import Path
 
 from labkit.errors import LabError, LaunchError
 
-__all__ = ["FINAL", "WAITING", "Job", "ask", "cancel", "gpus_per_node", "is_here", "submit"]
+__all__ = ["FINAL", "WAITING", "Job", "ask", "cancel", "gpus_per_node", "is_installed", "submit"]
 
 # Words of Slurm's for a job, as `scontrol show job` and `sacct` write them.
 WAITING = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD", "CONFIGURING")
-FINAL = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "PREEMPTED",
-         "DEADLINE", "REVOKED", "GONE")  # fmt: skip
+FINAL = (
+    "COMPLETED",
+    "FAILED",
+    "CANCELLED",
+    "TIMEOUT",
+    "NODE_FAIL",
+    "OUT_OF_MEMORY",
+    "BOOT_FAIL",
+    "PREEMPTED",
+    "DEADLINE",
+    "REVOKED",
+    "GONE",
+)
 ANSWER_SECONDS = 15.0
 # One answer serves so long, however often it is asked for: a scheduler has thousands of jobs to think of.
 FRESH_SECONDS = 3.0
-SILENT_SECONDS = 30.0  # until one that did not answer is asked again
+RETRY_SECONDS = 30.0  # until one that did not answer is asked again
 FIELD = re.compile(r" (JobState|Reason|Restarts|ExitCode|StartTime|NodeList)=(\S*)")
 # What of a job's environment sbatch must not hand on when it is called from within another job.
 KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_TIME_FORMAT")
@@ -55,14 +66,14 @@ _answers: dict[str, tuple[float, Job | None]] = {}  # by id: until when it serve
 ANY = ""  # its id: until when no job is asked for, because Slurm did not answer
 
 
-def is_here() -> bool:
+def is_installed() -> bool:
     """Whether this machine can submit jobs."""
     return shutil.which("sbatch") is not None
 
 
 def submit(file: Path, environment: Mapping[str, str]) -> str:
     """Hand a file to sbatch; returns the job's id. Raises LaunchError with Slurm's own words when it is refused."""
-    if not is_here():
+    if not is_installed():
         raise LaunchError(
             "there is no sbatch here. Submit from a machine of the cluster, its login node for one; "
             "`labkit slurm print` writes the file to submit there"
@@ -90,10 +101,10 @@ def ask(job_id: str, *, output: Path | None = None, anew: bool = False) -> Job |
     try:
         job, serves = _from_controller(job_id, output) or _from_accounts(job_id), FRESH_SECONDS
     except LookupError:
-        job, serves = None, SILENT_SECONDS
+        job, serves = None, RETRY_SECONDS
     except (OSError, subprocess.TimeoutExpired):
-        job, serves = answer, SILENT_SECONDS  # what it said last
-        _answers[ANY] = (time.monotonic() + SILENT_SECONDS, None)
+        job, serves = answer, RETRY_SECONDS  # what it said last
+        _answers[ANY] = (time.monotonic() + RETRY_SECONDS, None)
     _answers[job_id] = (time.monotonic() + serves, job)
     return job
 
@@ -169,6 +180,11 @@ def _told(value: str | None) -> str:
 
 def _run(*command: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command, capture_output=True, text=True, errors="replace", timeout=ANSWER_SECONDS, stdin=subprocess.DEVNULL,
+        command,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=ANSWER_SECONDS,
+        stdin=subprocess.DEVNULL,
         env={**(os.environ if env is None else env), "SLURM_TIME_FORMAT": "standard"},
-    )  # fmt: skip
+    )

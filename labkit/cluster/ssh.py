@@ -21,7 +21,7 @@ from labkit.errors import LaunchError
 from labkit.launcher.interface import is_loopback, resolved
 from labkit.record.text import plain
 
-__all__ = ["ask", "check_names", "is_address", "is_here"]
+__all__ = ["ask", "check_names", "is_address", "is_this_host"]
 
 NAME = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.-]*@)?[A-Za-z0-9_:][A-Za-z0-9_.:-]*")  # never an option of ssh
 CONNECT_SECONDS = 10
@@ -40,7 +40,7 @@ def check_names(hosts: Any) -> list[str]:
     return list(hosts)
 
 
-def is_here(host: str) -> bool:
+def is_this_host(host: str) -> bool:
     """Whether a name means this machine. Raises LaunchError for one that leads to the loopback and should not."""
     if host in ("localhost", "127.0.0.1", "::1", socket.gethostname(), socket.gethostname().split(".")[0]):
         return True
@@ -66,7 +66,7 @@ def is_address(host: str) -> bool:
 
 def ask(host: str, question: str, **request: Any) -> dict[str, Any]:
     """What `labkit.cluster.remote` answers on a host. Raises LaunchError with what ssh, or the host, says."""
-    if is_here(host):
+    if is_this_host(host):
         answer: dict[str, Any] = getattr(remote, question)(**request)
         return answer
     command = ["ssh", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_SECONDS}", "--", host, _there(question)]

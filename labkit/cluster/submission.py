@@ -11,15 +11,16 @@ from typing import Any
 
 from labkit.cluster import slurm
 from labkit.cluster.sbatch import HEAD, NODE, PORT, LaunchFile, sbatch_text
-from labkit.cluster.timelimit import SAVING_SECONDS
+from labkit.cluster.timelimit import NOTICE_SECONDS
 from labkit.errors import LaunchError
-from labkit.launcher import several
+from labkit.launcher import multinode
 from labkit.launcher.start import check, taken_back_on_failure
 from labkit.launcher.torchrun import without_leftovers
 from labkit.record import Nodes, RunFolder
 from labkit.record.folder import slug, write_json
 from labkit.record.text import plain
 from labkit.write import Script
+from labkit.write.launch_options import LaunchOptions
 
 __all__ = ["plain_text", "prepare", "submit"]
 
@@ -40,65 +41,55 @@ def submit(folder: RunFolder, env: Mapping[str, Any] | None = None) -> str:
 
 def prepare(
     script: Script | str | os.PathLike[str],
+    launch: LaunchOptions,
+    parameters: Mapping[str, Any],
     *,
     nodes: int,
-    nproc_per_node: int | str,
-    args: Sequence[Any],
-    parameters: Mapping[str, Any],
-    name: str | None,
-    runs_dir: str | os.PathLike[str] | None,
-    env: Mapping[str, Any] | None = None,
     **asked: Any,
 ) -> RunFolder:
     """The folder of a run with its launch file, and nothing submitted. `asked` is what `_launch_file` takes."""
     asked |= _usual(asked)
-    counts = _counts(nodes, nproc_per_node, asked.get("partition"))
-    folder = several.create(
-        script, counts, args=args, parameters=parameters, name=name, runs_dir=runs_dir, env=env, saves=True
-    )
+    counts = _counts(nodes, launch.nproc_per_node, asked.get("partition"))
+    folder = multinode.create(script, counts, launch, parameters, saves=True)
     with taken_back_on_failure(folder):
-        command = several.torchrun_of_node(folder, NODE, HEAD, PORT)
-        text = sbatch_text(_launch_file(
-            counts,
-            name=str(name or folder.read_manifest()["name"]),
-            output=str(folder.job_output),
-            program=command[command.index("--redirects") :],
-            folder=str(folder.path),
-            checkpoints=str(folder.checkpoint_folder()) if "--checkpoint-dir" in command else None,
-            **asked,
-        ))  # fmt: skip
+        command = multinode.torchrun_of_node(folder, NODE, HEAD, PORT)
+        text = sbatch_text(
+            _launch_file(
+                counts,
+                name=str(launch.name or folder.read_manifest()["name"]),
+                output=str(folder.job_output),
+                program=command[command.index("--redirects") :],
+                folder=str(folder.path),
+                checkpoints=str(folder.checkpoint_folder()) if "--checkpoint-dir" in command else None,
+                **asked,
+            )
+        )
         folder.launch_file.write_text(text, encoding="utf-8")
     return folder
 
 
-def plain_text(
-    script: str | os.PathLike[str],
-    *,
-    nodes: int,
-    nproc_per_node: int | str,
-    args: Sequence[Any],
-    name: str | None,
-    **asked: Any,
-) -> str:
+def plain_text(script: str | os.PathLike[str], launch: LaunchOptions, *, nodes: int, **asked: Any) -> str:
     """A launch file that does without labkit. It goes back into the queue where `args` say `--checkpoint-dir`. One of
     labkit's own scripts is written beside it, into the working directory."""
     asked |= _usual(asked)
-    counts = _counts(nodes, nproc_per_node, asked.get("partition"))
-    named = check(script, args, {}, counts.world_size)
-    name = str(name or named.script.name)
+    counts = _counts(nodes, launch.nproc_per_node, asked.get("partition"))
+    named = check(script, launch.args, {}, counts.world_size)
+    name = str(launch.name or named.script.name)
     file = named.path
     if file is None:
         file = named.script.write(Path.cwd() / f"{slug(name)}.py")
         print(plain(f"{file} is the script that it runs"), file=sys.stderr)
     chosen = named.given.get("checkpoint_dir")
-    return sbatch_text(_launch_file(
-        counts,
-        name=name,
-        output=str(Path.cwd() / f"{slug(name)}.slurm.out"),
-        program=[str(file), *named.argv],
-        checkpoints=str(Path.cwd() / chosen) if chosen else None,
-        **asked,
-    ))  # fmt: skip
+    return sbatch_text(
+        _launch_file(
+            counts,
+            name=name,
+            output=str(Path.cwd() / f"{slug(name)}.slurm.out"),
+            program=[str(file), *named.argv],
+            checkpoints=str(Path.cwd() / chosen) if chosen else None,
+            **asked,
+        )
+    )
 
 
 def _usual(asked: Mapping[str, Any]) -> dict[str, Any]:
@@ -129,7 +120,7 @@ def _launch_file(
     cpus_per_task: int | None = None,
     options: Sequence[str] = (),
     setup: str = "",
-    saving_seconds: int = SAVING_SECONDS,
+    saving_seconds: int = NOTICE_SECONDS,
     **run: Any,
 ) -> LaunchFile:
     ranks = nodes.nproc_per_node
@@ -139,7 +130,7 @@ def _launch_file(
         raise LaunchError(f"options must be a list such as ['--qos=high', '--mem=64G'], got {options!r}")
     for option in options:
         if not str(option).startswith("-"):
-            raise LaunchError(f"{option!r} is no option of sbatch: expected one such as '--qos=high'")
+            raise LaunchError(f"{option!r} is not an sbatch option: expected one such as '--qos=high'")
         if OWN.fullmatch(str(option)):
             raise LaunchError(f"{option!r} is what the launch file itself says; leave it out, or change the file")
     return LaunchFile(

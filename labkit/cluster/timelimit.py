@@ -6,10 +6,10 @@ import re
 
 from labkit.errors import LaunchError
 
-__all__ = ["SAVING_SECONDS", "seconds_of"]
+__all__ = ["NOTICE_SECONDS", "seconds_of"]
 
 # So long before its time is up a job is told to finish its step and save.
-SAVING_SECONDS = 120
+NOTICE_SECONDS = 120
 # sbatch(1): minutes, minutes:seconds, hours:minutes:seconds, days-hours, days-hours:minutes, days-hours:minutes:seconds
 DAYS = re.compile(r"(\d+)-(\d+)(?::(\d+))?(?::(\d+))?")
 SHORT = re.compile(r"(?:(?:(\d+):)?(\d+):(\d+)|(\d+))")

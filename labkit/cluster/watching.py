@@ -11,7 +11,7 @@ from labkit.cluster import slurm
 from labkit.cluster.queued import with_job
 from labkit.errors import LabError, RunFolderError
 from labkit.launcher import stop as stopping
-from labkit.launcher.evidence import tail_text
+from labkit.launcher.causes.evidence import tail_text
 from labkit.record import FINAL_STATES, RunFolder, State, read_state, write_state
 from labkit.record.files import ask_anew
 from labkit.record.folder import read_json, write_json
@@ -102,8 +102,13 @@ def stop(folder: RunFolder, *, grace: float = stopping.GRACE_SECONDS) -> State:
     state = read_state(folder)
     if state.is_final and state.state != "lost":
         return state_of(folder)
-    state = replace(state, state="stopped", ended=time.time(), notice=None,
-                    cause={"kind": "stopped", "sentence": "stopped on request"})  # fmt: skip
+    state = replace(
+        state,
+        state="stopped",
+        ended=time.time(),
+        notice=None,
+        cause={"kind": "stopped", "sentence": "stopped on request"},
+    )
     write_state(folder, state)
     return state
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 from labkit.diagnosis import platforms, devices, kernel, processes, links, memory, wsl, kaggle, versions  # noqa: F401
 
 # isort: on
-from labkit.diagnosis.facts import Facts, gather
-from labkit.diagnosis.finding import Finding, Level, detection, diagnose
+from labkit.diagnosis.detections import Diagnosis, Level, detection, diagnose
+from labkit.diagnosis.facts import MachineFacts
+from labkit.diagnosis.probes import gather
 
-__all__ = ["Facts", "Finding", "Level", "detection", "diagnose", "gather"]
+__all__ = ["MachineFacts", "Diagnosis", "Level", "detection", "diagnose", "gather"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from labkit.diagnosis.facts import Facts
-from labkit.diagnosis.finding import Finding, detection
+from labkit.diagnosis.detections import Diagnosis, detection
+from labkit.diagnosis.facts import MachineFacts
 from labkit.launcher.hardware import Gpu, without_kernels
 from labkit.planner.devices import OUTSIDE_TENSORS
 from labkit.record.units import gib
@@ -15,19 +15,19 @@ FLASH = (8, 0)
 
 
 @detection
-def devices(facts: Facts) -> Finding:
+def devices(facts: MachineFacts) -> Diagnosis:
     here = facts.hardware
     hidden = here.visible_devices is not None
     decides = f"CUDA_VISIBLE_DEVICES={here.visible_devices!r} decides what is seen" if hidden else ""
     if here.gpu_problem:
         todo = "python -c 'import torch; print(torch.cuda.get_device_properties(0))' shows the whole error"
-        return Finding("devices", "n/a", here.gpu_problem, todo, "warning")
+        return Diagnosis("devices", "n/a", here.gpu_problem, todo, "warning")
     if not here.gpus:
         if hidden:
-            return Finding("devices", "no GPU", decides, "unset it to use all GPUs, or name others", "note")
-        return Finding("devices", "no GPU", "ranks train on the CPU: right, to learn with, but not fast")
+            return Diagnosis("devices", "no GPU", decides, "unset it to use all GPUs, or name others", "note")
+        return Diagnosis("devices", "no GPU", "ranks train on the CPU: right, to learn with, but not fast")
     less = f"usable: less CUDA's context and NCCL's buffers, {gib(OUTSIDE_TENSORS)} assumed"
-    return Finding("devices", _listed(here.gpus), "; ".join(filter(None, (less, decides))))
+    return Diagnosis("devices", _listed(here.gpus), "; ".join(filter(None, (less, decides))))
 
 
 def _listed(gpus: Sequence[Gpu]) -> str:
@@ -40,10 +40,10 @@ def _listed(gpus: Sequence[Gpu]) -> str:
 
 
 @detection
-def precision(facts: Facts) -> Finding:
+def precision(facts: MachineFacts) -> Diagnosis:
     name = facts.hardware.precision
     if name == "fp16":
-        return Finding(
+        return Diagnosis(
             "precision",
             name,
             f"{_old(facts)}: no bf16 in hardware before sm_80; torch emulates it, slower than fp32",
@@ -51,14 +51,14 @@ def precision(facts: Facts) -> Finding:
             "note",
         )
     whys = {"fp32": "fp16 has no gain on a CPU; bf16 works and is slower on most", "bf16": "no gradient scaler needed"}
-    return Finding("precision", name, whys[name])
+    return Diagnosis("precision", name, whys[name])
 
 
 @detection
-def attention(facts: Facts) -> Finding | None:
+def attention(facts: MachineFacts) -> Diagnosis | None:
     if not _old(facts):
         return None
-    return Finding(
+    return Diagnosis(
         "attention",
         "no flash attention",
         f"{_old(facts)}: its kernels are for sm_80 and newer; torch's scaled_dot_product_attention takes the "
@@ -68,20 +68,20 @@ def attention(facts: Facts) -> Finding | None:
     )
 
 
-def _old(facts: Facts) -> str:
+def _old(facts: MachineFacts) -> str:
     """The GPUs before sm_80."""
     return ", ".join(dict.fromkeys(f"{g.name} is {g.sm}" for g in facts.hardware.gpus if g.capability < FLASH))
 
 
 @detection
-def kernels(facts: Facts) -> Finding | None:
+def kernels(facts: MachineFacts) -> Diagnosis | None:
     """A P100 and torch's default wheel: `is_available()` is true and the first operation fails."""
     built = facts.torch_build.kernels if facts.torch_build else ()
     without = without_kernels(facts.hardware.gpus, built)
     if not without:
         return None
     torch = (facts.packages or {}).get("torch")
-    return Finding(
+    return Diagnosis(
         "kernels",
         ", ".join(dict.fromkeys(f"none for {gpu.name} ({gpu.sm})" for gpu in without)),
         f"this torch {torch} is compiled for {', '.join(built)}: the first operation on the GPU fails, although "
@@ -92,7 +92,7 @@ def kernels(facts: Facts) -> Finding | None:
 
 
 @detection
-def unseen(facts: Facts) -> Finding | None:
+def unseen(facts: MachineFacts) -> Diagnosis | None:
     """The driver has GPUs and torch none."""
     here, build, nvml = facts.hardware, facts.torch_build, facts.nvml
     if here.gpus or here.gpu_problem or here.visible_devices is not None or not (nvml and nvml.cards and build):
@@ -105,4 +105,4 @@ def unseen(facts: Facts) -> Finding | None:
         todo = f"install a torch for CUDA {nvml.cuda.split('.')[0]}, or a newer driver"
     else:
         why, todo = "torch does not say why", "python -c 'import torch; torch.cuda.init()' shows the error"
-    return Finding("unseen GPUs", there, f"{why}: ranks train on the CPU", todo, "warning")
+    return Diagnosis("unseen GPUs", there, f"{why}: ranks train on the CPU", todo, "warning")

@@ -5,24 +5,22 @@ A fact is a field here and a function of the same name in `probes.py`. None: it 
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from labkit.launcher.hardware import Gpu, Hardware, hardware
+from labkit.launcher.hardware import Gpu, Hardware
 
 __all__ = [
     "UNLIMITED",
     "Card",
-    "Facts",
+    "MachineFacts",
     "Kaggle",
-    "Kernel",
-    "Link",
+    "NotebookKernel",
+    "GpuLink",
     "Nvml",
     "Process",
     "TorchBuild",
-    "gather",
     "nvml_from_json",
 ]
 
@@ -66,7 +64,7 @@ class Card:
 
 
 @dataclass(frozen=True)
-class Link:
+class GpuLink:
     """Between two GPUs, as `nvidia-smi topo` names the path (PIX, PXB, PHB, NODE, SYS); `peer`: each reads the other's
     memory."""
 
@@ -84,11 +82,11 @@ class Nvml:
     driver: str | None
     cuda: str | None
     cards: tuple[Card, ...] = ()
-    links: tuple[Link, ...] = ()
+    links: tuple[GpuLink, ...] = ()
 
 
 @dataclass(frozen=True)
-class Kernel:
+class NotebookKernel:
     """The process that asks: whether torch holds CUDA in it, and bytes of its allocator on each GPU."""
 
     cuda: bool
@@ -114,7 +112,7 @@ class Kaggle:
 
 
 @dataclass(frozen=True)
-class Facts:
+class MachineFacts:
     """Of one machine at one moment. Sizes in bytes; UNLIMITED where there is no limit; `problems` names each fact that
     could not be asked and why."""
 
@@ -124,7 +122,7 @@ class Facts:
     packages: Mapping[str, str | None] | None = None
     torch_build: TorchBuild | None = None
     nvml: Nvml | None = None
-    kernel: Kernel | None = None
+    kernel: NotebookKernel | None = None
     kaggle: Kaggle | None = None
     cores_of_machine: int | None = None
     memory_limit: int | None = None  # by the control group, where it is less than the machine's memory
@@ -159,29 +157,17 @@ class Facts:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Facts:
+    def from_json(cls, value: Mapping[str, Any]) -> MachineFacts:
         """Raises TypeError for what is none of a machine's facts."""
         nested = {
-            "hardware": _hardware, "torch_build": _of(TorchBuild), "nvml": nvml_from_json, "kernel": _of(Kernel),
-            "kaggle": _of(Kaggle), "leftovers": tuple,
-        }  # fmt: skip
+            "hardware": _hardware,
+            "torch_build": _of(TorchBuild),
+            "nvml": nvml_from_json,
+            "kernel": _of(NotebookKernel),
+            "kaggle": _of(Kaggle),
+            "leftovers": tuple,
+        }
         return cls(**{k: nested[k](v) if k in nested and v is not None else v for k, v in value.items()})
-
-
-def gather(here: Hardware | None = None) -> Facts:
-    """Ask this machine everything, some tenths of a second. Raises nothing: what could not be asked is None."""
-    from labkit.diagnosis import probes  # which fill the classes above
-
-    here = here or hardware()
-    answers: dict[str, Any] = {}
-    problems: dict[str, str] = {}
-    for each in dataclasses.fields(Facts):
-        if each.name not in ("hardware", "problems"):
-            try:
-                answers[each.name] = getattr(probes, each.name)(here)
-            except Exception as error:  # one question that cannot be asked does not silence the others
-                problems[each.name] = f"{type(error).__name__}: {error}"
-    return Facts(here, **answers, problems=problems)
 
 
 def _of(kind: Any) -> Any:
@@ -196,7 +182,7 @@ def _hardware(value: Mapping[str, Any]) -> Hardware:
 
 def nvml_from_json(value: Mapping[str, Any]) -> Nvml:
     cards = tuple(Card(**{**card, "processes": _processes(card["processes"])}) for card in value["cards"])
-    return Nvml(value["driver"], value["cuda"], cards, tuple(Link(**link) for link in value["links"]))
+    return Nvml(value["driver"], value["cuda"], cards, tuple(GpuLink(**link) for link in value["links"]))
 
 
 def _processes(value: list[dict[str, Any]] | None) -> tuple[Process, ...] | None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from labkit.diagnosis.facts import Facts
-from labkit.diagnosis.finding import Finding, detection
+from labkit.diagnosis.detections import Diagnosis, detection
+from labkit.diagnosis.facts import MachineFacts
 from labkit.record.session import before_saving
 from labkit.record.units import gib
 from labkit.view import words
@@ -14,12 +14,12 @@ LITTLE_DISK = 2 << 30
 
 
 @detection
-def run_type(facts: Facts) -> Finding | None:
+def run_type(facts: MachineFacts) -> Diagnosis | None:
     if facts.kaggle is None:
         return None
     if facts.kaggle.run_type == "Batch":
-        return Finding("Kaggle", "batch (Save & Run All)", "launch waits for the end; static figures are kept")
-    return Finding(
+        return Diagnosis("Kaggle", "batch (Save & Run All)", "launch waits for the end; static figures are kept")
+    return Diagnosis(
         "Kaggle",
         "interactive" if facts.kaggle.run_type == "Interactive" else facts.kaggle.run_type,
         "a session that is idle ends after 20 minutes (another page of Kaggle's says 60), and its runs with it",
@@ -29,48 +29,48 @@ def run_type(facts: Facts) -> Finding | None:
 
 
 @detection
-def time_left(facts: Facts) -> Finding | None:
+def time_left(facts: MachineFacts) -> Diagnosis | None:
     if facts.kaggle is None:
         return None
     whole = facts.kaggle.session_length
     if whole is None:
         why = "LABKIT_SESSION_SECONDS, which says how long it lasts, is no number of seconds; launch says the same"
-        return Finding("session", "n/a", why, "correct or unset LABKIT_SESSION_SECONDS", "stop")
+        return Diagnosis("session", "n/a", why, "correct or unset LABKIT_SESSION_SECONDS", "stop")
     why = f"estimated: {words.seconds(whole)} a session, less the age of its oldest process"
     if facts.kaggle.session_seconds is None:
-        return Finding("session", "n/a", why)
+        return Diagnosis("session", "n/a", why)
     left = max(0.0, whole - facts.kaggle.session_seconds)
     todo = "by this it is over, and runs get no deadline: give deadline_seconds=, or LABKIT_SESSION_SECONDS"
     if seconds := before_saving(left):
         told = words.seconds(seconds)
         todo = f"labkit's own scripts, started now, save and stop after {told}; deadline_seconds= says otherwise"
-    return Finding("session", f"{words.seconds(left)} left", why, todo, "fine" if left >= LITTLE_TIME else "warning")
+    return Diagnosis("session", f"{words.seconds(left)} left", why, todo, "fine" if left >= LITTLE_TIME else "warning")
 
 
 @detection
-def disk(facts: Facts) -> Finding | None:
+def disk(facts: MachineFacts) -> Diagnosis | None:
     if facts.kaggle is None:
         return None
     free, used = facts.kaggle.disk_free, facts.kaggle.disk_used
     known = [size for size in (free, None if used is None else max(0, SAVED - used)) if size is not None]
     why = "20 GB of /kaggle/working are kept when the session ends, all else goes"
     if not known:
-        return Finding("disk", "n/a", why)
+        return Diagnosis("disk", "n/a", why)
     left = min(known)
     value = f"{gib(left)} left in /kaggle/working" + ("" if used is None else f", {gib(used)} used")
     if left >= LITTLE_DISK:
-        return Finding("disk", value, why)
+        return Diagnosis("disk", value, why)
     todo = "delete old runs and checkpoints: a new one is written beside those that are kept"
-    return Finding("disk", value, why, todo, "warning")
+    return Diagnosis("disk", value, why, todo, "warning")
 
 
 @detection
-def internet(facts: Facts) -> Finding | None:
+def internet(facts: MachineFacts) -> Diagnosis | None:
     if facts.kaggle is None:
         return None
     if facts.kaggle.internet:
-        return Finding("internet", "yes", "pip and labkit.fetch can download")
-    return Finding(
+        return Diagnosis("internet", "yes", "pip and labkit.fetch can download")
+    return Diagnosis(
         "internet",
         "n/a" if facts.kaggle.internet is None else "no",
         "pip and labkit.fetch cannot download",
@@ -80,31 +80,31 @@ def internet(facts: Facts) -> Finding | None:
 
 
 @detection
-def accelerator(facts: Facts) -> Finding | None:
+def accelerator(facts: MachineFacts) -> Diagnosis | None:
     if facts.kaggle is None:
         return None
     names = [gpu.name for gpu in facts.hardware.gpus]
     if len(names) == 2 and all("T4" in name for name in names):
-        return Finding("accelerator", "GPU T4 x2", "one rank on each")
+        return Diagnosis("accelerator", "GPU T4 x2", "one rank on each")
     value = ", ".join(names) or ("a TPU" if facts.kaggle.tpu else "none")
     why = "labkit does not use TPUs: ranks train on the CPU" if facts.kaggle.tpu else "two ranks want two GPUs"
     todo = "Settings > Accelerator > GPU T4 x2; with kaggle kernels push: --accelerator NvidiaTeslaT4"
-    return Finding("accelerator", value, why, todo, "note" if not names and not facts.kaggle.tpu else "warning")
+    return Diagnosis("accelerator", value, why, todo, "note" if not names and not facts.kaggle.tpu else "warning")
 
 
 @detection
-def widgets(facts: Facts) -> Finding | None:
+def widgets(facts: MachineFacts) -> Diagnosis | None:
     if facts.kaggle is None:
         return None
     why = (
         "widgets that pip brings (anywidget, plotly 6's FigureWidget) stay empty in the editor; labkit's view uses none"
     )
-    return Finding("widgets", "those of ipywidgets only", why)
+    return Diagnosis("widgets", "those of ipywidgets only", why)
 
 
 @detection
-def inputs(facts: Facts) -> Finding | None:
+def inputs(facts: MachineFacts) -> Diagnosis | None:
     if facts.kaggle is None:
         return None
     known = ", ".join(f"labkit.fetch({name!r}) takes it from here" for name in facts.kaggle.data_sets)
-    return Finding("inputs", ", ".join(facts.kaggle.inputs) or "none", known or "read-only, below /kaggle/input")
+    return Diagnosis("inputs", ", ".join(facts.kaggle.inputs) or "none", known or "read-only, below /kaggle/input")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from labkit.diagnosis.facts import Facts
-from labkit.diagnosis.finding import Finding, detection
+from labkit.diagnosis.detections import Diagnosis, detection
+from labkit.diagnosis.facts import MachineFacts
 from labkit.record.units import gib
 
 
 @detection
-def cuda_memory(facts: Facts) -> Finding | None:
+def cuda_memory(facts: MachineFacts) -> Diagnosis | None:
     held = {card.index: p.memory for card in facts.cards for p in card.processes or () if p.mine}
     kernel = facts.kernel
     if not held and not (kernel and kernel.cuda):
@@ -19,7 +19,7 @@ def cuda_memory(facts: Facts) -> Finding | None:
     parts = [f"GPU {index}: {gib(memory)}" if memory else f"GPU {index}" for index, memory in held.items()]
     parts = parts or [f"cuda:{index}: {gib(size)} reserved" for index, size in reserved.items() if size]
     tensors = sum(allocated.values())
-    return Finding(
+    return Diagnosis(
         "this process",
         "holds memory on " + (", ".join(parts) or "a GPU (CUDA's context)"),
         f"{gib(tensors)} in tensors of this kernel; ranks on that GPU have so much less",

@@ -5,27 +5,27 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
-from labkit.diagnosis.facts import Facts, Link
-from labkit.diagnosis.finding import Finding, detection
+from labkit.diagnosis.detections import Diagnosis, detection
+from labkit.diagnosis.facts import GpuLink, MachineFacts
 
 
 @detection
-def backend(facts: Facts) -> Finding:
+def backend(facts: MachineFacts) -> Diagnosis:
     here = facts.hardware
     why = "one rank per GPU; more ranks than GPUs share them over gloo" if here.gpus else "NCCL is for GPUs"
-    return Finding("backend", here.backend, why)
+    return Diagnosis("backend", here.backend, why)
 
 
 @detection
-def ranks(facts: Facts) -> Finding:
-    return Finding("ranks", str(facts.ranks), "what nproc_per_node='auto' starts")
+def ranks(facts: MachineFacts) -> Diagnosis:
+    return Diagnosis("ranks", str(facts.ranks), "what nproc_per_node='auto' starts")
 
 
 @detection
-def preflight(facts: Facts) -> Finding:
+def preflight(facts: MachineFacts) -> Diagnosis:
     found = facts.preflight
     if found is None:
-        return Finding(
+        return Diagnosis(
             "preflight",
             "not done yet",
             "whether the ranks reach each other is known once they have tried",
@@ -39,32 +39,32 @@ def preflight(facts: Facts) -> Finding:
             if facts.hardware.backend == "nccl"
             else "a launch would fail the same way"
         )
-        return Finding("preflight", found["said"], f"{asked}; {then}", todo, "stop")
+        return Diagnosis("preflight", found["said"], f"{asked}; {then}", todo, "stop")
     if found["env"]:
         why = f"{asked}; as it is they do not reach each other, and the way round is slower"
         todo = "nothing: launch sets these variables by itself"
-        return Finding("preflight", found["said"], why, todo, "note")
-    return Finding("preflight", found["said"], asked)
+        return Diagnosis("preflight", found["said"], why, todo, "note")
+    return Diagnosis("preflight", found["said"], asked)
 
 
 @detection
-def bandwidth(facts: Facts) -> Iterator[Finding]:
+def bandwidth(facts: MachineFacts) -> Iterator[Diagnosis]:
     if not facts.bandwidth:
         todo = "labkit doctor --bandwidth measures the collectives of the ranks"
-        yield Finding("bandwidth", "not measured yet", "labkit.plan predicts with it", todo)
+        yield Diagnosis("bandwidth", "not measured yet", "labkit.plan predicts with it", todo)
     for kind, line in (facts.bandwidth or {}).items():
-        yield Finding(kind, line, "latency + bytes / bandwidth")
+        yield Diagnosis(kind, line, "latency + bytes / bandwidth")
 
 
 @detection
-def links(facts: Facts) -> Finding | None:
+def links(facts: MachineFacts) -> Diagnosis | None:
     """Which pairs of GPUs are joined how, by NVML."""
     used = {card.index for card in facts.cards}
     pairs = [pair for pair in (facts.nvml.links if facts.nvml else ()) if {pair.first, pair.second} <= used]
     if not pairs:
         return None
     if all(pair.path is None and pair.peer is None for pair in pairs):
-        return Finding(
+        return Diagnosis(
             "links", "n/a", "NVML does not tell how these GPUs are joined", "labkit doctor --bandwidth measures"
         )
     kinds: dict[str, list[str]] = defaultdict(list)
@@ -75,8 +75,8 @@ def links(facts: Facts) -> Finding | None:
         for kind, between in kinds.items()
     )
     if not any(pair.peer is False for pair in pairs):
-        return Finding("links", value, "NVIDIA's names of the paths: nvidia-smi topo -m")
-    return Finding(
+        return Diagnosis("links", value, "NVIDIA's names of the paths: nvidia-smi topo -m")
+    return Diagnosis(
         "links",
         value,
         "without peer access NCCL copies through the host's memory and /dev/shm, which is slower",
@@ -85,18 +85,18 @@ def links(facts: Facts) -> Finding | None:
     )
 
 
-def _kind(pair: Link) -> str:
+def _kind(pair: GpuLink) -> str:
     path = "NVLink" if pair.nvlink else pair.path or "n/a"
     return path + {True: "", False: " without peer access", None: " (peer access: n/a)"}[pair.peer]
 
 
 @detection
-def nccl_settings(facts: Facts) -> Finding | None:
+def nccl_settings(facts: MachineFacts) -> Diagnosis | None:
     """Many scripts set NCCL_P2P_DISABLE=1 blindly, which costs a healthy machine its fastest path."""
     off = [name for name in ("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE") if (facts.nccl_settings or {}).get(name) == "1"]
     if not off or facts.ranks < 2 or not facts.hardware.gpus:
         return None
-    return Finding(
+    return Diagnosis(
         "NCCL settings",
         ", ".join(f"{name}=1" for name in off),
         "set in this process and passed on to all ranks: they turn off NCCL's faster ways between GPUs",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from labkit.diagnosis.facts import UNLIMITED, Facts
-from labkit.diagnosis.finding import Finding, detection
+from labkit.diagnosis.detections import Diagnosis, detection
+from labkit.diagnosis.facts import UNLIMITED, MachineFacts
 from labkit.record.units import gib
 
 LITTLE_DISK = 2 << 30
@@ -13,7 +13,7 @@ SMALL_SHARE = 1 << 30  # a rank has 0.2 GiB before its first tensor, its data an
 
 
 @detection
-def cores(facts: Facts) -> Finding:
+def cores(facts: MachineFacts) -> Diagnosis:
     here, ranks = facts.hardware, facts.ranks
     threads = max(1, here.cores // ranks)
     of = facts.cores_of_machine
@@ -23,40 +23,40 @@ def cores(facts: Facts) -> Finding:
     why = f"OMP_NUM_THREADS = cores / ranks = {threads}"
     why += "; the others are kept from this process by its affinity or its container" if of and of > here.cores else ""
     if here.cores >= ranks:
-        return Finding("cores", value, why)
+        return Diagnosis("cores", value, why)
     why = f"{why}; ranks wait for each other's turn, and DataLoader workers for theirs"
-    return Finding("cores", value, why, f"nproc_per_node={here.cores}, or more cores", "warning")
+    return Diagnosis("cores", value, why, f"nproc_per_node={here.cores}, or more cores", "warning")
 
 
 @detection
-def memory(facts: Facts) -> Finding:
+def memory(facts: MachineFacts) -> Diagnosis:
     here = facts.hardware
     share = here.memory_available // facts.ranks
     value = f"{gib(here.memory_available)} free of {gib(here.memory)}, {gib(share)} per rank"
     if share >= SMALL_SHARE:
-        return Finding("memory", value, "the host's: data, DataLoader workers, without a GPU also the model")
+        return Diagnosis("memory", value, "the host's: data, DataLoader workers, without a GPU also the model")
     why = "when it is full the system kills a process, mostly a rank, without a word"
-    return Finding("memory", value, why, "end other programs, or start fewer ranks", "warning")
+    return Diagnosis("memory", value, why, "end other programs, or start fewer ranks", "warning")
 
 
 @detection
-def disk(facts: Facts) -> Finding | None:
+def disk(facts: MachineFacts) -> Diagnosis | None:
     """Kaggle's has a quota of its own: see kaggle.py."""
     if facts.runs_free is None or facts.kaggle is not None:
         return None
     value = f"{gib(facts.runs_free)} free where runs are kept"
     if facts.runs_free >= LITTLE_DISK:
-        return Finding("disk", value, "two checkpoints of a run are kept, a third is there while it is saved")
+        return Diagnosis("disk", value, "two checkpoints of a run are kept, a third is there while it is saved")
     why = "a checkpoint that does not fit is not begun, and the training goes on unsaved"
-    return Finding("disk", value, why, "delete old runs, or keep them elsewhere: LABKIT_RUNS=…", "warning")
+    return Diagnosis("disk", value, why, "delete old runs, or keep them elsewhere: LABKIT_RUNS=…", "warning")
 
 
 @detection
-def memory_limit(facts: Facts) -> Finding | None:
+def memory_limit(facts: MachineFacts) -> Diagnosis | None:
     limit = facts.memory_limit
     if limit is None or limit == UNLIMITED:
         return None
-    return Finding(
+    return Diagnosis(
         "memory limit",
         f"{gib(limit)} of the machine's {gib(facts.hardware.memory)}, {gib(limit // facts.ranks)} per rank",
         "this container's (its control group): beyond it a rank is killed, although `free` shows more",
@@ -66,12 +66,12 @@ def memory_limit(facts: Facts) -> Finding | None:
 
 
 @detection
-def address_space(facts: Facts) -> Finding | None:
+def address_space(facts: MachineFacts) -> Diagnosis | None:
     """torch maps gigabytes of libraries, CUDA reserves more addresses than there is memory."""
     limit = facts.address_space
     if limit is None or limit == UNLIMITED:
         return None
-    return Finding(
+    return Diagnosis(
         "address space",
         f"{gib(limit)} for each process",
         "`ulimit -v`: what is mapped counts in it, used or not, first torch's libraries; at the limit imports and "
@@ -82,13 +82,13 @@ def address_space(facts: Facts) -> Finding | None:
 
 
 @detection
-def shared_memory(facts: Facts) -> Finding | None:
+def shared_memory(facts: MachineFacts) -> Diagnosis | None:
     size = facts.hardware.shared_memory
     if size is None:
         return None
     if size >= SMALL_SHM:
-        return Finding("/dev/shm", gib(size), "where DataLoader workers hand over batches")
-    return Finding(
+        return Diagnosis("/dev/shm", gib(size), "where DataLoader workers hand over batches")
+    return Diagnosis(
         "/dev/shm",
         gib(size),
         "small: DataLoader workers hand batches over in it, and NCCL without peer access its messages; "
@@ -99,11 +99,11 @@ def shared_memory(facts: Facts) -> Finding | None:
 
 
 @detection
-def locked_memory(facts: Facts) -> Finding | None:
+def locked_memory(facts: MachineFacts) -> Diagnosis | None:
     limit = facts.locked_memory
     if limit is None or not facts.hardware.gpus:
         return None
-    return Finding(
+    return Diagnosis(
         "locked memory",
         "unlimited" if limit == UNLIMITED else gib(limit),
         "pinned memory of CUDA is not counted in it, that of RDMA network cards between hosts is",
@@ -114,14 +114,14 @@ def locked_memory(facts: Facts) -> Finding | None:
 
 
 @detection
-def open_files(facts: Facts) -> Finding | None:
+def open_files(facts: MachineFacts) -> Diagnosis | None:
     allowed = facts.open_files
     if allowed is None:
         return None
     if allowed == UNLIMITED or allowed >= FEW_FILES:
         value = "unlimited" if allowed == UNLIMITED else f"{allowed:,}"
-        return Finding("open files", value, "DataLoader workers share tensors through them")
-    return Finding(
+        return Diagnosis("open files", value, "DataLoader workers share tensors through them")
+    return Diagnosis(
         "open files",
         f"{allowed:,}",
         "few: DataLoader workers share tensors through them",

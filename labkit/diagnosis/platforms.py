@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from labkit.diagnosis.facts import Facts
-from labkit.diagnosis.finding import Finding, detection
+from labkit.diagnosis.detections import Diagnosis, detection
+from labkit.diagnosis.facts import MachineFacts
 
 FRONT_ENDS = {
     "svg": "a notebook with live widgets",
@@ -16,10 +16,10 @@ FRONT_ENDS = {
 
 
 @detection
-def platform(facts: Facts) -> Finding:
+def platform(facts: MachineFacts) -> Diagnosis:
     name = facts.hardware.platform
     if name == "windows":
-        return Finding(
+        return Diagnosis(
             "platform",
             name,
             "torch.distributed has no NCCL on native Windows, and labkit starts nothing there",
@@ -27,7 +27,7 @@ def platform(facts: Facts) -> Finding:
             "stop",
         )
     if name == "macos":
-        return Finding(
+        return Diagnosis(
             "platform",
             name,
             "NCCL and CUDA are Linux only: ranks train on the CPU with gloo, Apple's GPU is not used",
@@ -35,15 +35,15 @@ def platform(facts: Facts) -> Finding:
             "note",
         )
     release = f", kernel {facts.release}" if facts.release else ""
-    return Finding("platform", f"{name}{release}", "it decides which backends and which limits there are")
+    return Diagnosis("platform", f"{name}{release}", "it decides which backends and which limits there are")
 
 
 @detection
-def front_end(facts: Facts) -> Finding:
+def front_end(facts: MachineFacts) -> Diagnosis:
     if facts.front_end is None:
         why = facts.problems.get("front_end", "")
-        return Finding("front end", "n/a", f"{why}; launch says the same", "correct or unset LABKIT_UI", "stop")
-    return Finding(
+        return Diagnosis("front end", "n/a", f"{why}; launch says the same", "correct or unset LABKIT_UI", "stop")
+    return Diagnosis(
         "front end",
         FRONT_ENDS.get(facts.front_end, facts.front_end),
         f"runs {'end with' if facts.is_headless else 'outlive'} this process",
@@ -51,16 +51,16 @@ def front_end(facts: Facts) -> Finding:
 
 
 @detection
-def refused(facts: Facts) -> Iterator[Finding]:
+def refused(facts: MachineFacts) -> Iterator[Diagnosis]:
     for what, sentence in (facts.refusals or {}).items():
-        yield Finding(what, sentence, "launch says the same, and starts nothing", "put it right first", "stop")
+        yield Diagnosis(what, sentence, "launch says the same, and starts nothing", "put it right first", "stop")
 
 
 @detection
-def environment(facts: Facts) -> Finding | None:
+def environment(facts: MachineFacts) -> Diagnosis | None:
     if not facts.leftovers:
         return None
-    return Finding(
+    return Diagnosis(
         "environment",
         ", ".join(facts.leftovers),
         "left over from another launcher; not passed on to the ranks, but torchrun by itself obeys them",
@@ -68,11 +68,11 @@ def environment(facts: Facts) -> Finding | None:
 
 
 @detection
-def not_asked(facts: Facts) -> Finding | None:
+def not_asked(facts: MachineFacts) -> Diagnosis | None:
     """But for the front end, of which the detection above tells."""
     failed = {name: why for name, why in facts.problems.items() if name not in ("front_end", "is_headless")}
     if not failed:
         return None
     said = "; ".join(f"{name.replace('_', ' ')}: {why}" for name, why in failed.items())
     todo = "nothing, or tell us with the output of labkit doctor --json"
-    return Finding("not asked", ", ".join(name.replace("_", " ") for name in failed), said, todo, "note")
+    return Diagnosis("not asked", ", ".join(name.replace("_", " ") for name in failed), said, todo, "note")

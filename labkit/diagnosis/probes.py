@@ -1,10 +1,12 @@
-"""One function for each of the Facts, of its name: it asks the machine that one question, quickly and without a trace.
+"""One function for each field of MachineFacts, of its name: it asks the machine that one question, quickly and
+without a trace.
 
 None where there is nothing to ask. What it raises is noted by `gather`, which goes on with the next.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import platform
@@ -19,25 +21,39 @@ from typing import Any
 
 import psutil
 
-from labkit.diagnosis.facts import UNLIMITED, Kernel, Nvml, TorchBuild, nvml_from_json
+from labkit.diagnosis.facts import UNLIMITED, MachineFacts, NotebookKernel, Nvml, TorchBuild, nvml_from_json
 from labkit.diagnosis.on_kaggle import kaggle
 from labkit.errors import LabError
-from labkit.launcher import bandwidth as _bandwidth
-from labkit.launcher import preflight as _preflight
 from labkit.launcher.checks import check_interface
-from labkit.launcher.hardware import DRIVER_FILES, Hardware, asked_of_torch
+from labkit.launcher.hardware import DRIVER_FILES, Hardware, asked_of_torch, hardware
+from labkit.launcher.link import bandwidth as _bandwidth
+from labkit.launcher.link import preflight as _preflight
 from labkit.launcher.torchrun import LEFTOVER_PREFIXES, LEFTOVERS
 from labkit.record import container, runs_root
 from labkit.record.folder import MARKER, check_root
 from labkit.view import frontend
 
-__all__ = ["kaggle"]  # and every other function without an underscore
+__all__ = ["gather", "kaggle"]  # and every other function without an underscore
 
 PACKAGES = ("torch", "ipykernel", "ipywidgets", "IPython")
 NVML_SECONDS = 10.0
 ASK_NVML = Path(__file__).with_name("ask_nvml.py")
 MOUNTS = Path("/proc/self/mounts")
 WINDOWS_USERS = Path("/mnt/c/Users")
+
+
+def gather(here: Hardware | None = None) -> MachineFacts:
+    """Ask this machine everything, some tenths of a second. Raises nothing: what could not be asked is None."""
+    here = here or hardware()
+    answers: dict[str, Any] = {}
+    problems: dict[str, str] = {}
+    for each in dataclasses.fields(MachineFacts):
+        if each.name not in ("hardware", "problems"):
+            try:
+                answers[each.name] = globals()[each.name](here)
+            except Exception as error:  # one question that cannot be asked does not silence the others
+                problems[each.name] = f"{type(error).__name__}: {error}"
+    return MachineFacts(here, **answers, problems=problems)
 
 
 def release(here: Hardware) -> str:
@@ -69,8 +85,11 @@ def nvml(here: Hardware) -> Nvml | None:
         return None
     done = subprocess.run(
         [sys.executable, ASK_NVML],
-        capture_output=True, text=True, timeout=NVML_SECONDS, env=os.environ | {"PYTHONSAFEPATH": "1"},
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=NVML_SECONDS,
+        env=os.environ | {"PYTHONSAFEPATH": "1"},
+    )
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         raise OSError(f"NVML cannot be asked: {last}")
@@ -95,13 +114,13 @@ def _who(pid: int) -> dict[str, Any]:
     return {"name": name, "run": run, "mine": pid == os.getpid()}
 
 
-def kernel(here: Hardware) -> Kernel:
+def kernel(here: Hardware) -> NotebookKernel:
     """Only asks a torch that has opened CUDA already: asking another would open it."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
-        return Kernel(cuda=False)
+        return NotebookKernel(cuda=False)
     devices = range(torch.cuda.device_count())
-    return Kernel(
+    return NotebookKernel(
         True, tuple(map(torch.cuda.memory_allocated, devices)), tuple(map(torch.cuda.memory_reserved, devices))
     )
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from labkit.diagnosis.facts import Card, Facts, Process
-from labkit.diagnosis.finding import Finding, detection
+from labkit.diagnosis.detections import Diagnosis, detection
+from labkit.diagnosis.facts import Card, MachineFacts, Process
 from labkit.diagnosis.wsl import is_wsl
 from labkit.record.units import gib
 
@@ -12,7 +12,7 @@ SHOWN = 4
 
 
 @detection
-def others(facts: Facts) -> Finding | None:
+def others(facts: MachineFacts) -> Diagnosis | None:
     """On a GPU that is less than nine tenths free, or that another process computes on."""
     if is_wsl(facts):  # there it is the desktop's share, and NVML cannot tell whose
         return None
@@ -24,7 +24,7 @@ def others(facts: Facts) -> Finding | None:
     ours = f"labkit stop {runs[0]}; " if runs else ""
     hidden = "; this kernel is one of them" if _is_hidden(facts) else ""
     full = any(card.memory and card.free is not None and card.free < MOSTLY_FREE * card.memory for card, _ in busy)
-    return Finding(
+    return Diagnosis(
         "GPUs in use",
         value,
         f"ranks share their memory and their time with these, and may run out of memory{hidden}",
@@ -33,7 +33,7 @@ def others(facts: Facts) -> Finding | None:
     )
 
 
-def _is_hidden(facts: Facts) -> bool:
+def _is_hidden(facts: MachineFacts) -> bool:
     """Whether this process holds CUDA and NVML does not name it: in a container its pid is another one."""
     mine = any(process.mine for card in facts.cards for process in card.processes or ())
     return facts.kernel is not None and facts.kernel.cuda and not mine

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from labkit.diagnosis.finding import LEVELS, Finding, Level
+from labkit.diagnosis.detections import LEVELS, Diagnosis, Level
 from labkit.record.text import escaped, plain
 
 __all__ = ["as_html", "as_text", "headline"]
@@ -22,14 +22,14 @@ MARKS: dict[Level, str] = {"stop": "✖", "warning": "▲", "note": "●", "fine
 TINTS: dict[Level, str] = {"stop": "#e5534b", "warning": "#c9a227", "note": "#2f81f7", "fine": "#2da44e"}
 
 
-def headline(findings: Sequence[Finding]) -> str:
+def headline(findings: Sequence[Diagnosis]) -> str:
     """`1 stop, 2 warnings, 1 note` or that there is nothing to do."""
     counts = [(level, sum(finding.level == level for finding in findings)) for level in LEVELS[:-1]]
     said = [f"{count} {level}{'s' if count > 1 else ''}" for level, count in counts if count]
     return ", ".join(said) or "nothing to do"
 
 
-def as_text(machine: str, findings: Sequence[Finding]) -> str:
+def as_text(machine: str, findings: Sequence[Diagnosis]) -> str:
     """At most COLUMNS wide, except for a word that is longer."""
     width = max(len(finding.what) for finding in findings)
     lines = [*_wrapped(f"{machine}: ", headline(findings), 2)]
@@ -40,7 +40,7 @@ def as_text(machine: str, findings: Sequence[Finding]) -> str:
     return plain("\n".join(lines))
 
 
-def _rows(finding: Finding, width: int) -> Iterator[str]:
+def _rows(finding: Diagnosis, width: int) -> Iterator[str]:
     """A fact in as few lines as it takes, anything else with its reason and its remedy on lines of their own."""
     start, indent = f"  {finding.what:<{width}}  ", width + 4
     if finding.level == "fine":
@@ -54,19 +54,23 @@ def _rows(finding: Finding, width: int) -> Iterator[str]:
         yield from _wrapped(f"{' ' * indent}→ ", finding.todo, indent + 2)
 
 
-def _more(finding: Finding) -> str:
+def _more(finding: Diagnosis) -> str:
     return " → ".join(filter(None, (finding.why, finding.todo)))
 
 
 def _wrapped(start: str, text: str, indent: int) -> list[str]:
     return textwrap.wrap(
-        text, COLUMNS, initial_indent=start, subsequent_indent=" " * indent,
-        break_long_words=False, break_on_hyphens=False,
-    ) or [start.rstrip()]  # fmt: skip
+        text,
+        COLUMNS,
+        initial_indent=start,
+        subsequent_indent=" " * indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    ) or [start.rstrip()]
 
 
-def as_html(machine: str, findings: Sequence[Finding]) -> str:
-    """No script, no address; colour is never the only sign. Facts are folded."""
+def as_html(machine: str, findings: Sequence[Diagnosis]) -> str:
+    """No script, no address; colour is never the only sign. MachineFacts are folded."""
     told = "".join(_told(finding) for finding in findings if finding.level != "fine")
     facts = _facts([finding for finding in findings if finding.level == "fine"])
     return (
@@ -76,7 +80,7 @@ def as_html(machine: str, findings: Sequence[Finding]) -> str:
     )
 
 
-def _told(finding: Finding) -> str:
+def _told(finding: Diagnosis) -> str:
     tint, level = TINTS[finding.level], finding.level
     todo = f"<div>→ {escaped(finding.todo)}</div>" if finding.todo else ""
     why = f'<div style="opacity:.75">{escaped(finding.why)}</div>' if finding.why else ""
@@ -87,7 +91,7 @@ def _told(finding: Finding) -> str:
     )
 
 
-def _facts(findings: Sequence[Finding]) -> str:
+def _facts(findings: Sequence[Diagnosis]) -> str:
     cell = "border:0;padding:1px 14px 1px 0;text-align:left;vertical-align:top"
     rows = "".join(
         f'<tr style="background:none"><td style="{cell};white-space:nowrap;opacity:.75">{escaped(finding.what)}</td>'

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from labkit.diagnosis.facts import Facts
-from labkit.diagnosis.finding import Finding, detection
+from labkit.diagnosis.detections import Diagnosis, detection
+from labkit.diagnosis.facts import MachineFacts
 from labkit.record.units import gib
 
 WINDOWS_DRIVES = ("9p", "drvfs")
@@ -17,13 +17,13 @@ def version_of(release: str) -> int:
 
 
 @detection
-def version(facts: Facts) -> Finding | None:
+def version(facts: MachineFacts) -> Diagnosis | None:
     if not is_wsl(facts) or facts.release is None:
         return None
     number = version_of(facts.release)
     if number == 2:
-        return Finding("WSL", "version 2", "the one with a Linux kernel and the GPU")
-    return Finding(
+        return Diagnosis("WSL", "version 2", "the one with a Linux kernel and the GPU")
+    return Diagnosis(
         "WSL",
         "version 1",
         "it has no Linux kernel and no GPU: CUDA is for WSL2 only",
@@ -33,10 +33,10 @@ def version(facts: Facts) -> Finding | None:
 
 
 @detection
-def memory(facts: Facts) -> Finding | None:
+def memory(facts: MachineFacts) -> Diagnosis | None:
     if not is_wsl2(facts):
         return None
-    return Finding(
+    return Diagnosis(
         "WSL memory",
         gib(facts.hardware.memory),
         "that of WSL's virtual machine, by default half of the computer's",
@@ -46,10 +46,10 @@ def memory(facts: Facts) -> Finding | None:
 
 
 @detection
-def wslconfig(facts: Facts) -> Finding | None:
+def wslconfig(facts: MachineFacts) -> Diagnosis | None:
     if not is_wsl2(facts) or not facts.wslconfig:
         return None
-    return Finding(
+    return Diagnosis(
         ".wslconfig",
         facts.wslconfig,
         "WSL has been seen to ignore it unless it is UTF-8 with lines ending in LF",
@@ -59,12 +59,12 @@ def wslconfig(facts: Facts) -> Finding | None:
 
 
 @detection
-def runs_folder(facts: Facts) -> Finding | None:
+def runs_folder(facts: MachineFacts) -> Diagnosis | None:
     if not is_wsl(facts) or facts.runs_filesystem is None:
         return None
     if facts.runs_filesystem not in WINDOWS_DRIVES:
-        return Finding("runs folder", f"on {facts.runs_filesystem}", "keep it off /mnt/c: writes there are slow")
-    return Finding(
+        return Diagnosis("runs folder", f"on {facts.runs_filesystem}", "keep it off /mnt/c: writes there are slow")
+    return Diagnosis(
         "runs folder",
         f"on a drive of Windows ({facts.runs_filesystem})",
         "writes there are slow, and ranks write their records all the time",
@@ -74,10 +74,10 @@ def runs_folder(facts: Facts) -> Finding | None:
 
 
 @detection
-def pinned_memory(facts: Facts) -> Finding | None:
+def pinned_memory(facts: MachineFacts) -> Diagnosis | None:
     if not is_wsl2(facts) or not facts.hardware.gpus:
         return None
-    return Finding(
+    return Diagnosis(
         "pinned memory",
         "limited",
         "NVIDIA's guide says so of WSL2 and not how much there is",
@@ -87,11 +87,11 @@ def pinned_memory(facts: Facts) -> Finding | None:
 
 
 @detection
-def several_gpus(facts: Facts) -> Finding | None:
+def several_gpus(facts: MachineFacts) -> Diagnosis | None:
     """The ladder of P2P and SHM settings is `links.preflight`'s to tell, once it was climbed."""
     if not is_wsl2(facts) or len(facts.hardware.gpus) < 2 or facts.preflight is not None:
         return None
-    return Finding(
+    return Diagnosis(
         "GPUs in WSL2",
         str(len(facts.hardware.gpus)),
         "NCCL's notes speak of a single GPU in WSL2, failures with two are reported (microsoft/WSL #12467)",
@@ -101,14 +101,14 @@ def several_gpus(facts: Facts) -> Finding | None:
 
 
 @detection
-def desktop(facts: Facts) -> Finding | None:
+def desktop(facts: MachineFacts) -> Diagnosis | None:
     """Which part of a GPU's memory is Windows' own."""
     if not is_wsl2(facts):
         return None
     taken = [c for c in facts.cards if c.memory and c.free is not None and c.free < MOSTLY_FREE * c.memory]
     if not taken:
         return None
-    return Finding(
+    return Diagnosis(
         "GPU memory",
         ", ".join(f"GPU {c.index}: {gib(c.free)} free of {gib(c.memory)}" for c in taken),
         "Windows' desktop and programs share the GPU: ranks have so much less than the planner reckons with",
@@ -118,7 +118,7 @@ def desktop(facts: Facts) -> Finding | None:
 
 
 @detection
-def nvml_gaps(facts: Facts) -> Finding | None:
+def nvml_gaps(facts: MachineFacts) -> Diagnosis | None:
     """Anywhere, but WSL2 is where it is known to happen."""
     gaps = [name for name in READINGS if any(getattr(card, name) is None for card in facts.cards)]
     processes = [card.processes for card in facts.cards]
@@ -126,7 +126,7 @@ def nvml_gaps(facts: Facts) -> Finding | None:
         gaps.append("memory per process")
     if not gaps:
         return None
-    return Finding(
+    return Diagnosis(
         "NVML",
         f"does not tell: {', '.join(gaps)}",
         "the view shows n/a for these; memory per rank comes from inside the ranks and is right",
@@ -135,9 +135,9 @@ def nvml_gaps(facts: Facts) -> Finding | None:
     )
 
 
-def is_wsl(facts: Facts) -> bool:
+def is_wsl(facts: MachineFacts) -> bool:
     return facts.hardware.platform == "wsl2"  # of either version
 
 
-def is_wsl2(facts: Facts) -> bool:
+def is_wsl2(facts: MachineFacts) -> bool:
     return is_wsl(facts) and version_of(facts.release or "") == 2

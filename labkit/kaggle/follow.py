@@ -9,8 +9,8 @@ from labkit.errors import LabError
 from labkit.kaggle.service import Service, Status
 from labkit.record import FINAL_STATES
 from labkit.record.text import plain
-from labkit.view.progress_line import read_progress_line
-from labkit.view.terminal import StatusLine
+from labkit.view.live.progress_line import read_progress_line
+from labkit.view.live.terminal import StatusLine
 
 __all__ = ["follow"]
 

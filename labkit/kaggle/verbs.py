@@ -40,14 +40,20 @@ def add_verbs(parser: argparse.ArgumentParser) -> None:
 
 def _kernel_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("notebook", type=Path)
-    parser.add_argument("-p", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"),
-                        help="a parameter, as papermill sets it")  # fmt: skip
+    parser.add_argument(
+        "-p", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"), help="a parameter, as papermill sets it"
+    )
     parser.add_argument("--internet", action="store_true", help="default: off")
     parser.add_argument(
         "--accelerator", default=TWO_T4, metavar="NAME", help=f"default: {TWO_T4}, which is two; or none"
     )
-    parser.add_argument("--input", action="append", default=[], metavar="KERNEL",
-                        help="USER/ADDRESS of a kernel whose output it reads: to go on from checkpoints")  # fmt: skip
+    parser.add_argument(
+        "--input",
+        action="append",
+        default=[],
+        metavar="KERNEL",
+        help="USER/ADDRESS of a kernel whose output it reads: to go on from checkpoints",
+    )
     parser.add_argument("--user", help="whose kernel it is (default: who is logged in)")
     parser.add_argument("--title", help="its address follows from it (default: labkit and the notebook's name)")
 

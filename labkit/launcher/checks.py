@@ -122,8 +122,10 @@ def check_batch(script: Script, parameters: Mapping[str, Any], ranks: int) -> No
     splits = "accumulate" in options
     if "global_batch_size" not in options or not (splits or is_composed(script)):
         return
-    batch, parts = (parameters.get(name, options[name].default) if name in options else 1
-                    for name in ("global_batch_size", "accumulate"))  # fmt: skip
+    batch, parts = (
+        parameters.get(name, options[name].default) if name in options else 1
+        for name in ("global_batch_size", "accumulate")
+    )
     # Ranks that split one replica share its samples; how many replicas there are only the script knows.
     shares = 1 if SPLITS_REPLICAS.search(str(script)) else ranks
     try:

@@ -25,12 +25,12 @@ from typing import Any
 
 from labkit.errors import LabError, LaunchError
 from labkit.launcher import checks
-from labkit.launcher.agree import conclusion
+from labkit.launcher.causes.conclusion import conclusion
+from labkit.launcher.causes.node_loss import MEETING_SECONDS
+from labkit.launcher.causes.signals import oom_kills
 from labkit.launcher.checkpoint_lock import lock_checkpoints
 from labkit.launcher.hardware import usable_cores
 from labkit.launcher.interface import interface_of, is_loopback, own_address_towards, resolved
-from labkit.launcher.killed import oom_kills
-from labkit.launcher.lost import MEETING_SECONDS
 from labkit.launcher.progress import Progress
 from labkit.launcher.stop import GRACE_SECONDS, SAVING_SECONDS
 from labkit.launcher.supervisor import Supervisor, prepare
@@ -39,7 +39,7 @@ from labkit.record import Identity, Nodes, RunFolder, State, read_state, write_s
 from labkit.record.files import ask_anew
 from labkit.record.folder import NODE_MARKER, read_json, write_json
 from labkit.record.identity import HOST, boot_id, host_name
-from labkit.record.nodes import beat, is_here, last_beat, supervisor_of
+from labkit.record.nodes import beat, is_on_this_host, last_beat, supervisor_of
 
 __all__ = ["main"]
 
@@ -48,7 +48,7 @@ BEAT_SECONDS = 1.0
 # that is opened is asked for anew.
 UNHEARD_SECONDS = 15.0
 # When torchrun has ended here, for a node from which nothing more may come: with that, a shorter silence is telling.
-SILENT_SECONDS = 6.0
+PEER_SILENT_SECONDS = 6.0
 # When another node has ended, ranks here nearly always fail by themselves within seconds, and say more than a TERM.
 OWN_WORDS_SECONDS = 5.0
 # A node may save its checkpoint before it ends, and be slow about it.
@@ -113,7 +113,7 @@ class NodeSupervisor(Supervisor):
         self.address = None
         with suppress(LaunchError):  # said when the others are there to read it
             self.address = own_address_towards(resolved(self.head))
-        self.looks_every = min(max(LOOK_AROUND_SECONDS, len(self.peers) / PEERS_PER_SECOND), SILENT_SECONDS / 2)
+        self.looks_every = min(max(LOOK_AROUND_SECONDS, len(self.peers) / PEERS_PER_SECOND), PEER_SILENT_SECONDS / 2)
         self.looked = 0.0  # when last at the others
         self.bereft: float | None = None  # since when another node is known to have ended
 
@@ -191,7 +191,7 @@ class NodeSupervisor(Supervisor):
 
         On the first node the name of the head is its own, which installers write into /etc/hosts as 127.0.1.1.
         """
-        alone = all(is_here(peer.home) for peer in self.peers.values())
+        alone = all(is_on_this_host(peer.home) for peer in self.peers.values())
         if self.address is None or alone or not is_loopback(self.address):
             return interface_of(self.address or own_address_towards(resolved(self.head)))
         if self.node:
@@ -247,7 +247,7 @@ class NodeSupervisor(Supervisor):
 
     def speak_for_the_dead(self, final: State) -> None:
         """Of those that are left the first writes down the end of those that cannot."""
-        alive = [node for node, peer in self.peers.items() if peer.is_there(SILENT_SECONDS)]
+        alive = [node for node, peer in self.peers.items() if peer.is_there(PEER_SILENT_SECONDS)]
         for node, peer in self.peers.items():
             if node not in alive and self.node <= min([self.node, *alive]) and peer.conclusion() is None:
                 with suppress(OSError):  # a full disk; a run that was deleted stays so
@@ -292,7 +292,7 @@ class _Peer:
 
     def is_over(self) -> bool:
         """Whether nothing more is to be heard of it."""
-        return self._end() is not None or not self.is_there(SILENT_SECONDS)
+        return self._end() is not None or not self.is_there(PEER_SILENT_SECONDS)
 
     def conclusion(self) -> State | None:
         """What it has concluded, if it has."""

@@ -7,9 +7,9 @@ from typing import Any
 
 from labkit.record import RunFolder
 from labkit.record.folder import read_json
-from labkit.record.records import end_record
+from labkit.record.records import Tail, end_record
 
-__all__ = ["Progress"]
+__all__ = ["Progress", "Saving"]
 
 LOOK_SECONDS = 1.0
 # Slow is not stuck: a rank may take this long, and twice its own step time, before anybody is told.
@@ -67,3 +67,20 @@ class Progress:
         working = PATIENCE_SECONDS + 2 * self._step_seconds if self._step_seconds else FIRST_STEP_SECONDS
         patience = {rank: PATIENCE_SECONDS if rank in self._ended else working for rank in idle}
         return {rank: seconds for rank, seconds in idle.items() if seconds > patience[rank]}
+
+
+class Saving:
+    """Follows rank 0 of an attempt, which reports `checkpoint` as "step-8" or as "step 8 not saved: 12 bytes free"."""
+
+    def __init__(self, attempt: RunFolder):
+        self._tail = Tail(attempt.metrics(0))
+        self.failure: str | None = None  # why the newest checkpoint was not saved
+
+    def look(self) -> str | None:
+        """Read what is new; returns `failure`."""
+        for records in self._tail.chunks():
+            for record in records:
+                checkpoint = record.get("checkpoint") if record.get("k") == "report" else None
+                if isinstance(checkpoint, str):
+                    self.failure = checkpoint if " not saved" in checkpoint else None
+        return self.failure

@@ -36,8 +36,18 @@ def main() -> None:
     psutil.cpu_percent()  # the first call only sets the mark
     names = [{k: v for k, v in device().items() if k in ("name", "uuid", "memory_total")} for device in devices]
     memory = psutil.virtual_memory()
-    _write(file, {"k": "meta", "v": 1, "time": time.time(), "host": host, "cores": psutil.cpu_count(),
-                  "memory_total": memory.total, "devices": names})  # fmt: skip
+    _write(
+        file,
+        {
+            "k": "meta",
+            "v": 1,
+            "time": time.time(),
+            "host": host,
+            "cores": psutil.cpu_count(),
+            "memory_total": memory.total,
+            "devices": names,
+        },
+    )
     supervisor, processes = psutil.Process(parent), set[psutil.Process]()
     while os.getppid() == parent:
         time.sleep(PERIOD_SECONDS)

@@ -18,8 +18,8 @@ from typing import Any
 from labkit.errors import RunFolderError, ScriptError
 from labkit.launcher import checks
 from labkit.launcher.checkpoint_lock import lock_checkpoints
+from labkit.launcher.gpu_lock import check_gpus_are_free, gpus_of, launching
 from labkit.launcher.hardware import hardware, platform_name
-from labkit.launcher.holding import check_gpus_are_free, gpus_of, launching
 from labkit.launcher.torchrun import (
     rank_environment,
     recorded_environment,
@@ -31,6 +31,7 @@ from labkit.record import RunFolder, State, runs_root, write_state
 from labkit.record.folder import write_json
 from labkit.record.session import current_folder, seconds_to_train
 from labkit.write import Script, check_flags, command_line, completed, options_of, read_back, script_names
+from labkit.write.launch_options import LaunchOptions
 
 __all__ = ["Asked", "able_to", "check", "checkpoint_arguments", "start", "taken_back_on_failure", "write_folder"]
 
@@ -56,16 +57,9 @@ class Asked:
 
 def start(
     script: Script | str | os.PathLike[str],
-    *,
-    nproc_per_node: int | str,
-    backend: str | None,
-    args: Sequence[Any],
+    options: LaunchOptions,
     parameters: Mapping[str, Any],
-    name: str | None,
-    runs_dir: str | os.PathLike[str] | None,
-    env: Mapping[str, str] | None,
-    retries: int = 0,
-    watchdog: float | None = None,
+    *,
     tied: bool,
     shares_gpus: bool = False,
     ends_with_session: bool = True,
@@ -77,14 +71,14 @@ def start(
     scripts saves and stops before a Kaggle session ends, unless its deadline was given.
     """
     checks.check_torch(platform_name())
-    checks.check_environment(env or {})
-    visible = (env or {}).get("CUDA_VISIBLE_DEVICES")
-    machine = hardware(None if visible is None else str(visible))
-    ranks = checks.check_ranks(nproc_per_node, backend, machine)
-    asked = check(script, args, parameters, ranks, str((env or {}).get("PYTHONPATH", "")))
-    checks.check_interface({**os.environ, **(env or {})}.get("GLOO_SOCKET_IFNAME", ""))
-    checks.check_care(retries, watchdog)
-    folder = RunFolder.create(runs_root(runs_dir), str(name or asked.script.name))
+    checks.check_environment(options.env or {})
+    env = {name: str(value) for name, value in (options.env or {}).items()}
+    machine = hardware(env.get("CUDA_VISIBLE_DEVICES"))
+    ranks = checks.check_ranks(options.nproc_per_node, options.backend, machine)
+    asked = check(script, options.args, parameters, ranks, env.get("PYTHONPATH", ""))
+    checks.check_interface({**os.environ, **env}.get("GLOO_SOCKET_IFNAME", ""))
+    checks.check_care(options.retries, options.watchdog)
+    folder = RunFolder.create(runs_root(options.runs_dir), str(options.name or asked.script.name))
     ending = _session_deadline(asked) if asked.path is None and ends_with_session else {}
     asked = able_to(asked, ending)
     extra = [*command_line(asked.script, ending), *checkpoint_arguments(asked, ending, folder)]
@@ -94,7 +88,7 @@ def start(
         nproc_per_node=ranks,
         cores=machine.cores,
         script_dir=script_folder(asked.path),
-        extra={name: str(value) for name, value in (env or {}).items()},
+        extra=env,
     )
     if ranks > CROWDED * machine.cores and not machine.gpus:
         print(f"{ranks} ranks on {machine.cores} cores: they start one after another, and times will mean little")
@@ -112,8 +106,8 @@ def start(
             "platform": machine.platform,
             "env": recorded_environment(environment),
             "env_dropped": dropped,
-            "retries": retries,
-            "watchdog": watchdog,
+            "retries": options.retries,
+            "watchdog": options.watchdog,
             "gpus": gpus,
         }
         write_folder(folder, asked, [*asked.argv, *extra], lines, manifest)

@@ -21,10 +21,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from labkit.launcher.cause import find_cause
-from labkit.launcher.killed import oom_kills
-from labkit.launcher.progress import Progress
-from labkit.launcher.saving import Saving
+from labkit.launcher.causes.cause import find_cause
+from labkit.launcher.causes.signals import oom_kills
+from labkit.launcher.causes.stuck import look_at
+from labkit.launcher.progress import Progress, Saving
 from labkit.launcher.stop import (
     GRACE_SECONDS,
     SAMPLER,
@@ -34,7 +34,6 @@ from labkit.launcher.stop import (
     sweep,
     terminate,
 )
-from labkit.launcher.stuck import look_at
 from labkit.launcher.torchrun import attempt_command, marked
 from labkit.record import Identity, RunFolder, State, read_state, write_state
 from labkit.record.files import is_deleted

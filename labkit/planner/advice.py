@@ -9,12 +9,12 @@ from typing import Any
 from labkit.planner.alternatives import half_of
 from labkit.planner.candidate import ALIKE, Candidate, fastest, held_by, judged, lacks, when
 from labkit.planner.devices import Device
-from labkit.planner.facts import Facts
-from labkit.planner.inside import between_hosts
-from labkit.planner.largest import largest_micro_batch, largest_model
 from labkit.planner.layout import Layout, layout_of
-from labkit.planner.pace import Pace
+from labkit.planner.model.facts import ModelFacts
+from labkit.planner.networks import between_hosts
+from labkit.planner.scaling import largest_micro_batch, largest_model
 from labkit.planner.search import Search
+from labkit.planner.speed.speed_model import Pace
 from labkit.planner.variants import SUPERSEDED, own_parameters, simplicity, variants
 from labkit.record.peak import Peak
 from labkit.record.units import gib
@@ -40,7 +40,7 @@ class Advice:
 
 def advise(
     script: Script,
-    facts: Facts,
+    facts: ModelFacts,
     device: Device,
     ranks: int,
     parameters: Mapping[str, Any],
@@ -148,9 +148,12 @@ def _as_fast(rows: list[Candidate], best: Candidate) -> list[str]:
     near = [
         row.strategy
         for row in rows
-        if row.step and best.step and _is_comparable(row, best) and row.strategy not in (best.strategy, *SUPERSEDED)
+        if row.step
+        and best.step
+        and _is_comparable(row, best)
+        and row.strategy not in (best.strategy, *SUPERSEDED)
         and row.step.seconds <= ALIKE * best.step.seconds
-    ]  # fmt: skip
+    ]
     return sorted(set(near), key=simplicity)
 
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from labkit.errors import LabError
+from labkit.planner.constraints import refusal
 from labkit.planner.devices import Device
-from labkit.planner.facts import Facts
 from labkit.planner.layout import Layout, able_to, layout_of
-from labkit.planner.memory import UnknownToFormulas, worst
-from labkit.planner.pace import Pace
-from labkit.planner.refusals import refusal
-from labkit.planner.speed import StepTime
+from labkit.planner.memory.peak import UnknownToFormulas, worst
+from labkit.planner.model.facts import ModelFacts
+from labkit.planner.speed.speed_model import Pace
+from labkit.planner.speed.step_time import StepTime
 from labkit.planner.variants import simplicity
 from labkit.record.peak import Peak
 from labkit.record.units import gib
@@ -66,7 +66,7 @@ class Candidate:
         }
 
 
-def evaluate(asked: Candidate, facts: Facts, device: Device, pace: Pace | None = None) -> Candidate:
+def evaluate(asked: Candidate, facts: ModelFacts, device: Device, pace: Pace | None = None) -> Candidate:
     """A candidate with everything that is known of it, its script with the extras that its parameters need. What it
     cannot do is said, not raised."""
     try:

@@ -51,7 +51,7 @@ class Device:
     halves: tuple[str, ...] = ("fp32", "bf16")  # precisions of a device whose speed nobody has written down
 
     @property
-    def is_here(self) -> bool:
+    def is_this_machine(self) -> bool:
         """Whether it is this machine's, and no preset."""
         return self.name.startswith(THIS_MACHINE)
 
@@ -94,25 +94,93 @@ LINKS = {"PCIe 3 x16": 15.75, "PCIe 4 x16": 31.5, "NVLink 2": 150.0, "NVLink 3":
 GBIT_100, GBIT_25 = 12.5, 3.125
 # Memory is what torch sees of it, less than the nominal size: out-of-memory messages in public issues.
 DEVICES: tuple[Device, ...] = (
-    _gpu("T4", 14.74, 8.1, 65, None, 320, "PCIe 3 x16", 2, GBIT_25,
-         "NVIDIA T4 data sheet; memory as Kaggle's and Colab's messages give it"),
-    _gpu("P100", 15.89, 9.3, 18.7, None, 732, "PCIe 3 x16", 1, GBIT_25,
-         "NVIDIA Tesla P100 PCIe 16 GB data sheet", "p10016", "p100pcie16"),
+    _gpu(
+        "T4",
+        14.74,
+        8.1,
+        65,
+        None,
+        320,
+        "PCIe 3 x16",
+        2,
+        GBIT_25,
+        "NVIDIA T4 data sheet; memory as Kaggle's and Colab's messages give it",
+    ),
+    _gpu(
+        "P100",
+        15.89,
+        9.3,
+        18.7,
+        None,
+        732,
+        "PCIe 3 x16",
+        1,
+        GBIT_25,
+        "NVIDIA Tesla P100 PCIe 16 GB data sheet",
+        "p10016",
+        "p100pcie16",
+    ),
     _gpu("L4", 22.16, 30.3, 121, 121, 300, "PCIe 4 x16", 8, GBIT_100, "NVIDIA L4 data sheet"),
     _gpu("A10", 22.06, 31.2, 125, 125, 600, "PCIe 4 x16", 8, GBIT_100, "NVIDIA A10 data sheet"),
     _gpu("V100 16", 15.77, 15.7, 125, None, 900, "NVLink 2", 8, 50, "NVIDIA V100 SXM2 data sheet"),
     _gpu("V100 32", 31.73, 15.7, 125, None, 900, "NVLink 2", 8, 50, "NVIDIA V100 SXM2 data sheet"),
     _gpu("A100 40", 39.39, 19.5, 312, 312, 1555, "NVLink 3", 8, 200, "NVIDIA A100 SXM data sheet"),
     _gpu("A100 80", 79.15, 19.5, 312, 312, 2039, "NVLink 3", 8, 200, "NVIDIA A100 SXM data sheet"),
-    _gpu("H100", 79.1, 67, 989, 989, 3350, "NVLink 4", 8, 400,
-         "NVIDIA H100 SXM data sheet (1,979 TFLOP/s there is with sparsity)", "h10080"),
-    _gpu("H200", 139.7, 67, 989, 989, 4800, "NVLink 4", 8, 400,
-         "NVIDIA H200 SXM data sheet (1,979 TFLOP/s there is with sparsity)", "h200141"),
-    _gpu("RTX 3090", 23.69, 35.6, 71, 71, 936, "PCIe 4 x16", 2, GBIT_25,
-         "NVIDIA GA102 white paper (FP16 Tensor with FP32 accumulate)", "3090", "rtx309024"),
-    _gpu("RTX 4090", 23.64, 82.6, 165.2, 165.2, 1008, "PCIe 4 x16", 2, GBIT_25,
-         "NVIDIA Ada white paper (FP16 Tensor with FP32 accumulate)", "4090", "rtx409024"),
-)  # fmt: skip
+    _gpu(
+        "H100",
+        79.1,
+        67,
+        989,
+        989,
+        3350,
+        "NVLink 4",
+        8,
+        400,
+        "NVIDIA H100 SXM data sheet (1,979 TFLOP/s there is with sparsity)",
+        "h10080",
+    ),
+    _gpu(
+        "H200",
+        139.7,
+        67,
+        989,
+        989,
+        4800,
+        "NVLink 4",
+        8,
+        400,
+        "NVIDIA H200 SXM data sheet (1,979 TFLOP/s there is with sparsity)",
+        "h200141",
+    ),
+    _gpu(
+        "RTX 3090",
+        23.69,
+        35.6,
+        71,
+        71,
+        936,
+        "PCIe 4 x16",
+        2,
+        GBIT_25,
+        "NVIDIA GA102 white paper (FP16 Tensor with FP32 accumulate)",
+        "3090",
+        "rtx309024",
+    ),
+    _gpu(
+        "RTX 4090",
+        23.64,
+        82.6,
+        165.2,
+        165.2,
+        1008,
+        "PCIe 4 x16",
+        2,
+        GBIT_25,
+        "NVIDIA Ada white paper (FP16 Tensor with FP32 accumulate)",
+        "4090",
+        "rtx409024",
+    ),
+)
 
 
 def device_named(name: str | None) -> Device:
@@ -146,10 +214,19 @@ def this_machine(here: Hardware) -> Device:
     """The devices that ranks would use here. A GPU's speed is that of the preset it is, if it is one."""
     if not here.gpus:
         return Device(
-            THIS_MACHINE, here.memory, here.memory_available, {}, None, None, "shared memory of the CPU",
-            max(1, here.cores), GBIT_25 * 1e9, "asked of the operating system", shared=True,
+            THIS_MACHINE,
+            here.memory,
+            here.memory_available,
+            {},
+            None,
+            None,
+            "shared memory of the CPU",
+            max(1, here.cores),
+            GBIT_25 * 1e9,
+            "asked of the operating system",
+            shared=True,
             outside=OUTSIDE_TENSORS_ON_CPU,
-        )  # fmt: skip
+        )
     gpu = min(here.gpus, key=lambda each: each.memory)
     like = _preset(gpu.name)
     return Device(

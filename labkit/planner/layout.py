@@ -16,9 +16,23 @@ __all__ = ["Layout", "able_to", "check_contract", "layout_of", "options_of_strat
 
 # What the planner calls of a script.
 CALLED = {
-    "parse_args", "Model", "load_datasets", "collate", "outputs_of", "count_of", "loss_of", "map_tensors", "blocks_of",
-    "make_mesh", "parallelize", "make_optimizer", "half_of", "in_precision", "change_layers", "forward_backward",
-}  # fmt: skip
+    "parse_args",
+    "Model",
+    "load_datasets",
+    "collate",
+    "outputs_of",
+    "count_of",
+    "loss_of",
+    "map_tensors",
+    "blocks_of",
+    "make_mesh",
+    "parallelize",
+    "make_optimizer",
+    "half_of",
+    "in_precision",
+    "change_layers",
+    "forward_backward",
+}
 
 SCHEDULES_THERE_AND_BACK = ("ZBVZeroBubble", "DualPipeV")
 SCHEDULES_LOOPED = ("Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble")

@@ -9,21 +9,33 @@ lie side by side: as many of them leave a host at the same time, and share its n
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
 from math import isfinite
 
 from labkit.errors import LaunchError
+from labkit.planner.devices import Device
+from labkit.planner.layout import Layout
 
-__all__ = ["NETWORK_SHARE", "PRESETS", "Hosts", "bandwidth_of"]
+__all__ = ["NETWORK_SHARE", "PRESETS", "Hosts", "bandwidth_of", "between_hosts"]
 
 # Of a network's line rate that collectives reach: about 0.9 over InfiniBand and less over sockets. Assumed.
 NETWORK_SHARE = 0.8
 # Gbit/s of one adapter, one way: IEEE 802.3, and the InfiniBand Trade Association's road map for four lanes
 PRESETS = {
-    "1GbE": 1, "10GbE": 10, "25GbE": 25, "40GbE": 40, "100GbE": 100, "200GbE": 200, "400GbE": 400,
-    "InfiniBand EDR": 100, "InfiniBand HDR": 200, "InfiniBand NDR": 400, "InfiniBand XDR": 800,
-}  # fmt: skip
+    "1GbE": 1,
+    "10GbE": 10,
+    "25GbE": 25,
+    "40GbE": 40,
+    "100GbE": 100,
+    "200GbE": 200,
+    "400GbE": 400,
+    "InfiniBand EDR": 100,
+    "InfiniBand HDR": 200,
+    "InfiniBand NDR": 400,
+    "InfiniBand XDR": 800,
+}
 
 
 @dataclass(frozen=True)
@@ -68,3 +80,42 @@ def bandwidth_of(network: str | float) -> float:
 def _plain(name: str) -> str:
     """ "InfiniBand-NDR" is "infinibandndr", "100 GbE" is "100gbe"."""
     return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def between_hosts(layout: Layout, device: Device) -> Iterator[str]:
+    """Sentences; none for one host."""
+    if device.nodes < 2:
+        return
+    hosts, axes = Hosts(device.box, device.network), _axes(layout)
+    found: dict[bool, list[str]] = {False: [], True: []}
+    for name, (size, stride) in axes.items():
+        found[hosts.cross(size, stride, layout.ranks)].append(f"{name} ({size})")
+    said = [
+        f"{', '.join(names)} {'go between hosts' if crosses else 'stay inside a host'}"
+        for crosses, names in found.items()
+        if names
+    ]
+    if said:
+        yield f"Groups of ranks: {'; '.join(said)} ({device.network * 8 / 1e9:,.0f} Gbit/s a host)."
+    if "tensor" in axes and hosts.cross(*axes["tensor"], layout.ranks):
+        yield (
+            "Tensor ranks talk in every layer: keep them inside a host, with hybrid and a tensor axis that divides "
+            f"its {device.box} ranks."
+        )
+    if layout.strategy == "fsdp" and "copies" not in axes and device.box > 1:
+        yield (
+            f"replicas={device.nodes} keeps the gathers inside a host: between hosts go only gradients, of which each "
+            f"rank has a share; a rank then holds 1/{device.box} of the states, not 1/{layout.ranks}."
+        )
+
+
+def _axes(layout: Layout) -> dict[str, tuple[int, int]]:
+    """(ranks of a group, how far apart they are) by the mesh's axis, those that are in use."""
+    copies = layout.data // layout.shards if layout.strategy == "fsdp" else 1
+    axes = {
+        "tensor": (layout.tensor, 1),
+        "shards" if layout.shards > 1 else "data": (layout.data // copies, layout.tensor),
+        "copies": (copies, layout.data // copies * layout.tensor),
+        "pipeline": (layout.pipeline, layout.data * layout.tensor),
+    }
+    return {name: axis for name, axis in axes.items() if axis[0] > 1}

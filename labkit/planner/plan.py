@@ -15,25 +15,25 @@ from labkit.errors import LaunchError
 from labkit.launcher.hardware import hardware
 from labkit.planner.advice import Advice, advise
 from labkit.planner.candidate import unfit
-from labkit.planner.child import Unplannable, asking
-from labkit.planner.curves import break_even_curve, scaling_curves
+from labkit.planner.constraints import refusal
 from labkit.planner.devices import Device, devices_named
-from labkit.planner.facts import Facts, facts_of
 from labkit.planner.layout import Layout, able_to, layout_of
-from labkit.planner.memory import UnknownToFormulas, variant_of, worst
-from labkit.planner.memory import peak as peak_of
+from labkit.planner.memory.peak import UnknownToFormulas, variant_of, worst
+from labkit.planner.memory.peak import peak as peak_of
+from labkit.planner.model.child import Unplannable, asking
+from labkit.planner.model.facts import ModelFacts, facts_of
+from labkit.planner.model.rehearsal import rehearse
+from labkit.planner.model.sizes import states_alone
 from labkit.planner.networks import bandwidth_of
-from labkit.planner.outlook import bar_of
-from labkit.planner.pace import Pace, measure_pace
-from labkit.planner.refusals import refusal
-from labkit.planner.rehearsal import rehearse
-from labkit.planner.sizing import states_alone
-from labkit.planner.speed import StepTime
+from labkit.planner.overview import bar_of
+from labkit.planner.scaling import break_even_curve, scaling_curves
+from labkit.planner.speed.speed_model import Pace, measure_pace
+from labkit.planner.speed.step_time import StepTime
 from labkit.record.peak import Peak
 from labkit.record.units import gib
-from labkit.view.bars import Bar
-from labkit.view.images import as_image
-from labkit.view.plan_figures import break_even, memory_planned, scaling_planned
+from labkit.view.charts.bars import Bar
+from labkit.view.charts.images import as_image
+from labkit.view.charts.plan_figures import break_even, memory_planned, scaling_planned
 from labkit.view.plan_tables import plan_html, plan_text
 from labkit.write import Script, script_names
 
@@ -94,7 +94,7 @@ def plan(
             else:
                 problems.append(f"{what}: {why}")
 
-    if measure and not kind.is_here:
+    if measure and not kind.is_this_machine:
         problems.append(f"nothing was measured: {kind.name} is not here, its data sheet is all there is")
     with asking() as threads:
         precisions = [variant_of(layout).precision]
@@ -114,7 +114,7 @@ def plan(
         rank = max(peaks, key=lambda each: peaks[each].bytes, default=rank or 0) if rank is None else rank
         rehearsed, advice, states = peaks.get(rank), None, None
         if facts:
-            if measure and kind.is_here:  # while ranks are timed nothing else may run
+            if measure and kind.is_this_machine:  # while ranks are timed nothing else may run
                 measure_pace(script, ranks // kind.nodes, parameters, again=False, nodes=kind.nodes)
             alone = rehearsed if facts.layers or not formulas else None
             pace = Pace(script, facts, kind, ranks, parameters)
@@ -138,9 +138,20 @@ def plan(
         problems.append(f"rehearsed {gib(rehearsed.bytes)} with what is offloaded to the host, so only formulas count")
         rehearsed = None
     return Plan(
-        script, path, ranks, parameters, kind, layout, rank, facts, formulas, rehearsed, states, advice,
+        script,
+        path,
+        ranks,
+        parameters,
+        kind,
+        layout,
+        rank,
+        facts,
+        formulas,
+        rehearsed,
+        states,
+        advice,
         tuple(problems),
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True)
@@ -159,7 +170,7 @@ class Plan:
     device: Device
     layout: Layout
     rank: int
-    facts: Facts | None
+    facts: ModelFacts | None
     formulas: Peak | None
     rehearsed: Peak | None
     states: Mapping[str, int] | None
@@ -272,7 +283,7 @@ class Plan:
 
     def _told(self) -> tuple[list[str], list[dict[str, str]], list[str]]:
         verdict = list(self.advice.sentences) if self.advice else []
-        if self.advice and self.step is None and self.device.is_here:
+        if self.advice and self.step is None and self.device.is_this_machine:
             verdict.append("How fast a step is here, labkit.plan(…, measure=True) or --measure finds out.")
         if not self.peaks:
             verdict = [f"{problem}." for problem in self.problems] + verdict
@@ -309,7 +320,7 @@ def _ranks(asked: Any, devices: int | None, kind: Device) -> int:
         return devices or hardware().default_ranks
     if isinstance(asked, bool) or not isinstance(asked, int) or not 1 <= asked <= MOST_RANKS:
         raise LaunchError(f"nproc_per_node must be 'auto' or a whole number from 1 to {MOST_RANKS:,}, got {asked!r}")
-    here = kind.box if kind.is_here and not kind.shared else None
+    here = kind.box if kind.is_this_machine and not kind.shared else None
     if (most := devices or here) and asked > most:
         raise LaunchError(f"{asked} ranks need {asked} devices; {most} x {kind.name} are planned for")
     return asked
@@ -327,7 +338,7 @@ def _on_hosts(nodes: Any, each: int, kind: Device, network: Any) -> tuple[int, D
     return nodes * each, replace(kind, nodes=nodes, box=each, network=joined)
 
 
-def _disagreement(facts: Facts, formulas: Peak, rehearsed: Peak) -> list[str]:
+def _disagreement(facts: ModelFacts, formulas: Peak, rehearsed: Peak) -> list[str]:
     """What to say when the two ways are too far apart for both to be right."""
     if abs(formulas.bytes / rehearsed.bytes - 1) <= AGREEING:
         return []

@@ -9,8 +9,8 @@ from typing import Any
 from labkit.planner.alternatives import BOX, remedies, ways
 from labkit.planner.candidate import Candidate, evaluate, fastest
 from labkit.planner.devices import Device
-from labkit.planner.facts import Facts
-from labkit.planner.pace import Pace
+from labkit.planner.model.facts import ModelFacts
+from labkit.planner.speed.speed_model import Pace
 from labkit.write import Script
 
 __all__ = ["Search"]
@@ -24,7 +24,7 @@ class Search:
     """Every strategy's script with one model on one device."""
 
     scripts: Mapping[str, Script]
-    facts: Facts
+    facts: ModelFacts
     device: Device
     pace: Pace | None
 
@@ -44,8 +44,9 @@ class Search:
         ranks."""
         if asked.layout is None or asked.peak is None:
             return []
-        parts = [(name, (value, word)) for more, word in remedies(asked.layout, self.device)
-                 for name, value in more.items()]  # fmt: skip
+        parts = [
+            (name, (value, word)) for more, word in remedies(asked.layout, self.device) for name, value in more.items()
+        ]
         if one := _quickest(asked, (self._with(asked, asked.ranks, {name: part}) for name, part in parts)):
             return [one]
         every = dict(parts)  # of an option's values the last

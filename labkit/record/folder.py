@@ -38,7 +38,7 @@ RESERVE_BYTES = 256 << 10
 RUN_ID = re.compile(r"\d{8}T\d{6}Z-.+-[0-9a-f]{4}")
 LAUNCHING_SECONDS = 60.0  # within which a launch has written run.json
 # A checkpoint that has not grown for this long is not being saved any more.
-SAVING_SECONDS = 5.0
+FRESH_SECONDS = 5.0
 
 
 class RunFolder:
@@ -132,7 +132,7 @@ class RunFolder:
         now = time.time()
         try:
             return any(
-                now - max(p.stat().st_mtime for p in [beside, *beside.iterdir()]) < SAVING_SECONDS
+                now - max(p.stat().st_mtime for p in [beside, *beside.iterdir()]) < FRESH_SECONDS
                 for beside in self.checkpoint_folder().glob("step-*.tmp")
             )
         except OSError:  # renamed while we looked: committed
@@ -160,9 +160,7 @@ class RunFolder:
         """`run.json`. Raises RunFolderError when it is missing or not ours."""
         manifest = read_json(self.manifest)
         if not isinstance(manifest, dict) or manifest.get("format") != 1:
-            raise RunFolderError(plain(
-                f"{self.path} is not a run folder this labkit can read: {_format_of(manifest)}"
-            ))  # fmt: skip
+            raise RunFolderError(plain(f"{self.path} is not a run folder this labkit can read: {_format_of(manifest)}"))
         return _sound(manifest, self)
 
     def launched(self) -> float | None:
@@ -217,10 +215,12 @@ def check_root(root: Path) -> None:
 
 
 def _no_root(root: Path, why: str) -> RunFolderError:
-    return RunFolderError(plain(
-        f"runs cannot be kept in {root}: {why}. "
-        "Give a folder you can write to with runs_dir=… or the LABKIT_RUNS environment variable"
-    ))  # fmt: skip
+    return RunFolderError(
+        plain(
+            f"runs cannot be kept in {root}: {why}. "
+            "Give a folder you can write to with runs_dir=… or the LABKIT_RUNS environment variable"
+        )
+    )
 
 
 def _format_of(manifest: Any) -> str:

@@ -19,10 +19,10 @@ from labkit.record.records import finite
 if TYPE_CHECKING:
     from labkit.record.state import State
 
-__all__ = ["Nodes", "beat", "heard_nodes", "is_here", "is_heard", "last_beat", "merged"]
+__all__ = ["Nodes", "beat", "heard_nodes", "is_on_this_host", "is_heard", "last_beat", "merged"]
 
 # A reader on another machine compares clocks; they may differ, and a shared file system shows changes late.
-SILENT_SECONDS = 60.0
+LOST_SECONDS = 60.0
 BEAT_BYTES = 512  # always the same, written in place
 WORST_FIRST = ("failed", "stopped", "lost", "succeeded")
 
@@ -104,7 +104,7 @@ def supervisor_of(node: RunFolder) -> Identity | None:
     return Identity.read(agent.get("supervisor")) if isinstance(agent, dict) else None
 
 
-def is_here(node: RunFolder) -> bool:
+def is_on_this_host(node: RunFolder) -> bool:
     """Whether a node's processes are among those that can be seen from here."""
     identity = supervisor_of(node)
     return identity is not None and identity.boot == boot_id()
@@ -115,7 +115,7 @@ def is_heard(node: RunFolder) -> bool:
     identity, said = supervisor_of(node), last_beat(node)
     if identity is not None and identity.boot == boot_id():
         return identity.is_alive()
-    return said is not None and time.time() - said["time"] < SILENT_SECONDS
+    return said is not None and time.time() - said["time"] < LOST_SECONDS
 
 
 def heard_nodes(folder: RunFolder) -> list[str]:

@@ -26,8 +26,20 @@ FIRST_STEPS = 2
 SERIES = ("loss", "step_seconds", "own_seconds", "throughput", "memory", "reserved")
 OWN = ("input", "forward", "optimizer")
 # Every row has these, whether or not anything was recorded.
-COLUMNS = ("rank", "attempt", "step", "time", "samples", *PHASES, "loss", "steps", "step_seconds", "step_seconds_min",
-           "step_seconds_max", "throughput")  # fmt: skip
+COLUMNS = (
+    "rank",
+    "attempt",
+    "step",
+    "time",
+    "samples",
+    *PHASES,
+    "loss",
+    "steps",
+    "step_seconds",
+    "step_seconds_min",
+    "step_seconds_max",
+    "throughput",
+)
 PASSED = "as passed to backward()"
 
 

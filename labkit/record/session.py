@@ -28,7 +28,7 @@ SESSION_SECONDS = 12 * 3600.0  # CPU and GPU sessions, says Kaggle's documentati
 TPU_SESSION_SECONDS = 9 * 3600.0
 # Where libtpu finds the chips of a TPU's own machine; of Kaggle's not seen by us.
 TPU_FILES = (Path("/dev/accel0"), Path("/dev/vfio/0"))
-SAVING_SECONDS = 1800.0  # kept for checkpoints, the cells that follow and Kaggle's own saving
+KEPT_FREE_SECONDS = 1800.0  # kept for checkpoints, the cells that follow and Kaggle's own saving
 
 
 def is_session() -> bool:
@@ -100,4 +100,4 @@ def seconds_to_train() -> float | None:
 
 def before_saving(left: float) -> float | None:
     """Of so many seconds until the end those that a training may take; None when it is over."""
-    return max(left - SAVING_SECONDS, left / 2) if left > 0 else None
+    return max(left - KEPT_FREE_SECONDS, left / 2) if left > 0 else None

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import sqrt
+from statistics import mean, variance
 from typing import TYPE_CHECKING, Any
 
 from labkit.errors import LabError
@@ -12,16 +14,20 @@ from labkit.record import Nodes, RankHistory, RunFolder, RunReader, find_run, re
 from labkit.record.records import finite, number
 from labkit.record.text import escaped, plain
 from labkit.view import words
-from labkit.view.figures import runs_together, scaling
-from labkit.view.images import as_image
-from labkit.view.noise import findings, is_tested, tested_name
-from labkit.view.svg import COLOURS
+from labkit.view.charts.images import as_image
+from labkit.view.charts.run_figures import runs_together, scaling
+from labkit.view.charts.svg import COLOURS
 
 if TYPE_CHECKING:
     import pandas as pd
     from plotly.graph_objects import Figure
 
-__all__ = ["Comparison", "compare"]
+__all__ = ["Comparison", "compare", "findings", "is_tested", "tested_name"]
+
+
+FIGURES = {"training_seconds": "training time", "throughput": "samples/s", "memory_peak": "peak memory"}
+TIMES_NOISE = 2.0
+LONGEST_NAME = 40
 
 
 def compare(runs: Sequence[Any]) -> Comparison:
@@ -216,3 +222,57 @@ class Comparison:
             f'height:auto" font-family="system-ui,sans-serif" font-size="11" fill="currentColor" role="img" '
             f'aria-label="training time and state held per rank">{"".join(parts)}</svg>'
         )
+
+
+def findings(summaries: Sequence[dict[str, Any]]) -> list[str]:
+    """Sentences, when at least one run was repeated; the first runs are what others are measured against.
+
+    Repeats are runs of the same script text, arguments and number of ranks. The noise is the standard deviation
+    within repeats, pooled over all groups that have any; a difference of means counts when it is larger than twice its
+    standard error.
+    """
+    groups: dict[Any, list[dict[str, Any]]] = {}
+    for summary in summaries:
+        if summary["state"] == "succeeded":
+            groups.setdefault(summary["recipe"], []).append(summary)
+    if len(groups) < 2 or all(len(group) < 2 for group in groups.values()):
+        return []
+    base, *others = groups.values()
+    tested = {name: tested_name(name) for summary in summaries for name in summary if is_tested(name)}
+    return [
+        finding
+        for other in others
+        for figure, name in (FIGURES | tested).items()
+        if (finding := _difference(figure, name, base, other, groups.values()))
+    ]
+
+
+def is_tested(name: str) -> bool:
+    """Whether a reported value is a measurement on the test set."""
+    return name.startswith("test_") and name != "test_samples"
+
+
+def tested_name(name: str) -> str:
+    """`test accuracy`"""
+    return plain(" ".join(name.replace("_", " ").split()))[:LONGEST_NAME]
+
+
+def _difference(figure: str, label: str, base: list[dict[str, Any]], other: list[dict[str, Any]], groups: Any) -> str:
+    values = [[v for s in group if (v := finite(s.get(figure))) is not None] for group in groups]
+    ours, theirs = ([v for s in group if (v := finite(s.get(figure))) is not None] for group in (base, other))
+    degrees = sum(len(group) - 1 for group in values if len(group) > 1)
+    if not degrees or not ours or not theirs or not mean(ours):
+        return ""
+    noise = sqrt(sum(variance(group) * (len(group) - 1) for group in values if len(group) > 1) / degrees)
+    change, error = mean(theirs) - mean(ours), noise * sqrt(1 / len(ours) + 1 / len(theirs))
+    real = abs(change) > TIMES_NOISE * error
+    name, against = _name(other), _name(base)
+    size = f"{change / mean(ours):+.1%}, repeats differ by {noise / mean(ours):.1%}"
+    verdict = "more than noise" if real else "within the noise"
+    return f"{label} of {name} against {against}: {size}: {verdict}"
+
+
+def _name(group: list[dict[str, Any]]) -> str:
+    first, runs = group[0], f"{len(group)} run{'' if len(group) == 1 else 's'}"
+    nodes = f" on {first['nodes']} nodes" if first["nodes"] > 1 else ""
+    return f"{first['script']} on {first['ranks']} ranks{nodes} ({runs})"

@@ -8,8 +8,8 @@ from labkit.record.peak import CATEGORIES, Peak
 from labkit.record.text import escaped, plain
 from labkit.record.units import gib
 from labkit.view import words
-from labkit.view.bars import Bar, bars, key
-from labkit.view.tables import grid
+from labkit.view.charts.bars import Bar, bars, key
+from labkit.view.live.tables import grid
 
 __all__ = ["aligned", "band", "memory_rows", "percent_off", "plan_html", "plan_text"]
 

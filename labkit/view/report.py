@@ -16,13 +16,13 @@ from labkit.errors import LabError
 from labkit.record import RunFolder, RunReader, State, read_state
 from labkit.record.files import read_text
 from labkit.record.text import escaped
-from labkit.view.bands import MANY, columns
-from labkit.view.by_host import by_host, ranges
-from labkit.view.figures import memory_by_category, over_time
-from labkit.view.images import as_image
-from labkit.view.log_tail import tail_of_log
-from labkit.view.page import run_charts, run_html, run_text
-from labkit.view.svg import Chart
+from labkit.view.charts.bands import MANY, columns
+from labkit.view.charts.images import as_image
+from labkit.view.charts.run_figures import memory_by_category, over_time
+from labkit.view.charts.svg import Chart
+from labkit.view.live.by_host import by_host, ranges
+from labkit.view.live.log_tail import tail_of_log
+from labkit.view.live.page import run_charts, run_html, run_text
 from labkit.view.timeline import Timeline
 
 __all__ = ["static_bundle", "write_report"]

@@ -13,10 +13,10 @@ from labkit.record import RunFolder
 from labkit.record.intervals import intersection, total, union
 from labkit.record.spans import COMMUNICATION, COMPUTE, WAITING, Span, read_spans
 from labkit.record.text import plain
-from labkit.view.images import as_image
+from labkit.view.charts.images import as_image
+from labkit.view.charts.timeline_figures import animated, still
+from labkit.view.charts.timeline_picture import picture
 from labkit.view.plan_tables import aligned
-from labkit.view.timeline_figures import animated, still
-from labkit.view.timeline_picture import picture
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -13,8 +13,20 @@ from labkit.record.units import gib
 __all__ = ["gib", "headline", "progress", "quantity", "reported", "seconds", "throughput", "together"]
 
 # Reported values that are shown elsewhere, or that describe the run rather than measure it.
-NOT_MEASURED = {"step", "epoch", "loss", "total_steps", "start_step", "steps_per_epoch", "parameters", "data_ranks",
-                "train_samples", "test_samples", "epoch_seconds", "training_seconds"}  # fmt: skip
+NOT_MEASURED = {
+    "step",
+    "epoch",
+    "loss",
+    "total_steps",
+    "start_step",
+    "steps_per_epoch",
+    "parameters",
+    "data_ranks",
+    "train_samples",
+    "test_samples",
+    "epoch_seconds",
+    "training_seconds",
+}
 SHOWN_VALUES = 12
 LONGEST_NAME = 40
 

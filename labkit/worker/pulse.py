@@ -28,8 +28,19 @@ BEAT_SECONDS = 1.0
 LINE_BYTES = 512  # always the same, written in place: the file never grows and is never half written
 KEPT_COLLECTIVES = 64  # before the oldest that has not completed
 DUMPS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")  # gloo's, and NCCL's; private
-COLLECTIVE_FIELDS = ("process_group", "ranks", "collective_seq_id", "p2p_seq_id", "is_p2p", "profiling_name",
-                     "input_sizes", "input_dtypes", "retired", "state", "time_created_ns")  # fmt: skip
+COLLECTIVE_FIELDS = (
+    "process_group",
+    "ranks",
+    "collective_seq_id",
+    "p2p_seq_id",
+    "is_p2p",
+    "profiling_name",
+    "input_sizes",
+    "input_dtypes",
+    "retired",
+    "state",
+    "time_created_ns",
+)
 
 
 class Pulse:

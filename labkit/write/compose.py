@@ -155,8 +155,10 @@ def _composed(folder: Path, strategy: str, extras: tuple[str, ...], task: str) -
 def _named(parts: Library, kind: str, name: str) -> Part:
     kinds = {"strategy": parts.strategies, "extra": parts.extras, "task": parts.tasks}
     if not isinstance(name, str):
-        raise ScriptError(f"{_article(kind)} is given by its name, such as {next(iter(kinds[kind]))!r}; got {name!r}. "
-                          "Cells of your own go into with_cells(…)")  # fmt: skip
+        raise ScriptError(
+            f"{_article(kind)} is given by its name, such as {next(iter(kinds[kind]))!r}; got {name!r}. "
+            "Cells of your own go into with_cells(…)"
+        )
     if found := kinds[kind].get(name):
         return found
     for other, those in kinds.items():

@@ -164,8 +164,10 @@ def _parameters_of(value: Any) -> ast.arguments | None:
         signature = inspect.signature(value)
     except (TypeError, ValueError):
         return None
-    bare = [p.replace(annotation=p.empty, default=p.empty if p.default is p.empty else None)
-            for p in signature.parameters.values()]  # fmt: skip
+    bare = [
+        p.replace(annotation=p.empty, default=p.empty if p.default is p.empty else None)
+        for p in signature.parameters.values()
+    ]
     text = str(signature.replace(parameters=bare, return_annotation=signature.empty))
     function = ast.parse(f"def f{text}: pass").body[0]
     return function.args if isinstance(function, Function) else None

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.errors import ScriptError
 from labkit.write.compose import is_composed, library, strategy_of, strategy_titles
+from labkit.write.launch_options import LaunchOptions
 
 if TYPE_CHECKING:
     from labkit.write.compose import Part
@@ -30,10 +31,6 @@ __all__ = [
     "read_back",
     "unknown_flags",
 ]
-
-# What launch itself takes, for the nearest name of a mistyped one.
-LAUNCH_NAMES = ("nproc_per_node", "backend", "args", "name", "runs_dir", "env", "retries", "watchdog", "wait", "detach",
-                "trace_memory", "profile")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -170,7 +167,7 @@ def _unknown(script: Script, name: str, options: Mapping[str, Option]) -> str:
             f"{script.name}.py takes no parameter {name!r}; the extra {extras[name]} has it: compose a script with "
             f"it, Script.load({strategy_of(script) or 'single'!r}, {extras[name]!r})"
         )
-    names = [*options, *extras, *LAUNCH_NAMES]
+    names = [*options, *extras, *LaunchOptions.names()]
     close = [n for n in names if n[:5] == name[:5]] or difflib.get_close_matches(name, names, n=1)
     of_extra = f", of the extra {extras[close[0]]}" if close and close[0] in extras else ""
     hint = f"; did you mean {close[0]!r}{of_extra}?" if close else "."

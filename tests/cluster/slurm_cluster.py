@@ -87,9 +87,12 @@ class Cluster:
 
     def __enter__(self) -> Cluster:
         self._keeper = subprocess.Popen(
-            [sys.executable, __file__, str(self.folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            [sys.executable, __file__, str(self.folder)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
             start_new_session=True,
-        )  # fmt: skip
+        )
         assert self._keeper.stdout
         said = self._keeper.stdout.readline().strip()
         if said != "ready":
@@ -207,10 +210,17 @@ def start(folder: Path, bridge: str, die_with_us) -> None:
     run("ip", "link", "set", bridge, "up")
     nodes = "\n".join(f"NodeName={n} NodeAddr={a} CPUs=4 RealMemory=4096 State=UNKNOWN" for n, a in addresses.items())
     conf = folder / "slurm.conf"
-    conf.write_text(CONF.format(
-        host=socket.gethostname(), network=network, folder=folder, nodes=nodes, names=",".join(NODES),
-        controller_port=free_port(), node_port=NODE_PORT,
-    ))  # fmt: skip
+    conf.write_text(
+        CONF.format(
+            host=socket.gethostname(),
+            network=network,
+            folder=folder,
+            nodes=nodes,
+            names=",".join(NODES),
+            controller_port=free_port(),
+            node_port=NODE_PORT,
+        )
+    )
     (folder / "hosts").write_text("127.0.0.1 localhost\n" + "".join(f"{a} {n}\n" for n, a in addresses.items()))
     (folder / "state").mkdir()
     for name in NODES:

@@ -16,8 +16,9 @@ from conftest import SCRIPTS, marked_processes
 from faults.scene import last_step, read, wait_until
 
 import labkit
-from labkit.launcher.several import create, node_command
+from labkit.launcher.multinode import create, node_command
 from labkit.record import Nodes, RunFolder, RunReader, read_state
+from labkit.write.launch_options import LaunchOptions
 
 FAULTY = SCRIPTS / "faulty.py"
 SHARED_MACHINE = 2
@@ -30,7 +31,7 @@ class Pair:
     def __init__(self, begin=(0, 1), nproc_per_node=1, script=FAULTY, **parameters):
         nodes = Nodes(2, nproc_per_node, ("localhost", "localhost"))
         self.port = free_port()
-        self.folder = create(script, nodes, address="127.0.0.1", port=self.port, parameters=parameters)
+        self.folder = create(script, nodes, LaunchOptions(), parameters, address="127.0.0.1", port=self.port)
         self.processes = {}
         for node in begin:
             self.begin(node)

@@ -71,11 +71,23 @@ class PlainJob:
         self.cluster, self.output, self.checkpoints = cluster, folder / "out.txt", folder / "checkpoints"
         file = folder / "job.sbatch"
         program = [str(SCRIPT.write(folder / "train.py")), "--checkpoint-dir", str(self.checkpoints), *args]
-        file.write_text(sbatch_text(LaunchFile(
-            name=name, nodes=Nodes(2, 1), time=time, cwd=str(folder), output=str(self.output), python=sys.executable,
-            program=program, checkpoints=str(self.checkpoints), cpus_per_task=1, saving_seconds=SAVING_SECONDS,
-            setup="srun true",  # a step of its own: the ranks' is not always the first
-        )))  # fmt: skip
+        file.write_text(
+            sbatch_text(
+                LaunchFile(
+                    name=name,
+                    nodes=Nodes(2, 1),
+                    time=time,
+                    cwd=str(folder),
+                    output=str(self.output),
+                    python=sys.executable,
+                    program=program,
+                    checkpoints=str(self.checkpoints),
+                    cpus_per_task=1,
+                    saving_seconds=SAVING_SECONDS,
+                    setup="srun true",  # a step of its own: the ranks' is not always the first
+                )
+            )
+        )
         done = subprocess.run(["sbatch", "--parsable", file], capture_output=True, text=True, cwd="/")
         assert done.returncode == 0, done.stderr
         self.id = done.stdout.strip()
@@ -306,18 +318,21 @@ def test_a_node_that_does_not_see_the_run_folder_says_so(cluster, runs_dir):
             run.wait(timeout=50)
 
 
-@pytest.mark.parametrize(("options", "words"), [
-    ({"partition": "nope"}, "sbatch refused the job: invalid partition specified: nope"),
-    ({"time": "soon"}, "is no time limit of Slurm's"),
-    ({"time": "00:00:20", "script": "ddp"}, "over before the job could save"),
-    ({"gpus_per_node": 2}, r"Invalid generic resource \(gres\) specification"),
-    ({"nodes": 0}, "nodes must be a whole number, at least 1; got 0"),
-    ({"nproc_per_node": "auto"}, "Slurm tells of no GPUs"),
-    ({"options": ["qos=high"]}, "no option of sbatch"),
-    ({"retries": 2}, "leave retries out"),
-    ({"wait": True}, "wait is launch's"),
-    ({"to": "kubernetes"}, "labkit export"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"partition": "nope"}, "sbatch refused the job: invalid partition specified: nope"),
+        ({"time": "soon"}, "is no time limit of Slurm's"),
+        ({"time": "00:00:20", "script": "ddp"}, "over before the job could save"),
+        ({"gpus_per_node": 2}, r"Invalid generic resource \(gres\) specification"),
+        ({"nodes": 0}, "nodes must be a whole number, at least 1; got 0"),
+        ({"nproc_per_node": "auto"}, "Slurm tells of no GPUs"),
+        ({"options": ["qos=high"]}, "is not an sbatch option"),
+        ({"retries": 2}, "leave retries out"),
+        ({"wait": True}, "wait is an option of launch"),
+        ({"to": "kubernetes"}, "docs/examples"),
+    ],
+)
 def test_what_cannot_be_submitted_is_refused_and_leaves_no_run(options, words):
     with pytest.raises(labkit.LaunchError, match=words):
         submit(**{"script": FAULTS / "faulty.py", **options})
@@ -330,8 +345,11 @@ def test_the_file_that_is_printed_can_be_submitted_by_hand(cluster, tmp_path):
     command = [sys.executable, "-m", "labkit.cli", "slurm", "print", str(FAULTS / "faulty.py")]
     printed = subprocess.run(
         [*command, *options, "--", "--steps", "5"],
-        capture_output=True, text=True, check=True, cwd=tmp_path,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tmp_path,
+    )
     run = labkit.attach("latest")
     assert printed.stdout == run.folder.launch_file.read_text()
     assert f"labkit attach {run.id}" in printed.stderr

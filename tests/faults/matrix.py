@@ -36,8 +36,9 @@ FAULTS = [
     Fault("I1m", "an exception whose __str__ raises", "mute", r"^rank 1 failed: .*Mute: <exception str\(\) failed>"),
     Fault("I2", "two ranks raise, differently", "both", r"the (first|second).*also failed: .*the (first|second)", None),
     Fault("I3", "SIGKILL", "sigkill", r"^rank 1 was killed \(SIGKILL\).*memory.* last seen at step \d", ranks=(2, 4)),
-    Fault("I3w", "SIGKILL with DataLoader workers", "sigkill", r"^rank 1 was killed \(SIGKILL\)",
-          args=("--workers", "2")),
+    Fault(
+        "I3w", "SIGKILL with DataLoader workers", "sigkill", r"^rank 1 was killed \(SIGKILL\)", args=("--workers", "2")
+    ),
     Fault("I4", "out of memory (RLIMIT_AS)", "memory", r"^rank 1 ran out of host memory: .* line \d+\); it held up to"),
     Fault("I5", "SIGSEGV", "sigsegv", r"^rank 1 was killed \(SIGSEGV\) \(faulty.py line \d+\)"),
     Fault("I5a", "SIGABRT", "sigabrt", r"^rank 1 was killed \(SIGABRT\) \(faulty.py line \d+\)"),
@@ -47,13 +48,22 @@ FAULTS = [
     Fault("I6m", "sys.exit with a message", "message", r"^rank 1 stopped: the data folder is empty"),
     Fault("I6v", "os._exit(0)", "vanish", r"^rank 1 ended without a word \(os._exit\?\)", ranks=(2, 4)),
     Fault("I6q", "os._exit(3)", "quit", r"^rank 1 exited with 3"),
-    Fault("I7", "one rank hangs, to the group's time limit", "hang",
-          r"^rank 1 stopped answering.*rank 1 has not entered"
-          r" `all_reduce` #5.*`time.sleep\(600\)`; rank 0 is at step 4, waits in `all_reduce`"),
-    Fault("I9", "another collective", "collective",
-          r"^the ranks disagree: as collective #5 rank 0 called all_reduce\(Float \[8\]\), "
-          r"rank 1 called broadcast\(Float \[8\]\)", None),
+    Fault(
+        "I7",
+        "one rank hangs, to the group's time limit",
+        "hang",
+        r"^rank 1 stopped answering.*rank 1 has not entered"
+        r" `all_reduce` #5.*`time.sleep\(600\)`; rank 0 is at step 4, waits in `all_reduce`",
+    ),
+    Fault(
+        "I9",
+        "another collective",
+        "collective",
+        r"^the ranks disagree: as collective #5 rank 0 called all_reduce\(Float \[8\]\), "
+        r"rank 1 called broadcast\(Float \[8\]\)",
+        None,
+    ),
     Fault("I9s", "another shape", "shape", r"SIGABRT\) in `all_reduce`.*data size doesn't match expected size", None),
     Fault("I9d", "another dtype", "dtype", r"SIGABRT\) in `all_reduce`.*data size doesn't match expected size", None),
     Fault("I9n", "one collective more", "count", r"ended at step 20 .* call one collective more\?$", None),
-]  # fmt: skip
+]

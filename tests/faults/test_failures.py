@@ -13,7 +13,7 @@ from conftest import SCRIPTS, marked_processes
 
 import labkit
 from labkit import RankFailedError, Script
-from labkit.launcher import killed
+from labkit.launcher.causes import signals
 from labkit.launcher.stop import processes_of
 from labkit.record import Identity, RunFolder
 
@@ -175,16 +175,19 @@ def test_a_killed_supervisor_takes_the_run_with_it_and_the_run_reads_as_lost():
     assert run.stop().state == "lost"
 
 
-@pytest.mark.parametrize(("before", "now", "says"), [
-    (3, 3, "by another process, not by labkit"),
-    (3, 4, "by the system, because memory ran out"),
-    (None, 4, "probably, because memory ran out"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("before", "now", "says"),
+    [
+        (3, 3, "by another process, not by labkit"),
+        (3, 4, "by the system, because memory ran out"),
+        (None, 4, "probably, because memory ran out"),
+    ],
+)
 def test_who_sent_a_kill_is_told_from_the_systems_count(tmp_path, monkeypatch, before, now, says):
     folder = RunFolder(tmp_path)
     folder.agent.write_text(json.dumps({"oom_kills": before}))
-    monkeypatch.setattr(killed, "oom_kills", lambda: now)
-    assert says in killed._killer(folder)[0]
+    monkeypatch.setattr(signals, "oom_kills", lambda: now)
+    assert says in signals._killer(folder)[0]
 
 
 def test_a_rank_killed_from_outside_is_named():

@@ -37,10 +37,11 @@ TWINS = (
 def each(cases: dict[str, Any]) -> list[Any]:
     """One parameter of a test for each; those that are nearly another only in the soak."""
     return [
-        pytest.param(*(case if isinstance(case, tuple) else (case,)), id=name,
-                     marks=[pytest.mark.soak] if name in TWINS else [])
+        pytest.param(
+            *(case if isinstance(case, tuple) else (case,)), id=name, marks=[pytest.mark.soak] if name in TWINS else []
+        )
         for name, case in cases.items()
-    ]  # fmt: skip
+    ]
 
 
 def launched(tmp_path: Path, script: str, *, ranks: int = 1) -> labkit.Run:
@@ -120,7 +121,7 @@ LAST_WORDS = {
     "_exit": ("print('the licence has expired', file=sys.stderr)\n    os._exit(3)", "^rank 1 exited with 3.*licence"),
     "_exit without a word": ("os._exit(3)", "^rank 1 exited with 3"),
     "TERM": ("os.kill(os.getpid(), signal.SIGTERM)\n    time.sleep(60)", "^rank 1 was killed .SIGTERM."),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("last", "says"), each(LAST_WORDS))

@@ -80,8 +80,11 @@ def test_labkit_opens_no_port_and_a_stopped_run_leaves_none() -> None:
     supervisor = psutil.Process(int(json.loads(run.folder.agent.read_text())["supervisor"]["pid"]))
     assert not supervisor.net_connections()
     ranks = {p.pid for p in processes_of(run.folder)}
-    opened = {c.laddr.port: c.pid for c in psutil.net_connections("tcp")
-              if c.status == psutil.CONN_LISTEN and c.laddr.port not in before}  # fmt: skip
+    opened = {
+        c.laddr.port: c.pid
+        for c in psutil.net_connections("tcp")
+        if c.status == psutil.CONN_LISTEN and c.laddr.port not in before
+    }
     assert opened  # torchrun's own stores
     assert set(opened.values()) <= ranks | {None}
     assert os.getpid() not in opened.values()

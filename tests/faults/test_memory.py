@@ -78,12 +78,15 @@ def test_a_simulated_cuda_error_says_what_held_the_memory_and_can_be_caught_as_t
 NCCL = "NCCL error in: …, unhandled cuda error\\nLast error:\\nCuda failure 2 'out of memory'"
 
 
-@pytest.mark.parametrize(("raising", "memory"), [
-    ("raise RuntimeError('CUDA error: out of memory')", "device"),
-    ("raise RuntimeError('CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`')", "device"),
-    (f'raise torch.distributed.DistBackendError("{NCCL}")', "device"),
-    ("def pin_memory():\n    raise RuntimeError('CUDA error: out of memory')\n\npin_memory()", "host"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("raising", "memory"),
+    [
+        ("raise RuntimeError('CUDA error: out of memory')", "device"),
+        ("raise RuntimeError('CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`')", "device"),
+        (f'raise torch.distributed.DistBackendError("{NCCL}")', "device"),
+        ("def pin_memory():\n    raise RuntimeError('CUDA error: out of memory')\n\npin_memory()", "host"),
+    ],
+)
 def test_simulated_cuda_errors_for_want_of_memory_in_other_words(raising: str, memory: str, tmp_path: Path) -> None:
     (script := tmp_path / "train.py").write_text(f"import torch\nimport torch.distributed\n\n{raising}\n")
 

@@ -51,12 +51,16 @@ def assert_kernel_ended(kernel: psutil.Process) -> None:
     assert not alive
 
 
-@pytest.mark.parametrize(("end", "codes", "why"), [
-    ("kernel", range(1, 256), GONE),
-    (signal.SIGINT, range(1, 256), STOPPED),
-    pytest.param(signal.SIGTERM, [-signal.SIGTERM], GONE, marks=pytest.mark.soak),
-    pytest.param(signal.SIGKILL, [-signal.SIGKILL], GONE, marks=pytest.mark.soak),
-], ids=["kernel killed", "INT", "TERM", "KILL"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("end", "codes", "why"),
+    [
+        ("kernel", range(1, 256), GONE),
+        (signal.SIGINT, range(1, 256), STOPPED),
+        pytest.param(signal.SIGTERM, [-signal.SIGTERM], GONE, marks=pytest.mark.soak),
+        pytest.param(signal.SIGKILL, [-signal.SIGKILL], GONE, marks=pytest.mark.soak),
+    ],
+    ids=["kernel killed", "INT", "TERM", "KILL"],
+)
 def test_a_training_ends_with_papermill_or_its_kernel(end, codes, why, papermill, tmp_path) -> None:
     process = papermill([LAUNCH, "print('not reached')"])
     folder = wait_for_step(the_run())

@@ -55,10 +55,15 @@ def innocent() -> Iterator[subprocess.Popen]:
 # --- a run that goes on
 
 
-@pytest.mark.parametrize(("fault", "grace", "killed"), [
-    ("deaf", None, 2), ("grandchild", None, 1), ("deaf", 0, 1),
-    *(pytest.param(fault, 0, 1, marks=pytest.mark.soak) for fault in ("none", "grandchild")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("fault", "grace", "killed"),
+    [
+        ("deaf", None, 2),
+        ("grandchild", None, 1),
+        ("deaf", 0, 1),
+        *(pytest.param(fault, 0, 1, marks=pytest.mark.soak) for fault in ("none", "grandchild")),
+    ],
+)
 def test_stop_ends_every_process_and_says_how_many_it_had_to_kill(fault, grace, killed, capfd) -> None:
     run = launch(fault=fault, at=2)
     folder = wait_for_step(run, 4)

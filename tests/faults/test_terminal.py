@@ -118,11 +118,17 @@ def launched(*options: str) -> list[str]:
     return [*LAUNCH, "--", "--steps", str(ENDLESS), *options]
 
 
-@pytest.mark.parametrize(("presses", "apart", "fault"), [
-    (1, 0.0, "none"), (3, 0.7, "deaf"),
-    *(pytest.param(*more, marks=pytest.mark.soak) for more in
-      ((3, 0.0, "none"), (1, 0.0, "deaf"), (3, 0.7, "none"), (3, 0.0, "deaf"))),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("presses", "apart", "fault"),
+    [
+        (1, 0.0, "none"),
+        (3, 0.7, "deaf"),
+        *(
+            pytest.param(*more, marks=pytest.mark.soak)
+            for more in ((3, 0.0, "none"), (1, 0.0, "deaf"), (3, 0.7, "none"), (3, 0.0, "deaf"))
+        ),
+    ],
+)
 def test_ctrl_c_stops_the_run_however_often_it_is_pressed(presses, apart, fault, terminal) -> None:
     window = terminal(*launched("--fault", fault))
     folder = wait_for_step(the_run())

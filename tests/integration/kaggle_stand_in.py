@@ -73,8 +73,12 @@ class StandIn:
         self.log, self.status = [], "RUNNING"
         self.process = subprocess.Popen(
             [*papermill, "__notebook__.ipynb", "__notebook__.ipynb"],
-            cwd=self.working, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
+            cwd=self.working,
+            env=env,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
         with self.process.stdout as said:
             self.log.extend(said)
         self.status, self.message = ("ERROR", "the notebook failed") if self.process.wait() else ("COMPLETE", "")

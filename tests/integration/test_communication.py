@@ -8,7 +8,7 @@ import pytest
 
 import labkit
 from labkit.record import RunReader
-from labkit.view.verdict import verdict
+from labkit.view.live.verdict import verdict
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 

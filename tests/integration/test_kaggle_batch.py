@@ -18,7 +18,7 @@ import pytest
 import labkit
 from labkit.cli import main
 from labkit.kaggle.wheel import wheel
-from labkit.view.progress_line import read_progress_line
+from labkit.view.live.progress_line import read_progress_line
 
 pytestmark = [pytest.mark.kaggle, pytest.mark.timeout(900)]
 
@@ -202,9 +202,12 @@ def test_launch_and_parity_hold_with_kaggles_torch(session, tmp_path) -> None:
     env = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "LABKIT_RUNS")}
 
     done = subprocess.run(
-        [session.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests], cwd=ROOT, env=env,
-        capture_output=True, text=True,
-    )  # fmt: skip
+        [session.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests],
+        cwd=ROOT,
+        env=env,
+        capture_output=True,
+        text=True,
+    )
 
     print(done.stdout[-3000:])
     assert done.returncode == 0

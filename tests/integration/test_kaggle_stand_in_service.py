@@ -20,7 +20,7 @@ from labkit.cli import main
 from labkit.kaggle import follow
 from labkit.record import RunFolder, State, write_state
 from labkit.record.folder import write_json
-from labkit.view.progress_line import read_progress_line
+from labkit.view.live.progress_line import read_progress_line
 
 KERNEL = "me/labkit-small"
 

@@ -204,8 +204,12 @@ def test_nothing_outlives_a_killed_papermill(tmp_path, runs_dir):
     book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(LAUNCH)])
     book.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
     nbformat.write(book, tmp_path / "in.ipynb")
-    process = subprocess.Popen([sys.executable, "-m", "papermill", "--no-progress-bar", "in.ipynb", "out.ipynb"],
-                               cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
+    process = subprocess.Popen(
+        [sys.executable, "-m", "papermill", "--no-progress-bar", "in.ipynb", "out.ipynb"],
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     run = wait_for_steps()
     process.kill()
     process.wait()

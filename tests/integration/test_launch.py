@@ -109,10 +109,13 @@ def test_a_plain_ddp_loop_is_seen_without_a_line_of_ours():
     assert (metrics["rss"] > 0).all()
 
 
-@pytest.mark.parametrize(("script", "steps", "says"), [
-    ("with_accelerate.py", 20, "accelerate done on 2 processes"),
-    ("with_lightning.py", 20, "lightning done after 20 steps"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("script", "steps", "says"),
+    [
+        ("with_accelerate.py", 20, "accelerate done on 2 processes"),
+        ("with_lightning.py", 20, "lightning done after 20 steps"),
+    ],
+)
 def test_frameworks_on_torch_are_seen_unchanged(script, steps, says):
     run = labkit.launch(SCRIPTS / script, nproc_per_node=2)
     metrics = run.metrics()
@@ -189,27 +192,30 @@ def test_the_loss_is_computed_in_full_precision_under_bf16():
     assert not all(representable)
 
 
-@pytest.mark.parametrize(("arguments", "error", "says"), [
-    ({"script": "fdsp"}, ScriptError, "did you mean 'fsdp'"),
-    ({"script": "missing.py"}, ScriptError, "script not found"),
-    ({"nproc_per_node": 0}, LaunchError, "at least 1, got 0"),
-    ({"nproc_per_node": -1}, LaunchError, "at least 1, got -1"),
-    ({"nproc_per_node": "two"}, LaunchError, "got 'two'"),
-    ({"nproc_per_node": 2, "backend": "nccl"}, LaunchError, "needs a GPU"),
-    ({"stepz": 3}, ScriptError, "did you mean 'steps'? It takes: epochs, steps"),
-    ({"args": ["--stepz", "3"]}, ScriptError, "takes no parameter 'stepz'"),
-    ({"precision": "fp8"}, ScriptError, "must be one of fp32, fp16, bf16, fp64"),
-    ({"steps": "many"}, ScriptError, "must be a whole number"),
-    ({"nproc_per_node": 3, "global_batch_size": 64}, LaunchError, "63 or 66"),
-    ({"args": "--steps 3"}, LaunchError, "args must be a list"),
-    ({"args": ["x" * 200_000]}, LaunchError, "cannot be handed to a process"),
-    ({"env": {"A=B": "1"}}, LaunchError, "no name of an environment variable"),
-    ({"env": {"A": "1\0"}}, LaunchError, "no NUL byte"),
-    ({"nprocs": 2}, ScriptError, "did you mean 'nproc_per_node'"),
-    ({"script": 3}, ScriptError, "got 3"),
-    ({"args": ["--global-batch-size=33"]}, LaunchError, "32 or 34"),
-    ({"runs_dir": "/proc/nowhere"}, LabError, "runs cannot be kept in /proc/nowhere"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("arguments", "error", "says"),
+    [
+        ({"script": "fdsp"}, ScriptError, "did you mean 'fsdp'"),
+        ({"script": "missing.py"}, ScriptError, "script not found"),
+        ({"nproc_per_node": 0}, LaunchError, "at least 1, got 0"),
+        ({"nproc_per_node": -1}, LaunchError, "at least 1, got -1"),
+        ({"nproc_per_node": "two"}, LaunchError, "got 'two'"),
+        ({"nproc_per_node": 2, "backend": "nccl"}, LaunchError, "needs a GPU"),
+        ({"stepz": 3}, ScriptError, "did you mean 'steps'? It takes: epochs, steps"),
+        ({"args": ["--stepz", "3"]}, ScriptError, "takes no parameter 'stepz'"),
+        ({"precision": "fp8"}, ScriptError, "must be one of fp32, fp16, bf16, fp64"),
+        ({"steps": "many"}, ScriptError, "must be a whole number"),
+        ({"nproc_per_node": 3, "global_batch_size": 64}, LaunchError, "63 or 66"),
+        ({"args": "--steps 3"}, LaunchError, "args must be a list"),
+        ({"args": ["x" * 200_000]}, LaunchError, "cannot be handed to a process"),
+        ({"env": {"A=B": "1"}}, LaunchError, "no name of an environment variable"),
+        ({"env": {"A": "1\0"}}, LaunchError, "no NUL byte"),
+        ({"nprocs": 2}, ScriptError, "did you mean 'nproc_per_node'"),
+        ({"script": 3}, ScriptError, "got 3"),
+        ({"args": ["--global-batch-size=33"]}, LaunchError, "32 or 34"),
+        ({"runs_dir": "/proc/nowhere"}, LabError, "runs cannot be kept in /proc/nowhere"),
+    ],
+)
 def test_bad_input_is_refused_before_anything_exists(arguments, error, says, runs_dir):
     with pytest.raises(error) as raised:
         labkit.launch(arguments.pop("script", "ddp"), **arguments)

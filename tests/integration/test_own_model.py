@@ -32,9 +32,19 @@ def test_a_resnet_with_batch_norm_trains_on_folders_of_pictures(strategy, worker
         model=make_resnet, optimizer=sgd
     )
 
-    run = labkit.launch(script, nproc_per_node=2, data_dir=pictures, global_batch_size=12, steps=40, lr=0.02,
-                        validate_every=20, best="accuracy", checkpoint_dir=tmp_path / "kept", workers=workers,
-                        wait=True)  # fmt: skip
+    run = labkit.launch(
+        script,
+        nproc_per_node=2,
+        data_dir=pictures,
+        global_batch_size=12,
+        steps=40,
+        lr=0.02,
+        validate_every=20,
+        best="accuracy",
+        checkpoint_dir=tmp_path / "kept",
+        workers=workers,
+        wait=True,
+    )
 
     metrics = run.metrics()
     validated = metrics.dropna(subset=["test_accuracy"]).groupby("step")["test_accuracy"].first()

@@ -24,8 +24,10 @@ def test_a_step_of_ddp_is_forward_backward_and_the_optimizer_with_two_buckets_on
     for rank in (0, 1):
         for step in timeline.steps:
             spans = [s for s in timeline.spans if (s.rank, s.step) == (rank, step)]
-            begins = {kind: min(s.start for s in spans if s.kind == kind) for kind in
-                      ("input", "forward", "backward", "optimizer")}  # fmt: skip
+            begins = {
+                kind: min(s.start for s in spans if s.kind == kind)
+                for kind in ("input", "forward", "backward", "optimizer")
+            }
             assert list(begins) == sorted(begins, key=begins.get)
             reduced = sorted(s.start for s in spans if s.kind == "all_reduce")
             assert len(reduced) == 1 + 2  # the count of predictions, the two buckets of 3.5 MB of parameters
@@ -41,10 +43,13 @@ def test_a_step_of_ddp_is_forward_backward_and_the_optimizer_with_two_buckets_on
     assert {shape.fillrule for shape in timeline.animation().layout.shapes} == {"nonzero"}
 
 
-@pytest.mark.parametrize(("schedule", "kinds"), [
-    pytest.param("1F1B", {"forward", "backward"}, marks=pytest.mark.soak),  # lab 08 draws it
-    ("InterleavedZeroBubble", {"forward", "backward", "weights"}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("schedule", "kinds"),
+    [
+        pytest.param("1F1B", {"forward", "backward"}, marks=pytest.mark.soak),  # lab 08 draws it
+        ("InterleavedZeroBubble", {"forward", "backward", "weights"}),
+    ],
+)
 def test_every_chunk_of_a_pipeline_is_there_once(schedule, kinds):
     timeline = profiled("pipeline", accumulate=4, schedule=schedule)
 

@@ -20,37 +20,90 @@ TWICE = 'model.replace("return self.unembed(", "self.twice = [p * 1 for p in sel
 # (lab, text in one of its cells, what stands there instead, a claim that must be named)
 BROKEN = [
     ("02_collectives", "mine += arrived", "mine.copy_(arrived)", "ring: largest difference"),
-    ("03_ddp", "with model.no_sync() if quiet and number < parts else nullcontext():", "with nullcontext():",
-     "bytes in an accumulated step with no_sync"),
-    ("04_input_pipeline", "self.rank * worker.num_workers + worker.id, self.ranks * worker.num_workers",
-     "worker.id, worker.num_workers", "stream by worker and rank: times a sample comes"),
-    ("05_mixed_precision", "        return DistributedDataParallel(model)", "        return model",
-     "ddp, fp16: ranks that see the overflow of one"),
-    ("06_memory", 'labkit.launch(plans["ddp"], steps=4, env=env)',
-     f'labkit.launch(scripts["ddp"].with_cells(model={TWICE}), nproc_per_node=N, steps=4, env=env, trace_memory=True, '
-     "**options)", "DDP: peak"),
+    (
+        "03_ddp",
+        "with model.no_sync() if quiet and number < parts else nullcontext():",
+        "with nullcontext():",
+        "bytes in an accumulated step with no_sync",
+    ),
+    (
+        "04_input_pipeline",
+        "self.rank * worker.num_workers + worker.id, self.ranks * worker.num_workers",
+        "worker.id, worker.num_workers",
+        "stream by worker and rank: times a sample comes",
+    ),
+    (
+        "05_mixed_precision",
+        "        return DistributedDataParallel(model)",
+        "        return model",
+        "ddp, fp16: ranks that see the overflow of one",
+    ),
+    (
+        "06_memory",
+        'labkit.launch(plans["ddp"], steps=4, env=env)',
+        f'labkit.launch(scripts["ddp"].with_cells(model={TWICE}), nproc_per_node=N, steps=4, env=env, '
+        "trace_memory=True, **options)",
+        "DDP: peak",
+    ),
     ("07_fsdp", '"never": False}', '"never": True}', "never: all-gathers"),
-    ("08_pipeline", "get_schedule_class(name)(", 'get_schedule_class(name if v > 1 else "GPipe")(',
-     "1F1B: ranks that hold as many micro-batches as predicted"),
-    ("09_tensor_parallel", 'with_cells(data=text.replace("2**20", "2**17")) for',
-     f'with_cells(data=text.replace("2**20", "2**17"), **({{}} if name == "single" else dict({PARTIAL}))) for', "loss"),
-    ("10_meshes", "loaded.with_cells(**cells), Script", 'loaded.with_cells(**cells, strategy=loaded.cells["strategy"]'
-     '.text.replace("reshard_after_forward=False", "reshard_after_forward=True")), Script', "all_gather"),
-    ("11_checkpoints", 'script = with_notes("fsdp")\n',
-     'script = with_notes("fsdp").with_cells(main=Script.load("fsdp").cells["main"].text.replace("divmod(step, '
-     'per_epoch)", "(step // per_epoch, 0)"))\n', "trained on once"),
-    ("12_which_strategy", "steps=STEPS, trace_memory=True", 'steps=STEPS, precision="bf16", trace_memory=True',
-     "fsdp: sent by all ranks in a step"),
-    ("13_profiling", 'if os.environ["RANK"] == str(TIMES["slow_rank"]):', 'if TIMES["slow_rank"] >= 0:',
-     "dawdler: the rank that labkit names"),
-    ("14_when_it_breaks", 'changed(sound, "train", "            dist.barrier()", "                dist.barrier()")',
-     "sound", "hang: rank that called barrier"),
+    (
+        "08_pipeline",
+        "get_schedule_class(name)(",
+        'get_schedule_class(name if v > 1 else "GPipe")(',
+        "1F1B: ranks that hold as many micro-batches as predicted",
+    ),
+    (
+        "09_tensor_parallel",
+        'with_cells(data=text.replace("2**20", "2**17")) for',
+        f'with_cells(data=text.replace("2**20", "2**17"), **({{}} if name == "single" else dict({PARTIAL}))) for',
+        "loss",
+    ),
+    (
+        "10_meshes",
+        "loaded.with_cells(**cells), Script",
+        'loaded.with_cells(**cells, strategy=loaded.cells["strategy"]'
+        '.text.replace("reshard_after_forward=False", "reshard_after_forward=True")), Script',
+        "all_gather",
+    ),
+    (
+        "11_checkpoints",
+        'script = with_notes("fsdp")\n',
+        'script = with_notes("fsdp").with_cells(main=Script.load("fsdp").cells["main"].text.replace("divmod(step, '
+        'per_epoch)", "(step // per_epoch, 0)"))\n',
+        "trained on once",
+    ),
+    (
+        "12_which_strategy",
+        "steps=STEPS, trace_memory=True",
+        'steps=STEPS, precision="bf16", trace_memory=True',
+        "fsdp: sent by all ranks in a step",
+    ),
+    (
+        "13_profiling",
+        'if os.environ["RANK"] == str(TIMES["slow_rank"]):',
+        'if TIMES["slow_rank"] >= 0:',
+        "dawdler: the rank that labkit names",
+    ),
+    (
+        "14_when_it_breaks",
+        'changed(sound, "train", "            dist.barrier()", "                dist.barrier()")',
+        "sound",
+        "hang: rank that called barrier",
+    ),
     ("15_your_own_model", "    random.manual_seed(0)", "    random.seed()", "loss"),
-    ("16_kaggle", 'shutil.copytree(working[0] / "checkpoints", working[1] / "checkpoints")',
-     '(working[1] / "checkpoints").mkdir()', "session 2"),
-    ("17_cluster", 'name="two-nodes", wait=True, **options)', 'name="two-nodes", wait=True, **options, seed=1)',
-     "two nodes: largest difference of a loss"),
-]  # fmt: skip
+    (
+        "16_kaggle",
+        'shutil.copytree(working[0] / "checkpoints", working[1] / "checkpoints")',
+        '(working[1] / "checkpoints").mkdir()',
+        "session 2",
+    ),
+    (
+        "17_cluster",
+        'name="two-nodes", wait=True, **options)',
+        'name="two-nodes", wait=True, **options, seed=1)',
+        "two nodes: largest difference of a loss",
+    ),
+]
 QUICK = "02_collectives"  # the others take minutes together: make soak
 
 

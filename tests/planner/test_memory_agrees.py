@@ -6,11 +6,11 @@ import pytest
 from strategies.matrix import CNN, IMAGES, MLP
 
 from labkit import Script
-from labkit.planner.facts import Variant, facts_of
 from labkit.planner.layout import layout_of
-from labkit.planner.memory import peak
-from labkit.planner.rehearsal import rehearse
-from labkit.planner.textbook import block_activations
+from labkit.planner.memory.peak import peak
+from labkit.planner.memory.textbook import block_activations
+from labkit.planner.model.facts import Variant, facts_of
+from labkit.planner.model.rehearsal import rehearse
 
 WIDE = MLP.replace("width=64, layers=4", "width=512, layers=4")
 

@@ -13,9 +13,9 @@ from strategies.matrix import IMAGES
 
 import labkit
 from labkit import Script
-from labkit.planner import refusals
-from labkit.planner.memory import worst
-from labkit.planner.rehearsal import rehearse
+from labkit.planner import constraints
+from labkit.planner.memory.peak import worst
+from labkit.planner.model.rehearsal import rehearse
 from labkit.write import script_names
 
 DDP = Script.load("ddp")
@@ -50,8 +50,10 @@ def test_a_plan_is_written_before_the_run_and_stands_beside_what_it_measures(run
 
 def test_a_plan_for_hosts_is_one_for_all_their_ranks_and_is_launched_on_none_of_them():
     asked = {"device": "A100 40", "global_batch_size": 64}
-    one, four = (labkit.plan("fsdp", **asked, **more) for more in
-                 ({"nproc_per_node": 16}, {"nproc_per_node": 4, "nodes": 4, "network": "1GbE"}))  # fmt: skip
+    one, four = (
+        labkit.plan("fsdp", **asked, **more)
+        for more in ({"nproc_per_node": 16}, {"nproc_per_node": 4, "nodes": 4, "network": "1GbE"})
+    )
 
     assert four.peaks == one.peaks
     assert four.step.seconds > 5 * one.step.seconds
@@ -151,19 +153,25 @@ def test_what_cannot_be_is_refused_with_what_to_do(script, options, message):
 
 
 def test_a_pipeline_of_a_single_micro_batch_is_planned_where_torch_would_train_it(monkeypatch):
-    monkeypatch.setattr(refusals, "version", lambda package: "2.11.0")
+    monkeypatch.setattr(constraints, "version", lambda package: "2.11.0")
     assert labkit.plan("pipeline", nproc_per_node=2, device="T4").fits
 
-    monkeypatch.setattr(refusals, "version", lambda package: "2.10.0+cu128")
+    monkeypatch.setattr(constraints, "version", lambda package: "2.10.0+cu128")
     with pytest.raises(labkit.LaunchError, match="GPipe on 2 ranks needs 2 micro-batches or more; accumulate is 1"):
         labkit.plan("pipeline", nproc_per_node=2, device="T4")
 
 
 def test_options_of_extras_are_planned_as_they_are_launched():
     plan = labkit.plan(
-        "fsdp", nproc_per_node=2, device="2xT4", global_batch_size=16,
-        precision="fp16", accumulate=2, activation_checkpointing=True, reshard_after_forward="never",
-    )  # fmt: skip
+        "fsdp",
+        nproc_per_node=2,
+        device="2xT4",
+        global_batch_size=16,
+        precision="fp16",
+        accumulate=2,
+        activation_checkpointing=True,
+        reshard_after_forward="never",
+    )
 
     assert (plan.layout.accumulate, plan.layout.precision, plan.layout.activation_checkpointing) == (2, "fp16", True)
     assert plan.layout.options["reshard_after_forward"] == "never"
@@ -234,8 +242,10 @@ def test_a_model_whose_layers_are_no_chain_is_one_unit_and_its_rehearsal_counts(
 
 def test_selective_checkpointing_holds_what_is_between_all_and_nothing():
     some = labkit.plan("ddp", nproc_per_node=2, device="2xT4", global_batch_size=16, selective_checkpointing=True)
-    every, none = (worst(some.facts, replace(some.layout, selective=False, activation_checkpointing=recomputed))[1]
-                   for recomputed in (False, True))  # fmt: skip
+    every, none = (
+        worst(some.facts, replace(some.layout, selective=False, activation_checkpointing=recomputed))[1]
+        for recomputed in (False, True)
+    )
 
     assert some.formulas is None
     assert some.fits

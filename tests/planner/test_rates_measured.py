@@ -7,13 +7,13 @@ import pytest
 import labkit
 from labkit import Script
 from labkit.errors import LaunchError
-from labkit.launcher import bandwidth
 from labkit.launcher.hardware import hardware
-from labkit.planner import rates as rates_module
-from labkit.planner.facts import facts_of
+from labkit.launcher.link import bandwidth
 from labkit.planner.layout import layout_of
-from labkit.planner.rates import measure_rates, remembered_rates
-from labkit.planner.speed import step_time
+from labkit.planner.model.facts import facts_of
+from labkit.planner.speed import rates as rates_module
+from labkit.planner.speed.rates import measure_rates, remembered_rates
+from labkit.planner.speed.step_time import step_time
 
 
 @pytest.fixture(autouse=True)

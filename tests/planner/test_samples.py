@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils.data import IterableDataset
 
-from labkit.planner.samples import LOOKED_AT, longest
+from labkit.planner.model.samples import LOOKED_AT, longest
 
 LENGTHS = [3, 9, 4, *[5] * LOOKED_AT, 99]  # the last is beyond those that are looked at
 

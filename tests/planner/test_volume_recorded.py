@@ -13,9 +13,9 @@ import pytest
 
 import labkit
 from labkit import Script
-from labkit.planner.facts import Facts, facts_of
 from labkit.planner.layout import Layout, able_to, layout_of
-from labkit.planner.volume import COUNT, SUM, volume
+from labkit.planner.model.facts import ModelFacts, facts_of
+from labkit.planner.speed.traffic import COUNT, SUM, volume
 
 BATCH = 8
 SIZES = {"Float": 4, "BFloat16": 2, "Int": 4, "Double": 8, "Long": 8}
@@ -36,7 +36,7 @@ FORWARD, STEP = "            loss = forward_backward", "            step += 1\n"
 
 
 @pytest.fixture(scope="module")
-def facts() -> Facts:
+def facts() -> ModelFacts:
     return facts_of(Script.load("single"), {"global_batch_size": BATCH})
 
 

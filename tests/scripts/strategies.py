@@ -35,8 +35,9 @@ def spread(model, how, rank, ranks):
     if how == "ddp":
         return DistributedDataParallel(model)
     if how in FSDP1:
-        return FullyShardedDataParallel(model, device_mesh=mesh, device_id=torch.device("cpu"), use_orig_params=True,
-                                        sharding_strategy=FSDP1[how])  # fmt: skip
+        return FullyShardedDataParallel(
+            model, device_mesh=mesh, device_id=torch.device("cpu"), use_orig_params=True, sharding_strategy=FSDP1[how]
+        )
     if how == "hsdp":
         mesh = init_device_mesh("cpu", (ranks // 2, 2), mesh_dim_names=("replicate", "shard"))
     tensor_mesh = mesh

@@ -158,10 +158,15 @@ from torch.nn.parallel import DistributedDataParallel
 def strategy_arguments(parser):
     parser.add_argument("--find-unused-parameters", action="store_true", help="for models that skip layers")
     parser.add_argument("--static-graph", action="store_true", help="every step uses the same parameters")
-    parser.add_argument("--gradient-as-bucket-view", action=argparse.BooleanOptionalAction, default=True,
-                        help="gradients live in the buckets that are all-reduced: one copy less")  # fmt: skip
-    parser.add_argument("--bucket-mib", type=float, default=0.0,
-                        help="size of every bucket (0: torch's own, 25 after a first one of 1)")  # fmt: skip
+    parser.add_argument(
+        "--gradient-as-bucket-view",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="gradients live in the buckets that are all-reduced: one copy less",
+    )
+    parser.add_argument(
+        "--bucket-mib", type=float, default=0.0, help="size of every bucket (0: torch's own, 25 after a first one of 1)"
+    )
     parser.add_argument("--sync-batch-norm", action="store_true", help="batch statistics over all ranks; needs GPUs")
 
 
@@ -656,8 +661,10 @@ def main():
     rank, data = dist.get_rank(), mesh["data"]
     batch_size, rest = divmod(args.global_batch_size, data.size() * max(1, args.accumulate))
     if rest or not batch_size or args.accumulate < 1:
-        raise SystemExit(f"--global-batch-size {args.global_batch_size} must be a multiple of "
-                         f"{data.size()} data ranks x {args.accumulate} micro-batches")  # fmt: skip
+        raise SystemExit(
+            f"--global-batch-size {args.global_batch_size} must be a multiple of "
+            f"{data.size()} data ranks x {args.accumulate} micro-batches"
+        )
 
     torch.manual_seed(args.seed)  # the same weights on every rank
     dtype = torch.float64 if args.precision == "fp64" else torch.float32
@@ -688,8 +695,14 @@ def main():
     checkpoints = Checkpoints(args, model, optimizer, scaler=scaler) if args.checkpoint_dir else None
     step = checkpoints.load() if checkpoints else 0
     stop, stopped = Stop(args.deadline_seconds, device) if checkpoints else None, None
-    report(rank, total_steps=total_steps, start_step=step, steps_per_epoch=steps_per_epoch, train_samples=len(train),
-           data_ranks=data.size())  # fmt: skip
+    report(
+        rank,
+        total_steps=total_steps,
+        start_step=step,
+        steps_per_epoch=steps_per_epoch,
+        train_samples=len(train),
+        data_ranks=data.size(),
+    )
 
     reported, training_seconds = 0.0, 0.0
     while step < total_steps and not stopped:

@@ -50,11 +50,14 @@ def one_step(name: str, ranks: int, kept: Path, *extras: str, **options) -> tupl
 
     Without the one number that every step sums: over how many predictions the loss is the mean.
     """
-    script = edited(Script.load(name, *extras), {
-        "\n@record\ndef main": KEEP,
-        FORWARD: f"            began = time.time_ns()\n{FORWARD}",
-        "            step += 1\n": "            keep_collectives(step, began)\n            step += 1\n",
-    })  # fmt: skip
+    script = edited(
+        Script.load(name, *extras),
+        {
+            "\n@record\ndef main": KEEP,
+            FORWARD: f"            began = time.time_ns()\n{FORWARD}",
+            "            step += 1\n": "            keep_collectives(step, began)\n            step += 1\n",
+        },
+    )
     env = {"TORCH_FR_BUFFER_SIZE": "4000", "KEPT": str(kept)}
     run = labkit.launch(script, nproc_per_node=ranks, steps=5, global_batch_size=BATCH, env=env, **options)
     seen = []
@@ -92,11 +95,14 @@ def test_zero1_also_broadcasts_every_parameter_from_its_owner(tmp_path):
     assert sizes == {"all_reduce": model, "broadcast": model}
 
 
-@pytest.mark.parametrize(("name", "options", "gathers"), [
-    pytest.param("fsdp", {"reshard_after_forward": "always"}, 2 * (LAYERS + 1), marks=pytest.mark.soak),  # lab 07
-    ("fsdp", {}, 2 * (LAYERS + 1) - 1),  # the root is needed again at once: it stays
-    ("zero2", {}, LAYERS + 1),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "options", "gathers"),
+    [
+        pytest.param("fsdp", {"reshard_after_forward": "always"}, 2 * (LAYERS + 1), marks=pytest.mark.soak),  # lab 07
+        ("fsdp", {}, 2 * (LAYERS + 1) - 1),  # the root is needed again at once: it stays
+        ("zero2", {}, LAYERS + 1),
+    ],
+)
 def test_sharding_gathers_each_block_and_the_root(name, options, gathers, tmp_path):
     calls, sizes, model = one_step(name, 2, tmp_path, *(["fsdp_options"] if options else []), **options)
 
@@ -125,22 +131,28 @@ def test_a_pipeline_shares_one_number_besides_what_its_stages_send(tmp_path):
     assert (calls, sizes) == ({"broadcast": 1}, {"broadcast": FLOAT})
 
 
-@pytest.mark.parametrize(("ranks", "options", "chunks"), [
-    # lab 08 counts these in every run of its own
-    pytest.param(2, {"schedule": "GPipe"}, [8, 8], marks=pytest.mark.soak),
-    pytest.param(2, {"schedule": "1F1B"}, [2, 1], marks=pytest.mark.soak),
-    pytest.param(4, {"schedule": "1F1B"}, [4, 3, 2, 1], marks=pytest.mark.soak),
-    # half micro-batches: each has two stages here
-    pytest.param(2, {"schedule": "Interleaved1F1B", "virtual_stages": 2}, [5, 3], marks=pytest.mark.soak),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("ranks", "options", "chunks"),
+    [
+        # lab 08 counts these in every run of its own
+        pytest.param(2, {"schedule": "GPipe"}, [8, 8], marks=pytest.mark.soak),
+        pytest.param(2, {"schedule": "1F1B"}, [2, 1], marks=pytest.mark.soak),
+        pytest.param(4, {"schedule": "1F1B"}, [4, 3, 2, 1], marks=pytest.mark.soak),
+        # half micro-batches: each has two stages here
+        pytest.param(2, {"schedule": "Interleaved1F1B", "virtual_stages": 2}, [5, 3], marks=pytest.mark.soak),
+    ],
+)
 def test_micro_batches_in_flight_are_what_the_schedule_allows(ranks, options, chunks):
     """min(m, p - r) under 1F1B, m under GPipe: what bounds the activations of a stage (PipeDream-2BW, Megatron)."""
-    script = edited(Script.load("pipeline"), {
-        STAGE: IN_FLIGHT,
-        # from zero in each step: in the first, torch runs a stage once more to learn its shapes
-        FORWARD: f"            Stage.flying = Stage.most = 0\n{FORWARD}",
-        "    del model, optimizer": "    report(in_flight=Stage.most)\n    del model, optimizer",
-    })  # fmt: skip
+    script = edited(
+        Script.load("pipeline"),
+        {
+            STAGE: IN_FLIGHT,
+            # from zero in each step: in the first, torch runs a stage once more to learn its shapes
+            FORWARD: f"            Stage.flying = Stage.most = 0\n{FORWARD}",
+            "    del model, optimizer": "    report(in_flight=Stage.most)\n    del model, optimizer",
+        },
+    )
     run = labkit.launch(script, nproc_per_node=ranks, steps=3, global_batch_size=8, accumulate=8, **options)
 
     assert said(run, "in_flight") == chunks

@@ -203,10 +203,16 @@ def optimizer_of(parameters, args):  # weight decay for matrices only, as most r
 """
 
 
-@pytest.mark.parametrize("strategy", [
-    "zero1",
-    *(pytest.param(name, marks=pytest.mark.soak) for name in ("ddp", "zero2", "fsdp", "tensor_parallel", "pipeline")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        "zero1",
+        *(
+            pytest.param(name, marks=pytest.mark.soak)
+            for name in ("ddp", "zero2", "fsdp", "tensor_parallel", "pipeline")
+        ),
+    ],
+)
 def test_an_optimizer_with_parameter_groups(strategy, tmp_path):
     """A share or a shard of the parameters falls into the same groups."""
     ranks, options = RANKS.get(strategy, [(2, [])])[0]

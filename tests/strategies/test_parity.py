@@ -11,7 +11,7 @@ from strategies.matrix import IMAGES, MATRIX, OPTIONS, Row, curve, curve_of, dif
 
 import labkit
 from labkit import Script
-from labkit.planner.rehearsal import rehearse
+from labkit.planner.model.rehearsal import rehearse
 
 
 @pytest.fixture(scope="module")
@@ -85,11 +85,15 @@ def test_with_every_option_and_model_too(row, model, reference):
 SHARED = ("precision", "clip_and_schedule", "accumulate")
 
 
-@pytest.mark.parametrize(("strategy", "before", "after"), [
-    ("ddp", "return nullcontext() if last else model.no_sync()", "return model.no_sync()"),
-    ("ddp", "/ count.clamp(min=1) * data.size()", "/ count.clamp(min=1)"),
-    ("fsdp", "    dist.all_reduce(total)\n", ""),
-], ids=["no all-reduce", "the mean of a sum's parts", "a norm of one rank"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("strategy", "before", "after"),
+    [
+        ("ddp", "return nullcontext() if last else model.no_sync()", "return model.no_sync()"),
+        ("ddp", "/ count.clamp(min=1) * data.size()", "/ count.clamp(min=1)"),
+        ("fsdp", "    dist.all_reduce(total)\n", ""),
+    ],
+    ids=["no all-reduce", "the mean of a sum's parts", "a norm of one rank"],
+)
 def test_a_broken_strategy_is_caught(strategy, before, after, reference):
     broken = edited(script(strategy, "transformer", *SHARED), {before: after})
     assert difference(curve(broken, 2, accumulate=2), reference()) > 1e-6
@@ -133,25 +137,28 @@ def extras_of(name, options):
 @pytest.mark.parametrize(("name", "options", "parameters", "gradients", "moments"), HELD)
 def test_a_rank_holds_what_zero_says(name, options, parameters, gradients, moments):
     """Counted inside the ranks, from the tensors themselves."""
-    counting = edited(script(name, "transformer", "accumulate", *extras_of(name, options)), {
-        "# %% step\n": f"# %% step\n{MEASURE}",
-        "            scaler.scale(loss).backward()\n": """
+    counting = edited(
+        script(name, "transformer", "accumulate", *extras_of(name, options)),
+        {
+            "# %% step\n": f"# %% step\n{MEASURE}",
+            "            scaler.scale(loss).backward()\n": """
             blocks = [p for name, p in model.named_parameters() if "blocks" in name]
             print("held", share_held(blocks, model.wholes[0]), flush=True)
             scaler.scale(loss).backward()
 """,
-        "    model = parallelize(model.train(), mesh, device, args)\n": """
+            "    model = parallelize(model.train(), mesh, device, args)\n": """
     wholes = [sum(p.numel() for p in model.blocks.parameters()), sum(p.numel() for p in model.parameters())]
     model = parallelize(model.train(), mesh, device, args)
     model.wholes = wholes
 """,
-        "    optimizer.zero_grad()\n": """
+            "    optimizer.zero_grad()\n": """
     state = getattr(optimizer, "optim", optimizer).state.values()
     print("held", share_held([p.grad for p in model.parameters()], model.wholes[1]), flush=True)
     print("held", share_held([s[k] for s in state for k in ("exp_avg", "exp_avg_sq")], model.wholes[1]), flush=True)
     optimizer.zero_grad()
 """,
-    })  # fmt: skip
+        },
+    )
     run = labkit.launch(counting, nproc_per_node=2, steps=2, global_batch_size=4, **options)
     micro_batches = options.get("accumulate", 1)
     for rank in range(2):
@@ -164,18 +171,21 @@ def test_a_rank_holds_what_zero_says(name, options, parameters, gradients, momen
 
 def test_an_overflow_on_one_rank_skips_the_step_on_all():
     """fp16's loss scale under a pipeline, where no rank sees another's gradients; on the CPU, where it is refused."""
-    overflowing = edited(script("pipeline", "transformer", "precision"), {
-        'if args.precision == "fp16" and device.type != "cuda":': "if False:",
-        "    scaler.step(optimizer)\n": """
+    overflowing = edited(
+        script("pipeline", "transformer", "precision"),
+        {
+            'if args.precision == "fp16" and device.type != "cuda":': "if False:",
+            "    scaler.step(optimizer)\n": """
     if step == 1 and dist.get_rank() == 1:
         next(model.parameters()).grad.view(-1)[0] = float("inf")
     scaler.step(optimizer)
 """,
-        "    scaler.update()\n": """
+            "    scaler.update()\n": """
     scaler.update()
     print("scale", scaler.get_scale(), flush=True)
 """,
-    })  # fmt: skip
+        },
+    )
     options = {"steps": 3, "global_batch_size": 4, "accumulate": 2, "precision": "fp16"}
     run = labkit.launch(overflowing, nproc_per_node=2, **options)
     for rank in range(2):

@@ -11,27 +11,56 @@ from labkit import Script
 rarely = pytest.mark.soak
 
 
-@pytest.mark.parametrize(("what", "ranks", "options", "sentence"), [
-    ("single", 2, {}, "this script trains on one rank, not on 2: use ddp or fsdp"),
-    ("tensor_parallel", 5, {}, "96 features of qkv do not split over 5 tensor ranks"),
-    ("pipeline", 3, {}, "4 blocks do not split into 3 pipeline stages"),
-    ("pipeline", 2, {"schedule": "1F1B"}, "--schedule 1F1B on 2 pipeline ranks needs at least 2 micro-batches; "
-                                          "--accumulate is 1"),
-    ("hybrid", 2, {"tensor": 2, "pipeline": 2}, "2 ranks do not split into --pipeline 2 x --tensor 2"),
-    pytest.param("pipeline", 4, {"schedule": "LoopedBFS"}, "4 blocks do not split into 8 pipeline stages",
-                 marks=rarely),
-    pytest.param("pipeline", 2, {"schedule": "InterleavedZeroBubble", "accumulate": 2, "compile": True}, "--schedule "
-                 "InterleavedZeroBubble runs backward in two parts, which --compile does not allow", marks=rarely),
-    pytest.param("fsdp", 2, {"replicas": 3}, "--replicas 3 must divide the 2 ranks", marks=rarely),
-    pytest.param("ddp", 2, {"sync_batch_norm": True}, "--sync-batch-norm needs GPUs: torch's SyncBatchNorm does not "
-                 "run on the CPU", marks=rarely),
-    pytest.param("ddp", 2, {"static_graph": True, "accumulate": 2}, "--static-graph does not go with --accumulate: "
-                 "torch aborts on no_sync; leave one of them out", marks=rarely),
-    pytest.param("fsdp1", 2, {"cpu_offload": True}, "--cpu-offload of FullyShardedDataParallel needs a GPU; fsdp's "
-                 "runs on the CPU too", marks=rarely),
-    pytest.param("zero2", 2, {"precision": "fp16"}, "--precision fp16 needs a GPU; use fp32 or bf16 on the CPU",
-                 marks=rarely),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("what", "ranks", "options", "sentence"),
+    [
+        ("single", 2, {}, "this script trains on one rank, not on 2: use ddp or fsdp"),
+        ("tensor_parallel", 5, {}, "96 features of qkv do not split over 5 tensor ranks"),
+        ("pipeline", 3, {}, "4 blocks do not split into 3 pipeline stages"),
+        (
+            "pipeline",
+            2,
+            {"schedule": "1F1B"},
+            "--schedule 1F1B on 2 pipeline ranks needs at least 2 micro-batches; --accumulate is 1",
+        ),
+        ("hybrid", 2, {"tensor": 2, "pipeline": 2}, "2 ranks do not split into --pipeline 2 x --tensor 2"),
+        pytest.param(
+            "pipeline", 4, {"schedule": "LoopedBFS"}, "4 blocks do not split into 8 pipeline stages", marks=rarely
+        ),
+        pytest.param(
+            "pipeline",
+            2,
+            {"schedule": "InterleavedZeroBubble", "accumulate": 2, "compile": True},
+            "--schedule InterleavedZeroBubble runs backward in two parts, which --compile does not allow",
+            marks=rarely,
+        ),
+        pytest.param("fsdp", 2, {"replicas": 3}, "--replicas 3 must divide the 2 ranks", marks=rarely),
+        pytest.param(
+            "ddp",
+            2,
+            {"sync_batch_norm": True},
+            "--sync-batch-norm needs GPUs: torch's SyncBatchNorm does not run on the CPU",
+            marks=rarely,
+        ),
+        pytest.param(
+            "ddp",
+            2,
+            {"static_graph": True, "accumulate": 2},
+            "--static-graph does not go with --accumulate: torch aborts on no_sync; leave one of them out",
+            marks=rarely,
+        ),
+        pytest.param(
+            "fsdp1",
+            2,
+            {"cpu_offload": True},
+            "--cpu-offload of FullyShardedDataParallel needs a GPU; fsdp's runs on the CPU too",
+            marks=rarely,
+        ),
+        pytest.param(
+            "zero2", 2, {"precision": "fp16"}, "--precision fp16 needs a GPU; use fp32 or bf16 on the CPU", marks=rarely
+        ),
+    ],
+)
 def test_what_does_not_fit_is_refused(what, ranks, options, sentence):
     refused(script(what), ranks, {"global_batch_size": 12, **options}, sentence)
 
@@ -40,16 +69,28 @@ LOOSE = MLP.replace("        self.last = ", "        self.scale = nn.Parameter(t
 TIED = MLP.replace("        self.last = ", "        self.blocks[3] = self.blocks[0]\n        self.last = ")
 
 
-@pytest.mark.parametrize(("what", "model", "sentence"), [
-    ("pipeline", CNN, "a pipeline needs repeated layers: name a list of them Model.blocks"),
-    ("tensor_parallel", MLP, "Sequential has no qkv, out, up, down to split: write another TENSOR_PLAN"),
-    pytest.param("tensor_parallel", CNN, "tensor parallelism needs repeated layers: name a list of them Model.blocks",
-                 marks=rarely),
-    pytest.param("pipeline", LOOSE, "a pipeline cannot place parameters of the model "
-                 "itself: put them into a submodule",
-                 marks=rarely),
-    pytest.param("pipeline", TIED, "a pipeline cannot share weights between stages: untie this model's", marks=rarely),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("what", "model", "sentence"),
+    [
+        ("pipeline", CNN, "a pipeline needs repeated layers: name a list of them Model.blocks"),
+        ("tensor_parallel", MLP, "Sequential has no qkv, out, up, down to split: write another TENSOR_PLAN"),
+        pytest.param(
+            "tensor_parallel",
+            CNN,
+            "tensor parallelism needs repeated layers: name a list of them Model.blocks",
+            marks=rarely,
+        ),
+        pytest.param(
+            "pipeline",
+            LOOSE,
+            "a pipeline cannot place parameters of the model itself: put them into a submodule",
+            marks=rarely,
+        ),
+        pytest.param(
+            "pipeline", TIED, "a pipeline cannot share weights between stages: untie this model's", marks=rarely
+        ),
+    ],
+)
 def test_a_model_that_cannot_be_split_is_told_what_it_lacks(what, model, sentence):
     refused(Script.load(what).with_cells(model=model, data=IMAGES), 2, {}, sentence)
 

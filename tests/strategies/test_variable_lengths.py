@@ -43,8 +43,9 @@ def script(strategy: str, model: str = "qwen3", *extras: str) -> Script:
     """The task as it is, with another model, or without dropout, which differs between ranks."""
     if model == "bert":
         composed = Script.load(strategy, *extras, task="classifier")
-        text = composed.cells["model"].text.replace('"num_labels": 2', '"num_labels": 2, "hidden_dropout_prob": 0.0, '
-                                                    '"attention_probs_dropout_prob": 0.0')  # fmt: skip
+        text = composed.cells["model"].text.replace(
+            '"num_labels": 2', '"num_labels": 2, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0'
+        )
         assert text != composed.cells["model"].text
         return composed.with_cells(model=text)
     composed = Script.load(strategy, *extras, task="causal_lm")
@@ -65,38 +66,49 @@ def reference(tmp_path_factory):
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("strategy", "ranks", "options"), [
-    pytest.param(*row, marks=[] if often else pytest.mark.soak, id="-".join(map(str, (*row[:2], *row[2].values()))))
-    for *row, often in ROWS
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("strategy", "ranks", "options"),
+    [
+        pytest.param(*row, marks=[] if often else pytest.mark.soak, id="-".join(map(str, (*row[:2], *row[2].values()))))
+        for *row, often in ROWS
+    ],
+)
 def test_padded_batches_train_what_one_rank_trains(strategy, ranks, options, reference):
     assert difference(curve(script(strategy), ranks, **SHORT | options), reference("qwen3")) < 1e-9
 
 
-@pytest.mark.parametrize(("model", "strategy"), [
-    ("gpt2", "fsdp"),
-    pytest.param("gpt2", "ddp", marks=pytest.mark.soak),
-    pytest.param("bert", "ddp", marks=pytest.mark.soak),
-    pytest.param("bert", "fsdp", marks=pytest.mark.soak),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("model", "strategy"),
+    [
+        ("gpt2", "fsdp"),
+        pytest.param("gpt2", "ddp", marks=pytest.mark.soak),
+        pytest.param("bert", "ddp", marks=pytest.mark.soak),
+        pytest.param("bert", "fsdp", marks=pytest.mark.soak),
+    ],
+)
 def test_tied_weights_and_outputs_of_other_models_too(model, strategy, reference):
     assert difference(curve(script(strategy, model), 2, **SHORT, accumulate=2), reference(model)) < 1e-9
 
 
 def test_a_mean_of_each_rank_s_mean_is_caught(reference):
     """As most training loops have it."""
-    own = edited(script("ddp", "qwen3", "precision", "clip_and_schedule"), {
-        "    counted.wait()  # the ranks' counts were added up during the forward pass\n":
-        "    counted.wait()\n    count = count_of(batch) * data.size()\n",
-    })  # fmt: skip
+    own = edited(
+        script("ddp", "qwen3", "precision", "clip_and_schedule"),
+        {
+            "    counted.wait()  # the ranks' counts were added up during the forward pass\n": (
+                "    counted.wait()\n    count = count_of(batch) * data.size()\n"
+            ),
+        },
+    )
     assert difference(curve(own, 2, **SHORT), reference("qwen3")) > 1e-4
 
 
 def test_a_rank_without_a_single_prediction_adds_nothing():
     """All labels of one rank's first batch are -100: no NaN, and the loss is that of the others."""
     composed = script("ddp")
-    data = composed.cells["data"].text.replace('"labels": labels}', '"labels": labels if len(ids) < 4 else -100 + 0 * '
-                                               'labels}')  # fmt: skip
+    data = composed.cells["data"].text.replace(
+        '"labels": labels}', '"labels": labels if len(ids) < 4 else -100 + 0 * labels}'
+    )
     assert data != composed.cells["data"].text
     run = labkit.launch(composed.with_cells(data=data), nproc_per_node=2, steps=3, global_batch_size=8)
     assert (run.metrics()["loss"].dropna() == 0).all()

@@ -11,15 +11,14 @@ from labkit.errors import LaunchError
 from labkit.planner.advice import advise
 from labkit.planner.alternatives import remedies, ways
 from labkit.planner.candidate import ALIKE, Candidate, fastest
-from labkit.planner.curves import break_even_curve, scaling_curves
+from labkit.planner.constraints import refusal
 from labkit.planner.devices import device_named
-from labkit.planner.facts import Facts, Line, Moment, Profile, Unit, Variant
-from labkit.planner.largest import largest_micro_batch, largest_model
 from labkit.planner.layout import layout_of
-from labkit.planner.memory import worst
-from labkit.planner.outlook import bar_of, outlook, verdict_of
-from labkit.planner.pace import Pace
-from labkit.planner.refusals import refusal
+from labkit.planner.memory.peak import worst
+from labkit.planner.model.facts import ByteCount, ModelFacts, Moment, Profile, Unit, Variant
+from labkit.planner.overview import bar_of, outlook, verdict_of
+from labkit.planner.scaling import break_even_curve, largest_micro_batch, largest_model, scaling_curves
+from labkit.planner.speed.speed_model import Pace
 from labkit.planner.variants import extras_of, needed, own_parameters, variants
 from labkit.record.peak import Peak
 from labkit.write import Script
@@ -30,25 +29,25 @@ T4 = device_named("T4")
 
 def profile(elements, saved, itemsize):
     """A unit that keeps `saved` bytes of a sample."""
-    kept = Line(0, saved)
+    kept = ByteCount(0, saved)
     gradients = itemsize * sum(elements)
     return Profile(
         parameters=elements,
         rows=tuple(64 for _ in elements),
-        input=Line(0, 1000),
-        output=Line(0, 1000),
+        input=ByteCount(0, 1000),
+        output=ByteCount(0, 1000),
         forward=(Moment(kept, kept, 0),),
         saved=kept,
         keeps_input=True,
         keeps_output=True,
         cached=0,
-        between=Line(),
-        backward=(Moment(kept, kept, 0), Moment(Line(gradients, 0), Line(), gradients)),
+        between=ByteCount(),
+        backward=(Moment(kept, kept, 0), Moment(ByteCount(gradients, 0), ByteCount(), gradients)),
     )
 
 
 def decoder(width=1024, layers=4, saved=10_000_000, unsplit=None):
-    """Facts of a decoder whose blocks each save so many bytes per sample."""
+    """ModelFacts of a decoder whose blocks each save so many bytes per sample."""
     block = (3 * width * width, width * width, 4 * width * width, 4 * width * width)
     sizes = [(256 * width,), *[block] * layers, (256 * width,)]
     names = ["embed", *(f"blocks.{i}" for i in range(layers)), "unembed"]
@@ -61,7 +60,7 @@ def decoder(width=1024, layers=4, saved=10_000_000, unsplit=None):
         variant = Variant(precision, half, recomputed, tensor)
         kept = saved // (20 if recomputed else 1) // (2 if precision == "16" else 1)
         profiles[variant] = tuple(profile(elements, kept, variant.itemsize) for elements in [*sizes, ()])
-    return Facts(units, 4, 1000, 1000, 10_000, profiles, unsplit or {})
+    return ModelFacts(units, 4, 1000, 1000, 10_000, profiles, unsplit or {})
 
 
 @pytest.fixture(scope="module")
@@ -134,9 +133,15 @@ def test_options_of_extras_are_taken_and_defaults_need_no_extra(ddp):
     assert needed(ddp, asked) == {"clip": 1.0, "replicas": 2, "global_batch_size": 8}
 
 
-@pytest.mark.parametrize(("strategy", "extra"), [
-    ("ddp", "ddp_options"), ("fsdp", "fsdp_options"), ("tensor_parallel", "sequence_parallel"), ("ddp", "accumulate"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("strategy", "extra"),
+    [
+        ("ddp", "ddp_options"),
+        ("fsdp", "fsdp_options"),
+        ("tensor_parallel", "sequence_parallel"),
+        ("ddp", "accumulate"),
+    ],
+)
 def test_an_extra_with_its_defaults_changes_no_layout(strategy, extra):
     assert layout_of(Script.load(strategy, extra), 2, {}) == layout_of(Script.load(strategy), 2, {})
 
@@ -156,9 +161,11 @@ def test_what_fits_is_said_and_the_fastest_of_it_is_chosen(ddp):
 
 @pytest.mark.parametrize(
     ("saved", "batch", "change", "options"),
-    [(2_000_000_000, 8, "accumulate=4", {"accumulate": 4}),
-     (3_000_000_000, 2, "activation checkpointing", {"activation_checkpointing": True})],
-)  # fmt: skip
+    [
+        (2_000_000_000, 8, "accumulate=4", {"accumulate": 4}),
+        (3_000_000_000, 2, "activation checkpointing", {"activation_checkpointing": True}),
+    ],
+)
 def test_the_change_that_makes_it_fit_at_the_least_cost_in_time_is_named(ddp, saved, batch, change, options):
     found = advice(decoder(saved=saved), ddp, global_batch_size=batch)
 
@@ -224,8 +231,9 @@ def test_states_that_no_sharding_makes_small_enough_can_be_offloaded():
 
 
 def test_what_cannot_be_laid_out_says_why_and_the_others_are_still_planned(ddp):
-    found = advice(decoder(layers=4, unsplit={3: "4 heads do not split over 3 tensor ranks"}), ddp, 3,
-                   global_batch_size=12)  # fmt: skip
+    found = advice(
+        decoder(layers=4, unsplit={3: "4 heads do not split over 3 tensor ranks"}), ddp, 3, global_batch_size=12
+    )
 
     assert row(found, "pipeline").said == "4 blocks do not split into 3 stages"
     assert row(found, "tensor_parallel").said == "4 heads do not split over 3 tensor ranks"
@@ -324,9 +332,16 @@ def test_a_model_too_large_for_one_sample_has_no_largest_batch(ddp):
 
 @pytest.mark.parametrize(
     ("strategy", "options", "bytes_each"),
-    [("ddp", {}, 16), ("ddp", {"gradient_as_bucket_view": False}, 20), ("zero1", {}, 12), ("zero2", {}, 10),
-     ("fsdp", {}, 8), ("pipeline", {}, 8), ("tensor_parallel", {}, 8)],
-)  # fmt: skip
+    [
+        ("ddp", {}, 16),
+        ("ddp", {"gradient_as_bucket_view": False}, 20),
+        ("zero1", {}, 12),
+        ("zero2", {}, 10),
+        ("fsdp", {}, 8),
+        ("pipeline", {}, 8),
+        ("tensor_parallel", {}, 8),
+    ],
+)
 def test_states_bound_the_model_as_in_the_zero_paper(strategy, options, bytes_each):
     layout = layout_of(Script.load(strategy), 2, options)
 
@@ -337,8 +352,16 @@ def test_remedies_are_those_the_strategy_and_the_device_have():
     said = [word for _, word in remedies(layout_of(Script.load("fsdp"), 2, {"global_batch_size": 8}), T4)]
 
     assert said == ["activation checkpointing", "fp16", "reshard always", "accumulate=2", "accumulate=4", "CPU offload"]
-    ddp = layout_of(Script.load("ddp"), 2, {"activation_checkpointing": True, "precision": "fp16",
-                                            "gradient_as_bucket_view": False, "global_batch_size": 2})  # fmt: skip
+    ddp = layout_of(
+        Script.load("ddp"),
+        2,
+        {
+            "activation_checkpointing": True,
+            "precision": "fp16",
+            "gradient_as_bucket_view": False,
+            "global_batch_size": 2,
+        },
+    )
     assert [word for _, word in remedies(ddp, device_named("A100 40"))] == ["gradients as bucket view"]
 
 

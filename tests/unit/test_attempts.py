@@ -11,15 +11,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from labkit.launcher import advice
-from labkit.launcher.advice import disk_advice, memory_advice, memory_in_words
+from labkit.launcher.causes import advice
+from labkit.launcher.causes.advice import disk_advice, memory_advice, memory_in_words
 from labkit.launcher.torchrun import attempt_command
 from labkit.record import RunFolder, RunReader, State, read_state, write_state
 from labkit.record import folder as folder_module
 from labkit.record.folder import RESERVE_BYTES, write_json
 from labkit.record.reader import rows
-from labkit.view.page import attempt_ended, run_charts, run_html, run_text
-from labkit.view.svg import charts
+from labkit.view.charts.svg import charts
+from labkit.view.live.page import attempt_ended, run_charts, run_html, run_text
 from labkit.write import Script
 
 
@@ -37,11 +37,21 @@ def begun_again(folder):
     """Attempt 1 makes steps 1 to 3 and falls; attempt 2 goes on from 2, on a host clock of its own."""
     created = datetime.fromtimestamp(1000.0, UTC).isoformat()
     write_json(folder.manifest, {"created": created})
-    lines(folder.metrics(0), {"k": "meta", "t": 500.0, "time": 1000.0}, step(501, 1, loss=9.0), step(502, 2, loss=8.0),
-          step(503, 3, loss=7.0))  # fmt: skip
+    lines(
+        folder.metrics(0),
+        {"k": "meta", "t": 500.0, "time": 1000.0},
+        step(501, 1, loss=9.0),
+        step(502, 2, loss=8.0),
+        step(503, 3, loss=7.0),
+    )
     second = folder.attempt(2)
-    lines(second.metrics(0), {"k": "meta", "t": 20.0, "time": 1010.0}, {"k": "report", "t": 20.5, "start_step": 2},
-          step(21, 1, loss=7.5), step(22, 2, loss=6.0))  # fmt: skip
+    lines(
+        second.metrics(0),
+        {"k": "meta", "t": 20.0, "time": 1010.0},
+        {"k": "report", "t": 20.5, "start_step": 2},
+        step(21, 1, loss=7.5),
+        step(22, 2, loss=6.0),
+    )
     return folder
 
 
@@ -71,8 +81,12 @@ def test_the_curve_goes_on(begun_again):
     history = reader.ranks[0]
 
     assert [(round(x), last) for x, _, _, last in history.series["loss"].points()] == [
-        (1, 9.0), (2, 8.0), (3, 7.0), (11, 7.5), (12, 6.0)
-    ]  # fmt: skip
+        (1, 9.0),
+        (2, 8.0),
+        (3, 7.0),
+        (11, 7.5),
+        (12, 6.0),
+    ]
     assert history.step == 4
     assert reader.restarts == [10.0]
     assert reader.undecodable == 0
@@ -169,8 +183,11 @@ def test_on_a_full_disk_the_reserve_is_given_up_bit_by_bit(folder, monkeypatch):
 
 
 def test_memory_is_told_by_what_held_it(folder, write_metrics):
-    write_metrics(0, {"k": "meta", "t": 1.0}, {"k": "model", "t": 2.0, "device": "cuda:0", "parameters": 2**30,
-                                               "gradients": 2**30, "optimizer": 2**31})  # fmt: skip
+    write_metrics(
+        0,
+        {"k": "meta", "t": 1.0},
+        {"k": "model", "t": 2.0, "device": "cuda:0", "parameters": 2**30, "gradients": 2**30, "optimizer": 2**31},
+    )
     history = RunReader(folder).read_all().ranks[0]
     memory = {"allocated": 6 * 2**30, "reserved": 7 * 2**30, "free": 2**30, "total": 15 * 2**30}
 

@@ -237,8 +237,9 @@ def test_a_root_where_no_run_can_be_has_none(tmp_path, kind):
         labkit.attach(runs_dir=root)
 
 
-@pytest.mark.parametrize("which", ["x" * 300, "a\0b", "../..", "/", "no/such/run", None, 3, b"latest"],
-                         ids=lambda which: ascii(which)[:20])  # fmt: skip
+@pytest.mark.parametrize(
+    "which", ["x" * 300, "a\0b", "../..", "/", "no/such/run", None, 3, b"latest"], ids=lambda which: ascii(which)[:20]
+)
 def test_a_run_that_is_asked_for_in_nonsense_is_not_found_in_words(make_run, which):
     make_run("20250101T000000Z-ddp-0001")
 
@@ -267,14 +268,19 @@ def test_a_run_that_is_asked_for_in_nonsense_is_not_found_in_words(make_run, whi
         ({"global_batch_size": "-64"}, "global_batch_size must be 0 or more, got -64"),
         ({"global_batch_size": 64.0}, "global_batch_size of ddp.py must be a whole number; got 64.0"),
         ({"accumulate": 0}, "global_batch_size and accumulate must be at least 1"),
-        ({"accumulate": 7}, "global_batch_size=64 does not split into 2 ranks x 7 micro-batches; "
-                            "the nearest sizes that do are 56 or 70"),
-        ({"global_batch_size": 65}, "global_batch_size=65 does not split into 2 ranks; the nearest sizes that do are "
-                                    "64 or 66"),
+        (
+            {"accumulate": 7},
+            "global_batch_size=64 does not split into 2 ranks x 7 micro-batches; "
+            "the nearest sizes that do are 56 or 70",
+        ),
+        (
+            {"global_batch_size": 65},
+            "global_batch_size=65 does not split into 2 ranks; the nearest sizes that do are 64 or 66",
+        ),
         ({"global_batch_size": 10**30 + 1}, f"the nearest sizes that do are {10**30} or {10**30 + 2}"),
     ],
     ids=repr,
-)  # fmt: skip
+)
 def test_a_number_out_of_range_is_refused_by_labkits_own_scripts(refusal, given, says):
     assert says in refusal("ddp", nproc_per_node=2, **given)
 
@@ -312,8 +318,11 @@ def test_a_name_of_no_script_and_an_option_of_an_extra_that_cannot_be_added_are_
     )
 
 
-@pytest.mark.parametrize("value", ["""it's "q" \\ \n $(x) `y` %s""", "", " ", "é🔥", "-rf", "--steps", "x" * 90_000],
-                         ids=lambda value: ascii(value[:20]))  # fmt: skip
+@pytest.mark.parametrize(
+    "value",
+    ["""it's "q" \\ \n $(x) `y` %s""", "", " ", "é🔥", "-rf", "--steps", "x" * 90_000],
+    ids=lambda value: ascii(value[:20]),
+)
 def test_a_parameter_of_any_text_is_kept_and_written_as_it_was_given(launched, train, value):
     run = launched(train, nproc_per_node=1, text=value)
     words = shlex.split(run.command)
@@ -389,8 +398,11 @@ def test_two_launches_in_one_second_are_two_runs(launched, train, runs_dir):
     assert {run.id for run in labkit.runs()} == {run.id for run in runs} == {path.name for path in runs_dir.iterdir()}
 
 
-@pytest.mark.parametrize("text", ['{"format": 2}', "", "{", "null", "[]", "\x00" * 100, "[" * 100_000],
-                         ids=["newer", "empty", "torn", "null", "list", "zeros", "deep"])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    ['{"format": 2}', "", "{", "null", "[]", "\x00" * 100, "[" * 100_000],
+    ids=["newer", "empty", "torn", "null", "list", "zeros", "deep"],
+)
 def test_a_damaged_run_is_refused_and_hides_no_other(make_run, text):
     good, bad = make_run("20250101T000000Z-ddp-0001"), make_run("20260101T000000Z-ddp-0002", text)
 

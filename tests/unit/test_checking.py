@@ -21,7 +21,7 @@ import labkit
 from labkit import Script, ScriptError
 from labkit.checking import KINDS, RULES, check
 from labkit.checking.launching import warn
-from labkit.checking.outdated import REPLACED
+from labkit.checking.rules.outdated import REPLACED
 from labkit.cli import main
 from labkit.write import script_names
 from unit.composed import combinations
@@ -540,11 +540,14 @@ loader = DataLoader(range(8), num_workers=1, multiprocessing_context="spawn")
 """
 
 
-@pytest.mark.parametrize(("text", "line", "message"), [
-    (SPAWN, 8, "mp.spawn starts ranks, and torchrun has already started them"),
-    (SPAWNED_WORKERS, 4, 'put what the script does under `if __name__ == "__main__":`'),
-    ("import torch.multiprocessing as mp\n\nmp.set_start_method('spawn')\n", 3, "each worker process"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "line", "message"),
+    [
+        (SPAWN, 8, "mp.spawn starts ranks, and torchrun has already started them"),
+        (SPAWNED_WORKERS, 4, 'put what the script does under `if __name__ == "__main__":`'),
+        ("import torch.multiprocessing as mp\n\nmp.set_start_method('spawn')\n", 3, "each worker process"),
+    ],
+)
 def test_before_a_launch_processes_of_the_scripts_own_are_named(text, line, message, in_folder, capsys):
     Path("mine.py").write_text(text)
 

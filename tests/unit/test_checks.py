@@ -146,8 +146,11 @@ def test_a_gpu_for_which_torch_has_no_kernels_is_refused_before_anything_starts(
     p100, t4 = Gpu("Tesla P100-PCIE-16GB", 16 << 30, (6, 0)), Gpu("Tesla T4", 16 << 30, (7, 5))
     said = {"kernels": ["sm_75", "sm_80", "compute_120"]}
     monkeypatch.setattr(checks, "asked_of_torch", lambda visible: said)
-    monkeypatch.setattr(hardware_module, "asked_of_torch", lambda visible: said | {
-        "gpus": [[gpu.name, gpu.memory, list(gpu.capability)] for gpu in (t4, p100)]})  # fmt: skip
+    monkeypatch.setattr(
+        hardware_module,
+        "asked_of_torch",
+        lambda visible: said | {"gpus": [[gpu.name, gpu.memory, list(gpu.capability)] for gpu in (t4, p100)]},
+    )
     refusal = (
         r"torch 2.10.0 has no kernels for Tesla P100-PCIE-16GB \(sm_60\), only for sm_75, sm_80, compute_120: .* "
         r"Take another GPU \(on Kaggle: GPU T4 x2\), pass env=\{'CUDA_VISIBLE_DEVICES': ''\}"

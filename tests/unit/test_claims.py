@@ -3,7 +3,8 @@ import math
 
 import pytest
 
-from labkit import Claims, LabError, Run
+from labkit import LabError, Run
+from labkit.claims import Claims
 from labkit.record import RunFolder
 
 
@@ -22,11 +23,21 @@ def test_a_claim_that_holds_passes_and_is_kept_beside_the_runs(claims, runs_dir)
     assert json.loads((runs_dir / "claims" / "02-a-lab.json").read_text())["claims"][0]["holds"] is True
 
 
-@pytest.mark.parametrize(("how", "within", "measured", "holds"), [
-    ("equals", 0, 100, True), ("equals", 0, 101, False), ("equals", 0.02, 98, True), ("equals", 0.02, 97.9, False),
-    ("at least", 0, 99.9, False), ("at least", 0, 1000, True), ("at least", 0.1, 90, True),
-    ("at most", 0, 100.1, False), ("at most", 0, -5, True), ("equals", 0.5, math.nan, False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("how", "within", "measured", "holds"),
+    [
+        ("equals", 0, 100, True),
+        ("equals", 0, 101, False),
+        ("equals", 0.02, 98, True),
+        ("equals", 0.02, 97.9, False),
+        ("at least", 0, 99.9, False),
+        ("at least", 0, 1000, True),
+        ("at least", 0.1, 90, True),
+        ("at most", 0, 100.1, False),
+        ("at most", 0, -5, True),
+        ("equals", 0.5, math.nan, False),
+    ],
+)
 def test_what_is_allowed(claims, how, within, measured, holds):
     claims.predict("x", 100, within=within, how=how)
     claims.measure("x", measured)
@@ -88,11 +99,14 @@ def test_a_prediction_comes_before_its_run(claims, tmp_path):
         claims.predict("x", 2)
 
 
-@pytest.mark.parametrize(("value", "how", "message"), [
-    ("many", "equals", "a prediction is a finite number; 'x' was given 'many'"),
-    (math.inf, "equals", "finite number"),
-    (1, "nearly", "how must be one of 'equals', 'at least', 'at most', got 'nearly'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("value", "how", "message"),
+    [
+        ("many", "equals", "a prediction is a finite number; 'x' was given 'many'"),
+        (math.inf, "equals", "finite number"),
+        (1, "nearly", "how must be one of 'equals', 'at least', 'at most', got 'nearly'"),
+    ],
+)
 def test_what_is_no_prediction_is_refused(claims, value, how, message):
     with pytest.raises(LabError, match=message):
         claims.predict("x", value, how=how)

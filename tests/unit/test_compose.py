@@ -87,12 +87,17 @@ def test_an_extra_that_is_named_twice_is_taken_once():
         (("ddp", "fsdp"), ["'fsdp' is not an extra but a strategy"]),
         (("checkpoints",), ["'checkpoints' is not a strategy but an extra", "Script.load('single', 'checkpoints')"]),
         (("fsdp", "ddp_options"), ["the extra ddp_options goes with ddp", "not with fsdp"]),
-        (("pipeline", "accumulate"), ["pipeline and accumulate do not go together: both replace the 'step' cell",
-                                      "pipeline has --accumulate of its own"]),
+        (
+            ("pipeline", "accumulate"),
+            [
+                "pipeline and accumulate do not go together: both replace the 'step' cell",
+                "pipeline has --accumulate of its own",
+            ],
+        ),
         (("mine.py", "accumulate"), ["mine.py is a file of your own", "single, ddp"]),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_what_cannot_be_composed_is_refused_with_what_can(wanted, words):
     refused(lambda: Script.load(*wanted), *words)
 
@@ -404,15 +409,21 @@ def test_a_cell_that_lacks_a_name_is_told_what_to_define_and_how_to_replace_one_
 @pytest.mark.parametrize(
     ("cells", "words"),
     [
-        ({"optimizer": "def optimizer_of(parameters):\n    return None\n"},
-         "optimizer_of is called as optimizer_of(parameters, args), and yours is optimizer_of(parameters)"),
-        ({"model": "class Model:\n    def __init__(self, width):\n        pass\n"},
-         "Model is called without arguments, and yours is Model(width)"),
-        ({"loss_of": "def loss_of(outputs, batch, more):\n    return 0\n"},
-         "loss_of is called as loss_of(outputs, batch), and yours is loss_of(outputs, batch, more)"),
+        (
+            {"optimizer": "def optimizer_of(parameters):\n    return None\n"},
+            "optimizer_of is called as optimizer_of(parameters, args), and yours is optimizer_of(parameters)",
+        ),
+        (
+            {"model": "class Model:\n    def __init__(self, width):\n        pass\n"},
+            "Model is called without arguments, and yours is Model(width)",
+        ),
+        (
+            {"loss_of": "def loss_of(outputs, batch, more):\n    return 0\n"},
+            "loss_of is called as loss_of(outputs, batch), and yours is loss_of(outputs, batch, more)",
+        ),
     ],
     ids=["too few", "a class that needs one", "too many"],
-)  # fmt: skip
+)
 def test_parameters_that_cannot_be_passed_are_refused_before_a_rank_starts(cells, words):
     refused(lambda: Script.load("ddp").with_cells(**cells), words)
 

@@ -71,8 +71,9 @@ def test_every_figure_has_a_source_and_the_right_unit(device):
 
 
 def machine(*gpus):
-    return Hardware("linux", gpus, cores=4, memory=32 * GIB, memory_available=24 * GIB, shared_memory=None,
-                    visible_devices=None)  # fmt: skip
+    return Hardware(
+        "linux", gpus, cores=4, memory=32 * GIB, memory_available=24 * GIB, shared_memory=None, visible_devices=None
+    )
 
 
 def test_ranks_on_a_cpu_share_its_memory_and_nothing_is_known_of_its_speed():

@@ -18,14 +18,14 @@ import pytest
 
 import labkit
 from labkit import cli, data
-from labkit.diagnosis import Facts, Finding, diagnose, finding, gather, on_kaggle, probes
+from labkit.diagnosis import Diagnosis, MachineFacts, detections, diagnose, gather, on_kaggle, probes
 from labkit.diagnosis.ask_nvml import told
-from labkit.diagnosis.facts import UNLIMITED, Kernel, Process, TorchBuild, nvml_from_json
+from labkit.diagnosis.facts import UNLIMITED, NotebookKernel, Process, TorchBuild, nvml_from_json
 from labkit.diagnosis.shown import COLUMNS
 from labkit.errors import LabError, LaunchError
 from labkit.launcher import hardware as hardware_module
 from labkit.launcher.hardware import Gpu, hardware, has_kernels
-from labkit.launcher.preflight import preflight, remembered
+from labkit.launcher.link.preflight import preflight, remembered
 from labkit.machine import Machine
 from labkit.planner.devices import this_machine
 from labkit.record import container, session
@@ -38,7 +38,7 @@ NAMES = [path.stem for path in MACHINES]
 
 def facts_of(name):
     recorded = json.loads((Path(__file__).parent / "machines" / f"{name}.json").read_text(encoding="utf-8"))
-    return Facts.from_json(recorded["facts"])
+    return MachineFacts.from_json(recorded["facts"])
 
 
 def found(facts):
@@ -145,15 +145,17 @@ def test_every_finding_of_every_machine_has_its_two_cases():
     assert everywhere == set(CASES)
 
 
-@pytest.mark.parametrize("function", finding._detections, ids=lambda f: f"{f.__module__.split('.')[-1]}.{f.__name__}")
+@pytest.mark.parametrize(
+    "function", detections._detections, ids=lambda f: f"{f.__module__.split('.')[-1]}.{f.__name__}"
+)
 def test_every_detection_says_something_somewhere(function):
-    assert any(finding._found(function, facts_of(name)) for name in NAMES)
+    assert any(detections._found(function, facts_of(name)) for name in NAMES)
 
 
 @pytest.mark.parametrize("path", MACHINES, ids=NAMES)
 def test_a_machine_says_where_it_comes_from_and_survives_json(path):
     recorded = json.loads(path.read_text(encoding="utf-8"))
-    facts = Facts.from_json(recorded["facts"])
+    facts = MachineFacts.from_json(recorded["facts"])
 
     assert re.match("made from documentation: |recorded ", recorded["source"])
     assert json.loads(json.dumps(facts.to_json())) == recorded["facts"]
@@ -167,7 +169,7 @@ def test_every_finding_says_why_and_what_to_do(machine):
 
 
 def test_what_needs_doing_comes_first(machine):
-    levels = [finding.LEVELS.index(each.level) for each in machine.diagnosis]
+    levels = [detections.LEVELS.index(each.level) for each in machine.diagnosis]
 
     assert levels == sorted(levels)
     assert machine.can_train == (0 not in levels)
@@ -330,7 +332,7 @@ def test_a_process_beside_much_free_memory_is_a_note():
 
 
 def test_a_kernel_that_a_container_hides_from_nvml_is_told_to_be_among_them():
-    facts = dataclasses.replace(facts_of("docker-small-shm"), kernel=Kernel(True, (0, 5 << 20), (0, 6 << 20)))
+    facts = dataclasses.replace(facts_of("docker-small-shm"), kernel=NotebookKernel(True, (0, 5 << 20), (0, 6 << 20)))
     said = found(facts)
 
     assert said["GPUs in use"].why.endswith("this kernel is one of them")
@@ -338,7 +340,7 @@ def test_a_kernel_that_a_container_hides_from_nvml_is_told_to_be_among_them():
 
 
 def test_a_kernel_with_no_more_than_a_context_is_a_note():
-    said = found(dataclasses.replace(facts_of("laptop-cpu"), kernel=Kernel(True)))["this process"]
+    said = found(dataclasses.replace(facts_of("laptop-cpu"), kernel=NotebookKernel(True)))["this process"]
 
     assert said.level == "note"
 
@@ -397,7 +399,7 @@ def test_this_machine_is_asked_in_moments_and_nothing_fails(monkeypatch):
 
     assert facts.problems == {}
     assert facts.python
-    assert Facts.from_json(json.loads(json.dumps(facts.to_json()))) == facts
+    assert MachineFacts.from_json(json.loads(json.dumps(facts.to_json()))) == facts
 
 
 def test_what_a_launch_would_refuse_here_is_a_stop(monkeypatch, tmp_path, on_made_up_kaggle):
@@ -458,7 +460,7 @@ def test_what_cannot_be_asked_is_none_and_told(monkeypatch):
 def test_no_single_fact_is_needed_to_say_something():
     for name in NAMES:
         facts = facts_of(name)
-        for each in dataclasses.fields(Facts):
+        for each in dataclasses.fields(MachineFacts):
             if each.name not in ("hardware", "problems"):
                 said = diagnose(dataclasses.replace(facts, **{each.name: None}))
                 assert not [f for f in said if "could not be told" in f.why], (name, each.name)
@@ -468,7 +470,7 @@ def test_a_detection_that_fails_does_not_silence_the_others(monkeypatch):
     def broken_one(facts):
         raise ZeroDivisionError
 
-    monkeypatch.setattr(finding, "_detections", [broken_one, *finding._detections])
+    monkeypatch.setattr(detections, "_detections", [broken_one, *detections._detections])
     said = found(facts_of("laptop-cpu"))
 
     assert said["broken one"].value == "n/a"
@@ -476,11 +478,11 @@ def test_a_detection_that_fails_does_not_silence_the_others(monkeypatch):
 
 
 def test_a_detection_is_one_function(monkeypatch):
-    monkeypatch.setattr(finding, "_detections", [])
+    monkeypatch.setattr(detections, "_detections", [])
 
-    @finding.detection
+    @detections.detection
     def many_cores(facts):
-        return Finding("many cores", str(facts.hardware.cores), "why", level="note")
+        return Diagnosis("many cores", str(facts.hardware.cores), "why", level="note")
 
     assert [each.what for each in diagnose(facts_of("8xa100"))] == ["many cores"]
 
@@ -495,7 +497,7 @@ def test_asking_does_not_open_cuda_in_this_process(monkeypatch):
 
     monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(cuda=Cuda()))
 
-    assert probes.kernel(hardware()) == Kernel(False)
+    assert probes.kernel(hardware()) == NotebookKernel(False)
 
 
 def test_a_torch_that_has_opened_cuda_says_what_it_holds(monkeypatch):
@@ -507,7 +509,7 @@ def test_a_torch_that_has_opened_cuda_says_what_it_holds(monkeypatch):
     )
     monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(cuda=cuda))
 
-    assert probes.kernel(hardware()) == Kernel(True, (0, 100), (0, 200))
+    assert probes.kernel(hardware()) == NotebookKernel(True, (0, 100), (0, 200))
 
 
 @pytest.mark.parametrize(
@@ -753,7 +755,7 @@ def test_the_doctors_exit_code_says_whether_something_stops_a_launch(name, code,
     monkeypatch.setattr(cli.labkit, "doctor", lambda **_: Machine(facts.hardware, facts), raising=False)
 
     assert cli.main(["doctor", "--json"]) == code
-    assert Facts.from_json(json.loads(capsys.readouterr().out)["facts"]) == facts
+    assert MachineFacts.from_json(json.loads(capsys.readouterr().out)["facts"]) == facts
     assert cli.main(["doctor"]) == code
     assert str(Machine(facts.hardware, facts)) in capsys.readouterr().out
 

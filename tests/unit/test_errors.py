@@ -17,10 +17,16 @@ def failed(exception, message="rank 1 failed: x"):
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [("ValueError", ValueError), ("KeyError", KeyError), ("OSError", OSError),
-     ("json.decoder.JSONDecodeError", RankFailedError), ("UnicodeDecodeError", RankFailedError),
-     ("StopIteration", StopIteration), ("ImportError", ImportError)],
-)  # fmt: skip
+    [
+        ("ValueError", ValueError),
+        ("KeyError", KeyError),
+        ("OSError", OSError),
+        ("json.decoder.JSONDecodeError", RankFailedError),
+        ("UnicodeDecodeError", RankFailedError),
+        ("StopIteration", StopIteration),
+        ("ImportError", ImportError),
+    ],
+)
 def test_it_can_be_caught_as_what_it_was(name, kind):
     assert json
     with pytest.raises(kind) as caught:

@@ -8,7 +8,7 @@ import pytest
 
 from labkit.record import RunReader, State, write_state
 from labkit.record.folder import write_json
-from labkit.view.figures import memory_by_category, over_time, runs_together, scaling
+from labkit.view.charts.run_figures import memory_by_category, over_time, runs_together, scaling
 from labkit.view.report import write_report
 
 GIB = 2**30
@@ -52,9 +52,11 @@ def test_memory_by_what_holds_it(reader):
 
     held = {trace["name"]: list(trace["y"]) for trace in figure["data"]}
     assert held == {
-        "parameters": [1.0, 1.0], "gradients": [1.0, 1.0], "optimizer": [2.0, 2.0],
+        "parameters": [1.0, 1.0],
+        "gradients": [1.0, 1.0],
+        "optimizer": [2.0, 2.0],
         "activations, buffers, temporaries (at the peak)": [2.0, 2.0],
-    }  # fmt: skip
+    }
     assert figure["layout"]["yaxis"]["title"]["text"] == "GiB"
     assert "device limit" in str(figure["layout"]["annotations"])
 
@@ -71,8 +73,10 @@ def test_scaling_beside_the_ideal():
     figure = finished(scaling([("ddp", 1, 100.0), ("ddp", 2, 180.0), ("fsdp", 2, 150.0)]))
 
     assert {t["name"]: list(t["y"]) for t in figure["data"]} == {
-        "ddp": [100.0, 180.0], "fsdp": [150.0], "ideal": [100.0, 200.0]
-    }  # fmt: skip
+        "ddp": [100.0, 180.0],
+        "fsdp": [150.0],
+        "ideal": [100.0, 200.0],
+    }
 
 
 def test_nothing_to_draw_is_no_error(folder):

@@ -15,70 +15,220 @@ import pytest
 
 import labkit
 from labkit.errors import LabError
-from labkit.launcher.cause import find_cause
+from labkit.launcher.causes.cause import find_cause
 from labkit.launcher.stop import requested_grace
 from labkit.record import RunFolder, RunReader, read_state
-from labkit.view.figures import memory_by_category, over_time, runs_together
-from labkit.view.page import run_html
-from labkit.view.terminal import picture
+from labkit.view.charts.run_figures import memory_by_category, over_time, runs_together
+from labkit.view.live.page import run_html
+from labkit.view.live.terminal import picture
 
 pytestmark = pytest.mark.timeout(60)
 
 DIGITS = "@a number of a hundred thousand digits@"
 SCALARS = [
-    None, True, False, 0, -1, 1, 2.5, 2**63, -(2**63), 10**400, -(10**400), 10**4000, 1e308, -1e308, 5e-324, -0.0,
-    math.nan, math.inf, -math.inf, DIGITS, "", "nan", "inf", "-inf", "text", "7", "-7", "\x00", "\ud800", "\x1b[31m",
-    "x" * 10_000, "9" * 5000, "٣", "²", "a\nb", "\n", "\u2028", "%s{0}", "../../etc/passwd", "/dev/zero", "step", "end",
-]  # fmt: skip
+    None,
+    True,
+    False,
+    0,
+    -1,
+    1,
+    2.5,
+    2**63,
+    -(2**63),
+    10**400,
+    -(10**400),
+    10**4000,
+    1e308,
+    -1e308,
+    5e-324,
+    -0.0,
+    math.nan,
+    math.inf,
+    -math.inf,
+    DIGITS,
+    "",
+    "nan",
+    "inf",
+    "-inf",
+    "text",
+    "7",
+    "-7",
+    "\x00",
+    "\ud800",
+    "\x1b[31m",
+    "x" * 10_000,
+    "9" * 5000,
+    "٣",
+    "²",
+    "a\nb",
+    "\n",
+    "\u2028",
+    "%s{0}",
+    "../../etc/passwd",
+    "/dev/zero",
+    "step",
+    "end",
+]
 JUNK = [
-    b"", b"\n", b" ", b"{", b"[]", b"{}", b"null", b"NaN", b"3", b'"text"', b"\xff\xfe", b"\x00" * 5000,
-    b"\xed\xa0\x80", b"[" * 50_000, b'{"a":' * 50_000, b"9" * 100_000, b"-", b"1e999999999",
-    b'{"t": 1, "t": []}', b"x" * 100_000,
-]  # fmt: skip
+    b"",
+    b"\n",
+    b" ",
+    b"{",
+    b"[]",
+    b"{}",
+    b"null",
+    b"NaN",
+    b"3",
+    b'"text"',
+    b"\xff\xfe",
+    b"\x00" * 5000,
+    b"\xed\xa0\x80",
+    b"[" * 50_000,
+    b'{"a":' * 50_000,
+    b"9" * 100_000,
+    b"-",
+    b"1e999999999",
+    b'{"t": 1, "t": []}',
+    b"x" * 100_000,
+]
 
 GONE = {"pid": 4_000_000, "started": 1.0, "boot": "an earlier one", "host": "here"}
-CALL = {"process_group": ["0", "default"], "collective_seq_id": 3, "profiling_name": "gloo:all_reduce",
-        "input_sizes": [[4]], "input_dtypes": ["Float"], "retired": False, "is_p2p": False}  # fmt: skip
+CALL = {
+    "process_group": ["0", "default"],
+    "collective_seq_id": 3,
+    "profiling_name": "gloo:all_reduce",
+    "input_sizes": [[4]],
+    "input_dtypes": ["Float"],
+    "retired": False,
+    "is_p2p": False,
+}
 MANIFEST = {
-    "format": 1, "id": "x", "name": "train", "created": "2026-01-02T03:04:05.678+00:00",
-    "script": {"sha256": "0", "path": None}, "cells": {"model": {"origin": "notebook cell In [3]"}},
-    "parameters": {"steps": "9", "accumulate": "2", "checkpoint_dir": "here"}, "args": ["--steps", "9"], "cwd": "/tmp",
-    "torchrun": ["python", "-m"], "world_size": 2, "backend": "gloo", "devices": ["cpu"],
-    "versions": {"python": "3.11", "torch": "2.13.0", "labkit": "0.1.0"}, "platform": "linux", "git": None,
-    "env": {"OMP_NUM_THREADS": "1"}, "env_dropped": [], "retries": 0, "watchdog": None, "gpus": [],
-}  # fmt: skip
-CAUSE = {"kind": "exception", "rank": 1, "exception": "ValueError", "message": "boom", "sentence": "rank 1 failed",
-         "line": 3, "cell": "model", "step": 4, "time_ns": 5, "traceback": ["a\n", "b\n"],
-         "advice": "less"}  # fmt: skip
+    "format": 1,
+    "id": "x",
+    "name": "train",
+    "created": "2026-01-02T03:04:05.678+00:00",
+    "script": {"sha256": "0", "path": None},
+    "cells": {"model": {"origin": "notebook cell In [3]"}},
+    "parameters": {"steps": "9", "accumulate": "2", "checkpoint_dir": "here"},
+    "args": ["--steps", "9"],
+    "cwd": "/tmp",
+    "torchrun": ["python", "-m"],
+    "world_size": 2,
+    "backend": "gloo",
+    "devices": ["cpu"],
+    "versions": {"python": "3.11", "torch": "2.13.0", "labkit": "0.1.0"},
+    "platform": "linux",
+    "git": None,
+    "env": {"OMP_NUM_THREADS": "1"},
+    "env_dropped": [],
+    "retries": 0,
+    "watchdog": None,
+    "gpus": [],
+}
+CAUSE = {
+    "kind": "exception",
+    "rank": 1,
+    "exception": "ValueError",
+    "message": "boom",
+    "sentence": "rank 1 failed",
+    "line": 3,
+    "cell": "model",
+    "step": 4,
+    "time_ns": 5,
+    "traceback": ["a\n", "b\n"],
+    "advice": "less",
+}
 STATE = {
-    "state": "failed", "started": 1.0, "ended": 9.0, "exit_code": 1, "cause": CAUSE, "killed": 0,
-    "checkpoint": "step-4", "notice": "no rank has moved", "attempt": 2,
-    "earlier": [{"cause": CAUSE, "checkpoint": None, "ended": 2.0}], "format": 1,
-}  # fmt: skip
+    "state": "failed",
+    "started": 1.0,
+    "ended": 9.0,
+    "exit_code": 1,
+    "cause": CAUSE,
+    "killed": 0,
+    "checkpoint": "step-4",
+    "notice": "no rank has moved",
+    "attempt": 2,
+    "earlier": [{"cause": CAUSE, "checkpoint": None, "ended": 2.0}],
+    "format": 1,
+}
 ERROR = {
-    "rank": 1, "kind": "exception", "exception": "torch.OutOfMemoryError", "message": "CUDA out of memory\nmore",
-    "traceback": ["Traceback\n", "boom\n"], "script_line": 3, "step": 4, "time_ns": 5, "out_of_memory": "device",
+    "rank": 1,
+    "kind": "exception",
+    "exception": "torch.OutOfMemoryError",
+    "message": "CUDA out of memory\nmore",
+    "traceback": ["Traceback\n", "boom\n"],
+    "script_line": 3,
+    "step": 4,
+    "time_ns": 5,
+    "out_of_memory": "device",
     "memory": {"allocated": 2**30, "reserved": 2**30, "total": 2**31, "free": 0, "peak": 2**30},
-}  # fmt: skip
+}
 PHASES = {"input": 0.1, "forward": 0.2, "backward": 0.3, "optimizer": 0.1}
 RECORDS = [
-    {"k": "meta", "v": 1, "t": 100.0, "time": 1767323045.0, "rank": 0, "local_rank": 0, "world_size": 2, "host": "here",
-     "pid": 1, "torch": "2.13.0", "device": "cuda:0"},
-    {"k": "report", "t": 100.5, "total_steps": 9, "start_step": 2, "steps_per_epoch": 3, "parameters": 405898,
-     "note": "words"},
+    {
+        "k": "meta",
+        "v": 1,
+        "t": 100.0,
+        "time": 1767323045.0,
+        "rank": 0,
+        "local_rank": 0,
+        "world_size": 2,
+        "host": "here",
+        "pid": 1,
+        "torch": "2.13.0",
+        "device": "cuda:0",
+    },
+    {
+        "k": "report",
+        "t": 100.5,
+        "total_steps": 9,
+        "start_step": 2,
+        "steps_per_epoch": 3,
+        "parameters": 405898,
+        "note": "words",
+    },
     {"k": "model", "t": 101.0, "device": "cuda:0", "limit": 2**33, "parameters": 4, "gradients": 4, "optimizer": 8},
-    *({"k": "step", "t": 101.0 + i, "step": i, "n": 2, "seconds": [1.0, 0.4, 0.6], "samples": 8, "loss": 3.0 / i,
-       "rss": 2**28, "allocated": 2**27, "reserved": 2**28, "peak": 2**28, "retries": 0} | PHASES for i in range(1, 5)),
+    *(
+        {
+            "k": "step",
+            "t": 101.0 + i,
+            "step": i,
+            "n": 2,
+            "seconds": [1.0, 0.4, 0.6],
+            "samples": 8,
+            "loss": 3.0 / i,
+            "rss": 2**28,
+            "allocated": 2**27,
+            "reserved": 2**28,
+            "peak": 2**28,
+            "retries": 0,
+        }
+        | PHASES
+        for i in range(1, 5)
+    ),
     {"k": "report", "t": 110.0, "step": 4, "loss": 0.5, "epoch": 0},
     {"k": "report", "t": 111.0, "step": 4, "training_seconds": 9.0, "test_accuracy": 0.5, "stopped": "words"},
     {"k": "end", "t": 112.0, "step": 4, "outcome": "finished", "dropped": 0},
-]  # fmt: skip
+]
 HOST = [
-    {"k": "meta", "v": 1, "t": 1.0, "time": 1.0, "host": "here", "cores": 2, "memory_total": 2**30,
-     "devices": [{"name": "made up", "uuid": "0", "memory_total": 2**30}]},
-    {"k": "host", "t": 2.0, "cpu": 50.0, "memory_used": 2**29,
-     "devices": [{"utilisation": 50, "memory_used": 2**29, "power": 70.0, "temperature": 60}]},
-]  # fmt: skip
+    {
+        "k": "meta",
+        "v": 1,
+        "t": 1.0,
+        "time": 1.0,
+        "host": "here",
+        "cores": 2,
+        "memory_total": 2**30,
+        "devices": [{"name": "made up", "uuid": "0", "memory_total": 2**30}],
+    },
+    {
+        "k": "host",
+        "t": 2.0,
+        "cpu": 50.0,
+        "memory_used": 2**29,
+        "devices": [{"utilisation": 50, "memory_used": 2**29, "power": 70.0, "temperature": 60}],
+    },
+]
 SCRIPT = """# %% parameters
 parser.add_argument("--steps", type=int, default=9)
 parser.add_argument("--accumulate", type=int, default=1)
@@ -161,16 +311,18 @@ def altered(draw, value, turn):
 def torn(draw, data):
     """The bytes cut off, flipped, doubled or replaced."""
     at = draw.randrange(len(data) + 1)
-    return draw.choice([
-        lambda: data[:at],
-        lambda: data[at:],
-        lambda: data[:at] + bytes([draw.randrange(256)]) + data[at + 1 :],
-        lambda: data[:at] + draw.randbytes(draw.randrange(1, 40)) + data[at:],
-        lambda: data + data,
-        lambda: b"\xef\xbb\xbf" + data,
-        lambda: data.decode("utf-8", "replace").encode("utf-16"),
-        lambda: draw.choice(JUNK),
-    ])()  # fmt: skip
+    return draw.choice(
+        [
+            lambda: data[:at],
+            lambda: data[at:],
+            lambda: data[:at] + bytes([draw.randrange(256)]) + data[at + 1 :],
+            lambda: data[:at] + draw.randbytes(draw.randrange(1, 40)) + data[at:],
+            lambda: data + data,
+            lambda: b"\xef\xbb\xbf" + data,
+            lambda: data.decode("utf-8", "replace").encode("utf-16"),
+            lambda: draw.choice(JUNK),
+        ]
+    )()
 
 
 def foreign(draw, value, turn):
@@ -248,13 +400,30 @@ LOOKS_AT = {
     "wait": ["state.json", "state.json of a run that goes on", "agent.json", "run.json"],
     "text": ["run.json", "state.json", "state.json of a run that goes on", "metrics.jsonl", "hosts"],
     "terminal": ["run.json", "state.json", "state.json of a run that goes on", "metrics.jsonl", "a log"],
-    "page": ["run.json", "state.json", "state.json of a run that goes on", "metrics.jsonl", "hosts", "error.json",
-             "a log"],
+    "page": [
+        "run.json",
+        "state.json",
+        "state.json of a run that goes on",
+        "metrics.jsonl",
+        "hosts",
+        "error.json",
+        "a log",
+    ],
     "report": ["run.json", "state.json", "metrics.jsonl", "error.json", "script.py", "command.txt"],
     "comparison": ["run.json", "state.json", "metrics.jsonl"],
-    "cause": ["run.json", "agent.json", "error.json", "metrics.jsonl", "heartbeat.json", "collectives.json",
-              "script.py", "torchrun.log", "stacks.txt", "a log"],
-}  # fmt: skip
+    "cause": [
+        "run.json",
+        "agent.json",
+        "error.json",
+        "metrics.jsonl",
+        "heartbeat.json",
+        "collectives.json",
+        "script.py",
+        "torchrun.log",
+        "stacks.txt",
+        "a log",
+    ],
+}
 
 
 def complaint(read, run, draw):
@@ -363,8 +532,20 @@ def test_a_pipe_in_place_of_a_file_does_not_hang_its_reader(runs_dir, file):
     assert ended
 
 
-@pytest.mark.parametrize("entry", ["ranks/٣", "ranks/999999999999", "ranks/0/sub", "attempts/0", "attempts/999999999",
-                                   "attempts/٢", "hosts/sub.jsonl", "checkpoints/step-٣", "torchrun/x/y"])  # fmt: skip
+@pytest.mark.parametrize(
+    "entry",
+    [
+        "ranks/٣",
+        "ranks/999999999999",
+        "ranks/0/sub",
+        "attempts/0",
+        "attempts/999999999",
+        "attempts/٢",
+        "hosts/sub.jsonl",
+        "checkpoints/step-٣",
+        "torchrun/x/y",
+    ],
+)
 def test_folders_that_nobody_expects_are_no_reason_to_fall(runs_dir, entry):
     folder = whole_run(runs_dir / "20260102T030405Z-demo-0a1b")
     (folder.path / entry).mkdir(parents=True)
@@ -446,8 +627,11 @@ def peak_of(act):
 
 def test_lines_of_two_megabytes_are_counted_and_not_kept(runs_dir):
     folder = whole_run(runs_dir / "20260102T030405Z-demo-0a1b")
-    long = [b'{"t": 1, "k": "report", "x": "' + b"x" * (2 << 20) + b'"}\n', b"\0" * (2 << 20) + b"\n",
-            b'{"t": 1, "x": ' + b"[" * (2 << 20) + b"\n"]  # fmt: skip
+    long = [
+        b'{"t": 1, "k": "report", "x": "' + b"x" * (2 << 20) + b'"}\n',
+        b"\0" * (2 << 20) + b"\n",
+        b'{"t": 1, "x": ' + b"[" * (2 << 20) + b"\n",
+    ]
     with folder.metrics(0).open("wb") as file:
         file.writelines([*long * 4, lines(RECORDS)])
     reader = RunReader(folder)

@@ -27,8 +27,8 @@ from labkit.kaggle.session import previous_checkpoints
 from labkit.kaggle.wheel import wheel
 from labkit.record import RunFolder, runs_root
 from labkit.record.folder import write_json
-from labkit.record.session import SAVING_SECONDS, seconds_left, seconds_to_train, working_folder
-from labkit.view.terminal import StatusLine
+from labkit.record.session import KEPT_FREE_SECONDS, seconds_left, seconds_to_train, working_folder
+from labkit.view.live.terminal import StatusLine
 
 ROOT = Path(__file__).parents[2]
 CLIENT = KaggleApi()
@@ -91,11 +91,14 @@ def test_parameters_that_papermill_set_before_are_replaced():
     assert [cell.source for cell in cells[1:]] == [PARAMETERS.source, "# Parameters\nlr = 2\n"]
 
 
-@pytest.mark.parametrize(("cells", "told"), [
-    ([PARAMETERS], "03_ddp.ipynb has no parameter 'epochs'; it has lr, nproc_per_node"),
-    ([code("%env X=1", "parameters")], "the parameters cell of 03_ddp.ipynb is not plain Python: invalid syntax"),
-    ([code("epochs = 1")], "03_ddp.ipynb has no parameter 'epochs'; it has no cell tagged `parameters`"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("cells", "told"),
+    [
+        ([PARAMETERS], "03_ddp.ipynb has no parameter 'epochs'; it has lr, nproc_per_node"),
+        ([code("%env X=1", "parameters")], "the parameters cell of 03_ddp.ipynb is not plain Python: invalid syntax"),
+        ([code("epochs = 1")], "03_ddp.ipynb has no parameter 'epochs'; it has no cell tagged `parameters`"),
+    ],
+)
 def test_a_parameter_that_the_notebook_has_not_is_refused(cells, told):
     with pytest.raises(labkit.LabError, match=told):
         kernel(*cells, parameters={"epochs": 1})
@@ -235,13 +238,21 @@ def test_all_of_labkit_leaves_most_of_what_kaggle_takes_to_the_notebook(own):
 def test_in_a_terminal_what_goes_on_is_written_over_and_the_rest_stays(capsys):
     line = StatusLine()
     line.is_live = True
-    for text in ('labkit: step 1 {"run": "r", "state": "running"}', "\x1b[31mof the notebook\x1b[0m",
-                 'labkit: step 2 {"run": "r", "state": "succeeded"}'):  # fmt: skip
+    for text in (
+        'labkit: step 1 {"run": "r", "state": "running"}',
+        "\x1b[31mof the notebook\x1b[0m",
+        'labkit: step 2 {"run": "r", "state": "succeeded"}',
+    ):
         _show(line, text)
 
     assert capsys.readouterr().out.split("\r") == [
-        "", "r: step 1", f"{'':9}", "of the notebook\n", f"{'':9}", "r: succeeded, step 2\n",
-    ]  # fmt: skip
+        "",
+        "r: step 1",
+        f"{'':9}",
+        "of the notebook\n",
+        f"{'':9}",
+        "r: succeeded, step 2\n",
+    ]
 
 
 class Made:
@@ -338,7 +349,7 @@ def test_a_session_ends_twelve_hours_after_its_oldest_process_began(session, mon
     monkeypatch.setenv("LABKIT_SESSION_SECONDS", "999000000")
 
     assert longer - seconds_left() == pytest.approx(1e6, abs=5)
-    assert seconds_to_train() == pytest.approx(seconds_left() - SAVING_SECONDS, abs=5)
+    assert seconds_to_train() == pytest.approx(seconds_left() - KEPT_FREE_SECONDS, abs=5)
 
 
 def test_a_length_of_a_session_that_is_no_number_is_refused(session, monkeypatch):

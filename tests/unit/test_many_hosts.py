@@ -10,14 +10,14 @@ from many_hosts import many_hosts
 from rich.console import Console
 
 from labkit.record import RunReader, Series, State
-from labkit.view.by_host import by_host, names_of, ranges
-from labkit.view.figures import over_time
-from labkit.view.page import run_html, run_text
+from labkit.view.charts.run_figures import over_time
+from labkit.view.live.by_host import by_host, names_of, ranges
+from labkit.view.live.page import run_html, run_text
+from labkit.view.live.strips import heat_strips
+from labkit.view.live.tables import host_rows, rank_rows
+from labkit.view.live.terminal import picture
+from labkit.view.live.verdict import host_verdicts, verdict
 from labkit.view.report import static_bundle, write_report
-from labkit.view.strips import heat_strips
-from labkit.view.tables import host_rows, rank_rows
-from labkit.view.terminal import picture
-from labkit.view.verdict import host_verdicts, verdict
 
 RUNNING = State("running", 0.0)
 EIGHT = [f"gpu-{n:02}.cluster.example.org" for n in range(8)]
@@ -28,9 +28,12 @@ FORWARD = ("forward", 0.035)
 def sixty_four(tmp_path_factory):
     """64 ranks on 8 hosts; all of gpu-04 compute slowly, rank 13 loads slowly, gpu-06 has little memory left."""
     return many_hosts(
-        tmp_path_factory.mktemp("runs"), EIGHT, 8, late={EIGHT[4]: FORWARD, 13: ("input", 0.02)},
+        tmp_path_factory.mktemp("runs"),
+        EIGHT,
+        8,
+        late={EIGHT[4]: FORWARD, 13: ("input", 0.02)},
         memory_used={EIGHT[6]: 250},
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture(scope="module")

@@ -7,12 +7,12 @@ import pytest
 
 import labkit
 from labkit.errors import LaunchError
-from labkit.planner.facts import Facts, Line, Moment, Profile, Unit, Variant
 from labkit.planner.layout import layout_of
-from labkit.planner.memory import COUNT, UnknownToFormulas, moments, peak, states, variant_of
-from labkit.planner.optimizing import adamw_state, adamw_temporary, dealt
-from labkit.planner.schedules import actions
-from labkit.planner.textbook import block_activations
+from labkit.planner.memory.adamw import adamw_state, adamw_temporary, dealt
+from labkit.planner.memory.peak import COUNT, UnknownToFormulas, moments, peak, states, variant_of
+from labkit.planner.memory.textbook import block_activations
+from labkit.planner.model.facts import ByteCount, ModelFacts, Moment, Profile, Unit, Variant
+from labkit.planner.speed.schedules import actions
 
 BLOCK, ENDS = (4096, 64), (1024,)
 KEPT, OUT = 1000, 100
@@ -23,17 +23,17 @@ def profile(parameters, itemsize=4, *, kept=KEPT):
     return Profile(
         parameters=parameters,
         rows=tuple(size // 16 for size in parameters),
-        input=Line(0, OUT),
-        output=Line(0, OUT),
-        forward=(Moment(Line(0, kept + OUT), Line(0, kept), 0),),
-        saved=Line(0, kept),
+        input=ByteCount(0, OUT),
+        output=ByteCount(0, OUT),
+        forward=(Moment(ByteCount(0, kept + OUT), ByteCount(0, kept), 0),),
+        saved=ByteCount(0, kept),
         keeps_input=True,
         keeps_output=False,
         cached=0,
-        between=Line(0, OUT),
+        between=ByteCount(0, OUT),
         backward=(
-            Moment(Line(gradients, kept + 2 * OUT), Line(0, kept), 0),
-            Moment(Line(0, 2 * OUT), Line(), gradients),
+            Moment(ByteCount(gradients, kept + 2 * OUT), ByteCount(0, kept), 0),
+            Moment(ByteCount(0, 2 * OUT), ByteCount(), gradients),
         ),
     )
 
@@ -48,7 +48,7 @@ def model(blocks=4):
         variant = Variant(precision, half, recomputed)
         each = [profile(of, variant.itemsize, kept=OUT if recomputed else KEPT) for of in sizes]
         profiles[variant] = (*each, replace(profile(()), parameters=(), rows=()))
-    return Facts(units, 4, 25, 16, 1000, profiles)
+    return ModelFacts(units, 4, 25, 16, 1000, profiles)
 
 
 FACTS = model()
@@ -224,8 +224,8 @@ def test_what_formulas_do_not_know_they_say():
 
 def test_facts_survive_being_written():
     more = replace(FACTS, uncut="no", layers=4, looked_at=64)
-    assert Facts.from_json(FACTS.to_json()) == FACTS
-    assert Facts.from_json(more.to_json()) == more
+    assert ModelFacts.from_json(FACTS.to_json()) == FACTS
+    assert ModelFacts.from_json(more.to_json()) == more
 
 
 def test_fused_attention_leaves_sixteen_elements_for_each_of_the_input():

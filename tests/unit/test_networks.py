@@ -6,15 +6,14 @@ import pytest
 
 import labkit
 from labkit.errors import LaunchError
-from labkit.launcher.bandwidth import KINDS, Line, Link
+from labkit.launcher.link.bandwidth import KINDS, CollectiveTime, Link
 from labkit.planner.devices import device_named
-from labkit.planner.inside import between_hosts
-from labkit.planner.networks import NETWORK_SHARE, Hosts, bandwidth_of
-from labkit.planner.speed import step_time
-from labkit.planner.volume import volume, wire
+from labkit.planner.networks import NETWORK_SHARE, Hosts, bandwidth_of, between_hosts
+from labkit.planner.speed.step_time import step_time
+from labkit.planner.speed.traffic import volume, wire
 from unit.test_speed import FACTS, FSDP, RATES, layout
 
-FAST = Link("nccl", 8, {kind: Line(0.0, 1e-15, 0.5) for kind in KINDS}, 1.0)  # within a host: next to nothing
+FAST = Link("nccl", 8, {kind: CollectiveTime(0.0, 1e-15, 0.5) for kind in KINDS}, 1.0)  # within a host: next to nothing
 NO_WORK = dataclasses.replace(RATES, both=(0.0, 0.0), forward=(0.0, 0.0), ends=(0.0, 0.0), alike=(0.0, 0.0))
 FOUR = Hosts(8, 1e9)
 HYBRID = {"schedule": "1F1B", "virtual_stages": 1, "sequence_parallel": False}
@@ -26,9 +25,18 @@ def talk(where, hosts, link=FAST):
 
 @pytest.mark.parametrize(
     ("name", "gbit"),
-    [("100GbE", 100), ("10 gbe", 10), ("InfiniBand NDR", 400), ("infiniband-hdr", 200), ("EDR", 100),
-     ("8 x InfiniBand NDR", 3200), ("2x25GbE", 50), (100e9, 100), (1_000_000_000, 1)],
-)  # fmt: skip
+    [
+        ("100GbE", 100),
+        ("10 gbe", 10),
+        ("InfiniBand NDR", 400),
+        ("infiniband-hdr", 200),
+        ("EDR", 100),
+        ("8 x InfiniBand NDR", 3200),
+        ("2x25GbE", 50),
+        (100e9, 100),
+        (1_000_000_000, 1),
+    ],
+)
 def test_a_network_by_its_name_or_its_bits_per_second(name, gbit):
     assert bandwidth_of(name) == gbit * 1e9 / 8
 
@@ -107,7 +115,7 @@ def test_stages_on_two_hosts_send_over_the_network_and_stages_on_one_do_not():
 
 
 def test_a_fast_network_is_not_faster_than_the_link_inside():
-    slow = Link("nccl", 8, {kind: Line(0.0, 1e-9, 0.5) for kind in KINDS}, 1.0)
+    slow = Link("nccl", 8, {kind: CollectiveTime(0.0, 1e-9, 0.5) for kind in KINDS}, 1.0)
 
     within = talk(layout("ddp", 32), None, slow)
     assert talk(layout("ddp", 32), Hosts(8, 1e15), slow) == pytest.approx(within)

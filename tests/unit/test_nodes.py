@@ -12,19 +12,21 @@ import labkit
 from labkit.cluster import hosts, remote, ssh, watching
 from labkit.cluster.hosts import _ranks
 from labkit.errors import LaunchError
-from labkit.launcher import holding, node, stacks
-from labkit.launcher.agree import conclusion
+from labkit.launcher import gpu_lock, node
+from labkit.launcher.causes import stacks
+from labkit.launcher.causes.conclusion import conclusion
 from labkit.launcher.hardware import Gpu, Hardware
 from labkit.launcher.interface import interface_of, own_address_towards, resolved
+from labkit.launcher.multinode import create, node_command, torchrun_of_node
 from labkit.launcher.node import _Peer, check_port, main
 from labkit.launcher.progress import Progress
-from labkit.launcher.several import create, node_command, torchrun_of_node
 from labkit.launcher.torchrun import rank_environment
 from labkit.record import Identity, Nodes, State, read_state, write_state
 from labkit.record.files import is_deleted
 from labkit.record.folder import write_json
 from labkit.record.identity import HOST, host_name
 from labkit.record.nodes import beat, heard_nodes, is_heard, last_beat, merged
+from labkit.write.launch_options import LaunchOptions
 
 ROOT = State("starting", 100.0)
 RUNNING = State("running", 101.0, notice="rank 1 has not moved")
@@ -259,7 +261,7 @@ def test_ranks_on_another_host_are_asked_through_the_folder(run, monkeypatch):
 
 def test_the_line_of_a_node_is_a_prefix_before_plain_torchrun(runs_dir):
     env = {"OMP_NUM_THREADS": "1", "HF_TOKEN": "secret"}
-    run = create("ddp", Nodes(2, 2, ("hA", "hB")), address="10.0.0.1", port=29501, parameters={"steps": 5}, env=env)
+    run = create("ddp", Nodes(2, 2, ("hA", "hB")), LaunchOptions(env=env), {"steps": 5}, address="10.0.0.1", port=29501)
     command = node_command(run, 1, "10.0.0.1", 29501)
 
     where = command.index("--")
@@ -278,7 +280,7 @@ def test_the_line_of_a_node_is_a_prefix_before_plain_torchrun(runs_dir):
 
 def test_a_run_that_cannot_be_made_leaves_no_folder(runs_dir):
     with pytest.raises(LaunchError, match="does not split into 3 ranks"):
-        create("ddp", Nodes(3, 1), parameters={"global_batch_size": 8})
+        create("ddp", Nodes(3, 1), LaunchOptions(), {"global_batch_size": 8})
     assert not list(runs_dir.glob("*"))
 
 
@@ -345,8 +347,8 @@ def test_names_that_ssh_takes_are_taken():
 
 
 def test_this_machine_is_known_by_its_names():
-    assert all(ssh.is_here(name) for name in ("localhost", "127.0.0.1", socket.gethostname()))
-    assert not ssh.is_here("no.such.host.invalid")
+    assert all(ssh.is_this_host(name) for name in ("localhost", "127.0.0.1", socket.gethostname()))
+    assert not ssh.is_this_host("no.such.host.invalid")
 
 
 @pytest.mark.parametrize(
@@ -408,7 +410,7 @@ def test_a_file_server_that_stumbles_ends_no_run(run, monkeypatch, number, capsy
 
 
 def test_gpus_that_a_run_holds_on_a_host_are_not_given_to_another(run, folder, monkeypatch):
-    monkeypatch.setattr(holding, "going_on", lambda: [folder])
+    monkeypatch.setattr(gpu_lock, "going_on", lambda: [folder])
     manifest = json.loads(run.manifest.read_text())
     write_json(run.manifest, manifest | {"gpus": ["0", "1"]})
     with pytest.raises(LaunchError, match=r"uses GPU 0, 1\. Wait for it"):
@@ -441,10 +443,8 @@ def test_an_interrupt_while_hosts_begin_leaves_nothing_of_the_run(runs_dir, monk
 
     monkeypatch.setattr(hosts, "ask", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        hosts.begin(
-            "ddp", ["localhost", "localhost"], nproc_per_node=1, tied=False, parameters={"steps": 100_000},
-            env={"CUDA_VISIBLE_DEVICES": ""},
-        )  # fmt: skip
+        options = LaunchOptions(hosts=["localhost", "localhost"], nproc_per_node=1, env={"CUDA_VISIBLE_DEVICES": ""})
+        hosts.begin("ddp", options, {"steps": 100_000}, tied=False)
     assert not list(runs_dir.glob("*"))
     deadline = time.monotonic() + 30
     while left := [c for c in commands() if str(runs_dir) in c]:

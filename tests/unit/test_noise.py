@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from labkit.view.noise import findings
+from labkit.view.comparison import findings
 
 
 def run(recipe, seconds, state="succeeded", **more):
@@ -43,15 +43,23 @@ def test_nodes_are_named_where_there_are_several():
 
 @pytest.mark.parametrize(
     "runs",
-    [[], [run("ddp", 1.0)], [run("ddp", 1.0), run("fsdp", 2.0)], [run("ddp", 1.0), run("ddp", 2.0)],
-     [run("ddp", 1.0), run("ddp", 1.0), run("fsdp", 2.0, "failed")], [run("a", None), run("a", None), run("b", None)]],
-)  # fmt: skip
+    [
+        [],
+        [run("ddp", 1.0)],
+        [run("ddp", 1.0), run("fsdp", 2.0)],
+        [run("ddp", 1.0), run("ddp", 2.0)],
+        [run("ddp", 1.0), run("ddp", 1.0), run("fsdp", 2.0, "failed")],
+        [run("a", None), run("a", None), run("b", None)],
+    ],
+)
 def test_without_repeats_of_runs_that_succeeded_nothing_is_claimed(runs):
     assert findings(runs) == []
 
 
 def test_every_figure_that_was_measured_is_compared():
-    runs = [run(r, s, test_accuracy=a, test_bits_per_byte=2 * a, test_samples=9, memory_peak=m)
-            for r, s, a, m in (("a", 9, 0.9, 4), ("a", 9.1, 0.91, 4), ("b", 5, 0.90, 2))]  # fmt: skip
+    runs = [
+        run(r, s, test_accuracy=a, test_bits_per_byte=2 * a, test_samples=9, memory_peak=m)
+        for r, s, a, m in (("a", 9, 0.9, 4), ("a", 9.1, 0.91, 4), ("b", 5, 0.90, 2))
+    ]
     compared = [line.split(" of ")[0] for line in findings(runs)]
     assert compared == ["training time", "peak memory", "test accuracy", "test bits per byte"]

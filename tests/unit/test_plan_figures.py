@@ -10,11 +10,11 @@ import pytest
 
 import labkit
 from labkit.cli import main
-from labkit.planner.trials import Trial
+from labkit.planner.measured import Trial
 from labkit.record.peak import CATEGORIES, Peak
-from labkit.view.bars import CATEGORY_COLOURS, LIMIT_COLOUR, Bar, bars, key
-from labkit.view.panel_page import panel_page
-from labkit.view.plan_figures import Point, break_even, memory_planned, scaling_planned
+from labkit.view.charts.bars import CATEGORY_COLOURS, LIMIT_COLOUR, Bar, bars, key
+from labkit.view.charts.plan_figures import Point, break_even, memory_planned, scaling_planned
+from labkit.view.panel_controls import panel_page
 from labkit.view.plan_tables import aligned, memory_rows, plan_html, plan_text
 
 GIB = 2**30
@@ -199,15 +199,32 @@ def test_labkit_plan_tells_by_its_exit_code_whether_it_fits(fits, code, monkeypa
         return SimpleNamespace(fits=fits, __str__=lambda: "")
 
     monkeypatch.setattr(labkit, "plan", plan, raising=False)
-    argv = ["plan", "ddp", "--device", "T4", "--nproc-per-node", "4", "--", "--precision", "fp16",
-            "--activation-checkpointing", "--no-gradient-as-bucket-view"]  # fmt: skip
+    argv = [
+        "plan",
+        "ddp",
+        "--device",
+        "T4",
+        "--nproc-per-node",
+        "4",
+        "--",
+        "--precision",
+        "fp16",
+        "--activation-checkpointing",
+        "--no-gradient-as-bucket-view",
+    ]
 
     assert main(argv) == code
     assert asked == {
-        "script": "ddp", "device": "T4", "nproc_per_node": 4, "nodes": 1, "network": None, "measure": False,
+        "script": "ddp",
+        "device": "T4",
+        "nproc_per_node": 4,
+        "nodes": 1,
+        "network": None,
+        "measure": False,
         "precision": "fp16",
-        "activation_checkpointing": True, "gradient_as_bucket_view": False,
-    }  # fmt: skip
+        "activation_checkpointing": True,
+        "gradient_as_bucket_view": False,
+    }
     assert capsys.readouterr().out
 
 

@@ -7,17 +7,31 @@ import json
 import pytest
 
 from labkit.record import RunReader, State
-from labkit.view.progress_line import progress_line, read_progress_line
+from labkit.view.live.progress_line import progress_line, read_progress_line
 from labkit.view.words import headline
 
 
 @pytest.fixture
 def reader(folder, write_metrics):
     for rank in (0, 1):
-        write_metrics(rank, {"k": "meta", "t": 0.0}, *(
-            {"k": "step", "t": float(i), "step": i, "n": 1, "seconds": [0.1] * 3, "samples": 8, "loss": 10.0 - i,
-             "rss": 1e9} for i in range(1, 9)
-        ), {"k": "report", "t": 9.0, "total_steps": 16})  # fmt: skip
+        write_metrics(
+            rank,
+            {"k": "meta", "t": 0.0},
+            *(
+                {
+                    "k": "step",
+                    "t": float(i),
+                    "step": i,
+                    "n": 1,
+                    "seconds": [0.1] * 3,
+                    "samples": 8,
+                    "loss": 10.0 - i,
+                    "rss": 1e9,
+                }
+                for i in range(1, 9)
+            ),
+            {"k": "report", "t": 9.0, "total_steps": 16},
+        )
     return RunReader(folder).read_all()
 
 
@@ -27,8 +41,16 @@ def test_it_is_the_headline_and_what_it_was_made_of(reader):
     text, facts = read_progress_line(progress_line(reader, state))
 
     assert text == headline(reader, state)
-    assert facts == {"run": reader.folder.id, "state": "succeeded", "seconds": 12.0, "step": 8, "total_steps": 16,
-                     "loss": 2.0, "throughput": 160.0, "memory_peak": 1_000_000_000}  # fmt: skip
+    assert facts == {
+        "run": reader.folder.id,
+        "state": "succeeded",
+        "seconds": 12.0,
+        "step": 8,
+        "total_steps": 16,
+        "loss": 2.0,
+        "throughput": 160.0,
+        "memory_peak": 1_000_000_000,
+    }
 
 
 def test_a_run_without_ranks_has_one(folder):
@@ -60,7 +82,19 @@ def test_what_stands_before_it_is_left_aside(reader):
     assert read_progress_line(f"12.3s 4 {line}\n") == read_progress_line(line)
 
 
-@pytest.mark.parametrize("line", ["", "labkit: ", "labkit: done", "labkit: x {", "labkit: x {}", "labkit: x {]}",
-                                  'labkit: x {"run": 3}', 'labkit {"run": "a"}', json.dumps({"run": "a"})])  # fmt: skip
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "labkit: ",
+        "labkit: done",
+        "labkit: x {",
+        "labkit: x {}",
+        "labkit: x {]}",
+        'labkit: x {"run": 3}',
+        'labkit {"run": "a"}',
+        json.dumps({"run": "a"}),
+    ],
+)
 def test_other_lines_are_none(line):
     assert read_progress_line(line) is None

@@ -13,17 +13,29 @@ from labkit.cluster.queued import with_job
 from labkit.cluster.slurm import Job, most_gpus
 from labkit.cluster.submission import prepare
 from labkit.record import State
-from labkit.view.page import attempt_ended
+from labkit.view.live.page import attempt_ended
 
 STARTING = State("starting", 1000.0, notice="none of its 2 nodes has begun yet")
 RUNNING = State("running", 1000.0)
 OVER = State("succeeded", 1000.0, ended=1010.0, exit_code=0)
 RAISED = State("failed", 1000.0, ended=1010.0, exit_code=1, cause={"kind": "exception", "sentence": "rank 1 failed"})
-TERMED = State("stopped", 1000.0, ended=1010.0, exit_code=143, checkpoint="step-40",
-               cause={"kind": "stopped", "sentence": "the supervisor on nodeA received SIGTERM"})  # fmt: skip
+TERMED = State(
+    "stopped",
+    1000.0,
+    ended=1010.0,
+    exit_code=143,
+    checkpoint="step-40",
+    cause={"kind": "stopped", "sentence": "the supervisor on nodeA received SIGTERM"},
+)
 ASKED = State("stopped", 1000.0, ended=1010.0, cause={"kind": "stopped", "sentence": "stopped on request"})
-SAVED = State("stopped", 1000.0, ended=1010.0, checkpoint="step-40", exit_code=143,
-              cause={"kind": "stopped", "goes_on": True, "sentence": "its time limit was near"})  # fmt: skip
+SAVED = State(
+    "stopped",
+    1000.0,
+    ended=1010.0,
+    checkpoint="step-40",
+    exit_code=143,
+    cause={"kind": "stopped", "goes_on": True, "sentence": "its time limit was near"},
+)
 LOST = State("lost", 1000.0, cause={"kind": "lost", "sentence": "gone"})
 
 
@@ -35,12 +47,15 @@ def test_where_slurm_cannot_be_asked_the_folder_counts():
     assert with_job(RUNNING, None) == RUNNING
 
 
-@pytest.mark.parametrize(("reason", "words"), [
-    ("Resources", "waits in Slurm's queue for nodes to become free"),
-    ("PartitionTimeLimit", "waits in Slurm's queue for more time than this partition gives"),
-    ("QOSMaxNodePerUserLimit", "waits in Slurm's queue (QOSMaxNodePerUserLimit)"),
-    ("", "waits in Slurm's queue"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        ("Resources", "waits in Slurm's queue for nodes to become free"),
+        ("PartitionTimeLimit", "waits in Slurm's queue for more time than this partition gives"),
+        ("QOSMaxNodePerUserLimit", "waits in Slurm's queue (QOSMaxNodePerUserLimit)"),
+        ("", "waits in Slurm's queue"),
+    ],
+)
 def test_a_job_in_the_queue_is_a_run_that_starts(reason, words):
     state = with_job(STARTING, job("PENDING", reason=reason))
 
@@ -76,12 +91,15 @@ def test_a_job_that_was_told_when_to_begin_is_not_begun_again():
     assert again.notice == "job 42 waits in Slurm's queue to be begun again"
 
 
-@pytest.mark.parametrize("now", [
-    job("RUNNING", nodes="n1"),  # the launch file has not yet put it back
-    job("COMPLETING"),
-    job("PENDING", reason="BeginTime", restarts=1),
-    job("RUNNING", nodes="n1", restarts=1),  # and the second attempt has written nothing yet
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "now",
+    [
+        job("RUNNING", nodes="n1"),  # the launch file has not yet put it back
+        job("COMPLETING"),
+        job("PENDING", reason="BeginTime", restarts=1),
+        job("RUNNING", nodes="n1", restarts=1),  # and the second attempt has written nothing yet
+    ],
+)
 def test_a_run_that_saved_because_its_time_was_up_is_not_over(now):
     state = with_job(SAVED, now)
 
@@ -123,13 +141,16 @@ def test_what_slurm_knows_on_top_is_added():
     assert state.cause["sentence"] == "rank 1 failed; Slurm says OUT_OF_MEMORY of job 42"
 
 
-@pytest.mark.parametrize(("now", "words"), [
-    ("TIMEOUT", "its time limit was over; the newest checkpoint is step-40"),
-    ("NODE_FAIL", "a node failed; the newest checkpoint is step-40"),
-    ("OUT_OF_MEMORY", "it used more memory than it had been given"),
-    ("PREEMPTED", "another job needed its nodes"),
-    ("BOOT_FAIL", "its nodes could not be booted"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("now", "words"),
+    [
+        ("TIMEOUT", "its time limit was over; the newest checkpoint is step-40"),
+        ("NODE_FAIL", "a node failed; the newest checkpoint is step-40"),
+        ("OUT_OF_MEMORY", "it used more memory than it had been given"),
+        ("PREEMPTED", "another job needed its nodes"),
+        ("BOOT_FAIL", "its nodes could not be booted"),
+    ],
+)
 @pytest.mark.parametrize("folder", [TERMED, LOST, RUNNING, STARTING])
 def test_what_slurm_ended_failed_for_the_reason_slurm_gives(folder, now, words):
     state = with_job(folder, job(now))
@@ -162,9 +183,16 @@ def test_a_job_that_left_no_result_is_lost(now):
     assert with_job(LOST, job(now)).state == "lost"
 
 
-@pytest.mark.parametrize(("gres", "gpus"), [
-    ("(null)\n", 0), ("gpu:4\n", 4), ("gpu:a100:4(S:0-1),nvme:1\n(null)\n", 4), ("gpu:a:2,gpu:b:2\n", 4), ("", 0),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("gres", "gpus"),
+    [
+        ("(null)\n", 0),
+        ("gpu:4\n", 4),
+        ("gpu:a100:4(S:0-1),nvme:1\n(null)\n", 4),
+        ("gpu:a:2,gpu:b:2\n", 4),
+        ("", 0),
+    ],
+)
 def test_the_gpus_of_a_node_are_counted(gres, gpus):
     assert most_gpus(gres) == gpus
 

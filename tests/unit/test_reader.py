@@ -277,8 +277,10 @@ def test_values_without_a_step_are_in_the_row_of_the_last_step_or_of_the_first(f
         report(105, f1=0.6),
         report(106, f1=0.7, rank=5),
     )
-    first, second = ({k: row.get(k) for k in ("rank", "step", "time", "input", "f1", "parameters", "n", "seconds")}
-                     for row in rows(folder))  # fmt: skip
+    first, second = (
+        {k: row.get(k) for k in ("rank", "step", "time", "input", "f1", "parameters", "n", "seconds")}
+        for row in rows(folder)
+    )
 
     assert first == {
         "rank": 0,

@@ -118,7 +118,7 @@ CONFIGURATIONS = {
     "no handlers": lambda: logging.getLogger("metrics").handlers.clear(),
     "not passed on": lambda: setattr(logging.getLogger("metrics"), "propagate", False),
     "disable": lambda: logging.disable(),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("configure", CONFIGURATIONS.values(), ids=CONFIGURATIONS)
@@ -232,10 +232,22 @@ class BrokenScalar:
 
 @pytest.mark.parametrize(
     "value",
-    [[1], (1, 2), {"a": 1}, {1}, b"bytes", torch.ones(2), np.ones((2, 2)), torch.empty((), device="meta"), 10**400,
-     Broken(), BrokenScalar(), torch.nn.Sequential()],
+    [
+        [1],
+        (1, 2),
+        {"a": 1},
+        {1},
+        b"bytes",
+        torch.ones(2),
+        np.ones((2, 2)),
+        torch.empty((), device="meta"),
+        10**400,
+        Broken(),
+        BrokenScalar(),
+        torch.nn.Sequential(),
+    ],
     ids=lambda value: type(value).__name__,
-)  # fmt: skip
+)
 def test_what_is_no_scalar_is_left_out_and_counted_and_the_rest_is_kept(metrics, recorder, written, value, capfd):
     metrics.info({"step": 1, "value": value, "f1": 0.5})
 
@@ -280,8 +292,20 @@ def test_a_mapping_that_cannot_be_read_and_a_disk_that_is_full_cost_measurements
     assert recorder.dropped == 2
 
 
-@given(st.dictionaries(st.text() | st.integers() | st.none(), st.none() | st.booleans() | st.integers() | st.floats()
-       | st.text() | st.binary() | st.lists(st.integers()) | st.complex_numbers(), max_size=8))  # fmt: skip
+@given(
+    st.dictionaries(
+        st.text() | st.integers() | st.none(),
+        st.none()
+        | st.booleans()
+        | st.integers()
+        | st.floats()
+        | st.text()
+        | st.binary()
+        | st.lists(st.integers())
+        | st.complex_numbers(),
+        max_size=8,
+    )
+)
 def test_any_mapping_is_a_line_of_json(tmp_path_factory, values):
     path = tmp_path_factory.mktemp("any") / "metrics.jsonl"
     reports = Reports(Recorder(path))

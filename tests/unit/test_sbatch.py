@@ -15,6 +15,7 @@ from labkit.cluster.sbatch import NODE, LaunchFile, sbatch_text
 from labkit.cluster.submission import plain_text, prepare
 from labkit.cluster.timelimit import seconds_of
 from labkit.record import Nodes
+from labkit.write.launch_options import LaunchOptions
 
 GOLDEN = Path(__file__).parent / "golden"
 RUN = "/home/ada/runs/20261122T120000Z-ddp-1234"
@@ -25,27 +26,61 @@ UNDER_LABKIT = LaunchFile(
     cwd="/home/ada/project",
     output=f"{RUN}/slurm.out",
     python="/opt/env/bin/python",
-    program=["--redirects", "3", "--log-dir", f"{RUN}/nodes/{NODE}/torchrun", "-m", "labkit.worker",
-             f"{RUN}/script.py", "--save-every", "100", "--checkpoint-dir", f"{RUN}/checkpoints"],
+    program=[
+        "--redirects",
+        "3",
+        "--log-dir",
+        f"{RUN}/nodes/{NODE}/torchrun",
+        "-m",
+        "labkit.worker",
+        f"{RUN}/script.py",
+        "--save-every",
+        "100",
+        "--checkpoint-dir",
+        f"{RUN}/checkpoints",
+    ],
     folder=RUN,
     checkpoints=f"{RUN}/checkpoints",
     partition="gpu",
     account="lovelace",
     gpus_per_node=4,
     cpus_per_task=8,
-)  # fmt: skip
+)
 PLAIN = replace(UNDER_LABKIT, folder=None, program=["/home/ada/project/train.py", "--steps", "100"])
 FILES = {
     "labkit": UNDER_LABKIT,
     "plain": PLAIN,
-    "plain_once": replace(PLAIN, checkpoints=None, partition=None, account=None, gpus_per_node=0,
-                          setup="module load cuda", options=["--qos=high"]),
+    "plain_once": replace(
+        PLAIN,
+        checkpoints=None,
+        partition=None,
+        account=None,
+        gpus_per_node=0,
+        setup="module load cuda",
+        options=["--qos=high"],
+    ),
     "one_node": replace(PLAIN, nodes=Nodes(1, 4), checkpoints=None),
-}  # fmt: skip
+}
 ODD = [
-    "two words", "it's", 'a "quoted" word', "$HOME `id` $(id)", "a;b&c|d>e", "wild*card?[x]", "\\back\\slash", "#no",
-    "~", "-rf", "{a,b}", "naïve Übung 分散 😀", "a!b", "100%j", "=", "", "a=b", "nb sp\u00a0ace",
-]  # fmt: skip
+    "two words",
+    "it's",
+    'a "quoted" word',
+    "$HOME `id` $(id)",
+    "a;b&c|d>e",
+    "wild*card?[x]",
+    "\\back\\slash",
+    "#no",
+    "~",
+    "-rf",
+    "{a,b}",
+    "naïve Übung 分散 😀",
+    "a!b",
+    "100%j",
+    "=",
+    "",
+    "a=b",
+    "nb sp\u00a0ace",
+]
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -96,10 +131,19 @@ def test_what_would_be_two_lines_is_refused(bad, field):
         sbatch_text(replace(UNDER_LABKIT, **{field: value}))
 
 
-@pytest.mark.parametrize(("text", "seconds"), [
-    ("90", 5400), ("90:30", 5430), ("02:00:00", 7200), ("1-12", 129_600), ("1-12:30", 131_400), ("2-0:0:1", 172_801),
-    ("UNLIMITED", None), ("infinite", None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("90", 5400),
+        ("90:30", 5430),
+        ("02:00:00", 7200),
+        ("1-12", 129_600),
+        ("1-12:30", 131_400),
+        ("2-0:0:1", 172_801),
+        ("UNLIMITED", None),
+        ("infinite", None),
+    ],
+)
 def test_a_time_limit_is_read_as_slurm_reads_it(text, seconds):
     assert seconds_of(text) == seconds
 
@@ -154,13 +198,12 @@ def test_a_run_has_one_job_however_often_its_file_is_submitted(tmp_path):
 @pytest.mark.parametrize("option", ["--output=x", "-ox", "--nodes=3", "-N3", "--no-requeue", "--array=1-3", "--ntasks"])
 def test_what_the_launch_file_itself_says_is_no_further_option(option, runs_dir):
     with pytest.raises(LaunchError, match="is what the launch file itself says"):
-        prepare("ddp", nodes=2, nproc_per_node=1, time="10", args=(), parameters={}, name=None, runs_dir=None,
-                options=["--qos=high", option])  # fmt: skip
+        prepare("ddp", LaunchOptions(nproc_per_node=1), {}, nodes=2, time="10", options=["--qos=high", option])
     assert not list(runs_dir.glob("*"))
 
 
 def test_a_job_of_labkit_s_own_script_can_save_and_resume():
-    folder = prepare("ddp", nodes=2, nproc_per_node=1, time="10", args=(), parameters={}, name=None, runs_dir=None)
+    folder = prepare("ddp", LaunchOptions(nproc_per_node=1), {}, nodes=2, time="10")
 
     assert Script.load(folder.script) == Script.load("ddp", "checkpoints")
     assert f"--checkpoint-dir {folder.checkpoints}" in folder.launch_file.read_text()
@@ -168,22 +211,22 @@ def test_a_job_of_labkit_s_own_script_can_save_and_resume():
 
 def test_a_plain_launch_file_has_labkit_s_own_script_written_beside_it(monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
-    asked = {"nodes": 2, "nproc_per_node": 1, "time": "10", "name": None}
+    saves = LaunchOptions(nproc_per_node=1, args=["--checkpoint-dir", "saved"])
 
-    text = plain_text("ddp", args=["--checkpoint-dir", "saved"], **asked)
+    text = plain_text("ddp", saves, nodes=2, time="10")
 
     written = Script.load(tmp_path / "ddp.py")
     assert written == Script.load("ddp", "checkpoints")
     assert f"{tmp_path / 'ddp.py'} --checkpoint-dir saved" in text
     assert f"{tmp_path / 'ddp.py'} is the script that it runs" in capsys.readouterr().err
     with pytest.raises(LabError, match="exists and differs"):
-        plain_text("ddp", args=[], **asked)
+        plain_text("ddp", LaunchOptions(nproc_per_node=1), nodes=2, time="10")
 
 
 def test_a_user_s_usual_account_and_partition_are_taken_unless_others_are_given(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SBATCH_ACCOUNT", "usual")
     monkeypatch.setenv("SBATCH_PARTITION", "usual-nodes")
-    text = plain_text("ddp", nodes=2, nproc_per_node=1, time="10", args=(), name=None, account="other")
+    text = plain_text("ddp", LaunchOptions(nproc_per_node=1), nodes=2, time="10", account="other")
     assert "#SBATCH --account=other\n" in text
     assert "#SBATCH --partition=usual-nodes\n" in text

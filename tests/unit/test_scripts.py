@@ -164,12 +164,19 @@ def test_a_command_prints_the_sizes():
     assert re.search(rf"^ddp +{len(str(Script.load('ddp')).splitlines())}$", done.stdout, re.MULTILINE)
 
 
-@pytest.mark.parametrize(("schedule", "torch", "refused"), [
-    ("GPipe", "2.10.0+cu128", "--schedule GPipe on 2 pipeline ranks needs at least 2 micro-batches; --accumulate is 1"),
-    ("GPipe", "2.11.0", None),
-    ("1F1B", "2.13.0", "--schedule 1F1B on 2 pipeline ranks needs at least 2 micro-batches; --accumulate is 1"),
-    ("DualPipeV", "2.12.1", "--schedule DualPipeV needs torch 2.13 or newer; this is 2.12.1"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("schedule", "torch", "refused"),
+    [
+        (
+            "GPipe",
+            "2.10.0+cu128",
+            "--schedule GPipe on 2 pipeline ranks needs at least 2 micro-batches; --accumulate is 1",
+        ),
+        ("GPipe", "2.11.0", None),
+        ("1F1B", "2.13.0", "--schedule 1F1B on 2 pipeline ranks needs at least 2 micro-batches; --accumulate is 1"),
+        ("DualPipeV", "2.12.1", "--schedule DualPipeV needs torch 2.13 or newer; this is 2.12.1"),
+    ],
+)
 @pytest.mark.parametrize("name", ["pipeline", "hybrid"])
 def test_a_schedule_that_this_torch_would_not_make_is_refused(name, schedule, torch, refused, tmp_path, monkeypatch):
     """Before 2.11 torch refused a GPipe of fewer micro-batches than stages, with a traceback in every rank."""

@@ -21,12 +21,12 @@ import yaml
 import labkit
 from labkit.cli import main
 from labkit.errors import LabError, LaunchError, RankFailedError
+from labkit.launcher.causes.stacks import RankStack
+from labkit.launcher.causes.stuck import Stacks
 from labkit.launcher.checks import check_arguments
-from labkit.launcher.stacks import RankStack
 from labkit.launcher.stop import processes_of
-from labkit.launcher.stuck import Stacks
 from labkit.record import RunFolder, RunReader, State, read_state, write_state
-from labkit.view.page import run_html
+from labkit.view.live.page import run_html
 from labkit.write import Cell
 
 ROOT = Path(__file__).parents[2]
@@ -104,11 +104,22 @@ def make_run(runs_dir):
         folder.ranks.mkdir(parents=True)
         folder.hosts.mkdir()
         manifest = {
-            "format": 1, "id": folder.id, "name": text, "created": text, "script": {"sha256": text, "path": None},
-            "cells": {"model": {"origin": text}}, "parameters": {text: text, "steps": text, "list": [text]},
-            "args": [text], "cwd": text, "torchrun": [text], "world_size": RANKS, "devices": [text],
-            "versions": {"python": text, text: text}, "platform": text, "env": {"NCCL_DEBUG": text},
-        }  # fmt: skip
+            "format": 1,
+            "id": folder.id,
+            "name": text,
+            "created": text,
+            "script": {"sha256": text, "path": None},
+            "cells": {"model": {"origin": text}},
+            "parameters": {text: text, "steps": text, "list": [text]},
+            "args": [text],
+            "cwd": text,
+            "torchrun": [text],
+            "world_size": RANKS,
+            "devices": [text],
+            "versions": {"python": text, text: text},
+            "platform": text,
+            "env": {"NCCL_DEBUG": text},
+        }
         folder.manifest.write_text(json.dumps(manifest))
         folder.command.write_text(f"torchrun {text}\n", encoding="utf-8")
         folder.script.write_text(f"# %% model\n# {text}\n", encoding="utf-8")
@@ -136,10 +147,12 @@ def _write_rank(attempt, rank, text):
     records = [
         {"k": "meta", "t": 1.0, "rank": rank, "device": text, "host": f"{text}{rank % 2}", "torch": text},
         {"k": "report", "t": 1.5, text: text, "test_accuracy": 0.5, "nested": {text: [text]}},
-        *({"k": "step", "t": 1.0 + i, "step": i, "n": 1, "seconds": [0.1 + rank / 9] * 3, "loss": 1.0, "samples": 4}
-          for i in range(1, 9)),
+        *(
+            {"k": "step", "t": 1.0 + i, "step": i, "n": 1, "seconds": [0.1 + rank / 9] * 3, "loss": 1.0, "samples": 4}
+            for i in range(1, 9)
+        ),
         {"k": "end", "t": 20.0, "step": 8, "outcome": text},
-    ]  # fmt: skip
+    ]
     attempt.metrics(rank).write_text("".join(json.dumps(record) + "\n" for record in records))
 
 
@@ -196,8 +209,15 @@ def test_a_run_with_text_in_every_place_is_drawn_with_all_its_parts(make_run):
     run = make_run("zebra")
     live, report = Page(PAGES["live page"](run)).text, Page(PAGES["report"](run)).text
 
-    for part in ("step time of each rank", "attempt 1 failed: zebra", "rank 8: zebra: zebra",
-                 "rank 1, end of its log", "GPU 0 zebra", "traceback", "failed"):  # fmt: skip
+    for part in (
+        "step time of each rank",
+        "attempt 1 failed: zebra",
+        "rank 8: zebra: zebra",
+        "rank 1, end of its log",
+        "GPU 0 zebra",
+        "traceback",
+        "failed",
+    ):
         assert part in live
     for part in ("stepszebra", "torchrun zebra", '"origin": "zebra"', "# zebra", "Logs"):
         assert part in report

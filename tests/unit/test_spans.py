@@ -17,8 +17,17 @@ def trace(path, *events, base=0):
     written = []
     for category, name, start, length, *more in events:
         thread, correlation = [*more, 1, None][:2] if more else (1, None)
-        written.append({"ph": "X", "cat": category, "name": name, "ts": start * 1e3, "dur": length * 1e3,
-                        "tid": thread, "args": {"correlation": correlation}})  # fmt: skip
+        written.append(
+            {
+                "ph": "X",
+                "cat": category,
+                "name": name,
+                "ts": start * 1e3,
+                "dur": length * 1e3,
+                "tid": thread,
+                "args": {"correlation": correlation},
+            }
+        )
     with gzip.open(path, "wt") as file:
         json.dump({"baseTimeNanoseconds": base, "traceEvents": written}, file)
     return path
@@ -40,8 +49,11 @@ def test_forward_is_what_lies_before_backward(tmp_path):
         ("user_annotation", "Optimizer.step#AdamW.step", 320, 30),  # one that another steps
     )
     assert seen(read_spans({0: path})) == [
-        ("input", 0, 10), ("forward", 10, 100), ("backward", 100, 300), ("optimizer", 310, 360),
-    ]  # fmt: skip
+        ("input", 0, 10),
+        ("forward", 10, 100),
+        ("backward", 100, 300),
+        ("optimizer", 310, 360),
+    ]
 
 
 def test_ranks_wait_where_nothing_runs_while_something_is_sent(tmp_path):
@@ -83,8 +95,9 @@ def test_chunks_of_a_pipeline_keep_their_stage_and_micro_batch(tmp_path):
     )
     chunks = [span for span in read_spans({0: path}) if span.chunk is not None]
     assert [(s.kind, s.stage, s.chunk, round(s.seconds * 1e3)) for s in chunks] == [
-        ("forward", 2, 1, 50), ("backward", 2, 1, 50),
-    ]  # fmt: skip
+        ("forward", 2, 1, 50),
+        ("backward", 2, 1, 50),
+    ]
 
 
 def test_ranks_are_on_one_clock(tmp_path):
@@ -110,8 +123,11 @@ def test_simulated_kernels_belong_to_the_phase_that_launched_them(tmp_path):
         ("kernel", "multi_tensor_apply_kernel", 310, 20, "stream 7", 13),
     )
     assert sorted(seen(read_spans({0: path}))) == [
-        ("all_reduce", 240, 300), ("backward", 200, 250), ("optimizer", 310, 330), ("waiting", 250, 300),
-    ]  # fmt: skip
+        ("all_reduce", 240, 300),
+        ("backward", 200, 250),
+        ("optimizer", 310, 330),
+        ("waiting", 250, 300),
+    ]
 
 
 @pytest.fixture

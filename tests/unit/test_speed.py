@@ -4,28 +4,32 @@ import math
 import pytest
 
 from labkit.errors import LaunchError
-from labkit.launcher.bandwidth import KINDS, Line, Link, fit
+from labkit.launcher.link.bandwidth import KINDS, CollectiveTime, Link, fit
 from labkit.planner.devices import device_named
-from labkit.planner.facts import Facts, Unit
 from labkit.planner.layout import Layout
-from labkit.planner.pace import crowded
-from labkit.planner.rates import Rates, alone, assumed_link, assumed_rates
-from labkit.planner.speed import HOST_LINK, HOST_STEP, scaling, step_time
+from labkit.planner.model.facts import ModelFacts, Unit
+from labkit.planner.speed.rates import Rates, alone, assumed_link, assumed_rates
+from labkit.planner.speed.speed_model import crowded
+from labkit.planner.speed.step_time import HOST_LINK, HOST_STEP, scaling, step_time
 from labkit.write import Script
 
 MIB = 1 << 20
-FACTS = Facts(
+FACTS = ModelFacts(
     (
         Unit("embed", (MIB,), 0, 0, 0, 1000),
         *(Unit(f"blocks.{i}", (MIB, 1000, 1000), 0, 0, 10**9, 1000) for i in range(8)),
         Unit("unembed", (MIB,), 0, 0, 10**9, 2000),
     ),
-    itemsize=4, predictions=100, inputs=1600, samples=1000, profiles={},
-)  # fmt: skip
+    itemsize=4,
+    predictions=100,
+    inputs=1600,
+    samples=1000,
+    profiles={},
+)
 # Powers of two and round numbers: a sample takes 1 s, of which the head 0.2
 RATES = Rates(ranks=4, both=(0.0, 1.0), forward=(0.0, 0.3), ends=(0.0, 0.2), alike=(0.0, 0.1), optimizer=0.0, copy=0.0)
-FREE = Link("nccl", 4, {kind: Line(0.0, 0.0, 0.0) for kind in KINDS}, 1.0)
-SLOW = Link("nccl", 4, {kind: Line(0.0, 1e-6, 0.0) for kind in KINDS}, 1.0)
+FREE = Link("nccl", 4, {kind: CollectiveTime(0.0, 0.0, 0.0) for kind in KINDS}, 1.0)
+SLOW = Link("nccl", 4, {kind: CollectiveTime(0.0, 1e-6, 0.0) for kind in KINDS}, 1.0)
 FSDP = {"reshard_after_forward": "auto", "cpu_offload": False, "replicas": 1}
 
 
@@ -77,7 +81,7 @@ def test_ranks_that_share_cores_have_more_of_them_while_others_wait():
 
 
 def test_ddp_hides_all_but_its_last_bucket_on_gpus():
-    link = dataclasses.replace(SLOW, kinds={kind: Line(0.0, 1e-9, 0.0) for kind in KINDS})
+    link = dataclasses.replace(SLOW, kinds={kind: CollectiveTime(0.0, 1e-9, 0.0) for kind in KINDS})
     found = step_time(FACTS, layout("ddp", 4), RATES, link)
     # from the last parameter: the head closes the first bucket; seven blocks the next, and the rest is left
     last = FACTS.elements * 4 - 4 * MIB - 4 * 7 * (MIB + 2000)
@@ -93,7 +97,7 @@ def test_communication_slower_than_backward_shows():
 
 def test_on_shared_cores_hidden_communication_is_work_for_them():
     rates = dataclasses.replace(RATES, cores=2, contention=2.0)
-    kinds = {kind: Line(0.0, 1e-8, 0.0, cpu=0.25e-8) for kind in KINDS}
+    kinds = {kind: CollectiveTime(0.0, 1e-8, 0.0, cpu=0.25e-8) for kind in KINDS}
     gloo = Link("gloo", 4, kinds, 1.0)
     ddp = step_time(FACTS, layout("ddp", 4), rates, gloo).parts["communication"]
     none = dataclasses.replace(gloo, kinds={kind: dataclasses.replace(line, cpu=1.0) for kind, line in kinds.items()})
@@ -178,7 +182,7 @@ def test_the_band_holds_the_prediction_and_widens_with_what_is_not_known():
 
 
 def test_weak_scaling_goes_on_to_1024_ranks_with_a_widening_band():
-    link = dataclasses.replace(SLOW, kinds={kind: Line(1e-5, 1e-9, 0.1) for kind in KINDS})
+    link = dataclasses.replace(SLOW, kinds={kind: CollectiveTime(1e-5, 1e-9, 0.1) for kind in KINDS})
     found = scaling(FACTS, layout("fsdp", 4, options=FSDP), RATES, link, box=8, network=1e8)
     width = {n: (t.high - t.low) / t.seconds for n, t in found.items()}
 

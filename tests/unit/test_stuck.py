@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from labkit.launcher import stacks
-from labkit.launcher.stacks import Frame, RankStack, crash_frames, main_thread
-from labkit.launcher.stuck import Stacks, explain
+from labkit.launcher.causes import stacks
+from labkit.launcher.causes.stacks import Frame, RankStack, crash_frames, main_thread
+from labkit.launcher.causes.stuck import Stacks, explain
 from labkit.record.folder import write_json
 from labkit.write import Script
 
@@ -20,14 +20,27 @@ REDUCES = [Frame("/t/c10d.py", 3252, "all_reduce"), Frame("/t/logger.py", 83, "w
 
 
 def call(
-    number: int, name: str = "all_reduce", *, retired: bool = False, group: str = "default_pg", sizes: int = 8,
-    backend: str = "gloo", ranks: str = "", created: int | None = None,
-) -> dict:  # fmt: skip
+    number: int,
+    name: str = "all_reduce",
+    *,
+    retired: bool = False,
+    group: str = "default_pg",
+    sizes: int = 8,
+    backend: str = "gloo",
+    ranks: str = "",
+    created: int | None = None,
+) -> dict:
     return {
-        "process_group": ["7", group], "collective_seq_id": number, "profiling_name": f"{backend}:{name}",
-        "input_sizes": [[sizes]], "input_dtypes": ["Float"], "is_p2p": False, "retired": retired, "ranks": ranks,
+        "process_group": ["7", group],
+        "collective_seq_id": number,
+        "profiling_name": f"{backend}:{name}",
+        "input_sizes": [[sizes]],
+        "input_dtypes": ["Float"],
+        "is_p2p": False,
+        "retired": retired,
+        "ranks": ranks,
         "time_created_ns": number if created is None else created,
-    }  # fmt: skip
+    }
 
 
 def rank(

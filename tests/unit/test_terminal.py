@@ -11,8 +11,8 @@ from labkit.errors import LabError
 from labkit.record import RunReader, Series, State
 from labkit.run import Run
 from labkit.view.frontend import check_kernel
+from labkit.view.live.terminal import picture, sparkline
 from labkit.view.run_list import RunList
-from labkit.view.terminal import picture, sparkline
 
 
 def drawn(reader, state):
@@ -24,10 +24,24 @@ def drawn(reader, state):
 @pytest.fixture
 def reader(folder, write_metrics):
     for rank in (0, 1):
-        write_metrics(rank, {"k": "meta", "t": 0.0}, *(
-            {"k": "step", "t": float(i), "step": i, "n": 1, "seconds": [0.1] * 3, "samples": 8, "input": 0.06,
-             "loss": 10.0 - i, "rss": 1e9} for i in range(1, 9)
-        ))  # fmt: skip
+        write_metrics(
+            rank,
+            {"k": "meta", "t": 0.0},
+            *(
+                {
+                    "k": "step",
+                    "t": float(i),
+                    "step": i,
+                    "n": 1,
+                    "seconds": [0.1] * 3,
+                    "samples": 8,
+                    "input": 0.06,
+                    "loss": 10.0 - i,
+                    "rss": 1e9,
+                }
+                for i in range(1, 9)
+            ),
+        )
     folder.log(0).write_bytes(
         b"[bold red]markup[/] \x1b[31mred\x1b[0m \x1b]8;;javascript:alert(1)\x07link\x1b]8;;\x07\n"
     )
@@ -38,9 +52,17 @@ def test_it_shows_what_the_notebook_shows(reader):
     ended = {"cause": {"sentence": "rank 1 fell"}, "checkpoint": "step-4"}
     shown = drawn(reader, State("running", 0.0, notice="no rank has moved since 12:00:00", earlier=[ended], attempt=2))
 
-    for text in ("running", reader.folder.id, "step 8", "input-bound: 60% of each step waits for data",
-                 "no rank has moved since 12:00:00", "attempt 1 failed: rank 1 fell; begun again from step-4",
-                 "samples/s", "resident set", "log of rank 0"):  # fmt: skip
+    for text in (
+        "running",
+        reader.folder.id,
+        "step 8",
+        "input-bound: 60% of each step waits for data",
+        "no rank has moved since 12:00:00",
+        "attempt 1 failed: rank 1 fell; begun again from step-4",
+        "samples/s",
+        "resident set",
+        "log of rank 0",
+    ):
         assert text in shown, text
 
 
@@ -99,8 +121,10 @@ def test_a_run_that_is_followed_says_each_thing_once(folder, monkeypatch, capsys
     Run(folder).wait()
 
     assert capsys.readouterr().out.splitlines() == [
-        "attempt 1 failed: rank 1 fell; begun again from step-4", "job 7 waits", "job 7 has its nodes",
-    ]  # fmt: skip
+        "attempt 1 failed: rank 1 fell; begun again from step-4",
+        "job 7 waits",
+        "job 7 has its nodes",
+    ]
 
 
 def test_a_list_of_runs_says_what_one_waits_for(folder, monkeypatch):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from labkit.record import RunReader
-from labkit.view.verdict import verdict
+from labkit.view.live.verdict import verdict
 
 GIB = 2**30
 

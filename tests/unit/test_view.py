@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from labkit.record import RunFolder, RunReader, Series, State, write_state
 from labkit.view import words
+from labkit.view.charts.svg import COLOURS, DASHES, Chart, charts, dot
 from labkit.view.comparison import compare
-from labkit.view.log_tail import tail_of_log
-from labkit.view.page import plain, run_charts, run_html, run_text
+from labkit.view.live.log_tail import tail_of_log
+from labkit.view.live.page import plain, run_charts, run_html, run_text
 from labkit.view.report import static_bundle, write_report
-from labkit.view.svg import COLOURS, DASHES, Chart, charts, dot
 
 IMAGE = "<img src=x onerror=alert(1)>"
 SCRIPT = "</script><script>alert(1)</script>"

@@ -1,21 +1,25 @@
 import pytest
 
-from labkit.planner.facts import Facts, Unit
 from labkit.planner.layout import Layout
-from labkit.planner.volume import COUNT, buckets, held, wire
-from labkit.planner.volume import volume as everything
+from labkit.planner.model.facts import ModelFacts, Unit
+from labkit.planner.speed.traffic import COUNT, buckets, held, wire
+from labkit.planner.speed.traffic import volume as everything
 
 MIB = 1 << 20
 WIDTH = 8
 BLOCK = (WIDTH,) * 4 + (3 * WIDTH**2, 3 * WIDTH, WIDTH**2, WIDTH, 4 * WIDTH**2, 4 * WIDTH, 4 * WIDTH**2, WIDTH)
-FACTS = Facts(
+FACTS = ModelFacts(
     (
         Unit("embed", (100 * WIDTH,), 0, 0, 0, 64),
         *(Unit(f"blocks.{i}", BLOCK, 0, 0, 0, 64) for i in range(4)),
         Unit("unembed", (100 * WIDTH,), 0, 0, 0, 800),
     ),
-    itemsize=4, predictions=8, inputs=128, samples=100, profiles={},
-)  # fmt: skip
+    itemsize=4,
+    predictions=8,
+    inputs=128,
+    samples=100,
+    profiles={},
+)
 P = FACTS.elements * 4
 FSDP = {"reshard_after_forward": "auto", "cpu_offload": False, "replicas": 1}
 
@@ -33,9 +37,16 @@ def total(found, kind, of="count"):
     return sum(getattr(each, of) for each in found if each.kind == kind)
 
 
-@pytest.mark.parametrize(("kind", "factor"), [
-    ("all_reduce", 1.5), ("all_gather", 0.75), ("reduce_scatter", 0.75), ("broadcast", 1), ("send", 1),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "factor"),
+    [
+        ("all_reduce", 1.5),
+        ("all_gather", 0.75),
+        ("reduce_scatter", 0.75),
+        ("broadcast", 1),
+        ("send", 1),
+    ],
+)
 def test_a_ring_sends_as_much_as_the_formula_says(kind, factor):
     assert wire(kind, 4) == factor
 
@@ -45,12 +56,15 @@ def test_an_all_reduce_is_a_reduce_scatter_and_an_all_gather():
         assert wire("all_reduce", ranks) == wire("reduce_scatter", ranks) + wire("all_gather", ranks)
 
 
-@pytest.mark.parametrize(("sizes", "mib", "expected"), [
-    ([MIB // 2] * 4, 0.0, [MIB, MIB]),
-    ([3 * MIB, MIB, 30 * MIB, MIB], 0.0, [3 * MIB, 31 * MIB, MIB]),
-    ([MIB] * 5, 2.0, [2 * MIB, 2 * MIB, MIB]),
-    ([10], 0.0, [10]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("sizes", "mib", "expected"),
+    [
+        ([MIB // 2] * 4, 0.0, [MIB, MIB]),
+        ([3 * MIB, MIB, 30 * MIB, MIB], 0.0, [3 * MIB, 31 * MIB, MIB]),
+        ([MIB] * 5, 2.0, [2 * MIB, 2 * MIB, MIB]),
+        ([10], 0.0, [10]),
+    ],
+)
 def test_buckets_close_when_they_have_reached_their_size(sizes, mib, expected):
     assert buckets(sizes, mib) == expected
 
@@ -64,8 +78,11 @@ def test_data_ranks_add_up_how_many_predictions_they_have():
     for strategy in ("ddp", "zero1", "zero2"):
         first = everything(FACTS, layout(strategy, 2, accumulate=4))[0]
         assert (first.kind, first.bytes, first.count, first.hidden) == ("all_reduce", COUNT, 1, False)
-    assert not [each for each in everything(FACTS, layout("tensor_parallel", 2, data=1, tensor=2, options={}))
-                if each.bytes == COUNT]  # fmt: skip
+    assert not [
+        each
+        for each in everything(FACTS, layout("tensor_parallel", 2, data=1, tensor=2, options={}))
+        if each.bytes == COUNT
+    ]
 
 
 def test_ddp_and_zero1_differ_by_a_broadcast_of_each_parameter():
@@ -76,12 +93,15 @@ def test_ddp_and_zero1_differ_by_a_broadcast_of_each_parameter():
     assert (zero1[-1].kind, zero1[-1].bytes, zero1[-1].count) == ("broadcast", P, 50)
 
 
-@pytest.mark.parametrize(("strategy", "options", "gathers"), [
-    ("fsdp", FSDP, 9),
-    ("fsdp", FSDP | {"reshard_after_forward": "always"}, 10),
-    ("fsdp", FSDP | {"reshard_after_forward": "never"}, 5),
-    ("zero2", {}, 5),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("strategy", "options", "gathers"),
+    [
+        ("fsdp", FSDP, 9),
+        ("fsdp", FSDP | {"reshard_after_forward": "always"}, 10),
+        ("fsdp", FSDP | {"reshard_after_forward": "never"}, 5),
+        ("zero2", {}, 5),
+    ],
+)
 def test_sharding_gathers_as_often_as_its_design_says(strategy, options, gathers):
     found = volume(FACTS, layout(strategy, 2, options=options))
 

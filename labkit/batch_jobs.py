@@ -1,0 +1,193 @@
+"""Runs that a scheduler starts: `submit`, and the verbs of `labkit slurm`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from labkit.checking.launching import warn
+from labkit.cluster import submission
+from labkit.cluster.timelimit import NOTICE_SECONDS
+from labkit.errors import LaunchError
+from labkit.planner.plan import Plan
+from labkit.record.text import plain
+from labkit.run import Run
+from labkit.view.frontend import ui
+from labkit.write import Script
+from labkit.write.launch_options import LaunchOptions, whole_number
+
+__all__ = ["add_verbs", "submit"]
+
+
+def submit(
+    script: Script | str | os.PathLike[str],
+    *,
+    to: str = "slurm",
+    nodes: int = 1,
+    nproc_per_node: int | str = "auto",
+    time: str,
+    partition: str | None = None,
+    account: str | None = None,
+    gpus_per_node: int | None = None,
+    cpus_per_task: int | None = None,
+    options: Sequence[str] = (),
+    setup: str = "",
+    saving_seconds: int = NOTICE_SECONDS,
+    args: Sequence[Any] = (),
+    name: str | None = None,
+    runs_dir: str | os.PathLike[str] | None = None,
+    env: Mapping[str, str] | None = None,
+    **parameters: Any,
+) -> Run:
+    """Put a training into Slurm's queue and return at once; the run is then watched, stopped and read like any other.
+
+    `script`, `args`, `name`, `env` and `parameters` are as for `launch`. `runs_dir` must be on a file system that all
+    nodes share. `nproc_per_node="auto"` is one rank per GPU of the partition's nodes. `time` is Slurm's: "02:00:00",
+    "1-12:00:00", or minutes. `options` are further ones of sbatch (`["--qos=high", "--mem=64G"]`), `setup` is shell
+    that comes before everything else ("module load cuda"); a node's task is given `cpus_per_task` cores (two a rank).
+    A script that takes `--checkpoint-dir`, as labkit's own do, is told `saving_seconds` before the time is up to save;
+    its job then goes back into the queue and resumes, as it does when Slurm takes its nodes away. Others run once.
+    The launch file, `job.sbatch` in the run folder, says what is in it and why.
+
+    Raises LaunchError or ScriptError when it cannot be submitted, with Slurm's own words where they are the reason.
+    """
+    if to != "slurm":
+        raise LaunchError(f"to={to!r}: labkit submits to 'slurm'; docs/examples has files for Kubeflow and SkyPilot")
+    if "retries" in parameters:
+        raise LaunchError("a job is begun again by Slurm's queue, from its newest checkpoint; leave retries out")
+    if others := sorted(parameters.keys() & LaunchOptions.names()):
+        raise LaunchError(
+            f"{others[0]} is an option of launch; submit returns at once, and the cluster decides on what it runs"
+        )
+    if isinstance(script, Plan):
+        raise LaunchError("a plan is launched on one machine; on a cluster, submit its script and parameters")
+    warn(script)
+    launch = LaunchOptions(nproc_per_node=nproc_per_node, args=args, name=name, runs_dir=runs_dir, env=env)
+    folder = submission.prepare(
+        script,
+        launch,
+        parameters,
+        nodes=nodes,
+        time=time,
+        partition=partition,
+        account=account,
+        gpus_per_node=gpus_per_node,
+        cpus_per_task=cpus_per_task,
+        options=options,
+        setup=setup,
+        saving_seconds=saving_seconds,
+    )
+    job_id = submission.submit(folder, env)
+    run = Run(folder)
+    if ui() in ("svg", "display", "static"):
+        run.show()
+    else:
+        print(f"{run.id} is job {job_id}; it goes on when this process ends, until `labkit stop` or run.stop()")
+    return run
+
+
+def add_verbs(parser: argparse.ArgumentParser) -> None:
+    """The verbs below `labkit slurm`."""
+    verbs = parser.add_subparsers(dest="slurm", required=True, metavar="VERB")
+    for name, run, said in (
+        ("submit", _submit, "put a training into Slurm's queue and follow it; Ctrl-C leaves it going"),
+        ("print", _print, "print the launch file, for sbatch; the run can be attached to once it is submitted"),
+    ):
+        verb = verbs.add_parser(
+            name,
+            help=said,
+            description=said,
+            allow_abbrev=False,
+            usage=f"labkit slurm {name} SCRIPT --time TIME [options] [--] [the script's own options]",
+        )
+        _options(verb)
+        verb.set_defaults(run=run)
+    verb.add_argument("--plain", action="store_true", help="a file that does without labkit")
+    verbs.choices["submit"].add_argument("--detach", action="store_true", help="return when Slurm has it")
+
+
+def _options(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("script", metavar="SCRIPT", help="one of labkit's own (ddp) or the path of any torchrun script")
+    verb.add_argument("--time", required=True, help="how long it may take: 02:00:00, 1-12:00:00, or minutes")
+    verb.add_argument("--nodes", type=int, default=1, metavar="N")
+    verb.add_argument("--nproc-per-node", default="auto", metavar="N", help="ranks of each (default: one per GPU)")
+    verb.add_argument("--partition")
+    verb.add_argument("--account")
+    verb.add_argument("--gpus-per-node", type=int, metavar="N", help="default: one per rank, where nodes have so many")
+    verb.add_argument("--cpus-per-task", type=int, metavar="N", help="cores of each node (default: two per rank)")
+    verb.add_argument(
+        "--option",
+        action="append",
+        default=[],
+        dest="options",
+        metavar="OPTION",
+        help="any other of sbatch's, as --option=--qos=high; may be repeated",
+    )
+    verb.add_argument("--setup", default="", metavar="SHELL", help="comes first, such as 'module load cuda'")
+    verb.add_argument(
+        "--saving-seconds",
+        type=int,
+        default=NOTICE_SECONDS,
+        metavar="S",
+        help="before its time is up the job is told to save (default: %(default)s)",
+    )
+    verb.add_argument("--name", help="the job's, and part of the run folder's")
+    verb.add_argument("--runs-dir", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+
+
+def _asked(arguments: argparse.Namespace) -> dict[str, Any]:
+    names = (
+        "time",
+        "nodes",
+        "partition",
+        "account",
+        "gpus_per_node",
+        "cpus_per_task",
+        "options",
+        "setup",
+        "saving_seconds",
+    )
+    return {name: getattr(arguments, name) for name in names}
+
+
+def _launch_options(arguments: argparse.Namespace, rest: list[str]) -> LaunchOptions:
+    if "--" in rest:  # the first one is ours
+        rest.remove("--")
+    ranks = whole_number(arguments.nproc_per_node)
+    return LaunchOptions(nproc_per_node=ranks, args=rest, name=arguments.name, runs_dir=arguments.runs_dir)
+
+
+def _submit(arguments: argparse.Namespace, rest: list[str]) -> int:
+    launch = _launch_options(arguments, rest)
+    run = submit(
+        arguments.script,
+        nproc_per_node=launch.nproc_per_node,
+        args=launch.args,
+        name=launch.name,
+        runs_dir=launch.runs_dir,
+        **_asked(arguments),
+    )
+    if not arguments.detach:
+        try:
+            run.wait(stop_on_interrupt=False, watch=sys.stdout.isatty())
+        except KeyboardInterrupt:
+            print(plain(f"\n{run.id} goes on; end it with: labkit stop {run.id}"))
+            raise
+        print(run)
+    return 0
+
+
+def _print(arguments: argparse.Namespace, rest: list[str]) -> int:
+    launch, asked = _launch_options(arguments, rest), _asked(arguments)
+    if arguments.plain:
+        print(submission.plain_text(arguments.script, launch, **asked), end="")
+        return 0
+    folder = submission.prepare(arguments.script, launch, {}, **asked)
+    print(folder.launch_file.read_text(encoding="utf-8"), end="")
+    file = Path(os.path.relpath(folder.launch_file))
+    print(plain(f"submit it with: sbatch {file}\nfollow it with: labkit attach {folder.id}"), file=sys.stderr)
+    return 0

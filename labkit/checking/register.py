@@ -1,0 +1,41 @@
+"""The register of rules. A rule is a function that looks at a Tree and yields (node, message) for each mistake."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from labkit.checking.findings import KINDS
+from labkit.checking.syntax.tree import Tree
+
+__all__ = ["RULES", "Rule", "rule"]
+
+Looks = Callable[[Tree], Iterable[tuple[ast.AST, str]]]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """`slug` names it on the command line and in `# labkit: ignore[slug]`; `misses` says what it does not catch."""
+
+    slug: str
+    kind: str
+    why: str
+    fix: str
+    misses: str
+    looks: Looks
+
+
+RULES: dict[str, Rule] = {}
+
+
+def rule(slug: str, kind: str, *, why: str, fix: str, misses: str) -> Callable[[Looks], Looks]:
+    """Register the function below as a rule. It yields the node where the mistake is made, and one sentence."""
+    assert kind in KINDS, f"kind must be one of {', '.join(KINDS)}, got {kind!r}"
+    assert slug not in RULES, f"two rules are named {slug!r}"
+
+    def register(looks: Looks) -> Looks:
+        RULES[slug] = Rule(slug, kind, why, fix, misses, looks)
+        return looks
+
+    return register

@@ -1,0 +1,48 @@
+"""Rules about how a rank ends."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from labkit.checking.register import rule
+from labkit.checking.syntax.nodes import is_main_guard
+from labkit.checking.syntax.ranks import calls_of
+from labkit.checking.syntax.tree import Tree
+
+Mistakes = Iterator[tuple[ast.AST, str]]
+
+CLEANS_UP = re.compile(r"clean_?up|tear_?down|shut_?down|destroy|finali[sz]e|end_dist|close_dist|abort_process_group")
+
+
+@rule(
+    "no-destroy-process-group",
+    "wrong",
+    why="A rank that ends without it leaves its connections and NCCL's threads to the interpreter's exit, in whatever "
+    "order: torch warns of leaked resources, and ranks abort or hang after the training was done.",
+    fix="dist.barrier(), then dist.destroy_process_group() at the end of main, on every rank.",
+    misses="a way out that goes round it; clean-up in another file.",
+)
+def no_destroy_process_group(tree: Tree) -> Mistakes:
+    joined = list(tree.torch_calls("init_process_group"))
+    if not joined or tree.is_managed or any(CLEANS_UP.search(word.lower()) for word in tree.words):
+        return
+    if _is_started(tree):
+        yield joined[0], "nothing destroys this process group"
+
+
+def _is_started(tree: Tree) -> bool:
+    """Whether this file is the program: it has a main guard, or its own lines train or call what joins the group."""
+    if any(is_main_guard(node) for node in tree.nodes[ast.If] if isinstance(node, ast.If)):
+        return True
+    if any(tree.function_of(call) is tree.module for call in tree.method_calls("backward")):
+        return True
+    return not tree.is_fragment and any(_is_run(tree, call) for call in tree.torch_calls("init_process_group"))
+
+
+def _is_run(tree: Tree, call: ast.Call, seen: frozenset[ast.AST] = frozenset()) -> bool:
+    """Whether the module's own lines call the function that a call stands in, perhaps by way of others."""
+    function = tree.function_of(call)
+    callers = [] if function is tree.module or function in seen else calls_of(tree, function)
+    return any(tree.function_of(c) is tree.module or _is_run(tree, c, seen | {function}) for c in callers)

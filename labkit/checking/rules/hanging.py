@@ -1,0 +1,185 @@
+"""Rules about ranks that wait for one another for ever."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from labkit.checking.register import rule
+from labkit.checking.syntax.collectives import collective, needs_all
+from labkit.checking.syntax.nodes import Function, is_true, keyword, parameters_of, position, spelled
+from labkit.checking.syntax.ranks import Guard, callee, guards, may_depend_on_rank
+from labkit.checking.syntax.tree import Tree
+
+Mistakes = Iterator[tuple[ast.AST, str]]
+
+EVALUATES = re.compile(r"^(run_)?(do_)?(eval|evaluate|evaluation|validate|validation|test|inference)(_\w+)?$")
+FORWARD = ("forward", "generate")
+
+
+@rule(
+    "rank-0-collective",
+    "hangs",
+    why="A collective ends when every rank of the group has called it. Called by some ranks only, those wait until the "
+    "process group's timeout (10 minutes with NCCL, 30 with gloo, unless it is set), and the run ends there.",
+    fix="Let every rank call it, and keep only what follows (printing, writing) under the condition.",
+    misses="conditions that depend on the rank without naming it, loops of different length per rank, collectives of a "
+    "group of their own (group=…), and functions imported from elsewhere.",
+)
+def rank_0_collective(tree: Tree) -> Mistakes:
+    for call in tree.calls:
+        around = guards(tree, call)
+        if not around:
+            continue
+        if name := collective(tree, call):
+            if not _answered(tree, call, name, around):
+                yield call, f"`{name}` needs all ranks, and {_who(around)} come here ({tree.told(around[0].line)})"
+            continue
+        function = callee(tree, call)
+        for name, line in needs_all(tree, function, frozenset()) if function else ():
+            if not _answered(tree, call, name, around):
+                yield (
+                    call,
+                    (
+                        f"`{ast.unparse(call.func)}` calls `{name}` ({tree.told(line)}), which needs all ranks, "
+                        f"and {_who(around)} come here ({tree.told(around[0].line)})"
+                    ),
+                )
+                break
+
+
+def _who(around: list[Guard]) -> str:
+    return "not all of them" if around[0].ranks == "first" else "only the other ranks"
+
+
+def _answered(tree: Tree, call: ast.Call, name: str, around: list[Guard]) -> bool:
+    """Whether the ranks kept out call the same elsewhere: `if rank == 0: … barrier() else: barrier()`."""
+    scope = tree.function_of(call)
+    for other in tree.calls:
+        if other is call or tree.function_of(other) is not scope:
+            continue
+        if collective(tree, other) != name and (
+            not callee(tree, call) or callee(tree, other) is not callee(tree, call)
+        ):
+            continue
+        if any(guard.ranks != around[0].ranks for guard in guards(tree, other)):
+            return True
+    return False
+
+
+@rule(
+    "rank-0-evaluation",
+    "hangs",
+    why="The forward pass of a sharded model gathers its parameters from all ranks, and that of a DDP model with "
+    "buffers (BatchNorm) copies them from rank 0: run by one rank it waits for the others until the timeout.",
+    fix="Evaluate on all ranks, each on its share of the data, and all_reduce the sums; print on rank 0. Under DDP "
+    "model.module(x) runs on one rank, while the others wait.",
+    misses="models that are wrapped in another file, and buffers that only an imported model has; under DDP without "
+    "buffers it does not hang and is not reported.",
+)
+def rank_0_evaluation(tree: Tree) -> Mistakes:
+    for call in tree.calls:
+        if not (around := guards(tree, call)) or collective(tree, call):
+            continue
+        strategies = _evaluated(tree, call)
+        if strategies & {"fsdp1", "fsdp2"}:
+            yield call, f"the forward pass of an FSDP model needs all ranks, and {_who(around)} come here"
+        elif "ddp" in strategies and _has_buffers(tree) and not _keeps_buffers(tree):
+            yield call, f"the forward pass of a DDP model with buffers needs all ranks, and {_who(around)} come here"
+
+
+def _evaluated(tree: Tree, call: ast.Call) -> frozenset[str]:
+    """The strategies of the wrapped models whose forward pass a call runs."""
+    func = call.func
+    forward = func.value if isinstance(func, ast.Attribute) and func.attr in FORWARD else func
+    if strategies := tree.wrapping(forward):
+        return strategies
+    given = {s for a in [*call.args, *(k.value for k in call.keywords)] for s in tree.wrapping(a)}
+    function = callee(tree, call)
+    if function is None:
+        name = spelled(func).rsplit(".", 1)[-1]
+        return frozenset(given) if isinstance(func, ast.Name) and EVALUATES.match(name) else frozenset()
+    return frozenset(given) if _runs_a_parameter(tree, function, call) else _runs_a_global(tree, function)
+
+
+def _runs_a_parameter(tree: Tree, function: Function, call: ast.Call) -> bool:
+    names = {p.arg for p in parameters_of(function)}
+    wrapped = {a.arg for a, g in zip(parameters_of(function), call.args, strict=False) if tree.wrapping(g)}
+    wrapped |= {k.arg for k in call.keywords if k.arg in names and tree.wrapping(k.value)}
+    return any(
+        isinstance(c.func, ast.Name) and c.func.id in wrapped and not guards(tree, c)
+        for c in tree.calls
+        if tree.is_in(c, function)
+    )
+
+
+def _runs_a_global(tree: Tree, function: Function) -> frozenset[str]:
+    found: set[str] = set()
+    for call in tree.calls:
+        if isinstance(call.func, ast.Name) and tree.is_in(call, function) and not tree.parameter(call.func.id, call):
+            found |= tree.wrapping(call.func)
+    return frozenset(found)
+
+
+def _has_buffers(tree: Tree) -> bool:
+    return "register_buffer" in tree.words or any(w.startswith("BatchNorm") for w in tree.words)
+
+
+def _keeps_buffers(tree: Tree) -> bool:
+    return bool(tree.words & {"broadcast_buffers", "forward_sync_buffers"})
+
+
+@rule(
+    "download-race",
+    "wrong",
+    why="Ranks that download into one folder at the same time write over one another, and a rank that does not wait "
+    "for the download reads half a file.",
+    fix="if rank == 0: download, then dist.barrier() on every rank, then open the data set on every rank without "
+    "download=True. With more than one host, LOCAL_RANK decides.",
+    misses="downloads that are not written as download=True, urlretrieve or download_url_to_file, such as those of "
+    "libraries, most of which lock their files; whether the barrier stands at the right place.",
+)
+def download_race(tree: Tree) -> Mistakes:
+    if not tree.joins or tree.is_managed:
+        return
+    held_back = any(guards(tree, call) for call in tree.torch_calls("barrier", "monitored_barrier"))
+    for call in tree.calls:
+        last = tree.names_of_calls[call].rsplit(".", 1)[-1]
+        if not (is_true(keyword(call, "download")) or last in ("urlretrieve", "download_url_to_file")):
+            continue
+        if _before_ranks(tree, call) or _is_locked(tree, call):
+            continue
+        if not may_depend_on_rank(tree, call):
+            if not held_back:
+                yield call, "every rank downloads into the same folder at the same time"
+        elif guards(tree, call) and not _waited_for(tree, call):
+            yield call, "the other ranks do not wait for this download"
+
+
+def _waited_for(tree: Tree, download: ast.Call) -> bool:
+    """Whether all ranks meet before they open what one of them downloads; where that is not seen, anywhere."""
+    scope, name = tree.function_of(download), tree.names_of_calls[download]
+    later = [c for c in tree.calls if tree.function_of(c) is scope and position(c) > position(download)]
+    opened = next((c for c in later if tree.names_of_calls[c] == name and not guards(tree, c)), None)
+    if opened is None:
+        return any(collective(tree, call) for call in tree.calls)
+    between = [c for c in later if position(c) < position(opened)]
+    unknown = [c for c in between if "barrier" in ast.unparse(c.func) or "wait" in ast.unparse(c.func)]
+    inner = (callee(tree, c) for c in between)
+    return (
+        bool(unknown)
+        or any(collective(tree, c) for c in between)
+        or any(any(needs_all(tree, function, frozenset())) for function in inner if function)
+    )
+
+
+def _before_ranks(tree: Tree, call: ast.Call) -> bool:
+    """In the process that starts the ranks, before there are any."""
+    scope = tree.function_of(call)
+    return any(tree.function_of(spawn) is scope for spawn in tree.torch_calls("spawn", "start_processes"))
+
+
+def _is_locked(tree: Tree, call: ast.Call) -> bool:
+    withs = [a for a in tree.ancestors(call) if isinstance(a, ast.With)]
+    return any("lock" in ast.unparse(item.context_expr).lower() for w in withs for item in w.items)

@@ -1,0 +1,223 @@
+"""Rules about gradients and numbers that come out otherwise than meant."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from labkit.checking.register import rule
+from labkit.checking.rules.sampling import TEST
+from labkit.checking.syntax.models import optimizers
+from labkit.checking.syntax.nodes import has_stars, keyword, position, spelled
+from labkit.checking.syntax.tree import Tree
+
+Mistakes = Iterator[tuple[ast.AST, str]]
+
+SMALL_BATCH = 16  # samples per rank below which BatchNorm's own statistics are commonly found too noisy
+WORLD_SIZE = re.compile(r"(^|_)(world_size|num_replicas|nranks|num_ranks)$", re.IGNORECASE)
+
+
+@rule(
+    "unscaled-fp16",
+    "wrong",
+    why="Small gradients are zero in fp16. Without a scaler they are lost without a word, and training stalls.",
+    fix="scaler = torch.amp.GradScaler('cuda') (FSDP1: torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler); "
+    "scaler.scale(loss).backward(); scaler.step(optimizer); scaler.update(). Or bf16, where the GPU has it.",
+    misses="a precision that an option decides; a scaler in another file.",
+)
+def unscaled_fp16(tree: Tree) -> Mistakes:
+    if tree.is_managed or any("scale" in word.lower() for word in tree.words) or not any(tree.method_calls("backward")):
+        return
+    for call in tree.torch_calls("autocast", "MixedPrecision", "MixedPrecisionPolicy"):
+        if _computes_in_fp16(tree, call):
+            yield call, "fp16 gradients, and nothing scales the loss"
+    trained = {name for _, name in optimizers(tree)}
+    for call in tree.method_calls("half"):
+        if spelled(call.func.value) in trained:
+            yield call, "parameters and gradients in fp16, and nothing scales the loss"
+
+
+def _computes_in_fp16(tree: Tree, call: ast.Call) -> bool:
+    name = tree.names_of_calls[call]
+    if keyword(call, "enabled") is not None or has_stars(call):
+        return False
+    dtype = keyword(call, "dtype") or keyword(call, "param_dtype")
+    if not name.endswith("autocast"):
+        return tree.dotted(dtype) in ("torch.float16", "torch.half") if dtype is not None else False
+    device = call.args[0] if call.args else keyword(call, "device_type")
+    on_cuda = name.startswith("torch.cuda.") or (isinstance(device, ast.Constant) and device.value == "cuda")
+    if dtype is None and len(call.args) > 1:
+        dtype = call.args[1]
+    return on_cuda if dtype is None else tree.dotted(dtype) in ("torch.float16", "torch.half")
+
+
+LOSS = re.compile(r"(^|\.)(\w*_loss|\w*_entropy\w*|cosine_embedding_loss|kl_div)$")  # torch.nn.functional's
+
+
+@rule(
+    "mean-in-loss-of",
+    "wrong",
+    why="labkit's scripts divide what loss_of returns by count_of, over all ranks. A mean is divided twice: gradients "
+    "are too small by the number of predictions, and nothing fails.",
+    fix='loss_of returns the sum: reduction="sum" in torch.nn.functional\'s losses, .sum() in place of .mean().',
+    misses="a mean that another function takes; modules such as nn.CrossEntropyLoss().",
+)
+def mean_in_loss_of(tree: Tree) -> Mistakes:
+    functions = {node.name: node for node in tree.nodes[ast.FunctionDef] if isinstance(node, ast.FunctionDef)}
+    for function in [functions["loss_of"]] if {"loss_of", "count_of"} <= functions.keys() else []:
+        returned = [node.value for node in ast.walk(function) if isinstance(node, ast.Return)]
+        for call in (node for node in ast.walk(function) if isinstance(node, ast.Call)):
+            if _is_mean(call) or (call in returned and getattr(call.func, "attr", "") == "mean"):
+                yield call, "a mean, which the script divides by count_of again"
+
+
+def _is_mean(call: ast.Call) -> bool:
+    reduction = keyword(call, "reduction")
+    if reduction is not None:
+        return isinstance(reduction, ast.Constant) and reduction.value == "mean"
+    return bool(LOSS.search(spelled(call.func) or "")) and not has_stars(call)
+
+
+@rule(
+    "scaler-of-shards",
+    "wrong",
+    why="Under FSDP1 torch.amp.GradScaler looks for inf and nan in this rank's shards only: the rank that finds one "
+    "leaves the step out, the others take it, and from then on they train different models.",
+    fix="torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler, which asks all ranks.",
+    misses="a scaler or a model of another file.",
+)
+def scaler_of_shards(tree: Tree) -> Mistakes:
+    if {wrap.strategy for wrap in tree.wraps} != {"fsdp1"} or tree.words & {"ShardedGradScaler", "NO_SHARD"}:
+        return
+    for call in tree.torch_calls("GradScaler"):
+        if keyword(call, "enabled") is None:
+            yield call, "this scaler sees the overflows of one rank's shards only"
+
+
+@rule(
+    "clip-scaled-gradients",
+    "wrong",
+    why="The gradients are still multiplied by the loss scale, 65,536 at first: clipped to the limit, and then divided "
+    "by the scale, next to nothing of them is left.",
+    fix="scaler.unscale_(optimizer) before clip_grad_norm_; scaler.step then knows that it was done.",
+    misses="an unscale_ that stands at the wrong place.",
+)
+def clip_scaled_gradients(tree: Tree) -> Mistakes:
+    scaled = [call for call in tree.method_calls("scale") if "scaler" in spelled(call.func).lower()]
+    if not scaled or tree.is_managed or "unscale_" in tree.words:
+        return
+    for call in _clips(tree):
+        if any(tree.surely_before(scale, call) for scale in scaled):
+            yield call, "these gradients are clipped while they are multiplied by the loss scale"
+
+
+def _clips(tree: Tree) -> Iterator[ast.Call]:
+    return tree.torch_calls("clip_grad_norm_", "clip_grad_value_", "clip_grad_norm")
+
+
+@rule(
+    "clip-of-shards",
+    "wrong",
+    why="Under FSDP1 torch.nn.utils.clip_grad_norm_ sees this rank's shards only: each clips by a norm of its own. "
+    "A model sharded by fully_shard is the reverse: its parameters are DTensors, which the function sums over all "
+    "ranks, and it has no method clip_grad_norm_.",
+    fix="FSDP1: model.clip_grad_norm_(max_norm), on all ranks. FSDP2: "
+    "torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm).",
+    misses="parameters that are given under another name than the model's.",
+)
+def clip_of_shards(tree: Tree) -> Mistakes:
+    if "NO_SHARD" in tree.words:
+        return
+    for call in _clips(tree):
+        given = call.args[0] if call.args else keyword(call, "parameters")
+        if not tree.names_of_calls[call].endswith("clip_grad_norm_") or not isinstance(given, ast.Call):
+            continue
+        if isinstance(given.func, ast.Attribute) and tree.wrapping(given.func.value) == {"fsdp1"}:
+            yield call, "each rank clips by the norm of its own shard"
+    for call in tree.method_calls("clip_grad_norm_"):
+        if tree.wrapping(call.func.value) == {"fsdp2"}:
+            yield call, "a model sharded by fully_shard has no clip_grad_norm_"
+
+
+@rule(
+    "averaged-twice",
+    "wrong",
+    why="DDP and FSDP divide the gradients by the number of ranks already. Divided once more they are that many times "
+    "too small: SGD takes steps as much smaller, and a limit on their norm no longer limits.",
+    fix="Leave the loss, or the gradients, as they are. What is printed may be averaged, after backward().",
+    misses="a division in a function of its own, or by a number that does not name the ranks.",
+)
+def averaged_twice(tree: Tree) -> Mistakes:
+    if (
+        not tree.wraps
+        or tree.is_managed
+        or tree.words & {"no_sync", "register_comm_hook", "set_gradient_divide_factor"}
+    ):
+        return
+    if any(isinstance(n, ast.Constant) and n.value == "sum" for n in tree.nodes[ast.Constant]):
+        return  # a sum over samples wants a divisor of its own
+    for backward in tree.method_calls("backward"):
+        loss = backward.func.value
+        for node in _divisions(tree, loss, backward):
+            yield node, "the loss is divided by the number of ranks, and the gradients are averaged again"
+    for call in tree.torch_calls("all_reduce"):
+        given = spelled(call.args[0]) if call.args else ""
+        if given.removesuffix(".data").endswith(".grad") and _of_wrapped(tree, call):
+            yield call, "the gradients of a wrapped model are averaged already"
+
+
+def _of_wrapped(tree: Tree, call: ast.Call) -> bool:
+    """In `for p in model.parameters()`."""
+    heads = [loop.iter for loop in tree.loops_of(call) if isinstance(loop, ast.For)]
+    parameters = [h.func.value for h in heads if isinstance(h, ast.Call) and isinstance(h.func, ast.Attribute)]
+    return any(tree.wrapping(model) for model in parameters)
+
+
+def _divisions(tree: Tree, loss: ast.expr, backward: ast.Call) -> Iterator[ast.AST]:
+    """`loss / world_size` in what `backward()` is called on, or in an assignment to it just before."""
+    if isinstance(loss, ast.BinOp) and _by_ranks(tree, loss):
+        yield loss
+    name = spelled(loss)
+    block = tree.parents.get(tree.statement_of(backward) or backward)
+    for node in (*tree.nodes[ast.Assign], *tree.nodes[ast.AugAssign]):
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        if not name or name not in map(spelled, targets) or position(node) > position(backward):
+            continue
+        value = node.value if isinstance(node, ast.Assign) else node
+        if tree.parents[node] is block and isinstance(value, ast.BinOp | ast.AugAssign) and _by_ranks(tree, value):
+            yield node
+
+
+def _by_ranks(tree: Tree, node: ast.BinOp | ast.AugAssign) -> bool:
+    by = node.right if isinstance(node, ast.BinOp) else node.value
+    if not isinstance(node.op, ast.Div):
+        return False
+    names = (spelled(by.func) if isinstance(by, ast.Call) else spelled(by)).rsplit(".", 1)[-1]
+    return names == "get_world_size" or bool(WORLD_SIZE.search(names))
+
+
+@rule(
+    "local-batchnorm",
+    "wrong",
+    why="BatchNorm takes its mean and variance from the samples of its own rank. With few of them these are noise, and "
+    "the ranks' running statistics differ (DDP keeps those of rank 0).",
+    fix="model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model) before DDP(model) (GPUs only), a larger batch "
+    "per rank, or GroupNorm.",
+    misses="models that are imported, and batch sizes that an option decides.",
+)
+def local_batchnorm(tree: Tree) -> Mistakes:
+    if "ddp" not in {w.strategy for w in tree.wraps} or tree.words & {"SyncBatchNorm", "convert_sync_batchnorm"}:
+        return
+    loaders = [call for call in tree.torch_calls("DataLoader") if not TEST.search(_called(tree, call))]
+    sizes = [tree.constant(keyword(call, "batch_size"), int) for call in loaders]
+    if not sizes or not all(size is not None and size.value < SMALL_BATCH for size in sizes):
+        return
+    for call in tree.torch_calls("BatchNorm1d", "BatchNorm2d", "BatchNorm3d"):
+        yield call, f"each rank normalises by the statistics of its own {max(s.value for s in sizes if s)} samples"
+        return  # a model has many
+
+
+def _called(tree: Tree, call: ast.Call) -> str:
+    parts = [*getattr(tree.parents[call], "targets", []), *call.args[:1]]
+    return " ".join(map(spelled, parts)).lower()

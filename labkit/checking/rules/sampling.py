@@ -1,0 +1,154 @@
+"""Rules about which samples each rank reads."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from labkit.checking.register import rule
+from labkit.checking.syntax.models import behind, trained_in
+from labkit.checking.syntax.nodes import has_stars, is_true, keyword, spelled
+from labkit.checking.syntax.ranks import names_rank
+from labkit.checking.syntax.tree import Tree
+
+Mistakes = Iterator[tuple[ast.AST, str]]
+
+TEST = re.compile(r"test|val|eval|dev_|infer|predict|query", re.IGNORECASE)
+MADE_UP = re.compile(r"rand|fake|synth|dummy|toy|iter|stream|shard|split_dataset_by_node|zeros|ones", re.IGNORECASE)
+
+
+@rule(
+    "no-distributed-sampler",
+    "wrong",
+    why="Without a DistributedSampler every rank reads the whole data set: an epoch takes as many steps as on one "
+    "rank, each of them on samples other ranks train on too, so more ranks buy nothing but a larger batch of repeats.",
+    fix="DataLoader(dataset, batch_size=…, sampler=DistributedSampler(dataset)) and no shuffle=True; "
+    "call sampler.set_epoch(epoch) in every epoch.",
+    misses="a loader built in another file, or given to a function that trains it; data that is split by hand in a way "
+    "that does not name a rank is not looked through, nor are streams (IterableDataset) and made-up data.",
+)
+def no_distributed_sampler(tree: Tree) -> Mistakes:
+    speaks_of_ranks = tree.wraps or tree.joins or "DistributedSampler" in tree.words  # in a fragment, by itself
+    if tree.is_managed or not tree.strategies or not speaks_of_ranks or _seeds_by_rank(tree):
+        return
+    for call in tree.torch_calls("DataLoader"):
+        if has_stars(call) or len(call.args) > 3 or _has_sampler(call) or not _is_for_training(tree, call):
+            continue
+        dataset = call.args[0] if call.args else keyword(call, "dataset")
+        if dataset is None or names_rank(tree, call) or any(names_rank(tree, v) for v in _values(tree, dataset)):
+            continue
+        if _is_made_up(tree, dataset) or _is_a_choice(tree, call):
+            continue
+        yield call, "this DataLoader gives every rank all of the training data"
+
+
+def _has_sampler(call: ast.Call) -> bool:
+    given = [keyword(call, name) for name in ("sampler", "batch_sampler")]
+    return any(g is not None and not (isinstance(g, ast.Constant) and g.value is None) for g in given)
+
+
+def _is_for_training(tree: Tree, call: ast.Call) -> bool:
+    parent = tree.parents[call]
+    named = [spelled(target) for target in getattr(parent, "targets", [])]
+    dataset = call.args[0] if call.args else keyword(call, "dataset")
+    named.append(spelled(dataset))
+    if any(TEST.search(name) for name in named):
+        return False
+    return _shuffles(call) or any("train" in name.lower() for name in named) or _is_trained_on(tree, call)
+
+
+def _is_trained_on(tree: Tree, call: ast.Call) -> bool:
+    """`for x, y in loader:` with a backward pass in it, in the function where the loader is made."""
+    named = {spelled(target) for target in getattr(tree.parents[call], "targets", [])} - {""}
+    for loop in tree.nodes[ast.For]:
+        assert isinstance(loop, ast.For)
+        here = tree.function_of(loop) is tree.function_of(call)
+        if here and named & set(map(spelled, ast.walk(loop.iter))) and trained_in(tree, loop):
+            return True
+    return False
+
+
+def _shuffles(call: ast.Call) -> bool:
+    return is_true(keyword(call, "shuffle") or (call.args[2] if len(call.args) > 2 else None))
+
+
+def _seeds_by_rank(tree: Tree) -> bool:
+    """`torch.manual_seed(seed + rank)`: each rank shuffles in an order of its own."""
+    seeds = (*tree.torch_calls("manual_seed"), *tree.method_calls("manual_seed", "seed"))
+    return any(names_rank(tree, argument) for call in seeds for argument in call.args)
+
+
+def _values(tree: Tree, dataset: ast.expr) -> list[ast.expr]:
+    return tree.values_of(dataset.id, dataset) if isinstance(dataset, ast.Name) else [dataset]
+
+
+def _is_made_up(tree: Tree, dataset: ast.expr) -> bool:
+    """Random tensors differ on every rank by themselves; streams are split where they are read."""
+    for part in behind(tree, dataset):
+        if isinstance(part, ast.Name | ast.Attribute):
+            name = part.attr if isinstance(part, ast.Attribute) else part.id
+            bases = tree.classes[name].bases if name in tree.classes else []
+            if MADE_UP.search(name) or any(MADE_UP.search(spelled(base)) for base in bases):
+                return True
+            if name in tree.classes and (MADE_UP.search(ast.unparse(tree.classes[name])) or _asks_rank(tree, name)):
+                return True
+    return False
+
+
+def _asks_rank(tree: Tree, class_name: str) -> bool:
+    return "rank" in ast.unparse(tree.classes[class_name]).lower()
+
+
+def _is_a_choice(tree: Tree, call: ast.Call) -> bool:
+    """A loader in a branch of its own, in a script that has a sampler for the other."""
+    return bool(tree.branches_of(call)) and "DistributedSampler" in tree.words
+
+
+@rule(
+    "shuffle-with-sampler",
+    "wrong",
+    why="A DataLoader takes its order from the sampler or shuffles by itself, not both: with both it raises "
+    "ValueError.",
+    fix="Leave shuffle out of the DataLoader; DistributedSampler(dataset, shuffle=True) shuffles, by default.",
+    misses="options that are not written out: shuffle=args.shuffle, or a sampler that may be None.",
+)
+def shuffle_with_sampler(tree: Tree) -> Mistakes:
+    for call in tree.torch_calls("DataLoader"):
+        sampler = keyword(call, "sampler")
+        if sampler is None or not _shuffles(call):
+            continue
+        values = tree.values_of(sampler.id, call) if isinstance(sampler, ast.Name) else [sampler]
+        if values and all(isinstance(value, ast.Call) for value in values):
+            yield call, "shuffle=True beside a sampler raises ValueError"
+
+
+@rule(
+    "no-set-epoch",
+    "wrong",
+    why="DistributedSampler shuffles with its seed plus the epoch it was told. Never told, it gives the same order, "
+    "and so the same batches, in every epoch.",
+    fix="Call sampler.set_epoch(epoch) at the start of every epoch, before the loader is iterated.",
+    misses="a loop over epochs that is not named so, or is in another file; set_epoch that is called on another "
+    "sampler of the same script.",
+)
+def no_set_epoch(tree: Tree) -> Mistakes:
+    if tree.is_managed or "set_epoch" in tree.words or not any(map(_is_over_epochs(tree), tree.nodes[ast.For])):
+        return
+    for call in tree.torch_calls("DistributedSampler"):
+        shuffle = keyword(call, "shuffle")
+        target = next((spelled(t) for t in getattr(tree.parents[call], "targets", [])), "")
+        if (
+            (shuffle is None or is_true(shuffle))
+            and not has_stars(call)
+            and not TEST.search(f"{target} {spelled(call.args[0]) if call.args else ''}")
+        ):
+            yield call, "nothing tells this sampler the epoch: every epoch has the same order"
+
+
+def _is_over_epochs(tree: Tree):
+    def looks(loop: ast.AST) -> bool:
+        head = f"{ast.unparse(loop.target)} {ast.unparse(loop.iter)}".lower()
+        return "epoch" in head and trained_in(tree, loop)
+
+    return looks

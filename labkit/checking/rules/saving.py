@@ -1,0 +1,165 @@
+"""Rules about checkpoints."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from labkit.checking.register import rule
+from labkit.checking.syntax.models import behind
+from labkit.checking.syntax.nodes import has_stars, keyword, spelled
+from labkit.checking.syntax.ranks import may_depend_on_rank, names_rank
+from labkit.checking.syntax.tree import Tree
+
+Mistakes = Iterator[tuple[ast.AST, str]]
+
+# Whoever names one of these has thought of the other ranks' shards.
+GATHERS = {
+    "get_state_dict",
+    "get_model_state_dict",
+    "get_optimizer_state_dict",
+    "full_tensor",
+    "state_dict_type",
+    "set_state_dict_type",
+    "summon_full_params",
+    "full_optim_state_dict",
+}
+
+
+def saves(tree: Tree) -> Iterator[ast.Call]:
+    return tree.torch_calls("save") if not tree.is_managed else iter(())
+
+
+def _is_torch_save(tree: Tree, call: ast.Call) -> bool:
+    return tree.names_of_calls[call] == "torch.save"
+
+
+@rule(
+    "sharded-state-dict",
+    "wrong",
+    why="Each rank of a sharded model holds its own part. What one rank saves with torch.save is that part only: the "
+    "rest of the model, or of the optimizer's state, is lost, and nobody notices until it is loaded.",
+    fix="get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True)) of "
+    "torch.distributed.checkpoint.state_dict, on every rank, then torch.save on rank 0; or "
+    "torch.distributed.checkpoint.save, which writes all shards.",
+    misses="a state that goes through another function before it is saved.",
+)
+def sharded_state_dict(tree: Tree) -> Mistakes:
+    if not tree.wraps or not tree.shards or tree.words & GATHERS:
+        return
+    for call in saves(tree):
+        if not _is_torch_save(tree, call) or not call.args or names_rank(tree, call.args[-1]):
+            continue  # a file of each rank's own is kept on purpose
+        for part in behind(tree, call.args[0]):
+            if not (
+                isinstance(part, ast.Call) and isinstance(part.func, ast.Attribute) and part.func.attr == "state_dict"
+            ):
+                continue
+            owner = part.func.value
+            if "fsdp2" in tree.wrapping(owner):
+                yield part, f"`{spelled(owner)}.state_dict()` is this rank's shard of the model"
+            elif "opt" in spelled(owner).rsplit(".", 1)[-1].lower():
+                yield part, f"`{spelled(owner)}.state_dict()` is the state of this rank's shard"
+
+
+@rule(
+    "save-on-every-rank",
+    "wrong",
+    why="All ranks write the same file at the same time. What is left is whichever came last, or a mixture that cannot "
+    "be read.",
+    fix="if dist.get_rank() == 0: torch.save(…), then dist.barrier() if others read it. With sharded state, "
+    "torch.distributed.checkpoint.save on all ranks.",
+    misses="a saving function that this script never calls, and conditions that another file decides.",
+)
+def save_on_every_rank(tree: Tree) -> Mistakes:
+    if not tree.is_distributed:
+        return
+    for call in saves(tree):
+        path = call.args[1] if len(call.args) > 1 else keyword(call, "f")
+        if not _is_torch_save(tree, call) or path is None or _is_private(tree, path):
+            continue
+        if not may_depend_on_rank(tree, call):
+            yield call, f"every rank writes {ast.unparse(path)}"
+
+
+def _is_private(tree: Tree, path: ast.expr) -> bool:
+    """A file of this rank's own, or none on disk."""
+    parts = list(behind(tree, path))
+    temporary = any(isinstance(p, ast.Name | ast.Attribute) and _is_temporary(spelled(p)) for p in parts)
+    return temporary or any(isinstance(p, ast.expr) and names_rank(tree, p) for p in parts)
+
+
+def _is_temporary(name: str) -> bool:
+    return any(word in name.lower() for word in ("bytesio", "buffer", "tempfile", "tmp_", "temporary"))
+
+
+@rule(
+    "load-without-map-location",
+    "wrong",
+    why="Tensors come back to the device they were saved from. Saved by rank 0, they all go to GPU 0, from every rank, "
+    "on top of what is there.",
+    fix="torch.load(path, map_location='cpu', weights_only=True), then load_state_dict, which copies to where the "
+    "parameters are.",
+    misses="a state that goes through another function before load_state_dict; a checkpoint saved from the CPU does "
+    "not need it.",
+)
+def load_without_map_location(tree: Tree) -> Mistakes:
+    if not tree.is_distributed or tree.is_managed or not tree.is_on_gpu:
+        return
+    for call in tree.torch_calls("load"):
+        if tree.names_of_calls[call] != "torch.load" or len(call.args) > 1 or has_stars(call):
+            continue
+        thought_of = any(keyword(c, "map_location") for c in tree.torch_calls("load", within=tree.function_of(call)))
+        if not thought_of and _is_state(tree, call):
+            yield call, "each rank loads this onto the GPU it was saved from"
+
+
+def _is_state(tree: Tree, load: ast.Call) -> bool:
+    return any(
+        any(part is load for part in behind(tree, argument))
+        for call in tree.method_calls("load_state_dict")
+        for argument in call.args[:1]
+    )
+
+
+@rule(
+    "load-without-weights-only",
+    "outdated",
+    why="What torch.load does without it changed in torch 2.6: before, it runs any code that the file holds; since "
+    "then it refuses a file that holds more than tensors and plain values.",
+    fix="Say weights_only=True, and save only tensors, numbers, strings, lists and dictionaries. To switch it off is "
+    "for files you made yourself.",
+    misses="a load that switches it off, which is a choice somebody wrote down; scripts that are not distributed.",
+)
+def load_without_weights_only(tree: Tree) -> Mistakes:
+    if not tree.is_distributed:
+        return
+    for call in tree.torch_calls("load"):
+        named = {k.arg for k in call.keywords}
+        if (
+            tree.names_of_calls[call] == "torch.load"
+            and not has_stars(call)
+            and not named
+            & {
+                "weights_only",
+                "pickle_module",
+            }
+        ):
+            yield call, "whether this runs code from the file depends on torch's version"
+
+
+@rule(
+    "optim-state-dict-order",
+    "wrong",
+    why="The arguments are (model, optim, optim_state_dict); early torch 2 had another order. In that one the state is "
+    "taken for the model.",
+    fix="FSDP.optim_state_dict_to_load(model, optimizer, optim_state_dict), or set_optimizer_state_dict of "
+    "torch.distributed.checkpoint.state_dict.",
+    misses="arguments whose names do not say what they are.",
+)
+def optim_state_dict_order(tree: Tree) -> Mistakes:
+    for call in tree.method_calls("optim_state_dict_to_load"):
+        first = call.args[0] if call.args else None
+        state = isinstance(first, ast.Subscript) or "state" in spelled(first) or "optim" in spelled(first)
+        if first is not None and state:
+            yield call, f"the first argument is the model, not {ast.unparse(first)}"

@@ -1,0 +1,110 @@
+"""Rules about time that is lost in every step."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from labkit.checking.register import rule
+from labkit.checking.syntax.models import steps_in
+from labkit.checking.syntax.ranks import is_only_about_rank
+from labkit.checking.syntax.tree import Tree
+
+Mistakes = Iterator[tuple[ast.AST, str]]
+
+
+@rule(
+    "item-every-step",
+    "slow",
+    why=".item() waits until the GPU has done all it was given: the queue runs empty in every step, and input and "
+    "communication no longer overlap with it.",
+    fix="Add up tensors (total += loss.detach()) and call .item() every so many steps, or after the epoch.",
+    misses="float(loss), print(loss), .cpu() and .tolist(), which wait as well; functions that the step calls.",
+)
+def item_every_step(tree: Tree) -> Mistakes:
+    if not tree.is_distributed or tree.is_managed or not tree.is_on_gpu:
+        return
+    each_step = [*tree.method_calls("backward"), *steps_in(tree, tree.module)]
+    stepping = {loop for call in each_step for loop in tree.loops_of(call)[:1]}  # not those over epochs
+    told = set()
+    for call in tree.method_calls("item"):
+        loops = tree.loops_of(call)
+        if call.args or not loops or loops[0] in told or loops[0] not in stepping:
+            continue
+        if all(is_only_about_rank(tree, b.test) for b, _ in tree.branches_of(call) if tree.is_in(b, loops[0])):
+            told.add(loops[0])
+            yield call, "every step waits here for the GPU"
+
+
+@rule(
+    "no-no-sync",
+    "slow",
+    why="DDP averages the gradients of all ranks in every backward pass. Of the micro-batches that are added up before "
+    "a step, only the last one's needs it; the others send the same bytes for nothing.",
+    fix="with model.no_sync(): the forward and backward pass of every micro-batch but the last.",
+    misses="FSDP, where leaving the synchronisation in saves memory; steps in a function of their own.",
+)
+def no_no_sync(tree: Tree) -> Mistakes:
+    handled = {"no_sync", "require_backward_grad_sync", "set_requires_gradient_sync", "register_comm_hook"}
+    if "ddp" not in {wrap.strategy for wrap in tree.wraps} or tree.is_managed or tree.words & handled:
+        return
+    for backward in tree.method_calls("backward"):
+        loops = tree.loops_of(backward)
+        steps = steps_in(tree, loops[0]) if loops else []
+        sometimes = steps and all(_is_counted(tree, step, loops[0]) for step in steps)
+        then = (
+            not steps and len(loops) > 1 and any(tree.loops_of(s)[:1] == loops[1:2] for s in steps_in(tree, loops[1]))
+        )
+        if sometimes or (then and _counts(loops[0])):
+            yield backward, "the gradients are averaged over all ranks in every micro-batch, not once per step"
+
+
+def _is_counted(tree: Tree, step: ast.Call, loop: ast.AST) -> bool:
+    """`if (i + 1) % accumulate == 0: optimizer.step()`."""
+    branches = [branch for branch, _ in tree.branches_of(step) if tree.is_in(branch, loop)]
+    return any(isinstance(n, ast.BinOp) and isinstance(n.op, ast.Mod) for b in branches for n in ast.walk(b.test))
+
+
+def _counts(loop: ast.AST) -> bool:
+    """A loop over micro-batches: it says so, or counts to the number of them."""
+    head = ast.unparse(loop.iter).lower() if isinstance(loop, ast.For) else ""
+    return any(word in head for word in ("accum", "micro"))
+
+
+@rule(
+    "data-parallel",
+    "slow",
+    why="DataParallel is one process with a thread per GPU: it copies the model to every GPU in every step, gathers "
+    "all outputs on the first, and Python's lock lets one thread run at a time. torch itself advises against it.",
+    fix="DistributedDataParallel, one process per GPU, started with torchrun; it is faster on one machine too.",
+    misses="a DataParallel in a branch beside DDP, which is a choice, and one in a file that does not train.",
+)
+def data_parallel(tree: Tree) -> Mistakes:
+    if "backward" not in tree.words and not tree.is_fragment:
+        return
+    for call in tree.torch_calls("DataParallel"):
+        beside = any(wrap.strategy == "ddp" for wrap in tree.wraps)
+        if not (beside and (tree.branches_of(call) or isinstance(tree.parents[call], ast.IfExp))):
+            yield call, "nn.DataParallel is one process for all GPUs"
+
+
+@rule(
+    "bf16-on-t4",
+    "slow",
+    why="A T4 (compute capability 7.5) has no bf16 units: torch emulates it, slower than fp32.",
+    fix="fp16 with a GradScaler; bf16 from the A100 (8.0) on. torch.cuda.is_bf16_supported(including_emulation=False) "
+    "tells.",
+    misses="scripts that do not say where they run; a Kaggle notebook says so in its settings.",
+)
+def bf16_on_t4(tree: Tree) -> Mistakes:
+    if not re.search(r"\bT4\b|nvidiaTeslaT4|T4x2", f"{tree.text} {tree.says}"):
+        return
+    if tree.words & {"is_bf16_supported", "get_device_capability", "float16", "half"}:
+        return  # it asks, or has a choice
+    for node in tree.nodes[ast.Attribute]:
+        parent = tree.parents[node]
+        casts = node.attr == "bfloat16" and isinstance(parent, ast.Call) and parent.func is node
+        if casts or tree.dotted(node) == "torch.bfloat16":
+            yield node, "this script names a T4, which has no bf16"
+            return

@@ -1,0 +1,1 @@
+"""A script's syntax tree, and what rules ask of it."""

@@ -1,0 +1,134 @@
+"""A script as rules see it: parsed, and what is known of it: the strategies in use, the models they wrap."""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import dataclass
+from functools import cached_property
+
+from labkit.checking.syntax.nodes import keyword, spelled
+from labkit.checking.syntax.parsed import Parsed
+
+__all__ = ["Around", "Tree", "Wrap"]
+
+WRAPPERS = {"DistributedDataParallel": "ddp", "FullyShardedDataParallel": "fsdp1", "fully_shard": "fsdp2"}
+# These do the sampling, wrapping, saving and ending for a script; what is left out is not forgotten.
+FRAMEWORKS = {
+    "accelerate",
+    "lightning",
+    "pytorch_lightning",
+    "lightning_fabric",
+    "deepspeed",
+    "horovod",
+    "ray",
+    "composer",
+    "ignite",
+    "fairscale",
+    "colossalai",
+    "megatron",
+    "apex",
+    "mmengine",
+    "catalyst",
+    "trl",
+    "fastai",
+    "torchtnt",
+}
+
+
+@dataclass(frozen=True)
+class Around:
+    """What the rest of a document says that a fragment of it leaves out: strategies in use, names of wrapped models."""
+
+    strategies: frozenset[str] = frozenset()
+    wrapped: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Wrap:
+    """`model = DDP(net)`: the call, the strategy, `net`, and the names that hold the wrapped model afterwards."""
+
+    call: ast.Call
+    strategy: str
+    source: ast.expr | None
+    names: tuple[str, ...] = ()
+
+    @property
+    def line(self) -> int:
+        return self.call.lineno
+
+
+class Tree(Parsed):
+    """Raises SyntaxError or ValueError when the text is not Python."""
+
+    around = Around()
+
+    @cached_property
+    def wraps(self) -> list[Wrap]:
+        return [wrap for call in self.torch_calls(*WRAPPERS) if (wrap := self._wrap(call))]
+
+    def _wrap(self, call: ast.Call) -> Wrap | None:
+        strategy = WRAPPERS[self.names_of_calls[call].rsplit(".", 1)[1]]
+        source = call.args[0] if call.args else keyword(call, "module")
+        if source is None:
+            return None  # a decorator or a partial: no model is seen
+        parent = self.parents[call]
+        names = [name for target in getattr(parent, "targets", []) if (name := spelled(target))]
+        if strategy == "fsdp2" and (name := spelled(source)):  # in place
+            names.append(name)
+        return Wrap(call, strategy, source, tuple(dict.fromkeys(names)))
+
+    @cached_property
+    def strategies(self) -> frozenset[str]:
+        """Of ddp, fsdp1 and fsdp2, those in use; in a fragment that wraps nothing, those of the text around it."""
+        return frozenset(wrap.strategy for wrap in self.wraps) or self.around.strategies
+
+    @cached_property
+    def shards(self) -> frozenset[str]:
+        return self.strategies & {"fsdp1", "fsdp2"}
+
+    @cached_property
+    def joins(self) -> list[ast.Call]:
+        """Calls that join the process group."""
+        return list(self.torch_calls("init_process_group", "init_device_mesh"))
+
+    @cached_property
+    def is_distributed(self) -> bool:
+        return bool(self.joins or self.strategies) and "fake" not in self.strings  # a rehearsal on one process
+
+    @cached_property
+    def strings(self) -> set[str]:
+        return {node.value for node in self.nodes[ast.Constant] if isinstance(node.value, str)}
+
+    @cached_property
+    def is_managed(self) -> bool:
+        """Whether a framework does for the script what it seems to leave out, or its processes have roles (RPC)."""
+        names = [name for name, _ in self.imports.values()]
+        if any(name.split(".")[0] in FRAMEWORKS or name.startswith("torch.distributed.rpc") for name in names):
+            return True
+        return any(name.startswith("transformers.") and name.endswith("Trainer") for name in names)
+
+    @cached_property
+    def is_a_test(self) -> bool:
+        """Whether this is a test of something: small and slow on purpose."""
+        return any(name.split(".")[0] in ("pytest", "unittest") for name, _ in self.imports.values())
+
+    @cached_property
+    def is_on_gpu(self) -> bool:
+        return bool(self.words & {"cuda", "accelerator", "xpu"}) or any(re.match(r"cuda|nccl", s) for s in self.strings)
+
+    def wrapping(self, node: ast.AST | None) -> frozenset[str]:
+        """The strategies by which the model in this expression is wrapped, as far as its name tells: `model` after
+        `model = DDP(model)`, also where a function takes it as an argument of the same name."""
+        name = spelled(node) if node is not None else ""
+        if not name:
+            return frozenset()
+        everywhere = [wrap for wrap in self.wraps if name in wrap.names]
+        here = [wrap for wrap in everywhere if self.function_of(wrap.call) is self.function_of(node)]
+        if not here and self.values_of(name, node) and not self.parameter(name, node) and "." not in name:
+            scope = self.function_of(node)
+            if any(t == name and self.function_of(s) is scope for t, _, s in self.assigns) and scope is not self.module:
+                return frozenset()  # a model of the function's own
+        if everywhere:
+            return frozenset(wrap.strategy for wrap in here or everywhere)
+        return self.around.strategies if name in self.around.wrapped and not self.wraps else frozenset()

@@ -1,0 +1,182 @@
+"""What is left of an attempt that has ended: records, last words, exit codes, logs. Nothing is concluded here."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from labkit.launcher.causes.flight_record import Call, calls_of
+from labkit.record import Nodes, RankHistory, RunFolder, RunReader
+from labkit.record.files import opened, read_text
+from labkit.record.folder import read_json
+from labkit.record.text import last_line, shortened
+from labkit.write import Script
+
+__all__ = ["LAST_WORDS_BYTES", "Evidence", "tail_text"]
+
+# torchrun's summary, one entry per rank it saw fail.
+EXIT_CODE = re.compile(r"^\s*rank\s*: (\d+) \(local_rank.*\n\s*exitcode\s*: (-?\d+)", re.MULTILINE)
+CLOSED_BY_TORCHRUN = re.compile(r"Sending process (\d+) closing signal")
+LOG_TAIL_BYTES = 200_000
+LAST_WORDS_BYTES = 4000
+# What a rank's error.json must hold to be of use.
+FIELDS = {"rank": int, "kind": str, "exception": str, "message": str}
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """`folder` is the attempt's, `run` the run's. `failures` are the ranks' own words, oldest first; `exits` the exit
+    codes that torchrun saw, its root cause last; `path` is the script's name in tracebacks.
+
+    `logs` are torchrun's, one of each node; `outcomes` how it ended on those that have said so. A run on one machine
+    has one log, no `nodes` and no outcomes."""
+
+    run: RunFolder
+    folder: RunFolder
+    manifest: dict[str, Any]
+    script: Script
+    path: str
+    histories: dict[int, RankHistory]
+    failures: list[dict[str, Any]]
+    exits: dict[int, int]
+    logs: dict[int, str]
+    nodes: Nodes | None
+    outcomes: dict[int, dict[str, Any]]
+
+    @classmethod
+    def gather(cls, run: RunFolder, folder: RunFolder) -> Evidence:
+        manifest = run.read_manifest()
+        path = str(manifest["script"]["path"] or run.script)
+        nodes = Nodes.read(manifest)
+        homes = dict(enumerate(_homes(folder, nodes)))
+        logs = {node: tail_text(home.torchrun_log) for node, home in homes.items()}
+        ends = {node: read_json(home.outcome) for node, home in homes.items()} if nodes else {}
+        failures = [failure for rank in folder.started_ranks() if (failure := _failure(folder, rank))]
+        return cls(
+            run=run,
+            folder=folder,
+            manifest=manifest,
+            script=Script.parse(_text(run.script), name=Path(path).name),
+            path=path,
+            histories=RunReader(folder).read_all().ranks,
+            failures=sorted(failures, key=lambda e: e["time_ns"]),
+            exits={int(rank): int(code) for log in logs.values() for rank, code in EXIT_CODE.findall(log)},
+            logs=logs,
+            nodes=nodes,
+            outcomes={node: end for node, end in ends.items() if isinstance(end, dict)},
+        )
+
+    @property
+    def log(self) -> str:
+        return "".join(self.logs.values())
+
+    def log_of(self, rank: int) -> str:
+        """The log of the torchrun that had charge of a rank."""
+        return self.logs.get(self.nodes.of_rank(rank) if self.nodes else 0, "")
+
+    def host(self, node: int) -> str:
+        return self.nodes.shown(node, self.folder) if self.nodes else ""
+
+    def was_ended(self, rank: int) -> bool:
+        """Whether the rank's node was ended because of something that happened elsewhere."""
+        return bool(self.nodes and self.outcomes.get(self.nodes.of_rank(rank), {}).get("why"))
+
+    def on_host(self, rank: int) -> str:
+        """` on hB`; nothing where there is but one."""
+        return f" on {self.host(self.nodes.of_rank(rank))}" if self.nodes else ""
+
+    def homes(self) -> list[RunFolder]:
+        """Where torchrun's logs are: the attempt's folder, or that of each of its nodes."""
+        return _homes(self.folder, self.nodes)
+
+    def home(self, rank: int) -> RunFolder:
+        """Where the supervisor that had charge of a rank kept what it knows."""
+        return self.folder.node(self.nodes.of_rank(rank)) if self.nodes else self.run
+
+    def closed_by_torchrun(self, rank: int) -> bool | None:
+        """Whether torchrun sent the rank its TERM; None where the rank left no pid to tell by."""
+        beat = read_json(self.folder.heartbeat(rank))
+        return str(beat.get("pid")) in CLOSED_BY_TORCHRUN.findall(self.log_of(rank)) if isinstance(beat, dict) else None
+
+    def locate(self, line: int | None) -> dict[str, Any]:
+        """Where a line of the script is: its cell, and the notebook cell it was taken from."""
+        if not line:
+            return {}
+        found = self.script.cell_at(line)
+        if found is None:
+            return {"line": line, "place": f" ({self.script.name} line {line})"}
+        cell, line_in_cell = found
+        origin = (self.manifest.get("cells", {}).get(cell.title) or {}).get("origin", "")
+        from_notebook = f" from {origin}" if origin else ""
+        where = f"{self.script.name} line {line}, cell `{cell.title}`{from_notebook}, line {line_in_cell} of the cell"
+        return {
+            "line": line,
+            "cell": cell.title,
+            "origin": origin,
+            "line_in_cell": line_in_cell,
+            "place": f" ({where})",
+        }
+
+    def collectives(self) -> dict[int, list[Call]]:
+        """The calls of the ranks that failed, oldest first."""
+        kept = {rank: read_json(self.folder.collectives(rank)) for rank in self.folder.started_ranks()}
+        return {rank: calls_of(record.get("collectives")) for rank, record in kept.items() if isinstance(record, dict)}
+
+    def aborted_waiting(self, rank: int) -> bool:
+        """Whether NCCL's watchdog ended the rank: it only waited for another."""
+        return "Watchdog caught collective operation timeout" in tail_text(self.folder.log(rank, "stderr"))
+
+
+def _homes(folder: RunFolder, nodes: Nodes | None) -> list[RunFolder]:
+    return [folder.node(node) for node in range(nodes.count)] if nodes else [folder]
+
+
+def _failure(folder: RunFolder, rank: int) -> dict[str, Any] | None:
+    """What a rank wrote of its failure. That it wrote anything shows that it failed, also when it cannot be read."""
+    try:
+        written = folder.error(rank).lstat().st_mtime_ns
+    except OSError:
+        return None
+    error = read_json(folder.error(rank))
+    if _is_sound(error):
+        return _whole(error)
+    log = tail_text(folder.log(rank, "stderr"), LAST_WORDS_BYTES)
+    message = f"its error.json cannot be read; the last line of its log: {last_line(log) or 'there is none'}"
+    failure = {"rank": rank, "kind": "exception", "exception": "", "message": message, "time_ns": written}
+    return _whole(failure | {"traceback": log.splitlines(keepends=True)})
+
+
+def _whole(error: dict[str, Any]) -> dict[str, Any]:
+    """With every field that an explanation uses."""
+    step, line, trace, causes = (error.get(name) for name in ("step", "script_line", "traceback", "causes"))
+    return error | {
+        "message": shortened(error["message"]),
+        "step": step if isinstance(step, int) else 0,
+        "time_ns": error["time_ns"] if isinstance(error.get("time_ns"), int) else 0,
+        "script_line": line if isinstance(line, int) else None,
+        "traceback": [shortened(part) for part in trace if isinstance(part, str)] if isinstance(trace, list) else [],
+        "causes": [part for part in causes if isinstance(part, str)] if isinstance(causes, list) else [],
+    }
+
+
+def _text(path: Path) -> str:
+    try:
+        return read_text(path)
+    except OSError:  # explained without its script
+        return ""
+
+
+def _is_sound(error: Any) -> bool:
+    return isinstance(error, dict) and all(isinstance(error.get(name), kind) for name, kind in FIELDS.items())
+
+
+def tail_text(path: Any, size: int = LOG_TAIL_BYTES) -> str:
+    """The last `size` bytes of a log as text, whatever bytes are in it."""
+    try:
+        with opened(path) as file:
+            file.seek(max(0, file.seek(0, 2) - size))
+            return file.read().decode("utf-8", "replace")
+    except OSError:
+        return ""

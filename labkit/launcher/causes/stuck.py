@@ -1,0 +1,153 @@
+"""Why a run does not move: what each rank was seen doing, put into a sentence that accuses nobody without evidence.
+
+The order of evidence: a process that is stopped or gone; ranks that called different collectives; a rank that has
+not entered the collective the others wait in; ranks that wait for each other; otherwise just where each of them is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from labkit.launcher.causes.flight_record import absent, calls_of, disagreement, mutual_waiting, waits_in
+from labkit.launcher.causes.stacks import RankStack, ask, threads
+from labkit.record import RunFolder
+from labkit.record.files import read_text
+from labkit.record.text import escaped, plain
+from labkit.write import Script
+
+__all__ = ["Stacks", "explain", "look_at"]
+
+MOVING_SECONDS = 5.0
+NAMED_RANKS = 4  # more would make no sentence; all are in the details
+# Where torch's own Python stands between a script and the collective it calls.
+JOINING = ("_shutdown", "_join_thread", "join", "_wait_for_tstate_lock")  # Python, before it leaves
+WRAPPERS = ("wrapper", "_bootstrap", "<module>", "_wrapped_call_impl", "_call_impl", "inner")
+
+
+@dataclass(frozen=True)
+class Stacks:
+    """What every rank was doing when asked. `sentence` says it in words; `ranks` holds the evidence."""
+
+    sentence: str
+    ranks: list[RankStack]
+
+    @property
+    def are_gone(self) -> bool:
+        """Whether all ranks ended while they were asked: then nothing is known of where they were."""
+        return bool(self.ranks) and all(rank.process == "gone" for rank in self.ranks)
+
+    def __repr__(self) -> str:
+        details = (f"== rank {r.rank}, step {r.step}, {r.process} ==\n{r.text.strip()}" for r in self.ranks)
+        return plain("\n\n".join([self.sentence, *details]))
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        folded = "".join(
+            f"<details><summary>rank {r.rank}, step {r.step}, {escaped(r.process)}</summary>"
+            f"<pre>{escaped(r.text.strip())}</pre></details>"
+            for r in self.ranks
+        )
+        return {"text/plain": repr(self), "text/html": f"<b>{escaped(self.sentence)}</b>{folded}"}
+
+
+def look_at(folder: RunFolder, run: RunFolder) -> Stacks:
+    """Ask every rank of an attempt where it is, and say it. Takes some five seconds when ranks do not answer."""
+    manifest = run.read_manifest()
+    path = str(manifest["script"]["path"] or run.script)
+    script = Script.parse(read_text(run.script), name=Path(path).name)
+    ranks = ask(folder, run)
+    return Stacks(explain(ranks, script, path), ranks)
+
+
+def explain(ranks: Sequence[RankStack], script: Script, path: str) -> str:
+    """One sentence about ranks that were asked at the same moment. `path` is the script's file name in their stacks."""
+    if not ranks:
+        return "no rank has started yet"
+    places = {r.rank: _place(r, script, path) for r in ranks}
+    if ended := [r for r in ranks if r.outcome]:
+        return "; ".join(filter(None, [*_ended(ended, places), _where(_rest(ranks, ended), places)]))
+    if gone := [r for r in ranks if r.process == "gone"]:
+        return f"{_names(gone)} {'is' if len(gone) == 1 else 'are'} gone; {_where(_rest(ranks, gone), places)}"
+    if stopped := [r for r in ranks if r.process == "stopped"]:
+        return (
+            f"{_names(stopped)} {'is' if len(stopped) == 1 else 'are'} stopped by a signal (SIGSTOP, or a debugger) "
+            f"at step {stopped[0].step}; {_where(_rest(ranks, stopped), places)}"
+        )
+    calls = {r.rank: calls_of(r.collectives) for r in ranks}
+    if differ := disagreement(calls):
+        return f"the ranks disagree: {differ}. {_upper(_where(ranks, places))}"
+    if awaited := absent(calls):
+        call, numbers = awaited
+        late = [r for r in ranks if r.rank in numbers]
+        return (
+            f"{_names(late)} {'has' if len(late) == 1 else 'have'} not entered {call}. "
+            f"{_upper(_where(late, places))}; {_where(_rest(ranks, late), places)}"
+        )
+    if edges := mutual_waiting(calls):
+        waits = (f"rank {rank} waits in {call} for {_numbers(others)}" for rank, call, others in edges[:NAMED_RANKS])
+        return f"the ranks wait for each other: {'; '.join(waits)}. {_upper(_where(ranks, places))}"
+    waited = {(call.group, call.number): call for own in calls.values() if (call := waits_in(own))}
+    if len(ranks) > 1 and len(waited) == 1 and all(_waits(r) for r in ranks):
+        return f"all ranks are in {next(iter(waited.values()))} and it does not end; {_where(ranks, places)}"
+    return _where(ranks, places)
+
+
+def _ended(ranks: Sequence[RankStack], places: Mapping[int, str]) -> Iterator[str]:
+    """Ranks whose script has ended: those that have left, and each whose process lives on."""
+    left = [r for r in ranks if r.process in ("gone", "unknown")]
+    if left:
+        yield f"{_names(left)} {'has' if len(left) == 1 else 'have'} finished"
+    for rank in _rest(ranks, left)[:NAMED_RANKS]:
+        ended = "failed" if rank.outcome == "raised" else "finished its script"
+        why = "an atexit handler, or a thread that is not a daemon"
+        yield f"rank {rank.rank} has {ended} and is still leaving{places[rank.rank]} ({why})"
+
+
+def _where(ranks: Sequence[RankStack], places: Mapping[int, str]) -> str:
+    said = [f"rank {r.rank} is at step {r.step}{places[r.rank]}" for r in ranks[:NAMED_RANKS]]
+    more = len(ranks) - len(said)
+    return "; ".join(said) + (f"; and {more} more" if more > 0 else "")
+
+
+def _upper(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _place(rank: RankStack, script: Script, path: str) -> str:
+    """`, in all_reduce (train.py line 88)`, or the very line when it is the script's own."""
+    if rank.frames[:1] and rank.frames[0].function in JOINING:
+        others = (frames for frames in threads(rank.text)[:-1] if any(f.file == path for f in frames))
+        rank = replace(rank, frames=next(others, rank.frames))
+    ours = next((f for f in rank.frames if f.file == path), None)
+    holds = ", and holds the GIL" if rank.answered == "signal" else ""
+    if ours is None:
+        inner = next((f for f in rank.frames if f.function not in WRAPPERS), None)
+        return (f", in `{inner.function}` ({Path(inner.file).name} line {inner.line})" if inner else "") + holds
+    cell = script.cell_at(ours.line)
+    where = f"{Path(path).name} line {ours.line}" + (f", cell `{cell[0].title}`" if cell else "")
+    if rank.frames[0] is ours:
+        lines = str(script).splitlines()
+        text = lines[ours.line - 1].strip() if ours.line <= len(lines) else ""
+        return f" in {where}: `{text}`{holds}"
+    inner = rank.frames[0]
+    called = next((f for f in reversed(rank.frames[: rank.frames.index(ours)]) if f.function not in WRAPPERS), inner)
+    verb = "waits in" if _waits(rank) else "in"
+    return f", {verb} `{called.function}` ({where}){holds}"
+
+
+def _waits(rank: RankStack) -> bool:
+    return waits_in(calls_of(rank.collectives)) is not None
+
+
+def _names(ranks: Sequence[RankStack]) -> str:
+    return _numbers([r.rank for r in ranks])
+
+
+def _numbers(ranks: Sequence[int]) -> str:
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
+
+
+def _rest(ranks: Sequence[RankStack], some: Sequence[RankStack]) -> list[RankStack]:
+    return [r for r in ranks if r not in some]

@@ -1,0 +1,99 @@
+"""A run on several nodes before anything starts: its folder, and the line that each node is started with."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from labkit.errors import RunFolderError
+from labkit.launcher import checks
+from labkit.launcher.gpu_lock import gpus_of
+from labkit.launcher.hardware import Hardware, platform_name
+from labkit.launcher.start import able_to, check, checkpoint_arguments, taken_back_on_failure, write_folder
+from labkit.launcher.torchrun import assignments, node_torchrun_command, recorded_environment, worker_arguments
+from labkit.record import Nodes, RunFolder, runs_root
+from labkit.record.folder import write_json
+from labkit.write import Script
+from labkit.write.launch_options import LaunchOptions
+
+__all__ = ["create", "node_command", "plain_command", "torchrun_of_node"]
+
+
+def create(
+    script: Script | str | os.PathLike[str],
+    nodes: Nodes,
+    options: LaunchOptions,
+    parameters: Mapping[str, Any],
+    *,
+    address: str = "HEAD",
+    port: int | str = "PORT",
+    machine: Hardware | None = None,
+    prediction: Mapping[str, Any] | None = None,
+    saves: bool = False,
+) -> RunFolder:
+    """The folder of a run on several nodes, with nothing started. Raises LaunchError or ScriptError.
+
+    `address` and `port` are where the ranks will meet, in words where only the job itself will know. `machine` is what
+    each host has; None when that is not known yet. `saves`: a script that can does, to be resumed.
+    """
+    checks.check_torch(platform_name())
+    env = {name: str(value) for name, value in (options.env or {}).items()}
+    checks.check_environment(env)
+    checks.check_care(0, options.watchdog)
+    asked = check(script, options.args, parameters, nodes.world_size, env.get("PYTHONPATH", ""))
+    asked = able_to(asked, ["checkpoint_dir"]) if saves else asked
+    folder = RunFolder.create(runs_root(options.runs_dir), str(options.name or asked.script.name))
+    with taken_back_on_failure(folder):
+        folder.nodes.mkdir()
+        arguments = [*asked.argv, *checkpoint_arguments(asked, {"save_every": "1"} if saves else {}, folder)]
+        file = asked.file(folder)
+        plain = [plain_command(nodes, node, address, port, file, asked.argv) for node in range(nodes.count)]
+        lines = [" ".join([*assignments(env), line]) for line in plain]
+        manifest = {
+            "torchrun": _torchrun(folder, nodes, 0, address, port, file, arguments),
+            "world_size": nodes.world_size,
+            "nodes": nodes.as_dict(),
+            "backend": None if machine is None else machine.backend,
+            "devices": [] if machine is None else [gpu.name for gpu in machine.gpus] or ["cpu"],
+            "platform": platform_name() if machine is None else machine.platform,
+            "env": recorded_environment(env),
+            "gpus": [] if machine is None else gpus_of(machine, nodes.nproc_per_node),
+            "retries": 0,
+            "watchdog": options.watchdog,
+        }
+        write_folder(folder, asked, arguments, lines, manifest)
+        if prediction:
+            write_json(folder.plan, prediction)
+    return folder
+
+
+def torchrun_of_node(folder: RunFolder, node: int | str, address: str, port: int | str) -> list[str]:
+    """torchrun with labkit's worker round each rank, for one node of a run that was created; `node` may be a variable
+    that a shell is to fill in."""
+    manifest = folder.read_manifest()
+    nodes = Nodes.read(manifest)
+    if nodes is None:
+        raise RunFolderError(f"{folder.id} is a run on one machine")
+    file = str(manifest["script"]["path"] or folder.script)
+    return _torchrun(folder, nodes, node, address, port, file, manifest["args"])
+
+
+def node_command(folder: RunFolder, node: int, address: str, port: int) -> list[str]:
+    """The command that one host of a run is to execute: torchrun, and the process that has charge of it."""
+    supervisor = [sys.executable, "-m", "labkit.launcher.node", str(folder.path), str(node), "--"]
+    return [*supervisor, *torchrun_of_node(folder, node, address, port)]
+
+
+def plain_command(nodes: Nodes, node: int | str, address: str, port: int | str, file: str, args: Sequence[str]) -> str:
+    """The line that does one node's part of the same training without labkit."""
+    return shlex.join(node_torchrun_command(["torchrun"], nodes, node, address, port, file, *args))
+
+
+def _torchrun(
+    folder: RunFolder, nodes: Nodes, node: int | str, address: str, port: int | str, file: str, args: Sequence[str]
+) -> list[str]:
+    torchrun = [sys.executable, "-m", "torch.distributed.run"]
+    return node_torchrun_command(torchrun, nodes, node, address, port, *worker_arguments(folder.node(node), file, args))

@@ -1,0 +1,56 @@
+"""What a script of labkit's refuses before it trains, said without starting it: the checks of its strategy and step
+cells that depend on the model and the layout alone."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+
+from labkit.launcher.checks import release_of
+from labkit.planner.layout import SCHEDULES_LOOPED, Layout
+from labkit.planner.memory.peak import variant_of
+from labkit.planner.model.facts import ModelFacts
+
+__all__ = ["refusal"]
+
+
+def refusal(facts: ModelFacts, layout: Layout) -> str:
+    """Why the script would stop before its first step; "" when nothing speaks against it."""
+    return _data(facts, layout) or _pipeline(facts, layout) or _uncounted(facts, layout)
+
+
+def _data(facts: ModelFacts, layout: Layout) -> str:
+    if layout.global_batch > facts.samples:
+        return f"global_batch_size={layout.global_batch:,} exceeds the {facts.samples:,} training samples"
+    return ""
+
+
+def _uncounted(facts: ModelFacts, layout: Layout) -> str:
+    variant = variant_of(layout)
+    if variant in facts.profiles:
+        return ""
+    if layout.tensor in facts.unsplit:
+        return facts.unsplit[layout.tensor]
+    if layout.tensor > 1:
+        how = " with sequence parallel" if layout.options.get("sequence_parallel") else ""
+        return f"layers split over {layout.tensor} tensor ranks{how} are not counted yet"
+    return "activation checkpointing needs repeated layers, such as .blocks; this model has none"
+
+
+def _pipeline(facts: ModelFacts, layout: Layout) -> str:
+    if layout.strategy not in ("pipeline", "hybrid"):
+        return ""
+    if facts.uncut:
+        return facts.uncut
+    blocks = facts.layers or sum(unit.name.startswith("blocks.") for unit in facts.units)
+    if blocks % layout.stages or not blocks:
+        return f"{blocks} blocks do not split into {layout.stages} stages"
+    schedule, ranks = layout.options["schedule"], layout.pipeline
+    before_2_11 = release_of(version("torch")) < (2, 11)
+    least = {"GPipe": before_2_11, "1F1B": 1, "DualPipeV": 2}.get(schedule, 0) * ranks
+    if layout.accumulate < least:
+        return f"{schedule} on {ranks} ranks needs {least} micro-batches or more; accumulate is {layout.accumulate}"
+    if schedule.startswith("Interleaved") and layout.accumulate % ranks:
+        return f"{schedule} needs a multiple of {ranks} micro-batches; accumulate is {layout.accumulate}"
+    if schedule in SCHEDULES_LOOPED and layout.options["virtual_stages"] < 1:
+        return f"virtual_stages must be at least 1, got {layout.options['virtual_stages']}"
+    return ""

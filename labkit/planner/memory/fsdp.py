@@ -1,0 +1,197 @@
+"""What a rank holds under FSDP2 (ZeRO-2 and ZeRO-3): shards always; of a group of parameters (a block, or the root: all
+that is in no block) the whole while it computes, a buffer to gather it and one to reduce its gradients.
+
+Source of the order of events: torch/distributed/fsdp/_fully_shard of torch 2.13, _fsdp_param_group.py (unshard,
+wait_for_unshard, reshard, post_backward, _backward_prefetch) and _fsdp_collectives.py (foreach_all_gather,
+foreach_reduce). What is split: ZeRO (1910.02054 sec. 5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from labkit.planner.memory.ledger import Ledger
+from labkit.planner.model.facts import Profile
+
+__all__ = ["Group", "Sharded", "Sharding", "groups_of"]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Elements of parameters that are gathered, and whose gradients are reduced, at once."""
+
+    name: str
+    elements: int
+    shard: int  # of one rank: every parameter's first dimension is rounded up to a multiple of the ranks
+    local: tuple[int, ...]  # of each parameter on this rank, as the optimizer sees it
+
+
+def groups_of(names: Sequence[str], profiles: Sequence[Profile], ranks: int, rank: int) -> list[Group]:
+    """For each unit its group: a block's own, or the root."""
+    alone = [(name,) if name.startswith("blocks.") else () for name in names]
+    groups = {}
+    for key in dict.fromkeys(alone):
+        members = [profile for profile, of in zip(profiles, alone, strict=True) if of == key]
+        shapes = [pair for p in members for pair in zip(p.parameters, p.rows, strict=True)]
+        cuts = [(size // max(1, rows), rows, -(-rows // ranks)) for size, rows in shapes]
+        groups[key] = Group(
+            name=key[0] if key else "the root",
+            elements=sum(size for size, _ in shapes),
+            shard=sum(row * cut for row, _, cut in cuts),
+            local=tuple(row * max(0, min(cut, rows - rank * cut)) for row, rows, cut in cuts),
+        )
+    return [groups[key] for key in alone]
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """How it is done. `compute`, `reduce`: bytes of an element while computing and while reducing."""
+
+    ranks: int
+    compute: int
+    reduce: int
+    blocks_after_forward: bool = True  # freed after forward, gathered again for backward
+    root_after_forward: bool = False
+    kept_between: bool = False  # gathered once a step, not once a micro-batch
+    reduced_once: bool = False  # gradients stay whole until the last micro-batch
+    offloaded: bool = False  # shards, their gradients and the optimizer's state are in the host's memory
+
+
+class Sharded:
+    """`groups`: of each unit. `elements`: of each unit's parameters."""
+
+    def __init__(self, ledger: Ledger, groups: Sequence[Group], elements: Sequence[int], how: Sharding):
+        self.ledger, self.groups, self.elements, self.how = ledger, groups, elements, how
+        self.gradient_itemsize = how.compute
+        self.root = next((group for group in groups if group.name == "the root"), None)
+        self.whole: set[Group] = set()
+        self.accumulated: set[Group] = set()  # their gradients are whole, in the type in which they are reduced
+        self.reduced: set[Group] = set()
+        self.gathering: Group | None = None  # whose gathering buffer there is
+        self.reducing = 0  # bytes of the last reduction's input
+        self.raw: dict[Group, int] = dict.fromkeys(groups, 0)  # bytes of this micro-batch's complete gradients
+
+    def begin(self, *, first: bool, last: bool) -> None:
+        """A micro-batch, the first and or the last of its step."""
+        if first:
+            self.reduced = set()
+        self.free = last or not self.how.kept_between
+        self.reduce_now = last or not self.how.reduced_once
+
+    def before_forward(self, unit: int, given: int) -> None:
+        if unit == 0 and self.root:
+            self._unshard(self.root, "forward", given)
+        self._unshard(self.groups[unit], "forward", given)
+
+    def after_forward(self, unit: int) -> None:
+        if self.groups[unit] is not self.root and self.how.blocks_after_forward:
+            self._reshard(self.groups[unit])
+
+    def end_of_forward(self) -> None:
+        self._buffer(None)
+        if self.root and self.how.root_after_forward:
+            self._reshard(self.root)
+
+    def before_backward(self, unit: int, given: int) -> None:
+        group = self.groups[unit]
+        if unit == len(self.groups) - 1 and self.root:
+            self._unshard(self.root, "backward", given)
+            if group is self.root and unit:
+                self._prefetch(self.groups[unit - 1])
+        if group is not self.root:
+            self._unshard(group, "backward", given)
+            if unit:
+                self._prefetch(self.groups[unit - 1])
+        self.unit = unit
+
+    def more_gradients(self, settled: int) -> int:
+        """They stay as autograd made them until the group's backward is over; or are added to those of before."""
+        group = self.groups[self.unit]
+        return 0 if group in self.accumulated and self.how.compute == self.how.reduce else settled
+
+    def after_backward(self, unit: int, result: int) -> None:
+        group = self.groups[unit]
+        raw = self.more_gradients(self.how.compute * self.elements[unit])
+        self.raw[group] += raw
+        self.ledger.held["gradients"] += raw
+        if group is not self.root or unit == 0:
+            self._post_backward(group, result)
+        if unit == 0:
+            self._reduction(0)
+
+    def end_of_step(self) -> None:
+        self.free = self.reduce_now = True
+        for group in dict.fromkeys([*([self.root] if self.root else []), *self.groups]):
+            if group in self.whole:
+                self._post_backward(group, 0)
+        self._reduction(0)
+
+    def _post_backward(self, group: Group, result: int) -> None:
+        held, raw = self.ledger.held, self.raw[group]
+        self.raw[group] = 0
+        if group in self.accumulated:
+            held["gradients"] -= raw  # added to those there are
+            raw = self._accumulated(group)
+        if self.free:
+            self._reshard(group)
+        if not self.reduce_now:
+            held["gradients"] += self._accumulated(group) - raw
+            self.accumulated.add(group)
+            return
+        self._reduction(0)
+        shard = self.how.reduce * group.shard
+        what = f"reducing the gradients of {group.name}"
+        self.ledger.note("backward", what, communication=shard * self.how.ranks, temporary=result)
+        held["gradients"] -= raw
+        self.accumulated.discard(group)
+        self._reduction(shard * self.how.ranks)
+        if group not in self.reduced and not self.how.offloaded:
+            held["gradients"] += shard
+            self.reduced.add(group)
+
+    def _reduction(self, size: int) -> None:
+        """The input of a reduction stays until the next one."""
+        self.ledger.held["communication"] += size - self.reducing
+        self.reducing = size
+
+    def _unshard(self, group: Group, phase: str, given: int) -> None:
+        if group in self.whole:
+            return
+        held, whole = self.ledger.held, self._whole(group)
+        if self.gathering is not group:
+            copied = self.how.offloaded or self.how.compute != self.how.reduce  # to the device, or in another type
+            cast = self.how.compute * group.shard if copied else 0
+            more = self._gathered(group) + cast
+            self.ledger.note(phase, f"gathering {group.name}", communication=more, temporary=given)
+            if phase == "backward":
+                self._prefetch(group)
+        # In forward a buffer stays until the next group is whole: wait_for_unshard still names it. torch 2.13.
+        beside = self._gathered(group) if phase == "forward" and self.gathering is not group else 0
+        self.ledger.note(phase, f"gathering {group.name}", communication=beside + whole, temporary=given)
+        self._buffer(group if phase == "forward" else None)
+        held["communication"] += whole
+        self.whole.add(group)
+
+    def _prefetch(self, group: Group) -> None:
+        if group not in self.whole:
+            self._buffer(group)
+
+    def _buffer(self, group: Group | None) -> None:
+        """From now on the buffer into which ranks gather is this group's."""
+        self.ledger.held["communication"] += self._gathered(group) - self._gathered(self.gathering)
+        self.gathering = group
+
+    def _gathered(self, group: Group | None) -> int:
+        return self._whole(group) if group and self.how.ranks > 1 else 0
+
+    def _accumulated(self, group: Group) -> int:
+        """Bytes of a group's gradients while they wait for the last micro-batch."""
+        return self.how.reduce * group.elements
+
+    def _whole(self, group: Group) -> int:
+        return self.how.compute * group.shard * self.how.ranks
+
+    def _reshard(self, group: Group) -> None:
+        self.ledger.held["communication"] -= self._whole(group)
+        self.whole.remove(group)

@@ -1,0 +1,97 @@
+"""One training step of a rank, unit by unit: what is held at each of its moments.
+
+What units hold while they compute comes from their profiles. What is held of parameters, gradients and buffers is
+the business of a Keeper, of which each family of strategies has its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from labkit.planner.model.facts import Moment, Profile
+from labkit.record.peak import CATEGORIES, Peak
+
+__all__ = ["Keeper", "Ledger", "backward", "forward", "loss", "note"]
+
+
+class Ledger:
+    """Bytes held by category, as the step goes on, and the moments that were noted."""
+
+    def __init__(self, **held: int):
+        self.held = dict.fromkeys(CATEGORIES, 0) | held
+        self.moments: dict[tuple[str, str], Peak] = {}  # the largest of each name
+
+    def note(self, phase: str, operation: str, **more: int) -> None:
+        """A moment at which `more` is held for a while."""
+        total = sum(self.held.values()) + sum(more.values())
+        known = self.moments.get((phase, operation))
+        if known is None or total > known.bytes:
+            at = {name: self.held[name] + more.get(name, 0) for name in CATEGORIES}
+            self.moments[phase, operation] = Peak(total, phase, operation, {n: b for n, b in at.items() if b})
+
+
+class Keeper(Protocol):
+    """What a strategy does around the computing of units, of which it is told the number."""
+
+    gradient_itemsize: int  # bytes of an element, as autograd makes them
+
+    def begin(self, *, first: bool, last: bool) -> None:
+        """A micro-batch, the first and or the last of its step."""
+
+    def before_forward(self, unit: int, given: int) -> None:
+        """`given`: bytes of the unit's input."""
+
+    def after_forward(self, unit: int) -> None: ...
+
+    def end_of_forward(self) -> None: ...
+
+    def before_backward(self, unit: int, given: int) -> None:
+        """`given`: bytes of the gradient of the unit's output."""
+
+    def more_gradients(self, settled: int) -> int:
+        """Bytes of gradients held more, or less, when so many of the computing unit's are complete."""
+
+    def after_backward(self, unit: int, result: int) -> None:
+        """`result`: bytes of the gradient of the unit's input."""
+
+    def end_of_step(self) -> None:
+        """Reduce what gradients are left to reduce."""
+
+
+def forward(ledger: Ledger, keeper: Keeper, names: Sequence[str], profiles: Sequence[Profile], samples: int) -> None:
+    """Of units in turn; what they keep for backward stays in the ledger."""
+    casts = 0
+    for unit, (name, profile) in enumerate(zip(names, profiles, strict=True)):
+        keeper.before_forward(unit, profile.input.at(samples) if unit else 0)
+        note(ledger, "forward", f"forward of {name}", profile.forward, samples)
+        ledger.held["activations"] += profile.saved.at(samples)
+        ledger.held["temporary"] += profile.cached  # until autocast ends, with forward
+        casts += profile.cached
+        keeper.after_forward(unit)
+    ledger.held["temporary"] -= casts
+    keeper.end_of_forward()
+
+
+def loss(ledger: Ledger, profile: Profile, samples: int) -> None:
+    """Forward and backward of the loss."""
+    note(ledger, "forward", "loss", profile.forward, samples)
+    note(ledger, "backward", "backward of the loss", profile.backward, samples)
+
+
+def backward(ledger: Ledger, keeper: Keeper, names: Sequence[str], profiles: Sequence[Profile], samples: int) -> None:
+    """Of units, the last first."""
+    for unit, (name, profile) in reversed([*enumerate(zip(names, profiles, strict=True))]):
+        keeper.before_backward(unit, profile.output.at(samples))
+        ledger.held["activations"] -= profile.saved.at(samples)
+        for moment in profile.backward:
+            gradients = keeper.more_gradients(moment.settled)
+            note(ledger, "backward", f"backward of {name}", [moment], samples, gradients=gradients)
+        keeper.after_backward(unit, profile.input.at(samples) if unit else 0)
+
+
+def note(ledger: Ledger, phase: str, what: str, moments: Sequence[Moment], samples: int, *, gradients: int = 0) -> None:
+    """These moments of a unit, beside what the ledger holds."""
+    for moment in moments:
+        kept, held = moment.kept.at(samples), moment.held.at(samples)
+        ledger.note(phase, what, activations=kept, temporary=held - kept, gradients=gradients)

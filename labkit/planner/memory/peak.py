@@ -1,0 +1,214 @@
+"""What a rank holds at the peak of a training step, by formulas: no torch, no process, milliseconds.
+
+A step is a short list of named moments; the peak is the largest. What units hold while they compute is counted once
+(see facts.py); added to it is what a strategy holds of parameters, gradients, optimizer state and buffers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from labkit.errors import LaunchError
+from labkit.planner.layout import Layout
+from labkit.planner.memory.adamw import adamw_state, adamw_temporary, dealt
+from labkit.planner.memory.fsdp import Sharded, Sharding, groups_of
+from labkit.planner.memory.fsdp1 import Flat, flat_groups_of
+from labkit.planner.memory.ledger import Ledger, backward, forward, loss
+from labkit.planner.memory.pipeline import Stage, pipelined
+from labkit.planner.memory.replicated import Whole
+from labkit.planner.model.facts import ModelFacts, Variant
+from labkit.planner.speed.schedules import actions
+from labkit.record.peak import Peak
+
+__all__ = ["UnknownToFormulas", "moments", "peak", "states", "variant_of", "worst"]
+
+DEALT_RANKS = 8  # of more the shares are as good as equal
+SHARDED = ("fsdp", "zero2", "hybrid")
+COUNT = 8  # bytes of the number of predictions, which ranks add up before they compute
+
+
+class UnknownToFormulas(LaunchError):
+    """It can be trained, for all that formulas know: what it holds only a rehearsal can tell."""
+
+
+def peak(facts: ModelFacts, layout: Layout, rank: int = 0, *, on_gpu: bool = False) -> Peak:
+    """The largest of the moments of a step, once the optimizer has its state.
+
+    `on_gpu`: in the memory of one. AdamW steps all parameters at once there, and what is offloaded is elsewhere.
+    """
+    return max(moments(facts, layout, rank, on_gpu=on_gpu), key=lambda moment: moment.bytes)
+
+
+def worst(facts: ModelFacts, layout: Layout, *, on_gpu: bool = False) -> tuple[int, Peak]:
+    """The rank that holds most, and its peak. Those of a stage are alike but for the remainders of divisions, of which
+    the first has most; of the stages the first holds most micro-batches, the last the logits."""
+    each = layout.ranks // layout.pipeline  # the pipeline is the outermost axis of the scripts' mesh
+    ends = sorted({0, min(1, layout.pipeline - 1), layout.pipeline - 1})
+    if layout.strategy == "zero1":  # parameters are dealt out whole: not the first rank has most for certain
+        ends, each = list(range(min(layout.ranks, DEALT_RANKS))), 1
+    peaks = {index * each: peak(facts, layout, index * each, on_gpu=on_gpu) for index in ends}
+    rank = max(peaks, key=lambda rank: peaks[rank].bytes)
+    return rank, peaks[rank]
+
+
+def states(facts: ModelFacts, layout: Layout, rank: int = 0) -> dict[str, int]:
+    """Bytes of parameters, gradients and optimizer state when backward is over."""
+    at_end = moments(facts, layout, rank)[-1].categories
+    return {name: at_end.get(name, 0) for name in ("parameters", "gradients", "optimizer")}
+
+
+def moments(facts: ModelFacts, layout: Layout, rank: int = 0, *, on_gpu: bool = False) -> list[Peak]:
+    """The largest of each name, in the order of the step; the optimizer's is the last.
+
+    Raises LaunchError when layers are split over so many ranks as they were not counted for, or cannot be, and for
+    blocks that are not there to recompute or to make stages of; UnknownToFormulas for what they do not know.
+    """
+    variant = variant_of(layout)
+    if not layout.strategy:
+        raise UnknownToFormulas("the strategy cell is not one of labkit's")
+    if layout.selective:
+        raise UnknownToFormulas("what selective checkpointing keeps is not known to them")
+    if variant.recomputed and variant._replace(recomputed=False) in facts.profiles and variant not in facts.profiles:
+        raise LaunchError("activation checkpointing needs repeated layers, such as .blocks; this model has none")
+    if variant not in facts.profiles:
+        raise LaunchError(facts.unsplit.get(layout.tensor, f"layers split over {layout.tensor} ranks were not counted"))
+    size = 8 if layout.precision == "fp64" else 4
+    offloaded = on_gpu and bool(layout.options.get("cpu_offload"))
+    profiles, names = facts.profiles[variant], [unit.name for unit in facts.units]
+    inputs = input_bytes(facts, variant, layout.micro_batch * layout.accumulate)
+    ledger = Ledger(activations=inputs, communication=COUNT)
+    if layout.strategy in ("pipeline", "hybrid"):
+        stepped = _pipeline(ledger, facts, layout, rank, size)
+    else:
+        keeper, stepped = _keep(ledger, facts, layout, range(len(facts.units)), rank)
+        ledger.held["optimizer"] = adamw_state(stepped, size)
+        if offloaded and isinstance(keeper, Sharded):
+            keeper.how = replace(keeper.how, offloaded=True)
+            ledger.held |= {"parameters": sum(unit.buffers for unit in facts.units), "optimizer": 0}
+        # micro-batches in the middle are all alike
+        for number in sorted({0, min(1, layout.accumulate - 1), layout.accumulate - 1}):
+            keeper.begin(first=number == 0, last=number == layout.accumulate - 1)
+            forward(ledger, keeper, names, profiles[:-1], layout.micro_batch)
+            loss(ledger, profiles[-1], layout.micro_batch)
+            backward(ledger, keeper, names, profiles[:-1], layout.micro_batch)
+    ledger.held["communication"] -= COUNT
+    if not offloaded:
+        ledger.note("optimizer", "optimizer step", temporary=adamw_temporary(stepped, size, foreach=on_gpu))
+    return list(ledger.moments.values())
+
+
+def _keep(
+    ledger: Ledger, facts: ModelFacts, layout: Layout, units: Sequence[int], rank: int
+) -> tuple[Whole | Sharded, list[int]]:
+    """Puts the parameters of some units into the ledger. What keeps them, and the sizes that the optimizer sees.
+
+    `rank`: along the data axis.
+    """
+    variant = variant_of(layout)
+    size = 8 if layout.precision == "fp64" else 4
+    names = [facts.units[unit].name for unit in units]
+    profiles = [facts.profiles[variant][unit] for unit in units]
+    ledger.held["parameters"] += sum(facts.units[unit].buffers for unit in units)
+    frozen = size * sum(facts.units[unit].frozen for unit in units)
+    if layout.strategy in SHARDED:
+        groups = groups_of(names, profiles, layout.shards, rank % layout.shards)
+        elements = [sum(profile.parameters) for profile in profiles]
+        ledger.held["parameters"] += size * sum(group.shard for group in set(groups)) + frozen // layout.shards
+        sizes = [n for group in dict.fromkeys(groups) for n in group.local]
+        return Sharded(ledger, groups, elements, sharding_of(layout, variant)), sizes
+    if layout.strategy == "fsdp1":
+        wrapped = layout.options["wrap"] != "none"
+        groups = flat_groups_of(
+            names, profiles, layout.shards, rank % layout.shards, 16 // variant.itemsize, wrapped=wrapped
+        )
+        ledger.held["parameters"] += size * sum(group.shard for group in set(groups)) + frozen // layout.shards
+        sizes = [n for group in dict.fromkeys(groups) for n in group.local]
+        elements = [sum(profile.parameters) for profile in profiles]
+        return Flat(ledger, groups, elements, sharding_of(layout, variant)), sizes
+    sizes = [n for profile in profiles for n in profile.parameters]
+    ledger.held["parameters"] += size * sum(sizes) + frozen
+    keeper = Whole(
+        ledger,
+        [size * sum(profile.parameters) for profile in profiles],
+        size,
+        buckets=layout.strategy in ("ddp", "zero1"),
+        views=layout.options.get("gradient_as_bucket_view", True),
+    )
+    return keeper, dealt(sizes, layout.data)[rank] if layout.strategy == "zero1" else sizes
+
+
+def _pipeline(ledger: Ledger, facts: ModelFacts, layout: Layout, rank: int, size: int) -> list[int]:
+    """The moments of a step in stages, and the sizes that the optimizer sees."""
+    pipeline_rank, inner = divmod(rank, layout.data * layout.tensor)
+    mine = sorted(layout.stages_of(pipeline_rank))
+    blocks = [i for i, unit in enumerate(facts.units) if unit.name.startswith("blocks.")]
+    if facts.layers:
+        raise UnknownToFormulas("they make stages of a model only of embed, blocks and unembed")
+    each, rest = divmod(len(blocks), layout.stages)
+    if rest or not each:
+        raise LaunchError(f"{len(blocks)} blocks do not split into {layout.stages} pipeline stages")
+    profiles = facts.profiles[variant_of(layout)]
+    stages, stepped = {}, []
+    for stage in mine:
+        first, last = stage == 0, stage == layout.stages - 1
+        units = [
+            *([0] if first else []),
+            *blocks[stage * each : (stage + 1) * each],
+            *([len(blocks) + 1] if last else []),
+        ]
+        keeper, sizes = _keep(ledger, facts, layout, units, inner // layout.tensor)
+        stepped += sizes
+        stages[stage] = Stage(
+            [facts.units[unit].name for unit in units],
+            [profiles[unit] for unit in units],
+            keeper,
+            first,
+            profiles[-1] if last else None,
+            layout.precision in ("fp32", "fp64"),
+        )
+    ledger.held["optimizer"] = adamw_state(stepped, size)
+    schedule = layout.options["schedule"]
+    order = actions(schedule, layout.pipeline, pipeline_rank, mine, layout.accumulate)
+    pipelined(ledger, stages, order, layout.micro_batch, layout.accumulate, sent_late=schedule == "1F1B")
+    return stepped
+
+
+def variant_of(layout: Layout) -> Variant:
+    """How units compute under a layout. FSDP computes with parameters in 16 bits; the others cast them."""
+    half = layout.precision in ("fp16", "bf16")
+    return Variant(
+        "16" if half else layout.precision,
+        half and layout.strategy in (*SHARDED, "fsdp1"),
+        layout.activation_checkpointing,
+        layout.tensor,
+        bool(layout.options.get("sequence_parallel", False)),
+    )
+
+
+def sharding_of(layout: Layout, variant: Variant) -> Sharding:
+    """What the scripts' strategy cells ask of fully_shard."""
+    computing, reducing = variant.itemsize, max(4, variant.itemsize)
+    if layout.strategy == "fsdp1":
+        full = layout.options["sharding_strategy"] == "FULL_SHARD"
+        return Sharding(layout.shards, computing, reducing, full, kept_between=not full, reduced_once=True)
+    if layout.strategy != "fsdp":
+        once = layout.strategy == "hybrid"  # a pipeline reduces at its end
+        return Sharding(
+            layout.shards, computing, reducing, blocks_after_forward=False, kept_between=True, reduced_once=once
+        )
+    reshard = layout.options["reshard_after_forward"]
+    return Sharding(
+        layout.shards,
+        computing,
+        reducing,
+        blocks_after_forward=reshard != "never",
+        root_after_forward=reshard == "always",
+        reduced_once=True,
+    )
+
+
+def input_bytes(facts: ModelFacts, variant: Variant, samples: int) -> int:
+    """Of so many samples of x and y, which stay for the whole step."""
+    wider = facts.profiles[variant][0].input.at(1) - facts.profiles[Variant()][0].input.at(1)
+    return samples * (facts.inputs + wider)

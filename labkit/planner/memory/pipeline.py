@@ -1,0 +1,142 @@
+"""What a pipeline rank holds: of each of its stages the micro-batches that are under way, and what goes between stages.
+
+Source: torch/distributed/pipelining/stage.py of torch 2.13: buffers for what every micro-batch receives are made once
+(_setup_forward_recv_info, _create_grad_recv_info); a stage's output stays until its backward (fwd_cache), that of the
+last stage until the next step (output_chunks), and all of them are joined at the end (_merge_outputs).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from labkit.planner.memory.ledger import Keeper, Ledger, backward, forward, note
+from labkit.planner.model.facts import ByteCount, Moment, Profile
+from labkit.planner.speed.schedules import Action
+
+__all__ = ["Stage", "pipelined"]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Units that follow each other. `first`: it reads the data. `loss` is there in the last stage; `wide`: it computes
+    on the output itself, not on a copy of it in more bits.
+    """
+
+    names: Sequence[str]
+    profiles: Sequence[Profile]
+    keeper: Keeper
+    first: bool
+    loss: Profile | None
+    wide: bool
+
+
+def pipelined(
+    ledger: Ledger, stages: dict[int, Stage], order: Sequence[Action], samples: int, count: int, *, sent_late: bool
+) -> None:
+    """The moments of a step with `count` micro-batches of `samples`, in this order. `sent_late`: 1F1B sends an input's
+    gradient together with the next receive, and holds it until the next backward is over.
+    """
+    held = ledger.held
+    for stage in stages.values():
+        if not stage.first:
+            held["activations"] += count * stage.profiles[0].input.at(samples)
+        if not stage.loss:
+            held["temporary"] += count * stage.profiles[-1].output.at(samples)
+    begun: set[int] = set()
+    for what, number, _ in order:
+        stage = stages[number]
+        if what == "F":
+            _forward(ledger, stage, samples)
+        elif what == "I" and not stage.first:
+            _input_gradients(ledger, stage, samples)
+        elif what != "I":  # the first stage has no gradients of inputs to compute
+            stage.keeper.begin(first=number not in begun, last=False)
+            half = what == "W" and not stage.first
+            (_weight_gradients if half else _backward)(ledger, stage, samples)
+            if sent_late and number not in begun:
+                held["temporary"] += _received(stage, samples)
+            begun.add(number)
+    for stage in stages.values():
+        stage.keeper.end_of_step()
+        if stage.loss:
+            outputs = count * stage.profiles[-1].output.at(samples)
+            ledger.note("forward", "joining the outputs of the last stage", temporary=outputs)
+
+
+def _forward(ledger: Ledger, stage: Stage, samples: int) -> None:
+    held, received, output = ledger.held, _received(stage, samples), _output(stage, samples)
+    held["activations"] -= received  # it is in a buffer that is there already
+    forward(ledger, stage.keeper, stage.names, stage.profiles, samples)
+    held["activations"] += received - _kept(stage, samples) + output
+    if stage.loss:
+        again = stage.loss.input.at(samples) if stage.wide else 0
+        held["activations"] -= again
+        note(ledger, "forward", "loss", stage.loss.forward, samples)
+        held["activations"] += again + _saved(stage.loss, samples)
+
+
+def _backward(ledger: Ledger, stage: Stage, samples: int) -> None:
+    held, last = ledger.held, stage.profiles[-1]
+    if stage.loss:
+        held["activations"] -= _saved(stage.loss, samples)
+        note(ledger, "backward", "backward of the loss", stage.loss.backward, samples)
+    else:  # the gradient of the output is in a buffer that is there already
+        last = replace(last, backward=tuple(_without(moment, last.output) for moment in last.backward))
+    backward(ledger, stage.keeper, stage.names, [*stage.profiles[:-1], last], samples)
+    held["activations"] += _kept(stage, samples)
+    if not stage.loss:
+        held["activations"] -= _output(stage, samples)
+
+
+def _input_gradients(ledger: Ledger, stage: Stage, samples: int) -> None:
+    """The first half of a backward: nothing that units keep is let go, and what weights' gradients need is added."""
+    held = ledger.held
+    if stage.loss:
+        held["activations"] -= _saved(stage.loss, samples)
+        note(ledger, "backward", "backward of the loss", stage.loss.backward, samples)
+    for unit, name in reversed([*enumerate(stage.names)]):
+        profile = stage.profiles[unit]
+        most = max(moment.held.per_sample - moment.kept.per_sample for moment in profile.backward)
+        ledger.note("backward", f"gradients of the inputs of {name}", temporary=samples * most)
+        held["temporary"] += profile.between.at(samples)
+    held["temporary"] += _received(stage, samples)  # the gradient stays with the buffer, to the next step
+
+
+def _weight_gradients(ledger: Ledger, stage: Stage, samples: int) -> None:
+    """The second half."""
+    held = ledger.held
+    for unit, (name, profile) in enumerate(zip(stage.names, stage.profiles, strict=True)):
+        stage.keeper.before_backward(unit, 0)
+        most = stage.keeper.gradient_itemsize * max(profile.parameters, default=0)
+        ledger.note("backward", f"gradients of the weights of {name}", gradients=most)
+        held["activations"] -= profile.saved.at(samples)
+        held["temporary"] -= profile.between.at(samples)
+        stage.keeper.after_backward(unit, 0)
+    held["activations"] += _kept(stage, samples)
+    if not stage.loss:
+        held["activations"] -= _output(stage, samples)
+
+
+def _output(stage: Stage, samples: int) -> int:
+    """Of a stage's output, what its last unit does not count as kept."""
+    return 0 if stage.profiles[-1].keeps_output else stage.profiles[-1].output.at(samples)
+
+
+def _saved(loss: Profile, samples: int) -> int:
+    """Beside its input, which the stage keeps."""
+    return loss.saved.at(samples) - (loss.input.at(samples) if loss.keeps_input else 0)
+
+
+def _received(stage: Stage, samples: int) -> int:
+    return 0 if stage.first else stage.profiles[0].input.at(samples)
+
+
+def _kept(stage: Stage, samples: int) -> int:
+    """Of what was received, that which the first unit counts as kept."""
+    return _received(stage, samples) if stage.profiles[0].keeps_input else 0
+
+
+def _without(moment: Moment, line: ByteCount) -> Moment:
+    held = ByteCount(moment.held.fixed - line.fixed, moment.held.per_sample - line.per_sample)
+    return moment._replace(held=held)

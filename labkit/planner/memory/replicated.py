@@ -1,0 +1,50 @@
+"""What a rank holds of parameters and gradients when it has all of them: alone, under DDP, and under ZeRO-1.
+
+Sources: torch/csrc/distributed/c10d/reducer.cpp (a bucket for every gradient, into which it is copied, or in which it
+lives: gradient_as_bucket_view); measured: buckets add exactly the bytes of the parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from labkit.planner.memory.ledger import Ledger
+
+__all__ = ["Whole"]
+
+
+class Whole:
+    """`sizes`: bytes of each unit's gradients. `buckets`: DDP's. `views`: gradients live in them."""
+
+    def __init__(self, ledger: Ledger, sizes: Sequence[int], itemsize: int, *, buckets: bool, views: bool):
+        self.gradient_itemsize = itemsize
+        self.ledger, self.sizes, self.buckets, self.views = ledger, sizes, buckets, views
+        if buckets:
+            ledger.held["gradients" if views else "communication"] += sum(sizes)
+
+    def begin(self, *, first: bool, last: bool) -> None:
+        """A micro-batch, the first and or the last of its step."""
+        self.first = first
+        self.into_buckets = self.buckets and self.views and last
+
+    def before_forward(self, unit: int, given: int) -> None:
+        pass
+
+    def after_forward(self, unit: int) -> None:
+        pass
+
+    def end_of_forward(self) -> None:
+        pass
+
+    def before_backward(self, unit: int, given: int) -> None:
+        pass
+
+    def more_gradients(self, settled: int) -> int:
+        """Of a first micro-batch they are new, of a later one added to those there are; a bucket view frees them."""
+        return settled * (self.first - self.into_buckets)
+
+    def after_backward(self, unit: int, result: int) -> None:
+        self.ledger.held["gradients"] += self.more_gradients(self.sizes[unit])
+
+    def end_of_step(self) -> None:
+        pass

@@ -1,0 +1,156 @@
+"""Counts the facts of a script's model: sizes, FLOPs, and what each unit holds while it computes. Runs in a process of
+its own. Units that are alike are counted once.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
+
+from labkit.planner.model.child import answer
+from labkit.planner.model.facts import ByteCount, ModelFacts, Profile, Unit, Variant
+from labkit.planner.model.fake_run import Scene
+from labkit.planner.model.forward_order import NotFollowedError
+from labkit.planner.model.unit_costs import Computed, profile
+from labkit.planner.model.units import Model, Part, mesh_of
+
+NOTHING = Profile((), (), ByteCount(), ByteCount(), (), ByteCount(), False, False, 0, ())
+
+
+def _attention_flops(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
+    return sdpa_flop_count(q, k, v)
+
+
+# torch's counter knows attention on GPUs only
+ATTENTION = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops}
+
+
+def count(
+    text: str,
+    argv: Sequence[str],
+    path: str = "",
+    tensor: Sequence[tuple[int, bool]] = (),
+    precisions: Sequence[str] = (),
+) -> dict[str, Any]:
+    """ModelFacts, as JSON. Split layers are counted in `precisions` only, if any are given, as is fp64 of a model that
+    does not name its parts."""
+    scene = Scene(text, argv, path)
+    batches = scene.batches()
+    model = Model(scene, batches)
+    # every way in which labkit's scripts compute
+    recompute = [False, True] if model.layers else [False]
+    ways = itertools.product([("fp32", False), ("16", False), ("16", True), ("fp64", False)], recompute)
+    variants = [Variant(precision, half, recomputed) for (precision, half), recomputed in ways]
+    profiles: dict[Variant, tuple[Profile, ...]] = {}
+    unsplit: dict[int, str] = {}
+    for (ranks, sequence), variant in itertools.product([(1, False), *map(tuple, tensor)], variants):
+        seldom = ranks > 1 or (variant.precision == "fp64" and not model.names_its_parts)
+        skipped = seldom and precisions and variant.precision not in precisions
+        if ranks not in unsplit and not skipped:
+            variant = variant._replace(tensor=ranks, sequence=sequence)
+            try:
+                parts = model.variant(variant, mesh_of(ranks) if ranks > 1 else None)
+            except (SystemExit, NotFollowedError) as error:  # other strategies can still be planned
+                unsplit[ranks] = str(error)
+                continue
+            with scene.fake:
+                computed = _computed(model, parts, variant)
+                if variant == Variant():
+                    units = _units(model, parts, computed)
+            loss = NOTHING if model.is_one_unit else computed[-1].profile
+            profiles[variant] = (*_each_once(parts[: len(units)], computed), loss)
+    itemsize = 8 if scene.option("precision") == "fp64" else 4
+    predictions = int(scene.script.count_of(batches.real))
+    layers = model.layers if model.is_one_unit else 0
+    return ModelFacts(
+        tuple(units),
+        itemsize,
+        predictions,
+        batches.bytes(),
+        batches.samples,
+        profiles,
+        unsplit,
+        model.uncut,
+        layers,
+        batches.looked_at,
+    ).to_json()
+
+
+def _computed(model: Model, parts: list[Part], variant: Variant) -> list[Computed]:
+    """Of each unit, and of the loss."""
+    flow, kept = model.first(variant), False
+    known: dict[Any, Computed] = {}
+    computed: list[Computed] = []
+    for part in parts:
+        key = part.kind, flow, kept
+        if key not in known:
+            known[key] = profile(
+                part.compute,
+                part.parameters,
+                flow,
+                part.context,
+                data=not computed,
+                input_kept=kept,
+                beside=part.beside,
+            )
+        computed.append(known[key])
+        flow, kept = known[key].out, known[key].profile.keeps_output
+    if not model.names_its_parts:  # the first takes the batch, which is counted elsewhere
+        more = {"input": ByteCount(0, model.input_bytes(variant)), "keeps_input": False}
+        more |= {"output": ByteCount(), "keeps_output": False} if model.is_one_unit else {}
+        computed[0] = computed[0]._replace(profile=replace(computed[0].profile, **more))
+    return computed
+
+
+def _each_once(parts: list[Part], computed: list[Computed]) -> list[Profile]:
+    """A shared parameter is of the last unit that trains it: there its gradient comes to be."""
+    taken: set[torch.Tensor] = set()
+    profiles = []
+    for part, each in reversed([*zip(parts, computed, strict=False)]):
+        own = [i for i, p in enumerate(each.trained) if part.is_block or p not in taken]
+        taken |= {*each.trained} if not part.is_block else set()
+        once = {name: tuple(getattr(each.profile, name)[i] for i in own) for name in ("parameters", "rows")}
+        profiles.append(replace(each.profile, **once))
+    return profiles[::-1]
+
+
+def _units(model: Model, parts: list[Part], computed: list[Computed]) -> list[Unit]:
+    """Sizes and FLOPs. What no unit trains is the first unit's."""
+    trained_somewhere = {p for each in computed for p in each.trained}
+    units: list[Unit] = []
+    taken: set[torch.Tensor] = set()
+    known: dict[Any, tuple[torch.Tensor, int, list[torch.Tensor]]] = {}
+    value = model.first(Variant()).make(2)
+    for part, each in zip(parts, computed, strict=True):
+        if part.name == "loss":
+            break
+        key = part.kind, value.shape
+        if key not in known:
+            with FlopCounterMode(display=False, custom_mapping=ATTENTION) as flops, torch.no_grad():
+                out = part.compute(lambda value=value: value, *part.beside(2)[0])
+            alone = flops.get_total_flops() // 2 - (units[0].flops if part.again else 0)
+            known[key] = out, alone, part.parameters
+        value, alone, parameters = known[key]  # of the one that was computed
+        own = each.trained if part.is_block else [p for p in each.trained if p not in taken]
+        idle = [p for p in parameters if p not in trained_somewhere and p not in taken]
+        taken |= {*own, *([] if part.is_block else idle)}
+        units.append(
+            Unit(
+                name=part.name,
+                parameters=tuple(p.numel() for p in own),
+                frozen=sum(p.numel() for p in idle),
+                buffers=sum(b.numel() * b.element_size() for b in part.buffers),
+                flops=alone,
+                output=value[0].numel() if value.dim() else 0,
+            )
+        )
+    return units
+
+
+if __name__ == "__main__":
+    answer(count)

@@ -1,0 +1,223 @@
+"""A script on a stage set: its own code, tensors without data, and as many ranks as it likes, of which one is played.
+
+Runs in a process of its own (see child.py), which it changes for good.
+"""
+
+from __future__ import annotations
+
+import gc
+import linecache
+import sys
+import types
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.fsdp._flat_param
+import torch.distributed.fsdp._fully_shard._fsdp_param
+import torch.distributed.optim
+import torch.distributed.pipelining
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.pipelining import schedules
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from labkit.planner.model.child import DEPENDS_ON_DATA, SCRIPT_FILE
+from labkit.planner.model.fakes import KnownStage, Replicated, Shards, SharedOptimizer, with_known_numbers
+from labkit.planner.model.samples import longest
+
+__all__ = ["Batches", "Scene"]
+
+CPU = torch.device("cpu")
+
+
+class Scene:
+    """The script's names in `script`, its options in `args`; `fake` is the mode in which new tensors have no data."""
+
+    def __init__(self, text: str, argv: Sequence[str], path: str = ""):
+        _set_the_stage()
+        gc.freeze()  # a big model on fake tensors is millions of Python objects; torch's own need not be looked at
+        self.script = _loaded(text, path)
+        sys.argv = [SCRIPT_FILE, *argv]
+        self.args = self.script.parse_args()
+        torch.use_deterministic_algorithms(False)  # which options may switch on while they are read
+        if self.option("precision") == "fp16":
+            self.args.precision = "bf16"  # of the same size, and a script takes fp16 on a GPU only
+        if self.option("compile"):
+            self.args.compile = False  # that memory cannot be foreseen
+        self.fake = FakeTensorMode(allow_non_fake_inputs=True)
+
+    def option(self, name: str) -> Any:
+        """What the script was given; None for an option that it does not have."""
+        return getattr(self.args, name, None)
+
+    def autocast(self) -> Any:
+        """That of the precision cell."""
+        half = self.script.half_of(self.args)
+        return torch.autocast("cpu", half) if half else nullcontext()
+
+    def join_group(self, ranks: int, rank: int = 0) -> Any:
+        """The script's mesh, on a process group in which every collective is over at once and nothing is sent."""
+        dist.init_process_group("fake", rank=rank, world_size=ranks, store=FakeStore())
+        return self.script.make_mesh("cpu", self.args)
+
+    def model(self) -> nn.Module:
+        """The script's model, before anything is done to it."""
+        try:
+            with self.fake:
+                return self.script.Model()
+        except Exception as error:
+            if type(error).__name__ not in DEPENDS_ON_DATA:
+                raise
+            # It looks at its own weights while it is built.
+            return self._without_data(self.script.Model())
+
+    def _without_data(self, model: nn.Module) -> nn.Module:
+        for module in model.modules():
+            for tensors in (module._parameters, module._buffers):
+                for name, tensor in tensors.items():
+                    tensors[name] = None if tensor is None else self.fake.from_tensor(tensor)
+        return model
+
+    def prepared(self) -> tuple[nn.Module, Any]:
+        """The model and the scaler of its loss, as main() has them before the model is parallelized."""
+        model, scaler = self.script.in_precision(self.model(), CPU, self.args)
+        self.script.change_layers(model, self.args)
+        return model.train(), scaler
+
+    def batches(self) -> Batches:
+        """What the script trains on."""
+        return Batches(self)
+
+    def tell_stages(self, model: nn.Module, batch: Any) -> None:
+        """Stages cannot ask their neighbours for shapes: let them know what goes from block to block."""
+        between: list[torch.Tensor] = []
+
+        def keep(value: Any) -> None:
+            between.append(value[0] if isinstance(value, tuple) else value)
+
+        blocks = self.script.blocks_of(model, needed_by="a pipeline")
+        hooks = [blocks[0].register_forward_pre_hook(lambda block, given: keep(given))]
+        hooks += [block.register_forward_hook(lambda block, given, out: keep(out)) for block in blocks]
+        with self.fake, torch.no_grad():
+            outputs = self.script.outputs_of(model, batch)
+        for hook in hooks:
+            hook.remove()
+        x, *_ = self.inputs_of(batch)
+        logits = outputs if torch.is_tensor(outputs) else outputs.logits
+        KnownStage.between = [x, *(out.requires_grad_() for out in (*between, logits))]
+
+    def inputs_of(self, batch: Any) -> list[Any]:
+        """What outputs_of passes to the model."""
+        passed: list[Any] = []
+        self.script.outputs_of(lambda *args, **others: passed.extend((*args, *others.values())) or Anything(), batch)
+        return passed
+
+    def tell_types(self, model: nn.Module) -> None:
+        """Of stages under FSDP, which send 16 bits where autocast alone leaves sums in 32."""
+        half = self.script.half_of(self.args)
+        if half and KnownStage.between and any(isinstance(module, FSDPModule) for module in model.modules()):
+            x, *between = KnownStage.between
+            with self.fake:
+                KnownStage.between = [x, *(out.detach().to(half).requires_grad_() for out in between)]
+
+
+class Anything:
+    """What a model that is only asked what it is given returns."""
+
+    def __getattr__(self, name: str) -> Anything:
+        return self
+
+    def __getitem__(self, key: Any) -> Anything:
+        return self
+
+
+class Batches:
+    """Batches without data, as long as those of the longest of the first samples; `looked_at`: among how many, if
+    they differ. `real` is a batch of that sample alone, `samples` how many there are to train on."""
+
+    def __init__(self, scene: Scene):
+        script = scene.script
+        self.map_tensors: Callable[[Any, Callable[[Any], Any]], Any] = script.map_tensors
+        self.fake = scene.fake
+        train, _ = script.load_datasets(scene.args.data_dir)
+        sample, self.looked_at = longest(train, script.collate, script.map_tensors)
+        self.samples = len(train)
+        self.real = script.collate([sample])
+        self._two, more = script.collate([sample] * 2), script.collate([sample] * 3)
+        # an axis that grows with the samples, such as the first, grows by as much with each
+        self._shapes = list(zip(self._shapes_of(self._two), self._shapes_of(more), strict=True))
+
+    def make(self, samples: int, dtype: torch.dtype = torch.float32) -> Any:
+        """One of so many samples. What is not whole numbers is of this type, as main() makes it."""
+        shapes = iter(self._shapes)
+
+        def make(tensor: torch.Tensor) -> torch.Tensor:
+            shape = [two + (three - two) * (samples - 2) for two, three in zip(*next(shapes), strict=True)]
+            return torch.zeros(shape, dtype=dtype if tensor.is_floating_point() else tensor.dtype)
+
+        with self.fake:
+            return self.map_tensors(self._two, make)
+
+    def bytes(self, dtype: torch.dtype = torch.float32) -> int:
+        """Of a batch, per sample."""
+        two, three = (sum(t.numel() * t.element_size() for t in self.tensors(self.make(n, dtype))) for n in (2, 3))
+        return three - two
+
+    def tensors(self, batch: Any) -> list[torch.Tensor]:
+        """Those of a batch."""
+        found: list[torch.Tensor] = []
+        self.map_tensors(batch, found.append)
+        return found
+
+    def _shapes_of(self, batch: Any) -> list[tuple[int, ...]]:
+        return [tuple(tensor.shape) for tensor in self.tensors(batch)]
+
+
+def _set_the_stage() -> None:
+    """Before the script imports them."""
+    torch.nn.parallel.DistributedDataParallel = Replicated  # type: ignore[misc]
+    torch.distributed.optim.ZeroRedundancyOptimizer = SharedOptimizer  # type: ignore[misc]
+    torch.distributed.pipelining.PipelineStage = KnownStage  # type: ignore[misc]
+    with_known_numbers(schedules._PipelineSchedule)
+    torch.distributed.fsdp._fully_shard._fsdp_param._chunk_with_empty = Shards  # type: ignore[assignment]
+    # All fake tensors are at address 0, which this takes for freed.
+    torch.distributed.fsdp._flat_param._data_ptr_allocated = lambda tensor: tensor.untyped_storage().size() > 0
+    nn.Module.to = _moved  # type: ignore[method-assign]
+    nn.Module._apply = _applied  # type: ignore[method-assign]
+
+
+def _moved(module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
+    """Nothing moves: there are no devices."""
+    dtype = torch._C._nn._parse_to(*args, **kwargs)[1]
+    return module._apply(lambda t: t.to(dtype) if dtype and t.is_floating_point() else t)
+
+
+@torch.no_grad()
+def _applied(module: nn.Module, change: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
+    """Tensors without data cannot be converted in place: they are replaced, what was shared by one for all."""
+    changed: dict[torch.Tensor, Any] = {}
+    for owner in module.modules() if recurse else [module]:
+        for tensors in (owner._parameters, owner._buffers):
+            for name, tensor in tensors.items():
+                if tensor is not None and tensor not in changed:
+                    new = change(tensor)
+                    is_new_parameter = isinstance(tensor, nn.Parameter) and new is not tensor
+                    changed[tensor] = nn.Parameter(new, tensor.requires_grad) if is_new_parameter else new
+                tensors[name] = changed.get(tensor)
+    return module
+
+
+def _loaded(text: str, path: str) -> Any:
+    """The script as a module. It is not `__main__`, so it does not begin to train."""
+    module = types.ModuleType("script")
+    module.__file__ = path or SCRIPT_FILE
+    sys.modules["script"] = module
+    sys.path.insert(0, str(Path(path).parent if path else Path.cwd()))  # only now: what torch imports is loaded
+    linecache.cache[SCRIPT_FILE] = (len(text), None, text.splitlines(keepends=True), SCRIPT_FILE)
+    exec(compile(text, SCRIPT_FILE, "exec", dont_inherit=True), module.__dict__)
+    return module

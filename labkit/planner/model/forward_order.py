@@ -1,0 +1,204 @@
+"""A model that is followed through its blocks as its own forward calls them: what comes before the first is one unit,
+what comes after the last another, so that strategies can treat blocks one by one. Runs in the planner's child process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+
+from labkit.planner.model.unit_costs import SAMPLES, Flow, Take
+
+__all__ = ["Followed", "NotFollowedError"]
+
+
+class NotFollowedError(Exception):
+    """The blocks are not a chain in which each takes what the one before puts out, or gradients flow past them."""
+
+    def __str__(self) -> str:
+        return "the layers are not a chain in which each takes what the one before puts out"
+
+
+class _Reached(Exception):
+    """The first block was called, with these arguments."""
+
+    def __init__(self, leaves: list[Any]):
+        super().__init__()
+        self.leaves = leaves
+
+
+@dataclass
+class Call:
+    """Of a block: what it was given besides the tensor that flows, and the place of that among it; likewise of what it
+    put out."""
+
+    samples: int
+    block: nn.Module
+    given: list[Any]
+    given_spec: TreeSpec
+    put_out: list[Any] = field(default_factory=list)
+    put_out_spec: TreeSpec | None = None
+    given_at: int = -1
+    put_out_at: int = -1
+    flow: Flow | None = None  # that it put out
+
+    @property
+    def kind(self) -> str:
+        """The same for blocks that compute the same."""
+        weights = [(name, p.shape, p.dtype, p.requires_grad) for name, p in self.block.named_parameters()]
+        return f"{self.block} {weights} {[_described(leaf) for leaf in self.given]}"
+
+    def tensors(self) -> list[torch.Tensor]:
+        """What it was given besides."""
+        return [leaf for leaf in self.given if torch.is_tensor(leaf)]
+
+
+class Followed:
+    """`run` calls the model on a batch as the script does, `make` makes a batch of so many samples. Raises
+    NotFollowedError."""
+
+    def __init__(self, run: Callable[[Any], Any], make: Callable[[int], Any], blocks: Sequence[nn.Module]):
+        self._run, self._make, self.blocks = run, make, list(blocks)
+        if len(self.blocks) < 2:
+            raise NotFollowedError
+        self.calls = {samples: self._recorded(samples) for samples in SAMPLES}
+        self._beside_first: list[Any] = []
+
+    def embed(self, take: Take, batch: Any) -> torch.Tensor:
+        """What comes before the first block. What else this gives to blocks is held until it is called again."""
+        self._beside_first = []
+
+        def stop(*args: Any, **kwargs: Any) -> Any:
+            raise _Reached(tree_flatten((args, kwargs))[0])
+
+        try:
+            with _replaced({self.blocks[0]: stop}):
+                self._run(batch)
+        except _Reached as reached:
+            leaves = reached.leaves
+        x: torch.Tensor = leaves.pop(self.calls[SAMPLES[0]][0].given_at)
+        self._beside_first = leaves
+        return x
+
+    def block(self, number: int, cast: Callable[[Any], Any] | None) -> Callable[..., torch.Tensor]:
+        """Of the call with that number, which is given beside its input; `cast` is done to all that it is given."""
+
+        def compute(take: Take, call: Call) -> torch.Tensor:
+            leaves = list(call.given)
+            leaves[call.given_at] = x = take()  # held while it computes, as by the model that calls its blocks in turn
+            args, kwargs = tree_unflatten([cast(leaf) for leaf in leaves] if cast else leaves, call.given_spec)
+            del leaves
+            out: torch.Tensor = tree_flatten(self.blocks[number](*args, **kwargs))[0][call.put_out_at]
+            del x
+            return out
+
+        return compute
+
+    def unembed(self, take: Take, batch: Any, calls: list[Call]) -> torch.Tensor:
+        """What comes after the last block. It computes what comes before the first as well."""
+
+        def instead(call: Call) -> Callable[..., Any]:
+            def forward(*args: Any, **kwargs: Any) -> Any:
+                leaves = list(call.put_out)
+                assert call.flow and call.put_out_spec
+                leaves[call.put_out_at] = take() if call is calls[-1] else call.flow.make(call.samples)
+                return tree_unflatten(leaves, call.put_out_spec)
+
+            return forward
+
+        with _replaced({call.block: instead(call) for call in calls}):
+            return self._tensor_of(self._run(batch))
+
+    def outputs(self, logits: torch.Tensor) -> Any:
+        """What the model returns, with this tensor."""
+        leaves = list(self._returned)
+        leaves[self._returned_at] = logits
+        return tree_unflatten(leaves, self._returned_spec)
+
+    def _recorded(self, samples: int) -> list[Call]:
+        calls: list[Call] = []
+
+        def before(block: nn.Module, args: Any, kwargs: Any) -> None:
+            calls.append(Call(samples, block, *tree_flatten((args, kwargs))))
+
+        def after(block: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
+            calls[-1].put_out, calls[-1].put_out_spec = tree_flatten(out)
+
+        hooks = [block.register_forward_pre_hook(before, with_kwargs=True) for block in self.blocks]
+        hooks += [block.register_forward_hook(after, with_kwargs=True) for block in self.blocks]
+        try:
+            returned = self._run(self._make(samples))
+        finally:
+            for hook in hooks:
+                hook.remove()
+        if [id(call.block) for call in calls] != [id(block) for block in self.blocks]:
+            raise NotFollowedError
+        for one, following in pairwise(calls):
+            handed_on = [
+                (i, j)
+                for i, out in enumerate(one.put_out)
+                for j, into in enumerate(following.given)
+                if torch.is_tensor(out) and out is into
+            ]
+            if len(handed_on) != 1:
+                raise NotFollowedError
+            [(one.put_out_at, following.given_at)] = handed_on
+        calls[0].given_at, calls[-1].put_out_at = calls[1].given_at, calls[-2].put_out_at
+        for call in calls:
+            _check(call)
+        self._tensor_of(returned)
+        self._returned, self._returned_spec = tree_flatten(returned)
+        self._returned_at = next(i for i, leaf in enumerate(self._returned) if torch.is_tensor(leaf))
+        self._returned[self._returned_at] = None
+        return calls
+
+    def _tensor_of(self, returned: Any) -> torch.Tensor:
+        """The only one that the model returns."""
+        tensors = [leaf for leaf in tree_flatten(returned)[0] if torch.is_tensor(leaf)]
+        if len(tensors) != 1:
+            raise NotFollowedError
+        return tensors[0]
+
+
+def _check(call: Call) -> None:
+    """That nothing but the tensor that flows has a gradient; which is left out from then on."""
+    if call.given_at >= len(call.given) or call.put_out_at >= len(call.put_out):
+        raise NotFollowedError
+    into, out = call.given[call.given_at], call.put_out[call.put_out_at]
+    if not all(
+        torch.is_tensor(x) and x.is_floating_point() and x.dim() and len(x) == call.samples for x in (into, out)
+    ):
+        raise NotFollowedError
+    call.flow = Flow.of(out)
+    call.given[call.given_at] = call.put_out[call.put_out_at] = None
+    if any(torch.is_tensor(leaf) and leaf.requires_grad for leaf in (*call.given, *call.put_out)):
+        raise NotFollowedError
+
+
+def _described(leaf: Any) -> str:
+    if torch.is_tensor(leaf):
+        return f"{tuple(leaf.shape)} {leaf.dtype}"
+    return repr(leaf) if isinstance(leaf, int | float | str | None) else type(leaf).__name__
+
+
+@contextmanager
+def _replaced(forwards: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
+    """Blocks with other forwards, for a while."""
+    before = {block: vars(block).get("forward") for block in forwards}
+    for block, forward in forwards.items():
+        block.forward = forward
+    try:
+        yield
+    finally:
+        for block, forward in before.items():
+            if forward is None:
+                del block.forward
+            else:
+                block.forward = forward

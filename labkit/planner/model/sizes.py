@@ -1,0 +1,53 @@
+"""What can still be told of a model that cannot be followed through a step: its parameters, and what is as many."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from labkit.planner.layout import Layout, able_to
+from labkit.planner.model.child import answer, ask
+from labkit.write import Script, command_line
+
+__all__ = ["states_alone"]
+
+MOMENTS = 2  # of AdamW
+
+
+def states_alone(script: Script, layout: Layout, parameters: Mapping[str, Any], *, path: str = "") -> dict[str, int]:
+    """Bytes of parameters, gradients and optimizer state on a rank: 4, 4 and 8 per fp32 parameter, divided as ZeRO
+    does (arXiv 1910.02054, section 5); layers are taken to split evenly over tensor and pipeline ranks.
+
+    Raises LaunchError when the script refuses its options, Unplannable when its model cannot be built.
+    """
+    script = script if path else able_to(script, parameters)
+    sizes = ask("sizing", {"text": str(script), "argv": command_line(script, parameters), "path": path})
+    in_blocks = sizes["blocks"] // (layout.tensor * layout.pipeline)
+    trained = in_blocks + sizes["rest"]
+    itemsize = 8 if layout.precision == "fp64" else 4
+    shards = {"zero1": layout.data}.get(layout.strategy, layout.shards)
+    kept = trained if layout.strategy == "zero1" else trained // layout.shards
+    return {
+        "parameters": itemsize * (kept + sizes["frozen"]),
+        "gradients": itemsize * kept,
+        "optimizer": MOMENTS * itemsize * (trained // shards),
+    }
+
+
+def _sizes(text: str, argv: Sequence[str], path: str) -> dict[str, int]:
+    from labkit.planner.model.fake_run import Scene
+
+    scene = Scene(text, argv, path)
+    model = scene.model()
+    trained = [p for p in model.parameters() if p.requires_grad]
+    in_blocks = {p for block in scene.script.blocks_of(model) for p in block.parameters()}
+    blocks = sum(p.numel() for p in trained if p in in_blocks)
+    return {
+        "blocks": blocks,
+        "rest": sum(p.numel() for p in trained) - blocks,
+        "frozen": sum(p.numel() for p in model.parameters() if not p.requires_grad),
+    }
+
+
+if __name__ == "__main__":
+    answer(_sizes)

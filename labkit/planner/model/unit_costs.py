@@ -1,0 +1,251 @@
+"""What one unit of a model holds while it computes, in forward and in backward, on tensors without data.
+
+Runs in the planner's child process.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import torch
+
+from labkit.planner.model.facts import ByteCount, Moment, Profile
+from labkit.planner.model.split_backward import Between, parting
+from labkit.record.peak import CATEGORIES
+from labkit.worker.tracker import Tracker
+
+__all__ = ["SAMPLES", "Beside", "Compute", "Computed", "Flow", "Take", "profile"]
+
+Take = Callable[[], torch.Tensor]
+# Takes its input from the function it is given, so that nobody else holds it; what it computed before it does is
+# another unit's. After that comes what is given to it beside.
+Compute = Callable[..., torch.Tensor]
+Beside = tuple[tuple[Any, ...], list[torch.Tensor]]  # and the tensors in it
+
+# At one sample torch sees contiguous tensors where with more there are none.
+SAMPLES = (2, 3)
+
+
+class Flow(NamedTuple):
+    """A tensor on its way between units: its shape but for the samples, and its type."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> Flow:
+        """Of this tensor, whose first dimension is the batch."""
+        return cls(tuple(tensor.shape[1:]), tensor.dtype)
+
+    def make(self, samples: int) -> torch.Tensor:
+        """Such a tensor for so many samples."""
+        return torch.empty((samples, *self.shape), dtype=self.dtype)
+
+    @property
+    def bytes(self) -> int:
+        """Per sample."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+class _Source(torch.autograd.Function):
+    """Makes a unit's input as another unit would: nobody but who uses it holds it."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: torch.Tensor, flow: Flow, samples: int) -> torch.Tensor:
+        return flow.make(samples)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, None, None]:
+        return None, None, None
+
+
+class _Sink(torch.autograd.Function):
+    """Takes a unit's output, and in backward makes its gradient, as the unit after it would."""
+
+    @staticmethod
+    def forward(ctx: Any, y: torch.Tensor, anchor: torch.Tensor) -> torch.Tensor:
+        ctx.flow, ctx.samples = Flow.of(y), len(y)
+        return anchor.view(())
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return ctx.flow.make(ctx.samples), None
+
+
+class UnitTracker(Tracker):
+    """A tracker whose events can be told apart, and which sees gradients being completed."""
+
+    def __init__(self, parameters: Iterable[torch.Tensor]):
+        super().__init__()
+        self.settled: list[tuple[int, int, int]] = []  # after which event, bytes held so far, bytes of gradients
+        self._parameters = list(parameters)
+        self.mark(self._parameters, "parameters")
+
+    @property
+    def now(self) -> int:
+        """How many events there were."""
+        return len(self._events)
+
+    @property
+    def held(self) -> int:
+        """Bytes, since the beginning."""
+        return sum(size for _, size, _, _ in self._events)
+
+    def restart(self) -> None:
+        """What there is was there before."""
+        self._events.clear()
+        self._sizes = dict.fromkeys(self._sizes, 0)
+
+    def alive(self, tensor: torch.Tensor) -> Callable[[], bool]:
+        """Whether a tensor's storage still is, to be asked later."""
+        storage = weakref.ref(tensor.untyped_storage())
+        return lambda: storage() is not None
+
+    def settle(self, parameter: torch.Tensor) -> None:
+        """A hook: this parameter's gradient is complete."""
+        gradient = parameter.grad
+        local = getattr(gradient, "_local_tensor", gradient)
+        at, bytes_, total = self.settled[-1] if self.settled else (0, 0, 0)
+        size = local.numel() * local.element_size()
+        self.settled.append((self.now, bytes_ + local.untyped_storage().nbytes(), total + size))
+
+    def levels(self) -> list[tuple[int, int, int]]:
+        """After each event: bytes held that are no complete gradients, those kept for backward, bytes of gradients."""
+        kept = CATEGORIES.index("activations")
+        held = [*accumulate(size for _, size, _, _ in self._events)]
+        activations = [*accumulate(size * (self._categories[number] == kept) for number, size, _, _ in self._events)]
+        levels, done = [], [(0, 0, 0), *self.settled]
+        for event, (all_of_it, of_it) in enumerate(zip(held, activations, strict=True), 1):
+            while len(done) > 1 and done[1][0] < event:
+                done.pop(0)
+            levels.append((all_of_it - done[0][1], of_it, done[0][2]))
+        return levels
+
+
+class _Run(NamedTuple):
+    levels: list[tuple[int, int, int]]
+    forward: int  # the events until the unit has its output
+    backward: int  # the events until backward begins
+    cached: int
+    saved: int
+    keeps_input: bool
+    keeps_output: bool
+    out: Flow
+    trained: list[torch.Tensor]
+    between: int
+
+
+class Computed(NamedTuple):
+    """A profile, what the unit hands on, and the parameters whose gradients its backward completes."""
+
+    profile: Profile
+    out: Flow
+    trained: list[torch.Tensor]
+
+
+def profile(
+    compute: Compute,
+    parameters: Sequence[torch.Tensor],
+    flow: Flow,
+    context: Callable[[], AbstractContextManager[Any]],
+    *,
+    data: bool = False,
+    input_kept: bool = False,
+    beside: Callable[[int], Beside] = lambda samples: ((), []),
+) -> Computed:
+    """What `compute` and its backward hold. `data`: the input is data, and counted elsewhere, as is what is given
+    `beside` it, for so many samples.
+
+    `input_kept`: by the unit before.
+    """
+    few, more = runs = [_run(compute, parameters, flow, context, n, data, input_kept, beside(n)) for n in SAMPLES]
+    local = [getattr(p, "_local_tensor", p) for p in few.trained]
+    profile = Profile(
+        parameters=tuple(p.numel() for p in local),
+        rows=tuple(p.shape[0] if p.dim() else 1 for p in local),
+        input=ByteCount(0, flow.bytes),
+        output=ByteCount(0, few.out.bytes),
+        forward=_moments([run.levels[: run.forward] for run in runs]),
+        saved=_line(few.saved, more.saved),
+        keeps_input=few.keeps_input,
+        keeps_output=few.keeps_output,
+        cached=few.cached,
+        between=_line(few.between, more.between),
+        backward=_moments([run.levels[run.backward :] for run in runs]),
+    )
+    return Computed(profile, few.out, few.trained)
+
+
+def _run(
+    compute: Compute,
+    parameters: Sequence[torch.Tensor],
+    flow: Flow,
+    context: Callable[[], AbstractContextManager[Any]],
+    samples: int,
+    data: bool,
+    input_kept: bool,
+    beside: Beside,
+) -> _Run:
+    anchor = torch.zeros((), requires_grad=True)
+    held = [flow.make(samples)] if data else []
+    ledger = UnitTracker([*parameters, anchor, *held, *beside[1]])
+    hooks = [p.register_post_accumulate_grad_hook(ledger.settle) for p in parameters if p.requires_grad]
+    input_, begin = (lambda: False), None
+
+    def take() -> torch.Tensor:
+        nonlocal input_, begin
+        ledger.restart()
+        x: torch.Tensor = held[0] if data else _Source.apply(anchor, flow, samples)
+        input_, begin = ledger.alive(x), x.grad_fn
+        if input_kept:
+            held.append(x)
+        return x
+
+    with ledger:
+        with context():
+            y = compute(take, *beside[0])
+            forward, inside = ledger.now, ledger.held
+        cached, out, output = inside - ledger.held, Flow.of(y), ledger.alive(y)
+        end = _Sink.apply(y, anchor) if y.dim() else y
+        del y
+        backward, saved, keeps_input, keeps_output = ledger.now, ledger.held, input_(), output()
+        between = Between(parting(end.grad_fn, begin, parameters))
+        end.backward()
+        del end
+    for hook in hooks:
+        hook.remove()
+    trained = [p for p in parameters if p.grad is not None]
+    for p in trained:
+        p.grad = None
+    return _Run(
+        ledger.levels(), forward, backward, cached, saved, keeps_input, keeps_output, out, trained, between.bytes
+    )
+
+
+def _line(few: int, more: int) -> ByteCount:
+    slope = (more - few) // (SAMPLES[1] - SAMPLES[0])
+    return ByteCount(few - slope * SAMPLES[0], slope)
+
+
+def _moments(runs: list[list[tuple[int, int, int]]]) -> tuple[Moment, ...]:
+    """Those at which most is held for some number of samples and some way to treat gradients."""
+    few, more = runs
+    if len(few) != len(more):  # other kernels, other events: what is known are the most and the most
+        few, more = ([tuple(map(max, zip(*run, strict=True)))] if run else [] for run in runs)
+    moments = [Moment(_line(a[0], b[0]), _line(a[1], b[1]), max(a[2], b[2])) for a, b in zip(few, more, strict=True)]
+    largest: list[Moment] = []
+    for moment in sorted(set(moments), key=lambda m: m.held.at(SAMPLES[1]) + m.settled, reverse=True):
+        if not any(_covers(other, moment) for other in largest):
+            largest.append(moment)
+    return tuple(sorted(largest, key=moments.index))
+
+
+def _covers(one: Moment, other: Moment) -> bool:
+    """Whether `one` holds no less than `other`, whatever the batch and whether complete gradients stay, move or go."""
+    least = one.held.at(1) - other.held.at(1)
+    return one.held.per_sample >= other.held.per_sample and least >= abs(one.settled - other.settled)

@@ -1,0 +1,273 @@
+"""A model taken apart into the units that strategies handle as one. Runs in the planner's child process."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import cached_property, partial
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._subclasses.fake_tensor import FakeCopyMode
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._pytree import tree_map
+from torch.utils.checkpoint import checkpoint
+
+from labkit.planner.model.facts import Variant
+from labkit.planner.model.fake_run import Batches, Scene
+from labkit.planner.model.fakes import silence
+from labkit.planner.model.forward_order import Call, Followed
+from labkit.planner.model.unit_costs import Beside, Compute, Flow, Take
+from labkit.write import Script
+
+__all__ = ["Model", "Part", "mesh_of", "split"]
+
+TYPES = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}  # by their bytes
+EMBED, UNEMBED, LOSS = "embed", "unembed", "loss"
+
+
+class Part(NamedTuple):
+    """A unit of a model's copy. Parts of one kind compute the same; `parameters` are those it may use. `again`: what
+    the first part computes it computes as well, before it takes its input."""
+
+    name: str
+    kind: Any
+    compute: Compute
+    parameters: list[torch.Tensor] = []
+    buffers: list[torch.Tensor] = []
+    context: Callable[[], Any] = nullcontext
+    beside: Callable[[int], Beside] = lambda samples: ((), [])
+    again: bool = False
+
+    @property
+    def is_block(self) -> bool:
+        return self.name.startswith("blocks.")
+
+
+class Model:
+    """A script's model, in copies that are computed in one way or another.
+
+    One that says how to embed one tensor, and to unembed, is taken apart so, and its alike blocks are one module: what
+    can be done in a while to one with a thousand. Any other is followed through its blocks. Where it cannot be it is
+    one unit together with its loss: which part of what it holds is a block's is not known then.
+    """
+
+    def __init__(self, scene: Scene, batches: Batches):
+        self.scene, self.batches, self.script = scene, batches, scene.script
+        self.module = whole = scene.model()
+        self.layers = len(self.script.blocks_of(whole))
+        named = all(hasattr(whole, name) for name in (EMBED, "blocks", UNEMBED))
+        self.uncut = self._uncut(named)
+        self.names_its_parts = named and len(scene.inputs_of(batches.make(2))) == 1
+        self.which: list[int] = []  # of the kept blocks each block is
+        if self.names_its_parts:
+            kinds: dict[str, int] = {}
+            kept = []
+            for block in whole.blocks:
+                kind = f"{block} {[(name, p.shape, p.requires_grad) for name, p in block.named_parameters()]}"
+                if kind not in kinds:
+                    kinds[kind] = len(kept)
+                    kept.append(block)
+                self.which.append(kinds[kind])
+            whole.blocks = nn.ModuleList(kept)
+
+    @cached_property
+    def is_one_unit(self) -> bool:
+        """Whether it can be taken apart in neither way."""
+        if self.names_its_parts:
+            return False
+        try:
+            followed = self._followed(self.module, Variant())
+            with self.scene.fake, torch.no_grad():
+                batch = self.batches.make(2)
+                x = followed.embed(lambda: batch, batch)
+                followed.unembed(lambda: x, batch, followed.calls[2])
+        except Exception:  # whatever it is: as one unit it is only called as the script calls it
+            return True
+        return False
+
+    def _uncut(self, named: bool) -> str:
+        """Why it makes no stages of a pipeline, by the pipeline's own check."""
+        pipeline = ModuleType("pipeline")
+        exec(Script.load("pipeline").cells["step"].text, vars(pipeline))
+        check = getattr(self.script, "check_model", pipeline.check_model)
+        try:
+            check(self.module, self.script.blocks_of(self.module, needed_by="a pipeline"), 1, named)
+        except SystemExit as error:
+            return str(error)
+        return ""
+
+    def variant(self, variant: Variant, mesh: DeviceMesh | None = None) -> list[Part]:
+        """The parts, in the order of forward, of a copy with parameters of the variant's type, and the loss; of one
+        unit the loss is in it."""
+        # deepcopy alone would also copy the mode, of which each tensor without data knows: torch then corrupts its heap
+        with self.scene.fake, FakeCopyMode(self.scene.fake):
+            module, which = copy.deepcopy(self.module), self.which
+            if variant.sequence and self.names_its_parts:  # the first block and the last have more to do
+                ends = [(kind, i == 0, i == len(which) - 1) for i, kind in enumerate(which)]
+                kinds = list(dict.fromkeys(ends))
+                which = [kinds.index(end) for end in ends]
+                module.blocks = nn.ModuleList(copy.deepcopy(module.blocks[kind]) for kind, *_ in kinds)
+            module.to(TYPES[variant.itemsize])
+        module.train()
+        blocks = self.script.blocks_of(module, needed_by="tensor parallelism" if mesh else "")
+        for block in blocks if variant.recomputed else []:
+            block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+        if mesh:
+            split(self.script, module, blocks, mesh, variant.sequence)
+        in_blocks = {t for block in blocks for t in (*block.parameters(), *block.buffers())}
+        rest = [p for p in module.parameters() if p not in in_blocks]
+        others = [b for b in module.buffers() if b not in in_blocks]
+        if self.names_its_parts:
+            return self._named(module, variant, which, rest, others)
+        if self.is_one_unit:
+            return [self._whole(module, variant)]
+        return self._of_chain(module, variant, rest, others)
+
+    def _named(self, module: nn.Module, variant: Variant, which: list[int], rest: Any, others: Any) -> list[Part]:
+        def computing(compute: Callable[..., Any]) -> Compute:
+            def call(take: Take) -> Any:
+                x = take()  # held while it computes, as by the model that calls its blocks in turn
+                return compute(_cast(x) if variant.half_parameters else x)
+
+            return call
+
+        half = _half(variant)
+        return [
+            Part(EMBED, EMBED, computing(module.embed), rest, others, half),
+            *self._blocks(((kind, module.blocks[kind], computing(module.blocks[kind]), {}) for kind in which), half),
+            Part(UNEMBED, UNEMBED, computing(module.unembed), rest, [], half),
+            Part(LOSS, LOSS, self._loss, beside=partial(self._batch_and_count, _dtype(variant))),
+        ]
+
+    def _of_chain(self, module: nn.Module, variant: Variant, rest: Any, others: Any) -> list[Part]:
+        """Followed through its blocks, as they are now."""
+        followed, dtype, half = self._followed(module, variant), _dtype(variant), _half(variant)
+
+        def block(number: int) -> tuple[str, nn.Module, Compute, dict[str, Any]]:
+            def beside(samples: int) -> Beside:
+                call = followed.calls[samples][number]
+                return (call,), call.tensors()
+
+            call = followed.calls[2][number]
+            return (
+                call.kind,
+                call.block,
+                followed.block(number, _cast if variant.half_parameters else None),
+                {"beside": beside},
+            )
+
+        def batch(samples: int) -> Beside:
+            made = self.batches.make(samples, dtype)
+            return (made,), self.batches.tensors(made)
+
+        def batch_and_calls(samples: int) -> tuple[tuple[Any, list[Call]], list[torch.Tensor]]:
+            (made,), tensors = batch(samples)
+            return (made, followed.calls[samples]), tensors
+
+        def loss(take: Take, made: Any, count: torch.Tensor) -> torch.Tensor:
+            return self._share(self.script.loss_of(followed.outputs(take()), made), count)
+
+        return [
+            Part(EMBED, EMBED, followed.embed, rest, others, half, batch),
+            *self._blocks(map(block, range(self.layers)), half),
+            Part(UNEMBED, UNEMBED, followed.unembed, rest, [], half, batch_and_calls, again=True),
+            Part(LOSS, LOSS, loss, beside=partial(self._batch_and_count, dtype)),
+        ]
+
+    def _whole(self, module: nn.Module, variant: Variant) -> Part:
+        def compute(take: Take, batch: Any, count: torch.Tensor) -> torch.Tensor:
+            outputs = self.script.outputs_of(partial(_called, module, variant), batch)
+            return self._share(self.script.loss_of(outputs, batch), count)
+
+        beside = partial(self._batch_and_count, _dtype(variant))
+        return Part("model", "model", compute, list(module.parameters()), list(module.buffers()), beside=beside)
+
+    def _followed(self, module: nn.Module, variant: Variant) -> Followed:
+        def run(batch: Any) -> Any:
+            return self.script.outputs_of(partial(_called, module, variant), batch)
+
+        with self.scene.fake:
+            blocks = self.script.blocks_of(module) if self.layers else []
+            return Followed(run, partial(self.batches.make, dtype=_dtype(variant)), blocks)
+
+    @staticmethod
+    def _blocks(each: Any, context: Callable[[], Any]) -> list[Part]:
+        return [
+            Part(f"blocks.{i}", kind, compute, list(block.parameters()), list(block.buffers()), context, **more)
+            for i, (kind, block, compute, more) in enumerate(each)
+        ]
+
+    def _loss(self, take: Take, batch: Any, count: torch.Tensor) -> torch.Tensor:
+        """As the step cell computes it."""
+        return self._share(self.script.loss_of(self.script.outputs_of(lambda *_, **__: take(), batch), batch), count)
+
+    @staticmethod
+    def _share(loss: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+        return loss / count.clamp(min=1) * 1
+
+    def _batch_and_count(self, dtype: torch.dtype, samples: int) -> Beside:
+        batch = self.batches.make(samples, dtype)
+        with self.scene.fake:
+            count = self.script.count_of(batch)
+        return (batch, count), [*self.batches.tensors(batch), count]
+
+    def first(self, variant: Variant) -> Flow:
+        """The tensor that the first unit takes; of those that take the batch, next to nothing."""
+        if not self.names_its_parts:
+            return Flow((), _dtype(variant))
+        return Flow.of(self.scene.inputs_of(self.batches.make(2, _dtype(variant)))[0])
+
+    def input_bytes(self, variant: Variant) -> int:
+        """Of what the first unit takes, per sample."""
+        return self.first(variant).bytes if self.names_its_parts else self.batches.bytes(_dtype(variant))
+
+
+def _called(module: nn.Module, variant: Variant, *args: Any, **others: Any) -> Any:
+    """What the model puts out, called as the precision cell has it be called."""
+    if variant.half_parameters:  # FSDP casts what comes in
+        args, others = tree_map(_cast, (args, others))
+    with _half(variant)():
+        return module(*args, **others)
+
+
+def _half(variant: Variant) -> Callable[[], Any]:
+    return partial(torch.autocast, "cpu", torch.bfloat16) if variant.precision == "16" else nullcontext
+
+
+def _dtype(variant: Variant) -> torch.dtype:
+    """Of inputs that are not whole numbers."""
+    return torch.float64 if variant.precision == "fp64" else torch.float32
+
+
+def _cast(value: Any) -> Any:
+    return value.to(torch.bfloat16) if torch.is_tensor(value) and value.is_floating_point() else value
+
+
+def mesh_of(ranks: int) -> DeviceMesh:
+    """Of tensor ranks between which nothing is sent. There is one at a time."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
+    return init_device_mesh("cpu", (ranks,), mesh_dim_names=("tensor",))
+
+
+def split(script: Any, model: nn.Module, blocks: Sequence[nn.Module], mesh: DeviceMesh, sequence: bool) -> None:
+    """As tensor_parallel does, by the script's own `tensor` cell or plan if it has one. Raises SystemExit when the
+    layers do not split."""
+    ours = ModuleType("tensor_parallel")
+    cells = Script.load("tensor_parallel", "sequence_parallel").cells
+    exec(cells["tensor"].text + cells["strategy"].text, vars(ours))
+    if hasattr(script, "TENSOR_PLAN"):
+        ours.TENSOR_PLAN = script.TENSOR_PLAN
+        vars(ours).update({name: vars(script)[name] for name in ("split", "split_sequence") if hasattr(script, name)})
+    with silence():
+        if sequence:
+            ours.split_sequence(blocks, mesh)
+        else:
+            ours.split(blocks, model, mesh)

@@ -1,0 +1,1 @@
+"""How long a step takes: computing, collectives, and what of them overlaps."""

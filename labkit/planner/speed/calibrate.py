@@ -1,0 +1,247 @@
+"""How fast the ranks of this machine compute a script's model: run by rates as a plain torchrun script.
+
+torchrun --standalone --nproc-per-node=2 timing.py script.py '{"small": 2, "large": 8, "argv": []}' answer.json
+
+Each rank trains alone, in a process group of its own, so that nothing is communicated; all compute at the same time, so
+that what they share (cores, caches, memory) is in the figures.
+"""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from statistics import median
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+from labkit.planner.model.samples import longest
+
+SECONDS, SPLIT_SECONDS, TURN, LEAST = 7.0, 2.0, 0.05, 3  # of measuring, a call's turn in a round; rounds
+MEETINGS = 8  # trainings with and without
+SMALL = 1 << 10  # floats
+COPIED = 64 << 20  # bytes
+TENSORS, PAIRS = 32, 8
+
+
+class Ranks:
+    """The ranks meet in torchrun's store: the process group of each has only itself."""
+
+    def __init__(self) -> None:
+        self.store, self.rank, self.count = next(dist.rendezvous("env://"))
+        self.met = 0
+
+    def meet(self) -> None:
+        self.met += 1
+        name = f"labkit/{self.met}"
+        if self.store.add(name, 1) == self.count:
+            self.store.set(f"{name}/all", "1")
+        self.store.wait([f"{name}/all"], timedelta(seconds=60))
+
+    def gather(self, value: dict) -> list[dict]:
+        """What each of them has."""
+        self.store.set(f"labkit/value/{self.met}/{self.rank}", json.dumps(value))
+        self.meet()
+        return [json.loads(self.store.get(f"labkit/value/{self.met - 1}/{r}")) for r in range(self.count)]
+
+    def agree(self, again: bool) -> bool:
+        """What rank 0 says."""
+        return self.gather({"again": again})[0]["again"]
+
+
+def timed(calls: dict[str, Callable[[], object]], seconds: float, ranks: Ranks, device: torch.device) -> dict:
+    """Seconds of each call's repeats on all ranks. The calls take turns, round after round, so that what else goes on
+    at times disturbs them alike; by "alone" only rank 0 computes, and the others wait without using a core."""
+    mine: dict[str, list[float]] = {name: [] for name in calls}
+    began, round = time.perf_counter(), 0
+    while ranks.agree(round <= LEAST or time.perf_counter() - began < seconds):
+        for name, call in calls.items():
+            ranks.meet()
+            end = time.perf_counter() + TURN
+            while name != "alone" or ranks.rank == 0:
+                before = time.perf_counter()
+                call()
+                if device.type == "cuda":
+                    torch.cuda.synchronize(device)
+                now = time.perf_counter()
+                if round:  # the first is for warming up
+                    mine[name].append(now - before)
+                if now >= end:
+                    break
+        round += 1
+    every = ranks.gather(mine)
+    return {name: [time for said in every for time in said[name]] for name in calls}
+
+
+def waiting(blocks: nn.ModuleList, train: Callable[[], object], ranks: Ranks) -> float:
+    """Seconds that a small collective costs ranks that compute until then: each waits for the slowest, and to be woken.
+    One is added after the forward and the backward of every block."""
+    group = dist.ProcessGroupGloo(dist.PrefixStore("labkit/waiting", ranks.store), ranks.rank, ranks.count)
+    small, meets = torch.zeros(SMALL), False
+
+    def meet(*_: object) -> None:
+        if meets:
+            group.allreduce([small]).wait()
+
+    hooks = [add(meet) for block in blocks for add in (block.register_forward_hook, block.register_full_backward_hook)]
+    times: dict[bool, list[float]] = {False: [], True: []}
+    for meets in (False, True) * MEETINGS:
+        ranks.meet()
+        began = time.perf_counter()
+        train()
+        times[meets].append(time.perf_counter() - began)
+    for hook in hooks:
+        hook.remove()
+    longer = median(times[True][1:]) - median(times[False][1:])
+    return max(0.0, longer) / len(hooks)
+
+
+def overheads(device: torch.device) -> dict[str, float]:
+    """Seconds of host work that strategies add whatever the sizes: measured on tensors of a few elements."""
+    mesh = init_device_mesh(device.type, (1,))
+
+    def once(call: Callable[[], object]) -> float:
+        times = []
+        for _ in range(12):
+            began = time.perf_counter()
+            call()
+            times.append(time.perf_counter() - began)
+        return median(times[2:])
+
+    def stepping(make: Callable[[], torch.Tensor]) -> float:
+        tensors = [nn.Parameter(make()) for _ in range(TENSORS)]
+        for p in tensors:
+            p.grad = torch.zeros_like(p)
+        return once(torch.optim.AdamW(tensors).step) / TENSORS
+
+    def training(parts: int, change: Callable[[nn.Module], object]) -> float:
+        model = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)) for _ in range(parts)).to(device)
+        whole = nn.Sequential(*model)
+        change(whole)
+        x = torch.ones(1, 4, device=device, requires_grad=True)
+        return once(lambda: whole(x).sum().backward()) / parts
+
+    def split(model: nn.Sequential) -> None:
+        for pair in model:
+            parallelize_module(pair, mesh, {"0": ColwiseParallel(), "1": RowwiseParallel()})
+
+    plain = stepping(lambda: torch.zeros(4, device=device))
+    sharded = stepping(lambda: distribute_tensor(torch.zeros(4, device=device), mesh))
+    bare = training(PAIRS, lambda model: None)
+    return {
+        "tensor": plain,
+        "dtensor": sharded,
+        "split_pair": max(0.0, training(PAIRS, split) - bare),
+    }
+
+
+def split_layers(blocks: nn.Module, parts: int) -> bool:
+    """Leave of each block's layers the first share of so many, as a tensor rank has it (TENSOR_PLAN in labkit's script:
+    the first of a pair by rows of its weight, the second by columns). False where the blocks are of another kind."""
+    for block in blocks:
+        layers = [getattr(block, name, None) for name in ("qkv", "out", "up", "down")]
+        if not all(isinstance(layer, nn.Linear) for layer in layers) or not hasattr(block, "head_width"):
+            return False
+        if (layers[1].in_features // block.head_width) % parts or layers[2].out_features % parts:
+            return False
+        for layer, dim in zip(layers, (0, 1, 0, 1), strict=True):
+            weight, bias = layer.weight.detach(), layer.bias
+            layer.weight = nn.Parameter(weight.chunk(parts, dim)[0].clone())
+            if dim == 0 and bias is not None:
+                layer.bias = nn.Parameter(bias.detach().chunk(parts)[0].clone())
+    return True
+
+
+def main() -> None:
+    script, asked, answer = Path(sys.argv[1]), json.loads(sys.argv[2]), Path(sys.argv[3])
+    ranks = Ranks()
+    cuda = torch.cuda.is_available()
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
+    if cuda:
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if cuda else "gloo", store=dist.HashStore(), rank=0, world_size=1)
+    cells: dict = {"__name__": "script", "__file__": str(script)}
+    exec(compile(script.read_text(encoding="utf-8"), str(script), "exec"), cells)
+    sys.argv = [str(script), *asked["argv"]]
+    args = cells["parse_args"]()
+    torch.manual_seed(0)
+    mesh = cells["make_mesh"](device.type, args)
+    model, scaler = cells["in_precision"](cells["Model"](), device, args)
+    dtype = next(model.parameters()).dtype
+    cells["change_layers"](model, args)
+    model = cells["parallelize"](model.train(), mesh, device, args)
+    optimizer = cells["make_optimizer"](model, mesh, args)
+    data, _ = cells["load_datasets"](args.data_dir)
+    sample, _ = longest(data, cells["collate"], cells["map_tensors"])
+
+    def on_device(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(device, dtype if tensor.is_floating_point() else None)
+
+    batches = {
+        name: cells["map_tensors"](cells["collate"]([sample] * asked[name]), on_device) for name in ("small", "large")
+    }
+
+    def both(name: str) -> Callable[[], object]:
+        def call() -> None:
+            cells["forward_backward"](model, batches[name], mesh["data"], scaler, args)
+            model.zero_grad()
+
+        return call
+
+    def loss(model: Callable[..., object], name: str) -> torch.Tensor:
+        return cells["loss_of"](cells["outputs_of"](model, batches[name]), batches[name])
+
+    def forward(name: str) -> Callable[[], object]:
+        return lambda: loss(model, name)
+
+    def ends(name: str) -> Callable[[], object]:
+        def call() -> None:
+            loss(lambda x, *_, **__: model.unembed(model.embed(x)), name).backward()
+            model.zero_grad()
+
+        return call
+
+    source, target = torch.ones(COPIED // 4, device=device), torch.empty(COPIED // 4, device=device)
+    gradients = [(p, torch.zeros_like(p)) for p in model.parameters() if p.requires_grad]
+
+    def update() -> None:
+        for p, gradient in gradients:
+            p.grad = gradient
+        optimizer.step()
+
+    in_parts = all(hasattr(model, part) for part in ("embed", "blocks", "unembed"))
+    kinds = (both, forward, ends) if in_parts else (both, forward)
+    calls = {f"{kind.__name__}_{name}": kind(name) for kind in kinds for name in batches}
+    calls = {"optimizer": update, "copy": lambda: target.copy_(source)} | calls
+    found = timed(calls | {"alone": both("large")}, SECONDS, ranks, device)
+    waits = waiting(model.blocks, both("large"), ranks) if in_parts and ranks.count > 1 and not cuda else 0.0
+    if in_parts and ranks.count > 1 and split_layers(model.blocks, ranks.count):
+        found |= timed({f"split_{name}": both(name) for name in batches}, SPLIT_SECONDS, ranks, device)
+    said = overheads(device)  # by all at the same time
+    if ranks.rank == 0:
+        more = {
+            "elements": sum(p.numel() for _, p in gradients),
+            "tensors": len(gradients),
+            "copied": COPIED,
+            "waiting": waits,
+        }
+        answer.write_text(json.dumps({"times": {n: usual(t) for n, t in found.items()}, "overheads": said, **more}))
+    ranks.meet()
+    dist.destroy_process_group()
+
+
+def usual(times: list[float]) -> list[float]:
+    """The lower quartile, for whatever else runs on the machine only ever adds; the least, and all but the longest
+    tenth."""
+    ordered = sorted(times)
+    return [ordered[len(ordered) // 4], ordered[0], ordered[-1 - len(ordered) // 10]]
+
+
+main()

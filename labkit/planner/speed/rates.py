@@ -1,0 +1,189 @@
+"""How fast devices compute: measured by a short run where they are at hand, otherwise assumed from data sheets."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from labkit.errors import LaunchError
+from labkit.launcher.hardware import Hardware, hardware
+from labkit.launcher.link.bandwidth import KINDS, CollectiveTime, Link
+from labkit.launcher.link.short_run import keep, kept, machine_key, short_run
+from labkit.planner.devices import Device
+from labkit.planner.layout import able_to
+from labkit.planner.model.facts import ModelFacts
+from labkit.planner.speed.traffic import wire
+from labkit.planner.variants import under
+from labkit.write import Script, command_line
+
+__all__ = ["Rates", "assumed_link", "assumed_rates", "measure_rates", "remembered_rates"]
+
+CALIBRATE = Path(__file__).with_name("calibrate.py")
+LIMIT_SECONDS = 120.0
+CARRIED_OVER = ("precision", "compile", "deterministic", "data_dir")  # of a script's options what changes its speed
+# Of a GPU's peak that whole trainings reach, published: torchtitan on H100 33-39 % (arXiv 2410.06511), picotron
+# 38-50 %, fms-fsdp on A100 57 %, Megatron-LM on A100 42-54 % (2205.05198); a T4 with fp16 about 31 %.
+UTILIZATION, LOWEST, HIGHEST = 0.4, 0.3, 0.57
+# AdamW reads parameter, gradient and two moments and writes three of them, 4 bytes each
+OPTIMIZER_BYTES = 28
+# Of a link's peak that collectives reach. NVLink: about 230 of 300 GB/s in nccl-tests on 8 A100. PCIe through the host:
+# 5 of 15.75 GB/s; 1.4 was seen between two T4s. Assumed.
+LINK_SHARE = {"NVLink": 0.75, "PCIe": 0.32}
+# Bytes that a block moves per byte it hands on in what tensor ranks do alike: two norms (2 forward, 3 backward) and two
+# residual sums (3 and 3). Counted.
+ALIKE_BYTES = 22
+LATENCY = 20e-6  # seconds of a small NCCL collective; assumed
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Seconds of one rank while `ranks` compute at the same time. `both`, `forward` and `ends` are (per micro-batch,
+    per sample): forward and backward of the model, forward alone, and of both what is outside of its blocks. `alike` is
+    what tensor parallelism does not divide: t ranks take alike + (both - ends - alike) / t for the blocks.
+
+    `optimizer` is per element, `copy` per byte; `tensor` and `dtensor` (of a sharded one) per parameter and step, and
+    `split_pair` per two layers that tensor parallelism splits, are host work that is there whatever the sizes.
+    `contention`: how much longer computing takes than when a rank is alone; `waiting`: seconds that a rank waits, at a
+    collective after some computing, for the slowest of those that share cores, and to be woken. `cores` are those the
+    ranks share, None where each has a device of its own. `spread` is relative, below and above.
+    """
+
+    ranks: int
+    both: tuple[float, float]
+    forward: tuple[float, float]
+    ends: tuple[float, float]
+    alike: tuple[float, float]
+    optimizer: float
+    copy: float
+    tensor: float = 0.0
+    dtensor: float = 0.0
+    split_pair: float = 0.0
+    contention: float = 1.0
+    waiting: float = 0.0
+    cores: int | None = None
+    spread: tuple[float, float] = (0.0, 0.0)
+    assumed: tuple[str, ...] = field(default=())
+
+
+def measure_rates(
+    script: Script, ranks: int, parameters: Mapping[str, Any], samples: tuple[int, int] = (1, 4)
+) -> Rates:
+    """Let so many ranks train the script's model beside each other for some ten seconds, without communication, at two
+    sizes of a micro-batch; keeps the result. Raises LaunchError when they cannot."""
+    machine = hardware()
+    if machine.gpus and ranks > len(machine.gpus):
+        raise LaunchError(f"{ranks} ranks cannot be measured on {len(machine.gpus)} GPUs: each needs one")
+    given = {name: value for name, value in parameters.items() if name in CARRIED_OVER}
+    single = able_to(alone(script), given)
+    asked = {"small": samples[0], "large": samples[1], "argv": command_line(single, given)}
+    with tempfile.TemporaryDirectory(prefix="labkit-rates-") as scratch:
+        text = Path(scratch, f"{script.name}.py")
+        text.write_text(str(single), encoding="utf-8")
+        backend = "nccl" if machine.gpus else "gloo"
+        said, problem = short_run(CALIBRATE, ranks, backend, args=[text, json.dumps(asked)], seconds=LIMIT_SECONDS)
+    if problem:
+        raise LaunchError(f"the speed of {script.name}.py on {ranks} ranks could not be measured: {problem}")
+    rates = _rates(said, ranks, samples, None if machine.gpus else machine.cores)
+    keep("rates", _key(machine, script, ranks, given, samples), asdict(rates))
+    return rates
+
+
+def remembered_rates(
+    script: Script, ranks: int, parameters: Mapping[str, Any], samples: tuple[int, int] = (1, 4)
+) -> Rates | None:
+    """What was measured before of this model, data and precision, as long as the machine and torch are the same."""
+    given = {name: value for name, value in parameters.items() if name in CARRIED_OVER}
+    known = kept("rates", _key(hardware(), script, ranks, given, samples))
+    try:
+        return Rates(**{k: tuple(v) if isinstance(v, list) else v for k, v in known.items()}) if known else None
+    except (TypeError, AttributeError):
+        return None
+
+
+def assumed_rates(facts: ModelFacts, device: Device, precision: str) -> Rates:
+    """From a data sheet and a share of its peak that others reach: a wide band. Backward is twice forward (Kaplan et
+    al., arXiv 2001.08361). Raises LaunchError for a precision the hardware lacks."""
+    if precision not in device.flops:
+        has = ", ".join(device.flops) or "no published speed: measure it here"
+        raise LaunchError(f"{device.name} has no {precision}; it has {has}")
+    peak = device.flops[precision] * UTILIZATION
+    blocks = sum(unit.flops for unit in facts.units if unit.name.startswith("blocks."))
+    flops = sum(unit.flops for unit in facts.units)
+    handed_on = sum(unit.output for unit in facts.units if unit.name.startswith("blocks.")) * facts.itemsize
+    return Rates(
+        ranks=1,
+        both=(0.0, 3 * flops / peak),
+        forward=(0.0, flops / peak),
+        ends=(0.0, 3 * (flops - blocks) / peak),
+        alike=(0.0, min(ALIKE_BYTES * handed_on / device.bandwidth, 3 * blocks / peak)),
+        optimizer=OPTIMIZER_BYTES / device.bandwidth,
+        copy=2 / device.bandwidth,
+        spread=(1 - UTILIZATION / HIGHEST, UTILIZATION / LOWEST - 1),
+        assumed=(
+            f"{UTILIZATION:.0%} of the peak of {device.name} ({LOWEST:.0%} to {HIGHEST:.0%})",
+            "kernels large enough to fill the device: the steps of small models take longer",
+        ),
+    )
+
+
+def assumed_link(device: Device, ranks: int) -> Link:
+    """Between the devices of one box, from the data sheet of their link. Raises LaunchError where there is none."""
+    if device.link is None:
+        raise LaunchError(f"nothing is known of the link of {device.name}; labkit.doctor(bandwidth=True) measures it")
+    share = LINK_SHARE[device.link_name.split()[0]]
+    lines = {kind: CollectiveTime(LATENCY, wire(kind, max(2, ranks)) / (device.link * share), 0.5) for kind in KINDS}
+    return Link("nccl", max(2, ranks), lines)
+
+
+def alone(script: Script) -> Script:
+    """The script's model, data and loss on one rank without a strategy, nor any extra."""
+    return under(script, "single")
+
+
+def _key(machine: Hardware, script: Script, ranks: int, given: Mapping[str, Any], samples: tuple[int, int]) -> str:
+    options = " ".join(f"{name}={given[name]}" for name in sorted(given))
+    return f"{machine_key(machine, ranks, 'alone')}, {machine.cores} cores, {alone(script).sha256} {options} {samples}"
+
+
+def _rates(said: dict[str, Any], ranks: int, samples: tuple[int, int], cores: int | None) -> Rates:
+    times, overheads = said["times"], said["overheads"]
+
+    def line(what: str) -> tuple[float, float]:
+        """(constant, per sample) through two points, neither below 0."""
+        if f"{what}_small" not in times:
+            return 0.0, 0.0
+        small, large = (times[f"{what}_{size}"][0] for size in ("small", "large"))
+        slope = max(0.0, (large - small) / (samples[1] - samples[0]))
+        constant = small - slope * samples[0]
+        return (constant, slope) if constant > 0 else (0.0, large / samples[1])
+
+    both, ends, split = line("both"), line("ends"), line("split")
+    blocks = [whole - end for whole, end in zip(both, ends, strict=True)]
+    alike = (blocks[0], 0.0)  # host work, where it is not known
+    if "split_small" in times:  # a + b = blocks, a + b / ranks = what was measured of a share
+        shares = zip(split, ends, blocks, strict=True)
+        alike = tuple(min(max(0.0, ((s - e) * ranks - b) / (ranks - 1)), max(0.0, b)) for s, e, b in shares)
+    if cores is None:  # a GPU is given work ahead: what the host does meanwhile does not add up
+        overheads = overheads | {"dtensor": overheads["tensor"], "split_pair": 0.0}
+    middle, low, high = times["both_large"]
+    elements = times["optimizer"][0] - overheads["tensor"] * said["tensors"]
+    return Rates(
+        ranks,
+        both,
+        line("forward"),
+        ends,
+        alike,
+        max(0.0, elements) / said["elements"],
+        times["copy"][0] / said["copied"],
+        overheads["tensor"],
+        overheads["dtensor"],
+        overheads["split_pair"],
+        middle / times["alone"][0],
+        said["waiting"],
+        cores,
+        (1 - low / middle, high / middle - 1),
+    )

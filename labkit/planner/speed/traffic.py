@@ -1,0 +1,226 @@
+"""What one optimizer step makes a rank say to others: every collective of every strategy, by count and bytes.
+
+Counted in real steps by torch's flight recorder (tests/planner/test_volume_recorded.py); the counts of FSDP2 agree with
+its design: L blocks and a root make 2(L+1) all-gathers with reshard_after_forward, 2(L+1)-1 where the root stays, L+1
+where all stay, and L+1 reduce-scatters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from labkit.planner.layout import Layout
+from labkit.planner.model.facts import ModelFacts, Unit
+
+__all__ = ["Collective", "buckets", "held", "volume", "wire"]
+
+MIB = 1 << 20
+# torch/nn/parallel/distributed.py: a first bucket of 1 MiB, so that communication starts early, then 25
+FIRST_BUCKET, BUCKET = MIB, 25 * MIB
+HALF = {"fp16": 2, "bf16": 2}
+SCALAR, COUNT, SUM = 4, 8, 8  # bytes of a flag, of the number of predictions, and of a step's loss in a pipeline
+WHOLE = 6  # parameters of labkit's block that tensor ranks hold alike
+
+
+@dataclass(frozen=True)
+class Collective:
+    """`count` calls among `group` ranks, each `stride` ranks after the other. `bytes` is of all of them together and of
+    the whole array (what an all-gather gives, a reduce-scatter takes), as in nccl-tests. `hidden`: the strategy does it
+    beside computing."""
+
+    kind: str  # all_reduce, all_gather, reduce_scatter, broadcast, send
+    group: int
+    bytes: int
+    count: int
+    phase: str  # forward, backward, optimizer
+    hidden: bool
+    stride: int = 1
+
+
+def wire(kind: str, group: int) -> float:
+    """Bytes that each rank sends at least, over the bytes of the array: 2(n-1)/n for an all-reduce, (n-1)/n for an
+    all-gather and a reduce-scatter, 1 for a broadcast and a send (Thakur, Rabenseifner, Gropp 2005, section 4;
+    nccl-tests, doc/PERFORMANCE.md)."""
+    share = (group - 1) / group
+    return {"all_reduce": 2 * share, "all_gather": share, "reduce_scatter": share, "broadcast": 1.0, "send": 1.0}[kind]
+
+
+def volume(facts: ModelFacts, layout: Layout, rank: int = 0) -> list[Collective]:
+    """Of one optimizer step. `rank` matters to a pipeline only.
+
+    Not known of ModelFacts: which layers fsdp1 wraps with `wrap` "module" and "size" (blocks and a root are taken: the
+    bytes are the same), and what sharding pads.
+    """
+    # the number of predictions of the whole batch
+    found = [Collective("all_reduce", layout.data, COUNT, 1, "forward", False, layout.tensor)]
+    if layout.strategy in ("ddp", "zero1"):
+        found += _replicated(facts, layout)
+    elif layout.strategy in ("fsdp", "zero2", "fsdp1"):
+        found += _sharded(facts, layout)
+    if layout.strategy in ("pipeline", "hybrid"):
+        found += _staged(facts, layout, rank)
+    if layout.tensor > 1:
+        found += _tensor(facts, layout, rank)
+    if layout.precision == "fp16" and layout.ranks > 1:  # one flag: did any rank overflow?
+        found.append(Collective("all_reduce", layout.ranks, SCALAR, 1, "optimizer", False))
+    return [each for each in found if each.group > 1 and each.count]
+
+
+def buckets(sizes: Iterable[int], bucket_mib: float = 0.0) -> list[int]:
+    """Bytes of DDP's buckets, in the order in which they are sent: the gradients from the last parameter to the first,
+    a bucket closed as soon as it has reached its size (torch/csrc/distributed/c10d/reducer.cpp)."""
+    limits = [int(bucket_mib * MIB)] if bucket_mib else [FIRST_BUCKET, BUCKET]
+    full: list[int] = []
+    held = 0
+    for size in sizes:
+        held += size
+        if held >= limits[min(len(full), len(limits) - 1)]:
+            full.append(held)
+            held = 0
+    return [*full, held] if held else full
+
+
+def _replicated(facts: ModelFacts, layout: Layout) -> Iterator[Collective]:
+    """DDP: every gradient once, whatever the number of micro-batches (no_sync). Its last bucket is complete only when
+    backward is over. ZeRO-1 also broadcasts each parameter from the rank that has updated it."""
+    gradients = [n * facts.itemsize for unit in facts.units for n in unit.parameters]
+    sent = buckets(reversed(gradients), layout.options.get("bucket_mib", 0.0))
+    ranks = layout.data
+    yield Collective("all_reduce", ranks, sum(sent[:-1]), len(sent) - 1, "backward", True)
+    yield Collective("all_reduce", ranks, sent[-1], 1, "backward", False)
+    if layout.options.get("find_unused_parameters"):
+        yield Collective("all_reduce", ranks, SCALAR * len(gradients), 1, "backward", False)
+    if buffers := sum(unit.buffers for unit in facts.units):
+        yield Collective("broadcast", ranks, buffers, 1, "forward", False)
+    if layout.strategy == "zero1":
+        yield Collective("broadcast", ranks, sum(gradients), len(gradients), "optimizer", False)
+
+
+def _sharded(facts: ModelFacts, layout: Layout) -> Iterator[Collective]:
+    """FSDP: each unit is gathered before it is used, and its gradients are scattered once a step; under ZeRO-2 once a
+    micro-batch, while parameters stay gathered."""
+    options, times = layout.options, layout.accumulate
+    blocks = [unit for unit in facts.units if unit.name.startswith("blocks.")]
+    if layout.strategy == "fsdp1" and options["wrap"] == "none":
+        blocks = []
+    root = [unit for unit in facts.units if unit not in blocks]
+    again, root_again, forwards, scatters = True, False, times, 1
+    if layout.strategy == "zero2":
+        again, forwards, scatters = False, 1, times
+    elif layout.strategy == "fsdp":
+        again = options["reshard_after_forward"] != "never"
+        root_again = options["reshard_after_forward"] == "always"
+    elif options["sharding_strategy"] == "NO_SHARD":
+        yield from _scattered(facts, blocks, root, "all_reduce", layout.data, 1)
+        return
+    elif options["sharding_strategy"] == "SHARD_GRAD_OP":  # within no_sync it keeps what it has gathered
+        again, forwards = False, 1
+    ranks, size = layout.shards, HALF.get(layout.precision, facts.itemsize)
+    whole = [_elements(blocks) * size, _elements(root) * size]
+    # The first gather of a forward has nothing to hide behind; every other one comes while a unit computes.
+    yield Collective("all_gather", ranks, whole[1] * forwards, forwards, "forward", False)
+    yield Collective("all_gather", ranks, whole[0] * forwards, len(blocks) * forwards, "forward", True)
+    if again:
+        yield Collective("all_gather", ranks, whole[0] * forwards, len(blocks) * forwards, "backward", True)
+    if root_again:
+        yield Collective("all_gather", ranks, whole[1] * forwards, forwards, "backward", False)
+    yield from _scattered(facts, blocks, root, "reduce_scatter", ranks, scatters)
+    if layout.data > ranks:  # between the copies of the model, each rank its shard
+        copies, shard = layout.data // ranks, facts.elements * facts.itemsize // ranks
+        yield Collective("all_reduce", copies, shard, len(blocks) + 1, "backward", True, stride=ranks)
+
+
+def _scattered(
+    facts: ModelFacts, blocks: list[Unit], root: list[Unit], kind: str, ranks: int, times: int
+) -> Iterator[Collective]:
+    """Gradients, in the parameters' own precision. The root's come last: its embedding is the first layer."""
+    sizes = [sum(sum(unit.parameters) for unit in units) * facts.itemsize * times for units in (blocks, root)]
+    yield Collective(kind, ranks, sizes[0], len(blocks) * times, "backward", True)
+    yield Collective(kind, ranks, sizes[1], times, "backward", False)
+
+
+def _staged(facts: ModelFacts, layout: Layout, rank: int) -> Iterator[Collective]:
+    """A pipeline: to the next stage what a block hands on, back its gradient, both for every micro-batch; at the end
+    of a step the loss. With a data axis, the stages' parameters as under ZeRO-2, but scattered once a step."""
+    owners = {stage: r for r in range(layout.pipeline) for stage in layout.stages_of(r)}
+    apart = layout.data * layout.tensor  # the mesh's axes are pipeline, data, tensor: the last counts up first
+    me = rank // apart
+    blocks = [unit for unit in facts.units if unit.name.startswith("blocks.")]
+    each = len(blocks) // layout.stages
+    for stage in layout.stages_of(me):
+        handed_on = blocks[each * (stage + 1) - 1].output * facts.itemsize * layout.micro_batch * layout.accumulate
+        if stage + 1 in owners and owners[stage + 1] != me:
+            yield Collective("send", 2, handed_on, layout.accumulate, "forward", True, apart)
+        if stage and owners[stage - 1] != me:
+            before = blocks[each * stage - 1].output * facts.itemsize * layout.micro_batch * layout.accumulate
+            yield Collective("send", 2, before, layout.accumulate, "backward", True, apart)
+        if layout.strategy == "hybrid":
+            units = [*blocks[each * stage : each * (stage + 1)], *_ends(facts, layout, stage)]
+            calls = len([u for u in units if u in blocks]) + any(u not in blocks for u in units)
+            size = HALF.get(layout.precision, facts.itemsize)
+            gathered, scattered = (
+                sum(held(unit, layout.tensor) + more * unit.frozen for unit in units) for more in (1, 0)
+            )
+            scattered *= facts.itemsize
+            yield Collective("all_gather", layout.data, gathered * size, calls, "forward", True, layout.tensor)
+            yield Collective("reduce_scatter", layout.data, scattered, calls, "backward", False, layout.tensor)
+    yield Collective("all_reduce", layout.data, SCALAR, 1, "forward", False, layout.tensor)  # has the shape changed?
+    yield Collective("broadcast", layout.pipeline, SUM, 1, "backward", False, apart)
+
+
+def _ends(facts: ModelFacts, layout: Layout, stage: int) -> list[Unit]:
+    """What the first and the last stage have besides blocks."""
+    first, last = stage == 0, stage == layout.stages - 1
+    return [u for u in facts.units if (u.name == "embed" and first) or (u.name == "unembed" and last)]
+
+
+def held(unit: Unit, tensor: int) -> int:
+    """Trained elements of a unit on each of so many tensor ranks. Of labkit's block (one with two norms) those of the
+    norms and the biases of sums stay whole: each of the model's width, which is the smallest there is."""
+    if tensor == 1 or not unit.name.startswith("blocks."):
+        return sum(unit.parameters)
+    whole = min(unit.parameters) * min(WHOLE, unit.parameters.count(min(unit.parameters)))
+    return whole + (sum(unit.parameters) - whole) // tensor
+
+
+def _tensor(facts: ModelFacts, layout: Layout, rank: int) -> Iterator[Collective]:
+    """Two sums a block each way, of what the block hands on (Megatron-LM, arXiv 1909.08053, section 3). In sequence
+    parallel each is an all-gather and a reduce-scatter (arXiv 2205.05198, section 4.2.2)."""
+    blocks = [unit for unit in facts.units if unit.name.startswith("blocks.")]
+    each = len(blocks) // layout.stages
+    mine = [
+        b for s in layout.stages_of(rank // (layout.data * layout.tensor)) for b in blocks[each * s : each * (s + 1)]
+    ]
+    elements = sum(unit.output for unit in mine) * layout.micro_batch * layout.accumulate
+    calls = len(mine) * layout.accumulate
+    forward, backward = elements * HALF.get(layout.precision, facts.itemsize), elements * facts.itemsize
+    again = layout.activation_checkpointing  # recomputing ends before the last sum of a block: nothing saved needs it
+    if not layout.options.get("sequence_parallel"):
+        yield Collective("all_reduce", layout.tensor, 2 * forward, 2 * calls, "forward", False)
+        yield Collective(
+            "all_reduce", layout.tensor, 2 * backward + again * forward, (2 + again) * calls, "backward", False
+        )
+        return
+    ends = mine[-1].output * layout.micro_batch * layout.accumulate * facts.itemsize  # split once, made whole once
+    gathers = 2 * backward + ends, 2 * calls + layout.accumulate
+    yield Collective("all_gather", layout.tensor, *gathers, "forward", False)
+    yield Collective("reduce_scatter", layout.tensor, 2 * forward, 2 * calls, "forward", False)
+    yield Collective(
+        "all_gather",
+        layout.tensor,
+        gathers[0] + 2 * again * backward,
+        gathers[1] + 2 * again * calls,
+        "backward",
+        False,
+    )
+    yield Collective(
+        "reduce_scatter", layout.tensor, 2 * backward + again * forward, (2 + again) * calls, "backward", False
+    )
+    # Gradients of a block's two norms and two biases are sums yet to be added: AdamW asks for each of them twice.
+    sums = WHOLE * 2 * sum(min(unit.parameters) for unit in mine) * facts.itemsize
+    yield Collective("all_reduce", layout.tensor, sums, WHOLE * 2 * len(mine), "optimizer", False)
+
+
+def _elements(units: Iterable[Unit]) -> int:
+    return sum(sum(unit.parameters) + unit.frozen for unit in units)

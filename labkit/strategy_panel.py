@@ -1,0 +1,278 @@
+"""The lab bench: move a slider and see what each strategy would hold and how fast it would be, then run it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping
+from importlib.metadata import version
+from typing import Any
+
+from labkit.errors import LabError
+from labkit.planner.candidate import Candidate, evaluate
+from labkit.planner.devices import DEVICES, THIS_MACHINE, Device, device_named, devices_named
+from labkit.planner.layout import options_of_strategy
+from labkit.planner.measured import Trial
+from labkit.planner.model.facts import ModelFacts, facts_of
+from labkit.planner.overview import bar_of, outlook, verdict_of
+from labkit.planner.plan import Plan
+from labkit.planner.speed.speed_model import Pace, measure_pace
+from labkit.planner.variants import needed, variants
+from labkit.record import RunReader
+from labkit.record.text import escaped, plain
+from labkit.run import Run, begin
+from labkit.view import words
+from labkit.view.charts.bars import Bar
+from labkit.view.frontend import check_kernel, is_headless, ui
+from labkit.view.live.dashboard import close
+from labkit.view.panel_controls import Controls, panel_page
+from labkit.view.plan_tables import aligned
+from labkit.write import Script, strategy_of
+from labkit.write.launch_options import LaunchOptions
+
+__all__ = ["Panel", "panel"]
+
+STEPS = 30
+PERIOD_SECONDS = 0.5
+TENSOR = [(2, False), (4, False), (8, False)]  # tensor ranks, and whether the sequence is split, too
+MEASURES = "Twenty seconds of computing and of collectives on this machine, which predictions for it then use"
+COUNTING = "counting what the model holds, on tensors without data: a few seconds …"
+
+
+def panel(
+    script: Script | str = "fsdp", *, device: str | None = None, ranks: int | None = None, **parameters: Any
+) -> Panel:
+    """Sliders for strategy, ranks, batch, precision and device move the prediction; Run measures what is set.
+
+    `script` is a Script with your cells or the name of one of labkit's; its model is counted once, in a process of
+    its own. `device` is a preset ("T4", "2xT4") or, when None, this machine. `ranks`, as many as there are devices or
+    two, and `parameters` are where the controls begin. Raises LaunchError for a device that is not known.
+    """
+    count, kind = devices_named(device)
+    begins = THIS_MACHINE if kind.is_this_machine else kind.name
+    return Panel(script if isinstance(script, Script) else Script.load(script), begins, ranks or count or 2, parameters)
+
+
+class Panel:
+    """What is predicted for what is set, beside what was measured. Threads touch widget traits and nothing else."""
+
+    def __init__(self, script: Script, device: str, ranks: int, parameters: Mapping[str, Any]):
+        self.scripts = variants(script)
+        self._script, self._strategy = script, strategy_of(script) or script.name
+        self.candidates: list[Candidate] = []
+        self.chosen: Candidate | None = None
+        self.trials: list[Trial] = []
+        self._parameters = dict(parameters)
+        self._devices: dict[str, Device] = {}
+        self._paces: dict[str, Pace] = {}
+        self._begin = {"strategy": self._strategy, "device": device, "ranks": ranks, **parameters}
+        self._facts: ModelFacts | None = None
+        self._problem = ""
+        self._run: Run | None = None
+        self._closed, self._counting = threading.Event(), threading.Lock()
+        self._splits: list[tuple[int, bool]] = []
+        self.box: Any = None
+
+    def count(self, splits: Iterable[tuple[int, bool]] = TENSOR) -> None:
+        """Count the model, whole and with its layers split over tensor ranks; what goes wrong with that is shown in
+        place of the prediction."""
+        with self._counting:
+            try:
+                self._splits = [*dict.fromkeys((*self._splits, *splits))]
+                self._facts = facts_of(self._script, self._parameters, self._splits)
+            except LabError as error:
+                self._problem = str(error)
+
+    def page(self, strategy: str, ranks: int, device: str, parameters: Mapping[str, Any]) -> str:
+        """The prediction at one setting as HTML; `candidates` are what it shows, `chosen` the one that is set."""
+        rows = [trial.row() for trial in self.trials]
+        if self._facts is None:
+            return panel_page("impossible" if self._problem else "", self._problem or COUNTING, [], None, "", rows)
+        on = self._device(device)
+        asked = {name: value for name, value in self._parameters.items() if name not in parameters}
+        asked |= needed(self.scripts[strategy], parameters)
+        self.candidates = outlook(self.scripts, strategy, self._facts, on, ranks, asked, self._pace(on))
+        drawn: list[Bar] = []
+        for candidate in self.candidates:
+            drawn.append(bar_of(candidate, chosen=candidate.strategy == strategy))
+            drawn += (trial.bar() for trial in self.trials if trial.planned.is_like(candidate))
+        limit_name = f"a rank's share of {on.name}" if on.shared else on.name
+        self.chosen = next(candidate for candidate in self.candidates if candidate.strategy == strategy)
+        verdict, sentence = verdict_of(self.chosen, on)
+        return panel_page(verdict, sentence, drawn, on.usable_by(ranks) or None, limit_name, rows)
+
+    def _device(self, name: str) -> Device:
+        if name not in self._devices:
+            self._devices[name] = device_named(name)
+        return self._devices[name]
+
+    def _pace(self, device: Device) -> Pace | None:
+        if device.name not in self._paces and self._facts:
+            self._paces[device.name] = Pace(self._script, self._facts, device, self._begin["ranks"], self._parameters)
+        return self._paces.get(device.name)
+
+    def _build(self) -> None:
+        import ipywidgets as widgets
+
+        own = {name: options_of_strategy(script) for name, script in self.scripts.items()}
+        names = [THIS_MACHINE, *(device.name for device in DEVICES)]
+        self._controls = Controls(list(self.scripts), names, own, self._begin, self._draw)
+        self._html, self._told = widgets.HTML(), widgets.HTML()
+        self._go = widgets.Button(description="Run", icon="play", tooltip="Launch what is set here, on this machine")
+        self._halt = widgets.Button(description="Stop", icon="stop", tooltip="End the run on every rank", disabled=True)
+        self._steps = widgets.BoundedIntText(description="steps", value=STEPS, min=1, max=1 << 20)
+        self._steps.layout.width = "150px"
+        self._steps.style.description_width = "40px"
+        self._go.on_click(lambda _: self._in_thread(self._measure, "run"))
+        self._halt.on_click(lambda _: self._in_thread(self._stop, "stop"))
+        self._speed = widgets.Button(description="Measure speed", icon="tachometer", tooltip=MEASURES)
+        self._speed.on_click(lambda _: self._in_thread(self._measure_speed, "speed"))
+        buttons = widgets.HBox([self._go, self._halt, self._steps, self._speed, self._told])
+        buttons.layout.flex_flow = "row wrap"
+        self.box = widgets.VBox([self._controls.box, self._html, buttons])
+
+    def _draw(self) -> None:
+        controls = self._controls
+        self._html.value = self.page(
+            controls.strategy.value, controls.ranks.value, controls.device.value, controls.parameters
+        )
+        self._count_what_is_missing()
+        self._go.disabled = self._run is not None or self.chosen is None or not self._here(self.chosen).fits
+        elsewhere = self._controls.device.value != THIS_MACHINE
+        self._go.description = "Run on this machine" if elsewhere else "Run"
+
+    def _here(self, candidate: Candidate) -> Candidate:
+        """The same on this machine, whatever the device in the list: there it is launched."""
+        here = self._device(THIS_MACHINE)
+        return evaluate(candidate, self._facts, here, self._pace(here)) if self._facts else candidate
+
+    def _in_thread(self, work: Any, name: str) -> None:
+        """A panel that fails says so, instead of nothing."""
+
+        def watched() -> None:
+            try:
+                work()
+            except LabError as error:
+                self._told.value = escaped(plain(str(error)))
+            except Exception as error:
+                self._told.value = f"<pre>the panel failed: {escaped(repr(error))}</pre>"
+
+        threading.Thread(target=watched, name=f"labkit panel {name}", daemon=True).start()
+
+    def _open(self) -> None:
+        """Split layers take as long again: the others are shown before them."""
+        for splits in ([], TENSOR):
+            self.count(splits)
+            self._draw()
+
+    def _count_what_is_missing(self) -> None:
+        """Layers that are split as is set now: sequence parallel, or over another number of ranks."""
+        layout = self.chosen.layout if self.chosen else None
+        if layout is None or self._facts is None or self._counting.locked():
+            return
+        split = layout.tensor, bool(layout.options.get("sequence_parallel"))
+        if layout.tensor > 1 and split not in self._splits and layout.tensor not in self._facts.unsplit:
+            self._in_thread(lambda: (self.count([split]), self._draw()), "count")
+
+    def _measure_speed(self) -> None:
+        self._speed.disabled, self._told.value = True, "measuring how fast the ranks compute and communicate here …"
+        ranks = self._controls.ranks.value
+        try:
+            measure_pace(self._script, ranks, self._parameters | self._controls.parameters)
+            self._told.value = f"measured on {ranks} ranks; kept for this machine"
+        except LabError as error:
+            self._told.value = escaped(plain(str(error)))
+        self._begin["ranks"] = ranks
+        self._paces.clear()
+        self._speed.disabled = False
+        self._draw()
+
+    def _stop(self) -> None:
+        self._halt.disabled = True
+        if self._run:
+            self._run._stop_from_button(False)
+
+    def _measure(self) -> None:
+        """Launch what is set, say how it goes, and lay what it measured over what was predicted."""
+        if self.chosen is None or self._facts is None or self._run:
+            return
+        here, planned = self._device(THIS_MACHINE), self._here(self.chosen)
+        self._go.disabled = True
+        parameters = {**planned.parameters, "steps": self._steps.value}
+        try:
+            self._run = run = begin(
+                planned.script,
+                LaunchOptions(nproc_per_node=planned.ranks, name=planned.strategy, trace_memory=True),
+                parameters,
+                tied=True,
+                prediction=self._recorded(planned, here),
+            )
+        except LabError as error:
+            self._told.value = f"<span>{escaped(plain(str(error)))}</span>"
+            self._go.disabled = False
+            return
+        self._halt.disabled = False
+        reader = RunReader(run.folder)
+        while not (state := run.status()).is_final and not self._closed.wait(PERIOD_SECONDS):
+            reader.poll()
+            self._told.value = escaped(words.headline(reader, state))
+        cause = str((state.cause or {}).get("sentence") or "")
+        self._told.value = escaped(plain(f"{run.id}: {state.state}{f': {cause}' if cause else ''}"))
+        if state.state == "succeeded":
+            self.trials.append(Trial.read(planned, run.folder))
+        self._run, self._halt.disabled = None, True
+        self._draw()
+
+    def _recorded(self, planned: Candidate, here: Device) -> dict[str, Any]:
+        """The prediction as it is kept with the run, before its first step."""
+        assert planned.layout
+        plan = Plan(
+            script=planned.script,
+            path="",
+            ranks=planned.ranks,
+            parameters=planned.parameters,
+            device=here,
+            layout=planned.layout,
+            rank=0,
+            facts=self._facts,
+            formulas=planned.peak,
+            rehearsed=None,
+            states=None,
+            advice=None,
+            problems=(),
+        )
+        step = planned.step
+        speed = {"step_seconds": [step.seconds, step.low, step.high], "assumed": list(step.assumed)} if step else {}
+        return plan.record() | speed
+
+    def close(self) -> None:
+        """Close the widgets. A run that goes on is left going, to be stopped with labkit.attach("latest").stop()."""
+        self._closed.set()
+        if self.box is not None:
+            close(self.box)
+
+    def _ipython_display_(self) -> None:
+        from IPython.display import display
+
+        if ui() != "svg" or is_headless():
+            return self._show_still()
+        check_kernel(version("ipykernel"))
+        if self.box is None:
+            self._build()
+            self._draw()
+            self._in_thread(self._open, "count")
+        bundle = dict(self.box._repr_mimebundle_())
+        hint = "This was a panel. Open it again by running this cell"  # for who reads the saved file
+        display(bundle | {"text/html": hint, "text/plain": hint}, raw=True)
+        return None
+
+    def _show_still(self) -> None:
+        """Without widgets: the prediction where the controls begin, once."""
+        from IPython.display import display
+
+        self.count()
+        page = self.page(self._strategy, self._begin["ranks"], self._begin["device"], {})
+        text = aligned([candidate.row() for candidate in self.candidates]) or self._problem
+        if ui() == "text":
+            print(plain(text))
+        else:
+            display({"text/html": page, "text/plain": plain(text)}, raw=True)

@@ -1,0 +1,124 @@
+"""Memory by category as stacked bars in SVG text, one under the other, against what a device can hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from labkit.record.peak import CATEGORIES
+from labkit.record.text import escaped
+from labkit.record.units import gib
+from labkit.view.charts.svg import COLOURS
+
+__all__ = ["CATEGORY_COLOURS", "LIMIT_COLOUR", "Bar", "bars", "key"]
+
+# One colour each, wherever memory is drawn; red is the limit's. "framework" is what the driver and the allocator add.
+CATEGORY_COLOURS = dict(zip((*CATEGORIES, "framework"), (*COLOURS[:5], COLOURS[7], COLOURS[6]), strict=True))
+LIMIT_COLOUR = COLOURS[5]
+
+WIDTH, LEFT, RIGHT = 760, 132, 224  # the names of the bars, and what is said after them
+ROW, GAP, TOP, BOTTOM = 15, 5, 16, 18
+NEAR = 4.0  # a limit within so many times the longest bar is drawn
+FAR = 2.5  # a bar longer than so many times the limit is cut
+LETTER = 5.3  # pixels of one at this size, to keep words within their place
+
+
+class Bar(NamedTuple):
+    """`held`: bytes by category, None for what could not be planned; `note` stands after the bar. `source` is where
+    the figures come from: "formulas", "rehearsed" or "measured". The one that is `chosen` is marked."""
+
+    name: str
+    held: Mapping[str, int] | None
+    note: str = ""
+    source: str = "formulas"
+    fits: bool = True
+    chosen: bool = False
+
+
+def bars(rows: Sequence[Bar], limit: float | None = None, limit_name: str = "") -> str:
+    """Bars of one name stand together. `limit` in bytes; one far beyond all bars is told and not drawn."""
+    totals = [sum(row.held.values()) for row in rows if row.held]
+    longest = max(totals, default=0) or 1
+    near = limit is not None and limit <= NEAR * longest
+    end = min(max(longest, limit), FAR * limit) if near and limit else longest
+    room = WIDTH - LEFT - RIGHT
+    drawn, y, before = "", TOP, None
+    for row in rows:
+        y += GAP if before not in (None, row.name) else 0
+        drawn += _bar(row, y, room / (1.02 * end), first=row.name != before)
+        y, before = y + ROW, row.name
+    told = ""
+    if limit is not None:
+        words = f"{limit_name} {gib(limit)}".strip()
+        if near:
+            x = LEFT + limit * room / (1.02 * end)
+            told = (
+                f'<path d="M{x:.1f} {TOP - 3}V{y + 2}" stroke="{LIMIT_COLOUR}" stroke-width="1.5" '
+                f'stroke-dasharray="5 2"/><text x="{x:.1f}" y="10" text-anchor="middle" opacity=".8">'
+                f"{escaped(words)}</text>"
+            )
+        else:
+            told = f'<text x="{LEFT}" y="10" opacity=".8">{escaped(words)}: far beyond all of these</text>'
+    label = escaped("; ".join(_summary(row) for row in rows))
+    height = y + BOTTOM - ROW + 4
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{label}" '
+        f'style="width:100%;max-width:{WIDTH}px;height:auto" font-family="system-ui,sans-serif" font-size="10" '
+        f'fill="currentColor">{told}{drawn}</svg>'
+    )
+
+
+def key(categories: Sequence[str] = CATEGORIES) -> str:
+    """What the colours stand for, in the order in which a bar is stacked."""
+    marks = "".join(
+        f'<span style="white-space:nowrap"><span style="display:inline-block;width:10px;height:10px;'
+        f'border-radius:2px;background:{CATEGORY_COLOURS[name]};margin:0 4px 0 0"></span>{name}</span>'
+        for name in categories
+    )
+    return f'<div style="display:flex;gap:2px 14px;flex-wrap:wrap;font-size:11px;opacity:.85">{marks}</div>'
+
+
+def _bar(row: Bar, y: float, scale: float, *, first: bool) -> str:
+    middle = y + ROW - 5
+    name = f"{'▸ ' if row.chosen else ''}{row.name}" if first else ""
+    if row.source != "formulas":
+        name = f"{name} {row.source}".strip() if first else row.source
+    strength = ' font-weight="700"' if row.chosen else "" if first else ' opacity=".75"'
+    drawn = f'<text x="{LEFT - 6}" y="{middle}" text-anchor="end"{strength}>{escaped(_cut(name, LEFT - 6))}</text>'
+    if row.held is None:
+        return drawn + _note(row.note, LEFT, y, WIDTH - LEFT, ".75")
+    x, end = float(LEFT), WIDTH - RIGHT
+    for category, colour in CATEGORY_COLOURS.items():
+        size = row.held.get(category, 0)
+        width = min(size * scale, end - x)
+        if width > 0:
+            shown = _cut(category, width - 4) if len(category) * LETTER < width - 4 else ""
+            inside = f'<text x="{x + 3:.1f}" y="{middle}" fill="#fff">{shown}</text>' if shown else ""
+            drawn += (
+                f'<g><title>{escaped(f"{category} {gib(size)}")}</title><rect x="{x:.1f}" y="{y}" '
+                f'width="{width:.1f}" height="{ROW - 2}" fill="{colour}"/>{inside}</g>'
+            )
+        x += width
+    cut = sum(row.held.values()) * scale > end - LEFT + 0.5
+    note = f"{gib(sum(row.held.values()))}{f' · {row.note}' if row.note else ''}"
+    mark = "▸ " if cut else ""
+    weight = "" if row.fits else ".9"
+    return drawn + _note(("" if row.fits else "✖ ") + mark + note, max(x, LEFT) + 5, y, WIDTH - x - 5, weight)
+
+
+def _note(text: str, x: float, y: float, room: float, opacity: str) -> str:
+    faint = f' opacity="{opacity}"' if opacity else ""
+    whole = f"<title>{escaped(text)}</title>" if len(text) * LETTER > room else ""
+    return f'<text x="{x:.1f}" y="{y + ROW - 5}"{faint}>{whole}{escaped(_cut(text, room))}</text>'
+
+
+def _cut(text: str, room: float) -> str:
+    letters = int(room / LETTER)
+    return text if len(text) <= letters else text[: max(0, letters - 1)] + "…"
+
+
+def _summary(row: Bar) -> str:
+    if row.held is None:
+        return f"{row.name}: {row.note}"
+    held = ", ".join(f"{name} {gib(size)}" for name, size in row.held.items() if size)
+    return f"{row.name} {row.source}: {gib(sum(row.held.values()))} ({held})" + ("" if row.fits else ", does not fit")

@@ -1,0 +1,155 @@
+"""Interactive figures of a plan, as plain plotly `Figure`s from pure functions (plotly 5.24 to 7)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+from labkit.record.text import escaped
+from labkit.view.charts.bars import CATEGORY_COLOURS, LIMIT_COLOUR, Bar
+from labkit.view.charts.run_figures import finished, memory_unit
+from labkit.view.charts.svg import COLOURS
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+__all__ = ["Point", "break_even", "memory_planned", "scaling_planned"]
+
+PATTERNS = {"formulas": "", "rehearsed": "/", "measured": "x"}
+
+
+class Point(NamedTuple):
+    """One place on a curve with its band: `low` to `high` around `value`."""
+
+    x: float
+    value: float
+    low: float
+    high: float
+
+
+def memory_planned(rows: Sequence[Bar], limit: float | None = None, limit_name: str = "limit") -> Figure:
+    """Bytes per rank at the peak, stacked by category; bars of one name beside each other by source."""
+    import plotly.graph_objects as go
+
+    rows = [row for row in rows if row.held]
+    unit, name = memory_unit(max((sum(row.held.values()) for row in rows if row.held), default=0))
+    figure = go.Figure()
+    names, sources = [escaped(row.name) for row in rows], [row.source for row in rows]
+    several = len(set(sources)) > 1
+    for category, colour in CATEGORY_COLOURS.items():
+        sizes = [(row.held or {}).get(category, 0) / unit for row in rows]
+        if any(sizes):
+            figure.add_bar(
+                x=[names, sources] if several else names,
+                y=sizes,
+                name=category,
+                marker_color=colour,
+                marker_pattern_shape=[PATTERNS.get(source, "") for source in sources],
+                hovertemplate=f"%{{x}}<br>{category}: %{{y:.3g}} {name}<extra></extra>",
+            )
+    highest = max((sum(row.held.values()) for row in rows if row.held), default=0)
+    if limit is not None and limit < 4 * highest:
+        figure.add_hline(y=limit / unit, line_dash="dash", line_color=LIMIT_COLOUR, annotation_text=escaped(limit_name))
+    figure.update_layout(barmode="stack", xaxis_title="strategy", yaxis_title=f"{name} per rank at the peak")
+    finished(figure, "Memory per rank by what holds it", height=460)
+    return figure.update_layout(legend={"y": -0.3, "traceorder": "normal"}, margin={"b": 120})
+
+
+def scaling_planned(curves: Mapping[str, Sequence[Point]], box: int, name: str, unit: str = "tokens/s") -> Figure:
+    """Throughput over ranks, both logarithmic, with its band; the dotted line is what the fewest ranks promise. Beyond
+    `box` ranks there are more machines like the first."""
+    import plotly.graph_objects as go
+
+    figure = go.Figure()
+    for i, (strategy, points) in enumerate(curves.items()):
+        colour = COLOURS[i % len(COLOURS)]
+        _banded(figure, points, escaped(strategy), colour, f"%{{x}} ranks<br>%{{y:.4g}} {unit}")
+    everything = [point for points in curves.values() for point in points]
+    if everything:
+        first = min(everything, key=lambda point: (point.x, -point.value))
+        ends = sorted({point.x for point in everything})
+        figure.add_scatter(
+            x=ends,
+            y=[first.value * x / first.x for x in ends],
+            name="ideal",
+            mode="lines",
+            line={"dash": "dot", "color": "#8b949e"},
+            hoverinfo="skip",
+        )
+        figure.update_xaxes(tickvals=ends)
+    figure.update_xaxes(type="log", title_text="ranks")
+    figure.update_yaxes(type="log", title_text=f"{unit} over all ranks")
+    beyond = f"beyond {box} rank{'s' if box > 1 else ''}, on more such machines, over a network"
+    return finished(figure, f"Scaling on {escaped(name)}, predicted; {beyond}", height=460)
+
+
+def break_even(points: Sequence[Point], measured: Sequence[tuple[float, float]] = ()) -> Figure:
+    """How many times faster two devices are than one, over the tokens of each rank's step; dots are measured.
+
+    Below the line at 1 the second device is not worth its all-reduce.
+    """
+    import plotly.graph_objects as go
+
+    figure = go.Figure()
+    hover = "%{x:,} tokens a rank<br>%{y:.2f} times one device"
+    _banded(figure, points, "predicted", COLOURS[0], hover)
+    if measured:
+        figure.add_scatter(
+            x=[x for x, _ in measured],
+            y=[y for _, y in measured],
+            name="measured",
+            mode="markers",
+            marker={"color": COLOURS[1], "size": 9, "symbol": "diamond"},
+            hovertemplate=f"{hover}<extra></extra>",
+        )
+    for level, text in ((1.0, "one device"), (2.0, "twice as fast")):
+        figure.add_hline(y=level, line_dash="dot", line_color="#8b949e", annotation_text=text)
+    crossing = _crossing(points)
+    if crossing is not None:  # a trace: plotly misplaces a line's annotation on a logarithmic axis
+        figure.add_scatter(
+            x=[crossing, crossing],
+            y=[0, 2],
+            name=f"break-even: {crossing:,.0f} tokens",
+            mode="lines",
+            line={"dash": "dash", "color": LIMIT_COLOUR},
+            hoverinfo="skip",
+        )
+    figure.update_xaxes(type="log", title_text="tokens per rank and step")
+    figure.update_yaxes(title_text="speed of two devices against one", rangemode="tozero")
+    return finished(figure, "When a second device pays", height=420)
+
+
+def _crossing(points: Sequence[Point]) -> float | None:
+    """Where the curve first reaches 1: on a straight line between its points, as it is drawn on a logarithmic axis."""
+    for before, after in pairwise(points):
+        if before.value < 1 <= after.value:
+            share = (1 - before.value) / (after.value - before.value)
+            return before.x * (after.x / before.x) ** share
+    return None
+
+
+def _banded(figure: Figure, points: Sequence[Point], name: str, colour: str, hover: str) -> None:
+    x = [point.x for point in points]
+    figure.add_scatter(
+        x=[*x, *reversed(x)],
+        y=[*(p.high for p in points), *(p.low for p in reversed(points))],
+        fill="toself",
+        fillcolor=colour,
+        opacity=0.15,
+        line={"width": 0},
+        mode="lines",
+        legendgroup=name,
+        showlegend=False,
+        hoverinfo="skip",
+        name=name,
+    )
+    figure.add_scatter(
+        x=x,
+        y=[p.value for p in points],
+        name=name,
+        legendgroup=name,
+        mode="lines+markers",
+        line={"color": colour},
+        hovertemplate=f"{name}<br>{hover}<extra></extra>",
+    )

@@ -1,0 +1,188 @@
+"""Interactive figures of runs that are over, as plain plotly `Figure`s from pure functions (plotly 5.24 to 7)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from labkit.record import RunReader, Series
+from labkit.record.records import finite
+from labkit.record.text import escaped
+from labkit.view.charts.bands import MANY
+from labkit.view.charts.bars import CATEGORY_COLOURS, LIMIT_COLOUR
+from labkit.view.charts.svg import COLOURS
+from labkit.view.live.by_host import by_host
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+__all__ = ["finished", "memory_by_category", "memory_unit", "over_time", "runs_together", "scaling"]
+
+DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
+GIB, MIB = 2**30, 2**20
+OVER_TIME = {"loss": "loss", "throughput": "samples/s", "step_seconds": "step time, s", "memory": "memory"}
+CATEGORIES = ("parameters", "gradients", "optimizer")
+
+
+def over_time(reader: RunReader) -> Figure:
+    """Loss, throughput, step time and memory of every rank over seconds since the launch; of many ranks on several
+    hosts the lines and the legend are by host."""
+    from plotly.subplots import make_subplots
+
+    unit, name = memory_unit(max((h.memory_peak for h in reader.ranks.values()), default=0.0))
+    titles = {**OVER_TIME, "throughput": "throughput per rank", "memory": f"memory per rank, {name}"}
+    figure = make_subplots(2, 2, subplot_titles=list(titles.values()), horizontal_spacing=0.09, vertical_spacing=0.16)
+    hosts = list(by_host(reader.ranks.values()))
+    grouped = len(hosts) > 1 and len(reader.ranks) > MANY
+    for cell, metric in enumerate(OVER_TIME):
+        row, column = divmod(cell, 2)
+        named: set[str] = set()
+        for rank, history in reader.ranks.items():
+            group = hosts.index(history.host) if grouped else rank
+            label = escaped(history.host) if grouped else f"rank {rank}"
+            first = cell == 0 and label not in named
+            named.add(label)
+            where = f"rank {rank} on {label}" if grouped else label
+            line = _line(history.series[metric], unit if metric == "memory" else 1.0)
+            figure.add_scatter(
+                **line,
+                name=label,
+                legendgroup=str(group),
+                showlegend=first,
+                mode="lines",
+                line={"color": COLOURS[group % len(COLOURS)], "dash": DASHES[group // len(COLOURS) % len(DASHES)]},
+                hovertemplate=f"{where}<br>%{{x:.1f}} s<br>%{{y:.4g}}<extra></extra>",
+                row=row + 1,
+                col=column + 1,
+            )
+        figure.update_yaxes(
+            rangemode="tozero",
+            title_text={"throughput": "samples/s", "step_seconds": "s", "memory": name}.get(metric),
+            row=row + 1,
+            col=column + 1,
+        )
+        figure.update_xaxes(title_text="seconds after launch", row=row + 1, col=column + 1)
+    for x in reader.restarts:
+        figure.add_vline(x=x, line_dash="dot", line_color="#8b949e", annotation_text="begun again")
+    return finished(figure, "Every rank over time", height=620 + (8 * len(hosts) if grouped else 0))
+
+
+def memory_by_category(reader: RunReader) -> Figure:
+    """What each rank's memory held: parameters, gradients, optimizer state after the first step, the rest at the peak.
+
+    On a GPU the rest is activations, buffers and temporaries by torch's allocator. A CPU's resident set tells nothing
+    about tensors, so there only the state is shown.
+    """
+    import plotly.graph_objects as go
+
+    ranks = [str(rank) for rank in reader.ranks]
+    peak = max((h.memory_peak for h in reader.ranks.values() if h.memory_name == "allocated"), default=0.0)
+    held = [{k: finite(h.held.get(k)) or 0.0 for k in CATEGORIES} for h in reader.ranks.values()]
+    unit, name = memory_unit(max([peak, *(sum(sizes.values()) for sizes in held)], default=0.0))
+    figure = go.Figure()
+    for category in CATEGORIES:
+        _bar(figure, ranks, [sizes[category] / unit for sizes in held], category, CATEGORY_COLOURS[category], name)
+    if peak:
+        rest = [
+            max(0.0, h.memory_peak - sum(sizes.values())) / unit
+            for h, sizes in zip(reader.ranks.values(), held, strict=True)
+        ]
+        _bar(figure, ranks, rest, "activations, buffers, temporaries (at the peak)", COLOURS[7], name)
+    limits = [h.memory_limit for h in reader.ranks.values() if h.memory_limit]
+    if limits and peak and min(limits) < 4 * peak:
+        figure.add_hline(
+            y=min(limits) / unit, line_dash="dash", line_color=LIMIT_COLOUR, annotation_text="device limit"
+        )
+    figure.update_layout(barmode="stack", xaxis_title="rank", yaxis_title=name)
+    return finished(figure, "Memory per rank by what holds it", height=380)
+
+
+def runs_together(readers: Mapping[str, RunReader]) -> Figure:
+    """The loss of several runs, aligned by step on the left and by time on the right."""
+    from plotly.subplots import make_subplots
+
+    figure = make_subplots(1, 2, subplot_titles=["loss by step", "loss by time"], shared_yaxes=True)
+    for i, (name, reader) in enumerate(readers.items()):
+        first = next(iter(reader.ranks.values()), None)
+        if first is None:
+            continue
+        steps = [
+            (r["step"], r["loss"]) for r in first.reports if _is_number(r.get("step")) and _is_number(r.get("loss"))
+        ]
+        style = {"color": COLOURS[i % len(COLOURS)], "dash": DASHES[i // len(COLOURS) % len(DASHES)]}
+        label = escaped(name)
+        common: dict[str, Any] = {"mode": "lines", "line": style, "name": label, "legendgroup": name}
+        hover = f"{label}<br>%{{x:.5g}}<br>loss %{{y:.4g}}<extra></extra>"
+        figure.add_scatter(
+            x=[s for s, _ in steps], y=[v for _, v in steps], hovertemplate=hover, row=1, col=1, **common
+        )
+        figure.add_scatter(**_line(first.series["loss"]), hovertemplate=hover, showlegend=False, row=1, col=2, **common)
+    figure.update_xaxes(title_text="optimizer step", row=1, col=1)
+    figure.update_xaxes(title_text="seconds after launch", row=1, col=2)
+    figure.update_yaxes(title_text="loss", row=1, col=1)
+    return finished(figure, "Runs side by side", height=400)
+
+
+def scaling(points: Sequence[tuple[str, int, float]]) -> Figure:
+    """Throughput over ranks, of `(strategy, ranks, samples/s)`; the dotted line is what the fewest ranks promise."""
+    import plotly.graph_objects as go
+
+    figure = go.Figure()
+    for i, name in enumerate(dict.fromkeys(name for name, _, _ in points)):
+        own = sorted((ranks, rate) for label, ranks, rate in points if label == name)
+        figure.add_scatter(
+            x=[r for r, _ in own],
+            y=[v for _, v in own],
+            name=escaped(name),
+            mode="lines+markers",
+            line={"color": COLOURS[i % len(COLOURS)]},
+            hovertemplate=f"{escaped(name)}<br>%{{x}} ranks<br>%{{y:.4g}} samples/s<extra></extra>",
+        )
+    if points:
+        ranks, rate = min((r, v) for _, r, v in points)
+        ends = sorted({r for _, r, _ in points})
+        figure.add_scatter(
+            x=ends,
+            y=[rate * r / ranks for r in ends],
+            name="ideal",
+            mode="lines",
+            line={"dash": "dot", "color": "#8b949e"},
+            hoverinfo="skip",
+        )
+    figure.update_layout(xaxis_title="ranks", yaxis_title="samples/s over all ranks")
+    figure.update_xaxes(tickvals=sorted({r for _, r, _ in points}))
+    figure.update_yaxes(rangemode="tozero")
+    return finished(figure, "Scaling", height=400)
+
+
+def _line(series: Series, unit: float = 1.0) -> dict[str, list[float]]:
+    points = series.points()
+    return {"x": [x for x, *_ in points], "y": [last / unit for *_, last in points]}
+
+
+def _bar(figure: Figure, x: list[str], y: list[float], category: str, colour: str, unit: str) -> None:
+    hover = f"rank %{{x}}<br>{category}: %{{y:.3g}} {unit}<extra></extra>"
+    figure.add_bar(x=x, y=y, name=category, marker_color=colour, hovertemplate=hover)
+
+
+def memory_unit(largest: float) -> tuple[float, str]:
+    """Bytes in the unit that such sizes are drawn in, and its name."""
+    return (GIB, "GiB") if largest >= GIB else (MIB, "MiB")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def finished(figure: Figure, title: str, *, height: int) -> Figure:
+    """A title, room for it, the legend under the data, one look for all."""
+    figure.update_layout(
+        title={"text": title, "x": 0.01},
+        height=height,
+        template="plotly_white",
+        margin={"l": 60, "r": 20, "t": 70, "b": 110},
+        legend={"orientation": "h", "y": -0.25, "yanchor": "top", "x": 0},
+        hoverlabel={"align": "left"},
+    )
+    return figure

@@ -1,0 +1,61 @@
+"""A step's spans as SVG text, for saved notebooks and pages in which no plotly runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from labkit.record.spans import COMMUNICATION, Span
+from labkit.record.text import escaped
+from labkit.view.charts.timeline_figures import IDLE, KIND_COLOURS
+
+__all__ = ["picture"]
+
+WIDTH, LEFT, ROW, TOP = 760, 60, 34, 36
+THIN, THICK = 5, 16
+SMALLEST = 0.3  # pixels
+
+
+def picture(spans: Sequence[Span], ranks: Sequence[int], title: str) -> str:
+    """What each rank computes, and below it what it sends; a pipeline's bubbles are grey."""
+    end = max((span.end for span in spans), default=0.0) or 1.0
+    scale = (WIDTH - LEFT - 8) / end
+    rows = {rank: TOP + ROW * i for i, rank in enumerate(ranks)}
+    drawn = "".join(f'<text x="0" y="{y + 12}">rank {rank}</text>' for rank, y in rows.items())
+    if chunks := [span for span in spans if span.chunk is not None]:
+        first, last = min(s.start for s in chunks), max(s.end for s in chunks)
+        drawn += "".join(_bar(LEFT + first * scale, y, (last - first) * scale, THICK, IDLE) for y in rows.values())
+    for span in spans:
+        width = span.seconds * scale
+        if width < SMALLEST:
+            continue
+        x, y = LEFT + span.start * scale, rows[span.rank]
+        talks = span.kind in COMMUNICATION
+        drawn += _bar(x, y + THICK + 2 if talks else y, width, THIN if talks else THICK, KIND_COLOURS[span.kind])
+        if span.chunk is not None and width > 9:
+            drawn += f'<text x="{x + width / 2:.1f}" y="{y + 12}" text-anchor="middle" fill="#fff">{span.chunk}</text>'
+    bottom = TOP + ROW * len(ranks)
+    axis = "".join(
+        f'<text x="{LEFT + end * part * scale:.0f}" y="{bottom + 8}" text-anchor="middle" opacity=".7">'
+        f"{end * part * 1e3:.4g} ms</text>"
+        for part in (0, 0.25, 0.5, 0.75)
+    )
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {bottom + 14}" role="img" '
+        f'aria-label="{escaped(title)}" style="width:100%;max-width:{WIDTH}px;height:auto" '
+        f'font-family="system-ui,sans-serif" font-size="10" fill="currentColor"><text y="11">{escaped(title)}</text>'
+        f"{_key(spans)}{drawn}{axis}</svg>"
+    )
+
+
+def _bar(x: float, y: float, width: float, height: float, colour: str) -> str:
+    return f'<rect x="{x:.1f}" y="{y}" width="{width:.1f}" height="{height}" fill="{colour}"/>'
+
+
+def _key(spans: Sequence[Span]) -> str:
+    seen = {span.kind for span in spans}
+    drawn, x = "", float(LEFT)
+    for kind in (kind for kind in KIND_COLOURS if kind in seen):
+        name = kind.replace("_", "-")
+        drawn += _bar(x, 18, 9, 9, KIND_COLOURS[kind]) + f'<text x="{x + 13}" y="26">{name}</text>'
+        x += 24 + 5.6 * len(name)
+    return drawn

@@ -1,0 +1,162 @@
+"""The live view: one thread sets one HTML widget; at the end a static bundle takes its place."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from labkit.record import RunFolder, RunReader, State
+from labkit.record.text import escaped
+from labkit.view.frontend import notebook_shell
+from labkit.view.live.page import run_html
+from labkit.view.report import static_bundle
+
+__all__ = ["Dashboard", "close"]
+
+PERIOD_SECONDS = 0.5
+LONGEST_PERIOD_SECONDS = 5.0
+STRIKES = 3
+OPEN: dict[Path, Dashboard] = {}  # one view a run in each kernel, however often and wherever it is shown again
+
+
+class Dashboard:
+    """Shows one run while it lives. Reads its folder only; the thread touches widget traits and nothing else."""
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        stop: Callable[[bool], Any],
+        stacks: Callable[[], Any],
+        status: Callable[[], State],
+    ):
+        import ipywidgets as widgets
+
+        self.folder = folder
+        self.reader = RunReader(folder)
+        self._stop, self._stacks, self._status = stop, stacks, status
+        self._closed, self._changed = threading.Event(), threading.Event()
+        self._handle: Any = None
+        self._html = widgets.HTML()
+        self._stop_button = widgets.Button(description="Stop", icon="stop", tooltip="End the run on every rank")
+        detach = widgets.Button(description="Detach", icon="eye-slash", tooltip="Stop watching; the run goes on")
+        why = widgets.Button(description="Why is it stuck?", icon="question", tooltip="Ask every rank where it is")
+        why.layout.width = "auto"
+        self._answer = widgets.HTML()
+        self._rank = widgets.Dropdown(description="Log of rank", options=[("culprit or 0", None)])
+        self._search = widgets.Text(description="Search", placeholder="text in the log", continuous_update=False)
+        for control in (self._rank, self._search):
+            control.observe(lambda _: self._changed.set(), names="value")
+        why.on_click(self._on_why)
+        self._stop_button.on_click(self._on_stop)
+        detach.on_click(lambda _: self._finish_from_thread())
+        buttons = widgets.HBox([self._stop_button, why, detach, self._rank, self._search])
+        buttons.layout.flex_flow = "row wrap"
+        self.box = widgets.VBox([self._html, buttons, self._answer])
+        self._thread = threading.Thread(target=self._watch, name=f"labkit {folder.id}", daemon=True)
+
+    def show(self) -> None:
+        """Display the view under an id of its own, so that it can be replaced in place later."""
+        from IPython.display import display
+
+        if other := OPEN.get(self.folder.path):
+            other.finish()
+        OPEN[self.folder.path] = self
+        self._draw()
+        bundle = dict(self.box._repr_mimebundle_())
+        # For whoever opens the saved file without this kernel.
+        hint = f"This was a live view. Show the run again with labkit.attach({self.folder.id!r})"
+        bundle |= {"text/html": escaped(hint), "text/plain": hint}
+        self._handle = display(bundle, raw=True, display_id=True)
+        self._thread.start()
+
+    def finish(self) -> None:
+        """Put the static bundle where the live view was. On the main thread only; more than once is harmless."""
+        if self._closed.is_set() or self._handle is None:
+            return
+        self._closed.set()
+        self._changed.set()
+        OPEN.pop(self.folder.path, None)
+        state = self._status()
+        # A reader of its own: the thread may be within a poll of the other.
+        bundle = static_bundle(self.folder, RunReader(self.folder).read_all(), state)
+        if not state.is_final:
+            hint = f"detached; the run goes on. Watch it again with labkit.attach({self.folder.id!r})"
+            bundle["text/html"] += f"<div>{escaped(hint)}</div>"
+            bundle["text/plain"] += f"\n{hint}"
+        self._handle.update(bundle, raw=True)
+        close(self.box)
+        self.reader = RunReader(self.folder)  # whoever holds the run need not hold what was read
+
+    @property
+    def is_open(self) -> bool:
+        return not self._closed.is_set()
+
+    def _watch(self) -> None:
+        period, failures = PERIOD_SECONDS, 0
+        while not self._closed.is_set():
+            self._changed.wait(period)  # or at once, when somebody chooses another log
+            self._changed.clear()
+            if self._closed.is_set():
+                return
+            began = time.thread_time()
+            try:
+                final = self._draw()
+                failures = 0
+            except Exception as error:
+                failures += 1
+                self._html.value = f"<pre>the view failed: {escaped(repr(error))}</pre>"
+                if failures == STRIKES:
+                    return
+                continue
+            if final:
+                self._finish_from_thread()
+                return
+            cost = time.thread_time() - began
+            # A view that is dear to draw is drawn less often: at most a fifth of the time.
+            period = min(LONGEST_PERIOD_SECONDS, max(PERIOD_SECONDS, 5 * cost))
+
+    def _draw(self) -> bool:
+        state = self._status()  # before the records: a final state is shown with its last record
+        self.reader.poll()
+        if len(self._rank.options) != 1 + len(self.reader.ranks):
+            self._rank.options = [("culprit or 0", None), *((str(rank), rank) for rank in self.reader.ranks)]
+        page = run_html(self.folder, self.reader, state, log_rank=self._rank.value, search=self._search.value)
+        if page != self._html.value:  # nothing new is not worth a message
+            self._html.value = page
+        return state.is_final
+
+    def _finish_from_thread(self) -> None:
+        """Have the kernel's main thread swap the view as soon as it is idle; a thread must not display."""
+        loop = getattr(getattr(notebook_shell(), "kernel", None), "io_loop", None)
+        if loop is not None:
+            loop.add_callback(self.finish)
+
+    def _on_why(self, button: Any) -> None:
+        button.disabled = True
+        self._answer.value = "asking every rank…"
+
+        def answer() -> None:
+            try:
+                self._answer.value = self._stacks()._repr_mimebundle_()["text/html"]  # escaped there
+            except Exception as error:
+                self._answer.value = escaped(str(error))
+            button.disabled = False
+
+        threading.Thread(target=answer, name="labkit stacks", daemon=True).start()
+
+    def _on_stop(self, button: Any) -> None:
+        """The first click stops the run, and lets a checkpoint finish; the second kills it."""
+        again = button.description != "Stop"
+        button.disabled, button.description = again, "Killing…" if again else "Kill now"
+        threading.Thread(target=self._stop, args=(again,), name="labkit stop", daemon=True).start()
+
+
+def close(widget: Any) -> None:
+    """A widget's parts are not closed with it, and kernel and page hold on to whatever is open."""
+    for part in (*getattr(widget, "children", ()), getattr(widget, "style", None), getattr(widget, "layout", None)):
+        if part is not None:
+            close(part)
+    widget.close()

@@ -1,0 +1,208 @@
+"""A run as one piece of HTML, and as plain text. Everything from a log, a script or a file name is escaped here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from labkit.record import RunFolder, RunReader, State
+from labkit.record.folder import read_json
+from labkit.record.text import escaped, plain
+from labkit.view import words
+from labkit.view.charts.bands import MANY
+from labkit.view.charts.svg import Chart, charts
+from labkit.view.live.by_host import by_host
+from labkit.view.live.log_tail import log_html
+from labkit.view.live.strips import heat_strips
+from labkit.view.live.tables import host_rows, machine_table, rank_rows, rank_table
+from labkit.view.live.verdict import verdict
+
+__all__ = ["attempt_ended", "run_charts", "run_html", "run_text"]
+
+MARKS = {"starting": "◌", "running": "●", "succeeded": "✔", "failed": "✖", "stopped": "■", "lost": "?"}
+TINTS = {"running": "#2f81f7", "succeeded": "#2da44e", "failed": "#e5534b", "stopped": "#c9a227", "lost": "#e5534b"}
+SHOWN_FAILURES = 8
+
+
+def run_html(
+    folder: RunFolder,
+    reader: RunReader,
+    state: State,
+    *,
+    with_log: bool = True,
+    watched: bool = True,
+    log_rank: int | None = None,
+    search: str = "",
+) -> str:
+    """Headline, verdict, the cause of a failure, charts, tables of ranks and machines, and the end of a log.
+
+    The log is `log_rank`'s, by default rank 0's or the culprit's; with `search`, its newest lines that hold that text.
+    `watched` is False for a picture of a run that goes on unseen.
+    """
+    drawn = not state.is_final or any(history.step for history in reader.ranks.values())
+    if log_rank is None:
+        log_rank = int((state.cause or {}).get("rank") or 0)
+    return (
+        '<div style="font-family:system-ui,sans-serif;font-size:13px;line-height:1.5;max-width:760px">'
+        f"{_head(folder, reader, state, watched)}{_notice(state)}{_earlier(state)}"
+        f"{_cause(state)}{_tracebacks(folder, state)}"
+        f"{charts(run_charts(reader)) if drawn else ''}{_strips(reader)}"
+        f"{_tables(reader, state)}{_unread(reader)}"
+        f"{log_html(folder.latest, log_rank, search) if with_log else ''}</div>"
+    )
+
+
+def run_text(folder: RunFolder, reader: RunReader, state: State) -> str:
+    """The same in plain text, for terminals, diffs and front ends that show no HTML."""
+    lines = [f"{folder.id}: {state.state} after {words.seconds(state.seconds)}", words.headline(reader, state)]
+    lines += ["  ".join(f"{name} {value}" for name, value in values)] if (values := words.reported(reader)) else []
+    lines += [attempt_ended(number, ended) for number, ended in enumerate(state.earlier, 1)]
+    lines += [text for text in (state.notice, *_explanation(state), *verdict(reader)) if text]
+    for values in (*host_rows(reader), *rank_rows(reader)) if _recorded(reader, state) else ():
+        lines.append("  " + "  ".join(f"{name} {value}".strip() for name, value in values.items() if value))
+    return plain("\n".join(lines))
+
+
+def _tables(reader: RunReader, state: State) -> str:
+    """The ranks, then the machine; of several hosts first those, for they are the fewer."""
+    ranks, machines = (rank_table(reader) if _recorded(reader, state) else ""), machine_table(reader)
+    return machines + ranks if len(by_host(reader.ranks.values())) > 1 else ranks + machines
+
+
+def _recorded(reader: RunReader, state: State) -> bool:
+    """Whether the ranks can be told about: not those of a script without a model, once it has ended."""
+    return not state.is_final or any(history.held or history.step for history in reader.ranks.values())
+
+
+def run_charts(reader: RunReader) -> list[Chart]:
+    """The four charts every run has."""
+    histories = list(reader.ranks.values())
+
+    def of(name: str) -> dict[int, Any]:
+        return {history.rank: history.series[name] for history in histories}
+
+    peak = max((history.memory_peak for history in histories), default=0.0)
+    limit = min((h.memory_limit for h in histories if h.memory_limit), default=None)
+    reserved = len(histories) <= MANY and any("reserved" in history.latest for history in histories)
+    held = histories[0].memory_name if histories else "allocated"
+    memory = {
+        "unit": 2**30 if peak >= 2**30 else 2**20,
+        "limit": limit,
+        "peak": peak or None,
+        "thin": of("reserved") if reserved else {},
+        "note": f"{held}{' · thin: reserved' if reserved else ''} · dotted: peak",
+    }
+    restarts = tuple(reader.restarts)
+    return [
+        Chart("loss", of("loss"), words.quantity, restarts=restarts, note=words.loss_of(reader)),
+        Chart("throughput per rank", of("throughput"), words.quantity, restarts=restarts, note="samples/s"),
+        Chart("step time", of("step_seconds"), words.seconds, restarts=restarts, note=words.skew(reader)),
+        Chart("memory per rank", of("memory"), words.gib, restarts=restarts, **memory),
+    ]
+
+
+def _unread(reader: RunReader) -> str:
+    dropped = sum(int(history.end.get("dropped") or 0) for history in reader.ranks.values())
+    said = [f"{reader.undecodable} lines of metrics could not be read"] if reader.undecodable else []
+    said += [f"{dropped} measurements were left out"] if dropped else []
+    return f'<div style="opacity:.75">{"; ".join(said)}</div>' if said else ""
+
+
+def _head(folder: RunFolder, reader: RunReader, state: State, watched: bool) -> str:
+    tint = TINTS.get(state.state, "#8b949e")
+    seen = "" if watched else " when last seen"
+    mark = (
+        f'<b style="color:{tint};border:1px solid {tint};border-radius:10px;padding:0 9px">'
+        f"{MARKS[state.state]} {state.state}{seen}</b>"
+    )
+    time = words.seconds(state.seconds)
+    name = escaped(folder.id)
+    return (
+        f'<div style="display:flex;gap:12px;flex-wrap:wrap;align-items:baseline">{mark}<code>{name}</code>'
+        f"<span>{time}</span></div>{_bar(words.fraction(reader), tint)}"
+        f"<div>{escaped(words.headline(reader, state))}</div>{_reported(reader)}{_verdict(reader)}"
+    )
+
+
+def _reported(reader: RunReader) -> str:
+    """What the script measured itself, as a row that wraps."""
+    pairs = "".join(
+        f'<span><span style="opacity:.7">{escaped(name)}</span> <b>{escaped(value)}</b></span>'
+        for name, value in words.reported(reader)
+    )
+    style = "display:flex;flex-wrap:wrap;gap:0 18px;font-variant-numeric:tabular-nums"
+    return f'<div style="{style}">{pairs}</div>' if pairs else ""
+
+
+def _bar(fraction: float | None, tint: str) -> str:
+    """How far a run of known length is; the headline says it in words."""
+    if fraction is None:
+        return ""
+    done = f'<div style="width:{fraction:.1%};height:4px;border-radius:2px;background:{tint}"></div>'
+    return f'<div aria-hidden="true" style="margin:5px 0 3px;border-radius:2px;background:#8b949e40">{done}</div>'
+
+
+def _verdict(reader: RunReader) -> str:
+    said = "; ".join(verdict(reader))
+    return f"<div><b>{escaped(said)}</b></div>" if said else ""
+
+
+def _strips(reader: RunReader) -> str:
+    """Which of many ranks, or ranks on several hosts, were late, and when."""
+    histories = reader.ranks.values()
+    hosts = {h.rank: h.host for h in histories} if len(by_host(histories)) > 1 else {}
+    if len(reader.ranks) <= MANY and not hosts:
+        return ""
+    own = all(h.series["own_seconds"].last for h in histories)
+    series = {h.rank: h.series["own_seconds" if own else "step_seconds"] for h in histories}
+    return heat_strips("own work (input, forward, optimizer)" if own else "step time", series, hosts)
+
+
+def attempt_ended(number: int, ended: dict[str, Any]) -> str:
+    """`attempt 1 failed: rank 1 was killed (SIGKILL)…; begun again from step-40`"""
+    cause = ended.get("cause")
+    why = str(cause.get("sentence", "")) if isinstance(cause, dict) else ""
+    checkpoint = ended.get("checkpoint")
+    how = "" if isinstance(cause, dict) and cause.get("goes_on") else " failed"  # it saved because its time was up
+    return f"attempt {number}{how}: {why}; begun again from {checkpoint or 'the start'}"
+
+
+def _explanation(state: State) -> list[str]:
+    """The cause of the end and what to do about it."""
+    return [str(state.cause.get(name) or "") for name in ("sentence", "advice")] if state.cause else []
+
+
+def _notice(state: State) -> str:
+    if not state.notice:
+        return ""
+    text = escaped(state.notice)
+    return f'<div style="border-left:4px solid #c9a227;padding:2px 10px;margin:6px 0"><b>{text}</b></div>'
+
+
+def _earlier(state: State) -> str:
+    return "".join(f"<div>↻ {escaped(attempt_ended(n, e))}</div>" for n, e in enumerate(state.earlier, 1))
+
+
+def _tracebacks(folder: RunFolder, state: State) -> str:
+    """The other ranks' last words, folded: those that failed as a consequence, or in another way."""
+    if state.state != "failed":
+        return ""
+    latest, first = folder.latest, (state.cause or {}).get("rank")
+    last_words = {rank: read_json(latest.error(rank)) for rank in latest.started_ranks() if rank != first}
+    return "".join(
+        f"<details><summary>rank {rank}: {escaped(str(said.get('exception')))}: "
+        f"{escaped(str(said.get('message'))[:200])}</summary>"
+        f"<pre>{escaped(''.join(map(str, trace)))}</pre></details>"
+        for rank, said in list(last_words.items())[:SHOWN_FAILURES]
+        if isinstance(said, dict) and isinstance(trace := said.get("traceback"), list)
+    )
+
+
+def _cause(state: State) -> str:
+    if not state.cause:
+        return ""
+    sentence, advice = (escaped(text) for text in _explanation(state))
+    trace = escaped("".join(state.cause.get("traceback") or []))
+    more = f"<details><summary>traceback</summary><pre>{trace}</pre></details>" if trace else ""
+    tint = TINTS.get(state.state, "#8b949e")
+    said = f"<b>{sentence}</b>" + (f"<div>{advice}</div>" if advice else "")
+    return f'<div style="border-left:4px solid {tint};padding:2px 10px;margin:6px 0">{said}{more}</div>'

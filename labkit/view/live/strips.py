@@ -1,0 +1,135 @@
+"""A strip per rank, grouped by host, that is dark where the rank was slower than the others: one look tells whether a
+rank, a host or nobody in particular is late."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from statistics import median
+
+from labkit.record import Series
+from labkit.record.text import escaped
+from labkit.view.charts.bands import CELLS, Column, columns
+from labkit.view.live.by_host import names_of, ranges
+
+__all__ = ["heat_strips"]
+
+SHADES = {0.10: 0.3, 0.25: 0.5, 0.5: 0.75, 1.0: 1.0}  # slower than the median of all ranks by so much: opacity
+WIDTH, LEFT, RIGHT, TOP, BOTTOM = 720, 116, 8, 20, 16
+MOST_STRIPS = 128  # of more ranks, each host has one strip: that of its slowest
+HEIGHT, LOWEST, HIGHEST, GAP = 256, 3, 10, 4  # of all strips together, of one, and between hosts
+MOST_BYTES = 9_000  # a run in which every cell is dark is drawn in fewer, wider cells
+INK = "#e5534b"
+
+Row = tuple[str, list[int]]  # a host, and the ranks of which the slowest is drawn
+
+
+def heat_strips(title: str, series: Mapping[int, Series], hosts: Mapping[int, str]) -> str:
+    """SVG; `hosts` by rank. On one time axis, against the median of all ranks at that time."""
+    grid = columns(series)
+    if not grid:
+        return ""
+    groups: dict[str, list[int]] = {}
+    for rank in sorted(series):
+        groups.setdefault(hosts.get(rank, ""), []).append(rank)
+    single = len(series) > MOST_STRIPS
+    rows: list[Row] = [
+        (host, ranks if single else [rank])
+        for host, ranks in groups.items()
+        for rank in (ranks[:1] if single else ranks)
+    ]
+    height = max(LOWEST, min(HIGHEST, HEIGHT // len(rows)))
+    tops, top, before = [], TOP, rows[0][0]
+    for host, _ in rows:
+        top += GAP if host != before else 0
+        tops.append(top)
+        top, before = top + height, host
+    bottom, wide = top, WIDTH - LEFT - RIGHT
+    marks, frames = _marks(groups, rows, tops, height)
+    start, end = grid[0][0], grid[-1][0]
+    fewer = 1
+    while len(drawn := _cells(_slower(grid, rows, start, end, fewer), tops, height, wide)) > MOST_BYTES and fewer < 8:
+        fewer *= 2
+    said = escaped(f"{title}, {len(series)} ranks")
+    what = "of each host's slowest rank" if single else "of each rank"
+    axis = (
+        f'<text x="{LEFT}" y="{bottom + 12}" opacity=".75">{start:.3g} s</text>'
+        f'<text x="{WIDTH - RIGHT}" y="{bottom + 12}" text-anchor="end" opacity=".75">{end:.3g} s after launch</text>'
+    )
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {bottom + BOTTOM}" role="img" '
+        f'aria-label="{said}: darker is slower than the median" style="width:100%;max-width:{WIDTH}px;height:auto" '
+        'font-family="system-ui,sans-serif" font-size="10" fill="currentColor">'
+        f'<text x="0" y="12" font-weight="600">{escaped(title)}'
+        f'<tspan font-weight="400" fill-opacity=".75"> {what}</tspan></text>{_key()}{frames}{marks}{drawn}{axis}</svg>'
+    )
+
+
+def _slower(
+    grid: list[tuple[float, Column]], rows: list[Row], start: float, end: float, fewer: int
+) -> dict[float, set[tuple[int, int]]]:
+    """(row, cell) by the shade it has, of `CELLS / fewer` cells over the time; the darkest that falls into one."""
+    width = (end - start) / (CELLS - 1) or 1.0
+    shades: dict[tuple[int, int], float] = {}
+    for x, column in grid:
+        centre = median(last for *_, last in column.values())
+        cell = round((x - start) / width) // fewer * fewer
+        for row, (_, ranks) in enumerate(rows):
+            slowest = max((column[rank][2] for rank in ranks if rank in column), default=0.0)
+            extra = slowest / centre - 1 if centre > 0 else 0.0
+            shade = max((s for s in SHADES if extra >= s), default=0.0)
+            if shade > shades.get((row, cell), 0.0):
+                shades[row, cell] = shade
+    found: dict[float, set[tuple[int, int]]] = {}
+    for (row, cell), shade in shades.items():
+        found.setdefault(shade, set()).update((row, cell + i) for i in range(fewer))
+    return found
+
+
+def _cells(shades: Mapping[float, set[tuple[int, int]]], tops: list[int], height: int, wide: int) -> str:
+    """One path a shade; neighbours in a strip are one stroke."""
+    drawn = ""
+    for shade, cells in sorted(shades.items()):
+        strokes, last = [], (-1, -1)
+        for row, cell in sorted(cells):
+            x, after = (LEFT + wide * min(CELLS, c) // CELLS for c in (cell, cell + 1))
+            if (row, cell - 1) == last:
+                strokes[-1][1] = after
+            else:
+                strokes.append([x, after, tops[row] + height / 2])
+            last = (row, cell)
+        path = "".join(f"M{x} {y:g}H{after}" for x, after, y in strokes)
+        drawn += f'<path d="{path}" stroke="{INK}" stroke-opacity="{SHADES[shade]:g}" stroke-width="{height - 1}"/>'
+    return drawn
+
+
+def _marks(groups: Mapping[str, list[int]], rows: list[Row], tops: list[int], height: int) -> tuple[str, str]:
+    """The names of hosts with their ranks, and a pale ground behind each host's strips."""
+    names = names_of(groups, 17)
+    marks = frames = ""
+    for host, ranks in groups.items():
+        own = [top for top, (name, _) in zip(tops, rows, strict=True) if name == host]
+        top, high = own[0], len(own) * height
+        ground = f'y="{top}" width="{WIDTH - LEFT - RIGHT}" height="{high}" fill="#8b949e" fill-opacity=".13"'
+        frames += f'<rect x="{LEFT}" {ground}/>'
+        numbers = f"rank{'s' if len(ranks) > 1 else ''} {ranges(ranks)}"
+        lines = [names[host], numbers] if host else [numbers]
+        if high < 10 * len(lines):  # one line is all there is room for
+            lines = [f"{lines[0]} · {ranges(ranks)}" if host else numbers]
+        middle = top + high / 2 - 5.5 * (len(lines) - 1) + 3.5
+        for i, line in enumerate(lines):
+            faint = ' opacity=".7"' if i else ""
+            marks += (
+                f'<text x="{LEFT - 6}" y="{middle + 11 * i:g}" text-anchor="end"{faint}>{escaped(line[:22])}</text>'
+            )
+    return marks, frames
+
+
+def _key() -> str:
+    """How much slower than the median each shade is."""
+    drawn, x = "", WIDTH - RIGHT - 58 * len(SHADES) - 128
+    drawn += f'<text x="{x + 122}" y="12" text-anchor="end" opacity=".75">slower than the median:</text>'
+    for i, (shade, opacity) in enumerate(SHADES.items()):
+        left = x + 128 + 58 * i
+        drawn += f'<rect x="{left}" y="4" width="12" height="9" fill="{INK}" fill-opacity="{opacity:g}"/>'
+        drawn += f'<text x="{left + 16}" y="12" opacity=".75">{shade:.0%}</text>'
+    return drawn

@@ -1,0 +1,134 @@
+"""A run followed in a terminal: one line that is written over, or the whole view drawn with rich."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from types import TracebackType
+from typing import Any
+
+from labkit.record import RunReader, Series, State
+from labkit.record.text import plain
+from labkit.view import words
+from labkit.view.live.log_tail import tail_of_log
+from labkit.view.live.page import attempt_ended
+from labkit.view.live.progress_line import progress_line
+from labkit.view.live.tables import host_rows, rank_rows
+from labkit.view.live.verdict import verdict
+
+__all__ = ["Screen", "StatusLine"]
+
+SPARKS = "▁▂▃▄▅▆▇█"
+SPARK_CELLS = 24
+LOG_LINES = 6
+STYLES = {"running": "blue", "succeeded": "green", "failed": "bold red", "stopped": "yellow", "lost": "red"}
+CURVES = {"loss": "loss", "throughput": "samples/s", "memory": "memory"}
+
+
+class StatusLine:
+    """One line of a terminal, written over and over; where nobody sees it move, a line now and then that a program
+    can read, too."""
+
+    def __init__(self) -> None:
+        self.is_live = sys.stdout.isatty()
+        self._width = 0
+
+    def __enter__(self) -> StatusLine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.clear()
+
+    def show(self, reader: RunReader, state: State) -> None:
+        self.write(words.headline(reader, state) if self.is_live else progress_line(reader, state))
+
+    def write(self, text: str) -> None:
+        if not self.is_live:
+            print(text, flush=True)
+            return
+        text = text[: shutil.get_terminal_size().columns - 1]
+        print(f"\r{text:<{self._width}}", end="", flush=True)
+        self._width = len(text)
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+        self.clear()
+        print(text, flush=True)
+
+    def clear(self) -> None:
+        if self.is_live and self._width:
+            print(f"\r{'':<{self._width}}\r", end="", flush=True)
+
+
+class Screen:
+    """The live view of a terminal: what the notebook shows, in characters. Gone when the run is over."""
+
+    is_live = True
+
+    def __init__(self) -> None:
+        from rich.live import Live
+
+        self._live = Live(auto_refresh=False, transient=True, vertical_overflow="crop")
+
+    def __enter__(self) -> Screen:
+        self._live.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.__exit__(kind, error, trace)
+
+    def show(self, reader: RunReader, state: State) -> None:
+        self._live.update(picture(reader, state), refresh=True)
+
+    def say(self, text: str) -> None:
+        """Drawn by `show`: the state has it."""
+
+
+def picture(reader: RunReader, state: State) -> Any:
+    """A run as something rich can print. All text from ranks is shown as it is: no markup, no terminal codes."""
+    from rich.console import Group
+    from rich.rule import Rule
+    from rich.table import Table
+    from rich.text import Text
+
+    head = Text(f"● {state.state}", STYLES.get(state.state, ""))
+    head.append(f"  {reader.folder.id}  {words.seconds(state.seconds)}", "default")
+    parts: list[Any] = [head, Text(words.headline(reader, state))]
+    values = words.reported(reader)
+    parts += [Text(plain("  ".join(f"{name} {value}" for name, value in values)))] if values else []
+    parts += [Text(said, "dim") for said in verdict(reader)]
+    parts += [Text(f"↻ {plain(attempt_ended(n, e))}") for n, e in enumerate(state.earlier, 1)]
+    parts += [Text(plain(state.notice), "bold yellow")] if state.notice else []
+    curves = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+    for name, title in CURVES.items():
+        lines = [h.series[name] for h in reader.ranks.values() if h.series[name].last][:1]
+        for series in lines:
+            curves.add_row(title, Text(sparkline(series), "blue"))
+    tables = [_table(rows) for rows in (host_rows(reader), rank_rows(reader)) if rows]
+    log = tail_of_log(reader.folder.latest, 0, LOG_LINES)
+    parts += [curves, *tables, *([Rule(Text("log of rank 0"), style="dim"), Text("\n".join(log))] if log else [])]
+    return Group(*parts)
+
+
+def _table(rows: list[dict[str, str]]) -> Any:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    for name in names:
+        table.add_column(name, justify="right")
+    for row in rows:
+        table.add_row(*(Text(row.get(name, "")) for name in names))
+    return table
+
+
+def sparkline(series: Series) -> str:
+    """The newest values of a series in 24 characters, from its lowest to its highest."""
+    values = [last for *_, last in series.points()]
+    group = -(-len(values) // SPARK_CELLS) or 1
+    values = [max(values[i : i + group]) for i in range(0, len(values), group)]
+    low, high = min(values), max(values)
+    return "".join(SPARKS[round((v - low) / ((high - low) or 1.0) * (len(SPARKS) - 1))] for v in values)

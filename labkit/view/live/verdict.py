@@ -1,0 +1,215 @@
+"""What a good colleague would say who looked over your shoulder: the one or two things that matter about a run.
+
+Pure functions of what the ranks recorded. Each rule is a function that returns a sentence or nothing; the first rules
+are the ones to act on first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from statistics import median
+
+from labkit.record import RankHistory, RunReader
+from labkit.record.units import gib
+from labkit.view.live.by_host import by_host, names_of, ranges, watched
+
+__all__ = ["host_verdicts", "verdict"]
+
+WARM_STEPS = 5  # fewer say nothing
+INPUT_BOUND = 0.15  # of the step time
+STRAGGLES = 0.10
+COMMUNICATES = 0.20
+NEARLY_FULL = 0.92
+GROWS = 1.10
+FLAT = 1.03
+PHASES = {"input": "input wait", "forward": "forward", "optimizer": "optimizer"}
+
+Rule = Callable[[list[RankHistory]], str]
+
+
+def verdict(reader: RunReader, limit: int = 2) -> list[str]:
+    """At most `limit` sentences, the most urgent first; empty before there is anything to say."""
+    histories = [h for h in reader.ranks.values() if h.totals["steps"] >= WARM_STEPS]
+    if not histories:
+        return []
+    first = [not_a_number(histories), host_memory(histories, reader)]
+    said = [*first, *(rule(histories) for rule in RULES)]
+    return [sentence for sentence in said if sentence][:limit]
+
+
+def host_verdicts(reader: RunReader) -> dict[str, str]:
+    """By host, where there are several: what is the matter with it, in a few words; empty where nothing is."""
+    histories = [h for h in reader.ranks.values() if h.totals["steps"] >= WARM_STEPS]
+    hosts, late, waiting = by_host(histories), _late_host(histories), _waiting_hosts(histories)
+    said = {}
+    for host in hosts if len(hosts) > 1 else ():
+        said[host] = _filled(reader, host).partition(",")[0]  # how full, the table says
+        if late and late[0] == host and not said[host]:
+            said[host] = f"slow: +{late[1]:.0%}, {PHASES[late[2]]}"
+        if host in waiting and not said[host]:
+            said[host] = f"waits for data: {waiting[host]:.0%}"
+    return said
+
+
+def not_a_number(histories: list[RankHistory]) -> str:
+    """A loss that is no number any more is not worth another step."""
+    bad = {h: h.lost_at for h in histories if h.lost_at is not None}
+    if not bad:
+        return ""
+    first = [h for h, step in bad.items() if step == min(bad.values())]
+    since = f"step {min(bad.values())}"
+    when = f"since {since}" if len(first) == len(bad) else f"first on {_names(first)}, at {since}"
+    return f"the loss is not a number on {_names(list(bad))}, {when}: lower the learning rate, or look at the data"
+
+
+def host_memory(histories: list[RankHistory], reader: RunReader) -> str:
+    """Where a host's memory is full the system kills a process of its choice. Told of several hosts: one is seen."""
+    names = names_of(by_host(histories))
+    said = [
+        f"host {name}: {filled}" for host, name in names.items() if len(names) > 1 and (filled := _filled(reader, host))
+    ]
+    return "; ".join(said[:2])
+
+
+def retries(histories: list[RankHistory]) -> str:
+    """CUDA's allocator had to give memory back and ask again: the next step may fail."""
+    worst = max(histories, key=lambda h: h.allocation_retries)
+    if not worst.allocation_retries:
+        return ""
+    return f"{worst.allocation_retries:.0f} allocation retries on {_who(worst, histories)}: close to out of memory"
+
+
+def nearly_full(histories: list[RankHistory]) -> str:
+    full = [h for h in histories if h.memory_limit and h.memory_peak > NEARLY_FULL * h.memory_limit]
+    if not full:
+        return ""
+    worst = max(full, key=lambda h: h.memory_peak)
+    of = f"{gib(worst.memory_peak)} of {gib(worst.memory_limit)}"
+    return f"{_who(worst, histories)} peaked at {of}: close to out of memory"
+
+
+def input_bound(histories: list[RankHistory]) -> str:
+    """The device waits for data: more DataLoader workers, or cheaper samples."""
+    worst = max(histories, key=lambda h: h.recent_share("input"))
+    share = worst.recent_share("input")
+    if share < INPUT_BOUND:
+        return ""
+    waiting = _waiting_hosts(histories)
+    if waiting and len(waiting) < len(by_host(histories)):
+        host = max(waiting, key=lambda name: waiting[name])
+        if (late := _late_host(histories)) and (late[0], late[2]) == (host, "input"):
+            return ""  # it is the straggler, which says why
+        name = names_of(by_host(histories))[host]
+        return f"input-bound: {waiting[host]:.0%} of each step waits for data on every rank of host {name}"
+    who = "" if len(histories) == 1 else f" on {_who(worst, histories)}"
+    return f"input-bound: {share:.0%} of each step waits for data{who}"
+
+
+def slow_host(histories: list[RankHistory]) -> str:
+    """A host that the others wait for, by the same measure as a rank: all of its ranks are late."""
+    host, extra, phase = _late_host(histories) or ("", 0.0, "")
+    ranks = [h.rank for h in histories if h.host == host]
+    if not host or len(ranks) < 2:
+        return ""
+    name = names_of(by_host(histories))[host]
+    return f"host {name} is the straggler: +{extra:.0%} of the step time on its ranks {ranges(ranks)}, {PHASES[phase]}"
+
+
+def straggler(histories: list[RankHistory]) -> str:
+    """The rank that the others wait for.
+
+    In synchronous training all ranks' step times are alike, because the fast wait in backward for the slow. What a
+    rank does on its own, input, forward and optimizer, tells who is late.
+    """
+    if len(histories) < 2:
+        return ""
+    if slow_host(histories):
+        return ""
+    step = max(h.recent_step_seconds for h in histories)
+    own = {h.rank: h.own_seconds for h in histories}
+    usual = median(own.values()) if len(own) > 2 else min(own.values())
+    late = max(histories, key=lambda h: own[h.rank])
+    extra = own[late.rank] - usual
+    if not step or extra < STRAGGLES * step:
+        return ""
+    others = [h for h in histories if h is not late]
+    phase = _most_apart([late], others)
+    return f"{_who(late, histories)} is the straggler: +{extra / step:.0%} of the step time, its {PHASES[phase]}"
+
+
+def communication(histories: list[RankHistory]) -> str:
+    """What the links cost: the time that even the rank which waits least for the others waits for collectives."""
+    shares = [h.recent_share("communication") for h in histories if h.communicates]
+    if len(shares) < max(2, len(histories)) or min(shares) < COMMUNICATES:
+        return ""
+    return f"communication {min(shares):.0%} of the step"
+
+
+def grows(histories: list[RankHistory]) -> str:
+    """Memory that rises all through a run ends it sooner or later: a list of losses with their graphs, for one."""
+    for history in histories:
+        lows = [low for _, low, _, _ in history.series["memory"].points()]
+        quarter = len(lows) // 4
+        if quarter < 4:
+            continue
+        parts = [min(lows[i * quarter : (i + 1) * quarter]) for i in range(1, 4)]  # the first is warm-up
+        if parts[0] * GROWS < parts[1] * GROWS**0.5 < parts[2]:
+            return f"memory grows on {_who(history, histories)}: from {gib(parts[0])} to {gib(parts[2])}"
+    return ""
+
+
+def at_ease(histories: list[RankHistory]) -> str:
+    """Nothing to act on: how much memory it takes, and that data come in time."""
+    worst = max(histories, key=lambda h: h.memory_peak)
+    if not worst.memory_peak:
+        return ""
+    of = f" of {gib(worst.memory_limit)}" if worst.memory_limit else ""
+    lows = [low for _, low, _, _ in worst.series["memory"].points()]
+    flat = len(lows) >= 4 and max(lows[1:]) <= FLAT * min(lows[1:])
+    return f"memory {'flat at' if flat else 'peaks at'} {gib(worst.memory_peak)}{of}"
+
+
+RULES: tuple[Rule, ...] = (retries, nearly_full, slow_host, input_bound, straggler, communication, grows, at_ease)
+
+
+def _filled(reader: RunReader, host: str) -> str:
+    seen = watched(reader, host)
+    if seen is None or not seen.memory_total or (seen.memory_used or 0.0) < NEARLY_FULL * seen.memory_total:
+        return ""
+    return f"memory nearly full, {gib(seen.memory_used)} of {gib(seen.memory_total)}"
+
+
+def _late_host(histories: list[RankHistory]) -> tuple[str, float, str] | None:
+    """(host, how much of a step it is late, in which phase): one all of whose ranks are later than the others are."""
+    hosts = by_host(histories)
+    step = max((h.recent_step_seconds for h in histories), default=0.0)
+    if len(hosts) < 2 or not step:
+        return None
+    least = {host: min(h.own_seconds for h in own) for host, own in hosts.items()}
+    late = max(least, key=lambda host: least[host])
+    others = [h for host, own in hosts.items() if host != late for h in own]
+    extra = (least[late] - median(h.own_seconds for h in others)) / step
+    return (late, extra, _most_apart(hosts[late], others)) if extra >= STRAGGLES else None
+
+
+def _most_apart(late: list[RankHistory], others: list[RankHistory]) -> str:
+    """The phase that makes the difference."""
+    return max(
+        PHASES, key=lambda p: median(h.recent_seconds(p) for h in late) - median(h.recent_seconds(p) for h in others)
+    )
+
+
+def _waiting_hosts(histories: list[RankHistory]) -> dict[str, float]:
+    """Hosts all of whose ranks wait for data, and for how much of a step at least."""
+    least = {host: min(h.recent_share("input") for h in own) for host, own in by_host(histories).items()}
+    return {host: share for host, share in least.items() if share >= INPUT_BOUND}
+
+
+def _who(history: RankHistory, among: list[RankHistory]) -> str:
+    """`rank 3`, of several hosts `rank 3 on node1`."""
+    names = names_of(by_host(among))
+    return f"rank {history.rank} on {names[history.host]}" if len(names) > 1 else f"rank {history.rank}"
+
+
+def _names(histories: list[RankHistory]) -> str:
+    return ("rank " if len(histories) == 1 else "ranks ") + ranges(h.rank for h in histories)

@@ -1,0 +1,130 @@
+"""The panel's sliders and lists: what is set in them, as the name of a strategy and parameters of a launch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from labkit.record.text import escaped
+from labkit.view.charts.bars import Bar, bars, key
+from labkit.view.live.tables import grid
+from labkit.write import Option
+
+__all__ = ["Controls", "panel_page"]
+
+RANKS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 256, 512, 1024)
+POWERS = tuple(2**n for n in range(13))
+PRECISIONS = ("fp32", "bf16", "fp16")
+LABEL = {"description_width": "150px"}
+WIDTH = "390px"
+
+
+TINTS = {"fits": "#2da44e", "does not fit": "#e5534b", "impossible": "#c9a227", "": "#8b949e"}
+
+
+class Controls:
+    """`changed` is called after every move. `own` has, by strategy, the options of its own and where they begin."""
+
+    def __init__(
+        self,
+        strategies: Sequence[str],
+        devices: Sequence[str],
+        own: Mapping[str, Mapping[str, Option]],
+        begin: Mapping[str, Any],
+        changed: Callable[[], None],
+    ):
+        import ipywidgets as widgets
+
+        self._own, self._changed = own, changed
+        self._begin = begin
+
+        def steps(name: str, values: tuple[int, ...], at: int) -> Any:
+            options = sorted({*values, at})
+            return widgets.SelectionSlider(description=name, options=options, value=at, style=LABEL)
+
+        def choice(name: str, options: Iterable[str], at: str) -> Any:
+            return widgets.Dropdown(description=name, options=list(options), value=at, style=LABEL)
+
+        recomputed = bool(begin.get("activation_checkpointing"))
+        self.strategy = choice("strategy", strategies, begin["strategy"])
+        self.device = choice("device", dict.fromkeys((begin["device"], *devices)), begin["device"])
+        self.ranks = steps("ranks", RANKS, begin["ranks"])
+        self.shared = {
+            "global_batch_size": steps("global batch", POWERS, int(begin.get("global_batch_size", 64))),
+            "accumulate": steps("accumulate", POWERS[:8], int(begin.get("accumulate", 1))),
+            "precision": choice("precision", PRECISIONS, begin.get("precision", "fp32")),
+            "activation_checkpointing": widgets.Checkbox(
+                description="activation checkpointing", value=recomputed, style=LABEL
+            ),
+        }
+        self._made: dict[str, dict[str, Any]] = {}
+        self._place = widgets.VBox()
+        batch, accumulate, precision, checkpointing = self.shared.values()
+        left = widgets.VBox([self.strategy, self.ranks, batch, accumulate, checkpointing])
+        right = widgets.VBox([self.device, precision, self._place])
+        for control in (self.strategy, self.ranks, self.device, *self.shared.values()):
+            control.layout.width = WIDTH
+            control.observe(self._moved, names="value")
+        self.box = widgets.HBox([left, right])
+        self.box.layout.flex_flow = "row wrap"
+        self._show_own()
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """What labkit.launch takes, of those that are set here."""
+        own = self._made[self.strategy.value]
+        return {name: control.value for name, control in (*self.shared.items(), *own.items())}
+
+    def _moved(self, change: Mapping[str, Any]) -> None:
+        if change["owner"] is self.strategy:
+            self._show_own()
+        self._changed()
+
+    def _show_own(self) -> None:
+        """The chosen strategy's own options; what was set in those of another is kept for when it is chosen again."""
+        name = self.strategy.value
+        if name not in self._made:
+            self._made[name] = {key: _control(option, self._begin.get(key)) for key, option in self._own[name].items()}
+            for control in self._made[name].values():
+                control.layout.width = WIDTH
+                control.observe(self._moved, names="value")
+        self._place.children = list(self._made[name].values())
+
+
+def _control(option: Option, given: Any) -> Any:
+    """A list for choices, a box to tick for a flag, a number otherwise."""
+    import ipywidgets as widgets
+
+    value = option.default if given is None else given
+    name = option.name.removeprefix("--").replace("-", " ")
+    if option.choices:
+        at = value if value in option.choices else option.choices[0]
+        return widgets.Dropdown(description=name, options=list(option.choices), value=at, style=LABEL)
+    if option.kind == "flag":
+        return widgets.Checkbox(description=name, value=bool(value), style=LABEL)
+    if option.kind == "int":
+        return widgets.BoundedIntText(description=name, value=int(value or 0), min=0, max=1 << 20, style=LABEL)
+    return widgets.FloatText(description=name, value=float(value or 0.0), style=LABEL)
+
+
+def panel_page(
+    verdict: str,
+    sentence: str,
+    drawn: Sequence[Bar],
+    limit: float | None,
+    limit_name: str,
+    runs: Sequence[Mapping[str, str]],
+) -> str:
+    """`verdict` is "fits", "does not fit", "impossible" or "" while nothing is known; `runs` are rows of texts."""
+    tint = TINTS[verdict]
+    pill = (
+        f'<b style="color:{tint};border:1px solid {tint};border-radius:10px;padding:0 9px;white-space:nowrap">'
+        f"{escaped(verdict)}</b> "
+    )
+    head = f'<div style="min-height:3em">{pill if verdict else ""}{escaped(sentence)}</div>'
+    picture = bars(drawn, limit, limit_name) + key() if drawn else ""
+    made = [dict(run) for run in runs]
+    return (
+        '<div style="font-family:system-ui,sans-serif;font-size:13px;line-height:1.5;max-width:760px">'
+        f"{head}{picture}{grid(made)}</div>"
+    )
