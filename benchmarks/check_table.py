@@ -90,8 +90,8 @@ PUBLIC = (
         "9 wrong, 3 slow, 12 outdated",
         "minGPT-ddp/mingpt/trainer.py:107 clips gradients before they are unscaled: a mistake. imagenet/main.py:157 "
         "destroys no group, :341 calls `.item()` in every step, as FSDP/utils/train_utils.py:54 does: so. Seven write "
-        "a port into the script (ddp-tutorial-series/multigpu.py:20 and six of RPC): so, two of them cannot run at once. "
-        "fsdp_tp_example.py:149 shards a whole model as one unit: so, it is a small one",
+        "a port into the script (ddp-tutorial-series/multigpu.py:20 and six of RPC): so, two of them cannot run at "
+        "once. fsdp_tp_example.py:149 shards a whole model as one unit: so, it is a small one",
     ),
     (
         "pytorch/torchtitan",
