@@ -48,7 +48,7 @@ format: .venv/dev
 SMALL := -p epochs 2 -p strategies "ddp fsdp pipeline" -p measure_speed False
 
 notebooks: .venv/dev
-	$(BIN)/python notebooks/run.py --into build/notebooks $(SMALL) notebooks/[0-9]*.ipynb
+	$(BIN)/python notebooks/run.py --jobs 2 --into build/notebooks $(SMALL) notebooks/[0-9]*.ipynb
 	$(BIN)/python -m pytest tests/labs
 
 strategies: .venv/dev

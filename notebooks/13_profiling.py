@@ -136,9 +136,10 @@ claims.predict(
     layers - 1,
     article="after backward pass, gradients are synchronized (002, line 130)",
     said=0,
+    timed=True,
 )
 claims.predict("one bucket: all-reduces per step", 1 + COUNT)
-claims.predict("one bucket: of those, hidden under backward", 0)
+claims.predict("one bucket: of those, hidden under backward", 0, timed=True)
 for rank in others:
     waits = {"article": "all GPUs must wait for slowest one (003, line 235)", "said": SLOW}
     claims.predict(f"dawdler: rank {rank} waits, per step", SLOW, "s", within=0.15, **waits)

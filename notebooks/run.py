@@ -12,7 +12,10 @@ import argparse
 import os
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from pages import write_index, write_page
 from papermill import inspect_notebook
@@ -28,6 +31,7 @@ parser.add_argument(
     metavar=("NAME", "VALUE"),
     help="a parameter, of those notebooks that have it",
 )
+parser.add_argument("-j", "--jobs", type=int, default=1, help="how many notebooks run at the same time (default: 1)")
 MOST_BYTES = 300_000  # of an executed notebook, with its figures
 
 
@@ -39,28 +43,36 @@ def main() -> int:
     for name, _ in arguments.p:
         if not any(name in own for own in known.values()):
             parser.error(f"none of these notebooks has a parameter {name!r}")
-    # Nobody watches: figures are static, and a training that fails fails the notebook.
-    env = {**os.environ, "LABKIT_UI": "static", "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
-    for notebook in arguments.notebooks:
-        executed = into / notebook.name
-        papermill = [sys.executable, "-m", "papermill", str(notebook.absolute()), str(executed)]
-        parameters = [word for name, value in arguments.p if name in known[notebook] for word in ("-p", name, value)]
-        flags = ["--cwd", str(into), "--kernel", "python3", "--log-output", "--no-progress-bar", *parameters]
-        print(f"{notebook} → {executed}", flush=True)
-        done = subprocess.run([*papermill, *flags], env=env, cwd=into)
-        if done.returncode:
-            if executed.exists():
-                write_page(executed, into)
-            return done.returncode
-        page = write_page(executed, into)
-        size = executed.stat().st_size
-        print(f"{page}; the notebook has {size:,} bytes", flush=True)
-        if size > MOST_BYTES:
-            print(f"{notebook} is too heavy to be saved: {size:,} bytes, {MOST_BYTES:,} are allowed", file=sys.stderr)
-            return 1
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        codes = list(pool.map(lambda notebook: run(notebook, into, known[notebook], arguments), arguments.notebooks))
+    if any(codes):
+        return max(codes)
     there = {*into.glob("[0-9]*.ipynb"), *(into / notebook.name for notebook in arguments.notebooks)}
     print(write_index(sorted(there), into))
     return 0
+
+
+def run(notebook: Path, into: Path, known: Any, arguments: argparse.Namespace) -> int:
+    """Execute one notebook and write its page; the exit code. Of several at a time, only a failure's log is shown."""
+    # Nobody watches: figures are static, and a training that fails fails the notebook.
+    env = {**os.environ, "LABKIT_UI": "static", "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
+    executed = into / notebook.name
+    papermill = [sys.executable, "-m", "papermill", str(notebook.absolute()), str(executed)]
+    own = [word for name, value in arguments.p if name in known for word in ("-p", name, value)]
+    flags = ["--cwd", str(into), "--kernel", "python3", "--log-output", "--no-progress-bar", *own]
+    started = time.monotonic()
+    output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT} if arguments.jobs > 1 else {}
+    done = subprocess.run([*papermill, *flags], env=env, cwd=into, **output)
+    log = (done.stdout or b"").decode(errors="replace") if done.returncode else ""
+    print(f"{log}{notebook} → {executed}, {time.monotonic() - started:.0f} s", flush=True)
+    if not executed.exists():
+        return done.returncode
+    write_page(executed, into)
+    size = executed.stat().st_size
+    if not done.returncode and size > MOST_BYTES:
+        print(f"{notebook} is too heavy to be saved: {size:,} bytes, {MOST_BYTES:,} are allowed", file=sys.stderr)
+        return 1
+    return done.returncode
 
 
 if __name__ == "__main__":

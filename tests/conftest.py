@@ -30,7 +30,7 @@ def runs_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     threads, ports = set(threading.enumerate()), listening()
     yield root
-    left = marked_processes(root)
+    left = marked_processes(root) if root.exists() else []
     for process in left:
         process.kill()
     assert not left, f"left behind: {left}"
