@@ -114,6 +114,7 @@ def trials(scripts: list[Generated], tmp_path: Path) -> list[Trial]:
         return [*pool.map(lambda script: trial(script, tmp_path / f"script-{script.seed}"), scripts)]
 
 
+@pytest.mark.timeout(300)
 def test_a_few_generated_scripts(tmp_path: Path) -> None:
     for one in trials([generate(seed, shapes=QUICK) for seed in range(6)], tmp_path):
         assert not one.wrong, f"{one.script.title}: {one.wrong}"
