@@ -36,11 +36,11 @@ def main() -> None:
     loader, clock = Loader(), time.perf_counter
 
     def one_step() -> None:
-        probe._after_fetch(clock(), loader, batch)
-        probe._before_backward(loss)
-        probe._after_backward(True)
-        probe._before_step(optimizer)
-        probe._after_step(optimizer)
+        probe.after_fetch(clock(), loader, batch)
+        probe.before_backward(loss)
+        probe.after_backward(True)
+        probe.before_step(optimizer)
+        probe.after_step(optimizer)
 
     def microseconds(due: float, steps: int) -> float:
         started = time.perf_counter()

@@ -1,14 +1,11 @@
 """See steps, loss, samples, times and memory of any training script on torch, without a line in it.
 
-Small hooks: DataLoader's `__next__`, `autograd.backward` and `grad`, `GradScaler.scale` and `step`, and torch's global
-hooks before and after `Optimizer.step`. On a step that is not written down they read the clock and add; at most ten
-times a second one line goes to the rank's `metrics.jsonl`. A hook that fails is counted, never raised: watching must
-not change the training.
+The hooks (hooks.py) call it. On a step that is not written down it reads the clock and adds; at most ten times a second
+one line goes to the rank's `metrics.jsonl`.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 import os
 import time
@@ -21,6 +18,7 @@ from typing import Any
 from labkit.record.identity import host_name
 from labkit.worker.communication import Communication
 from labkit.worker.device_clock import DeviceClock
+from labkit.worker.hooks import hook
 from labkit.worker.losses import SEVERAL_OPTIMIZERS, StepLoss
 from labkit.worker.memory import allocator, held_by, host_memory, resident_set
 from labkit.worker.profile import StepProfile
@@ -63,7 +61,7 @@ class Probe:
         self._several = self._mixed = False  # whether several optimizers step; whether after losses of their own
         self._latest = math.inf  # seconds of the newest step
         self._evaluates = False
-        self._step_started = self._step_ended = self._fetched = self._stepping = 0.0  # marks on the clock within a step
+        self._step_started = self._step_ended = self._fetched = self.stepping = 0.0  # marks on the clock within a step
         self._communication = Communication()
         self._waited = self._waited_before = 0.0  # for collectives: up to the last mark, and up to this step
         self._device_clock: Callable[[], DeviceClock] | None = None  # once the script trains on CUDA
@@ -93,7 +91,7 @@ class Probe:
         places = {name: int(os.environ[name.upper()]) for name in ("rank", "local_rank", "world_size")}
         self.recorder.write(header | places | {"torch": torch.__version__})
         try:
-            self._hook(torch)
+            hook(torch, self, [watching.before_fetch for watching in (self._trace, self._profile) if watching])
             self._communication.hook(torch)
         except Exception as error:
             self.recorder.drop(error)
@@ -102,7 +100,7 @@ class Probe:
     @property
     def moved(self) -> float:
         """When the script last fetched a batch, finished a backward or a step, on the monotonic clock."""
-        return max(self._step_started, self._fetched, self._stepping)
+        return max(self._step_started, self._fetched, self.stepping)
 
     @property
     def doing(self) -> str:
@@ -131,7 +129,7 @@ class Probe:
 
     # What the hooks call. Each is on the step path: clock, add, return.
 
-    def _after_fetch(self, started: float, loader: Any, batch: Any) -> None:
+    def after_fetch(self, started: float, loader: Any, batch: Any) -> None:
         if not self.step and not self._fetched:  # building model and data is no part of the first step
             self._begin_step(started)
         # Kept on the iterator: an evaluation's batches never mix with the training's.
@@ -147,7 +145,7 @@ class Probe:
         if self._timed is not None:
             self._timed.begin()
 
-    def _after_evaluation_fetch(self) -> None:
+    def after_evaluation_fetch(self) -> None:
         if not self._evaluates:
             self._evaluates = True
             if self._n:
@@ -158,7 +156,7 @@ class Probe:
         if self._timed is not None:
             self._timed.begin()
 
-    def _before_backward(self, loss: Any) -> None:
+    def before_backward(self, loss: Any) -> None:
         """`loss` is None for a part of one: zero-bubble pipelines take `autograd.grad` of inputs, later of weights."""
         if self._timed is not None:
             self._timed.end("forward")
@@ -175,7 +173,7 @@ class Probe:
             self._losses.add(loss, self._batches[0] if self._batches else None, self._optimizer is not None)
         self._fetched = now
 
-    def _after_backward(self, whole: bool) -> None:
+    def after_backward(self, whole: bool) -> None:
         if self._profile is not None:
             self._profile.after_backward()
         now = clock()
@@ -189,18 +187,18 @@ class Probe:
         if self._batches:
             self._samples += self._batches.popleft()
 
-    def _before_step(self, optimizer: Any) -> None:
+    def before_step(self, optimizer: Any) -> None:
         # A wrapping optimizer (ZeRO, accelerate) steps another inside: the outermost counts.
         if self._optimizer is None or self._optimizer is optimizer:
             self._optimizer = optimizer
             self._waited = self._communication.waited
-            self._stepping = clock()
+            self.stepping = clock()
             if self._timed is not None:
                 self._timed.begin()
             if self._trace is not None:
                 self._trace.before_step(optimizer)
 
-    def _after_step(self, optimizer: Any) -> None:
+    def after_step(self, optimizer: Any) -> None:
         if optimizer is not self._optimizer:
             return
         self._optimizer = None
@@ -213,7 +211,7 @@ class Probe:
         steps = 1 if self._counted() is optimizer and not self._others else self._steps_made(optimizer, passes)
         if not steps:
             return
-        self._stepped += now - self._stepping - self._waiting_since_mark()
+        self._stepped += now - self.stepping - self._waiting_since_mark()
         self._communicated += self._waited - self._waited_before
         if self._timed is not None:
             self._timed.end("optimizer")
@@ -363,89 +361,6 @@ class Probe:
             record["backward"] -= communicated
             record["communication"] = (record["communication"] or 0.0) + communicated
         self.recorder.write(record)
-
-    def _hook(self, torch: Any) -> None:
-        from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-        from torch.utils.data.dataloader import _BaseDataLoaderIter
-
-        fetch, scale, scaled_step = _BaseDataLoaderIter.__next__, torch.amp.GradScaler.scale, torch.amp.GradScaler.step
-        after_evaluation_fetch = self._after_evaluation_fetch
-        is_training, drop = torch.is_grad_enabled, self.recorder.drop
-        after_fetch, before_backward, after_backward = self._after_fetch, self._before_backward, self._after_backward
-        before_step, after_step = self._before_step, self._after_step
-        before_fetches = [watching.before_fetch for watching in (self._trace, self._profile) if watching]
-
-        def __next__(loader: Any) -> Any:
-            if not is_training():
-                batch = fetch(loader)
-                try:
-                    after_evaluation_fetch()
-                except Exception as error:
-                    drop(error)
-                return batch
-            for before_fetch in before_fetches:
-                try:
-                    before_fetch()
-                except Exception as error:
-                    drop(error)
-            started = clock()
-            batch = fetch(loader)
-            try:
-                after_fetch(started, loader, batch)
-            except Exception as error:
-                drop(error)
-            return batch
-
-        def seen(differentiate: Callable[..., Any], *, whole: bool) -> Callable[..., Any]:
-            @functools.wraps(differentiate)
-            def call(*args: Any, **kwargs: Any) -> Any:
-                try:
-                    before_backward((args[0] if args else kwargs["tensors"]) if whole else None)
-                except Exception as error:
-                    drop(error)
-                gradients = differentiate(*args, **kwargs)
-                try:
-                    after_backward(whole)
-                except Exception as error:
-                    drop(error)
-                return gradients
-
-            return call
-
-        def scale_(scaler: Any, outputs: Any) -> Any:
-            scaled = scale(scaler, outputs)
-            # A disabled scaler returns the loss itself, which must not come to hold itself.
-            if scaled is not outputs and isinstance(scaled, torch.Tensor):
-                scaled._labkit_unscaled = outputs
-            return scaled
-
-        def step_(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            newest = self._stepping
-            done = scaled_step(scaler, optimizer, *args, **kwargs)
-            try:
-                if self._stepping == newest:  # left out, for infinite gradients: a step of the script all the same
-                    before_step(optimizer)
-                    after_step(optimizer)
-            except Exception as error:
-                drop(error)
-            return done
-
-        def on_step(hook: Callable[[Any], None]) -> Callable[..., None]:
-            def call(optimizer: Any, args: Any, kwargs: Any) -> None:
-                try:
-                    hook(optimizer)
-                except Exception as error:
-                    drop(error)
-
-            return call
-
-        _BaseDataLoaderIter.__next__ = functools.wraps(fetch)(__next__)
-        torch.autograd.backward = seen(torch.autograd.backward, whole=True)  # Tensor.backward calls it
-        torch.autograd.grad = seen(torch.autograd.grad, whole=False)
-        torch.amp.GradScaler.scale = functools.wraps(scale)(scale_)
-        torch.amp.GradScaler.step = functools.wraps(scaled_step)(step_)
-        register_optimizer_step_pre_hook(on_step(self._before_step))
-        register_optimizer_step_post_hook(on_step(self._after_step))
 
 
 def _nothing() -> None:

@@ -62,11 +62,11 @@ class Loader:
 
 
 def step(probe, loader, optimizer, loss, samples=4):
-    probe._after_fetch(0.0, loader, [torch.zeros(samples, 2)])
-    probe._before_backward(loss)
-    probe._after_backward(True)
-    probe._before_step(optimizer)
-    probe._after_step(optimizer)
+    probe.after_fetch(0.0, loader, [torch.zeros(samples, 2)])
+    probe.before_backward(loss)
+    probe.after_backward(True)
+    probe.before_step(optimizer)
+    probe.after_step(optimizer)
 
 
 def made(count=1):
@@ -111,8 +111,8 @@ print(sum(loss() is not None for loss in alive))
 
 def test_one_step_that_no_backward_came_before_is_not_counted(probe):
     (optimizer,), loss = made()
-    probe._before_step(optimizer)
-    probe._after_step(optimizer)
+    probe.before_step(optimizer)
+    probe.after_step(optimizer)
     for _ in range(3):
         step(probe, Loader(), optimizer, loss)
     assert probe.step == 3
@@ -121,8 +121,8 @@ def test_one_step_that_no_backward_came_before_is_not_counted(probe):
 def test_a_script_without_backward_is_counted_all_the_same(probe):
     (optimizer,), _ = made()
     for _ in range(5):
-        probe._before_step(optimizer)
-        probe._after_step(optimizer)
+        probe.before_step(optimizer)
+        probe.after_step(optimizer)
     assert probe.step == 5
 
 
@@ -150,26 +150,26 @@ def test_a_second_optimizer_is_part_of_the_same_step(probe):
     (first, second), loss = made(2)
     for _ in range(3):
         step(probe, Loader(), first, loss)
-        probe._before_step(second)
-        probe._after_step(second)
+        probe.before_step(second)
+        probe.after_step(second)
     assert probe.step == 3
 
 
 def test_an_optimizer_that_steps_another_inside_counts_once(probe):
     (outer, inner), loss = made(2)
     for _ in range(3):
-        probe._before_backward(loss)
-        probe._after_backward(True)
-        probe._before_step(outer)
-        probe._before_step(inner)
-        probe._after_step(inner)
-        probe._after_step(outer)
+        probe.before_backward(loss)
+        probe.after_backward(True)
+        probe.before_step(outer)
+        probe.before_step(inner)
+        probe.after_step(inner)
+        probe.after_step(outer)
     assert probe.step == 3
 
 
 def test_a_step_that_raised_does_not_end_the_counting(probe):
     (optimizer,), loss = made()
-    probe._before_step(optimizer)
+    probe.before_step(optimizer)
     step(probe, Loader(), optimizer, loss)
     step(probe, Loader(), optimizer, loss)
     assert probe.step == 2
@@ -179,14 +179,14 @@ def test_a_prefetched_batch_is_counted_with_the_backward_that_used_it(probe, tmp
     (optimizer,), loss = made()
     loader = Loader()
     sizes = [4, 4, 2]
-    probe._after_fetch(0.0, loader, [torch.zeros(sizes[0], 2)])
+    probe.after_fetch(0.0, loader, [torch.zeros(sizes[0], 2)])
     for following in [*sizes[1:], None]:
         if following:
-            probe._after_fetch(0.0, loader, [torch.zeros(following, 2)])
-        probe._before_backward(loss)
-        probe._after_backward(True)
-        probe._before_step(optimizer)
-        probe._after_step(optimizer)
+            probe.after_fetch(0.0, loader, [torch.zeros(following, 2)])
+        probe.before_backward(loss)
+        probe.after_backward(True)
+        probe.before_step(optimizer)
+        probe.after_step(optimizer)
     probe.finish("finished")
     assert sum(r["samples"] for r in records(tmp_path) if r["k"] == "step") == sum(sizes)
 
@@ -248,7 +248,7 @@ def test_on_made_up_cuda_an_evaluation_does_not_double_the_phases_of_the_next_st
     probe._due = float("inf")
     step(probe, Loader(), optimizer, loss)
     probe._timed = probe._device_clock()  # as when the next step is expected to be written
-    probe._after_evaluation_fetch()
+    probe.after_evaluation_fetch()
     probe._due = 0.0
     step(probe, Loader(), optimizer, loss)
     probe.finish("finished")

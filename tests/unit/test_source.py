@@ -194,6 +194,6 @@ def test_what_an_installed_package_offers_is_imported_by_its_public_name():
     assert import_of(DataFrame) == "from pandas import DataFrame"
 
 
-@pytest.mark.parametrize("value", [len, 3, None, "text", lambda: 1, [].append], ids=str)
+@pytest.mark.parametrize("value", [len, 3, None, "text", lambda: 1, [].append], ids=lambda v: type(v).__name__)
 def test_what_is_of_no_installed_package_is_not_imported(value):
     assert import_of(value) == ""

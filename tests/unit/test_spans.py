@@ -141,7 +141,11 @@ def test_a_run_without_a_profile_says_how_to_get_one(run):
         Timeline(run)
 
 
-@pytest.mark.parametrize("content", [b"nonsense", gzip.compress(b"[]"), gzip.compress(b'{"traceEvents": [{"ph": "X"')])
+@pytest.mark.parametrize(
+    "content",
+    [b"nonsense", gzip.compress(b"[]"), gzip.compress(b'{"traceEvents": [{"ph": "X"')],
+    ids=["no gzip", "no events", "cut off"],
+)
 def test_a_broken_profile_is_named(run, content):
     run.profile(0).parent.mkdir()
     run.profile(0).write_bytes(content)
@@ -165,7 +169,7 @@ def test_a_rank_that_recorded_nothing_is_left_out_and_a_step_that_is_not_there_i
     timeline = Timeline(run)
     assert timeline.ranks == [0]
     assert "on 1 rank:" in repr(timeline)
-    with pytest.raises(LabError, match="step 7 was not recorded; there are 0"):
+    with pytest.raises(LabError, match="step 7 was not recorded; recorded steps: 0"):
         timeline.figure(7)
     run.profile(0).unlink()
     with pytest.raises(LabError, match="has no profile"):
