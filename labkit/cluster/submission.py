@@ -14,7 +14,7 @@ from labkit.cluster.sbatch import HEAD, NODE, PORT, LaunchFile, sbatch_text
 from labkit.cluster.timelimit import NOTICE_SECONDS
 from labkit.errors import LaunchError
 from labkit.launcher import multinode
-from labkit.launcher.start import check, taken_back_on_failure
+from labkit.launcher.start import check, removed_on_failure
 from labkit.launcher.torchrun import without_leftovers
 from labkit.record import Nodes, RunFolder
 from labkit.record.folder import slug, write_json
@@ -33,7 +33,7 @@ CORES_PER_RANK = 2  # its own, and one for what loads its data
 def submit(folder: RunFolder, env: Mapping[str, Any] | None = None) -> str:
     """Hand the launch file of a run to Slurm; returns the job's id. Raises LaunchError, and then there is no run."""
     given = {name: str(value) for name, value in (env or {}).items()}
-    with taken_back_on_failure(folder):
+    with removed_on_failure(folder):
         job_id = slurm.submit(folder.launch_file, without_leftovers(os.environ) | given)
     write_json(folder.job, {"job": job_id})
     return job_id
@@ -51,7 +51,7 @@ def prepare(
     asked |= _usual(asked)
     counts = _counts(nodes, launch.nproc_per_node, asked.get("partition"))
     folder = multinode.create(script, counts, launch, parameters, saves=True)
-    with taken_back_on_failure(folder):
+    with removed_on_failure(folder):
         command = multinode.torchrun_of_node(folder, NODE, HEAD, PORT)
         text = sbatch_text(
             _launch_file(

@@ -14,6 +14,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path, PurePosixPath
@@ -25,7 +26,7 @@ from labkit.diagnosis.facts import UNLIMITED, MachineFacts, NotebookKernel, Nvml
 from labkit.diagnosis.on_kaggle import kaggle
 from labkit.errors import LabError
 from labkit.launcher.checks import check_interface
-from labkit.launcher.hardware import DRIVER_FILES, Hardware, asked_of_torch, hardware
+from labkit.launcher.hardware import DRIVER_FILES, Hardware, hardware, torch_report
 from labkit.launcher.link import bandwidth as _bandwidth
 from labkit.launcher.link import preflight as _preflight
 from labkit.launcher.torchrun import LEFTOVER_PREFIXES, LEFTOVERS
@@ -76,8 +77,8 @@ def _version(package: str) -> str | None:
 
 
 def torch_build(here: Hardware) -> TorchBuild | None:
-    said = asked_of_torch(here.visible_devices)
-    return said and TorchBuild(said["cuda"], tuple(said["kernels"]), tuple(said["uuids"]))
+    said = torch_report(here.visible_devices)
+    return TorchBuild(said["cuda"], tuple(said["kernels"]), tuple(said["uuids"])) if said else None
 
 
 def nvml(here: Hardware) -> Nvml | None:
@@ -177,7 +178,7 @@ def runs_free(here: Hardware) -> int:
 
 
 def refusals(here: Hardware) -> dict[str, str]:
-    asked = {
+    asked: dict[str, Callable[[], object]] = {
         "GLOO_SOCKET_IFNAME": lambda: check_interface(os.environ.get("GLOO_SOCKET_IFNAME", "")),
         "runs folder": lambda: check_root(runs_root(None)),
     }

@@ -1,4 +1,4 @@
-"""One live run to a checkpoint folder: two would overwrite each other's checkpoints."""
+"""One live run per checkpoint folder: two would overwrite each other's checkpoints."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from labkit.record.folder import read_json
 
 __all__ = ["lock_checkpoints"]
 
-ENDING_SECONDS = 10.0  # a run's supervisor outlives the run's last state by moments
+ENDING_SECONDS = 10.0  # a supervisor exits shortly after it has written the final state
 
 
 def lock_checkpoints(checkpoints: Path, run: RunFolder) -> int | None:
-    """A descriptor that holds the folder's lock for as long as it is open in any process, or None where there are no
-    locks. The lock is `.NAME.lock` beside the folder, and names its run. Raises LaunchError when another run has it."""
-    import fcntl  # not on native Windows, where the launch was refused before it came here
+    """A descriptor that holds the folder's lock while any process has it open; None if the folder cannot be written to.
+    The lock is `.NAME.lock` next to the folder and names its run. Raises LaunchError when another run holds it."""
+    import fcntl  # missing on native Windows, where the launch is refused earlier
 
     checkpoints = checkpoints.resolve()
     lock = checkpoints.with_name(f".{checkpoints.name}.lock")
     try:
         lock.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    except OSError:  # a script that cannot save there says so itself
+    except OSError:  # the script reports by itself that it cannot save there
         return None
     latest = time.monotonic() + ENDING_SECONDS
     while True:
@@ -41,9 +41,9 @@ def lock_checkpoints(checkpoints: Path, run: RunFolder) -> int | None:
                 continue
             os.close(descriptor)
             name = f"run {Path(path).name} on {host}" if path else "another run"
-            how = f"Wait for it: labkit.attach({path!r}).wait(), stop it: labkit stop {path}" if path else "Wait for it"
+            how = f": labkit.attach({path!r}).wait(), stop it: labkit stop {path}" if path else ""
             raise LaunchError(
-                f"{name} is still running and saves its checkpoints to {checkpoints}. {how}, or give another "
+                f"{name} is still running and saves its checkpoints to {checkpoints}. Wait for it{how}, or use another "
                 "checkpoint_dir"
             ) from None
         except OSError:  # a file system without locks

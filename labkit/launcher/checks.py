@@ -1,4 +1,4 @@
-"""What must be true before anything starts. Each check says what was given, what was expected and what to do."""
+"""What must be true before a run starts. Each error says what was given, what was expected and what to do."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 
 from labkit.errors import LaunchError
-from labkit.launcher.hardware import Hardware, asked_of_torch, without_kernels
+from labkit.launcher.hardware import Hardware, torch_report, without_kernels
 from labkit.launcher.torchrun import LEFTOVER_PREFIXES
 from labkit.write import Script, is_composed, options_of
 
@@ -45,22 +45,22 @@ SECRET_FLAG = re.compile(
 )
 SPLITS_REPLICAS = re.compile(r'mesh_dim_names=\([^)]*"(tensor|pipeline)"')
 LONGEST_NAME = 100
-LONGEST_WORD = 100_000  # Linux takes 131,072 bytes
+LONGEST_WORD = 100_000  # the limit on Linux is 131,072 bytes
 
 
 def check_torch(platform: str) -> None:
-    """torch is installed and not older than 2.8, below which gloo hangs in pipelines or sums silently."""
+    """torch is installed and not older than 2.8, below which gloo hangs in pipelines or sums wrongly."""
     if platform == "windows":
         raise LaunchError("torch.distributed has no NCCL on native Windows. Use WSL2: https://aka.ms/wsl")
     try:
-        found = version("torch")
+        installed = version("torch")
     except PackageNotFoundError:
         raise LaunchError(
             f"torch is not installed for {sys.executable}. Install it there: {sys.executable} -m pip install torch"
         ) from None
-    if release_of(found) < TORCH_FLOOR:
+    if release_of(installed) < TORCH_FLOOR:
         raise LaunchError(
-            f"torch {found} is too old: labkit needs 2.8 or newer (older ones hang or sum wrongly on gloo)"
+            f"torch {installed} is too old; labkit needs 2.8 or newer (older versions hang or sum wrongly on gloo)"
         )
 
 
@@ -85,8 +85,8 @@ def check_ranks(nproc_per_node: Any, backend: Any, hardware: Hardware) -> int:
         raise LaunchError(f"backend must be 'nccl' or 'gloo', got {backend!r}")
     gpus = len(hardware.gpus)
     if backend == "nccl" and not gpus:
-        seen = "" if hardware.visible_devices is None else f"CUDA_VISIBLE_DEVICES={hardware.visible_devices!r}"
-        why = f" ({reason})" if (reason := hardware.gpu_problem or seen) else ""
+        setting = "" if hardware.visible_devices is None else f"CUDA_VISIBLE_DEVICES={hardware.visible_devices!r}"
+        why = f" ({reason})" if (reason := hardware.gpu_problem or setting) else ""
         raise LaunchError(f"backend='nccl' needs a GPU for every rank; none is visible here{why}. Leave backend out")
     if gpus and nproc_per_node > gpus and backend != "gloo":
         raise LaunchError(
@@ -103,10 +103,10 @@ def check_ranks(nproc_per_node: Any, backend: Any, hardware: Hardware) -> int:
 
 
 def _check_kernels(hardware: Hardware, ranks: int) -> None:
-    """torch has code for the GPUs of the ranks. Without it `is_available()` is true and every operation fails."""
+    """torch has kernels for the ranks' GPUs. Without them `is_available()` is true, but every operation fails."""
     if not hardware.gpus:
         return
-    built = (asked_of_torch(hardware.visible_devices) or {}).get("kernels", ())
+    built = (torch_report(hardware.visible_devices) or {}).get("kernels", ())
     for gpu in without_kernels(hardware.gpus[:ranks], built):
         raise LaunchError(
             f"torch {version('torch')} has no kernels for {gpu.name} ({gpu.sm}), only for {', '.join(built)}: the "
@@ -116,8 +116,8 @@ def _check_kernels(hardware: Hardware, ranks: int) -> None:
 
 
 def check_batch(script: Script, parameters: Mapping[str, Any], ranks: int) -> None:
-    """The global batch splits over ranks and micro-batches, for scripts that have those parameters, and over the ranks,
-    for one composed of labkit's cells."""
+    """The global batch splits into ranks x micro-batches, for scripts that have these options, and into ranks for a
+    script composed of labkit's cells."""
     options = options_of(script)
     splits = "accumulate" in options
     if "global_batch_size" not in options or not (splits or is_composed(script)):
@@ -126,7 +126,7 @@ def check_batch(script: Script, parameters: Mapping[str, Any], ranks: int) -> No
         parameters.get(name, options[name].default) if name in options else 1
         for name in ("global_batch_size", "accumulate")
     )
-    # Ranks that split one replica share its samples; how many replicas there are only the script knows.
+    # Ranks that split one replica share its samples; only the script knows how many replicas there are.
     shares = 1 if SPLITS_REPLICAS.search(str(script)) else ranks
     try:
         wanted, pieces = int(str(batch)), shares * int(str(parts))
@@ -145,7 +145,7 @@ def check_batch(script: Script, parameters: Mapping[str, Any], ranks: int) -> No
 
 
 def check_numbers(script: Script, parameters: Mapping[str, str]) -> None:
-    """No number of labkit's own scripts is below zero or not a number: those are typing errors."""
+    """No numeric option of labkit's own scripts is negative or not a number: these are typos."""
     for name, option in options_of(script).items():
         if option.kind not in ("int", "float") or name not in parameters:
             continue
@@ -158,7 +158,7 @@ def check_numbers(script: Script, parameters: Mapping[str, str]) -> None:
 
 
 def check_imports(script: Script, folders: list[str]) -> None:
-    """Top-level modules that the script imports unconditionally can be found by this interpreter or in `folders`."""
+    """The modules that the script imports unconditionally are found by this interpreter or in `folders`."""
     missing = sorted(name for name in imported(script) if not _can_be_found(name, folders))
     if missing:
         raise LaunchError(
@@ -192,14 +192,14 @@ def check_arguments(args: Any) -> list[str]:
     for text in texts:
         if SECRET_FLAG.match(text):
             flag = text.split("=")[0]
-            raise LaunchError(f"{flag} looks like a secret; a command line is public. Pass it with env={{…}}")
+            raise LaunchError(f"{flag} looks like a secret, and command lines are public. Pass it with env={{…}}")
         _check_word(what, text)
         what = f"the value of {text}" if text.startswith("--") and len(text) < LONGEST_NAME else "an argument"
     return texts
 
 
 def check_environment(env: Mapping[str, Any]) -> None:
-    """Names and values an operating system accepts in an environment, none of which changes what torchrun does."""
+    """The names and values are valid environment variables, and none of them changes what torchrun does."""
     if not isinstance(env, Mapping):
         raise LaunchError(f"env must be a mapping such as {{'NCCL_DEBUG': 'INFO'}}, got {env!r}")
     for name in env:
@@ -209,7 +209,7 @@ def check_environment(env: Mapping[str, Any]) -> None:
             )
     for name, value in env.items():
         if not isinstance(name, str) or not name or "=" in name:
-            raise LaunchError(f"env: {name!r} is no name of an environment variable")
+            raise LaunchError(f"env: {name!r} is not a valid name of an environment variable")
         _check_word(f"env[{name!r}]", str(value))
 
 
@@ -219,25 +219,25 @@ def check_interface(names: str) -> None:
     for name in filter(None, names.split(",")):
         if name not in here:
             raise LaunchError(
-                f"GLOO_SOCKET_IFNAME={names!r}, but there is no interface {name}; here are: {', '.join(here)}. "
-                "On one machine leave it out"
+                f"GLOO_SOCKET_IFNAME={names!r}, but there is no interface {name}; this host has: {', '.join(here)}. "
+                "On one machine leave the variable out"
             )
 
 
 def check_care(retries: Any, watchdog: Any) -> None:
-    """How often to begin again, and after how many seconds without progress to give up."""
+    """`retries` and `watchdog` (in seconds) are valid numbers."""
     if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
-        raise LaunchError(f"retries must be a whole number of further attempts, 0 or more, got {retries!r}")
+        raise LaunchError(f"retries must be a whole number, 0 or more, got {retries!r}")
     if watchdog is None:
         return
     if isinstance(watchdog, bool) or not isinstance(watchdog, int | float) or not 1 <= watchdog < math.inf:
-        raise LaunchError(f"watchdog must be seconds without progress, at least 1, got {watchdog!r}")
+        raise LaunchError(f"watchdog must be a number of seconds, at least 1, got {watchdog!r}")
 
 
 def _check_word(what: str, text: str) -> None:
     if "\0" in text or len(text) > LONGEST_WORD or text != text.encode("utf-8", "replace").decode():
         shown = text[:40] + ("…" if len(text) > 40 else "")
         raise LaunchError(
-            f"{what} cannot be handed to a process: {shown!r} ({len(text):,} characters; at most {LONGEST_WORD:,}, "
+            f"{what} cannot be passed to a process: {shown!r} ({len(text):,} characters; at most {LONGEST_WORD:,}, "
             "UTF-8, no NUL byte). Put it into a file"
         )

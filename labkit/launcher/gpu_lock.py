@@ -1,4 +1,4 @@
-"""Which runs hold which GPUs just now, on this machine and of this user."""
+"""Which of this user's runs hold which GPUs of this machine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["check_gpus_are_free", "gpus_of", "launching"]
 
 
 def gpus_of(machine: Hardware, ranks: int) -> list[str]:
-    """The GPUs that so many ranks will use, as `CUDA_VISIBLE_DEVICES` names them."""
+    """The GPUs that this many ranks will use, as `CUDA_VISIBLE_DEVICES` names them."""
     if not machine.gpus:
         return []
     named = machine.visible_devices.split(",") if machine.visible_devices else map(str, range(len(machine.gpus)))
@@ -29,38 +29,38 @@ def gpus_of(machine: Hardware, ranks: int) -> list[str]:
 
 
 def check_gpus_are_free(wanted: list[str]) -> None:
-    """Raises LaunchError when a run that goes on holds one of these GPUs: the second would be out of memory."""
-    for folder in going_on():
+    """Raises LaunchError when an active run holds one of these GPUs: a second run would run out of memory."""
+    for folder in active_runs():
         manifest = read_json(folder.manifest)
-        held = manifest.get("gpus") if isinstance(manifest, dict) else None
-        both = [gpu for gpu in wanted if gpu in held] if isinstance(held, list) else []
-        if both:
+        gpus = manifest.get("gpus") if isinstance(manifest, dict) else None
+        busy = [gpu for gpu in wanted if gpu in gpus] if isinstance(gpus, list) else []
+        if busy:
             raise LaunchError(
-                f"run {folder.id} uses GPU {', '.join(both)}. Wait for it: labkit.attach({str(folder.path)!r}).wait(), "
-                f"end it: labkit stop {folder.path}, take others: env={{'CUDA_VISIBLE_DEVICES': …}}, "
+                f"run {folder.id} uses GPU {', '.join(busy)}. Wait for it: labkit.attach({str(folder.path)!r}).wait(), "
+                f"stop it: labkit stop {folder.path}, use other GPUs: env={{'CUDA_VISIBLE_DEVICES': …}}, "
                 "or share them: env={'LABKIT_SHARE_GPUS': '1'}"
             )
 
 
-def going_on() -> list[RunFolder]:
-    """The runs that have a supervisor here, wherever their folders are."""
-    found = []
+def active_runs() -> list[RunFolder]:
+    """The runs that have a supervisor on this machine, wherever their folders are."""
+    runs = []
     for process in psutil.process_iter():
         try:
             folder = supervised(process)
             if folder is None or process.uids().real != os.getuid():
                 continue
-            if not read_state(folder).is_final:  # its last word comes after its ranks, before its own end
-                found.append(folder)
+            if not read_state(folder).is_final:  # the supervisor writes the final state just before it exits
+                runs.append(folder)
         except (psutil.Error, OSError):
             continue
-    return found
+    return runs
 
 
 @contextmanager
 def launching() -> Iterator[None]:
-    """One launch at a time per user: between looking for free GPUs and holding them nobody else may look."""
-    import fcntl  # not on native Windows, where the launch was refused before it came here
+    """One launch at a time per user, so that no other launch sees the GPUs as free before this one holds them."""
+    import fcntl  # missing on native Windows, where the launch is refused earlier
 
     lock = Path(tempfile.gettempdir(), f"labkit-{os.getuid()}.lock")
     descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)

@@ -1,4 +1,4 @@
-"""What this machine has, without opening a CUDA context: the ranks will want that memory."""
+"""What this machine has, without opening a CUDA context, which would take memory that the ranks need."""
 
 from __future__ import annotations
 
@@ -24,14 +24,17 @@ __all__ = [
     "Gpu",
     "Hardware",
     "Platform",
-    "asked_of_torch",
     "has_kernels",
     "hardware",
     "platform_name",
+    "torch_report",
     "without_kernels",
 ]
 
-DRIVER_FILES = (Path("/proc/driver/nvidia/version"), Path("/dev/dxg"))  # one is there with a driver; WSL2's is dxg
+DRIVER_FILES = (
+    Path("/proc/driver/nvidia/version"),
+    Path("/dev/dxg"),
+)  # of a driver; dxg is WSL2's
 KERNEL = re.compile(r"(sm|compute)_(\d+)(\d)([af]?)")
 Platform = Literal["kaggle", "wsl2", "linux", "macos", "windows"]
 
@@ -57,7 +60,7 @@ class Gpu:
 @dataclass(frozen=True)
 class Hardware:
     """`cores` this process may use; `memory` of the machine, `memory_available` to this process and its container, and
-    `shared_memory` (`/dev/shm`) in bytes, None where there is none."""
+    `shared_memory` (`/dev/shm`, None if it does not exist) in bytes."""
 
     platform: Platform
     gpus: tuple[Gpu, ...]
@@ -74,28 +77,28 @@ class Hardware:
 
     @property
     def precision(self) -> str:
-        """The fastest precision that is right here: fp16 needs a gradient scaler, which the scripts have."""
+        """The fastest precision that works here: fp16 needs a gradient scaler, which the scripts have."""
         if not self.gpus:
             return "fp32"
         return "bf16" if all(gpu.has_bf16 for gpu in self.gpus) else "fp16"
 
     @property
     def default_ranks(self) -> int:
-        """One per GPU; on the CPU two, enough to see ranks at work."""
+        """One per GPU; on the CPU two, enough to show ranks at work."""
         return len(self.gpus) or min(2, self.cores)
 
 
 def hardware(visible_devices: str | None = None) -> Hardware:
-    """Look at the machine now, or as ranks will see it that are given `CUDA_VISIBLE_DEVICES=visible_devices`.
+    """This machine now, or as ranks with `CUDA_VISIBLE_DEVICES=visible_devices` will see it.
 
-    Imports torch (in a process of its own) only where an NVIDIA driver is installed.
+    Imports torch, in a separate process, only if an NVIDIA driver is installed.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES") if visible_devices is None else visible_devices
     memory, left = psutil.virtual_memory(), memory_left()
     try:
         gpus, problem = _gpus(visible), ""
     except (OSError, subprocess.SubprocessError, ValueError) as error:
-        gpus, problem = (), f"an NVIDIA driver is here, but torch could not be asked about its GPUs: {error}"
+        gpus, problem = (), f"an NVIDIA driver is installed, but torch could not list the GPUs: {error}"
     shm = Path("/dev/shm")
     return Hardware(
         platform=platform_name(),
@@ -129,17 +132,17 @@ def usable_cores() -> int:
 
 
 def _gpus(visible: str | None) -> tuple[Gpu, ...]:
-    said = asked_of_torch(visible) or {"gpus": ()}
-    return tuple(Gpu(name, memory, (major, minor)) for name, memory, (major, minor) in said["gpus"])
+    report = torch_report(visible) or {"gpus": ()}
+    return tuple(Gpu(name, memory, (major, minor)) for name, memory, (major, minor) in report["gpus"])
 
 
 @cache
-def asked_of_torch(visible: str | None) -> dict[str, Any] | None:
-    """What torch says of the GPUs it sees (`gpus`, and their `uuids` in the same order) and of itself: the CUDA it is
-    built for (`cuda`, None for a build without) and the `kernels` in it ("sm_75", …). None where no driver is."""
+def torch_report(visible: str | None) -> dict[str, Any] | None:
+    """What torch reports about the visible GPUs (`gpus`, and their `uuids` in the same order) and about its own build:
+    its CUDA version (`cuda`, None for a CPU build) and `kernels` ("sm_75", …). None if no driver is installed."""
     if visible == "" or not any(file.exists() for file in DRIVER_FILES):
         return None
-    # Asked in a process of its own: asking for properties opens a context that would hold memory on GPU 0.
+    # In a separate process: reading the properties opens a context that would hold memory on GPU 0.
     code = (
         "import json, torch\n"
         "found = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]\n"
@@ -149,27 +152,27 @@ def asked_of_torch(visible: str | None) -> dict[str, Any] | None:
     )
     env = os.environ | {"PYTHONSAFEPATH": "1"} | ({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60, check=True, env=env)
-    said: dict[str, Any] = json.loads(done.stdout)
-    return said
+    report: dict[str, Any] = json.loads(done.stdout)
+    return report
 
 
 def without_kernels(gpus: Sequence[Gpu], built: Sequence[str]) -> list[Gpu]:
-    """Those of the GPUs on which a torch with these kernels cannot compute; none where it names no kernels of CUDA."""
+    """The GPUs on which a torch with these kernels cannot compute; none if the build has no CUDA kernels."""
     if not any(KERNEL.fullmatch(name) for name in built):
         return []
     return [gpu for gpu in gpus if not has_kernels(gpu.capability, built)]
 
 
 def has_kernels(capability: tuple[int, int], built: Sequence[str]) -> bool:
-    """Whether code for one of these runs on a GPU: a binary (sm_) on its own major version from its minor one on,
-    PTX (compute_) on all that are newer; with an "a" only on exactly that GPU, with an "f" on its family."""
+    """Whether any of these kernels runs on a GPU: a binary (sm_) on the same major version from its minor version on,
+    PTX (compute_) on all newer GPUs, the suffix "a" on exactly that GPU, "f" on its family."""
     for name in built:
-        if not (found := KERNEL.fullmatch(name)):
+        if not (match := KERNEL.fullmatch(name)):
             continue
-        kind, major, minor, only = found[1], int(found[2]), int(found[3]), found[4]
-        if only == "a":
+        kind, major, minor, suffix = match[1], int(match[2]), int(match[3]), match[4]
+        if suffix == "a":
             runs = capability == (major, minor)
-        elif kind == "compute" and not only:
+        elif kind == "compute" and not suffix:
             runs = capability >= (major, minor)
         else:
             runs = capability[0] == major and capability[1] >= minor

@@ -1,4 +1,4 @@
-"""A run on several nodes before anything starts: its folder, and the line that each node is started with."""
+"""A multi-node run before anything starts: its folder, and the command that starts each node."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from labkit.errors import RunFolderError
 from labkit.launcher import checks
 from labkit.launcher.gpu_lock import gpus_of
 from labkit.launcher.hardware import Hardware, platform_name
-from labkit.launcher.start import able_to, check, checkpoint_arguments, taken_back_on_failure, write_folder
+from labkit.launcher.start import check, checkpoint_arguments, removed_on_failure, with_options, write_folder
 from labkit.launcher.torchrun import assignments, node_torchrun_command, recorded_environment, worker_arguments
 from labkit.record import Nodes, RunFolder, runs_root
 from labkit.record.folder import write_json
@@ -36,21 +36,21 @@ def create(
 ) -> RunFolder:
     """The folder of a run on several nodes, with nothing started. Raises LaunchError or ScriptError.
 
-    `address` and `port` are where the ranks will meet, in words where only the job itself will know. `machine` is what
-    each host has; None when that is not known yet. `saves`: a script that can does, to be resumed.
+    `address` and `port` are the rendezvous, placeholders if only the job will know them. `machine` describes each host;
+    None if it is not known yet. `saves`: a script that can save checkpoints does, so that the run can be resumed.
     """
     checks.check_torch(platform_name())
     env = {name: str(value) for name, value in (options.env or {}).items()}
     checks.check_environment(env)
     checks.check_care(0, options.watchdog)
-    asked = check(script, options.args, parameters, nodes.world_size, env.get("PYTHONPATH", ""))
-    asked = able_to(asked, ["checkpoint_dir"]) if saves else asked
-    folder = RunFolder.create(runs_root(options.runs_dir), str(options.name or asked.script.name))
-    with taken_back_on_failure(folder):
+    request = check(script, options.args, parameters, nodes.world_size, env.get("PYTHONPATH", ""))
+    request = with_options(request, ["checkpoint_dir"]) if saves else request
+    folder = RunFolder.create(runs_root(options.runs_dir), str(options.name or request.script.name))
+    with removed_on_failure(folder):
         folder.nodes.mkdir()
-        arguments = [*asked.argv, *checkpoint_arguments(asked, {"save_every": "1"} if saves else {}, folder)]
-        file = asked.file(folder)
-        plain = [plain_command(nodes, node, address, port, file, asked.argv) for node in range(nodes.count)]
+        arguments = [*request.argv, *checkpoint_arguments(request, {"save_every": "1"} if saves else {}, folder)]
+        file = request.file(folder)
+        plain = [plain_command(nodes, node, address, port, file, request.argv) for node in range(nodes.count)]
         lines = [" ".join([*assignments(env), line]) for line in plain]
         manifest = {
             "torchrun": _torchrun(folder, nodes, 0, address, port, file, arguments),
@@ -64,31 +64,31 @@ def create(
             "retries": 0,
             "watchdog": options.watchdog,
         }
-        write_folder(folder, asked, arguments, lines, manifest)
+        write_folder(folder, request, arguments, lines, manifest)
         if prediction:
             write_json(folder.plan, prediction)
     return folder
 
 
 def torchrun_of_node(folder: RunFolder, node: int | str, address: str, port: int | str) -> list[str]:
-    """torchrun with labkit's worker round each rank, for one node of a run that was created; `node` may be a variable
-    that a shell is to fill in."""
+    """The torchrun command, with labkit's worker around each rank, for one node of a created run; `node` may be a shell
+    variable."""
     manifest = folder.read_manifest()
     nodes = Nodes.read(manifest)
     if nodes is None:
-        raise RunFolderError(f"{folder.id} is a run on one machine")
+        raise RunFolderError(f"{folder.id} is a run on one machine; expected a run on several nodes")
     file = str(manifest["script"]["path"] or folder.script)
     return _torchrun(folder, nodes, node, address, port, file, manifest["args"])
 
 
 def node_command(folder: RunFolder, node: int, address: str, port: int) -> list[str]:
-    """The command that one host of a run is to execute: torchrun, and the process that has charge of it."""
+    """The command that one host of a run executes: the node's supervisor, which starts torchrun."""
     supervisor = [sys.executable, "-m", "labkit.launcher.node", str(folder.path), str(node), "--"]
     return [*supervisor, *torchrun_of_node(folder, node, address, port)]
 
 
 def plain_command(nodes: Nodes, node: int | str, address: str, port: int | str, file: str, args: Sequence[str]) -> str:
-    """The line that does one node's part of the same training without labkit."""
+    """The command that runs one node's part of the same training without labkit."""
     return shlex.join(node_torchrun_command(["torchrun"], nodes, node, address, port, file, *args))
 
 

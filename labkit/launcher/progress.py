@@ -1,4 +1,4 @@
-"""Does a run move? Heartbeats of its ranks, looked at once a second: a few bytes each, however long the run."""
+"""Does a run make progress? Reads the heartbeats of its ranks once a second: a few bytes each, however long the run."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from labkit.record.records import Tail, end_record
 
 __all__ = ["Progress", "Saving"]
 
-LOOK_SECONDS = 1.0
-# Slow is not stuck: a rank may take this long, and twice its own step time, before anybody is told.
+POLL_SECONDS = 1.0
+# Slow is not stuck: a rank is reported after this long plus twice its own step time.
 PATIENCE_SECONDS = 5.0
-LEFT_SECONDS = 3.0  # a rank whose script has ended, and that gives no sign of life for so long, has left
+LEFT_SECONDS = 3.0  # a rank whose script has ended has exited after this long without a heartbeat
 FIRST_STEP_SECONDS = 30.0  # until the first step: imports, data, compilation
 
 
 class Progress:
-    """When each rank of an attempt last gave a sign of moving: a batch, a backward, a step, a record of its own."""
+    """When each rank of an attempt last made progress: a batch, a backward, a step, a record of its own."""
 
     def __init__(self, folder: RunFolder):
         self._folder = folder
-        self._began = time.monotonic()
-        self._looked = 0.0
+        self._started = time.monotonic()
+        self._polled = 0.0
         self._signs: dict[int, Any] = {}
         self._changed: dict[int, float] = {}
-        self._beats: dict[int, tuple[Any, float]] = {}  # the newest beat's own time, and when it was seen first
+        self._beats: dict[int, tuple[Any, float]] = {}  # the newest beat's own time, and when it was first read
         self._ended: set[int] = set()  # ranks whose script has ended
-        self._step_seconds = 0.0  # the slowest rank's newest, once one has made a step
+        self._step_seconds = 0.0  # of the slowest rank, 0 before the first step
 
-    def look(self) -> bool:
-        """Read the heartbeats, at most once a second; whether it was time to."""
+    def update(self) -> bool:
+        """Read the heartbeats, at most once a second; returns whether they were read."""
         now = time.monotonic()
-        if now - self._looked < LOOK_SECONDS:
+        if now - self._polled < POLL_SECONDS:
             return False
-        self._looked = now
+        self._polled = now
         for rank in self._folder.started_ranks():
             beat = read_json(self._folder.heartbeat(rank))
             if not isinstance(beat, dict):
@@ -56,14 +56,14 @@ class Progress:
 
     @property
     def idle_seconds(self) -> float:
-        """How long no rank has moved."""
-        return time.monotonic() - max([self._began, *self._changed.values()])
+        """Seconds since any rank made progress."""
+        return time.monotonic() - max([self._started, *self._changed.values()])
 
     def stalled(self) -> dict[int, float]:
-        """Seconds since each rank moved, of those that should have by now. One whose script has ended should leave."""
+        """Seconds since each overdue rank made progress. A rank whose script has ended is expected to exit."""
         now = time.monotonic()
-        left = {rank for rank in self._ended if now - self._beats.get(rank, (None, 0.0))[1] > LEFT_SECONDS}
-        idle = {rank: now - changed for rank, changed in self._changed.items() if rank not in left}
+        exited = {rank for rank in self._ended if now - self._beats.get(rank, (None, 0.0))[1] > LEFT_SECONDS}
+        idle = {rank: now - changed for rank, changed in self._changed.items() if rank not in exited}
         working = PATIENCE_SECONDS + 2 * self._step_seconds if self._step_seconds else FIRST_STEP_SECONDS
         patience = {rank: PATIENCE_SECONDS if rank in self._ended else working for rank in idle}
         return {rank: seconds for rank, seconds in idle.items() if seconds > patience[rank]}
@@ -76,8 +76,8 @@ class Saving:
         self._tail = Tail(attempt.metrics(0))
         self.failure: str | None = None  # why the newest checkpoint was not saved
 
-    def look(self) -> str | None:
-        """Read what is new; returns `failure`."""
+    def update(self) -> str | None:
+        """Read the new records; returns `failure`."""
         for records in self._tail.chunks():
             for record in records:
                 checkpoint = record.get("checkpoint") if record.get("k") == "report" else None

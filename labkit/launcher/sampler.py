@@ -1,6 +1,6 @@
-"""The machine while a run lasts: `hosts/<host>.jsonl`, once a second, and `processes.json`, what descends from the
-run's supervisor. A process of its own, because asking a broken driver has been seen to crash whoever asked. What the
-machine does not tell is null.
+"""Samples the machine during a run: `hosts/<host>.jsonl`, once a second, and `processes.json`, the descendants of the
+run's supervisor. It is a separate process, because querying a broken driver can crash the caller. Values that the
+machine does not report are null.
 
     python -m labkit.launcher.sampler <run folder> <the supervisor's folder>
 """
@@ -33,7 +33,7 @@ def main() -> None:
     host = host_name()
     file = os.open(folder.host(host), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     devices = _devices()
-    psutil.cpu_percent()  # the first call only sets the mark
+    psutil.cpu_percent()  # the first call only starts the interval
     names = [{k: v for k, v in device().items() if k in ("name", "uuid", "memory_total")} for device in devices]
     memory = psutil.virtual_memory()
     _write(
@@ -52,12 +52,12 @@ def main() -> None:
     while os.getppid() == parent:
         time.sleep(PERIOD_SECONDS)
         before, processes = processes, set(descendants(supervisor, folder.id))
-        if processes != before and os.getppid() == parent:  # otherwise they were somebody else's by then
+        if processes != before and os.getppid() == parent:  # otherwise another process has adopted them
             _record(home, processes)
-        seen = [device() for device in devices]
+        readings = [device() for device in devices]
         sample = {"k": "host", "cpu": psutil.cpu_percent(), "memory_used": psutil.virtual_memory().used}
         changing = ("utilisation", "memory_used", "power", "temperature")
-        _write(file, sample | {"devices": [{k: d[k] for k in changing} for d in seen]})
+        _write(file, sample | {"devices": [{k: d[k] for k in changing} for d in readings]})
 
 
 def _record(home: RunFolder, processes: set[psutil.Process]) -> None:
@@ -72,19 +72,19 @@ def _write(file: int, record: dict[str, Any]) -> None:
 
 
 def _devices() -> list[Callable[[], dict[str, Any]]]:
-    """A reader for each GPU that NVML knows; none where there is no driver."""
+    """A reader for each GPU that NVML reports; none without a driver."""
     try:
         import pynvml
 
         pynvml.nvmlInit()
         handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-    except Exception:  # not installed, no driver, a driver that does not match
+    except Exception:  # not installed, no driver, or a driver of another version
         return []
     return [_reader(pynvml, handle) for handle in handles]
 
 
 def _reader(nvml: Any, handle: Any) -> Callable[[], dict[str, Any]]:
-    """What NVML says of one device: percent, bytes, watts, degrees Celsius; WSL2 leaves out several."""
+    """NVML's values for one device: percent, bytes, watts, degrees Celsius; WSL2 does not report all of them."""
 
     def ask(function: Callable[..., Any], *args: Any) -> Any:
         try:

@@ -1,4 +1,4 @@
-"""Begin a run: check everything, write its folder, start its supervisor."""
+"""Start a run: check everything, write its folder, start its supervisor."""
 
 from __future__ import annotations
 
@@ -33,23 +33,31 @@ from labkit.record.session import current_folder, seconds_to_train
 from labkit.write import Script, check_flags, command_line, completed, options_of, read_back, script_names
 from labkit.write.launch_options import LaunchOptions
 
-__all__ = ["Asked", "able_to", "check", "checkpoint_arguments", "start", "taken_back_on_failure", "write_folder"]
+__all__ = [
+    "LaunchRequest",
+    "check",
+    "checkpoint_arguments",
+    "removed_on_failure",
+    "start",
+    "with_options",
+    "write_folder",
+]
 
-CROWDED = 2  # ranks per core from which on times mean little
+CROWDED = 2  # ranks per core above which times mean little
 OURS = ("LABKIT_", "KINETO_", "TORCH_FR_", "PYTHONUNBUFFERED", "PYTHONFAULTHANDLER", "PYTHONSAFEPATH")
 # Supervisors this process has started; one that has ended is a zombie until it is polled.
 _supervisors: list[subprocess.Popen[bytes]] = []
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A script that may be launched: `path` is the file it must run from when it is the user's own (`__file__` has to
-    stay true), `argv` its arguments, `given` the options among them."""
+class LaunchRequest:
+    """A script that passed the checks. `path` is the file of a user's own script, which runs from there (`__file__` is
+    correct); `argv` are its arguments, `options` the options among them."""
 
     script: Script
     path: Path | None
     argv: list[str]
-    given: dict[str, str]
+    options: dict[str, str]
 
     def file(self, folder: RunFolder) -> str:
         return str(self.path or folder.script)
@@ -67,39 +75,39 @@ def start(
 ) -> RunFolder:
     """Start a run and return its folder at once. Raises LaunchError or ScriptError before anything exists.
 
-    `prediction` is kept in the folder, and is there before the first rank starts. `ends_with_session`: one of our own
-    scripts saves and stops before a Kaggle session ends, unless its deadline was given.
+    `prediction` is written to the folder before the first rank starts. `ends_with_session`: one of labkit's own scripts
+    saves and stops before a Kaggle session ends, unless it was launched with a deadline.
     """
     checks.check_torch(platform_name())
     checks.check_environment(options.env or {})
     env = {name: str(value) for name, value in (options.env or {}).items()}
     machine = hardware(env.get("CUDA_VISIBLE_DEVICES"))
     ranks = checks.check_ranks(options.nproc_per_node, options.backend, machine)
-    asked = check(script, options.args, parameters, ranks, env.get("PYTHONPATH", ""))
+    request = check(script, options.args, parameters, ranks, env.get("PYTHONPATH", ""))
     checks.check_interface({**os.environ, **env}.get("GLOO_SOCKET_IFNAME", ""))
     checks.check_care(options.retries, options.watchdog)
-    folder = RunFolder.create(runs_root(options.runs_dir), str(options.name or asked.script.name))
-    ending = _session_deadline(asked) if asked.path is None and ends_with_session else {}
-    asked = able_to(asked, ending)
-    extra = [*command_line(asked.script, ending), *checkpoint_arguments(asked, ending, folder)]
+    folder = RunFolder.create(runs_root(options.runs_dir), str(options.name or request.script.name))
+    deadline = _session_deadline(request) if request.path is None and ends_with_session else {}
+    request = with_options(request, deadline)
+    extra = [*command_line(request.script, deadline), *checkpoint_arguments(request, deadline, folder)]
     environment, dropped = rank_environment(
         os.environ,
         folder,
         nproc_per_node=ranks,
         cores=machine.cores,
-        script_dir=script_folder(asked.path),
+        script_dir=script_folder(request.path),
         extra=env,
     )
     if ranks > CROWDED * machine.cores and not machine.gpus:
-        print(f"{ranks} ranks on {machine.cores} cores: they start one after another, and times will mean little")
+        print(f"{ranks} ranks on {machine.cores} cores: they compete for cores, and times will mean little")
     gpus = gpus_of(machine, ranks)
     shares_gpus = shares_gpus or environment.get("LABKIT_SHARE_GPUS") == "1"
-    with taken_back_on_failure(folder):
+    with removed_on_failure(folder):
         added = {k: v for k, v in environment.items() if k == "OMP_NUM_THREADS" or os.environ.get(k) != v}
         added = {k: v for k, v in added.items() if not k.startswith(OURS)}
-        lines = [reproducing_command(asked.file(folder), ranks, asked.argv, added)]
+        lines = [reproducing_command(request.file(folder), ranks, request.argv, added)]
         manifest = {
-            "torchrun": torchrun_command(folder, ranks, asked.file(folder), [*asked.argv, *extra]),
+            "torchrun": torchrun_command(folder, ranks, request.file(folder), [*request.argv, *extra]),
             "world_size": ranks,
             "backend": "nccl" if machine.gpus and ranks <= len(machine.gpus) else "gloo",
             "devices": [gpu.name for gpu in machine.gpus] or ["cpu"],
@@ -110,32 +118,32 @@ def start(
             "watchdog": options.watchdog,
             "gpus": gpus,
         }
-        write_folder(folder, asked, [*asked.argv, *extra], lines, manifest)
+        write_folder(folder, request, [*request.argv, *extra], lines, manifest)
         if prediction:
             write_json(folder.plan, prediction)
         _supervisors[:] = [process for process in _supervisors if process.poll() is None]
         with launching() if gpus else nullcontext():
             if not shares_gpus:
                 check_gpus_are_free(gpus)
-            with _locked_checkpoints(asked, folder) as held:
-                _supervisors.append(_start_supervisor(folder, environment, held, tied=tied))
+            with _locked_checkpoints(request, folder) as descriptors:
+                _supervisors.append(_start_supervisor(folder, environment, descriptors, tied=tied))
     return folder
 
 
 @contextmanager
-def taken_back_on_failure(folder: RunFolder) -> Iterator[None]:
-    """A folder that is being filled is removed when that fails. Raises RunFolderError for the disk's own problems."""
+def removed_on_failure(folder: RunFolder) -> Iterator[None]:
+    """Remove a folder if filling it fails. Raises RunFolderError for errors of the disk."""
     try:
         yield
     except BaseException as error:
-        shutil.rmtree(folder.path, ignore_errors=True)  # ours, seconds old, and nothing ran
+        shutil.rmtree(folder.path, ignore_errors=True)  # ours, seconds old, and nothing has run in it
         if isinstance(error, OSError):
             raise RunFolderError(f"the run could not be started in {folder.path}: {error}") from None
         raise
 
 
 def _script(script: Script | str | os.PathLike[str]) -> tuple[Script, Path | None]:
-    """The script, and its file when it is the user's own."""
+    """The script, and its file if it is the user's own."""
     if isinstance(script, Script):
         return script, None
     if not isinstance(script, str | os.PathLike):
@@ -144,7 +152,7 @@ def _script(script: Script | str | os.PathLike[str]) -> tuple[Script, Path | Non
         return Script.load(script), None
     path = Path(script).absolute()
     if str(path) != str(path).encode("utf-8", "replace").decode():
-        raise ScriptError(f"the name of {ascii(str(path))} is not UTF-8, which command.txt is; rename the script")
+        raise ScriptError(f"the path {ascii(str(path))} is not UTF-8 and cannot be recorded; rename the script")
     return Script.load(script), path
 
 
@@ -154,9 +162,9 @@ def check(
     parameters: Mapping[str, Any],
     ranks: int,
     python_path: str = "",
-) -> Asked:
-    """A script with its arguments, for so many ranks; one of labkit's own is completed by the options that are given.
-    `python_path` is what the ranks are given as PYTHONPATH. Raises LaunchError or ScriptError when it could not train.
+) -> LaunchRequest:
+    """Check a script with its arguments for this number of ranks; one of labkit's own gets the extras that its options
+    need. `python_path` is the ranks' PYTHONPATH. Raises LaunchError or ScriptError when it could not train.
     """
     script, path = _script(script)
     script.check()
@@ -167,11 +175,11 @@ def check(
     argv = checks.check_arguments([*command_line(script, parameters), *checks.check_arguments(args)])
     if path is None:  # a user's own script may add options in another module
         check_flags(script, argv)
-    given = read_back(script, argv)
+    options = read_back(script, argv)
     if path is None:
-        checks.check_numbers(script, given)
-    checks.check_batch(script, given, ranks)
-    return Asked(script, path, argv, given)
+        checks.check_numbers(script, options)
+    checks.check_batch(script, options, ranks)
+    return LaunchRequest(script, path, argv, options)
 
 
 def _completed(script: Script, names: Sequence[str], args: Sequence[str] = ()) -> Script:
@@ -181,43 +189,43 @@ def _completed(script: Script, names: Sequence[str], args: Sequence[str] = ()) -
     return whole
 
 
-def able_to(asked: Asked, options: Iterable[str]) -> Asked:
-    """The same, with the extras that declare options which the launch would like to set by itself. A file of the user's
-    is left as it is, and so is a script in which the user's own cells stand where the extra's would."""
-    if asked.path is not None:
-        return asked
+def with_options(request: LaunchRequest, options: Iterable[str]) -> LaunchRequest:
+    """The request with the extras that declare these options, which the launch sets itself. A user's own file is left
+    unchanged, and so is a script whose own cells conflict with the extra's."""
+    if request.path is not None:
+        return request
     try:
-        return replace(asked, script=_completed(asked.script, list(options)))
+        return replace(request, script=_completed(request.script, list(options)))
     except ScriptError:
-        return asked
+        return request
 
 
-def _session_deadline(asked: Asked) -> dict[str, str]:
-    """`deadline_seconds`, if the session that this process runs in has an end; said, because the run then saves."""
+def _session_deadline(request: LaunchRequest) -> dict[str, str]:
+    """`deadline_seconds`, if this process runs in a session with a time limit. Prints what the run will do."""
     seconds = seconds_to_train()
-    if seconds is None or "deadline_seconds" in asked.given:
+    if seconds is None or "deadline_seconds" in request.options:
         return {}
-    if "deadline_seconds" not in options_of(able_to(asked, ["deadline_seconds"]).script):
+    if "deadline_seconds" not in options_of(with_options(request, ["deadline_seconds"]).script):
         return {}
-    print(f"Kaggle's session ends: this run saves and stops after {seconds:.0f} s (deadline_seconds=0: it does not)")
+    print(f"Kaggle's session is limited: this run saves and stops after {seconds:.0f} s (deadline_seconds=0: never)")
     return {"deadline_seconds": f"{seconds:.0f}"}
 
 
-def checkpoint_arguments(asked: Asked, more: Mapping[str, str], folder: RunFolder) -> list[str]:
-    """Checkpoints go into the run folder unless the user said where. `more`: options on top of those asked for."""
-    given, options = {**asked.given, **more}, options_of(asked.script)
-    wanted = any(given.get(option, "0") != "0" for option in ("save_every", "deadline_seconds", "validate_every"))
-    if not wanted or "checkpoint_dir" in given or "checkpoint_dir" not in options:
+def checkpoint_arguments(request: LaunchRequest, added: Mapping[str, str], folder: RunFolder) -> list[str]:
+    """`--checkpoint-dir` in the run folder, unless the user chose one. `added` are options on top of the request's."""
+    values, options = {**request.options, **added}, options_of(request.script)
+    saves = any(values.get(option, "0") != "0" for option in ("save_every", "deadline_seconds", "validate_every"))
+    if not saves or "checkpoint_dir" in values or "checkpoint_dir" not in options:
         return []
     return ["--checkpoint-dir", str(folder.checkpoints)]
 
 
 def write_folder(
-    folder: RunFolder, asked: Asked, args: list[str], lines: Sequence[str], manifest: Mapping[str, Any]
+    folder: RunFolder, request: LaunchRequest, args: list[str], lines: Sequence[str], manifest: Mapping[str, Any]
 ) -> None:
-    """What was asked for, before anything starts. `lines` run the same without labkit; `manifest` is what only the kind
-    of launch knows."""
-    folder.script.write_text(str(asked.script), encoding="utf-8")
+    """Write the request to the run folder before anything starts. `lines` run the same training without labkit;
+    `manifest` holds the fields that depend on the kind of launch."""
+    folder.script.write_text(str(request.script), encoding="utf-8")
     folder.ranks.mkdir()
     folder.command.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
     write_json(
@@ -225,11 +233,11 @@ def write_folder(
         {
             "format": 1,
             "id": folder.id,
-            "name": asked.script.name,
+            "name": request.script.name,
             "created": datetime.now(UTC).isoformat(timespec="milliseconds"),
-            "script": {"sha256": asked.script.sha256, "path": str(asked.path) if asked.path else None},
-            "cells": {c.title: {"origin": c.origin} for c in asked.script.parts if c.origin},
-            "parameters": dict(asked.given),
+            "script": {"sha256": request.script.sha256, "path": str(request.path) if request.path else None},
+            "cells": {c.title: {"origin": c.origin} for c in request.script.parts if c.origin},
+            "parameters": dict(request.options),
             "args": args,
             "cwd": str(current_folder()),
             "versions": {"python": sys.version.split()[0], "torch": version("torch"), "labkit": version("labkit")},
@@ -241,10 +249,10 @@ def write_folder(
 
 
 @contextmanager
-def _locked_checkpoints(asked: Asked, folder: RunFolder) -> Iterator[tuple[int, ...]]:
-    """The lock's descriptor, for the supervisor to hold until it ends."""
-    chosen = asked.given.get("checkpoint_dir")
-    descriptor = lock_checkpoints(Path(chosen).absolute(), folder) if chosen else None
+def _locked_checkpoints(request: LaunchRequest, folder: RunFolder) -> Iterator[tuple[int, ...]]:
+    """The lock's file descriptor, which the supervisor holds until it exits."""
+    checkpoints = request.options.get("checkpoint_dir")
+    descriptor = lock_checkpoints(Path(checkpoints).absolute(), folder) if checkpoints else None
     try:
         yield () if descriptor is None else (descriptor,)
     finally:
@@ -253,9 +261,9 @@ def _locked_checkpoints(asked: Asked, folder: RunFolder) -> Iterator[tuple[int, 
 
 
 def _start_supervisor(
-    folder: RunFolder, environment: Mapping[str, str], held: Sequence[int], *, tied: bool
+    folder: RunFolder, environment: Mapping[str, str], descriptors: Sequence[int], *, tied: bool
 ) -> subprocess.Popen[bytes]:
-    # The environment, which may hold secrets, is inherited and never written down.
+    # The environment may hold secrets: it is inherited and never written to disk.
     with folder.supervisor_log.open("ab") as log:
         return subprocess.Popen(
             [sys.executable, "-m", "labkit.launcher.supervisor", str(folder.path), str(os.getpid() if tied else 0)],
@@ -264,7 +272,7 @@ def _start_supervisor(
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # a notebook's interrupt reaches the kernel's whole process group
-            pass_fds=held,
+            pass_fds=descriptors,
         )
 
 

@@ -1,7 +1,7 @@
-"""End a run so that nothing of it is left: one TERM to the agent, a grace period of ours, KILL, verify.
+"""Stop a run so that no process of it is left: one TERM to the agent, a grace period of our own, KILL, verify.
 
-What is of a run carries its marker or descends from its supervisor, which inherits what its ranks leave behind. The
-sampler writes down what does, for a supervisor that is killed leaves its processes to nobody who knows them.
+A process of a run carries the run's marker or descends from its supervisor, which adopts the orphans of its ranks. The
+sampler records these descendants, because a supervisor that is killed leaves them to a parent that does not know them.
 """
 
 from __future__ import annotations
@@ -30,91 +30,91 @@ SAMPLER = "labkit.launcher.sampler"
 
 # torchrun's own grace is 30 s and cannot be shortened on its failure path.
 GRACE_SECONDS = 5.0
-# A checkpoint that is being saved when the stop is asked for may take this long to be committed.
+# A checkpoint that is being saved when a stop is requested may take this long to be committed.
 SAVING_SECONDS = 60.0
 LONGEST_GRACE = 86_400.0
-# The nodes of a run end one after another and agree on a cause; of one that is gone they wait to hear for 15 s.
+# The nodes of a run end one after another and agree on a cause; they wait 15 s for a node that is gone.
 AGREEING_SECONDS = 25.0
-LOOK_SECONDS = 0.05
-LOOK_FAR_SECONDS = 0.5  # at the files of many nodes
-DYING_SECONDS = 4.0  # of a process that was sent KILL
+POLL_SECONDS = 0.05
+POLL_NODES_SECONDS = 0.5  # reads the files of many nodes
+KILL_SECONDS = 4.0  # how long processes may take to exit after KILL
 
 
 def stop(folder: RunFolder, *, grace: float = GRACE_SECONDS) -> State:
     """Stop a run, whatever state its processes are in; returns its final state. Calling it again is harmless.
 
-    The run's supervisor does the work. When that is gone or does not get it done, this process does, and ends a
-    supervisor that is stopped by a signal. A run that was lost stays so.
+    The run's supervisor does the work. If it is gone or does not finish, this process does the work, and kills a
+    supervisor that is suspended by a signal. The state of a run that was lost stays "lost".
     """
     if supervisor_is_elsewhere(folder):
         raise RunFolderError(
-            f"{folder.id} runs on another machine, or did before this one was restarted; stop it there"
+            f"{folder.id} runs on another machine, or started before this one was rebooted; stop it there"
         )
     before = read_state(folder)
     if not before.is_final:
         request = {"time": time.time(), "pid": os.getpid(), "grace": grace}
         write_json(folder.stop_request, request, reserve=folder.reserve)  # a full disk is a reason to stop a run
-    # at once: do not wait for a supervisor that may be within an earlier grace period
+    # immediately: the supervisor may still be in an earlier grace period
     killed = sweep(folder) if grace <= 0 else 0
-    began = time.monotonic()
-    latest = began + (SAVING_SECONDS if grace > 0 else 0.0)
-    own, look_every = (AGREEING_SECONDS, LOOK_FAR_SECONDS) if folder.nodes.is_dir() else (5.0, LOOK_SECONDS)
-    while not (state := read_state(folder)).is_final and time.monotonic() < began + patience(folder, grace) + own:
+    started = time.monotonic()
+    latest = started + (SAVING_SECONDS if grace > 0 else 0.0)
+    margin, period = (AGREEING_SECONDS, POLL_NODES_SECONDS) if folder.nodes.is_dir() else (5.0, POLL_SECONDS)
+    while not (state := read_state(folder)).is_final and time.monotonic() < started + patience(folder, grace) + margin:
         if time.monotonic() < latest and folder.checkpoint_being_saved():
-            began = time.monotonic()
-        time.sleep(look_every)
+            started = time.monotonic()
+        time.sleep(period)
     killed += sweep(folder)
-    for supervisor in _supervisors(folder):  # after the sweep, which found by them what they had inherited
+    for supervisor in _supervisors(folder):  # after the sweep, which finds their descendants through them
         with suppress(psutil.Error):
             if supervisor.status() == psutil.STATUS_STOPPED:
                 supervisor.kill()
-    if not state.is_final and (heard := heard_nodes(folder)):
+    if not state.is_final and (nodes := heard_nodes(folder)):
         raise RunFolderError(
-            f"{folder.id} was asked to stop and has not ended on {', '.join(heard)}, which can still be heard; look at "
+            f"{folder.id} was asked to stop but has not ended on {', '.join(nodes)}, which still sends heartbeats; see "
             "supervisor.log in its nodes' folders"
         )
     if not state.is_final or (state.state == "lost" and not before.is_final):
-        sentence = "stopped on request, after the process that watched it was gone"
+        sentence = "stopped on request, after its supervisor had exited"
         state = replace(state, state="stopped", ended=time.time(), cause={"kind": "stopped", "sentence": sentence})
     elif not killed:
         return state
     state = replace(state, ended=state.ended or time.time(), killed=state.killed + killed)
-    if folder.path.exists():  # of a deleted run nobody is left to read
+    if folder.path.exists():
         write_state(folder, state)
     return state
 
 
 def terminate(agent: Identity, folder: RunFolder, grace: float, node: int | None = None) -> int:
-    """One TERM, then wait, then KILL whatever is left. Returns how many had to be killed. `node`: only what is its.
+    """One TERM, then wait, then KILL whatever is left. Returns how many had to be killed. `node` limits it to one node.
 
-    Ranks that save when they are stopped may finish their step, and a checkpoint that is being saved, before the TERM
-    or because of it, is let finish, unless `grace` is 0 or somebody asks again with 0.
+    Ranks that save when they are stopped may finish their step. A checkpoint that is being saved, whether before the
+    TERM or because of it, may finish unless `grace` is 0 or a later stop request has a grace of 0.
     """
     latest = time.monotonic() + SAVING_SECONDS
 
-    def given() -> float:
-        asked = requested_grace(folder)
-        return grace if asked is None else min(grace, asked)
+    def current_grace() -> float:
+        requested = requested_grace(folder)
+        return grace if requested is None else min(grace, requested)
 
     def saving() -> bool:
-        return given() > 0 and time.monotonic() < latest and folder.checkpoint_being_saved()
+        return current_grace() > 0 and time.monotonic() < latest and folder.checkpoint_being_saved()
 
     newest = folder.newest_checkpoint()
     while agent.is_alive() and saving() and folder.newest_checkpoint() == newest:
-        time.sleep(LOOK_SECONDS)
+        time.sleep(POLL_SECONDS)
     if agent.is_alive():
         os.kill(agent.pid, signal.SIGTERM)  # never a second one: torchrun then abandons its ranks
-    began = time.monotonic()
-    while processes_of(folder, node) and time.monotonic() < began + patience(folder, given()):
+    started = time.monotonic()
+    while processes_of(folder, node) and time.monotonic() < started + patience(folder, current_grace()):
         if saving():
-            began = time.monotonic()
+            started = time.monotonic()
         time.sleep(0.1)
     return sweep(folder, node)
 
 
 def patience(folder: RunFolder, grace: float) -> float:
-    """Seconds to wait after a TERM: the grace period, or what ranks that save when they are stopped may need to agree
-    on a step and make it. No patience is asked for by 0.
+    """Seconds to wait after a TERM: the grace period, or longer if the ranks save when they are stopped and need time
+    to agree on a step and finish it. A grace of 0 stays 0.
     """
     manifest = read_json(folder.manifest)
     command = manifest.get("torchrun") if isinstance(manifest, dict) else None
@@ -129,103 +129,103 @@ def patience(folder: RunFolder, grace: float) -> float:
 def sweep(folder: RunFolder, node: int | None = None) -> int:
     """KILL every process of the run until none is left. Returns how many were killed.
 
-    `node`: only those of one node, for several may share a machine. Waits for none of them: how torchrun ended is for
-    its parent to be told.
+    `node` limits it to one node, since several may share a machine. The processes are not waited for: torchrun's exit
+    code belongs to its parent.
     """
     killed = set()
-    deadline = time.monotonic() + DYING_SECONDS
+    deadline = time.monotonic() + KILL_SECONDS
     while (left := processes_of(folder, node)) and time.monotonic() < deadline:
         for process in left:
-            with suppress(psutil.Error):  # it ended by itself in between, or somebody else's
+            with suppress(psutil.Error):  # it has exited meanwhile, or belongs to another user
                 process.kill()
                 killed.add(process.pid)
-        time.sleep(LOOK_SECONDS)
+        time.sleep(POLL_SECONDS)
     return len(killed)
 
 
 def processes_of(folder: RunFolder, node: int | None = None) -> list[psutil.Process]:
-    """Every living process of the run, or of one node of it: those of this user with its marker in their environment,
-    and whatever descends from its supervisor, or did when that was last seen alive."""
+    """Every live process of the run, or of one node of it: this user's processes with the run's marker in their
+    environment, and the descendants of its supervisor, including those that the sampler recorded last."""
     wanted = {MARKER: folder.id} | ({} if node is None else {NODE_MARKER: str(node)})
-    known = [process for process in psutil.process_iter() if _is_marked(process, wanted)]
+    candidates = [process for process in psutil.process_iter() if _is_marked(process, wanted)]
     for home in _homes(folder, node):
-        known += _recorded(home)
+        candidates += _recorded(home)
     ours = {p.pid: p for supervisor in _supervisors(folder, node) for p in descendants(supervisor, folder.id)}
-    for process in known:
+    for process in candidates:
         if process.pid not in ours and not _is_another_runs(process, folder.id):
             ours |= {p.pid: p for p in (process, *descendants(process, folder.id))}
     return [process for process in ours.values() if _is_alive(process)]
 
 
 def descendants(root: psutil.Process, run_id: str) -> list[psutil.Process]:
-    """What a process has started, and what that has started, without other runs and without the sampler."""
-    found, pids = [], {root.pid}
+    """The descendants of a process, except those of other runs and labkit's own processes."""
+    processes, pids = [], {root.pid}
     with suppress(psutil.Error):
         for process in root.children(recursive=True):  # parents before their children
             with suppress(psutil.Error):
                 if process.ppid() in pids and not _is_another_runs(process, run_id):
-                    found.append(process)
+                    processes.append(process)
                     pids.add(process.pid)
-    return found
+    return processes
 
 
 def supervised(process: psutil.Process) -> RunFolder | None:
-    """The run that a process has charge of; None of one that is not a supervisor. Raises psutil.Error."""
+    """The run that a process supervises; None if it is not a supervisor. Raises psutil.Error."""
     command = process.cmdline()
     module = next((word for word in command[:-1] if word in SUPERVISORS), None)
     return RunFolder(command[command.index(module) + 1]) if module else None
 
 
 def _supervisors(folder: RunFolder, node: int | None = None) -> list[psutil.Process]:
-    """The living processes that have charge of a run here, or of one node of it; this one may be it."""
+    """The live processes on this machine that supervise a run, or one node of it; this process may be one."""
     identities = [supervisor_of(home) for home in _homes(folder, node)]
-    found = []
+    supervisors = []
     for pid in {os.getpid(), *(one.pid for one in identities if one is not None and one.is_alive())}:
         with suppress(psutil.Error):
             process = psutil.Process(pid)
             run = supervised(process)
             if run is not None and run.id == folder.id and process.uids().real == os.getuid():
-                found.append(process)
-    return found
+                supervisors.append(process)
+    return supervisors
 
 
 def _homes(folder: RunFolder, node: int | None) -> list[RunFolder]:
-    """Where the supervisors of a run, or of one node of it, keep what they know."""
+    """The folders in which the supervisors of a run, or of one node of it, keep their files."""
     nodes = "*" if node is None else str(node)
     on_nodes = [RunFolder(path) for attempt in folder.attempts() for path in attempt.nodes.glob(nodes)]
     return [folder, *on_nodes] if node is None else on_nodes
 
 
 def _recorded(home: RunFolder) -> list[psutil.Process]:
-    """What the sampler last saw of the descendants of a supervisor, as far as it lives. Nobody else's record is heeded:
-    it could name any process of ours."""
+    """The supervisor's descendants that the sampler recorded last and that are still alive. A record that belongs to
+    another user is ignored: it could name any process of ours."""
     with suppress(OSError):
         if home.processes.stat().st_uid != os.getuid():
             return []
-    recorded = read_json(home.processes)
-    listed = recorded.get("processes") if isinstance(recorded, dict) else None
-    found = []
-    for identity in map(Identity.read, listed if isinstance(listed, list) else []):
+    record = read_json(home.processes)
+    identities = record.get("processes") if isinstance(record, dict) else None
+    processes = []
+    for identity in map(Identity.read, identities if isinstance(identities, list) else []):
         with suppress(psutil.Error):
             if identity is not None and identity.is_alive():
-                found.append(psutil.Process(identity.pid))
-    return found
+                processes.append(psutil.Process(identity.pid))
+    return processes
 
 
 def _is_marked(process: psutil.Process, wanted: Mapping[str, str]) -> bool:
     try:
         return process.uids().real == os.getuid() and wanted.items() <= process.environ().items()
-    except (psutil.Error, OSError):  # gone, or not ours to look at
+    except (psutil.Error, OSError):  # gone, or not readable for us
         return False
 
 
 def _is_another_runs(process: psutil.Process, run_id: str) -> bool:
-    """Whether it has another run's marker, or is labkit's own: a supervisor, or what samples the machine for one."""
+    """Whether it carries another run's marker, or is one of labkit's own processes: a supervisor or a sampler."""
     try:
         if not {SAMPLER, *SUPERVISORS}.isdisjoint(process.cmdline()):
             return True
         return process.environ().get(MARKER, run_id) != run_id
-    except (psutil.Error, OSError):  # what cannot be looked at is whose child it is
+    except (psutil.Error, OSError):  # if it cannot be inspected, its parent decides
         return False
 
 
@@ -236,7 +236,7 @@ def _is_alive(process: psutil.Process) -> bool:
 
 
 def requested_grace(folder: RunFolder) -> float | None:
-    """The grace period of a stop request, None when nobody has asked."""
+    """The grace period of the stop request in seconds; None if there is no request."""
     request = read_json(folder.stop_request)
     if not isinstance(request, dict):
         return None
@@ -245,8 +245,8 @@ def requested_grace(folder: RunFolder) -> float | None:
 
 
 def request_in_words(folder: RunFolder) -> dict[str, Any]:
-    """The cause that a stop request is. `goes_on`: the next attempt will take up what this one saves."""
+    """The stop request as a cause. `goes_on` means that the next attempt resumes from what this one saves."""
     request = read_json(folder.stop_request)
     if isinstance(request, dict) and request.get("goes_on") is True:
-        return {"kind": "stopped", "goes_on": True, "sentence": "saved and stopped, for its job's time was nearly up"}
+        return {"kind": "stopped", "goes_on": True, "sentence": "saved and stopped, as its job was near its time limit"}
     return {"kind": "stopped", "sentence": "stopped on request"}

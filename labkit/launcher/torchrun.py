@@ -27,17 +27,17 @@ __all__ = [
 ]
 
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
-# Left over from an earlier torchrun, a Slurm job or a container image; they would change world size or meeting point.
+# Left over from an earlier torchrun, a Slurm job or a container image; they would change world size or rendezvous.
 LEFTOVERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
 LEFTOVER_PREFIXES = ("PET_", "TORCHELASTIC_")
-# An allowlist: whatever else is set may be a secret and is never written to disk.
+# An allowlist: any other variable may hold a secret and is never written to disk.
 RECORDED_PREFIXES = ("CUDA_", "NCCL_", "GLOO_", "TORCH_", "PYTORCH_", "OMP_", "MKL_", "LABKIT_")
 RECORDED = ("KAGGLE_KERNEL_RUN_TYPE", "PYTHONPATH", "PYTHONSAFEPATH", "LD_PRELOAD")
 SECRET_WORDS = ("TOKEN", "SECRET", "PASSWORD", "PASSWD", "PWD", "KEY", "CREDENTIAL", "AUTH")
 
 
 def torchrun_command(folder: RunFolder, nproc_per_node: int, script: str, args: Sequence[str]) -> list[str]:
-    """torchrun, unmodified, with labkit's worker round each rank. No restarts: torch 2.13's own are unreliable."""
+    """Unmodified torchrun with labkit's worker around each rank. No restarts: torch 2.13's own are unreliable."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     ranks = ["--nproc-per-node", str(nproc_per_node), "--max-restarts", "0"]
     return [*launcher, *ranks, *worker_arguments(folder, script, args)]
@@ -46,9 +46,9 @@ def torchrun_command(folder: RunFolder, nproc_per_node: int, script: str, args: 
 def node_torchrun_command(
     torchrun: Sequence[str], nodes: Nodes, rank: int | str, address: str, port: int | str, *rest: str
 ) -> list[str]:
-    """torchrun for one node of a fixed number; `rest` is what follows its own options, `rank` the node's.
+    """torchrun for node `rank` of a fixed number of nodes; `rest` follows torchrun's own options.
 
-    Static rendezvous: with c10d's an agent that is cut off hangs for minutes, and host names must be right.
+    The rendezvous is static: with c10d's, an agent that is cut off hangs for minutes, and host names must be correct.
     """
     where = ["--node-rank", str(rank), "--master-addr", address, "--master-port", str(port)]
     sizes = ["--nnodes", str(nodes.count), "--nproc-per-node", str(nodes.nproc_per_node)]
@@ -56,20 +56,20 @@ def node_torchrun_command(
 
 
 def worker_arguments(folder: RunFolder, script: str, args: Sequence[str]) -> list[str]:
-    """What follows torchrun's own options when labkit's worker is round each rank. `folder` is where the logs go."""
+    """The arguments after torchrun's own options, with labkit's worker around each rank. `folder` receives the logs."""
     return ["--redirects", "3", "--log-dir", str(folder.torchrun_logs), "-m", "labkit.worker", script, *args]
 
 
 def reproducing_command(script: str, nproc_per_node: int, args: Sequence[str], env: Mapping[str, str]) -> str:
-    """The line that runs the same training without labkit; `env` is what its ranks were given on top."""
+    """The command that runs the same training without labkit; `env` holds the variables added for its ranks."""
     torchrun = shlex.join(["torchrun", "--standalone", f"--nproc-per-node={nproc_per_node}", script, *args])
     return " ".join([*assignments(env), torchrun])
 
 
 def assignments(env: Mapping[str, str]) -> list[str]:
-    """`NAME=value` words for a shell; of what may be a secret only the name."""
-    told = recorded_environment(env)
-    return [f"{name}={shlex.quote(told[name]) if name in told else '…'}" for name in sorted(env)]
+    """`NAME=value` words for a shell; the value of a possible secret is left out."""
+    values = recorded_environment(env)
+    return [f"{name}={shlex.quote(values[name]) if name in values else '…'}" for name in sorted(env)]
 
 
 def rank_environment(
@@ -82,16 +82,16 @@ def rank_environment(
     extra: Mapping[str, str] | None = None,
     interface: str = LOOPBACK,
 ) -> tuple[dict[str, str], list[str]]:
-    """`(environment, dropped)`: what the ranks are given, and the names of leftovers that were taken out.
+    """`(environment, dropped)`: the ranks' environment, and the names of the leftovers that were removed.
 
-    `interface` is the one that leads to the other ranks: on one machine its loopback.
+    `interface` is the network interface to the other ranks: on one machine the loopback.
     """
-    kept = without_leftovers(base)
-    dropped = sorted(base.keys() - kept.keys() - {MARKER, NODE_MARKER})
+    inherited = without_leftovers(base)
+    dropped = sorted(base.keys() - inherited.keys() - {MARKER, NODE_MARKER})
     defaults = {
         "OMP_NUM_THREADS": str(max(1, cores // nproc_per_node)),
         "GLOO_SOCKET_IFNAME": interface,
-        "TORCH_FR_BUFFER_SIZE": "2000",  # the flight recorder: which collectives each rank has called
+        "TORCH_FR_BUFFER_SIZE": "2000",  # entries of the flight recorder: which collectives each rank has called
     } | ({"NCCL_SOCKET_IFNAME": interface} if interface != LOOPBACK else {})
     ours = {
         "LABKIT_RUN_DIR": str(folder.path),
@@ -101,32 +101,32 @@ def rank_environment(
         # A `random.py` or `types.py` in the working folder must not break `import torch`.
         "PYTHONSAFEPATH": "1",
     }
-    return {**defaults, **kept, **(extra or {}), **ours}, dropped
+    return {**defaults, **inherited, **(extra or {}), **ours}, dropped
 
 
 def without_leftovers(environment: Mapping[str, str]) -> dict[str, str]:
-    """An environment without what an earlier torchrun, or another run, has left in it."""
+    """The environment without the variables of an earlier torchrun or another run."""
     theirs = (*LEFTOVERS, MARKER, NODE_MARKER)
     return {k: v for k, v in environment.items() if k not in theirs and not k.startswith(LEFTOVER_PREFIXES)}
 
 
 def attempt_command(command: Sequence[str], run: RunFolder, attempt: RunFolder, elapsed: float) -> list[str]:
-    """The command of a run with its logs in the folder of one attempt, and what is left of its deadline."""
+    """The command of a run with the logs in one attempt's folder and the rest of its deadline. `elapsed` is seconds."""
     words = [str(attempt.torchrun_logs) if word == str(run.torchrun_logs) else word for word in command]
     if attempt is not run and "--deadline-seconds" in words[:-1]:
         where = words.index("--deadline-seconds") + 1
-        with suppress(ValueError):  # the script's own to refuse
+        with suppress(ValueError):  # the script refuses it
             words[where] = f"{max(1.0, float(words[where]) - elapsed):.0f}"
     return words
 
 
 def marked(environment: Mapping[str, str], run: RunFolder, attempt: RunFolder, number: int) -> dict[str, str]:
-    """With the marker by which every process of the run is found again, and where this attempt's ranks write."""
+    """The environment with the marker of the run's processes, and the folder that this attempt's ranks write to."""
     return {**environment, MARKER: run.id, "LABKIT_RUN_DIR": str(attempt.path), "LABKIT_ATTEMPT": str(number)}
 
 
 def recorded_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The part of an environment that is kept in run.json."""
+    """The part of an environment that is written to run.json."""
     return {
         k: v
         for k, v in sorted(environment.items())
@@ -135,5 +135,5 @@ def recorded_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def script_folder(path: str | os.PathLike[str] | None) -> str:
-    """Where modules beside the script are looked for: its own folder, or the notebook's."""
+    """Where modules next to the script are searched: its own folder, or the notebook's."""
     return str(Path(path).absolute().parent if path else current_folder())

@@ -10,14 +10,14 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from labkit.record.folder import MOST_RANKS, RunFolder, read_json
 from labkit.record.identity import Identity, boot_id
 from labkit.record.records import finite
 
 if TYPE_CHECKING:
-    from labkit.record.state import State
+    from labkit.record.state import State, StateName
 
 __all__ = ["Nodes", "beat", "heard_nodes", "is_on_this_host", "is_heard", "last_beat", "merged"]
 
@@ -45,12 +45,12 @@ class Nodes:
         value = manifest.get("nodes") if isinstance(manifest, dict) else None
         if not isinstance(value, dict):
             return None
-        counts = [value.get("count"), value.get("nproc_per_node")]
-        if not all(type(n) is int and 0 < n <= MOST_RANKS for n in counts):
+        count, ranks, hosts = value.get("count"), value.get("nproc_per_node"), value.get("hosts")
+        if not _is_count(count) or not _is_count(ranks):
             return None
-        hosts = value.get("hosts")
-        named = isinstance(hosts, list) and len(hosts) == counts[0] and all(isinstance(h, str) for h in hosts)
-        return cls(counts[0], counts[1], tuple(hosts) if named else None)
+        if not isinstance(hosts, list) or len(hosts) != count or not all(isinstance(h, str) for h in hosts):
+            hosts = None
+        return cls(count, ranks, tuple(hosts) if hosts else None)
 
     def as_dict(self) -> dict[str, Any]:
         hosts = list(self.hosts) if self.hosts else None
@@ -99,6 +99,10 @@ def last_beat(node: RunFolder) -> dict[str, Any] | None:
     return said if isinstance(said, dict) and finite(said.get("time")) is not None else None
 
 
+def _is_count(value: Any) -> TypeGuard[int]:
+    return type(value) is int and 0 < value <= MOST_RANKS
+
+
 def supervisor_of(node: RunFolder) -> Identity | None:
     agent = read_json(node.agent)
     return Identity.read(agent.get("supervisor")) if isinstance(agent, dict) else None
@@ -132,19 +136,21 @@ def merged(root: State, states: Sequence[State | None], heard: Sequence[bool]) -
 
     `root` is the run's own, written at the launch.
     """
-    begun = [state for state in states if state is not None]
+    started = [state for state in states if state is not None]
     going = [s for s, is_there in zip(states, heard, strict=True) if s is not None and not s.is_final and is_there]
-    over = sorted((s for s in begun if s.is_final), key=lambda s: WORST_FIRST.index(s.state))
-    if not begun:
-        return replace(root, state="starting", notice=f"none of its {len(states)} nodes has begun yet")
-    common = {"started": root.started, "killed": sum(s.killed for s in begun)}
+    over = sorted((s for s in started if s.is_final), key=lambda s: WORST_FIRST.index(s.state))
+    if not started:
+        return replace(root, state="starting", notice=f"none of its {len(states)} nodes has started yet")
+    begun, killed = root.started, sum(s.killed for s in started)
     if going:
-        name = "running" if any(s.state == "running" for s in begun) else "starting"
+        name: StateName = "running" if any(s.state == "running" for s in started) else "starting"
         notice = next((s.notice for s in going if s.notice), None)
-        return replace(going[0], state=name, notice=notice, **common)
+        return replace(going[0], state=name, notice=notice, started=begun, killed=killed)
     if not over or (over[0].state == "succeeded" and len(over) < len(states)):
         sentence = "the processes that watched this run on its hosts are gone and left no result"
-        return replace(begun[0], state="lost", cause={"kind": "lost", "sentence": sentence}, **common)
+        cause = {"kind": "lost", "sentence": sentence}
+        return replace(started[0], state="lost", cause=cause, started=begun, killed=killed)
     code = next((s.exit_code for s in over if s.exit_code), over[0].exit_code)
     notice = next((s.notice for s in over if s.notice), None)
-    return replace(over[0], ended=max(s.ended or 0.0 for s in over), exit_code=code, notice=notice, **common)
+    ended = max(s.ended or 0.0 for s in over)
+    return replace(over[0], ended=ended, exit_code=code, notice=notice, started=begun, killed=killed)

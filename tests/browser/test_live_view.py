@@ -128,7 +128,7 @@ def test_the_stop_button_ends_the_run(notebook):
 def test_a_run_that_is_stuck_says_so_and_answers_where_every_rank_is(notebook):
     notebook.open([launch(10_000, fault="hang")])
     notebook.run(0)
-    notebook.wait_for_text(0, "no rank has moved since", 60)
+    notebook.wait_for_text(0, "no rank has made progress since", 60)
     notebook.output(0).get_by_role("button", name="Why is it stuck?").click()
     notebook.output(0).get_by_text("rank 1, step 4, sleeping").wait_for(timeout=15_000)
     notebook.output(0).get_by_text("rank 1, step 4, sleeping").click()
@@ -152,7 +152,7 @@ def test_detach_leaves_the_run_alone(notebook):
     notebook.run(0)
     wait_until_moving(notebook, 0)
     notebook.output(0).get_by_role("button", name="Detach").click()
-    notebook.wait_for_text(0, "the run goes on", 30)
+    notebook.wait_for_text(0, "the run continues", 30)
     notebook.run(1)
     notebook.wait_for_text(1, "0 processes left", 30)
 

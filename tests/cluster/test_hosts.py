@@ -179,7 +179,7 @@ def test_lines_are_printed_to_paste_and_a_host_that_never_comes_is_named(hosts):
     lines = [line for line in said.splitlines() if line.startswith("cd ")]
     folder = list_runs()[-1]
     assert f"--master-addr {RIGHT['A'].split()[0]}" in lines[1]
-    assert read_state(folder).notice == "none of its 2 nodes has begun yet"
+    assert read_state(folder).notice == "none of its 2 nodes has started yet"
     alone = hosts.start("A", ["sh", "-c", lines[0]], log="pasted.log")
     sentence = ends(hosts, folder, 65)["sentence"]
     assert sentence == "waited 60 s for host 1 of 2 (hB); it has not connected"

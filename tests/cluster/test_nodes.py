@@ -165,7 +165,7 @@ def test_a_node_that_never_comes_is_named():
         assert two.ends(65)["sentence"] == "waited 60 s for host 1 of 2 (localhost-1); it has not connected"
         two.begin(1)  # too late
         assert two.processes[1].wait(30) == 2
-        assert "the run was over before node 1 began" in two.said()
+        assert "the run had ended before node 1 started" in two.said()
 
 
 def test_a_node_that_is_done_waits_for_one_that_takes_longer():
@@ -207,7 +207,7 @@ def test_a_node_begins_once_and_sees_the_folder(tmp_path):
         command = node_command(two.folder, 1, "127.0.0.1", two.port)
         again = subprocess.run(command, capture_output=True, text=True)
         assert again.returncode == 2
-        assert "node 1 of this run has been started before" in again.stderr
+        assert "node 1 of this run was already started" in again.stderr
         command[command.index(str(two.folder.path))] = str(tmp_path / "elsewhere")
         elsewhere = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "LABKIT_HOST": "hB"})
         assert elsewhere.stderr.startswith("labkit: host hB does not see ")

@@ -273,7 +273,7 @@ def assert_goes_on(cluster: Cluster, run: labkit.Run, whole: dict[int, float]) -
     assert state.attempt >= 2
     assert seen >= {1, 2}
     first = state.earlier[0]
-    assert first["cause"]["sentence"] == "saved and stopped, for its job's time was nearly up"
+    assert first["cause"]["sentence"] == "saved and stopped, as its job was near its time limit"
     assert first["checkpoint"]
     resumed = int(first["checkpoint"].removeprefix("step-"))
     assert min(r["step"] for r in rows(run.folder) if r["attempt"] == 2 and "loss" in r) == resumed + 1

@@ -228,7 +228,7 @@ def test_a_programs_run_dies_with_the_program(tmp_path, runs_dir):
     wait_for_end(run)
     assert not marked_processes(runs_dir)
     assert run.status().state == "stopped"
-    assert run.status().cause["sentence"] == "the process that started this run is gone"
+    assert run.status().cause["sentence"] == "the process that started this run has exited"
 
 
 def test_a_detached_run_outlives_the_program(tmp_path):

@@ -161,7 +161,7 @@ def test_batch_runs_go_with_their_kernel(event, kernels) -> None:
     deadline = time.monotonic() + BOUND * SHARED_MACHINE
     for name, folder in runs.items():
         told = assert_clean(folder, before[name], within=(deadline - time.monotonic()) / SHARED_MACHINE)
-        gone = "the process that started this run is gone"
+        gone = "the process that started this run has exited"
         # A polite restart or shutdown may interrupt the cell that waits, which stops its run.
         assert told["cause"]["sentence"] in (gone, "stopped on request")
         assert told["cause"]["sentence"] == gone or name == "cell"

@@ -17,7 +17,7 @@ BOUND = 10.0  # seconds
 LAUNCH = f"import labkit\nrun = labkit.launch({str(FAULTY)!r}, nproc_per_node=2, steps={ENDLESS})"
 UNTIL_TOLD = "import pathlib, time\nwhile not pathlib.Path('go').exists(): time.sleep(0.1)"
 # The owner is gone, or what waited was interrupted.
-GONE, STOPPED = "the process that started this run is gone", "stopped on request"
+GONE, STOPPED = "the process that started this run has exited", "stopped on request"
 
 
 @pytest.fixture

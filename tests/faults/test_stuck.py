@@ -38,7 +38,7 @@ def test_a_stuck_rank_is_found_where_it_is(fault: str) -> None:
     while (notice := run.status().notice) is None and time.monotonic() - began < 2 * SHOWN_SECONDS:
         time.sleep(0.2)
     assert notice
-    assert re.search("(no rank has|rank 1 has not) moved since .*" + STUCK[fault] + WAITS, notice), notice
+    assert re.search("(no rank has made|rank 1 has made no) progress since .*" + STUCK[fault] + WAITS, notice), notice
     assert notice in repr(run)
     assert "File" in run.folder.stacks(0).read_text()
     assert not run.status().is_final
@@ -173,10 +173,8 @@ def test_a_rank_that_finished_and_does_not_leave_is_told_from_one_that_left(tmp_
         time.sleep(0.2)
 
     (notice,) = notices - {None}
-    pattern = (
-        r"^rank 1 has not moved since .*: rank 0 has finished; rank 1 has finished its script and is still leaving"
-    )
-    assert re.search(pattern + r" in train\.py line \d+: `time\.sleep\(20\)`", notice), notice
+    pattern = r"^rank 1 has made no progress since .*: rank 0 has finished; rank 1 has finished its script and "
+    assert re.search(pattern + r"is still exiting in train\.py line \d+: `time\.sleep\(20\)`", notice), notice
     assert state.state == "succeeded"
 
 

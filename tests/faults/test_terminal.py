@@ -141,7 +141,7 @@ def test_ctrl_c_stops_the_run_however_often_it_is_pressed(presses, apart, fault,
 
     assert window.wait() in INTERRUPTED[presses]
     assert window.cursor_is_shown()
-    assert told["cause"]["sentence"] in ("stopped on request", "the process that started this run is gone")
+    assert told["cause"]["sentence"] in ("stopped on request", "the process that started this run has exited")
     if presses == 1:
         assert told["cause"]["sentence"] == "stopped on request"
         assert "interrupted: stopping the run; interrupt again to kill it" in window.read()
@@ -177,7 +177,7 @@ def test_a_killed_launch_takes_its_run_with_it(end, code, terminal) -> None:
     told = assert_clean(folder, before)
 
     assert window.wait() == code
-    assert told["cause"]["sentence"] == "the process that started this run is gone"
+    assert told["cause"]["sentence"] == "the process that started this run has exited"
 
 
 @pytest.mark.parametrize("shell", [pytest.param(False, marks=pytest.mark.soak), True], ids=["alone", "in a shell"])
@@ -192,7 +192,7 @@ def test_a_closed_terminal_takes_its_run_with_it(shell, terminal) -> None:
     told = assert_clean(folder, before)
 
     assert window.wait() in CLOSED
-    assert told["cause"]["sentence"] == "the process that started this run is gone"
+    assert told["cause"]["sentence"] == "the process that started this run has exited"
 
 
 def test_ctrl_z_leaves_the_run_going_and_fg_takes_it_up_again(terminal) -> None:

@@ -176,7 +176,7 @@ def test_a_training_is_saved_before_its_session_ends_and_the_next_goes_on(sessio
 
     log = session.save_and_run_all(notebook)
 
-    assert "Kaggle's session ends: this run saves and stops after " in log
+    assert "Kaggle's session is limited: this run saves and stops after " in log
     assert "stopped by the deadline after step" in log
     (saved, *_) = sorted(int(p.name[5:]) for p in (session.working / "checkpoints").glob("step-*"))
     again = Session(tmp_path / "two", image)

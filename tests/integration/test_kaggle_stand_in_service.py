@@ -68,7 +68,7 @@ def test_a_notebook_goes_to_a_stand_in_for_kaggle_is_followed_and_its_run_comes_
     text, facts = read_progress_line(lines[0])
     assert text.startswith("step 10 of 10 (100%) · loss")
     assert (facts["state"], facts["step"], facts["total_steps"]) == ("succeeded", 10, 10)
-    assert "Kaggle's session ends: this run saves and stops after 99" in out
+    assert "Kaggle's session is limited: this run saves and stops after 99" in out
     (run,) = labkit.runs()
     assert run.path.parent == runs_dir
     assert str(run.path) in out

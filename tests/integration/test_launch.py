@@ -207,7 +207,7 @@ def test_the_loss_is_computed_in_full_precision_under_bf16():
         ({"steps": "many"}, ScriptError, "must be a whole number"),
         ({"nproc_per_node": 3, "global_batch_size": 64}, LaunchError, "63 or 66"),
         ({"args": "--steps 3"}, LaunchError, "args must be a list"),
-        ({"args": ["x" * 200_000]}, LaunchError, "cannot be handed to a process"),
+        ({"args": ["x" * 200_000]}, LaunchError, "cannot be passed to a process"),
         ({"env": {"A=B": "1"}}, LaunchError, "no name of an environment variable"),
         ({"env": {"A": "1\0"}}, LaunchError, "no NUL byte"),
         ({"nprocs": 2}, ScriptError, "did you mean 'nproc_per_node'"),
@@ -328,6 +328,6 @@ def test_a_launch_that_was_killed_is_listed_as_lost_and_its_folder_deleted_on_re
     listed = subprocess.run(verb, capture_output=True, text=True).stdout
     cleaned = subprocess.run([*verb, "--clean"], capture_output=True, text=True).stdout
 
-    assert re.search(rf"^{left.name} +lost +n/a +its launch was killed before the run began", listed)
+    assert re.search(rf"^{left.name} +lost +n/a +its launch was killed before the run started", listed)
     assert cleaned == f"deleted {left}\nno runs yet\n"
     assert [path.name for path in runs.iterdir()] == ["my own folder"]

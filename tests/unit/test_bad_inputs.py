@@ -335,7 +335,7 @@ def test_a_parameter_of_any_text_is_kept_and_written_as_it_was_given(launched, t
 def test_a_parameter_that_no_process_can_be_given_is_refused(refusal, train, value):
     said = refusal(train, text=value)
 
-    assert "cannot be handed to a process" in said
+    assert "cannot be passed to a process" in said
     assert "text" in said
     assert len(said) < 1000
 
@@ -378,7 +378,7 @@ def test_an_interface_that_is_not_there_is_named_with_those_that_are(refusal, mo
 
     said = refusal(nproc_per_node=2, env={"GLOO_SOCKET_IFNAME": value} if place == "given" else {})
 
-    assert "no interface eth9; here" in said
+    assert "no interface eth9; this host has" in said
     assert all(name in said for name in psutil.net_if_addrs())
 
 

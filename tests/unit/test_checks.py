@@ -53,7 +53,7 @@ def test_a_torch_that_is_new_enough_passes(torch_version, version):
 def test_a_torch_that_is_too_old_is_refused_with_both_versions(torch_version, version):
     torch_version(version)
 
-    with pytest.raises(LaunchError, match=rf"torch {re.escape(version)} is too old: labkit needs 2\.8 or newer"):
+    with pytest.raises(LaunchError, match=rf"torch {re.escape(version)} is too old; labkit needs 2\.8 or newer"):
         check_torch("linux")
 
 
@@ -145,10 +145,10 @@ def test_a_gpu_for_which_torch_has_no_kernels_is_refused_before_anything_starts(
     torch_version("2.10.0")
     p100, t4 = Gpu("Tesla P100-PCIE-16GB", 16 << 30, (6, 0)), Gpu("Tesla T4", 16 << 30, (7, 5))
     said = {"kernels": ["sm_75", "sm_80", "compute_120"]}
-    monkeypatch.setattr(checks, "asked_of_torch", lambda visible: said)
+    monkeypatch.setattr(checks, "torch_report", lambda visible: said)
     monkeypatch.setattr(
         hardware_module,
-        "asked_of_torch",
+        "torch_report",
         lambda visible: said | {"gpus": [[gpu.name, gpu.memory, list(gpu.capability)] for gpu in (t4, p100)]},
     )
     refusal = (
@@ -161,7 +161,7 @@ def test_a_gpu_for_which_torch_has_no_kernels_is_refused_before_anything_starts(
     assert not list(tmp_path.iterdir())
     assert check_ranks(1, None, Hardware(**{**vars(made_up(0)), "gpus": (t4, p100)})) == 1
     for unknown in ({"kernels": []}, {"kernels": ["gfx942"]}, None):
-        monkeypatch.setattr(checks, "asked_of_torch", lambda visible, unknown=unknown: unknown)
+        monkeypatch.setattr(checks, "torch_report", lambda visible, unknown=unknown: unknown)
         assert check_ranks(1, None, Hardware(**{**vars(made_up(0)), "gpus": (p100,)})) == 1
 
 

@@ -738,12 +738,12 @@ def test_what_torch_says_of_gpus_is_asked_elsewhere(tmp_path, monkeypatch):
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(hardware_module, "DRIVER_FILES", (tmp_path,))
-    hardware_module.asked_of_torch.cache_clear()
+    hardware_module.torch_report.cache_clear()
     try:
         assert hardware("0").gpus == (Gpu("Tesla T4", 2**34, (7, 5)),)
         assert probes.torch_build(hardware("0")) == TorchBuild("12.8", ("sm_75",), ("ab",))
     finally:
-        hardware_module.asked_of_torch.cache_clear()
+        hardware_module.torch_report.cache_clear()
 
 
 # In a terminal, and on native Windows.

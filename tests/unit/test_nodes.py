@@ -111,9 +111,9 @@ def begun(run, node, identity=None, *, said=None):
     return home
 
 
-def test_a_run_that_no_node_has_begun_waits(run):
+def test_a_run_waits_until_its_nodes_have_started(run):
     assert read_state(run).state == "starting"
-    assert read_state(run).notice == "none of its 2 nodes has begun yet"
+    assert read_state(run).notice == "none of its 2 nodes has started yet"
 
 
 def test_a_node_is_heard_by_its_process_here_and_by_its_heartbeat_elsewhere(run):
@@ -145,7 +145,7 @@ def test_what_a_node_has_said_once_is_read_once(run, monkeypatch):
     assert len(identities) == 1
     outcomes.clear()
     ended(run, 1, exit_code=0)
-    assert all(peer.is_fine() and peer.is_over() for _ in range(5))
+    assert all(peer.is_fine() and peer.has_ended() for _ in range(5))
     assert len(outcomes) == 1
 
 
@@ -289,7 +289,7 @@ def test_the_interface_of_this_machine_is_the_loopback():
     assert interface_of("127.0.0.1") in ("lo", "lo0")
     with pytest.raises(LaunchError, match=r"no network interface of .* has the address 203.0.113.9"):
         interface_of("203.0.113.9")
-    with pytest.raises(LaunchError, match="does not know the host 'no.such.host.invalid'"):
+    with pytest.raises(LaunchError, match="cannot resolve the host 'no.such.host.invalid'"):
         resolved("no.such.host.invalid")
 
 
@@ -308,7 +308,7 @@ def test_a_port_that_is_taken_is_said():
         taken.bind(("", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(LaunchError, match=f"port {port}, where the ranks are to meet, is in use on hA"):
+        with pytest.raises(LaunchError, match=f"the rendezvous port {port} is in use on hA"):
             check_port(str(port), "hA")
     check_port(str(port), "hA")
     with pytest.raises(LaunchError, match="must be a port"):
@@ -331,7 +331,7 @@ def test_a_node_that_does_not_see_the_folder_says_so(tmp_path, monkeypatch, caps
 def test_a_job_that_is_begun_again_does_not_begin_a_run_that_was_stopped(run, capsys):
     write_state(run, STOPPED)
     assert main([str(run.path), "1", "--attempt", "2", "--", "true"]) == 2
-    assert "the run was over before node 1 began: stopped on request" in capsys.readouterr().err
+    assert "the run had ended before node 1 started: stopped on request" in capsys.readouterr().err
     assert not run.attempt(2).path.exists()
 
 
@@ -395,9 +395,9 @@ def test_a_file_server_that_stumbles_ends_no_run(run, monkeypatch, number, capsy
         raise OSError(number, os.strerror(number))
 
     watching_node = object.__new__(node.NodeSupervisor)
-    watching_node.node, watching_node.bereft = 0, None
+    watching_node.node, watching_node.peer_ended = 0, None
     progress = Progress(run)
-    monkeypatch.setattr(progress, "look", stumbles)
+    monkeypatch.setattr(progress, "update", stumbles)
     assert watching_node.watch(run, progress) is None
     assert os.strerror(number) in capsys.readouterr().out
 
@@ -410,7 +410,7 @@ def test_a_file_server_that_stumbles_ends_no_run(run, monkeypatch, number, capsy
 
 
 def test_gpus_that_a_run_holds_on_a_host_are_not_given_to_another(run, folder, monkeypatch):
-    monkeypatch.setattr(gpu_lock, "going_on", lambda: [folder])
+    monkeypatch.setattr(gpu_lock, "active_runs", lambda: [folder])
     manifest = json.loads(run.manifest.read_text())
     write_json(run.manifest, manifest | {"gpus": ["0", "1"]})
     with pytest.raises(LaunchError, match=r"uses GPU 0, 1\. Wait for it"):

@@ -26,7 +26,7 @@ def beat(folder, rank, step, *, moved=1.0, step_seconds=0.1):
 def watch(progress, now, seconds):
     for _ in range(seconds):
         now["now"] += 1.0
-        progress.look()
+        progress.update()
 
 
 def test_a_rank_that_stops_is_stalled_after_its_patience_and_no_longer_when_it_moves(folder, now):

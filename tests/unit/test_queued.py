@@ -15,7 +15,7 @@ from labkit.cluster.submission import prepare
 from labkit.record import State
 from labkit.view.live.page import attempt_ended
 
-STARTING = State("starting", 1000.0, notice="none of its 2 nodes has begun yet")
+STARTING = State("starting", 1000.0, notice="none of its 2 nodes has started yet")
 RUNNING = State("running", 1000.0)
 OVER = State("succeeded", 1000.0, ended=1010.0, exit_code=0)
 RAISED = State("failed", 1000.0, ended=1010.0, exit_code=1, cause={"kind": "exception", "sentence": "rank 1 failed"})
@@ -111,8 +111,8 @@ def test_a_run_that_saved_because_its_time_was_up_is_not_over(now):
 def test_an_attempt_that_saved_did_not_fail():
     ended = with_job(SAVED, job("RUNNING", nodes="n1")).earlier[0]
 
-    assert attempt_ended(1, ended) == "attempt 1: its time limit was near; begun again from step-40"
-    assert attempt_ended(1, ended | {"cause": {"sentence": "x"}}) == "attempt 1 failed: x; begun again from step-40"
+    assert attempt_ended(1, ended) == "attempt 1: its time limit was near; restarted from step-40"
+    assert attempt_ended(1, ended | {"cause": {"sentence": "x"}}) == "attempt 1 failed: x; restarted from step-40"
 
 
 def test_it_is_over_when_the_job_is():

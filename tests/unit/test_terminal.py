@@ -50,15 +50,16 @@ def reader(folder, write_metrics):
 
 def test_it_shows_what_the_notebook_shows(reader):
     ended = {"cause": {"sentence": "rank 1 fell"}, "checkpoint": "step-4"}
-    shown = drawn(reader, State("running", 0.0, notice="no rank has moved since 12:00:00", earlier=[ended], attempt=2))
+    notice = "no rank has made progress since 12:00:00"
+    shown = drawn(reader, State("running", 0.0, notice=notice, earlier=[ended], attempt=2))
 
     for text in (
         "running",
         reader.folder.id,
         "step 8",
-        "input-bound: 60% of each step waits for data",
-        "no rank has moved since 12:00:00",
-        "attempt 1 failed: rank 1 fell; begun again from step-4",
+        "input-bound: 60% of each step is spent waiting for data",
+        notice,
+        "attempt 1 failed: rank 1 fell; restarted from step-4",
         "samples/s",
         "resident set",
         "log of rank 0",
@@ -121,7 +122,7 @@ def test_a_run_that_is_followed_says_each_thing_once(folder, monkeypatch, capsys
     Run(folder).wait()
 
     assert capsys.readouterr().out.splitlines() == [
-        "attempt 1 failed: rank 1 fell; begun again from step-4",
+        "attempt 1 failed: rank 1 fell; restarted from step-4",
         "job 7 waits",
         "job 7 has its nodes",
     ]

@@ -1,4 +1,4 @@
-"""What to say beside a failure whose kind is known: memory, disk, ranks that disagree."""
+"""Advice on failures of a known kind: memory, disk, ranks that disagree."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ CHECKED_CALLS = (
 
 
 def memory_in_words(kind: str, memory: Mapping[str, Any], history: RankHistory | None) -> str:
-    """Where a rank's memory was when it had no more: `; 13.9 of 14.7 GiB were allocated (parameters 3.1 GiB, …)`."""
+    """What a rank's memory was used for when it ran out: `; 13.9 of 14.7 GiB were allocated (parameters 3.1 GiB, …)`."""
     peak = history.memory_peak if history else 0.0
     if kind == "host":
-        held = number(memory.get("peak")) or peak
-        return f"; it held up to {gib(held)} (resident set)" if held else ""
+        most = number(memory.get("peak")) or peak
+        return f"; it held up to {gib(most)} (resident set)" if most else ""
     allocated, total = number(memory.get("allocated")) or peak, number(memory.get("total"))
     held = {k: n for k, v in (history.held if history else {}).items() if k != "device" and (n := number(v))}
     shares = [f"{name} {gib(size)}" for name, size in held.items()]
     if held and allocated > sum(held.values()):
         shares.append(f"activations and buffers {gib(allocated - sum(held.values()))}")
-    said = f"; {gib(allocated)}{f' of {gib(total)}' if total else ''} were allocated" if allocated else ""
+    usage = f"; {gib(allocated)}{f' of {gib(total)}' if total else ''} were allocated" if allocated else ""
     others = (total or 0) - (number(memory.get("free")) or 0) - (number(memory.get("reserved")) or 0)
     elsewhere = f", {gib(others)} of the device were held by other processes" if others > 2**30 else ""
-    return said + (f" ({', '.join(shares)})" if said and shares else "") + elsewhere
+    return usage + (f" ({', '.join(shares)})" if usage and shares else "") + elsewhere
 
 
 def memory_advice(kind: str, script: Script, parameters: Mapping[str, Any]) -> str:
-    """What to change so that it fits, of what this script offers and does not do yet."""
+    """The changes that would make it fit, among the options that this script has and does not use yet."""
     try:
         options = options_of(script)
-        for more in extra_options(script).values():  # an option brings its extra
+        for more in extra_options(script).values():  # an option adds its extra
             options |= more
     except SyntaxError:
         options = {}
@@ -61,11 +61,11 @@ def memory_advice(kind: str, script: Script, parameters: Mapping[str, Any]) -> s
 
 
 def disk_advice(folder: RunFolder, message: str) -> str:
-    """Said when the disk is full, whatever torch makes of it ("unexpected pos 704 vs 598")."""
+    """Advice if the disk is full, whatever torch reports ("unexpected pos 704 vs 598"); otherwise empty."""
     where = folder.checkpoint_folder() if folder.checkpoint_folder().exists() else folder.path
     free = shutil.disk_usage(where).free
-    if not DISK_FULL.search(message) or free > FULL_BYTES:  # with room there, it was another disk: /dev/shm, for one
+    if not DISK_FULL.search(message) or free > FULL_BYTES:  # if there is room, another disk was full, such as /dev/shm
         return ""
-    kept = folder.newest_checkpoint()
-    safe = f"; {kept} is committed and whole" if kept else ""
+    checkpoint = folder.newest_checkpoint()
+    safe = f"; {checkpoint} is committed and complete" if checkpoint else ""
     return f"{free / 2**20:.0f} MiB are free on the disk of {where}{safe}"

@@ -1,7 +1,7 @@
-"""Why a run failed: the rank that failed first for a reason of its own, in one sentence.
+"""Why a run failed: the first rank with a failure of its own, in one sentence.
 
-torchrun blames the rank it saw exit first, which for hangs, early returns and mismatched collectives is a victim.
-Here every rank has written its own record; those that merely lost their neighbour rank below the others.
+torchrun blames the rank that exited first, which for hangs, early returns and mismatched collectives is a victim.
+Here every rank writes its own record, and a rank that only lost its peer counts for less than the others.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from labkit.record.text import first_line, last_line
 
 __all__ = ["explain", "find_cause", "own_failures"]
 
-# What a rank says when another one is gone.
+# What a rank reports when another one is gone.
 COLLATERAL = re.compile(
     r"Connection closed by peer|Connection reset by peer|Broken pipe|Connection refused|connectFullMesh"
     r"|remote process exited|ncclRemoteError|communicator was aborted|NCCL communicator|Socket Timeout"
@@ -30,120 +30,120 @@ NAMED_FAILURES = 3
 
 
 def find_cause(run: RunFolder, folder: RunFolder, exit_code: int, notice: str | None = None) -> dict[str, Any]:
-    """The cause of an attempt that ended with torchrun's `exit_code`: `sentence`, and what is known as fields
+    """The cause of an attempt that ended with torchrun's `exit_code`: `sentence`, and the details as fields
     (`kind`, `rank`, `exception`, `message`, `line`, `cell`, `origin`, `step`, `traceback`, `advice`).
 
-    `folder` is the attempt's. `notice` is what the supervisor saw of ranks that did not move before the end.
+    `folder` is the attempt's. `notice` is what the supervisor last reported about stalled ranks.
     """
     return explain(Evidence.gather(run, folder), exit_code, notice)
 
 
-def explain(found: Evidence, exit_code: int, notice: str | None = None) -> dict[str, Any]:
-    """The same from what was found."""
+def explain(evidence: Evidence, exit_code: int, notice: str | None = None) -> dict[str, Any]:
+    """The same from what was evidence."""
     return (
-        _failed(own_failures(found), found)
-        or killed(found)
-        or agent_killed(found)
-        or gone(found)
-        or _failed([failure for failure in exited(found) if not _speaks_of_others(failure)], found)
-        or disagreed(found)
-        or left_early(found)
-        or parted(found)
-        or hung(found, notice)
-        or vanished(found)
-        or _failed(found.failures, found)
-        or _unexplained(found, exit_code)
+        _failed(own_failures(evidence), evidence)
+        or killed(evidence)
+        or agent_killed(evidence)
+        or gone(evidence)
+        or _failed([failure for failure in exited(evidence) if not _mentions_others(failure)], evidence)
+        or disagreed(evidence)
+        or left_early(evidence)
+        or parted(evidence)
+        or hung(evidence, notice)
+        or vanished(evidence)
+        or _failed(evidence.failures, evidence)
+        or _unexplained(evidence, exit_code)
     )
 
 
-def own_failures(found: Evidence) -> list[dict[str, Any]]:
-    """What ranks said that failed for a reason of their own, oldest first."""
-    return [failure for failure in found.failures if not is_collateral(failure)]
+def own_failures(evidence: Evidence) -> list[dict[str, Any]]:
+    """The records of ranks that failed for a reason of their own, oldest first."""
+    return [failure for failure in evidence.failures if not is_collateral(failure)]
 
 
 def is_collateral(failure: dict[str, Any]) -> bool:
     """Whether a rank failed only because another one was gone."""
-    return failure["kind"] == "exception" and _speaks_of_others(failure)
+    return failure["kind"] == "exception" and _mentions_others(failure)
 
 
-def _speaks_of_others(failure: dict[str, Any]) -> bool:
-    # In the whole traceback: a library may have wrapped the broken connection into an error of its own.
+def _mentions_others(failure: dict[str, Any]) -> bool:
+    # Search the whole traceback: a library may have wrapped the connection error in its own.
     text = "".join(failure["traceback"]) + failure["message"]
     return bool(COLLATERAL.search(text))
 
 
-def _failed(failures: list[dict[str, Any]], found: Evidence) -> dict[str, Any] | None:
+def _failed(failures: list[dict[str, Any]], evidence: Evidence) -> dict[str, Any] | None:
     """The first of these failures as a cause, if there is one."""
     for failure in failures:
-        _add_last_words(found.folder, failure)
-    return _with_advice(_failure(failures, found), failures[0], found) if failures else None
+        _add_last_words(evidence.folder, failure)
+    return _with_advice(_failure(failures, evidence), failures[0], evidence) if failures else None
 
 
 def _add_last_words(folder: RunFolder, failure: dict[str, Any]) -> None:
-    """A bare exit code says nothing; the line printed just before it, argparse's for one, often does."""
+    """A bare exit code explains nothing; the last line printed before it, such as argparse's, often does."""
     if failure["kind"] == "exit" and failure["message"].lstrip("-").isdigit():
         last = last_line(tail_text(folder.log(failure["rank"], "stderr"), LAST_WORDS_BYTES))
         failure["message"] += f": {last}" if last else ""
 
 
-def _failure(failures: list[dict[str, Any]], found: Evidence) -> dict[str, Any]:
+def _failure(failures: list[dict[str, Any]], evidence: Evidence) -> dict[str, Any]:
     first = failures[0]
     same = [f for f in failures if (f["exception"], f["message"]) == (first["exception"], first["message"])]
     who = (
-        f"rank {first['rank']}{found.on_host(first['rank'])}"
+        f"rank {first['rank']}{evidence.on_host(first['rank'])}"
         if len(same) == 1
         else f"ranks {', '.join(str(r) for r in sorted(f['rank'] for f in same))}"
     )
     what = first_line(first["message"])
     if first["kind"] == "exit":
-        said = f"{who} exited with {what}" if re.match(r"-?\d+(:|$)", what) else f"{who} stopped: {what}"
+        sentence = f"{who} exited with {what}" if re.match(r"-?\d+(:|$)", what) else f"{who} stopped: {what}"
     else:
-        said = f"{who} failed: {_in_short(first)}"
+        sentence = f"{who} failed: {_summary(first)}"
     if causes := [line for line in map(first_line, first.get("causes", [])[:NAMED_FAILURES]) if line]:
-        said += f", caused by {'; '.join(causes)}"
+        sentence += f", caused by {'; '.join(causes)}"
     cause = {k: first[k] for k in ("kind", "rank", "exception", "message", "step", "time_ns")}
     if first["kind"] == "exception":
         cause["traceback"] = first["traceback"]
-    where = found.locate(first.get("script_line"))
+    where = evidence.locate(first.get("script_line"))
     others = [f for f in failures if f not in same and not is_collateral(f)]
-    more = "".join(f"; rank {f['rank']} also failed: {_in_short(f)}" for f in others[:NAMED_FAILURES])
-    return cause | where | {"sentence": said + where.get("place", "") + more}
+    more = "".join(f"; rank {f['rank']} also failed: {_summary(f)}" for f in others[:NAMED_FAILURES])
+    return cause | where | {"sentence": sentence + where.get("place", "") + more}
 
 
-def _in_short(failure: dict[str, Any]) -> str:
+def _summary(failure: dict[str, Any]) -> str:
     return ": ".join(filter(None, (failure["exception"].split(".")[-1], first_line(failure["message"]))))
 
 
-def _with_advice(cause: dict[str, Any], failure: dict[str, Any], found: Evidence) -> dict[str, Any]:
-    """With the memory that led to an error for want of it, or the state of the disk, and what to change."""
+def _with_advice(cause: dict[str, Any], failure: dict[str, Any], evidence: Evidence) -> dict[str, Any]:
+    """Add what was in memory to an out-of-memory error, or the state of the disk, and what to change."""
     kind, memory = failure.get("out_of_memory"), failure.get("memory")
     if not kind:
-        advice = disk_advice(found.run, "".join(failure.get("traceback") or [str(failure.get("message"))]))
+        advice = disk_advice(evidence.run, "".join(failure.get("traceback") or [str(failure.get("message"))]))
         return cause | ({"sentence": f"{cause['sentence']}; the disk is full", "advice": advice} if advice else {})
-    history = found.histories.get(failure["rank"])
+    history = evidence.histories.get(failure["rank"])
     where = memory_in_words(kind, memory if isinstance(memory, dict) else {}, history)
-    given = found.manifest.get("parameters")
-    parameters = given if isinstance(given, dict) else {}
+    options = evidence.manifest.get("parameters")
+    parameters = options if isinstance(options, dict) else {}
     return cause | {
         "out_of_memory": kind,
         "memory": memory,
         "sentence": cause["sentence"].replace(" failed: ", f" ran out of {kind} memory: ", 1) + where,
-        "advice": memory_advice(kind, found.script, parameters),
+        "advice": memory_advice(kind, evidence.script, parameters),
     }
 
 
-def _unexplained(found: Evidence, exit_code: int) -> dict[str, Any]:
-    """No rank left a record: what became of torchrun, or what the interpreter or torchrun itself said last."""
+def _unexplained(evidence: Evidence, exit_code: int) -> dict[str, Any]:
+    """No rank left a record: how torchrun ended, or the last line that the interpreter or torchrun printed."""
     if exit_code < 0:
         name = signal_name(-exit_code)
-        return {"kind": "agent", "sentence": f"torchrun was killed ({name}); its ranks were ended with it"}
-    logs = [place.torchrun_logs for place in found.homes()]
+        return {"kind": "agent", "sentence": f"torchrun was killed ({name}), and its ranks with it"}
+    logs = [place.torchrun_logs for place in evidence.homes()]
     early = [tail_text(p, 4000) for place in logs for p in sorted(place.rglob("stderr.log"))]
-    text = next((t for t in early if t.strip()), found.log).strip()
-    if text in found.log and found.exits:
-        rank, code = [*found.exits.items()][-1]
-        last = f"by its log, rank {rank}{found.on_host(rank)} was the first to end, with exit code {code}"
+    text = next((t for t in early if t.strip()), evidence.log).strip()
+    if text in evidence.log and evidence.exits:
+        rank, code = [*evidence.exits.items()][-1]
+        last = f"according to its log, rank {rank}{evidence.on_host(rank)} ended first, with exit code {code}"
     else:
-        last = f"the last line of its log: {last_line(text) or 'it said nothing'}"
-    sentence = f"torchrun exited with code {exit_code} and no rank said why; {last}"
+        last = f"the last line of its log: {last_line(text) or 'the log is empty'}"
+    sentence = f"torchrun exited with code {exit_code} and no rank recorded why; {last}"
     return {"kind": "torchrun", "sentence": sentence, "traceback": text.splitlines(keepends=True)[-40:]}

@@ -1,7 +1,7 @@
-"""How a run on several nodes ended, from what all of them left behind: the same answer whichever host asks.
+"""How a run on several nodes ended, from the records of all nodes: every host comes to the same answer.
 
-Every node writes down its own end first (`outcome.json`), then looks at everybody's. A rank's own words count before
-the silence of others, an earlier decision to stop before what it led to.
+Every node first writes its own outcome (`outcome.json`), then reads all outcomes. A rank's own failure counts before
+the silence of others, and an earlier decision to stop before its consequences.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from labkit.record.state import StateName
 
 __all__ = ["FOLLOWS", "conclusion"]
 
-# Why a node was ended when the reason lies with another: no reason to name.
+# Why a node was stopped when the reason lies with another node.
 FOLLOWS = ("others", "missing")
 
 
 def conclusion(run: RunFolder, attempt: RunFolder) -> tuple[StateName, dict[str, Any] | None]:
-    """`(state, cause)` of an attempt of which every node has ended or is gone."""
-    found = Evidence.gather(run, attempt)
-    reasons = sorted((_decided(end), str(node)) for node, end in found.outcomes.items() if _reason(end))
-    own = own_failures(found)
+    """`(state, cause)` of an attempt whose nodes have all ended or are gone."""
+    evidence = Evidence.gather(run, attempt)
+    reasons = sorted((_decided(end), str(node)) for node, end in evidence.outcomes.items() if _reason(end))
+    own = own_failures(evidence)
     if reasons and not (own and own[0]["time_ns"] / 1e9 < reasons[0][0]):
-        why = found.outcomes[int(reasons[0][1])]["why"]
+        why = evidence.outcomes[int(reasons[0][1])]["why"]
         return ("stopped" if why.get("kind") == "stopped" else "failed"), why
-    codes = [end.get("exit_code") for end in found.outcomes.values()]
-    if found.nodes and len(codes) == found.nodes.count and not any(codes):
+    codes = [end.get("exit_code") for end in evidence.outcomes.values()]
+    if evidence.nodes and len(codes) == evidence.nodes.count and not any(codes):
         return "succeeded", None
-    by_itself = [end.get("exit_code") for _, end in sorted(found.outcomes.items()) if not end.get("why")]
+    by_itself = [end.get("exit_code") for _, end in sorted(evidence.outcomes.items()) if not end.get("why")]
     code = next((c for c in by_itself if isinstance(c, int) and c), 1)
-    return "failed", missing(found) or explain(found, code, found.outcomes.get(0, {}).get("notice"))
+    return "failed", missing(evidence) or explain(evidence, code, evidence.outcomes.get(0, {}).get("notice"))
 
 
 def _reason(outcome: dict[str, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""What is left of an attempt that has ended: records, last words, exit codes, logs. Nothing is concluded here."""
+"""What an attempt that has ended left behind: records, errors, exit codes, logs. No conclusions are drawn here."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from labkit.write import Script
 
 __all__ = ["LAST_WORDS_BYTES", "Evidence", "tail_text"]
 
-# torchrun's summary, one entry per rank it saw fail.
+# torchrun's summary has one entry per failed rank.
 EXIT_CODE = re.compile(r"^\s*rank\s*: (\d+) \(local_rank.*\n\s*exitcode\s*: (-?\d+)", re.MULTILINE)
 CLOSED_BY_TORCHRUN = re.compile(r"Sending process (\d+) closing signal")
 LOG_TAIL_BYTES = 200_000
 LAST_WORDS_BYTES = 4000
-# What a rank's error.json must hold to be of use.
+# The fields that a rank's error.json must have.
 FIELDS = {"rank": int, "kind": str, "exception": str, "message": str}
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """`folder` is the attempt's, `run` the run's. `failures` are the ranks' own words, oldest first; `exits` the exit
-    codes that torchrun saw, its root cause last; `path` is the script's name in tracebacks.
+    """`folder` is the attempt's, `run` the run's. `failures` are the ranks' own records, oldest first; `exits` are the
+    exit codes that torchrun reported, its root cause last; `path` is the script's name in tracebacks.
 
-    `logs` are torchrun's, one of each node; `outcomes` how it ended on those that have said so. A run on one machine
-    has one log, no `nodes` and no outcomes."""
+    `logs` are torchrun's, one per node; `outcomes` are those of the nodes that wrote one. A run on one machine has one
+    log, no `nodes` and no outcomes."""
 
     run: RunFolder
     folder: RunFolder
@@ -73,41 +73,41 @@ class Evidence:
         return "".join(self.logs.values())
 
     def log_of(self, rank: int) -> str:
-        """The log of the torchrun that had charge of a rank."""
+        """The log of the torchrun that started a rank."""
         return self.logs.get(self.nodes.of_rank(rank) if self.nodes else 0, "")
 
     def host(self, node: int) -> str:
         return self.nodes.shown(node, self.folder) if self.nodes else ""
 
     def was_ended(self, rank: int) -> bool:
-        """Whether the rank's node was ended because of something that happened elsewhere."""
+        """Whether the rank's node was stopped because of an event elsewhere."""
         return bool(self.nodes and self.outcomes.get(self.nodes.of_rank(rank), {}).get("why"))
 
     def on_host(self, rank: int) -> str:
-        """` on hB`; nothing where there is but one."""
+        """` on hB`; empty for a run on one machine."""
         return f" on {self.host(self.nodes.of_rank(rank))}" if self.nodes else ""
 
     def homes(self) -> list[RunFolder]:
-        """Where torchrun's logs are: the attempt's folder, or that of each of its nodes."""
+        """The folders with torchrun's logs: the attempt's, or one per node."""
         return _homes(self.folder, self.nodes)
 
     def home(self, rank: int) -> RunFolder:
-        """Where the supervisor that had charge of a rank kept what it knows."""
+        """The folder of the supervisor that a rank belonged to."""
         return self.folder.node(self.nodes.of_rank(rank)) if self.nodes else self.run
 
     def closed_by_torchrun(self, rank: int) -> bool | None:
-        """Whether torchrun sent the rank its TERM; None where the rank left no pid to tell by."""
+        """Whether torchrun sent TERM to the rank; None if the rank left no pid."""
         beat = read_json(self.folder.heartbeat(rank))
         return str(beat.get("pid")) in CLOSED_BY_TORCHRUN.findall(self.log_of(rank)) if isinstance(beat, dict) else None
 
     def locate(self, line: int | None) -> dict[str, Any]:
-        """Where a line of the script is: its cell, and the notebook cell it was taken from."""
+        """Where a line of the script is: its cell, and the notebook cell that this came from."""
         if not line:
             return {}
-        found = self.script.cell_at(line)
-        if found is None:
+        location = self.script.cell_at(line)
+        if location is None:
             return {"line": line, "place": f" ({self.script.name} line {line})"}
-        cell, line_in_cell = found
+        cell, line_in_cell = location
         origin = (self.manifest.get("cells", {}).get(cell.title) or {}).get("origin", "")
         from_notebook = f" from {origin}" if origin else ""
         where = f"{self.script.name} line {line}, cell `{cell.title}`{from_notebook}, line {line_in_cell} of the cell"
@@ -121,11 +121,11 @@ class Evidence:
 
     def collectives(self) -> dict[int, list[Call]]:
         """The calls of the ranks that failed, oldest first."""
-        kept = {rank: read_json(self.folder.collectives(rank)) for rank in self.folder.started_ranks()}
-        return {rank: calls_of(record.get("collectives")) for rank, record in kept.items() if isinstance(record, dict)}
+        records = {rank: read_json(self.folder.collectives(rank)) for rank in self.folder.started_ranks()}
+        return {rank: calls_of(record.get("collectives")) for rank, record in records.items() if isinstance(record, dict)}
 
     def aborted_waiting(self, rank: int) -> bool:
-        """Whether NCCL's watchdog ended the rank: it only waited for another."""
+        """Whether NCCL's watchdog ended the rank, which only waited for another."""
         return "Watchdog caught collective operation timeout" in tail_text(self.folder.log(rank, "stderr"))
 
 
@@ -134,7 +134,7 @@ def _homes(folder: RunFolder, nodes: Nodes | None) -> list[RunFolder]:
 
 
 def _failure(folder: RunFolder, rank: int) -> dict[str, Any] | None:
-    """What a rank wrote of its failure. That it wrote anything shows that it failed, also when it cannot be read."""
+    """A rank's record of its failure. If the file exists the rank failed, even if it cannot be read."""
     try:
         written = folder.error(rank).lstat().st_mtime_ns
     except OSError:
@@ -149,7 +149,7 @@ def _failure(folder: RunFolder, rank: int) -> dict[str, Any] | None:
 
 
 def _whole(error: dict[str, Any]) -> dict[str, Any]:
-    """With every field that an explanation uses."""
+    """The record with every field that an explanation uses."""
     step, line, trace, causes = (error.get(name) for name in ("step", "script_line", "traceback", "causes"))
     return error | {
         "message": shortened(error["message"]),
@@ -164,7 +164,7 @@ def _whole(error: dict[str, Any]) -> dict[str, Any]:
 def _text(path: Path) -> str:
     try:
         return read_text(path)
-    except OSError:  # explained without its script
+    except OSError:  # the explanation does without the script
         return ""
 
 
@@ -173,7 +173,7 @@ def _is_sound(error: Any) -> bool:
 
 
 def tail_text(path: Any, size: int = LOG_TAIL_BYTES) -> str:
-    """The last `size` bytes of a log as text, whatever bytes are in it."""
+    """The last `size` bytes of a log as text, with invalid UTF-8 replaced."""
     try:
         with opened(path) as file:
             file.seek(max(0, file.seek(0, 2) - size))

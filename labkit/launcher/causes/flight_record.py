@@ -1,7 +1,7 @@
-"""What torch's flight recorder tells of collectives: who called something else, who is awaited, who waits for whom.
+"""What torch's flight recorder shows about collectives: which ranks called something else, and who waits for whom.
 
-A host may run ahead of its GPU, so the newest call tells little: ranks are compared call by call, each process group
-for itself, and a rank waits in the oldest call that has not completed.
+A host may run ahead of its GPU, so the newest call proves little: ranks are compared call by call within each process
+group, and a rank waits in the oldest call that has not completed.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ __all__ = ["Call", "absent", "calls_of", "disagreement", "mutual_waiting", "wait
 
 DEFAULT_GROUP = "default_pg"
 UNNAMED = (DEFAULT_GROUP, "undefined", "")
-# Ranks may give these different sizes.
+# Ranks may pass different sizes to these.
 UNEVEN = ("all_to_all", "gather", "scatter")
 
 
 @dataclass(frozen=True)
 class Call:
-    """A collective that a rank has called. `group` tells process groups apart, also those of two backends that share
-    a name; `number` counts the calls in it; `created` is in ns since the epoch."""
+    """A collective that a rank has called. `group` identifies the process group, also if two backends share a name;
+    `number` counts the calls in it; `created` is in ns since the epoch."""
 
     group: tuple[str, ...]
     label: str
@@ -40,7 +40,7 @@ class Call:
         return f"`{self.name}` #{self.number}{group}"
 
     def differs(self, other: Call) -> bool:
-        """Whether the two cannot be the same collective. Sizes that differ in calls that completed were no obstacle."""
+        """Whether the two cannot be the same collective. In calls that completed the sizes may differ."""
         if self.name != other.name:
             return True
         sizes = self.name not in UNEVEN and not (self.completed and other.completed)
@@ -48,7 +48,7 @@ class Call:
 
 
 def calls_of(entries: Any) -> list[Call]:
-    """A rank's collectives, oldest first, from the entries of a flight recorder; point-to-point messages apart."""
+    """A rank's collectives, oldest first, from the entries of a flight recorder, without point-to-point messages."""
     entries = entries if isinstance(entries, list) else []
     calls = [_call(entry) for entry in entries if isinstance(entry, dict) and not entry.get("is_p2p")]
     return sorted(calls, key=lambda call: call.created)
@@ -60,7 +60,7 @@ def waits_in(calls: Iterable[Call]) -> Call | None:
 
 
 def disagreement(calls: Mapping[int, Sequence[Call]]) -> str:
-    """The first call that ranks gave the same number in the same group, and that differs; "" when there is none."""
+    """The first call that has the same number in the same group and differs between ranks; "" if there is none."""
     first_of: dict[Any, tuple[int, Call]] = {}
     differing = []
     for rank, own in calls.items():
@@ -79,7 +79,7 @@ def disagreement(calls: Mapping[int, Sequence[Call]]) -> str:
 
 
 def absent(calls: Mapping[int, Sequence[Call]]) -> tuple[Call, list[int]] | None:
-    """The call that is awaited longest of those that ranks which wait in nothing have not entered, and these ranks."""
+    """The oldest pending call that some ranks, which wait in no call, have not entered, and these ranks."""
     waiting = _waiting(calls)
     for call in sorted(waiting.values(), key=lambda call: call.created):
         if ranks := [rank for rank in _behind(call, calls) if rank not in waiting]:
@@ -88,7 +88,7 @@ def absent(calls: Mapping[int, Sequence[Call]]) -> tuple[Call, list[int]] | None
 
 
 def mutual_waiting(calls: Mapping[int, Sequence[Call]]) -> list[tuple[int, Call, list[int]]]:
-    """`(rank, call, ranks)` when every rank that is awaited waits itself, in another group: the ranks called
+    """`(rank, call, ranks)` if every rank that others wait for waits itself in another group: the ranks called
     collectives of different groups in different orders."""
     waiting = _waiting(calls)
     edges = [(rank, call, _behind(call, calls)) for rank, call in waiting.items()]
@@ -101,8 +101,8 @@ def _waiting(calls: Mapping[int, Sequence[Call]]) -> dict[int, Call]:
 
 
 def _behind(awaited: Call, calls: Mapping[int, Sequence[Call]]) -> list[int]:
-    """The members of the call's group that have not called it. A rank without a call in it counts as a member of the
-    default group only, to which all belong."""
+    """The members of the call's group that have not called it. A rank without calls in the group counts as a member only
+    of the default group, to which all ranks belong."""
     behind = []
     for rank, own in calls.items():
         numbers = [call.number for call in own if call.group == awaited.group]

@@ -1,9 +1,9 @@
 """Ask every rank of a run where it is: its step, its stack, its newest collective, the state of its process.
 
-A rank answers from a thread of its own. When that thread gives no sign of life (the script holds the GIL), it is sent
-SIGUSR1, which Python's faulthandler serves from C. That thread and no other: a signal to the process would reach its
-main thread, and end a system call there (EINTR) that the script has made. A rank that is stopped can only be looked at
-from outside. None of it needs root.
+A rank answers from a thread of its own. If that thread does not respond (the script holds the GIL), it is sent
+SIGUSR1, which Python's faulthandler handles in C. Only that thread gets it: a signal to the process would reach the
+main thread and interrupt a system call of the script (EINTR). A rank that is suspended can only be inspected from
+outside. None of this needs root.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from labkit.record.state import supervisor_is_elsewhere
 
 __all__ = ["Frame", "RankStack", "ask", "crash_frames"]
 
-ANSWER_SECONDS = 3.0  # a rank looks for questions once a second
+ANSWER_SECONDS = 3.0  # a rank checks for inquiries once a second
 SIGNAL_SECONDS = 1.0
-LOOK_SECONDS = 0.05
+POLL_SECONDS = 0.05
 LIBC = ctypes.CDLL(None)
-TGKILL = {"x86_64": 234, "aarch64": 131}  # the number of the system call; C libraries of 2018 have no function for it
+TGKILL = {"x86_64": 234, "aarch64": 131}  # the system call's number; C libraries before 2019 have no wrapper
 RECORD_BYTES = 2000
 LAST_STEP = re.compile(r'"step": (\d+)')
 FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
-OURS = re.compile(r'File "(.*labkit/worker/\w+\.py|<frozen runpy>)"')  # what lies below the script, and what it wraps
+OURS = re.compile(r'File "(.*labkit/worker/\w+\.py|<frozen runpy>)"')  # the frames below the script and those that labkit adds
 PULSE = str(Path("labkit", "worker", "pulse.py"))
 THREAD = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+.*\(most recent call first\):$")
 
@@ -50,12 +50,12 @@ class Frame:
 
 @dataclass(frozen=True)
 class RankStack:
-    """One rank at one moment. `idle` is seconds since it last moved; `frames` its main thread's, innermost first.
+    """One rank at one moment. `idle` is seconds since it made progress; `frames` its main thread's, innermost first.
 
-    `process` is the kernel's word for its process: "running", "sleeping", "disk-sleep", "stopped", or "gone"; "unknown"
-    for one of another machine.
-    `answered` is "itself", "signal" (its script holds the GIL) or "no". `collectives` are the newest that it called,
-    as torch's flight recorder has them. `outcome` is how its script ended, "" while it runs.
+    `process` is its process's state: "running", "sleeping", "disk-sleep", "stopped", or "gone"; "unknown" on another
+    machine.
+    `answered` is "itself", "signal" (its script holds the GIL) or "no". `collectives` are its newest calls from
+    torch's flight recorder. `outcome` is how its script ended, "" while it runs.
     """
 
     rank: int
@@ -70,26 +70,26 @@ class RankStack:
 
 
 def ask(folder: RunFolder, run: RunFolder) -> list[RankStack]:
-    """Every rank's stack, within some five seconds. `folder` is the attempt's, `run` the one the marker names."""
+    """Every rank's stack, within about 5 seconds. `folder` is the attempt's, `run` the run's."""
     ranks = folder.started_ranks()
     elsewhere = _elsewhere(folder, run, ranks)
     ours = {process.pid: process for process in processes_of(run)} if len(elsewhere) < len(ranks) else {}
     offsets = {rank: _size(folder.stacks(rank)) for rank in ranks}
-    number, began = time.time_ns(), time.monotonic()
+    number, started = time.time_ns(), time.monotonic()
     write_json(folder.inquiry, {"number": number})
-    deadline = began + ANSWER_SECONDS
+    deadline = started + ANSWER_SECONDS
     waiting = [rank for rank in ranks if rank in elsewhere or _pid(folder, rank) in ours]
     while waiting and time.monotonic() < deadline:
-        time.sleep(LOOK_SECONDS)
+        time.sleep(POLL_SECONDS)
         waiting = [rank for rank in waiting if _beat(folder, rank).get("answered") != number]
-    silent = [rank for rank in waiting if rank not in elsewhere and float(_beat(folder, rank).get("t") or 0) < began]
+    silent = [rank for rank in waiting if rank not in elsewhere and float(_beat(folder, rank).get("t") or 0) < started]
     _signal(folder, silent, ours, offsets)
-    seen = [_rank_stack(folder, rank, ours, offsets[rank], number) for rank in ranks]
-    return [replace(rank, process="unknown") if rank.rank in elsewhere else rank for rank in seen]
+    stacks = [_rank_stack(folder, rank, ours, offsets[rank], number) for rank in ranks]
+    return [replace(stack, process="unknown") if stack.rank in elsewhere else stack for stack in stacks]
 
 
 def _elsewhere(folder: RunFolder, run: RunFolder, ranks: list[int]) -> set[int]:
-    """The ranks whose processes belong to another machine than this one."""
+    """The ranks whose processes run on another machine."""
     if nodes := Nodes.read(read_json(run.manifest)):
         return {rank for rank in ranks if not is_on_this_host(folder.node(nodes.of_rank(rank)))}
     return set(ranks) if supervisor_is_elsewhere(run) else set()
@@ -97,29 +97,29 @@ def _elsewhere(folder: RunFolder, run: RunFolder, ranks: list[int]) -> set[int]:
 
 def _signal(folder: RunFolder, ranks: list[int], ours: dict[int, psutil.Process], offsets: dict[int, int]) -> None:
     """SIGUSR1 to the answering thread of these ranks, unless the script uses that signal itself."""
-    asked = []
+    signalled = []
     for rank in ranks:
         beat = _beat(folder, rank)
         pid, thread = beat.get("pid", -1), beat.get("thread")
         if not beat.get("usr1") or not isinstance(thread, int) or _process_state(ours.get(pid)) in ("stopped", "gone"):
             continue
         if _signal_thread(pid, thread, signal.SIGUSR1):
-            asked.append(rank)
+            signalled.append(rank)
     deadline = time.monotonic() + SIGNAL_SECONDS
-    while any(_size(folder.stacks(r)) == offsets[r] for r in asked) and time.monotonic() < deadline:
-        time.sleep(LOOK_SECONDS)
-    if asked:
-        time.sleep(LOOK_SECONDS)  # to the end of its text
+    while any(_size(folder.stacks(r)) == offsets[r] for r in signalled) and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
+    if signalled:
+        time.sleep(POLL_SECONDS)  # let it finish writing
 
 
 def _signal_thread(pid: int, thread: int, number: int) -> bool:
-    """Send a signal to one thread of a process, if the process catches it; elsewhere than on Linux that cannot be."""
+    """Send a signal to one thread of a process if the process handles it; returns False anywhere but on Linux."""
     call = TGKILL.get(platform.machine()) if platform.system() == "Linux" else None
     return call is not None and _catches(pid, number) and LIBC.syscall(call, pid, thread, number) == 0
 
 
 def _catches(pid: int, number: int) -> bool:
-    """Whether the signal has a handler: the script may have taken it away in C since the last heartbeat."""
+    """Whether the signal has a handler: C code may have removed it since the last heartbeat."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
@@ -131,8 +131,8 @@ def _catches(pid: int, number: int) -> bool:
 def _rank_stack(folder: RunFolder, rank: int, ours: dict[int, psutil.Process], offset: int, number: int) -> RankStack:
     beat = _beat(folder, rank)
     text = _readable(_since(folder.stacks(rank), offset))
-    recorded = read_json(folder.collectives(rank)) if beat.get("answered") == number else None
-    collectives = recorded.get("collectives") if isinstance(recorded, dict) else None
+    record = read_json(folder.collectives(rank)) if beat.get("answered") == number else None
+    collectives = record.get("collectives") if isinstance(record, dict) else None
     itself = beat.get("answered") == number
     return RankStack(
         rank=rank,
@@ -148,13 +148,13 @@ def _rank_stack(folder: RunFolder, rank: int, ours: dict[int, psutil.Process], o
 
 
 def _readable(text: str) -> str:
-    """Without the thread of ours that wrote it, and without frames of ours."""
+    """The text without labkit's own thread and frames."""
     blocks = [block for block in text.split("\n\n") if PULSE not in block]
     return "\n".join(line for line in "\n\n".join(blocks).splitlines() if not OURS.search(line))
 
 
 def main_thread(text: str) -> list[Frame]:
-    """The frames of the main thread in faulthandler's text, innermost first: it lists that thread last."""
+    """The main thread's frames in faulthandler's output, innermost first; it lists that thread last."""
     return threads(text)[-1]
 
 
@@ -170,13 +170,13 @@ def threads(text: str) -> list[list[Frame]]:
 
 
 def crash_frames(path: Path) -> list[Frame]:
-    """The Python frames of a process that a signal ended, innermost first: those of the thread it hit, if known."""
+    """The Python frames of a process that a signal killed, innermost first: those of the faulting thread if known."""
     _, fatal, text = _since(path, 0).rpartition("Fatal Python error:")
     if not fatal:
         return []
     blocks = [block for block in text.split("\n\n") if THREAD.match(block.split("\n")[0]) and PULSE not in block]
-    hit = next((block for block in blocks if block.startswith("Current thread")), blocks[-1] if blocks else "")
-    return main_thread(hit)
+    current = next((block for block in blocks if block.startswith("Current thread")), blocks[-1] if blocks else "")
+    return main_thread(current)
 
 
 def _process_state(process: psutil.Process | None) -> str:
@@ -188,7 +188,7 @@ def _process_state(process: psutil.Process | None) -> str:
 
 
 def _last_step(metrics: Path) -> int:
-    """The step in the last whole record, which may be newer than the heartbeat."""
+    """The step in the last complete record, which may be newer than the heartbeat."""
     steps = LAST_STEP.findall(_since(metrics, max(0, _size(metrics) - RECORD_BYTES)))
     return int(steps[-1]) if steps else 0
 

@@ -1,7 +1,7 @@
-"""Why a run does not move: what each rank was seen doing, put into a sentence that accuses nobody without evidence.
+"""Why a run makes no progress: what each rank was doing, in a sentence that blames no rank without evidence.
 
 The order of evidence: a process that is stopped or gone; ranks that called different collectives; a rank that has
-not entered the collective the others wait in; ranks that wait for each other; otherwise just where each of them is.
+not entered the collective that the others wait in; ranks that wait for each other; otherwise where each rank is.
 """
 
 from __future__ import annotations
@@ -21,22 +21,21 @@ from labkit.write import Script
 __all__ = ["Stacks", "explain", "look_at"]
 
 MOVING_SECONDS = 5.0
-NAMED_RANKS = 4  # more would make no sentence; all are in the details
-# Where torch's own Python stands between a script and the collective it calls.
-JOINING = ("_shutdown", "_join_thread", "join", "_wait_for_tstate_lock")  # Python, before it leaves
-WRAPPERS = ("wrapper", "_bootstrap", "<module>", "_wrapped_call_impl", "_call_impl", "inner")
+NAMED_RANKS = 4  # more would be unreadable; the details list all
+JOINING = ("_shutdown", "_join_thread", "join", "_wait_for_tstate_lock")  # where Python waits for threads before it exits
+WRAPPERS = ("wrapper", "_bootstrap", "<module>", "_wrapped_call_impl", "_call_impl", "inner")  # of torch and Python
 
 
 @dataclass(frozen=True)
 class Stacks:
-    """What every rank was doing when asked. `sentence` says it in words; `ranks` holds the evidence."""
+    """What every rank was doing. `sentence` says it in words; `ranks` holds the evidence."""
 
     sentence: str
     ranks: list[RankStack]
 
     @property
     def are_gone(self) -> bool:
-        """Whether all ranks ended while they were asked: then nothing is known of where they were."""
+        """Whether all ranks ended during the inspection, so that it is unknown where they were."""
         return bool(self.ranks) and all(rank.process == "gone" for rank in self.ranks)
 
     def __repr__(self) -> str:
@@ -53,7 +52,7 @@ class Stacks:
 
 
 def look_at(folder: RunFolder, run: RunFolder) -> Stacks:
-    """Ask every rank of an attempt where it is, and say it. Takes some five seconds when ranks do not answer."""
+    """Ask every rank of an attempt where it is. Takes about 5 seconds if ranks do not answer."""
     manifest = run.read_manifest()
     path = str(manifest["script"]["path"] or run.script)
     script = Script.parse(read_text(run.script), name=Path(path).name)
@@ -62,7 +61,7 @@ def look_at(folder: RunFolder, run: RunFolder) -> Stacks:
 
 
 def explain(ranks: Sequence[RankStack], script: Script, path: str) -> str:
-    """One sentence about ranks that were asked at the same moment. `path` is the script's file name in their stacks."""
+    """One sentence about ranks that were inspected together. `path` is the script's file name in their stacks."""
     if not ranks:
         return "no rank has started yet"
     places = {r.rank: _place(r, script, path) for r in ranks}
@@ -90,25 +89,25 @@ def explain(ranks: Sequence[RankStack], script: Script, path: str) -> str:
         return f"the ranks wait for each other: {'; '.join(waits)}. {_upper(_where(ranks, places))}"
     waited = {(call.group, call.number): call for own in calls.values() if (call := waits_in(own))}
     if len(ranks) > 1 and len(waited) == 1 and all(_waits(r) for r in ranks):
-        return f"all ranks are in {next(iter(waited.values()))} and it does not end; {_where(ranks, places)}"
+        return f"all ranks are in {next(iter(waited.values()))}, which does not complete; {_where(ranks, places)}"
     return _where(ranks, places)
 
 
 def _ended(ranks: Sequence[RankStack], places: Mapping[int, str]) -> Iterator[str]:
-    """Ranks whose script has ended: those that have left, and each whose process lives on."""
-    left = [r for r in ranks if r.process in ("gone", "unknown")]
-    if left:
-        yield f"{_names(left)} {'has' if len(left) == 1 else 'have'} finished"
-    for rank in _rest(ranks, left)[:NAMED_RANKS]:
+    """Ranks whose script has ended: those that have exited, and each whose process is still alive."""
+    exited = [r for r in ranks if r.process in ("gone", "unknown")]
+    if exited:
+        yield f"{_names(exited)} {'has' if len(exited) == 1 else 'have'} finished"
+    for rank in _rest(ranks, exited)[:NAMED_RANKS]:
         ended = "failed" if rank.outcome == "raised" else "finished its script"
-        why = "an atexit handler, or a thread that is not a daemon"
-        yield f"rank {rank.rank} has {ended} and is still leaving{places[rank.rank]} ({why})"
+        why = "an atexit handler, or a non-daemon thread"
+        yield f"rank {rank.rank} has {ended} and is still exiting{places[rank.rank]} ({why})"
 
 
 def _where(ranks: Sequence[RankStack], places: Mapping[int, str]) -> str:
-    said = [f"rank {r.rank} is at step {r.step}{places[r.rank]}" for r in ranks[:NAMED_RANKS]]
-    more = len(ranks) - len(said)
-    return "; ".join(said) + (f"; and {more} more" if more > 0 else "")
+    texts = [f"rank {r.rank} is at step {r.step}{places[r.rank]}" for r in ranks[:NAMED_RANKS]]
+    more = len(ranks) - len(texts)
+    return "; ".join(texts) + (f"; and {more} more" if more > 0 else "")
 
 
 def _upper(text: str) -> str:
@@ -116,7 +115,7 @@ def _upper(text: str) -> str:
 
 
 def _place(rank: RankStack, script: Script, path: str) -> str:
-    """`, in all_reduce (train.py line 88)`, or the very line when it is the script's own."""
+    """`, in all_reduce (train.py line 88)`, or the text of the line if the rank is in the script itself."""
     if rank.frames[:1] and rank.frames[0].function in JOINING:
         others = (frames for frames in threads(rank.text)[:-1] if any(f.file == path for f in frames))
         rank = replace(rank, frames=next(others, rank.frames))
