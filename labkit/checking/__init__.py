@@ -49,8 +49,9 @@ def check(
     """
     if after is not None:
         before_source, after_source = read(script), read(after)
-        trees = [_trees(source) for source in (before_source, after_source)]
-        return compared(*trees, _found(before_source, trees[0]), _found(after_source, trees[1]))
+        before_trees, after_trees = _trees(before_source), _trees(after_source)
+        found_before, found_after = _found(before_source, before_trees), _found(after_source, after_trees)
+        return compared(before_trees, after_trees, found_before, found_after)
     source = read(script)
     return _found(source, _trees(source))
 

@@ -104,17 +104,17 @@ def _spelled(finding: Finding) -> tuple[str, str]:
     return finding.rule, finding.code.strip()
 
 
-def _seen(looks: Callable[[Tree], Iterator[tuple[str, ast.AST]]], trees: Trees) -> Seen:
+def _seen(looks: Callable[[Tree], Iterator[tuple[str, ast.expr]]], trees: Trees) -> Seen:
     """All that a script does about one thing, and the line of the first."""
     found = [(text, piece.place(node.lineno)[1]) for piece, tree in trees for text, node in looks(tree)]
     return ", ".join(dict.fromkeys(text for text, _ in found)), found[0][1] if found else None
 
 
-def _wrapper(tree: Tree) -> Iterator[tuple[str, ast.AST]]:
+def _wrapper(tree: Tree) -> Iterator[tuple[str, ast.expr]]:
     return ((NAMES[wrap.strategy], wrap.call) for wrap in tree.wraps)
 
 
-def _units(tree: Tree) -> Iterator[tuple[str, ast.AST]]:
+def _units(tree: Tree) -> Iterator[tuple[str, ast.expr]]:
     for wrap in tree.wraps:
         policy = keyword(wrap.call, "auto_wrap_policy")
         if policy is not None:
@@ -123,12 +123,12 @@ def _units(tree: Tree) -> Iterator[tuple[str, ast.AST]]:
             yield "each block, in a loop", wrap.call
 
 
-def _precision(tree: Tree) -> Iterator[tuple[str, ast.AST]]:
+def _precision(tree: Tree) -> Iterator[tuple[str, ast.expr]]:
     names = ("autocast", "MixedPrecision", "MixedPrecisionPolicy", "GradScaler", "ShardedGradScaler")
     return ((tree.names_of_calls[call].rsplit(".", 1)[-1], call) for call in tree.torch_calls(*names))
 
 
-def _moved(tree: Tree) -> Iterator[tuple[str, ast.AST]]:
+def _moved(tree: Tree) -> Iterator[tuple[str, ast.expr]]:
     for wrap in tree.wraps:
         for call in tree.method_calls("to", "cuda"):
             made = isinstance(call.func.value, ast.Call) or call is wrap.source
@@ -137,22 +137,22 @@ def _moved(tree: Tree) -> Iterator[tuple[str, ast.AST]]:
                 return
 
 
-def _built(tree: Tree) -> Iterator[tuple[str, ast.AST]]:
+def _built(tree: Tree) -> Iterator[tuple[str, ast.expr]]:
     for call, _ in optimizers(tree):
         earlier = [w for w in tree.wraps if tree.function_of(w.call) is tree.function_of(call)]
         yield ("before wrapping" if any(call.lineno < w.call.lineno for w in earlier) else "after wrapping"), call
 
 
-def _clips(tree: Tree) -> Iterator[tuple[str, ast.AST]]:
+def _clips(tree: Tree) -> Iterator[tuple[str, ast.expr]]:
     for call in tree.method_calls("clip_grad_norm_"):
         yield ("torch.nn.utils" if tree.names_of_calls[call].startswith("torch.") else "the model's own"), call
 
 
-def _accumulates(tree: Tree) -> Iterator[tuple[str, ast.AST]]:
+def _accumulates(tree: Tree) -> Iterator[tuple[str, ast.expr]]:
     return ((call.func.attr, call) for call in tree.method_calls("no_sync", "set_requires_gradient_sync"))
 
 
-def _state(tree: Tree) -> Iterator[tuple[str, ast.AST]]:
+def _state(tree: Tree) -> Iterator[tuple[str, ast.expr]]:
     for call in tree.calls:
         name = tree.names_of_calls[call]
         last = name.rsplit(".", 1)[-1]
@@ -162,7 +162,7 @@ def _state(tree: Tree) -> Iterator[tuple[str, ast.AST]]:
             yield call.func.attr, call
 
 
-LOOKED_AT: dict[str, Callable[[Tree], Iterator[tuple[str, ast.AST]]]] = {
+LOOKED_AT: dict[str, Callable[[Tree], Iterator[tuple[str, ast.expr]]]] = {
     "wrapper": _wrapper,
     "units that are sharded": _units,
     "moved to the GPU": _moved,

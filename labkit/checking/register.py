@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from labkit.checking.findings import KINDS
+from labkit.checking.syntax.nodes import Placed
 from labkit.checking.syntax.tree import Tree
 
-__all__ = ["RULES", "Rule", "rule"]
+__all__ = ["RULES", "Mistakes", "Rule", "rule"]
 
-Looks = Callable[[Tree], Iterable[tuple[ast.AST, str]]]
+Mistakes = Iterator[tuple[Placed, str]]
+Looks = Callable[[Tree], Mistakes]
 
 
 @dataclass(frozen=True)

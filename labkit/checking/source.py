@@ -102,7 +102,8 @@ def _text(path: Path) -> str:
 
 def _blocks(page: str) -> Iterator[Piece]:
     """The fenced Python blocks of a Markdown page."""
-    fence, block, first, indent = "", [], 0, ""
+    block: list[str] = []
+    fence, first, indent = "", 0, ""
     for number, line in enumerate(page.split("\n"), 1):
         mark = FENCE.match(line)
         if not fence:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
 
-from labkit.checking.register import rule
+from labkit.checking.register import Mistakes, rule
 from labkit.checking.syntax.nodes import is_main_guard
 from labkit.checking.syntax.ranks import calls_of
 from labkit.checking.syntax.tree import Tree
-
-Mistakes = Iterator[tuple[ast.AST, str]]
 
 CLEANS_UP = re.compile(r"clean_?up|tear_?down|shut_?down|destroy|finali[sz]e|end_dist|close_dist|abort_process_group")
 
@@ -34,7 +31,7 @@ def no_destroy_process_group(tree: Tree) -> Mistakes:
 
 def _is_started(tree: Tree) -> bool:
     """Whether this file is the program: it has a main guard, or its own lines train or call what joins the group."""
-    if any(is_main_guard(node) for node in tree.nodes[ast.If] if isinstance(node, ast.If)):
+    if any(is_main_guard(node) for node in tree.nodes[ast.If]):
         return True
     if any(tree.function_of(call) is tree.module for call in tree.method_calls("backward")):
         return True

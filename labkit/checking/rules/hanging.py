@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
 
-from labkit.checking.register import rule
+from labkit.checking.register import Mistakes, rule
 from labkit.checking.syntax.collectives import collective, needs_all
 from labkit.checking.syntax.nodes import Function, is_true, keyword, parameters_of, position, spelled
 from labkit.checking.syntax.ranks import Guard, callee, guards, may_depend_on_rank
 from labkit.checking.syntax.tree import Tree
-
-Mistakes = Iterator[tuple[ast.AST, str]]
 
 EVALUATES = re.compile(r"^(run_)?(do_)?(eval|evaluate|evaluation|validate|validation|test|inference)(_\w+)?$")
 FORWARD = ("forward", "generate")

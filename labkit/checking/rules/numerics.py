@@ -6,13 +6,11 @@ import ast
 import re
 from collections.abc import Iterator
 
-from labkit.checking.register import rule
+from labkit.checking.register import Mistakes, rule
 from labkit.checking.rules.sampling import TEST
 from labkit.checking.syntax.models import optimizers
-from labkit.checking.syntax.nodes import has_stars, keyword, position, spelled
+from labkit.checking.syntax.nodes import Placed, has_stars, keyword, position, spelled
 from labkit.checking.syntax.tree import Tree
-
-Mistakes = Iterator[tuple[ast.AST, str]]
 
 SMALL_BATCH = 16  # samples per rank below which BatchNorm's own statistics are commonly found too noisy
 WORLD_SIZE = re.compile(r"(^|_)(world_size|num_replicas|nranks|num_ranks)$", re.IGNORECASE)
@@ -64,7 +62,7 @@ LOSS = re.compile(r"(^|\.)(\w*_loss|\w*_entropy\w*|cosine_embedding_loss|kl_div)
     misses="a mean that another function takes; modules such as nn.CrossEntropyLoss().",
 )
 def mean_in_loss_of(tree: Tree) -> Mistakes:
-    functions = {node.name: node for node in tree.nodes[ast.FunctionDef] if isinstance(node, ast.FunctionDef)}
+    functions = {node.name: node for node in tree.nodes[ast.FunctionDef]}
     for function in [functions["loss_of"]] if {"loss_of", "count_of"} <= functions.keys() else []:
         returned = [node.value for node in ast.walk(function) if isinstance(node, ast.Return)]
         for call in (node for node in ast.walk(function) if isinstance(node, ast.Call)):
@@ -155,7 +153,7 @@ def averaged_twice(tree: Tree) -> Mistakes:
         or tree.words & {"no_sync", "register_comm_hook", "set_gradient_divide_factor"}
     ):
         return
-    if any(isinstance(n, ast.Constant) and n.value == "sum" for n in tree.nodes[ast.Constant]):
+    if any(n.value == "sum" for n in tree.nodes[ast.Constant]):
         return  # a sum over samples wants a divisor of its own
     for backward in tree.method_calls("backward"):
         loss = backward.func.value
@@ -174,13 +172,14 @@ def _of_wrapped(tree: Tree, call: ast.Call) -> bool:
     return any(tree.wrapping(model) for model in parameters)
 
 
-def _divisions(tree: Tree, loss: ast.expr, backward: ast.Call) -> Iterator[ast.AST]:
+def _divisions(tree: Tree, loss: ast.expr, backward: ast.Call) -> Iterator[Placed]:
     """`loss / world_size` in what `backward()` is called on, or in an assignment to it just before."""
     if isinstance(loss, ast.BinOp) and _by_ranks(tree, loss):
         yield loss
     name = spelled(loss)
     block = tree.parents.get(tree.statement_of(backward) or backward)
-    for node in (*tree.nodes[ast.Assign], *tree.nodes[ast.AugAssign]):
+    assigns: list[ast.Assign | ast.AugAssign] = [*tree.nodes[ast.Assign], *tree.nodes[ast.AugAssign]]
+    for node in assigns:
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
         if not name or name not in map(spelled, targets) or position(node) > position(backward):
             continue
@@ -210,11 +209,12 @@ def local_batchnorm(tree: Tree) -> Mistakes:
     if "ddp" not in {w.strategy for w in tree.wraps} or tree.words & {"SyncBatchNorm", "convert_sync_batchnorm"}:
         return
     loaders = [call for call in tree.torch_calls("DataLoader") if not TEST.search(_called(tree, call))]
-    sizes = [tree.constant(keyword(call, "batch_size"), int) for call in loaders]
-    if not sizes or not all(size is not None and size.value < SMALL_BATCH for size in sizes):
+    given = [tree.constant(keyword(call, "batch_size"), int) for call in loaders]
+    sizes = [size.value if size and isinstance(size.value, int) else SMALL_BATCH for size in given]
+    if not sizes or max(sizes) >= SMALL_BATCH:
         return
     for call in tree.torch_calls("BatchNorm1d", "BatchNorm2d", "BatchNorm3d"):
-        yield call, f"each rank normalises by the statistics of its own {max(s.value for s in sizes if s)} samples"
+        yield call, f"each rank normalises by the statistics of its own {max(sizes)} samples"
         return  # a model has many
 
 

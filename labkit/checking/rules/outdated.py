@@ -6,11 +6,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from labkit.checking.register import rule
-from labkit.checking.syntax.nodes import keyword
+from labkit.checking.register import Mistakes, rule
+from labkit.checking.syntax.nodes import Placed, keyword
 from labkit.checking.syntax.tree import Tree
-
-Mistakes = Iterator[tuple[ast.AST, str]]
 
 FSDP = "torch.distributed.fsdp.FullyShardedDataParallel"
 CHECKPOINT = "torch.distributed.checkpoint"
@@ -58,7 +56,7 @@ HOMES = {
     "missing in the older versions that still run.",
 )
 def replaced(tree: Tree) -> Mistakes:
-    seen: dict[str, tuple[ast.AST, list[int]]] = {}
+    seen: dict[str, tuple[Placed, list[int]]] = {}
     for name, node in _names(tree):
         for old, new in HOMES.items():
             name = name.replace(old, new)
@@ -71,14 +69,12 @@ def replaced(tree: Tree) -> Mistakes:
         yield node, f"{old} is replaced by {REPLACED[old]}{also}"
 
 
-def _names(tree: Tree) -> Iterator[tuple[str, ast.AST]]:
+def _names(tree: Tree) -> Iterator[tuple[str, Placed]]:
     """Every dotted name that is imported or used, in the order of the text, each at its longest."""
-    for node in tree.nodes[ast.ImportFrom]:
-        assert isinstance(node, ast.ImportFrom)
-        yield from ((f"{node.module}.{alias.name}", node) for alias in node.names if not node.level)
-    for node in tree.nodes[ast.Import]:
-        assert isinstance(node, ast.Import)
-        yield from ((alias.name, node) for alias in node.names)
+    for source in tree.nodes[ast.ImportFrom]:
+        yield from ((f"{source.module}.{alias.name}", source) for alias in source.names if not source.level)
+    for module in tree.nodes[ast.Import]:
+        yield from ((alias.name, module) for alias in module.names)
     for node in tree.nodes[ast.Attribute]:
         if not isinstance(tree.parents[node], ast.Attribute):
             yield tree.dotted(node), node

@@ -5,12 +5,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from labkit.checking.register import rule
-from labkit.checking.syntax.nodes import keyword, spelled
+from labkit.checking.register import Mistakes, rule
+from labkit.checking.syntax.nodes import Placed, keyword, spelled
 from labkit.checking.syntax.ranks import is_rank, may_depend_on_rank
 from labkit.checking.syntax.tree import Tree
-
-Mistakes = Iterator[tuple[ast.AST, str]]
 
 SETS_DEVICE = (
     "torch.device",
@@ -32,17 +30,19 @@ CUDA_0 = ("cuda:0", "xpu:0")
 def hard_coded_world_size(tree: Tree) -> Mistakes:
     if tree.is_managed:
         return
-    given = [(keyword(c, "world_size"), c) for c in tree.torch_calls("init_process_group")]
+    given: list[tuple[ast.expr | None, Placed]] = []
+    given += [(keyword(c, "world_size"), c) for c in tree.torch_calls("init_process_group")]
     given += [(keyword(c, "nprocs") or (c.args[2] if len(c.args) > 2 else None), c) for c in tree.torch_calls("spawn")]
     given += [(value, node) for key, value, node in _environment(tree) if key == "WORLD_SIZE"]
     seen = set()
     for value, node in given:
         number = tree.constant(value, (int, str))
-        if number is None or not str(number.value).isdigit() or int(number.value) < 2 or tree.branches_of(node):
+        ranks = str(number.value) if number is not None else ""
+        if number is None or not ranks.isdigit() or int(ranks) < 2 or tree.branches_of(node):
             continue
         if number not in seen:  # told once, where the number is
             seen.add(number)
-            yield number, f"{number.value} ranks are written into the script"
+            yield number, f"{ranks} ranks are written into the script"
 
 
 @rule(
@@ -60,24 +60,21 @@ def hard_coded_port(tree: Tree) -> Mistakes:
         port = tree.constant(value, (int, str))
         if port is not None and str(port.value).strip().isdigit() and port not in seen and port.value not in (0, "0"):
             seen.add(port)
-            yield port, f"port {port.value} is written into the script"
+            yield port, f"port {port.value!s} is written into the script"
     for call in tree.torch_calls("init_process_group"):
         where = tree.constant(keyword(call, "init_method"), str)
-        if (
-            where is not None
-            and str(where.value).startswith("tcp://")
-            and str(where.value).rsplit(":", 1)[-1].isdigit()
-        ):
-            yield where, f"{where.value} is written into the script"
+        address = str(where.value) if where is not None else ""
+        if where is not None and address.startswith("tcp://") and address.rsplit(":", 1)[-1].isdigit():
+            yield where, f"{address} is written into the script"
 
 
 def _environment(tree: Tree) -> Iterator[tuple[str, ast.expr, ast.stmt]]:
     """`os.environ["MASTER_PORT"] = "12355"`."""
     for node in tree.nodes[ast.Assign]:
-        assert isinstance(node, ast.Assign)
         for target in node.targets:
-            named = isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Constant)
-            if named and tree.dotted(target.value) == "os.environ":
+            if not isinstance(target, ast.Subscript) or not isinstance(target.slice, ast.Constant):
+                continue
+            if tree.dotted(target.value) == "os.environ":
                 yield str(target.slice.value), node.value, node
 
 

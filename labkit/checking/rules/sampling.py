@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Callable
 
-from labkit.checking.register import rule
+from labkit.checking.register import Mistakes, rule
 from labkit.checking.syntax.models import behind, trained_in
 from labkit.checking.syntax.nodes import has_stars, is_true, keyword, spelled
 from labkit.checking.syntax.ranks import names_rank
 from labkit.checking.syntax.tree import Tree
-
-Mistakes = Iterator[tuple[ast.AST, str]]
 
 TEST = re.compile(r"test|val|eval|dev_|infer|predict|query", re.IGNORECASE)
 MADE_UP = re.compile(r"rand|fake|synth|dummy|toy|iter|stream|shard|split_dataset_by_node|zeros|ones", re.IGNORECASE)
@@ -62,7 +60,6 @@ def _is_trained_on(tree: Tree, call: ast.Call) -> bool:
     """`for x, y in loader:` with a backward pass in it, in the function where the loader is made."""
     named = {spelled(target) for target in getattr(tree.parents[call], "targets", [])} - {""}
     for loop in tree.nodes[ast.For]:
-        assert isinstance(loop, ast.For)
         here = tree.function_of(loop) is tree.function_of(call)
         if here and named & set(map(spelled, ast.walk(loop.iter))) and trained_in(tree, loop):
             return True
@@ -146,8 +143,8 @@ def no_set_epoch(tree: Tree) -> Mistakes:
             yield call, "nothing tells this sampler the epoch: every epoch has the same order"
 
 
-def _is_over_epochs(tree: Tree):
-    def looks(loop: ast.AST) -> bool:
+def _is_over_epochs(tree: Tree) -> Callable[[ast.For], bool]:
+    def looks(loop: ast.For) -> bool:
         head = f"{ast.unparse(loop.target)} {ast.unparse(loop.iter)}".lower()
         return "epoch" in head and trained_in(tree, loop)
 

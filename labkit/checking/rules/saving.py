@@ -5,13 +5,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from labkit.checking.register import rule
+from labkit.checking.register import Mistakes, rule
 from labkit.checking.syntax.models import behind
 from labkit.checking.syntax.nodes import has_stars, keyword, spelled
 from labkit.checking.syntax.ranks import may_depend_on_rank, names_rank
 from labkit.checking.syntax.tree import Tree
-
-Mistakes = Iterator[tuple[ast.AST, str]]
 
 # Whoever names one of these has thought of the other ranks' shards.
 GATHERS = {

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
 
-from labkit.checking.register import rule
+from labkit.checking.register import Mistakes, rule
 from labkit.checking.syntax.models import steps_in
 from labkit.checking.syntax.ranks import is_only_about_rank
 from labkit.checking.syntax.tree import Tree
-
-Mistakes = Iterator[tuple[ast.AST, str]]
 
 
 @rule(

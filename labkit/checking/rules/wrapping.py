@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
-from labkit.checking.register import rule
+from labkit.checking.register import Mistakes, rule
 from labkit.checking.syntax.models import moves_to_device, optimizers
-from labkit.checking.syntax.nodes import has_stars, position, spelled
+from labkit.checking.syntax.nodes import MethodCall, has_stars, position, spelled
 from labkit.checking.syntax.tree import Tree, Wrap
-
-Mistakes = Iterator[tuple[ast.AST, str]]
 
 
 def _sharded(tree: Tree) -> list[Wrap]:
@@ -46,7 +43,7 @@ def _named(wrap: Wrap) -> str:
     return "fully_shard" if wrap.strategy == "fsdp2" else "FSDP"
 
 
-def _moves(tree: Tree, call: ast.Call, name: str) -> bool:
+def _moves(tree: Tree, call: MethodCall, name: str) -> bool:
     """`model.to(…)`, or `model = Model().to(…)`."""
     owner = call.func.value
     parent = tree.parents[call]
@@ -54,7 +51,7 @@ def _moves(tree: Tree, call: ast.Call, name: str) -> bool:
     return spelled(owner) == name or (name in given and isinstance(owner, ast.Call))
 
 
-def _made_anew(tree: Tree, name: str, since: ast.AST, wrap: Wrap) -> bool:
+def _made_anew(tree: Tree, name: str, since: ast.Call, wrap: Wrap) -> bool:
     """Whether the name stands for another model by the time it is wrapped."""
     for target, value, node in tree.assigns:
         between = position(since) < position(node) < position(wrap.call) and wrap.call is not value
@@ -64,7 +61,7 @@ def _made_anew(tree: Tree, name: str, since: ast.AST, wrap: Wrap) -> bool:
     return False
 
 
-def _first_wrapped(tree: Tree, wrap: Wrap, call: ast.AST) -> bool:
+def _first_wrapped(tree: Tree, wrap: Wrap, call: ast.Call) -> bool:
     """Whether the model was sharded already when it was moved, by another call or through its layers."""
     earlier = (w for w in _sharded(tree) if w is not wrap and tree.function_of(w.call) is tree.function_of(call))
     return any(position(w.call) < position(call) for w in earlier)
@@ -105,7 +102,8 @@ def one_shard_unit(tree: Tree) -> Mistakes:
         return
     if any(tree.loops_of(w.call) or has_stars(w.call) for w in sharded):
         return
-    for strategy, scopes in (("fsdp1", {}), ("fsdp2", {})):
+    for strategy in ("fsdp1", "fsdp2"):
+        scopes: dict[ast.AST, list[Wrap]] = {}
         for wrap in sharded:
             if wrap.strategy == strategy:
                 scopes.setdefault(tree.function_of(wrap.call), []).append(wrap)
@@ -127,7 +125,7 @@ def module_of_sharded(tree: Tree) -> Mistakes:
     if any(target.endswith(".module") for target, _, _ in tree.assigns):
         return  # a class of the script's own has one
     for node in tree.nodes[ast.Attribute]:
-        if not isinstance(node, ast.Attribute) or node.attr != "module":
+        if node.attr != "module":
             continue
         strategies = tree.wrapping(node.value)
         parent = tree.parents[node]

@@ -35,7 +35,7 @@ def trained_in(tree: Tree, loop: ast.AST, depth: int = 3) -> bool:
 
 def steps_in(tree: Tree, loop: ast.AST) -> list[ast.Call]:
     """Steps of an optimizer within a loop: `optimizer.step()`, `scaler.step(optimizer)`, not a scheduler's."""
-    found = []
+    found: list[ast.Call] = []
     for call in tree.method_calls("step", within=loop):
         owner = spelled(call.func.value).rsplit(".", 1)[-1].lower()
         if "opt" in owner or "scaler" in owner or "sgd" in owner or "adam" in owner:

@@ -3,10 +3,30 @@
 from __future__ import annotations
 
 import ast
+from typing import TypeGuard
 
-__all__ = ["Function", "has_stars", "is_main_guard", "is_true", "keyword", "parameters_of", "position", "spelled"]
+__all__ = [
+    "Function",
+    "MethodCall",
+    "Placed",
+    "has_stars",
+    "is_main_guard",
+    "is_method_call",
+    "is_true",
+    "keyword",
+    "parameters_of",
+    "position",
+    "spelled",
+]
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
+Placed = ast.expr | ast.stmt  # what has a line
+
+
+class MethodCall(ast.Call):
+    """`anything.name(…)`, for the type checker: ast makes none."""
+
+    func: ast.Attribute
 
 
 def spelled(node: ast.AST | None) -> str:
@@ -40,5 +60,9 @@ def is_main_guard(node: ast.If) -> bool:
     return any(isinstance(n, ast.Name) and n.id == "__name__" for n in ast.walk(node.test))
 
 
-def position(node: ast.AST) -> tuple[int, int]:
+def is_method_call(call: ast.Call) -> TypeGuard[MethodCall]:
+    return isinstance(call.func, ast.Attribute)
+
+
+def position(node: Placed) -> tuple[int, int]:
     return node.lineno, node.col_offset

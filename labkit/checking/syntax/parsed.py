@@ -6,13 +6,29 @@ import ast
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
-from labkit.checking.syntax.nodes import Function, is_main_guard, parameters_of, position, spelled
+from labkit.checking.syntax.nodes import (
+    Function,
+    MethodCall,
+    Placed,
+    is_main_guard,
+    is_method_call,
+    parameters_of,
+    position,
+    spelled,
+)
 
 __all__ = ["Parsed"]
 
 Told = Callable[[int], str]
+N = TypeVar("N", bound=ast.AST)
+
+
+class ByKind(Protocol):
+    def __getitem__(self, kind: type[N], /) -> list[N]: ...
+
+
 # What a fragment means by a name that nothing in it binds: articles leave the imports out.
 USUAL = {
     "dist": "torch.distributed",
@@ -51,7 +67,8 @@ class Parsed:
         self.imports: dict[str, tuple[str, ast.stmt]] = {}  # local name: what it stands for
         self.words: set[str] = set()  # every identifier, attribute and keyword
         self.bound: set[str] = set()
-        self.nodes: dict[type, list[ast.AST]] = defaultdict(list)
+        nodes: dict[type[ast.AST], list[Any]] = defaultdict(list)
+        self.nodes: ByKind = nodes
         self.kept: dict[str, Any] = {}  # answers that rules ask for again and again
         self._read()
 
@@ -67,7 +84,7 @@ class Parsed:
                 self.parents[child] = node
                 self._scopes[child] = scope
             pending.extend(reversed(children))
-        self.calls = [node for node in self.nodes[ast.Call] if isinstance(node, ast.Call)]
+        self.calls = self.nodes[ast.Call]
 
     def _note(self, node: ast.AST) -> None:
         if isinstance(node, ast.Name):
@@ -103,12 +120,13 @@ class Parsed:
     def _note_assignment(self, node: ast.AST) -> None:
         if isinstance(node, ast.Assign):
             for target in node.targets:
+                pairs: Iterable[tuple[ast.expr, ast.expr]]
                 if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
                     pairs = zip(target.elts, node.value.elts, strict=False)
                 elif isinstance(target, ast.Tuple):
                     pairs = ((part, node.value) for part in target.elts)
                 else:
-                    pairs = iter([(target, node.value)])
+                    pairs = [(target, node.value)]
                 self.assigns.extend((name, value, node) for part, value in pairs if (name := spelled(part)))
         elif isinstance(node, ast.AnnAssign) and node.value is not None and (name := spelled(node.target)):
             self.assigns.append((name, node.value, node))
@@ -147,9 +165,9 @@ class Parsed:
         """Calls of torch's own `names`, from whichever of its modules, in the order of the text."""
         return self._calls(names, within)
 
-    def method_calls(self, *names: str, within: ast.AST | None = None) -> Iterator[ast.Call]:
+    def method_calls(self, *names: str, within: ast.AST | None = None) -> Iterator[MethodCall]:
         """Calls `anything.name(…)`, in the order of the text."""
-        return self._calls([f".{name}" for name in names], within)
+        return filter(is_method_call, self._calls([f".{name}" for name in names], within))
 
     def _calls(self, names: Iterable[str], within: ast.AST | None) -> Iterator[ast.Call]:
         found = (call for name in names for call in self._calls_by_name.get(name, ()))
@@ -194,7 +212,7 @@ class Parsed:
             child = ancestor
         return found
 
-    def surely_before(self, first: ast.AST, second: ast.AST) -> bool:
+    def surely_before(self, first: Placed, second: Placed) -> bool:
         """Whether `second` only ever runs after `first` has: one function, no branch of its own around `first`."""
         if self.function_of(first) is not self.function_of(second) or position(first) >= position(second):
             return False

@@ -60,12 +60,13 @@ def is_rank(tree: Tree, node: ast.AST, depth: int = 3) -> bool:
 
 def _from_environment(node: ast.AST) -> bool:
     """`os.environ["RANK"]`, `os.getenv("LOCAL_RANK", 0)`."""
-    if not isinstance(node, ast.Subscript | ast.Call) or "env" not in spelled(
-        getattr(node, "value", None) or node.func
-    ):
+    if isinstance(node, ast.Subscript):
+        source, key = node.value, node.slice
+    elif isinstance(node, ast.Call) and node.args:
+        source, key = node.func, node.args[0]
+    else:
         return False
-    key = node.slice if isinstance(node, ast.Subscript) else (node.args or [None])[0]
-    return isinstance(key, ast.Constant) and key.value in ("RANK", "LOCAL_RANK")
+    return "env" in spelled(source) and isinstance(key, ast.Constant) and key.value in ("RANK", "LOCAL_RANK")
 
 
 def _test(tree: Tree, test: ast.AST, seen: frozenset[str] = frozenset()) -> tuple[str, bool] | None:
@@ -262,9 +263,7 @@ def may_depend_on_rank(tree: Tree, node: ast.AST, seen: frozenset[ast.AST] = fro
     if function in seen or any(_may_choose_ranks(tree, decorator) for decorator in function.decorator_list):
         return True
     callers = calls_of(tree, function)
-    handed_on = any(
-        isinstance(n, ast.Name) and n.id == function.name and not _is_called(tree, n) for n in tree.nodes[ast.Name]
-    )
+    handed_on = any(n.id == function.name and not _is_called(tree, n) for n in tree.nodes[ast.Name])
     if not callers:
         return not handed_on
     return not handed_on and all(may_depend_on_rank(tree, call, seen | {function}) for call in callers)

@@ -50,7 +50,7 @@ class Wrap:
 
     call: ast.Call
     strategy: str
-    source: ast.expr | None
+    source: ast.expr
     names: tuple[str, ...] = ()
 
     @property
@@ -120,8 +120,7 @@ class Tree(Parsed):
     def wrapping(self, node: ast.AST | None) -> frozenset[str]:
         """The strategies by which the model in this expression is wrapped, as far as its name tells: `model` after
         `model = DDP(model)`, also where a function takes it as an argument of the same name."""
-        name = spelled(node) if node is not None else ""
-        if not name:
+        if node is None or not (name := spelled(node)):
             return frozenset()
         everywhere = [wrap for wrap in self.wraps if name in wrap.names]
         here = [wrap for wrap in everywhere if self.function_of(wrap.call) is self.function_of(node)]
