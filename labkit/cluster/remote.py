@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -34,8 +34,9 @@ LOOK_SECONDS = 0.05
 
 def main() -> None:
     request = json.load(sys.stdin)
+    answers: dict[str, Callable[..., dict[str, Any]]] = {"look": look, "reach": reach, "begin": begin}
     try:
-        answer = {"look": look, "reach": reach, "begin": begin}[sys.argv[1]](**request)
+        answer = answers[sys.argv[1]](**request)
     except LabError as error:
         answer = {"problem": str(error)}
     print(json.dumps(answer))

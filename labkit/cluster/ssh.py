@@ -67,8 +67,8 @@ def is_address(host: str) -> bool:
 def ask(host: str, question: str, **request: Any) -> dict[str, Any]:
     """What `labkit.cluster.remote` answers on a host. Raises LaunchError with what ssh, or the host, says."""
     if is_this_host(host):
-        answer: dict[str, Any] = getattr(remote, question)(**request)
-        return answer
+        here: dict[str, Any] = getattr(remote, question)(**request)
+        return here
     command = ["ssh", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_SECONDS}", "--", host, _there(question)]
     try:
         done = subprocess.run(

@@ -164,7 +164,8 @@ def _parsed(text: str, name: str) -> dict[str, Any]:
     except ValueError as error:
         raise LabError(f"{name} is not a notebook: {error}") from None
     cells = book.get("cells") if isinstance(book, dict) else None
-    if not isinstance(cells, list) or not all(isinstance(cell, dict) for cell in cells) or book.get("nbformat") != 4:
+    of_dicts = isinstance(cells, list) and all(isinstance(cell, dict) for cell in cells)
+    if not isinstance(book, dict) or not of_dicts or book.get("nbformat") != 4:
         raise LabError(f"{name} is not a notebook of format 4, which has a list of cells")
     return book
 
@@ -206,7 +207,8 @@ def _with_parameters(cells: list[dict[str, Any]], values: Mapping[str, Any], nam
 
 
 def _tags(cell: Mapping[str, Any]) -> Sequence[str]:
-    return cell.get("metadata", {}).get("tags", ())
+    tags: Sequence[str] = cell.get("metadata", {}).get("tags", ())
+    return tags
 
 
 def _assigned(source: str, name: str) -> set[str]:

@@ -268,8 +268,8 @@ class RunReader:
             self.ranks = dict(sorted(self.ranks.items()))
         for path in self.folder.hosts.glob("*.jsonl"):
             self.hosts.setdefault(path.stem, HostHistory(path.stem, Tail(path)))
-        new = [history.poll() for history in (*self.ranks.values(), *self.hosts.values())]
-        return any(new)
+        histories: list[RankHistory | HostHistory] = [*self.ranks.values(), *self.hosts.values()]
+        return any([history.poll() for history in histories])
 
     @property
     def restarts(self) -> list[float]:

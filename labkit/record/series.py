@@ -35,7 +35,7 @@ class Series:
             self.origin = x
         index = max(0, int((x - self.origin) / self.width))
         if index >= len(self.last):
-            index = self._extend(x)
+            index = self._extend(x - self.origin)
         if value < self.low[index]:
             self.low[index] = value
         if value > self.high[index]:
@@ -43,9 +43,9 @@ class Series:
         self.last[index] = value
         self._points = None
 
-    def _extend(self, x: float) -> int:
-        """Make room for `x`; returns its bin."""
-        while (index := int((x - self.origin) / self.width)) >= BINS:
+    def _extend(self, beyond: float) -> int:
+        """Make room for what is this far from the origin; returns its bin."""
+        while (index := int(beyond / self.width)) >= BINS:
             self._double()
         while len(self.last) <= index:
             self.low.append(math.inf)
