@@ -192,7 +192,7 @@ def check_arguments(args: Any) -> list[str]:
     for text in texts:
         if SECRET_FLAG.match(text):
             flag = text.split("=")[0]
-            raise LaunchError(f"{flag} looks like a secret, and command lines are public. Pass it with env={{…}}")
+            raise LaunchError(f"{flag} looks like a secret; command lines are public. Pass it with env={{…}}")
         _check_word(what, text)
         what = f"the value of {text}" if text.startswith("--") and len(text) < LONGEST_NAME else "an argument"
     return texts

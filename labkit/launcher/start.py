@@ -99,7 +99,7 @@ def start(
         extra=env,
     )
     if ranks > CROWDED * machine.cores and not machine.gpus:
-        print(f"{ranks} ranks on {machine.cores} cores: they compete for cores, and times will mean little")
+        print(f"{ranks} ranks on {machine.cores} cores: they start one after another, and times will mean little")
     gpus = gpus_of(machine, ranks)
     shares_gpus = shares_gpus or environment.get("LABKIT_SHARE_GPUS") == "1"
     with removed_on_failure(folder):

@@ -38,7 +38,7 @@ from labkit.launcher.torchrun import attempt_command, marked
 from labkit.record import Identity, RunFolder, State, read_state, write_state
 from labkit.record.files import is_deleted
 from labkit.record.folder import read_json, write_json
-from labkit.record.state import FINAL_STATES
+from labkit.record.state import FINAL_STATES, StateName
 
 LIBC = ctypes.CDLL(None)  # loaded here because nothing may be loaded between fork and exec
 PR_SET_PDEATHSIG = 1
@@ -220,7 +220,7 @@ class Supervisor:
             cause = {"kind": "unknown", "sentence": sentence}
         return self.ended("failed", cause=cause, **fields)
 
-    def ended(self, name: str, **fields: Any) -> State:
+    def ended(self, name: StateName, **fields: Any) -> State:
         ended = self.state.started + time.monotonic() - self.clock
         return replace(self.state, state=name, ended=ended, notice=self.saving.update(), **fields)
 

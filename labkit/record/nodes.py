@@ -147,7 +147,7 @@ def merged(root: State, states: Sequence[State | None], heard: Sequence[bool]) -
         notice = next((s.notice for s in going if s.notice), None)
         return replace(going[0], state=name, notice=notice, started=begun, killed=killed)
     if not over or (over[0].state == "succeeded" and len(over) < len(states)):
-        sentence = "the processes that watched this run on its hosts are gone and left no result"
+        sentence = "the supervisors of this run's nodes are gone and left no result"
         cause = {"kind": "lost", "sentence": sentence}
         return replace(started[0], state="lost", cause=cause, started=begun, killed=killed)
     code = next((s.exit_code for s in over if s.exit_code), over[0].exit_code)

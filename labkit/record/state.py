@@ -69,7 +69,7 @@ def read_state(folder: RunFolder) -> State:
     state = _written(folder)  # the supervisor may have written its last word just before it ended
     if state.is_final:
         return state
-    sentence = "the process that watched this run is gone (killed, or the machine was restarted) and left no result"
+    sentence = "the run's supervisor is gone (killed, or the machine was rebooted) and left no result"
     return replace(state, state="lost", ended=_last_sign(folder, state), cause={"kind": "lost", "sentence": sentence})
 
 

@@ -136,7 +136,7 @@ def test_a_killed_agent_is_named_on_both_nodes():
         two.wait_for_step()
         two.agent(1).kill()
         assert two.ends(10)["sentence"] == (
-            "torchrun on localhost-1 was killed (SIGKILL); its ranks were ended with it"
+            "torchrun on localhost-1 was killed (SIGKILL), and its ranks with it"
         )
 
 

@@ -46,7 +46,7 @@ FAULTS = [
     Fault("I6z", "sys.exit(0) on one rank", "zero", r"^rank 1 ended at step 4 without an error while"),
     Fault("I6x", "sys.exit(3)", "exit", r"^rank 1 exited with 3"),
     Fault("I6m", "sys.exit with a message", "message", r"^rank 1 stopped: the data folder is empty"),
-    Fault("I6v", "os._exit(0)", "vanish", r"^rank 1 ended without a word \(os._exit\?\)", ranks=(2, 4)),
+    Fault("I6v", "os._exit(0)", "vanish", r"^rank 1 ended without an error \(os._exit\?\)", ranks=(2, 4)),
     Fault("I6q", "os._exit(3)", "quit", r"^rank 1 exited with 3"),
     Fault(
         "I7",

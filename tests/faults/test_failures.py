@@ -179,8 +179,8 @@ def test_a_killed_supervisor_takes_the_run_with_it_and_the_run_reads_as_lost():
     ("before", "now", "says"),
     [
         (3, 3, "by another process, not by labkit"),
-        (3, 4, "by the system, because memory ran out"),
-        (None, 4, "probably, because memory ran out"),
+        (3, 4, "by the system because memory ran out"),
+        (None, 4, "probably by the system because memory ran out"),
     ],
 )
 def test_who_sent_a_kill_is_told_from_the_systems_count(tmp_path, monkeypatch, before, now, says):

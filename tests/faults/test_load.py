@@ -113,6 +113,6 @@ def test_children_that_the_script_started_end_with_it() -> None:
             psutil.Process(int(json.loads(run.folder.agent.read_text())["agent"]["pid"])).kill()
             while not run.status().is_final:
                 time.sleep(0.05)
-            assert run.status().cause["sentence"] == "torchrun was killed (SIGKILL); its ranks were ended with it"
+            assert run.status().cause["sentence"] == "torchrun was killed (SIGKILL), and its ranks with it"
         assert time.monotonic() - began < 8
         assert_over(run.folder)

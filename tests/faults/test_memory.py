@@ -51,7 +51,7 @@ def test_a_rank_that_the_kernel_kills_for_want_of_memory(small_memory: Path) -> 
 
     sentence = caught.value.cause["sentence"]
     assert re.search(
-        r"^rank 1 was killed \(SIGKILL\) by the system, because memory ran out, last seen at step", sentence
+        r"^rank 1 was killed \(SIGKILL\) by the system because memory ran out, last seen at step", sentence
     )
     assert re.search(r"it held [\d.]+ [GM]iB \(resident set", sentence)
     assert caught.value.cause["out_of_memory"] == "host"

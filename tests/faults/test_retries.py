@@ -1,4 +1,4 @@
-"""A run that fails is begun again from its newest checkpoint, every time; its attempts are kept apart."""
+"""A run that fails is restarted from its newest checkpoint, every time; its attempts are kept apart."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_the_curve_goes_on_as_if_nothing_had_happened(strategy: str) -> None:
     assert "was killed (SIGKILL)" in state.earlier[0]["cause"]["sentence"]
     assert state.earlier[0]["checkpoint"] == "step-4"
     assert "attempt 1 failed: rank" in repr(run)
-    assert "begun again from step-4" in repr(run)
+    assert "restarted from step-4" in repr(run)
     second = metrics[(metrics["attempt"] == 2) & metrics["loss"].notna()]
     assert second[second["rank"] == 0]["step"].tolist() == [5, 6, 7, 8]
     assert metrics[(metrics["attempt"] == 1)]["step"].max() == 6

@@ -29,7 +29,7 @@ from labkit.launcher.start import _supervisors
 from labkit.record import Identity, RunFolder
 
 BOUND = 8.0  # seconds, of every stop
-NOT_OURS = "the process that watched this run is gone (killed, or the machine was restarted) and left no result"
+NOT_OURS = "the run's supervisor is gone (killed, or the machine was rebooted) and left no result"
 
 
 def launch(**options) -> labkit.Run:

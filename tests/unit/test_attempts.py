@@ -118,9 +118,9 @@ def test_the_view_shows_it(begun_again):
 
     page, text = run_html(begun_again, reader, state), run_text(begun_again, reader, state)
 
-    assert attempt_ended(1, ended) == "attempt 1 failed: rank 0 fell <i>; begun again from step-2"
-    assert attempt_ended(1, ended | {"checkpoint": None}).endswith("begun again from the start")
-    assert "attempt 1 failed: rank 0 fell &lt;i&gt;; begun again from step-2" in page
+    assert attempt_ended(1, ended) == "attempt 1 failed: rank 0 fell <i>; restarted from step-2"
+    assert attempt_ended(1, ended | {"checkpoint": None}).endswith("restarted from the start")
+    assert "attempt 1 failed: rank 0 fell &lt;i&gt;; restarted from step-2" in page
     assert "no rank has moved &lt;b&gt;" in page
     assert "attempt 1 failed" in text
     assert "no rank has moved <b>" in text
@@ -220,7 +220,7 @@ def test_a_full_disk_is_recognised_by_what_torch_makes_of_it(folder, monkeypatch
     assert disk_advice(folder, "RuntimeError: boom") == ""
     (folder.checkpoints / "step-3").mkdir(parents=True)
     (folder.checkpoints / "step-3" / "COMMIT.json").touch()
-    assert disk_advice(folder, "[Errno 28] No space left on device").endswith("; step-3 is committed and whole")
+    assert disk_advice(folder, "[Errno 28] No space left on device").endswith("; step-3 is committed and complete")
 
 
 def test_an_attempt_is_no_run_of_its_own(begun_again):

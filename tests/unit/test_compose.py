@@ -234,7 +234,7 @@ def test_a_launch_completes_and_checks_what_it_runs():
         "ddp", "checkpoints", "clip_and_schedule"
     )
     assert check("ddp", [], {"save_every": None}, 2).script == Script.load("ddp")
-    assert check(Script.load("ddp"), [], {"save_every": 5}, 2).given == {"save_every": "5"}
+    assert check(Script.load("ddp"), [], {"save_every": 5}, 2).options == {"save_every": "5"}
 
 
 def test_a_launch_refuses_a_cell_of_ones_own_that_defines_no_more_what_an_extra_uses():

@@ -202,8 +202,8 @@ def test_the_exit_code_of_a_node_that_was_ended_with_the_others_explains_nothing
     ended(run, 0, exit_code=-15, why={"kind": "others", "sentence": "another node of the run has ended"})
     ended(run, 1, exit_code=1)
     run.node(1).torchrun_log.write_text("RuntimeError: no such device\n")
-    said = "torchrun exited with code 1 and no rank said why; the last line of its log: RuntimeError: no such device"
-    assert conclusion(run, run)[1]["sentence"] == said
+    sentence = "torchrun exited with code 1 and no rank recorded why; the last line of its log: RuntimeError: no such"
+    assert conclusion(run, run)[1]["sentence"] == f"{sentence} device"
 
 
 def test_what_a_stop_breaks_is_no_failure(run, seen):

@@ -107,7 +107,7 @@ def test_a_run_whose_supervisor_is_dead_is_lost(folder, supervised_by, ended, na
     state = read_state(folder)
 
     assert state.state == "lost"
-    assert "the process that watched this run is gone" in state.cause["sentence"]
+    assert "the run's supervisor is gone" in state.cause["sentence"]
     assert state.started == 1.0
 
 

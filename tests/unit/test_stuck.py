@@ -125,7 +125,7 @@ def test_groups_of_one_name_are_told_apart_by_backend_and_by_ranks_made_up_recor
 def test_all_in_the_same_collective() -> None:
     said = explain([rank(0, REDUCES, call(5)), rank(1, REDUCES, call(5))], SCRIPT, PATH)
 
-    assert said.startswith("all ranks are in `all_reduce` #5 and it does not end; rank 0 is at step 4, waits in")
+    assert said.startswith("all ranks are in `all_reduce` #5, which does not complete; rank 0 is at step 4, waits in")
 
 
 @pytest.mark.parametrize(
@@ -140,8 +140,8 @@ def test_a_rank_that_has_finished_is_not_gone_and_one_that_does_not_leave_is_nam
     leaving = replace(rank(1, SLEEPS, process="sleeping"), outcome="finished")
 
     assert explain([left, leaving], SCRIPT, PATH) == (
-        "rank 0 has finished; rank 1 has finished its script and is still leaving in train.py line 5, cell `main`: "
-        "`time.sleep(600)` (an atexit handler, or a thread that is not a daemon)"
+        "rank 0 has finished; rank 1 has finished its script and is still exiting in train.py line 5, cell `main`: "
+        "`time.sleep(600)` (an atexit handler, or a non-daemon thread)"
     )
     assert explain([left, rank(1, REDUCES, call(5))], SCRIPT, PATH).startswith("rank 0 has finished; rank 1 is at step")
 

@@ -22,7 +22,7 @@ CHECKED_CALLS = (
 
 
 def memory_in_words(kind: str, memory: Mapping[str, Any], history: RankHistory | None) -> str:
-    """What a rank's memory was used for when it ran out: `; 13.9 of 14.7 GiB were allocated (parameters 3.1 GiB, …)`."""
+    """What a rank's memory held when it ran out: `; 13.9 of 14.7 GiB were allocated (parameters 3.1 GiB, …)`."""
     peak = history.memory_peak if history else 0.0
     if kind == "host":
         most = number(memory.get("peak")) or peak

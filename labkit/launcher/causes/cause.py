@@ -39,7 +39,7 @@ def find_cause(run: RunFolder, folder: RunFolder, exit_code: int, notice: str | 
 
 
 def explain(evidence: Evidence, exit_code: int, notice: str | None = None) -> dict[str, Any]:
-    """The same from what was evidence."""
+    """The same from the evidence."""
     return (
         _failed(own_failures(evidence), evidence)
         or killed(evidence)

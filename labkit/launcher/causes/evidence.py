@@ -122,7 +122,7 @@ class Evidence:
     def collectives(self) -> dict[int, list[Call]]:
         """The calls of the ranks that failed, oldest first."""
         records = {rank: read_json(self.folder.collectives(rank)) for rank in self.folder.started_ranks()}
-        return {rank: calls_of(record.get("collectives")) for rank, record in records.items() if isinstance(record, dict)}
+        return {rank: calls_of(each.get("collectives")) for rank, each in records.items() if isinstance(each, dict)}
 
     def aborted_waiting(self, rank: int) -> bool:
         """Whether NCCL's watchdog ended the rank, which only waited for another."""

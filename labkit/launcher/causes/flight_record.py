@@ -101,8 +101,8 @@ def _waiting(calls: Mapping[int, Sequence[Call]]) -> dict[int, Call]:
 
 
 def _behind(awaited: Call, calls: Mapping[int, Sequence[Call]]) -> list[int]:
-    """The members of the call's group that have not called it. A rank without calls in the group counts as a member only
-    of the default group, to which all ranks belong."""
+    """The members of the call's group that have not called it. A rank without calls in the group counts as a member
+    only of the default group, to which all ranks belong."""
     behind = []
     for rank, own in calls.items():
         numbers = [call.number for call in own if call.group == awaited.group]

@@ -71,8 +71,8 @@ def gone(evidence: Evidence) -> dict[str, Any] | None:
 
 
 def parted(evidence: Evidence) -> dict[str, Any] | None:
-    """Hosts that lost each other: ranks of several hosts waited for each other until the process group's time limit, and
-    no rank that the others waited for was still running."""
+    """Hosts that lost each other: ranks of several hosts waited for each other until the process group's time limit,
+    and no rank that the others waited for was still running."""
     if evidence.nodes is None:
         return None
     texts = {f["rank"]: "".join(f["traceback"]) + f["message"] for f in evidence.failures}
@@ -93,8 +93,8 @@ def parted(evidence: Evidence) -> dict[str, Any] | None:
 
 
 def _wait_start(evidence: Evidence, rank: int, match: re.Match[str]) -> tuple[float, float]:
-    """When a rank entered the call that never completed, in seconds since the epoch, and how many seconds it waited (0 if
-    its error does not say)."""
+    """When a rank entered the call that never completed, in seconds since the epoch, and how many seconds it waited (0
+    if its error does not say)."""
     gave_up = next(f["time_ns"] for f in evidence.failures if f["rank"] == rank) / 1e9
     limit = float(match[1] or 0) / 1000
     return gave_up - limit, limit

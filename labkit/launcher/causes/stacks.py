@@ -36,7 +36,7 @@ TGKILL = {"x86_64": 234, "aarch64": 131}  # the system call's number; C librarie
 RECORD_BYTES = 2000
 LAST_STEP = re.compile(r'"step": (\d+)')
 FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
-OURS = re.compile(r'File "(.*labkit/worker/\w+\.py|<frozen runpy>)"')  # the frames below the script and those that labkit adds
+OURS = re.compile(r'File "(.*labkit/worker/\w+\.py|<frozen runpy>)"')  # frames around the script
 PULSE = str(Path("labkit", "worker", "pulse.py"))
 THREAD = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+.*\(most recent call first\):$")
 

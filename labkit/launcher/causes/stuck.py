@@ -22,7 +22,7 @@ __all__ = ["Stacks", "explain", "look_at"]
 
 MOVING_SECONDS = 5.0
 NAMED_RANKS = 4  # more would be unreadable; the details list all
-JOINING = ("_shutdown", "_join_thread", "join", "_wait_for_tstate_lock")  # where Python waits for threads before it exits
+JOINING = ("_shutdown", "_join_thread", "join", "_wait_for_tstate_lock")  # Python waits for threads
 WRAPPERS = ("wrapper", "_bootstrap", "<module>", "_wrapped_call_impl", "_call_impl", "inner")  # of torch and Python
 
 
@@ -87,7 +87,7 @@ def explain(ranks: Sequence[RankStack], script: Script, path: str) -> str:
     if edges := mutual_waiting(calls):
         waits = (f"rank {rank} waits in {call} for {_numbers(others)}" for rank, call, others in edges[:NAMED_RANKS])
         return f"the ranks wait for each other: {'; '.join(waits)}. {_upper(_where(ranks, places))}"
-    waited = {(call.group, call.number): call for own in calls.values() if (call := waits_in(own))}
+    waited = {(oldest.group, oldest.number): oldest for own in calls.values() if (oldest := waits_in(own))}
     if len(ranks) > 1 and len(waited) == 1 and all(_waits(r) for r in ranks):
         return f"all ranks are in {next(iter(waited.values()))}, which does not complete; {_where(ranks, places)}"
     return _where(ranks, places)

@@ -1,7 +1,7 @@
 """The link between this machine's ranks, measured: latency and bandwidth of each kind of collective.
 
-The model of a message is latency + bytes / bandwidth (Hockney 1994; nccl-tests' doc/PERFORMANCE.md says the same of
-collectives). On gloo a collective is also work for the cores, which ranks that compute then lack: it is measured too.
+The model of a message is latency + bytes / bandwidth (Hockney 1994; nccl-tests' doc/PERFORMANCE.md uses it for
+collectives). On gloo a collective also takes CPU time away from the ranks' computation, which is measured, too.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from labkit.errors import LaunchError
 from labkit.launcher.checks import check_ranks
 from labkit.launcher.hardware import Hardware, hardware
 from labkit.launcher.link.preflight import remembered as remembered_preflight
-from labkit.launcher.link.short_run import keep, kept, machine_key, short_run
+from labkit.launcher.link.short_run import load, machine_key, short_run, store
 
 __all__ = ["KINDS", "CollectiveTime", "Link", "fit", "measure_link", "remembered_link", "remembered_links"]
 
@@ -28,7 +28,7 @@ KINDS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "send")
 @dataclass(frozen=True)
 class CollectiveTime:
     """Seconds of one call on an array of `bytes`: `latency` + `per_byte` x bytes, within a factor 1 +- `residual` (root
-    mean square of the relative misses). `cpu`: core-seconds per byte that it takes of each rank's cores."""
+    mean square of the relative errors). `cpu`: core-seconds per byte that it takes on each rank."""
 
     latency: float
     per_byte: float
@@ -36,7 +36,7 @@ class CollectiveTime:
     cpu: float = 0.0
 
     def seconds(self, bytes: float, calls: int = 1) -> float:
-        """Of so many calls on so many bytes in all."""
+        """Seconds of `calls` calls on `bytes` bytes in total."""
         return self.latency * calls + self.per_byte * bytes
 
     def __str__(self) -> str:
@@ -45,9 +45,9 @@ class CollectiveTime:
 
 @dataclass(frozen=True)
 class Link:
-    """Of `ranks` ranks of one machine. `kinds` has a CollectiveTime for each of KINDS; `when` in seconds since the
-    epoch. `sharding` is what FSDP costs a rank besides waiting, in seconds: (per unit and step, per byte gathered or
-    scattered).
+    """The link between `ranks` ranks of a machine. `kinds` has a CollectiveTime for each of KINDS; `when` is seconds
+    since the epoch. `sharding` is FSDP's overhead per rank besides waiting, in seconds: (per unit and step, per byte
+    gathered or scattered).
     """
 
     backend: str
@@ -58,8 +58,8 @@ class Link:
 
 
 def fit(measured: Sequence[tuple[float, float]]) -> tuple[float, float, float]:
-    """(latency, seconds per byte, residual) of `(bytes, seconds)`: least squares of the relative misses, so that 4 KiB
-    count as much as 64 MiB. Neither of the two is below 0."""
+    """(latency, seconds per byte, residual) of `(bytes, seconds)`: least squares of the relative errors, so that 4 KiB
+    count as much as 64 MiB. Latency and seconds per byte are at least 0."""
     rows = [(1 / s, b / s) for b, s in measured]  # latency x a + per_byte x b = 1
     aa, ab, bb = (sum(r[i] * r[j] for r in rows) for i, j in ((0, 0), (0, 1), (1, 1)))
     a, b = sum(r[0] for r in rows), sum(r[1] for r in rows)
@@ -71,42 +71,43 @@ def fit(measured: Sequence[tuple[float, float]]) -> tuple[float, float, float]:
         latency, per_byte = 0.0, b / bb
     elif per_byte < 0:
         latency, per_byte = a / aa, 0.0
-    misses = [(latency * r[0] + per_byte * r[1] - 1) ** 2 for r in rows]
-    return latency, per_byte, (sum(misses) / len(misses)) ** 0.5
+    errors = [(latency * r[0] + per_byte * r[1] - 1) ** 2 for r in rows]
+    return latency, per_byte, (sum(errors) / len(errors)) ** 0.5
 
 
 def measure_link(ranks: int | None = None, *, machine: Hardware | None = None) -> Link:
-    """Let so many ranks (by default one per GPU, or two) do each kind of collective; takes some ten seconds, keeps the
-    result. Raises LaunchError when they cannot."""
+    """Run each kind of collective on this number of ranks (by default one per GPU, or two) and store the result. Takes
+    about 10 seconds. Raises LaunchError if it fails."""
     machine = machine or hardware()
     ranks = check_ranks(machine.default_ranks if ranks is None else ranks, None, machine)
     if ranks < 2:
-        raise LaunchError("a link is between ranks: bandwidth is measured with 2 or more")
+        raise LaunchError(f"bandwidth is measured between 2 or more ranks, got {ranks}")
     backend = machine.backend
-    known = remembered_preflight(machine, ranks, backend)
-    said, problem = short_run(
-        COLLECTIVES, ranks, backend, args=[backend], env=known.env if known else None, seconds=LIMIT_SECONDS
+    preflight = remembered_preflight(machine, ranks, backend)
+    answer, problem = short_run(
+        COLLECTIVES, ranks, backend, args=[backend], env=preflight.env if preflight else None, seconds=LIMIT_SECONDS
     )
     if problem:
         raise LaunchError(f"the bandwidth between {ranks} ranks could not be measured: {problem}")
-    link = Link(backend, ranks, {kind: _line(kind, said["kinds"]) for kind in KINDS}, time.time(), (*said["sharding"],))
-    keep("bandwidth", machine_key(machine, ranks, backend), asdict(link))
+    kinds = {kind: _line(kind, answer["kinds"]) for kind in KINDS}
+    link = Link(backend, ranks, kinds, time.time(), (*answer["sharding"],))
+    store("bandwidth", machine_key(machine, ranks, backend), asdict(link))
     return link
 
 
 def remembered_link(machine: Hardware, ranks: int, backend: str) -> Link | None:
-    """What was measured before between so many ranks, as long as the GPUs and torch are the same."""
-    known = kept("bandwidth", machine_key(machine, ranks, backend))
+    """The stored measurement for this number of ranks, if the GPUs and torch are still the same."""
+    stored = load("bandwidth", machine_key(machine, ranks, backend))
     try:
         return (
             Link(
                 **{
-                    **known,
-                    "kinds": {k: CollectiveTime(**v) for k, v in known["kinds"].items()},
-                    "sharding": (*known["sharding"],),
+                    **stored,
+                    "kinds": {k: CollectiveTime(**v) for k, v in stored["kinds"].items()},
+                    "sharding": (*stored["sharding"],),
                 }
             )
-            if known
+            if stored
             else None
         )
     except (TypeError, KeyError, AttributeError):
@@ -114,7 +115,7 @@ def remembered_link(machine: Hardware, ranks: int, backend: str) -> Link | None:
 
 
 def remembered_links(machine: Hardware) -> list[Link]:
-    """Of all numbers of ranks that this machine was asked about, fewest first."""
+    """The stored measurements of this machine for all numbers of ranks, fewest first."""
     counts = range(2, max(2 * machine.cores, len(machine.gpus), machine.default_ranks) + 1)
     backends = [(n, "nccl" if n <= len(machine.gpus) else "gloo") for n in counts]
     return [link for n, backend in backends if (link := remembered_link(machine, n, backend))]

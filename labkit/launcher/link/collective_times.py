@@ -1,4 +1,4 @@
-"""How long collectives take: each kind at sizes from 4 KiB to 64 MiB. A plain torchrun script, run by bandwidth.
+"""How long collectives take: each kind at sizes from 4 KiB to 64 MiB. A plain torchrun script, run by bandwidth.py.
 
 torchrun --standalone --nproc-per-node=2 collectives.py gloo answer.json
 """
@@ -21,7 +21,7 @@ from torch.distributed.fsdp import fully_shard
 SIZES = [4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20]  # bytes of the whole array
 FLOAT = 4
 UNITS, LAYERS, WIDE = 6, 6, 384  # 3.4 MiB a unit
-LONGEST = 0.5  # seconds of one call; a kind that has become so slow is not asked for larger sizes
+LONGEST = 0.5  # seconds of one call; a kind that takes longer is not measured at larger sizes
 
 
 def repeats(size: int) -> int:
@@ -29,7 +29,7 @@ def repeats(size: int) -> int:
 
 
 def calls(size: int, device: torch.device) -> dict[str, Callable[[], None]]:
-    """Each kind of collective on an array of so many bytes."""
+    """Each kind of collective on an array of `size` bytes."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     share = max(1, size // FLOAT // ranks)
     whole, part = torch.zeros(share * ranks, device=device), torch.zeros(share, device=device)
@@ -38,7 +38,7 @@ def calls(size: int, device: torch.device) -> dict[str, Callable[[], None]]:
     scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
     partner = rank ^ 1
 
-    def there_and_back() -> None:
+    def ping_pong() -> None:
         if partner < ranks:
             for sends in (rank < partner, rank > partner):
                 dist.send(whole, partner) if sends else dist.recv(whole, partner)
@@ -48,12 +48,12 @@ def calls(size: int, device: torch.device) -> dict[str, Callable[[], None]]:
         "all_gather": lambda: gather(whole, part),
         "reduce_scatter": lambda: scatter(part, whole),
         "broadcast": lambda: dist.broadcast(whole, 0),
-        "send": there_and_back,
+        "send": ping_pong,
     }
 
 
 def timed(call: Callable[[], None], times: int, device: torch.device) -> tuple[float, float]:
-    """(seconds of a call, the slowest rank's median; core-seconds of it in each rank, the mean of ranks)."""
+    """(seconds of a call: the slowest rank's median; core-seconds of a call: the mean over ranks)."""
     call()
     seconds = []
     dist.barrier()
@@ -68,20 +68,20 @@ def timed(call: Callable[[], None], times: int, device: torch.device) -> tuple[f
             end.synchronize()
             seconds.append(begin.elapsed_time(end) / 1e3)
         else:
-            began = time.perf_counter()
+            started = time.perf_counter()
             call()
-            seconds.append(time.perf_counter() - began)
+            seconds.append(time.perf_counter() - started)
     busy = (time.process_time() - busy) / times
-    said = torch.tensor([median(seconds)], dtype=torch.float64, device=device)
-    dist.all_reduce(said, dist.ReduceOp.MAX)
+    slowest = torch.tensor([median(seconds)], dtype=torch.float64, device=device)
+    dist.all_reduce(slowest, dist.ReduceOp.MAX)
     spent = torch.tensor([busy], dtype=torch.float64, device=device)
     dist.all_reduce(spent)
-    return said.item(), spent.item() / dist.get_world_size()
+    return slowest.item(), spent.item() / dist.get_world_size()
 
 
 def sharding() -> tuple[float, float]:
-    """Core-seconds that a rank's main thread spends on FSDP2's hooks and copies, waiting not counted: (per unit, per
-    byte gathered or scattered) and step. Memory that is allocated anew for every unit makes up most of the second."""
+    """Core-seconds per step that a rank's main thread spends on FSDP2's hooks and copies, without waiting: (per unit,
+    per byte gathered or scattered). Most of the second comes from memory that is allocated again for every unit."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
 
     def spent(width: int, *, sharded: bool) -> float:
@@ -90,9 +90,9 @@ def sharding() -> tuple[float, float]:
             fully_shard(unit, mesh=mesh, reshard_after_forward=True)
         x, times = torch.ones(1, width), []
         for _ in range(8):
-            began = time.thread_time()
+            started = time.thread_time()
             model(x).sum().backward()
-            times.append(time.thread_time() - began)
+            times.append(time.thread_time() - started)
             model.zero_grad()
         return median(times[2:]) / UNITS
 

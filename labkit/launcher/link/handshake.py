@@ -1,4 +1,4 @@
-"""Meet and add: each rank says who and where it is, all sum one number. A plain torchrun script, run by preflight.
+"""Each rank reports who and where it is, and all sum one number. A plain torchrun script, run by preflight.py.
 
 torchrun --standalone --nproc-per-node=2 handshake.py nccl answer.json
 """
@@ -24,13 +24,13 @@ def main() -> None:
         torch.cuda.set_device(device)
     dist.init_process_group(backend, timeout=timedelta(seconds=20))
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    began = time.perf_counter()
+    started = time.perf_counter()
     total = torch.full((1024,), float(rank + 1), device=device)
     dist.all_reduce(total)
     expected = world_size * (world_size + 1) / 2
     if not bool((total == expected).all()):
         raise RuntimeError(f"the ranks' sum is {total[0].item()}, expected {expected}")
-    seconds = time.perf_counter() - began
+    seconds = time.perf_counter() - started
     properties = torch.cuda.get_device_properties(device) if on_gpu else None
     mine = {"rank": rank, "host": socket.gethostname(), "device": properties.name if properties else "cpu"}
     mine["uuid"] = str(getattr(properties, "uuid", ""))

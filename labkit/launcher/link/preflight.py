@@ -1,7 +1,7 @@
-"""Can the ranks of this machine reach each other? One small all-reduce, tried with the settings that are known to help.
+"""Can the ranks of this machine reach each other? One small all-reduce, tried with settings that are known to help.
 
-What worked is kept per machine, so that it is asked once: NCCL between consumer GPUs, in WSL2 and in containers may
-hang in silence, and the cure is nearly always one of the same few variables (see NCCL's list of them).
+The settings that worked are stored, so that this runs once per machine. NCCL may hang silently between consumer GPUs,
+in WSL2 and in containers, and nearly always one of the same few variables helps (see NCCL's list of them).
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Any
 from labkit.errors import LaunchError
 from labkit.launcher import checks
 from labkit.launcher.hardware import Hardware, hardware
-from labkit.launcher.link.short_run import keep, kept, machine_key, short_run
+from labkit.launcher.link.short_run import load, machine_key, short_run, store
 
 __all__ = ["Preflight", "preflight", "remembered", "settings_for"]
 
 HANDSHAKE = Path(__file__).with_name("handshake.py")
-RUNG_SECONDS = 45.0  # start-up of the ranks included
+RUNG_SECONDS = 45.0  # including the start-up of the ranks
 NCCL_LADDER: tuple[dict[str, str], ...] = (
     {},
     {"NCCL_P2P_DISABLE": "1"},
@@ -31,8 +31,8 @@ NCCL_LADDER: tuple[dict[str, str], ...] = (
 
 @dataclass(frozen=True)
 class Preflight:
-    """What the ranks of one machine can do. `env` is the setting they needed, None when none helped; `tried` holds
-    `env` and `problem` of those that did not. `ranks` has each one's `host`, `device` and `uuid`."""
+    """Whether the ranks of one machine reach each other. `env` is the setting that worked, None if none did; `tried`
+    holds `env` and `problem` of those that did not. `ranks` has each rank's `host`, `device` and `uuid`."""
 
     backend: str
     env: dict[str, str] | None
@@ -44,33 +44,33 @@ class Preflight:
     def __str__(self) -> str:
         if self.env is None:
             return f"{self.backend} does not work between the ranks: {self.tried[-1]['problem']}"
-        needed = f" with {_assignments(self.env)}" if self.env else ""
+        setting = f" with {_assignments(self.env)}" if self.env else ""
         where = ", ".join(f"rank {rank['rank']} {rank['device']} on {rank['host']}" for rank in self.ranks)
-        return f"{len(self.ranks)} ranks sum over {self.backend}{needed}: {where}"
+        return f"{len(self.ranks)} ranks sum over {self.backend}{setting}: {where}"
 
 
 def settings_for(nproc_per_node: int | str, backend: str | None, env: Mapping[str, str] | None) -> dict[str, str]:
-    """The variables that this many ranks need here to reach each other over NCCL, asked of the machine once.
+    """The variables that this many ranks need to reach each other over NCCL, determined once per machine.
 
-    Empty for one rank and on gloo, which has no such trouble. Raises LaunchError when NCCL works with none of them.
+    Empty for one rank and on gloo, which needs none. Raises LaunchError when NCCL works with none of them.
     """
     checks.check_environment(env or {})
-    given = (env or {}).get("CUDA_VISIBLE_DEVICES")
-    machine = hardware(None if given is None else str(given))
+    visible = (env or {}).get("CUDA_VISIBLE_DEVICES")
+    machine = hardware(None if visible is None else str(visible))
     ranks = checks.check_ranks(nproc_per_node, backend, machine)
     if ranks < 2 or backend == "gloo" or ranks > len(machine.gpus):
         return {}
     known = remembered(machine, ranks, "nccl")
     if known is None:
         print(
-            f"first launch on these {ranks} GPUs: asking whether they reach each other (once per machine)", flush=True
+            f"first launch on these {ranks} GPUs: checking whether they reach each other (once per machine)", flush=True
         )
         known = preflight(machine, ranks, "nccl", env=env)
     if known.env is None:
         tried = "; ".join(f"{_assignments(t['env']) or 'as it is'}: {t['problem']}" for t in known.tried)
         raise LaunchError(
-            f"the {ranks} GPUs of this machine cannot sum a number over NCCL ({tried}). Use nproc_per_node=1, or look "
-            "at the driver; `labkit doctor --preflight` asks again"
+            f"the {ranks} GPUs of this machine cannot sum a number over NCCL ({tried}). Use nproc_per_node=1, or check "
+            "the driver; `labkit doctor --preflight` tries again"
         )
     return known.env
 
@@ -78,34 +78,34 @@ def settings_for(nproc_per_node: int | str, backend: str | None, env: Mapping[st
 def preflight(
     machine: Hardware, ranks: int, backend: str, *, env: Mapping[str, str] | None = None, seconds: float = RUNG_SECONDS
 ) -> Preflight:
-    """Let so many ranks meet and sum, down the ladder of settings until it works; keep the result.
+    """Let this many ranks sum a number, with one setting after another until it works, and store the result.
 
-    Takes some five seconds when all is well, at most `seconds` per rung. Nothing is left running.
+    Takes about 5 seconds when the first setting works, at most `seconds` per setting. Nothing is left running.
     """
     try:
         checks.check_interface({**os.environ, **(env or {})}.get("GLOO_SOCKET_IFNAME", ""))
-    except LaunchError as error:  # the shell's fault: it says nothing of the machine that would be worth keeping
+    except LaunchError as error:  # caused by the shell's environment, so not stored for the machine
         return Preflight(backend, None, [], [{"env": {}, "problem": str(error)}], None, time.time())
     tried: list[dict[str, Any]] = []
     for rung in NCCL_LADDER if backend == "nccl" else ({},):
-        said, problem = short_run(
+        answer, problem = short_run(
             HANDSHAKE, ranks, backend, args=[backend], env={**(env or {}), **rung}, seconds=seconds
         )
         if not problem:
-            found = Preflight(backend, rung, said["ranks"], tried, said["all_reduce_seconds"], time.time())
+            result = Preflight(backend, rung, answer["ranks"], tried, answer["all_reduce_seconds"], time.time())
             break
         tried.append({"env": rung, "problem": problem})
     else:
-        found = Preflight(backend, None, [], tried, None, time.time())
-    keep("preflight", machine_key(machine, ranks, backend), asdict(found))
-    return found
+        result = Preflight(backend, None, [], tried, None, time.time())
+    store("preflight", machine_key(machine, ranks, backend), asdict(result))
+    return result
 
 
 def remembered(machine: Hardware, ranks: int, backend: str) -> Preflight | None:
-    """What this machine answered before, as long as its GPUs and torch are the same."""
-    known = kept("preflight", machine_key(machine, ranks, backend))
+    """The stored result of this machine, if its GPUs and torch are still the same."""
+    stored = load("preflight", machine_key(machine, ranks, backend))
     try:
-        return Preflight(**known) if isinstance(known, dict) else None
+        return Preflight(**stored) if isinstance(stored, dict) else None
     except TypeError:
         return None
 

@@ -1,6 +1,6 @@
-"""A script of labkit's own as real ranks for a few seconds, and what it wrote as its answer; kept per machine.
+"""Runs one of labkit's own scripts on real ranks for a few seconds, and returns the answer that it wrote.
 
-What is asked of a machine once is remembered in the user's cache, under a key that names all it depends on.
+Answers are stored per machine in the user's cache, under a key that names everything they depend on.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from labkit.record import read_state
 from labkit.record.folder import read_json, write_json
 from labkit.write.launch_options import LaunchOptions
 
-__all__ = ["keep", "kept", "machine_key", "short_run"]
+__all__ = ["load", "machine_key", "short_run", "store"]
 
-LOOK_SECONDS = 0.1
+POLL_SECONDS = 0.1
 
 
 def short_run(
@@ -35,8 +35,8 @@ def short_run(
     env: Mapping[str, str] | None = None,
     seconds: float,
 ) -> tuple[Any, str]:
-    """`(answer, problem)`: what the ranks wrote into the file they are given as the argument after `args`, and what
-    was wrong, empty when nothing was. Over after `seconds` without a sign of life; nothing is left running."""
+    """`(answer, problem)`: what the ranks wrote to the file whose path follows `args`, and the error, empty if there is
+    none. The run is stopped after `seconds` without progress; nothing is left running."""
     with tempfile.TemporaryDirectory(prefix="labkit-") as scratch:
         answer = Path(scratch, "answer.json")
         try:
@@ -54,39 +54,39 @@ def short_run(
             return None, str(error)
         try:
             while not (state := read_state(folder)).is_final:
-                time.sleep(LOOK_SECONDS)
-        except BaseException:  # an interrupt: nothing of it may stay behind
+                time.sleep(POLL_SECONDS)
+        except BaseException:  # also on an interrupt, leave nothing running
             stop(folder, grace=0.0)
             raise
         if state.state != "succeeded":
             return None, str((state.cause or {}).get("sentence", state.state))
-        said = read_json(answer)
-        return (said, "") if said is not None else (None, "the ranks left no answer")
+        content = read_json(answer)
+        return (content, "") if content is not None else (None, "the ranks wrote no answer")
 
 
 def machine_key(machine: Hardware, ranks: int, backend: str) -> str:
-    """What the ranks of a machine can do depends on these."""
+    """A key with everything that the answer of a machine's ranks depends on."""
     devices = ",".join(gpu.name for gpu in machine.gpus) or "cpu"
     return f"{backend} {ranks} of {devices} ({machine.visible_devices or 'all'}), torch {version('torch')}"
 
 
-def kept(what: str, key: str) -> Any:
-    """What was kept under this key; None if nothing was."""
-    found = read_json(_file(what))
-    return found.get(key) if isinstance(found, dict) else None
+def load(name: str, key: str) -> Any:
+    """The value stored under this key; None if there is none."""
+    values = read_json(_file(name))
+    return values.get(key) if isinstance(values, dict) else None
 
 
-def keep(what: str, key: str, value: Any) -> None:
-    """Remember it beside what else there is. Where nothing can be written it is asked again next time."""
-    file = _file(what)
-    found = read_json(file)
+def store(name: str, key: str, value: Any) -> None:
+    """Store a value next to the others. If the cache cannot be written, the value is determined again next time."""
+    file = _file(name)
+    values = read_json(file)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_json(file, (found if isinstance(found, dict) else {}) | {key: value})
+        write_json(file, (values if isinstance(values, dict) else {}) | {key: value})
     except OSError:
         pass
 
 
-def _file(what: str) -> Path:
+def _file(name: str) -> Path:
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache, "labkit", f"{what}.json")
+    return Path(cache, "labkit", f"{name}.json")

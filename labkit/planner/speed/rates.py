@@ -1,4 +1,4 @@
-"""How fast devices compute: measured by a short run where they are at hand, otherwise assumed from data sheets."""
+"""How fast devices compute: measured by a short run on this machine, otherwise assumed from data sheets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from labkit.errors import LaunchError
 from labkit.launcher.hardware import Hardware, hardware
 from labkit.launcher.link.bandwidth import KINDS, CollectiveTime, Link
-from labkit.launcher.link.short_run import keep, kept, machine_key, short_run
+from labkit.launcher.link.short_run import load, machine_key, short_run, store
 from labkit.planner.devices import Device
 from labkit.planner.layout import able_to
 from labkit.planner.model.facts import ModelFacts
@@ -24,17 +24,17 @@ __all__ = ["Rates", "assumed_link", "assumed_rates", "measure_rates", "remembere
 
 CALIBRATE = Path(__file__).with_name("calibrate.py")
 LIMIT_SECONDS = 120.0
-CARRIED_OVER = ("precision", "compile", "deterministic", "data_dir")  # of a script's options what changes its speed
-# Of a GPU's peak that whole trainings reach, published: torchtitan on H100 33-39 % (arXiv 2410.06511), picotron
+CARRIED_OVER = ("precision", "compile", "deterministic", "data_dir")  # the script options that affect speed
+# Published model FLOP/s utilizations of whole training runs: torchtitan on H100 33-39 % (arXiv 2410.06511), picotron
 # 38-50 %, fms-fsdp on A100 57 %, Megatron-LM on A100 42-54 % (2205.05198); a T4 with fp16 about 31 %.
 UTILIZATION, LOWEST, HIGHEST = 0.4, 0.3, 0.57
-# AdamW reads parameter, gradient and two moments and writes three of them, 4 bytes each
+# AdamW reads the parameter, the gradient and two moments and writes three of them, 4 bytes each.
 OPTIMIZER_BYTES = 28
-# Of a link's peak that collectives reach. NVLink: about 230 of 300 GB/s in nccl-tests on 8 A100. PCIe through the host:
-# 5 of 15.75 GB/s; 1.4 was seen between two T4s. Assumed.
+# Fraction of a link's peak that collectives reach. NVLink: about 230 of 300 GB/s in nccl-tests on 8 A100. PCIe through
+# the host: 5 of 15.75 GB/s; 1.4 was observed between two T4s. Assumed.
 LINK_SHARE = {"NVLink": 0.75, "PCIe": 0.32}
-# Bytes that a block moves per byte it hands on in what tensor ranks do alike: two norms (2 forward, 3 backward) and two
-# residual sums (3 and 3). Counted.
+# Bytes that a block moves, per byte of its output, in the work that each tensor rank repeats: two norms (2 in forward,
+# 3 in backward) and two residual sums (3 and 3). Counted.
 ALIKE_BYTES = 22
 LATENCY = 20e-6  # seconds of a small NCCL collective; assumed
 
@@ -42,14 +42,15 @@ LATENCY = 20e-6  # seconds of a small NCCL collective; assumed
 @dataclass(frozen=True)
 class Rates:
     """Seconds of one rank while `ranks` compute at the same time. `both`, `forward` and `ends` are (per micro-batch,
-    per sample): forward and backward of the model, forward alone, and of both what is outside of its blocks. `alike` is
-    what tensor parallelism does not divide: t ranks take alike + (both - ends - alike) / t for the blocks.
+    per sample): forward and backward of the model, forward alone, and forward and backward outside of the blocks.
+    `alike` is the part that tensor parallelism does not divide: t ranks need alike + (both - ends - alike) / t for the
+    blocks.
 
-    `optimizer` is per element, `copy` per byte; `tensor` and `dtensor` (of a sharded one) per parameter and step, and
-    `split_pair` per two layers that tensor parallelism splits, are host work that is there whatever the sizes.
-    `contention`: how much longer computing takes than when a rank is alone; `waiting`: seconds that a rank waits, at a
-    collective after some computing, for the slowest of those that share cores, and to be woken. `cores` are those the
-    ranks share, None where each has a device of its own. `spread` is relative, below and above.
+    `optimizer` is per element, `copy` per byte. Host work that is independent of sizes: `tensor` and `dtensor` (for a
+    sharded one) per parameter and step, `split_pair` per two layers that tensor parallelism splits. `contention`: the
+    factor by which computation is slower than on a single rank; `waiting`: seconds that a rank waits at a collective
+    for the slowest rank sharing its cores, including the wake-up. `cores` are shared by the ranks; None if each has its
+    own device. `spread` is relative, (below, above).
     """
 
     ranks: int
@@ -72,32 +73,32 @@ class Rates:
 def measure_rates(
     script: Script, ranks: int, parameters: Mapping[str, Any], samples: tuple[int, int] = (1, 4)
 ) -> Rates:
-    """Let so many ranks train the script's model beside each other for some ten seconds, without communication, at two
-    sizes of a micro-batch; keeps the result. Raises LaunchError when they cannot."""
+    """Let `ranks` ranks train the script's model side by side for about 10 seconds, without communication, at two
+    micro-batch sizes; cache the result. Raises LaunchError if they cannot."""
     machine = hardware()
     if machine.gpus and ranks > len(machine.gpus):
-        raise LaunchError(f"{ranks} ranks cannot be measured on {len(machine.gpus)} GPUs: each needs one")
-    given = {name: value for name, value in parameters.items() if name in CARRIED_OVER}
-    single = able_to(alone(script), given)
-    asked = {"small": samples[0], "large": samples[1], "argv": command_line(single, given)}
+        raise LaunchError(f"{ranks} ranks cannot be measured on {len(machine.gpus)} GPUs: each rank needs its own")
+    options = {name: value for name, value in parameters.items() if name in CARRIED_OVER}
+    single = able_to(alone(script), options)
+    request = {"small": samples[0], "large": samples[1], "argv": command_line(single, options)}
     with tempfile.TemporaryDirectory(prefix="labkit-rates-") as scratch:
         text = Path(scratch, f"{script.name}.py")
         text.write_text(str(single), encoding="utf-8")
         backend = "nccl" if machine.gpus else "gloo"
-        said, problem = short_run(CALIBRATE, ranks, backend, args=[text, json.dumps(asked)], seconds=LIMIT_SECONDS)
+        result, problem = short_run(CALIBRATE, ranks, backend, args=[text, json.dumps(request)], seconds=LIMIT_SECONDS)
     if problem:
         raise LaunchError(f"the speed of {script.name}.py on {ranks} ranks could not be measured: {problem}")
-    rates = _rates(said, ranks, samples, None if machine.gpus else machine.cores)
-    keep("rates", _key(machine, script, ranks, given, samples), asdict(rates))
+    rates = _rates(result, ranks, samples, None if machine.gpus else machine.cores)
+    store("rates", _key(machine, script, ranks, options, samples), asdict(rates))
     return rates
 
 
 def remembered_rates(
     script: Script, ranks: int, parameters: Mapping[str, Any], samples: tuple[int, int] = (1, 4)
 ) -> Rates | None:
-    """What was measured before of this model, data and precision, as long as the machine and torch are the same."""
-    given = {name: value for name, value in parameters.items() if name in CARRIED_OVER}
-    known = kept("rates", _key(hardware(), script, ranks, given, samples))
+    """The cached rates of this model, data and precision, provided that the machine and torch are the same."""
+    options = {name: value for name, value in parameters.items() if name in CARRIED_OVER}
+    known = load("rates", _key(hardware(), script, ranks, options, samples))
     try:
         return Rates(**{k: tuple(v) if isinstance(v, list) else v for k, v in known.items()}) if known else None
     except (TypeError, AttributeError):
@@ -105,11 +106,13 @@ def remembered_rates(
 
 
 def assumed_rates(facts: ModelFacts, device: Device, precision: str) -> Rates:
-    """From a data sheet and a share of its peak that others reach: a wide band. Backward is twice forward (Kaplan et
-    al., arXiv 2001.08361). Raises LaunchError for a precision the hardware lacks."""
+    """Rates from a data sheet and a typical utilization, with a wide band. Backward takes twice as long as forward
+    (Kaplan et al., arXiv 2001.08361). Raises LaunchError for a precision that the hardware does not support."""
     if precision not in device.flops:
-        has = ", ".join(device.flops) or "no published speed: measure it here"
-        raise LaunchError(f"{device.name} has no {precision}; it has {has}")
+        if not device.flops:
+            raise LaunchError(f"{device.name} has no published speed; measure it with labkit.plan(…, measure=True)")
+        supported = ", ".join(device.flops)
+        raise LaunchError(f"{device.name} does not support {precision}; it supports {supported}")
     peak = device.flops[precision] * UTILIZATION
     blocks = sum(unit.flops for unit in facts.units if unit.name.startswith("blocks."))
     flops = sum(unit.flops for unit in facts.units)
@@ -125,22 +128,22 @@ def assumed_rates(facts: ModelFacts, device: Device, precision: str) -> Rates:
         spread=(1 - UTILIZATION / HIGHEST, UTILIZATION / LOWEST - 1),
         assumed=(
             f"{UTILIZATION:.0%} of the peak of {device.name} ({LOWEST:.0%} to {HIGHEST:.0%})",
-            "kernels large enough to fill the device: the steps of small models take longer",
+            "kernels large enough to fill the device; steps of small models take longer",
         ),
     )
 
 
 def assumed_link(device: Device, ranks: int) -> Link:
-    """Between the devices of one box, from the data sheet of their link. Raises LaunchError where there is none."""
+    """The link between devices of one box, from its data sheet. Raises LaunchError if there is none."""
     if device.link is None:
-        raise LaunchError(f"nothing is known of the link of {device.name}; labkit.doctor(bandwidth=True) measures it")
+        raise LaunchError(f"the link of {device.name} is unknown; measure it with labkit.doctor(bandwidth=True)")
     share = LINK_SHARE[device.link_name.split()[0]]
     lines = {kind: CollectiveTime(LATENCY, wire(kind, max(2, ranks)) / (device.link * share), 0.5) for kind in KINDS}
     return Link("nccl", max(2, ranks), lines)
 
 
 def alone(script: Script) -> Script:
-    """The script's model, data and loss on one rank without a strategy, nor any extra."""
+    """The script's model, data and loss on one rank, without strategy or extras."""
     return under(script, "single")
 
 
@@ -149,11 +152,11 @@ def _key(machine: Hardware, script: Script, ranks: int, given: Mapping[str, Any]
     return f"{machine_key(machine, ranks, 'alone')}, {machine.cores} cores, {alone(script).sha256} {options} {samples}"
 
 
-def _rates(said: dict[str, Any], ranks: int, samples: tuple[int, int], cores: int | None) -> Rates:
-    times, overheads = said["times"], said["overheads"]
+def _rates(result: dict[str, Any], ranks: int, samples: tuple[int, int], cores: int | None) -> Rates:
+    times, overheads = result["times"], result["overheads"]
 
     def line(what: str) -> tuple[float, float]:
-        """(constant, per sample) through two points, neither below 0."""
+        """(constant, per sample) through two points, both at least 0."""
         if f"{what}_small" not in times:
             return 0.0, 0.0
         small, large = (times[f"{what}_{size}"][0] for size in ("small", "large"))
@@ -163,27 +166,27 @@ def _rates(said: dict[str, Any], ranks: int, samples: tuple[int, int], cores: in
 
     both, ends, split = line("both"), line("ends"), line("split")
     blocks = [whole - end for whole, end in zip(both, ends, strict=True)]
-    alike = (blocks[0], 0.0)  # host work, where it is not known
-    if "split_small" in times:  # a + b = blocks, a + b / ranks = what was measured of a share
+    alike = (blocks[0], 0.0)  # host work, if split layers were not measured
+    if "split_small" in times:  # a + b = blocks, a + b / ranks = time of split layers
         shares = zip(split, ends, blocks, strict=True)
         alike = tuple(min(max(0.0, ((s - e) * ranks - b) / (ranks - 1)), max(0.0, b)) for s, e, b in shares)
-    if cores is None:  # a GPU is given work ahead: what the host does meanwhile does not add up
+    if cores is None:  # the host works ahead of a GPU, so its work is hidden
         overheads = overheads | {"dtensor": overheads["tensor"], "split_pair": 0.0}
     middle, low, high = times["both_large"]
-    elements = times["optimizer"][0] - overheads["tensor"] * said["tensors"]
+    elements = times["optimizer"][0] - overheads["tensor"] * result["tensors"]
     return Rates(
         ranks,
         both,
         line("forward"),
         ends,
         alike,
-        max(0.0, elements) / said["elements"],
-        times["copy"][0] / said["copied"],
+        max(0.0, elements) / result["elements"],
+        times["copy"][0] / result["copied"],
         overheads["tensor"],
         overheads["dtensor"],
         overheads["split_pair"],
         middle / times["alone"][0],
-        said["waiting"],
+        result["waiting"],
         cores,
         (1 - low / middle, high / middle - 1),
     )
