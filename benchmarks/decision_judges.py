@@ -12,7 +12,7 @@ from labkit.planner.candidate import ALIKE, Candidate, evaluate, held_by
 from labkit.planner.devices import device_named
 from labkit.planner.model.facts import ModelFacts, facts_of
 from labkit.planner.scaling import largest_micro_batch
-from labkit.planner.speed.speed_model import Pace
+from labkit.planner.speed.speed_model import SpeedModel
 from labkit.planner.speed.traffic import volume, wire
 from labkit.planner.variants import variants
 from labkit.record.units import gib
@@ -75,7 +75,7 @@ def advice_for(at: Situation) -> Advice:
     device = device_named(at.device)
     half = next((p for p in ("bf16", "fp16") if p in device.precisions), "fp32")
     parameters = {"precision": half, "global_batch_size": at.samples * at.ranks, **dict(at.options)}
-    return advise(script, facts, device, at.ranks, parameters, Pace(script, facts, device, at.ranks))
+    return advise(script, facts, device, at.ranks, parameters, SpeedModel(script, facts, device, at.ranks))
 
 
 def told(one: Candidate | None) -> str:
@@ -93,7 +93,7 @@ def as_asked(at: Situation, strategy: str, **options: Any) -> Candidate:
     ranks = 1 if strategy == "single" else at.ranks
     parameters = {"precision": half, "global_batch_size": at.samples * at.ranks, **dict(at.options), **options}
     asked = Candidate(strategy, variants(script)[strategy], ranks, parameters)
-    return evaluate(asked, facts, device, Pace(script, facts, device, at.ranks))
+    return evaluate(asked, facts, device, SpeedModel(script, facts, device, at.ranks))
 
 
 def fastest_is(*strategies: str) -> Judge:

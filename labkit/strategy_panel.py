@@ -15,7 +15,7 @@ from labkit.planner.measured import Trial
 from labkit.planner.model.facts import ModelFacts, facts_of
 from labkit.planner.overview import bar_of, outlook, verdict_of
 from labkit.planner.plan import Plan
-from labkit.planner.speed.speed_model import Pace, measure_pace
+from labkit.planner.speed.speed_model import SpeedModel, measure_speed
 from labkit.planner.variants import needed, variants
 from labkit.record import RunReader
 from labkit.record.text import escaped, plain
@@ -63,7 +63,7 @@ class Panel:
         self.trials: list[Trial] = []
         self._parameters = dict(parameters)
         self._devices: dict[str, Device] = {}
-        self._paces: dict[str, Pace] = {}
+        self._speed_models: dict[str, SpeedModel] = {}
         self._begin = {"strategy": self._strategy, "device": device, "ranks": ranks, **parameters}
         self._facts: ModelFacts | None = None
         self._problem = ""
@@ -90,7 +90,7 @@ class Panel:
         on = self._device(device)
         asked = {name: value for name, value in self._parameters.items() if name not in parameters}
         asked |= needed(self.scripts[strategy], parameters)
-        self.candidates = outlook(self.scripts, strategy, self._facts, on, ranks, asked, self._pace(on))
+        self.candidates = outlook(self.scripts, strategy, self._facts, on, ranks, asked, self._speed_model(on))
         drawn: list[Bar] = []
         for candidate in self.candidates:
             drawn.append(bar_of(candidate, chosen=candidate.strategy == strategy))
@@ -105,10 +105,12 @@ class Panel:
             self._devices[name] = device_named(name)
         return self._devices[name]
 
-    def _pace(self, device: Device) -> Pace | None:
-        if device.name not in self._paces and self._facts:
-            self._paces[device.name] = Pace(self._script, self._facts, device, self._begin["ranks"], self._parameters)
-        return self._paces.get(device.name)
+    def _speed_model(self, device: Device) -> SpeedModel | None:
+        if device.name not in self._speed_models and self._facts:
+            self._speed_models[device.name] = SpeedModel(
+                self._script, self._facts, device, self._begin["ranks"], self._parameters
+            )
+        return self._speed_models.get(device.name)
 
     def _build(self) -> None:
         import ipywidgets as widgets
@@ -143,7 +145,7 @@ class Panel:
     def _here(self, candidate: Candidate) -> Candidate:
         """The same on this machine, whatever the device in the list: there it is launched."""
         here = self._device(THIS_MACHINE)
-        return evaluate(candidate, self._facts, here, self._pace(here)) if self._facts else candidate
+        return evaluate(candidate, self._facts, here, self._speed_model(here)) if self._facts else candidate
 
     def _in_thread(self, work: Any, name: str) -> None:
         """A panel that fails says so, instead of nothing."""
@@ -171,18 +173,22 @@ class Panel:
             return
         split = layout.tensor, bool(layout.options.get("sequence_parallel"))
         if layout.tensor > 1 and split not in self._splits and layout.tensor not in self._facts.unsplit:
-            self._in_thread(lambda: (self.count([split]), self._draw()), "count")
+            self._in_thread(lambda: self._count_and_draw(split), "count")
+
+    def _count_and_draw(self, split: tuple[int, bool]) -> None:
+        self.count([split])
+        self._draw()
 
     def _measure_speed(self) -> None:
         self._speed.disabled, self._told.value = True, "measuring how fast the ranks compute and communicate here …"
         ranks = self._controls.ranks.value
         try:
-            measure_pace(self._script, ranks, self._parameters | self._controls.parameters)
+            measure_speed(self._script, ranks, self._parameters | self._controls.parameters)
             self._told.value = f"measured on {ranks} ranks; kept for this machine"
         except LabError as error:
             self._told.value = escaped(plain(str(error)))
         self._begin["ranks"] = ranks
-        self._paces.clear()
+        self._speed_models.clear()
         self._speed.disabled = False
         self._draw()
 

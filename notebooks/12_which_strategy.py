@@ -41,7 +41,7 @@ from labkit.planner.devices import device_named
 from labkit.planner.model.facts import facts_of
 from labkit.planner.layout import layout_of
 from labkit.planner.memory.peak import worst
-from labkit.planner.speed.speed_model import Pace
+from labkit.planner.speed.speed_model import SpeedModel
 from labkit.planner.model.rehearsal import rehearse
 
 machine = labkit.doctor()
@@ -265,10 +265,10 @@ display(figure)
 # two cores that others use, too, believe neither number to better than its band.
 
 # %%
-pace = Pace(plan.script, plan.facts, plan.device, N, plan.parameters)
+speed_model = SpeedModel(plan.script, plan.facts, plan.device, N, plan.parameters)
 rows = []
 for name, run in runs.items():
-    step = pace(layout_of(scripts[name], ranks_of[name], options[name]))
+    step = speed_model(layout_of(scripts[name], ranks_of[name], options[name]))
     planned = (
         f"{step.seconds * 1e3:.0f} ({step.low * 1e3:.0f} to {step.high * 1e3:.0f})" if step else "not measured here"
     )

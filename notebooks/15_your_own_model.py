@@ -223,7 +223,7 @@ print(f"{trained:,} parameters are trained, {frozen:,} are frozen")
 # %%
 options = {"global_batch_size": global_batch_size, "precision": "fp64", "deterministic": True}
 plans = {name: labkit.plan(scripts[name], nproc_per_node=N, **options) for name in scripts}
-assert any("believe the rehearsal" in problem for problem in plans["ddp"].problems)
+assert any("trust the rehearsal" in problem for problem in plans["ddp"].problems)
 for name, plan in plans.items():
     claims.predict(f"{name.upper()}: peak, as rehearsed", plan.rehearsed.bytes, "B", within=0.03)
 over = plans["ddp"].formulas.bytes / plans["ddp"].rehearsed.bytes - 1

@@ -1,1 +1,1 @@
-"""What a training will cost, before it is run."""
+"""Predicts the memory and time of a training run before it is launched."""

@@ -1,4 +1,4 @@
-"""Which strategy to use: what fits the device, what is fastest among that, and why not the others."""
+"""Which strategy to use: the fastest of those that fit the device, and what is wrong with the others."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from labkit.planner.model.facts import ModelFacts
 from labkit.planner.networks import between_hosts
 from labkit.planner.scaling import largest_micro_batch, largest_model
 from labkit.planner.search import Search
-from labkit.planner.speed.speed_model import Pace
+from labkit.planner.speed.speed_model import SpeedModel
 from labkit.planner.variants import SUPERSEDED, own_parameters, simplicity, variants
 from labkit.record.peak import Peak
 from labkit.record.units import gib
@@ -27,8 +27,8 @@ __all__ = ["Advice", "advise"]
 
 @dataclass(frozen=True)
 class Advice:
-    """`asked` is the script as it was given; `rows` has it first, then the best of every other strategy. `largest`: the
-    micro-batch up to which it fits, None where formulas do not know."""
+    """`asked` is the requested candidate; `rows` has it first, then the best of every other strategy. `largest` is the
+    largest micro-batch that fits, None if the formulas cannot tell."""
 
     device: Device
     asked: Candidate
@@ -44,23 +44,23 @@ def advise(
     device: Device,
     ranks: int,
     parameters: Mapping[str, Any],
-    pace: Pace | None = None,
+    speed_model: SpeedModel | None = None,
     rehearsed: Peak | None = None,
 ) -> Advice:
-    """What to do with this model on so many of these devices. Pure: no torch, no process; formulas only, but for what
-    is asked for, where they do not know it well and it was `rehearsed`.
+    """The best strategies for this model on `ranks` devices. Pure: no torch, no processes. It uses formulas, except
+    that `rehearsed`, if given, replaces them for the requested candidate.
 
-    Raises LabError when the script itself cannot be laid out: then there is nothing to compare with.
+    Raises LabError if the script itself has no valid layout: then there is nothing to compare with.
     """
     layout = layout_of(script, ranks, parameters)
     scripts = variants(script)
-    search = Search(scripts, facts, device, pace)
+    search = Search(scripts, facts, device, speed_model)
     name = strategy_of(script) or script.name
     asked = search.look(name, ranks, parameters)
-    if lacks(device, layout):  # of that nothing can be trained there
+    if lacks(device, layout):
         return _with_another_precision(asked, half_of(device) or "fp32", search)
     if rehearsed and asked.layout:
-        asked = judged(asked, rehearsed, device, pace)
+        asked = judged(asked, rehearsed, device, speed_model)
     rows = [asked]
     quickest = fastest([asked, *search.ways(name, ranks, parameters, layout.accumulate)])
     if quickest is None:
@@ -69,32 +69,32 @@ def advise(
         rows.append(quickest)
     for other in (other for other in scripts if other != name):
         options = own_parameters(scripts[other], parameters)
-        at = 1 if other == "single" else ranks  # the others have to be faster than one device alone
-        found = search.ways(other, at, options, layout.accumulate)
-        row = fastest(found) or min((one for one in found if one.peak), key=held_by, default=found[0])
+        at = 1 if other == "single" else ranks  # the others have to beat a single device
+        candidates = search.ways(other, at, options, layout.accumulate)
+        row = fastest(candidates) or min((one for one in candidates if one.peak), key=held_by, default=candidates[0])
         rows += [row] if row.fits else (search.rescue(row) or [_hopeless(row)])
     best = _choice([row for row in rows if row.ranks <= ranks], layout.precision)
     rows = [_beside(row, best) for row in rows]
     largest = largest_micro_batch(facts, layout, device) if asked.peak and not rehearsed else None
-    told = _sentences(rows, best, layout, device, largest)
-    return Advice(device, rows[0], tuple(rows), best, largest, tuple(told))
+    sentences = _sentences(rows, best, layout, device, largest)
+    return Advice(device, rows[0], tuple(rows), best, largest, tuple(sentences))
 
 
 def _with_another_precision(asked: Candidate, precision: str, search: Search) -> Advice:
-    """What was asked for, which cannot be, and all else as it would be with a precision that the device has."""
+    """The requested candidate, which is impossible, and the advice for a precision that the device supports."""
     parameters = {**asked.parameters, "precision": precision}
-    found = advise(asked.script, search.facts, search.device, asked.ranks, parameters, search.pace)
-    said = f"{asked.said}: use precision={precision!r}"
-    first = f"{asked.name} on {asked.ranks} x {search.device.name} cannot be trained: {said}. With that:"
-    asked = replace(asked, said=said)
-    rows = tuple(replace(row, changes=(precision, *row.changes)) for row in found.rows)
-    best = replace(found.best, changes=(precision, *found.best.changes)) if found.best else None
-    return replace(found, asked=asked, rows=(asked, *rows), best=best, sentences=(first, *found.sentences))
+    advice = advise(asked.script, search.facts, search.device, asked.ranks, parameters, search.speed_model)
+    remark = f"{asked.remark}: use precision={precision!r}"
+    first = f"{asked.name} on {asked.ranks} x {search.device.name} cannot be trained: {remark}. With {precision}:"
+    asked = replace(asked, remark=remark)
+    rows = tuple(replace(row, changes=(precision, *row.changes)) for row in advice.rows)
+    best = replace(advice.best, changes=(precision, *advice.best.changes)) if advice.best else None
+    return replace(advice, asked=asked, rows=(asked, *rows), best=best, sentences=(first, *advice.sentences))
 
 
 def _choice(rows: list[Candidate], precision: str) -> Candidate | None:
-    """The same whichever of the strategies was asked for. Another precision is another training, and what is superseded
-    not to be begun with: they are for where nothing else fits."""
+    """The same choice whichever strategy was requested. Another precision or a superseded strategy is chosen only if
+    nothing else fits."""
     current = [row for row in rows if row.strategy not in SUPERSEDED]
     for among in (current, rows):
         if best := fastest(row for row in among if row.layout and row.layout.precision == precision):
@@ -103,35 +103,35 @@ def _choice(rows: list[Candidate], precision: str) -> Candidate | None:
 
 
 def _hopeless(row: Candidate) -> Candidate:
-    return replace(row, said=f"{row.said}; nothing that was tried makes it fit") if row.peak else row
+    return replace(row, remark=f"{row.remark}; none of the options tried makes it fit") if row.peak else row
 
 
 def _beside(row: Candidate, best: Candidate | None) -> Candidate:
-    """A row that fits also says how its step compares with the fastest's."""
+    """Add to the remark of a row that fits how its step time compares with the fastest."""
     if not (row.fits and best and row.step and best.step):
         return row
     if row == best:
-        return replace(row, said=f"{row.said}: the choice")
+        return replace(row, remark=f"{row.remark}: the choice")
     if not _is_comparable(row, best):
         return row
-    return replace(row, said=f"{row.said}; {_compared(row.step.seconds / best.step.seconds)}{_but(row)}")
+    return replace(row, remark=f"{row.remark}; {_compared(row.step.seconds / best.step.seconds)}{_but(row)}")
 
 
 def _is_comparable(row: Candidate, best: Candidate) -> bool:
-    """Not with more ranks, nor in another precision."""
+    """Whether both have the same precision and the row needs no more ranks."""
     same = row.layout and best.layout and row.layout.precision == best.layout.precision
-    return bool(same and row.fits and row.said.startswith("fits"))
+    return bool(same and row.fits and row.remark.startswith("fits"))
 
 
 def _compared(ratio: float) -> str:
-    """How long a step takes, as a share of the choice's."""
+    """The step time relative to the choice's, in words."""
     if ratio < 1 and (percent := round(100 / ratio - 100)):
-        return f"{percent} % faster"
+        return f"{percent}% faster"
     return "as fast" if ratio <= ALIKE else f"a step takes {ratio:.3g} times as long"
 
 
 def _arguments(one: Candidate, asked: Candidate) -> str:
-    """` (activation_checkpointing=True, cpu_offload=True)`: what a call for it needs besides what it was asked with."""
+    """` (activation_checkpointing=True, cpu_offload=True)`: the arguments in addition to the requested ones."""
     defaults = {name: option.default for name, option in options_of(one.script).items()}
     ranks = {} if one.ranks == asked.ranks else {"nproc_per_node": one.ranks}
     changed = {
@@ -139,12 +139,12 @@ def _arguments(one: Candidate, asked: Candidate) -> str:
         for name, value in one.parameters.items()
         if str(value) != str(asked.parameters.get(name, defaults.get(name)))
     }
-    given = ", ".join(f"{name}={value!r}" for name, value in {**ranks, **changed}.items())
-    return f" ({given})" if given else ""
+    arguments = ", ".join(f"{name}={value!r}" for name, value in {**ranks, **changed}.items())
+    return f" ({arguments})" if arguments else ""
 
 
 def _as_fast(rows: list[Candidate], best: Candidate) -> list[str]:
-    """Other strategies whose times are too near the choice's to tell them apart."""
+    """Other strategies whose predicted step times are indistinguishable from the choice's."""
     near = [
         row.strategy
         for row in rows
@@ -172,26 +172,26 @@ def _sentences(
         verdict = "fits" if asked.fits else "does not fit"
         yield f"{where} holds {gib(asked.peak.bytes)} of {usable} per rank {when(asked.peak)}: {verdict}."
     else:
-        yield f"{where} cannot be planned: {asked.said}."
+        yield f"{where} cannot be planned: {asked.remark}."
     if not asked.fits:
-        yield from (f"It {row.said.replace('fits', 'would fit')}{_arguments(row, asked)}." for row in rescued[:1])
+        yield from (f"It {row.remark.replace('fits', 'would fit')}{_arguments(row, asked)}." for row in rescued[:1])
     yield from between_hosts(asked.layout, device) if asked.peak and asked.layout else ()
-    said = best is None or (not asked.fits and any(best.is_like(row) for row in rescued[:1]))
-    how = "" if said else _arguments(best, asked)
+    told = [] if asked.fits else rescued[:1]
+    how = "" if best is None or any(best.is_like(row) for row in told) else _arguments(best, asked)
     if best and best.step:
         assumed = " (assumed, see below)" if best.step.assumed else ""
         time = band(best.step.seconds, best.step.low, best.step.high)
         others = _as_fast(rows, best)
-        within = f", within {100 * ALIKE - 100:.0f} %" if others else ""
+        within = f", within {100 * ALIKE - 100:.0f}%" if others else ""
         simpler = f"; as fast, but less simple: {', '.join(others)}" if others else ""
-        yield f"Fastest that fits{within}: {best.name}{how}, {time} a step{assumed}{simpler}."
+        yield f"Fastest that fits{within}: {best.name}{how}, {time} per step{assumed}{simpler}."
     elif best:
-        yield f"Of those that fit, {best.name}{how} leaves most room; how fast they are is not known here."
+        yield f"Of those that fit, {best.name}{how} needs the least memory; their speed is unknown."
     else:
         yield f"Nothing fits on {asked.ranks} of these devices."
     if largest is not None and asked.layout:
         most = words.quantity(largest_model(layout, device) / 1e6)
         yield (
             f"{asked.strategy} fits up to {largest:,} samples in a rank's micro-batch (now {layout.micro_batch:,}); "
-            f"states alone would fill the device at {most} million parameters."
+            f"the states of {most} million parameters alone would fill the device."
         )

@@ -1,4 +1,4 @@
-"""One way to train a model: what it holds, how fast it is, whether it fits, and if not, why."""
+"""One way to train a model: its memory, its speed, whether it fits, and if not, why."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from labkit.planner.devices import Device
 from labkit.planner.layout import Layout, able_to, layout_of
 from labkit.planner.memory.peak import UnknownToFormulas, worst
 from labkit.planner.model.facts import ModelFacts
-from labkit.planner.speed.speed_model import Pace
+from labkit.planner.speed.speed_model import SpeedModel
 from labkit.planner.speed.step_time import StepTime
 from labkit.planner.variants import simplicity
 from labkit.record.peak import Peak
@@ -23,15 +23,15 @@ from labkit.write import Script
 __all__ = ["Candidate", "evaluate", "fastest", "held_by", "judged", "lacks", "unfit", "when"]
 
 
-ALIKE = 1.05  # predicted times closer than this tell nothing
+ALIKE = 1.05  # predicted times within this ratio are indistinguishable
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way to train. `parameters` are what labkit.launch takes; `changes` says what differs from what was asked.
+    """One way to train. `parameters` are those of labkit.launch; `changes` are the differences from the request.
 
-    `layout` and `peak` are None where it cannot be planned, `step` where nothing is known of the speed; `said` is why
-    it does not fit, or on which condition it does.
+    `layout` and `peak` are None if it cannot be planned, `step` if the speed is unknown; `remark` is why it does not
+    fit, or under which condition it does.
     """
 
     strategy: str
@@ -43,7 +43,7 @@ class Candidate:
     peak: Peak | None = None
     step: StepTime | None = None
     fits: bool = False
-    said: str = ""
+    remark: str = ""
 
     @property
     def name(self) -> str:
@@ -51,51 +51,50 @@ class Candidate:
         return ", ".join((self.strategy, *self.changes))
 
     def is_like(self, other: Candidate) -> bool:
-        """Whether both train in the same way, on whichever device."""
+        """Whether both have the same layout."""
         return self.layout == other.layout and self.layout is not None
 
     def row(self) -> dict[str, str]:
-        """As texts, for a table."""
+        """The texts of a table row."""
         step = self.step
         return {
             "strategy": self.strategy,
             "ranks": f"{self.ranks:,}",
             "holds": gib(self.peak.bytes) if self.peak else "n/a",
             "step": band(step.seconds, step.low, step.high) if step else "n/a",
-            "verdict": self.said,
+            "verdict": self.remark,
         }
 
 
-def evaluate(asked: Candidate, facts: ModelFacts, device: Device, pace: Pace | None = None) -> Candidate:
-    """A candidate with everything that is known of it, its script with the extras that its parameters need. What it
-    cannot do is said, not raised."""
+def evaluate(asked: Candidate, facts: ModelFacts, device: Device, speed_model: SpeedModel | None = None) -> Candidate:
+    """The candidate with layout, peak and step time, and with the extras that its parameters need. Failures become its
+    remark and are not raised."""
     try:
         layout = layout_of(asked.script, asked.ranks, asked.parameters)
         asked = replace(asked, script=able_to(asked.script, asked.parameters), layout=layout)
         if reason := refusal(facts, layout) or unfit(device, layout):
-            return replace(asked, said=reason)
+            return replace(asked, remark=reason)
         _, held = worst(facts, layout, on_gpu=not device.shared)
     except UnknownToFormulas as error:
-        return replace(asked, said=f"not planned by formulas: {error}")
+        return replace(asked, remark=f"not planned by formulas: {error}")
     except LabError as error:
-        return replace(asked, said=str(error))
-    return judged(asked, held, device, pace)
+        return replace(asked, remark=str(error))
+    return judged(asked, held, device, speed_model)
 
 
-def judged(asked: Candidate, held: Peak, device: Device, pace: Pace | None = None) -> Candidate:
-    """A candidate that was laid out, of which it is known what it holds."""
+def judged(asked: Candidate, held: Peak, device: Device, speed_model: SpeedModel | None = None) -> Candidate:
+    """The candidate, which has a layout, with the peak `held`, its step time and whether it fits."""
     usable = device.usable_by(asked.ranks)
     fits = held.bytes <= usable
     with_it = f" with {', '.join(asked.changes)}" if asked.changes else ""
-    said = f"fits{with_it}" if fits else f"holds {gib(held.bytes)} of {gib(usable)} {when(held)}{with_it}"
-    step = pace(asked.layout) if pace and asked.layout else None
-    return replace(asked, peak=held, step=step, fits=fits, said=said)
+    remark = f"fits{with_it}" if fits else f"holds {gib(held.bytes)} of {gib(usable)} {when(held)}{with_it}"
+    step = speed_model(asked.layout) if speed_model and asked.layout else None
+    return replace(asked, peak=held, step=step, fits=fits, remark=remark)
 
 
 def fastest(candidates: Iterable[Candidate]) -> Candidate | None:
-    """Of those that fit: the simplest strategy of those that are as fast as any, as far as can be foretold; in whatever
-    order they come, but of one strategy's the first. Where nothing is known of the speed, the one that leaves most
-    room."""
+    """The simplest strategy among those that fit and whose predicted step time is indistinguishable from the fastest;
+    the first of equally simple ones. If the speed is unknown, the candidate that holds least."""
     fitting = [one for one in candidates if one.fits]
     timed = [one for one in fitting if one.step]
     if not timed:
@@ -105,19 +104,19 @@ def fastest(candidates: Iterable[Candidate]) -> Candidate | None:
 
 
 def when(held: Peak) -> str:
-    """At which moment of a step it is."""
+    """The phase of the step in which the peak occurs."""
     return {"loss": "at the loss", "optimizer": "at the optimizer's step"}.get(held.phase, f"in {held.phase}")
 
 
 def lacks(device: Device, layout: Layout) -> bool:
-    """Whether the device does not have the precision."""
+    """Whether the device does not support the precision."""
     return layout.precision != "fp64" and layout.precision not in device.precisions
 
 
 def unfit(device: Device, layout: Layout) -> str:
-    """Why the device cannot train it, however much it holds."""
+    """Why the device cannot train the layout, regardless of memory; "" if it can."""
     if lacks(device, layout):
-        return f"{device.name} has no {layout.precision}; it has {', '.join(device.precisions)}"
+        return f"{device.name} does not support {layout.precision}; it supports {', '.join(device.precisions)}"
     if layout.strategy == "fsdp1" and layout.options.get("cpu_offload") and device.shared:
         return "fsdp1's cpu_offload needs a GPU; fsdp's works on a CPU too"
     return ""

@@ -1,5 +1,5 @@
-"""What a script of labkit's refuses before it trains, said without starting it: the checks of its strategy and step
-cells that depend on the model and the layout alone."""
+"""The checks that labkit's scripts make before training, without starting the script: those of the strategy and step
+cells that depend only on the model and the layout."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["refusal"]
 
 
 def refusal(facts: ModelFacts, layout: Layout) -> str:
-    """Why the script would stop before its first step; "" when nothing speaks against it."""
+    """Why the script would stop before its first step; "" if it would start."""
     return _data(facts, layout) or _pipeline(facts, layout) or _uncounted(facts, layout)
 
 
@@ -32,8 +32,8 @@ def _uncounted(facts: ModelFacts, layout: Layout) -> str:
         return facts.unsplit[layout.tensor]
     if layout.tensor > 1:
         how = " with sequence parallel" if layout.options.get("sequence_parallel") else ""
-        return f"layers split over {layout.tensor} tensor ranks{how} are not counted yet"
-    return "activation checkpointing needs repeated layers, such as .blocks; this model has none"
+        return f"layers split over {layout.tensor} tensor ranks{how} are not supported by the planner yet"
+    return "activation checkpointing needs repeated layers such as .blocks; this model has none"
 
 
 def _pipeline(facts: ModelFacts, layout: Layout) -> str:
@@ -48,7 +48,7 @@ def _pipeline(facts: ModelFacts, layout: Layout) -> str:
     before_2_11 = release_of(version("torch")) < (2, 11)
     least = {"GPipe": before_2_11, "1F1B": 1, "DualPipeV": 2}.get(schedule, 0) * ranks
     if layout.accumulate < least:
-        return f"{schedule} on {ranks} ranks needs {least} micro-batches or more; accumulate is {layout.accumulate}"
+        return f"{schedule} on {ranks} ranks needs at least {least} micro-batches; accumulate is {layout.accumulate}"
     if schedule.startswith("Interleaved") and layout.accumulate % ranks:
         return f"{schedule} needs a multiple of {ranks} micro-batches; accumulate is {layout.accumulate}"
     if schedule in SCHEDULES_LOOPED and layout.options["virtual_stages"] < 1:

@@ -1,7 +1,7 @@
-"""Devices a plan may be made for: what they hold and how fast they are at most, by their makers' data sheets.
+"""Devices that can be planned for, with memory and peak rates from the manufacturers' data sheets.
 
-A data sheet's figures are ceilings: how much of them a training reaches is measured (rates) or assumed (speed). They
-are written down here from the data sheets that each row names, dense (without sparsity) and with fp32 accumulation.
+The figures are upper bounds; the fraction that training reaches is measured (rates) or assumed (speed). Each row names
+its data sheet. FLOP/s are dense (without sparsity) and with fp32 accumulation.
 """
 
 from __future__ import annotations
@@ -18,21 +18,20 @@ __all__ = ["DEVICES", "THIS_MACHINE", "Device", "device_named", "devices_named",
 
 GIB = 1 << 30
 THIS_MACHINE = "this machine"
-# What a process takes of a GPU before its first tensor: CUDA's context, 0.1-0.5 GiB (out-of-memory messages of T4s
-# give 0.11-0.16; an A100 with torch 2.1 0.47, Bekman, "Machine Learning Engineering"), and NCCL's buffers. Assumed.
+# GPU memory of a process before its first tensor: CUDA's context, 0.1-0.5 GiB (out-of-memory messages of T4s show
+# 0.11-0.16; an A100 with torch 2.1 0.47, Bekman, "Machine Learning Engineering"), and NCCL's buffers. Assumed.
 OUTSIDE_TENSORS = GIB // 2
-# Of the host's memory by a process that has loaded Python and torch: measured with torch 2.13 on Linux (the `resident`
-# of every run's first records), assumed of others.
+# Host memory of a process that has loaded Python and torch: measured with torch 2.13 on Linux (`resident` in the first
+# records of every run), assumed for other versions.
 OUTSIDE_TENSORS_ON_CPU = 222 << 20
 
 
 @dataclass(frozen=True)
 class Device:
-    """`memory` and `usable` (for tensors) in bytes; `flops` in FLOP/s by precision, without those that the hardware
-    lacks; `bandwidth` of its memory, `link` of one device to the others in its box and `network` of a whole box to
-    others, in bytes/s one way. `box` is how many devices share a box; `nodes` how many boxes are planned for, where
-    that was said. `shared`: `usable` is divided among the ranks. `outside`:
-    bytes a process takes before its first tensor."""
+    """`memory` and `usable` (for tensors) in bytes; `flops` in FLOP/s by supported precision; `bandwidth` of memory,
+    `link` from one device to the others in its box and `network` from a whole box to others, in bytes/s one way.
+    `box` is the number of devices per box; `nodes` the number of boxes in the plan. `shared`: the ranks divide
+    `usable` among themselves. `outside`: bytes that a process uses before its first tensor."""
 
     name: str
     memory: int
@@ -48,20 +47,20 @@ class Device:
     shared: bool = False
     nodes: int = 1
     outside: int = OUTSIDE_TENSORS
-    halves: tuple[str, ...] = ("fp32", "bf16")  # precisions of a device whose speed nobody has written down
+    halves: tuple[str, ...] = ("fp32", "bf16")  # precisions of a device without figures in `flops`
 
     @property
     def is_this_machine(self) -> bool:
-        """Whether it is this machine's, and no preset."""
+        """Whether this is a device of this machine, not a preset."""
         return self.name.startswith(THIS_MACHINE)
 
     def usable_by(self, ranks: int) -> int:
-        """Bytes for the tensors of each rank, when so many ranks are on such machines' devices."""
+        """Bytes for the tensors of each rank if `ranks` ranks use such devices."""
         return max(0, self.usable // -(-ranks // self.nodes) - self.outside) if self.shared else self.usable
 
     @property
     def precisions(self) -> tuple[str, ...]:
-        """Those the hardware has; of a CPU what the scripts take there."""
+        """The precisions that the hardware supports; for a CPU, those that the scripts accept there."""
         return tuple(self.flops) or self.halves
 
 
@@ -78,7 +77,7 @@ def _gpu(
     source: str,
     *aliases: str,
 ) -> Device:
-    """`visible` in GiB, as torch reports it; TFLOP/s; GB/s."""
+    """`visible` in GiB, as torch reports it; the others in TFLOP/s and GB/s."""
     flops = {"fp32": fp32 * 1e12, "fp16": fp16 * 1e12} | ({"bf16": bf16 * 1e12} if bf16 else {})
     memory = int(visible * GIB)
     link = LINKS[link_name] * 1e9
@@ -86,13 +85,13 @@ def _gpu(
     return Device(name, memory, usable, flops, bandwidth * 1e9, link, link_name, box, network * 1e9, source, aliases)
 
 
-# GB/s one way. PCIe: PCI-SIG, 8 and 16 GT/s on 16 lanes less 128b/130b coding. NVLink: half of what NVIDIA's data
-# sheets call total bandwidth (300, 600 and 900 GB/s).
+# GB/s one way. PCIe: PCI-SIG, 8 and 16 GT/s on 16 lanes less 128b/130b coding. NVLink: half of the total bandwidth in
+# NVIDIA's data sheets (300, 600 and 900 GB/s).
 LINKS = {"PCIe 3 x16": 15.75, "PCIe 4 x16": 31.5, "NVLink 2": 150.0, "NVLink 3": 300.0, "NVLink 4": 450.0}
-# Between boxes, GB/s of a box: DGX-1 4 x 100 Gbit/s, DGX A100 8 x 200, DGX H100 8 x 400 (their user guides); the others
-# are assumed: 100 Gbit/s for those of eight, 25 for smaller ones in a cloud or at home.
+# GB/s per box: DGX-1 4 x 100 Gbit/s, DGX A100 8 x 200, DGX H100 8 x 400 (their user guides); the others are assumed:
+# 100 Gbit/s for boxes of eight, 25 for smaller ones in a cloud or at home.
 GBIT_100, GBIT_25 = 12.5, 3.125
-# Memory is what torch sees of it, less than the nominal size: out-of-memory messages in public issues.
+# Memory is what torch reports, less than the nominal size; from out-of-memory messages in public issues.
 DEVICES: tuple[Device, ...] = (
     _gpu(
         "T4",
@@ -104,7 +103,7 @@ DEVICES: tuple[Device, ...] = (
         "PCIe 3 x16",
         2,
         GBIT_25,
-        "NVIDIA T4 data sheet; memory as Kaggle's and Colab's messages give it",
+        "NVIDIA T4 data sheet; memory from messages on Kaggle and Colab",
     ),
     _gpu(
         "P100",
@@ -184,34 +183,33 @@ DEVICES: tuple[Device, ...] = (
 
 
 def device_named(name: str | None) -> Device:
-    """A preset by its name, however it is spelled ("a100-40", "Tesla T4", "A100 40GB"); None or "this machine" is
-    what is here. Raises LaunchError, with the nearest and all there are, for a name that is none or could be two."""
+    """A preset by its name in any spelling ("a100-40", "Tesla T4", "A100 40GB"); None or "this machine" is this
+    machine's device. Raises LaunchError, which lists all presets, for an unknown or ambiguous name."""
     if name is None or _plain(name) in ("thismachine", "this", "here", ""):
         return this_machine(hardware())
-    found = _preset(name)
-    if found:
-        return found
+    if preset := _preset(name):
+        return preset
     known = {_plain(d.name): d.name for d in DEVICES}
-    among = [d.name for d in DEVICES if d.name.lower().startswith(f"{_plain(name)} ")]
+    matches = [d.name for d in DEVICES if d.name.lower().startswith(f"{_plain(name)} ")]
     near = get_close_matches(_plain(name), known, n=1, cutoff=0.0)[0]
-    meant = f"it could be {' or '.join(among)}" if among else f"the nearest known is {known[near]}"
-    there_are = ", ".join([*known.values(), THIS_MACHINE])
-    raise LaunchError(f"no device is known as {name!r}; {meant}. There are: {there_are}")
+    hint = f"use {' or '.join(matches)}" if matches else f"the closest name is {known[near]}"
+    names = ", ".join([*known.values(), THIS_MACHINE])
+    raise LaunchError(f"unknown device {name!r}; {hint}. Known devices: {names}")
 
 
 def devices_named(text: str | None) -> tuple[int | None, Device]:
-    """`(how many, which)` of "2xT4", "T4x2" or "8 x H100"; how many is None where it is not said."""
+    """`(count, device)` of "2xT4", "T4x2" or "8 x H100"; the count is None if the text has none."""
     if not isinstance(text, str | None):
         raise LaunchError(f"device must be a name such as 'T4', '2xT4' or 'A100 80', got {text!r}")
     for pattern, count, name in ((r"(\d+)(?:\s*[x×*]\s*|\s)(.+)", 1, 2), (r"(.+?)\s*[x×*]\s*(\d+)", 2, 1)):
-        found = re.fullmatch(pattern, (text or "").strip(), re.IGNORECASE)
-        if found and _preset(found[name]) and int(found[count]):
-            return int(found[count]), device_named(found[name])
+        match = re.fullmatch(pattern, (text or "").strip(), re.IGNORECASE)
+        if match and _preset(match[name]) and int(match[count]):
+            return int(match[count]), device_named(match[name])
     return None, device_named(text)
 
 
 def this_machine(here: Hardware) -> Device:
-    """The devices that ranks would use here. A GPU's speed is that of the preset it is, if it is one."""
+    """The devices of this machine. A GPU has the speed of the preset with its name, if there is one."""
     if not here.gpus:
         return Device(
             THIS_MACHINE,
@@ -223,7 +221,7 @@ def this_machine(here: Hardware) -> Device:
             "shared memory of the CPU",
             max(1, here.cores),
             GBIT_25 * 1e9,
-            "asked of the operating system",
+            "reported by the operating system",
             shared=True,
             outside=OUTSIDE_TENSORS_ON_CPU,
         )
@@ -239,7 +237,7 @@ def this_machine(here: Hardware) -> Device:
         like.link_name if like else "unknown",
         len(here.gpus),
         like.network if like else GBIT_25 * 1e9,
-        f"memory asked of the driver; {like.source}" if like else "memory asked of the driver",
+        f"memory reported by the driver; {like.source}" if like else "memory reported by the driver",
         halves=("fp32", "fp16", *(["bf16"] if gpu.has_bf16 else [])),
     )
 
@@ -250,6 +248,6 @@ def _preset(name: str) -> Device | None:
 
 
 def _plain(name: str) -> str:
-    """Lower case, without makers' words, sizes' units and punctuation: "NVIDIA A100-SXM4-40GB" is "a10040"."""
+    """Lower case, without brand words, units and punctuation: "NVIDIA A100-SXM4-40GB" is "a10040"."""
     words = re.sub(r"nvidia|tesla|geforce|quadro|sxm\d?|hbm\d?e?|(?<=\d)\s*gi?b\b", " ", name.lower())
     return re.sub(r"[^a-z0-9]", "", words)

@@ -1,4 +1,4 @@
-"""How a script with its options divides the training over the ranks: all that a formula needs to know of a launch."""
+"""How a script with its options divides training over the ranks: the input of the formulas."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from labkit.write.options import options_of_part
 
 __all__ = ["Layout", "able_to", "check_contract", "layout_of", "options_of_strategy"]
 
-# What the planner calls of a script.
+# The functions of a script that the planner calls.
 CALLED = {
     "parse_args",
     "Model",
@@ -40,10 +40,10 @@ SCHEDULES_LOOPED = ("Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble")
 
 @dataclass(frozen=True)
 class Layout:
-    """`ranks` = `data` x `tensor` x `pipeline`. `micro_batch` in samples. `options` are those of the strategy's cells,
-    also of the extras that go with this strategy alone, whether or not the script has them."""
+    """`ranks` = `data` x `tensor` x `pipeline`. `micro_batch` in samples. `options` are those of the strategy's cells
+    and of extras that work with this strategy only, whether or not the script has them."""
 
-    strategy: str  # the name of labkit's script; "" when the strategy cell is the user's own
+    strategy: str  # the name of labkit's script; "" if the strategy cell is the user's own
     ranks: int
     micro_batch: int
     data: int = 1
@@ -53,7 +53,7 @@ class Layout:
     precision: str = "fp32"
     activation_checkpointing: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
-    selective: bool = False  # checkpointing that keeps what is expensive to compute again
+    selective: bool = False  # checkpointing that saves results that are expensive to recompute
 
     @property
     def global_batch(self) -> int:
@@ -66,14 +66,15 @@ class Layout:
         if self.strategy in ("zero2", "hybrid"):
             return self.data
         if self.strategy == "fsdp":
-            return self.data // self.options["replicas"]
+            replicas: int = self.options["replicas"]
+            return self.data // replicas
         if self.strategy == "fsdp1":
             return 1 if self.options["sharding_strategy"] == "NO_SHARD" else self.data
         return 1
 
     @property
     def stages(self) -> int:
-        """Of the pipeline, over all ranks."""
+        """Number of pipeline stages over all ranks."""
         if self.pipeline == 1 and self.strategy != "pipeline":
             return 1
         schedule = self.options["schedule"]
@@ -82,21 +83,21 @@ class Layout:
         return self.pipeline * (self.options["virtual_stages"] if schedule in SCHEDULES_LOOPED else 1)
 
     def stages_of(self, pipeline_rank: int) -> list[int]:
-        """Which of the stages a pipeline rank has."""
+        """The stages of a pipeline rank."""
         if self.strategy in ("pipeline", "hybrid") and self.options["schedule"] in SCHEDULES_THERE_AND_BACK:
             return [pipeline_rank, self.stages - 1 - pipeline_rank]
         return list(range(pipeline_rank, self.stages, self.pipeline))
 
 
 def layout_of(script: Script, ranks: int, parameters: Mapping[str, Any]) -> Layout:
-    """Of the script with the extras that declare these parameters. Raises ScriptError for parameters that none takes,
-    LaunchError when they do not multiply up."""
+    """The layout of the script with the extras that declare these parameters. Raises ScriptError for parameters that
+    neither declares, LaunchError if the numbers do not divide."""
     check_contract(script)
     script = able_to(script, parameters)
-    given = read_back(script, command_line(script, parameters))
+    arguments = read_back(script, command_line(script, parameters))
     own, declared = options_of_strategy(script), options_of(script)
     values = {
-        name: _typed(option.kind, given.get(name, option.default)) for name, option in {**own, **declared}.items()
+        name: _typed(option.kind, arguments.get(name, option.default)) for name, option in {**own, **declared}.items()
     }
     strategy = strategy_of(script)
     tensor, pipeline = _axes(strategy, ranks, values)
@@ -131,12 +132,12 @@ def check_contract(script: Script) -> None:
         return
     if {"losses_of", "load_datasets"} <= defined:
         raise LaunchError(
-            f"{script.name}.py was written by an older labkit, whose cells were others: compose it anew, "
-            "labkit.Script.load('ddp').with_cells(model=…, data=…), and plan that"
+            f"{script.name}.py was written by an older labkit with other cells. Compose it again with "
+            "labkit.Script.load('ddp').with_cells(model=…, data=…) and plan that script"
         )
     raise LaunchError(
-        f"{script.name}.py cannot be planned: it has none of the cells of labkit's scripts. Put your model and "
-        "data into one of them, labkit.Script.load('ddp').with_cells(model=…), and plan that"
+        f"{script.name}.py cannot be planned: it lacks the cells of labkit's scripts. Put your model and data into "
+        "one of them with labkit.Script.load('ddp').with_cells(model=…) and plan that script"
     )
 
 
@@ -146,9 +147,9 @@ def _defined(script: Script) -> frozenset[str]:
 
 
 def able_to(script: Script, parameters: Mapping[str, Any]) -> Script:
-    """With the extras that declare those of the parameters that the script does not, as launch adds them.
+    """The script with the extras for parameters that it does not declare itself, as launch adds them.
 
-    Raises ScriptError when one cannot be added.
+    Raises ScriptError if one cannot be added.
     """
     declared = options_of(script)
     missing = tuple(name for name, value in parameters.items() if value is not None and name not in declared)
@@ -157,14 +158,14 @@ def able_to(script: Script, parameters: Mapping[str, Any]) -> Script:
 
 @lru_cache(maxsize=1024)
 def _able_to(script: Script, name: str, missing: tuple[str, ...]) -> Script:
-    """`name` is the script's, by which scripts do not differ."""
+    """`name` is part of the cache key, because the equality of scripts ignores it."""
     return completed(script, missing)
 
 
 @lru_cache(maxsize=256)
 def options_of_strategy(script: Script) -> Mapping[str, Option]:
-    """Those that the strategy's cells declare, and the extras that go with this strategy alone; but for `accumulate`,
-    which all have."""
+    """The options of the strategy's cells and of extras that work with this strategy only, except `accumulate`, which
+    all strategies have."""
     strategy = strategy_of(script)
     extras = [options_of_part(extra) for extra in library().extras.values() if strategy in extra.goes_with]
     every = {name: option for options in (*extras, own_options(script)) for name, option in options.items()}
@@ -174,14 +175,14 @@ def options_of_strategy(script: Script) -> Mapping[str, Option]:
 def _axes(strategy: str, ranks: int, values: Mapping[str, Any]) -> tuple[int, int]:
     """Tensor and pipeline ranks of one replica."""
     if strategy == "single" and ranks != 1:
-        raise LaunchError(f"single trains on one rank, not on {ranks}; ddp is the nearest that uses them all")
+        raise LaunchError(f"single trains on one rank, got {ranks}; ddp is the simplest strategy for several ranks")
     tensor = {"tensor_parallel": ranks, "hybrid": values.get("tensor", 1)}.get(strategy, 1)
     pipeline = {"pipeline": ranks, "hybrid": values.get("pipeline", 1)}.get(strategy, 1)
     if tensor < 1 or pipeline < 1 or ranks % (tensor * pipeline):
         raise LaunchError(f"{ranks} ranks do not split into replicas of pipeline={pipeline} x tensor={tensor}")
     replicas = values.get("replicas", 1)
     if replicas < 1 or ranks % replicas:
-        raise LaunchError(f"{ranks} ranks do not split into replicas={replicas} copies of the model")
+        raise LaunchError(f"{ranks} ranks do not split into replicas={replicas}")
     return tensor, pipeline
 
 

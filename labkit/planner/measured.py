@@ -1,4 +1,4 @@
-"""What the ranks of a run held, beside what was planned for them, and where the two differ."""
+"""The measured memory of a run's ranks compared with the plan."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from labkit.view.plan_tables import aligned, band, memory_rows, percent_off
 
 __all__ = ["Held", "Memory", "Trial"]
 
-ALIKE = 0.005  # of a peak; less than that is not worth a word
+ALIKE = 0.005  # of a peak; smaller differences count as equal
 SHOWN_RANKS = 8
 
 
 @dataclass(frozen=True)
 class Held:
-    """One rank. `process`: bytes of its allocator's peak on CUDA, else of its resident set's; `at_start` those of the
-    resident set when torch was loaded and there was no model."""
+    """One rank. `process`: peak bytes of its allocator on CUDA, of its resident set on a CPU; `at_start`: bytes of the
+    resident set after loading torch and before making the model."""
 
     rank: int
-    planned: dict[str, Peak]  # by the way it was found
+    planned: dict[str, Peak]  # by method
     traced: Peak | None
     process: float
     process_name: str
@@ -41,14 +41,14 @@ class Held:
 
     @property
     def peaks(self) -> dict[str, Peak]:
-        """Planned and measured, by where they come from."""
+        """Planned and measured peaks by source."""
         return self.planned | ({"measured": self.traced} if self.traced else {})
 
     def sentence(self) -> str:
-        """How far off the plan was, and in which category the difference sits."""
+        """The deviation from the plan and the category with the largest difference."""
         whole = f"rank {self.rank}: "
         if self.traced is None:
-            why = self.untraced or "launch(…, trace_memory=True) does that to the third step"
+            why = self.untraced or "launch(…, trace_memory=True) traces the third step"
             return f"{whole}no step was traced; {why}"
         if not self.planned:
             return f"{whole}{gib(self.traced.bytes)} {when(self.traced)}; nothing was planned before the run"
@@ -63,20 +63,20 @@ class Held:
         return f"{held} ({more / plan.bytes:+.1%}): {where}"
 
     def outside(self) -> str:
-        """What the process held that no tensor of the training is."""
+        """The memory of the process that does not belong to training tensors."""
         if self.traced is None or not self.process:
             return ""
-        started = f" {gib(self.at_start)} were Python and torch before there was a model;" if self.at_start else ""
+        started = f" {gib(self.at_start)} for Python and torch before the model was made;" if self.at_start else ""
         rest = self.process - self.traced.bytes - (self.at_start or 0)
         return (
-            f"rank {self.rank}'s {self.process_name} was {gib(self.process)} at most:{started} "
-            f"{gib(self.traced.bytes)} are the traced step's tensors, {gib(max(0.0, rest))} data, workspaces and what "
-            "the allocator keeps"
+            f"rank {self.rank}'s {self.process_name} peaked at {gib(self.process)}:{started} "
+            f"{gib(self.traced.bytes)} for the traced step's tensors, {gib(max(0.0, rest))} for data, workspaces and "
+            "memory cached by the allocator"
         )
 
 
 class Memory:
-    """`run.memory()`: shows itself; `ranks` has a Held for each."""
+    """`run.memory()`: displays itself; `ranks` has a Held for each."""
 
     def __init__(self, folder: RunFolder):
         self.id = folder.id
@@ -85,23 +85,23 @@ class Memory:
         reader.read_all()
         self.ranks = [_held(history, written) for history in reader.ranks.values()]
         self._device = str(written.get("device") or "")
-        self._step = [finite(seconds) for seconds in written.get("step_seconds") or ()]
+        self._step = [seconds for seconds in map(finite, written.get("step_seconds") or ()) if seconds is not None]
         self._took = max((history.recent_step_seconds for history in reader.ranks.values()), default=0.0)
 
     def sentences(self) -> list[str]:
-        """Of the first ranks, one each; of the first also what its process held."""
+        """One sentence for each of the first ranks, and the memory of the first rank's process."""
         shown = self.ranks[:SHOWN_RANKS]
         more = [f"… and {len(self.ranks) - len(shown)} more ranks"] if len(shown) < len(self.ranks) else []
-        said = [*(held.sentence() for held in shown), *more, *filter(None, [held.outside() for held in shown[:1]])]
-        return said + self._other_than_memory()
+        lines = [*(held.sentence() for held in shown), *more, *filter(None, [held.outside() for held in shown[:1]])]
+        return lines + self._other_than_memory()
 
     def _other_than_memory(self) -> list[str]:
-        """What else the plan foretold: for which device, and how long a step takes."""
+        """The plan's other predictions: the device and the step time."""
         if not self._device:
             return []
         elsewhere = not self._device.startswith(THIS_MACHINE)
-        planned = f"the plan is for {self._device}; this run was not on one" if elsewhere else ""
-        if len(self._step) == 3 and None not in self._step and self._took and not elsewhere:
+        planned = f"the plan is for {self._device}; this run used another device" if elsewhere else ""
+        if len(self._step) == 3 and self._took and not elsewhere:
             seconds, low, high = self._step
             within = "within" if low <= self._took <= high else "outside"
             planned = (
@@ -123,15 +123,15 @@ class Memory:
             for source, peak in held.peaks.items()
         ]
         rows = memory_rows(self.ranks[0].peaks) if self.ranks and self.ranks[0].peaks else []
-        said = "".join(f"<div>{escaped(text)}</div>" for text in self.sentences())
+        sentences = "".join(f"<div>{escaped(text)}</div>" for text in self.sentences())
         picture = as_image(bars(drawn)) + key() if drawn else ""
         table = grid([dict(row) for row in rows], [""] * len(rows))
         style = "font-family:system-ui,sans-serif;font-size:13px;line-height:1.5;max-width:760px"
-        return {"text/plain": str(self), "text/html": f'<div style="{style}">{said}{picture}{table}</div>'}
+        return {"text/plain": str(self), "text/html": f'<div style="{style}">{sentences}{picture}{table}</div>'}
 
 
 def _prediction(folder: RunFolder) -> dict[str, Any]:
-    """As it was written before the launch; nothing if there was none."""
+    """The prediction recorded before the launch; empty if there was none."""
     try:
         written = json.loads(read_text(folder.plan))
     except (OSError, ValueError):
@@ -143,8 +143,8 @@ def _held(history: Any, written: dict[str, Any]) -> Held:
     planned = {}
     for source in ("formulas", "rehearsed"):
         of_ranks = written.get(source) or {}
-        if found := of_ranks.get(str(history.rank)):
-            planned[source] = Peak(*(found[field] for field in Peak._fields))
+        if peak := of_ranks.get(str(history.rank)):
+            planned[source] = Peak(*(peak[field] for field in Peak._fields))
     process = history.memory_peak
     cuda = history.device.startswith("cuda")
     name = "allocator's peak" if cuda else "resident set"
@@ -154,8 +154,8 @@ def _held(history: Any, written: dict[str, Any]) -> Held:
 
 @dataclass(frozen=True)
 class Trial:
-    """`step_seconds` is the slowest rank's over its newest steps; `held` the traced peak of the rank that held most,
-    None when no step was traced. `planned` is of the machine that it ran on."""
+    """`step_seconds` is the slowest rank's mean over its newest steps; `held` is the traced peak of the rank that held
+    most, None if no step was traced. `planned` is for the machine of the run."""
 
     planned: Candidate
     run_id: str
@@ -164,22 +164,22 @@ class Trial:
 
     @classmethod
     def read(cls, planned: Candidate, folder: RunFolder) -> Trial:
-        """What a run that is over has measured."""
+        """The measurements of a finished run."""
         histories = list(RunReader(folder).read_all().ranks.values())
         traced = [history.traced for history in histories if history.traced]
         slowest = max((history.recent_step_seconds for history in histories), default=0.0)
         return cls(planned, folder.id, slowest, max(traced, key=lambda peak: peak.bytes, default=None))
 
     def bar(self) -> Bar:
-        """To stand under the predicted one."""
-        note = f"{words.seconds(self.step_seconds)} a step on this machine"
+        """The bar shown below the predicted one."""
+        note = f"{words.seconds(self.step_seconds)} per step on this machine"
         return Bar(self.planned.strategy, self.held.categories if self.held else None, note, "measured")
 
     def row(self) -> dict[str, str]:
-        """As texts, for a table."""
+        """The texts of a table row."""
         planned, held = self.planned, self.held
         step = planned.step.seconds if planned.step else None
-        foreseen = planned.peak.bytes if planned.peak else None
+        predicted = planned.peak.bytes if planned.peak else None
         measured = held.bytes if held else None
         return {
             "run": self.run_id.partition("-")[2],
@@ -187,6 +187,6 @@ class Trial:
             "batch": f"{planned.layout.global_batch:,}" if planned.layout else "n/a",
             "step planned": words.seconds(step),
             "step measured": words.seconds(self.step_seconds) + percent_off(self.step_seconds, step),
-            "memory planned": gib(foreseen),
-            "memory measured": gib(measured) + percent_off(measured, foreseen),
+            "memory planned": gib(predicted),
+            "memory measured": gib(measured) + percent_off(measured, predicted),
         }

@@ -1,9 +1,9 @@
-"""The network between the hosts of a training, and what of its talk has to go over it.
+"""The network between hosts, and which communication uses it.
 
-Ranks are numbered host by host. A ring over n ranks sends wire(n) x bytes over each of its edges (volume.wire), also
-over those few that lead from one host to the next, so the slowest edge bounds it: Patarasuk and Yuan, "Bandwidth
-optimal all-reduce algorithms for clusters of workstations" (2009), section 3. Groups whose ranks are `stride` apart
-lie side by side: as many of them leave a host at the same time, and share its network.
+Ranks are numbered host by host. A ring over n ranks sends wire(n) x bytes over each of its edges (volume.wire),
+including the few between hosts, so the slowest edge bounds it: Patarasuk and Yuan, "Bandwidth optimal all-reduce
+algorithms for clusters of workstations" (2009), section 3. Groups whose ranks are `stride` apart are interleaved:
+`stride` of them leave a host at the same time and share its network.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from labkit.planner.layout import Layout
 
 __all__ = ["NETWORK_SHARE", "PRESETS", "Hosts", "bandwidth_of", "between_hosts"]
 
-# Of a network's line rate that collectives reach: about 0.9 over InfiniBand and less over sockets. Assumed.
+# Fraction of a network's line rate that collectives reach: about 0.9 over InfiniBand, less over sockets. Assumed.
 NETWORK_SHARE = 0.8
 # Gbit/s of one adapter, one way: IEEE 802.3, and the InfiniBand Trade Association's road map for four lanes
 PRESETS = {
@@ -40,37 +40,37 @@ PRESETS = {
 
 @dataclass(frozen=True)
 class Hosts:
-    """`each` ranks on a host, which share its `network`: bytes/s one way."""
+    """`each` ranks per host share its `network`, in bytes/s one way."""
 
     each: int
     network: float
 
     def cross(self, group: int, stride: int, ranks: int) -> bool:
-        """Whether groups of so many ranks, `stride` apart, of `ranks` in all, lie on more than one host."""
+        """Whether groups of `group` ranks, `stride` apart, span several hosts; `ranks` is the total."""
         span = group * stride
         return ranks > self.each and group > 1 and (span > self.each or self.each % span != 0)
 
     def share(self, stride: int) -> float:
-        """Bytes/s of one group: those that lie side by side share what the network gives."""
+        """Bytes/s of one group: interleaved groups share the network."""
         return NETWORK_SHARE * self.network / min(stride, self.each)
 
 
 def bandwidth_of(network: str | float) -> float:
     """Bytes/s, one way, of a host's network: "100GbE", "InfiniBand NDR", "8 x InfiniBand HDR", or bits/s.
 
-    Raises LaunchError for what is none of these.
+    Raises LaunchError for anything else.
     """
     if isinstance(network, str):
-        found = re.fullmatch(r"(?:(\d+)\s*[x×*]\s*)?(.+)", network.strip())
+        match = re.fullmatch(r"(?:(\d+)\s*[x×*]\s*)?(.+)", network.strip())
         known = {_plain(name): rate for name, rate in PRESETS.items()}
         known |= {name.removeprefix("infiniband"): rate for name, rate in known.items()}
-        name = _plain(found[2]) if found else ""
-        if name in known and int(found[1] or 1):
-            return int(found[1] or 1) * known[name] * 1e9 / 8
+        name = _plain(match[2]) if match else ""
+        if match and name in known and int(match[1] or 1):
+            return int(match[1] or 1) * known[name] * 1e9 / 8
         near = get_close_matches(name, [_plain(each) for each in PRESETS], n=1, cutoff=0.0)[0]
-        meant = next(each for each in PRESETS if _plain(each) == near)
+        nearest = next(each for each in PRESETS if _plain(each) == near)
         raise LaunchError(
-            f"no network is known as {network!r}; the nearest is {meant!r}. There are: {', '.join(PRESETS)}"
+            f"unknown network {network!r}; the closest name is {nearest!r}. Known networks: {', '.join(PRESETS)}"
         )
     if isinstance(network, bool) or not isinstance(network, int | float) or not isfinite(network) or network < 1e6:
         raise LaunchError(f"network must be a name such as '100GbE' or bits per second such as 100e9, got {network!r}")
@@ -83,34 +83,34 @@ def _plain(name: str) -> str:
 
 
 def between_hosts(layout: Layout, device: Device) -> Iterator[str]:
-    """Sentences; none for one host."""
+    """Sentences about the communication between hosts; none for one host."""
     if device.nodes < 2:
         return
     hosts, axes = Hosts(device.box, device.network), _axes(layout)
-    found: dict[bool, list[str]] = {False: [], True: []}
+    groups: dict[bool, list[str]] = {False: [], True: []}
     for name, (size, stride) in axes.items():
-        found[hosts.cross(size, stride, layout.ranks)].append(f"{name} ({size})")
-    said = [
-        f"{', '.join(names)} {'go between hosts' if crosses else 'stay inside a host'}"
-        for crosses, names in found.items()
+        groups[hosts.cross(size, stride, layout.ranks)].append(f"{name} ({size})")
+    parts = [
+        f"{', '.join(names)} {'span hosts' if crosses else 'stay within a host'}"
+        for crosses, names in groups.items()
         if names
     ]
-    if said:
-        yield f"Groups of ranks: {'; '.join(said)} ({device.network * 8 / 1e9:,.0f} Gbit/s a host)."
+    if parts:
+        yield f"Process groups: {'; '.join(parts)} ({device.network * 8 / 1e9:,.0f} Gbit/s per host)."
     if "tensor" in axes and hosts.cross(*axes["tensor"], layout.ranks):
         yield (
-            "Tensor ranks talk in every layer: keep them inside a host, with hybrid and a tensor axis that divides "
-            f"its {device.box} ranks."
+            "Tensor ranks communicate in every layer: keep them within a host, using hybrid and a tensor axis that "
+            f"divides its {device.box} ranks."
         )
     if layout.strategy == "fsdp" and "copies" not in axes and device.box > 1:
         yield (
-            f"replicas={device.nodes} keeps the gathers inside a host: between hosts go only gradients, of which each "
-            f"rank has a share; a rank then holds 1/{device.box} of the states, not 1/{layout.ranks}."
+            f"replicas={device.nodes} keeps all_gathers within a host and sends only gradient shards between hosts; "
+            f"a rank then holds 1/{device.box} of the states instead of 1/{layout.ranks}."
         )
 
 
 def _axes(layout: Layout) -> dict[str, tuple[int, int]]:
-    """(ranks of a group, how far apart they are) by the mesh's axis, those that are in use."""
+    """(group size, stride) of each mesh axis in use."""
     copies = layout.data // layout.shards if layout.strategy == "fsdp" else 1
     axes = {
         "tensor": (layout.tensor, 1),

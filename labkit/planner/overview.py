@@ -1,4 +1,4 @@
-"""Every strategy at one setting, as it is asked: what a panel shows at each move."""
+"""All strategies at one setting, as a panel shows them after each change."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from labkit.planner.alternatives import ways
 from labkit.planner.candidate import Candidate, evaluate, when
 from labkit.planner.devices import Device
 from labkit.planner.model.facts import ModelFacts
-from labkit.planner.speed.speed_model import Pace
+from labkit.planner.speed.speed_model import SpeedModel
 from labkit.planner.variants import own_parameters
 from labkit.record.units import gib
 from labkit.view import words
@@ -27,15 +27,15 @@ def outlook(
     device: Device,
     ranks: int,
     parameters: Mapping[str, Any],
-    pace: Pace | None = None,
+    speed_model: SpeedModel | None = None,
 ) -> list[Candidate]:
     """The chosen strategy with its own options; the others with their defaults and the options that all share.
 
-    `single` is on one rank, whatever the others have. Pure, formulas only.
+    `single` always has one rank. Pure; formulas only.
     """
     shared = {name for name in parameters if all(name in own_parameters(s, parameters) for s in scripts.values())}
     accumulate = int(parameters.get("accumulate") or 1)
-    found = []
+    candidates = []
     for name in scripts:
         if name == chosen:
             options = own_parameters(scripts[name], parameters)
@@ -44,26 +44,26 @@ def outlook(
             options = {key: parameters[key] for key in parameters if key in shared} | first
         at = 1 if name == "single" else ranks
         asked = Candidate(name, scripts[name], at, options)
-        found.append(evaluate(asked, facts, device, pace))
-    return found
+        candidates.append(evaluate(asked, facts, device, speed_model))
+    return candidates
 
 
 def bar_of(candidate: Candidate, *, chosen: bool = False) -> Bar:
-    """What the candidate is predicted to hold; after it the time of a step, or why it cannot be."""
+    """The candidate's predicted memory, with the step time as a note, or why it cannot be planned."""
     if candidate.peak is None:
-        return Bar(candidate.strategy, None, candidate.said, fits=False, chosen=chosen)
-    note = f"{words.seconds(candidate.step.seconds)} a step" if candidate.step else ""
+        return Bar(candidate.strategy, None, candidate.remark, fits=False, chosen=chosen)
+    note = f"{words.seconds(candidate.step.seconds)} per step" if candidate.step else ""
     return Bar(candidate.strategy, candidate.peak.categories, note, fits=candidate.fits, chosen=chosen)
 
 
 def verdict_of(candidate: Candidate, device: Device) -> tuple[str, str]:
-    """("fits", "does not fit" or "impossible", one sentence) for what is set."""
+    """("fits", "does not fit" or "impossible", one sentence) for the current setting."""
     if candidate.peak is None:
-        return "impossible", candidate.said
+        return "impossible", candidate.remark
     usable = gib(device.usable_by(candidate.ranks))
     held = f"{candidate.strategy} on {candidate.ranks:,} x {device.name} holds {gib(candidate.peak.bytes)} of {usable}"
     step = candidate.step
-    speed = f"; a step takes {band(step.seconds, step.low, step.high)}" if step else "; its speed is not known here"
+    speed = f"; a step takes {band(step.seconds, step.low, step.high)}" if step else "; its speed is unknown"
     assumed = f" (assumed: {'; '.join(step.assumed)})" if step and step.assumed else ""
     verdict = "fits" if candidate.fits else "does not fit"
     return verdict, f"{held} per rank {when(candidate.peak)}{speed}{assumed}"

@@ -1,4 +1,4 @@
-"""A plan: what a training will hold on each rank and how long its steps take, before anything is launched."""
+"""A plan: the predicted memory per rank and step time of a training run, before anything is launched."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from labkit.planner.model.sizes import states_alone
 from labkit.planner.networks import bandwidth_of
 from labkit.planner.overview import bar_of
 from labkit.planner.scaling import break_even_curve, scaling_curves
-from labkit.planner.speed.speed_model import Pace, measure_pace
+from labkit.planner.speed.speed_model import SpeedModel, measure_speed
 from labkit.planner.speed.step_time import StepTime
 from labkit.record.peak import Peak
 from labkit.record.units import gib
@@ -43,11 +43,9 @@ if TYPE_CHECKING:
 __all__ = ["Plan", "plan"]
 
 MOST_RANKS = 16384
-AGREEING = (
-    0.1  # of the rehearsed peak; where a strategy's formulas are known to be off, they are by less, or it is said
-)
+TOLERANCE = 0.1  # of the rehearsed peak; larger known deviations of a strategy's formulas are reported
 MOST_RANKS_WRITTEN = 64
-TENSOR_RANKS = 8  # they talk in every layer: more than a box has are worth no thought
+TENSOR_RANKS = 8  # they communicate in every layer, so more than one box has are not considered
 
 
 def plan(
@@ -60,17 +58,17 @@ def plan(
     measure: bool = False,
     **parameters: Any,
 ) -> Plan:
-    """What training a script would hold on each rank and how long a step would take; what fits, and what is fastest.
+    """Predict the memory per rank and the step time of a script, what fits the device, and what is fastest.
 
-    `script`, `nproc_per_node` and `parameters` are those of `launch`. `device` is one of the presets ("T4", "2xT4",
-    "A100 80"), or this machine when it is None. `nodes` is how many hosts there are, with so many ranks on each, and
-    `network` what joins them: "100GbE", "InfiniBand NDR", "8 x InfiniBand HDR", or bits/s of one host, one way.
+    `script`, `nproc_per_node` and `parameters` are those of `launch`. `device` is a preset ("T4", "2xT4", "A100 80");
+    None means this machine. `nodes` is the number of hosts, each with `nproc_per_node` ranks, and `network` the link
+    between them: "100GbE", "InfiniBand NDR", "8 x InfiniBand HDR", or bits/s per host, one way.
 
-    Takes some five seconds: one process counts the model, another rehearses a step of the script, both on tensors that
-    hold no data; nothing is launched. With `measure=True` ranks on this machine compute and talk for some fifteen
-    seconds, so that the speed is not assumed; that is remembered.
+    It takes about 5 seconds: one process counts the model, another rehearses a step of the script, both on tensors
+    without data; nothing is launched. With `measure=True`, ranks on this machine compute and communicate for about 15
+    seconds, so that the speed is measured instead of assumed; the result is cached.
 
-    Raises ScriptError or LaunchError for what `launch` would refuse. What cannot be planned is among `.problems`.
+    Raises ScriptError or LaunchError for what `launch` would refuse. `.problems` lists what could not be planned.
     """
     script, path = _script(script)
     script.check()
@@ -82,60 +80,62 @@ def plan(
     layout = layout_of(script, ranks, parameters)
     problems: list[str] = []
     if parameters.get("compile"):
-        problems.append("compile is not planned: figures are of the model as it is; compiled it often holds less")
+        problems.append("compile is not planned: figures are for eager mode; a compiled model often holds less")
 
-    def found(asked: Future[Any], what: str) -> Any:
+    def result_of(future: Future[Any], what: str) -> Any:
         try:
-            return asked.result()
+            return future.result()
         except Unplannable as error:
             why = str(error).rstrip(".")
-            if any(why.partition("): ")[0] in problem for problem in problems):  # the same line: once is enough
+            if any(why.partition("): ")[0] in problem for problem in problems):  # the same line again
                 problems[:] = [f"cannot be planned: {why}"]
             else:
                 problems.append(f"{what}: {why}")
 
     if measure and not kind.is_this_machine:
-        problems.append(f"nothing was measured: {kind.name} is not here, its data sheet is all there is")
+        problems.append(f"nothing was measured: this machine has no {kind.name}; the speed is from its data sheet")
     with asking() as threads:
         precisions = [variant_of(layout).precision]
         counted = threads.submit(facts_of, script, parameters, _splits(layout), path=path, precisions=precisions)
-        play = partial(threads.submit, rehearse, script, ranks, parameters, path=path)
-        playing = {0: play()} if layout.pipeline == 1 and layout.strategy != "zero1" else {}  # all ranks are alike
-        facts, formulas, rank = found(counted, "not planned by formulas"), None, None
+        play = partial(rehearse, script, ranks, parameters, path=path)
+        alike = layout.pipeline == 1 and layout.strategy != "zero1"
+        playing = {0: threads.submit(play)} if alike else {}
+        facts, formulas, rank = result_of(counted, "not planned by formulas"), None, None
         if facts and (reason := refusal(facts, layout)):
             raise LaunchError(reason)
         try:
             rank, formulas = worst(facts, layout, on_gpu=not kind.shared) if facts else (None, None)
         except UnknownToFormulas as error:
             problems.append(f"not planned by formulas: {error}")
-        ends = {0, ranks - ranks // layout.pipeline}  # of a pipeline: one of them holds most
-        playing = playing or {each: play(rank=each) for each in sorted(ends if rank is None else {rank})}
-        peaks = {each: peak for each, asked in playing.items() if (peak := found(asked, "not rehearsed"))}
+        ends = {0, ranks - ranks // layout.pipeline}  # the first or the last stage of a pipeline holds most
+        planned = sorted(ends if rank is None else {rank})
+        playing = playing or {each: threads.submit(play, rank=each) for each in planned}
+        peaks = {each: peak for each, future in playing.items() if (peak := result_of(future, "not rehearsed"))}
         rank = max(peaks, key=lambda each: peaks[each].bytes, default=rank or 0) if rank is None else rank
         rehearsed, advice, states = peaks.get(rank), None, None
         if facts:
-            if measure and kind.is_this_machine:  # while ranks are timed nothing else may run
-                measure_pace(script, ranks // kind.nodes, parameters, again=False, nodes=kind.nodes)
+            if measure and kind.is_this_machine:  # nothing else may run while ranks are timed
+                measure_speed(script, ranks // kind.nodes, parameters, again=False, nodes=kind.nodes)
             alone = rehearsed if facts.layers or not formulas else None
-            pace = Pace(script, facts, kind, ranks, parameters)
-            advice = advise(script, facts, kind, ranks, parameters, pace, alone)
+            speed_model = SpeedModel(script, facts, kind, ranks, parameters)
+            advice = advise(script, facts, kind, ranks, parameters, speed_model, alone)
             if facts.looked_at:
                 problems.append(
-                    f"samples differ in length: batches are planned with the longest of the first {facts.looked_at}"
+                    f"samples differ in length: batches are planned at the longest of the first {facts.looked_at}"
                 )
         if not formulas and not rehearsed:
-            asked = threads.submit(states_alone, script, layout, parameters, path=path)
-            states = found(asked, "nothing more is known of the model")
+            future = threads.submit(states_alone, script, layout, parameters, path=path)
+            states = result_of(future, "nothing more is known about the model")
     if formulas and rehearsed:
         one_by_one = peak_of(facts, layout, rank)
         problems += _disagreement(facts, one_by_one, rehearsed)
         if more := formulas.bytes - one_by_one.bytes:
             problems.append(
-                f"on a GPU torch's AdamW steps all parameters at once, for which formulas add {gib(more)} to the peak; "
-                "the rehearsal steps one after the other, as with fused=True"
+                f"on a GPU torch's AdamW updates all parameters at once, so the formulas add {gib(more)} to the peak; "
+                "the rehearsal updates one at a time, as with fused=True"
             )
     if rehearsed and layout.options.get("cpu_offload") and not kind.shared:
-        problems.append(f"rehearsed {gib(rehearsed.bytes)} with what is offloaded to the host, so only formulas count")
+        problems.append(f"the rehearsed {gib(rehearsed.bytes)} include what is offloaded to the host: use the formulas")
         rehearsed = None
     return Plan(
         script,
@@ -156,15 +156,16 @@ def plan(
 
 @dataclass(frozen=True)
 class Plan:
-    """What `labkit.plan` found. It shows itself; `labkit.launch(plan)` runs it and keeps the prediction with the run.
+    """The result of `labkit.plan`. It displays itself; `labkit.launch(plan)` runs it and stores the prediction with the
+    run.
 
-    `formulas` and `rehearsed` are the peak of rank `rank`, the one that holds most, found in two independent ways;
-    None for what could not be planned: `problems` says why. When neither could, `states` are the bytes of parameters,
-    gradients and optimizer state alone.
+    `formulas` and `rehearsed` are the peak of rank `rank`, the one that holds most, determined independently; None if
+    that failed, as `problems` explains. If both failed, `states` are the bytes of parameters, gradients and optimizer
+    state alone.
     """
 
     script: Script
-    path: str  # of the script's file; "" when it has none of the user's own
+    path: str  # of the script's file; "" unless it is the user's own
     ranks: int
     parameters: Mapping[str, Any]
     device: Device
@@ -179,64 +180,64 @@ class Plan:
 
     @property
     def peaks(self) -> dict[str, Peak]:
-        """By the way they were found."""
-        found = {"formulas": self.formulas, "rehearsed": self.rehearsed}
-        return {name: peak for name, peak in found.items() if peak}
+        """The peaks by method: "formulas" and "rehearsed"."""
+        peaks = {"formulas": self.formulas, "rehearsed": self.rehearsed}
+        return {name: peak for name, peak in peaks.items() if peak}
 
     @property
     def bytes(self) -> int | None:
-        """Of the rank that holds most, at its peak, by the way that says more; of a model that formulas take as one
-        unit, by the rehearsal."""
+        """The peak of the rank that holds most, by the method with the larger result; by the rehearsal for a model
+        that the formulas treat as one unit."""
         if self.rehearsed and self.facts and self.facts.layers:
             return self.rehearsed.bytes
         return max((peak.bytes for peak in self.peaks.values()), default=None)
 
     @property
     def fits(self) -> bool | None:
-        """Whether a rank's share of the device can hold that; None when it is not known."""
+        """Whether it fits into a rank's share of the device; None if unknown."""
         usable = self.device.usable_by(self.ranks)
         if unfit(self.device, self.layout):
             return False
         if self.bytes is not None:
             return self.bytes <= usable
-        # how the states are divided is known of labkit's strategies only
+        # only labkit's strategies have a known division of states
         return False if self.layout.strategy and self.states and sum(self.states.values()) > usable else None
 
     @property
     def step(self) -> StepTime | None:
-        """How long an optimizer step takes; None where nothing is known of the device's speed."""
+        """Duration of an optimizer step; None if the device's speed is unknown."""
         return self.advice.asked.step if self.advice else None
 
     def figures(self) -> dict[str, Figure]:
-        """Plotly figures by name: "memory", "scaling" (tokens/s over ranks) and "break-even" (what a second device is
-        worth); those of which nothing is known are left out."""
+        """Plotly figures by name: "memory", "scaling" (tokens/s over ranks) and "break-even" (the speed-up by a second
+        device); without those that lack data."""
         rows = [*(bar_of(row) for row in self.advice.rows)] if self.advice else []
         name, shown = self.layout.strategy or self.script.name, self.advice.asked.peak if self.advice else None
         rows[1:1] = [Bar(name, peak.categories, source=how) for how, peak in self.peaks.items() if peak is not shown]
         if not rows:
             return {}
-        found = {"memory": memory_planned(rows, self.device.usable_by(self.ranks), self.device.name)}
+        figures = {"memory": memory_planned(rows, self.device.usable_by(self.ranks), self.device.name)}
         if self.advice is None or self.facts is None:
-            return found
-        pace = Pace(self.script, self.facts, self.device, self.ranks, self.parameters)
-        if curves := scaling_curves(self.advice.rows, pace):
-            found["scaling"] = scaling_planned(curves, self.device.box, self.device.name)
-        if points := break_even_curve(self.layout, pace):
-            found["break-even"] = break_even(points)
-        return found
+            return figures
+        speed_model = SpeedModel(self.script, self.facts, self.device, self.ranks, self.parameters)
+        if curves := scaling_curves(self.advice.rows, speed_model):
+            figures["scaling"] = scaling_planned(curves, self.device.box, self.device.name)
+        if points := break_even_curve(self.layout, speed_model):
+            figures["break-even"] = break_even(points)
+        return figures
 
     def record(self) -> dict[str, Any]:
-        """What is written into the folder of a run before it starts."""
-        step = self.step
-        ranks = range(min(self.ranks, MOST_RANKS_WRITTEN)) if self.facts and self.formulas else ()
-        peaks = {rank: peak_of(self.facts, self.layout, rank, on_gpu=not self.device.shared) for rank in ranks}
+        """The record that is written into the folder of a run before it starts."""
+        step, facts = self.step, self.facts
+        ranks = range(min(self.ranks, MOST_RANKS_WRITTEN)) if self.formulas else ()
+        peaks = {rank: peak_of(facts, self.layout, rank, on_gpu=not self.device.shared) for rank in ranks if facts}
         return {
             "format": 1,
             "made": datetime.now(UTC).isoformat(timespec="milliseconds"),
             "device": self.device.name,
             "nodes": self.device.nodes,
             "framework": self.device.outside,
-            "formulas": {str(rank): found._asdict() for rank, found in peaks.items()},
+            "formulas": {str(rank): peak._asdict() for rank, peak in peaks.items()},
             "rehearsed": {str(self.rank): self.rehearsed._asdict()} if self.rehearsed else {},
             "step_seconds": [step.seconds, step.low, step.high] if step else None,
             "assumed": list(step.assumed) if step else [],
@@ -244,60 +245,60 @@ class Plan:
         }
 
     def launched_with(self, nproc_per_node: int | str, more: Mapping[str, Any]) -> dict[str, Any]:
-        """The parameters of a launch: the plan's, and others that it does not depend on, such as steps=100.
+        """The launch parameters: the plan's, plus others that do not affect it, such as steps=100.
 
-        Raises LaunchError when the launch would not be what was planned.
+        Raises LaunchError if the launch would differ from the plan.
         """
         parameters = {**self.parameters, **more}
         if self.device.nodes > 1:
             raise LaunchError(
-                f"this is a plan for {self.device.nodes} hosts with {self.device.box} ranks each, and a plan is "
-                "launched on one; give the script and its parameters to launch or submit, and the hosts"
+                f"this plan is for {self.device.nodes} hosts with {self.device.box} ranks each, but a plan can be "
+                "launched on one host only; pass the script, its parameters and the hosts to launch or submit"
             )
         same = nproc_per_node in ("auto", self.ranks) and layout_of(self.script, self.ranks, parameters) == self.layout
         if not same:
             ranks = {} if nproc_per_node == "auto" else {"nproc_per_node": nproc_per_node}
-            asked = ", ".join(f"{name}={value!r}" for name, value in {**ranks, **more}.items())
+            requested = ", ".join(f"{name}={value!r}" for name, value in {**ranks, **more}.items())
             raise LaunchError(
-                f"this is a plan for {self.ranks} ranks with {self._asked() or 'the defaults'}, not for {asked}; "
+                f"this plan is for {self.ranks} ranks with {self._parameters() or 'the defaults'}, not {requested}; "
                 "make another with labkit.plan"
             )
         return parameters
 
-    def _asked(self) -> str:
+    def _parameters(self) -> str:
         return ", ".join(f"{name}={value!r}" for name, value in self.parameters.items())
 
     def __str__(self) -> str:
-        verdict, rows, assumed = self._told()
+        verdict, rows, assumed = self._texts()
         return plan_text(verdict, self.peaks, rows, assumed)
 
     __repr__ = __str__
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        verdict, rows, assumed = self._told()
+        verdict, rows, assumed = self._texts()
         asked = self.advice.asked.strategy if self.advice else ""
         drawn = [bar_of(row, chosen=row.strategy == asked) for row in (self.advice.rows if self.advice else ())]
         limit = self.device.usable_by(self.ranks)
         html = plan_html(verdict, self.peaks, rows, assumed, drawn, limit, self.device.name)
         return {"text/plain": str(self), "text/html": as_image(html)}
 
-    def _told(self) -> tuple[list[str], list[dict[str, str]], list[str]]:
+    def _texts(self) -> tuple[list[str], list[dict[str, str]], list[str]]:
         verdict = list(self.advice.sentences) if self.advice else []
         if self.advice and self.step is None and self.device.is_this_machine:
-            verdict.append("How fast a step is here, labkit.plan(…, measure=True) or --measure finds out.")
+            verdict.append("To measure the step time on this machine, use labkit.plan(…, measure=True) or --measure.")
         if not self.peaks:
             verdict = [f"{problem}." for problem in self.problems] + verdict
         else:
             what = "Python and torch" if self.device.shared else "CUDA's context and NCCL, assumed"
             verdict.append(
-                f"{gib(self.device.usable_by(self.ranks))} are left to a rank when the framework has taken its own "
+                f"{gib(self.device.usable_by(self.ranks))} are left for each rank after the framework's own "
                 f"{gib(self.device.outside)} ({what})."
             )
         if self.states:
             each = ", ".join(f"{name} {gib(size)}" for name, size in self.states.items())
             verdict.append(
-                f"Of {gib(self.device.usable_by(self.ranks))} a rank needs {gib(sum(self.states.values()))} for its "
-                f"states alone ({each}); activations come on top, and are not known."
+                f"A rank needs {gib(sum(self.states.values()))} of {gib(self.device.usable_by(self.ranks))} for its "
+                f"states alone ({each}); its activations need more, but that is unknown."
             )
         verdict += [f"{problem}." for problem in self.problems] if self.peaks else []
         rows = [row.row() for row in self.advice.rows] if self.advice else []
@@ -306,7 +307,7 @@ class Plan:
 
 
 def _script(script: Script | str | os.PathLike[str]) -> tuple[Script, str]:
-    """The script, and where it is when it is the user's own: it may import what is beside it."""
+    """The script, and its path if it is the user's own, because it may import modules next to it."""
     if isinstance(script, Script):
         return script, ""
     if isinstance(script, str) and script in script_names():
@@ -314,46 +315,46 @@ def _script(script: Script | str | os.PathLike[str]) -> tuple[Script, str]:
     return Script.load(script), str(Path(script).absolute())
 
 
-def _ranks(asked: Any, devices: int | None, kind: Device) -> int:
-    """As many as are asked for, or as there are devices."""
-    if asked == "auto":
+def _ranks(count: Any, devices: int | None, kind: Device) -> int:
+    """The requested number of ranks, by default one per device."""
+    if count == "auto":
         return devices or hardware().default_ranks
-    if isinstance(asked, bool) or not isinstance(asked, int) or not 1 <= asked <= MOST_RANKS:
-        raise LaunchError(f"nproc_per_node must be 'auto' or a whole number from 1 to {MOST_RANKS:,}, got {asked!r}")
+    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MOST_RANKS:
+        raise LaunchError(f"nproc_per_node must be 'auto' or a whole number from 1 to {MOST_RANKS:,}, got {count!r}")
     here = kind.box if kind.is_this_machine and not kind.shared else None
-    if (most := devices or here) and asked > most:
-        raise LaunchError(f"{asked} ranks need {asked} devices; {most} x {kind.name} are planned for")
-    return asked
+    if (most := devices or here) and count > most:
+        raise LaunchError(f"{count} ranks need {count} devices, but the plan is for {most} x {kind.name}")
+    return count
 
 
 def _on_hosts(nodes: Any, each: int, kind: Device, network: Any) -> tuple[int, Device]:
-    """Ranks in all, and the device as it is found on so many hosts with `each` ranks."""
+    """(total ranks, device) for `nodes` hosts with `each` ranks."""
     if isinstance(nodes, bool) or not isinstance(nodes, int) or not 1 <= nodes <= MOST_RANKS // each:
         raise LaunchError(
             f"nodes must be a whole number from 1 to {MOST_RANKS // each:,} with {each} ranks each, got {nodes!r}"
         )
     if nodes == 1:
-        raise LaunchError("network joins hosts: say how many with nodes, 2 or more")
+        raise LaunchError("network connects hosts: set nodes to 2 or more")
     joined = kind.network if network is None else bandwidth_of(network)
     return nodes * each, replace(kind, nodes=nodes, box=each, network=joined)
 
 
 def _disagreement(facts: ModelFacts, formulas: Peak, rehearsed: Peak) -> list[str]:
-    """What to say when the two ways are too far apart for both to be right."""
-    if abs(formulas.bytes / rehearsed.bytes - 1) <= AGREEING:
+    """A message if the two methods disagree by more than the tolerance."""
+    if abs(formulas.bytes / rehearsed.bytes - 1) <= TOLERANCE:
         return []
-    take = (
+    model = (
         f"all {facts.layers} layers of this model as one unit" if facts.layers else "embed, blocks and unembed in turn"
     )
     return [
-        f"formulas give {gib(formulas.bytes)}, the rehearsal of the script {gib(rehearsed.bytes)}: believe the "
-        f"rehearsal, and other strategies' figures only roughly. Formulas take {take}, all of it trained by AdamW, and "
-        "the script's own step"
+        f"formulas give {gib(formulas.bytes)}, the rehearsal of the script {gib(rehearsed.bytes)}: trust the "
+        f"rehearsal; the other strategies' figures are rough. The formulas assume {model}, all of it trained by AdamW, "
+        "and the script's own step"
     ]
 
 
 def _splits(layout: Layout) -> list[tuple[int, bool]]:
-    """Over how many ranks layers may be split, by this or another strategy, and whether the sequence is, too."""
+    """(ranks, whether the sequence is split too) for every split of layers by this or another strategy."""
     within_a_box = [n for n in range(2, TENSOR_RANKS + 1) if layout.ranks % n == 0]
-    asked = (layout.tensor, bool(layout.options.get("sequence_parallel")))
-    return sorted({(n, False) for n in within_a_box} | ({asked} if layout.tensor > 1 else set()))
+    requested = (layout.tensor, bool(layout.options.get("sequence_parallel")))
+    return sorted({(n, False) for n in within_a_box} | ({requested} if layout.tensor > 1 else set()))

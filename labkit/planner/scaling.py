@@ -1,4 +1,4 @@
-"""What a plan foretells of other numbers of ranks and other batches, as points of curves with their bands."""
+"""A plan's predictions for other numbers of ranks and other batches, as curves with bands."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from labkit.planner.devices import Device
 from labkit.planner.layout import Layout
 from labkit.planner.memory.peak import worst
 from labkit.planner.model.facts import ModelFacts
-from labkit.planner.speed.speed_model import Pace
+from labkit.planner.speed.speed_model import SpeedModel
 from labkit.view.charts.plan_figures import Point
 
 __all__ = ["break_even_curve", "largest_micro_batch", "largest_model", "scaling_curves"]
@@ -21,14 +21,14 @@ SAMPLES = tuple(2**n for n in range(13))  # on each of two ranks
 MOST_SAMPLES = 1 << 20
 
 
-def scaling_curves(candidates: Iterable[Candidate], pace: Pace) -> dict[str, list[Point]]:
-    """Predictions per second (a language model's tokens) over ranks, the same micro-batch on each, by strategy.
+def scaling_curves(candidates: Iterable[Candidate], speed_model: SpeedModel) -> dict[str, list[Point]]:
+    """Predictions per second (for a language model, tokens) over ranks with a constant micro-batch, by strategy.
 
-    Strategies of which nothing is known are left out.
+    Strategies of unknown speed are omitted.
     """
     curves = {}
     for one in candidates:
-        steps = pace.scaling(one.layout) if one.layout and one.peak else {}
+        steps = speed_model.scaling(one.layout) if one.layout and one.peak else {}
         if steps:
             curves[one.strategy] = [
                 Point(n, t.predictions_per_second, t.predictions / t.high, t.predictions / t.low if t.low else 0.0)
@@ -37,10 +37,10 @@ def scaling_curves(candidates: Iterable[Candidate], pace: Pace) -> dict[str, lis
     return curves
 
 
-def break_even_curve(layout: Layout, pace: Pace) -> list[Point]:
-    """How many times faster two devices under DDP are than one, over the predictions (tokens) of each rank's step.
+def break_even_curve(layout: Layout, speed_model: SpeedModel) -> list[Point]:
+    """Speed of two devices under DDP relative to one, over the predictions (tokens) per rank and step.
 
-    Both compute at the same rate, whatever that is: the band is of what else is unsure.
+    Both compute at the same rate, so the band covers only the other uncertainties.
     """
     points = []
     for samples in SAMPLES:
@@ -56,7 +56,7 @@ def break_even_curve(layout: Layout, pace: Pace) -> list[Point]:
             options={},
         )
         two = replace(one, strategy="ddp", ranks=2, data=2)
-        alone, together = pace(one), pace(two)
+        alone, together = speed_model(one), speed_model(two)
         if alone and together:
             ratios = [2 * a / b for a, b in ((alone.low, together.low), (alone.high, together.high)) if b]
             value = 2 * alone.seconds / together.seconds
@@ -65,7 +65,7 @@ def break_even_curve(layout: Layout, pace: Pace) -> list[Point]:
 
 
 def largest_micro_batch(facts: ModelFacts, layout: Layout, device: Device) -> int:
-    """Samples per rank and micro-batch up to which the training fits; 0 when not even one does."""
+    """The largest micro-batch, in samples per rank, that fits; 0 if not even one sample fits."""
     usable = device.usable_by(layout.ranks)
 
     def fits(size: int) -> bool:
@@ -81,10 +81,10 @@ def largest_micro_batch(facts: ModelFacts, layout: Layout, device: Device) -> in
 
 
 def largest_model(layout: Layout, device: Device) -> int:
-    """Parameters whose states alone fill the device: an upper bound, activations come on top.
+    """Number of parameters whose states alone fill the device: an upper bound, because it ignores activations.
 
-    Bytes per parameter in fp32 with AdamW, 4 of parameter + 4 of gradient + 8 of moments, divided as in ZeRO
-    (Rajbhandari et al. 2019, section 5); torch keeps fp32 weights under autocast, so 16 bits change nothing of it.
+    Bytes per parameter in fp32 with AdamW: 4 of parameter + 4 of gradient + 8 of moments, divided as in ZeRO
+    (Rajbhandari et al. 2019, section 5); autocast keeps fp32 weights, so a 16-bit precision does not change this.
     """
     n, axes = layout.shards, layout.tensor * layout.pipeline
     if layout.strategy == "zero1":

@@ -1,4 +1,4 @@
-"""Looking for what makes a training fit: the fewest changes, and of those the quickest."""
+"""Search for changes that make training fit: the fewest changes, and among those the fastest."""
 
 from __future__ import annotations
 
@@ -10,38 +10,37 @@ from labkit.planner.alternatives import BOX, remedies, ways
 from labkit.planner.candidate import Candidate, evaluate, fastest
 from labkit.planner.devices import Device
 from labkit.planner.model.facts import ModelFacts
-from labkit.planner.speed.speed_model import Pace
+from labkit.planner.speed.speed_model import SpeedModel
 from labkit.write import Script
 
 __all__ = ["Search"]
 
 MOST_RANKS = 1024
-Remedies = Mapping[str, tuple[Any, str]]  # by option: its value, and the words for it
+Remedies = Mapping[str, tuple[Any, str]]  # by option: its value and its description
 
 
 @dataclass(frozen=True)
 class Search:
-    """Every strategy's script with one model on one device."""
+    """The scripts of all strategies with one model on one device."""
 
     scripts: Mapping[str, Script]
     facts: ModelFacts
     device: Device
-    pace: Pace | None
+    speed_model: SpeedModel | None
 
     def look(
         self, strategy: str, ranks: int, parameters: Mapping[str, Any], changes: tuple[str, ...] = ()
     ) -> Candidate:
         blank = Candidate(strategy, self.scripts[strategy], ranks, dict(parameters), changes)
-        return evaluate(blank, self.facts, self.device, self.pace)
+        return evaluate(blank, self.facts, self.device, self.speed_model)
 
     def ways(self, strategy: str, ranks: int, parameters: Mapping[str, Any], accumulate: int) -> list[Candidate]:
-        """With each of the strategy's own options that are worth considering."""
-        found = ways(strategy, ranks, accumulate, self.device.box if self.device.nodes > 1 else BOX)
-        return [self.look(strategy, ranks, {**parameters, **more}, said) for more, said in found]
+        """One candidate for each combination of the strategy's own options that is worth considering."""
+        combinations = ways(strategy, ranks, accumulate, self.device.box if self.device.nodes > 1 else BOX)
+        return [self.look(strategy, ranks, {**parameters, **more}, changes) for more, changes in combinations]
 
     def rescue(self, asked: Candidate) -> list[Candidate]:
-        """One change that makes it fit; else several, none of which can be left out; else, or with them, the fewest
-        ranks."""
+        """One change that makes it fit, or a minimal set of changes, or the fewest ranks, if necessary with changes."""
         if asked.layout is None or asked.peak is None:
             return []
         parts = [
@@ -49,18 +48,18 @@ class Search:
         ]
         if one := _quickest(asked, (self._with(asked, asked.ranks, {name: part}) for name, part in parts)):
             return [one]
-        every = dict(parts)  # of an option's values the last
+        every = dict(parts)  # the last value of each option
         piles = [every]
-        if "accumulate" in every:  # the gradients that add up may hold more than the smaller micro-batch saves
+        if "accumulate" in every:  # accumulated gradients may hold more than the smaller micro-batch saves
             piles.append({name: part for name, part in every.items() if name != "accumulate"})
         if several := _quickest(asked, (self._pared(asked, asked.ranks, pile, parts) for pile in piles)):
             return [several]
         for pile in ({}, *piles):
             for ranks in _more_ranks(asked):
                 if self._with(asked, ranks, pile).fits:
-                    found = self._pared(asked, ranks, pile, parts)
+                    candidate = self._pared(asked, ranks, pile, parts)
                     needed = f"needs {ranks - asked.ranks:,} more ranks"
-                    return [replace(found, said=", ".join((needed, *found.changes[len(asked.changes) :])))]
+                    return [replace(candidate, remark=", ".join((needed, *candidate.changes[len(asked.changes) :])))]
         return []
 
     def _with(self, asked: Candidate, ranks: int, chosen: Remedies) -> Candidate:
@@ -70,31 +69,30 @@ class Search:
     def _pared(
         self, asked: Candidate, ranks: int, chosen: Remedies, parts: list[tuple[str, tuple[Any, str]]]
     ) -> Candidate:
-        """With what is left when every remedy is dropped, or made smaller, without which it still fits: each time the
-        one that leaves the quickest."""
+        """The candidate after dropping or weakening remedies one by one while it still fits; each time the change that
+        leaves the fastest candidate."""
         best = self._with(asked, ranks, chosen)
         while best.fits:
             fewer = [{name: part for name, part in chosen.items() if name != dropped} for dropped in chosen]
             fewer += [{**chosen, name: part} for name, part in parts if name in chosen and part[0] < chosen[name][0]]
             tried = [self._with(asked, ranks, each) for each in fewer]
-            found = _quickest(asked, tried)
-            if found is None:
+            quickest = _quickest(asked, tried)
+            if quickest is None:
                 break
-            best, chosen = found, next(each for each, one in zip(fewer, tried, strict=True) if one is found)
+            best, chosen = quickest, next(each for each, one in zip(fewer, tried, strict=True) if one is quickest)
         return best
 
 
-def _quickest(asked: Candidate, found: Iterable[Candidate]) -> Candidate | None:
-    """Of those that fit, and of those in the precision that was asked for, if there is a choice: another is another
-    training. The first, where nothing is known of the speed."""
-    fitting = [one for one in found if one.fits]
+def _quickest(asked: Candidate, candidates: Iterable[Candidate]) -> Candidate | None:
+    """The fastest candidate that fits, preferably in the requested precision; the first one if the speed is unknown."""
+    fitting = [one for one in candidates if one.fits]
     alike = [one for one in fitting if one.layout and asked.layout and one.layout.precision == asked.layout.precision]
     among = alike or fitting
     return fastest(among) if all(one.step for one in among) else among[0]
 
 
 def _more_ranks(asked: Candidate) -> Iterator[int]:
-    """Every number up to a box of boxes, then boxes of eight."""
+    """Every number of ranks up to 64, then multiples of 8."""
     for ranks in (*range(2, 65), *range(72, MOST_RANKS + 1, 8)):
         if ranks > asked.ranks:
             yield ranks

@@ -1,4 +1,4 @@
-"""The same model, data and loss under every strategy of labkit, with the same extras where they go together."""
+"""The same model, data and loss under every strategy of labkit, with the same extras where they are compatible."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ SUPERSEDED = {"fsdp1": "fsdp"}
 
 
 def variants(script: Script) -> dict[str, Script]:
-    """By name: the script as it is, and its cells under every other strategy.
+    """By name: the script itself, and its cells under every other strategy.
 
-    The script is under its strategy's name, or first under its own where the strategy cell is the user's. The others
-    go from what keeps most on each rank to what divides most.
+    The script has its strategy's name as key; with the user's own strategy cell, it comes first under its own name. The
+    others are ordered from the strategy that keeps most on each rank to the one that shards most.
     """
     own, names = strategy_of(script), script_names()
     ordered = (*(name for name in ORDER if name in names), *(name for name in names if name not in ORDER))
@@ -33,12 +33,12 @@ def variants(script: Script) -> dict[str, Script]:
 
 
 def under(script: Script, strategy: str, extras: tuple[str, ...] = ()) -> Script:
-    """Another strategy's script with these extras, as far as they go together, the task and the user's own cells."""
+    """Another strategy's script with these extras, if compatible, the task and the user's own cells."""
     made = Script.load(strategy)
     for extra in extras:
         try:
             made = replace(made, parts=with_extra(made, extra))
-        except ScriptError:  # it has what does not go with that strategy
+        except ScriptError:  # not compatible with that strategy
             continue
     brought = {cell.title for cell in library().strategies[strategy].cells} if strategy != "single" else {"strategy"}
     parts = list(made.parts)
@@ -51,22 +51,22 @@ def under(script: Script, strategy: str, extras: tuple[str, ...] = ()) -> Script
         else:
             parts.insert(titles.index("strategy"), cell)
     used = frozenset().union(*(cell.uses for cell in parts)) - frozenset().union(*(cell.defines for cell in parts))
-    for cell in library().strategies[strategy].cells:  # left out because nothing of labkit's used it
+    for cell in library().strategies[strategy].cells:  # omitted because no cell of labkit uses it
         if cell.defines & used:
             parts.insert([part.title for part in parts].index("strategy"), cell)
     return replace(made, parts=tuple(parts))
 
 
 def extras_of(script: Script) -> tuple[str, ...]:
-    """Those the script was composed with, whatever cells of theirs the user has replaced; but not those that go with
-    one strategy alone."""
-    found = [owner for cell in script.parts for owner in library().owners(cell) if owner.kind == "extra"]
-    return tuple(dict.fromkeys(extra.name for extra in found if not extra.goes_with))
+    """The extras of the script, even if the user has replaced some of their cells, but not those that work with one
+    strategy only."""
+    extras = [owner for cell in script.parts for owner in library().owners(cell) if owner.kind == "extra"]
+    return tuple(dict.fromkeys(extra.name for extra in extras if not extra.goes_with))
 
 
 def _cells_of_the_task(script: Script) -> list[Cell]:
-    """And the user's own: all but train.py's, a strategy's and an extra's. What makes the script the strategy it is
-    stays with it, whoever wrote it."""
+    """The task's and the user's own cells: all except those of train.py, of strategies and of extras. A cell with a
+    title of the script's strategy is not included, even if the user wrote it."""
     strategy = strategy_of(script)
     own = {cell.title for cell in library().strategies[strategy].cells} if strategy not in ("", "single") else set()
     return [
@@ -79,22 +79,22 @@ def _cells_of_the_task(script: Script) -> list[Cell]:
 
 
 def own_parameters(script: Script, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the parameters that this script takes, itself or with an extra."""
-    return {name: value for name, value in parameters.items() if name in _taken(script)}
+    """The parameters that this script accepts, itself or with an extra."""
+    return {name: value for name, value in parameters.items() if name in _accepted(script)}
 
 
 def needed(script: Script, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Without those that are an extra's default: the extra need not be added for them."""
-    declared, taken = options_of(script), _taken(script)
+    """The parameters without those that equal an extra's default, for which the extra need not be added."""
+    declared, taken = options_of(script), _accepted(script)
     return {n: v for n, v in parameters.items() if n in declared or n not in taken or v != taken[n].default}
 
 
 @lru_cache(maxsize=256)
-def _taken(script: Script) -> Mapping[str, Option]:
-    every = [*extra_options(script).values(), options_of_strategy(script), options_of(script)]
-    return {name: option for options in every for name, option in options.items()}
+def _accepted(script: Script) -> Mapping[str, Option]:
+    groups = [*extra_options(script).values(), options_of_strategy(script), options_of(script)]
+    return {name: option for options in groups for name, option in options.items()}
 
 
 def simplicity(strategy: str) -> int:
-    """The less, the simpler a strategy is; a user's own comes last."""
+    """A sort key: simpler strategies first, the user's own last."""
     return ORDER.index(strategy) if strategy in ORDER else len(ORDER)

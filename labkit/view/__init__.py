@@ -1,1 +1,1 @@
-"""What a person sees of a run: pure data in, text, SVG and HTML out; only the dashboard needs a kernel."""
+"""Views of a run: pure data in; text, SVG and HTML out. Only the dashboard needs a kernel."""

@@ -1,4 +1,4 @@
-"""Runs side by side: one table, computed from their folders alone."""
+"""Runs side by side in one table, computed from their folders alone."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ LONGEST_NAME = 40
 
 
 def compare(runs: Sequence[Any]) -> Comparison:
-    """Runs (or their ids or folders) in one table; the first is what speed-ups are measured against.
+    """Runs (or their ids or folders) in one table; speed-ups are relative to the first.
 
-    `.table` is a DataFrame. Raises LabError when there is nothing to compare.
+    `.table` is a DataFrame. Raises LabError if there is nothing to compare.
     """
     if isinstance(runs, str) or hasattr(runs, "folder"):
         runs = [runs]
@@ -44,7 +44,7 @@ def compare(runs: Sequence[Any]) -> Comparison:
 
 
 def summary(folder: RunFolder) -> dict[str, Any]:
-    """One run's figures. Seconds, bytes, samples/s over all ranks; None where the run did not say."""
+    """One run's figures in seconds, bytes and samples/s over all ranks; None for what the run did not report."""
     reader, state = RunReader(folder).read_all(), read_state(folder)
     manifest, histories = folder.read_manifest(), list(reader.ranks.values())
     first = histories[0] if histories else None
@@ -71,12 +71,12 @@ def summary(folder: RunFolder) -> dict[str, Any]:
         "memory_peak": max((h.memory_peak for h in histories if h.memory_peak), default=None),
         "memory_kind": first.memory_name if first else None,
         "input_share": max(_shares(histories, "input"), default=None),
-        "communication_share": min(_shares(histories, "communication"), default=None),  # more is waiting for the slow
+        "communication_share": min(_shares(histories, "communication"), default=None),  # the rest is waiting
     }
 
 
 def _epoch_seconds(first: RankHistory | None, values: dict[str, Any]) -> float | None:
-    """What an epoch takes at the pace of the whole training, or the mean of what the script reported itself."""
+    """Seconds per epoch: the mean of the script's own reports, else derived from the whole training time."""
     reports = [v for r in (first.reports if first else ()) if (v := finite(r.get("epoch_seconds"))) is not None]
     if reports:
         return sum(reports) / len(reports)
@@ -90,12 +90,12 @@ def _shares(histories: list[RankHistory], phase: str) -> list[float]:
 
 
 def _recipe(manifest: dict[str, Any]) -> str:
-    """What makes two runs repeats of each other: the script's text, its arguments, the number of ranks and nodes."""
+    """Runs with equal recipes are repeats: same script text, arguments, number of ranks and of nodes."""
     script, args = manifest.get("script"), manifest.get("args")
     text = script.get("sha256") if isinstance(script, dict) else None
-    own = str(manifest.get("id"))  # a run's own checkpoint folder is no difference
-    said = [arg for arg in args if own not in str(arg)] if isinstance(args, list) else []
-    return json.dumps([text, said, manifest.get("world_size"), _nodes(manifest)], default=str)
+    own = str(manifest.get("id"))  # the run's own checkpoint folder does not count
+    arguments = [arg for arg in args if own not in str(arg)] if isinstance(args, list) else []
+    return json.dumps([text, arguments, manifest.get("world_size"), _nodes(manifest)], default=str)
 
 
 def _tested(name: str, value: float | None) -> str:
@@ -108,7 +108,7 @@ def _nodes(manifest: dict[str, Any]) -> int:
 
 
 def _speedup(base: dict[str, Any], other: dict[str, Any]) -> float | None:
-    """None unless both runs succeeded on as many samples: nothing else compares their times."""
+    """None unless both runs succeeded on the same number of samples; otherwise times are not comparable."""
     same = base["state"] == other["state"] == "succeeded" and base["samples"] == other["samples"]
     times = (base["training_seconds"], other["training_seconds"])
     return times[0] / times[1] if same and all(times) else None
@@ -116,14 +116,14 @@ def _speedup(base: dict[str, Any], other: dict[str, Any]) -> float | None:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The summaries of several runs. Shows itself as a table with bars in a notebook, as text in a terminal."""
+    """The summaries of several runs. Displays as a table with bars in a notebook, as text in a terminal."""
 
     summaries: tuple[dict[str, Any], ...]
     folders: tuple[RunFolder, ...] = ()
 
     @property
     def findings(self) -> list[str]:
-        """Which differences are larger than the noise between repeats; empty when no run was repeated."""
+        """Differences compared with the noise between repeats; empty if no run was repeated."""
         return findings(self.summaries)
 
     def figure(self) -> Figure:
@@ -136,10 +136,10 @@ class Comparison:
 
     @property
     def table(self) -> pd.DataFrame:
-        """One row per run; `speedup` is of training time against the first run, where both did the same work."""
+        """One row per run; `speedup` is of training time relative to the first run, if both did the same work."""
         import pandas as pd
 
-        # pandas with pyarrow keeps UTF-8 only, and a file's name may be anything
+        # pandas with pyarrow accepts UTF-8 only, and a file name may be any bytes
         rows = [{k: plain(v) if isinstance(v, str) else v for k, v in each.items()} for each in self.summaries]
         table = pd.DataFrame(rows).drop(columns="recipe")
         table.insert(6, "speedup", self._speedups())
@@ -188,17 +188,17 @@ class Comparison:
             "<tr>" + "".join(f"<td {cell}>{escaped(row.get(name, ''))}</td>" for name in names) + "</tr>"
             for row in rows
         )
-        said = "".join(f"<div>{escaped(remark)}</div>" for remark in self._remarks())
+        remarks = "".join(f"<div>{escaped(remark)}</div>" for remark in self._remarks())
         return {
             "text/plain": str(self),
-            "text/html": f"<table><tr>{head}</tr>{body}</table>{said}{as_image(self._bars())}",
+            "text/html": f"<table><tr>{head}</tr>{body}</table>{remarks}{as_image(self._bars())}",
         }
 
     def _remarks(self) -> list[str]:
         return [plain(f"{s['name']}: {s['notice']}") for s in self.summaries if s["notice"]] + self.findings
 
     def _bars(self) -> str:
-        """Training time and state held per rank as bars, each against the largest."""
+        """Training time and state held per rank as bars, each relative to the largest."""
         figures = [
             ("training time", "training_seconds", words.seconds),
             ("state held per rank", "held_bytes", words.gib),
@@ -225,11 +225,11 @@ class Comparison:
 
 
 def findings(summaries: Sequence[dict[str, Any]]) -> list[str]:
-    """Sentences, when at least one run was repeated; the first runs are what others are measured against.
+    """One sentence per figure and group of repeats, relative to the first group; none if no run was repeated.
 
     Repeats are runs of the same script text, arguments and number of ranks. The noise is the standard deviation
-    within repeats, pooled over all groups that have any; a difference of means counts when it is larger than twice its
-    standard error.
+    within repeats, pooled over all groups of two or more; a difference of means is significant if it is larger than
+    twice its standard error.
     """
     groups: dict[Any, list[dict[str, Any]]] = {}
     for summary in summaries:
@@ -265,10 +265,10 @@ def _difference(figure: str, label: str, base: list[dict[str, Any]], other: list
         return ""
     noise = sqrt(sum(variance(group) * (len(group) - 1) for group in values if len(group) > 1) / degrees)
     change, error = mean(theirs) - mean(ours), noise * sqrt(1 / len(ours) + 1 / len(theirs))
-    real = abs(change) > TIMES_NOISE * error
+    significant = abs(change) > TIMES_NOISE * error
     name, against = _name(other), _name(base)
     size = f"{change / mean(ours):+.1%}, repeats differ by {noise / mean(ours):.1%}"
-    verdict = "more than noise" if real else "within the noise"
+    verdict = "more than noise" if significant else "within the noise"
     return f"{label} of {name} against {against}: {size}: {verdict}"
 
 

@@ -1,4 +1,4 @@
-"""Which kind of front end looks at this process, decided once and overridable with `LABKIT_UI`."""
+"""The kind of front end that displays this process's output; `LABKIT_UI` overrides the detection."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ __all__ = ["BROKEN_KERNELS", "Ui", "check_kernel", "is_headless", "notebook_shel
 
 Ui = Literal["svg", "display", "static", "text"]
 CHOICES = ("svg", "display", "static", "text")
-BROKEN_KERNELS = ("7.0.0", "7.0.1")  # releases of ipykernel in which no thread may touch a widget
-# Set by jupyter_server for a notebook's kernel, by VS Code for its own. Under papermill and nbclient neither is.
+BROKEN_KERNELS = ("7.0.0", "7.0.1")  # ipykernel releases in which a thread cannot update a widget
+# jupyter_server, VS Code and Colab set them for the kernels they start; papermill and nbclient do not.
 INTERACTIVE_MARKS = ("JPY_SESSION_NAME", "VSCODE_PID", "VSCODE_CWD", "COLAB_RELEASE_TAG")
 
 
 def ui() -> Ui:
     """`svg`: live widget; `display`: redrawn output, no widgets; `static`: final figures only; `text`: a terminal."""
-    asked = os.environ.get("LABKIT_UI", "")
-    if asked:
-        if asked not in CHOICES:
-            raise LabError(f"LABKIT_UI must be one of {', '.join(CHOICES)}; got {asked!r}")
-        return cast(Ui, asked)
+    choice = os.environ.get("LABKIT_UI", "")
+    if choice:
+        if choice not in CHOICES:
+            raise LabError(f"LABKIT_UI must be one of {', '.join(CHOICES)}; got {choice!r}")
+        return cast(Ui, choice)
     if notebook_shell() is None:
         return "text"
     run_type = os.environ.get("KAGGLE_KERNEL_RUN_TYPE")
@@ -34,28 +34,29 @@ def ui() -> Ui:
     return "svg" if any(mark in os.environ and not _is_inherited(mark) for mark in INTERACTIVE_MARKS) else "static"
 
 
-def check_kernel(found: str) -> None:
-    """Raise LabError for the two releases of ipykernel in which no thread may touch a widget."""
-    if found in BROKEN_KERNELS:
+def check_kernel(version: str) -> None:
+    """Raise LabError for the two ipykernel releases in which a thread cannot update a widget."""
+    if version in BROKEN_KERNELS:
         raise LabError(
-            f"ipykernel {found} raises LookupError when a thread updates a widget, so no live view can work in it. "
+            f"ipykernel {version} raises LookupError when a thread updates a widget, so no live view can work in it. "
             f"Install another: {sys.executable} -m pip install 'ipykernel!=7.0.0,!=7.0.1', then restart the kernel; "
             "or set LABKIT_UI=static"
         )
 
 
 def _is_inherited(mark: str) -> bool:
-    """papermill started from a notebook's cell has that notebook's session name, and so has its kernel."""
+    """Whether the mark comes from a parent process: papermill in a notebook cell inherits that notebook's name."""
     if mark != "JPY_SESSION_NAME":
         return False
     try:
-        return psutil.Process().parent().environ().get(mark) == os.environ[mark]
+        parent = psutil.Process().parent()
+        return parent is not None and parent.environ().get(mark) == os.environ[mark]
     except (psutil.Error, AttributeError, OSError):
         return False
 
 
 def is_headless() -> bool:
-    """Whether nobody can come back to this process: papermill, Kaggle's batch, a plain Python program."""
+    """Whether no user can interact with this process later: papermill, Kaggle batch, a plain Python program."""
     if ui() == "text":
         return not (hasattr(sys, "ps1") or _shell() is not None)
     return ui() == "static"

@@ -1,4 +1,4 @@
-"""The panel's sliders and lists: what is set in them, as the name of a strategy and parameters of a launch."""
+"""The panel's sliders and lists, and their values as a strategy's name and launch parameters."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TINTS = {"fits": "#2da44e", "does not fit": "#e5534b", "impossible": "#c9a227", 
 
 
 class Controls:
-    """`changed` is called after every move. `own` has, by strategy, the options of its own and where they begin."""
+    """`changed` is called after every change; `own` maps each strategy to its own options; `begin`: initial values."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Controls:
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """What labkit.launch takes, of those that are set here."""
+        """The values as parameters of labkit.launch."""
         own = self._made[self.strategy.value]
         return {name: control.value for name, control in (*self.shared.items(), *own.items())}
 
@@ -81,7 +81,7 @@ class Controls:
         self._changed()
 
     def _show_own(self) -> None:
-        """The chosen strategy's own options; what was set in those of another is kept for when it is chosen again."""
+        """Show the chosen strategy's own options. Values of the others are kept for when they are chosen again."""
         name = self.strategy.value
         if name not in self._made:
             self._made[name] = {key: _control(option, self._begin.get(key)) for key, option in self._own[name].items()}
@@ -91,11 +91,11 @@ class Controls:
         self._place.children = list(self._made[name].values())
 
 
-def _control(option: Option, given: Any) -> Any:
-    """A list for choices, a box to tick for a flag, a number otherwise."""
+def _control(option: Option, initial: Any) -> Any:
+    """A list for choices, a checkbox for a flag, a number field otherwise."""
     import ipywidgets as widgets
 
-    value = option.default if given is None else given
+    value = option.default if initial is None else initial
     name = option.name.removeprefix("--").replace("-", " ")
     if option.choices:
         at = value if value in option.choices else option.choices[0]
@@ -115,7 +115,7 @@ def panel_page(
     limit_name: str,
     runs: Sequence[Mapping[str, str]],
 ) -> str:
-    """`verdict` is "fits", "does not fit", "impossible" or "" while nothing is known; `runs` are rows of texts."""
+    """`verdict` is "fits", "does not fit", "impossible", or "" while unknown; `runs` are table rows of texts."""
     tint = TINTS[verdict]
     pill = (
         f'<b style="color:{tint};border:1px solid {tint};border-radius:10px;padding:0 9px;white-space:nowrap">'

@@ -1,4 +1,4 @@
-"""A plan as text for terminals and as HTML for notebooks: the verdict first, then memory, strategies, assumptions."""
+"""A plan as text for terminals and as HTML for notebooks: verdict, memory, strategies, assumptions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def plan_text(
     strategies: Sequence[Mapping[str, str]],
     assumptions: Sequence[str],
 ) -> str:
-    """`peaks` by where they come from: "formulas", "rehearsed", "measured". One dictionary of texts a strategy."""
+    """`peaks` by source: "formulas", "rehearsed", "measured". `strategies` has one dictionary of texts per strategy."""
     parts = ["\n".join(verdict)]
     if peaks:
         parts.append("memory of a rank at its peak\n" + aligned(memory_rows(peaks)))
@@ -40,7 +40,7 @@ def plan_html(
     limit: float | None = None,
     limit_name: str = "",
 ) -> str:
-    """The same with the bars of `drawn` against `limit` bytes."""
+    """The same, with `drawn` as bars against a limit of `limit` bytes."""
     first, *more = verdict or [""]
     head = f"<b>{escaped(first)}</b>" + "".join(f"<div>{escaped(text)}</div>" for text in more)
     picture = bars(drawn, limit, limit_name) + key() if drawn else ""
@@ -55,7 +55,7 @@ def plan_html(
 
 
 def memory_rows(peaks: Mapping[str, Peak]) -> list[dict[str, str]]:
-    """One row a category and one for the whole; how far each is from the first in percent of the first's total."""
+    """One row per category and one for the total; the deviation from the first source in percent of its total."""
     first = next(iter(peaks.values()))
     rows = []
     for name in (*CATEGORIES, "total"):
@@ -63,14 +63,14 @@ def memory_rows(peaks: Mapping[str, Peak]) -> list[dict[str, str]]:
         for source, peak in peaks.items():
             size = peak.bytes if name == "total" else peak.categories.get(name, 0)
             reference = first.bytes if name == "total" else first.categories.get(name, 0)
-            far = (size - reference) / first.bytes if first.bytes and peak is not first else 0.0
-            row[source] = gib(size) + (f" ({far:+.1%})" if abs(far) >= 0.0005 else "")
+            deviation = (size - reference) / first.bytes if first.bytes and peak is not first else 0.0
+            row[source] = gib(size) + (f" ({deviation:+.1%})" if abs(deviation) >= 0.0005 else "")
         rows.append(row)
     return [*rows, {"category": "at", **{source: peak.phase or "n/a" for source, peak in peaks.items()}}]
 
 
 def aligned(rows: Sequence[Mapping[str, str]]) -> str:
-    """A table of text: the first and the last column to the left, figures to the right."""
+    """A text table: the first column and a final verdict are left-aligned, figures right-aligned."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     lines = [dict(zip(names, names, strict=True)), *rows]
     widths = {name: max(len(str(line.get(name, ""))) for line in lines) for name in names}
@@ -83,7 +83,7 @@ def aligned(rows: Sequence[Mapping[str, str]]) -> str:
 
 
 def band(value: float | None, low: float | None, high: float | None) -> str:
-    """`0.31 s (0.25 to 0.40 s)`; n/a where nothing is known of the speed."""
+    """`0.31 s (0.25 to 0.40 s)`; n/a if the speed is unknown."""
     if value is None:
         return "n/a"
     if low is None or high is None or low == high:
@@ -92,5 +92,5 @@ def band(value: float | None, low: float | None, high: float | None) -> str:
 
 
 def percent_off(measured: float | None, predicted: float | None) -> str:
-    """` (+12.0%)`: how far a measured value is from the predicted one; "" where there is none."""
+    """` (+12.0%)`: the deviation of a measured value from the predicted one; "" if either is missing."""
     return f" ({measured / predicted - 1:+.1%})" if measured and predicted else ""

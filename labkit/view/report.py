@@ -1,5 +1,5 @@
-"""What stays of a run in a saved notebook: static, without scripts; and `report.html`: one file, interactive, that
-opens offline and runs no script but plotly and ours, which its policy names by their hashes."""
+"""The static, script-free view of a run in a saved notebook, and `report.html`: one interactive file for offline use,
+whose content security policy allows plotly and labkit's own script only, by their hashes."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from labkit.view.timeline import Timeline
 __all__ = ["static_bundle", "write_report"]
 
 REPORT_LOG_LINES = 200
-PNG_COLOURS = 32  # lines and letters need no more, and a notebook keeps every picture
+PNG_COLOURS = 32  # enough for lines and text; a notebook stores every picture
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data: blob:"
 
 
 def static_bundle(folder: RunFolder, reader: RunReader, state: State) -> dict[str, str]:
-    """The MIME bundle that replaces the live view: HTML with pictures, PNG, plain text; no scripts, no widgets."""
+    """The MIME bundle that replaces the live view: HTML with images, PNG, plain text; no scripts, no widgets."""
     page = run_html(folder, reader, state, watched=state.is_final)
     bundle = {"text/html": as_image(page), "text/plain": run_text(folder, reader, state)}
     picture = _png(reader)
@@ -41,9 +41,9 @@ def static_bundle(folder: RunFolder, reader: RunReader, state: State) -> dict[st
 
 
 def write_report(folder: RunFolder) -> Path:
-    """Write one HTML file about the run that opens offline anywhere: figures, cause, script, parameters, logs.
+    """Write one HTML file about the run that opens offline: figures, cause, script, parameters, logs.
 
-    Figures are interactive where plotly is installed, static otherwise.
+    Figures are interactive if plotly is installed, static otherwise.
     """
     reader, state = RunReader(folder).read_all(), read_state(folder)
     manifest, latest = folder.read_manifest(), folder.latest
@@ -78,22 +78,22 @@ def write_report(folder: RunFolder) -> Path:
         + "</html>",
         encoding="utf-8",
     )
-    new.replace(folder.report)  # whatever lay in its place, a link too, is replaced and not written to
+    new.replace(folder.report)  # replaces whatever is there, even a symlink, instead of writing through it
     return folder.report
 
 
 def _logs(reader: RunReader, logs: dict[int, str]) -> str:
-    """Folded, one for each rank; of several hosts, folded by host."""
+    """One folded log per rank; with several hosts, also folded by host."""
     folded = {rank: _folded(f"rank {rank}", text) for rank, text in logs.items()}
     hosts = by_host(reader.ranks.values())
     if len(hosts) < 2:
         return "".join(folded.values())
-    said = ""
+    page = ""
     for host, histories in hosts.items():
         ranks = [h.rank for h in histories if h.rank in folded]
         inside = "".join(folded.pop(rank) for rank in ranks)
-        said += f"<details><summary>{escaped(host)}, ranks {ranges(ranks)}</summary>{inside}</details>"
-    return said + "".join(folded.values())
+        page += f"<details><summary>{escaped(host)}, ranks {ranges(ranks)}</summary>{inside}</details>"
+    return page + "".join(folded.values())
 
 
 def _text(path: Path) -> str:
@@ -104,7 +104,7 @@ def _text(path: Path) -> str:
 
 
 def _interactive(reader: RunReader) -> tuple[str, list[str]]:
-    """`(places, scripts)`: where plotly's figures go, and plotly itself, once, with what draws them."""
+    """`(places, scripts)`: the elements for plotly's figures, and the scripts: plotly, once, and the drawing code."""
     if not any(history.step for history in reader.ranks.values()):
         return "", []
     try:
@@ -114,7 +114,7 @@ def _interactive(reader: RunReader) -> tuple[str, list[str]]:
     drawn = [over_time(reader)] + ([memory_by_category(reader)] if any(h.held for h in reader.ranks.values()) else [])
     with suppress(LabError):  # most runs were not profiled
         drawn.append(Timeline(reader.folder).figure())
-    # "<" cannot end the script element, whatever a name holds
+    # without "<" no name can end the script element
     figures = ",".join(figure.to_json().replace("<", "\\u003c") for figure in drawn)
     places = "".join(f'<div class="figure" id="figure{i}"></div>' for i in range(len(drawn)))
     draw = (
@@ -132,7 +132,7 @@ def _folded(title: str, text: str) -> str:
 
 
 def _png(reader: RunReader) -> str | None:
-    """The charts as PNG for viewers that strip HTML (mail, code hosting); None without data or matplotlib."""
+    """The charts as PNG, for viewers that strip HTML (mail, code hosting); None without data or matplotlib."""
     if not any(history.step for history in reader.ranks.values()):
         return None
     try:
@@ -141,7 +141,7 @@ def _png(reader: RunReader) -> str | None:
         from PIL import Image  # matplotlib's own dependency
     except ImportError:
         return None
-    figure = Figure(figsize=(7.6, 3.4), dpi=64, layout="constrained")  # no pyplot: no state shared with the user's
+    figure = Figure(figsize=(7.6, 3.4), dpi=64, layout="constrained")  # pyplot has global state
     for axes, chart in zip(figure.subplots(2, 2).flat, run_charts(reader), strict=True):
         if len(chart.series) > MANY:
             _band(axes, chart)
@@ -161,7 +161,7 @@ def _png(reader: RunReader) -> str | None:
 
 
 def _band(axes: Any, chart: Chart) -> None:
-    """Of more ranks than lines can be told apart: their extremes and their median."""
+    """Draw the minimum, maximum and median, for more ranks than distinguishable lines."""
     grid = [(x, [*column.values()]) for x, column in columns(chart.series)]
     times = [x for x, _ in grid]
     lows, highs = ([pick(v[i] for v in values) for _, values in grid] for i, pick in ((0, min), (1, max)))

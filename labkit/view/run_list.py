@@ -12,11 +12,11 @@ from labkit.view import words
 
 __all__ = ["RunList"]
 
-KILLED = "its launch was killed before the run began; labkit runs --clean deletes the folder"
+KILLED = "its launch was killed before the run started; labkit runs --clean deletes the folder"
 
 
 class RunList(list[Any]):
-    """Runs, newest first; shows itself as a table. `unfinished` are the folders of launches that were killed."""
+    """Runs, newest first; displays as a table. `unfinished` are the folders of launches that were killed."""
 
     def __init__(self, runs: Iterable[Any], unfinished: Sequence[Path] = ()):
         super().__init__(runs)
@@ -42,6 +42,6 @@ class RunList(list[Any]):
 
 
 def _sentence(state: State) -> str:
-    """Why it ended, or what it waits for: the first line, for some explain a rank at length."""
-    said = str((state.cause or {}).get("sentence", "")) or state.notice or ""
-    return plain(said.partition("\n")[0])[:120]
+    """The first line of why the run ended or what it waits for; some explanations are long."""
+    sentence = str((state.cause or {}).get("sentence", "")) or state.notice or ""
+    return plain(sentence.partition("\n")[0])[:120]

@@ -1,4 +1,4 @@
-"""What every rank did during a step that was profiled: phases, collectives and waiting, on one clock."""
+"""What every rank did during a profiled step: phases, collectives and waiting, on one clock."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ __all__ = ["Timeline"]
 
 
 class Timeline:
-    """`spans` are what the ranks did, of three steps, in seconds since the first of them began. It shows itself."""
+    """`spans` are what the ranks did in three steps, in seconds since the first step started. It displays itself."""
 
     def __init__(self, folder: RunFolder):
-        """Raises LabError when no rank of the run has written a profile."""
+        """Raises LabError if no rank of the run has written a profile."""
         self.id = folder.id
         self.name = str(folder.read_manifest()["name"])
         ranks = range(folder.read_manifest()["world_size"])
@@ -41,21 +41,21 @@ class Timeline:
             raise LabError(plain(f"the profile in {newest.profile(0).parent} cannot be read: {error}")) from None
         if not self.spans:
             raise LabError(
-                f"{plain(self.id)} has no profile. launch(…, profile=True) records three steps of a run, from its "
-                "sixth or seventh on; one that ends before has none"
+                f"{plain(self.id)} has no profile. launch(…, profile=True) records three steps of a run, starting "
+                "with the sixth or seventh; a shorter run has none"
             )
         self.ranks = sorted({span.rank for span in self.spans})
         self.steps = sorted({span.step for span in self.spans})
 
     @property
     def step(self) -> int:
-        """The one that is drawn: the last, in which the profiler has long settled."""
+        """The step drawn by default: the last, when the profiler has warmed up."""
         return self.steps[-1]
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """One row per rank, of all recorded steps: seconds per step in each phase, waiting, and sending; `hidden` is
-        the share of communication during which the rank computed."""
+        """One row per rank over all recorded steps: seconds per step in each phase, waiting, and in communication;
+        `hidden` is the fraction of communication that overlapped with computation."""
         import pandas as pd
 
         return pd.DataFrame([self._row(rank) for rank in self.ranks]).set_index("rank")
@@ -74,8 +74,8 @@ class Timeline:
 
     @property
     def bubble(self) -> float | None:
-        """The share of a pipeline's time in which its ranks do nothing, from the first chunk of a step to the last;
-        None without a pipeline. Of time, as in Megatron-LM (2104.04473, section 2.2.1): ideally (p-1)/(m+p-1)."""
+        """The fraction of time in which a pipeline's ranks are idle, from the first chunk of a step to the last; None
+        without a pipeline. As in Megatron-LM (2104.04473, section 2.2.1) but of total time: ideally (p-1)/(m+p-1)."""
         return self._bubble(self.steps)
 
     def _bubble(self, steps: list[int]) -> float | None:
@@ -85,7 +85,7 @@ class Timeline:
         idle = whole = 0.0
         for step in steps:
             of_step = [span for span in chunks if span.step == step]
-            if not of_step:  # a rank that ended in it
+            if not of_step:  # the rank ended in this step
                 continue
             length = max(span.end for span in of_step) - min(span.start for span in of_step)
             whole += length * len(self.ranks)
@@ -93,27 +93,27 @@ class Timeline:
         return idle / whole if whole else None
 
     def of_step(self, step: int | None = None) -> list[Span]:
-        """Its spans, in seconds since the first rank began it. Raises LabError when it was not recorded."""
+        """The spans of a step, in seconds since the first rank started it. Raises LabError if it was not recorded."""
         step = self.step if step is None else step
         if step not in self.steps:
-            raise LabError(f"step {step!r} was not recorded; there are {', '.join(map(str, self.steps))}")
+            raise LabError(f"step {step!r} was not recorded; recorded steps: {', '.join(map(str, self.steps))}")
         spans = [span for span in self.spans if span.step == step]
-        begin = min((span.start for span in spans), default=0.0)
-        return [span._replace(start=span.start - begin, end=span.end - begin) for span in spans]
+        start = min((span.start for span in spans), default=0.0)
+        return [span._replace(start=span.start - start, end=span.end - start) for span in spans]
 
     def figure(self, step: int | None = None) -> Figure:
-        """Every rank's phases, with its collectives below them. `step` is one of `.steps`, the last by default."""
+        """Every rank's phases, with its collectives below. `step` is one of `.steps`, the last by default."""
         return still(self.of_step(step), self.ranks, self._title(step))
 
     def animation(self, step: int | None = None) -> Figure:
-        """The same step with a Play button: what each rank does and which ranks talk, moment by moment."""
+        """The same step with a Play button: what each rank does and which ranks communicate at each moment."""
         return animated(self.of_step(step), self.ranks, self._title(step))
 
     def _title(self, step: int | None = None) -> str:
-        """Shares are means of all recorded steps; a pipeline's bubble is of the one that is drawn."""
+        """Fractions are means over all recorded steps; a pipeline's bubble is that of the drawn step."""
         mean = self.table.mean()
         computing = sum(mean[kind] for kind in COMPUTE) / mean["step_seconds"]
-        parts = [f"{computing:.0%} of a step computes", f"{mean['waiting'] / mean['step_seconds']:.0%} waits"]
+        parts = [f"{computing:.0%} of a step is compute", f"{mean['waiting'] / mean['step_seconds']:.0%} waiting"]
         bubble = self._bubble([self.step if step is None else step])
         if bubble is not None:
             parts = [f"bubble {bubble:.0%}"]
@@ -125,13 +125,13 @@ class Timeline:
         shown = self.table.dropna(axis=1, how="all").loc[:, lambda t: (t != 0).any()]
         rows = [
             {"rank": str(rank)}
-            | {name: f"{value:.0%}" if name == "hidden" else f"{value * 1e3:.1f} ms" for name, value in row.items()}
+            | {str(name): f"{v:.0%}" if name == "hidden" else f"{v * 1e3:.1f} ms" for name, v in row.items()}
             for rank, row in shown.iterrows()
         ]
         return f"{self._title()}\n{aligned(rows)}"
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
-        """For JupyterLab a plotly figure; a picture for pages in which no plotly runs."""
+        """A plotly figure for JupyterLab; an image for front ends without plotly."""
         still_picture = as_image(picture(self.of_step(), self.ranks, self._title()))
         bundle = {"text/html": still_picture, "text/plain": repr(self)}
         try:

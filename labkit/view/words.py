@@ -1,4 +1,4 @@
-"""Figures and states as people read them."""
+"""Numbers and states formatted for people."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from labkit.record.units import gib
 
 __all__ = ["gib", "headline", "progress", "quantity", "reported", "seconds", "throughput", "together"]
 
-# Reported values that are shown elsewhere, or that describe the run rather than measure it.
+# Reported values that are displayed elsewhere, or that describe the run rather than measure it.
 NOT_MEASURED = {
     "step",
     "epoch",
@@ -57,45 +57,46 @@ def seconds(value: float | None) -> str:
 
 
 def throughput(reader: RunReader) -> float | None:
-    """Samples per second over all ranks, from each rank's newest record; None before the first."""
+    """Samples per second over all ranks, from each rank's newest record; None before the first record."""
     return together(reader, [h.latest["throughput"] for h in reader.ranks.values() if "throughput" in h.latest])
 
 
 def together(reader: RunReader, samples: list[float]) -> float | None:
-    """What ranks have worked on, or work on in a second, together. Ranks that split one replica (tensor, pipeline) have
-    the same samples, which count once, as the script says with `data_ranks`; None when no rank has any.
+    """The ranks' samples, or samples per second, summed; None when no rank has any. Ranks that split one replica
+    (tensor, pipeline parallel) process the same samples, which count once if the script reports `data_ranks`.
     """
     if not samples:
         return None
-    said = next((h.values.get("data_ranks") for h in reader.ranks.values()), None)
-    known = isinstance(said, int) and 0 < said <= len(reader.ranks)
-    return sum(samples) / len(samples) * said if known else sum(samples)
+    replicas = next((h.values.get("data_ranks") for h in reader.ranks.values()), None)
+    if isinstance(replicas, int) and 0 < replicas <= len(reader.ranks):
+        return sum(samples) / len(samples) * replicas
+    return sum(samples)
 
 
 def slowest_step(reader: RunReader) -> int:
-    """Of the ranks that have written something that can be read."""
+    """The lowest step among the ranks that have written a readable record."""
     return min((h.step for h in reader.ranks.values() if h.meta or h.step), default=0)
 
 
 def total_steps(reader: RunReader) -> int:
-    """How many steps the script said it will make; 0 where it did not say."""
+    """The number of steps that the script announced; 0 if it announced none."""
     first = next(iter(reader.ranks.values()), None)
     total = first.values.get("total_steps") if first else None
     return total if isinstance(total, int) and total > 0 else 0
 
 
 def fraction(reader: RunReader) -> float | None:
-    """How much of the run is done, 0 to 1; None where the number of steps is not known."""
+    """Completed fraction of the run, 0 to 1; None if the number of steps is unknown."""
     total = total_steps(reader)
     return min(1.0, slowest_step(reader) / total) if total else None
 
 
 def progress(reader: RunReader, state: State) -> str:
-    """`step 120 of 500 (24 %), about 41 s left` or what the run is doing before its first step."""
+    """`step 120 of 500 (24%), about 41 s left`, or what the run is doing before its first step."""
     first = next(iter(reader.ranks.values()), None)
     if first is None:
         if state.is_final:
-            return "no rank was started"
+            return "no rank started"
         return "no rank has started yet" if state.notice else "starting the ranks"
     step = slowest_step(reader)
     total = total_steps(reader)
@@ -103,9 +104,9 @@ def progress(reader: RunReader, state: State) -> str:
     doing = beat.get("doing")
     if not step:
         passes = finite((beat or first.end).get("passes")) or 0.0
-        why = f": {passes:,.0f} backward passes without a step of a torch.optim optimizer" if passes > 1 else ""
+        why = f": {passes:,.0f} backward passes, but no torch.optim optimizer has stepped" if passes > 1 else ""
         before = f"in the first step{why}" if doing == "first step" else "preparing: no step yet"
-        return f"no step was made{why}" if state.is_final else before
+        return f"no step completed{why}" if state.is_final else before
     text = f"step {step:,} of {total:,} ({step / total:.0%})" if total else f"step {step:,}"
     elapsed = first.totals["seconds"]
     if not state.is_final and reader.folder.checkpoint_being_saved():
@@ -119,13 +120,13 @@ def progress(reader: RunReader, state: State) -> str:
 
 
 def _last_beat(folder: RunFolder, rank: int) -> dict[str, Any]:
-    """A rank's last sign of life."""
+    """The rank's newest heartbeat."""
     beat = read_json(folder.heartbeat(rank))
     return beat if isinstance(beat, dict) else {}
 
 
 def skew(reader: RunReader) -> str:
-    """`skew 12 ms (rank 1 slowest)`: the slowest rank's newest step less the fastest's."""
+    """`skew 12 ms (rank 1 slowest)`: the newest step time of the slowest rank minus that of the fastest."""
     steps = {rank: h.latest["step_seconds"] for rank, h in reader.ranks.items() if "step_seconds" in h.latest}
     if len(steps) < 2:
         return ""
@@ -134,7 +135,7 @@ def skew(reader: RunReader) -> str:
 
 
 def headline(reader: RunReader, state: State) -> str:
-    """One line about a run: what it does, its loss, speed and memory."""
+    """One line about a run: progress, loss, speed and memory."""
     parts = [progress(reader, state)]
     loss = mean_latest(reader, "loss")
     if loss is not None:
@@ -150,7 +151,7 @@ def headline(reader: RunReader, state: State) -> str:
 
 
 def loss_of(reader: RunReader) -> str:
-    """What the loss is, as the first rank that has one says, or why there is none; empty when the script reports it."""
+    """How the loss was obtained or why there is none, by the first rank with a loss; empty if the script reports it."""
     histories = sorted(reader.ranks.values(), key=lambda history: "loss" not in history.latest)
     return histories[0].loss_of if histories else ""
 
@@ -161,7 +162,7 @@ def mean_latest(reader: RunReader, name: str) -> float | None:
 
 
 def share(history: RankHistory, phase: str) -> float | None:
-    """The part of a rank's step time that a phase took, 0 to 1; None where that is not known."""
+    """The fraction of a rank's step time spent in a phase, 0 to 1; None if unknown."""
     seconds = history.totals["seconds"]
     known = seconds and (phase != "communication" or history.communicates)
     return history.totals[phase] / seconds if known else None
@@ -173,8 +174,8 @@ def percent(value: float | None) -> str:
 
 
 def reported(reader: RunReader) -> list[tuple[str, str]]:
-    """(name, newest value) of what the script measured and reported, `test_` first: the mean over ranks, with the
-    extremes where ranks at the same step differ. At most a dozen; all of it is in `run.metrics()`."""
+    """(name, newest value) for each metric that the script reported, `test_` first: the mean over ranks, with the
+    minimum and maximum if ranks at the same step differ. At most 12; `run.metrics()` has all of them."""
     values: dict[str, list[float]] = {}
     for history in reader.ranks.values():
         for name, value in history.values.items():

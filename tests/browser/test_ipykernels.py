@@ -176,7 +176,7 @@ def test_a_run_that_is_shown_again_and_again_has_one_view(front_end) -> None:
     again = [front_end.run("run = labkit.attach('latest')\nrun") for _ in range(4)]
     front_end.finish(again[-1])
     assert [VIEW in str(front_end.outputs[cell]) for cell in (first, *again)] == [False, False, False, False, True]
-    assert "detached; the run goes on" in str(front_end.outputs[first])
+    assert "detached; the run continues" in str(front_end.outputs[first])
 
     heard = len(front_end.messages)
     front_end.hear_for(WATCH_SECONDS)

@@ -365,7 +365,7 @@ def test_a_training_without_an_optimizer_has_no_steps_and_says_why(tmp_path):
     assert (history.step, "loss" in history.latest, len(metrics)) == (0, False, 0)
     assert {"rank", "step", "loss", "throughput", "step_seconds", "forward", "backward", "optimizer"} <= {*metrics}
     headline = words.headline(RunReader(run.folder).read_all(), run.status())
-    assert headline.startswith("no step was made: 10 backward passes without a step of a torch.optim optimizer")
+    assert headline.startswith("no step completed: 10 backward passes, but no torch.optim optimizer has stepped")
 
 
 def test_a_second_training_without_a_known_loss_does_not_show_the_first_ones(tmp_path):

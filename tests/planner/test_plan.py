@@ -58,7 +58,7 @@ def test_a_plan_for_hosts_is_one_for_all_their_ranks_and_is_launched_on_none_of_
     assert four.peaks == one.peaks
     assert four.step.seconds > 5 * one.step.seconds
     assert "(4 hosts with 4 each)" in str(four)
-    assert "shards (16) go between hosts (1 Gbit/s a host)" in str(four)
+    assert "shards (16) span hosts (1 Gbit/s per host)" in str(four)
     assert "fits with 4 replicas" in str(four)
     assert four.record()["nodes"] == 4
     with pytest.raises(labkit.LaunchError, match="a plan for 4 hosts with 4 ranks each, and a plan is launched on one"):
@@ -68,7 +68,7 @@ def test_a_plan_for_hosts_is_one_for_all_their_ranks_and_is_launched_on_none_of_
 def test_a_run_without_a_plan_or_a_trace_says_how_to_get_one():
     run = labkit.launch("single", nproc_per_node=1, steps=1, wait=True)
 
-    assert "no step was traced; launch(…, trace_memory=True) does" in str(run.memory())
+    assert "no step was traced; launch(…, trace_memory=True) traces" in str(run.memory())
 
 
 def test_planning_leaves_torch_out_of_the_kernel():
@@ -137,9 +137,9 @@ def test_a_strategy_of_the_users_own_is_rehearsed():
     ("script", "options", "message"),
     [
         ("hybrid", {"nproc_per_node": 4, "tensor": 3}, "4 ranks do not split into replicas of pipeline=1 x tensor=3"),
-        ("fsdp", {"nproc_per_node": 4, "replicas": 3}, "4 ranks do not split into replicas=3 copies of the model"),
+        ("fsdp", {"nproc_per_node": 4, "replicas": 3}, "4 ranks do not split into replicas=3"),
         ("ddp", {"nproc_per_node": 3}, "global_batch_size=64 does not split into 3 data ranks x 1 micro-batches"),
-        ("ddp", {"device": "T5"}, "no device is known as 'T5'; the nearest known is T4"),
+        ("ddp", {"device": "T5"}, "unknown device 'T5'; the closest name is T4"),
         ("ddp", {"nproc_per_node": 0}, "nproc_per_node must be"),
         ("ddp", {"nproc_per_node": "many"}, "nproc_per_node must be"),
         ("pipeline", {"nproc_per_node": 3, "global_batch_size": 3}, "4 blocks do not split into 3 stages"),
@@ -157,7 +157,7 @@ def test_a_pipeline_of_a_single_micro_batch_is_planned_where_torch_would_train_i
     assert labkit.plan("pipeline", nproc_per_node=2, device="T4").fits
 
     monkeypatch.setattr(constraints, "version", lambda package: "2.10.0+cu128")
-    with pytest.raises(labkit.LaunchError, match="GPipe on 2 ranks needs 2 micro-batches or more; accumulate is 1"):
+    with pytest.raises(labkit.LaunchError, match="GPipe on 2 ranks needs at least 2 micro-batches; accumulate is 1"):
         labkit.plan("pipeline", nproc_per_node=2, device="T4")
 
 
@@ -185,7 +185,7 @@ def test_what_an_older_labkit_wrote_is_to_be_composed_anew(tmp_path):
     old = tmp_path / "mine.py"
     old.write_text("# %% data\ndef load_datasets(data_dir): ...\n\n\n# %% loss\ndef losses_of(logits, y): ...\n")
 
-    with pytest.raises(labkit.LaunchError, match=r"mine.py was written by an older labkit, .*: compose it anew"):
+    with pytest.raises(labkit.LaunchError, match=r"mine.py was written by an older labkit .*Compose it again"):
         labkit.plan(old, nproc_per_node=2)
 
 
@@ -197,7 +197,7 @@ def test_a_hugging_face_model_on_texts_of_any_length_is_planned_layer_by_layer()
     assert plan.formulas.bytes == pytest.approx(plan.rehearsed.bytes, rel=0.02)
     for state in ("parameters", "optimizer"):
         assert plan.formulas.categories[state] == plan.rehearsed.categories[state]
-    assert plan.problems == ("samples differ in length: batches are planned with the longest of the first 64",)
+    assert plan.problems == ("samples differ in length: batches are planned at the longest of the first 64",)
     assert {row.strategy for row in plan.advice.rows if row.fits} == {*script_names()}
 
 
@@ -237,7 +237,7 @@ def test_a_model_whose_layers_are_no_chain_is_one_unit_and_its_rehearsal_counts(
     assert "memory" in plan.figures()
     by_name = {row.strategy: row for row in plan.advice.rows}
     assert by_name["ddp"].fits
-    assert by_name["pipeline"].said.startswith("a pipeline needs embed, blocks, unembed or base_model_pp_plan")
+    assert by_name["pipeline"].remark.startswith("a pipeline needs embed, blocks, unembed or base_model_pp_plan")
 
 
 def test_selective_checkpointing_holds_what_is_between_all_and_nothing():

@@ -18,7 +18,7 @@ from labkit.planner.memory.peak import worst
 from labkit.planner.model.facts import ByteCount, ModelFacts, Moment, Profile, Unit, Variant
 from labkit.planner.overview import bar_of, outlook, verdict_of
 from labkit.planner.scaling import break_even_curve, largest_micro_batch, largest_model, scaling_curves
-from labkit.planner.speed.speed_model import Pace
+from labkit.planner.speed.speed_model import SpeedModel
 from labkit.planner.variants import extras_of, needed, own_parameters, variants
 from labkit.record.peak import Peak
 from labkit.write import Script
@@ -69,7 +69,7 @@ def ddp():
 
 
 def advice(facts, script, ranks=2, **parameters):
-    return advise(script, facts, T4, ranks, parameters, Pace(script, facts, T4, ranks))
+    return advise(script, facts, T4, ranks, parameters, SpeedModel(script, facts, T4, ranks))
 
 
 def row(found, strategy, place=0):
@@ -151,12 +151,12 @@ def test_what_fits_is_said_and_the_fastest_of_it_is_chosen(ddp):
 
     assert found.asked.fits
     assert found.asked.strategy == "ddp"
-    assert found.asked.said.startswith("fits")
+    assert found.asked.remark.startswith("fits")
     assert found.best.fits
     assert found.best.step.seconds <= ALIKE * min(r.step.seconds for r in found.rows if r.fits and r.ranks <= 2)
     assert "ddp on 2 x T4 holds" in found.sentences[0]
     assert found.sentences[0].endswith("fits.")
-    assert found.sentences[1].startswith(f"Fastest that fits, within 5 %: {found.best.name}")
+    assert found.sentences[1].startswith(f"Fastest that fits, within 5%: {found.best.name}")
 
 
 @pytest.mark.parametrize(
@@ -170,12 +170,12 @@ def test_the_change_that_makes_it_fit_at_the_least_cost_in_time_is_named(ddp, sa
     found = advice(decoder(saved=saved), ddp, global_batch_size=batch)
 
     assert not found.asked.fits
-    assert "of 14.24 GiB" in found.asked.said
+    assert "of 14.24 GiB" in found.asked.remark
     rescued = row(found, "ddp", 1)
     assert rescued.fits
     assert rescued.changes == (change,)
     assert rescued.parameters == {"global_batch_size": batch} | options
-    assert f"fits with {change}" in rescued.said
+    assert f"fits with {change}" in rescued.remark
     assert found.sentences[1].startswith(f"It would fit with {change}")
 
 
@@ -216,7 +216,7 @@ def test_when_no_option_helps_the_fewest_ranks_are_named():
     rescued = row(found, "zero2", 1)
     assert rescued.fits
     assert rescued.ranks > 2
-    assert f"needs {rescued.ranks - 2} more ranks" in rescued.said
+    assert f"needs {rescued.ranks - 2} more ranks" in rescued.remark
     fewer = replace(layout_of(zero2, 2, rescued.parameters), ranks=rescued.ranks // 2, data=rescued.ranks // 2)
     assert worst(facts, fewer, on_gpu=True)[1].bytes > T4.usable
     assert found.best is None or found.best.strategy != "zero2"
@@ -235,8 +235,8 @@ def test_what_cannot_be_laid_out_says_why_and_the_others_are_still_planned(ddp):
         decoder(layers=4, unsplit={3: "4 heads do not split over 3 tensor ranks"}), ddp, 3, global_batch_size=12
     )
 
-    assert row(found, "pipeline").said == "4 blocks do not split into 3 stages"
-    assert row(found, "tensor_parallel").said == "4 heads do not split over 3 tensor ranks"
+    assert row(found, "pipeline").remark == "4 blocks do not split into 3 stages"
+    assert row(found, "tensor_parallel").remark == "4 heads do not split over 3 tensor ranks"
     assert row(found, "fsdp").fits
     assert row(found, "single").ranks == 1
 
@@ -251,11 +251,11 @@ def test_a_precision_the_device_lacks_is_said_once_and_the_advice_is_with_one_th
     with_fp16 = advice(decoder(), ddp, precision="fp16")
 
     assert not found.asked.fits
-    assert found.asked.said == "T4 has no bf16; it has fp32, fp16: use precision='fp16'"
-    assert found.sentences[0].startswith(f"ddp on 2 x T4 cannot be trained: {found.asked.said}.")
-    assert [each.said for each in found.rows if "bf16" in each.said] == [found.asked.said]
+    assert found.asked.remark == "T4 does not support bf16; it supports fp32, fp16: use precision='fp16'"
+    assert found.sentences[0].startswith(f"ddp on 2 x T4 cannot be trained: {found.asked.remark}.")
+    assert [each.remark for each in found.rows if "bf16" in each.remark] == [found.asked.remark]
     assert found.sentences[1:] == with_fp16.sentences
-    assert [each.said for each in found.rows[1:]] == [each.said for each in with_fp16.rows]
+    assert [each.remark for each in found.rows[1:]] == [each.remark for each in with_fp16.rows]
     assert found.best.parameters["precision"] == "fp16"
     assert found.best.strategy == with_fp16.best.strategy
 
@@ -266,7 +266,7 @@ def test_what_is_superseded_is_not_the_choice_however_fast_it_is():
 
     assert found.asked.fits
     assert found.best.strategy != "fsdp1"
-    assert found.asked.said.endswith(", but superseded by fsdp")
+    assert found.asked.remark.endswith(", but superseded by fsdp")
     assert " fsdp1" not in found.sentences[1]
 
 
@@ -286,10 +286,10 @@ def test_what_is_said_of_the_times_is_what_they_are(strategy, batch):
     found = advice(decoder(saved=1_000_000), Script.load(strategy), global_batch_size=batch)
     least = found.best.step.seconds
     alike = set()
-    for each in (r for r in found.rows if r.fits and r.ranks <= 2 and ": the choice" not in r.said):
-        ratio, text = each.step.seconds / least, each.said.partition("; ")[2].partition(",")[0]
+    for each in (r for r in found.rows if r.fits and r.ranks <= 2 and ": the choice" not in r.remark):
+        ratio, text = each.step.seconds / least, each.remark.partition("; ")[2].partition(",")[0]
         if "% faster" in text:
-            assert int(text.partition(" ")[0]) == round(100 / ratio - 100) > 0
+            assert int(text.partition("%")[0]) == round(100 / ratio - 100) > 0
         elif "times" in text:
             assert ratio > ALIKE
         else:
@@ -297,7 +297,7 @@ def test_what_is_said_of_the_times_is_what_they_are(strategy, batch):
             assert 0.994 < ratio <= ALIKE
         if ratio <= ALIKE and each.strategy not in ("fsdp1", found.best.strategy):
             alike.add(each.strategy)
-    assert ("within 5 %" in found.sentences[1]) == bool(alike)
+    assert ("within 5%" in found.sentences[1]) == bool(alike)
     assert set(filter(None, found.sentences[1].partition("less simple: ")[2].rstrip(".").split(", "))) == alike
 
 
@@ -384,7 +384,7 @@ def test_a_hybrid_on_ranks_that_do_not_split_two_ways_is_the_same_wherever_it_is
 
     assert beside.layout == asked.layout == shown.layout
     assert beside.fits and asked.fits and shown.fits
-    assert beside.said.partition("; ")[0].partition(":")[0] == words
+    assert beside.remark.partition("; ")[0].partition(":")[0] == words
     assert beside.peak == asked.peak == shown.peak
 
 
@@ -412,7 +412,7 @@ def test_an_outlook_has_every_strategy_as_it_is_asked(ddp):
     assert chosen.parameters["reshard_after_forward"] == "never"
     assert all("reshard_after_forward" not in one.parameters for one in shown if one.strategy != "fsdp")
     assert verdict_of(chosen, T4)[0] == "fits"
-    assert "its speed is not known here" in verdict_of(chosen, T4)[1]
+    assert "its speed is unknown" in verdict_of(chosen, T4)[1]
     assert sum(bar_of(chosen).held.values()) == chosen.peak.bytes
 
 
@@ -427,8 +427,8 @@ def test_what_is_impossible_is_said_in_one_line(ddp):
 
 def test_curves_begin_at_one_rank_and_end_where_a_strategy_has_no_use_for_more(ddp):
     facts = decoder(layers=8)
-    pace = Pace(ddp, facts, T4, 2)
-    curves = scaling_curves(advise(ddp, facts, T4, 2, {}, pace).rows, pace)
+    speed_model = SpeedModel(ddp, facts, T4, 2)
+    curves = scaling_curves(advise(ddp, facts, T4, 2, {}, speed_model).rows, speed_model)
 
     assert [point.x for point in curves["ddp"]] == [2**n for n in range(11)]
     assert curves["tensor_parallel"][-1].x == 8
@@ -439,7 +439,7 @@ def test_curves_begin_at_one_rank_and_end_where_a_strategy_has_no_use_for_more(d
 def test_a_second_device_is_worth_more_the_more_each_has_to_do(ddp):
     facts = decoder()
     facts = replace(facts, units=tuple(replace(unit, flops=unit.flops // 20) for unit in facts.units))
-    points = break_even_curve(layout_of(ddp, 2, {}), Pace(ddp, facts, T4, 2))
+    points = break_even_curve(layout_of(ddp, 2, {}), SpeedModel(ddp, facts, T4, 2))
     worth = [point.value for point in points]
 
     assert worth == sorted(worth)

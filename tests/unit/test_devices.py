@@ -47,12 +47,12 @@ def test_several_devices_are_counted(text, count, name):
 
 @pytest.mark.parametrize("name", ["TPU", "RTX 2080", "NVIDIA A10G", "0xT4"])
 def test_an_unknown_device_is_refused_with_the_nearest_and_all_there_are(name):
-    with pytest.raises(LaunchError, match=f"no device is known as '{name}'; the nearest known is .*T4, P100, L4"):
+    with pytest.raises(LaunchError, match=f"unknown device '{name}'; the closest name is .*T4, P100, L4"):
         device_named(name)
 
 
 def test_a_name_of_two_devices_is_not_guessed():
-    with pytest.raises(LaunchError, match="it could be A100 40 or A100 80"):
+    with pytest.raises(LaunchError, match="use A100 40 or A100 80"):
         device_named("A100")
 
 

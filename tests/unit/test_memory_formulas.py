@@ -214,9 +214,9 @@ def test_blocks_that_are_not_there_are_neither_recomputed_nor_made_stages_of():
 def test_what_formulas_do_not_know_they_say():
     whole = replace(FACTS, units=(replace(FACTS.units[0], name="model"),), layers=4)
     for facts, where, why in (
-        (FACTS, layout("ddp", 2, selective_checkpointing=True), "what selective checkpointing keeps is not known"),
+        (FACTS, layout("ddp", 2, selective_checkpointing=True), "they do not cover selective checkpointing"),
         (FACTS, replace(layout("ddp", 2), strategy=""), "the strategy cell is not one of labkit's"),
-        (whole, layout("pipeline", 2), "they make stages of a model only of embed, blocks and unembed"),
+        (whole, layout("pipeline", 2), "they cover pipelines only for models of embed, blocks and unembed"),
     ):
         with pytest.raises(UnknownToFormulas, match=why):
             peak(facts, where)

@@ -19,5 +19,5 @@ def test_a_panel_begins_with_as_many_ranks_as_there_are_devices(device, ranks, b
 
 
 def test_a_device_that_is_not_known_is_refused_at_once():
-    with pytest.raises(labkit.LaunchError, match="no device is known as 'T5'"):
+    with pytest.raises(labkit.LaunchError, match="unknown device 'T5'"):
         labkit.panel("ddp", device="T5")

@@ -56,7 +56,7 @@ def test_it_is_the_headline_and_what_it_was_made_of(reader):
 def test_a_run_without_ranks_has_one(folder):
     text, facts = read_progress_line(progress_line(RunReader(folder), State("failed", 0.0, ended=1.0)))
 
-    assert text == "no rank was started"
+    assert text == "no rank started"
     assert facts == {"run": folder.id, "state": "failed", "seconds": 1.0, "step": 0}
 
 

@@ -219,7 +219,7 @@ def test_what_is_assumed_of_a_device_is_said_and_the_band_is_wide():
 
 
 def test_a_precision_that_the_hardware_lacks_is_refused():
-    with pytest.raises(LaunchError, match="T4 has no bf16; it has fp32, fp16"):
+    with pytest.raises(LaunchError, match="T4 does not support bf16; it supports fp32, fp16"):
         assumed_rates(FACTS, device_named("T4"), "bf16")
 
 

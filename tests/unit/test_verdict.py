@@ -33,11 +33,13 @@ def test_a_run_at_ease_says_how_much_memory_it_takes(say):
 
 
 def test_waiting_for_data(say):
-    assert say({"input": 0.061}, {"input": 0.02})[0] == "input-bound: 61% of each step waits for data on rank 0"
+    assert (
+        say({"input": 0.061}, {"input": 0.02})[0] == "input-bound: 61% of each step is spent waiting for data on rank 0"
+    )
 
 
 def test_waiting_for_data_on_a_single_rank(say):
-    assert say({"input": 0.02})[0] == "input-bound: 20% of each step waits for data"
+    assert say({"input": 0.02})[0] == "input-bound: 20% of each step is spent waiting for data"
 
 
 @pytest.mark.parametrize(("field", "words"), [("forward", "its forward"), ("optimizer", "its optimizer")])
@@ -75,7 +77,7 @@ def test_nearly_full(say):
 def test_a_loss_that_is_no_number(say):
     said = say({}, {"loss": lambda i: "nan" if i > 20 else 1.0})
 
-    advice = "lower the learning rate, or look at the data"
+    advice = "lower the learning rate or check the data"
     assert said[0] == f"the loss is not a number on rank 1, since step 21: {advice}"
 
 

@@ -502,7 +502,7 @@ def test_a_run_in_plain_text_tells_the_same(folder, reader):
     assert lines[0] == f"{folder.id}: failed after 5 s"
     assert lines[1] == words.headline(reader, state)
     assert lines[2] == "rank 1 failed: ValueError"
-    assert lines[3].startswith("input-bound: 25% of each step waits for data on rank ")
+    assert lines[3].startswith("input-bound: 25% of each step is spent waiting for data on rank ")
     assert lines[4] == "memory peaks at 256.0 MiB"
     assert [line.split()[:6] for line in lines[5:]] == [["rank", str(r), "device", "cpu", "step", "30"] for r in (0, 1)]
 

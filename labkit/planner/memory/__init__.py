@@ -1,1 +1,1 @@
-"""What a rank holds at the peak of a step, by formulas: no torch, no process."""
+"""Formulas for the peak memory of a rank in a step: no torch, no processes."""

@@ -1,4 +1,4 @@
-"""What the optimizer of labkit's scripts holds, and which of the parameters a rank steps."""
+"""Memory of the optimizer in labkit's scripts, and the parameters that a rank updates."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ __all__ = ["adamw_state", "adamw_temporary", "dealt"]
 
 
 def adamw_state(sizes: Sequence[int], itemsize: int) -> int:
-    """Two moments of each parameter, and its step as a float32. Source: torch.optim.AdamW; 8 bytes per fp32
-    parameter, as in ZeRO (1910.02054 sec. 3.1) without the fp32 copy of the weights, which are fp32 already.
+    """Bytes of two moments per parameter element, and of the step, a float32 per parameter. Source: torch.optim.AdamW;
+    as in ZeRO (1910.02054 sec. 3.1) without the fp32 copy of the weights, which are fp32 already.
     """
     return 2 * itemsize * sum(sizes) + 4 * len(sizes)
 
 
 def adamw_temporary(sizes: Sequence[int], itemsize: int, *, foreach: bool) -> int:
-    """What a step of AdamW needs beside its state. Source: torch/optim/adamw.py.
+    """Bytes of temporaries in a step of AdamW. Source: torch/optim/adamw.py.
 
-    Of all parameters at once (foreach): the root of the second moments. One by one: that root, the root divided,
-    and still the divided root of the parameter before.
+    With foreach, the root of the second moments of all parameters. Otherwise, the root and the divided root of one
+    parameter, and the divided root of the previous one.
     """
     if foreach:
         return itemsize * sum(sizes)
@@ -28,7 +28,7 @@ def adamw_temporary(sizes: Sequence[int], itemsize: int, *, foreach: bool) -> in
 
 
 def dealt(sizes: Sequence[int], ranks: int) -> list[list[int]]:
-    """The parameters each rank steps under ZeRO-1: the largest first, to the rank with the fewest elements.
+    """Sizes of each rank's parameters under ZeRO-1: the largest go first, to the rank with the fewest elements.
 
     Source: torch.distributed.optim.ZeroRedundancyOptimizer._partition_parameters.
     """

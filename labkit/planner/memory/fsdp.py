@@ -1,9 +1,9 @@
-"""What a rank holds under FSDP2 (ZeRO-2 and ZeRO-3): shards always; of a group of parameters (a block, or the root: all
-that is in no block) the whole while it computes, a buffer to gather it and one to reduce its gradients.
+"""Memory of a rank under FSDP2 (ZeRO-2 and ZeRO-3): shards always; for a group of parameters (a block, or the root:
+everything outside of blocks) the gathered parameters during computation, an all-gather buffer and a reduction buffer.
 
 Source of the order of events: torch/distributed/fsdp/_fully_shard of torch 2.13, _fsdp_param_group.py (unshard,
 wait_for_unshard, reshard, post_backward, _backward_prefetch) and _fsdp_collectives.py (foreach_all_gather,
-foreach_reduce). What is split: ZeRO (1910.02054 sec. 5).
+foreach_reduce). Source of the sharding: ZeRO (1910.02054 sec. 5).
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ __all__ = ["Group", "Sharded", "Sharding", "groups_of"]
 
 @dataclass(frozen=True)
 class Group:
-    """Elements of parameters that are gathered, and whose gradients are reduced, at once."""
+    """Parameters that are gathered, and whose gradients are reduced, together. Sizes are in elements."""
 
     name: str
     elements: int
-    shard: int  # of one rank: every parameter's first dimension is rounded up to a multiple of the ranks
-    local: tuple[int, ...]  # of each parameter on this rank, as the optimizer sees it
+    shard: int  # per rank: every parameter's first dimension is rounded up to a multiple of the ranks
+    local: tuple[int, ...]  # per parameter on this rank, as the optimizer sees it
 
 
 def groups_of(names: Sequence[str], profiles: Sequence[Profile], ranks: int, rank: int) -> list[Group]:
-    """For each unit its group: a block's own, or the root."""
+    """The group of each unit: a block has its own; all others are in the root."""
     alone = [(name,) if name.startswith("blocks.") else () for name in names]
     groups = {}
     for key in dict.fromkeys(alone):
@@ -46,34 +46,34 @@ def groups_of(names: Sequence[str], profiles: Sequence[Profile], ranks: int, ran
 
 @dataclass(frozen=True)
 class Sharding:
-    """How it is done. `compute`, `reduce`: bytes of an element while computing and while reducing."""
+    """The settings of FSDP. `compute`, `reduce`: bytes per element in computation and in reduction."""
 
     ranks: int
     compute: int
     reduce: int
     blocks_after_forward: bool = True  # freed after forward, gathered again for backward
     root_after_forward: bool = False
-    kept_between: bool = False  # gathered once a step, not once a micro-batch
-    reduced_once: bool = False  # gradients stay whole until the last micro-batch
+    kept_between: bool = False  # gathered once per step instead of once per micro-batch
+    reduced_once: bool = False  # gradients stay unreduced until the last micro-batch
     offloaded: bool = False  # shards, their gradients and the optimizer's state are in the host's memory
 
 
 class Sharded:
-    """`groups`: of each unit. `elements`: of each unit's parameters."""
+    """`groups` has the group of each unit, `elements` the number of its parameters' elements."""
 
     def __init__(self, ledger: Ledger, groups: Sequence[Group], elements: Sequence[int], how: Sharding):
         self.ledger, self.groups, self.elements, self.how = ledger, groups, elements, how
         self.gradient_itemsize = how.compute
         self.root = next((group for group in groups if group.name == "the root"), None)
         self.whole: set[Group] = set()
-        self.accumulated: set[Group] = set()  # their gradients are whole, in the type in which they are reduced
+        self.accumulated: set[Group] = set()  # with unreduced gradients in the reduction type
         self.reduced: set[Group] = set()
-        self.gathering: Group | None = None  # whose gathering buffer there is
+        self.gathering: Group | None = None  # the owner of the all-gather buffer
         self.reducing = 0  # bytes of the last reduction's input
         self.raw: dict[Group, int] = dict.fromkeys(groups, 0)  # bytes of this micro-batch's complete gradients
 
     def begin(self, *, first: bool, last: bool) -> None:
-        """A micro-batch, the first and or the last of its step."""
+        """Start a micro-batch, which may be the first or the last of its step."""
         if first:
             self.reduced = set()
         self.free = last or not self.how.kept_between
@@ -106,7 +106,7 @@ class Sharded:
         self.unit = unit
 
     def more_gradients(self, settled: int) -> int:
-        """They stay as autograd made them until the group's backward is over; or are added to those of before."""
+        """Gradients stay as autograd made them until the group's backward ends, or are added to earlier ones."""
         group = self.groups[self.unit]
         return 0 if group in self.accumulated and self.how.compute == self.how.reduce else settled
 
@@ -131,7 +131,7 @@ class Sharded:
         held, raw = self.ledger.held, self.raw[group]
         self.raw[group] = 0
         if group in self.accumulated:
-            held["gradients"] -= raw  # added to those there are
+            held["gradients"] -= raw  # added to the existing ones
             raw = self._accumulated(group)
         if self.free:
             self._reshard(group)
@@ -151,7 +151,7 @@ class Sharded:
             self.reduced.add(group)
 
     def _reduction(self, size: int) -> None:
-        """The input of a reduction stays until the next one."""
+        """The input of a reduction is held until the next reduction."""
         self.ledger.held["communication"] += size - self.reducing
         self.reducing = size
 
@@ -160,13 +160,13 @@ class Sharded:
             return
         held, whole = self.ledger.held, self._whole(group)
         if self.gathering is not group:
-            copied = self.how.offloaded or self.how.compute != self.how.reduce  # to the device, or in another type
+            copied = self.how.offloaded or self.how.compute != self.how.reduce  # to the device or another type
             cast = self.how.compute * group.shard if copied else 0
             more = self._gathered(group) + cast
             self.ledger.note(phase, f"gathering {group.name}", communication=more, temporary=given)
             if phase == "backward":
                 self._prefetch(group)
-        # In forward a buffer stays until the next group is whole: wait_for_unshard still names it. torch 2.13.
+        # In forward a buffer is held until the next group is gathered: wait_for_unshard refers to it. torch 2.13.
         beside = self._gathered(group) if phase == "forward" and self.gathering is not group else 0
         self.ledger.note(phase, f"gathering {group.name}", communication=beside + whole, temporary=given)
         self._buffer(group if phase == "forward" else None)
@@ -178,7 +178,7 @@ class Sharded:
             self._buffer(group)
 
     def _buffer(self, group: Group | None) -> None:
-        """From now on the buffer into which ranks gather is this group's."""
+        """Make this group the owner of the all-gather buffer."""
         self.ledger.held["communication"] += self._gathered(group) - self._gathered(self.gathering)
         self.gathering = group
 

@@ -1,8 +1,8 @@
-"""What a rank holds under FSDP1: of each unit one flat tensor of all parameters, of which it has a shard.
+"""Memory of a rank under FSDP1: for each unit, a shard of one flat tensor of all parameters.
 
-Source: torch/distributed/fsdp/_flat_param.py and _runtime_utils.py of torch 2.13: a unit is gathered straight into its
-flat tensor, the next unit is gathered whole before it is needed, and gradients of single parameters become one flat
-gradient at the end of a unit's backward. Units are blocks and the rest, as with --wrap transformer.
+Source: torch/distributed/fsdp/_flat_param.py and _runtime_utils.py of torch 2.13: a unit is gathered directly into its
+flat tensor, the next unit is prefetched completely, and the gradients of single parameters are flattened at the end of
+a unit's backward. Units are blocks and the rest, as with --wrap transformer.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["Flat", "flat_groups_of"]
 def flat_groups_of(
     names: Sequence[str], profiles: Sequence[Profile], ranks: int, rank: int, aligned: int, *, wrapped: bool
 ) -> list[Group]:
-    """Of each unit. Parameters begin at multiples of `aligned` elements (16 bytes). `wrapped`: each block is a unit."""
+    """The group of each unit. Parameters are aligned to `aligned` elements (16 bytes). `wrapped`: blocks are units."""
     alone = [name if wrapped and name.startswith("blocks.") else "the root" for name in names]
     groups = {}
     for key in dict.fromkeys(alone):
@@ -35,10 +35,10 @@ def flat_groups_of(
 
 
 class Flat(Sharded):
-    """No buffer to gather into: the flat tensor is it."""
+    """FSDP1 gathers into the flat tensor itself, without a buffer."""
 
     def more_gradients(self, settled: int) -> int:
-        """They are single until the group's backward is over."""
+        """Gradients are separate until the group's backward ends."""
         return settled
 
     def _post_backward(self, group: Group, result: int) -> None:
@@ -52,7 +52,7 @@ class Flat(Sharded):
         return self.how.compute * group.elements
 
     def _whole(self, group: Group) -> int:
-        alone = self.how.ranks == 1 and self.how.compute == self.how.reduce  # the shard is the whole
+        alone = self.how.ranks == 1 and self.how.compute == self.how.reduce  # the shard is complete
         return 0 if alone else super()._whole(group)
 
     def _gathered(self, group: Group | None) -> int:

@@ -1,7 +1,7 @@
-"""One training step of a rank, unit by unit: what is held at each of its moments.
+"""Simulates one training step of a rank, unit by unit, with the memory held at each moment.
 
-What units hold while they compute comes from their profiles. What is held of parameters, gradients and buffers is
-the business of a Keeper, of which each family of strategies has its own.
+The memory of computation comes from the units' profiles. Parameters, gradients and buffers are tracked by a Keeper;
+each family of strategies has its own.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ __all__ = ["Keeper", "Ledger", "backward", "forward", "loss", "note"]
 
 
 class Ledger:
-    """Bytes held by category, as the step goes on, and the moments that were noted."""
+    """Bytes held by category in the course of the step, and the recorded moments."""
 
     def __init__(self, **held: int):
         self.held = dict.fromkeys(CATEGORIES, 0) | held
         self.moments: dict[tuple[str, str], Peak] = {}  # the largest of each name
 
     def note(self, phase: str, operation: str, **more: int) -> None:
-        """A moment at which `more` is held for a while."""
+        """Record a moment at which `more` is held temporarily."""
         total = sum(self.held.values()) + sum(more.values())
         known = self.moments.get((phase, operation))
         if known is None or total > known.bytes:
@@ -32,12 +32,12 @@ class Ledger:
 
 
 class Keeper(Protocol):
-    """What a strategy does around the computing of units, of which it is told the number."""
+    """A strategy's actions before and after each unit's computation; units are passed by number."""
 
-    gradient_itemsize: int  # bytes of an element, as autograd makes them
+    gradient_itemsize: int  # bytes per element of autograd's gradients
 
     def begin(self, *, first: bool, last: bool) -> None:
-        """A micro-batch, the first and or the last of its step."""
+        """Start a micro-batch, which may be the first or the last of its step."""
 
     def before_forward(self, unit: int, given: int) -> None:
         """`given`: bytes of the unit's input."""
@@ -50,23 +50,23 @@ class Keeper(Protocol):
         """`given`: bytes of the gradient of the unit's output."""
 
     def more_gradients(self, settled: int) -> int:
-        """Bytes of gradients held more, or less, when so many of the computing unit's are complete."""
+        """Change in bytes of gradients when `settled` bytes of the current unit's gradients are complete."""
 
     def after_backward(self, unit: int, result: int) -> None:
         """`result`: bytes of the gradient of the unit's input."""
 
     def end_of_step(self) -> None:
-        """Reduce what gradients are left to reduce."""
+        """Reduce the remaining gradients."""
 
 
 def forward(ledger: Ledger, keeper: Keeper, names: Sequence[str], profiles: Sequence[Profile], samples: int) -> None:
-    """Of units in turn; what they keep for backward stays in the ledger."""
+    """Forward of all units; what they keep for backward stays in the ledger."""
     casts = 0
     for unit, (name, profile) in enumerate(zip(names, profiles, strict=True)):
         keeper.before_forward(unit, profile.input.at(samples) if unit else 0)
         note(ledger, "forward", f"forward of {name}", profile.forward, samples)
         ledger.held["activations"] += profile.saved.at(samples)
-        ledger.held["temporary"] += profile.cached  # until autocast ends, with forward
+        ledger.held["temporary"] += profile.cached  # until autocast ends after forward
         casts += profile.cached
         keeper.after_forward(unit)
     ledger.held["temporary"] -= casts
@@ -80,7 +80,7 @@ def loss(ledger: Ledger, profile: Profile, samples: int) -> None:
 
 
 def backward(ledger: Ledger, keeper: Keeper, names: Sequence[str], profiles: Sequence[Profile], samples: int) -> None:
-    """Of units, the last first."""
+    """Backward of all units, the last first."""
     for unit, (name, profile) in reversed([*enumerate(zip(names, profiles, strict=True))]):
         keeper.before_backward(unit, profile.output.at(samples))
         ledger.held["activations"] -= profile.saved.at(samples)
@@ -91,7 +91,7 @@ def backward(ledger: Ledger, keeper: Keeper, names: Sequence[str], profiles: Seq
 
 
 def note(ledger: Ledger, phase: str, what: str, moments: Sequence[Moment], samples: int, *, gradients: int = 0) -> None:
-    """These moments of a unit, beside what the ledger holds."""
+    """Record a unit's moments in addition to what the ledger holds."""
     for moment in moments:
         kept, held = moment.kept.at(samples), moment.held.at(samples)
         ledger.note(phase, what, activations=kept, temporary=held - kept, gradients=gradients)

@@ -1,7 +1,7 @@
-"""What a rank holds at the peak of a training step, by formulas: no torch, no process, milliseconds.
+"""Peak memory of a rank in a training step, by formulas: no torch, no processes, milliseconds.
 
-A step is a short list of named moments; the peak is the largest. What units hold while they compute is counted once
-(see facts.py); added to it is what a strategy holds of parameters, gradients, optimizer state and buffers.
+A step is a short list of named moments; the peak is the largest. The memory of computation is determined once (see
+facts.py); the strategy's parameters, gradients, optimizer state and buffers are added to it.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from labkit.record.peak import Peak
 
 __all__ = ["UnknownToFormulas", "moments", "peak", "states", "variant_of", "worst"]
 
-DEALT_RANKS = 8  # of more the shares are as good as equal
+DEALT_RANKS = 8  # with more ranks the partitions are nearly equal
 SHARDED = ("fsdp", "zero2", "hybrid")
-COUNT = 8  # bytes of the number of predictions, which ranks add up before they compute
+COUNT = 8  # bytes of the number of predictions, which ranks sum before they compute
 
 
 class UnknownToFormulas(LaunchError):
-    """It can be trained, for all that formulas know: what it holds only a rehearsal can tell."""
+    """The formulas do not cover this; only a rehearsal can determine its memory."""
 
 
 def peak(facts: ModelFacts, layout: Layout, rank: int = 0, *, on_gpu: bool = False) -> Peak:
-    """The largest of the moments of a step, once the optimizer has its state.
+    """The largest moment of a step after the optimizer has its state.
 
-    `on_gpu`: in the memory of one. AdamW steps all parameters at once there, and what is offloaded is elsewhere.
+    `on_gpu`: in GPU memory, where AdamW updates all parameters at once and offloaded tensors do not count.
     """
     return max(moments(facts, layout, rank, on_gpu=on_gpu), key=lambda moment: moment.bytes)
 
 
 def worst(facts: ModelFacts, layout: Layout, *, on_gpu: bool = False) -> tuple[int, Peak]:
-    """The rank that holds most, and its peak. Those of a stage are alike but for the remainders of divisions, of which
-    the first has most; of the stages the first holds most micro-batches, the last the logits."""
+    """The rank that holds most, and its peak. Ranks of a stage differ only in remainders of divisions, which are
+    largest on the first rank; the first stage holds the most micro-batches, the last the logits."""
     each = layout.ranks // layout.pipeline  # the pipeline is the outermost axis of the scripts' mesh
     ends = sorted({0, min(1, layout.pipeline - 1), layout.pipeline - 1})
-    if layout.strategy == "zero1":  # parameters are dealt out whole: not the first rank has most for certain
+    if layout.strategy == "zero1":  # parameters are not divided: any rank may have most
         ends, each = list(range(min(layout.ranks, DEALT_RANKS))), 1
     peaks = {index * each: peak(facts, layout, index * each, on_gpu=on_gpu) for index in ends}
     rank = max(peaks, key=lambda rank: peaks[rank].bytes)
@@ -53,26 +53,26 @@ def worst(facts: ModelFacts, layout: Layout, *, on_gpu: bool = False) -> tuple[i
 
 
 def states(facts: ModelFacts, layout: Layout, rank: int = 0) -> dict[str, int]:
-    """Bytes of parameters, gradients and optimizer state when backward is over."""
+    """Bytes of parameters, gradients and optimizer state after backward."""
     at_end = moments(facts, layout, rank)[-1].categories
     return {name: at_end.get(name, 0) for name in ("parameters", "gradients", "optimizer")}
 
 
 def moments(facts: ModelFacts, layout: Layout, rank: int = 0, *, on_gpu: bool = False) -> list[Peak]:
-    """The largest of each name, in the order of the step; the optimizer's is the last.
+    """The largest moment of each name, in the order of the step; the optimizer's is the last.
 
-    Raises LaunchError when layers are split over so many ranks as they were not counted for, or cannot be, and for
-    blocks that are not there to recompute or to make stages of; UnknownToFormulas for what they do not know.
+    Raises LaunchError if the facts do not include this split of layers, or if there are no blocks to recompute or to
+    form stages; UnknownToFormulas for what the formulas do not cover.
     """
     variant = variant_of(layout)
     if not layout.strategy:
         raise UnknownToFormulas("the strategy cell is not one of labkit's")
     if layout.selective:
-        raise UnknownToFormulas("what selective checkpointing keeps is not known to them")
+        raise UnknownToFormulas("they do not cover selective checkpointing")
     if variant.recomputed and variant._replace(recomputed=False) in facts.profiles and variant not in facts.profiles:
-        raise LaunchError("activation checkpointing needs repeated layers, such as .blocks; this model has none")
+        raise LaunchError("activation checkpointing needs repeated layers such as .blocks; this model has none")
     if variant not in facts.profiles:
-        raise LaunchError(facts.unsplit.get(layout.tensor, f"layers split over {layout.tensor} ranks were not counted"))
+        raise LaunchError(facts.unsplit.get(layout.tensor, f"no facts for layers split over {layout.tensor} ranks"))
     size = 8 if layout.precision == "fp64" else 4
     offloaded = on_gpu and bool(layout.options.get("cpu_offload"))
     profiles, names = facts.profiles[variant], [unit.name for unit in facts.units]
@@ -86,7 +86,7 @@ def moments(facts: ModelFacts, layout: Layout, rank: int = 0, *, on_gpu: bool = 
         if offloaded and isinstance(keeper, Sharded):
             keeper.how = replace(keeper.how, offloaded=True)
             ledger.held |= {"parameters": sum(unit.buffers for unit in facts.units), "optimizer": 0}
-        # micro-batches in the middle are all alike
+        # all micro-batches in the middle are equal
         for number in sorted({0, min(1, layout.accumulate - 1), layout.accumulate - 1}):
             keeper.begin(first=number == 0, last=number == layout.accumulate - 1)
             forward(ledger, keeper, names, profiles[:-1], layout.micro_batch)
@@ -101,9 +101,9 @@ def moments(facts: ModelFacts, layout: Layout, rank: int = 0, *, on_gpu: bool = 
 def _keep(
     ledger: Ledger, facts: ModelFacts, layout: Layout, units: Sequence[int], rank: int
 ) -> tuple[Whole | Sharded, list[int]]:
-    """Puts the parameters of some units into the ledger. What keeps them, and the sizes that the optimizer sees.
+    """Add the parameters of some units to the ledger. Returns their keeper and the sizes that the optimizer sees.
 
-    `rank`: along the data axis.
+    `rank` is along the data axis.
     """
     variant = variant_of(layout)
     size = 8 if layout.precision == "fp64" else 4
@@ -139,12 +139,12 @@ def _keep(
 
 
 def _pipeline(ledger: Ledger, facts: ModelFacts, layout: Layout, rank: int, size: int) -> list[int]:
-    """The moments of a step in stages, and the sizes that the optimizer sees."""
+    """Record the moments of a pipelined step. Returns the sizes that the optimizer sees."""
     pipeline_rank, inner = divmod(rank, layout.data * layout.tensor)
     mine = sorted(layout.stages_of(pipeline_rank))
     blocks = [i for i, unit in enumerate(facts.units) if unit.name.startswith("blocks.")]
     if facts.layers:
-        raise UnknownToFormulas("they make stages of a model only of embed, blocks and unembed")
+        raise UnknownToFormulas("they cover pipelines only for models of embed, blocks and unembed")
     each, rest = divmod(len(blocks), layout.stages)
     if rest or not each:
         raise LaunchError(f"{len(blocks)} blocks do not split into {layout.stages} pipeline stages")
@@ -175,7 +175,7 @@ def _pipeline(ledger: Ledger, facts: ModelFacts, layout: Layout, rank: int, size
 
 
 def variant_of(layout: Layout) -> Variant:
-    """How units compute under a layout. FSDP computes with parameters in 16 bits; the others cast them."""
+    """The variant of a layout. FSDP computes with 16-bit parameters; the other strategies use autocast."""
     half = layout.precision in ("fp16", "bf16")
     return Variant(
         "16" if half else layout.precision,
@@ -187,7 +187,7 @@ def variant_of(layout: Layout) -> Variant:
 
 
 def sharding_of(layout: Layout, variant: Variant) -> Sharding:
-    """What the scripts' strategy cells ask of fully_shard."""
+    """The settings that the scripts' strategy cells pass to fully_shard."""
     computing, reducing = variant.itemsize, max(4, variant.itemsize)
     if layout.strategy == "fsdp1":
         full = layout.options["sharding_strategy"] == "FULL_SHARD"
@@ -209,6 +209,6 @@ def sharding_of(layout: Layout, variant: Variant) -> Sharding:
 
 
 def input_bytes(facts: ModelFacts, variant: Variant, samples: int) -> int:
-    """Of so many samples of x and y, which stay for the whole step."""
+    """Bytes of the inputs and targets of `samples` samples, which are held for the whole step."""
     wider = facts.profiles[variant][0].input.at(1) - facts.profiles[Variant()][0].input.at(1)
     return samples * (facts.inputs + wider)

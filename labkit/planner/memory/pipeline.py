@@ -1,8 +1,8 @@
-"""What a pipeline rank holds: of each of its stages the micro-batches that are under way, and what goes between stages.
+"""Memory of a pipeline rank: the micro-batches in flight in each of its stages, and the buffers between stages.
 
-Source: torch/distributed/pipelining/stage.py of torch 2.13: buffers for what every micro-batch receives are made once
-(_setup_forward_recv_info, _create_grad_recv_info); a stage's output stays until its backward (fwd_cache), that of the
-last stage until the next step (output_chunks), and all of them are joined at the end (_merge_outputs).
+Source: torch/distributed/pipelining/stage.py of torch 2.13: receive buffers for all micro-batches are made once
+(_setup_forward_recv_info, _create_grad_recv_info); a stage's output is held until its backward (fwd_cache), that of the
+last stage until the next step (output_chunks), and all of them are concatenated at the end (_merge_outputs).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ __all__ = ["Stage", "pipelined"]
 
 @dataclass(frozen=True)
 class Stage:
-    """Units that follow each other. `first`: it reads the data. `loss` is there in the last stage; `wide`: it computes
-    on the output itself, not on a copy of it in more bits.
+    """Consecutive units. `first`: it reads the data. `loss` is set in the last stage; `wide`: the loss uses the output
+    itself, not a copy with higher precision.
     """
 
     names: Sequence[str]
@@ -34,8 +34,8 @@ class Stage:
 def pipelined(
     ledger: Ledger, stages: dict[int, Stage], order: Sequence[Action], samples: int, count: int, *, sent_late: bool
 ) -> None:
-    """The moments of a step with `count` micro-batches of `samples`, in this order. `sent_late`: 1F1B sends an input's
-    gradient together with the next receive, and holds it until the next backward is over.
+    """Record the moments of a step with `count` micro-batches of `samples` in this order. `sent_late`: 1F1B sends an
+    input's gradient together with the next receive and holds it until the next backward ends.
     """
     held = ledger.held
     for stage in stages.values():
@@ -50,7 +50,7 @@ def pipelined(
             _forward(ledger, stage, samples)
         elif what == "I" and not stage.first:
             _input_gradients(ledger, stage, samples)
-        elif what != "I":  # the first stage has no gradients of inputs to compute
+        elif what != "I":  # the first stage has no input gradients
             stage.keeper.begin(first=number not in begun, last=False)
             half = what == "W" and not stage.first
             (_weight_gradients if half else _backward)(ledger, stage, samples)
@@ -66,7 +66,7 @@ def pipelined(
 
 def _forward(ledger: Ledger, stage: Stage, samples: int) -> None:
     held, received, output = ledger.held, _received(stage, samples), _output(stage, samples)
-    held["activations"] -= received  # it is in a buffer that is there already
+    held["activations"] -= received  # it is in the receive buffer
     forward(ledger, stage.keeper, stage.names, stage.profiles, samples)
     held["activations"] += received - _kept(stage, samples) + output
     if stage.loss:
@@ -81,7 +81,7 @@ def _backward(ledger: Ledger, stage: Stage, samples: int) -> None:
     if stage.loss:
         held["activations"] -= _saved(stage.loss, samples)
         note(ledger, "backward", "backward of the loss", stage.loss.backward, samples)
-    else:  # the gradient of the output is in a buffer that is there already
+    else:  # the gradient of the output is in the receive buffer
         last = replace(last, backward=tuple(_without(moment, last.output) for moment in last.backward))
     backward(ledger, stage.keeper, stage.names, [*stage.profiles[:-1], last], samples)
     held["activations"] += _kept(stage, samples)
@@ -90,7 +90,7 @@ def _backward(ledger: Ledger, stage: Stage, samples: int) -> None:
 
 
 def _input_gradients(ledger: Ledger, stage: Stage, samples: int) -> None:
-    """The first half of a backward: nothing that units keep is let go, and what weights' gradients need is added."""
+    """The first half of a backward: it frees nothing and adds what the weight gradients need."""
     held = ledger.held
     if stage.loss:
         held["activations"] -= _saved(stage.loss, samples)
@@ -100,11 +100,11 @@ def _input_gradients(ledger: Ledger, stage: Stage, samples: int) -> None:
         most = max(moment.held.per_sample - moment.kept.per_sample for moment in profile.backward)
         ledger.note("backward", f"gradients of the inputs of {name}", temporary=samples * most)
         held["temporary"] += profile.between.at(samples)
-    held["temporary"] += _received(stage, samples)  # the gradient stays with the buffer, to the next step
+    held["temporary"] += _received(stage, samples)  # the gradient is held until the next step
 
 
 def _weight_gradients(ledger: Ledger, stage: Stage, samples: int) -> None:
-    """The second half."""
+    """The second half of a backward."""
     held = ledger.held
     for unit, (name, profile) in enumerate(zip(stage.names, stage.profiles, strict=True)):
         stage.keeper.before_backward(unit, 0)
@@ -119,12 +119,12 @@ def _weight_gradients(ledger: Ledger, stage: Stage, samples: int) -> None:
 
 
 def _output(stage: Stage, samples: int) -> int:
-    """Of a stage's output, what its last unit does not count as kept."""
+    """Bytes of a stage's output, unless its last unit already counts it as kept."""
     return 0 if stage.profiles[-1].keeps_output else stage.profiles[-1].output.at(samples)
 
 
 def _saved(loss: Profile, samples: int) -> int:
-    """Beside its input, which the stage keeps."""
+    """Bytes saved by the loss except its input, which the stage keeps."""
     return loss.saved.at(samples) - (loss.input.at(samples) if loss.keeps_input else 0)
 
 
@@ -133,7 +133,7 @@ def _received(stage: Stage, samples: int) -> int:
 
 
 def _kept(stage: Stage, samples: int) -> int:
-    """Of what was received, that which the first unit counts as kept."""
+    """Bytes of the received input if the first unit counts it as kept."""
     return _received(stage, samples) if stage.profiles[0].keeps_input else 0
 
 

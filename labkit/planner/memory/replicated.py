@@ -1,7 +1,7 @@
-"""What a rank holds of parameters and gradients when it has all of them: alone, under DDP, and under ZeRO-1.
+"""Parameters and gradients of a rank that holds all of them: alone, under DDP, and under ZeRO-1.
 
-Sources: torch/csrc/distributed/c10d/reducer.cpp (a bucket for every gradient, into which it is copied, or in which it
-lives: gradient_as_bucket_view); measured: buckets add exactly the bytes of the parameters.
+Sources: torch/csrc/distributed/c10d/reducer.cpp (gradients are copied into buckets or, with gradient_as_bucket_view,
+live in them); measured: buckets add exactly the bytes of the parameters.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = ["Whole"]
 
 
 class Whole:
-    """`sizes`: bytes of each unit's gradients. `buckets`: DDP's. `views`: gradients live in them."""
+    """`sizes`: bytes of each unit's gradients. `buckets`: DDP's buckets exist. `views`: gradients live in them."""
 
     def __init__(self, ledger: Ledger, sizes: Sequence[int], itemsize: int, *, buckets: bool, views: bool):
         self.gradient_itemsize = itemsize
@@ -23,7 +23,7 @@ class Whole:
             ledger.held["gradients" if views else "communication"] += sum(sizes)
 
     def begin(self, *, first: bool, last: bool) -> None:
-        """A micro-batch, the first and or the last of its step."""
+        """Start a micro-batch, which may be the first or the last of its step."""
         self.first = first
         self.into_buckets = self.buckets and self.views and last
 
@@ -40,7 +40,7 @@ class Whole:
         pass
 
     def more_gradients(self, settled: int) -> int:
-        """Of a first micro-batch they are new, of a later one added to those there are; a bucket view frees them."""
+        """New in the first micro-batch, later added to the existing ones; a bucket view frees them."""
         return settled * (self.first - self.into_buckets)
 
     def after_backward(self, unit: int, result: int) -> None:

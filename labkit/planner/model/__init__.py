@@ -1,1 +1,1 @@
-"""What is known of a model before it is trained, counted on tensors that hold no data."""
+"""Facts about a model, determined before training on tensors without data."""

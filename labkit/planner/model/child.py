@@ -1,5 +1,5 @@
-"""Ask a process of its own what needs torch: the notebook's kernel never imports it, and what torch is made to believe
-about tensors without data ends with that process.
+"""Run what needs torch in a child process: the notebook's kernel never imports torch, and the patches for tensors
+without data end with the child.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from labkit.record.text import plain
 __all__ = ["Unplannable", "answer", "ask", "asking"]
 
 PR_SET_PDEATHSIG = 1
-_children: dict[subprocess.Popen[str], str] = {}  # that run, and the thread that waits for each
+_children: dict[subprocess.Popen[str], str] = {}  # running children, with the name of the thread that waits for each
 
 
 class Unplannable(LabError):
-    """The script is sound as far as one can tell, but cannot be run on tensors that hold no data."""
+    """The script seems valid but cannot run on tensors without data."""
 
 
 @contextmanager
 def asking() -> Iterator[ThreadPoolExecutor]:
-    """Threads to ask from. On an error or an interrupt nobody waits for the answers: their processes are ended."""
+    """A thread pool for `ask`. On an error or an interrupt, the children of its threads are killed."""
     name = f"labkit asks {os.urandom(4).hex()}"
     with ThreadPoolExecutor(thread_name_prefix=name) as threads:
         try:
@@ -47,17 +47,17 @@ def asking() -> Iterator[ThreadPoolExecutor]:
 
 
 def ask(module: str, question: Mapping[str, Any]) -> Any:
-    """What `python -m labkit.planner.<module>` answers.
+    """The answer of `python -m labkit.planner.model.<module>`.
 
-    Raises LaunchError with the script's own words when it refuses its options, Unplannable when it cannot be planned.
+    Raises LaunchError with the script's own message if it refuses its options, Unplannable if it cannot be planned.
     """
     environment = os.environ | {
-        "CUDA_VISIBLE_DEVICES": "",  # a plan needs no device, and must not hold the memory of one
+        "CUDA_VISIBLE_DEVICES": "",  # a plan needs no device and must not occupy one
         "OMP_NUM_THREADS": "1",
         "PYTHONSAFEPATH": "1",
     }
     child = subprocess.Popen(
-        [sys.executable, "-m", f"labkit.planner.{module}"],
+        [sys.executable, "-m", f"labkit.planner.model.{module}"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -67,16 +67,16 @@ def ask(module: str, question: Mapping[str, Any]) -> Any:
     with child:
         _children[child] = threading.current_thread().name
         try:
-            said, printed = child.communicate(json.dumps(question))
+            output, errors = child.communicate(json.dumps(question))
         except BaseException:
             child.kill()
             raise
         finally:
             del _children[child]
     try:
-        reply = json.loads(said)
+        reply = json.loads(output)
     except ValueError:
-        last = plain(printed.strip()[-500:]) or f"exit code {child.returncode}"
+        last = plain(errors.strip()[-500:]) or f"exit code {child.returncode}"
         raise Unplannable(f"the process that plans the script died: {last}") from None
     if "refused" in reply:
         raise LaunchError(plain(reply["refused"]))
@@ -86,30 +86,30 @@ def ask(module: str, question: Mapping[str, Any]) -> Any:
 
 
 def answer(function: Callable[..., Any]) -> None:
-    """In the child: call `function` with the question's items, print what it returns or why it does not."""
-    if sys.platform == "linux":  # nobody is left to hear the answer when the asking thread is gone
+    """In the child: call `function` with the question's items and print its result or its error."""
+    if sys.platform == "linux":  # end with the parent thread
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     with os.fdopen(os.dup(1), "w") as reply:
-        os.dup2(2, 1)  # what the script prints while it is loaded is no answer
+        os.dup2(2, 1)  # keep what the script prints out of the reply
         try:
-            said: dict[str, Any] = {"answer": function(**json.load(sys.stdin))}
+            result: dict[str, Any] = {"answer": function(**json.load(sys.stdin))}
         except SystemExit as error:
-            said = {"refused": str(error)}
+            result = {"refused": str(error)}
         except Exception as error:
-            said = {"problem": _where(error) + _why(error)}
-        json.dump(said, reply)
+            result = {"problem": _where(error) + _why(error)}
+        json.dump(result, reply)
     sys.stderr.flush()
-    os._exit(0)  # process groups made of nothing do not care to be destroyed
+    os._exit(0)  # fake process groups need no clean-up
 
 
 def _why(error: Exception) -> str:
     if type(error).__name__ in DEPENDS_ON_DATA:
-        return "what follows depends on a tensor's values, and a plan's tensors have none"
+        return "the result depends on a tensor's values, but tensors in a plan have none"
     return f"{type(error).__name__}: {str(error).strip()}"
 
 
 def _where(error: BaseException) -> str:
-    """The last line of the script that the error passed through, as its author counts it: within its cell."""
+    """The last line of the script in the traceback, numbered within its cell."""
     lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == SCRIPT_FILE]
     if not lines:
         return ""
@@ -121,5 +121,5 @@ def _where(error: BaseException) -> str:
 
 
 SCRIPT_FILE = "script.py"
-# Of torch's fake tensors. By their names: torch is not imported here.
+# Exceptions of torch's fake tensors, by name because torch is not imported here.
 DEPENDS_ON_DATA = ("DataDependentOutputException", "DynamicOutputShapeException", "GuardOnDataDependentSymNode")

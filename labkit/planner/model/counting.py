@@ -1,5 +1,5 @@
-"""Counts the facts of a script's model: sizes, FLOPs, and what each unit holds while it computes. Runs in a process of
-its own. Units that are alike are counted once.
+"""Determines the facts of a script's model: sizes, FLOPs, and the memory of each unit during computation. Runs in a
+child process. Identical units are computed once.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from labkit.planner.model.child import answer
 from labkit.planner.model.facts import ByteCount, ModelFacts, Profile, Unit, Variant
-from labkit.planner.model.fake_run import Scene
+from labkit.planner.model.fake_run import FakeRun
 from labkit.planner.model.forward_order import NotFollowedError
 from labkit.planner.model.unit_costs import Computed, profile
 from labkit.planner.model.units import Model, Part, mesh_of
@@ -26,7 +26,7 @@ def _attention_flops(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
     return sdpa_flop_count(q, k, v)
 
 
-# torch's counter knows attention on GPUs only
+# torch's counter supports attention on GPUs only
 ATTENTION = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops}
 
 
@@ -37,12 +37,12 @@ def count(
     tensor: Sequence[tuple[int, bool]] = (),
     precisions: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """ModelFacts, as JSON. Split layers are counted in `precisions` only, if any are given, as is fp64 of a model that
-    does not name its parts."""
-    scene = Scene(text, argv, path)
-    batches = scene.batches()
-    model = Model(scene, batches)
-    # every way in which labkit's scripts compute
+    """ModelFacts as JSON. If `precisions` is not empty, split layers are counted in these precisions only; so is fp64
+    for a model that does not name its parts."""
+    fake_run = FakeRun(text, argv, path)
+    batches = fake_run.batches()
+    model = Model(fake_run, batches)
+    # every variant in labkit's scripts
     recompute = [False, True] if model.layers else [False]
     ways = itertools.product([("fp32", False), ("16", False), ("16", True), ("fp64", False)], recompute)
     variants = [Variant(precision, half, recomputed) for (precision, half), recomputed in ways]
@@ -58,14 +58,14 @@ def count(
             except (SystemExit, NotFollowedError) as error:  # other strategies can still be planned
                 unsplit[ranks] = str(error)
                 continue
-            with scene.fake:
+            with fake_run.fake:
                 computed = _computed(model, parts, variant)
                 if variant == Variant():
                     units = _units(model, parts, computed)
             loss = NOTHING if model.is_one_unit else computed[-1].profile
             profiles[variant] = (*_each_once(parts[: len(units)], computed), loss)
-    itemsize = 8 if scene.option("precision") == "fp64" else 4
-    predictions = int(scene.script.count_of(batches.real))
+    itemsize = 8 if fake_run.option("precision") == "fp64" else 4
+    predictions = int(fake_run.script.count_of(batches.real))
     layers = model.layers if model.is_one_unit else 0
     return ModelFacts(
         tuple(units),
@@ -82,7 +82,7 @@ def count(
 
 
 def _computed(model: Model, parts: list[Part], variant: Variant) -> list[Computed]:
-    """Of each unit, and of the loss."""
+    """The profile of each unit and of the loss."""
     flow, kept = model.first(variant), False
     known: dict[Any, Computed] = {}
     computed: list[Computed] = []
@@ -100,7 +100,7 @@ def _computed(model: Model, parts: list[Part], variant: Variant) -> list[Compute
             )
         computed.append(known[key])
         flow, kept = known[key].out, known[key].profile.keeps_output
-    if not model.names_its_parts:  # the first takes the batch, which is counted elsewhere
+    if not model.names_its_parts:  # the first unit takes the batch, which is counted elsewhere
         more = {"input": ByteCount(0, model.input_bytes(variant)), "keeps_input": False}
         more |= {"output": ByteCount(), "keeps_output": False} if model.is_one_unit else {}
         computed[0] = computed[0]._replace(profile=replace(computed[0].profile, **more))
@@ -108,7 +108,7 @@ def _computed(model: Model, parts: list[Part], variant: Variant) -> list[Compute
 
 
 def _each_once(parts: list[Part], computed: list[Computed]) -> list[Profile]:
-    """A shared parameter is of the last unit that trains it: there its gradient comes to be."""
+    """Assign a shared parameter to the last unit that trains it, where its gradient is created."""
     taken: set[torch.Tensor] = set()
     profiles = []
     for part, each in reversed([*zip(parts, computed, strict=False)]):
@@ -120,7 +120,7 @@ def _each_once(parts: list[Part], computed: list[Computed]) -> list[Profile]:
 
 
 def _units(model: Model, parts: list[Part], computed: list[Computed]) -> list[Unit]:
-    """Sizes and FLOPs. What no unit trains is the first unit's."""
+    """Sizes and FLOPs. Parameters that no unit trains belong to the first unit."""
     trained_somewhere = {p for each in computed for p in each.trained}
     units: list[Unit] = []
     taken: set[torch.Tensor] = set()
@@ -135,7 +135,7 @@ def _units(model: Model, parts: list[Part], computed: list[Computed]) -> list[Un
                 out = part.compute(lambda value=value: value, *part.beside(2)[0])
             alone = flops.get_total_flops() // 2 - (units[0].flops if part.again else 0)
             known[key] = out, alone, part.parameters
-        value, alone, parameters = known[key]  # of the one that was computed
+        value, alone, parameters = known[key]  # of the first identical unit
         own = each.trained if part.is_block else [p for p in each.trained if p not in taken]
         idle = [p for p in parameters if p not in trained_somewhere and p not in taken]
         taken |= {*own, *([] if part.is_block else idle)}

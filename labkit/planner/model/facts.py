@@ -1,5 +1,5 @@
-"""What is known of a model before it is trained: counted once, on tensors that hold no data. Floats of a batch are
-lines, because memory is one: bytes that do not depend on the batch, and bytes per sample.
+"""Facts about a model, determined once on tensors without data. Memory is linear in the batch: a fixed number of bytes
+plus bytes per sample.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ class ByteCount(NamedTuple):
     per_sample: int = 0
 
     def at(self, samples: int) -> int:
-        """Bytes with so many samples."""
+        """Bytes for this number of samples."""
         return self.fixed + self.per_sample * samples
 
 
 class Moment(NamedTuple):
-    """Of a unit's forward or backward: bytes held since it began, those of them that autograd keeps, and the bytes
-    of this unit's gradients that are complete (not among the bytes held: strategies do different things with them).
+    """A moment in a unit's forward or backward: bytes held since its start, those of them that autograd keeps, and the
+    bytes of this unit's complete gradients (not included in `held`, because strategies treat them differently).
     """
 
     held: ByteCount
@@ -37,7 +37,7 @@ class Moment(NamedTuple):
 
 
 class Variant(NamedTuple):
-    """In which way units were computed. `half_parameters`: parameters in 16 bits, and autocast around them."""
+    """How units were computed. `half_parameters`: parameters in 16 bits, under autocast."""
 
     precision: str = "fp32"  # "fp32", "16" (autocast) or "fp64"
     half_parameters: bool = False
@@ -47,51 +47,51 @@ class Variant(NamedTuple):
 
     @property
     def itemsize(self) -> int:
-        """Bytes of an element of the parameters that compute."""
+        """Bytes per element of the parameters used in computation."""
         return 2 if self.half_parameters else 8 if self.precision == "fp64" else 4
 
 
 @dataclass(frozen=True)
 class Profile:
-    """What computing a unit holds, beside its parameters and its gradients.
+    """The memory of a unit's computation, excluding its parameters and gradients.
 
-    The unit's input is counted here while forward runs, and afterwards when the unit keeps it or `input_kept`: the
-    unit before it does. Its output is counted where it is an input.
+    The unit's input is counted here while forward runs, and afterwards if this unit or (`input_kept`) the previous one
+    keeps it. Its output is counted in the unit whose input it is.
     """
 
     parameters: tuple[int, ...]  # elements of each trained parameter on one tensor rank
-    rows: tuple[int, ...]  # the first dimension of each of them: along it FSDP cuts
+    rows: tuple[int, ...]  # the first dimension of each, along which FSDP shards
     input: ByteCount
     output: ByteCount
     forward: tuple[Moment, ...]
     saved: ByteCount  # kept from forward to backward
     keeps_input: bool
     keeps_output: bool
-    cached: int  # bytes kept until forward of the whole model ends: autocast's casts that nobody else keeps
+    cached: int  # bytes kept until the whole model's forward ends: casts held only by autocast's cache
     backward: tuple[Moment, ...]
-    # gradients kept when backward has computed those of inputs, and not yet those of weights
+    # gradients kept between the computation of input gradients and that of weight gradients
     between: ByteCount = ByteCount()
 
 
 @dataclass(frozen=True)
 class Unit:
-    """A part of the model that strategies handle as one: "embed", "blocks.0" …, "unembed"; or the whole "model"."""
+    """A part of the model that strategies treat as a unit: "embed", "blocks.0" …, "unembed"; or the whole "model"."""
 
     name: str
     parameters: tuple[int, ...]  # elements of each trained parameter; a shared one belongs to the first unit
     frozen: int  # elements of parameters that are not trained
     buffers: int  # bytes
     flops: int  # of forward, per sample
-    output: int  # elements per sample handed on to the next unit
+    output: int  # elements per sample passed to the next unit
 
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """`itemsize`: bytes of a parameter's element. `predictions` (losses: a language model's tokens) and `inputs` (bytes
-    of a batch) are per sample. `profiles` has one for each unit, and the loss as the last; of a model that is one unit
-    the loss is in it. `unsplit` says, by tensor ranks, why the layers do not split over so many, `uncut` why they do
-    not make stages of a pipeline. `layers`: how many are repeated in a model that is one unit. `looked_at`: among how
-    many samples the longest was looked for, if they differ.
+    """`itemsize`: bytes per element of a parameter. `predictions` (losses; for a language model, tokens) and `inputs`
+    (bytes of a batch) are per sample. `profiles` has one for each unit and the loss as the last; if the model is one
+    unit, it includes the loss. `unsplit`: by number of tensor ranks, why the layers do not split; `uncut`: why they do
+    not form pipeline stages. `layers`: the number of repeated layers if the model is one unit. `looked_at`: the number
+    of samples among which the longest was chosen, if they differ.
     """
 
     units: tuple[Unit, ...]
@@ -107,11 +107,11 @@ class ModelFacts:
 
     @property
     def elements(self) -> int:
-        """Of all trained parameters."""
+        """Elements of all trained parameters."""
         return sum(sum(unit.parameters) for unit in self.units)
 
     def to_json(self) -> dict[str, Any]:
-        """What from_json reads; alike profiles are written once."""
+        """The format that from_json reads; identical profiles are written once."""
         profiles = []
         for variant, each in self.profiles.items():
             distinct = list(dict.fromkeys(each))
@@ -120,7 +120,7 @@ class ModelFacts:
 
     @classmethod
     def from_json(cls, written: Mapping[str, Any]) -> ModelFacts:
-        """ModelFacts as to_json wrote them."""
+        """ModelFacts from the output of to_json."""
         units = [Unit(**unit | {"parameters": tuple(unit["parameters"])}) for unit in written["units"]]
         profiles = {}
         for variant, distinct, which in written["profiles"]:
@@ -138,10 +138,10 @@ def facts_of(
     path: str = "",
     precisions: Iterable[str] = (),
 ) -> ModelFacts:
-    """Count them in a process of its own. `tensor`: of layers split over so many ranks, with sequence parallel or not;
-    in all precisions of a Variant, or in `precisions`.
+    """Determine the facts in a child process. `tensor` lists splits of layers as (ranks, with sequence parallel);
+    `precisions` limits their precisions.
 
-    Raises LaunchError when the script refuses its options, Unplannable when its model cannot be built without data.
+    Raises LaunchError if the script refuses its options, Unplannable if its model cannot be built without data.
     """
     script = script if path else able_to(script, parameters)
     argv = command_line(script, parameters)

@@ -1,6 +1,6 @@
-"""A script on a stage set: its own code, tensors without data, and as many ranks as it likes, of which one is played.
+"""Runs a script's own code on tensors without data, as one rank of any number.
 
-Runs in a process of its own (see child.py), which it changes for good.
+Runs in a child process (see child.py), whose torch it patches permanently.
 """
 
 from __future__ import annotations
@@ -30,50 +30,50 @@ from labkit.planner.model.child import DEPENDS_ON_DATA, SCRIPT_FILE
 from labkit.planner.model.fakes import KnownStage, Replicated, Shards, SharedOptimizer, with_known_numbers
 from labkit.planner.model.samples import longest
 
-__all__ = ["Batches", "Scene"]
+__all__ = ["Batches", "FakeRun"]
 
 CPU = torch.device("cpu")
 
 
-class Scene:
-    """The script's names in `script`, its options in `args`; `fake` is the mode in which new tensors have no data."""
+class FakeRun:
+    """`script` has the script's names, `args` its options; in the mode `fake` new tensors have no data."""
 
     def __init__(self, text: str, argv: Sequence[str], path: str = ""):
-        _set_the_stage()
-        gc.freeze()  # a big model on fake tensors is millions of Python objects; torch's own need not be looked at
+        _patch_torch()
+        gc.freeze()  # exempts torch's objects from collection; a large fake model adds millions
         self.script = _loaded(text, path)
         sys.argv = [SCRIPT_FILE, *argv]
         self.args = self.script.parse_args()
-        torch.use_deterministic_algorithms(False)  # which options may switch on while they are read
+        torch.use_deterministic_algorithms(False)  # parsing options may have enabled it
         if self.option("precision") == "fp16":
-            self.args.precision = "bf16"  # of the same size, and a script takes fp16 on a GPU only
+            self.args.precision = "bf16"  # same size; scripts accept fp16 on a GPU only
         if self.option("compile"):
-            self.args.compile = False  # that memory cannot be foreseen
+            self.args.compile = False  # its memory cannot be predicted
         self.fake = FakeTensorMode(allow_non_fake_inputs=True)
 
     def option(self, name: str) -> Any:
-        """What the script was given; None for an option that it does not have."""
+        """The value of an option; None if the script does not have it."""
         return getattr(self.args, name, None)
 
     def autocast(self) -> Any:
-        """That of the precision cell."""
+        """The autocast context of the precision cell."""
         half = self.script.half_of(self.args)
         return torch.autocast("cpu", half) if half else nullcontext()
 
     def join_group(self, ranks: int, rank: int = 0) -> Any:
-        """The script's mesh, on a process group in which every collective is over at once and nothing is sent."""
+        """The script's mesh on a fake process group, in which collectives return immediately."""
         dist.init_process_group("fake", rank=rank, world_size=ranks, store=FakeStore())
         return self.script.make_mesh("cpu", self.args)
 
     def model(self) -> nn.Module:
-        """The script's model, before anything is done to it."""
+        """The script's unmodified model."""
         try:
             with self.fake:
                 return self.script.Model()
         except Exception as error:
             if type(error).__name__ not in DEPENDS_ON_DATA:
                 raise
-            # It looks at its own weights while it is built.
+            # Its constructor reads its own weights.
             return self._without_data(self.script.Model())
 
     def _without_data(self, model: nn.Module) -> nn.Module:
@@ -84,25 +84,25 @@ class Scene:
         return model
 
     def prepared(self) -> tuple[nn.Module, Any]:
-        """The model and the scaler of its loss, as main() has them before the model is parallelized."""
+        """The model and the loss scaler, as main() has them before the model is parallelized."""
         model, scaler = self.script.in_precision(self.model(), CPU, self.args)
         self.script.change_layers(model, self.args)
         return model.train(), scaler
 
     def batches(self) -> Batches:
-        """What the script trains on."""
+        """The script's training batches."""
         return Batches(self)
 
     def tell_stages(self, model: nn.Module, batch: Any) -> None:
-        """Stages cannot ask their neighbours for shapes: let them know what goes from block to block."""
+        """Tell stages the tensors between blocks, because they cannot receive shapes from their neighbours."""
         between: list[torch.Tensor] = []
 
         def keep(value: Any) -> None:
             between.append(value[0] if isinstance(value, tuple) else value)
 
         blocks = self.script.blocks_of(model, needed_by="a pipeline")
-        hooks = [blocks[0].register_forward_pre_hook(lambda block, given: keep(given))]
-        hooks += [block.register_forward_hook(lambda block, given, out: keep(out)) for block in blocks]
+        hooks = [blocks[0].register_forward_pre_hook(lambda block, inputs: keep(inputs))]
+        hooks += [block.register_forward_hook(lambda block, inputs, out: keep(out)) for block in blocks]
         with self.fake, torch.no_grad():
             outputs = self.script.outputs_of(model, batch)
         for hook in hooks:
@@ -112,13 +112,13 @@ class Scene:
         KnownStage.between = [x, *(out.requires_grad_() for out in (*between, logits))]
 
     def inputs_of(self, batch: Any) -> list[Any]:
-        """What outputs_of passes to the model."""
+        """The arguments that outputs_of passes to the model."""
         passed: list[Any] = []
         self.script.outputs_of(lambda *args, **others: passed.extend((*args, *others.values())) or Anything(), batch)
         return passed
 
     def tell_types(self, model: nn.Module) -> None:
-        """Of stages under FSDP, which send 16 bits where autocast alone leaves sums in 32."""
+        """Tell stages under FSDP their types: they send 16 bits where autocast alone keeps sums in 32."""
         half = self.script.half_of(self.args)
         if half and KnownStage.between and any(isinstance(module, FSDPModule) for module in model.modules()):
             x, *between = KnownStage.between
@@ -127,7 +127,7 @@ class Scene:
 
 
 class Anything:
-    """What a model that is only asked what it is given returns."""
+    """The result of a stand-in model: any attribute or item of it is itself."""
 
     def __getattr__(self, name: str) -> Anything:
         return self
@@ -137,23 +137,23 @@ class Anything:
 
 
 class Batches:
-    """Batches without data, as long as those of the longest of the first samples; `looked_at`: among how many, if
-    they differ. `real` is a batch of that sample alone, `samples` how many there are to train on."""
+    """Batches without data, with the length of the longest of the first `looked_at` samples (0 if all are equal).
+    `real` is a batch of that sample alone; `samples` is the size of the training set."""
 
-    def __init__(self, scene: Scene):
-        script = scene.script
+    def __init__(self, fake_run: FakeRun):
+        script = fake_run.script
         self.map_tensors: Callable[[Any, Callable[[Any], Any]], Any] = script.map_tensors
-        self.fake = scene.fake
-        train, _ = script.load_datasets(scene.args.data_dir)
+        self.fake = fake_run.fake
+        train, _ = script.load_datasets(fake_run.args.data_dir)
         sample, self.looked_at = longest(train, script.collate, script.map_tensors)
         self.samples = len(train)
         self.real = script.collate([sample])
         self._two, more = script.collate([sample] * 2), script.collate([sample] * 3)
-        # an axis that grows with the samples, such as the first, grows by as much with each
+        # dimensions that depend on the number of samples, such as the first, are linear in it
         self._shapes = list(zip(self._shapes_of(self._two), self._shapes_of(more), strict=True))
 
     def make(self, samples: int, dtype: torch.dtype = torch.float32) -> Any:
-        """One of so many samples. What is not whole numbers is of this type, as main() makes it."""
+        """A batch of `samples` samples. Floating-point tensors have the type `dtype`, as in main()."""
         shapes = iter(self._shapes)
 
         def make(tensor: torch.Tensor) -> torch.Tensor:
@@ -164,42 +164,42 @@ class Batches:
             return self.map_tensors(self._two, make)
 
     def bytes(self, dtype: torch.dtype = torch.float32) -> int:
-        """Of a batch, per sample."""
+        """Bytes of a batch per sample."""
         two, three = (sum(t.numel() * t.element_size() for t in self.tensors(self.make(n, dtype))) for n in (2, 3))
         return three - two
 
     def tensors(self, batch: Any) -> list[torch.Tensor]:
-        """Those of a batch."""
-        found: list[torch.Tensor] = []
-        self.map_tensors(batch, found.append)
-        return found
+        """The tensors of a batch."""
+        tensors: list[torch.Tensor] = []
+        self.map_tensors(batch, tensors.append)
+        return tensors
 
     def _shapes_of(self, batch: Any) -> list[tuple[int, ...]]:
         return [tuple(tensor.shape) for tensor in self.tensors(batch)]
 
 
-def _set_the_stage() -> None:
-    """Before the script imports them."""
+def _patch_torch() -> None:
+    """Replace parts of torch before the script imports them."""
     torch.nn.parallel.DistributedDataParallel = Replicated  # type: ignore[misc]
     torch.distributed.optim.ZeroRedundancyOptimizer = SharedOptimizer  # type: ignore[misc]
     torch.distributed.pipelining.PipelineStage = KnownStage  # type: ignore[misc]
     with_known_numbers(schedules._PipelineSchedule)
     torch.distributed.fsdp._fully_shard._fsdp_param._chunk_with_empty = Shards  # type: ignore[assignment]
-    # All fake tensors are at address 0, which this takes for freed.
+    # All fake tensors are at address 0, which torch's version of this treats as freed.
     torch.distributed.fsdp._flat_param._data_ptr_allocated = lambda tensor: tensor.untyped_storage().size() > 0
     nn.Module.to = _moved  # type: ignore[method-assign]
     nn.Module._apply = _applied  # type: ignore[method-assign]
 
 
 def _moved(module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
-    """Nothing moves: there are no devices."""
+    """Module.to without devices: it only converts the type."""
     dtype = torch._C._nn._parse_to(*args, **kwargs)[1]
     return module._apply(lambda t: t.to(dtype) if dtype and t.is_floating_point() else t)
 
 
 @torch.no_grad()
 def _applied(module: nn.Module, change: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
-    """Tensors without data cannot be converted in place: they are replaced, what was shared by one for all."""
+    """Module._apply that replaces tensors, because fake ones cannot be converted in place; shared ones stay shared."""
     changed: dict[torch.Tensor, Any] = {}
     for owner in module.modules() if recurse else [module]:
         for tensors in (owner._parameters, owner._buffers):
@@ -213,11 +213,11 @@ def _applied(module: nn.Module, change: Callable[[torch.Tensor], torch.Tensor], 
 
 
 def _loaded(text: str, path: str) -> Any:
-    """The script as a module. It is not `__main__`, so it does not begin to train."""
+    """The script as a module. It is not `__main__`, so it does not start training."""
     module = types.ModuleType("script")
     module.__file__ = path or SCRIPT_FILE
     sys.modules["script"] = module
-    sys.path.insert(0, str(Path(path).parent if path else Path.cwd()))  # only now: what torch imports is loaded
+    sys.path.insert(0, str(Path(path).parent if path else Path.cwd()))  # after torch has imported its modules
     linecache.cache[SCRIPT_FILE] = (len(text), None, text.splitlines(keepends=True), SCRIPT_FILE)
     exec(compile(text, SCRIPT_FILE, "exec", dont_inherit=True), module.__dict__)
     return module

@@ -1,5 +1,5 @@
-"""What of torch cannot run on fake tensors, as far as memory goes: DDP's reducer and the pipeline's exchange are C++ or
-talk to other ranks. Each allocates what the real one does, when it does.
+"""Stand-ins for parts of torch that cannot run on fake tensors because they are C++ or communicate: DDP's reducer and
+the pipeline's exchange. Each allocates the same memory as the original at the same time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ INT = torch.int64
 
 
 class Replicated(nn.Module):
-    """DistributedDataParallel: buckets of all gradients, into which each is copied as soon as it is there."""
+    """DistributedDataParallel: buckets for all gradients, into which each gradient is copied when it is ready."""
 
     def __init__(self, module: nn.Module, *, gradient_as_bucket_view: bool = False, **_: Any):
         super().__init__()
@@ -53,7 +53,7 @@ class Replicated(nn.Module):
 
 
 class SharedOptimizer(torch.optim.Optimizer):
-    """ZeroRedundancyOptimizer: each rank steps the parameters dealt to it, the largest first to who has least."""
+    """ZeroRedundancyOptimizer: each rank updates its own parameters; the largest go first, to the rank with least."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class SharedOptimizer(torch.optim.Optimizer):
 
 
 class KnownStage(PipelineStage):
-    """PipelineStage: it learns shapes from the stage before; here they are known, `between[i]` before block i."""
+    """PipelineStage receives shapes from the previous stage; here they are known: `between[i]` is block i's input."""
 
     between: list[torch.Tensor] = []
 
@@ -89,7 +89,7 @@ class KnownStage(PipelineStage):
         into = self.between[0] if index == 0 else self.between[1 + index * each]
         super().__init__(submodule, index, stages, device, input_args=into, output_args=out, **options)
 
-    # In torch 2.13 stages vote, by messages, on whether all shapes are known.
+    # In torch 2.13 stages exchange messages on whether all shapes are known.
     def _warmup_forward_vote(self, *args: Any, **kwargs: Any) -> None:
         return None
 
@@ -98,8 +98,8 @@ class KnownStage(PipelineStage):
 
 
 def with_known_numbers(schedule: Any) -> None:
-    """Schedules give each micro-batch's targets to the loss. Where those are numbers of micro-batches, made by arange,
-    the loss is to know them: tensors without data have no values but the few that are made from Python's."""
+    """Patch a schedule so that targets which are micro-batch numbers, made by arange, keep their values: the loss needs
+    them, and tensors without data have no values."""
     compute = schedule._maybe_compute_loss
 
     def known(self: Any, stage: Any, output: Any, targets: Any, *more: Any) -> None:
@@ -110,7 +110,7 @@ def with_known_numbers(schedule: Any) -> None:
 
 
 def silence() -> AbstractContextManager[Any]:
-    """Collectives on tensors without data are over at once. From torch 2.13 on they are that by themselves."""
+    """A context in which collectives on fake tensors return immediately, as they do by default since torch 2.13."""
     major, minor = map(int, torch.__version__.split(".")[:2])
     return nullcontext() if (major, minor) >= (2, 13) else _Silence()
 
@@ -120,11 +120,11 @@ class _Silence(TorchDispatchMode):
         if func.namespace != "c10d" or not any(isinstance(t, FakeTensor) for t in tree_iter((args, kwargs))):
             return func(*args, **(kwargs or {}))
         work = FakeWork().boxed()
-        return (args[0], work) if len(func._schema.returns) > 1 else work  # what is written comes first in all of them
+        return (args[0], work) if len(func._schema.returns) > 1 else work  # the first argument is the output
 
 
 class Shards(Sequence[torch.Tensor]):
-    """The pieces into which FSDP cuts a parameter, made when asked for: it makes one per rank, and looks at two."""
+    """The shards of a parameter under FSDP, made lazily: FSDP makes one per rank but uses two."""
 
     def __init__(self, tensor: torch.Tensor, ranks: int, dim: int):
         self.tensor, self.ranks, self.dim = tensor, ranks, dim

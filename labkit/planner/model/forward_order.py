@@ -1,5 +1,5 @@
-"""A model that is followed through its blocks as its own forward calls them: what comes before the first is one unit,
-what comes after the last another, so that strategies can treat blocks one by one. Runs in the planner's child process.
+"""Divides a model into units by recording how its forward calls its blocks: everything before the first block is one
+unit, everything after the last another. Runs in the planner's child process.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ __all__ = ["Followed", "NotFollowedError"]
 
 
 class NotFollowedError(Exception):
-    """The blocks are not a chain in which each takes what the one before puts out, or gradients flow past them."""
+    """The blocks are not a chain in which each takes the previous block's output, or gradients bypass them."""
 
     def __str__(self) -> str:
-        return "the layers are not a chain in which each takes what the one before puts out"
+        return "the layers are not a chain in which each takes the previous layer's output"
 
 
 class _Reached(Exception):
@@ -36,32 +36,31 @@ class _Reached(Exception):
 
 @dataclass
 class Call:
-    """Of a block: what it was given besides the tensor that flows, and the place of that among it; likewise of what it
-    put out."""
+    """A call of a block: its inputs and outputs besides the tensor that flows, and the position of that tensor."""
 
     samples: int
     block: nn.Module
-    given: list[Any]
-    given_spec: TreeSpec
-    put_out: list[Any] = field(default_factory=list)
-    put_out_spec: TreeSpec | None = None
-    given_at: int = -1
-    put_out_at: int = -1
-    flow: Flow | None = None  # that it put out
+    inputs: list[Any]
+    inputs_spec: TreeSpec
+    outputs: list[Any] = field(default_factory=list)
+    outputs_spec: TreeSpec | None = None
+    input_at: int = -1
+    output_at: int = -1
+    flow: Flow | None = None  # of the output
 
     @property
     def kind(self) -> str:
-        """The same for blocks that compute the same."""
+        """Equal for blocks with the same computation."""
         weights = [(name, p.shape, p.dtype, p.requires_grad) for name, p in self.block.named_parameters()]
-        return f"{self.block} {weights} {[_described(leaf) for leaf in self.given]}"
+        return f"{self.block} {weights} {[_described(leaf) for leaf in self.inputs]}"
 
     def tensors(self) -> list[torch.Tensor]:
-        """What it was given besides."""
-        return [leaf for leaf in self.given if torch.is_tensor(leaf)]
+        """The tensors among the other inputs."""
+        return [leaf for leaf in self.inputs if torch.is_tensor(leaf)]
 
 
 class Followed:
-    """`run` calls the model on a batch as the script does, `make` makes a batch of so many samples. Raises
+    """`run` calls the model on a batch as the script does; `make` makes a batch of a number of samples. Raises
     NotFollowedError."""
 
     def __init__(self, run: Callable[[Any], Any], make: Callable[[int], Any], blocks: Sequence[nn.Module]):
@@ -72,7 +71,7 @@ class Followed:
         self._beside_first: list[Any] = []
 
     def embed(self, take: Take, batch: Any) -> torch.Tensor:
-        """What comes before the first block. What else this gives to blocks is held until it is called again."""
+        """The part before the first block. Its other outputs for blocks are held until the next call."""
         self._beside_first = []
 
         def stop(*args: Any, **kwargs: Any) -> Any:
@@ -83,33 +82,33 @@ class Followed:
                 self._run(batch)
         except _Reached as reached:
             leaves = reached.leaves
-        x: torch.Tensor = leaves.pop(self.calls[SAMPLES[0]][0].given_at)
+        x: torch.Tensor = leaves.pop(self.calls[SAMPLES[0]][0].input_at)
         self._beside_first = leaves
         return x
 
     def block(self, number: int, cast: Callable[[Any], Any] | None) -> Callable[..., torch.Tensor]:
-        """Of the call with that number, which is given beside its input; `cast` is done to all that it is given."""
+        """A function that computes a block; it takes the block's call in addition to its input and casts all inputs."""
 
         def compute(take: Take, call: Call) -> torch.Tensor:
-            leaves = list(call.given)
-            leaves[call.given_at] = x = take()  # held while it computes, as by the model that calls its blocks in turn
-            args, kwargs = tree_unflatten([cast(leaf) for leaf in leaves] if cast else leaves, call.given_spec)
+            leaves = list(call.inputs)
+            leaves[call.input_at] = x = take()  # held during the computation, as by the model's loop over blocks
+            args, kwargs = tree_unflatten([cast(leaf) for leaf in leaves] if cast else leaves, call.inputs_spec)
             del leaves
-            out: torch.Tensor = tree_flatten(self.blocks[number](*args, **kwargs))[0][call.put_out_at]
+            out: torch.Tensor = tree_flatten(self.blocks[number](*args, **kwargs))[0][call.output_at]
             del x
             return out
 
         return compute
 
     def unembed(self, take: Take, batch: Any, calls: list[Call]) -> torch.Tensor:
-        """What comes after the last block. It computes what comes before the first as well."""
+        """The part after the last block. It also computes the part before the first block."""
 
         def instead(call: Call) -> Callable[..., Any]:
             def forward(*args: Any, **kwargs: Any) -> Any:
-                leaves = list(call.put_out)
-                assert call.flow and call.put_out_spec
-                leaves[call.put_out_at] = take() if call is calls[-1] else call.flow.make(call.samples)
-                return tree_unflatten(leaves, call.put_out_spec)
+                leaves = list(call.outputs)
+                assert call.flow and call.outputs_spec
+                leaves[call.output_at] = take() if call is calls[-1] else call.flow.make(call.samples)
+                return tree_unflatten(leaves, call.outputs_spec)
 
             return forward
 
@@ -117,7 +116,7 @@ class Followed:
             return self._tensor_of(self._run(batch))
 
     def outputs(self, logits: torch.Tensor) -> Any:
-        """What the model returns, with this tensor."""
+        """The model's outputs with this tensor."""
         leaves = list(self._returned)
         leaves[self._returned_at] = logits
         return tree_unflatten(leaves, self._returned_spec)
@@ -129,7 +128,7 @@ class Followed:
             calls.append(Call(samples, block, *tree_flatten((args, kwargs))))
 
         def after(block: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
-            calls[-1].put_out, calls[-1].put_out_spec = tree_flatten(out)
+            calls[-1].outputs, calls[-1].outputs_spec = tree_flatten(out)
 
         hooks = [block.register_forward_pre_hook(before, with_kwargs=True) for block in self.blocks]
         hooks += [block.register_forward_hook(after, with_kwargs=True) for block in self.blocks]
@@ -143,14 +142,14 @@ class Followed:
         for one, following in pairwise(calls):
             handed_on = [
                 (i, j)
-                for i, out in enumerate(one.put_out)
-                for j, into in enumerate(following.given)
+                for i, out in enumerate(one.outputs)
+                for j, into in enumerate(following.inputs)
                 if torch.is_tensor(out) and out is into
             ]
             if len(handed_on) != 1:
                 raise NotFollowedError
-            [(one.put_out_at, following.given_at)] = handed_on
-        calls[0].given_at, calls[-1].put_out_at = calls[1].given_at, calls[-2].put_out_at
+            [(one.output_at, following.input_at)] = handed_on
+        calls[0].input_at, calls[-1].output_at = calls[1].input_at, calls[-2].output_at
         for call in calls:
             _check(call)
         self._tensor_of(returned)
@@ -160,7 +159,7 @@ class Followed:
         return calls
 
     def _tensor_of(self, returned: Any) -> torch.Tensor:
-        """The only one that the model returns."""
+        """The only tensor among the model's outputs."""
         tensors = [leaf for leaf in tree_flatten(returned)[0] if torch.is_tensor(leaf)]
         if len(tensors) != 1:
             raise NotFollowedError
@@ -168,17 +167,17 @@ class Followed:
 
 
 def _check(call: Call) -> None:
-    """That nothing but the tensor that flows has a gradient; which is left out from then on."""
-    if call.given_at >= len(call.given) or call.put_out_at >= len(call.put_out):
+    """Check that only the tensor that flows has a gradient, and remove it from the recorded inputs and outputs."""
+    if call.input_at >= len(call.inputs) or call.output_at >= len(call.outputs):
         raise NotFollowedError
-    into, out = call.given[call.given_at], call.put_out[call.put_out_at]
+    into, out = call.inputs[call.input_at], call.outputs[call.output_at]
     if not all(
         torch.is_tensor(x) and x.is_floating_point() and x.dim() and len(x) == call.samples for x in (into, out)
     ):
         raise NotFollowedError
     call.flow = Flow.of(out)
-    call.given[call.given_at] = call.put_out[call.put_out_at] = None
-    if any(torch.is_tensor(leaf) and leaf.requires_grad for leaf in (*call.given, *call.put_out)):
+    call.inputs[call.input_at] = call.outputs[call.output_at] = None
+    if any(torch.is_tensor(leaf) and leaf.requires_grad for leaf in (*call.inputs, *call.outputs)):
         raise NotFollowedError
 
 
@@ -190,7 +189,7 @@ def _described(leaf: Any) -> str:
 
 @contextmanager
 def _replaced(forwards: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
-    """Blocks with other forwards, for a while."""
+    """Temporarily replace the forward of blocks."""
     before = {block: vars(block).get("forward") for block in forwards}
     for block, forward in forwards.items():
         block.forward = forward

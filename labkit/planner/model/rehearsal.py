@@ -1,7 +1,7 @@
-"""One optimizer step of a script, rehearsed on tensors without data by one of any number of ranks.
+"""Rehearses one optimizer step of a script on tensors without data, as one of any number of ranks.
 
-It is the script's own code, torch's own strategies and their order of events; only DDP's reducer, the sharing of
-ZeroRedundancyOptimizer and what pipeline stages send are stand-ins. Costs seconds and no device.
+It runs the script's own code and torch's own strategies; only DDP's reducer, the partitioning of
+ZeroRedundancyOptimizer and the communication of pipeline stages are stand-ins. It takes seconds and needs no device.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ __all__ = ["rehearse"]
 
 
 def rehearse(script: Script, ranks: int, parameters: Mapping[str, Any], *, rank: int = 0, path: str = "") -> Peak:
-    """What `rank` of `ranks` holds at the peak of a step, once the optimizer has its state.
+    """The peak memory of `rank` in a step, after the optimizer has its state.
 
-    `path` is that of the script's file, if it has one: modules beside it can be imported.
+    `path` is the script's file, if any, so that modules next to it can be imported.
 
-    Raises LaunchError when the script refuses its options, Unplannable when it cannot run on tensors without data.
+    Raises LaunchError if the script refuses its options, Unplannable if it cannot run on tensors without data.
     """
     script = script if path else able_to(script, parameters)
     argv = command_line(script, parameters)
@@ -33,27 +33,27 @@ def rehearse(script: Script, ranks: int, parameters: Mapping[str, Any], *, rank:
 
 
 def _peak(text: str, argv: list[str], path: str, ranks: int, rank: int) -> Peak:
-    from labkit.planner.model.fake_run import CPU, Scene
+    from labkit.planner.model.fake_run import CPU, FakeRun
     from labkit.planner.model.fakes import silence
     from labkit.worker.tracker import Tracker
 
-    scene = Scene(text, argv, path)
-    script, args = scene.script, scene.args
-    mesh = scene.join_group(ranks, rank)
+    fake_run = FakeRun(text, argv, path)
+    script, args = fake_run.script, fake_run.args
+    mesh = fake_run.join_group(ranks, rank)
     data = mesh["data"]
-    model, scaler = scene.prepared()
+    model, scaler = fake_run.prepared()
     dtype = next(model.parameters()).dtype
-    batches = scene.batches()
+    batches = fake_run.batches()
     batch = batches.make(args.global_batch_size // data.size(), dtype)
     if "pipeline" in mesh.mesh_dim_names:
         micro_batch = args.global_batch_size // (data.size() * args.accumulate)
-        scene.tell_stages(model, batches.make(micro_batch, dtype))
+        fake_run.tell_stages(model, batches.make(micro_batch, dtype))
     with silence():
         model = script.parallelize(model, mesh, CPU, args)  # a mesh holds real tensors
-    scene.tell_types(model)
-    with scene.fake, silence():
+    fake_run.tell_types(model)
+    with fake_run.fake, silence():
         optimizer = script.make_optimizer(model, mesh, args)
-        stepping = getattr(optimizer, "optim", optimizer)  # ZeroRedundancyOptimizer steps its share in .optim
+        stepping = getattr(optimizer, "optim", optimizer)  # ZeroRedundancyOptimizer updates its partition with .optim
         for group in stepping.param_groups:
             if "foreach" in group:
                 group["foreach"] = False
@@ -74,10 +74,10 @@ def _peak(text: str, argv: list[str], path: str, ranks: int, rank: int) -> Peak:
 
 
 def _alike(optimizer: Any) -> list[list[Any]]:
-    """Its trained parameters, those in one list that are stepped in the same way, one after the other.
+    """The trained parameters, grouped by identical updates.
 
-    Of a hundred layers that are alike stepping one tells all: nothing of the first is left when the second begins.
-    That is known of torch's own optimizers. FSDP1 leaves gradients of empty shards out.
+    Only the first of a group needs to be updated, because torch's own optimizers free all temporaries between
+    parameters. FSDP1 omits gradients of empty shards.
     """
     torchs_own = type(optimizer).__module__.startswith("torch.optim.")
     singly = torchs_own and all(group.get("foreach") is False for group in optimizer.param_groups)
@@ -91,7 +91,7 @@ def _alike(optimizer: Any) -> list[list[Any]]:
 
 
 def _make_state(optimizer: Any, alike: list[list[Any]]) -> None:
-    """As the first step does; the peak is that of any later one."""
+    """Make the state as the first step does, because the peak is that of a later step."""
     for first, *_ in alike:
         first.grad = first.detach().clone()
     optimizer.step()
@@ -103,7 +103,7 @@ def _make_state(optimizer: Any, alike: list[list[Any]]) -> None:
 
 @contextmanager
 def _only(optimizer: Any, parameters: set[Any]) -> Iterator[None]:
-    """While it steps nothing but these."""
+    """Restrict the optimizer to these parameters."""
     groups = [(group, group["params"]) for group in optimizer.param_groups]
     for group, all_of_them in groups:
         group["params"] = [p for p in all_of_them if p in parameters]

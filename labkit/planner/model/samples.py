@@ -1,4 +1,4 @@
-"""Of which sample a plan makes its batches: samples of a text may differ in length, and batches are padded."""
+"""The sample from which a plan makes its batches: samples of text may differ in length, and batches are padded."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from torch.utils.data import IterableDataset
 
 __all__ = ["longest"]
 
-LOOKED_AT, SECONDS = 64, 1.0  # samples, and how long they may take to load
+LOOKED_AT, SECONDS = 64, 1.0  # limits on the number of samples and on their loading time
 
 
 def longest(
     dataset: Any, collate: Callable[[Any], Any], map_tensors: Callable[[Any, Callable[[Any], Any]], Any]
 ) -> tuple[Any, int]:
-    """The longest of the first samples, and how many were looked at; 0 where all of them are alike."""
+    """The longest of the first samples, and the number of samples compared; 0 if all have the same length."""
     until, sizes, sample = time.monotonic() + SECONDS, [0], None
     for each in _first(dataset):
         elements: list[int] = []

@@ -1,4 +1,4 @@
-"""What can still be told of a model that cannot be followed through a step: its parameters, and what is as many."""
+"""Memory of parameters, gradients and optimizer state, for a model that cannot be run without data."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ MOMENTS = 2  # of AdamW
 
 
 def states_alone(script: Script, layout: Layout, parameters: Mapping[str, Any], *, path: str = "") -> dict[str, int]:
-    """Bytes of parameters, gradients and optimizer state on a rank: 4, 4 and 8 per fp32 parameter, divided as ZeRO
-    does (arXiv 1910.02054, section 5); layers are taken to split evenly over tensor and pipeline ranks.
+    """Bytes of parameters, gradients and optimizer state on a rank: 4, 4 and 8 per fp32 parameter, divided as in ZeRO
+    (arXiv 1910.02054, section 5), assuming that layers split evenly over tensor and pipeline ranks.
 
-    Raises LaunchError when the script refuses its options, Unplannable when its model cannot be built.
+    Raises LaunchError if the script refuses its options, Unplannable if its model cannot be built.
     """
     script = script if path else able_to(script, parameters)
-    sizes = ask("sizing", {"text": str(script), "argv": command_line(script, parameters), "path": path})
+    sizes = ask("sizes", {"text": str(script), "argv": command_line(script, parameters), "path": path})
     in_blocks = sizes["blocks"] // (layout.tensor * layout.pipeline)
     trained = in_blocks + sizes["rest"]
     itemsize = 8 if layout.precision == "fp64" else 4
@@ -35,12 +35,12 @@ def states_alone(script: Script, layout: Layout, parameters: Mapping[str, Any], 
 
 
 def _sizes(text: str, argv: Sequence[str], path: str) -> dict[str, int]:
-    from labkit.planner.model.fake_run import Scene
+    from labkit.planner.model.fake_run import FakeRun
 
-    scene = Scene(text, argv, path)
-    model = scene.model()
+    fake_run = FakeRun(text, argv, path)
+    model = fake_run.model()
     trained = [p for p in model.parameters() if p.requires_grad]
-    in_blocks = {p for block in scene.script.blocks_of(model) for p in block.parameters()}
+    in_blocks = {p for block in fake_run.script.blocks_of(model) for p in block.parameters()}
     blocks = sum(p.numel() for p in trained if p in in_blocks)
     return {
         "blocks": blocks,

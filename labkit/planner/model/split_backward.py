@@ -1,5 +1,5 @@
-"""Where gradients of inputs and of weights part: a zero-bubble pipeline computes the one first and the other later, and
-keeps in between the gradients from which those of the weights will follow.
+"""Splits backward into input gradients and weight gradients: a zero-bubble pipeline computes the former first and keeps
+the intermediate gradients from which it computes the latter.
 
 Source: torch/distributed/pipelining/_backward.py of torch 2.13 (get_param_groups, stage_backward_input).
 """
@@ -16,10 +16,10 @@ __all__ = ["Between", "parting"]
 
 
 def parting(end: Any, begin: Any, parameters: Iterable[torch.Tensor]) -> set[Any]:
-    """Nodes of autograd's graph between `end` and `begin` into which a parameter's own branch leads."""
+    """Nodes of autograd's graph between `end` and `begin` at which a parameter's branch joins."""
     wanted = set(parameters)
     used_by: dict[Any, list[Any]] = defaultdict(list)
-    seen, waiting, leaves = {end}, [end], []
+    visited, waiting, leaves = {end}, [end], []
     while waiting:
         node = waiting.pop()
         if getattr(node, "variable", None) in wanted:
@@ -27,8 +27,8 @@ def parting(end: Any, begin: Any, parameters: Iterable[torch.Tensor]) -> set[Any
         for following, _ in node.next_functions:
             if following is not None:
                 used_by[following].append(node)
-                if following not in seen:
-                    seen.add(following)
+                if following not in visited:
+                    visited.add(following)
                     waiting.append(following)
     on_the_way = _above([begin], used_by, set())
     return {
@@ -37,18 +37,18 @@ def parting(end: Any, begin: Any, parameters: Iterable[torch.Tensor]) -> set[Any
 
 
 def _above(nodes: list[Any], used_by: dict[Any, list[Any]], stop: set[Any]) -> set[Any]:
-    """All that lead to them, but for those at which to stop."""
-    found, waiting = set(nodes), list(nodes)
+    """All nodes that lead to `nodes`, without passing through those in `stop`."""
+    reached, waiting = set(nodes), list(nodes)
     while waiting:
         for node in used_by.get(waiting.pop(), []):
-            if node not in found and node not in stop:
-                found.add(node)
+            if node not in reached and node not in stop:
+                reached.add(node)
                 waiting.append(node)
-    return found
+    return reached
 
 
 class Between:
-    """Counts the bytes of the gradients that arrive at nodes."""
+    """Sums the bytes of the gradients that arrive at nodes."""
 
     def __init__(self, nodes: Iterable[Any]):
         self.bytes = 0

@@ -1,4 +1,4 @@
-"""What one unit of a model holds while it computes, in forward and in backward, on tensors without data.
+"""Measures the memory of one unit of a model in forward and backward, on tensors without data.
 
 Runs in the planner's child process.
 """
@@ -22,38 +22,38 @@ from labkit.worker.tracker import Tracker
 __all__ = ["SAMPLES", "Beside", "Compute", "Computed", "Flow", "Take", "profile"]
 
 Take = Callable[[], torch.Tensor]
-# Takes its input from the function it is given, so that nobody else holds it; what it computed before it does is
-# another unit's. After that comes what is given to it beside.
+# Its first argument is a function that returns its input, so that nothing else holds the input; computation before that
+# call belongs to another unit. The remaining arguments are other inputs.
 Compute = Callable[..., torch.Tensor]
 Beside = tuple[tuple[Any, ...], list[torch.Tensor]]  # and the tensors in it
 
-# At one sample torch sees contiguous tensors where with more there are none.
+# Not 1: with one sample, tensors may be contiguous that otherwise are not.
 SAMPLES = (2, 3)
 
 
 class Flow(NamedTuple):
-    """A tensor on its way between units: its shape but for the samples, and its type."""
+    """A tensor passed between units: its shape without the batch dimension, and its type."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Flow:
-        """Of this tensor, whose first dimension is the batch."""
+        """The flow of this tensor, whose first dimension is the batch."""
         return cls(tuple(tensor.shape[1:]), tensor.dtype)
 
     def make(self, samples: int) -> torch.Tensor:
-        """Such a tensor for so many samples."""
+        """Such a tensor for `samples` samples."""
         return torch.empty((samples, *self.shape), dtype=self.dtype)
 
     @property
     def bytes(self) -> int:
-        """Per sample."""
+        """Bytes per sample."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
 class _Source(torch.autograd.Function):
-    """Makes a unit's input as another unit would: nobody but who uses it holds it."""
+    """Makes a unit's input as the previous unit would; only its users hold it."""
 
     @staticmethod
     def forward(ctx: Any, anchor: torch.Tensor, flow: Flow, samples: int) -> torch.Tensor:
@@ -65,7 +65,7 @@ class _Source(torch.autograd.Function):
 
 
 class _Sink(torch.autograd.Function):
-    """Takes a unit's output, and in backward makes its gradient, as the unit after it would."""
+    """Consumes a unit's output and makes its gradient in backward, as the next unit would."""
 
     @staticmethod
     def forward(ctx: Any, y: torch.Tensor, anchor: torch.Tensor) -> torch.Tensor:
@@ -78,7 +78,7 @@ class _Sink(torch.autograd.Function):
 
 
 class UnitTracker(Tracker):
-    """A tracker whose events can be told apart, and which sees gradients being completed."""
+    """A tracker that also records when gradients are complete."""
 
     def __init__(self, parameters: Iterable[torch.Tensor]):
         super().__init__()
@@ -88,26 +88,26 @@ class UnitTracker(Tracker):
 
     @property
     def now(self) -> int:
-        """How many events there were."""
+        """Number of events so far."""
         return len(self._events)
 
     @property
     def held(self) -> int:
-        """Bytes, since the beginning."""
+        """Bytes held since the start."""
         return sum(size for _, size, _, _ in self._events)
 
     def restart(self) -> None:
-        """What there is was there before."""
+        """Start over, with all present tensors as the baseline."""
         self._events.clear()
         self._sizes = dict.fromkeys(self._sizes, 0)
 
     def alive(self, tensor: torch.Tensor) -> Callable[[], bool]:
-        """Whether a tensor's storage still is, to be asked later."""
+        """A function that returns whether the tensor's storage still exists."""
         storage = weakref.ref(tensor.untyped_storage())
         return lambda: storage() is not None
 
     def settle(self, parameter: torch.Tensor) -> None:
-        """A hook: this parameter's gradient is complete."""
+        """Hook that is called when this parameter's gradient is complete."""
         gradient = parameter.grad
         local = getattr(gradient, "_local_tensor", gradient)
         at, bytes_, total = self.settled[-1] if self.settled else (0, 0, 0)
@@ -115,7 +115,7 @@ class UnitTracker(Tracker):
         self.settled.append((self.now, bytes_ + local.untyped_storage().nbytes(), total + size))
 
     def levels(self) -> list[tuple[int, int, int]]:
-        """After each event: bytes held that are no complete gradients, those kept for backward, bytes of gradients."""
+        """After each event: bytes held except complete gradients, bytes kept for backward, bytes of gradients."""
         kept = CATEGORIES.index("activations")
         held = [*accumulate(size for _, size, _, _ in self._events)]
         activations = [*accumulate(size * (self._categories[number] == kept) for number, size, _, _ in self._events)]
@@ -129,8 +129,8 @@ class UnitTracker(Tracker):
 
 class _Run(NamedTuple):
     levels: list[tuple[int, int, int]]
-    forward: int  # the events until the unit has its output
-    backward: int  # the events until backward begins
+    forward: int  # number of events until the unit has its output
+    backward: int  # number of events until backward starts
     cached: int
     saved: int
     keeps_input: bool
@@ -141,7 +141,7 @@ class _Run(NamedTuple):
 
 
 class Computed(NamedTuple):
-    """A profile, what the unit hands on, and the parameters whose gradients its backward completes."""
+    """A profile, the unit's output, and the parameters whose gradients its backward completes."""
 
     profile: Profile
     out: Flow
@@ -158,10 +158,10 @@ def profile(
     input_kept: bool = False,
     beside: Callable[[int], Beside] = lambda samples: ((), []),
 ) -> Computed:
-    """What `compute` and its backward hold. `data`: the input is data, and counted elsewhere, as is what is given
-    `beside` it, for so many samples.
+    """The memory of `compute` and its backward. `data`: the input is data, which is counted elsewhere, as are the other
+    inputs that `beside` makes for a number of samples.
 
-    `input_kept`: by the unit before.
+    `input_kept`: the previous unit keeps the input.
     """
     few, more = runs = [_run(compute, parameters, flow, context, n, data, input_kept, beside(n)) for n in SAMPLES]
     local = [getattr(p, "_local_tensor", p) for p in few.trained]
@@ -233,9 +233,9 @@ def _line(few: int, more: int) -> ByteCount:
 
 
 def _moments(runs: list[list[tuple[int, int, int]]]) -> tuple[Moment, ...]:
-    """Those at which most is held for some number of samples and some way to treat gradients."""
+    """The moments with the most memory for some number of samples and some treatment of gradients."""
     few, more = runs
-    if len(few) != len(more):  # other kernels, other events: what is known are the most and the most
+    if len(few) != len(more):  # different kernels, different events: use each maximum
         few, more = ([tuple(map(max, zip(*run, strict=True)))] if run else [] for run in runs)
     moments = [Moment(_line(a[0], b[0]), _line(a[1], b[1]), max(a[2], b[2])) for a, b in zip(few, more, strict=True)]
     largest: list[Moment] = []
@@ -246,6 +246,6 @@ def _moments(runs: list[list[tuple[int, int, int]]]) -> tuple[Moment, ...]:
 
 
 def _covers(one: Moment, other: Moment) -> bool:
-    """Whether `one` holds no less than `other`, whatever the batch and whether complete gradients stay, move or go."""
+    """Whether `one` holds at least as much as `other` for every batch and every treatment of complete gradients."""
     least = one.held.at(1) - other.held.at(1)
     return one.held.per_sample >= other.held.per_sample and least >= abs(one.settled - other.settled)

@@ -1,4 +1,4 @@
-"""A model taken apart into the units that strategies handle as one. Runs in the planner's child process."""
+"""Divides a model into the units that strategies operate on. Runs in the planner's child process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
 
 from labkit.planner.model.facts import Variant
-from labkit.planner.model.fake_run import Batches, Scene
+from labkit.planner.model.fake_run import Batches, FakeRun
 from labkit.planner.model.fakes import silence
 from labkit.planner.model.forward_order import Call, Followed
 from labkit.planner.model.unit_costs import Beside, Compute, Flow, Take
@@ -27,13 +27,13 @@ from labkit.write import Script
 
 __all__ = ["Model", "Part", "mesh_of", "split"]
 
-TYPES = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}  # by their bytes
+TYPES = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}  # by itemsize
 EMBED, UNEMBED, LOSS = "embed", "unembed", "loss"
 
 
 class Part(NamedTuple):
-    """A unit of a model's copy. Parts of one kind compute the same; `parameters` are those it may use. `again`: what
-    the first part computes it computes as well, before it takes its input."""
+    """A unit of a copy of the model. Parts of equal `kind` have the same computation; `parameters` are those it may
+    use. `again`: it repeats the first part's computation before it takes its input."""
 
     name: str
     kind: Any
@@ -50,21 +50,21 @@ class Part(NamedTuple):
 
 
 class Model:
-    """A script's model, in copies that are computed in one way or another.
+    """A script's model, with copies for each variant.
 
-    One that says how to embed one tensor, and to unembed, is taken apart so, and its alike blocks are one module: what
-    can be done in a while to one with a thousand. Any other is followed through its blocks. Where it cannot be it is
-    one unit together with its loss: which part of what it holds is a block's is not known then.
+    A model with `embed`, `blocks` and `unembed` is divided accordingly, and identical blocks share one module, so that
+    a thousand blocks take little time. Any other model is followed through its blocks; if that fails, the model and
+    its loss are one unit, and the memory of a single block is unknown.
     """
 
-    def __init__(self, scene: Scene, batches: Batches):
-        self.scene, self.batches, self.script = scene, batches, scene.script
-        self.module = whole = scene.model()
+    def __init__(self, fake_run: FakeRun, batches: Batches):
+        self.fake_run, self.batches, self.script = fake_run, batches, fake_run.script
+        self.module = whole = fake_run.model()
         self.layers = len(self.script.blocks_of(whole))
         named = all(hasattr(whole, name) for name in (EMBED, "blocks", UNEMBED))
         self.uncut = self._uncut(named)
-        self.names_its_parts = named and len(scene.inputs_of(batches.make(2))) == 1
-        self.which: list[int] = []  # of the kept blocks each block is
+        self.names_its_parts = named and len(fake_run.inputs_of(batches.make(2))) == 1
+        self.which: list[int] = []  # for each block, its index among the distinct ones
         if self.names_its_parts:
             kinds: dict[str, int] = {}
             kept = []
@@ -78,21 +78,21 @@ class Model:
 
     @cached_property
     def is_one_unit(self) -> bool:
-        """Whether it can be taken apart in neither way."""
+        """Whether it can be divided in neither way."""
         if self.names_its_parts:
             return False
         try:
             followed = self._followed(self.module, Variant())
-            with self.scene.fake, torch.no_grad():
+            with self.fake_run.fake, torch.no_grad():
                 batch = self.batches.make(2)
                 x = followed.embed(lambda: batch, batch)
                 followed.unembed(lambda: x, batch, followed.calls[2])
-        except Exception:  # whatever it is: as one unit it is only called as the script calls it
+        except Exception:  # any error: as one unit it is only called as in the script
             return True
         return False
 
     def _uncut(self, named: bool) -> str:
-        """Why it makes no stages of a pipeline, by the pipeline's own check."""
+        """Why it does not form pipeline stages, by the pipeline's own check; "" if it does."""
         pipeline = ModuleType("pipeline")
         exec(Script.load("pipeline").cells["step"].text, vars(pipeline))
         check = getattr(self.script, "check_model", pipeline.check_model)
@@ -103,12 +103,12 @@ class Model:
         return ""
 
     def variant(self, variant: Variant, mesh: DeviceMesh | None = None) -> list[Part]:
-        """The parts, in the order of forward, of a copy with parameters of the variant's type, and the loss; of one
-        unit the loss is in it."""
-        # deepcopy alone would also copy the mode, of which each tensor without data knows: torch then corrupts its heap
-        with self.scene.fake, FakeCopyMode(self.scene.fake):
+        """The parts of a copy with parameters of the variant's type, in forward order, and the loss, unless the model
+        is one unit that includes it."""
+        # deepcopy alone would also copy the mode that each fake tensor refers to, and torch would corrupt its heap
+        with self.fake_run.fake, FakeCopyMode(self.fake_run.fake):
             module, which = copy.deepcopy(self.module), self.which
-            if variant.sequence and self.names_its_parts:  # the first block and the last have more to do
+            if variant.sequence and self.names_its_parts:  # the first and the last block do more
                 ends = [(kind, i == 0, i == len(which) - 1) for i, kind in enumerate(which)]
                 kinds = list(dict.fromkeys(ends))
                 which = [kinds.index(end) for end in ends]
@@ -132,7 +132,7 @@ class Model:
     def _named(self, module: nn.Module, variant: Variant, which: list[int], rest: Any, others: Any) -> list[Part]:
         def computing(compute: Callable[..., Any]) -> Compute:
             def call(take: Take) -> Any:
-                x = take()  # held while it computes, as by the model that calls its blocks in turn
+                x = take()  # held during the computation, as by the model's loop over blocks
                 return compute(_cast(x) if variant.half_parameters else x)
 
             return call
@@ -146,7 +146,7 @@ class Model:
         ]
 
     def _of_chain(self, module: nn.Module, variant: Variant, rest: Any, others: Any) -> list[Part]:
-        """Followed through its blocks, as they are now."""
+        """The parts of a model that is followed through its current blocks."""
         followed, dtype, half = self._followed(module, variant), _dtype(variant), _half(variant)
 
         def block(number: int) -> tuple[str, nn.Module, Compute, dict[str, Any]]:
@@ -192,7 +192,7 @@ class Model:
         def run(batch: Any) -> Any:
             return self.script.outputs_of(partial(_called, module, variant), batch)
 
-        with self.scene.fake:
+        with self.fake_run.fake:
             blocks = self.script.blocks_of(module) if self.layers else []
             return Followed(run, partial(self.batches.make, dtype=_dtype(variant)), blocks)
 
@@ -204,7 +204,7 @@ class Model:
         ]
 
     def _loss(self, take: Take, batch: Any, count: torch.Tensor) -> torch.Tensor:
-        """As the step cell computes it."""
+        """The loss as the step cell computes it."""
         return self._share(self.script.loss_of(self.script.outputs_of(lambda *_, **__: take(), batch), batch), count)
 
     @staticmethod
@@ -213,24 +213,24 @@ class Model:
 
     def _batch_and_count(self, dtype: torch.dtype, samples: int) -> Beside:
         batch = self.batches.make(samples, dtype)
-        with self.scene.fake:
+        with self.fake_run.fake:
             count = self.script.count_of(batch)
         return (batch, count), [*self.batches.tensors(batch), count]
 
     def first(self, variant: Variant) -> Flow:
-        """The tensor that the first unit takes; of those that take the batch, next to nothing."""
+        """The input of the first unit; a placeholder if the unit takes the batch."""
         if not self.names_its_parts:
             return Flow((), _dtype(variant))
-        return Flow.of(self.scene.inputs_of(self.batches.make(2, _dtype(variant)))[0])
+        return Flow.of(self.fake_run.inputs_of(self.batches.make(2, _dtype(variant)))[0])
 
     def input_bytes(self, variant: Variant) -> int:
-        """Of what the first unit takes, per sample."""
+        """Bytes of the first unit's input per sample."""
         return self.first(variant).bytes if self.names_its_parts else self.batches.bytes(_dtype(variant))
 
 
 def _called(module: nn.Module, variant: Variant, *args: Any, **others: Any) -> Any:
-    """What the model puts out, called as the precision cell has it be called."""
-    if variant.half_parameters:  # FSDP casts what comes in
+    """The model's output when called as by the precision cell."""
+    if variant.half_parameters:  # FSDP casts inputs
         args, others = tree_map(_cast, (args, others))
     with _half(variant)():
         return module(*args, **others)
@@ -241,7 +241,7 @@ def _half(variant: Variant) -> Callable[[], Any]:
 
 
 def _dtype(variant: Variant) -> torch.dtype:
-    """Of inputs that are not whole numbers."""
+    """The type of floating-point inputs."""
     return torch.float64 if variant.precision == "fp64" else torch.float32
 
 
@@ -250,7 +250,7 @@ def _cast(value: Any) -> Any:
 
 
 def mesh_of(ranks: int) -> DeviceMesh:
-    """Of tensor ranks between which nothing is sent. There is one at a time."""
+    """A mesh of tensor ranks on a fake process group. Only one exists at a time."""
     if dist.is_initialized():
         dist.destroy_process_group()
     dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
@@ -258,8 +258,8 @@ def mesh_of(ranks: int) -> DeviceMesh:
 
 
 def split(script: Any, model: nn.Module, blocks: Sequence[nn.Module], mesh: DeviceMesh, sequence: bool) -> None:
-    """As tensor_parallel does, by the script's own `tensor` cell or plan if it has one. Raises SystemExit when the
-    layers do not split."""
+    """Split layers as tensor_parallel does, with the script's own `tensor` cell or plan if it has one. Raises
+    SystemExit if the layers do not split."""
     ours = ModuleType("tensor_parallel")
     cells = Script.load("tensor_parallel", "sequence_parallel").cells
     exec(cells["tensor"].text + cells["strategy"].text, vars(ours))

@@ -1,1 +1,1 @@
-"""How long a step takes: computing, collectives, and what of them overlaps."""
+"""Predicts the step time: computation, collectives, and their overlap."""

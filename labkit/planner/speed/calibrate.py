@@ -1,9 +1,9 @@
-"""How fast the ranks of this machine compute a script's model: run by rates as a plain torchrun script.
+"""Measures how fast the ranks of this machine compute a script's model; rates.py runs it as a plain torchrun script.
 
 torchrun --standalone --nproc-per-node=2 timing.py script.py '{"small": 2, "large": 8, "argv": []}' answer.json
 
-Each rank trains alone, in a process group of its own, so that nothing is communicated; all compute at the same time, so
-that what they share (cores, caches, memory) is in the figures.
+Each rank trains alone in its own process group, so nothing is communicated; all compute at the same time, so the
+figures include contention for cores, caches and memory.
 """
 
 import json
@@ -24,15 +24,15 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from labkit.planner.model.samples import longest
 
-SECONDS, SPLIT_SECONDS, TURN, LEAST = 7.0, 2.0, 0.05, 3  # of measuring, a call's turn in a round; rounds
-MEETINGS = 8  # trainings with and without
+SECONDS, SPLIT_SECONDS, TURN, LEAST = 7.0, 2.0, 0.05, 3  # in total, per call and round; minimum rounds
+MEETINGS = 8  # passes with the collective and without
 SMALL = 1 << 10  # floats
 COPIED = 64 << 20  # bytes
 TENSORS, PAIRS = 32, 8
 
 
 class Ranks:
-    """The ranks meet in torchrun's store: the process group of each has only itself."""
+    """Synchronizes the ranks through torchrun's store, because each has its own process group."""
 
     def __init__(self) -> None:
         self.store, self.rank, self.count = next(dist.rendezvous("env://"))
@@ -46,19 +46,19 @@ class Ranks:
         self.store.wait([f"{name}/all"], timedelta(seconds=60))
 
     def gather(self, value: dict) -> list[dict]:
-        """What each of them has."""
+        """The values of all ranks."""
         self.store.set(f"labkit/value/{self.met}/{self.rank}", json.dumps(value))
         self.meet()
         return [json.loads(self.store.get(f"labkit/value/{self.met - 1}/{r}")) for r in range(self.count)]
 
     def agree(self, again: bool) -> bool:
-        """What rank 0 says."""
+        """The value of rank 0."""
         return self.gather({"again": again})[0]["again"]
 
 
 def timed(calls: dict[str, Callable[[], object]], seconds: float, ranks: Ranks, device: torch.device) -> dict:
-    """Seconds of each call's repeats on all ranks. The calls take turns, round after round, so that what else goes on
-    at times disturbs them alike; by "alone" only rank 0 computes, and the others wait without using a core."""
+    """Seconds of each call's repeats on all ranks. The calls alternate in rounds, so that other load affects them
+    equally; in "alone" only rank 0 computes while the others wait without using a core."""
     mine: dict[str, list[float]] = {name: [] for name in calls}
     began, round = time.perf_counter(), 0
     while ranks.agree(round <= LEAST or time.perf_counter() - began < seconds):
@@ -71,18 +71,18 @@ def timed(calls: dict[str, Callable[[], object]], seconds: float, ranks: Ranks, 
                 if device.type == "cuda":
                     torch.cuda.synchronize(device)
                 now = time.perf_counter()
-                if round:  # the first is for warming up
+                if round:  # the first is a warm-up
                     mine[name].append(now - before)
                 if now >= end:
                     break
         round += 1
     every = ranks.gather(mine)
-    return {name: [time for said in every for time in said[name]] for name in calls}
+    return {name: [time for times in every for time in times[name]] for name in calls}
 
 
 def waiting(blocks: nn.ModuleList, train: Callable[[], object], ranks: Ranks) -> float:
-    """Seconds that a small collective costs ranks that compute until then: each waits for the slowest, and to be woken.
-    One is added after the forward and the backward of every block."""
+    """Seconds that a small collective costs computing ranks, which includes waiting for the slowest rank and the
+    wake-up. One is added after the forward and the backward of every block."""
     group = dist.ProcessGroupGloo(dist.PrefixStore("labkit/waiting", ranks.store), ranks.rank, ranks.count)
     small, meets = torch.zeros(SMALL), False
 
@@ -104,7 +104,7 @@ def waiting(blocks: nn.ModuleList, train: Callable[[], object], ranks: Ranks) ->
 
 
 def overheads(device: torch.device) -> dict[str, float]:
-    """Seconds of host work that strategies add whatever the sizes: measured on tensors of a few elements."""
+    """Seconds of host work that strategies add independently of sizes, measured on tiny tensors."""
     mesh = init_device_mesh(device.type, (1,))
 
     def once(call: Callable[[], object]) -> float:
@@ -143,8 +143,8 @@ def overheads(device: torch.device) -> dict[str, float]:
 
 
 def split_layers(blocks: nn.Module, parts: int) -> bool:
-    """Leave of each block's layers the first share of so many, as a tensor rank has it (TENSOR_PLAN in labkit's script:
-    the first of a pair by rows of its weight, the second by columns). False where the blocks are of another kind."""
+    """Reduce each block's layers to the first of `parts` shards, as on a tensor rank (TENSOR_PLAN in labkit's script:
+    the first of a pair by rows of its weight, the second by columns). False if the blocks are of another kind."""
     for block in blocks:
         layers = [getattr(block, name, None) for name in ("qkv", "out", "up", "down")]
         if not all(isinstance(layer, nn.Linear) for layer in layers) or not hasattr(block, "head_width"):
@@ -160,7 +160,7 @@ def split_layers(blocks: nn.Module, parts: int) -> bool:
 
 
 def main() -> None:
-    script, asked, answer = Path(sys.argv[1]), json.loads(sys.argv[2]), Path(sys.argv[3])
+    script, request, answer = Path(sys.argv[1]), json.loads(sys.argv[2]), Path(sys.argv[3])
     ranks = Ranks()
     cuda = torch.cuda.is_available()
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
@@ -169,7 +169,7 @@ def main() -> None:
     dist.init_process_group("nccl" if cuda else "gloo", store=dist.HashStore(), rank=0, world_size=1)
     cells: dict = {"__name__": "script", "__file__": str(script)}
     exec(compile(script.read_text(encoding="utf-8"), str(script), "exec"), cells)
-    sys.argv = [str(script), *asked["argv"]]
+    sys.argv = [str(script), *request["argv"]]
     args = cells["parse_args"]()
     torch.manual_seed(0)
     mesh = cells["make_mesh"](device.type, args)
@@ -185,7 +185,7 @@ def main() -> None:
         return tensor.to(device, dtype if tensor.is_floating_point() else None)
 
     batches = {
-        name: cells["map_tensors"](cells["collate"]([sample] * asked[name]), on_device) for name in ("small", "large")
+        name: cells["map_tensors"](cells["collate"]([sample] * request[name]), on_device) for name in ("small", "large")
     }
 
     def both(name: str) -> Callable[[], object]:
@@ -220,11 +220,11 @@ def main() -> None:
     kinds = (both, forward, ends) if in_parts else (both, forward)
     calls = {f"{kind.__name__}_{name}": kind(name) for kind in kinds for name in batches}
     calls = {"optimizer": update, "copy": lambda: target.copy_(source)} | calls
-    found = timed(calls | {"alone": both("large")}, SECONDS, ranks, device)
+    times = timed(calls | {"alone": both("large")}, SECONDS, ranks, device)
     waits = waiting(model.blocks, both("large"), ranks) if in_parts and ranks.count > 1 and not cuda else 0.0
     if in_parts and ranks.count > 1 and split_layers(model.blocks, ranks.count):
-        found |= timed({f"split_{name}": both(name) for name in batches}, SPLIT_SECONDS, ranks, device)
-    said = overheads(device)  # by all at the same time
+        times |= timed({f"split_{name}": both(name) for name in batches}, SPLIT_SECONDS, ranks, device)
+    work = overheads(device)  # on all ranks at the same time
     if ranks.rank == 0:
         more = {
             "elements": sum(p.numel() for _, p in gradients),
@@ -232,14 +232,13 @@ def main() -> None:
             "copied": COPIED,
             "waiting": waits,
         }
-        answer.write_text(json.dumps({"times": {n: usual(t) for n, t in found.items()}, "overheads": said, **more}))
+        answer.write_text(json.dumps({"times": {n: usual(t) for n, t in times.items()}, "overheads": work, **more}))
     ranks.meet()
     dist.destroy_process_group()
 
 
 def usual(times: list[float]) -> list[float]:
-    """The lower quartile, for whatever else runs on the machine only ever adds; the least, and all but the longest
-    tenth."""
+    """[lower quartile, minimum, 90th percentile]. The quartile is robust, because other load only adds time."""
     ordered = sorted(times)
     return [ordered[len(ordered) // 4], ordered[0], ordered[-1 - len(ordered) // 10]]
 

@@ -1,7 +1,7 @@
-"""The order in which a pipeline rank computes: forwards (F) and backwards (B) of micro-batches through its stages; or,
-of a backward, the gradients of inputs (I) first and those of weights (W) later.
+"""The order in which a pipeline rank computes: forwards (F) and backwards (B) of micro-batches through its stages. A
+backward may be split into gradients of inputs (I) and, later, gradients of weights (W).
 
-As torch/distributed/pipelining/schedules.py of torch 2.13 has it. Sources: GPipe (1811.06965), 1F1B and interleaved
+As in torch/distributed/pipelining/schedules.py of torch 2.13. Sources: GPipe (1811.06965), 1F1B and interleaved
 (2104.04473), breadth-first (2211.05953), zero bubble and ZBV (2401.10241), DualPipeV (2412.19437).
 """
 
@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 
 __all__ = ["Action", "actions"]
 
-Action = tuple[str, int, int]  # what, stage, micro-batch
+Action = tuple[str, int, int]  # kind, stage, micro-batch
 
 
 def actions(schedule: str, ranks: int, rank: int, stages: Sequence[int], micro_batches: int) -> list[Action]:
-    """What `rank` does in one step; `stages` are those it has, in ascending order."""
+    """The actions of `rank` in one step; `stages` are its stages in ascending order."""
     if schedule in ("GPipe", "LoopedBFS"):
         return _breadth_first(stages, micro_batches, reverse=schedule == "LoopedBFS")
     if schedule == "1F1B":
@@ -44,7 +44,7 @@ def _one_forward_one_backward(stage: int, warm_up: int, micro_batches: int) -> l
 
 
 class _Counted:
-    """Actions whose micro-batches count up for each stage and kind."""
+    """Actions whose micro-batches are numbered per stage and kind."""
 
     def __init__(self) -> None:
         self.order: list[Action] = []

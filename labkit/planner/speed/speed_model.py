@@ -1,4 +1,4 @@
-"""How fast a script's model trains on a device under any layout: from what was measured here, or from data sheets."""
+"""How fast a script's model trains on a device under any layout, from measurements on this machine or data sheets."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from labkit.planner.speed.rates import Rates, assumed_link, assumed_rates, measu
 from labkit.planner.speed.step_time import StepTime, scaling, step_time
 from labkit.write import Script
 
-__all__ = ["Pace", "crowded", "measure_pace"]
+__all__ = ["SpeedModel", "crowded", "measure_speed"]
 
-MEASURED_WITH = (2, 1, 4, 8)  # ranks, where it was not with those that are asked for
+MEASURED_WITH = (2, 1, 4, 8)  # other numbers of ranks whose measurements are used
 
 
 @dataclass
-class Pace:
-    """Rates and links are looked up once for each precision and number of ranks. `ranks`: with how many at work the
-    rates of this machine were measured; `parameters` with which the script was asked for."""
+class SpeedModel:
+    """Looks up rates and links once for each precision and number of ranks. `ranks`: the number with which the rates of
+    this machine were measured; `parameters`: those of the requested script."""
 
     script: Script
     facts: ModelFacts
@@ -35,7 +35,7 @@ class Pace:
     _known: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     def __call__(self, layout: Layout) -> StepTime | None:
-        """None where nothing is known: a CPU has no data sheet, its speed is measured."""
+        """None if the speed is unknown: a CPU has no data sheet, so it must be measured."""
         if not self._knows(layout):
             return None
         device = self.device
@@ -44,13 +44,13 @@ class Pace:
         link = self._once(("link", layout.ranks), self._link, layout.ranks) if layout.ranks > 1 else None
         if rates is None or (link is None and layout.ranks > 1):
             return None
-        several = device.nodes > 1 or not device.shared  # ranks that share cores are on as many hosts as are asked for
+        several = device.nodes > 1 or not device.shared  # CPU ranks use only the hosts requested
         hosts = Hosts(device.box, device.network) if several else None
         return step_time(self.facts, layout, crowded(rates, here), link, hosts)
 
     def scaling(self, layout: Layout) -> dict[int, StepTime]:
-        """The same micro-batch on each of 1, 2, 4 … 1,024 ranks, on as many such machines as that takes; nothing where
-        nothing is known."""
+        """Step times with the same micro-batch on each of 1, 2, 4 … 1,024 ranks, on as many machines as needed; empty
+        if the speed is unknown."""
         if not self._knows(layout):
             return {}
         rates = self._once(("rates", layout.precision, self.ranks), self._rates, layout.precision, self.ranks)
@@ -61,8 +61,8 @@ class Pace:
         return scaling(self.facts, layout, rates, link, box=self.device.box, network=self.device.network)
 
     def _knows(self, layout: Layout) -> bool:
-        """What a strategy communicates: a user's own may do anything, and of layers that are split or make stages the
-        size of what they hand on is known only where they are units."""
+        """Whether the strategy's communication is known: not for the user's own, nor for split layers or stages unless
+        layers are units, whose output sizes are known."""
         return bool(layout.strategy) and not (self.facts.layers and (layout.tensor > 1 or layout.stages > 1))
 
     def _once(self, key: Any, make: Any, *arguments: Any) -> Any:
@@ -74,12 +74,12 @@ class Pace:
         return self._known[key]
 
     def _rates(self, precision: str, ranks: int) -> Rates | None:
-        """With as many ranks at work if that was measured, or else with another number of them."""
-        asked = _asked(self.parameters, precision)
+        """Rates measured with `ranks` ranks if available, else with another number."""
+        parameters = _with_precision(self.parameters, precision)
         measured = (
-            found
+            rates
             for n in dict.fromkeys((ranks, self.ranks, *MEASURED_WITH) if self.device.is_this_machine else ())
-            if (found := remembered_rates(self.script, n, asked))
+            if (rates := remembered_rates(self.script, n, parameters))
         )
         return next(measured, None) or assumed_rates(self.facts, self.device, precision)
 
@@ -98,7 +98,7 @@ class Pace:
 
 
 def crowded(rates: Rates, ranks: int) -> Rates:
-    """On a machine whose cores more ranks share than when it was measured: everything takes so much longer."""
+    """Rates scaled to more ranks sharing the cores than in the measurement."""
     if rates.cores is None or ranks <= rates.ranks:
         return rates
     longer = max(1.0, rates.contention * ranks / rates.ranks) / max(1.0, rates.contention)
@@ -106,7 +106,7 @@ def crowded(rates: Rates, ranks: int) -> Rates:
     def line(seconds: tuple[float, float]) -> tuple[float, float]:
         return seconds[0] * longer, seconds[1] * longer
 
-    said = f"{ranks} ranks share {rates.cores} cores, measured with {rates.ranks}: {longer:.1f} times as long"
+    assumption = f"{ranks} ranks share {rates.cores} cores, measured with {rates.ranks}: {longer:.1f} times as long"
     return replace(
         rates,
         ranks=ranks,
@@ -121,24 +121,25 @@ def crowded(rates: Rates, ranks: int) -> Rates:
         split_pair=rates.split_pair * longer,
         contention=rates.contention * longer,
         waiting=rates.waiting * longer,
-        assumed=(*rates.assumed, said),
+        assumed=(*rates.assumed, assumption),
     )
 
 
-def measure_pace(
+def measure_speed(
     script: Script, ranks: int, parameters: Mapping[str, Any], *, again: bool = True, nodes: int = 1
 ) -> None:
-    """Measure on this machine what Pace looks up, which takes some twenty seconds; unless `again`, only what is not
-    known. `ranks` are those of one of the `nodes`. Raises LaunchError when it cannot."""
-    asked, here = _asked(parameters, str(parameters.get("precision", "fp32"))), hardware()
-    if again or remembered_rates(script, ranks, asked) is None:
-        measure_rates(script, ranks, asked)
-    talking = max(2, ranks) if nodes > 1 else ranks
-    if talking > 1 and (again or remembered_link(here, talking, here.backend) is None):
-        measure_link(talking, machine=here)
+    """Measure on this machine what SpeedModel looks up, in about 20 seconds; only what is missing, unless `again`.
+    `ranks` are those of one of the `nodes`. Raises LaunchError if it cannot."""
+    precision, here = str(parameters.get("precision", "fp32")), hardware()
+    parameters = _with_precision(parameters, precision)
+    if again or remembered_rates(script, ranks, parameters) is None:
+        measure_rates(script, ranks, parameters)
+    linked = max(2, ranks) if nodes > 1 else ranks
+    if linked > 1 and (again or remembered_link(here, linked, here.backend) is None):
+        measure_link(linked, machine=here)
 
 
-def _asked(parameters: Mapping[str, Any], precision: str) -> dict[str, Any]:
-    """The default is not named, so that what was measured without naming it is found."""
+def _with_precision(parameters: Mapping[str, Any], precision: str) -> dict[str, Any]:
+    """The default precision is omitted, so that measurements without it are found."""
     others = {name: value for name, value in parameters.items() if name != "precision"}
     return others if precision == "fp32" else others | {"precision": precision}

@@ -1,5 +1,5 @@
-"""How long an optimizer step takes: computing at a measured rate, communication at a measured bandwidth, what of it
-hides behind computing, and what a pipeline waits. Pure functions of a few numbers.
+"""Predicts the time of an optimizer step: computation at a measured rate, communication at a measured bandwidth, their
+overlap, and the bubble of a pipeline. Pure functions of a few numbers.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from labkit.planner.speed.traffic import Collective, held, volume, wire
 __all__ = ["StepTime", "scaling", "step_time"]
 
 FSDP2 = ("fsdp", "zero2", "hybrid")
-# Of the fill and drain of 1F1B, what schedules leave (Qi et al., arXiv 2401.10241, table 1: (p-1)(f+b-2w) with f=b=w is
-# a third). ZBV's would be 0; measured with sleeping stages it and DualPipeV are as InterleavedZeroBubble.
+# The bubble as a fraction of 1F1B's (Qi et al., arXiv 2401.10241, table 1: (p-1)(f+b-2w) with f=b=w is a third). ZBV's
+# would be 0, but measured with sleeping stages it and DualPipeV equal InterleavedZeroBubble.
 ZERO_BUBBLE, ZERO_BUBBLE_STAGES = 1 / 3, 2
 SCHEDULES_ZERO_BUBBLE = ("InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
 TENSORS_SPLIT, PAIRS = 8, 2  # parameters of a block that tensor parallelism splits, and pairs of layers
 WITHIN_BOX = 8
-# What is offloaded is moved over the host's link, PCIe 3 x16, and stepped by AdamW on its cores: 24 ns an element on
-# two slow cores, measured; memory of a server would allow 1 to 2. A guess between them: a quarter to four times of it.
+# Offloaded shards move over the host's link, PCIe 3 x16, and AdamW updates them on the host's cores: measured 24 ns per
+# element on two slow cores; a server's memory would allow 1 to 2. A guess between them, within a factor of 4.
 HOST_LINK, HOST_STEP, HOST_SPREAD = 15.75e9, 6e-9, 4
 
 
 @dataclass(frozen=True)
 class StepTime:
-    """`seconds` of an optimizer step, within `low` and `high`; `parts` add up to it. `samples` and `predictions` (a
-    language model's tokens) of a step, over all ranks. `assumed` says what is not measured."""
+    """`seconds` of an optimizer step, between `low` and `high`; `parts` add up to it. `samples` and `predictions`
+    (for a language model, tokens) per step over all ranks. `assumed` lists what was not measured."""
 
     seconds: float
     low: float
@@ -54,8 +54,8 @@ class StepTime:
 def step_time(
     facts: ModelFacts, layout: Layout, rates: Rates, link: Link | None, hosts: Hosts | None = None
 ) -> StepTime:
-    """Of the slowest rank. `link` is the one within a host, and may be None for one rank; `hosts` is None where all
-    ranks are on one."""
+    """The step time of the slowest rank. `link` is the link within a host; it may be None for one rank. `hosts` is None
+    if all ranks are on one host."""
     parts = {
         "compute": _compute(facts, layout, rates),
         "recompute": _recompute(facts, layout, rates),
@@ -67,11 +67,11 @@ def step_time(
     }
     busy = parts["compute"] + parts["recompute"]
     parts["bubble"] = _bubble(layout, rates, busy)
-    said = [_exposed(each, layout, rates, link, hosts, busy) for each in volume(facts, layout, _slowest(layout))]
-    parts["communication"] = sum(seconds for seconds, _ in said)
+    exposed = [_exposed(each, layout, rates, link, hosts, busy) for each in volume(facts, layout, _slowest(layout))]
+    parts["communication"] = sum(seconds for seconds, _ in exposed)
     seconds = sum(parts.values())
     computing = seconds - parts["communication"] - parts["offload"]
-    unsure = sum(miss for _, miss in said)
+    unsure = sum(error for _, error in exposed)
     low = seconds - computing * rates.spread[0] - unsure - parts["offload"] * (1 - 1 / HOST_SPREAD)
     high = seconds + computing * rates.spread[1] + unsure + parts["offload"] * (HOST_SPREAD - 1)
     per_sample = layout.global_batch
@@ -89,31 +89,31 @@ def step_time(
 def scaling(
     facts: ModelFacts, layout: Layout, rates: Rates, link: Link, *, box: int, network: float, most: int = 1024
 ) -> dict[int, StepTime]:
-    """Weak scaling: the same micro-batch on each of 1, 2, 4 … ranks. A box has `box` ranks; beyond it bytes go over
-    `network`, bytes/s of each box. Numbers of ranks that the strategy cannot use are left out."""
-    found = {}
+    """Weak scaling: the same micro-batch on each of 1, 2, 4 … ranks. A box has `box` ranks; boxes communicate over
+    `network`, in bytes/s per box. Numbers of ranks that the strategy cannot use are omitted."""
+    times = {}
     ranks = 1
     while ranks <= most:
         spread = _spread(facts, layout, ranks)
         if spread is not None:
-            found[ranks] = step_time(facts, spread, rates, link, Hosts(box, network))
+            times[ranks] = step_time(facts, spread, rates, link, Hosts(box, network))
         ranks *= 2
-    return found
+    return times
 
 
 def _compute(facts: ModelFacts, layout: Layout, rates: Rates) -> float:
-    """Of all micro-batches; with a pipeline of the rank with most to do."""
+    """Computation of all micro-batches; in a pipeline, of the rank with the most work."""
     whole, ends, alike = (_line(line, layout.micro_batch) for line in (rates.both, rates.ends, rates.alike))
     blocks = max(0.0, whole - ends)
     if layout.tensor > 1:
         undivided = min(rates.alike[0] if layout.options.get("sequence_parallel") else alike, blocks)
         blocks = undivided + (blocks - undivided) / layout.tensor
-    # The head and the loss are the last stage's; an embedding is next to nothing.
+    # The last stage has the head and the loss; the embedding is negligible.
     return _slowed(rates, layout) * layout.accumulate * (blocks / layout.pipeline + ends)
 
 
 def _recompute(facts: ModelFacts, layout: Layout, rates: Rates) -> float:
-    """Activation checkpointing runs the forward of each block once more."""
+    """Activation checkpointing repeats the forward of each block."""
     if not layout.activation_checkpointing:
         return 0.0
     forward = _line(rates.forward, layout.micro_batch) - _line(rates.ends, layout.micro_batch) / 3
@@ -122,9 +122,9 @@ def _recompute(facts: ModelFacts, layout: Layout, rates: Rates) -> float:
 
 
 def _bubble(layout: Layout, rates: Rates, busy: float) -> float:
-    """What a pipeline waits: the fill and drain of (p-1) of m+p-1 slots (Narayanan et al., arXiv 2104.04473, section
-    2.2), a v-th with v stages a rank. Ranks that share cores have more of them while others wait: a slot with k ranks
-    at work takes as long as k ranks need together."""
+    """Idle time of a pipeline: fill and drain take p-1 of m+p-1 slots (Narayanan et al., arXiv 2104.04473, section
+    2.2), divided by v with v stages per rank. Ranks that share cores run faster while others wait: a slot with k
+    working ranks takes the time of k ranks under contention."""
     if layout.pipeline == 1:
         return 0.0
     p, m = layout.pipeline, layout.accumulate
@@ -139,7 +139,7 @@ def _bubble(layout: Layout, rates: Rates, busy: float) -> float:
 
 
 def _optimizer(facts: ModelFacts, layout: Layout, rates: Rates) -> float:
-    """AdamW, of what a rank holds the states of: per element, and per tensor."""
+    """AdamW on the parameters whose states a rank holds: time per element and per tensor."""
     units = _held_units(facts, layout)
     elements = sum(held(unit, layout.tensor) for unit in units) / layout.shards
     tensors = sum(len(unit.parameters) for unit in units)
@@ -150,15 +150,15 @@ def _optimizer(facts: ModelFacts, layout: Layout, rates: Rates) -> float:
         split = TENSORS_SPLIT * len([unit for unit in units if unit in _blocks(facts)])
     if layout.strategy == "zero1":
         elements, tensors = elements / layout.ranks, tensors // layout.ranks
-    if _is_offloaded(layout, rates):  # counted with what else the host does
+    if _is_offloaded(layout, rates):  # counted in _offload
         elements = 0
     seconds = elements * rates.optimizer + (tensors - split) * rates.tensor + split * rates.dtensor
     return seconds * _slowed(rates, layout)
 
 
 def _offload(facts: ModelFacts, layout: Layout) -> float:
-    """A shard of the parameters goes to the device before each forward and, where it is gathered again, each backward;
-    its gradients come back once a step, and the host steps them. Nothing of it is taken to hide behind computing."""
+    """A shard of the parameters moves to the device before each forward and, if it is gathered again, each backward;
+    its gradients return once per step, and the host updates the shard. No overlap with computation is assumed."""
     elements = facts.elements / layout.shards
     kept = layout.options.get("sharding_strategy", "FULL_SHARD") != "FULL_SHARD"
     kept = kept or layout.options.get("reshard_after_forward") == "never"
@@ -167,13 +167,13 @@ def _offload(facts: ModelFacts, layout: Layout) -> float:
 
 
 def _is_offloaded(layout: Layout, rates: Rates) -> bool:
-    """To a host that is not what computes."""
+    """Whether shards are offloaded from a device to the host."""
     return bool(layout.options.get("cpu_offload")) and rates.cores is None
 
 
 def _copies(facts: ModelFacts, layout: Layout, rates: Rates) -> float:
-    """Passes over gradients and parameters that only the strategy needs: DDP divides gradients into its buckets,
-    and after the first micro-batch gradients add up."""
+    """Memory passes over gradients and parameters that the strategy adds: DDP copies gradients into its buckets, and
+    gradients are accumulated after the first micro-batch."""
     units = _held_units(facts, layout)
     gradients = sum(held(unit, layout.tensor) for unit in units) * facts.itemsize
     passes = 1.5 * (layout.accumulate - 1) * gradients  # reads two, writes one
@@ -183,7 +183,7 @@ def _copies(facts: ModelFacts, layout: Layout, rates: Rates) -> float:
 
 
 def _overhead(facts: ModelFacts, layout: Layout, rates: Rates, link: Link | None) -> float:
-    """Host work of hooks and of distributed tensors, and FSDP's copies into and out of what it gathers and scatters."""
+    """Host work of hooks and distributed tensors, and FSDP's copies into and out of its communication buffers."""
     blocks = len(_held_units(facts, layout, ends=False)) * layout.accumulate
     seconds = PAIRS * blocks * rates.split_pair * _slowed(rates, layout) if layout.tensor > 1 else 0.0
     if layout.shards > 1 and link is not None:
@@ -196,17 +196,17 @@ def _overhead(facts: ModelFacts, layout: Layout, rates: Rates, link: Link | None
 def _exposed(
     each: Collective, layout: Layout, rates: Rates, link: Link | None, hosts: Hosts | None, busy: float
 ) -> tuple[float, float]:
-    """(seconds a rank waits for a collective, how far that may be off).
+    """(seconds that a rank waits for a collective, uncertainty in seconds).
 
-    On GPUs what a strategy does beside computing is hidden as far as computing lasts. gloo has no streams: FSDP waits
-    for each collective. DDP's reducer and a pipeline's sends run in threads, but those need the cores that ranks
-    compute on: where all are in use, their work, measured in core-seconds, is added.
+    On GPUs, overlapped communication is hidden by up to the duration of computation. gloo has no streams, so FSDP waits
+    for each collective. DDP's reducer and a pipeline's sends run in threads, which need the cores that ranks compute
+    on; if all cores are in use, their work, measured in core-seconds, is added.
     """
     assert link is not None
     line = _among(each, layout, link, hosts)
     here = min(layout.ranks, hosts.each) if hosts else layout.ranks
     beside = each.hidden and (rates.cores is None or layout.strategy in ("ddp", "zero1") or each.kind == "send")
-    # Between the optimizer's collectives there is nothing to compute: ranks wait for each other at the first.
+    # There is no computation between the optimizer's collectives: ranks wait for each other at the first.
     together = min(1, each.count) if each.phase == "optimizer" else each.count
     late = max(0.0, rates.waiting - line.latency) * together
     alone = line.latency * each.count + line.per_byte * each.bytes
@@ -221,19 +221,19 @@ def _exposed(
 
 
 def _contention(rates: Rates, working: float) -> float:
-    """How much longer computing takes with so many ranks at work than alone: cores conserve work. Measured with
-    `rates.ranks`, and in proportion from where they are all in use."""
+    """Slowdown of computation with `working` ranks relative to one, measured with `rates.ranks` and proportional once
+    all cores are in use."""
     return 1.0 if rates.cores is None else max(1.0, rates.contention * working / rates.ranks)
 
 
 def _slowed(rates: Rates, layout: Layout) -> float:
-    """Rates were measured with `rates.ranks` at work, these are others."""
-    here = min(layout.ranks, rates.ranks)  # more ranks are on more machines
+    """Contention with the layout's ranks relative to that of the measurement with `rates.ranks`."""
+    here = min(layout.ranks, rates.ranks)  # further ranks use other machines
     return _contention(rates, here) / _contention(rates, rates.ranks)
 
 
 def _slowest(layout: Layout) -> int:
-    """The rank with the head: of the last stage. V-shaped schedules give it to the first."""
+    """The rank with the last stage and thus the head; in V-shaped schedules it is the first."""
     last = next(r for r in range(layout.pipeline) if layout.stages - 1 in layout.stages_of(r))
     return last * layout.data * layout.tensor
 
@@ -247,7 +247,7 @@ def _blocks(facts: ModelFacts) -> list[Unit]:
 
 
 def _held_units(facts: ModelFacts, layout: Layout, *, ends: bool = True) -> list[Unit]:
-    """Of the model on one rank; with a pipeline its share of the blocks, and the head."""
+    """The units on one rank; in a pipeline, its share of the blocks and the head."""
     blocks = _blocks(facts)
     others = [unit for unit in facts.units if unit not in blocks] if ends else []
     if layout.pipeline == 1:
@@ -256,8 +256,8 @@ def _held_units(facts: ModelFacts, layout: Layout, *, ends: bool = True) -> list
 
 
 def _spread(facts: ModelFacts, layout: Layout, ranks: int) -> Layout | None:
-    """The same training on so many ranks, each with the same micro-batch; None where the strategy has no use for them.
-    Tensor parallelism stays within a box."""
+    """The layout on `ranks` ranks with the same micro-batch per rank; None if the strategy cannot use them. Tensor
+    parallelism stays within a box."""
     own = layout.tensor * layout.pipeline
     if layout.strategy == "tensor_parallel":
         return replace(layout, ranks=ranks, tensor=ranks) if ranks <= WITHIN_BOX else None
@@ -273,13 +273,13 @@ def _spread(facts: ModelFacts, layout: Layout, ranks: int) -> Layout | None:
 
 
 def _among(each: Collective, layout: Layout, link: Link, hosts: Hosts | None) -> CollectiveTime:
-    """What was measured or assumed of `link.ranks` ranks in one host, for the group of a collective. More ranks take
-    more steps (log2 n, as trees have), and between hosts the network's bytes, if they take longer. The further, the
-    less sure: the residual grows by itself with each doubling of ranks."""
+    """The time of a collective in its group, extrapolated from `link.ranks` ranks on one host. More ranks need more
+    steps (log2 n, as in trees); between hosts the network may be the bottleneck. The residual grows by its own size
+    with each doubling of ranks."""
     line = link.kinds[each.kind]
     further = max(0.0, log2(each.group / link.ranks))
     per_byte = line.per_byte * wire(each.kind, each.group) / wire(each.kind, link.ranks)
-    group = layout.pipeline if each.kind == "send" else each.group  # a pipeline is as slow as its slowest hand-over
+    group = layout.pipeline if each.kind == "send" else each.group  # a pipeline is as slow as its slowest send
     if hosts and hosts.cross(group, each.stride, layout.ranks):
         per_byte = max(per_byte, wire(each.kind, each.group) / hosts.share(each.stride))
     return replace(
@@ -291,19 +291,19 @@ def _among(each: Collective, layout: Layout, link: Link, hosts: Hosts | None) ->
 
 
 def _assumed(layout: Layout, rates: Rates, link: Link | None, hosts: Hosts | None) -> tuple[str, ...]:
-    said = []
+    assumptions = []
     if link is not None and not link.when and layout.ranks > 1:
-        said.append("the link's share of its data sheet")
+        assumptions.append("the fraction of the link's data sheet that is reached")
     if link is not None and layout.ranks > link.ranks and link.when:
-        said.append(f"the link between more than {link.ranks} ranks")
+        assumptions.append(f"the link between more than {link.ranks} ranks")
     if hosts is not None and layout.ranks > hosts.each:
-        said.append(
-            f"{NETWORK_SHARE:.0%} of {hosts.network / 1e9:.3g} GB/s from a host of {hosts.each} to others, "
-            "latency as inside one"
+        assumptions.append(
+            f"{NETWORK_SHARE:.0%} of {hosts.network / 1e9:.3g} GB/s between hosts of {hosts.each} ranks, with the "
+            "latency of one host"
         )
     if layout.strategy == "fsdp1" and layout.options.get("wrap") in ("module", "size"):
-        said.append("the number of FullyShardedDataParallel's units")
+        assumptions.append("the number of FullyShardedDataParallel units")
     if _is_offloaded(layout, rates):
-        host = f"PCIe at {HOST_LINK / 1e9:.4g} GB/s, AdamW at {HOST_STEP * 1e9:g} ns an element"
-        said.append(f"what the host does for offloaded shards: {host} ({1 / HOST_SPREAD:g} to {HOST_SPREAD} times)")
-    return tuple(said)
+        host = f"PCIe at {HOST_LINK / 1e9:.4g} GB/s, AdamW at {HOST_STEP * 1e9:g} ns per element"
+        assumptions.append(f"the host's work for offloaded shards: {host} ({1 / HOST_SPREAD:g} to {HOST_SPREAD} times)")
+    return tuple(assumptions)

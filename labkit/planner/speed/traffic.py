@@ -1,8 +1,8 @@
-"""What one optimizer step makes a rank say to others: every collective of every strategy, by count and bytes.
+"""The collectives of one optimizer step under each strategy, by count and bytes.
 
-Counted in real steps by torch's flight recorder (tests/planner/test_volume_recorded.py); the counts of FSDP2 agree with
-its design: L blocks and a root make 2(L+1) all-gathers with reshard_after_forward, 2(L+1)-1 where the root stays, L+1
-where all stay, and L+1 reduce-scatters.
+Verified with torch's flight recorder (tests/planner/test_volume_recorded.py). The counts of FSDP2 match its design:
+L blocks and a root make 2(L+1) all-gathers with reshard_after_forward, 2(L+1)-1 if the root stays gathered, L+1 if all
+stay gathered, and L+1 reduce-scatters.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from labkit.planner.model.facts import ModelFacts, Unit
 __all__ = ["Collective", "buckets", "held", "volume", "wire"]
 
 MIB = 1 << 20
-# torch/nn/parallel/distributed.py: a first bucket of 1 MiB, so that communication starts early, then 25
+# torch/nn/parallel/distributed.py: a first bucket of 1 MiB, so that communication starts early, then 25 MiB.
 FIRST_BUCKET, BUCKET = MIB, 25 * MIB
 HALF = {"fp16": 2, "bf16": 2}
 SCALAR, COUNT, SUM = 4, 8, 8  # bytes of a flag, of the number of predictions, and of a step's loss in a pipeline
-WHOLE = 6  # parameters of labkit's block that tensor ranks hold alike
+WHOLE = 6  # parameters of labkit's block that every tensor rank holds
 
 
 @dataclass(frozen=True)
 class Collective:
-    """`count` calls among `group` ranks, each `stride` ranks after the other. `bytes` is of all of them together and of
-    the whole array (what an all-gather gives, a reduce-scatter takes), as in nccl-tests. `hidden`: the strategy does it
-    beside computing."""
+    """`count` calls in a group of `group` ranks, which are `stride` apart. `bytes` is the sum over all calls of the
+    full array (the output of an all-gather, the input of a reduce-scatter), as in nccl-tests. `hidden`: the strategy
+    overlaps it with computation."""
 
     kind: str  # all_reduce, all_gather, reduce_scatter, broadcast, send
     group: int
@@ -39,37 +39,37 @@ class Collective:
 
 
 def wire(kind: str, group: int) -> float:
-    """Bytes that each rank sends at least, over the bytes of the array: 2(n-1)/n for an all-reduce, (n-1)/n for an
-    all-gather and a reduce-scatter, 1 for a broadcast and a send (Thakur, Rabenseifner, Gropp 2005, section 4;
+    """Minimum bytes that each rank sends, relative to the bytes of the array: 2(n-1)/n for an all-reduce, (n-1)/n for
+    an all-gather and a reduce-scatter, 1 for a broadcast and a send (Thakur, Rabenseifner, Gropp 2005, section 4;
     nccl-tests, doc/PERFORMANCE.md)."""
     share = (group - 1) / group
     return {"all_reduce": 2 * share, "all_gather": share, "reduce_scatter": share, "broadcast": 1.0, "send": 1.0}[kind]
 
 
 def volume(facts: ModelFacts, layout: Layout, rank: int = 0) -> list[Collective]:
-    """Of one optimizer step. `rank` matters to a pipeline only.
+    """The collectives of one optimizer step. `rank` matters in a pipeline only.
 
-    Not known of ModelFacts: which layers fsdp1 wraps with `wrap` "module" and "size" (blocks and a root are taken: the
-    bytes are the same), and what sharding pads.
+    ModelFacts do not tell which layers fsdp1 wraps with `wrap` "module" and "size" (blocks and a root are assumed; the
+    bytes are the same), nor the padding of shards.
     """
     # the number of predictions of the whole batch
-    found = [Collective("all_reduce", layout.data, COUNT, 1, "forward", False, layout.tensor)]
+    collectives = [Collective("all_reduce", layout.data, COUNT, 1, "forward", False, layout.tensor)]
     if layout.strategy in ("ddp", "zero1"):
-        found += _replicated(facts, layout)
+        collectives += _replicated(facts, layout)
     elif layout.strategy in ("fsdp", "zero2", "fsdp1"):
-        found += _sharded(facts, layout)
+        collectives += _sharded(facts, layout)
     if layout.strategy in ("pipeline", "hybrid"):
-        found += _staged(facts, layout, rank)
+        collectives += _staged(facts, layout, rank)
     if layout.tensor > 1:
-        found += _tensor(facts, layout, rank)
-    if layout.precision == "fp16" and layout.ranks > 1:  # one flag: did any rank overflow?
-        found.append(Collective("all_reduce", layout.ranks, SCALAR, 1, "optimizer", False))
-    return [each for each in found if each.group > 1 and each.count]
+        collectives += _tensor(facts, layout, rank)
+    if layout.precision == "fp16" and layout.ranks > 1:  # the overflow flag
+        collectives.append(Collective("all_reduce", layout.ranks, SCALAR, 1, "optimizer", False))
+    return [each for each in collectives if each.group > 1 and each.count]
 
 
 def buckets(sizes: Iterable[int], bucket_mib: float = 0.0) -> list[int]:
-    """Bytes of DDP's buckets, in the order in which they are sent: the gradients from the last parameter to the first,
-    a bucket closed as soon as it has reached its size (torch/csrc/distributed/c10d/reducer.cpp)."""
+    """Bytes of DDP's buckets in the order in which they are sent: gradients from the last parameter to the first; a
+    bucket is closed when it has reached its size (torch/csrc/distributed/c10d/reducer.cpp)."""
     limits = [int(bucket_mib * MIB)] if bucket_mib else [FIRST_BUCKET, BUCKET]
     full: list[int] = []
     held = 0
@@ -82,8 +82,8 @@ def buckets(sizes: Iterable[int], bucket_mib: float = 0.0) -> list[int]:
 
 
 def _replicated(facts: ModelFacts, layout: Layout) -> Iterator[Collective]:
-    """DDP: every gradient once, whatever the number of micro-batches (no_sync). Its last bucket is complete only when
-    backward is over. ZeRO-1 also broadcasts each parameter from the rank that has updated it."""
+    """DDP: every gradient once, for any number of micro-batches (no_sync). Its last bucket is complete only when
+    backward ends. ZeRO-1 also broadcasts each parameter from the rank that has updated it."""
     gradients = [n * facts.itemsize for unit in facts.units for n in unit.parameters]
     sent = buckets(reversed(gradients), layout.options.get("bucket_mib", 0.0))
     ranks = layout.data
@@ -98,8 +98,8 @@ def _replicated(facts: ModelFacts, layout: Layout) -> Iterator[Collective]:
 
 
 def _sharded(facts: ModelFacts, layout: Layout) -> Iterator[Collective]:
-    """FSDP: each unit is gathered before it is used, and its gradients are scattered once a step; under ZeRO-2 once a
-    micro-batch, while parameters stay gathered."""
+    """FSDP: each unit is gathered before use, and its gradients are reduce-scattered once per step; under ZeRO-2 once
+    per micro-batch, while parameters stay gathered."""
     options, times = layout.options, layout.accumulate
     blocks = [unit for unit in facts.units if unit.name.startswith("blocks.")]
     if layout.strategy == "fsdp1" and options["wrap"] == "none":
@@ -114,11 +114,11 @@ def _sharded(facts: ModelFacts, layout: Layout) -> Iterator[Collective]:
     elif options["sharding_strategy"] == "NO_SHARD":
         yield from _scattered(facts, blocks, root, "all_reduce", layout.data, 1)
         return
-    elif options["sharding_strategy"] == "SHARD_GRAD_OP":  # within no_sync it keeps what it has gathered
+    elif options["sharding_strategy"] == "SHARD_GRAD_OP":  # within no_sync parameters stay gathered
         again, forwards = False, 1
     ranks, size = layout.shards, HALF.get(layout.precision, facts.itemsize)
     whole = [_elements(blocks) * size, _elements(root) * size]
-    # The first gather of a forward has nothing to hide behind; every other one comes while a unit computes.
+    # The first all-gather of a forward cannot overlap with computation; all others do.
     yield Collective("all_gather", ranks, whole[1] * forwards, forwards, "forward", False)
     yield Collective("all_gather", ranks, whole[0] * forwards, len(blocks) * forwards, "forward", True)
     if again:
@@ -126,7 +126,7 @@ def _sharded(facts: ModelFacts, layout: Layout) -> Iterator[Collective]:
     if root_again:
         yield Collective("all_gather", ranks, whole[1] * forwards, forwards, "backward", False)
     yield from _scattered(facts, blocks, root, "reduce_scatter", ranks, scatters)
-    if layout.data > ranks:  # between the copies of the model, each rank its shard
+    if layout.data > ranks:  # each rank its shard, across the replicas
         copies, shard = layout.data // ranks, facts.elements * facts.itemsize // ranks
         yield Collective("all_reduce", copies, shard, len(blocks) + 1, "backward", True, stride=ranks)
 
@@ -134,17 +134,17 @@ def _sharded(facts: ModelFacts, layout: Layout) -> Iterator[Collective]:
 def _scattered(
     facts: ModelFacts, blocks: list[Unit], root: list[Unit], kind: str, ranks: int, times: int
 ) -> Iterator[Collective]:
-    """Gradients, in the parameters' own precision. The root's come last: its embedding is the first layer."""
+    """Gradients in the parameters' precision. The root's come last, because its embedding is the first layer."""
     sizes = [sum(sum(unit.parameters) for unit in units) * facts.itemsize * times for units in (blocks, root)]
     yield Collective(kind, ranks, sizes[0], len(blocks) * times, "backward", True)
     yield Collective(kind, ranks, sizes[1], times, "backward", False)
 
 
 def _staged(facts: ModelFacts, layout: Layout, rank: int) -> Iterator[Collective]:
-    """A pipeline: to the next stage what a block hands on, back its gradient, both for every micro-batch; at the end
-    of a step the loss. With a data axis, the stages' parameters as under ZeRO-2, but scattered once a step."""
+    """A pipeline: activations to the next stage and their gradients back for every micro-batch, and the loss at the end
+    of a step. With a data axis, the stages' parameters as under ZeRO-2, but reduce-scattered once per step."""
     owners = {stage: r for r in range(layout.pipeline) for stage in layout.stages_of(r)}
-    apart = layout.data * layout.tensor  # the mesh's axes are pipeline, data, tensor: the last counts up first
+    apart = layout.data * layout.tensor  # mesh axes: pipeline, data, tensor; the last varies fastest
     me = rank // apart
     blocks = [unit for unit in facts.units if unit.name.startswith("blocks.")]
     each = len(blocks) // layout.stages
@@ -165,19 +165,19 @@ def _staged(facts: ModelFacts, layout: Layout, rank: int) -> Iterator[Collective
             scattered *= facts.itemsize
             yield Collective("all_gather", layout.data, gathered * size, calls, "forward", True, layout.tensor)
             yield Collective("reduce_scatter", layout.data, scattered, calls, "backward", False, layout.tensor)
-    yield Collective("all_reduce", layout.data, SCALAR, 1, "forward", False, layout.tensor)  # has the shape changed?
+    yield Collective("all_reduce", layout.data, SCALAR, 1, "forward", False, layout.tensor)  # flag for a changed shape
     yield Collective("broadcast", layout.pipeline, SUM, 1, "backward", False, apart)
 
 
 def _ends(facts: ModelFacts, layout: Layout, stage: int) -> list[Unit]:
-    """What the first and the last stage have besides blocks."""
+    """The units other than blocks of the first and the last stage."""
     first, last = stage == 0, stage == layout.stages - 1
     return [u for u in facts.units if (u.name == "embed" and first) or (u.name == "unembed" and last)]
 
 
 def held(unit: Unit, tensor: int) -> int:
-    """Trained elements of a unit on each of so many tensor ranks. Of labkit's block (one with two norms) those of the
-    norms and the biases of sums stay whole: each of the model's width, which is the smallest there is."""
+    """Trained elements of a unit on each of `tensor` tensor ranks. In labkit's block (with two norms), the norms and
+    biases after sums are not split; each has the model's width, the smallest size of all."""
     if tensor == 1 or not unit.name.startswith("blocks."):
         return sum(unit.parameters)
     whole = min(unit.parameters) * min(WHOLE, unit.parameters.count(min(unit.parameters)))
@@ -185,8 +185,8 @@ def held(unit: Unit, tensor: int) -> int:
 
 
 def _tensor(facts: ModelFacts, layout: Layout, rank: int) -> Iterator[Collective]:
-    """Two sums a block each way, of what the block hands on (Megatron-LM, arXiv 1909.08053, section 3). In sequence
-    parallel each is an all-gather and a reduce-scatter (arXiv 2205.05198, section 4.2.2)."""
+    """Two sums of activations per block in each direction (Megatron-LM, arXiv 1909.08053, section 3). With sequence
+    parallelism, each is an all-gather and a reduce-scatter (arXiv 2205.05198, section 4.2.2)."""
     blocks = [unit for unit in facts.units if unit.name.startswith("blocks.")]
     each = len(blocks) // layout.stages
     mine = [
@@ -195,14 +195,14 @@ def _tensor(facts: ModelFacts, layout: Layout, rank: int) -> Iterator[Collective
     elements = sum(unit.output for unit in mine) * layout.micro_batch * layout.accumulate
     calls = len(mine) * layout.accumulate
     forward, backward = elements * HALF.get(layout.precision, facts.itemsize), elements * facts.itemsize
-    again = layout.activation_checkpointing  # recomputing ends before the last sum of a block: nothing saved needs it
+    again = layout.activation_checkpointing  # recomputation stops before a block's last sum
     if not layout.options.get("sequence_parallel"):
         yield Collective("all_reduce", layout.tensor, 2 * forward, 2 * calls, "forward", False)
         yield Collective(
             "all_reduce", layout.tensor, 2 * backward + again * forward, (2 + again) * calls, "backward", False
         )
         return
-    ends = mine[-1].output * layout.micro_batch * layout.accumulate * facts.itemsize  # split once, made whole once
+    ends = mine[-1].output * layout.micro_batch * layout.accumulate * facts.itemsize  # split once, gathered once
     gathers = 2 * backward + ends, 2 * calls + layout.accumulate
     yield Collective("all_gather", layout.tensor, *gathers, "forward", False)
     yield Collective("reduce_scatter", layout.tensor, 2 * forward, 2 * calls, "forward", False)
@@ -217,7 +217,7 @@ def _tensor(facts: ModelFacts, layout: Layout, rank: int) -> Iterator[Collective
     yield Collective(
         "reduce_scatter", layout.tensor, 2 * backward + again * forward, (2 + again) * calls, "backward", False
     )
-    # Gradients of a block's two norms and two biases are sums yet to be added: AdamW asks for each of them twice.
+    # Gradients of a block's two norms and two biases are partial sums, and AdamW reads each of them twice.
     sums = WHOLE * 2 * sum(min(unit.parameters) for unit in mine) * facts.itemsize
     yield Collective("all_reduce", layout.tensor, sums, WHOLE * 2 * len(mine), "optimizer", False)
 

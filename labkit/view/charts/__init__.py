@@ -1,1 +1,1 @@
-"""Charts of runs and plans: SVG text and plotly figures, from pure functions."""
+"""Charts of runs and plans as SVG text and plotly figures, made by pure functions."""

@@ -1,4 +1,4 @@
-"""Many ranks in one chart: the band between the extremes, the median, and the one rank that stands out."""
+"""Many ranks in one chart: the band from minimum to maximum, the median, and the outlier."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from labkit.record import Series
 
 __all__ = ["CELLS", "MANY", "Column", "band", "columns"]
 
-MANY = 8  # more lines than this cannot be told apart
+MANY = 8  # more lines than this are indistinguishable
 CELLS = 60
 Column = dict[int, tuple[float, float, float]]  # by rank: low, high, last
 
 
 def columns(series: Mapping[int, Series]) -> list[tuple[float, Column]]:
-    """All ranks' points on one grid of at most 60 columns: `(time, by rank)` for each that holds any."""
+    """All ranks' points on one grid of at most 60 columns: `(time, by rank)` for each column that is not empty."""
     points = {rank: s.points() for rank, s in series.items()}
     times = [x for line in points.values() for x, *_ in line]
     if not times:
@@ -33,7 +33,7 @@ def columns(series: Mapping[int, Series]) -> list[tuple[float, Column]]:
 def band(
     series: Mapping[int, Series], place_x: Callable[[float], float], place_y: Callable[[float], float]
 ) -> tuple[str, int | None]:
-    """SVG of the band, the median, and the rank furthest from it at the end, which is returned."""
+    """(SVG, outlier): the band, the median, and the rank furthest from it at the end."""
     grid = columns(series)
     if not grid:
         return "", None

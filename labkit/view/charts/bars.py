@@ -1,4 +1,4 @@
-"""Memory by category as stacked bars in SVG text, one under the other, against what a device can hold."""
+"""Memory by category as stacked horizontal bars in SVG text, against a device's capacity."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from labkit.view.charts.svg import COLOURS
 
 __all__ = ["CATEGORY_COLOURS", "LIMIT_COLOUR", "Bar", "bars", "key"]
 
-# One colour each, wherever memory is drawn; red is the limit's. "framework" is what the driver and the allocator add.
+# The same in all memory charts; red marks the limit. "framework" is the overhead of the driver and the allocator.
 CATEGORY_COLOURS = dict(zip((*CATEGORIES, "framework"), (*COLOURS[:5], COLOURS[7], COLOURS[6]), strict=True))
 LIMIT_COLOUR = COLOURS[5]
 
-WIDTH, LEFT, RIGHT = 760, 132, 224  # the names of the bars, and what is said after them
+WIDTH, LEFT, RIGHT = 760, 132, 224  # LEFT: room for names; RIGHT: room for notes
 ROW, GAP, TOP, BOTTOM = 15, 5, 16, 18
-NEAR = 4.0  # a limit within so many times the longest bar is drawn
-FAR = 2.5  # a bar longer than so many times the limit is cut
-LETTER = 5.3  # pixels of one at this size, to keep words within their place
+NEAR = 4.0  # a limit up to this multiple of the longest bar is drawn
+FAR = 2.5  # a bar longer than this multiple of the limit is cut
+LETTER = 5.3  # pixels per character at this font size, to fit text
 
 
 class Bar(NamedTuple):
-    """`held`: bytes by category, None for what could not be planned; `note` stands after the bar. `source` is where
-    the figures come from: "formulas", "rehearsed" or "measured". The one that is `chosen` is marked."""
+    """`held`: bytes by category, None if it could not be planned; `note` follows the bar. `source` is "formulas",
+    "rehearsed" or "measured". A `chosen` bar is marked."""
 
     name: str
     held: Mapping[str, int] | None
@@ -36,7 +36,7 @@ class Bar(NamedTuple):
 
 
 def bars(rows: Sequence[Bar], limit: float | None = None, limit_name: str = "") -> str:
-    """Bars of one name stand together. `limit` in bytes; one far beyond all bars is told and not drawn."""
+    """Bars with the same name are grouped. `limit` is in bytes; one far beyond all bars is printed, not drawn."""
     totals = [sum(row.held.values()) for row in rows if row.held]
     longest = max(totals, default=0) or 1
     near = limit is not None and limit <= NEAR * longest
@@ -47,29 +47,29 @@ def bars(rows: Sequence[Bar], limit: float | None = None, limit_name: str = "") 
         y += GAP if before not in (None, row.name) else 0
         drawn += _bar(row, y, room / (1.02 * end), first=row.name != before)
         y, before = y + ROW, row.name
-    told = ""
+    limit_mark = ""
     if limit is not None:
         words = f"{limit_name} {gib(limit)}".strip()
         if near:
             x = LEFT + limit * room / (1.02 * end)
-            told = (
+            limit_mark = (
                 f'<path d="M{x:.1f} {TOP - 3}V{y + 2}" stroke="{LIMIT_COLOUR}" stroke-width="1.5" '
                 f'stroke-dasharray="5 2"/><text x="{x:.1f}" y="10" text-anchor="middle" opacity=".8">'
                 f"{escaped(words)}</text>"
             )
         else:
-            told = f'<text x="{LEFT}" y="10" opacity=".8">{escaped(words)}: far beyond all of these</text>'
+            limit_mark = f'<text x="{LEFT}" y="10" opacity=".8">{escaped(words)}: far beyond all of these</text>'
     label = escaped("; ".join(_summary(row) for row in rows))
     height = y + BOTTOM - ROW + 4
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{label}" '
         f'style="width:100%;max-width:{WIDTH}px;height:auto" font-family="system-ui,sans-serif" font-size="10" '
-        f'fill="currentColor">{told}{drawn}</svg>'
+        f'fill="currentColor">{limit_mark}{drawn}</svg>'
     )
 
 
 def key(categories: Sequence[str] = CATEGORIES) -> str:
-    """What the colours stand for, in the order in which a bar is stacked."""
+    """The legend, in the order in which a bar is stacked."""
     marks = "".join(
         f'<span style="white-space:nowrap"><span style="display:inline-block;width:10px;height:10px;'
         f'border-radius:2px;background:{CATEGORY_COLOURS[name]};margin:0 4px 0 0"></span>{name}</span>'

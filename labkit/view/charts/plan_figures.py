@@ -1,4 +1,4 @@
-"""Interactive figures of a plan, as plain plotly `Figure`s from pure functions (plotly 5.24 to 7)."""
+"""Interactive figures of a plan: pure functions that return plotly `Figure`s (plotly 5.24 to 7)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PATTERNS = {"formulas": "", "rehearsed": "/", "measured": "x"}
 
 
 class Point(NamedTuple):
-    """One place on a curve with its band: `low` to `high` around `value`."""
+    """A point of a curve with its band from `low` to `high`."""
 
     x: float
     value: float
@@ -29,7 +29,7 @@ class Point(NamedTuple):
 
 
 def memory_planned(rows: Sequence[Bar], limit: float | None = None, limit_name: str = "limit") -> Figure:
-    """Bytes per rank at the peak, stacked by category; bars of one name beside each other by source."""
+    """Bytes per rank at the peak, stacked by category; bars with the same name side by side, by source."""
     import plotly.graph_objects as go
 
     rows = [row for row in rows if row.held]
@@ -52,13 +52,13 @@ def memory_planned(rows: Sequence[Bar], limit: float | None = None, limit_name: 
     if limit is not None and limit < 4 * highest:
         figure.add_hline(y=limit / unit, line_dash="dash", line_color=LIMIT_COLOUR, annotation_text=escaped(limit_name))
     figure.update_layout(barmode="stack", xaxis_title="strategy", yaxis_title=f"{name} per rank at the peak")
-    finished(figure, "Memory per rank by what holds it", height=460)
+    finished(figure, "Memory per rank by category", height=460)
     return figure.update_layout(legend={"y": -0.3, "traceorder": "normal"}, margin={"b": 120})
 
 
 def scaling_planned(curves: Mapping[str, Sequence[Point]], box: int, name: str, unit: str = "tokens/s") -> Figure:
-    """Throughput over ranks, both logarithmic, with its band; the dotted line is what the fewest ranks promise. Beyond
-    `box` ranks there are more machines like the first."""
+    """Throughput over ranks, both logarithmic, with its band; the dotted line is linear scaling from the fewest ranks.
+    Beyond `box` ranks there are several identical machines."""
     import plotly.graph_objects as go
 
     figure = go.Figure()
@@ -80,19 +80,19 @@ def scaling_planned(curves: Mapping[str, Sequence[Point]], box: int, name: str, 
         figure.update_xaxes(tickvals=ends)
     figure.update_xaxes(type="log", title_text="ranks")
     figure.update_yaxes(type="log", title_text=f"{unit} over all ranks")
-    beyond = f"beyond {box} rank{'s' if box > 1 else ''}, on more such machines, over a network"
+    beyond = f"beyond {box} rank{'s' if box > 1 else ''}: several such machines over a network"
     return finished(figure, f"Scaling on {escaped(name)}, predicted; {beyond}", height=460)
 
 
 def break_even(points: Sequence[Point], measured: Sequence[tuple[float, float]] = ()) -> Figure:
-    """How many times faster two devices are than one, over the tokens of each rank's step; dots are measured.
+    """Speed of two devices relative to one, over the tokens per rank and step; dots are measured.
 
-    Below the line at 1 the second device is not worth its all-reduce.
+    Below 1 the second device does not pay for its all_reduce.
     """
     import plotly.graph_objects as go
 
     figure = go.Figure()
-    hover = "%{x:,} tokens a rank<br>%{y:.2f} times one device"
+    hover = "%{x:,} tokens per rank<br>%{y:.2f} times one device"
     _banded(figure, points, "predicted", COLOURS[0], hover)
     if measured:
         figure.add_scatter(
@@ -116,16 +116,17 @@ def break_even(points: Sequence[Point], measured: Sequence[tuple[float, float]] 
             hoverinfo="skip",
         )
     figure.update_xaxes(type="log", title_text="tokens per rank and step")
-    figure.update_yaxes(title_text="speed of two devices against one", rangemode="tozero")
-    return finished(figure, "When a second device pays", height=420)
+    figure.update_yaxes(title_text="speed of two devices relative to one", rangemode="tozero")
+    return finished(figure, "When a second device pays off", height=420)
 
 
 def _crossing(points: Sequence[Point]) -> float | None:
-    """Where the curve first reaches 1: on a straight line between its points, as it is drawn on a logarithmic axis."""
+    """The x at which the curve first reaches 1, interpolated linearly on the logarithmic axis on which it is drawn."""
     for before, after in pairwise(points):
         if before.value < 1 <= after.value:
             share = (1 - before.value) / (after.value - before.value)
-            return before.x * (after.x / before.x) ** share
+            crossing: float = before.x * (after.x / before.x) ** share
+            return crossing
     return None
 
 

@@ -1,4 +1,4 @@
-"""Interactive figures of runs that are over, as plain plotly `Figure`s from pure functions (plotly 5.24 to 7)."""
+"""Interactive figures of finished runs: pure functions that return plotly `Figure`s (plotly 5.24 to 7)."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ CATEGORIES = ("parameters", "gradients", "optimizer")
 
 
 def over_time(reader: RunReader) -> Figure:
-    """Loss, throughput, step time and memory of every rank over seconds since the launch; of many ranks on several
-    hosts the lines and the legend are by host."""
+    """Loss, throughput, step time and memory of every rank over seconds since the launch; for many ranks on several
+    hosts, lines are coloured by host."""
     from plotly.subplots import make_subplots
 
     unit, name = memory_unit(max((h.memory_peak for h in reader.ranks.values()), default=0.0))
@@ -64,15 +64,15 @@ def over_time(reader: RunReader) -> Figure:
         )
         figure.update_xaxes(title_text="seconds after launch", row=row + 1, col=column + 1)
     for x in reader.restarts:
-        figure.add_vline(x=x, line_dash="dot", line_color="#8b949e", annotation_text="begun again")
+        figure.add_vline(x=x, line_dash="dot", line_color="#8b949e", annotation_text="restarted")
     return finished(figure, "Every rank over time", height=620 + (8 * len(hosts) if grouped else 0))
 
 
 def memory_by_category(reader: RunReader) -> Figure:
-    """What each rank's memory held: parameters, gradients, optimizer state after the first step, the rest at the peak.
+    """Memory of each rank: parameters, gradients, optimizer state after the first step, and the rest at the peak.
 
-    On a GPU the rest is activations, buffers and temporaries by torch's allocator. A CPU's resident set tells nothing
-    about tensors, so there only the state is shown.
+    On a GPU the rest is activations, buffers and temporaries in torch's allocator. On a CPU the resident set says
+    nothing about tensors, so only the state is shown.
     """
     import plotly.graph_objects as go
 
@@ -95,7 +95,7 @@ def memory_by_category(reader: RunReader) -> Figure:
             y=min(limits) / unit, line_dash="dash", line_color=LIMIT_COLOUR, annotation_text="device limit"
         )
     figure.update_layout(barmode="stack", xaxis_title="rank", yaxis_title=name)
-    return finished(figure, "Memory per rank by what holds it", height=380)
+    return finished(figure, "Memory per rank by category", height=380)
 
 
 def runs_together(readers: Mapping[str, RunReader]) -> Figure:
@@ -125,7 +125,7 @@ def runs_together(readers: Mapping[str, RunReader]) -> Figure:
 
 
 def scaling(points: Sequence[tuple[str, int, float]]) -> Figure:
-    """Throughput over ranks, of `(strategy, ranks, samples/s)`; the dotted line is what the fewest ranks promise."""
+    """Throughput over ranks from `(strategy, ranks, samples/s)`; the dotted line is linear scaling from the fewest."""
     import plotly.graph_objects as go
 
     figure = go.Figure()
@@ -167,7 +167,7 @@ def _bar(figure: Figure, x: list[str], y: list[float], category: str, colour: st
 
 
 def memory_unit(largest: float) -> tuple[float, str]:
-    """Bytes in the unit that such sizes are drawn in, and its name."""
+    """(bytes per unit, name) of the unit for sizes up to `largest` bytes."""
     return (GIB, "GiB") if largest >= GIB else (MIB, "MiB")
 
 
@@ -176,7 +176,7 @@ def _is_number(value: Any) -> bool:
 
 
 def finished(figure: Figure, title: str, *, height: int) -> Figure:
-    """A title, room for it, the legend under the data, one look for all."""
+    """Apply the common layout: title, margins, legend below the data."""
     figure.update_layout(
         title={"text": title, "x": 0.01},
         height=height,

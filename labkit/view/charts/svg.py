@@ -1,4 +1,4 @@
-"""Line charts as SVG text: one line per rank, bounded in size, readable in light and dark and without colour."""
+"""Line charts as SVG text: one line per rank, bounded in size, readable on light and dark pages and without colour."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from labkit.view.charts.bands import MANY, band
 
 __all__ = ["COLOURS", "DASHES", "Chart", "charts", "dot"]
 
-# Mid-tones that keep their contrast on white and on near-black; the dash tells ranks apart without colour.
+# Mid-tones with contrast on white and on near-black; dashes distinguish ranks without colour.
 COLOURS = ("#2f81f7", "#e8833a", "#2da44e", "#bf5bd7", "#c9a227", "#e5534b", "#1aa6b7", "#8b949e")
 DASHES = ("", "6 3", "2 2", "8 3 2 3", "12 3", "4 6", "1 3", "10 3 2 3 2 3")
 
@@ -22,15 +22,15 @@ LEFT, RIGHT, TOP, BOTTOM = 52, 8, 20, 18
 POINTS_PER_CHART = 320  # over all ranks, so that eight ranks fit into one 40 kB message
 VISIBLE = 2  # pixels between a bin's last value and its extremes before they are drawn
 LOW, HIGH = itemgetter(1), itemgetter(2)  # of a series' point
-NEAR = 4.0  # a limit within so many times the data is drawn to scale
+NEAR = 4.0  # a limit up to this multiple of the data is drawn to scale
 NICE = (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10)
 
 
 @dataclass(frozen=True)
 class Chart:
-    """`series` by rank; `show` turns a y value into words; `unit` is what round numbers are round in; `restarts` are
-    the times at which the run began again; `limit` is drawn as a line where it is not far beyond the data; `peak`
-    is a dotted line, and `thin` are fainter lines of the same ranks; `note` stands after the title.
+    """`series` by rank; `show` formats a y value; axis labels are round in `unit`; `restarts` are the times of
+    restarts; `limit` is drawn as a line unless it is far beyond the data; `peak` is a dotted line; `thin` are fainter
+    lines of the same ranks; `note` follows the title.
     """
 
     title: str
@@ -45,11 +45,11 @@ class Chart:
 
 
 def charts(all_charts: list[Chart], columns: int = 2) -> str:
-    """One SVG holding all charts in a grid, its height fixed by their number alone."""
+    """One SVG with all charts in a grid; its height depends only on their number."""
     rows = math.ceil(len(all_charts) / columns)
     drawn = [points for chart in all_charts for series in chart.series.values() if (points := series.points())]
     times = [point[0] for points in drawn for point in (points[0], points[-1])]
-    span = (min(times), max(times)) if times else (0.0, 1.0)  # the same for all, so that one can look across
+    span = (min(times), max(times)) if times else (0.0, 1.0)  # common to all charts
     cells = "".join(
         f'<g transform="translate({(i % columns) * WIDTH} {(i // columns) * HEIGHT})">{_chart(chart, *span)}</g>'
         for i, chart in enumerate(all_charts)
@@ -64,7 +64,7 @@ def charts(all_charts: list[Chart], columns: int = 2) -> str:
 
 
 def dot(rank: int) -> str:
-    """The line style of a rank, to stand beside its name in a table."""
+    """A rank's line style as a mark for tables."""
     colour, dash = COLOURS[rank % len(COLOURS)], DASHES[rank % len(DASHES)]
     return (
         f'<svg width="26" height="8" aria-hidden="true"><path d="M0 4H26" stroke="{colour}" stroke-width="2" '
@@ -74,7 +74,7 @@ def dot(rank: int) -> str:
 
 @dataclass(frozen=True)
 class _Frame:
-    """Where a chart's values lie within its cell of the grid."""
+    """Maps a chart's values to pixels in its grid cell."""
 
     x0: float
     x1: float
@@ -131,13 +131,13 @@ def _axes(chart: Chart, frame: _Frame) -> str:
 
 
 def _levels(chart: Chart, frame: _Frame, near: bool) -> str:
-    """The limit, drawn when it is `near` the data and told in any case, and the peak."""
+    """The limit, which is drawn only when `near` but always printed, and the peak."""
     drawn = ""
     if near:
         y = frame.y(chart.limit)
         drawn += f'<path d="M{LEFT} {y:.0f}H{WIDTH - RIGHT}" stroke="#e5534b" stroke-dasharray="8 3"/>'
     if chart.limit is not None:
-        # one that is off the chart is told at the bottom, where no line runs: the data fill a chart to its top
+        # a limit off the chart is printed at the bottom, where there are no lines
         below, arrow = (y + 11, "") if near else (HEIGHT - BOTTOM - 4, " ↑")
         text = escaped(f"limit {chart.show(chart.limit)}{arrow}")
         drawn += f'<text x="{WIDTH - RIGHT}" y="{below:.0f}" text-anchor="end" opacity=".75">{text}</text>'
@@ -148,7 +148,7 @@ def _levels(chart: Chart, frame: _Frame, near: bool) -> str:
 
 
 def _line(rank: int, line: list[tuple[float, ...]], frame: _Frame) -> str:
-    """A line through every bin's last value, and a faint stroke to its extremes: a spike is never lost."""
+    """A line through every bin's last value, with faint strokes to its extremes, so that no spike is lost."""
     through, strokes = [], []
     for x, low, high, last in line:
         px, py = round(frame.x(x)), round(frame.y(last))
@@ -172,10 +172,10 @@ def _thin_line(rank: int, line: list[tuple[float, ...]], frame: _Frame) -> str:
 
 
 def _round_up(value: float, unit: float) -> float:
-    """The next round number of units above `value`, for the top of an axis."""
+    """The next round multiple of `unit` above `value`, for the top of an axis."""
     if value < 1e-300:
         return unit
-    power = 10 ** math.floor(math.log10(value / unit))
+    power: float = 10 ** math.floor(math.log10(value / unit))
     return next(n * power * unit for n in NICE if n * power * unit >= value * 0.9999)
 
 
@@ -190,7 +190,7 @@ def _clock(seconds: float) -> str:
 
 
 def _thinned(series: Series, ranks: int) -> list[tuple[float, ...]]:
-    """At most its share of the chart's points; neighbours merge into one that keeps both extremes."""
+    """At most this series' share of the chart's points; merged neighbours keep both extremes."""
     points = series.points()
     group = math.ceil(len(points) / max(24, POINTS_PER_CHART // max(1, ranks)))
     if group <= 1:

@@ -1,4 +1,4 @@
-"""Spans of ranks as plotly figures: a still one, and one with a Play button."""
+"""Spans of ranks as plotly figures, static or animated with a Play button."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ MILLISECONDS = 1e3
 
 
 def still(spans: Sequence[Span], ranks: Sequence[int], title: str) -> Figure:
-    """One row per rank: what it computes above, what it sends below; a pipeline's bubbles are grey."""
+    """One row per rank: computation above, communication below; a pipeline's bubbles are grey."""
     import plotly.graph_objects as go
 
     figure = go.Figure()
@@ -62,7 +62,7 @@ def still(spans: Sequence[Span], ranks: Sequence[int], title: str) -> Figure:
 
 
 def animated(spans: Sequence[Span], ranks: Sequence[int], title: str) -> Figure:
-    """Above, each rank as a box that says what it does, joined while they talk; below, the timeline and where it is."""
+    """Above, each rank as a labelled box, linked while ranks communicate; below, the timeline with a cursor."""
     import plotly.graph_objects as go
     from plotly.subplots import make_subplots
 
@@ -73,7 +73,7 @@ def animated(spans: Sequence[Span], ranks: Sequence[int], title: str) -> Figure:
     figure.add_trace(go.Scatter(**links, mode="lines", hoverinfo="skip", showlegend=False), 1, 1)
     figure.add_trace(go.Scatter(**boxes, mode="markers+text", hoverinfo="skip", showlegend=False), 1, 1)
     figure.add_trace(go.Scatter(**cursor, mode="lines", line_color=RED, hoverinfo="skip", showlegend=False), 2, 1)
-    # Bars flicker when a figure with frames is drawn again and again: below, they are shapes.
+    # Bars flicker when frames are redrawn, so the lower plot uses shapes.
     for trace in _bars(spans, ranks):
         key = {"symbol": "square", "size": 10, "color": trace["marker"]["color"]}
         figure.add_trace(go.Scatter(x=[None], y=[None], mode="markers", name=trace["name"], marker=key), 2, 1)
@@ -94,7 +94,7 @@ def animated(spans: Sequence[Span], ranks: Sequence[int], title: str) -> Figure:
 
 
 def _bars(spans: Sequence[Span], ranks: Sequence[int]) -> list[dict[str, Any]]:
-    """A bar trace for each kind of span that occurs."""
+    """A bar trace for each kind of span present."""
     traces = []
     for kind in (*COMPUTE, WAITING, *COMMUNICATION):
         of_kind = [span for span in spans if span.kind == kind]
@@ -128,14 +128,14 @@ def _bars(spans: Sequence[Span], ranks: Sequence[int]) -> list[dict[str, Any]]:
                 "textposition": "inside",
                 "insidetextanchor": "middle",
                 "textangle": 0,
-                "hovertemplate": [_told(span) for span in of_kind],
+                "hovertemplate": [_hover(span) for span in of_kind],
             }
         )
     return traces
 
 
 def _shapes(trace: dict[str, Any]) -> list[dict[str, Any]]:
-    """The same bars, as rectangles on the lower axes; those that look alike in one shape, which saves most of it."""
+    """The same bars as rectangles on the lower axes; bars of one style share a shape, to save space."""
     half = trace["width"] / 2
     paths: dict[float, str] = defaultdict(str)
     for start, length, y, opacity in zip(
@@ -158,7 +158,7 @@ def _shapes(trace: dict[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def _told(span: Span) -> str:
+def _hover(span: Span) -> str:
     what = span.kind.replace("_", "-")
     if span.chunk is not None:
         what += f" of micro-batch {span.chunk} in stage {span.stage}"
@@ -172,7 +172,7 @@ def _row(rank: int, ranks: Sequence[int]) -> float:
 
 
 def _moment(spans: Sequence[Span], ranks: Sequence[int], at: float) -> tuple[dict[str, Any], ...]:
-    """What the three traces that move show at a time: links between ranks, their boxes, and the cursor."""
+    """The three moving traces at time `at`: links between ranks, their boxes, and the cursor."""
     now = [span for span in spans if span.start <= at < span.end]
     does = {span.rank: span for span in now if span.kind not in COMMUNICATION}
     talks = {span.rank: span for span in now if span.kind in COMMUNICATION}
@@ -202,13 +202,13 @@ def _moment(spans: Sequence[Span], ranks: Sequence[int], at: float) -> tuple[dic
 
 
 def _changes(moment: tuple[dict[str, Any], ...]) -> list[dict[str, Any]]:
-    """Of a moment what differs between moments: a notebook keeps them all."""
+    """Only what differs between moments, because a notebook stores them all."""
     links, boxes, cursor = moment
     return [links, {"text": boxes["text"], "marker": {"color": boxes["marker"]["color"]}}, {"x": cursor["x"]}]
 
 
 def _sender(spans: Sequence[Span], received: Span, ranks: Sequence[int]) -> int:
-    """Whom a pipeline's rank hears from: the stage before, if it goes on with a forward, or the stage after."""
+    """The sender to a pipeline's rank: the previous stage if it continues with a forward, else the next stage."""
     then = (s for s in spans if s.rank == received.rank and s.chunk is not None and s.end > received.end)
     following = min(then, key=lambda s: s.start, default=None)
     aside = 1 if following and following.kind == "backward" else -1
@@ -226,7 +226,7 @@ def _words(rank: int, does: Span | None, talks: Span | None) -> str:
 def _finish(figure: Figure, ranks: Sequence[int], title: str, xaxis: str = "xaxis", yaxis: str = "yaxis") -> None:
     axes = {
         xaxis: {
-            "title": "milliseconds since the step began",
+            "title": "milliseconds since the step started",
             "rangemode": "tozero",
             "showgrid": False,
             "zeroline": False,

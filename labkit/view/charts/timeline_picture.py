@@ -1,4 +1,4 @@
-"""A step's spans as SVG text, for saved notebooks and pages in which no plotly runs."""
+"""A step's spans as SVG text, for saved notebooks and front ends without plotly."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SMALLEST = 0.3  # pixels
 
 
 def picture(spans: Sequence[Span], ranks: Sequence[int], title: str) -> str:
-    """What each rank computes, and below it what it sends; a pipeline's bubbles are grey."""
+    """Each rank's computation, with its communication below; a pipeline's bubbles are grey."""
     end = max((span.end for span in spans), default=0.0) or 1.0
     scale = (WIDTH - LEFT - 8) / end
     rows = {rank: TOP + ROW * i for i, rank in enumerate(ranks)}
@@ -52,9 +52,9 @@ def _bar(x: float, y: float, width: float, height: float, colour: str) -> str:
 
 
 def _key(spans: Sequence[Span]) -> str:
-    seen = {span.kind for span in spans}
+    kinds = {span.kind for span in spans}
     drawn, x = "", float(LEFT)
-    for kind in (kind for kind in KIND_COLOURS if kind in seen):
+    for kind in (kind for kind in KIND_COLOURS if kind in kinds):
         name = kind.replace("_", "-")
         drawn += _bar(x, 18, 9, 9, KIND_COLOURS[kind]) + f'<text x="{x + 13}" y="26">{name}</text>'
         x += 24 + 5.6 * len(name)

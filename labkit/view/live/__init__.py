@@ -1,1 +1,1 @@
-"""A run while it goes on: its page, its tables, its verdict, in a notebook and in a terminal."""
+"""Live view of a run in a notebook and in a terminal: page, tables, verdict."""

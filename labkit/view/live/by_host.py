@@ -1,4 +1,4 @@
-"""The ranks of a run by the machine they are on."""
+"""The ranks of a run, grouped by host."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ __all__ = ["by_host", "names_of", "ranges", "watched"]
 
 
 def by_host(histories: Iterable[RankHistory]) -> dict[str, list[RankHistory]]:
-    """Hosts in the order of their lowest ranks. Ranks that have yet to say where they are stand under "", or with the
-    others as long as those are on one host."""
-    found: dict[str, list[RankHistory]] = {}
+    """Hosts in the order of their lowest ranks. Ranks whose host is not yet known are listed under "", or with the
+    others while those are all on one host."""
+    hosts: dict[str, list[RankHistory]] = {}
     for history in sorted(histories, key=lambda h: h.rank):
-        found.setdefault(history.host, []).append(history)
-    if len(found) == 2 and "" in found:
-        only = next(filter(None, found))
-        return {only: sorted(found[only] + found[""], key=lambda h: h.rank)}
-    return found
+        hosts.setdefault(history.host, []).append(history)
+    if len(hosts) == 2 and "" in hosts:
+        only = next(filter(None, hosts))
+        return {only: sorted(hosts[only] + hosts[""], key=lambda h: h.rank)}
+    return hosts
 
 
 def watched(reader: RunReader, host: str) -> HostHistory | None:
-    """What was sampled of a host, whose file is called after it."""
+    """The samples of a host; their file is named after it."""
     return reader.hosts.get(slug(host)) if host else None
 
 
 def ranges(ranks: Iterable[int]) -> str:
-    """`0-7, 9`; of two neighbours each."""
+    """`0-7, 9`; a range of only two ranks is written as two numbers."""
     runs: list[list[int]] = []
     for rank in sorted(ranks):
         if runs and rank == runs[-1][-1] + 1:
@@ -41,12 +41,12 @@ def ranges(ranks: Iterable[int]) -> str:
 
 
 def names_of(hosts: Iterable[str], longest: int = 20) -> dict[str, str]:
-    """Names that fit: without what all of them begin with and their common domain, if they are too long."""
+    """Names that fit: if they are too long, without their common domain and common prefix."""
     names = list(hosts)
     shown = {name: name for name in names}
     if any(len(name) > longest for name in names):
         shown = {name: name.split(".")[0] for name in names}
-    if len(set(shown.values())) < len(set(names)):  # it was the domains that told them apart
+    if len(set(shown.values())) < len(set(names)):  # they differ in the domain only
         shown = {name: name for name in names}
     if len(names) > 1 and any(len(name) > longest for name in shown.values()):
         common = len(os.path.commonprefix(list(shown.values())))

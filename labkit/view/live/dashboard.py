@@ -1,4 +1,4 @@
-"""The live view: one thread sets one HTML widget; at the end a static bundle takes its place."""
+"""The live view: one thread updates one HTML widget; at the end a static bundle replaces it."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ __all__ = ["Dashboard", "close"]
 PERIOD_SECONDS = 0.5
 LONGEST_PERIOD_SECONDS = 5.0
 STRIKES = 3
-OPEN: dict[Path, Dashboard] = {}  # one view a run in each kernel, however often and wherever it is shown again
+OPEN: dict[Path, Dashboard] = {}  # at most one view of each run per kernel
 
 
 class Dashboard:
-    """Shows one run while it lives. Reads its folder only; the thread touches widget traits and nothing else."""
+    """Shows one live run. It reads only the run's folder; the thread touches nothing but widget traits."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Dashboard:
         self._handle: Any = None
         self._html = widgets.HTML()
         self._stop_button = widgets.Button(description="Stop", icon="stop", tooltip="End the run on every rank")
-        detach = widgets.Button(description="Detach", icon="eye-slash", tooltip="Stop watching; the run goes on")
+        detach = widgets.Button(description="Detach", icon="eye-slash", tooltip="Stop watching; the run continues")
         why = widgets.Button(description="Why is it stuck?", icon="question", tooltip="Ask every rank where it is")
         why.layout.width = "auto"
         self._answer = widgets.HTML()
@@ -58,7 +58,7 @@ class Dashboard:
         self._thread = threading.Thread(target=self._watch, name=f"labkit {folder.id}", daemon=True)
 
     def show(self) -> None:
-        """Display the view under an id of its own, so that it can be replaced in place later."""
+        """Display the view under its own display id, so that it can be replaced in place later."""
         from IPython.display import display
 
         if other := OPEN.get(self.folder.path):
@@ -73,22 +73,22 @@ class Dashboard:
         self._thread.start()
 
     def finish(self) -> None:
-        """Put the static bundle where the live view was. On the main thread only; more than once is harmless."""
+        """Replace the live view with the static bundle. Call it on the main thread only; it is idempotent."""
         if self._closed.is_set() or self._handle is None:
             return
         self._closed.set()
         self._changed.set()
         OPEN.pop(self.folder.path, None)
         state = self._status()
-        # A reader of its own: the thread may be within a poll of the other.
+        # A separate reader: the thread may be inside a poll of self.reader.
         bundle = static_bundle(self.folder, RunReader(self.folder).read_all(), state)
         if not state.is_final:
-            hint = f"detached; the run goes on. Watch it again with labkit.attach({self.folder.id!r})"
+            hint = f"detached; the run continues. Watch it again with labkit.attach({self.folder.id!r})"
             bundle["text/html"] += f"<div>{escaped(hint)}</div>"
             bundle["text/plain"] += f"\n{hint}"
         self._handle.update(bundle, raw=True)
         close(self.box)
-        self.reader = RunReader(self.folder)  # whoever holds the run need not hold what was read
+        self.reader = RunReader(self.folder)  # frees the records while the caller still holds the run
 
     @property
     def is_open(self) -> bool:
@@ -97,7 +97,7 @@ class Dashboard:
     def _watch(self) -> None:
         period, failures = PERIOD_SECONDS, 0
         while not self._closed.is_set():
-            self._changed.wait(period)  # or at once, when somebody chooses another log
+            self._changed.wait(period)  # returns at once when the user selects another log
             self._changed.clear()
             if self._closed.is_set():
                 return
@@ -115,21 +115,21 @@ class Dashboard:
                 self._finish_from_thread()
                 return
             cost = time.thread_time() - began
-            # A view that is dear to draw is drawn less often: at most a fifth of the time.
+            # A view that is expensive to draw is drawn less often: at most a fifth of the time.
             period = min(LONGEST_PERIOD_SECONDS, max(PERIOD_SECONDS, 5 * cost))
 
     def _draw(self) -> bool:
-        state = self._status()  # before the records: a final state is shown with its last record
+        state = self._status()  # read before the records, so that a final state comes with its last record
         self.reader.poll()
         if len(self._rank.options) != 1 + len(self.reader.ranks):
             self._rank.options = [("culprit or 0", None), *((str(rank), rank) for rank in self.reader.ranks)]
         page = run_html(self.folder, self.reader, state, log_rank=self._rank.value, search=self._search.value)
-        if page != self._html.value:  # nothing new is not worth a message
+        if page != self._html.value:  # an unchanged page needs no message
             self._html.value = page
         return state.is_final
 
     def _finish_from_thread(self) -> None:
-        """Have the kernel's main thread swap the view as soon as it is idle; a thread must not display."""
+        """Have the kernel's main thread replace the view when it is idle; only the main thread may display."""
         loop = getattr(getattr(notebook_shell(), "kernel", None), "io_loop", None)
         if loop is not None:
             loop.add_callback(self.finish)
@@ -148,14 +148,14 @@ class Dashboard:
         threading.Thread(target=answer, name="labkit stacks", daemon=True).start()
 
     def _on_stop(self, button: Any) -> None:
-        """The first click stops the run, and lets a checkpoint finish; the second kills it."""
+        """The first click stops the run after any checkpoint being saved; the second kills it."""
         again = button.description != "Stop"
         button.disabled, button.description = again, "Killing…" if again else "Kill now"
         threading.Thread(target=self._stop, args=(again,), name="labkit stop", daemon=True).start()
 
 
 def close(widget: Any) -> None:
-    """A widget's parts are not closed with it, and kernel and page hold on to whatever is open."""
+    """Close a widget and its parts: closing a widget leaves its parts open, in the kernel and in the page."""
     for part in (*getattr(widget, "children", ()), getattr(widget, "style", None), getattr(widget, "layout", None)):
         if part is not None:
             close(part)

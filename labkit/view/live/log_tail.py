@@ -1,4 +1,4 @@
-"""The end of a rank's log, by rank and by search."""
+"""The end of a rank's log, optionally filtered by a search text."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ def log_html(folder: RunFolder, rank: int, search: str = "") -> str:
 
 
 def tail_of_log(folder: RunFolder, rank: int, lines: int, search: str = "") -> list[str]:
-    """The last lines of a rank's output that hold `search`, both streams, without terminal codes. Reads the end of the
-    files only, some more of it for a search."""
+    """The last lines of a rank's stdout and stderr that contain `search`, without terminal codes. It reads only the
+    end of the files; a search reads more."""
     size = SEARCHED_BYTES if search else LOG_BYTES
     streams = [
         [line for line in _end_of(folder.log(rank, stream), size) if search.lower() in line.lower()]
         for stream in ("stdout", "stderr")
     ]
-    spoken = [stream[-lines:] for stream in streams if stream]
-    share = lines // max(1, len(spoken))  # neither stream hides the other
-    return [line for stream in spoken for line in stream[-share:]]
+    non_empty = [stream[-lines:] for stream in streams if stream]
+    share = lines // max(1, len(non_empty))  # neither stream crowds out the other
+    return [line for stream in non_empty for line in stream[-share:]]
 
 
 def _end_of(path: Path, size: int) -> list[str]:

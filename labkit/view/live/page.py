@@ -1,4 +1,4 @@
-"""A run as one piece of HTML, and as plain text. Everything from a log, a script or a file name is escaped here."""
+"""A run as one HTML fragment and as plain text. All text from a log, a script or a file name is escaped here."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def run_html(
     log_rank: int | None = None,
     search: str = "",
 ) -> str:
-    """Headline, verdict, the cause of a failure, charts, tables of ranks and machines, and the end of a log.
+    """Headline, verdict, cause of a failure, charts, tables of ranks and machines, and the end of a log.
 
-    The log is `log_rank`'s, by default rank 0's or the culprit's; with `search`, its newest lines that hold that text.
-    `watched` is False for a picture of a run that goes on unseen.
+    The log is that of `log_rank`, by default the culprit or rank 0; `search` selects lines that contain that text.
+    Pass `watched=False` for a snapshot of a run that continues unwatched.
     """
     drawn = not state.is_final or any(history.step for history in reader.ranks.values())
     if log_rank is None:
@@ -52,29 +52,29 @@ def run_html(
 
 
 def run_text(folder: RunFolder, reader: RunReader, state: State) -> str:
-    """The same in plain text, for terminals, diffs and front ends that show no HTML."""
+    """The same as plain text, for terminals, diffs and front ends that do not render HTML."""
     lines = [f"{folder.id}: {state.state} after {words.seconds(state.seconds)}", words.headline(reader, state)]
     lines += ["  ".join(f"{name} {value}" for name, value in values)] if (values := words.reported(reader)) else []
     lines += [attempt_ended(number, ended) for number, ended in enumerate(state.earlier, 1)]
     lines += [text for text in (state.notice, *_explanation(state), *verdict(reader)) if text]
-    for values in (*host_rows(reader), *rank_rows(reader)) if _recorded(reader, state) else ():
-        lines.append("  " + "  ".join(f"{name} {value}".strip() for name, value in values.items() if value))
+    for row in (*host_rows(reader), *rank_rows(reader)) if _recorded(reader, state) else ():
+        lines.append("  " + "  ".join(f"{name} {value}".strip() for name, value in row.items() if value))
     return plain("\n".join(lines))
 
 
 def _tables(reader: RunReader, state: State) -> str:
-    """The ranks, then the machine; of several hosts first those, for they are the fewer."""
+    """The ranks, then the machine; with several hosts, the hosts first, because there are fewer of them."""
     ranks, machines = (rank_table(reader) if _recorded(reader, state) else ""), machine_table(reader)
     return machines + ranks if len(by_host(reader.ranks.values())) > 1 else ranks + machines
 
 
 def _recorded(reader: RunReader, state: State) -> bool:
-    """Whether the ranks can be told about: not those of a script without a model, once it has ended."""
+    """Whether there are records to show: there are none after a script without a model has ended."""
     return not state.is_final or any(history.held or history.step for history in reader.ranks.values())
 
 
 def run_charts(reader: RunReader) -> list[Chart]:
-    """The four charts every run has."""
+    """The four charts of every run."""
     histories = list(reader.ranks.values())
 
     def of(name: str) -> dict[int, Any]:
@@ -84,35 +84,39 @@ def run_charts(reader: RunReader) -> list[Chart]:
     limit = min((h.memory_limit for h in histories if h.memory_limit), default=None)
     reserved = len(histories) <= MANY and any("reserved" in history.latest for history in histories)
     held = histories[0].memory_name if histories else "allocated"
-    memory = {
-        "unit": 2**30 if peak >= 2**30 else 2**20,
-        "limit": limit,
-        "peak": peak or None,
-        "thin": of("reserved") if reserved else {},
-        "note": f"{held}{' · thin: reserved' if reserved else ''} · dotted: peak",
-    }
     restarts = tuple(reader.restarts)
+    memory = Chart(
+        "memory per rank",
+        of("memory"),
+        words.gib,
+        unit=2**30 if peak >= 2**30 else 2**20,
+        restarts=restarts,
+        limit=limit,
+        peak=peak or None,
+        thin=of("reserved") if reserved else {},
+        note=f"{held}{' · thin: reserved' if reserved else ''} · dotted: peak",
+    )
     return [
         Chart("loss", of("loss"), words.quantity, restarts=restarts, note=words.loss_of(reader)),
         Chart("throughput per rank", of("throughput"), words.quantity, restarts=restarts, note="samples/s"),
         Chart("step time", of("step_seconds"), words.seconds, restarts=restarts, note=words.skew(reader)),
-        Chart("memory per rank", of("memory"), words.gib, restarts=restarts, **memory),
+        memory,
     ]
 
 
 def _unread(reader: RunReader) -> str:
     dropped = sum(int(history.end.get("dropped") or 0) for history in reader.ranks.values())
-    said = [f"{reader.undecodable} lines of metrics could not be read"] if reader.undecodable else []
-    said += [f"{dropped} measurements were left out"] if dropped else []
-    return f'<div style="opacity:.75">{"; ".join(said)}</div>' if said else ""
+    remarks = [f"{reader.undecodable} lines of metrics could not be read"] if reader.undecodable else []
+    remarks += [f"{dropped} measurements were dropped"] if dropped else []
+    return f'<div style="opacity:.75">{"; ".join(remarks)}</div>' if remarks else ""
 
 
 def _head(folder: RunFolder, reader: RunReader, state: State, watched: bool) -> str:
     tint = TINTS.get(state.state, "#8b949e")
-    seen = "" if watched else " when last seen"
+    suffix = "" if watched else " when last seen"
     mark = (
         f'<b style="color:{tint};border:1px solid {tint};border-radius:10px;padding:0 9px">'
-        f"{MARKS[state.state]} {state.state}{seen}</b>"
+        f"{MARKS[state.state]} {state.state}{suffix}</b>"
     )
     time = words.seconds(state.seconds)
     name = escaped(folder.id)
@@ -124,7 +128,7 @@ def _head(folder: RunFolder, reader: RunReader, state: State, watched: bool) -> 
 
 
 def _reported(reader: RunReader) -> str:
-    """What the script measured itself, as a row that wraps."""
+    """The script's own metrics, as a row that wraps."""
     pairs = "".join(
         f'<span><span style="opacity:.7">{escaped(name)}</span> <b>{escaped(value)}</b></span>'
         for name, value in words.reported(reader)
@@ -134,7 +138,7 @@ def _reported(reader: RunReader) -> str:
 
 
 def _bar(fraction: float | None, tint: str) -> str:
-    """How far a run of known length is; the headline says it in words."""
+    """The progress bar of a run of known length; the headline has the same in words."""
     if fraction is None:
         return ""
     done = f'<div style="width:{fraction:.1%};height:4px;border-radius:2px;background:{tint}"></div>'
@@ -142,12 +146,12 @@ def _bar(fraction: float | None, tint: str) -> str:
 
 
 def _verdict(reader: RunReader) -> str:
-    said = "; ".join(verdict(reader))
-    return f"<div><b>{escaped(said)}</b></div>" if said else ""
+    sentences = "; ".join(verdict(reader))
+    return f"<div><b>{escaped(sentences)}</b></div>" if sentences else ""
 
 
 def _strips(reader: RunReader) -> str:
-    """Which of many ranks, or ranks on several hosts, were late, and when."""
+    """When each rank was late; only for many ranks or several hosts."""
     histories = reader.ranks.values()
     hosts = {h.rank: h.host for h in histories} if len(by_host(histories)) > 1 else {}
     if len(reader.ranks) <= MANY and not hosts:
@@ -158,16 +162,16 @@ def _strips(reader: RunReader) -> str:
 
 
 def attempt_ended(number: int, ended: dict[str, Any]) -> str:
-    """`attempt 1 failed: rank 1 was killed (SIGKILL)…; begun again from step-40`"""
+    """`attempt 1 failed: rank 1 was killed (SIGKILL)…; restarted from step-40`"""
     cause = ended.get("cause")
     why = str(cause.get("sentence", "")) if isinstance(cause, dict) else ""
     checkpoint = ended.get("checkpoint")
-    how = "" if isinstance(cause, dict) and cause.get("goes_on") else " failed"  # it saved because its time was up
-    return f"attempt {number}{how}: {why}; begun again from {checkpoint or 'the start'}"
+    how = "" if isinstance(cause, dict) and cause.get("goes_on") else " failed"  # near the time limit
+    return f"attempt {number}{how}: {why}; restarted from {checkpoint or 'the start'}"
 
 
 def _explanation(state: State) -> list[str]:
-    """The cause of the end and what to do about it."""
+    """Why the run ended and what to do about it."""
     return [str(state.cause.get(name) or "") for name in ("sentence", "advice")] if state.cause else []
 
 
@@ -183,17 +187,17 @@ def _earlier(state: State) -> str:
 
 
 def _tracebacks(folder: RunFolder, state: State) -> str:
-    """The other ranks' last words, folded: those that failed as a consequence, or in another way."""
+    """The other ranks' exceptions, folded: consequences of the first, or separate failures."""
     if state.state != "failed":
         return ""
     latest, first = folder.latest, (state.cause or {}).get("rank")
-    last_words = {rank: read_json(latest.error(rank)) for rank in latest.started_ranks() if rank != first}
+    failures = {rank: read_json(latest.error(rank)) for rank in latest.started_ranks() if rank != first}
     return "".join(
-        f"<details><summary>rank {rank}: {escaped(str(said.get('exception')))}: "
-        f"{escaped(str(said.get('message'))[:200])}</summary>"
+        f"<details><summary>rank {rank}: {escaped(str(failure.get('exception')))}: "
+        f"{escaped(str(failure.get('message'))[:200])}</summary>"
         f"<pre>{escaped(''.join(map(str, trace)))}</pre></details>"
-        for rank, said in list(last_words.items())[:SHOWN_FAILURES]
-        if isinstance(said, dict) and isinstance(trace := said.get("traceback"), list)
+        for rank, failure in list(failures.items())[:SHOWN_FAILURES]
+        if isinstance(failure, dict) and isinstance(trace := failure.get("traceback"), list)
     )
 
 
@@ -204,5 +208,5 @@ def _cause(state: State) -> str:
     trace = escaped("".join(state.cause.get("traceback") or []))
     more = f"<details><summary>traceback</summary><pre>{trace}</pre></details>" if trace else ""
     tint = TINTS.get(state.state, "#8b949e")
-    said = f"<b>{sentence}</b>" + (f"<div>{advice}</div>" if advice else "")
-    return f'<div style="border-left:4px solid {tint};padding:2px 10px;margin:6px 0">{said}{more}</div>'
+    text = f"<b>{sentence}</b>" + (f"<div>{advice}</div>" if advice else "")
+    return f'<div style="border-left:4px solid {tint};padding:2px 10px;margin:6px 0">{text}{more}</div>'

@@ -1,4 +1,4 @@
-"""One line about a run that a person reads from the left and a program from the right."""
+"""One line about a run: text for people, then JSON for programs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LINE = re.compile(r"labkit: (?P<text>.*) (?P<facts>\{.*\})\s*$")
 def progress_line(reader: RunReader, state: State) -> str:
     """`labkit: step 30 of 60 (50%) · loss 1.2 · … {"run": …, "state": "running", "step": 30, "loss": 1.2, …}`
 
-    `throughput` is in samples/s over all ranks, `memory_peak` in bytes, the highest of all ranks.
+    `throughput` is in samples/s over all ranks; `memory_peak` is in bytes, the highest of all ranks.
     """
     facts = {
         "run": reader.folder.id,
@@ -31,23 +31,24 @@ def progress_line(reader: RunReader, state: State) -> str:
         "throughput": words.throughput(reader),
         "memory_peak": int(max((h.memory_peak for h in reader.ranks.values()), default=0)) or None,
     }
-    known = {name: _sound(value) for name, value in facts.items() if value is not None}
-    # all on one line, with what a run waits for: one in a queue says nothing else
-    said = " · ".join(filter(None, [words.headline(reader, state), " ".join((state.notice or "").split())]))
-    return f"labkit: {plain(said)} {json.dumps(known)}"
+    known = {name: _json_value(value) for name, value in facts.items() if value is not None}
+    # one line, including the notice: a queued run has nothing else to show
+    text = " · ".join(filter(None, [words.headline(reader, state), " ".join((state.notice or "").split())]))
+    return f"labkit: {plain(text)} {json.dumps(known)}"
 
 
 def read_progress_line(line: str) -> tuple[str, dict[str, Any]] | None:
-    """`(text, facts)` of such a line, anything before it left aside; None when it is not one."""
-    found = LINE.search(line)
+    """`(text, facts)` of a progress line, ignoring anything before it; None if it is not one."""
+    match = LINE.search(line)
     try:
-        facts = json.loads(found["facts"]) if found else None
+        facts = json.loads(match["facts"]) if match else None
     except ValueError:
         return None
-    sound = found and isinstance(facts, dict) and isinstance(facts.get("run"), str)
-    return (found["text"], facts) if found and sound else None
+    if match and isinstance(facts, dict) and isinstance(facts.get("run"), str):
+        return match["text"], facts
+    return None
 
 
-def _sound(value: Any) -> Any:
-    """JSON has no nan and no infinity: they go as text, as in the records."""
+def _json_value(value: Any) -> Any:
+    """JSON has no nan or infinity: they are written as text, as in the records."""
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,5 +1,5 @@
-"""A strip per rank, grouped by host, that is dark where the rank was slower than the others: one look tells whether a
-rank, a host or nobody in particular is late."""
+"""A heat strip per rank, grouped by host; dark cells are times at which the rank was slower than the others. It shows
+at a glance whether one rank or one host is late."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from labkit.view.live.by_host import names_of, ranges
 
 __all__ = ["heat_strips"]
 
-SHADES = {0.10: 0.3, 0.25: 0.5, 0.5: 0.75, 1.0: 1.0}  # slower than the median of all ranks by so much: opacity
+SHADES = {0.10: 0.3, 0.25: 0.5, 0.5: 0.75, 1.0: 1.0}  # fraction slower than the median of all ranks: opacity
 WIDTH, LEFT, RIGHT, TOP, BOTTOM = 720, 116, 8, 20, 16
-MOST_STRIPS = 128  # of more ranks, each host has one strip: that of its slowest
-HEIGHT, LOWEST, HIGHEST, GAP = 256, 3, 10, 4  # of all strips together, of one, and between hosts
-MOST_BYTES = 9_000  # a run in which every cell is dark is drawn in fewer, wider cells
+MOST_STRIPS = 128  # with more ranks, each host has one strip: that of its slowest rank
+HEIGHT, LOWEST, HIGHEST, GAP = 256, 3, 10, 4  # pixels: all strips together, one strip, between hosts
+MOST_BYTES = 9_000  # a larger drawing is redone with fewer, wider cells
 INK = "#e5534b"
 
-Row = tuple[str, list[int]]  # a host, and the ranks of which the slowest is drawn
+Row = tuple[str, list[int]]  # a host, and the ranks whose slowest is drawn
 
 
 def heat_strips(title: str, series: Mapping[int, Series], hosts: Mapping[int, str]) -> str:
-    """SVG; `hosts` by rank. On one time axis, against the median of all ranks at that time."""
+    """SVG on one time axis, relative to the median of all ranks at each time; `hosts` by rank."""
     grid = columns(series)
     if not grid:
         return ""
@@ -49,7 +49,7 @@ def heat_strips(title: str, series: Mapping[int, Series], hosts: Mapping[int, st
     fewer = 1
     while len(drawn := _cells(_slower(grid, rows, start, end, fewer), tops, height, wide)) > MOST_BYTES and fewer < 8:
         fewer *= 2
-    said = escaped(f"{title}, {len(series)} ranks")
+    label = escaped(f"{title}, {len(series)} ranks")
     what = "of each host's slowest rank" if single else "of each rank"
     axis = (
         f'<text x="{LEFT}" y="{bottom + 12}" opacity=".75">{start:.3g} s</text>'
@@ -57,7 +57,7 @@ def heat_strips(title: str, series: Mapping[int, Series], hosts: Mapping[int, st
     )
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {bottom + BOTTOM}" role="img" '
-        f'aria-label="{said}: darker is slower than the median" style="width:100%;max-width:{WIDTH}px;height:auto" '
+        f'aria-label="{label}: darker is slower than the median" style="width:100%;max-width:{WIDTH}px;height:auto" '
         'font-family="system-ui,sans-serif" font-size="10" fill="currentColor">'
         f'<text x="0" y="12" font-weight="600">{escaped(title)}'
         f'<tspan font-weight="400" fill-opacity=".75"> {what}</tspan></text>{_key()}{frames}{marks}{drawn}{axis}</svg>'
@@ -67,7 +67,7 @@ def heat_strips(title: str, series: Mapping[int, Series], hosts: Mapping[int, st
 def _slower(
     grid: list[tuple[float, Column]], rows: list[Row], start: float, end: float, fewer: int
 ) -> dict[float, set[tuple[int, int]]]:
-    """(row, cell) by the shade it has, of `CELLS / fewer` cells over the time; the darkest that falls into one."""
+    """(row, cell) by shade, with `CELLS / fewer` cells along the time axis; a cell has its darkest shade."""
     width = (end - start) / (CELLS - 1) or 1.0
     shades: dict[tuple[int, int], float] = {}
     for x, column in grid:
@@ -79,17 +79,18 @@ def _slower(
             shade = max((s for s in SHADES if extra >= s), default=0.0)
             if shade > shades.get((row, cell), 0.0):
                 shades[row, cell] = shade
-    found: dict[float, set[tuple[int, int]]] = {}
+    by_shade: dict[float, set[tuple[int, int]]] = {}
     for (row, cell), shade in shades.items():
-        found.setdefault(shade, set()).update((row, cell + i) for i in range(fewer))
-    return found
+        by_shade.setdefault(shade, set()).update((row, cell + i) for i in range(fewer))
+    return by_shade
 
 
 def _cells(shades: Mapping[float, set[tuple[int, int]]], tops: list[int], height: int, wide: int) -> str:
-    """One path a shade; neighbours in a strip are one stroke."""
+    """One path per shade; adjacent cells of a strip are one stroke."""
     drawn = ""
     for shade, cells in sorted(shades.items()):
-        strokes, last = [], (-1, -1)
+        strokes: list[list[float]] = []
+        last = (-1, -1)
         for row, cell in sorted(cells):
             x, after = (LEFT + wide * min(CELLS, c) // CELLS for c in (cell, cell + 1))
             if (row, cell - 1) == last:
@@ -103,7 +104,7 @@ def _cells(shades: Mapping[float, set[tuple[int, int]]], tops: list[int], height
 
 
 def _marks(groups: Mapping[str, list[int]], rows: list[Row], tops: list[int], height: int) -> tuple[str, str]:
-    """The names of hosts with their ranks, and a pale ground behind each host's strips."""
+    """The names of hosts with their ranks, and a pale background behind each host's strips."""
     names = names_of(groups, 17)
     marks = frames = ""
     for host, ranks in groups.items():
@@ -113,7 +114,7 @@ def _marks(groups: Mapping[str, list[int]], rows: list[Row], tops: list[int], he
         frames += f'<rect x="{LEFT}" {ground}/>'
         numbers = f"rank{'s' if len(ranks) > 1 else ''} {ranges(ranks)}"
         lines = [names[host], numbers] if host else [numbers]
-        if high < 10 * len(lines):  # one line is all there is room for
+        if high < 10 * len(lines):  # room for one line only
             lines = [f"{lines[0]} · {ranges(ranks)}" if host else numbers]
         middle = top + high / 2 - 5.5 * (len(lines) - 1) + 3.5
         for i, line in enumerate(lines):

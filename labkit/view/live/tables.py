@@ -1,4 +1,4 @@
-"""The ranks, and the machines they run on, as tables."""
+"""Tables of the ranks and of the machines they run on."""
 
 from __future__ import annotations
 
@@ -38,12 +38,11 @@ def rank_table(reader: RunReader) -> str:
 
 
 def grid(rows: list[dict[str, str]], marks: list[str] | None = None, *, sentences: Collection[str] = ()) -> str:
-    """A table of text, with a mark of SVG before each row. The columns `sentences` may take several lines, then no
-    others do."""
+    """A table of text with an SVG mark before each row. If `sentences` names columns, only those wrap."""
     if not rows:
         return ""
     marks = marks or [""] * len(rows)
-    names = list(dict.fromkeys(name for row in rows for name in row))  # a rank that has yet to begin has fewer
+    names = list(dict.fromkeys(name for row in rows for name in row))  # a rank that has not started has fewer
     text_cell, figure_cell = f"{CELL};text-align:left", f"{CELL};white-space:nowrap" if sentences else CELL
     head = f'<th style="{HEAD};text-align:left">{escaped(names[0])}</th>'
     sides = {name: "left" if name in sentences else "right" for name in names}
@@ -64,7 +63,7 @@ def rank_rows(reader: RunReader) -> list[dict[str, str]]:
 
 
 def _shown(reader: RunReader) -> list[RankHistory]:
-    """All ranks, of very many the first and the slowest; those of many hosts stand by host above."""
+    """All ranks; if there are too many, the first and the slowest, or with several hosts the slowest only."""
     histories = list(reader.ranks.values())
     if len(histories) <= TABLE_ROWS:
         return histories
@@ -72,8 +71,8 @@ def _shown(reader: RunReader) -> list[RankHistory]:
         latest = sorted(histories, key=lambda h: h.own_seconds or h.recent_step_seconds, reverse=True)
         return sorted(latest[: TABLE_ROWS // 2], key=lambda h: h.rank)
     slowest = sorted(histories, key=lambda h: h.latest.get("step_seconds", 0.0), reverse=True)[: TABLE_ROWS // 2]
-    kept = {h.rank: h for h in (*histories[: TABLE_ROWS // 2], *slowest)}
-    return [kept[rank] for rank in sorted(kept)]
+    rows = {h.rank: h for h in (*histories[: TABLE_ROWS // 2], *slowest)}
+    return [rows[rank] for rank in sorted(rows)]
 
 
 def _rank_row(history: RankHistory, host: str) -> dict[str, str]:
@@ -95,27 +94,27 @@ def _rank_row(history: RankHistory, host: str) -> dict[str, str]:
 
 
 def host_rows(reader: RunReader) -> list[dict[str, str]]:
-    """One row a host where there are several: its ranks together, and what the driver and the system say of it.
+    """One row per host if there are several: its ranks combined, and the readings of its driver and system.
 
     `own work` is the median of its ranks' input, forward and optimizer: in backward all hosts wait for the slowest.
     """
     hosts = by_host(reader.ranks.values())
     if len(hosts) < 2:
         return []
-    said, names = host_verdicts(reader), names_of(hosts)
-    shown = sorted(hosts, key=lambda host: not said.get(host))[:TABLE_ROWS]  # sorted keeps the order of the others
+    verdicts, names = host_verdicts(reader), names_of(hosts)
+    shown = sorted(hosts, key=lambda host: not verdicts.get(host))[:TABLE_ROWS]  # sorted is stable
     return [
-        _host_row(names[host], ranks, watched(reader, host), said.get(host, ""))
+        _host_row(names[host], ranks, watched(reader, host), verdicts.get(host, ""))
         for host, ranks in hosts.items()
         if host in shown
     ]
 
 
-def _host_row(host: str, ranks: list[RankHistory], seen: HostHistory | None, said: str) -> dict[str, str]:
+def _host_row(host: str, ranks: list[RankHistory], samples: HostHistory | None, verdict: str) -> dict[str, str]:
     own = [h.own_seconds for h in ranks if h.own_seconds]
     waits = [share for h in ranks if (share := words.share(h, "input")) is not None]
     peak = max(h.memory_peak for h in ranks)
-    busy = [d["utilisation"] for d in seen.devices if d["utilisation"] is not None] if seen else []
+    busy = [d["utilisation"] for d in samples.devices if d["utilisation"] is not None] if samples else []
     return {
         "host": plain(host) or "not known yet",
         "ranks": ranges(h.rank for h in ranks),
@@ -123,9 +122,9 @@ def _host_row(host: str, ranks: list[RankHistory], seen: HostHistory | None, sai
         "input wait": words.percent(max(waits, default=None)),
         f"peak {ranks[0].memory_name}": words.gib(peak or None),
         **({"GPUs busy": f"{sum(busy) / len(busy):.0f}%"} if busy else {}),
-        "cores busy": "n/a" if seen is None or seen.cpu is None else f"{seen.cpu:.0f}%",
-        "memory in use": _share(seen.memory_used, seen.memory_total) if seen else "n/a",
-        "": plain(said),
+        "cores busy": "n/a" if samples is None or samples.cpu is None else f"{samples.cpu:.0f}%",
+        "memory in use": _share(samples.memory_used, samples.memory_total) if samples else "n/a",
+        "": plain(verdict),
     }
 
 
@@ -135,15 +134,15 @@ def _share(used: float | None, total: float | None) -> str:
 
 
 def machine_table(reader: RunReader) -> str:
-    """What the driver and the system say, beside what torch's allocator says of the ranks: a row for each machine and
-    device; of several hosts a row each, and the devices only where they are few."""
+    """Readings of the driver and the system, beside those of torch's allocator: a row for each machine and device.
+    With several hosts, a row for each host, and the devices only if they are few."""
     hosts = by_host(reader.ranks.values())
     above = host_rows(reader)
     table = grid(above, sentences=("",)) if above else ""
     table += _remark(f"{len(above)} of {len(hosts)} hosts" if 0 < len(above) < len(hosts) else "")
-    told = {slug(host) for host in hosts} if above else set()
-    seen = [reader.hosts[name] for name in sorted(reader.hosts)]
-    rows = [row for host in seen if host.devices or host.name not in told for row in _host_rows(host)]
+    listed = {slug(host) for host in hosts} if above else set()
+    machines = [reader.hosts[name] for name in sorted(reader.hosts)]
+    rows = [row for host in machines if host.devices or host.name not in listed for row in _host_rows(host)]
     if above and len(rows) > TABLE_ROWS // 2:
         return table
     more = f"the first {TABLE_ROWS} of {len(rows)}" if len(rows) > TABLE_ROWS else ""

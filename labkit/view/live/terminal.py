@@ -1,4 +1,4 @@
-"""A run followed in a terminal: one line that is written over, or the whole view drawn with rich."""
+"""Live view of a run in a terminal: one line that is rewritten in place, or the whole view drawn with rich."""
 
 from __future__ import annotations
 
@@ -26,8 +26,7 @@ CURVES = {"loss": "loss", "throughput": "samples/s", "memory": "memory"}
 
 
 class StatusLine:
-    """One line of a terminal, written over and over; where nobody sees it move, a line now and then that a program
-    can read, too."""
+    """One terminal line, rewritten in place. If stdout is not a terminal, lines that a program can also read."""
 
     def __init__(self) -> None:
         self.is_live = sys.stdout.isatty()
@@ -51,7 +50,7 @@ class StatusLine:
         self._width = len(text)
 
     def say(self, text: str) -> None:
-        """A line that stays."""
+        """Print a line that stays."""
         self.clear()
         print(text, flush=True)
 
@@ -61,7 +60,7 @@ class StatusLine:
 
 
 class Screen:
-    """The live view of a terminal: what the notebook shows, in characters. Gone when the run is over."""
+    """The notebook's live view as text, drawn with rich. It disappears when the run ends."""
 
     is_live = True
 
@@ -83,11 +82,11 @@ class Screen:
         self._live.update(picture(reader, state), refresh=True)
 
     def say(self, text: str) -> None:
-        """Drawn by `show`: the state has it."""
+        """Nothing to do: `show` draws it from the state."""
 
 
 def picture(reader: RunReader, state: State) -> Any:
-    """A run as something rich can print. All text from ranks is shown as it is: no markup, no terminal codes."""
+    """A run as a rich renderable. Text from ranks is printed literally: no markup, no terminal codes."""
     from rich.console import Group
     from rich.rule import Rule
     from rich.table import Table
@@ -98,7 +97,7 @@ def picture(reader: RunReader, state: State) -> Any:
     parts: list[Any] = [head, Text(words.headline(reader, state))]
     values = words.reported(reader)
     parts += [Text(plain("  ".join(f"{name} {value}" for name, value in values)))] if values else []
-    parts += [Text(said, "dim") for said in verdict(reader)]
+    parts += [Text(sentence, "dim") for sentence in verdict(reader)]
     parts += [Text(f"↻ {plain(attempt_ended(n, e))}") for n, e in enumerate(state.earlier, 1)]
     parts += [Text(plain(state.notice), "bold yellow")] if state.notice else []
     curves = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
@@ -126,7 +125,7 @@ def _table(rows: list[dict[str, str]]) -> Any:
 
 
 def sparkline(series: Series) -> str:
-    """The newest values of a series in 24 characters, from its lowest to its highest."""
+    """A series in 24 characters, scaled from its minimum to its maximum."""
     values = [last for *_, last in series.points()]
     group = -(-len(values) // SPARK_CELLS) or 1
     values = [max(values[i : i + group]) for i in range(0, len(values), group)]

@@ -1,7 +1,7 @@
-"""What a good colleague would say who looked over your shoulder: the one or two things that matter about a run.
+"""The one or two most important observations about a run, such as a straggler or slow input.
 
-Pure functions of what the ranks recorded. Each rule is a function that returns a sentence or nothing; the first rules
-are the ones to act on first.
+Pure functions of what the ranks recorded. Each rule returns a sentence or an empty string; the most urgent rules come
+first.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from labkit.view.live.by_host import by_host, names_of, ranges, watched
 
 __all__ = ["host_verdicts", "verdict"]
 
-WARM_STEPS = 5  # fewer say nothing
-INPUT_BOUND = 0.15  # of the step time
+WARM_STEPS = 5  # no verdict before that
+INPUT_BOUND = 0.15  # fraction of the step time, as are the next two
 STRAGGLES = 0.10
 COMMUNICATES = 0.20
 NEARLY_FULL = 0.92
@@ -28,51 +28,51 @@ Rule = Callable[[list[RankHistory]], str]
 
 
 def verdict(reader: RunReader, limit: int = 2) -> list[str]:
-    """At most `limit` sentences, the most urgent first; empty before there is anything to say."""
+    """At most `limit` sentences, the most urgent first; empty during warm-up."""
     histories = [h for h in reader.ranks.values() if h.totals["steps"] >= WARM_STEPS]
     if not histories:
         return []
     first = [not_a_number(histories), host_memory(histories, reader)]
-    said = [*first, *(rule(histories) for rule in RULES)]
-    return [sentence for sentence in said if sentence][:limit]
+    sentences = [*first, *(rule(histories) for rule in RULES)]
+    return [sentence for sentence in sentences if sentence][:limit]
 
 
 def host_verdicts(reader: RunReader) -> dict[str, str]:
-    """By host, where there are several: what is the matter with it, in a few words; empty where nothing is."""
+    """By host if there are several: its problem in a few words, or an empty string."""
     histories = [h for h in reader.ranks.values() if h.totals["steps"] >= WARM_STEPS]
     hosts, late, waiting = by_host(histories), _late_host(histories), _waiting_hosts(histories)
-    said = {}
+    verdicts = {}
     for host in hosts if len(hosts) > 1 else ():
-        said[host] = _filled(reader, host).partition(",")[0]  # how full, the table says
-        if late and late[0] == host and not said[host]:
-            said[host] = f"slow: +{late[1]:.0%}, {PHASES[late[2]]}"
-        if host in waiting and not said[host]:
-            said[host] = f"waits for data: {waiting[host]:.0%}"
-    return said
+        verdicts[host] = _filled(reader, host).partition(",")[0]  # the table has the figures
+        if late and late[0] == host and not verdicts[host]:
+            verdicts[host] = f"slow: +{late[1]:.0%}, {PHASES[late[2]]}"
+        if host in waiting and not verdicts[host]:
+            verdicts[host] = f"waits for data: {waiting[host]:.0%}"
+    return verdicts
 
 
 def not_a_number(histories: list[RankHistory]) -> str:
-    """A loss that is no number any more is not worth another step."""
+    """Once the loss is nan or infinite, further steps are wasted."""
     bad = {h: h.lost_at for h in histories if h.lost_at is not None}
     if not bad:
         return ""
     first = [h for h, step in bad.items() if step == min(bad.values())]
     since = f"step {min(bad.values())}"
     when = f"since {since}" if len(first) == len(bad) else f"first on {_names(first)}, at {since}"
-    return f"the loss is not a number on {_names(list(bad))}, {when}: lower the learning rate, or look at the data"
+    return f"the loss is not a number on {_names(list(bad))}, {when}: lower the learning rate or check the data"
 
 
 def host_memory(histories: list[RankHistory], reader: RunReader) -> str:
-    """Where a host's memory is full the system kills a process of its choice. Told of several hosts: one is seen."""
+    """On a host whose memory is full, the system kills a process. Reported only with several hosts."""
     names = names_of(by_host(histories))
-    said = [
+    sentences = [
         f"host {name}: {filled}" for host, name in names.items() if len(names) > 1 and (filled := _filled(reader, host))
     ]
-    return "; ".join(said[:2])
+    return "; ".join(sentences[:2])
 
 
 def retries(histories: list[RankHistory]) -> str:
-    """CUDA's allocator had to give memory back and ask again: the next step may fail."""
+    """CUDA's allocator had to free cached memory and retry: the next step may run out of memory."""
     worst = max(histories, key=lambda h: h.allocation_retries)
     if not worst.allocation_retries:
         return ""
@@ -89,7 +89,7 @@ def nearly_full(histories: list[RankHistory]) -> str:
 
 
 def input_bound(histories: list[RankHistory]) -> str:
-    """The device waits for data: more DataLoader workers, or cheaper samples."""
+    """The device waits for data: use more DataLoader workers or cheaper samples."""
     worst = max(histories, key=lambda h: h.recent_share("input"))
     share = worst.recent_share("input")
     if share < INPUT_BOUND:
@@ -98,15 +98,15 @@ def input_bound(histories: list[RankHistory]) -> str:
     if waiting and len(waiting) < len(by_host(histories)):
         host = max(waiting, key=lambda name: waiting[name])
         if (late := _late_host(histories)) and (late[0], late[2]) == (host, "input"):
-            return ""  # it is the straggler, which says why
+            return ""  # slow_host reports it
         name = names_of(by_host(histories))[host]
-        return f"input-bound: {waiting[host]:.0%} of each step waits for data on every rank of host {name}"
+        return f"input-bound: {waiting[host]:.0%} of each step is spent waiting for data on every rank of host {name}"
     who = "" if len(histories) == 1 else f" on {_who(worst, histories)}"
-    return f"input-bound: {share:.0%} of each step waits for data{who}"
+    return f"input-bound: {share:.0%} of each step is spent waiting for data{who}"
 
 
 def slow_host(histories: list[RankHistory]) -> str:
-    """A host that the others wait for, by the same measure as a rank: all of its ranks are late."""
+    """The host that the others wait for: all of its ranks are late, by the measure used in `straggler`."""
     host, extra, phase = _late_host(histories) or ("", 0.0, "")
     ranks = [h.rank for h in histories if h.host == host]
     if not host or len(ranks) < 2:
@@ -118,8 +118,8 @@ def slow_host(histories: list[RankHistory]) -> str:
 def straggler(histories: list[RankHistory]) -> str:
     """The rank that the others wait for.
 
-    In synchronous training all ranks' step times are alike, because the fast wait in backward for the slow. What a
-    rank does on its own, input, forward and optimizer, tells who is late.
+    In synchronous training all ranks have similar step times, because fast ranks wait in backward for slow ones. The
+    time that a rank spends on its own work (input, forward, optimizer) shows which one is late.
     """
     if len(histories) < 2:
         return ""
@@ -138,7 +138,7 @@ def straggler(histories: list[RankHistory]) -> str:
 
 
 def communication(histories: list[RankHistory]) -> str:
-    """What the links cost: the time that even the rank which waits least for the others waits for collectives."""
+    """The cost of the links: the time in collectives of the rank that waits least for the others."""
     shares = [h.recent_share("communication") for h in histories if h.communicates]
     if len(shares) < max(2, len(histories)) or min(shares) < COMMUNICATES:
         return ""
@@ -146,7 +146,7 @@ def communication(histories: list[RankHistory]) -> str:
 
 
 def grows(histories: list[RankHistory]) -> str:
-    """Memory that rises all through a run ends it sooner or later: a list of losses with their graphs, for one."""
+    """Memory that keeps growing, for example by a list of losses with their graphs, ends in out of memory."""
     for history in histories:
         lows = [low for _, low, _, _ in history.series["memory"].points()]
         quarter = len(lows) // 4
@@ -158,8 +158,8 @@ def grows(histories: list[RankHistory]) -> str:
     return ""
 
 
-def at_ease(histories: list[RankHistory]) -> str:
-    """Nothing to act on: how much memory it takes, and that data come in time."""
+def no_problem(histories: list[RankHistory]) -> str:
+    """Nothing to act on: report the memory."""
     worst = max(histories, key=lambda h: h.memory_peak)
     if not worst.memory_peak:
         return ""
@@ -169,18 +169,18 @@ def at_ease(histories: list[RankHistory]) -> str:
     return f"memory {'flat at' if flat else 'peaks at'} {gib(worst.memory_peak)}{of}"
 
 
-RULES: tuple[Rule, ...] = (retries, nearly_full, slow_host, input_bound, straggler, communication, grows, at_ease)
+RULES: tuple[Rule, ...] = (retries, nearly_full, slow_host, input_bound, straggler, communication, grows, no_problem)
 
 
 def _filled(reader: RunReader, host: str) -> str:
-    seen = watched(reader, host)
-    if seen is None or not seen.memory_total or (seen.memory_used or 0.0) < NEARLY_FULL * seen.memory_total:
+    samples = watched(reader, host)
+    if samples is None or not samples.memory_total or (samples.memory_used or 0.0) < NEARLY_FULL * samples.memory_total:
         return ""
-    return f"memory nearly full, {gib(seen.memory_used)} of {gib(seen.memory_total)}"
+    return f"memory nearly full, {gib(samples.memory_used)} of {gib(samples.memory_total)}"
 
 
 def _late_host(histories: list[RankHistory]) -> tuple[str, float, str] | None:
-    """(host, how much of a step it is late, in which phase): one all of whose ranks are later than the others are."""
+    """(host, lateness as a fraction of a step, phase) of the host all of whose ranks are later than the others."""
     hosts = by_host(histories)
     step = max((h.recent_step_seconds for h in histories), default=0.0)
     if len(hosts) < 2 or not step:
@@ -193,20 +193,20 @@ def _late_host(histories: list[RankHistory]) -> tuple[str, float, str] | None:
 
 
 def _most_apart(late: list[RankHistory], others: list[RankHistory]) -> str:
-    """The phase that makes the difference."""
+    """The phase with the largest difference in median seconds."""
     return max(
         PHASES, key=lambda p: median(h.recent_seconds(p) for h in late) - median(h.recent_seconds(p) for h in others)
     )
 
 
 def _waiting_hosts(histories: list[RankHistory]) -> dict[str, float]:
-    """Hosts all of whose ranks wait for data, and for how much of a step at least."""
+    """Hosts all of whose ranks wait for data, with the smallest fraction of a step that one of them waits."""
     least = {host: min(h.recent_share("input") for h in own) for host, own in by_host(histories).items()}
     return {host: share for host, share in least.items() if share >= INPUT_BOUND}
 
 
 def _who(history: RankHistory, among: list[RankHistory]) -> str:
-    """`rank 3`, of several hosts `rank 3 on node1`."""
+    """`rank 3`, or with several hosts `rank 3 on node1`."""
     names = names_of(by_host(among))
     return f"rank {history.rank} on {names[history.host]}" if len(names) > 1 else f"rank {history.rank}"
 
