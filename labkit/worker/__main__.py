@@ -34,7 +34,8 @@ def main() -> None:
     Pulse(folder, rank, probe, reported).start()
     sys.argv = sys.argv[1:]
     process = os.getpid()
-    code, outcome, failed = 0, "finished", None
+    code, outcome = 0, "finished"
+    failed: BaseException | None = None
     try:
         probe.start()
         # Only now: torch and what it imports are loaded, so a `random.py` beside the script hides nothing of theirs.
@@ -68,7 +69,8 @@ def run(path: str, text: str) -> None:
 def leave(code: int) -> None:
     """End the process here. gloo's threads abort up to half of all interpreter shutdowns in torch 2.10 to 2.13,
     after the training has succeeded; what Python does before that point still happens, and cannot change `code`."""
-    duties = (threading._shutdown, atexit._run_exitfuncs, lambda: sys.stdout.flush(), lambda: sys.stderr.flush())
+    end_threads = threading._shutdown  # type: ignore[attr-defined]
+    duties = (end_threads, atexit._run_exitfuncs, lambda: sys.stdout.flush(), lambda: sys.stderr.flush())
     try:
         for duty in duties:
             with suppress(BaseException):  # a full disk, a stream that is closed or None, an interrupt

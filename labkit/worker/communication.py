@@ -45,7 +45,7 @@ class Communication:
 
     def hook_functional(self) -> None:
         """Once the script has loaded DTensor, if it does: its module costs a second to import."""
-        functional = sys.modules.get("torch.distributed._functional_collectives")
+        functional: Any = sys.modules.get("torch.distributed._functional_collectives")
         if functional is not None:
             functional.wait_tensor = self._timed(functional.wait_tensor)
 
@@ -72,4 +72,5 @@ class Communication:
         seen = model._get_ddp_logging_data()  # nanoseconds
         if "backward_comm_time" not in seen:  # before the second forward, and of a model that spans GPUs
             return None
-        return max(0, seen["backward_comm_time"] - seen["backward_compute_comm_overlap_time"]) / 1e9
+        alone: float = seen["backward_comm_time"] - seen["backward_compute_comm_overlap_time"]
+        return max(0.0, alone / 1e9)

@@ -86,7 +86,7 @@ def _memory(error: BaseException) -> dict[str, Any]:
     return {}
 
 
-def _device_memory() -> dict[str, float]:
+def _device_memory() -> dict[str, int]:
     import torch
 
     try:

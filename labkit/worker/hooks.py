@@ -105,7 +105,7 @@ def hook(torch: Any, probe: Observer, before_fetches: Sequence[Callable[[], None
 
         return call
 
-    _BaseDataLoaderIter.__next__ = functools.wraps(fetch)(__next__)
+    _BaseDataLoaderIter.__next__ = functools.wraps(fetch)(__next__)  # type: ignore[method-assign, assignment]
     torch.autograd.backward = seen(torch.autograd.backward, whole=True)  # Tensor.backward calls it
     torch.autograd.grad = seen(torch.autograd.grad, whole=False)
     torch.amp.GradScaler.scale = functools.wraps(scale)(scale_)

@@ -9,7 +9,10 @@ from __future__ import annotations
 import math
 import sys
 from collections import defaultdict
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from types import FrameType
 
 __all__ = ["NO_SCALAR", "SEVERAL_OPTIMIZERS", "StepLoss"]
 
@@ -94,7 +97,8 @@ class StepLoss:
 
 
 def _callers() -> tuple[int, ...]:
-    frame, places = sys._getframe(1), []
+    frame: FrameType | None = sys._getframe(1)
+    places: list[int] = []
     while frame is not None:
         places += id(frame.f_code), frame.f_lasti
         frame = frame.f_back
@@ -102,7 +106,8 @@ def _callers() -> tuple[int, ...]:
 
 
 def _kind(loss: Any) -> tuple[str, ...]:
-    node, names = loss.grad_fn, []
+    node = loss.grad_fn
+    names: list[str] = []
     while node is not None and len(names) < DEEPEST:
         names.append(node.name())
         node = node.next_functions[0][0] if node.next_functions else None

@@ -36,7 +36,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import islice
 from numbers import Integral, Real
 from typing import Any
@@ -59,7 +59,8 @@ def listen(recorder: Recorder) -> Reports:
     Not by a handler: a script's `if not metrics.handlers`, `dictConfig` or level must neither see it nor end it.
     """
     reports, logger = Reports(recorder), logging.getLogger("metrics")
-    is_enabled, log = logger.isEnabledFor, logger._log
+    is_enabled = logger.isEnabledFor
+    log: Callable[..., None] = logger._log
 
     def is_heard(level: int) -> bool:
         return level >= logging.INFO or is_enabled(level)
@@ -141,8 +142,8 @@ def _scalar(value: Any) -> Any:
         value = value.item()
     if value is None or type(value) in (bool, float):
         return value
-    if isinstance(value, Integral) and abs(value) < LARGEST_INTEGER:
-        return int(value)
+    if isinstance(value, Integral) and abs(whole := int(value)) < LARGEST_INTEGER:
+        return whole
     if isinstance(value, Real):
         return float(value)
     if not isinstance(value, str) and hasattr(value, "__len__"):

@@ -30,7 +30,7 @@ class Tracker(TorchDispatchMode):
     """
 
     def __init__(self, device_type: str | None = None) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.device_type = device_type
         self.phase = "forward"
         self.missed = 0
@@ -114,7 +114,7 @@ class Tracker(TorchDispatchMode):
 
             return call
 
-        torch.UntypedStorage.resize_ = resized
+        torch.UntypedStorage.resize_ = resized  # type: ignore[method-assign, assignment]
         torch.autograd.backward, torch.autograd.grad = in_backward(backward), in_backward(grad)
         hooks = torch.autograd.graph.saved_tensors_hooks(self._saved, lambda tensor: tensor)
         hooks.__enter__()
@@ -124,10 +124,11 @@ class Tracker(TorchDispatchMode):
             lambda: setattr(torch.autograd, "grad", grad),
             lambda: hooks.__exit__(None, None, None),
         ]
-        return super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
 
     def __exit__(self, *raised: Any) -> None:
-        super().__exit__(*raised)
+        super().__exit__(*raised)  # type: ignore[no-untyped-call]
         for undo in self._undo:
             undo()
 

@@ -133,10 +133,10 @@ def _axes(chart: Chart, frame: _Frame) -> str:
 def _levels(chart: Chart, frame: _Frame, near: bool) -> str:
     """The limit, which is drawn only when `near` but always printed, and the peak."""
     drawn = ""
-    if near:
-        y = frame.y(chart.limit)
-        drawn += f'<path d="M{LEFT} {y:.0f}H{WIDTH - RIGHT}" stroke="#e5534b" stroke-dasharray="8 3"/>'
     if chart.limit is not None:
+        y = frame.y(chart.limit)
+        if near:
+            drawn += f'<path d="M{LEFT} {y:.0f}H{WIDTH - RIGHT}" stroke="#e5534b" stroke-dasharray="8 3"/>'
         # a limit off the chart is printed at the bottom, where there are no lines
         below, arrow = (y + 11, "") if near else (HEIGHT - BOTTOM - 4, " ↑")
         text = escaped(f"limit {chart.show(chart.limit)}{arrow}")
