@@ -79,7 +79,7 @@ def plain_text(script: str | os.PathLike[str], launch: LaunchOptions, *, nodes: 
     if file is None:
         file = named.script.write(Path.cwd() / f"{slug(name)}.py")
         print(plain(f"{file} is the script that it runs"), file=sys.stderr)
-    chosen = named.given.get("checkpoint_dir")
+    chosen = named.options.get("checkpoint_dir")
     return sbatch_text(
         _launch_file(
             counts,
