@@ -107,7 +107,7 @@ def _look(names: list[str], root: Path, visible_devices: str | None) -> list[dic
         root.mkdir(parents=True, exist_ok=True)
         beacon.touch()
     except OSError as error:
-        raise RunFolderError(f"runs cannot be kept in {root}: {error.strerror}") from None
+        raise RunFolderError(f"runs cannot be stored in {root}: {error.strerror}") from None
     try:
         looks = _each(names, lambda _, host: ask(host, "look", beacon=str(beacon), visible_devices=visible_devices))
     finally:

@@ -13,7 +13,7 @@ from labkit.errors import LabError, RunFolderError
 from labkit.launcher import stop as stopping
 from labkit.launcher.causes.evidence import tail_text
 from labkit.record import FINAL_STATES, RunFolder, State, read_state, write_state
-from labkit.record.files import ask_anew
+from labkit.record.files import refresh
 from labkit.record.folder import read_json, write_json
 
 __all__ = ["job_in_words", "job_of", "state_of", "stop"]
@@ -56,7 +56,7 @@ def state_of(folder: RunFolder) -> State:
     if job is None:
         return own
     if job.is_over:
-        _ask_anew(folder)
+        _refresh(folder)
         own = read_state(folder)  # its nodes may have written their last words before it ended
     state = with_job(own, job, _last_line(folder))
     # a job that is gone may wait in the queue of another cluster than the one that was asked
@@ -68,15 +68,15 @@ def state_of(folder: RunFolder) -> State:
     return state
 
 
-def _ask_anew(folder: RunFolder) -> None:
+def _refresh(folder: RunFolder) -> None:
     """Before the absence of a node's last word is believed: a short job's nodes may still be news to this host."""
-    ask_anew(folder.path)
-    ask_anew(folder.path / "attempts")
+    refresh(folder.path)
+    refresh(folder.path / "attempts")
     newest = folder.latest
     for place in (newest.path, newest.nodes):
-        ask_anew(place)
+        refresh(place)
     for node in newest.nodes.glob("*"):
-        ask_anew(node)
+        refresh(node)
 
 
 def _is_settled(folder: RunFolder) -> bool:

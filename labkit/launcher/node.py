@@ -36,7 +36,7 @@ from labkit.launcher.stop import GRACE_SECONDS, SAVING_SECONDS
 from labkit.launcher.supervisor import Supervisor, prepare
 from labkit.launcher.torchrun import rank_environment, script_folder
 from labkit.record import Identity, Nodes, RunFolder, State, read_state, write_state
-from labkit.record.files import ask_anew
+from labkit.record.files import refresh
 from labkit.record.folder import NODE_MARKER, read_json, write_json
 from labkit.record.identity import HOST, boot_id, host_name
 from labkit.record.nodes import beat, is_on_this_host, last_beat, supervisor_of
@@ -123,7 +123,7 @@ class NodeSupervisor(Supervisor):
         if self.node == 0:
             prepare(self.folder, self.place)
         self.home.keep_reserve()
-        self.home.outcome.write_text("null\n")  # exists before a peer looks for it, see `ask_anew`
+        self.home.outcome.write_text("null\n")  # exists before a peer looks for it, see `refresh`
         threading.Thread(target=self.beat, name="labkit-node", daemon=True).start()
         outcome: dict[str, Any] = {"exit_code": None, "killed": 0, "why": None}
         try:
@@ -149,7 +149,7 @@ class NodeSupervisor(Supervisor):
         while True:
             with suppress(OSError):  # a full disk, a deleted folder; the peers will notice
                 beat(self.home, self.name, self.address)
-            ask_anew(self.folder.path)  # for stop.json
+            refresh(self.folder.path)  # for stop.json
             time.sleep(BEAT_SECONDS)
 
     def meet(self) -> dict[str, Any] | None:
@@ -233,7 +233,7 @@ class NodeSupervisor(Supervisor):
         deadline = math.inf if went_well else time.monotonic() + AGREE_SECONDS
         while not all(peer.has_ended() for peer in self.peers.values()) and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
-        ask_anew(self.place.ranks)
+        refresh(self.place.ranks)
         counts = {"exit_code": outcome["exit_code"], "killed": outcome["killed"]}
         settled = next((state for peer in self.peers.values() if (state := peer.conclusion()) is not None), None)
         try:
@@ -310,8 +310,8 @@ class _Peer:
             return
         self._polled = time.monotonic()
         if self._beat is None:
-            ask_anew(self.home.path.parent)
-            ask_anew(self.home.path)
+            refresh(self.home.path.parent)
+            refresh(self.home.path)
         newest = last_beat(self.home)
         if newest != self._beat:
             self._beat, self._beat_time = newest, self._polled

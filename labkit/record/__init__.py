@@ -1,6 +1,6 @@
-"""A run on disk: names, records, bounded series, and reading them back.
+"""A run on disk: file names, records, bounded series, and reading them back.
 
-The run folder is the only thing between ranks and notebook. Standard library and psutil only,
+Ranks and notebook communicate only through the run folder. This package imports only the standard library and psutil,
 so that a rank can use the names and a terminal can list runs without importing torch or widgets.
 """
 

@@ -1,4 +1,4 @@
-"""What the container that this process is in leaves it of the machine's memory (control groups, versions 1 and 2)."""
+"""How much of the machine's memory this process's container allows it to use (control groups, versions 1 and 2)."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ GROUPS, OWN_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
 def memory_limit() -> int | None:
-    """Bytes: the smallest limit of the groups this process is in. None where there is none."""
+    """The smallest limit of the groups that this process is in, in bytes; None if there is none."""
     return min((limit for limit, _ in _groups()), default=None)
 
 
 def memory_left() -> int | None:
-    """Bytes until the first of them is full. None where none has a limit."""
+    """Bytes until the first of these groups is full; None if none has a limit."""
     return min((max(0, limit - used) for limit, used in _groups()), default=None)
 
 
 def _groups() -> Iterator[tuple[int, int]]:
-    """`(limit, in use)` of each group that has a limit; cached files that would make room are not in use."""
+    """`(limit, in use)` in bytes of each group that has a limit; reclaimable file cache does not count as in use."""
     try:
         lines = OWN_GROUPS.read_text().splitlines()
     except OSError:
@@ -35,7 +35,7 @@ def _groups() -> Iterator[tuple[int, int]]:
             cached = "total_inactive_file"
         else:
             continue
-        for part in (PurePosixPath(group), *PurePosixPath(group).parents):  # a group is held by those above it, too
+        for part in (PurePosixPath(group), *PurePosixPath(group).parents):  # the limits of parent groups apply, too
             folder = root / str(part).lstrip("/")
             if (limit := _number(folder / most)) is not None:
                 yield limit, max(0, (_number(folder / now) or 0) - _cached(folder / "memory.stat", cached))
@@ -44,7 +44,7 @@ def _groups() -> Iterator[tuple[int, int]]:
 def _number(file: Path) -> int | None:
     try:
         return int(file.read_text())
-    except (OSError, ValueError):  # "max", or a group that this container cannot see
+    except (OSError, ValueError):  # "max", or a group that is not visible in this container
         return None
 
 

@@ -1,4 +1,4 @@
-"""Opening files of a run folder that somebody else may have put together."""
+"""Opening files of a run folder that may come from another user."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-__all__ = ["ask_anew", "is_deleted", "opened", "read_text"]
+__all__ = ["is_deleted", "opened", "read_text", "refresh"]
 
-LARGEST_BYTES = 8 << 20  # of a script or a record that is read whole
+LARGEST_BYTES = 8 << 20  # the largest script or record that is read as a whole
 
 
 def opened(path: Path) -> BinaryIO:
-    """A file, open for reading; never what a link in its place leads to, nor a pipe to wait at. Raises OSError."""
+    """A file opened for reading. Raises OSError, also for a symbolic link, a pipe or a device."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -23,29 +23,29 @@ def opened(path: Path) -> BinaryIO:
     return os.fdopen(descriptor, "rb")
 
 
-def ask_anew(folder: Path) -> None:
-    """Let this host see what others have just put into a folder that they share.
+def refresh(folder: Path) -> None:
+    """Let this host see the files that other hosts have just created in a shared folder.
 
-    NFS keeps for up to a minute what was not there. Setting a folder's time brings its current attributes along, and
-    with them the end of that memory; a file that is there needs none of it, for opening it asks the server.
+    NFS caches for up to a minute that a file does not exist. Setting the folder's time fetches its current attributes,
+    which invalidates that cache. A file that exists needs no refresh, because opening it revalidates it.
     """
     with suppress(OSError):
         os.utime(folder)
 
 
 def is_deleted(path: Path) -> bool:
-    """Whether it is not there, as far as the file system says so: a server that cannot tell just now has not."""
+    """Whether the file system reports that it does not exist; any other error means that it is unknown."""
     try:
         path.lstat()
     except (FileNotFoundError, NotADirectoryError):
         return True
-    except OSError:  # a stale handle, a ticket that has expired
+    except OSError:  # a stale handle, an expired ticket
         return False
     return False
 
 
 def read_text(path: Path) -> str:
-    """The text of such a file, whatever bytes are in it. Raises OSError, also when it is far too large to be ours."""
+    """The text of such a file, with invalid UTF-8 replaced. Raises OSError, also if it is larger than LARGEST_BYTES."""
     with opened(path) as file:
         if os.fstat(file.fileno()).st_size > LARGEST_BYTES:
             raise OSError(errno.EFBIG, "too large", str(path))

@@ -1,9 +1,9 @@
-"""The machines of a run, from `hosts/<host>.jsonl`: what NVML, the cores and the memory did meanwhile.
+"""The machines of a run, from `hosts/<host>.jsonl`: samples of NVML, the CPU and the memory.
 
 {"k": "meta", "v": 1, "t": …, "time": …, "host": …, "cores": 2, "memory_total": bytes,
  "devices": [{"name": …, "uuid": …, "memory_total": bytes}]}
 {"k": "host", "t": …, "cpu": percent, "memory_used": bytes,
- "devices": [{"utilisation": percent, "memory_used": bytes, "power": watts, "temperature": Celsius}]}   null: not told
+ "devices": [{"utilisation": percent, "memory_used": bytes, "power": watts, "temperature": Celsius}]}   null: unknown
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ READINGS = ("utilisation", "memory_used", "power", "temperature")
 
 class HostHistory:
     """One machine, in memory that does not grow with the run. Each of `devices` has `name`, `memory_total` and the
-    newest of READINGS, None where the machine does not tell."""
+    newest READINGS, None if the machine does not report them."""
 
     def __init__(self, name: str, tail: Tail):
         self.name = name
@@ -31,7 +31,7 @@ class HostHistory:
         self.devices: list[dict[str, Any]] = []
 
     def poll(self) -> bool:
-        """Take in what is new; True when there was something."""
+        """Read the new records; returns whether there were any."""
         records = self.tail.poll()
         for record in records:
             try:
@@ -50,5 +50,5 @@ class HostHistory:
             ]
         elif record.get("k") == "host":
             self.cpu, self.memory_used = finite(record.get("cpu")), finite(record.get("memory_used"))
-            for device, seen in zip(self.devices, devices, strict=False):
-                device.update({reading: finite(seen.get(reading)) for reading in READINGS})
+            for device, sample in zip(self.devices, devices, strict=False):
+                device.update({reading: finite(sample.get(reading)) for reading in READINGS})

@@ -1,4 +1,4 @@
-"""Which process is meant: a pid alone may have been handed to a stranger since."""
+"""The identity of a process: a pid alone may have been reused since."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import psutil
 
 __all__ = ["HOST", "Identity", "boot_id", "host_name"]
 
-HOST = "LABKIT_HOST"  # in the environment of a node's processes: hosts may share a name, nodes a host
+HOST = "LABKIT_HOST"  # set for a node's processes: hosts may share a name, and nodes a host
 
 
 @dataclass(frozen=True)
 class Identity:
-    """A process on a host since a boot. `started` is in clock ticks since boot on Linux, so that setting
-    the wall clock does not change it; elsewhere it is psutil's create time in seconds."""
+    """A process on a host in one boot. `started` is clock ticks since boot on Linux, which do not change when the wall
+    clock is set; on other systems it is psutil's create time in seconds."""
 
     pid: int
     started: float
@@ -27,25 +27,25 @@ class Identity:
 
     @classmethod
     def of(cls, pid: int) -> Identity | None:
-        """The process that has this pid now, or None when there is none."""
+        """The process that has this pid now; None if there is none."""
         started = start_of(pid)
         return None if started is None else cls(pid, started, boot_id(), socket.gethostname())
 
     @classmethod
     def read(cls, value: Any) -> Identity | None:
-        """An identity as kept in `agent.json`, or None when it is not one."""
+        """An identity from `agent.json`; None if it is invalid."""
         try:
             return cls(int(value["pid"]), float(value["started"]), str(value["boot"]), str(value["host"]))
         except (TypeError, KeyError, ValueError, OverflowError):
             return None
 
     def is_alive(self) -> bool:
-        """Whether that very process still runs on this machine (a zombie does not)."""
+        """Whether this process still runs on this machine; a zombie does not count."""
         return self.boot == boot_id() and start_of(self.pid) == self.started
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether it belongs to another machine, about which nothing can be known or done from here."""
+        """Whether it belongs to another machine, so that it cannot be inspected or signalled from here."""
         return self.boot != boot_id() and self.host != socket.gethostname()
 
     def as_dict(self) -> dict[str, Any]:
@@ -53,7 +53,7 @@ class Identity:
 
 
 def host_name() -> str:
-    """What this host is called in a run: its own name, unless the launch has given it another."""
+    """This host's name in a run: its own name, unless the launch has set another."""
     return os.environ.get(HOST) or socket.gethostname()
 
 
@@ -64,7 +64,7 @@ def boot_id() -> str:
 
 
 def start_of(pid: int) -> float | None:
-    """When a living process was started, or None. See proc(5): field 22 of `stat` is ticks since boot."""
+    """When a live process was started, or None. See proc(5): field 22 of `stat` is ticks since boot."""
     if not Path("/proc/self/stat").exists():
         try:
             process = psutil.Process(pid)
@@ -75,6 +75,6 @@ def start_of(pid: int) -> float | None:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
         return None
-    # The command name, in parentheses, may itself hold spaces and parentheses.
+    # The command name, in parentheses, may itself contain spaces and parentheses.
     state, *fields = stat[stat.rindex(b")") + 2 :].split()
     return None if state in b"ZX" else float(fields[18])

@@ -1,4 +1,4 @@
-"""Sets of time as lists of intervals, in order and not overlapping, in seconds."""
+"""Sets of time as sorted lists of non-overlapping intervals, in seconds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Interval = tuple[float, float]
 
 
 def union(intervals: Iterable[Interval], apart: float = 0.0) -> list[Interval]:
-    """Together, in order; those not more than `apart` from each other become one."""
+    """The union, sorted; intervals at most `apart` seconds from each other are merged."""
     merged: list[Interval] = []
     for start, end in sorted(intervals):
         if merged and start <= merged[-1][1] + apart:
@@ -21,30 +21,30 @@ def union(intervals: Iterable[Interval], apart: float = 0.0) -> list[Interval]:
 
 
 def intersection(some: Sequence[Interval], others: Sequence[Interval]) -> list[Interval]:
-    """What lies in both."""
-    found, i, j = [], 0, 0
+    """The time in both."""
+    common, i, j = [], 0, 0
     while i < len(some) and j < len(others):
         low, high = max(some[i][0], others[j][0]), min(some[i][1], others[j][1])
         if high > low:
-            found.append((low, high))
+            common.append((low, high))
         i, j = (i + 1, j) if some[i][1] < others[j][1] else (i, j + 1)
-    return found
+    return common
 
 
 def subtracted(some: Sequence[Interval], others: Sequence[Interval]) -> list[Interval]:
-    """What lies in `some` and in none of the others."""
-    found = []
+    """The time in `some` and not in `others`."""
+    rest = []
     for start, end in some:
         at = start
         for low, high in intersection([(start, end)], others):
             if low > at:
-                found.append((at, low))
+                rest.append((at, low))
             at = high
         if end > at:
-            found.append((at, end))
-    return found
+            rest.append((at, end))
+    return rest
 
 
 def total(intervals: Iterable[Interval]) -> float:
-    """Seconds."""
+    """The total length in seconds."""
     return sum(end - start for start, end in intervals)

@@ -1,6 +1,6 @@
-"""A run on several nodes: who takes part, who can still be heard, and the one state made of all of theirs.
+"""A run on several nodes: its nodes, which of them send heartbeats, and the run's state from the states of all nodes.
 
-A node is one torchrun agent with its ranks, a host as a rule. Its supervisor writes `nodes/<k>/`, and nobody else does.
+A node is one torchrun agent with its ranks, usually one per host. Only its supervisor writes `nodes/<k>/`.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Nodes", "beat", "heard_nodes", "is_on_this_host", "is_heard", "last_beat", "merged"]
 
-# A reader on another machine compares clocks; they may differ, and a shared file system shows changes late.
+# Generous, because a reader on another machine compares clocks, and a shared file system shows changes late.
 LOST_SECONDS = 60.0
-BEAT_BYTES = 512  # always the same, written in place
+BEAT_BYTES = 512  # a fixed size, because it is written in place
 WORST_FIRST = ("failed", "stopped", "lost", "succeeded")
 
 
 @dataclass(frozen=True)
 class Nodes:
-    """`hosts` are the names they were asked for by; None where a scheduler chooses them."""
+    """`hosts` are the names from the launch; None if a scheduler chooses them."""
 
     count: int
     nproc_per_node: int
@@ -41,7 +41,7 @@ class Nodes:
 
     @classmethod
     def read(cls, manifest: Any) -> Nodes | None:
-        """From run.json; None for a run on one machine."""
+        """The nodes in run.json; None for a run on one machine."""
         value = manifest.get("nodes") if isinstance(manifest, dict) else None
         if not isinstance(value, dict):
             return None
@@ -64,26 +64,26 @@ class Nodes:
         return range(node * self.nproc_per_node, (node + 1) * self.nproc_per_node)
 
     def sharing(self, node: int) -> int:
-        """How many nodes are on the host of one, itself among them."""
+        """How many nodes are on this node's host, including itself."""
         return self.hosts.count(self.hosts[node]) if self.hosts else 1
 
     def name(self, node: int) -> str | None:
-        """What a node is called before it has said so itself; two on one host are told apart."""
+        """A node's name before its first heartbeat; nodes on the same host are numbered."""
         if self.hosts is None:
             return None
         host = self.hosts[node]
         return host if self.sharing(node) == 1 else f"{host}-{self.hosts[: node + 1].count(host) - 1}"
 
     def shown(self, node: int, folder: RunFolder) -> str:
-        """Its name, for a sentence. `folder` is the attempt's."""
-        said = last_beat(folder.node(node))
-        return str((said or {}).get("host") or self.name(node) or f"node {node}")
+        """Its name in messages. `folder` is the attempt's."""
+        newest = last_beat(folder.node(node))
+        return str((newest or {}).get("host") or self.name(node) or f"node {node}")
 
 
 def beat(node: RunFolder, name: str, address: str | None = None) -> None:
-    """A node's sign of life, with the address it has towards the first node. Raises OSError.
+    """Write a node's heartbeat, with its address towards the first node. Raises OSError.
 
-    Written in place and closed: that is when NFS sends it, and opening it is when NFS asks for it again.
+    It is written in place and closed, because NFS sends a file when it is closed and revalidates it when it is opened.
     """
     text = json.dumps({"time": time.time(), "host": name, "address": address}).ljust(BEAT_BYTES - 1) + "\n"
     file = os.open(node.node_heartbeat, os.O_WRONLY | os.O_CREAT, 0o600)
@@ -94,9 +94,9 @@ def beat(node: RunFolder, name: str, address: str | None = None) -> None:
 
 
 def last_beat(node: RunFolder) -> dict[str, Any] | None:
-    """`time` (seconds since the epoch, on that node's clock), `host` and `address`; None before a node has begun."""
-    said = read_json(node.node_heartbeat)
-    return said if isinstance(said, dict) and finite(said.get("time")) is not None else None
+    """`time` (seconds since the epoch, on that node's clock), `host` and `address`; None before a node has started."""
+    newest = read_json(node.node_heartbeat)
+    return newest if isinstance(newest, dict) and finite(newest.get("time")) is not None else None
 
 
 def _is_count(value: Any) -> TypeGuard[int]:
@@ -109,21 +109,21 @@ def supervisor_of(node: RunFolder) -> Identity | None:
 
 
 def is_on_this_host(node: RunFolder) -> bool:
-    """Whether a node's processes are among those that can be seen from here."""
+    """Whether a node's processes run on this host."""
     identity = supervisor_of(node)
     return identity is not None and identity.boot == boot_id()
 
 
 def is_heard(node: RunFolder) -> bool:
-    """Whether a node that has begun is still there, as far as can be told from here."""
-    identity, said = supervisor_of(node), last_beat(node)
+    """Whether a node that has started is still alive, as far as this host can tell."""
+    identity, newest = supervisor_of(node), last_beat(node)
     if identity is not None and identity.boot == boot_id():
         return identity.is_alive()
-    return said is not None and time.time() - said["time"] < LOST_SECONDS
+    return newest is not None and time.time() - newest["time"] < LOST_SECONDS
 
 
 def heard_nodes(folder: RunFolder) -> list[str]:
-    """The names of the nodes of a run that have not ended and can still be heard."""
+    """The names of a run's nodes that have not ended and are still alive."""
     nodes, attempt = Nodes.read(read_json(folder.manifest)), folder.latest
     if nodes is None:
         return []
@@ -132,25 +132,25 @@ def heard_nodes(folder: RunFolder) -> list[str]:
 
 
 def merged(root: State, states: Sequence[State | None], heard: Sequence[bool]) -> State:
-    """The state of a run from that of each node, None for one that has not begun, and whether it is still there.
+    """The state of a run from the state of each node (None if it has not started) and whether the node is alive.
 
-    `root` is the run's own, written at the launch.
+    `root` is the run's own state, written at the launch.
     """
     started = [state for state in states if state is not None]
-    going = [s for s, is_there in zip(states, heard, strict=True) if s is not None and not s.is_final and is_there]
-    over = sorted((s for s in started if s.is_final), key=lambda s: WORST_FIRST.index(s.state))
+    active = [s for s, is_alive in zip(states, heard, strict=True) if s is not None and not s.is_final and is_alive]
+    ended = sorted((s for s in started if s.is_final), key=lambda s: WORST_FIRST.index(s.state))
     if not started:
         return replace(root, state="starting", notice=f"none of its {len(states)} nodes has started yet")
     begun, killed = root.started, sum(s.killed for s in started)
-    if going:
+    if active:
         name: StateName = "running" if any(s.state == "running" for s in started) else "starting"
-        notice = next((s.notice for s in going if s.notice), None)
-        return replace(going[0], state=name, notice=notice, started=begun, killed=killed)
-    if not over or (over[0].state == "succeeded" and len(over) < len(states)):
+        notice = next((s.notice for s in active if s.notice), None)
+        return replace(active[0], state=name, notice=notice, started=begun, killed=killed)
+    if not ended or (ended[0].state == "succeeded" and len(ended) < len(states)):
         sentence = "the supervisors of this run's nodes are gone and left no result"
         cause = {"kind": "lost", "sentence": sentence}
         return replace(started[0], state="lost", cause=cause, started=begun, killed=killed)
-    code = next((s.exit_code for s in over if s.exit_code), over[0].exit_code)
-    notice = next((s.notice for s in over if s.notice), None)
-    ended = max(s.ended or 0.0 for s in over)
-    return replace(over[0], ended=ended, exit_code=code, notice=notice, started=begun, killed=killed)
+    code = next((s.exit_code for s in ended if s.exit_code), ended[0].exit_code)
+    notice = next((s.notice for s in ended if s.notice), None)
+    latest = max(s.ended or 0.0 for s in ended)
+    return replace(ended[0], ended=latest, exit_code=code, notice=notice, started=begun, killed=killed)

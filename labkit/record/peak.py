@@ -1,4 +1,4 @@
-"""The moment of a training step at which a rank holds most memory, as planned or as measured."""
+"""The moment of a training step at which a rank holds the most memory, planned or measured."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import NamedTuple
 
 __all__ = ["CATEGORIES", "Peak"]
 
-# A storage that is several of these is the first of them: a gathered parameter is saved for backward, too.
+# A storage that fits several categories counts as the first: a gathered parameter is also saved for backward.
 CATEGORIES = ("parameters", "gradients", "optimizer", "communication", "activations", "temporary")
 
 
 class Peak(NamedTuple):
-    """Bytes held at the peak, by category; in which phase of the step it is, and what was allocated just then."""
+    """Bytes held at the peak, in total and by category; the phase of the step and the last operation that allocated."""
 
     bytes: int
     phase: str

@@ -1,4 +1,4 @@
-"""Reading a run back: bounded series for pictures, totals for tables, and every row when asked."""
+"""Reading a run back: bounded series for figures, totals for tables, and all rows on request."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RECENT = {name: itemgetter(i) for i, name in enumerate(("steps", "seconds", *PHA
 FIRST_STEPS = 2
 SERIES = ("loss", "step_seconds", "own_seconds", "throughput", "memory", "reserved")
 OWN = ("input", "forward", "optimizer")
-# Every row has these, whether or not anything was recorded.
+# Every row has these columns, even if nothing was recorded.
 COLUMNS = (
     "rank",
     "attempt",
@@ -44,12 +44,12 @@ PASSED = "as passed to backward()"
 
 
 class RankHistory:
-    """What one rank has written so far, summed up in memory that does not grow with the run.
+    """What one rank has written so far, summarized in memory that does not grow with the run.
 
     `series` are over seconds since `origin`, the launch (or the rank's own start when None): `loss`, `step_seconds`,
     `throughput` (samples/s of this rank), `memory` (bytes: what the allocator holds on CUDA, else the resident set),
-    `reserved` (bytes: what CUDA's allocator took from the device), `own_seconds` (a step's seconds in OWN: what the
-    rank does by itself; in backward all wait for the slowest, and whole steps take equally long on every rank).
+    `reserved` (bytes that CUDA's allocator took from the device), `own_seconds` (a step's seconds in the phases OWN, in
+    which a rank works alone: backward waits for the slowest rank, so whole steps take equally long on all ranks).
     `totals` are sums over all steps: `steps`, `samples`, `seconds`, and each phase in seconds.
     """
 
@@ -57,7 +57,7 @@ class RankHistory:
         self.rank = rank
         self.origin = origin
         self.tail = tail
-        self.restarts: list[float] = []  # when later attempts of the run began, in the seconds of the series
+        self.restarts: list[float] = []  # when later attempts of the run started, in the seconds of the series
         self.meta: dict[str, Any] = {}
         self.step = 0
         self.seen = 0.0  # when the newest record was written, in the same seconds
@@ -66,20 +66,20 @@ class RankHistory:
         self.latest: dict[str, float] = {}
         self.memory_peak = 0.0
         self.held: dict[str, Any] = {}  # device; bytes of parameters, gradients and optimizer state on this rank
-        self.traced: Peak | None = None  # of the step that was followed through all it allocates
-        self.untraced = ""  # why there was none
-        self.lost_at: int | None = None  # the first step whose recorded loss is no number
-        self.loss_of = ""  # what the newest loss is, or why there is none; empty when the script reports it itself
-        self._training = 1  # of those that the script made, one after another
-        self._steps_before = 0  # done by the run that this one resumed
+        self.traced: Peak | None = None  # of the step whose allocations were traced
+        self.untraced = ""  # why no step was traced
+        self.lost_at: int | None = None  # the first step whose recorded loss is not finite
+        self.loss_of = ""  # what the newest loss is, or why there is none; empty if the script reports it
+        self._training = 1  # the number of the current training in this script
+        self._steps_before = 0  # steps of the run that this one resumed
         self.reports: deque[dict[str, Any]] = deque(maxlen=KEPT_REPORTS)
-        self.values: dict[str, Any] = {}  # the newest value of everything the script reported
+        self.values: dict[str, Any] = {}  # the newest value of every name that the script reported
         self.end: dict[str, Any] = {}
         self.series = {name: Series() for name in SERIES}
         self.allocation_retries = 0.0
-        self.communicates = False  # whether the time it waits for collectives is known
-        self.memory_limit: float | None = None  # bytes of the device, or of the host for ranks on its CPU
-        self._recent: deque[tuple[float, ...]] = deque(maxlen=RECENT_RECORDS)  # each the sums that RECENT names
+        self.communicates = False  # whether the time that it waits for collectives is known
+        self.memory_limit: float | None = None  # bytes of the device, or of the host for ranks on the CPU
+        self._recent: deque[tuple[float, ...]] = deque(maxlen=RECENT_RECORDS)  # the sums that RECENT names
         self._script_reports_loss = False
 
     def recent_seconds(self, phase: str) -> float:
@@ -89,12 +89,12 @@ class RankHistory:
 
     @property
     def own_seconds(self) -> float:
-        """Seconds per step of what the rank does by itself, over the newest records."""
+        """Seconds per step that the rank works alone, over the newest records."""
         return sum(self.recent_seconds(phase) for phase in OWN)
 
     @property
     def host(self) -> str:
-        """The machine that the rank is on; empty before it has said so."""
+        """The machine that the rank is on; empty before its first record."""
         return str(self.meta.get("host") or "")
 
     @property
@@ -102,7 +102,7 @@ class RankHistory:
         return self.recent_seconds("seconds")
 
     def recent_share(self, phase: str) -> float:
-        """The part of the newest steps' time that a phase took, 0 to 1."""
+        """The fraction of the newest steps' time that a phase took, 0 to 1."""
         return self.recent_seconds(phase) / self.recent_step_seconds if self.recent_step_seconds else 0.0
 
     @property
@@ -111,26 +111,26 @@ class RankHistory:
 
     @property
     def held_bytes(self) -> float | None:
-        """Parameters, gradients and optimizer state on this rank; None before its first step."""
+        """Bytes of parameters, gradients and optimizer state on this rank; None before its first step."""
         sizes = [v for k in ("parameters", "gradients", "optimizer") if (v := number(self.held.get(k))) is not None]
         return sum(sizes) if sizes else None
 
     @property
     def memory_name(self) -> str:
-        """What `memory` is on this rank: torch's allocator counts tensors, the resident set does not."""
+        """What `memory` measures on this rank: the allocator counts only tensors, the resident set everything."""
         return "allocated" if self.device.startswith("cuda") else "resident set"
 
     def poll(self) -> bool:
-        """Take in what is new; True when there was something."""
+        """Read the new records; returns whether there were any."""
         return self._take_all(self.tail.poll())
 
     def read_all(self) -> None:
-        """Take in everything that is left."""
+        """Read all remaining records."""
         for records in self.tail.chunks():
             self._take_all(records)
 
-    def go_on_with(self, tail: Tail) -> None:
-        """Finish what the rank wrote in one attempt, then read what it writes in the next."""
+    def continue_with(self, tail: Tail) -> None:
+        """Read the rest of the rank's records in one attempt, then continue with those of the next."""
         self.read_all()
         tail.undecodable += self.tail.undecodable
         self.tail = tail
@@ -140,7 +140,7 @@ class RankHistory:
         for record in records:
             try:
                 self._take(record)
-            except (TypeError, ValueError, OverflowError, KeyError):  # fields that are not what records.py says
+            except (TypeError, ValueError, OverflowError, KeyError):  # fields that do not match records.py
                 self.tail.undecodable += 1
         return bool(records)
 
@@ -148,7 +148,7 @@ class RankHistory:
         kind = record.get("k")
         if kind == "meta":
             self.meta = record
-        if self._shift is None:  # the header pairs the host's clock with the wall's, which all ranks share
+        if self._shift is None:  # the header pairs the monotonic clock with the wall clock, which ranks share
             wall = number(record.get("time"))
             since = max(0.0, wall - self.origin) if wall and self.origin else 0.0
             self._shift = max(self.seen, since) - record["t"]
@@ -182,7 +182,7 @@ class RankHistory:
         for phase, spent in zip(PHASES, phases, strict=True):
             totals[phase] += spent
         self.communicates = finite(record.get("communication")) is not None
-        if self.step > FIRST_STEPS:  # the first ones compile, allocate and warm caches
+        if self.step > FIRST_STEPS:  # the first steps compile, allocate and warm caches
             self._recent.append((steps, seconds, *phases))
         self.allocation_retries = max(self.allocation_retries, number(record.get("retries")) or 0.0)
         self.latest["step_seconds"] = seconds / steps
@@ -193,7 +193,7 @@ class RankHistory:
             self.latest["throughput"] = samples / seconds
             self.series["throughput"].add(t, samples / seconds)
         if not self._script_reports_loss:
-            self._take_seen_loss(t, record)
+            self._take_probed_loss(t, record)
         if (reserved := number(record.get("reserved"))) is not None:
             self.latest["reserved"] = reserved
             self.series["reserved"].add(t, reserved)
@@ -212,13 +212,13 @@ class RankHistory:
         self.values.update({k: v for k, v in values.items() if k in self.values or len(self.values) < KEPT_NAMES})
         loss = number(values.get("loss"))
         if loss is not None:
-            if not self._script_reports_loss:  # the script's own figure wins over what backward() was called on
+            if not self._script_reports_loss:  # the script's own value takes precedence over the probe's
                 self._script_reports_loss, self.loss_of = True, ""
                 self.series["loss"], self.lost_at = Series(), None
             self._take_loss(t, loss)
 
-    def _take_seen_loss(self, t: float, record: dict[str, Any]) -> None:
-        """The loss that the probe made out of what backward() was called on."""
+    def _take_probed_loss(self, t: float, record: dict[str, Any]) -> None:
+        """The loss that the probe derived from what backward() was called on."""
         if (training := record.get("training", 1)) != self._training:
             self._training, self.loss_of = training, ""
             self.latest.pop("loss", None)
@@ -239,12 +239,12 @@ class RankHistory:
 
 
 def _is_short(value: Any) -> bool:
-    """Whether a value is worth keeping in memory: a script may report whatever it likes."""
+    """Whether a value is small enough to keep in memory: a script may report anything."""
     return value is None or isinstance(value, bool) or (isinstance(value, str) and len(value) < LONGEST_TEXT)
 
 
 class RunReader:
-    """All ranks of a run, through all its attempts. `poll()` reads only what is new, so watching a long run costs no
+    """All ranks of a run, through all its attempts. `poll()` reads only new records, so watching a long run costs no
     more than a short one."""
 
     def __init__(self, folder: RunFolder):
@@ -252,24 +252,25 @@ class RunReader:
         self.ranks: dict[int, RankHistory] = {}
         self._launched = folder.launched()
         self.hosts: dict[str, HostHistory] = {}
-        self._read: dict[int, int] = {}  # the attempt that each rank's history is at
+        self._read: dict[int, int] = {}  # the attempt that each rank's history has reached
 
     def poll(self) -> bool:
-        """Take in what every rank has written since the last call; True when anything was new."""
+        """Read what all ranks have written since the last call; returns whether there was anything."""
         for position, attempt in enumerate(self.folder.attempts()):
             for rank in attempt.started_ranks():
                 if rank not in self.ranks:
                     self.ranks[rank] = RankHistory(rank, Tail(attempt.metrics(rank)), self._launched)
                     self._read[rank] = position
                 elif position > self._read[rank]:
-                    self.ranks[rank].go_on_with(Tail(attempt.metrics(rank)))
+                    self.ranks[rank].continue_with(Tail(attempt.metrics(rank)))
                     self._read[rank] = position
-        if list(self.ranks) != sorted(self.ranks):  # they start in any order
+        if list(self.ranks) != sorted(self.ranks):  # ranks start in any order
             self.ranks = dict(sorted(self.ranks.items()))
         for path in self.folder.hosts.glob("*.jsonl"):
             self.hosts.setdefault(path.stem, HostHistory(path.stem, Tail(path)))
         histories: list[RankHistory | HostHistory] = [*self.ranks.values(), *self.hosts.values()]
-        return any([history.poll() for history in histories])
+        polls = [history.poll() for history in histories]
+        return any(polls)
 
     @property
     def restarts(self) -> list[float]:
@@ -277,7 +278,7 @@ class RunReader:
         return next((history.restarts for history in self.ranks.values()), [])
 
     def read_all(self) -> RunReader:
-        """Poll until nothing is new, for a run that is over."""
+        """Read all records of a run that has ended."""
         self.poll()
         for history in self.ranks.values():
             history.read_all()
@@ -285,16 +286,16 @@ class RunReader:
 
     @property
     def undecodable(self) -> int:
-        """Lines that were no record: a disk that ran full, a foreign writer."""
+        """Lines that were not records: the disk was full, or another program wrote them."""
         return sum(history.tail.undecodable for history in self.ranks.values())
 
 
 def rows(folder: RunFolder) -> Iterator[dict[str, Any]]:
-    """One row per attempt, rank and logged step, from all records: what the probe saw, with what the script reported
-    for the same step over it. What it reported without a step is in the row of the last step that the rank's file had
-    before, or in that of the first, where nothing else has the name; a rank that made no step has one row of these.
-    Times in seconds since the rank's first start, memory in bytes."""
-    first: dict[int, float] = {}  # each rank's first start by the wall's clock
+    """One row per attempt, rank and logged step, from all records: the probe's values, overridden by the script's
+    reports for the same step. A report without a step goes into the row of the preceding step in the rank's file, or,
+    unless the name is taken, into the first row; a rank without steps has one row of these. Times are in seconds since
+    the rank's first start, memory in bytes."""
+    first: dict[int, float] = {}  # each rank's first start by the wall clock
     for position, attempt in enumerate(folder.attempts(), 1):
         for rank in attempt.started_ranks():
             records = Tail(attempt.metrics(rank)).read_all()
@@ -302,14 +303,14 @@ def rows(folder: RunFolder) -> Iterator[dict[str, Any]]:
             first.setdefault(rank, wall or 0.0)
             since = max(0.0, (wall or 0.0) - first[rank])
             for row in _rows_of_rank(records, since):
-                whose = {"rank": rank, "attempt": position}
-                yield whose | row | whose
+                key = {"rank": rank, "attempt": position}
+                yield key | row | key
 
 
 def _rows_of_rank(records: list[dict[str, Any]], since: float) -> Iterator[dict[str, Any]]:
-    seen: dict[int, dict[str, Any]] = {}
+    measured: dict[int, dict[str, Any]] = {}
     reported: dict[int, dict[str, Any]] = {}
-    before: dict[str, Any] = {}  # reported before the first step
+    before: dict[str, Any] = {}  # reports before the first step
     first = newest = None
     steps_before = 0
     for record in records:
@@ -320,24 +321,24 @@ def _rows_of_rank(records: list[dict[str, Any]], since: float) -> Iterator[dict[
         try:
             values = _flat(record)
             void_after = values.pop("void_after", math.inf)
-            for earlier in (seen[step] for step in seen if step > void_after):
+            for earlier in (measured[step] for step in measured if step > void_after):
                 earlier.pop("loss", None)
             if isinstance(step, int):
                 newest = step + (steps_before if kind == "step" else 0)
                 first = newest if first is None else first
                 values |= {"step": newest, "time": since + record["t"] - records[0]["t"]}
-                (seen if kind == "step" else reported).setdefault(newest, {}).update(values)
+                (measured if kind == "step" else reported).setdefault(newest, {}).update(values)
             elif kind == "report":
                 (before if newest is None else reported.setdefault(newest, {})).update(values)
         except (TypeError, ValueError):
             continue
-    if any("loss" in values for values in (before, *reported.values())):  # the script's own, and no other beside it
-        for values in seen.values():
+    if any("loss" in values for values in (before, *reported.values())):  # the script's own loss replaces the probe's
+        for values in measured.values():
             values.pop("loss", None), values.pop("loss_of", None)
     if first is None and before:
-        first, seen = steps_before, {steps_before: {"step": steps_before, "time": since}}
-    for step in sorted(seen.keys() | reported.keys()):
-        row = seen.get(step, {}) | reported.get(step, {})
+        first, measured = steps_before, {steps_before: {"step": steps_before, "time": since}}
+    for step in sorted(measured.keys() | reported.keys()):
+        row = measured.get(step, {}) | reported.get(step, {})
         yield row | {name: value for name, value in before.items() if step == first and name not in row}
 
 

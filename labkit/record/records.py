@@ -1,29 +1,29 @@
 """Reading files of one JSON object per line while another process appends to them.
 
-What is in a rank's `metrics.jsonl`, by `k` (times `t` are `time.monotonic()` seconds on the rank's host;
+The records of a rank's `metrics.jsonl`, by `k` (times `t` are `time.monotonic()` seconds on the rank's host;
 the header pairs one of them with the wall clock):
 
     {"k": "meta", "v": 1, "t": …, "time": …, "rank": 0, "local_rank": 0, "world_size": 2, "host": …,
-     "pid": …, "torch": "2.13.0", "resident": bytes}      (resident: of Python and torch, before there is a model)
+     "pid": …, "torch": "2.13.0", "resident": bytes}      (resident: Python and torch, before there is a model)
     {"k": "step", "t": …, "step": 40, "n": 4, "seconds": [sum, min, max], "samples": 512, "input": s,
      "forward": s, "backward": s, "optimizer": s, "communication": s, "loss": 0.31, "rss": bytes}
      (n is how many steps the line sums up; on CUDA "allocated", "reserved", "peak" in bytes and "retries" instead
       of "rss", and the phases are those of one step, timed by events, times n. The phases exclude each other:
-      "communication" is what a rank waits for collectives that no computing hides, null where nothing tells.
-      "loss" is there on most lines, null where it is known that there is none. "loss_of" says what it is, unless it
-      is what backward() was called on, or why it is null; "void_after": 0 that the losses of the steps after that one
-      were not the training's. "training": 2 is there from the second training of a script on)
+      "communication" is the wait for collectives that no computation hides, null if it is unknown.
+      Most lines have "loss", null if there is known to be none. "loss_of" says what the loss is, unless it is what
+      backward() was called on, or why it is null; "void_after": 0 means that the losses of the steps after that one
+      do not belong to the training. "training": 2 is present from a script's second training on)
     {"k": "model", "t": …, "device": "cpu", "limit": bytes, "parameters": bytes, "gradients": bytes, "optimizer": bytes}
-     (what this rank holds after its first step, and the memory of its device, or of the host)
+     (the bytes that this rank holds after its first step, and the memory of its device, or of the host)
     {"k": "memory", "t": …, "step": 3, "bytes": …, "phase": "backward", "operation": "aten.mm.default",
      "categories": {"parameters": bytes, …}}
-     (the peak of the step that LABKIT_TRACE_MEMORY=1 had followed, see peak.py; "missed": tensors it could not follow)
-    {"k": "untraced", "t": …, "why": …}                                                or why there was none
+     (the peak of the step that LABKIT_TRACE_MEMORY=1 traced, see peak.py; "missed": tensors that it could not trace)
+    {"k": "untraced", "t": …, "why": …}                                                or why there is none
     {"k": "report", "t": …, "step": 40, "f1": 0.7}
      (what the script logged to the logger "metrics", see worker/reports.py; names and values are the script's own, and
       "step" may be missing. Scripts written out by labkit 0.1 append these lines themselves)
     {"k": "end", "t": …, "step": 200, "outcome": "finished" | "raised" | "exited", "dropped": 0}
-     ("passes": of backward, where no step was made)
+     ("passes": backward passes, if there was no step)
 """
 
 from __future__ import annotations
@@ -39,28 +39,29 @@ from labkit.record.files import opened
 
 __all__ = ["Tail", "end_record"]
 
-# One poll reads at most this much, so that a reader's memory is bounded whatever the file's size.
+# One poll reads at most this much, which bounds a reader's memory.
 CHUNK_BYTES = 1 << 20
 LONGEST_LINE_BYTES = 1 << 20
-TAIL_BYTES = 2000  # holds a rank's last lines
-LATEST_SECONDS = 1e10  # three centuries: no clock of a host has run that long
+TAIL_BYTES = 2000  # enough for a rank's last lines
+LATEST_SECONDS = 1e10  # 317 years, longer than any host's clock has run
 
 
 class Tail:
-    """New records of one file since the last look. A torn last line waits; what is no record is counted."""
+    """Reads the new records of one file. An incomplete last line is kept for the next poll; `undecodable` counts lines
+    that are not records."""
 
     def __init__(self, path: Path):
         self.path = path
         self.undecodable = 0
         self._offset = 0
         self._rest = b""
-        self._skipping = False  # within a line that is too long to be kept
+        self._skipping = False  # inside a line that is too long
 
     def poll(self) -> list[dict[str, Any]]:
-        """Records appended since the last call, at most 1 MiB of them; empty when the file is not there yet."""
+        """Records appended since the last call, at most 1 MiB; empty if the file does not exist yet."""
         try:
             with opened(self.path) as file:
-                if file.seek(0, 2) < self._offset:  # replaced by a shorter one: begin again
+                if file.seek(0, 2) < self._offset:  # replaced by a shorter file: start again
                     self._offset, self._rest, self._skipping = 0, b"", False
                 file.seek(self._offset)
                 new = file.read(CHUNK_BYTES)
@@ -78,18 +79,18 @@ class Tail:
         return [record for record in self._decoded(lines) if self._is_sound(record)]
 
     def read_all(self) -> list[dict[str, Any]]:
-        """Every record that is left, however many polls it takes."""
+        """All remaining records."""
         return [record for chunk in self.chunks() for record in chunk]
 
     def chunks(self) -> Iterator[list[dict[str, Any]]]:
-        """The same poll by poll, for those who keep less than all of it."""
+        """All remaining records, one poll at a time, for readers that do not keep all of them."""
         offset = -1
         while offset != self._offset:
             offset = self._offset
             yield self.poll()
 
     def _decoded(self, lines: list[bytes]) -> list[Any]:
-        """All at once, which takes half the time; one by one where one of them is no JSON."""
+        """All lines at once, which takes half the time; one by one if any of them is not valid JSON."""
         try:
             records = json.loads((b"[" + b",".join(lines) + b"]").decode())
         except (ValueError, RecursionError):
@@ -112,14 +113,14 @@ def _decode(line: bytes) -> Any:
 
 
 def finite(value: Any) -> float | None:
-    """A number that can be calculated with, else None."""
+    """The value if it is a finite number, else None."""
     n = value if type(value) is float else number(value)
     return n if n is not None and math.isfinite(n) else None
 
 
 def number(value: Any) -> float | None:
-    """A metric's value: a number as it is, "nan" and "inf" (JSON has no such numbers) as floats, else None."""
-    if type(value) is float or value is None:  # nearly always: a long run is read in half the time
+    """A metric's value: numbers, and the strings "nan", "inf" and "-inf" (which JSON lacks) as floats; else None."""
+    if type(value) is float or value is None:  # the usual case: halves the time to read a long run
         return value
     if isinstance(value, bool):
         return None
@@ -134,7 +135,7 @@ def number(value: Any) -> float | None:
 
 
 def end_record(metrics: Path) -> dict[str, Any]:
-    """How a rank's script ended, from the end of its file; empty while it runs."""
+    """The record of how a rank's script ended, from the end of its file; empty while it runs."""
     try:
         with opened(metrics) as file:
             file.seek(max(0, file.seek(0, 2) - TAIL_BYTES))

@@ -7,15 +7,15 @@ import math
 __all__ = ["Series"]
 
 BINS = 256
-LARGEST = 1e300  # beyond it differences overflow; a loss there is as good as infinite
+LARGEST = 1e300  # beyond it differences overflow, so a larger loss counts as infinite
 
 
 class Series:
-    """At most 256 bins, however many points are added. A spike is never lost (each bin keeps its extremes)
-    and a bin never moves when points are appended; `x` must not decrease.
+    """At most 256 bins, however many points are added. No spike is lost, because each bin keeps its extremes,
+    and a bin does not move when points are added; `x` must not decrease.
 
     `low`, `high` and `last` are lists of equal length, bin i covering x from `origin + i * width`.
-    A bin without a point repeats nothing: it is skipped by `points()`.
+    `points()` skips bins without a point.
     """
 
     def __init__(self, width: float = 0.1):
@@ -25,11 +25,11 @@ class Series:
         self.high: list[float] = []
         self.last: list[float] = []
         self.not_finite = 0
-        self._points: list[tuple[float, float, float, float]] | None = []  # None when they are no longer true
+        self._points: list[tuple[float, float, float, float]] | None = []  # a cache; None when it is out of date
 
     def add(self, x: float, value: float) -> None:
         if not abs(value) <= LARGEST:
-            self.not_finite += 1  # drawn as a gap, told in words
+            self.not_finite += 1  # drawn as a gap and reported in words
             return
         if self.origin is None:
             self.origin = x
@@ -44,7 +44,7 @@ class Series:
         self._points = None
 
     def _extend(self, beyond: float) -> int:
-        """Make room for what is this far from the origin; returns its bin."""
+        """Add bins up to this distance from the origin; returns the last one's index."""
         while (index := int(beyond / self.width)) >= BINS:
             self._double()
         while len(self.last) <= index:
@@ -54,7 +54,7 @@ class Series:
         return index
 
     def points(self) -> list[tuple[float, float, float, float]]:
-        """(x, minimum, maximum, last) of every bin that holds a point, x at the bin's middle. Not to be changed."""
+        """(x, minimum, maximum, last) of every bin that holds a point, x at the bin's middle. Do not modify it."""
         if self._points is None:
             middle = (self.origin or 0.0) + self.width / 2
             self._points = [

@@ -1,4 +1,4 @@
-"""A session on Kaggle, seen from within: whether this is one, where its files are, when it ends."""
+"""The Kaggle session that this process runs in: whether there is one, where its files are, when it ends."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ __all__ = [
     "working_folder",
 ]
 
-SESSION_SECONDS = 12 * 3600.0  # CPU and GPU sessions, says Kaggle's documentation
+SESSION_SECONDS = 12 * 3600.0  # CPU and GPU sessions, according to Kaggle's documentation
 TPU_SESSION_SECONDS = 9 * 3600.0
-# Where libtpu finds the chips of a TPU's own machine; of Kaggle's not seen by us.
+# Where libtpu finds the chips on a TPU VM; not verified on Kaggle.
 TPU_FILES = (Path("/dev/accel0"), Path("/dev/vfio/0"))
-KEPT_FREE_SECONDS = 1800.0  # kept for checkpoints, the cells that follow and Kaggle's own saving
+RESERVED_SECONDS = 1800.0  # for checkpoints, the following cells and Kaggle's own saving
 
 
 def is_session() -> bool:
-    """Kaggle sets it: to "Interactive" in the editor, to "Batch" in Save & Run All."""
+    """Whether this is a Kaggle session. Kaggle sets the variable to "Interactive" in the editor, else to "Batch"."""
     return bool(os.environ.get("KAGGLE_KERNEL_RUN_TYPE"))
 
 
@@ -41,12 +41,12 @@ def _root() -> Path:
 
 
 def input_folder() -> Path:
-    """Where the outputs of other kernels and data sets lie, read-only."""
+    """The read-only folder with data sets and other kernels' outputs."""
     return _root() / "input"
 
 
 def current_folder() -> Path:
-    """Where this process is. Raises RunFolderError when that folder was deleted."""
+    """The current folder. Raises RunFolderError if it was deleted."""
     try:
         return Path.cwd()
     except FileNotFoundError:
@@ -56,13 +56,13 @@ def current_folder() -> Path:
 
 
 def working_folder() -> Path:
-    """What Kaggle keeps of a session; elsewhere, and where there is no such folder, the current one."""
-    kept = _root() / "working"
-    return kept if is_session() and kept.is_dir() else current_folder()
+    """The folder that Kaggle saves when a session ends; the current folder if there is none."""
+    working = _root() / "working"
+    return working if is_session() and working.is_dir() else current_folder()
 
 
 def age() -> float:
-    """Seconds since the session began: with the oldest process above this one, for kernels are restarted within it."""
+    """Seconds since the session started. The oldest ancestor process counts, because kernels may be restarted."""
     own = psutil.Process()
     return time.time() - min(process.create_time() for process in (own, *own.parents()))
 
@@ -72,32 +72,32 @@ def has_tpu() -> bool:
 
 
 def length() -> float:
-    """Seconds a session lasts: as many as `LABKIT_SESSION_SECONDS` says, otherwise 12 hours, with a TPU 9.
+    """The session's length in seconds: `LABKIT_SESSION_SECONDS`, otherwise 12 hours, or 9 with a TPU.
 
-    Raises LabError when that is no number.
+    Raises LabError when the variable is not a number.
     """
-    said = os.environ.get("LABKIT_SESSION_SECONDS")
-    if not said:
+    setting = os.environ.get("LABKIT_SESSION_SECONDS")
+    if not setting:
         return TPU_SESSION_SECONDS if has_tpu() else SESSION_SECONDS
     try:
-        seconds = float(said)
+        seconds = float(setting)
     except ValueError:
         seconds = math.nan
     if not math.isfinite(seconds):
-        raise LabError(f"LABKIT_SESSION_SECONDS must be a number of seconds, got {said!r}")
+        raise LabError(f"LABKIT_SESSION_SECONDS must be a number of seconds, got {setting!r}")
     return seconds
 
 
 def seconds_left() -> float:
-    """Until the session ends. Raises LabError when its length is no number."""
+    """Seconds until the session ends. Raises LabError when its length is not a number."""
     return length() - age()
 
 
 def seconds_to_train() -> float | None:
-    """What a training may take so that there is time to save; None outside of a session, or after its end."""
+    """Seconds that a training may take so that there is time to save; None outside a session, or after its end."""
     return before_saving(seconds_left()) if is_session() else None
 
 
 def before_saving(left: float) -> float | None:
-    """Of so many seconds until the end those that a training may take; None when it is over."""
-    return max(left - KEPT_FREE_SECONDS, left / 2) if left > 0 else None
+    """Seconds that a training may take if the session ends in `left` seconds; None if it has ended."""
+    return max(left - RESERVED_SECONDS, left / 2) if left > 0 else None

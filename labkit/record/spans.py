@@ -1,7 +1,7 @@
 """What ranks did in the steps that torch's profiler recorded, as spans of time.
 
-A trace holds thousands of operators. What a rank was doing is one of a few phases, marked by worker/profile.py or by
-torch itself; what it sent and received are the collectives of its backend, or on GPUs NCCL's kernels.
+A trace holds thousands of operators. They are reduced to a few phases, marked by worker/profile.py or by torch itself,
+and to the communication: the collectives of the backend, or on GPUs NCCL's kernels.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ __all__ = ["COMMUNICATION", "COMPUTE", "WAITING", "Span", "read_spans"]
 COMPUTE = ("forward", "backward", "weights", "optimizer", "input")
 COMMUNICATION = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "send_recv", "all_to_all", "barrier")
 WAITING = "waiting"
-SHORTEST_WAIT = 100e-6  # seconds between two operators that are not just Python
-# How torch's operators, gloo and NCCL's kernels spell them. What gloo sends it counts as sent when that is waited for,
-# which is any time later: the receiver's span is the one that tells.
+SHORTEST_WAIT = 100e-6  # seconds; shorter gaps between two operators are Python overhead
+# The names that torch's operators, gloo and NCCL's kernels use. gloo's "send" ends when the sender waits for it, at any
+# later time, so only the receiver's span counts.
 KINDS = {
     "allreduce": "all_reduce",
     "allgather": "all_gather",
@@ -39,9 +39,9 @@ KINDS = {
 
 
 class Span(NamedTuple):
-    """From `start` to `end`, in seconds since the first recorded step of any rank began. `kind` is one of COMPUTE,
-    COMMUNICATION or "waiting"; `label` says more: the block that is gathered. `stage` and `chunk` are the pipeline
-    stage and the micro-batch, where there are such."""
+    """From `start` to `end`, in seconds since the start of the first recorded step of any rank. `kind` is in COMPUTE,
+    in COMMUNICATION, or "waiting"; `label` adds details, such as the block that is gathered. `stage` and `chunk` are
+    the pipeline stage and the micro-batch, if any."""
 
     rank: int
     kind: str
@@ -67,8 +67,8 @@ class _Event(NamedTuple):
 
 
 def read_spans(traces: dict[int, Path]) -> list[Span]:
-    """Of all ranks on one clock, in the order of rank and time. Raises OSError or ValueError for a file that is no
-    trace."""
+    """The spans of all ranks on one clock, sorted by rank and time. Raises OSError, or ValueError for a file that is
+    not a trace."""
     events = {rank: _events(path) for rank, path in sorted(traces.items())}
     steps = {rank: _in_order(e for e in seen if e.name.startswith("ProfilerStep#")) for rank, seen in events.items()}
     begin = min((each[0].start for each in steps.values() if each), default=0.0)
@@ -85,7 +85,7 @@ def _events(path: Path) -> list[_Event]:
         with gzip.open(path, "rt", encoding="utf-8", errors="replace") as file:
             return _read(json.load(file))
     except (KeyError, TypeError, AttributeError, EOFError, zlib.error) as error:
-        raise ValueError(f"{path.name} is no trace of torch's profiler: {error!r}") from None
+        raise ValueError(f"{path.name} is not a trace of torch's profiler: {error!r}") from None
 
 
 def _read(trace: Any) -> list[_Event]:
@@ -111,7 +111,7 @@ def _in_order(events: Iterable[_Event]) -> list[_Event]:
 def _spans(rank: int, events: list[_Event], steps: list[_Event]) -> list[Span]:
     main, bounds = steps[0].thread, [step.start for step in steps]
     begin, end = steps[0].start, steps[-1].end
-    inside = [e for e in events if begin <= e.start < end]  # what is sent may arrive after the last of them
+    inside = [e for e in events if begin <= e.start < end]  # messages may arrive after the last step
     on_main = [e for e in inside if e.thread == main]
     phases = _phases(on_main, steps)
     sent = _collectives(inside, on_main)
@@ -124,12 +124,12 @@ def _spans(rank: int, events: list[_Event], steps: list[_Event]) -> list[Span]:
 
 
 def _phases(events: list[_Event], steps: list[_Event]) -> list[Span]:
-    """What the main thread was doing. Forward is what lies between a batch, or the backward before it, and backward."""
+    """The phases of the main thread. Forward is the time from a batch, or the previous backward, to backward."""
     marks = []
     for e in events:
-        if found := re.fullmatch(r"labkit:(forward|backward|weights)(?: (\d+) (\d+))?", e.name):
-            stage, chunk = (int(found[i]) if found[i] else None for i in (2, 3))
-            marks.append(Span(0, found[1], e.start, e.end, stage=stage, chunk=chunk))
+        if match := re.fullmatch(r"labkit:(forward|backward|weights)(?: (\d+) (\d+))?", e.name):
+            stage, chunk = (int(match[i]) if match[i] else None for i in (2, 3))
+            marks.append(Span(0, match[1], e.start, e.end, stage=stage, chunk=chunk))
         elif e.name.startswith("Optimizer.step#"):
             marks.append(Span(0, "optimizer", e.start, e.end))
         elif e.name.startswith("enumerate(DataLoader)"):
@@ -149,20 +149,20 @@ def _phases(events: list[_Event], steps: list[_Event]) -> list[Span]:
 
 
 def _collectives(events: list[_Event], on_main: list[_Event]) -> list[tuple[str, str, _Event]]:
-    """`(kind, label, event)`. gloo makes a reduce-scatter of an all-reduce: how it was called says what it is."""
+    """`(kind, label, event)`. gloo implements reduce-scatter as an all-reduce, so the name of the call counts."""
     nccl = [e for e in events if e.category == "kernel" and _is_nccl(e)]
     if nccl:
         return [(kind, "", e) for e in nccl if (kind := _kind(e.name))]
     done = _in_order(e for e in events if e.name.startswith("gloo:"))
     called = _in_order(e for e in events if e.category == "cpu_op" and e.name.startswith("c10d::"))
     blocks = [e for e in on_main if re.match(r"FSDP::(all_gather|post_backward_reduce) \(", e.name)]
-    found = []
+    collectives = []
     for number, e in enumerate(done):
         call = called[number] if len(called) == len(done) else e
         if kind := _kind(call.name):
             inside = [b for b in blocks if b.start <= call.start <= b.end]
-            found.append((kind, inside[-1].name.partition("(")[2].rstrip(")") if inside else "", e))
-    return found
+            collectives.append((kind, inside[-1].name.partition("(")[2].rstrip(")") if inside else "", e))
+    return collectives
 
 
 def _kind(name: str) -> str | None:
@@ -175,15 +175,15 @@ def _is_nccl(event: _Event) -> bool:
 
 
 def _on_host(rank: int, phases: list[Span], on_main: list[_Event], sent: list[tuple[str, str, _Event]]) -> list[Span]:
-    """Phases without the time in which the main thread waits: marked, or no operator runs while something is sent."""
+    """Phases without the main thread's waits: time that is marked, or without an operator during communication."""
     busy = union((e.start, e.end) for e in on_main if e.category == "cpu_op" and not _talks(e))
     marked = union((e.start, e.end) for e in on_main if e.name == "labkit:wait" or e.name.endswith("::wait_tensor"))
-    flying = union((e.start, e.end) for _, _, e in sent)
+    in_flight = union((e.start, e.end) for _, _, e in sent)
     spans = []
     for phase in phases:
         whole = [(phase.start, phase.end)]
         idle = [gap for gap in subtracted(whole, busy) if gap[1] - gap[0] >= SHORTEST_WAIT]
-        unmarked = intersection(idle, flying) if phase.chunk is None else []  # what a stage sends, it sends meanwhile
+        unmarked = intersection(idle, in_flight) if phase.chunk is None else []  # a pipeline stage sends asynchronously
         waits = union([*intersection(whole, marked), *unmarked])
         spans += [
             phase._replace(rank=rank, start=start, end=end) for start, end in subtracted(whole, waits) if end > start
@@ -199,7 +199,7 @@ def _talks(event: _Event) -> bool:
 def _on_device(
     rank: int, phases: list[Span], kernels: list[_Event], events: list[_Event], sent: list[tuple[str, str, _Event]]
 ) -> list[Span]:
-    """Kernels, each of the phase in which the host launched it; where none runs while NCCL does, the GPU waits."""
+    """Kernels, each in the phase in which the host launched it; the GPU waits when only NCCL's kernels run."""
     launched = {e.correlation: e.start for e in events if e.category in ("cuda_runtime", "cuda_driver")}
     starts = [phase.start for phase in phases]
     by_phase: dict[Span, list[Interval]] = {}

@@ -1,4 +1,4 @@
-"""What has become of a run: `state.json`, replaced as a whole, and the truth about it when nobody wrote it."""
+"""The state of a run: `state.json`, replaced atomically, and the actual state if its writer was killed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["FINAL_STATES", "State", "StateName", "read_state", "write_state"]
 StateName = Literal["starting", "running", "succeeded", "failed", "stopped", "lost"]
 FINAL_STATES = ("succeeded", "failed", "stopped", "lost")
 
-# How long a run may be without a supervisor before it counts as lost: the time a launch needs to start one.
+# How long a run may be without a supervisor before it counts as lost: a launch needs this long to start one.
 STARTING_SECONDS = 30.0
 
 
@@ -24,8 +24,8 @@ STARTING_SECONDS = 30.0
 class State:
     """`started` and `ended` are seconds since the epoch; `exit_code` is torchrun's own.
 
-    `cause` is None for a run that succeeded or goes on, otherwise a dictionary with at least `sentence`.
-    `notice` is what its supervisor noticed: that a run has stopped moving, or that its newest checkpoint was not saved.
+    `cause` is None for a run that succeeded or is active, otherwise a dictionary with at least `sentence`.
+    `notice` is a warning of the supervisor: that ranks make no progress, or that the newest checkpoint was not saved.
     `attempt` counts from 1; `earlier` holds `exit_code`, `ended`, `cause` and `checkpoint` of those before it.
     """
 
@@ -47,7 +47,7 @@ class State:
 
     @property
     def seconds(self) -> float:
-        """How long the run took, or has taken so far."""
+        """How long the run took, or has taken so far, in seconds."""
         return (self.ended or time.time()) - self.started
 
     def __repr__(self) -> str:
@@ -60,21 +60,22 @@ def write_state(folder: RunFolder, state: State) -> None:
 
 
 def read_state(folder: RunFolder) -> State:
-    """The state of a run. A run that says it is under way while its supervisor is gone reads as "lost"."""
+    """The state of a run. A run whose supervisor is gone without having written a final state is "lost"."""
     state = _written(folder)
     if not state.is_final and folder.nodes.is_dir():
         return _of_nodes(folder, state)
     if state.is_final or supervisor_is_alive(folder, state):
         return state
-    state = _written(folder)  # the supervisor may have written its last word just before it ended
+    state = _written(folder)  # the supervisor may have written the final state just before it exited
     if state.is_final:
         return state
     sentence = "the run's supervisor is gone (killed, or the machine was rebooted) and left no result"
-    return replace(state, state="lost", ended=_last_sign(folder, state), cause={"kind": "lost", "sentence": sentence})
+    cause = {"kind": "lost", "sentence": sentence}
+    return replace(state, state="lost", ended=_last_heartbeat(folder, state), cause=cause)
 
 
-def _last_sign(folder: RunFolder, state: State) -> float:
-    """When a rank or a node of the newest attempt last gave a sign of life, in seconds since the epoch."""
+def _last_heartbeat(folder: RunFolder, state: State) -> float:
+    """When a rank or a node of the newest attempt last wrote a heartbeat, in seconds since the epoch."""
     attempt = folder.latest
     beats = [*attempt.ranks.glob("*/heartbeat.json"), *attempt.nodes.glob("*/heartbeat.json")]
     return max([state.started, *(beat.stat().st_mtime for beat in beats)])
@@ -87,17 +88,17 @@ def _of_nodes(folder: RunFolder, root: State) -> State:
     *before, newest = folder.attempts()
     state = _of_attempt(newest, nodes, root)
     if state.state == "lost" and state.ended is None:
-        state = replace(state, ended=_last_sign(folder, state))
+        state = replace(state, ended=_last_heartbeat(folder, state))
     if not before:
         return state
-    over = [_of_attempt(attempt, nodes, root) for attempt in before]
-    earlier = [{k: getattr(one, k) for k in ("ended", "exit_code", "cause", "checkpoint")} for one in over]
+    states = [_of_attempt(attempt, nodes, root) for attempt in before]
+    earlier = [{k: getattr(one, k) for k in ("ended", "exit_code", "cause", "checkpoint")} for one in states]
     return replace(state, attempt=int(newest.path.name), earlier=earlier)
 
 
 def _of_attempt(attempt: RunFolder, nodes: Nodes, root: State) -> State:
     each = [attempt.node(node) for node in range(nodes.count)]
-    heard = [is_heard(node) for node in each]  # before what they wrote: a last word comes before the end
+    heard = [is_heard(node) for node in each]  # read before the states: a node writes its final state before it exits
     return merged(root, [_written(node) if node.state.exists() else None for node in each], heard)
 
 
@@ -113,16 +114,16 @@ def _written(folder: RunFolder) -> State:
 
 
 def _sound_cause(cause: dict[str, Any] | None) -> dict[str, Any] | None:
-    """With a rank that is one, and a traceback that is text."""
+    """The cause with a valid rank and traceback, if any."""
     if cause is None:
         return None
     rank, trace = cause.get("rank"), cause.get("traceback")
-    kept = {k: v for k, v in cause.items() if k not in ("rank", "traceback")}
+    sound = {k: v for k, v in cause.items() if k not in ("rank", "traceback")}
     if isinstance(rank, int) and rank >= 0:
-        kept["rank"] = rank
+        sound["rank"] = rank
     if isinstance(trace, list):
-        kept["traceback"] = [part for part in trace if isinstance(part, str)]
-    return kept
+        sound["traceback"] = [part for part in trace if isinstance(part, str)]
+    return sound
 
 
 def _is_sound(value: Any) -> bool:
@@ -151,7 +152,7 @@ def supervisor_is_alive(folder: RunFolder, state: State) -> bool:
 
 
 def supervisor_is_elsewhere(folder: RunFolder) -> bool:
-    """Whether the run belongs to another machine: its state can be read here, not checked."""
+    """Whether the run belongs to another machine, so that its state can be read here but not checked."""
     supervisor = _supervisor(folder)
     return supervisor is not None and supervisor.is_elsewhere
 

@@ -1,4 +1,4 @@
-"""Text from ranks, file names and folders that somebody shared, made fit to be shown: the one place that does it."""
+"""Makes untrusted text safe to display: output of ranks, file names, shared folders. The single place that does it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 __all__ = ["escaped", "first_line", "last_line", "plain", "shortened"]
 
-# Colours and cursor movements of terminals, and what they leave behind.
+# Terminal escape sequences for colors and cursor movements, and other control characters.
 ANSI = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?|.)")
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 LONGEST = 10_000  # characters
@@ -16,32 +16,32 @@ LONGEST_LINE = 500
 
 
 def plain(text: str) -> str:
-    """Text as a person would have seen it last in a terminal: no colour codes, no overwritten progress bars."""
+    """Text as a terminal would finally show it: no color codes, no overwritten progress bars."""
     text = ANSI.sub("", text.replace("\r\n", "\n")).encode("utf-8", "replace").decode()
     return "\n".join(CONTROL.sub("�", line.rstrip("\r").rsplit("\r", 1)[-1]) for line in text.split("\n"))
 
 
 def escaped(text: str) -> str:
-    """The same as HTML, for an element's content or an attribute's value."""
+    """`plain(text)` as HTML, for an element's content or an attribute's value."""
     return html.escape(plain(text), quote=True)
 
 
 def shortened(text: str, longest: int = LONGEST) -> str:
-    """The beginning and the end of a text of more than `longest` characters, and the size of the whole."""
+    """A text of more than `longest` characters shortened to its start, its length and its end."""
     if len(text) <= longest:
         return text
-    gap = f"\n[… {len(text):,} characters in all …]\n"
+    gap = f"\n[… {len(text):,} characters in total …]\n"
     half = (longest - len(gap)) // 2
     return text[:half] + gap + text[-half:]
 
 
 def first_line(text: str) -> str:
-    """The first line with a word in it, at most 500 characters of it."""
+    """The first line that contains a word, at most 500 characters of it."""
     return _line_in(text.splitlines())
 
 
 def last_line(text: str) -> str:
-    """The last line with a word in it: not a rule such as those round torchrun's summary."""
+    """The last line that contains a word, which skips rules such as those around torchrun's summary."""
     return _line_in(reversed(text.splitlines()))
 
 

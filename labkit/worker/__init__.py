@@ -1,1 +1,1 @@
-"""What runs inside a rank: `python -m labkit.worker script.py …`, started by torchrun in place of the script."""
+"""The code inside a rank: torchrun starts `python -m labkit.worker script.py …` in place of the script."""

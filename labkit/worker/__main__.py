@@ -1,4 +1,4 @@
-"""Wrap one rank: its logs, its records, its last words; then run the script as if it were alone.
+"""Wraps one rank: sets up its logs, records and error report, then runs the script as if it were alone.
 
 torchrun starts `python -m labkit.worker <script> <arguments…>` once per rank. The script sees its own `sys.argv`,
 its own folder first on the path, `__name__ == "__main__"`.
@@ -17,7 +17,7 @@ from contextlib import suppress
 from labkit.record.folder import RunFolder
 from labkit.worker import failure, guard, reports
 from labkit.worker.probe import Probe
-from labkit.worker.profile import ASKED
+from labkit.worker.profile import VARIABLE
 from labkit.worker.pulse import Pulse
 
 
@@ -28,9 +28,9 @@ def main() -> None:
     guard.die_with_parent()
     guard.leave_no_core()
     guard.dump_stacks_on_signal(folder, rank)
-    probe = Probe(folder.metrics(rank), folder.profile(rank) if os.environ.get(ASKED) == "1" else None)
+    probe = Probe(folder.metrics(rank), folder.profile(rank) if os.environ.get(VARIABLE) == "1" else None)
     reported = reports.listen(probe.recorder)
-    atexit.register(reported.flush, everything=True)  # before what the script registers: called after it
+    atexit.register(reported.flush, everything=True)  # registered before the script's handlers, so called after them
     Pulse(folder, rank, probe, reported).start()
     sys.argv = sys.argv[1:]
     process = os.getpid()
@@ -38,7 +38,7 @@ def main() -> None:
     failed: BaseException | None = None
     try:
         probe.start()
-        # Only now: torch and what it imports are loaded, so a `random.py` beside the script hides nothing of theirs.
+        # Only now: torch and its imports are loaded, so a `random.py` next to the script cannot shadow theirs.
         sys.path.insert(0, os.environ["LABKIT_SCRIPT_DIR"])
         os.environ.pop("PYTHONSAFEPATH", None)
         run(sys.argv[0], folder.script.read_text(encoding="utf-8"))
@@ -47,7 +47,7 @@ def main() -> None:
     except BaseException as error:
         code, outcome, failed = 1, "raised", error
     try:
-        if os.getpid() == process:  # a child that the script forked does not speak for the rank
+        if os.getpid() == process:  # a child that the script forked must not report for the rank
             if failed is not None and code != 0:
                 failure.write(folder, rank, failed, probe.step)
             probe.finish(outcome)
@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def run(path: str, text: str) -> None:
-    """Execute the recorded text as the program at `path`, which may have been edited since the launch."""
+    """Execute the recorded text as the program at `path`; the file may have been edited since the launch."""
     module = types.ModuleType("__main__")
     module.__file__ = path
     sys.modules["__main__"] = module
@@ -67,14 +67,14 @@ def run(path: str, text: str) -> None:
 
 
 def leave(code: int) -> None:
-    """End the process here. gloo's threads abort up to half of all interpreter shutdowns in torch 2.10 to 2.13,
-    after the training has succeeded; what Python does before that point still happens, and cannot change `code`."""
+    """Exit the process without an interpreter shutdown: in torch 2.10 to 2.13 gloo's threads abort up to half of them,
+    after the training has succeeded. Python's steps before that point still run, and cannot change `code`."""
     end_threads = threading._shutdown  # type: ignore[attr-defined]
-    duties = (end_threads, atexit._run_exitfuncs, lambda: sys.stdout.flush(), lambda: sys.stderr.flush())
+    steps = (end_threads, atexit._run_exitfuncs, lambda: sys.stdout.flush(), lambda: sys.stderr.flush())
     try:
-        for duty in duties:
+        for step in steps:
             with suppress(BaseException):  # a full disk, a stream that is closed or None, an interrupt
-                duty()
+                step()
     finally:
         os._exit(code)
 

@@ -1,9 +1,9 @@
-"""How long this rank waits for collectives: the part of communication that its computing does not hide.
+"""How long this rank waits for collectives: the part of communication that its computation does not hide.
 
-Three places tell, whatever the strategy: `Work.wait`, where FSDP, ZeRO, pipelines and a script's own collectives
+Three places cover all strategies: `Work.wait`, where FSDP, ZeRO, pipelines and a script's own collectives
 wait; `wait_tensor`, where DTensor's do (tensor parallel); and DDP's own log, because its reducer waits in C++.
 
-On CUDA a wait is put into the stream and the host goes on: there only DDP's log, timed by events, is known.
+On CUDA a wait is queued on the stream and the host continues, so that only DDP's log, timed by events, is known.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class Communication:
 
     def __init__(self) -> None:
         self.waited = 0.0
-        self._thread = threading.get_ident()  # an asynchronous checkpoint waits beside the training, not in it
+        self._thread = threading.get_ident()  # an asynchronous checkpoint waits in another thread
         self._replicated: Callable[[], Any] = lambda: None  # weak reference to the newest DDP model
 
     def hook(self, torch: Any) -> None:
-        """Before the script runs; its process group may come later, or never."""
+        """Hook torch before the script runs; its process group may be created later, or never."""
         if not torch.distributed.is_available():
             return
         torch.distributed.Work.wait = self._timed(torch.distributed.Work.wait)
@@ -44,7 +44,7 @@ class Communication:
         torch.nn.parallel.DistributedDataParallel.__init__ = __init__
 
     def hook_functional(self) -> None:
-        """Once the script has loaded DTensor, if it does: its module costs a second to import."""
+        """Hook DTensor if the script has loaded it; importing its module would take a second."""
         functional: Any = sys.modules.get("torch.distributed._functional_collectives")
         if functional is not None:
             functional.wait_tensor = self._timed(functional.wait_tensor)
@@ -62,15 +62,15 @@ class Communication:
         return timed
 
     def in_backward(self) -> float | None:
-        """Seconds that DDP's newest sampled backward went on after its computing was done; None without DDP.
+        """Seconds that DDP's newest sampled backward continued after its computation; None without DDP.
 
-        torch samples the first ten backwards and every hundredth after them.
+        torch samples the first ten backward passes and then every hundredth.
         """
         model = self._replicated()
         if model is None:
             return None
-        seen = model._get_ddp_logging_data()  # nanoseconds
-        if "backward_comm_time" not in seen:  # before the second forward, and of a model that spans GPUs
+        log = model._get_ddp_logging_data()  # nanoseconds
+        if "backward_comm_time" not in log:  # missing before the second forward, and for a model that spans GPUs
             return None
-        alone: float = seen["backward_comm_time"] - seen["backward_compute_comm_overlap_time"]
+        alone: float = log["backward_comm_time"] - log["backward_compute_comm_overlap_time"]
         return max(0.0, alone / 1e9)

@@ -1,4 +1,4 @@
-"""What happened on a CUDA device, learnt without making the host wait for it."""
+"""Times and the loss of a CUDA device, measured without making the host wait for it."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ __all__ = ["DeviceClock"]
 
 
 class DeviceClock:
-    """The phases of one step, between events on the device's stream, and the loss, copied beside the training.
+    """The phases of one step, between events on the device's stream, and the loss, copied asynchronously.
 
-    The host's clock only tells when kernels were queued. Nothing here waits: ask `is_done` before reading.
+    The host's clock only shows when kernels were queued. Nothing here waits: check `is_done` before `read`.
     """
 
     def __init__(self, torch: Any, device: Any):
         self._torch, self._device = torch, device
         self._phases: list[tuple[str, Any, Any]] = []
         self._loss: Any = None
-        self._last = self._began = self._now()
+        self._last = self._started = self._now()
 
     def begin(self) -> None:
-        self._began = self._now()
+        self._started = self._now()
 
     def end(self, phase: str) -> None:
-        """The phase that began last ends here, and the next begins."""
+        """End the current phase and start the next."""
         now = self._now()
-        self._phases.append((phase, self._began, now))
-        self._began = now
+        self._phases.append((phase, self._started, now))
+        self._started = now
 
     def keep(self, loss: Any) -> None:
         """Queue a copy of the loss into pinned host memory."""
@@ -43,11 +43,11 @@ class DeviceClock:
         return bool(self._last.query())
 
     def read(self, steps: int) -> dict[str, float]:
-        """Seconds by phase, times `steps`, and the loss. Only once `is_done`."""
-        found: dict[str, float] = {}
-        for phase, began, ended in self._phases:
-            found[phase] = found.get(phase, 0.0) + began.elapsed_time(ended) / 1e3 * steps
-        return found if self._loss is None else found | {"loss": float(self._loss)}
+        """Seconds by phase, times `steps`, and the loss. Call it only when `is_done`."""
+        values: dict[str, float] = {}
+        for phase, started, ended in self._phases:
+            values[phase] = values.get(phase, 0.0) + started.elapsed_time(ended) / 1e3 * steps
+        return values if self._loss is None else values | {"loss": float(self._loss)}
 
     def _now(self) -> Any:
         event = self._torch.cuda.Event(enable_timing=True)

@@ -1,4 +1,4 @@
-"""A rank's last words: `error.json`, written by the rank that failed while it still knows why."""
+"""`error.json`: the error report of a rank, written by the failing rank itself."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from labkit.worker.pulse import record_collectives
 
 __all__ = ["exit_code", "show", "write"]
 
-# This package stands between the script and the interpreter; nobody needs to read about it.
+# labkit's own frames between the interpreter and the script are left out of tracebacks.
 OURS = str(Path(__file__).parent)
-# A DataLoader worker's exception arrives as one of the same type whose message is the worker's whole traceback.
+# A DataLoader worker's exception is re-raised with the worker's whole traceback as its message.
 FROM_WORKER = "Original Traceback (most recent call last):"
 LONGEST_TRACEBACK = 100_000  # characters
 NAMED_CAUSES = 3
@@ -32,7 +32,7 @@ HOST_MEMORY = re.compile(r"DefaultCPUAllocator: (can't allocate|not enough) memo
 
 
 def exit_code(error: SystemExit) -> int:
-    """What the interpreter would exit with: None is 0, a number is itself, a message is printed and is 1."""
+    """The interpreter's exit code: 0 for None, the number itself, 1 for a message, which is printed."""
     if error.code is None or isinstance(error.code, int):
         return (error.code or 0) & 0xFF
     with suppress(Exception):
@@ -41,7 +41,7 @@ def exit_code(error: SystemExit) -> int:
 
 
 def write(folder: RunFolder, rank: int, error: BaseException, step: int) -> None:
-    """Record the failure, whatever the exception does when it is looked at; labkit's own frames are left out."""
+    """Record the failure, even if inspecting the exception raises; labkit's own frames are left out."""
     record: dict[str, Any] = {
         "time_ns": time.time_ns(),
         "rank": rank,
@@ -52,20 +52,20 @@ def write(folder: RunFolder, rank: int, error: BaseException, step: int) -> None
         "message": shortened(_text(error)),
     }
     error.__traceback__ = _strip(error.__traceback__)
-    for look in (_name, _message, _causes, _line_in_script, _traceback, _memory):
+    for field in (_name, _message, _causes, _line_in_script, _traceback, _memory):
         with suppress(Exception):
-            record |= look(error)
+            record |= field(error)
     try:
         write_json(folder.error(rank), record, reserve=folder.reserve)
     except OSError as problem:
         with suppress(Exception):  # stderr may be on the same full disk
-            print(f"labkit: the failure of rank {rank} could not be kept: {problem!r}", file=sys.stderr)
-    with suppress(Exception):  # evidence, where this torch has any
+            print(f"labkit: the failure of rank {rank} could not be recorded: {problem!r}", file=sys.stderr)
+    with suppress(Exception):  # evidence, if this torch version provides it
         record_collectives(folder, rank)
 
 
 def show(error: BaseException) -> None:
-    """Tell of an uncaught exception as Python would: by the script's own `sys.excepthook`, or else its traceback."""
+    """Report an uncaught exception as Python would: with the script's `sys.excepthook`, or else the traceback."""
     with suppress(BaseException):
         if sys.excepthook is not sys.__excepthook__:
             sys.excepthook(type(error), error, error.__traceback__)
@@ -76,12 +76,12 @@ def show(error: BaseException) -> None:
 
 
 def _memory(error: BaseException) -> dict[str, Any]:
-    """Of an error for want of memory: which memory, and what of it this rank had in use. Sizes in bytes."""
-    is_torchs = type(error).__name__ == "OutOfMemoryError" and type(error).__module__.startswith("torch")
-    is_devices = is_torchs or DEVICE_MEMORY.search(_text(error))
-    if is_devices and not any("pin_memory" in entry for entry in traceback.format_tb(error.__traceback__)[-1:]):
+    """For an out-of-memory error: which memory ran out, and how many bytes of it this rank used."""
+    is_torch_error = type(error).__name__ == "OutOfMemoryError" and type(error).__module__.startswith("torch")
+    on_device = is_torch_error or DEVICE_MEMORY.search(_text(error))
+    if on_device and not any("pin_memory" in entry for entry in traceback.format_tb(error.__traceback__)[-1:]):
         return {"out_of_memory": "device", "memory": _device_memory()}
-    if is_devices or isinstance(error, MemoryError) or HOST_MEMORY.search(_text(error)):  # pages are the host's
+    if on_device or isinstance(error, MemoryError) or HOST_MEMORY.search(_text(error)):  # pinned memory is the host's
         return {"out_of_memory": "host", "memory": resident_set()()}
     return {}
 
@@ -92,7 +92,7 @@ def _device_memory() -> dict[str, int]:
     try:
         free, total = torch.cuda.mem_get_info()
         used = {"allocated": torch.cuda.memory_allocated(), "reserved": torch.cuda.memory_reserved()}
-    except Exception:  # the device may be beyond answering
+    except Exception:  # the device may no longer respond
         return {}
     return used | {"free": free, "total": total}
 
@@ -100,7 +100,7 @@ def _device_memory() -> dict[str, int]:
 def _text(value: object) -> str:
     try:
         return str(value)
-    except BaseException:  # the traceback module's words, and its patience
+    except BaseException:  # the same text as the traceback module's
         return "<exception str() failed>"
 
 
@@ -120,30 +120,30 @@ def _message(error: BaseException) -> dict[str, Any]:
     if FROM_WORKER in text:
         last = text.strip().splitlines()[-1]
         text = f"{last.removeprefix(type(error).__name__ + ': ')} (in a DataLoader worker)"
-    # DCP's CheckpointException keeps what happened in `failures`, its text says only on which ranks.
+    # DCP's CheckpointException has the errors in `failures`; its text only names the ranks.
     failures = getattr(error, "failures", None)
     if isinstance(failures, dict) and failures:
-        with suppress(TypeError, LookupError):  # another class of that attribute
+        with suppress(TypeError, LookupError):  # another class with this attribute
             inner = next(iter(failures.values()))[0]
             text = f"on rank {', '.join(map(str, failures))}: {type(inner).__name__}: {_text(inner)}"
     return {"message": shortened(text)}
 
 
 def _causes(error: BaseException) -> dict[str, Any]:
-    """The first line of each exception that a chain of causes, or a group, began with."""
+    """The first line of each original exception of a chain of causes or a group."""
     origins = (one for one in _origins(error) if _text(one) not in _text(error))
     return {"causes": [f"{_class_name(one)}: {first_line(_text(one))}" for one in islice(origins, NAMED_CAUSES)]}
 
 
 def _origins(error: BaseException) -> Iterator[BaseException]:
-    waiting, seen = [error], set[int]()
-    while waiting:
-        one = waiting.pop(0)
-        behind = [*one.exceptions] if isinstance(one, BaseExceptionGroup) else [one.__cause__] if one.__cause__ else []
-        if id(one) not in seen:
-            seen.add(id(one))
-            waiting += behind
-            if not behind:
+    pending, visited = [error], set[int]()
+    while pending:
+        one = pending.pop(0)
+        origins = [*one.exceptions] if isinstance(one, BaseExceptionGroup) else [one.__cause__] if one.__cause__ else []
+        if id(one) not in visited:
+            visited.add(id(one))
+            pending += origins
+            if not origins:
                 yield one
 
 
@@ -153,7 +153,7 @@ def _traceback(error: BaseException) -> dict[str, Any]:
 
 
 def _line_in_script(error: BaseException) -> dict[str, Any]:
-    """The deepest line of the script itself on the way to the error."""
+    """The innermost line of the script in the traceback."""
     text = _text(error)
     in_worker = re.findall(rf'File "{re.escape(sys.argv[0])}", line (\d+)', text) if FROM_WORKER in text else []
     if in_worker:

@@ -1,4 +1,4 @@
-"""Before the script runs: where its output goes, when it must die, how to see its stacks."""
+"""Set up before the script runs: where its output goes, when it is killed, how its stacks are dumped."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ PR_SET_PDEATHSIG = 1
 
 
 def leave_no_core() -> None:
-    """A rank that crashes leaves its stack, not gigabytes of its memory in the working folder."""
+    """No core dumps: a crashed rank leaves its stack, not gigabytes of its memory in the working folder."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
 
 
 def redirect_output(folder: RunFolder, rank: int) -> None:
-    """Send the process's stdout and stderr, also those of C code, to this rank's own files."""
+    """Redirect the process's stdout and stderr, including those of C code, to this rank's own files."""
     for stream, descriptor in (("stdout", 1), ("stderr", 2)):
         file = os.open(folder.log(rank, stream), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(file, descriptor)
@@ -31,15 +31,15 @@ def redirect_output(folder: RunFolder, rank: int) -> None:
 
 
 def die_with_parent() -> None:
-    """Ask Linux to kill this rank when torchrun's agent dies: without it, a killed agent's ranks train on unseen.
+    """Ask Linux to kill this rank when torchrun's agent dies; otherwise a killed agent's ranks would keep training.
 
     Safe here because the agent forks ranks from its main thread (the signal follows the parent *thread*).
-    Elsewhere the supervisor's sweep does this a moment later.
+    On other systems the supervisor's sweep does this a moment later.
     """
     if sys.platform != "linux":
         return
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if not _is_of_this_run(os.getppid()):  # the agent died before we had asked, and somebody else adopted us
+    if not _is_of_this_run(os.getppid()):  # the agent died before the call, and another process adopted this one
         os._exit(1)
 
 
@@ -53,7 +53,7 @@ def _is_of_this_run(pid: int) -> bool:
 
 
 def dump_stacks_on_signal(folder: RunFolder, rank: int) -> None:
-    """SIGUSR1 appends every thread's stack to `stacks.txt`, also while a C call holds the GIL; so does a crash."""
+    """SIGUSR1 appends every thread's stack to `stacks.txt`, even while C code holds the GIL; so does a crash."""
     file = folder.stacks(rank).open("a")
     faulthandler.enable(file)
     faulthandler.register(signal.SIGUSR1, file, all_threads=True)

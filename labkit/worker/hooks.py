@@ -1,7 +1,7 @@
 """What torch calls while a script trains: DataLoader's `__next__`, `autograd.backward` and `grad`, `GradScaler.scale`
 and `step`, and torch's global hooks before and after `Optimizer.step`.
 
-A hook that fails is counted, never raised: watching must not change the training.
+An error in a hook is counted, never raised: observing must not change the training.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["Observer", "hook"]
 
 
 class Observer(Protocol):
-    """Whom the hooks tell. `stepping` is the time at which the newest step of an optimizer started."""
+    """What the hooks call. `stepping` is the time at which the newest step of an optimizer started."""
 
     recorder: Recorder
     stepping: float
@@ -62,7 +62,7 @@ def hook(torch: Any, probe: Observer, before_fetches: Sequence[Callable[[], None
             drop(error)
         return batch
 
-    def seen(differentiate: Callable[..., Any], *, whole: bool) -> Callable[..., Any]:
+    def observed(differentiate: Callable[..., Any], *, whole: bool) -> Callable[..., Any]:
         @functools.wraps(differentiate)
         def call(*args: Any, **kwargs: Any) -> Any:
             try:
@@ -80,7 +80,7 @@ def hook(torch: Any, probe: Observer, before_fetches: Sequence[Callable[[], None
 
     def scale_(scaler: Any, outputs: Any) -> Any:
         scaled = scale(scaler, outputs)
-        # A disabled scaler returns the loss itself, which must not come to hold itself.
+        # A disabled scaler returns the loss itself, which must not reference itself.
         if scaled is not outputs and isinstance(scaled, torch.Tensor):
             scaled._labkit_unscaled = outputs
         return scaled
@@ -89,7 +89,7 @@ def hook(torch: Any, probe: Observer, before_fetches: Sequence[Callable[[], None
         newest = probe.stepping
         done = scaled_step(scaler, optimizer, *args, **kwargs)
         try:
-            if probe.stepping == newest:  # left out, for infinite gradients: a step of the script all the same
+            if probe.stepping == newest:  # skipped because of infinite gradients, but still a step of the script
                 before_step(optimizer)
                 after_step(optimizer)
         except Exception as error:
@@ -106,8 +106,8 @@ def hook(torch: Any, probe: Observer, before_fetches: Sequence[Callable[[], None
         return call
 
     _BaseDataLoaderIter.__next__ = functools.wraps(fetch)(__next__)  # type: ignore[method-assign, assignment]
-    torch.autograd.backward = seen(torch.autograd.backward, whole=True)  # Tensor.backward calls it
-    torch.autograd.grad = seen(torch.autograd.grad, whole=False)
+    torch.autograd.backward = observed(torch.autograd.backward, whole=True)  # Tensor.backward calls it
+    torch.autograd.grad = observed(torch.autograd.grad, whole=False)
     torch.amp.GradScaler.scale = functools.wraps(scale)(scale_)
     torch.amp.GradScaler.step = functools.wraps(scaled_step)(step_)
     register_optimizer_step_pre_hook(on_step(before_step))

@@ -1,7 +1,7 @@
-"""What of the backward passes before an optimizer's step is the loss of that step.
+"""Derives the loss of a step from the backward passes before the optimizer's step.
 
-Scripts that accumulate gradients divide each micro-batch's loss, or do not: the last operations of its graph tell. What
-is written down says what it is: "mean of 4 micro-batches" is of the losses before they were divided.
+Scripts that accumulate gradients may divide each micro-batch's loss; the last operations of its graph show whether they
+do. The record says what the loss is: "mean of 4 micro-batches" is the mean before the division.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ if TYPE_CHECKING:
 
 __all__ = ["NO_SCALAR", "SEVERAL_OPTIMIZERS", "StepLoss"]
 
-NO_SCALAR = "n/a: no backward pass began at a scalar"
-SEVERAL_OPTIMIZERS = "n/a: several optimizers, each with a loss of its own"
-SEVERAL_LINES = "n/a: backward passes from several lines, each a loss of its own or a part of one"
+NO_SCALAR = "n/a: no backward pass started from a scalar"
+SEVERAL_OPTIMIZERS = "n/a: several optimizers, each with its own loss"
+SEVERAL_LINES = "n/a: backward passes from several lines, which may be separate losses or parts of one"
 ONE_COUNT = "n/a: sums of micro-batches divided by the same number, which may count one of them or all"
 SCALAR = ((), (1,))
-DEEPEST = 6  # operations that are looked at: the divisions of accelerate, Trainer and the model, and DDP between them
-UNCHANGED = ("_DDPSinkBackward", "ToCopyBackward0")  # each output is the input of the same place
+DEEPEST = 6  # operations to inspect: the divisions of accelerate, Trainer and the model, and DDP between them
+UNCHANGED = ("_DDPSinkBackward", "ToCopyBackward0")  # each output is the input at the same position
 
 
 class Pass(NamedTuple):
-    """What tells a micro-batch's loss from another loss."""
+    """What distinguishes a micro-batch's loss from another loss."""
 
-    samples: int | None  # of the batch that a DataLoader fetched, and no other pass used
-    callers: tuple[int, ...]  # where in the script: equal for passes of the same line
+    samples: int | None  # in the batch from a DataLoader, if no other pass used it
+    callers: tuple[int, ...]  # the call stack: equal for passes from the same line
     kind: tuple[str, ...]  # the last operations of the loss, such as cross-entropy's
     factors: list[float]  # numbers by which the last operations multiplied the loss
-    divisors: list[Any]  # and tensors without gradient by which they divided it
-    summed: int  # how many values a number divided the sum of; 0 where that is not what was done first
+    divisors: list[Any]  # tensors without gradient by which they divided it
+    summed: int  # how many values were summed before a number divided them; 0 if none were
 
 
 class StepLoss:
-    """The losses of the backward passes since any optimizer's last step. `alone` where one pass is expected: it is not
-    looked at any closer.
+    """The losses of the backward passes since any optimizer's last step. With `alone`, one pass is expected, and its
+    graph is not inspected.
     """
 
     __slots__ = ("_alone", "_evaluations", "_losses", "_passes")
@@ -46,11 +46,11 @@ class StepLoss:
     def __init__(self, *, alone: bool) -> None:
         self._alone = alone
         self._losses: list[Any] = []  # detached, before a GradScaler's scaling
-        self._passes: list[Pass] = []  # for each of them, unless alone
-        self._evaluations = 0  # passes from within the optimizer's step, by its closure: only the first counts
+        self._passes: list[Pass] = []  # one per loss, unless alone
+        self._evaluations = 0  # passes in the closure of the optimizer's step, of which only the first counts
 
     def add(self, loss: Any, samples: int | None, in_step: bool) -> None:
-        """To be called before the pass: it frees what the loss was computed from."""
+        """Call this before the pass, which frees the graph of the loss."""
         if getattr(loss, "shape", None) not in SCALAR:
             return
         if in_step:
@@ -63,24 +63,24 @@ class StepLoss:
             self._passes.append(Pass(samples, _callers(), _kind(loss), *_factors(loss)))
 
     def total(self, most: int, several_optimizers: bool) -> tuple[Any, str | None]:
-        """The loss, and what it is, None for what backward() was called on. `most`: passes in any step so far."""
+        """The loss and its description, None for what backward() was called on. `most`: most passes in any step."""
         losses, passes, n = self._losses, self._passes, len(self._losses)
         if n == 1:
             return losses[0], f"first of {self._evaluations} evaluations" if self._evaluations > 1 else None
         if not n:
             return None, NO_SCALAR
         if self._alone:
-            return None, None  # more than expected: known from the next step on
+            return None, None  # more than expected, which is known from the next step on
         total = sum(losses)
         for parts in (n, most):
             if all(any(abs(factor * parts - 1) < 1e-6 for factor in one.factors) for one in passes):
                 return total * (parts / n), f"mean of {n} micro-batches"
         shared = {divisor.data_ptr() for divisor in passes[0].divisors}
         if all(shared & {divisor.data_ptr() for divisor in one.divisors} for one in passes):
-            return total, f"sum of {n} micro-batches"  # divided by what all of them count
+            return total, f"sum of {n} micro-batches"  # all divided by the same count
         if all(one.summed and one.factors[-1] == passes[0].factors[-1] for one in passes):
             count = round(1 / passes[0].factors[-1])
-            if any(count > one.summed for one in passes):  # of what all of them sum up
+            if any(count > one.summed for one in passes):  # a count over all micro-batches
                 return total, f"sum of {n} micro-batches"
             if any(count not in (one.samples, one.summed) for one in passes):
                 return None, ONE_COUNT
@@ -91,7 +91,7 @@ class StepLoss:
             return total / n, f"mean of {n} backward passes"
         if several_optimizers:
             return None, SEVERAL_OPTIMIZERS
-        if len({one.kind for one in passes}) < len(by_line):  # under no_sync() all micro-batches but the last, say
+        if len({one.kind for one in passes}) < len(by_line):  # such as all micro-batches but the last under no_sync()
             return None, SEVERAL_LINES
         return sum(sum(like) / len(like) for like in by_line.values()), f"sum of {len(by_line)} losses"
 
@@ -116,7 +116,7 @@ def _kind(loss: Any) -> tuple[str, ...]:
 
 def _factors(loss: Any) -> tuple[list[float], list[Any], int]:
     """Numbers by which the last operations multiplied a loss, tensors without gradient by which they divided it, and
-    how many values were summed up if a number divided their sum."""
+    how many values were summed, if a number divided their sum."""
     factors: list[float] = []
     divisors: list[Any] = []
     (node, place), tensor, counted = (loss.grad_fn, 0), sys.modules["torch"].Tensor, False
@@ -129,7 +129,7 @@ def _factors(loss: Any) -> tuple[list[float], list[Any], int]:
             break
         source, (other, _) = node.next_functions
         saved = node._raw_saved_other if other is None else None
-        # To unpack what a checkpoint saved would compute it again.
+        # Unpacking what activation checkpointing saved would recompute it.
         if saved is None or getattr(saved, "unpack_hook", "not known") is not None:
             break
         operand = node._saved_other
@@ -137,7 +137,7 @@ def _factors(loss: Any) -> tuple[list[float], list[Any], int]:
             break
         if name == "DivBackward0":
             divisors.append(operand)
-        if operand.device.type == "cpu":  # as Python's numbers are
+        if operand.device.type == "cpu":  # such as Python numbers
             factors.append((operand.reciprocal() if name == "DivBackward0" else operand).item())
         counted = name == "DivBackward0" and operand.device.type == "cpu" and 0 < factors[-1] < math.inf
         node, place = source

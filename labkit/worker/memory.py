@@ -1,4 +1,4 @@
-"""How much memory this rank uses, by the means its device has."""
+"""How much memory this rank uses, as measured on its device."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ __all__ = ["allocator", "held_by", "host_memory", "resident_set"]
 
 
 def resident_set() -> Callable[[], dict[str, float]]:
-    """A reader of this process's resident set in bytes, now and at its peak. Costs some six microseconds."""
+    """A reader of this process's resident set in bytes, now and at its peak. Each call takes about 6 us."""
     if not Path("/proc/self/status").exists():
         import resource
 
-        def largest() -> dict[str, float]:  # macOS tells only the peak, in bytes
+        def largest() -> dict[str, float]:  # macOS reports only the peak, in bytes
             return {"rss": float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)}
 
         return largest
@@ -27,7 +27,7 @@ def resident_set() -> Callable[[], dict[str, float]]:
 
     def read() -> dict[str, float]:
         status = os.pread(file, 4096, 0)
-        # getrusage's maximum would include torchrun's agent, whose memory a rank shares until it execs
+        # getrusage's maximum would include torchrun's agent, whose memory a rank shares until exec
         return {"rss": _kibibytes(status, b"VmRSS:"), "peak": _kibibytes(status, b"VmHWM:")}
 
     return read
@@ -41,8 +41,8 @@ def _kibibytes(status: bytes, field: bytes) -> float:
 def allocator(torch: Any, device: Any) -> Callable[[], dict[str, float]]:
     """A reader of what CUDA's caching allocator holds for this rank, in bytes.
 
-    One `memory_stats` call: each of torch's `memory_*` functions builds the whole dictionary again. The peak is
-    torch's own and is never reset here: the script may read it too.
+    It makes one `memory_stats` call, because each of torch's `memory_*` functions builds the whole dictionary. The peak
+    is torch's own and is never reset here, because the script may read it, too.
     """
 
     def read() -> dict[str, float]:
@@ -58,15 +58,15 @@ def allocator(torch: Any, device: Any) -> Callable[[], dict[str, float]]:
 
 
 def host_memory() -> int:
-    """Bytes of this machine, or of the container it is."""
+    """Bytes of memory of this machine or container."""
     total, limit = psutil.virtual_memory().total, memory_limit()
     return total if limit is None else min(total, limit)
 
 
 def held_by(optimizer: Any) -> dict[str, int]:
-    """Bytes this rank holds of parameters, gradients and optimizer state; of a sharded tensor, its own shard."""
+    """Bytes of parameters, gradients and optimizer state on this rank; only the local shard of a sharded tensor."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    local = getattr(optimizer, "optim", optimizer)  # ZeroRedundancyOptimizer has this rank's share in there
+    local = getattr(optimizer, "optim", optimizer)  # ZeroRedundancyOptimizer has this rank's shard in .optim
     state = [v for values in local.state.values() for v in values.values()]
     return {
         "parameters": sum(map(_bytes, parameters)),

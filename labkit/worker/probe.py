@@ -1,7 +1,7 @@
-"""See steps, loss, samples, times and memory of any training script on torch, without a line in it.
+"""Observes steps, loss, samples, times and memory of any torch training script, without a change to the script.
 
-The hooks (hooks.py) call it. On a step that is not written down it reads the clock and adds; at most ten times a second
-one line goes to the rank's `metrics.jsonl`.
+The hooks (hooks.py) call it. On a step that is not recorded it only reads the clock and adds; at most ten times a
+second it writes one line to the rank's `metrics.jsonl`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from labkit.worker.losses import SEVERAL_OPTIMIZERS, StepLoss
 from labkit.worker.memory import allocator, held_by, host_memory, resident_set
 from labkit.worker.profile import StepProfile
 from labkit.worker.recorder import Recorder
-from labkit.worker.trace import ASKED as TRACE_MEMORY
+from labkit.worker.trace import VARIABLE as TRACE_MEMORY
 from labkit.worker.trace import StepTrace
 
 __all__ = ["Probe"]
@@ -31,14 +31,14 @@ __all__ = ["Probe"]
 clock = time.perf_counter
 
 RECORD_SECONDS = 0.1
-UNCONSUMED_BATCHES = 4096  # lengths of batches; scripts may fetch all micro-batches of a step at once
+UNCONSUMED_BATCHES = 4096  # batch sizes; scripts may fetch all micro-batches of a step at once
 UNREAD_RECORDS = 64
-FIRST_STEPS = 100  # of a training, whose losses are kept whether or not they will be written: it may be a short one
+FIRST_STEPS = 100  # their losses are always kept, because the training may be short
 
 
 class Probe:
-    """One rank's observer. `step` counts steps of the optimizer that steps most regularly: the first, as a rule.
-    Where `profile` is given, a few steps are recorded there with torch's profiler.
+    """One rank's observer. `step` counts steps of the optimizer that steps most regularly, usually the first one.
+    If `profile` is set, a few steps are recorded there with torch's profiler.
     """
 
     def __init__(self, path: Path, profile: Path | None = None):
@@ -50,20 +50,20 @@ class Probe:
         self._others: dict[int, tuple[Callable[[], Any], bool]] = {}  # those that stepped since; after a backward?
         self._earlier: list[Callable[[], Any]] = []  # those whose steps were counted before
         self._training = 0  # how many optimizers have been counted
-        self._began = 0  # the step after which the present one began
+        self._training_start = 0  # the step after which the current training started
         self._settled = FIRST_STEPS  # the step up to which every loss is kept
         self.passes = 0  # backward passes since any optimizer's last step
-        self._most = 0  # passes in a step so far
-        self._whole = 0  # since the last step, those that were not only a part of one
+        self._most = 0  # most passes in a step so far
+        self._whole = 0  # complete passes since the last step
         self._batches: deque[int] = deque(maxlen=UNCONSUMED_BATCHES)
-        self._losses: StepLoss | None = None  # of the passes, where they are kept
+        self._losses: StepLoss | None = None  # of the passes since the last step, if they are kept
         self._loss: StepLoss | None = None  # of the newest step
-        self._several = self._mixed = False  # whether several optimizers step; whether after losses of their own
+        self._several = self._mixed = False  # whether several optimizers step; whether each has its own loss
         self._latest = math.inf  # seconds of the newest step
         self._evaluates = False
         self._step_started = self._step_ended = self._fetched = self.stepping = 0.0  # marks on the clock within a step
         self._communication = Communication()
-        self._waited = self._waited_before = 0.0  # for collectives: up to the last mark, and up to this step
+        self._waited = self._waited_before = 0.0  # for collectives: until the last mark, and until this step
         self._device_clock: Callable[[], DeviceClock] | None = None  # once the script trains on CUDA
         self._timed: DeviceClock | None = None  # while a step on CUDA is timed
         self._waiting: deque[tuple[dict[str, Any], DeviceClock, float | None]] = deque(maxlen=UNREAD_RECORDS)
@@ -72,7 +72,7 @@ class Probe:
         self._open_window()
 
     def _open_window(self) -> None:
-        """Begin to sum up the steps of the next record."""
+        """Start to sum up the steps of the next record."""
         self._n = self._samples = 0
         self._seconds = self._slowest = 0.0
         self._fastest = math.inf
@@ -80,14 +80,14 @@ class Probe:
         self._due = clock() + RECORD_SECONDS
 
     def start(self) -> None:
-        """Write the header and hook torch. Costs the import of torch, which the script is about to pay anyway.
+        """Write the header and hook torch. It imports torch, which the script is about to do anyway.
 
-        CUDA is left alone: even asking whether it is there would fix which devices this process sees.
+        It does not touch CUDA: even checking for CUDA would fix which devices this process sees.
         """
         import torch
 
         header = {"k": "meta", "v": 1, "time": time.time(), "host": host_name(), "pid": os.getpid()}
-        header |= {"resident": self._memory()["rss"]}  # of Python and torch, before there is a model
+        header |= {"resident": self._memory()["rss"]}  # Python and torch, before there is a model
         places = {name: int(os.environ[name.upper()]) for name in ("rank", "local_rank", "world_size")}
         self.recorder.write(header | places | {"torch": torch.__version__})
         try:
@@ -114,7 +114,7 @@ class Probe:
         return None if self._latest == math.inf else self._latest
 
     def finish(self, outcome: str) -> None:
-        """Write what is left and how the script ended. Never raises, never waits for a device that may be stuck."""
+        """Write the remaining records and how the script ended. Never raises, never waits for the device."""
         try:
             for watching in (self._trace, self._profile):
                 if watching is not None:
@@ -127,12 +127,12 @@ class Probe:
         end = {"k": "end", "step": self.step, "outcome": outcome, "dropped": self.recorder.dropped}
         self.recorder.write(end if self.step else end | {"passes": self.passes})
 
-    # What the hooks call. Each is on the step path: clock, add, return.
+    # Called by the hooks. They are on the step path: read the clock, add, return.
 
     def after_fetch(self, started: float, loader: Any, batch: Any) -> None:
-        if not self.step and not self._fetched:  # building model and data is no part of the first step
+        if not self.step and not self._fetched:  # building model and data is not part of the first step
             self._begin_step(started)
-        # Kept on the iterator: an evaluation's batches never mix with the training's.
+        # Stored on the iterator, so that an evaluation's batches never mix with the training's.
         batches = loader.__dict__.get("_labkit_batches")
         if batches is None:
             batches = loader.__dict__["_labkit_batches"] = deque(maxlen=UNCONSUMED_BATCHES)
@@ -149,15 +149,15 @@ class Probe:
         if not self._evaluates:
             self._evaluates = True
             if self._n:
-                self._record()  # the last steps before it are not kept back until there are others
+                self._record()  # do not hold back the last steps before the evaluation
             if self._device_clock is not None:
                 self._timed = self._device_clock()
-        self._begin_step(clock())  # an evaluation is no part of the step that follows
+        self._begin_step(clock())  # an evaluation is not part of the next step
         if self._timed is not None:
             self._timed.begin()
 
     def before_backward(self, loss: Any) -> None:
-        """`loss` is None for a part of one: zero-bubble pipelines take `autograd.grad` of inputs, later of weights."""
+        """`loss` is None for a partial pass: zero-bubble pipelines differentiate by inputs, later by weights."""
         if self._timed is not None:
             self._timed.end("forward")
         if self._profile is not None:
@@ -166,8 +166,8 @@ class Probe:
         now = clock()
         self._forward += now - (self._fetched or self._step_started) - self._waiting_since_mark()
         if not self.passes:
-            kept = now + self._latest >= self._due or self.step < self._settled  # will probably be written
-            self._losses = StepLoss(alone=self._most == 1) if kept else None
+            is_needed = now + self._latest >= self._due or self.step < self._settled  # will probably be written
+            self._losses = StepLoss(alone=self._most == 1) if is_needed else None
         self.passes += 1
         if self._losses is not None and loss is not None:
             self._losses.add(loss, self._batches[0] if self._batches else None, self._optimizer is not None)
@@ -188,7 +188,7 @@ class Probe:
             self._samples += self._batches.popleft()
 
     def before_step(self, optimizer: Any) -> None:
-        # A wrapping optimizer (ZeRO, accelerate) steps another inside: the outermost counts.
+        # A wrapping optimizer (ZeRO, accelerate) steps another one inside; the outermost counts.
         if self._optimizer is None or self._optimizer is optimizer:
             self._optimizer = optimizer
             self._waited = self._communication.waited
@@ -230,19 +230,19 @@ class Probe:
         self._step_ended = now
         self._fetched = 0.0
         self._loss = self._losses
-        if passes and not self._whole:  # which part is of which batch is not known: this step has them all
+        if passes and not self._whole:  # it is unknown which part belongs to which batch, so this step gets all of them
             self._samples += sum(self._batches)
             self._batches.clear()
         self._whole = 0
         if self.step == steps:
-            self._look_at_the_model(optimizer)
+            self._record_model(optimizer)
         if now >= self._due:
             self._record()
         if self._trace is not None:
             self._trace.after_counted_step(self.step, optimizer)
         if self._profile is not None:
             self._profile.after_counted_step(self.step)
-        if self._device_clock is not None:  # events on every step would cost more than they tell
+        if self._device_clock is not None:  # events on every step would be too expensive
             self._timed = self._device_clock() if now + self._latest >= self._due else None
 
     def _begin_step(self, now: float) -> None:
@@ -250,12 +250,12 @@ class Probe:
         self._waited = self._waited_before = self._communication.waited
 
     def _waiting_since_mark(self) -> float:
-        """Seconds spent waiting for collectives since the last mark; sets the next."""
+        """Seconds spent waiting for collectives since the last mark; sets the next mark."""
         before, self._waited = self._waited, self._communication.waited
         return self._waited - before
 
     def _steps_made(self, optimizer: Any, passes: int) -> int:
-        """How many steps of the training an optimizer's step makes known, `passes` backward passes after the last."""
+        """How many steps of the training an optimizer's step accounts for, `passes` backward passes after the last."""
         if self._counted() is optimizer:  # and others have stepped since
             self._several = True
             self._mixed |= passes > 0 and any(own for _, own in self._others.values())
@@ -263,8 +263,8 @@ class Probe:
             return 1
         stepped, own = self._others.get(id(optimizer), (_nothing, False))
         if stepped() is optimizer:
-            # It steps without the counted one. Its step before was counted for nothing, as it may have been a GAN's
-            # second optimizer, or torch's checkpointing, which steps an optimizer once to make its state.
+            # It steps again without the counted optimizer. Its previous step was not counted: it might have been
+            # a GAN's second optimizer, or torch's checkpointing, which steps an optimizer once to create its state.
             self._begin_training(optimizer, passes)
             return 2 if own or not passes else 1
         if passes and self._counted() is None:
@@ -274,13 +274,13 @@ class Probe:
         return 0
 
     def _begin_training(self, optimizer: Any, passes: int) -> None:
-        """Its steps are counted from now on."""
-        if any(earlier() is optimizer for earlier in self._earlier):  # optimizers that take turns, many steps each
-            self._mixed, self._began = True, 0
+        """Count this optimizer's steps from now on."""
+        if any(earlier() is optimizer for earlier in self._earlier):  # optimizers that alternate, many steps each
+            self._mixed, self._training_start = True, 0
         else:
             self._several = self._mixed = False
             self._training += 1
-            self._began = self.step
+            self._training_start = self.step
             self._settled = self.step + FIRST_STEPS
         self._earlier = [*(earlier for earlier in self._earlier if earlier()), self._counted]
         self._counted = weakref.ref(optimizer)
@@ -289,10 +289,10 @@ class Probe:
         if not passes:
             self._losses = StepLoss(alone=True)
 
-    # Off the step path: at most ten times a second.
+    # Off the step path: called at most ten times a second.
 
-    def _look_at_the_model(self, optimizer: Any) -> None:
-        """What this rank holds and where; by now the script has chosen its device."""
+    def _record_model(self, optimizer: Any) -> None:
+        """Write what this rank holds and where; by now the script has chosen its device."""
         device = optimizer.param_groups[0]["params"][0].device
         limit = host_memory()
         if device.type == "cuda":
@@ -308,7 +308,7 @@ class Probe:
         self._flush()
         record = {
             "k": "step",
-            "t": time.monotonic() - (clock() - self._step_ended),  # of the step, also when written at the end
+            "t": time.monotonic() - (clock() - self._step_ended),  # of the step, even if it is written later
             "step": self.step,
             "n": self._n,
             "seconds": [self._seconds, self._fastest, self._slowest],
@@ -324,11 +324,11 @@ class Probe:
         if what is not None:
             record |= {"loss_of": what} if loss is not None else {"loss": None, "loss_of": what}
             if what is SEVERAL_OPTIMIZERS:
-                record["void_after"] = self._began
+                record["void_after"] = self._training_start
         if self._training > 1:
             record["training"] = self._training
         if self._device_clock is not None:
-            # those were times of queueing, not of work
+            # the host measured only the queueing
             record |= dict.fromkeys(("forward", "backward", "optimizer", "communication"))
             timed = self._timed or self._device_clock()
             if loss is not None:
@@ -339,18 +339,18 @@ class Probe:
         self._open_window()
 
     def _loss_of_step(self) -> tuple[Any, str | None]:
-        """The newest step's loss and what it is, both None where that was not kept."""
-        kept, self._loss = self._loss, None
+        """The newest step's loss and its description, both None if it was not kept."""
+        losses, self._loss = self._loss, None
         if self._mixed:
             return None, SEVERAL_OPTIMIZERS
         try:
-            return kept.total(self._most, self._several) if kept is not None else (None, None)
-        except RuntimeError as error:  # of tensors on several devices
+            return losses.total(self._most, self._several) if losses is not None else (None, None)
+        except RuntimeError as error:  # tensors on several devices
             self.recorder.drop(error)
             return None, None
 
     def _flush(self) -> None:
-        """Write the records whose step the device has finished; one that is stuck keeps them for ever."""
+        """Write the records whose step the device has finished; a device that hangs keeps them forever."""
         while self._waiting and self._waiting[0][1].is_done:
             record, timed, in_backward = self._waiting.popleft()
             self._write(record | timed.read(record["n"]), in_backward)
@@ -364,11 +364,11 @@ class Probe:
 
 
 def _nothing() -> None:
-    """A weak reference to nothing."""
+    """Stands for a weak reference to nothing."""
 
 
 def _length(batch: Any) -> int:
-    """How many samples a batch holds: the first dimension of the first tensor in it."""
+    """How many samples a batch has: the first dimension of its first tensor."""
     while isinstance(batch, list | tuple | dict) and batch:
         batch = next(iter(batch.values() if isinstance(batch, dict) else batch))
     shape = getattr(batch, "shape", None)

@@ -1,5 +1,5 @@
-"""Record a few steps of a run with torch's profiler, when the launch asks for it: one trace per rank, as its own tools
-read it, with marks of what the rank was doing.
+"""Records a few steps of a run with torch's profiler if the launch requests it: one trace per rank in the profiler's
+own format, with marks for the phases of the step.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["ASKED", "StepProfile"]
+__all__ = ["VARIABLE", "StepProfile"]
 
-ASKED = "LABKIT_PROFILE"  # in the ranks' environment
-SETTLED_STEPS = 4  # a step that is traced for its memory is over by then
-STEPS = 3  # after one in which the profiler warms up
-# Methods of a pipeline's stage that compute for one micro-batch, and what their spans are called.
+VARIABLE = "LABKIT_PROFILE"  # in the ranks' environment
+SETTLED_STEPS = 4  # after the step that is traced for its memory
+STEPS = 3  # after one warm-up step of the profiler
+# Methods of a pipeline stage that compute one micro-batch, and the names of their spans.
 CHUNKS = {
     "forward_one_chunk": "forward",
     "backward_one_chunk": "backward",
@@ -24,17 +24,17 @@ CHUNKS = {
 
 
 class StepProfile:
-    """Begins with the first batch that is fetched once training has settled, or for a training without a DataLoader
-    with the end of a step. All ranks record the same steps.
+    """Starts with the first batch that is fetched after SETTLED_STEPS, or, for a training without a DataLoader, at the
+    end of a step. All ranks record the same steps.
     """
 
     def __init__(self, path: Path):
         self._path = path
         self._due = self._done = False
-        self._steps = 0  # that the profiler has seen
-        self._fetches = self._turns = False  # whether steps begin with a batch, and whether one is about to
+        self._steps = 0  # steps that the profiler has seen
+        self._fetches = self._turns = False  # whether steps start with a batch, and whether one is due
         self._profiler: Any = None
-        self._backwards: list[Any] = []  # that run: one may call another
+        self._backwards: list[Any] = []  # active passes: one may call another
         self._undo: list[Callable[[], None]] = []
 
     def before_fetch(self) -> None:
@@ -57,11 +57,11 @@ class StepProfile:
         if self._done:
             return
         if self._profiler is not None:
-            self._turns = self._fetches  # then: the optimizer's step is not quite over yet
+            self._turns = self._fetches  # at the next fetch: the optimizer's step has not quite ended
             if not self._fetches:
                 self._turn()
         elif self._due:
-            self._begin()  # nothing was fetched in the step that has just ended
+            self._begin()  # the step that has just ended fetched no batch
         else:
             self._due = step >= SETTLED_STEPS
 
@@ -73,7 +73,7 @@ class StepProfile:
             self.stop()
 
     def stop(self) -> None:
-        """Also when the training ends first: what was recorded by then is kept."""
+        """Stop the profiler, also if the training ends early; what it has recorded is kept."""
         self._due, self._turns, self._done = False, False, True
         if self._profiler is not None:
             profiler, self._profiler = self._profiler, None
@@ -109,7 +109,7 @@ class StepProfile:
             )
 
     def _replace(self, owner: Any, name: str, title: Callable[..., str]) -> None:
-        """Until the profile is over, calls of this method are spans of that title."""
+        """Record calls of this method as spans with that title until the profile ends."""
         method = getattr(owner, name)
 
         @functools.wraps(method)

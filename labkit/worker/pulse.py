@@ -1,7 +1,7 @@
-"""A rank's sign of life: once a second, from a thread of its own, whatever the script is doing.
+"""A rank's heartbeat: written once a second by a separate thread, whatever the script is doing.
 
-It also answers when somebody asks where the rank is, which needs no signal, no root and no debugger. A rank whose
-script holds the GIL or that is stopped gives no sign: that, too, is an answer.
+The thread also answers inquiries about where the rank is, without a signal, root or a debugger. A rank whose script
+holds the GIL, or that is suspended, does not answer, which is evidence, too.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from labkit.worker.reports import Reports
 __all__ = ["Pulse", "record_collectives"]
 
 BEAT_SECONDS = 1.0
-LINE_BYTES = 512  # always the same, written in place: the file never grows and is never half written
-KEPT_COLLECTIVES = 64  # before the oldest that has not completed
-DUMPS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")  # gloo's, and NCCL's; private
+LINE_BYTES = 512  # a fixed size, written in place, so that the file never grows and is never incomplete
+KEPT_COLLECTIVES = 64  # calls before the oldest that has not completed
+DUMPS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")  # of gloo and NCCL; private functions
 COLLECTIVE_FIELDS = (
     "process_group",
     "ranks",
@@ -44,8 +44,7 @@ COLLECTIVE_FIELDS = (
 
 
 class Pulse:
-    """Writes `heartbeat.json` and, on request, `stacks.txt` and `collectives.json` of one rank, and
-    the reports that wait."""
+    """Writes a rank's `heartbeat.json`, its pending reports and, on request, `stacks.txt` and `collectives.json`."""
 
     def __init__(self, folder: RunFolder, rank: int, probe: Probe, reports: Reports):
         self._folder, self._rank, self._probe, self._reports = folder, rank, probe, reports
@@ -59,9 +58,9 @@ class Pulse:
 
     def _beat(self) -> None:
         while True:
-            for duty in (self._answer, self._write, self._reports.flush):
-                with suppress(Exception):  # a full disk, a deleted folder, another torch: the training goes on
-                    duty()
+            for task in (self._answer, self._write, self._reports.flush):
+                with suppress(Exception):  # a full disk, a deleted folder, another torch version
+                    task()
             time.sleep(BEAT_SECONDS)
 
     def _write(self) -> None:
@@ -76,7 +75,7 @@ class Pulse:
             "step_seconds": self._probe.latest_step_seconds,
             "rss": self._memory()["rss"],
             "answered": self._answered,
-            # Whether SIGUSR1 still shows the stacks: a script may have taken the signal for itself.
+            # Whether SIGUSR1 still dumps the stacks: a script may handle the signal itself.
             "usr1": signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL,
         }
         os.pwrite(self._file, json.dumps(beat).ljust(LINE_BYTES - 1).encode() + b"\n", 0)
@@ -88,32 +87,32 @@ class Pulse:
             return
         print(f"\n# {time.strftime('%H:%M:%S')}, step {self._probe.step}", file=self._stacks, flush=True)
         faulthandler.dump_traceback(self._stacks, all_threads=True)
-        with suppress(Exception):  # the stacks are an answer without them
+        with suppress(Exception):  # the stacks alone are an answer, too
             record_collectives(self._folder, self._rank)
-        self._answered = number  # the next beat says so: all is written by then
+        self._answered = number  # reported by the next beat, when everything is written
 
 
 def record_collectives(folder: RunFolder, rank: int) -> None:
-    """Keep the newest collectives of this rank, from torch's flight recorders, where it has any."""
+    """Write this rank's newest collectives from torch's flight recorders, if there are any."""
     entries = sorted(_recorded(), key=lambda entry: entry.get("time_created_ns", 0))
     waiting = (place for place, entry in enumerate(entries) if entry.get("retired") is False)
     oldest = next(waiting, len(entries))
-    kept = [
+    collectives = [
         {name: entry[name] for name in COLLECTIVE_FIELDS if name in entry}
         for entry in entries[max(0, oldest - KEPT_COLLECTIVES) :]
     ]
-    write_json(folder.collectives(rank), {"collectives": kept})
+    write_json(folder.collectives(rank), {"collectives": collectives})
 
 
 def _recorded() -> Iterator[dict[str, Any]]:
-    """The entries of every backend's recorder, each with the ranks of its process group where they are known: groups
-    that were split off one another share a name."""
-    dist = sys.modules.get("torch.distributed")  # never imported from here: the script may just be about to
+    """The entries of every backend's recorder, each with the ranks of its process group if they are known, because
+    groups that were split from each other share a name."""
+    dist = sys.modules.get("torch.distributed")  # not imported here, because the script may be importing it
     if dist is None or not (dist.is_available() and dist.is_initialized()):
         return
     for name in DUMPS:
         dump = getattr(sys.modules["torch._C._distributed_c10d"], name, None)
         record = json.loads(dump()) if dump else {}
-        for entry in record.get("entries", []):  # absent before the first one
+        for entry in record.get("entries", []):  # absent before the first entry
             group = record.get("pg_config", {}).get(entry["process_group"][0], {})
             yield entry | {"ranks": group.get("ranks", "")}

@@ -1,4 +1,4 @@
-"""One rank's `metrics.jsonl`: whole lines, one write each, never a reason for the training to fail."""
+"""One rank's `metrics.jsonl`: complete lines, one write each, and no error that could fail the training."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from typing import Any
 
 __all__ = ["Recorder"]
 
-encode = json.JSONEncoder(allow_nan=False).encode  # json.dumps would make an encoder for each record
+encode = json.JSONEncoder(allow_nan=False).encode  # json.dumps would create an encoder for each record
 
 
 class Recorder:
-    """Appends records. `dropped` counts what could not be measured or written, said once and then kept quiet."""
+    """Appends records. `dropped` counts what could not be measured or written; only the first is reported."""
 
     def __init__(self, path: Path):
         self.dropped = 0
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
     def write(self, record: dict[str, Any]) -> None:
-        """One line, stamped with the time unless it has one. A full disk costs records, never the training."""
+        """Write one line, with the time unless it has one. On a full disk records are lost; the training continues."""
         try:
             line = encode({"t": time.monotonic(), **_finite(record)}) + "\n"
             os.write(self._file, line.encode())
@@ -35,9 +35,9 @@ class Recorder:
         self.dropped += 1
         if self.dropped == 1:
             with suppress(Exception):  # stderr may be on the same full disk, or closed
-                print(f"labkit: a measurement failed and was left out: {error!r}", file=sys.stderr, flush=True)
+                print(f"labkit: a measurement failed and was skipped: {error!r}", file=sys.stderr, flush=True)
 
 
 def _finite(record: dict[str, Any]) -> dict[str, Any]:
-    """JSON has no NaN: a loss that is not a number, the event one most wants to read back, goes as text."""
+    """Replace NaN and infinity, which JSON lacks, by text: a NaN loss must be readable."""
     return {k: str(v) if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}

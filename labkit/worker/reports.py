@@ -1,33 +1,34 @@
-"""What a script logs to the logger "metrics" becomes the metrics of its run.
+"""Values that a script logs to the logger "metrics" become the metrics of its run.
 
     import logging
 
     metrics = logging.getLogger("metrics")
     metrics.info("step %(step)d f1 %(f1).3f", {"step": step, "f1": f1})
-    metrics.info({"step": step, "f1": f1})              # without a sentence for people
+    metrics.info({"step": step, "f1": f1})              # without a message
 
-Nothing of labkit is needed for it: wherever the script runs, the standard library prints, filters or ignores such a
-record as the script has set it up. In a rank that labkit launched, each record of level INFO or above whose only
-argument, or whose message, is a mapping is also written to the rank's `metrics.jsonl`, whatever the script does with
-handlers, levels, filters and `logging.config`; and none of those is touched.
+The script does not need labkit for it: anywhere else the standard library prints, filters or ignores such a record as
+the script has configured it. In a rank that labkit launched, each record of level INFO or above whose only argument, or
+whose message, is a mapping is also written to the rank's `metrics.jsonl`. This does not depend on the script's
+handlers, levels, filters and `logging.config`, and does not change them.
 
     {"k": "report", "t": …, "step": 40, "f1": 0.73}
 
 - **Values** are scalars: numbers (also infinite ones and NaN), bool, None, text, NumPy scalars and tensors of shape ()
   or (1,) (`.item()` waits for their device). Any other object is written as text, at most 200 characters of it.
-  Containers and larger arrays are left out and counted; the view says how many. A value named `k` or `t` is written as
-  `k_` or `t_`: those two names are the record's own.
-- **Names** are free; all values are kept and shown alike. labkit knows `step` (optimizer steps done), `loss` (of this
-  rank: the view shows the mean over ranks), `epoch`, `epoch_seconds`, `training_seconds`, `total_steps`, `start_step`,
-  `data_ranks`, `parameters`, `checkpoint` ("step-8", or why it was not saved) and names that start with `test_`.
-- **Every rank** may log, each its own values. Nothing is added to a record without a step: `run.metrics()` shows its
-  values with the last step before it, or with the first step if there was none yet.
-- **Any rate** will do. 200 records are written as they come; from then on ten a second, and each second that needs
-  fewer makes room for more, up to 200 again. What comes faster is merged: of each name the newest value, with its step.
-  It is written within a second and at the latest when the script ends, so the last value of each name is never lost,
-  and the file grows with time, not with steps. (A rank that is killed loses what was waiting in its last second.)
+  Containers and larger arrays are dropped and counted; the view shows the count. A value named `k` or `t` is written as
+  `k_` or `t_`, because the record uses those two names.
+- **Names** are free; all values are stored and shown alike. labkit interprets `step` (optimizer steps done), `loss` (of
+  this rank: the view shows the mean over ranks), `epoch`, `epoch_seconds`, `training_seconds`, `total_steps`,
+  `start_step`, `data_ranks`, `parameters`, `checkpoint` ("step-8", or why it was not saved) and names that
+  start with `test_`.
+- **Every rank** may log its own values. `run.metrics()` shows the values of a record without a step with the last step
+  before it, or with the first step if there was none yet.
+- **Any rate** is allowed. The first 200 records are written immediately, after that 10 per second; unused capacity adds
+  up, to at most 200. Faster records are merged: the newest value of each name is kept, with its step. They are written
+  within a second, at the latest when the script ends, so the last value of each name is never lost, and the file grows
+  with time, not with steps. (A rank that is killed loses the records of its last second.)
 
-A record that cannot be written costs measurements, never the training. Processes that a rank starts are not heard.
+A record that cannot be written is dropped; the training is not affected. Child processes of a rank are not recorded.
 """
 
 from __future__ import annotations
@@ -47,46 +48,46 @@ __all__ = ["Reports", "listen"]
 
 BURST = 200  # records
 RECORDS_A_SECOND = 10.0
-MOST_VALUES = 500  # in one record, and of all that wait
+MOST_VALUES = 500  # in one record, and in all pending records
 LONGEST_TEXT = 200
-LARGEST_INTEGER = 2**63  # beyond it not every reader of JSON agrees
+LARGEST_INTEGER = 2**63  # larger integers are not portable in JSON
 SCALAR = ((), (1,))
 
 
 def listen(recorder: Recorder) -> Reports:
-    """Write what is logged to "metrics" from now on to `recorder`.
+    """Write records that are logged to "metrics" to `recorder` from now on.
 
-    Not by a handler: a script's `if not metrics.handlers`, `dictConfig` or level must neither see it nor end it.
+    It does not use a handler, which a script's `if not metrics.handlers` would see and its `dictConfig` would remove.
     """
     reports, logger = Reports(recorder), logging.getLogger("metrics")
     is_enabled = logger.isEnabledFor
     log: Callable[..., None] = logger._log
 
-    def is_heard(level: int) -> bool:
+    def is_recorded(level: int) -> bool:
         return level >= logging.INFO or is_enabled(level)
 
-    def hear(level: int, msg: object, args: Any, *others: Any, stacklevel: int = 1, **more: Any) -> None:
+    def record(level: int, msg: object, args: Any, *others: Any, stacklevel: int = 1, **more: Any) -> None:
         reports.take(msg, args)
         if is_enabled(level):
-            log(level, msg, args, *others, stacklevel=stacklevel + 1, **more)  # the caller is one frame further up
+            log(level, msg, args, *others, stacklevel=stacklevel + 1, **more)  # skip this frame
 
-    logger.isEnabledFor, logger._log = is_heard, hear  # type: ignore[method-assign]
+    logger.isEnabledFor, logger._log = is_recorded, record  # type: ignore[method-assign]
     return reports
 
 
 class Reports:
-    """Writes mappings as "report" records: BURST at once, RECORDS_A_SECOND in the long run."""
+    """Writes mappings as "report" records: up to BURST at once, RECORDS_A_SECOND on average."""
 
     def __init__(self, recorder: Recorder):
         self._recorder = recorder
         self._process = os.getpid()
         self._lock = threading.RLock()  # a signal handler may log while its own thread does
-        self._room, self._looked = float(BURST), time.monotonic()
-        self._step: Any = None  # of the newest record that has one
-        self._waiting: dict[Any, dict[str, Any]] = {}  # by step, the oldest first; each name but "step" only once
+        self._room, self._updated = float(BURST), time.monotonic()
+        self._step: Any = None  # of the newest record with a step
+        self._waiting: dict[Any, dict[str, Any]] = {}  # by step, oldest first; each name except "step" occurs once
 
     def take(self, message: object, args: Any) -> None:
-        """Write the values that were logged, if there are any, or keep them until there is room. Never raises."""
+        """Write the logged values, or keep them until the rate allows it. Never raises."""
         try:
             values = args[0] if args and len(args) == 1 else None if args else message
             if not isinstance(values, Mapping) or os.getpid() != self._process:
@@ -99,7 +100,7 @@ class Reports:
             self._recorder.dropped += 1
 
     def flush(self, *, everything: bool = False) -> None:
-        """Write what waits: as much as there is room for, or everything."""
+        """Write pending records: as many as the rate allows, or everything."""
         if self._waiting and os.getpid() == self._process:
             with self._lock:
                 self._write(everything=everything)
@@ -109,7 +110,7 @@ class Reports:
         for name, value in islice(values.items(), MOST_VALUES):
             try:
                 scalars[f"{name}_" if name in ("k", "t") else str(name)[:LONGEST_TEXT]] = _scalar(value)
-            except Exception:  # whatever a foreign object raises
+            except Exception:  # an object may raise anything
                 self._recorder.dropped += 1
         self._recorder.dropped += max(0, len(values) - MOST_VALUES)
         step = scalars.get("step")
@@ -130,14 +131,14 @@ class Reports:
 
     def _write(self, *, everything: bool = False) -> None:
         now = time.monotonic()
-        self._room, self._looked = min(BURST, self._room + (now - self._looked) * RECORDS_A_SECOND), now
+        self._room, self._updated = min(BURST, self._room + (now - self._updated) * RECORDS_A_SECOND), now
         while self._waiting and (everything or self._room >= 1):
             self._room -= 1
             self._recorder.write({"k": "report", **self._waiting.pop(next(iter(self._waiting)))})
 
 
 def _scalar(value: Any) -> Any:
-    """The value as JSON has it. Raises TypeError for what is not a scalar, and whatever the object itself raises."""
+    """The value as a JSON scalar. Raises TypeError for anything else, and whatever the object itself raises."""
     if getattr(value, "shape", None) in SCALAR:  # NumPy's and torch's
         value = value.item()
     if value is None or type(value) in (bool, float):

@@ -1,4 +1,4 @@
-"""Follow one step of a run through all that it allocates, when the launch asks for it. That step is slow."""
+"""Traces all allocations of one step of a run, if the launch requests it. That step is slow."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from typing import Any
 
 from labkit.worker.recorder import Recorder
 
-__all__ = ["ASKED", "StepTrace"]
+__all__ = ["VARIABLE", "StepTrace"]
 
-ASKED = "LABKIT_TRACE_MEMORY"  # in the ranks' environment
-SETTLED_STEPS = 2  # after them the optimizer has its state, and what first steps make is made
+VARIABLE = "LABKIT_TRACE_MEMORY"  # in the ranks' environment
+SETTLED_STEPS = 2  # by then the optimizer has its state, and one-time allocations are done
 
 
 class StepTrace:
-    """Begins with the first batch that is fetched once training has settled, or for a training without a DataLoader
-    with the end of a step, and writes one record when the next step ends.
+    """Starts with the first batch that is fetched after SETTLED_STEPS, or, for a training without a DataLoader, at the
+    end of a step, and writes one record when the next step ends.
     """
 
     def __init__(self, recorder: Recorder):
         self._recorder = recorder
-        self._optimizer: Any = None  # that steps regularly, once training has settled
+        self._optimizer: Any = None  # the counted optimizer, after SETTLED_STEPS
         self._tracker: Any = None
         self._done = False
 
@@ -33,7 +33,7 @@ class StepTrace:
             self._tracker.before_step(optimizer)
 
     def after_step(self, optimizer: Any) -> None:
-        """Of any optimizer, of those that are not the counted one, too."""
+        """Called for every optimizer, not only the counted one."""
         if self._tracker is not None:
             self._tracker.after_step(optimizer)
 
@@ -46,12 +46,12 @@ class StepTrace:
             )
             self.stop()
         elif self._optimizer is not None:
-            self._begin()  # nothing was fetched in the step that has just ended
+            self._begin()  # the step that has just ended fetched no batch
         elif step >= SETTLED_STEPS:
             self._optimizer = optimizer
 
     def stop(self) -> None:
-        """Also when the training ends first."""
+        """Stop tracing, also if the training ends early."""
         if self._tracker is not None:
             self._tracker.__exit__(None, None, None)
         self._optimizer = self._tracker = None
@@ -62,16 +62,14 @@ class StepTrace:
 
         from labkit.worker.tracker import Tracker
 
-        if torch._dynamo.utils.counters["frames"]["ok"]:  # what compiled code allocates passes no dispatcher
-            self._recorder.write(
-                {"k": "untraced", "why": "the model is compiled: what it allocates cannot be followed"}
-            )
+        if torch._dynamo.utils.counters["frames"]["ok"]:  # compiled code allocates without the dispatcher
+            self._recorder.write({"k": "untraced", "why": "the model is compiled, so its allocations cannot be traced"})
             self._done = True
             self._optimizer = None
             return
         gc.collect()
         modules = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.nn.Module)]
-        device = self._optimizer.param_groups[0]["params"][0].device.type  # of what is offloaded, the CPU
+        device = self._optimizer.param_groups[0]["params"][0].device.type  # for offloaded parameters, the CPU
         self._tracker = Tracker("cuda" if torch.cuda.is_initialized() else device)
         self._tracker.mark_training(modules, [self._optimizer])
         self._tracker.__enter__()

@@ -1,8 +1,7 @@
 """What a training step holds in memory, by category, from each storage that torch allocates and frees.
 
-The same on real tensors and on fake ones, which have no memory: a rehearsed step can be compared with a measured one.
-Seen is what goes through torch's dispatcher, on the thread that trains: not what gloo, NCCL or a CUDA kernel takes for
-itself.
+It works the same on real and on fake tensors, so that a rehearsed step can be compared with a measured one. It sees
+only what goes through torch's dispatcher on the training thread, not the internal memory of gloo, NCCL or CUDA kernels.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ COLLECTIVES = ("c10d", "_c10d_functional", "fsdp")
 
 
 class Tracker(TorchDispatchMode):
-    """Enter it for one step. What was there before counts if it is marked, or if a collective or FSDP's resizing uses
-    it: not the data set. Of tensors on other types of device than `device_type` nothing counts, if one is given.
-    `missed` counts what has no storage that could be followed, such as sparse tensors: following never fails a step.
+    """Enter it for one step. Earlier storages count only if they are marked, or if a collective or FSDP's resizing uses
+    them, so that the data set does not count. With `device_type`, only tensors on that type of device count. `missed`
+    counts tensors without a storage to trace, such as sparse ones: tracing never fails a step.
     """
 
     def __init__(self, device_type: str | None = None) -> None:
@@ -36,36 +35,36 @@ class Tracker(TorchDispatchMode):
         self.missed = 0
         self._operation: Any = ""
         self._number = 0
-        self._numbers: dict[int, int] = {}  # of living storages, by their address
+        self._numbers: dict[int, int] = {}  # of live storages, by address
         self._references: dict[int, weakref.ref[Any]] = {}
         self._sizes: dict[int, int] = {}
         self._categories: dict[int, int] = {}
-        self._passed_over: set[int] = set()  # storages from before of which nobody has said what they are
+        self._passed_over: set[int] = set()  # earlier storages that are not marked
         self._before: list[tuple[int, int]] = []  # storage, bytes
         self._events: list[tuple[int, int, str, Any]] = []  # storage, bytes more or less, phase, operation
         self._undo: list[Any] = []
 
     def mark(self, tensors: Iterable[Any], category: str) -> None:
-        """Say what storages are; those not seen before were there from the beginning."""
+        """Set the category of storages; new ones are taken to exist since the start."""
         wanted = CATEGORIES.index(category)
         for storage in self._storages_in(list(tensors)):
             number = self._number_of(storage, before=True)
             self._categories[number] = min(self._categories[number], wanted)
 
     def mark_training(self, modules: Iterable[torch.nn.Module], optimizers: Iterable[torch.optim.Optimizer]) -> None:
-        """Parameters, gradients and optimizer state as they are now. Once before the step and once in it before
-        the gradients go: only then is it known which of what backward allocated were gradients.
+        """Mark parameters, gradients and optimizer state. Call it before the step, and again in the step before the
+        gradients are freed: only then is it known which of backward's allocations are gradients.
         """
         for module in modules:
             attributes = [value for value in vars(module).values() if isinstance(value, torch.Tensor)]
             self._mark_parameters([*module.parameters(), *module.buffers(), *attributes])
         for optimizer in optimizers:
             self._mark_parameters([p for group in optimizer.param_groups for p in group["params"]])
-            state = getattr(optimizer, "optim", optimizer).state  # ZeroRedundancyOptimizer steps its share in .optim
+            state = getattr(optimizer, "optim", optimizer).state  # ZeroRedundancyOptimizer has its shard in .optim
             self.mark((value for values in state.values() for value in values.values()), "optimizer")
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """To be called before the optimizer's, and the next after it: what then goes through is of that phase."""
+        """Call this before the optimizer's step and `after_step` after it: what runs in between is of that phase."""
         self.mark_training([], [optimizer])
         self.phase = "optimizer"
 
@@ -78,7 +77,7 @@ class Tracker(TorchDispatchMode):
         self.mark((p.grad for p in parameters if p.is_leaf), "gradients")
 
     def peak(self) -> Peak:
-        """Of all moments; of equal ones the first."""
+        """The first moment with the highest total."""
         held: dict[int, int] = defaultdict(int)
         for number, size in self._before:
             held[self._categories[number]] += size
@@ -97,7 +96,7 @@ class Tracker(TorchDispatchMode):
 
         def resized(storage: Any, size: int) -> Any:
             number = self._number_of(storage, before=True)
-            # FSDP frees what it gathered, and takes it again, by resizing
+            # FSDP frees and reallocates gathered parameters by resizing
             self._categories[number] = min(self._categories[number], COMMUNICATION)
             done = resize(storage, size)
             if not self._is_elsewhere(storage):
@@ -164,7 +163,7 @@ class Tracker(TorchDispatchMode):
             number = self._numbers[address]
             if counts and number in self._passed_over:
                 self._passed_over.discard(number)
-                self._count_from_the_beginning(number, storage)
+                self._count_from_start(number, storage)
             return number
         self._number = number = self._number + 1
         self._numbers[address] = number
@@ -173,12 +172,12 @@ class Tracker(TorchDispatchMode):
         if before and not counts:
             self._passed_over.add(number)
         elif before:
-            self._count_from_the_beginning(number, storage)
+            self._count_from_start(number, storage)
         elif not self._is_elsewhere(storage):
             self._change(number, storage.nbytes())
         return number
 
-    def _count_from_the_beginning(self, number: int, storage: Any) -> None:
+    def _count_from_start(self, number: int, storage: Any) -> None:
         if not self._is_elsewhere(storage):
             self._sizes[number] = storage.nbytes()
             self._before.append((number, storage.nbytes()))
@@ -199,14 +198,14 @@ class Tracker(TorchDispatchMode):
 
 
 def _tensors_in(values: Any) -> list[torch.Tensor]:
-    """What operators take and give are tensors, and lists and tuples of them."""
+    """The tensors among an operator's arguments or results, including those in lists and tuples."""
     if isinstance(values, torch.Tensor):
         return [values]
     return [tensor for value in values for tensor in _tensors_in(value)] if isinstance(values, (list, tuple)) else []
 
 
 def _storages(tensor: torch.Tensor) -> list[Any]:
-    """Of what this rank holds of a tensor; of the tensors a wrapper subclass is made of."""
+    """The storages of this rank's part of a tensor; for a wrapper subclass, those of its inner tensors."""
     if hasattr(tensor, "__tensor_flatten__"):
         parts = (getattr(tensor, name) for name in tensor.__tensor_flatten__()[0])
         return [storage for part in parts if isinstance(part, torch.Tensor) for storage in _storages(part)]

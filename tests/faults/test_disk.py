@@ -98,7 +98,7 @@ def test_a_run_whose_folder_is_deleted_is_ended(runs_dir: Path) -> None:
 
 
 def test_a_read_only_folder_is_refused_before_anything_starts() -> None:
-    with pytest.raises(labkit.LabError, match="runs cannot be kept in /proc/runs"):
+    with pytest.raises(labkit.LabError, match="runs cannot be stored in /proc/runs"):
         labkit.launch(FAULTY, runs_dir="/proc/runs")
 
 

@@ -213,7 +213,7 @@ def test_the_loss_is_computed_in_full_precision_under_bf16():
         ({"nprocs": 2}, ScriptError, "did you mean 'nproc_per_node'"),
         ({"script": 3}, ScriptError, "got 3"),
         ({"args": ["--global-batch-size=33"]}, LaunchError, "32 or 34"),
-        ({"runs_dir": "/proc/nowhere"}, LabError, "runs cannot be kept in /proc/nowhere"),
+        ({"runs_dir": "/proc/nowhere"}, LabError, "runs cannot be stored in /proc/nowhere"),
     ],
 )
 def test_bad_input_is_refused_before_anything_exists(arguments, error, says, runs_dir):

@@ -288,7 +288,7 @@ for step in range(24):
     stepping.zero_grad()
     losses.append(None)
 """
-OF_SEVERAL = "n/a: several optimizers, each with a loss of its own"
+OF_SEVERAL = "n/a: several optimizers, each with its own loss"
 NOT_KNOWN = {
     "GAN": (GAN, OF_SEVERAL),
     "actor and critic": (ACTOR_AND_CRITIC, OF_SEVERAL),
@@ -296,13 +296,13 @@ NOT_KNOWN = {
     "two optimizers in turns": (TURNS, OF_SEVERAL),
     "micro-batches or several losses": (
         DIVIDED_ON_TWO_LINES.replace(" * 0.25", ""),
-        "n/a: backward passes from several lines, each a loss of its own or a part of one",
+        "n/a: backward passes from several lines, which may be separate losses or parts of one",
     ),
     "sums divided by the number of some values": (
         SUMS_OF_PADDED_SEQUENCES,
         "n/a: sums of micro-batches divided by the same number, which may count one of them or all",
     ),
-    "gradients by hand": (GRADIENTS_BY_HAND, "n/a: no backward pass began at a scalar"),
+    "gradients by hand": (GRADIENTS_BY_HAND, "n/a: no backward pass started from a scalar"),
 }
 
 
@@ -373,7 +373,7 @@ def test_a_second_training_without_a_known_loss_does_not_show_the_first_ones(tmp
 
     assert history.step == len(losses)
     assert "loss" not in history.latest
-    assert history.loss_of == "n/a: no backward pass began at a scalar"
+    assert history.loss_of == "n/a: no backward pass started from a scalar"
 
 
 BACKWARD_OR_GRAD = """

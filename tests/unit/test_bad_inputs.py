@@ -223,7 +223,7 @@ def test_a_root_where_no_run_can_be_kept_is_named_with_what_to_do(launched, trai
     with pytest.raises(LabError) as raised:
         launched(train, runs_dir=root_of(kind, tmp_path))
 
-    assert "runs cannot be kept in" in str(raised.value)
+    assert "runs cannot be stored in" in str(raised.value)
     assert "the-root" in str(raised.value)
     assert "runs_dir=" in str(raised.value)
 

@@ -424,7 +424,7 @@ def test_a_folder_that_cannot_be_written_to_is_found_without_a_trace(monkeypatch
     assert not list(tmp_path.iterdir())
 
     monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)  # root may write everywhere
-    with pytest.raises(LabError, match="runs cannot be kept in .*there: Permission denied"):
+    with pytest.raises(LabError, match="runs cannot be stored in .*there: Permission denied"):
         check_root(tmp_path / "not" / "yet" / "there")
 
 

@@ -91,7 +91,7 @@ def test_two_runs_that_draw_the_same_digits_get_different_folders(tmp_path, monk
 def test_a_root_that_is_a_file_is_refused(tmp_path):
     (tmp_path / "runs").write_text("")
 
-    with pytest.raises(RunFolderError, match=r"runs cannot be kept in .*runs: it is a file, expected a folder"):
+    with pytest.raises(RunFolderError, match=r"runs cannot be stored in .*runs: it is a file, expected a folder"):
         RunFolder.create(tmp_path / "runs", "ddp")
 
 

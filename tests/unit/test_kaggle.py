@@ -27,7 +27,7 @@ from labkit.kaggle.session import previous_checkpoints
 from labkit.kaggle.wheel import wheel
 from labkit.record import RunFolder, runs_root
 from labkit.record.folder import write_json
-from labkit.record.session import KEPT_FREE_SECONDS, seconds_left, seconds_to_train, working_folder
+from labkit.record.session import RESERVED_SECONDS, seconds_left, seconds_to_train, working_folder
 from labkit.view.live.terminal import StatusLine
 
 ROOT = Path(__file__).parents[2]
@@ -349,7 +349,7 @@ def test_a_session_ends_twelve_hours_after_its_oldest_process_began(session, mon
     monkeypatch.setenv("LABKIT_SESSION_SECONDS", "999000000")
 
     assert longer - seconds_left() == pytest.approx(1e6, abs=5)
-    assert seconds_to_train() == pytest.approx(seconds_left() - KEPT_FREE_SECONDS, abs=5)
+    assert seconds_to_train() == pytest.approx(seconds_left() - RESERVED_SECONDS, abs=5)
 
 
 def test_a_length_of_a_session_that_is_no_number_is_refused(session, monkeypatch):

@@ -111,7 +111,7 @@ def test_a_run_whose_supervisor_is_dead_is_lost(folder, supervised_by, ended, na
     assert state.started == 1.0
 
 
-def test_a_lost_run_has_lasted_until_its_last_sign_of_life(folder, supervised_by, ended):
+def test_a_lost_run_has_lasted_until_its_last_heartbeat(folder, supervised_by, ended):
     write_state(folder, State("running", 1_000.0))
     supervised_by(ended)
     for rank, seen in enumerate((1_060.0, 1_090.0)):

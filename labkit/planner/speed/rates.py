@@ -100,7 +100,8 @@ def remembered_rates(
     options = {name: value for name, value in parameters.items() if name in CARRIED_OVER}
     known = load("rates", _key(hardware(), script, ranks, options, samples))
     try:
-        return Rates(**{k: tuple(v) if isinstance(v, list) else v for k, v in known.items()}) if known else None
+        given: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in known.items()} if known else {}
+        return Rates(**given) if given else None
     except (TypeError, AttributeError):
         return None
 
@@ -108,9 +109,9 @@ def remembered_rates(
 def assumed_rates(facts: ModelFacts, device: Device, precision: str) -> Rates:
     """Rates from a data sheet and a typical utilization, with a wide band. Backward takes twice as long as forward
     (Kaplan et al., arXiv 2001.08361). Raises LaunchError for a precision that the hardware does not support."""
+    if not device.flops or device.bandwidth is None:
+        raise LaunchError(f"{device.name} has no published speed; measure it with labkit.plan(…, measure=True)")
     if precision not in device.flops:
-        if not device.flops:
-            raise LaunchError(f"{device.name} has no published speed; measure it with labkit.plan(…, measure=True)")
         supported = ", ".join(device.flops)
         raise LaunchError(f"{device.name} does not support {precision}; it supports {supported}")
     peak = device.flops[precision] * UTILIZATION
@@ -169,7 +170,8 @@ def _rates(result: dict[str, Any], ranks: int, samples: tuple[int, int], cores: 
     alike = (blocks[0], 0.0)  # host work, if split layers were not measured
     if "split_small" in times:  # a + b = blocks, a + b / ranks = time of split layers
         shares = zip(split, ends, blocks, strict=True)
-        alike = tuple(min(max(0.0, ((s - e) * ranks - b) / (ranks - 1)), max(0.0, b)) for s, e, b in shares)
+        constant, slope = (min(max(0.0, ((s - e) * ranks - b) / (ranks - 1)), max(0.0, b)) for s, e, b in shares)
+        alike = constant, slope
     if cores is None:  # the host works ahead of a GPU, so its work is hidden
         overheads = overheads | {"dtensor": overheads["tensor"], "split_pair": 0.0}
     middle, low, high = times["both_large"]
