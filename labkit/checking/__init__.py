@@ -1,4 +1,4 @@
-"""Mistakes that hang, corrupt or slow distributed training, found by reading a script; nothing of it is run."""
+"""Finds mistakes that hang, corrupt or slow distributed training by static analysis; the script is never run."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def check(script: Script | str | os.PathLike[str], after: Script | str | os.Path
 def check(
     script: Script | str | os.PathLike[str], after: Script | str | os.PathLike[str] | None = None
 ) -> Findings | Migration:
-    """Name the mistakes in a script that hang, corrupt or slow distributed training: line, reason and fix.
+    """Find mistakes in a script that hang, corrupt or slow distributed training, each with line, reason and fix.
 
-    `script` is a Script, the name of one of labkit's own ("ddp"), or a path: of any training script, of a notebook
-    (its code cells and its `%%writefile` cells), or of a Markdown page (its Python blocks). It is read, never run.
-    With `after` the two are compared as a migration, say from DDP to FSDP: what changed, and what was forgotten.
-    A comment `# labkit: ignore[rule]` silences a rule on its line.
+    `script` is a Script, the name of one of labkit's own ("ddp"), or the path of any training script, notebook (its
+    code cells and its `%%writefile` cells) or Markdown page (its Python blocks). It is read, never run. With `after`,
+    the two are compared as a migration, for example from DDP to FSDP: what changed, and what was forgotten. A comment
+    `# labkit: ignore[rule]` silences a rule on its line.
 
-    Raises ScriptError when one of them cannot be read, or is not Python.
+    Raises ScriptError if one of them cannot be read or is not Python.
     """
     if after is not None:
         before_source, after_source = read(script), read(after)
@@ -57,11 +57,13 @@ def check(
 
 
 def _trees(source: Source) -> list[tuple[Piece, Tree]]:
-    """Every piece parsed. A fragment that is no Python is passed over; a fragment knows of those around it."""
+    """All pieces, parsed. Fragments that are not Python are skipped; each fragment knows the others' wrappers."""
     trees = []
     for piece in source.pieces:
         try:
-            trees.append((piece, Tree(piece.text, says=source.says, is_fragment=piece.is_fragment, told=piece.told)))
+            trees.append(
+                (piece, Tree(piece.text, says=source.says, is_fragment=piece.is_fragment, location=piece.location))
+            )
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             if not piece.is_fragment:
                 raise ScriptError(explain(error, source, piece)) from None
@@ -78,7 +80,7 @@ def _trees(source: Source) -> list[tuple[Piece, Tree]]:
 def _found(source: Source, trees: list[tuple[Piece, Tree]]) -> Findings:
     found = [finding for piece, tree in trees for finding in _findings(source, piece, tree)]
     found.sort(key=lambda finding: (finding.cell or 0, finding.line, finding.rule))
-    note = source.note or ("no Python in it" if not trees else "")
+    note = source.note or ("it contains no Python" if not trees else "")
     return Findings(found, source.name, source.path, note)
 
 
@@ -97,7 +99,7 @@ def _findings(source: Source, piece: Piece, tree: Tree) -> list[Finding]:
 
 
 def _is_ignored(tree: Tree, node: object, slug: str) -> bool:
-    """A comment on the finding's line, or on the last line of a call that takes several."""
+    """Whether a comment ignores the rule on the finding's first or last line."""
     lines = {getattr(node, "lineno", 1), getattr(node, "end_lineno", 1)}
     comments = (IGNORED.search(tree.lines[line - 1]) for line in lines if line <= len(tree.lines))
     return any(slug in re.split(r"[\s,]+", comment[1]) for comment in comments if comment)

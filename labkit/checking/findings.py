@@ -1,4 +1,4 @@
-"""What a check has found, and how it shows itself."""
+"""The findings of a check and their display."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from labkit.record.text import escaped, plain
 
 __all__ = ["KINDS", "Finding", "Findings"]
 
-# What a mistake does, the worst first: stops the ranks for ever; trains or saves something else than was meant, or
-# fails; costs time or memory; works today with a name that goes away.
+# The effect of a mistake, the worst first: ranks wait forever; training or saving is wrong or fails; time or memory is
+# wasted; a deprecated name is used.
 KINDS = ("hangs", "wrong", "slow", "outdated")
 COLOURS = {"hangs": "#d1242f", "wrong": "#bc4c00", "slow": "#9a6700", "outdated": "#57606a"}
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One mistake, at the line where it is made (from 1). `cell` is a notebook's cell (from 1), in which `line` then
-    counts; `code` is the line's text."""
+    """One mistake at a line (from 1). `cell` is the notebook's cell (from 1) to which `line` then refers; `code` is the
+    text of the line."""
 
     rule: str
     kind: str
@@ -36,7 +36,7 @@ class Finding:
 
     @property
     def place(self) -> str:
-        """`train.py:41`, which editors and terminals open, or `lab.ipynb:cell 3:7`."""
+        """`train.py:41`, a link in editors and terminals, or `lab.ipynb:cell 3:7`."""
         return f"{self.file}:{self.line}" if self.cell is None else f"{self.file}:cell {self.cell}:{self.line}"
 
     @property
@@ -47,13 +47,13 @@ class Finding:
         return plain(f"{self.short}\n    why: {self.why}\n    fix: {self.fix}")
 
     def record(self) -> dict[str, Any]:
-        """For machines: what `labkit check --json` prints."""
+        """The format of `labkit check --json`."""
         return asdict(self)
 
 
 class Findings(Sequence[Finding]):
-    """The mistakes in one script, by line. It is empty, and so false, when there are none. `path` is the file, if the
-    script is one; `name` is what it is called."""
+    """The mistakes in one script, by line. It is empty, and thus false, if there are none. `name` is the script's name,
+    `path` its file, if any."""
 
     def __init__(self, found: Sequence[Finding], name: str, path: Path | None = None, note: str = ""):
         self._found = tuple(found)
@@ -81,10 +81,11 @@ class Findings(Sequence[Finding]):
     @property
     def summary(self) -> str:
         if not self:
-            return plain(f"{self.name}: nothing found") + (f" ({self.note})" if self.note else "")
+            return plain(f"{self.name}: no findings") + (f" ({self.note})" if self.note else "")
         counts = ((kind, sum(finding.kind == kind for finding in self)) for kind in KINDS)
-        told = ", ".join(f"{count} {kind}" for kind, count in counts if count)
-        return plain(f"{self.name}: {len(self)} found ({told})") + (f"; {self.note}" if self.note else "")
+        by_kind = ", ".join(f"{count} {kind}" for kind, count in counts if count)
+        findings = "1 finding" if len(self) == 1 else f"{len(self)} findings"
+        return plain(f"{self.name}: {findings} ({by_kind})") + (f"; {self.note}" if self.note else "")
 
     def __repr__(self) -> str:
         return "\n".join([*map(str, self), self.summary])
@@ -93,7 +94,7 @@ class Findings(Sequence[Finding]):
         return {"text/plain": repr(self), "text/html": self.html()}
 
     def html(self) -> str:
-        """A list that links to lines; what stands in a notebook."""
+        """A list with links to lines, for notebooks."""
         items = "".join(self._item(finding) for finding in self)
         listed = f'<ul style="margin:4px 0;padding-left:18px">{items}</ul>' if items else ""
         return f"<div><b>{escaped(self.summary)}</b>{listed}</div>"
@@ -111,8 +112,8 @@ class Findings(Sequence[Finding]):
         )
 
     def _link(self, finding: Finding) -> str:
-        """JupyterLab opens a file at `#line=`, which counts from 0, by its path from the notebook's folder: an absolute
-        one it does not know. The cells of a notebook have no such address."""
+        """JupyterLab opens a file at `#line=` (from 0) by its path relative to the notebook, not by an absolute path.
+        The cells of a notebook have no such address."""
         place = escaped(finding.place)
         if self.path is None or finding.cell is not None:
             return f"<code>{place}</code>"

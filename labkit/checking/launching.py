@@ -1,4 +1,4 @@
-"""What is said before a launch: a few lines, and never an error of the checker's own."""
+"""Warnings before a launch: a few lines, and never an error of the checker itself."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from labkit.write.cells import has_main_guard
 __all__ = ["warn"]
 
 MOST_LINES = 5
-MOST_BYTES = 200_000  # checking takes some 10 ms per 1,000 lines; a launch is not to wait for it
+MOST_BYTES = 200_000  # checking takes about 10 ms per 1,000 lines; it must not delay a launch
 KINDS = ("hangs", "wrong")
 
 
 def warn(script: Script | str | os.PathLike[str]) -> None:
-    """Say on stderr what in a script of the user's own may hang or corrupt this training. The launch goes on."""
+    """Warn on stderr about mistakes in the user's own script that may hang or corrupt training."""
     try:
         text = "\n".join(_lines(script))
-    except Exception:  # whatever it is, it is no reason not to train
+    except Exception:  # an error of the checker must not prevent training
         return
     if text:
         print(text, file=sys.stderr, flush=True)
@@ -36,36 +36,36 @@ def warn(script: Script | str | os.PathLike[str]) -> None:
 def _lines(script: Script | str | os.PathLike[str]) -> list[str]:
     if _is_ours(script) or _size(script) > MOST_BYTES:
         return []
-    found = check(script)
-    told = [finding for kind in KINDS for finding in found if finding.kind == kind]
+    all_findings = check(script)
+    findings = [finding for kind in KINDS for finding in all_findings if finding.kind == kind]
     processes = _own_processes(script)
-    if not told:
+    if not findings:
         return processes
-    more = f"{len(told) - MOST_LINES} more; " if len(told) > MOST_LINES else ""
-    again = (
+    more = f"{len(findings) - MOST_LINES} more; " if len(findings) > MOST_LINES else ""
+    call = (
         "labkit.check(script)"
         if isinstance(script, Script)
         else f"labkit check {shlex.quote(plain(os.fspath(script)))}"
     )
-    return [*processes, *(finding.short for finding in told[:MOST_LINES]), f"{more}{again} says why, and what to do"]
+    return [*processes, *(finding.short for finding in findings[:MOST_LINES]), f"{more}{call} explains why and the fix"]
 
 
 def _own_processes(script: Script | str | os.PathLike[str]) -> list[str]:
-    """What is right in a script that `python` runs once, and wrong where torchrun runs it on every rank."""
+    """Mistakes that matter only because torchrun runs the script on every rank."""
     source = read(script)
     text = source.pieces[0].text
     tree = Tree(text)
     lines = [
-        f"{source.name}:{call.lineno}: mp.spawn starts ranks, and torchrun has already started them: call the "
-        "function that it starts once, with int(os.environ['RANK'])"
+        f"{source.name}:{call.lineno}: mp.spawn starts ranks, but torchrun has already started them: call the spawned "
+        "function directly with int(os.environ['RANK'])"
         for call in tree.torch_calls("spawn", "start_processes")
     ]
     loaders = [call for call in tree.torch_calls("DataLoader") if _is_spawn(keyword(call, "multiprocessing_context"))]
     loaders += [call for call in tree.torch_calls("set_start_method") if call.args and _is_spawn(call.args[0])]
     if loaders and not has_main_guard(text):
         lines.append(
-            f"{source.name}:{loaders[0].lineno}: each worker process that is spawned imports this script again, and "
-            'trains: put what the script does under `if __name__ == "__main__":`'
+            f"{source.name}:{loaders[0].lineno}: every spawned worker process imports this script again and trains: "
+            'put the main code under `if __name__ == "__main__":`'
         )
     return lines
 

@@ -1,4 +1,4 @@
-"""From DDP to FSDP: what changed between two scripts, and what was forgotten."""
+"""Compares two scripts as a migration, for example from DDP to FSDP: what changed, and what was forgotten."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ __all__ = ["Change", "Migration", "compared"]
 
 NAMES = {"ddp": "DDP", "fsdp1": "FSDP1", "fsdp2": "fully_shard"}
 Trees = list[tuple[Piece, Tree]]
-Seen = tuple[str, int | None]  # what a script does, and the line; "" when it does not
+Seen = tuple[str, int | None]  # what a script does, and the line; "" if it does not
 
 
 @dataclass(frozen=True)
 class Change:
-    """One thing that both scripts decide, and how. A line is None when the script says nothing of it."""
+    """A setting and its values in both scripts. A line is None if the script does not have the setting."""
 
     what: str
     before: str
@@ -38,7 +38,7 @@ class Change:
     def is_one(self) -> bool:
         return self.before != self.after
 
-    def told(self) -> str:
+    def text(self) -> str:
         def side(text: str, line: int | None) -> str:
             return (text or "nothing") + (f" (line {line})" if line else "")
 
@@ -47,37 +47,35 @@ class Change:
 
 @dataclass(frozen=True)
 class Migration:
-    """`changed` is what the second script does otherwise. `forgotten` are its mistakes that the first did not make;
-    `kept` are those it has from there."""
+    """`changed` are the differences of the second script. `forgotten` are its new mistakes; `kept` are those that the
+    first script has, too."""
 
     changed: tuple[Change, ...]
     forgotten: Findings
     kept: Findings
 
     def record(self) -> dict[str, Any]:
-        """For machines."""
+        """The format of `--json`."""
         changed = [asdict(change) for change in self.changed]
         return {"changed": changed, "forgotten": self.forgotten.records(), "kept": self.kept.records()}
 
     def __repr__(self) -> str:
-        changed = [f"  {change.told()}" for change in self.changed] or [
-            "  nothing that matters to how it is distributed"
-        ]
+        changed = [f"  {change.text()}" for change in self.changed] or ["  nothing that affects distributed training"]
         forgotten = [str(finding) for finding in self.forgotten] or ["  nothing"]
-        kept = ["there before:", *(finding.short for finding in self.kept)] if self.kept else []
+        kept = ["already present:", *(finding.short for finding in self.kept)] if self.kept else []
         return plain("\n".join(["changed:", *changed, "forgotten:", *forgotten, *kept]))
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        told = "".join(f"<li>{escaped(change.told())}</li>" for change in self.changed) or "<li>nothing</li>"
-        kept = f"<details><summary>there before</summary>{self.kept.html()}</details>" if self.kept else ""
+        changes = "".join(f"<li>{escaped(change.text())}</li>" for change in self.changed) or "<li>nothing</li>"
+        kept = f"<details><summary>already present</summary>{self.kept.html()}</details>" if self.kept else ""
         return {
             "text/plain": repr(self),
-            "text/html": f"<div><b>changed</b><ul>{told}</ul><b>forgotten</b>{self.forgotten.html()}{kept}</div>",
+            "text/html": f"<div><b>changed</b><ul>{changes}</ul><b>forgotten</b>{self.forgotten.html()}{kept}</div>",
         }
 
 
 def compared(before: Trees, after: Trees, found_before: Findings, found_after: Findings) -> Migration:
-    """What the second script does otherwise than the first."""
+    """The differences between the second script and the first."""
     changes = []
     for what, looks in LOOKED_AT.items():
         (was, was_at), (now, now_at) = (_seen(looks, trees) for trees in (before, after))
@@ -88,16 +86,16 @@ def compared(before: Trees, after: Trees, found_before: Findings, found_after: F
 
 
 def _sorted_out(before: Findings, after: Findings) -> tuple[list[Finding], list[Finding]]:
-    """The mistakes of the second script that the first made, too, and as often, and the others. Of one rule those on a
-    line of code that both have are the first to be taken for the same."""
+    """(kept, new) findings of the second script. For each rule, as many are kept as the first script has, preferably
+    those on identical lines of code."""
     had, lines = Counter(finding.rule for finding in before), set(map(_spelled, before))
     kept: set[int] = set()
     for number in sorted(range(len(after)), key=lambda number: _spelled(after[number]) not in lines):
         if had[rule := after[number].rule]:
             had[rule] -= 1
             kept.add(number)
-    told = list(enumerate(after))
-    return [finding for i, finding in told if i in kept], [finding for i, finding in told if i not in kept]
+    numbered = list(enumerate(after))
+    return [finding for i, finding in numbered if i in kept], [finding for i, finding in numbered if i not in kept]
 
 
 def _spelled(finding: Finding) -> tuple[str, str]:
@@ -105,9 +103,9 @@ def _spelled(finding: Finding) -> tuple[str, str]:
 
 
 def _seen(looks: Callable[[Tree], Iterator[tuple[str, ast.expr]]], trees: Trees) -> Seen:
-    """All that a script does about one thing, and the line of the first."""
-    found = [(text, piece.place(node.lineno)[1]) for piece, tree in trees for text, node in looks(tree)]
-    return ", ".join(dict.fromkeys(text for text, _ in found)), found[0][1] if found else None
+    """The values of a setting in a script, and the line of the first."""
+    uses = [(text, piece.place(node.lineno)[1]) for piece, tree in trees for text, node in looks(tree)]
+    return ", ".join(dict.fromkeys(text for text, _ in uses)), uses[0][1] if uses else None
 
 
 def _wrapper(tree: Tree) -> Iterator[tuple[str, ast.expr]]:

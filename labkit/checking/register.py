@@ -17,7 +17,7 @@ Looks = Callable[[Tree], Mistakes]
 
 @dataclass(frozen=True)
 class Rule:
-    """`slug` names it on the command line and in `# labkit: ignore[slug]`; `misses` says what it does not catch."""
+    """`slug` is its name on the command line and in `# labkit: ignore[slug]`; `misses` lists what it does not catch."""
 
     slug: str
     kind: str
@@ -31,7 +31,7 @@ RULES: dict[str, Rule] = {}
 
 
 def rule(slug: str, kind: str, *, why: str, fix: str, misses: str) -> Callable[[Looks], Looks]:
-    """Register the function below as a rule. It yields the node where the mistake is made, and one sentence."""
+    """Register the decorated function as a rule. It yields the node of each mistake and one sentence."""
     assert kind in KINDS, f"kind must be one of {', '.join(KINDS)}, got {kind!r}"
     assert slug not in RULES, f"two rules are named {slug!r}"
 

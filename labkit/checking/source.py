@@ -1,4 +1,4 @@
-"""The Python in what was given: a script, a notebook's cells, the blocks of a Markdown page. Lines stay the file's."""
+"""Extracts Python from a script, a notebook's cells or a Markdown page's blocks, with the line numbers of the file."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PYTHON = ("python", "py", "python3", "pycon")
 MARKDOWN = (".md", ".markdown", ".qmd", ".txt")
 MAGIC = re.compile(r"^(?P<indent>\s*)([%!?].*|%?[\w.]+\?{1,2}\s*)$")
 ASSIGNED = re.compile(r"^(?P<target>\s*[\w., ]+?\s*=\s*)[%!].*$")  # files = !ls
-RUNS_ITS_CELL = re.compile(r"^%%(time|timeit|capture|prun)\b")  # as Python, here
+RUNS_ITS_CELL = re.compile(r"^%%(time|timeit|capture|prun)\b")  # runs Python in this kernel
 WRITES = re.compile(r"^%%writefile\s+(-a\s+)?(?P<path>\S+\.py)\s*$")
 
 
@@ -34,8 +34,8 @@ NOT_OURS = ("build", "dist", "node_modules", "site-packages", "__pycache__")
 
 @dataclass(frozen=True)
 class Piece:
-    """One Python text. Its line i stands at line `first + i - 1` of the file, or is given by `places` as (cell, line).
-    A `fragment` need not be Python: articles also show what is none."""
+    """One Python text. Its line i is line `first + i - 1` of the file, or `places` has its (cell, line). A fragment may
+    be invalid Python, because articles also show other code."""
 
     text: str
     first: int = 1
@@ -43,19 +43,19 @@ class Piece:
     is_fragment: bool = False
 
     def place(self, line: int) -> tuple[int | None, int]:
-        """Where a line of the text stands: the notebook's cell, if it is one, and the line."""
+        """(cell or None, line) of a line of the text."""
         return self.places[line - 1] if self.places else (None, self.first + line - 1)
 
-    def told(self, line: int) -> str:
-        """The same in words."""
+    def location(self, line: int) -> str:
+        """`line 7` or `cell 3, line 7`."""
         cell, at = self.place(line)
         return f"line {at}" if cell is None else f"cell {cell}, line {at}"
 
 
 @dataclass(frozen=True)
 class Source:
-    """What is to be checked: `name` is shown, `path` is the file, if there is one, `says` what is not in its code,
-    `note` what of it is not read."""
+    """The input of a check: `name` is displayed, `path` is the file, if any, `says` is text outside of its code, `note`
+    lists what could not be read."""
 
     name: str
     pieces: tuple[Piece, ...]
@@ -65,18 +65,18 @@ class Source:
 
 
 def read(script: Script | str | os.PathLike[str]) -> Source:
-    """What was given, as Python texts. Raises ScriptError in one sentence when it cannot be read."""
+    """The Python texts of the input. Raises ScriptError if it cannot be read."""
     if isinstance(script, Script):
         return Source(f"{script.name}.py", (Piece(str(script)),))
     if not isinstance(script, str | os.PathLike):
-        raise ScriptError(f"check takes a Script, the name of one, or a path; got {script!r}")
+        raise ScriptError(f"check takes a Script, a script's name or a path; got {script!r}")
     if isinstance(script, str) and script in script_names():
         return Source(f"{script}.py", (Piece(str(Script.load(script))),))
     if isinstance(script, str) and "\n" in script:
-        raise ScriptError("check takes a Script, the name of one, or a path; for text, check(Script.parse(text))")
+        raise ScriptError("check takes a Script, a script's name or a path; for text, use check(Script.parse(text))")
     path = Path(script)
     if path.suffix not in (".py", ".ipynb", *MARKDOWN) and not path.exists():
-        Script.load(script)  # says which there are
+        Script.load(script)  # its error lists the known names
     if path.suffix == ".ipynb":
         return _notebook(path)
     if path.suffix in MARKDOWN:
@@ -96,7 +96,7 @@ def _text(path: Path) -> str:
         encoding = tokenize.detect_encoding(io.BytesIO(raw).readline)[0] if path.suffix == ".py" else "utf-8-sig"
         text = raw.decode(encoding)
     except (SyntaxError, LookupError, UnicodeDecodeError) as error:
-        raise ScriptError(f"{path} is not text in the encoding it claims: {error}") from None
+        raise ScriptError(f"{path} cannot be decoded in its declared encoding: {error}") from None
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
@@ -119,8 +119,8 @@ def _blocks(page: str) -> Iterator[Piece]:
 
 
 def _notebook(path: Path) -> Source:
-    """The code cells as one program, in their order, and each `%%writefile x.py` as another. A cell that is not Python
-    does not take the others with it."""
+    """The code cells in order as one program, and each `%%writefile x.py` as another. Cells that are not Python are
+    skipped."""
     try:
         notebook = json.loads(_text(path))
         cells = [c for c in notebook["cells"] if c["cell_type"] == "code"]
@@ -148,8 +148,7 @@ def _notebook(path: Path) -> Source:
 
 
 def _python(lines: list[str]) -> list[str] | None:
-    """A cell's lines without what only IPython understands, none of a cell in another language; None when the rest is
-    no Python."""
+    """A cell's lines without IPython syntax; none if the cell is in another language; None if it is not Python."""
     if RUNS_ITS_CELL.match(lines[0]):
         lines = ["pass", *lines[1:]]
     if lines[0].startswith("%%"):
@@ -169,20 +168,20 @@ def _is_python(text: str) -> bool:
 def explain(error: Any, source: Source, piece: Piece) -> str:
     """A syntax error in one sentence."""
     if not isinstance(error, SyntaxError):
-        return f"{source.name} is not Python that can be read: {error or type(error).__name__}"
+        return f"{source.name} cannot be parsed as Python: {error or type(error).__name__}"
     line = error.lineno or 1
-    where = piece.told(min(line, len(piece.places)) if piece.places else line)
+    where = piece.location(min(line, len(piece.places)) if piece.places else line)
     return f"{source.name} is not Python: {where}: {error.msg}"
 
 
 def files_in(folder: str | os.PathLike[str]) -> list[Path]:
-    """Every .py and .ipynb below a folder, in order; links to folders are not followed."""
-    found = []
+    """All .py and .ipynb files below a folder, sorted; symlinks to folders are not followed."""
+    files = []
     for here, inside, names in os.walk(folder):
         inside[:] = sorted(
             name
             for name in inside
             if not name.startswith(".") and name not in NOT_OURS and not Path(here, name, "pyvenv.cfg").exists()
         )
-        found += [Path(here, name) for name in sorted(names) if name.endswith(KINDS) and not name.startswith(".")]
-    return found
+        files += [Path(here, name) for name in sorted(names) if name.endswith(KINDS) and not name.startswith(".")]
+    return files

@@ -1,1 +1,1 @@
-"""The rules, by what goes wrong. A module registers its rules when it is imported."""
+"""The rules, grouped by kind of mistake. A module registers its rules when it is imported."""

@@ -16,10 +16,10 @@ CLEANS_UP = re.compile(r"clean_?up|tear_?down|shut_?down|destroy|finali[sz]e|end
 @rule(
     "no-destroy-process-group",
     "wrong",
-    why="A rank that ends without it leaves its connections and NCCL's threads to the interpreter's exit, in whatever "
-    "order: torch warns of leaked resources, and ranks abort or hang after the training was done.",
-    fix="dist.barrier(), then dist.destroy_process_group() at the end of main, on every rank.",
-    misses="a way out that goes round it; clean-up in another file.",
+    why="Without it, connections and NCCL's threads are torn down at interpreter exit in arbitrary order: torch warns "
+    "about leaked resources, and ranks may abort or hang after training has finished.",
+    fix="Call dist.barrier(), then dist.destroy_process_group() at the end of main, on every rank.",
+    misses="an exit path that bypasses it; clean-up in another file.",
 )
 def no_destroy_process_group(tree: Tree) -> Mistakes:
     joined = list(tree.torch_calls("init_process_group"))
@@ -30,7 +30,7 @@ def no_destroy_process_group(tree: Tree) -> Mistakes:
 
 
 def _is_started(tree: Tree) -> bool:
-    """Whether this file is the program: it has a main guard, or its own lines train or call what joins the group."""
+    """Whether this file is the program: it has a main guard, or its module-level code trains or joins the group."""
     if any(is_main_guard(node) for node in tree.nodes[ast.If]):
         return True
     if any(tree.function_of(call) is tree.module for call in tree.method_calls("backward")):
@@ -39,7 +39,7 @@ def _is_started(tree: Tree) -> bool:
 
 
 def _is_run(tree: Tree, call: ast.Call, seen: frozenset[ast.AST] = frozenset()) -> bool:
-    """Whether the module's own lines call the function that a call stands in, perhaps by way of others."""
+    """Whether module-level code calls the function that contains `call`, directly or through other functions."""
     function = tree.function_of(call)
     callers = [] if function is tree.module or function in seen else calls_of(tree, function)
     return any(tree.function_of(c) is tree.module or _is_run(tree, c, seen | {function}) for c in callers)

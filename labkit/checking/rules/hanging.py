@@ -1,4 +1,4 @@
-"""Rules about ranks that wait for one another for ever."""
+"""Rules about ranks that wait for each other forever."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ FORWARD = ("forward", "generate")
 @rule(
     "rank-0-collective",
     "hangs",
-    why="A collective ends when every rank of the group has called it. Called by some ranks only, those wait until the "
-    "process group's timeout (10 minutes with NCCL, 30 with gloo, unless it is set), and the run ends there.",
-    fix="Let every rank call it, and keep only what follows (printing, writing) under the condition.",
+    why="A collective completes only after every rank of the group has called it. If only some ranks call it, they "
+    "wait until the process group's timeout (by default 10 minutes with NCCL, 30 with gloo), and the run fails.",
+    fix="Call it on every rank, and keep only what follows (printing, writing) under the condition.",
     misses="conditions that depend on the rank without naming it, loops of different length per rank, collectives of a "
-    "group of their own (group=…), and functions imported from elsewhere.",
+    "subgroup (group=…), and imported functions.",
 )
 def rank_0_collective(tree: Tree) -> Mistakes:
     for call in tree.calls:
@@ -31,7 +31,7 @@ def rank_0_collective(tree: Tree) -> Mistakes:
             continue
         if name := collective(tree, call):
             if not _answered(tree, call, name, around):
-                yield call, f"`{name}` needs all ranks, and {_who(around)} come here ({tree.told(around[0].line)})"
+                yield call, f"`{name}` needs all ranks, but {_who(around)} get here ({tree.location(around[0].line)})"
             continue
         function = callee(tree, call)
         for name, line in needs_all(tree, function, frozenset()) if function else ():
@@ -39,8 +39,8 @@ def rank_0_collective(tree: Tree) -> Mistakes:
                 yield (
                     call,
                     (
-                        f"`{ast.unparse(call.func)}` calls `{name}` ({tree.told(line)}), which needs all ranks, "
-                        f"and {_who(around)} come here ({tree.told(around[0].line)})"
+                        f"`{ast.unparse(call.func)}` calls `{name}` ({tree.location(line)}), which needs all ranks, "
+                        f"but {_who(around)} get here ({tree.location(around[0].line)})"
                     ),
                 )
                 break
@@ -51,7 +51,7 @@ def _who(around: list[Guard]) -> str:
 
 
 def _answered(tree: Tree, call: ast.Call, name: str, around: list[Guard]) -> bool:
-    """Whether the ranks kept out call the same elsewhere: `if rank == 0: … barrier() else: barrier()`."""
+    """Whether the excluded ranks make the same call elsewhere: `if rank == 0: … barrier() else: barrier()`."""
     scope = tree.function_of(call)
     for other in tree.calls:
         if other is call or tree.function_of(other) is not scope:
@@ -69,11 +69,11 @@ def _answered(tree: Tree, call: ast.Call, name: str, around: list[Guard]) -> boo
     "rank-0-evaluation",
     "hangs",
     why="The forward pass of a sharded model gathers its parameters from all ranks, and that of a DDP model with "
-    "buffers (BatchNorm) copies them from rank 0: run by one rank it waits for the others until the timeout.",
-    fix="Evaluate on all ranks, each on its share of the data, and all_reduce the sums; print on rank 0. Under DDP "
-    "model.module(x) runs on one rank, while the others wait.",
-    misses="models that are wrapped in another file, and buffers that only an imported model has; under DDP without "
-    "buffers it does not hang and is not reported.",
+    "buffers (BatchNorm) broadcasts them from rank 0: on a single rank it waits for the others until the timeout.",
+    fix="Evaluate on all ranks, each on its share of the data, and all_reduce the sums; print on rank 0. Under DDP, "
+    "model.module(x) can run on one rank while the others wait.",
+    misses="models that are wrapped in another file, and buffers of imported models; DDP without buffers does not hang "
+    "and is not reported.",
 )
 def rank_0_evaluation(tree: Tree) -> Mistakes:
     for call in tree.calls:
@@ -81,9 +81,9 @@ def rank_0_evaluation(tree: Tree) -> Mistakes:
             continue
         strategies = _evaluated(tree, call)
         if strategies & {"fsdp1", "fsdp2"}:
-            yield call, f"the forward pass of an FSDP model needs all ranks, and {_who(around)} come here"
+            yield call, f"the forward pass of an FSDP model needs all ranks, but {_who(around)} get here"
         elif "ddp" in strategies and _has_buffers(tree) and not _keeps_buffers(tree):
-            yield call, f"the forward pass of a DDP model with buffers needs all ranks, and {_who(around)} come here"
+            yield call, f"the forward pass of a DDP model with buffers needs all ranks, but {_who(around)} get here"
 
 
 def _evaluated(tree: Tree, call: ast.Call) -> frozenset[str]:
@@ -92,12 +92,12 @@ def _evaluated(tree: Tree, call: ast.Call) -> frozenset[str]:
     forward = func.value if isinstance(func, ast.Attribute) and func.attr in FORWARD else func
     if strategies := tree.wrapping(forward):
         return strategies
-    given = {s for a in [*call.args, *(k.value for k in call.keywords)] for s in tree.wrapping(a)}
+    passed = {s for a in [*call.args, *(k.value for k in call.keywords)] for s in tree.wrapping(a)}
     function = callee(tree, call)
     if function is None:
         name = spelled(func).rsplit(".", 1)[-1]
-        return frozenset(given) if isinstance(func, ast.Name) and EVALUATES.match(name) else frozenset()
-    return frozenset(given) if _runs_a_parameter(tree, function, call) else _runs_a_global(tree, function)
+        return frozenset(passed) if isinstance(func, ast.Name) and EVALUATES.match(name) else frozenset()
+    return frozenset(passed) if _runs_a_parameter(tree, function, call) else _runs_a_global(tree, function)
 
 
 def _runs_a_parameter(tree: Tree, function: Function, call: ast.Call) -> bool:
@@ -112,11 +112,11 @@ def _runs_a_parameter(tree: Tree, function: Function, call: ast.Call) -> bool:
 
 
 def _runs_a_global(tree: Tree, function: Function) -> frozenset[str]:
-    found: set[str] = set()
+    strategies: set[str] = set()
     for call in tree.calls:
         if isinstance(call.func, ast.Name) and tree.is_in(call, function) and not tree.parameter(call.func.id, call):
-            found |= tree.wrapping(call.func)
-    return frozenset(found)
+            strategies |= tree.wrapping(call.func)
+    return frozenset(strategies)
 
 
 def _has_buffers(tree: Tree) -> bool:
@@ -130,12 +130,12 @@ def _keeps_buffers(tree: Tree) -> bool:
 @rule(
     "download-race",
     "wrong",
-    why="Ranks that download into one folder at the same time write over one another, and a rank that does not wait "
-    "for the download reads half a file.",
-    fix="if rank == 0: download, then dist.barrier() on every rank, then open the data set on every rank without "
-    "download=True. With more than one host, LOCAL_RANK decides.",
-    misses="downloads that are not written as download=True, urlretrieve or download_url_to_file, such as those of "
-    "libraries, most of which lock their files; whether the barrier stands at the right place.",
+    why="Ranks that download into the same folder at the same time overwrite each other's files, and a rank that does "
+    "not wait for the download may read a partial file.",
+    fix="Download if rank == 0, then call dist.barrier() on every rank, then open the data set on every rank without "
+    "download=True. With several hosts, use LOCAL_RANK instead.",
+    misses="downloads other than download=True, urlretrieve or download_url_to_file, such as those of libraries, most "
+    "of which lock their files; a barrier in the wrong place.",
 )
 def download_race(tree: Tree) -> Mistakes:
     if not tree.joins or tree.is_managed:
@@ -155,7 +155,7 @@ def download_race(tree: Tree) -> Mistakes:
 
 
 def _waited_for(tree: Tree, download: ast.Call) -> bool:
-    """Whether all ranks meet before they open what one of them downloads; where that is not seen, anywhere."""
+    """Whether all ranks synchronize before they open the download; anywhere in the file, if the opening is unknown."""
     scope, name = tree.function_of(download), tree.names_of_calls[download]
     later = [c for c in tree.calls if tree.function_of(c) is scope and position(c) > position(download)]
     opened = next((c for c in later if tree.names_of_calls[c] == name and not guards(tree, c)), None)
@@ -172,7 +172,7 @@ def _waited_for(tree: Tree, download: ast.Call) -> bool:
 
 
 def _before_ranks(tree: Tree, call: ast.Call) -> bool:
-    """In the process that starts the ranks, before there are any."""
+    """Whether the call runs in the process that starts the ranks."""
     scope = tree.function_of(call)
     return any(tree.function_of(spawn) is scope for spawn in tree.torch_calls("spawn", "start_processes"))
 

@@ -1,4 +1,4 @@
-"""Rules about gradients and numbers that come out otherwise than meant."""
+"""Rules about wrong gradients and numbers."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from labkit.checking.syntax.models import optimizers
 from labkit.checking.syntax.nodes import Placed, has_stars, keyword, position, spelled
 from labkit.checking.syntax.tree import Tree
 
-SMALL_BATCH = 16  # samples per rank below which BatchNorm's own statistics are commonly found too noisy
+SMALL_BATCH = 16  # samples per rank below which BatchNorm's statistics are commonly considered too noisy
 WORLD_SIZE = re.compile(r"(^|_)(world_size|num_replicas|nranks|num_ranks)$", re.IGNORECASE)
 
 
 @rule(
     "unscaled-fp16",
     "wrong",
-    why="Small gradients are zero in fp16. Without a scaler they are lost without a word, and training stalls.",
+    why="Small gradients underflow to zero in fp16. Without a scaler they are lost silently, and training stalls.",
     fix="scaler = torch.amp.GradScaler('cuda') (FSDP1: torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler); "
-    "scaler.scale(loss).backward(); scaler.step(optimizer); scaler.update(). Or bf16, where the GPU has it.",
-    misses="a precision that an option decides; a scaler in another file.",
+    "scaler.scale(loss).backward(); scaler.step(optimizer); scaler.update(). Or use bf16, if the GPU supports it.",
+    misses="a precision set by an option; a scaler in another file.",
 )
 def unscaled_fp16(tree: Tree) -> Mistakes:
     if tree.is_managed or any("scale" in word.lower() for word in tree.words) or not any(tree.method_calls("backward")):
         return
     for call in tree.torch_calls("autocast", "MixedPrecision", "MixedPrecisionPolicy"):
         if _computes_in_fp16(tree, call):
-            yield call, "fp16 gradients, and nothing scales the loss"
+            yield call, "fp16 gradients, but nothing scales the loss"
     trained = {name for _, name in optimizers(tree)}
     for call in tree.method_calls("half"):
         if spelled(call.func.value) in trained:
-            yield call, "parameters and gradients in fp16, and nothing scales the loss"
+            yield call, "parameters and gradients in fp16, but nothing scales the loss"
 
 
 def _computes_in_fp16(tree: Tree, call: ast.Call) -> bool:
@@ -56,10 +56,10 @@ LOSS = re.compile(r"(^|\.)(\w*_loss|\w*_entropy\w*|cosine_embedding_loss|kl_div)
 @rule(
     "mean-in-loss-of",
     "wrong",
-    why="labkit's scripts divide what loss_of returns by count_of, over all ranks. A mean is divided twice: gradients "
-    "are too small by the number of predictions, and nothing fails.",
-    fix='loss_of returns the sum: reduction="sum" in torch.nn.functional\'s losses, .sum() in place of .mean().',
-    misses="a mean that another function takes; modules such as nn.CrossEntropyLoss().",
+    why="labkit's scripts divide the result of loss_of by count_of over all ranks. A mean is divided twice: gradients "
+    "are too small by a factor of the number of predictions, without any error.",
+    fix='Return the sum from loss_of: reduction="sum" in torch.nn.functional\'s losses, .sum() instead of .mean().',
+    misses="a mean computed in another function; modules such as nn.CrossEntropyLoss().",
 )
 def mean_in_loss_of(tree: Tree) -> Mistakes:
     functions = {node.name: node for node in tree.nodes[ast.FunctionDef]}
@@ -80,26 +80,26 @@ def _is_mean(call: ast.Call) -> bool:
 @rule(
     "scaler-of-shards",
     "wrong",
-    why="Under FSDP1 torch.amp.GradScaler looks for inf and nan in this rank's shards only: the rank that finds one "
-    "leaves the step out, the others take it, and from then on they train different models.",
-    fix="torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler, which asks all ranks.",
-    misses="a scaler or a model of another file.",
+    why="Under FSDP1, torch.amp.GradScaler looks for inf and nan in this rank's shards only: a rank that finds one "
+    "skips the step while the others take it, and from then on they train different models.",
+    fix="Use torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler, which combines all ranks.",
+    misses="a scaler or a model in another file.",
 )
 def scaler_of_shards(tree: Tree) -> Mistakes:
     if {wrap.strategy for wrap in tree.wraps} != {"fsdp1"} or tree.words & {"ShardedGradScaler", "NO_SHARD"}:
         return
     for call in tree.torch_calls("GradScaler"):
         if keyword(call, "enabled") is None:
-            yield call, "this scaler sees the overflows of one rank's shards only"
+            yield call, "this scaler detects overflows in one rank's shards only"
 
 
 @rule(
     "clip-scaled-gradients",
     "wrong",
-    why="The gradients are still multiplied by the loss scale, 65,536 at first: clipped to the limit, and then divided "
-    "by the scale, next to nothing of them is left.",
-    fix="scaler.unscale_(optimizer) before clip_grad_norm_; scaler.step then knows that it was done.",
-    misses="an unscale_ that stands at the wrong place.",
+    why="The gradients are still multiplied by the loss scale, initially 65,536: after clipping to the limit and "
+    "division by the scale they are nearly zero.",
+    fix="Call scaler.unscale_(optimizer) before clip_grad_norm_; scaler.step then does not unscale again.",
+    misses="an unscale_ in the wrong place.",
 )
 def clip_scaled_gradients(tree: Tree) -> Mistakes:
     scaled = [call for call in tree.method_calls("scale") if "scaler" in spelled(call.func).lower()]
@@ -117,21 +117,21 @@ def _clips(tree: Tree) -> Iterator[ast.Call]:
 @rule(
     "clip-of-shards",
     "wrong",
-    why="Under FSDP1 torch.nn.utils.clip_grad_norm_ sees this rank's shards only: each clips by a norm of its own. "
-    "A model sharded by fully_shard is the reverse: its parameters are DTensors, which the function sums over all "
-    "ranks, and it has no method clip_grad_norm_.",
+    why="Under FSDP1, torch.nn.utils.clip_grad_norm_ sees this rank's shards only, so each rank clips by a different "
+    "norm. With fully_shard it is the reverse: the function sums the parameters, which are DTensors, over all ranks, "
+    "and the model has no method clip_grad_norm_.",
     fix="FSDP1: model.clip_grad_norm_(max_norm), on all ranks. FSDP2: "
     "torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm).",
-    misses="parameters that are given under another name than the model's.",
+    misses="parameters passed under another name than the model's.",
 )
 def clip_of_shards(tree: Tree) -> Mistakes:
     if "NO_SHARD" in tree.words:
         return
     for call in _clips(tree):
-        given = call.args[0] if call.args else keyword(call, "parameters")
-        if not tree.names_of_calls[call].endswith("clip_grad_norm_") or not isinstance(given, ast.Call):
+        parameters = call.args[0] if call.args else keyword(call, "parameters")
+        if not tree.names_of_calls[call].endswith("clip_grad_norm_") or not isinstance(parameters, ast.Call):
             continue
-        if isinstance(given.func, ast.Attribute) and tree.wrapping(given.func.value) == {"fsdp1"}:
+        if isinstance(parameters.func, ast.Attribute) and tree.wrapping(parameters.func.value) == {"fsdp1"}:
             yield call, "each rank clips by the norm of its own shard"
     for call in tree.method_calls("clip_grad_norm_"):
         if tree.wrapping(call.func.value) == {"fsdp2"}:
@@ -141,10 +141,10 @@ def clip_of_shards(tree: Tree) -> Mistakes:
 @rule(
     "averaged-twice",
     "wrong",
-    why="DDP and FSDP divide the gradients by the number of ranks already. Divided once more they are that many times "
-    "too small: SGD takes steps as much smaller, and a limit on their norm no longer limits.",
-    fix="Leave the loss, or the gradients, as they are. What is printed may be averaged, after backward().",
-    misses="a division in a function of its own, or by a number that does not name the ranks.",
+    why="DDP and FSDP already divide the gradients by the number of ranks. After a second division they are too small "
+    "by that factor: SGD takes smaller steps, and a limit on their norm has no effect.",
+    fix="Do not divide the loss or the gradients. Values to print may be averaged after backward().",
+    misses="a division in another function, or by a number whose name does not mention ranks.",
 )
 def averaged_twice(tree: Tree) -> Mistakes:
     if (
@@ -154,26 +154,26 @@ def averaged_twice(tree: Tree) -> Mistakes:
     ):
         return
     if any(n.value == "sum" for n in tree.nodes[ast.Constant]):
-        return  # a sum over samples wants a divisor of its own
+        return  # a sum over samples needs a divisor
     for backward in tree.method_calls("backward"):
         loss = backward.func.value
         for node in _divisions(tree, loss, backward):
-            yield node, "the loss is divided by the number of ranks, and the gradients are averaged again"
+            yield node, "the loss is divided by the number of ranks, but the gradients are averaged as well"
     for call in tree.torch_calls("all_reduce"):
-        given = spelled(call.args[0]) if call.args else ""
-        if given.removesuffix(".data").endswith(".grad") and _of_wrapped(tree, call):
-            yield call, "the gradients of a wrapped model are averaged already"
+        gradient = spelled(call.args[0]) if call.args else ""
+        if gradient.removesuffix(".data").endswith(".grad") and _of_wrapped(tree, call):
+            yield call, "the gradients of a wrapped model are already averaged"
 
 
 def _of_wrapped(tree: Tree, call: ast.Call) -> bool:
-    """In `for p in model.parameters()`."""
+    """Whether the call is in `for p in model.parameters()` of a wrapped model."""
     heads = [loop.iter for loop in tree.loops_of(call) if isinstance(loop, ast.For)]
     parameters = [h.func.value for h in heads if isinstance(h, ast.Call) and isinstance(h.func, ast.Attribute)]
     return any(tree.wrapping(model) for model in parameters)
 
 
 def _divisions(tree: Tree, loss: ast.expr, backward: ast.Call) -> Iterator[Placed]:
-    """`loss / world_size` in what `backward()` is called on, or in an assignment to it just before."""
+    """`loss / world_size` in the object of `backward()`, or in an assignment to it just before."""
     if isinstance(loss, ast.BinOp) and _by_ranks(tree, loss):
         yield loss
     name = spelled(loss)
@@ -199,11 +199,11 @@ def _by_ranks(tree: Tree, node: ast.BinOp | ast.AugAssign) -> bool:
 @rule(
     "local-batchnorm",
     "wrong",
-    why="BatchNorm takes its mean and variance from the samples of its own rank. With few of them these are noise, and "
-    "the ranks' running statistics differ (DDP keeps those of rank 0).",
-    fix="model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model) before DDP(model) (GPUs only), a larger batch "
-    "per rank, or GroupNorm.",
-    misses="models that are imported, and batch sizes that an option decides.",
+    why="BatchNorm computes its mean and variance from the samples of its own rank. With few samples they are noisy, "
+    "and the running statistics differ between ranks (DDP keeps those of rank 0).",
+    fix="Use model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model) before DDP(model) (GPUs only), a larger "
+    "batch per rank, or GroupNorm.",
+    misses="imported models, and batch sizes set by an option.",
 )
 def local_batchnorm(tree: Tree) -> Mistakes:
     if "ddp" not in {w.strategy for w in tree.wraps} or tree.words & {"SyncBatchNorm", "convert_sync_batchnorm"}:
@@ -214,8 +214,8 @@ def local_batchnorm(tree: Tree) -> Mistakes:
     if not sizes or max(sizes) >= SMALL_BATCH:
         return
     for call in tree.torch_calls("BatchNorm1d", "BatchNorm2d", "BatchNorm3d"):
-        yield call, f"each rank normalises by the statistics of its own {max(sizes)} samples"
-        return  # a model has many
+        yield call, f"each rank normalizes with the statistics of its own {max(sizes)} samples"
+        return  # report one layer of many
 
 
 def _called(tree: Tree, call: ast.Call) -> str:

@@ -1,5 +1,5 @@
-"""Rules about names that torch has replaced. Each entry was read in the source of torch 2.13, and each successor is
-in torch 2.8, the oldest that labkit runs on: what has a successor only in newer ones is not reported."""
+"""Rules about names that torch has replaced, according to the source of torch 2.13. Each successor exists in torch 2.8,
+the oldest version that labkit supports; names whose successors are newer are not reported."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ REPLACED = {
     f"{FSDP}.scatter_full_optim_state_dict": f"set_optimizer_state_dict of {CHECKPOINT}.state_dict",
     "torch.distributed.fsdp.ShardingStrategy.NO_SHARD": "torch.nn.parallel.DistributedDataParallel",
 }
-# The same under the name of the module where it is written.
+# The modules that define these names.
 HOMES = {
     "torch.distributed.fsdp.fully_sharded_data_parallel.": "torch.distributed.fsdp.",
     "torch.distributed.fsdp.api.": "torch.distributed.fsdp.",
@@ -50,27 +50,27 @@ HOMES = {
 @rule(
     "replaced",
     "outdated",
-    why="torch warns that it goes away, has moved it, or has removed it already (torch.distributed.pipeline).",
-    fix="Use the successor that the message names.",
-    misses="names that torch replaced after 2.8 (all_gather_into_tensor, broadcast_buffers): their successors are "
-    "missing in the older versions that still run.",
+    why="torch has deprecated, moved or already removed it (torch.distributed.pipeline).",
+    fix="Use the successor named in the message.",
+    misses="names that torch replaced after 2.8 (all_gather_into_tensor, broadcast_buffers), because supported older "
+    "versions lack their successors.",
 )
 def replaced(tree: Tree) -> Mistakes:
-    seen: dict[str, tuple[Placed, list[int]]] = {}
+    uses: dict[str, tuple[Placed, list[int]]] = {}
     for name, node in _names(tree):
         for old, new in HOMES.items():
             name = name.replace(old, new)
         known = next((old for old in REPLACED if name == old or name.startswith(f"{old}.")), None)
         if known and not _is_fallback(tree, node):
-            seen.setdefault(known, (node, []))[1].append(node.lineno)
-    for old, (node, lines) in seen.items():
+            uses.setdefault(known, (node, []))[1].append(node.lineno)
+    for old, (node, lines) in uses.items():
         again = sorted({line for line in lines if line != node.lineno})
-        also = f" (also {', '.join(map(tree.told, again))})" if again else ""
+        also = f" (also {', '.join(map(tree.location, again))})" if again else ""
         yield node, f"{old} is replaced by {REPLACED[old]}{also}"
 
 
 def _names(tree: Tree) -> Iterator[tuple[str, Placed]]:
-    """Every dotted name that is imported or used, in the order of the text, each at its longest."""
+    """Every dotted name that is imported or used, at full length."""
     for source in tree.nodes[ast.ImportFrom]:
         yield from ((f"{source.module}.{alias.name}", source) for alias in source.names if not source.level)
     for module in tree.nodes[ast.Import]:
@@ -81,7 +81,7 @@ def _names(tree: Tree) -> Iterator[tuple[str, Placed]]:
 
 
 def _is_fallback(tree: Tree, node: ast.AST) -> bool:
-    """For an older torch, beside the new name."""
+    """Whether the name is a fallback for an older torch."""
     tried = any(isinstance(a, ast.Try) for a in tree.ancestors(node))
     return tried or any("version" in ast.unparse(b.test).lower() for b, _ in tree.branches_of(node))
 
@@ -89,10 +89,10 @@ def _is_fallback(tree: Tree, node: ast.AST) -> bool:
 @rule(
     "local-rank-argument",
     "outdated",
-    why="torch.distributed.launch, which passed --local_rank, is deprecated; torchrun passes nothing, so the option "
+    why="torch.distributed.launch, which passed --local_rank, is deprecated; torchrun does not pass it, so the option "
     "keeps its default on every rank.",
-    fix="local_rank = int(os.environ['LOCAL_RANK']).",
-    misses="options that another file defines.",
+    fix="Use local_rank = int(os.environ['LOCAL_RANK']).",
+    misses="options defined in another file.",
 )
 def local_rank_argument(tree: Tree) -> Mistakes:
     if tree.is_managed or "LOCAL_RANK" in tree.strings or not tree.joins:
@@ -106,10 +106,10 @@ def local_rank_argument(tree: Tree) -> Mistakes:
 @rule(
     "checkpoint-reentrant",
     "outdated",
-    why="torch warns when use_reentrant is not said, and announces an error. Until then it takes the old way: that "
-    "computes no gradients when no input needs one, and DDP bears it with static_graph=True only.",
-    fix="checkpoint(function, *inputs, use_reentrant=False).",
-    misses="checkpoint_wrapper, which has chosen the new way already.",
+    why="torch warns if use_reentrant is missing and will raise an error in the future. Its default, the old "
+    "implementation, computes no gradients if no input requires one, and DDP supports it with static_graph=True only.",
+    fix="Use checkpoint(function, *inputs, use_reentrant=False).",
+    misses="checkpoint_wrapper, which already uses the new implementation.",
 )
 def checkpoint_reentrant(tree: Tree) -> Mistakes:
     for call in tree.calls:
@@ -117,4 +117,4 @@ def checkpoint_reentrant(tree: Tree) -> Mistakes:
         if not name.startswith("torch.utils.checkpoint.checkpoint") or any(k.arg is None for k in call.keywords):
             continue
         if name.rsplit(".", 1)[-1] in ("checkpoint", "checkpoint_sequential") and not keyword(call, "use_reentrant"):
-            yield call, "use_reentrant is not said"
+            yield call, "use_reentrant is missing"

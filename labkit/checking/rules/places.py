@@ -1,4 +1,4 @@
-"""Rules about what is written into a script that only one machine, or one run at a time, has."""
+"""Rules about hard-coded values that hold only on one machine or for one run at a time."""
 
 from __future__ import annotations
 
@@ -22,50 +22,50 @@ CUDA_0 = ("cuda:0", "xpu:0")
 @rule(
     "hard-coded-world-size",
     "wrong",
-    why="The number of ranks is the launcher's to say. Written into the script it fails on a machine with fewer GPUs, "
-    "leaves the others idle on one with more, or waits for ranks that never come.",
-    fix="Start with torchrun and take dist.get_world_size(); with mp.spawn, nprocs=torch.cuda.device_count().",
-    misses="a number that comes from a file or an option's default.",
+    why="The launcher determines the number of ranks. A hard-coded number fails on a machine with fewer GPUs, leaves "
+    "GPUs idle on a machine with more, or waits for ranks that never start.",
+    fix="Start with torchrun and use dist.get_world_size(); with mp.spawn, nprocs=torch.cuda.device_count().",
+    misses="a number from a file or an option's default.",
 )
 def hard_coded_world_size(tree: Tree) -> Mistakes:
     if tree.is_managed:
         return
-    given: list[tuple[ast.expr | None, Placed]] = []
-    given += [(keyword(c, "world_size"), c) for c in tree.torch_calls("init_process_group")]
-    given += [(keyword(c, "nprocs") or (c.args[2] if len(c.args) > 2 else None), c) for c in tree.torch_calls("spawn")]
-    given += [(value, node) for key, value, node in _environment(tree) if key == "WORLD_SIZE"]
+    sizes: list[tuple[ast.expr | None, Placed]] = []
+    sizes += [(keyword(c, "world_size"), c) for c in tree.torch_calls("init_process_group")]
+    sizes += [(keyword(c, "nprocs") or (c.args[2] if len(c.args) > 2 else None), c) for c in tree.torch_calls("spawn")]
+    sizes += [(value, node) for key, value, node in _environment(tree) if key == "WORLD_SIZE"]
     seen = set()
-    for value, node in given:
+    for value, node in sizes:
         number = tree.constant(value, (int, str))
         ranks = str(number.value) if number is not None else ""
         if number is None or not ranks.isdigit() or int(ranks) < 2 or tree.branches_of(node):
             continue
-        if number not in seen:  # told once, where the number is
+        if number not in seen:
             seen.add(number)
-            yield number, f"{ranks} ranks are written into the script"
+            yield number, f"{ranks} ranks are hard-coded"
 
 
 @rule(
     "hard-coded-port",
     "wrong",
-    why="Two runs on one machine meet at the same port: the second one fails with EADDRINUSE, or joins the first.",
-    fix="Start with torchrun, which finds a port and sets MASTER_ADDR and MASTER_PORT. Without it: "
-    "os.environ.setdefault('MASTER_PORT', …) with a port that was found free.",
+    why="Two runs on one machine use the same port: the second fails with EADDRINUSE or joins the first.",
+    fix="Start with torchrun, which finds a port and sets MASTER_ADDR and MASTER_PORT. Otherwise call "
+    "os.environ.setdefault('MASTER_PORT', …) with a free port.",
     misses="a port from a file or an option's default.",
 )
 def hard_coded_port(tree: Tree) -> Mistakes:
-    given = [value for key, value, node in _environment(tree) if key == "MASTER_PORT" and not tree.branches_of(node)]
+    ports = [value for key, value, node in _environment(tree) if key == "MASTER_PORT" and not tree.branches_of(node)]
     seen = set()
-    for value in given:
+    for value in ports:
         port = tree.constant(value, (int, str))
         if port is not None and str(port.value).strip().isdigit() and port not in seen and port.value not in (0, "0"):
             seen.add(port)
-            yield port, f"port {port.value!s} is written into the script"
+            yield port, f"port {port.value!s} is hard-coded"
     for call in tree.torch_calls("init_process_group"):
         where = tree.constant(keyword(call, "init_method"), str)
         address = str(where.value) if where is not None else ""
         if where is not None and address.startswith("tcp://") and address.rsplit(":", 1)[-1].isdigit():
-            yield where, f"{address} is written into the script"
+            yield where, f"{address} is hard-coded"
 
 
 def _environment(tree: Tree) -> Iterator[tuple[str, ast.expr, ast.stmt]]:
@@ -81,10 +81,10 @@ def _environment(tree: Tree) -> Iterator[tuple[str, ast.expr, ast.stmt]]:
 @rule(
     "device-zero",
     "wrong",
-    why="Every rank uses GPU 0: the others stand idle, and its memory must hold all ranks. NCCL refuses two ranks on "
+    why="Every rank uses GPU 0: the other GPUs are idle, and its memory must hold all ranks. NCCL refuses two ranks on "
     "one GPU.",
-    fix="device = torch.device('cuda', int(os.environ['LOCAL_RANK'])); torch.cuda.set_device(device).",
-    misses="a device that only an option's default names; anything in a branch of its own, which may be for one GPU.",
+    fix="Use device = torch.device('cuda', int(os.environ['LOCAL_RANK'])); torch.cuda.set_device(device).",
+    misses="a device from an option's default; anything under a condition, which may be for one GPU.",
 )
 def device_zero(tree: Tree) -> Mistakes:
     if not tree.is_distributed or tree.is_managed:
@@ -95,7 +95,7 @@ def device_zero(tree: Tree) -> Mistakes:
         if place is None or place in seen or tree.branches_of(call) or may_depend_on_rank(tree, call):
             continue
         if not any(isinstance(a, ast.Compare) for a in tree.ancestors(call)):
-            seen.add(place)  # told once, where the number is
+            seen.add(place)
             yield place, "every rank uses device 0"
     for key, value, node in _environment(tree):
         if key == "CUDA_VISIBLE_DEVICES" and getattr(value, "value", "") == "0" and not tree.branches_of(node):
@@ -103,7 +103,7 @@ def device_zero(tree: Tree) -> Mistakes:
 
 
 def _place_given(tree: Tree, call: ast.Call) -> ast.expr | None:
-    """The device that a call is told."""
+    """The device that is passed to a call."""
     name = tree.names_of_calls[call]
     first = call.args[0] if call.args else None
     if name in SETS_DEVICE:
@@ -117,13 +117,13 @@ def _place_given(tree: Tree, call: ast.Call) -> ast.expr | None:
     if name.endswith("DistributedDataParallel"):
         ids = keyword(call, "device_ids")
         return ids.elts[0] if isinstance(ids, ast.List) and len(ids.elts) == 1 else None
-    # what asks about a device (torch.cuda.memory_allocated) may ask about any
+    # queries (torch.cuda.memory_allocated) may refer to any device
     asks = name.startswith(("torch.cuda.", "torch.xpu.", "torch.accelerator."))
     return keyword(call, "device") if name.startswith("torch.") and not asks else None
 
 
 def _zero(tree: Tree, node: ast.expr | None) -> ast.expr | None:
-    """The literal that says device 0, through a name that is given once."""
+    """The literal for device 0, also through a name that is assigned once."""
     if isinstance(node, ast.Name):
         values = tree.values_of(node.id, node)
         literal = values[0] if len(values) == 1 and not tree.parameter(node.id, node) else None
@@ -137,18 +137,18 @@ def _zero(tree: Tree, node: ast.expr | None) -> ast.expr | None:
 @rule(
     "no-set-device",
     "wrong",
-    why="A bare .cuda() means the current device, which is GPU 0 in every process until it is told otherwise: all "
-    "ranks share GPU 0, and NCCL refuses that.",
-    fix="torch.cuda.set_device(int(os.environ['LOCAL_RANK'])) before the process group is made.",
-    misses="a device that is set in another file, or by CUDA_VISIBLE_DEVICES in the shell.",
+    why="A bare .cuda() uses the current device, which is GPU 0 in every process unless it is set: all ranks share GPU "
+    "0, and NCCL refuses that.",
+    fix="Call torch.cuda.set_device(int(os.environ['LOCAL_RANK'])) before init_process_group.",
+    misses="a device set in another file, or by CUDA_VISIBLE_DEVICES in the shell.",
 )
 def no_set_device(tree: Tree) -> Mistakes:
     joined = list(tree.torch_calls("init_process_group"))
-    told = {"set_device", "set_device_index", "CUDA_VISIBLE_DEVICES"}
+    setters = {"set_device", "set_device_index", "CUDA_VISIBLE_DEVICES"}
     if (
         not joined
         or tree.is_managed
-        or (tree.words | tree.strings) & told
+        or (tree.words | tree.strings) & setters
         or any(keyword(c, "device_id") for c in joined)
     ):
         return
@@ -164,23 +164,23 @@ def no_set_device(tree: Tree) -> Mistakes:
         bare = method == "cuda" and not given and not spelled(call.func).startswith("torch.")
         named = method == "to" and given and isinstance(given[0], ast.Constant) and given[0].value == "cuda"
         if (bare or named) and not tree.branches_of(call):
-            yield call, "no rank was given a GPU of its own: this is GPU 0 on all of them"
-            return  # the rest follow from it
+            yield call, "no rank has selected its own GPU, so this is GPU 0 on all of them"
+            return  # report the first only
 
 
 @rule(
     "device-id-int",
     "wrong",
-    why="Not every torch takes a number: 2.6 raises AttributeError ('int' object has no attribute 'type'), 2.13 takes "
-    "it where there is an accelerator and raises ValueError where there is none.",
-    fix="device_id=torch.device('cuda', local_rank), and leave it out with gloo. (FSDP's own may be a number.)",
-    misses="a number under a name that says nothing of ranks, or that a function is given.",
+    why="Not every version of torch accepts a number: 2.6 raises AttributeError ('int' object has no attribute "
+    "'type'), 2.13 accepts it with an accelerator and raises ValueError without one.",
+    fix="Use device_id=torch.device('cuda', local_rank), and omit it with gloo. (FSDP's device_id may be a number.)",
+    misses="a number whose name does not mention ranks, or that is a function's parameter.",
 )
 def device_id_int(tree: Tree) -> Mistakes:
     for call in tree.torch_calls("init_process_group"):
-        given = keyword(call, "device_id")
-        if given is not None and _is_number(tree, given):
-            yield given, "device_id is a number, not a torch.device"
+        device = keyword(call, "device_id")
+        if device is not None and _is_number(tree, device):
+            yield device, "device_id is a number, not a torch.device"
 
 
 def _is_number(tree: Tree, node: ast.expr) -> bool:
@@ -191,5 +191,5 @@ def _is_number(tree: Tree, node: ast.expr) -> bool:
         return _is_number(tree, node.left)
     if isinstance(node, ast.Constant):
         return isinstance(node.value, int)
-    named_so = spelled(node).rsplit(".", 1)[-1] in ("gpu", "gpu_id", "local_gpu") and not isinstance(node, ast.Call)
-    return is_rank(tree, node) or named_so or any(_is_number(tree, v) for v in values if not isinstance(v, ast.Name))
+    is_gpu_name = spelled(node).rsplit(".", 1)[-1] in ("gpu", "gpu_id", "local_gpu") and not isinstance(node, ast.Call)
+    return is_rank(tree, node) or is_gpu_name or any(_is_number(tree, v) for v in values if not isinstance(v, ast.Name))

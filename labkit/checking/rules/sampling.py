@@ -20,15 +20,15 @@ MADE_UP = re.compile(r"rand|fake|synth|dummy|toy|iter|stream|shard|split_dataset
     "no-distributed-sampler",
     "wrong",
     why="Without a DistributedSampler every rank reads the whole data set: an epoch takes as many steps as on one "
-    "rank, each of them on samples other ranks train on too, so more ranks buy nothing but a larger batch of repeats.",
-    fix="DataLoader(dataset, batch_size=…, sampler=DistributedSampler(dataset)) and no shuffle=True; "
+    "rank, and ranks train on the same samples, so more ranks only add repeats to the batch.",
+    fix="Use DataLoader(dataset, batch_size=…, sampler=DistributedSampler(dataset)) without shuffle=True; "
     "call sampler.set_epoch(epoch) in every epoch.",
-    misses="a loader built in another file, or given to a function that trains it; data that is split by hand in a way "
-    "that does not name a rank is not looked through, nor are streams (IterableDataset) and made-up data.",
+    misses="a loader built in another file or passed to the function that trains; data split by hand without naming a "
+    "rank; streams (IterableDataset) and synthetic data.",
 )
 def no_distributed_sampler(tree: Tree) -> Mistakes:
-    speaks_of_ranks = tree.wraps or tree.joins or "DistributedSampler" in tree.words  # in a fragment, by itself
-    if tree.is_managed or not tree.strategies or not speaks_of_ranks or _seeds_by_rank(tree):
+    distributed = tree.wraps or tree.joins or "DistributedSampler" in tree.words  # even if it is a fragment
+    if tree.is_managed or not tree.strategies or not distributed or _seeds_by_rank(tree):
         return
     for call in tree.torch_calls("DataLoader"):
         if has_stars(call) or len(call.args) > 3 or _has_sampler(call) or not _is_for_training(tree, call):
@@ -38,26 +38,26 @@ def no_distributed_sampler(tree: Tree) -> Mistakes:
             continue
         if _is_made_up(tree, dataset) or _is_a_choice(tree, call):
             continue
-        yield call, "this DataLoader gives every rank all of the training data"
+        yield call, "this DataLoader gives every rank all the training data"
 
 
 def _has_sampler(call: ast.Call) -> bool:
-    given = [keyword(call, name) for name in ("sampler", "batch_sampler")]
-    return any(g is not None and not (isinstance(g, ast.Constant) and g.value is None) for g in given)
+    samplers = [keyword(call, name) for name in ("sampler", "batch_sampler")]
+    return any(g is not None and not (isinstance(g, ast.Constant) and g.value is None) for g in samplers)
 
 
 def _is_for_training(tree: Tree, call: ast.Call) -> bool:
     parent = tree.parents[call]
-    named = [spelled(target) for target in getattr(parent, "targets", [])]
+    names = [spelled(target) for target in getattr(parent, "targets", [])]
     dataset = call.args[0] if call.args else keyword(call, "dataset")
-    named.append(spelled(dataset))
-    if any(TEST.search(name) for name in named):
+    names.append(spelled(dataset))
+    if any(TEST.search(name) for name in names):
         return False
-    return _shuffles(call) or any("train" in name.lower() for name in named) or _is_trained_on(tree, call)
+    return _shuffles(call) or any("train" in name.lower() for name in names) or _is_trained_on(tree, call)
 
 
 def _is_trained_on(tree: Tree, call: ast.Call) -> bool:
-    """`for x, y in loader:` with a backward pass in it, in the function where the loader is made."""
+    """Whether `for x, y in loader:` with a backward pass follows in the same function."""
     named = {spelled(target) for target in getattr(tree.parents[call], "targets", [])} - {""}
     for loop in tree.nodes[ast.For]:
         here = tree.function_of(loop) is tree.function_of(call)
@@ -71,7 +71,7 @@ def _shuffles(call: ast.Call) -> bool:
 
 
 def _seeds_by_rank(tree: Tree) -> bool:
-    """`torch.manual_seed(seed + rank)`: each rank shuffles in an order of its own."""
+    """`torch.manual_seed(seed + rank)`: each rank shuffles in a different order."""
     seeds = (*tree.torch_calls("manual_seed"), *tree.method_calls("manual_seed", "seed"))
     return any(names_rank(tree, argument) for call in seeds for argument in call.args)
 
@@ -81,7 +81,7 @@ def _values(tree: Tree, dataset: ast.expr) -> list[ast.expr]:
 
 
 def _is_made_up(tree: Tree, dataset: ast.expr) -> bool:
-    """Random tensors differ on every rank by themselves; streams are split where they are read."""
+    """Whether the data are random, which differ on every rank, or a stream, which is split where it is read."""
     for part in behind(tree, dataset):
         if isinstance(part, ast.Name | ast.Attribute):
             name = part.attr if isinstance(part, ast.Attribute) else part.id
@@ -98,17 +98,16 @@ def _asks_rank(tree: Tree, class_name: str) -> bool:
 
 
 def _is_a_choice(tree: Tree, call: ast.Call) -> bool:
-    """A loader in a branch of its own, in a script that has a sampler for the other."""
+    """Whether the loader is conditional in a script that has a sampler for the other case."""
     return bool(tree.branches_of(call)) and "DistributedSampler" in tree.words
 
 
 @rule(
     "shuffle-with-sampler",
     "wrong",
-    why="A DataLoader takes its order from the sampler or shuffles by itself, not both: with both it raises "
-    "ValueError.",
-    fix="Leave shuffle out of the DataLoader; DistributedSampler(dataset, shuffle=True) shuffles, by default.",
-    misses="options that are not written out: shuffle=args.shuffle, or a sampler that may be None.",
+    why="A DataLoader accepts either a sampler or shuffle=True; with both it raises ValueError.",
+    fix="Omit shuffle in the DataLoader; DistributedSampler(dataset, shuffle=True) shuffles by default.",
+    misses="values that are not literal: shuffle=args.shuffle, or a sampler that may be None.",
 )
 def shuffle_with_sampler(tree: Tree) -> Mistakes:
     for call in tree.torch_calls("DataLoader"):
@@ -117,17 +116,17 @@ def shuffle_with_sampler(tree: Tree) -> Mistakes:
             continue
         values = tree.values_of(sampler.id, call) if isinstance(sampler, ast.Name) else [sampler]
         if values and all(isinstance(value, ast.Call) for value in values):
-            yield call, "shuffle=True beside a sampler raises ValueError"
+            yield call, "shuffle=True with a sampler raises ValueError"
 
 
 @rule(
     "no-set-epoch",
     "wrong",
-    why="DistributedSampler shuffles with its seed plus the epoch it was told. Never told, it gives the same order, "
-    "and so the same batches, in every epoch.",
-    fix="Call sampler.set_epoch(epoch) at the start of every epoch, before the loader is iterated.",
-    misses="a loop over epochs that is not named so, or is in another file; set_epoch that is called on another "
-    "sampler of the same script.",
+    why="DistributedSampler shuffles with its seed plus the epoch. Without set_epoch it gives the same order, and thus "
+    "the same batches, in every epoch.",
+    fix="Call sampler.set_epoch(epoch) at the start of every epoch, before iterating over the loader.",
+    misses="a loop over epochs that is not named so or is in another file; set_epoch called on another sampler of the "
+    "same script.",
 )
 def no_set_epoch(tree: Tree) -> Mistakes:
     if tree.is_managed or "set_epoch" in tree.words or not any(map(_is_over_epochs(tree), tree.nodes[ast.For])):
@@ -140,7 +139,7 @@ def no_set_epoch(tree: Tree) -> Mistakes:
             and not has_stars(call)
             and not TEST.search(f"{target} {spelled(call.args[0]) if call.args else ''}")
         ):
-            yield call, "nothing tells this sampler the epoch: every epoch has the same order"
+            yield call, "set_epoch is not called on this sampler: every epoch has the same order"
 
 
 def _is_over_epochs(tree: Tree) -> Callable[[ast.For], bool]:

@@ -11,7 +11,7 @@ from labkit.checking.syntax.nodes import has_stars, keyword, spelled
 from labkit.checking.syntax.ranks import may_depend_on_rank, names_rank
 from labkit.checking.syntax.tree import Tree
 
-# Whoever names one of these has thought of the other ranks' shards.
+# Scripts that use one of these handle the other ranks' shards.
 GATHERS = {
     "get_state_dict",
     "get_model_state_dict",
@@ -35,19 +35,19 @@ def _is_torch_save(tree: Tree, call: ast.Call) -> bool:
 @rule(
     "sharded-state-dict",
     "wrong",
-    why="Each rank of a sharded model holds its own part. What one rank saves with torch.save is that part only: the "
-    "rest of the model, or of the optimizer's state, is lost, and nobody notices until it is loaded.",
-    fix="get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True)) of "
+    why="Each rank of a sharded model holds one shard. torch.save on one rank saves that shard only: the rest of the "
+    "model, or of the optimizer's state, is lost, which is noticed only on loading.",
+    fix="Call get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True)) of "
     "torch.distributed.checkpoint.state_dict, on every rank, then torch.save on rank 0; or "
     "torch.distributed.checkpoint.save, which writes all shards.",
-    misses="a state that goes through another function before it is saved.",
+    misses="a state passed through another function before it is saved.",
 )
 def sharded_state_dict(tree: Tree) -> Mistakes:
     if not tree.wraps or not tree.shards or tree.words & GATHERS:
         return
     for call in saves(tree):
         if not _is_torch_save(tree, call) or not call.args or names_rank(tree, call.args[-1]):
-            continue  # a file of each rank's own is kept on purpose
+            continue  # one file per rank is intentional
         for part in behind(tree, call.args[0]):
             if not (
                 isinstance(part, ast.Call) and isinstance(part.func, ast.Attribute) and part.func.attr == "state_dict"
@@ -55,19 +55,18 @@ def sharded_state_dict(tree: Tree) -> Mistakes:
                 continue
             owner = part.func.value
             if "fsdp2" in tree.wrapping(owner):
-                yield part, f"`{spelled(owner)}.state_dict()` is this rank's shard of the model"
+                yield part, f"`{spelled(owner)}.state_dict()` has this rank's shard of the model only"
             elif "opt" in spelled(owner).rsplit(".", 1)[-1].lower():
-                yield part, f"`{spelled(owner)}.state_dict()` is the state of this rank's shard"
+                yield part, f"`{spelled(owner)}.state_dict()` has the state of this rank's shard only"
 
 
 @rule(
     "save-on-every-rank",
     "wrong",
-    why="All ranks write the same file at the same time. What is left is whichever came last, or a mixture that cannot "
-    "be read.",
-    fix="if dist.get_rank() == 0: torch.save(…), then dist.barrier() if others read it. With sharded state, "
+    why="All ranks write the same file at the same time. The result is the last one written or an unreadable mixture.",
+    fix="Use if dist.get_rank() == 0: torch.save(…), then dist.barrier() if others read it. With sharded state, use "
     "torch.distributed.checkpoint.save on all ranks.",
-    misses="a saving function that this script never calls, and conditions that another file decides.",
+    misses="a function for saving that this script never calls, and conditions in another file.",
 )
 def save_on_every_rank(tree: Tree) -> Mistakes:
     if not tree.is_distributed:
@@ -81,7 +80,7 @@ def save_on_every_rank(tree: Tree) -> Mistakes:
 
 
 def _is_private(tree: Tree, path: ast.expr) -> bool:
-    """A file of this rank's own, or none on disk."""
+    """Whether the file is specific to this rank or temporary."""
     parts = list(behind(tree, path))
     temporary = any(isinstance(p, ast.Name | ast.Attribute) and _is_temporary(spelled(p)) for p in parts)
     return temporary or any(isinstance(p, ast.expr) and names_rank(tree, p) for p in parts)
@@ -94,12 +93,12 @@ def _is_temporary(name: str) -> bool:
 @rule(
     "load-without-map-location",
     "wrong",
-    why="Tensors come back to the device they were saved from. Saved by rank 0, they all go to GPU 0, from every rank, "
-    "on top of what is there.",
-    fix="torch.load(path, map_location='cpu', weights_only=True), then load_state_dict, which copies to where the "
-    "parameters are.",
-    misses="a state that goes through another function before load_state_dict; a checkpoint saved from the CPU does "
-    "not need it.",
+    why="Tensors are loaded to the device from which they were saved. If rank 0 saved them, every rank loads them to "
+    "GPU 0, in addition to what is there.",
+    fix="Use torch.load(path, map_location='cpu', weights_only=True), then load_state_dict, which copies to the "
+    "parameters' device.",
+    misses="a state passed through another function before load_state_dict; checkpoints saved from the CPU do not need "
+    "it.",
 )
 def load_without_map_location(tree: Tree) -> Mistakes:
     if not tree.is_distributed or tree.is_managed or not tree.is_on_gpu:
@@ -109,7 +108,7 @@ def load_without_map_location(tree: Tree) -> Mistakes:
             continue
         thought_of = any(keyword(c, "map_location") for c in tree.torch_calls("load", within=tree.function_of(call)))
         if not thought_of and _is_state(tree, call):
-            yield call, "each rank loads this onto the GPU it was saved from"
+            yield call, "each rank loads this to the GPU from which it was saved"
 
 
 def _is_state(tree: Tree, load: ast.Call) -> bool:
@@ -123,11 +122,11 @@ def _is_state(tree: Tree, load: ast.Call) -> bool:
 @rule(
     "load-without-weights-only",
     "outdated",
-    why="What torch.load does without it changed in torch 2.6: before, it runs any code that the file holds; since "
-    "then it refuses a file that holds more than tensors and plain values.",
-    fix="Say weights_only=True, and save only tensors, numbers, strings, lists and dictionaries. To switch it off is "
-    "for files you made yourself.",
-    misses="a load that switches it off, which is a choice somebody wrote down; scripts that are not distributed.",
+    why="The default of torch.load changed in torch 2.6: earlier versions run any code in the file; later versions "
+    "refuse a file that contains more than tensors and plain values.",
+    fix="Pass weights_only=True, and save only tensors, numbers, strings, lists and dictionaries. Pass False only for "
+    "files that you made yourself.",
+    misses="an explicit weights_only=False, which is a choice; scripts that are not distributed.",
 )
 def load_without_weights_only(tree: Tree) -> Mistakes:
     if not tree.is_distributed:
@@ -143,17 +142,17 @@ def load_without_weights_only(tree: Tree) -> Mistakes:
                 "pickle_module",
             }
         ):
-            yield call, "whether this runs code from the file depends on torch's version"
+            yield call, "whether this runs code from the file depends on the version of torch"
 
 
 @rule(
     "optim-state-dict-order",
     "wrong",
-    why="The arguments are (model, optim, optim_state_dict); early torch 2 had another order. In that one the state is "
-    "taken for the model.",
-    fix="FSDP.optim_state_dict_to_load(model, optimizer, optim_state_dict), or set_optimizer_state_dict of "
+    why="The arguments are (model, optim, optim_state_dict); early torch 2 had another order, in which the state now "
+    "takes the place of the model.",
+    fix="Use FSDP.optim_state_dict_to_load(model, optimizer, optim_state_dict), or set_optimizer_state_dict of "
     "torch.distributed.checkpoint.state_dict.",
-    misses="arguments whose names do not say what they are.",
+    misses="arguments with uninformative names.",
 )
 def optim_state_dict_order(tree: Tree) -> Mistakes:
     for call in tree.method_calls("optim_state_dict_to_load"):

@@ -1,4 +1,4 @@
-"""Rules about time that is lost in every step."""
+"""Rules about time wasted in every step."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from labkit.checking.syntax.tree import Tree
 @rule(
     "item-every-step",
     "slow",
-    why=".item() waits until the GPU has done all it was given: the queue runs empty in every step, and input and "
-    "communication no longer overlap with it.",
-    fix="Add up tensors (total += loss.detach()) and call .item() every so many steps, or after the epoch.",
-    misses="float(loss), print(loss), .cpu() and .tolist(), which wait as well; functions that the step calls.",
+    why=".item() waits until the GPU has finished all its work: its queue runs empty in every step, and input and "
+    "communication no longer overlap with computation.",
+    fix="Sum tensors (total += loss.detach()) and call .item() every N steps or after the epoch.",
+    misses="float(loss), print(loss), .cpu() and .tolist(), which also wait; functions that the step calls.",
 )
 def item_every_step(tree: Tree) -> Mistakes:
     if not tree.is_distributed or tree.is_managed or not tree.is_on_gpu:
         return
     each_step = [*tree.method_calls("backward"), *steps_in(tree, tree.module)]
-    stepping = {loop for call in each_step for loop in tree.loops_of(call)[:1]}  # not those over epochs
-    told = set()
+    stepping = {loop for call in each_step for loop in tree.loops_of(call)[:1]}  # not loops over epochs
+    reported = set()
     for call in tree.method_calls("item"):
         loops = tree.loops_of(call)
-        if call.args or not loops or loops[0] in told or loops[0] not in stepping:
+        if call.args or not loops or loops[0] in reported or loops[0] not in stepping:
             continue
         if all(is_only_about_rank(tree, b.test) for b, _ in tree.branches_of(call) if tree.is_in(b, loops[0])):
-            told.add(loops[0])
-            yield call, "every step waits here for the GPU"
+            reported.add(loops[0])
+            yield call, "every step waits for the GPU here"
 
 
 @rule(
     "no-no-sync",
     "slow",
-    why="DDP averages the gradients of all ranks in every backward pass. Of the micro-batches that are added up before "
-    "a step, only the last one's needs it; the others send the same bytes for nothing.",
-    fix="with model.no_sync(): the forward and backward pass of every micro-batch but the last.",
-    misses="FSDP, where leaving the synchronisation in saves memory; steps in a function of their own.",
+    why="DDP averages the gradients over all ranks in every backward pass. With gradient accumulation, only the last "
+    "micro-batch of a step needs that; the others send the same bytes for nothing.",
+    fix="Run the forward and backward pass of every micro-batch but the last within model.no_sync().",
+    misses="FSDP, where synchronization saves memory; steps in another function.",
 )
 def no_no_sync(tree: Tree) -> Mistakes:
     handled = {"no_sync", "require_backward_grad_sync", "set_requires_gradient_sync", "register_comm_hook"}
@@ -64,7 +64,7 @@ def _is_counted(tree: Tree, step: ast.Call, loop: ast.AST) -> bool:
 
 
 def _counts(loop: ast.AST) -> bool:
-    """A loop over micro-batches: it says so, or counts to the number of them."""
+    """Whether a loop is over micro-batches, by its names."""
     head = ast.unparse(loop.iter).lower() if isinstance(loop, ast.For) else ""
     return any(word in head for word in ("accum", "micro"))
 
@@ -72,10 +72,10 @@ def _counts(loop: ast.AST) -> bool:
 @rule(
     "data-parallel",
     "slow",
-    why="DataParallel is one process with a thread per GPU: it copies the model to every GPU in every step, gathers "
-    "all outputs on the first, and Python's lock lets one thread run at a time. torch itself advises against it.",
-    fix="DistributedDataParallel, one process per GPU, started with torchrun; it is faster on one machine too.",
-    misses="a DataParallel in a branch beside DDP, which is a choice, and one in a file that does not train.",
+    why="DataParallel is one process with a thread per GPU: it copies the model to every GPU in every step and gathers "
+    "all outputs on the first, and the GIL lets only one thread run at a time. torch advises against it.",
+    fix="Use DistributedDataParallel, one process per GPU, started with torchrun; it is faster even on one machine.",
+    misses="DataParallel as an alternative to DDP, which is a choice, or in a file that does not train.",
 )
 def data_parallel(tree: Tree) -> Mistakes:
     if "backward" not in tree.words and not tree.is_fragment:
@@ -90,18 +90,18 @@ def data_parallel(tree: Tree) -> Mistakes:
     "bf16-on-t4",
     "slow",
     why="A T4 (compute capability 7.5) has no bf16 units: torch emulates it, slower than fp32.",
-    fix="fp16 with a GradScaler; bf16 from the A100 (8.0) on. torch.cuda.is_bf16_supported(including_emulation=False) "
-    "tells.",
-    misses="scripts that do not say where they run; a Kaggle notebook says so in its settings.",
+    fix="Use fp16 with a GradScaler, or bf16 on an A100 (8.0) or newer. Check with "
+    "torch.cuda.is_bf16_supported(including_emulation=False).",
+    misses="scripts that do not mention the GPU; a Kaggle notebook has it in its settings.",
 )
 def bf16_on_t4(tree: Tree) -> Mistakes:
     if not re.search(r"\bT4\b|nvidiaTeslaT4|T4x2", f"{tree.text} {tree.says}"):
         return
     if tree.words & {"is_bf16_supported", "get_device_capability", "float16", "half"}:
-        return  # it asks, or has a choice
+        return  # it checks or has an alternative
     for node in tree.nodes[ast.Attribute]:
         parent = tree.parents[node]
         casts = node.attr == "bfloat16" and isinstance(parent, ast.Call) and parent.func is node
         if casts or tree.dotted(node) == "torch.bfloat16":
-            yield node, "this script names a T4, which has no bf16"
+            yield node, "this script mentions a T4, which does not support bf16"
             return

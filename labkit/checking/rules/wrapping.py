@@ -1,4 +1,4 @@
-"""Rules about the moment a model is wrapped, and what may be done with it afterwards."""
+"""Rules about when a model is wrapped and how it is used afterwards."""
 
 from __future__ import annotations
 
@@ -17,16 +17,15 @@ def _sharded(tree: Tree) -> list[Wrap]:
 @rule(
     "moved-before-sharding",
     "slow",
-    why="The whole model is put on every GPU before it is cut into shards, so each needs the memory that sharding was "
-    "to save; a model that does not fit one GPU ends here, out of memory.",
-    fix="Leave the model on the CPU, or build it under torch.device('meta'): FSDP(model, device_id=…) and "
-    "fully_shard(model) move the shards only. From meta, model.to_empty(device=…) and initialise after wrapping.",
-    misses="a model moved in another function than the one that wraps it; whether the model is small enough not to "
-    "care.",
+    why="The whole model is moved to every GPU before it is sharded, so each GPU needs the memory that sharding should "
+    "save; a model that does not fit on one GPU runs out of memory here.",
+    fix="Keep the model on the CPU, or build it under torch.device('meta'): FSDP(model, device_id=…) and "
+    "fully_shard(model) move the shards only. With meta, call model.to_empty(device=…) and initialize after wrapping.",
+    misses="a model moved in another function than the one that wraps it; models small enough for it not to matter.",
 )
 def moved_before_sharding(tree: Tree) -> Mistakes:
     for wrap in _sharded(tree):
-        source, told = wrap.source, tree.told(wrap.line)
+        source, location = wrap.source, tree.location(wrap.line)
         if moves_to_device(tree, source):
             yield source, f"the whole model is moved to the GPU before {_named(wrap)} shards it"
         name = spelled(source)
@@ -36,7 +35,7 @@ def moved_before_sharding(tree: Tree) -> Mistakes:
             if _made_anew(tree, name, call, wrap):
                 continue
             if moves_to_device(tree, call) and not _first_wrapped(tree, wrap, call):
-                yield call, f"the whole model is moved to the GPU before {_named(wrap)} shards it ({told})"
+                yield call, f"the whole model is moved to the GPU before {_named(wrap)} shards it ({location})"
 
 
 def _named(wrap: Wrap) -> str:
@@ -47,12 +46,12 @@ def _moves(tree: Tree, call: MethodCall, name: str) -> bool:
     """`model.to(…)`, or `model = Model().to(…)`."""
     owner = call.func.value
     parent = tree.parents[call]
-    given = [spelled(target) for target in getattr(parent, "targets", [])]
-    return spelled(owner) == name or (name in given and isinstance(owner, ast.Call))
+    targets = [spelled(target) for target in getattr(parent, "targets", [])]
+    return spelled(owner) == name or (name in targets and isinstance(owner, ast.Call))
 
 
 def _made_anew(tree: Tree, name: str, since: ast.Call, wrap: Wrap) -> bool:
-    """Whether the name stands for another model by the time it is wrapped."""
+    """Whether the name refers to another model when it is wrapped."""
     for target, value, node in tree.assigns:
         between = position(since) < position(node) < position(wrap.call) and wrap.call is not value
         here = target == name and between and tree.function_of(node) is tree.function_of(wrap.call)
@@ -62,7 +61,7 @@ def _made_anew(tree: Tree, name: str, since: ast.Call, wrap: Wrap) -> bool:
 
 
 def _first_wrapped(tree: Tree, wrap: Wrap, call: ast.Call) -> bool:
-    """Whether the model was sharded already when it was moved, by another call or through its layers."""
+    """Whether the model or its layers were sharded before it was moved."""
     earlier = (w for w in _sharded(tree) if w is not wrap and tree.function_of(w.call) is tree.function_of(call))
     return any(position(w.call) < position(call) for w in earlier)
 
@@ -70,8 +69,8 @@ def _first_wrapped(tree: Tree, wrap: Wrap, call: ast.Call) -> bool:
 @rule(
     "optimizer-before-wrapping",
     "wrong",
-    why="FSDP replaces the parameters of the model by shards. An optimizer that was built before holds the old ones: "
-    "it updates tensors that are no longer used, or fails. DDP keeps the parameters; there the order is free.",
+    why="FSDP replaces the model's parameters by shards. An optimizer built earlier holds the old parameters: it "
+    "updates unused tensors or fails. DDP keeps the parameters, so the order does not matter there.",
     fix="Build the optimizer after FSDP(model) or fully_shard(model), from the wrapped model's parameters().",
     misses="an optimizer built in another function than the one that wraps the model.",
 )
@@ -80,18 +79,18 @@ def optimizer_before_wrapping(tree: Tree) -> Mistakes:
         for wrap in _sharded(tree):
             same = spelled(wrap.source) == name and not _made_anew(tree, name, call, wrap)
             if same and tree.surely_before(call, wrap.call):
-                told = tree.told(wrap.line)
+                location = tree.location(wrap.line)
                 built_again = any(position(c) > position(wrap.call) for c, _ in optimizers(tree))
                 if not built_again:
-                    yield call, f"it holds the parameters from before the model is sharded ({told})"
+                    yield call, f"this optimizer holds the parameters from before the model is sharded ({location})"
                 break
 
 
 @rule(
     "one-shard-unit",
     "slow",
-    why="Parameters are gathered unit by unit. With the whole model as a single unit all of them are gathered at once, "
-    "so the peak holds the whole model, and nothing is computed while they travel.",
+    why="Parameters are gathered unit by unit. If the whole model is a single unit, all of them are gathered at once, "
+    "so the peak includes the whole model, and communication does not overlap with computation.",
     fix="FSDP2: call fully_shard(block) for every block, then fully_shard(model). FSDP1: pass auto_wrap_policy, such "
     "as transformer_auto_wrap_policy with the class of the blocks.",
     misses="a size-based policy whose threshold no layer of the model reaches.",
@@ -116,14 +115,14 @@ def one_shard_unit(tree: Tree) -> Mistakes:
 @rule(
     "module-of-sharded",
     "wrong",
-    why="fully_shard changes the model in place, so it has no .module: AttributeError. FSDP1 has one, but gathers in "
-    "the wrapper: what goes round it computes with shards, or saves them.",
+    why="fully_shard changes the model in place, so it has no .module (AttributeError). FSDP1 has one, but the wrapper "
+    "gathers the parameters: code that bypasses it computes with shards or saves them.",
     fix="Use the model itself.",
     misses="a model that another file wraps.",
 )
 def module_of_sharded(tree: Tree) -> Mistakes:
     if any(target.endswith(".module") for target, _, _ in tree.assigns):
-        return  # a class of the script's own has one
+        return  # a class of the script defines one
     for node in tree.nodes[ast.Attribute]:
         if node.attr != "module":
             continue
@@ -132,7 +131,7 @@ def module_of_sharded(tree: Tree) -> Mistakes:
         if strategies == {"fsdp2"}:
             yield node, "a model sharded by fully_shard has no .module"
         elif strategies == {"fsdp1"} and _goes_round(parent, node):
-            yield node, "this goes round FSDP, which would have gathered the parameters"
+            yield node, "this bypasses FSDP, which would gather the parameters"
 
 
 def _goes_round(parent: ast.AST, node: ast.Attribute) -> bool:
@@ -145,8 +144,8 @@ def _goes_round(parent: ast.AST, node: ast.Attribute) -> bool:
 @rule(
     "no-sync-of-fsdp2",
     "wrong",
-    why="A model sharded by fully_shard has no no_sync(): AttributeError.",
-    fix="model.set_requires_gradient_sync(last_micro_batch) before each forward pass.",
+    why="A model sharded by fully_shard has no no_sync() (AttributeError).",
+    fix="Call model.set_requires_gradient_sync(last_micro_batch) before each forward pass.",
     misses="a model that another file wraps.",
 )
 def no_sync_of_fsdp2(tree: Tree) -> Mistakes:

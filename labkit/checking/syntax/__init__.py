@@ -1,1 +1,1 @@
-"""A script's syntax tree, and what rules ask of it."""
+"""A script's syntax tree and the queries of the rules."""

@@ -1,4 +1,4 @@
-"""Calls that ask something of all ranks."""
+"""Calls that all ranks must make."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ COLLECTIVES = {
     "new_group",
     "init_device_mesh",
 }
-# Which of their positional arguments is the group.
+# The position of the group among their arguments.
 GROUP_AT = {
     "barrier": 0,
     "monitored_barrier": 0,
@@ -50,7 +50,7 @@ GROUP_AT = {
     "scatter_object_list": 3,
     "reduce_scatter": 3,
 }
-# Of torch.distributed.checkpoint: each of them speaks with the other ranks.
+# Collective functions of torch.distributed.checkpoint.
 CHECKPOINT = {
     "save",
     "async_save",
@@ -65,7 +65,7 @@ CHECKPOINT = {
 
 
 def collective(tree: Tree, call: ast.Call) -> str:
-    """The name of what a call asks of all ranks; "" when it asks nothing of them."""
+    """The name of the collective that a call makes; "" if it makes none."""
     name = tree.names_of_calls[call]
     last = name.rsplit(".", 1)[-1]
     if name.startswith("torch.distributed.checkpoint.") and last in CHECKPOINT:
@@ -80,12 +80,12 @@ def collective(tree: Tree, call: ast.Call) -> str:
     method, owner = call.func.attr, call.func.value
     if method == "full_tensor" and not call.args and tree.shards:
         return "full_tensor"
-    # DTensors are handed out as they are: only FSDP1 gathers here
+    # FSDP2 returns DTensors; only FSDP1 gathers here
     return "state_dict" if method == "state_dict" and "fsdp1" in tree.wrapping(owner) else ""
 
 
 def needs_all(tree: Tree, function: Function, seen: frozenset[Function]) -> Iterator[tuple[str, int]]:
-    """Collectives that everyone who enters a function comes to, and their lines."""
+    """The collectives, with their lines, that every caller of a function reaches."""
     for call in tree.calls:
         if tree.function_of(call) is not function or guards(tree, call):
             continue

@@ -1,4 +1,4 @@
-"""What rules about models share: where one is trained, moved, and what a value was made from."""
+"""Queries about models: where they are trained or moved, and the origin of values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Loop = ast.For | ast.AsyncFor | ast.While
 
 
 def behind(tree: Tree, node: ast.AST, depth: int = 2) -> Iterator[ast.AST]:
-    """An expression and all in it, then all that was assigned to the names in it, `depth` names far."""
+    """All nodes of an expression and, up to `depth` levels, of the values assigned to its names."""
     for part in ast.walk(node):
         yield part
         if isinstance(part, ast.Name) and depth and isinstance(part.ctx, ast.Load):
@@ -24,7 +24,7 @@ def behind(tree: Tree, node: ast.AST, depth: int = 2) -> Iterator[ast.AST]:
 
 
 def trained_in(tree: Tree, loop: ast.AST, depth: int = 3) -> bool:
-    """Whether a loop or function computes gradients, itself or through functions of this script."""
+    """Whether a loop or function computes gradients, directly or through functions of this script."""
     if any(tree.method_calls("backward", within=loop)):
         return True
     if not depth:
@@ -35,24 +35,24 @@ def trained_in(tree: Tree, loop: ast.AST, depth: int = 3) -> bool:
 
 def steps_in(tree: Tree, loop: ast.AST) -> list[ast.Call]:
     """Steps of an optimizer within a loop: `optimizer.step()`, `scaler.step(optimizer)`, not a scheduler's."""
-    found: list[ast.Call] = []
+    steps: list[ast.Call] = []
     for call in tree.method_calls("step", within=loop):
         owner = spelled(call.func.value).rsplit(".", 1)[-1].lower()
         if "opt" in owner or "scaler" in owner or "sgd" in owner or "adam" in owner:
-            found.append(call)
-    return found
+            steps.append(call)
+    return steps
 
 
 def optimizers(tree: Tree) -> Iterator[tuple[ast.Call, str]]:
-    """Each optimizer that is built from `name.parameters()`, and that name."""
+    """(call, name) for each optimizer that is built from `name.parameters()`."""
     for call in tree.calls:
         name = tree.names_of_calls[call]
         if not name.startswith("torch.optim.") or name.startswith(
             ("torch.optim.lr_scheduler", "torch.optim.swa_utils")
         ):
             continue
-        given = next(iter(call.args), None) or keyword(call, "params")
-        for part in behind(tree, given) if given is not None else ():
+        parameters = next(iter(call.args), None) or keyword(call, "params")
+        for part in behind(tree, parameters) if parameters is not None else ():
             method = part.func if isinstance(part, ast.Call) and isinstance(part.func, ast.Attribute) else None
             if method and method.attr in ("parameters", "named_parameters") and (name := spelled(method.value)):
                 yield call, name
@@ -60,7 +60,7 @@ def optimizers(tree: Tree) -> Iterator[tuple[ast.Call, str]]:
 
 
 def moves_to_device(tree: Tree, call: ast.AST) -> bool:
-    """`anything.cuda()`, `anything.to(device)`: to a device that is no CPU and not meta, as far as can be seen."""
+    """Whether a call is `….cuda()` or `….to(device)` with a device that is apparently neither a CPU nor meta."""
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
         return False
     if call.func.attr == "cuda":

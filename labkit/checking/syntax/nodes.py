@@ -1,4 +1,4 @@
-"""Small questions about nodes of a syntax tree."""
+"""Helpers for nodes of a syntax tree."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = [
 ]
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
-Placed = ast.expr | ast.stmt  # what has a line
+Placed = ast.expr | ast.stmt  # nodes with a line number
 
 
 class MethodCall(ast.Call):
@@ -30,7 +30,7 @@ class MethodCall(ast.Call):
 
 
 def spelled(node: ast.AST | None) -> str:
-    """`self.model` as text; "" for what is no name with attributes."""
+    """`self.model` as text; "" for anything but a name with attributes."""
     parts = []
     while isinstance(node, ast.Attribute):
         parts.append(node.attr)
@@ -43,7 +43,7 @@ def keyword(call: ast.Call, name: str) -> ast.expr | None:
 
 
 def has_stars(call: ast.Call) -> bool:
-    """`f(*a, **b)`: what it is given cannot be seen."""
+    """Whether arguments are unknown, as in `f(*a, **b)`."""
     return any(isinstance(a, ast.Starred) for a in call.args) or any(k.arg is None for k in call.keywords)
 
 

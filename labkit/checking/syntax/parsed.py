@@ -1,4 +1,4 @@
-"""A script's text parsed once: names resolved to what was imported, where each node stands, what names are given."""
+"""A script's text, parsed once: resolved imports, the position of each node, and the values of names."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from labkit.checking.syntax.nodes import (
 
 __all__ = ["Parsed"]
 
-Told = Callable[[int], str]
+Location = Callable[[int], str]
 N = TypeVar("N", bound=ast.AST)
 
 
@@ -29,7 +29,7 @@ class ByKind(Protocol):
     def __getitem__(self, kind: type[N], /) -> list[N]: ...
 
 
-# What a fragment means by a name that nothing in it binds: articles leave the imports out.
+# The usual meaning of unbound names in a fragment, because articles omit imports.
 USUAL = {
     "dist": "torch.distributed",
     "nn": "torch.nn",
@@ -49,32 +49,32 @@ USUAL = {
 
 
 class Parsed:
-    """Raises SyntaxError or ValueError when the text is not Python."""
+    """Raises SyntaxError or ValueError if the text is not Python."""
 
-    def __init__(self, text: str, *, says: str = "", is_fragment: bool = False, told: Told = "line {}".format):
+    def __init__(self, text: str, *, says: str = "", is_fragment: bool = False, location: Location = "line {}".format):
         self.text = text
         self.lines = text.split("\n")  # as ast counts them
-        self.says = says  # what is told beside the code: a notebook's settings
-        self.told = told  # a line of the text, as it is called in the file that it is from
-        self.is_fragment = is_fragment  # a block of an article, a notebook's cells: not all of a program
+        self.says = says  # text outside of the code: a notebook's settings
+        self.location = location  # describes a line by its place in the original file
+        self.is_fragment = is_fragment  # a part of a program: a block of an article, a notebook's cells
         self.module = ast.parse(text)
         self.parents: dict[ast.AST, ast.AST] = {}
-        self._scopes: dict[ast.AST, ast.AST] = {}  # the function each node stands in
+        self._scopes: dict[ast.AST, ast.AST] = {}  # the enclosing function of each node
         self.calls: list[ast.Call] = []
         self.functions: dict[str, list[Function]] = defaultdict(list)
         self.classes: dict[str, ast.ClassDef] = {}
         self.assigns: list[tuple[str, ast.expr, ast.stmt]] = []  # target as text, value, statement
-        self.imports: dict[str, tuple[str, ast.stmt]] = {}  # local name: what it stands for
+        self.imports: dict[str, tuple[str, ast.stmt]] = {}  # by local name: the imported name and the statement
         self.words: set[str] = set()  # every identifier, attribute and keyword
         self.bound: set[str] = set()
         nodes: dict[type[ast.AST], list[Any]] = defaultdict(list)
         self.nodes: ByKind = nodes
-        self.kept: dict[str, Any] = {}  # answers that rules ask for again and again
+        self.kept: dict[str, Any] = {}  # cache of queries
         self._read()
 
     def _read(self) -> None:
         pending: list[ast.AST] = [self.module]
-        while pending:  # not ast.walk: in the order of the text, and parents on the way
+        while pending:  # unlike ast.walk, in the order of the text and with parents
             node = pending.pop()
             self.nodes[type(node)].append(node)
             self._note(node)
@@ -134,7 +134,7 @@ class Parsed:
     # names
 
     def dotted(self, node: ast.AST) -> str:
-        """`dist.barrier` as "torch.distributed.barrier"; "" for what is no dotted name."""
+        """`dist.barrier` as "torch.distributed.barrier"; "" for anything but a dotted name."""
         attributes = []
         while isinstance(node, ast.Attribute):
             attributes.append(node.attr)
@@ -152,17 +152,17 @@ class Parsed:
 
     @cached_property
     def _calls_by_name(self) -> dict[str, list[ast.Call]]:
-        """Of torch's functions by their last name, of methods by ".name"."""
-        found: dict[str, list[ast.Call]] = defaultdict(list)
+        """Calls of torch's functions by the last part of their name, of methods by ".name"."""
+        calls: dict[str, list[ast.Call]] = defaultdict(list)
         for call in self.calls:
             if (name := self.names_of_calls[call]).startswith("torch."):
-                found[name.rsplit(".", 1)[1]].append(call)
+                calls[name.rsplit(".", 1)[1]].append(call)
             if isinstance(call.func, ast.Attribute):
-                found[f".{call.func.attr}"].append(call)
-        return found
+                calls[f".{call.func.attr}"].append(call)
+        return calls
 
     def torch_calls(self, *names: str, within: ast.AST | None = None) -> Iterator[ast.Call]:
-        """Calls of torch's own `names`, from whichever of its modules, in the order of the text."""
+        """Calls of torch's functions `names` from any of its modules, in the order of the text."""
         return self._calls(names, within)
 
     def method_calls(self, *names: str, within: ast.AST | None = None) -> Iterator[MethodCall]:
@@ -170,8 +170,8 @@ class Parsed:
         return filter(is_method_call, self._calls([f".{name}" for name in names], within))
 
     def _calls(self, names: Iterable[str], within: ast.AST | None) -> Iterator[ast.Call]:
-        found = (call for name in names for call in self._calls_by_name.get(name, ()))
-        return iter(sorted((call for call in found if self.is_in(call, within)), key=position))
+        calls = (call for name in names for call in self._calls_by_name.get(name, ()))
+        return iter(sorted((call for call in calls if self.is_in(call, within)), key=position))
 
     def is_in(self, node: ast.AST, within: ast.AST | None) -> bool:
         return within is None or within is node or within in self.ancestors(node)
@@ -184,14 +184,14 @@ class Parsed:
             node = parent
 
     def function_of(self, node: ast.AST) -> ast.AST:
-        """The function a node stands in, or the module."""
+        """The enclosing function of a node, or the module."""
         return self._scopes.get(node, self.module)
 
     def statement_of(self, node: ast.AST) -> ast.stmt | None:
         return next((a for a in (node, *self.ancestors(node)) if isinstance(a, ast.stmt)), None)
 
     def loops_of(self, node: ast.AST) -> list[ast.For | ast.AsyncFor | ast.While]:
-        """The loops a node is repeated by within its function, the innermost first."""
+        """The loops around a node within its function, the innermost first."""
         loops = []
         for ancestor in self.ancestors(node):
             if isinstance(ancestor, Function | ast.Lambda):
@@ -201,19 +201,19 @@ class Parsed:
         return loops
 
     def branches_of(self, node: ast.AST) -> list[tuple[ast.If, bool]]:
-        """The `if`s that decide within its function whether a node runs, and whether it is in the first branch."""
-        found = []
+        """The `if`s around a node within its function, and whether it is in their first branch."""
+        branches = []
         child = node
         for ancestor in self.ancestors(node):
             if isinstance(ancestor, Function | ast.Lambda):
                 break
             if isinstance(ancestor, ast.If) and child is not ancestor.test and not is_main_guard(ancestor):
-                found.append((ancestor, child in ancestor.body))
+                branches.append((ancestor, child in ancestor.body))
             child = ancestor
-        return found
+        return branches
 
     def surely_before(self, first: Placed, second: Placed) -> bool:
-        """Whether `second` only ever runs after `first` has: one function, no branch of its own around `first`."""
+        """Whether `first` always runs before `second`: same function, no further condition around `first`."""
         if self.function_of(first) is not self.function_of(second) or position(first) >= position(second):
             return False
         return set(self.branches_of(first)) <= set(self.branches_of(second))
@@ -221,22 +221,22 @@ class Parsed:
     # values
 
     def values_of(self, name: str, at: ast.AST) -> list[ast.expr]:
-        """What a name is assigned in the function of `at`, or else in the module; in the order of the text."""
+        """The values assigned to a name in the function of `at`, or else in the module, in the order of the text."""
         return self._assigned.get((name, self.function_of(at))) or self._assigned.get((name, self.module), [])
 
     @cached_property
     def _assigned(self) -> dict[tuple[str, ast.AST], list[ast.expr]]:
-        found: dict[tuple[str, ast.AST], list[ast.expr]] = defaultdict(list)
+        values: dict[tuple[str, ast.AST], list[ast.expr]] = defaultdict(list)
         for target, value, node in self.assigns:
-            found[target, self.function_of(node)].append(value)
-        return found
+            values[target, self.function_of(node)].append(value)
+        return values
 
     def given_to_self(self, name: str) -> list[ast.expr]:
-        """What any method assigns to `self.name`."""
+        """The values that any method assigns to `self.name`."""
         return [value for target, value, _ in self.assigns if target == name] if name.startswith("self.") else []
 
     def constant(self, node: ast.AST | None, kind: type | tuple[type, ...]) -> ast.Constant | None:
-        """The literal of that type that a node is, or the only one that its name is ever given."""
+        """The node if it is a literal of that type, or the only value of its name if that is one."""
         if isinstance(node, ast.Name):
             values = self.values_of(node.id, node)
             node = values[0] if len(values) == 1 and not self._is_parameter(node) else None
@@ -249,6 +249,6 @@ class Parsed:
         return isinstance(scope, Function) and any(a.arg == name.id for a in parameters_of(scope))
 
     def parameter(self, name: str, at: ast.AST) -> bool:
-        """Whether a name comes into the function of `at` from its caller."""
+        """Whether a name is a parameter of the function of `at`."""
         scope = self.function_of(at)
         return isinstance(scope, Function) and any(a.arg == name for a in parameters_of(scope))

@@ -1,4 +1,4 @@
-"""Which ranks come to a line: conditions on the rank, early returns, and the functions that are called under them."""
+"""Which ranks reach a line: conditions on the rank, early returns, and functions called under them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FIRST = re.compile(
 SOUNDS = re.compile(r"rank|gpu|proc_id|process_index|is_main|is_master|main_process|primary|chief", re.IGNORECASE)
 # Decorators: @master_only, @rank_zero_only, @on_main_process; not @hydra.main.
 CHOOSES = re.compile(r"master|chief|_only$|^only_|once|main_(process|rank|proc)", re.IGNORECASE)
-# A script that also runs alone asks for these beside the rank.
+# Conditions of scripts that can also run on one rank.
 ALONE = re.compile(r"distributed|initialized|world_size|ddp|multi|num_gpus|n_gpu|ngpus", re.IGNORECASE)
 OTHER = {"first": "others", "others": "first"}
 MIRRORED = {ast.Lt: ast.Gt, ast.LtE: ast.GtE, ast.Gt: ast.Lt, ast.GtE: ast.LtE}
@@ -31,7 +31,7 @@ EXITS = ("sys.exit", "exit", "quit", "os._exit", "SystemExit")
 
 @dataclass(frozen=True)
 class Guard:
-    """A condition that lets only the `first` rank through, or only the `others`. `node` is its `if`."""
+    """A condition that only the `first` rank passes, or only the `others`. `node` is its `if`."""
 
     node: ast.AST
     ranks: str
@@ -39,7 +39,7 @@ class Guard:
 
 
 def is_rank(tree: Tree, node: ast.AST, depth: int = 3) -> bool:
-    """`rank`, `args.local_rank`, `dist.get_rank()`, `int(os.environ["RANK"])`, or a name that was given one."""
+    """`rank`, `args.local_rank`, `dist.get_rank()`, `int(os.environ["RANK"])`, or a name with such a value."""
     if isinstance(node, ast.Name | ast.Attribute):
         if RANK.match(node.id if isinstance(node, ast.Name) else node.attr):
             return True
@@ -70,7 +70,7 @@ def _from_environment(node: ast.AST) -> bool:
 
 
 def _test(tree: Tree, test: ast.AST, seen: frozenset[str] = frozenset()) -> tuple[str, bool] | None:
-    """The ranks a condition lets through, and whether it lets all of those through."""
+    """The ranks that a condition lets through, and whether it depends on the rank only."""
     known: dict[ast.AST, tuple[str, bool] | None] = tree.kept.setdefault("tests", {})
     if seen:
         return _tested(tree, test, seen)
@@ -106,7 +106,7 @@ def _tested(tree: Tree, test: ast.AST, seen: frozenset[str]) -> tuple[str, bool]
 
 
 def is_only_about_rank(tree: Tree, test: ast.AST) -> bool:
-    """`rank == 0`, and not `rank == 0 and step % 100 == 0`."""
+    """True for `rank == 0`, False for `rank == 0 and step % 100 == 0`."""
     ranks = _test(tree, test)
     return ranks is not None and ranks[1]
 
@@ -133,7 +133,7 @@ def _comparison(tree: Tree, left: ast.expr, op: ast.cmpop, right: ast.expr) -> t
 
 
 def _number(node: ast.expr) -> int | None:
-    """0, or the "0" that the environment has."""
+    """The value of 0 or, as in the environment, "0"."""
     value = node.value if isinstance(node, ast.Constant) else None
     if isinstance(value, str) and value.isdecimal():
         return int(value)
@@ -149,32 +149,32 @@ def guards(tree: Tree, node: ast.AST) -> list[Guard]:
 
 
 def _guards(tree: Tree, node: ast.AST) -> list[Guard]:
-    found = []
+    result = []
     child = node
     for ancestor in tree.ancestors(node):
         if isinstance(ancestor, ast.If | ast.IfExp) and child is not ancestor.test:
             inside = ancestor.body if isinstance(ancestor.body, list) else [ancestor.body]
             ranks = _test(tree, ancestor.test)
             if ranks and child in inside:
-                found.append(Guard(ancestor, ranks[0], ancestor.lineno))
+                result.append(Guard(ancestor, ranks[0], ancestor.lineno))
             elif ranks and ranks[1]:
-                found.append(Guard(ancestor, OTHER[ranks[0]], ancestor.lineno))
-        found.extend(_left_behind(tree, ancestor, child))
+                result.append(Guard(ancestor, OTHER[ranks[0]], ancestor.lineno))
+        result.extend(_left_behind(tree, ancestor, child))
         if isinstance(ancestor, Function | ast.Lambda):
             break
         child = ancestor
-    return found
+    return result
 
 
 def _left_behind(tree: Tree, block: ast.AST, child: ast.AST) -> Iterator[Guard]:
-    """`if rank != 0: return` above a statement of the same block, or the like in its `else`."""
+    """Guards from `if rank != 0: return` before a statement in the same block, or the same in its `else`."""
     for earlier, is_body in _leaving_before(tree, block, child):
         if (ranks := _test(tree, earlier.test)) and ranks[1]:
             yield Guard(earlier, OTHER[ranks[0]] if is_body else ranks[0], earlier.lineno)
 
 
 def _leaving_before(tree: Tree, block: ast.AST, child: ast.AST) -> Iterator[tuple[ast.If, bool]]:
-    """Each `if` above a statement of the same block one branch of which leaves, and whether that is the first."""
+    """Each `if` before a statement in the same block with one branch that leaves, and whether it is the first."""
     for statements in (getattr(block, name, None) for name in ("body", "orelse", "finalbody")):
         if not isinstance(statements, list) or child not in statements:
             continue
@@ -186,15 +186,15 @@ def _leaving_before(tree: Tree, block: ast.AST, child: ast.AST) -> Iterator[tupl
 
 
 def _leaves(tree: Tree, last: ast.stmt) -> bool:
-    """`return`, `continue`, `break`, `sys.exit()`, `raise SystemExit`; another exception ends the ranks that wait."""
+    """`return`, `continue`, `break`, `sys.exit()`, `raise SystemExit`; other exceptions also end the waiting ranks."""
     if isinstance(last, ast.Return | ast.Continue | ast.Break):
         return True
-    said = last.value if isinstance(last, ast.Expr) else last.exc if isinstance(last, ast.Raise) else None
-    return tree.dotted(said.func if isinstance(said, ast.Call) else said) in EXITS if said is not None else False
+    value = last.value if isinstance(last, ast.Expr) else last.exc if isinstance(last, ast.Raise) else None
+    return tree.dotted(value.func if isinstance(value, ast.Call) else value) in EXITS if value is not None else False
 
 
 def callee(tree: Tree, call: ast.Call) -> Function | None:
-    """The function of this script that a call runs, where the name leaves no doubt."""
+    """The function of this script that a call runs, if its name is unambiguous."""
     known: dict[ast.Call, Function | None] = tree.kept.setdefault("callee", {})
     if call not in known:
         known[call] = _callee(tree, call)
@@ -220,12 +220,12 @@ def _callee(tree: Tree, call: ast.Call) -> Function | None:
 
 
 def calls_of(tree: Tree, function: ast.AST) -> list[ast.Call]:
-    """Where a function of this script is called; none when it is handed on by name, as to `mp.spawn`."""
+    """The calls of a function of this script; empty if it is only passed by name, as to `mp.spawn`."""
     return [call for call in tree.calls if callee(tree, call) is function]
 
 
 def names_rank(tree: Tree, node: ast.AST | None) -> bool:
-    """Whether an expression has to do with the rank at all, through the names it uses too."""
+    """Whether an expression, or a value of its names, refers to the rank."""
     if node is None:
         return False
     for part in ast.walk(node):
@@ -243,8 +243,8 @@ def names_rank(tree: Tree, node: ast.AST | None) -> bool:
 
 
 def may_depend_on_rank(tree: Tree, node: ast.AST, seen: frozenset[ast.AST] = frozenset()) -> bool:
-    """Whether perhaps not every rank comes here: any condition that has to do with ranks, around it or around all
-    calls of its function; also where nothing in this script calls that function."""
+    """Whether possibly not every rank gets here: because of a condition that refers to ranks, around the node or around
+    all calls of its function, or because nothing in this script calls that function."""
     child = node
     for ancestor in tree.ancestors(node):
         if isinstance(ancestor, ast.If | ast.IfExp | ast.While) and child is not ancestor.test:
@@ -270,14 +270,14 @@ def may_depend_on_rank(tree: Tree, node: ast.AST, seen: frozenset[ast.AST] = fro
 
 
 def _deciding(around: ast.AST, child: ast.AST) -> list[ast.expr]:
-    """What a `match` or a `with` around a statement asks or enters."""
+    """The subject of a `match` or the contexts of a `with` around a statement."""
     if isinstance(around, ast.Match):
         return [around.subject] if child is not around.subject else []
     return [item.context_expr for item in around.items] if isinstance(around, ast.With) else []
 
 
 def _may_choose_ranks(tree: Tree, decorator: ast.expr) -> bool:
-    """`@master_only`, or a decorator of this script that has to do with the rank."""
+    """Whether it is `@master_only` or the like, or a decorator of this script that refers to the rank."""
     name = spelled(decorator.func if isinstance(decorator, ast.Call) else decorator).rsplit(".", 1)[-1]
     return (
         names_rank(tree, decorator)

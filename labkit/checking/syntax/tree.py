@@ -1,4 +1,4 @@
-"""A script as rules see it: parsed, and what is known of it: the strategies in use, the models they wrap."""
+"""A parsed script with the strategies it uses and the models they wrap, as input of the rules."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from labkit.checking.syntax.parsed import Parsed
 __all__ = ["Around", "Tree", "Wrap"]
 
 WRAPPERS = {"DistributedDataParallel": "ddp", "FullyShardedDataParallel": "fsdp1", "fully_shard": "fsdp2"}
-# These do the sampling, wrapping, saving and ending for a script; what is left out is not forgotten.
+# These handle sampling, wrapping, saving and clean-up, so a script that omits them is not wrong.
 FRAMEWORKS = {
     "accelerate",
     "lightning",
@@ -38,7 +38,7 @@ FRAMEWORKS = {
 
 @dataclass(frozen=True)
 class Around:
-    """What the rest of a document says that a fragment of it leaves out: strategies in use, names of wrapped models."""
+    """The strategies and the names of wrapped models in the rest of a fragment's document."""
 
     strategies: frozenset[str] = frozenset()
     wrapped: frozenset[str] = frozenset()
@@ -46,7 +46,7 @@ class Around:
 
 @dataclass(frozen=True)
 class Wrap:
-    """`model = DDP(net)`: the call, the strategy, `net`, and the names that hold the wrapped model afterwards."""
+    """`model = DDP(net)`: the call, the strategy, `net`, and the names of the wrapped model."""
 
     call: ast.Call
     strategy: str
@@ -59,7 +59,7 @@ class Wrap:
 
 
 class Tree(Parsed):
-    """Raises SyntaxError or ValueError when the text is not Python."""
+    """Raises SyntaxError or ValueError if the text is not Python."""
 
     around = Around()
 
@@ -71,7 +71,7 @@ class Tree(Parsed):
         strategy = WRAPPERS[self.names_of_calls[call].rsplit(".", 1)[1]]
         source = call.args[0] if call.args else keyword(call, "module")
         if source is None:
-            return None  # a decorator or a partial: no model is seen
+            return None  # a decorator or a partial: the model is unknown
         parent = self.parents[call]
         names = [name for target in getattr(parent, "targets", []) if (name := spelled(target))]
         if strategy == "fsdp2" and (name := spelled(source)):  # in place
@@ -80,7 +80,7 @@ class Tree(Parsed):
 
     @cached_property
     def strategies(self) -> frozenset[str]:
-        """Of ddp, fsdp1 and fsdp2, those in use; in a fragment that wraps nothing, those of the text around it."""
+        """Those of ddp, fsdp1 and fsdp2 in use; in a fragment that wraps nothing, those of the rest of the document."""
         return frozenset(wrap.strategy for wrap in self.wraps) or self.around.strategies
 
     @cached_property
@@ -102,7 +102,7 @@ class Tree(Parsed):
 
     @cached_property
     def is_managed(self) -> bool:
-        """Whether a framework does for the script what it seems to leave out, or its processes have roles (RPC)."""
+        """Whether a framework handles what the script seems to omit, or its processes have roles (RPC)."""
         names = [name for name, _ in self.imports.values()]
         if any(name.split(".")[0] in FRAMEWORKS or name.startswith("torch.distributed.rpc") for name in names):
             return True
@@ -110,7 +110,7 @@ class Tree(Parsed):
 
     @cached_property
     def is_a_test(self) -> bool:
-        """Whether this is a test of something: small and slow on purpose."""
+        """Whether this is a test, which may be slow on purpose."""
         return any(name.split(".")[0] in ("pytest", "unittest") for name, _ in self.imports.values())
 
     @cached_property
@@ -118,8 +118,8 @@ class Tree(Parsed):
         return bool(self.words & {"cuda", "accelerator", "xpu"}) or any(re.match(r"cuda|nccl", s) for s in self.strings)
 
     def wrapping(self, node: ast.AST | None) -> frozenset[str]:
-        """The strategies by which the model in this expression is wrapped, as far as its name tells: `model` after
-        `model = DDP(model)`, also where a function takes it as an argument of the same name."""
+        """The strategies that wrap the model in this expression, judged by its name: `model` after
+        `model = DDP(model)`, also in a function with a parameter of that name."""
         if node is None or not (name := spelled(node)):
             return frozenset()
         everywhere = [wrap for wrap in self.wraps if name in wrap.names]
@@ -127,7 +127,7 @@ class Tree(Parsed):
         if not here and self.values_of(name, node) and not self.parameter(name, node) and "." not in name:
             scope = self.function_of(node)
             if any(t == name and self.function_of(s) is scope for t, _, s in self.assigns) and scope is not self.module:
-                return frozenset()  # a model of the function's own
+                return frozenset()  # a local model
         if everywhere:
             return frozenset(wrap.strategy for wrap in here or everywhere)
         return self.around.strategies if name in self.around.wrapped and not self.wraps else frozenset()
