@@ -1,7 +1,7 @@
-"""What the doctor finds: facts are gathered once, and small pure functions of them say what they mean.
+"""The doctor: facts are gathered once, and small pure functions of them produce findings.
 
-A new detection is one function with `@detection` in the file of its topic, and a machine in `tests/unit/machines` on
-which it has something to say. The order of the imports is that in which findings of one level are shown.
+A new detection is one function with `@detection` in the file of its topic, and a machine in `tests/unit/machines` for
+which it reports a finding. The order of the imports determines the order of findings with equal level.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What NVML says of the GPUs, printed as JSON. A process of its own: a broken driver has been seen to crash whoever
-asked. Nothing is opened on a GPU. What is not told is null: WSL2's driver leaves out several.
+"""Prints NVML's information about the GPUs as JSON. It runs in its own process, because broken drivers have crashed the
+caller. It opens nothing on a GPU. Unavailable values are null; WSL2's driver lacks several.
 
     python ask_nvml.py
 """
@@ -21,11 +21,11 @@ def main() -> None:
     import pynvml
 
     pynvml.nvmlInit()
-    print(json.dumps(told(pynvml)))
+    print(json.dumps(report(pynvml)))
 
 
-def told(nvml: Any) -> dict[str, Any]:
-    """`nvml` is pynvml, initialised."""
+def report(nvml: Any) -> dict[str, Any]:
+    """`nvml` is the initialized pynvml."""
 
     def ask(function: Callable[..., Any], *args: Any) -> Any:
         try:

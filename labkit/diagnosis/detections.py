@@ -1,4 +1,4 @@
-"""What the doctor has to say, and the list of the functions that find it."""
+"""The doctor's findings, and the list of functions that produce them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ LEVELS: tuple[Level, ...] = ("stop", "warning", "note", "fine")
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """`what` was looked at and the `value` it has, `why` that matters, what `todo`.
+    """`what` was checked, its `value`, `why` it matters, and what `todo`.
 
-    `level`: "stop", `labkit.launch` as it is called by default would be refused or fail; "warning", something will go
-    wrong or be slow; "note", what to know before choosing; "fine", a fact.
+    `level`: "stop", `labkit.launch` with its defaults would be refused or fail; "warning", something will go wrong or
+    be slow; "note", good to know; "fine", a fact.
     """
 
     what: str
@@ -34,23 +34,23 @@ _detections: list[Detection] = []
 
 
 def detection(function: Detection) -> Detection:
-    """Let the doctor call this function: pure, of facts, returning what it found: nothing, a Diagnosis or several."""
+    """Register a detection: a pure function of facts that returns None, a Diagnosis or several."""
     _detections.append(function)
     return function
 
 
 def diagnose(facts: MachineFacts) -> tuple[Diagnosis, ...]:
-    """All findings, what needs doing first."""
+    """All findings, the most urgent first."""
     found = [finding for function in _detections for finding in _found(function, facts)]
-    if facts.hardware.platform == "windows":  # nothing is started there, so nothing else matters
+    if facts.hardware.platform == "windows":  # labkit does not run there, so nothing else matters
         found = [finding for finding in found if finding.level == "stop"]
     return tuple(sorted(found, key=lambda finding: LEVELS.index(finding.level)))
 
 
 def _found(function: Detection, facts: MachineFacts) -> tuple[Diagnosis, ...]:
     try:
-        said = function(facts)
-        return () if said is None else (said,) if isinstance(said, Diagnosis) else tuple(said)
-    except Exception as error:  # the doctor answers whatever one detection stumbles over
+        result = function(facts)
+        return () if result is None else (result,) if isinstance(result, Diagnosis) else tuple(result)
+    except Exception as error:  # one failing detection must not hide the others
         name = function.__name__.replace("_", " ")
-        return (Diagnosis(name, "n/a", f"could not be told from the facts: {error!r}", "report this", "note"),)
+        return (Diagnosis(name, "n/a", f"the detection failed: {error!r}", "report this", "note"),)

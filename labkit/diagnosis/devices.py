@@ -1,4 +1,4 @@
-"""The GPUs, what they hold, what they can compute, and whether torch can use them."""
+"""The GPUs: memory, precisions, and whether torch can use them."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ FLASH = (8, 0)
 def devices(facts: MachineFacts) -> Diagnosis:
     here = facts.hardware
     hidden = here.visible_devices is not None
-    decides = f"CUDA_VISIBLE_DEVICES={here.visible_devices!r} decides what is seen" if hidden else ""
+    decides = f"CUDA_VISIBLE_DEVICES={here.visible_devices!r} determines the visible GPUs" if hidden else ""
     if here.gpu_problem:
         todo = "python -c 'import torch; print(torch.cuda.get_device_properties(0))' shows the whole error"
         return Diagnosis("devices", "n/a", here.gpu_problem, todo, "warning")
     if not here.gpus:
         if hidden:
-            return Diagnosis("devices", "no GPU", decides, "unset it to use all GPUs, or name others", "note")
-        return Diagnosis("devices", "no GPU", "ranks train on the CPU: right, to learn with, but not fast")
-    less = f"usable: less CUDA's context and NCCL's buffers, {gib(OUTSIDE_TENSORS)} assumed"
+            return Diagnosis("devices", "no GPU", decides, "unset it to use all GPUs, or select others", "note")
+        return Diagnosis("devices", "no GPU", "ranks train on the CPU: correct, but slow")
+    less = f"usable: without CUDA's context and NCCL's buffers, assumed to take {gib(OUTSIDE_TENSORS)}"
     return Diagnosis("devices", _listed(here.gpus), "; ".join(filter(None, (less, decides))))
 
 
 def _listed(gpus: Sequence[Gpu]) -> str:
-    """Alike ones together: `2 x Tesla T4 (14.24 GiB usable of 14.74 GiB, sm_75)`."""
+    """Identical GPUs together: `2 x Tesla T4 (14.24 GiB usable of 14.74 GiB, sm_75)`."""
     return ", ".join(
         f"{f'{count} x ' if count > 1 else ''}{gpu.name} ({gib(max(0, gpu.memory - OUTSIDE_TENSORS))} usable of "
         f"{gib(gpu.memory)}, {gpu.sm})"
@@ -46,11 +46,11 @@ def precision(facts: MachineFacts) -> Diagnosis:
         return Diagnosis(
             "precision",
             name,
-            f"{_old(facts)}: no bf16 in hardware before sm_80; torch emulates it, slower than fp32",
-            'precision="fp16"; the scripts bring the gradient scaler it needs',
+            f"{_old(facts)}: no bf16 hardware before sm_80; torch emulates it, slower than fp32",
+            'precision="fp16"; the scripts include the gradient scaler that it needs',
             "note",
         )
-    whys = {"fp32": "fp16 has no gain on a CPU; bf16 works and is slower on most", "bf16": "no gradient scaler needed"}
+    whys = {"fp32": "fp16 has no benefit on a CPU; bf16 is slower on most", "bf16": "no gradient scaler needed"}
     return Diagnosis("precision", name, whys[name])
 
 
@@ -61,9 +61,9 @@ def attention(facts: MachineFacts) -> Diagnosis | None:
     return Diagnosis(
         "attention",
         "no flash attention",
-        f"{_old(facts)}: its kernels are for sm_80 and newer; torch's scaled_dot_product_attention takes the "
-        "memory-efficient or the plain one",
-        "leave the choice to scaled_dot_product_attention; asking for flash attention fails",
+        f"{_old(facts)}: its kernels need sm_80 or newer; torch's scaled_dot_product_attention uses the "
+        "memory-efficient or the math kernel",
+        "leave the choice to scaled_dot_product_attention; requesting flash attention fails",
         "note",
     )
 
@@ -86,14 +86,14 @@ def kernels(facts: MachineFacts) -> Diagnosis | None:
         ", ".join(dict.fromkeys(f"none for {gpu.name} ({gpu.sm})" for gpu in without)),
         f"this torch {torch} is compiled for {', '.join(built)}: the first operation on the GPU fails, although "
         "torch.cuda.is_available() is true",
-        "take another GPU (on Kaggle: GPU T4 x2), hide it with CUDA_VISIBLE_DEVICES='', or install a torch that has it",
+        "use another GPU (on Kaggle: GPU T4 x2), hide it with CUDA_VISIBLE_DEVICES='', or install a torch for it",
         "stop",
     )
 
 
 @detection
 def unseen(facts: MachineFacts) -> Diagnosis | None:
-    """The driver has GPUs and torch none."""
+    """The driver has GPUs, but torch has none."""
     here, build, nvml = facts.hardware, facts.torch_build, facts.nvml
     if here.gpus or here.gpu_problem or here.visible_devices is not None or not (nvml and nvml.cards and build):
         return None
@@ -101,8 +101,8 @@ def unseen(facts: MachineFacts) -> Diagnosis | None:
     if build.cuda is None:
         why, todo = "this torch is built without CUDA", "install one with: https://pytorch.org/get-started/locally"
     elif nvml.cuda and int(nvml.cuda.split(".")[0]) < int(build.cuda.split(".")[0]):
-        why = f"this torch is built for CUDA {build.cuda}, the driver {nvml.driver} knows up to {nvml.cuda}"
+        why = f"this torch is built for CUDA {build.cuda}, but the driver {nvml.driver} supports up to {nvml.cuda}"
         todo = f"install a torch for CUDA {nvml.cuda.split('.')[0]}, or a newer driver"
     else:
-        why, todo = "torch does not say why", "python -c 'import torch; torch.cuda.init()' shows the error"
+        why, todo = "torch gives no reason", "python -c 'import torch; torch.cuda.init()' shows the error"
     return Diagnosis("unseen GPUs", there, f"{why}: ranks train on the CPU", todo, "warning")

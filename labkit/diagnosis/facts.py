@@ -1,6 +1,6 @@
-"""All the doctor knows of a machine: plain values, gathered once, written as JSON and read back to be looked at again.
+"""The facts about a machine: plain values, gathered once; they can be written as JSON and read back.
 
-A fact is a field here and a function of the same name in `probes.py`. None: it could not be asked.
+A fact is a field here and a function of the same name in `probes.py`. None means that it could not be determined.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ UNLIMITED = -1
 
 @dataclass(frozen=True)
 class TorchBuild:
-    """The CUDA that torch is built for, None for a build without; its `kernels` ("sm_75"); the GPUs it sees."""
+    """The CUDA version that torch is built for (None without CUDA), its `kernels` ("sm_75"), and the GPUs it sees."""
 
     cuda: str | None
     kernels: tuple[str, ...]
@@ -38,8 +38,8 @@ class TorchBuild:
 
 @dataclass(frozen=True)
 class Process:
-    """On a GPU. `name` is None when it is not of this container; `run` is the id of the labkit run it belongs to;
-    `mine`: it is the process that asked."""
+    """A process on a GPU. `name` is None if it is outside of this container; `run` is the id of its labkit run; `mine`:
+    it is the current process."""
 
     pid: int
     memory: int | None
@@ -50,7 +50,7 @@ class Process:
 
 @dataclass(frozen=True)
 class Card:
-    """A GPU as NVML tells of it: bytes, percent, watts, degrees Celsius."""
+    """A GPU according to NVML, in bytes, percent, watts and degrees Celsius."""
 
     index: int
     name: str | None
@@ -65,8 +65,8 @@ class Card:
 
 @dataclass(frozen=True)
 class GpuLink:
-    """Between two GPUs, as `nvidia-smi topo` names the path (PIX, PXB, PHB, NODE, SYS); `peer`: each reads the other's
-    memory."""
+    """A link between two GPUs; `path` as in `nvidia-smi topo` (PIX, PXB, PHB, NODE, SYS); `peer`: each can read the
+    other's memory."""
 
     first: int
     second: int
@@ -77,7 +77,7 @@ class GpuLink:
 
 @dataclass(frozen=True)
 class Nvml:
-    """`cuda` is the newest that the driver knows."""
+    """`cuda` is the newest version that the driver supports."""
 
     driver: str | None
     cuda: str | None
@@ -87,7 +87,7 @@ class Nvml:
 
 @dataclass(frozen=True)
 class NotebookKernel:
-    """The process that asks: whether torch holds CUDA in it, and bytes of its allocator on each GPU."""
+    """The current process: whether torch has initialized CUDA, and bytes of its allocator on each GPU."""
 
     cuda: bool
     allocated: tuple[int, ...] = ()
@@ -96,9 +96,9 @@ class NotebookKernel:
 
 @dataclass(frozen=True)
 class Kaggle:
-    """`session_seconds` since its oldest process began, of `session_length`, which is None when
-    LABKIT_SESSION_SECONDS is no number; `disk_free` of /kaggle/working by its file system,
-    `disk_used` by its files; `inputs` are the folders in /kaggle/input, `data_sets` those `labkit.fetch` knows."""
+    """`session_seconds` since its oldest process started, of `session_length`, which is None if
+    LABKIT_SESSION_SECONDS is not a number; `disk_free` of /kaggle/working according to its file system, `disk_used`
+    by its files; `inputs` are the folders in /kaggle/input, `data_sets` those that `labkit.fetch` knows."""
 
     run_type: str
     session_seconds: float | None
@@ -113,8 +113,8 @@ class Kaggle:
 
 @dataclass(frozen=True)
 class MachineFacts:
-    """Of one machine at one moment. Sizes in bytes; UNLIMITED where there is no limit; `problems` names each fact that
-    could not be asked and why."""
+    """Facts about one machine at one moment. Sizes in bytes; UNLIMITED if there is no limit; `problems` has the reason
+    for each fact that could not be determined."""
 
     hardware: Hardware
     release: str | None = None  # of the kernel
@@ -125,14 +125,14 @@ class MachineFacts:
     kernel: NotebookKernel | None = None
     kaggle: Kaggle | None = None
     cores_of_machine: int | None = None
-    memory_limit: int | None = None  # by the control group, where it is less than the machine's memory
+    memory_limit: int | None = None  # by the control group, if less than the machine's memory
     address_space: int | None = None  # of one process: `ulimit -v`
     locked_memory: int | None = None
     open_files: int | None = None
     runs_filesystem: str | None = None
     runs_free: int | None = None  # bytes for runs and their checkpoints
-    refusals: Mapping[str, str] | None = None  # what a launch would refuse now: what is wrong with it, in a sentence
-    wslconfig: str | None = None  # what is wrong with it, "" when nothing is
+    refusals: Mapping[str, str] | None = None  # what a launch would refuse now, and why
+    wslconfig: str | None = None  # what is wrong with it, or ""
     front_end: str | None = None
     is_headless: bool | None = None
     leftovers: tuple[str, ...] | None = None
@@ -143,7 +143,7 @@ class MachineFacts:
 
     @property
     def cards(self) -> tuple[Card, ...]:
-        """NVML's view of the GPUs that ranks would use: it lists all there are, whatever CUDA_VISIBLE_DEVICES says."""
+        """The GPUs that ranks would use, according to NVML, which ignores CUDA_VISIBLE_DEVICES."""
         known = self.nvml.cards if self.nvml else ()
         uuids = self.torch_build.uuids if self.torch_build else ()
         used = tuple(card for card in known if card.uuid and card.uuid.removeprefix("GPU-") in uuids)
@@ -158,7 +158,7 @@ class MachineFacts:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> MachineFacts:
-        """Raises TypeError for what is none of a machine's facts."""
+        """Raises TypeError for anything but a machine's facts."""
         nested = {
             "hardware": _hardware,
             "torch_build": _of(TorchBuild),

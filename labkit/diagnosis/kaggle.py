@@ -1,4 +1,4 @@
-"""A Kaggle session. Limits are those of kaggle.com/docs/notebooks, by copies of August and September 2026."""
+"""A Kaggle session. Limits are from kaggle.com/docs/notebooks, copies of August and September 2026."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def run_type(facts: MachineFacts) -> Diagnosis | None:
     return Diagnosis(
         "Kaggle",
         "interactive" if facts.kaggle.run_type == "Interactive" else facts.kaggle.run_type,
-        "a session that is idle ends after 20 minutes (another page of Kaggle's says 60), and its runs with it",
-        "long trainings: Save & Run All, which goes on with the browser closed",
+        "an idle session ends after 20 minutes (another page of Kaggle says 60), and its runs end with it",
+        "for long training: Save & Run All, which continues with the browser closed",
         "note",
     )
 
@@ -34,16 +34,16 @@ def time_left(facts: MachineFacts) -> Diagnosis | None:
         return None
     whole = facts.kaggle.session_length
     if whole is None:
-        why = "LABKIT_SESSION_SECONDS, which says how long it lasts, is no number of seconds; launch says the same"
+        why = "LABKIT_SESSION_SECONDS, the length of the session, is not a number of seconds; launch refuses it, too"
         return Diagnosis("session", "n/a", why, "correct or unset LABKIT_SESSION_SECONDS", "stop")
-    why = f"estimated: {words.seconds(whole)} a session, less the age of its oldest process"
+    why = f"estimated: {words.seconds(whole)} per session, minus the age of its oldest process"
     if facts.kaggle.session_seconds is None:
         return Diagnosis("session", "n/a", why)
     left = max(0.0, whole - facts.kaggle.session_seconds)
-    todo = "by this it is over, and runs get no deadline: give deadline_seconds=, or LABKIT_SESSION_SECONDS"
+    todo = "by this estimate it has ended, so runs get no deadline: set deadline_seconds= or LABKIT_SESSION_SECONDS"
     if seconds := before_saving(left):
-        told = words.seconds(seconds)
-        todo = f"labkit's own scripts, started now, save and stop after {told}; deadline_seconds= says otherwise"
+        after = words.seconds(seconds)
+        todo = f"labkit's own scripts, started now, save and stop after {after}; deadline_seconds= overrides that"
     return Diagnosis("session", f"{words.seconds(left)} left", why, todo, "fine" if left >= LITTLE_TIME else "warning")
 
 
@@ -53,14 +53,14 @@ def disk(facts: MachineFacts) -> Diagnosis | None:
         return None
     free, used = facts.kaggle.disk_free, facts.kaggle.disk_used
     known = [size for size in (free, None if used is None else max(0, SAVED - used)) if size is not None]
-    why = "20 GB of /kaggle/working are kept when the session ends, all else goes"
+    why = "20 GB of /kaggle/working are kept when the session ends; everything else is lost"
     if not known:
         return Diagnosis("disk", "n/a", why)
     left = min(known)
     value = f"{gib(left)} left in /kaggle/working" + ("" if used is None else f", {gib(used)} used")
     if left >= LITTLE_DISK:
         return Diagnosis("disk", value, why)
-    todo = "delete old runs and checkpoints: a new one is written beside those that are kept"
+    todo = "delete old runs and checkpoints: a new checkpoint is written before an old one is deleted"
     return Diagnosis("disk", value, why, todo, "warning")
 
 
@@ -87,7 +87,7 @@ def accelerator(facts: MachineFacts) -> Diagnosis | None:
     if len(names) == 2 and all("T4" in name for name in names):
         return Diagnosis("accelerator", "GPU T4 x2", "one rank on each")
     value = ", ".join(names) or ("a TPU" if facts.kaggle.tpu else "none")
-    why = "labkit does not use TPUs: ranks train on the CPU" if facts.kaggle.tpu else "two ranks want two GPUs"
+    why = "labkit does not use TPUs: ranks train on the CPU" if facts.kaggle.tpu else "two ranks need two GPUs"
     todo = "Settings > Accelerator > GPU T4 x2; with kaggle kernels push: --accelerator NvidiaTeslaT4"
     return Diagnosis("accelerator", value, why, todo, "note" if not names and not facts.kaggle.tpu else "warning")
 
@@ -96,9 +96,7 @@ def accelerator(facts: MachineFacts) -> Diagnosis | None:
 def widgets(facts: MachineFacts) -> Diagnosis | None:
     if facts.kaggle is None:
         return None
-    why = (
-        "widgets that pip brings (anywidget, plotly 6's FigureWidget) stay empty in the editor; labkit's view uses none"
-    )
+    why = "widgets installed by pip (anywidget, plotly 6's FigureWidget) stay empty in the editor; labkit uses none"
     return Diagnosis("widgets", "those of ipywidgets only", why)
 
 
@@ -106,5 +104,5 @@ def widgets(facts: MachineFacts) -> Diagnosis | None:
 def inputs(facts: MachineFacts) -> Diagnosis | None:
     if facts.kaggle is None:
         return None
-    known = ", ".join(f"labkit.fetch({name!r}) takes it from here" for name in facts.kaggle.data_sets)
+    known = ", ".join(f"labkit.fetch({name!r}) uses it" for name in facts.kaggle.data_sets)
     return Diagnosis("inputs", ", ".join(facts.kaggle.inputs) or "none", known or "read-only, below /kaggle/input")

@@ -1,4 +1,4 @@
-"""This process itself: a GPU's memory that a notebook's kernel holds is missing to the ranks."""
+"""This process: GPU memory held by a notebook's kernel is not available to ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def cuda_memory(facts: MachineFacts) -> Diagnosis | None:
     kernel = facts.kernel
     if not held and not (kernel and kernel.cuda):
         return None
-    # NVML counts the whole process; torch knows its own tensors, which is all there is in WSL2.
+    # NVML counts the whole process, torch only its tensors; in WSL2 only the latter is available.
     allocated = dict(enumerate(kernel.allocated)) if kernel else {}
     reserved = dict(enumerate(kernel.reserved)) if kernel else {}
     parts = [f"GPU {index}: {gib(memory)}" if memory else f"GPU {index}" for index, memory in held.items()]
@@ -22,7 +22,7 @@ def cuda_memory(facts: MachineFacts) -> Diagnosis | None:
     return Diagnosis(
         "this process",
         "holds memory on " + (", ".join(parts) or "a GPU (CUDA's context)"),
-        f"{gib(tensors)} in tensors of this kernel; ranks on that GPU have so much less",
-        "restart the kernel, or del the tensors and torch.cuda.empty_cache(), which leaves CUDA's context",
+        f"{gib(tensors)} in tensors of this kernel; ranks on that GPU have that much less",
+        "restart the kernel, or del the tensors and call torch.cuda.empty_cache(), which keeps CUDA's context",
         "warning" if parts else "note",
     )

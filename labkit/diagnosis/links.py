@@ -1,4 +1,4 @@
-"""How ranks reach each other: backend, paths between the GPUs, and what was asked of them before."""
+"""How ranks communicate: backend, paths between the GPUs, and earlier measurements."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def backend(facts: MachineFacts) -> Diagnosis:
 
 @detection
 def ranks(facts: MachineFacts) -> Diagnosis:
-    return Diagnosis("ranks", str(facts.ranks), "what nproc_per_node='auto' starts")
+    return Diagnosis("ranks", str(facts.ranks), "the number that nproc_per_node='auto' starts")
 
 
 @detection
@@ -28,44 +28,44 @@ def preflight(facts: MachineFacts) -> Diagnosis:
         return Diagnosis(
             "preflight",
             "not done yet",
-            "whether the ranks reach each other is known once they have tried",
-            "labkit doctor --preflight lets them meet and sum a number",
+            "whether the ranks can communicate is unknown until they have tried",
+            "labkit doctor --preflight starts them and sums a number",
         )
-    asked = f"asked on {found['when']}; kept until the GPUs or torch change"
+    tested = f"tested on {found['when']}; valid until the GPUs or torch change"
     if found["env"] is None:
-        todo = "nproc_per_node=1, or look at the driver; labkit doctor --preflight asks again"
+        todo = "use nproc_per_node=1, or check the driver; labkit doctor --preflight tests again"
         then = (
             "a launch on all of them is refused"
             if facts.hardware.backend == "nccl"
             else "a launch would fail the same way"
         )
-        return Diagnosis("preflight", found["said"], f"{asked}; {then}", todo, "stop")
+        return Diagnosis("preflight", found["said"], f"{tested}; {then}", todo, "stop")
     if found["env"]:
-        why = f"{asked}; as it is they do not reach each other, and the way round is slower"
-        todo = "nothing: launch sets these variables by itself"
+        why = f"{tested}; without these variables ranks cannot communicate; with them communication is slower"
+        todo = "nothing: launch sets these variables automatically"
         return Diagnosis("preflight", found["said"], why, todo, "note")
-    return Diagnosis("preflight", found["said"], asked)
+    return Diagnosis("preflight", found["said"], tested)
 
 
 @detection
 def bandwidth(facts: MachineFacts) -> Iterator[Diagnosis]:
     if not facts.bandwidth:
-        todo = "labkit doctor --bandwidth measures the collectives of the ranks"
-        yield Diagnosis("bandwidth", "not measured yet", "labkit.plan predicts with it", todo)
+        todo = "labkit doctor --bandwidth measures collectives between the ranks"
+        yield Diagnosis("bandwidth", "not measured yet", "labkit.plan uses it for predictions", todo)
     for kind, line in (facts.bandwidth or {}).items():
         yield Diagnosis(kind, line, "latency + bytes / bandwidth")
 
 
 @detection
 def links(facts: MachineFacts) -> Diagnosis | None:
-    """Which pairs of GPUs are joined how, by NVML."""
+    """The links between pairs of GPUs, according to NVML."""
     used = {card.index for card in facts.cards}
     pairs = [pair for pair in (facts.nvml.links if facts.nvml else ()) if {pair.first, pair.second} <= used]
     if not pairs:
         return None
     if all(pair.path is None and pair.peer is None for pair in pairs):
         return Diagnosis(
-            "links", "n/a", "NVML does not tell how these GPUs are joined", "labkit doctor --bandwidth measures"
+            "links", "n/a", "NVML does not report the links of these GPUs", "labkit doctor --bandwidth measures them"
         )
     kinds: dict[str, list[str]] = defaultdict(list)
     for pair in pairs:
@@ -75,12 +75,12 @@ def links(facts: MachineFacts) -> Diagnosis | None:
         for kind, between in kinds.items()
     )
     if not any(pair.peer is False for pair in pairs):
-        return Diagnosis("links", value, "NVIDIA's names of the paths: nvidia-smi topo -m")
+        return Diagnosis("links", value, "paths as named by nvidia-smi topo -m")
     return Diagnosis(
         "links",
         value,
         "without peer access NCCL copies through the host's memory and /dev/shm, which is slower",
-        "labkit doctor --bandwidth says how fast; NCCL finds this way by itself",
+        "labkit doctor --bandwidth measures the speed; NCCL selects this path automatically",
         "note",
     )
 
@@ -92,14 +92,14 @@ def _kind(pair: GpuLink) -> str:
 
 @detection
 def nccl_settings(facts: MachineFacts) -> Diagnosis | None:
-    """Many scripts set NCCL_P2P_DISABLE=1 blindly, which costs a healthy machine its fastest path."""
+    """Many scripts set NCCL_P2P_DISABLE=1 unnecessarily, which disables the fastest path."""
     off = [name for name in ("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE") if (facts.nccl_settings or {}).get(name) == "1"]
     if not off or facts.ranks < 2 or not facts.hardware.gpus:
         return None
     return Diagnosis(
         "NCCL settings",
         ", ".join(f"{name}=1" for name in off),
-        "set in this process and passed on to all ranks: they turn off NCCL's faster ways between GPUs",
-        "unset them, then labkit doctor --preflight: it says which of them are needed here",
+        "set in this process and passed to all ranks: they disable NCCL's faster paths between GPUs",
+        "unset them, then run labkit doctor --preflight: it reports which of them are needed here",
         "note",
     )

@@ -1,4 +1,4 @@
-"""What the ranks share: cores, memory, disk, /dev/shm, and the limits set on them."""
+"""Resources that the ranks share: cores, memory, disk, /dev/shm, and their limits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from labkit.record.units import gib
 LITTLE_DISK = 2 << 30
 SMALL_SHM = 1 << 30
 FEW_FILES = 1024
-SMALL_SHARE = 1 << 30  # a rank has 0.2 GiB before its first tensor, its data and DataLoader workers come on top
+SMALL_SHARE = 1 << 30  # a rank needs 0.2 GiB before its first tensor, plus data and DataLoader workers
 
 
 @detection
@@ -21,11 +21,11 @@ def cores(facts: MachineFacts) -> Diagnosis:
         f"{here.cores}{f' of the machine’s {of}' if of and of > here.cores else ''}, {here.cores / ranks:.3g} per rank"
     )
     why = f"OMP_NUM_THREADS = cores / ranks = {threads}"
-    why += "; the others are kept from this process by its affinity or its container" if of and of > here.cores else ""
+    why += "; this process cannot use the others (affinity or container)" if of and of > here.cores else ""
     if here.cores >= ranks:
         return Diagnosis("cores", value, why)
-    why = f"{why}; ranks wait for each other's turn, and DataLoader workers for theirs"
-    return Diagnosis("cores", value, why, f"nproc_per_node={here.cores}, or more cores", "warning")
+    why = f"{why}; ranks and DataLoader workers compete for cores"
+    return Diagnosis("cores", value, why, f"use nproc_per_node={here.cores}, or more cores", "warning")
 
 
 @detection
@@ -34,21 +34,21 @@ def memory(facts: MachineFacts) -> Diagnosis:
     share = here.memory_available // facts.ranks
     value = f"{gib(here.memory_available)} free of {gib(here.memory)}, {gib(share)} per rank"
     if share >= SMALL_SHARE:
-        return Diagnosis("memory", value, "the host's: data, DataLoader workers, without a GPU also the model")
-    why = "when it is full the system kills a process, mostly a rank, without a word"
+        return Diagnosis("memory", value, "of the host: for data, DataLoader workers and, without a GPU, the model")
+    why = "when it is full, the system kills a process, usually a rank, without a message"
     return Diagnosis("memory", value, why, "end other programs, or start fewer ranks", "warning")
 
 
 @detection
 def disk(facts: MachineFacts) -> Diagnosis | None:
-    """Kaggle's has a quota of its own: see kaggle.py."""
+    """Kaggle has its own quota: see kaggle.py."""
     if facts.runs_free is None or facts.kaggle is not None:
         return None
-    value = f"{gib(facts.runs_free)} free where runs are kept"
+    value = f"{gib(facts.runs_free)} free in the runs folder's file system"
     if facts.runs_free >= LITTLE_DISK:
-        return Diagnosis("disk", value, "two checkpoints of a run are kept, a third is there while it is saved")
-    why = "a checkpoint that does not fit is not begun, and the training goes on unsaved"
-    return Diagnosis("disk", value, why, "delete old runs, or keep them elsewhere: LABKIT_RUNS=…", "warning")
+        return Diagnosis("disk", value, "a run keeps two checkpoints, and a third while it is being saved")
+    why = "a checkpoint that does not fit is not written, and training continues without saving"
+    return Diagnosis("disk", value, why, "delete old runs, or store them elsewhere: LABKIT_RUNS=…", "warning")
 
 
 @detection
@@ -59,24 +59,24 @@ def memory_limit(facts: MachineFacts) -> Diagnosis | None:
     return Diagnosis(
         "memory limit",
         f"{gib(limit)} of the machine's {gib(facts.hardware.memory)}, {gib(limit // facts.ranks)} per rank",
-        "this container's (its control group): beyond it a rank is killed, although `free` shows more",
-        "docker run --memory=…, or a larger job; what is in /dev/shm counts, too",
+        "the limit of this container (control group): beyond it a rank is killed, although `free` shows more",
+        "docker run --memory=…, or a larger job; files in /dev/shm count, too",
         "warning" if limit // facts.ranks < SMALL_SHARE else "note",
     )
 
 
 @detection
 def address_space(facts: MachineFacts) -> Diagnosis | None:
-    """torch maps gigabytes of libraries, CUDA reserves more addresses than there is memory."""
+    """torch maps gigabytes of libraries; CUDA reserves more addresses than there is memory."""
     limit = facts.address_space
     if limit is None or limit == UNLIMITED:
         return None
     return Diagnosis(
         "address space",
         f"{gib(limit)} for each process",
-        "`ulimit -v`: what is mapped counts in it, used or not, first torch's libraries; at the limit imports and "
-        "allocations fail, although memory is free",
-        "`ulimit -v unlimited`; a job is better held by a control group",
+        "`ulimit -v`: it includes all mapped memory, used or not, such as torch's libraries; at the limit imports and "
+        "allocations fail although memory is free",
+        "`ulimit -v unlimited`; control groups are a better limit for a job",
         "warning",
     )
 
@@ -87,13 +87,13 @@ def shared_memory(facts: MachineFacts) -> Diagnosis | None:
     if size is None:
         return None
     if size >= SMALL_SHM:
-        return Diagnosis("/dev/shm", gib(size), "where DataLoader workers hand over batches")
+        return Diagnosis("/dev/shm", gib(size), "DataLoader workers pass batches through it")
     return Diagnosis(
         "/dev/shm",
         gib(size),
-        "small: DataLoader workers hand batches over in it, and NCCL without peer access its messages; "
-        "when it is full a process dies with a bus error",
-        "in docker: --shm-size=2g (or --ipc=host); elsewhere num_workers=0",
+        "small: DataLoader workers pass batches through it, and NCCL without peer access its messages; "
+        "when it is full, a process dies with a bus error",
+        "in docker: --shm-size=2g (or --ipc=host); otherwise num_workers=0",
         "warning",
     )
 
@@ -106,10 +106,10 @@ def locked_memory(facts: MachineFacts) -> Diagnosis | None:
     return Diagnosis(
         "locked memory",
         "unlimited" if limit == UNLIMITED else gib(limit),
-        "pinned memory of CUDA is not counted in it, that of RDMA network cards between hosts is",
+        "it does not limit CUDA's pinned memory, but that of RDMA network cards between hosts",
         ""
         if limit == UNLIMITED
-        else "on one machine nothing; with RDMA `ulimit -l unlimited`, docker --ulimit memlock=-1",
+        else "nothing on one machine; with RDMA `ulimit -l unlimited`, docker --ulimit memlock=-1",
     )
 
 

@@ -1,4 +1,4 @@
-"""What can be asked of a Kaggle session from inside."""
+"""Facts about a Kaggle session, determined from inside."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from labkit.record import session
 
 __all__ = ["kaggle"]
 
-LOOK_SECONDS = 0.2  # at most, into each of the two
-# Google's name server by its number: without internet a name would take seconds not to be found.
+LOOK_SECONDS = 0.2  # limit for each of the two folders
+# The address of Google's name server: without internet, resolving a name would take seconds.
 OUTSIDE = ("8.8.8.8", 53)
 PROBE_SECONDS = 0.5
 
 
 def kaggle(here: Hardware) -> Kaggle | None:
-    """The one question here that goes over the network, and only on Kaggle: whether there is one."""
+    """The session's facts; None elsewhere. Testing the internet connection is the doctor's only network access."""
     if here.platform != "kaggle":
         return None
-    working, given = session.working_folder(), session.input_folder()
-    inputs = sorted(path.name for path in given.iterdir()) if given.is_dir() else []
+    working, input_folder = session.working_folder(), session.input_folder()
+    inputs = sorted(path.name for path in input_folder.iterdir()) if input_folder.is_dir() else []
     return Kaggle(
         run_type=os.environ.get("KAGGLE_KERNEL_RUN_TYPE", ""),
         session_seconds=_age(),
@@ -40,7 +40,7 @@ def kaggle(here: Hardware) -> Kaggle | None:
         internet=_internet(),
         tpu=session.has_tpu(),
         inputs=tuple(inputs),
-        data_sets=tuple(_data_sets(given)),
+        data_sets=tuple(_data_sets(input_folder)),
     )
 
 
@@ -67,7 +67,7 @@ def _internet() -> bool:
 
 
 def _folders(root: Path) -> Iterator[tuple[str, list[str]]]:
-    """Each folder below `root` and the files in it. Raises TimeoutError when there are too many to look at."""
+    """Each folder below `root` and its files. Raises TimeoutError if there are too many."""
     until = time.monotonic() + LOOK_SECONDS
     for folder, _, files in os.walk(root):
         if time.monotonic() > until:
@@ -78,15 +78,15 @@ def _folders(root: Path) -> Iterator[tuple[str, list[str]]]:
 def _size(root: Path) -> int | None:
     try:
         return sum(os.lstat(Path(folder, file)).st_size for folder, files in _folders(root) for file in files)
-    except OSError:  # TimeoutError is one, too
+    except OSError:  # includes TimeoutError
         return None
 
 
 def _data_sets(root: Path) -> set[str]:
-    found = set()
+    names = set()
     try:
         for _, files in _folders(root):
-            found |= {name for name, (_, wanted) in SOURCES.items() if complete(wanted, files)}
-    except OSError:  # too many files, or not to be read: what was found so far is told
+            names |= {name for name, (_, wanted) in SOURCES.items() if complete(wanted, files)}
+    except OSError:  # too many or unreadable files: return those found so far
         pass
-    return found
+    return names

@@ -1,4 +1,4 @@
-"""Where we are: the system, who looks at this process, what others have left in its environment."""
+"""The platform: the system, the front end, and leftovers in the environment."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from labkit.diagnosis.facts import MachineFacts
 FRONT_ENDS = {
     "svg": "a notebook with live widgets",
     "display": "a notebook without widgets: redrawn output",
-    "static": "headless (papermill, nbclient): static figures, launch waits for the end",
+    "static": "headless (papermill, nbclient): static figures; launch waits until the run ends",
     "text": "a terminal",
 }
 
@@ -22,7 +22,7 @@ def platform(facts: MachineFacts) -> Diagnosis:
         return Diagnosis(
             "platform",
             name,
-            "torch.distributed has no NCCL on native Windows, and labkit starts nothing there",
+            "torch.distributed has no NCCL on native Windows, and labkit does not run there",
             "use WSL2: https://aka.ms/wsl",
             "stop",
         )
@@ -30,19 +30,19 @@ def platform(facts: MachineFacts) -> Diagnosis:
         return Diagnosis(
             "platform",
             name,
-            "NCCL and CUDA are Linux only: ranks train on the CPU with gloo, Apple's GPU is not used",
-            "learn and test here, measure on a machine with NVIDIA GPUs",
+            "NCCL and CUDA are Linux only: ranks train on the CPU with gloo; Apple's GPU is not used",
+            "learn and test here; measure on a machine with NVIDIA GPUs",
             "note",
         )
     release = f", kernel {facts.release}" if facts.release else ""
-    return Diagnosis("platform", f"{name}{release}", "it decides which backends and which limits there are")
+    return Diagnosis("platform", f"{name}{release}", "it determines the available backends and limits")
 
 
 @detection
 def front_end(facts: MachineFacts) -> Diagnosis:
     if facts.front_end is None:
         why = facts.problems.get("front_end", "")
-        return Diagnosis("front end", "n/a", f"{why}; launch says the same", "correct or unset LABKIT_UI", "stop")
+        return Diagnosis("front end", "n/a", f"{why}; launch refuses it, too", "correct or unset LABKIT_UI", "stop")
     return Diagnosis(
         "front end",
         FRONT_ENDS.get(facts.front_end, facts.front_end),
@@ -53,7 +53,7 @@ def front_end(facts: MachineFacts) -> Diagnosis:
 @detection
 def refused(facts: MachineFacts) -> Iterator[Diagnosis]:
     for what, sentence in (facts.refusals or {}).items():
-        yield Diagnosis(what, sentence, "launch says the same, and starts nothing", "put it right first", "stop")
+        yield Diagnosis(what, sentence, "launch refuses to start", "fix it first", "stop")
 
 
 @detection
@@ -63,16 +63,16 @@ def environment(facts: MachineFacts) -> Diagnosis | None:
     return Diagnosis(
         "environment",
         ", ".join(facts.leftovers),
-        "left over from another launcher; not passed on to the ranks, but torchrun by itself obeys them",
+        "left over from another launcher; labkit does not pass them to ranks, but plain torchrun uses them",
     )
 
 
 @detection
 def not_asked(facts: MachineFacts) -> Diagnosis | None:
-    """But for the front end, of which the detection above tells."""
+    """Facts that could not be determined, except the front end, which has its own detection."""
     failed = {name: why for name, why in facts.problems.items() if name not in ("front_end", "is_headless")}
     if not failed:
         return None
-    said = "; ".join(f"{name.replace('_', ' ')}: {why}" for name, why in failed.items())
-    todo = "nothing, or tell us with the output of labkit doctor --json"
-    return Diagnosis("not asked", ", ".join(name.replace("_", " ") for name in failed), said, todo, "note")
+    reasons = "; ".join(f"{name.replace('_', ' ')}: {why}" for name, why in failed.items())
+    todo = "nothing, or report it with the output of labkit doctor --json"
+    return Diagnosis("not asked", ", ".join(name.replace("_", " ") for name in failed), reasons, todo, "note")

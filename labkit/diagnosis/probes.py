@@ -1,7 +1,7 @@
-"""One function for each field of MachineFacts, of its name: it asks the machine that one question, quickly and
-without a trace.
+"""One function for each field of MachineFacts, with its name, that determines this fact quickly and without side
+effects.
 
-None where there is nothing to ask. What it raises is noted by `gather`, which goes on with the next.
+It returns None if the fact does not apply. `gather` records its exceptions and continues with the next function.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ WINDOWS_USERS = Path("/mnt/c/Users")
 
 
 def gather(here: Hardware | None = None) -> MachineFacts:
-    """Ask this machine everything, some tenths of a second. Raises nothing: what could not be asked is None."""
+    """Gather all facts in some tenths of a second. It does not raise: a fact that cannot be determined is None."""
     here = here or hardware()
     answers: dict[str, Any] = {}
     problems: dict[str, str] = {}
@@ -52,7 +52,7 @@ def gather(here: Hardware | None = None) -> MachineFacts:
         if each.name not in ("hardware", "problems"):
             try:
                 answers[each.name] = globals()[each.name](here)
-            except Exception as error:  # one question that cannot be asked does not silence the others
+            except Exception as error:  # one failing probe must not prevent the others
                 problems[each.name] = f"{type(error).__name__}: {error}"
     return MachineFacts(here, **answers, problems=problems)
 
@@ -77,8 +77,8 @@ def _version(package: str) -> str | None:
 
 
 def torch_build(here: Hardware) -> TorchBuild | None:
-    said = torch_report(here.visible_devices)
-    return TorchBuild(said["cuda"], tuple(said["kernels"]), tuple(said["uuids"])) if said else None
+    report = torch_report(here.visible_devices)
+    return TorchBuild(report["cuda"], tuple(report["kernels"]), tuple(report["uuids"])) if report else None
 
 
 def nvml(here: Hardware) -> Nvml | None:
@@ -93,16 +93,16 @@ def nvml(here: Hardware) -> Nvml | None:
     )
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        raise OSError(f"NVML cannot be asked: {last}")
-    told = json.loads(done.stdout)
-    for card in told["cards"]:
+        raise OSError(f"NVML failed: {last}")
+    report = json.loads(done.stdout)
+    for card in report["cards"]:
         for process in card["processes"] or ():
             process |= _who(process["pid"])
-    return nvml_from_json(told)
+    return nvml_from_json(report)
 
 
 def _who(pid: int) -> dict[str, Any]:
-    """Of a process that NVML named. In a container its pid may be nobody's, or somebody else's."""
+    """Facts about a process that NVML lists. In a container its pid may be unknown or another process's."""
     try:
         process = psutil.Process(pid)
         name = process.name()
@@ -116,7 +116,7 @@ def _who(pid: int) -> dict[str, Any]:
 
 
 def kernel(here: Hardware) -> NotebookKernel:
-    """Only asks a torch that has opened CUDA already: asking another would open it."""
+    """Query torch only if it has initialized CUDA already, because a query would initialize it."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return NotebookKernel(cuda=False)
@@ -160,13 +160,13 @@ def _limit(name: str) -> int | None:
 
 
 def runs_filesystem(here: Hardware) -> str | None:
-    """The kind of file system under the runs folder: "9p" or "drvfs" is a drive of Windows seen from WSL."""
+    """The type of the runs folder's file system: "9p" or "drvfs" is a Windows drive seen from WSL."""
     if not MOUNTS.exists():
         return None
     root, best, kind = runs_root(None), PurePosixPath("/"), None
     for line in MOUNTS.read_text().splitlines():
         _, where, fstype, *_ = line.split()
-        mount = PurePosixPath(re.sub(r"\\(\d{3})", lambda found: chr(int(found[1], 8)), where))
+        mount = PurePosixPath(re.sub(r"\\(\d{3})", lambda match: chr(int(match[1], 8)), where))
         if root.is_relative_to(mount) and len(mount.parts) >= len(best.parts):
             best, kind = mount, fstype
     return kind
@@ -178,27 +178,27 @@ def runs_free(here: Hardware) -> int:
 
 
 def refusals(here: Hardware) -> dict[str, str]:
-    asked: dict[str, Callable[[], object]] = {
+    checks: dict[str, Callable[[], object]] = {
         "GLOO_SOCKET_IFNAME": lambda: check_interface(os.environ.get("GLOO_SOCKET_IFNAME", "")),
         "runs folder": lambda: check_root(runs_root(None)),
     }
-    found = {}
-    for what, ask in asked.items():
+    messages = {}
+    for what, check in checks.items():
         try:
-            ask()
+            check()
         except LabError as error:
-            found[what] = str(error)
-    return found
+            messages[what] = str(error)
+    return messages
 
 
 def wslconfig(here: Hardware) -> str | None:
-    """What is wrong with the .wslconfig of a Windows user, "" when nothing is. Only its first bytes are looked at."""
+    """What is wrong with the .wslconfig of a Windows user, or "". It reads the first bytes only."""
     if here.platform != "wsl2":
         return None
     for file in WINDOWS_USERS.glob("*/.wslconfig"):
         try:
             text = file.read_bytes()[:4096]
-        except OSError:  # somebody else's
+        except OSError:  # another user's
             continue
         if text.startswith((b"\xff\xfe", b"\xfe\xff")):
             return "UTF-16"
@@ -225,15 +225,15 @@ def nccl_settings(here: Hardware) -> dict[str, str]:
 
 
 def preflight(here: Hardware) -> dict[str, Any] | None:
-    found = _preflight.remembered(here, here.default_ranks, here.backend)
-    if found is None:
+    result = _preflight.remembered(here, here.default_ranks, here.backend)
+    if result is None:
         return None
-    when = datetime.fromtimestamp(found.when).strftime("%Y-%m-%d %H:%M")
-    return {"said": str(found), "env": found.env, "when": when}
+    when = datetime.fromtimestamp(result.when).strftime("%Y-%m-%d %H:%M")
+    return {"said": str(result), "env": result.env, "when": when}
 
 
 def bandwidth(here: Hardware) -> dict[str, str]:
-    """For each kind of collective between as many ranks as have been measured, how long it takes."""
+    """The measured time of each kind of collective, by number of ranks."""
     return {
         f"{kind} of {link.ranks}": f"{line} (off by {line.residual:.0%})"
         for link in _bandwidth.remembered_links(here)

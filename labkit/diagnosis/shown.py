@@ -1,4 +1,4 @@
-"""Findings as a table for a terminal, and as a card for a notebook: what needs doing first, facts short."""
+"""Findings as a table for a terminal and as a card for a notebook: problems first, then facts in short form."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["as_html", "as_text", "headline"]
 COLUMNS = 100
 NAMES: dict[Level, str] = {
     "stop": "a launch would fail",
-    "warning": "will go wrong, or be slow",
+    "warning": "will go wrong or be slow",
     "note": "good to know",
     "fine": "facts",
 }
@@ -23,14 +23,14 @@ TINTS: dict[Level, str] = {"stop": "#e5534b", "warning": "#c9a227", "note": "#2f
 
 
 def headline(findings: Sequence[Diagnosis]) -> str:
-    """`1 stop, 2 warnings, 1 note` or that there is nothing to do."""
+    """`1 stop, 2 warnings, 1 note`, or `nothing to do`."""
     counts = [(level, sum(finding.level == level for finding in findings)) for level in LEVELS[:-1]]
-    said = [f"{count} {level}{'s' if count > 1 else ''}" for level, count in counts if count]
-    return ", ".join(said) or "nothing to do"
+    parts = [f"{count} {level}{'s' if count > 1 else ''}" for level, count in counts if count]
+    return ", ".join(parts) or "nothing to do"
 
 
 def as_text(machine: str, findings: Sequence[Diagnosis]) -> str:
-    """At most COLUMNS wide, except for a word that is longer."""
+    """Text with lines of at most COLUMNS, except for longer words."""
     width = max(len(finding.what) for finding in findings)
     lines = [*_wrapped(f"{machine}: ", headline(findings), 2)]
     for level, group in groupby(findings, key=lambda finding: finding.level):
@@ -41,7 +41,7 @@ def as_text(machine: str, findings: Sequence[Diagnosis]) -> str:
 
 
 def _rows(finding: Diagnosis, width: int) -> Iterator[str]:
-    """A fact in as few lines as it takes, anything else with its reason and its remedy on lines of their own."""
+    """The lines of a finding; unless it is a fact, reason and remedy start on separate lines."""
     start, indent = f"  {finding.what:<{width}}  ", width + 4
     if finding.level == "fine":
         more = _more(finding)
@@ -70,17 +70,17 @@ def _wrapped(start: str, text: str, indent: int) -> list[str]:
 
 
 def as_html(machine: str, findings: Sequence[Diagnosis]) -> str:
-    """No script, no address; colour is never the only sign. MachineFacts are folded."""
-    told = "".join(_told(finding) for finding in findings if finding.level != "fine")
+    """HTML without scripts and links; colour is never the only mark. Facts are folded."""
+    problems = "".join(_problem(finding) for finding in findings if finding.level != "fine")
     facts = _facts([finding for finding in findings if finding.level == "fine"])
     return (
         '<div style="font-family:system-ui,sans-serif;font-size:13px;line-height:1.5;max-width:760px">'
         f"<div><b>{escaped(machine)}</b></div>"
-        f'<div style="opacity:.75;margin-bottom:6px">{escaped(headline(findings))}</div>{told}{facts}</div>'
+        f'<div style="opacity:.75;margin-bottom:6px">{escaped(headline(findings))}</div>{problems}{facts}</div>'
     )
 
 
-def _told(finding: Diagnosis) -> str:
+def _problem(finding: Diagnosis) -> str:
     tint, level = TINTS[finding.level], finding.level
     todo = f"<div>→ {escaped(finding.todo)}</div>" if finding.todo else ""
     why = f'<div style="opacity:.75">{escaped(finding.why)}</div>' if finding.why else ""

@@ -1,4 +1,4 @@
-"""Versions, and which are known not to work."""
+"""Versions, and those that are known not to work."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from labkit.view.frontend import BROKEN_KERNELS
 @detection
 def versions(facts: MachineFacts) -> Diagnosis:
     named = [f"{name} {found or 'missing'}" for name, found in (facts.packages or {}).items()]
-    return Diagnosis("versions", ", ".join([f"Python {facts.python}", *named]), "of this process, and so of the ranks")
+    return Diagnosis("versions", ", ".join([f"Python {facts.python}", *named]), "of this process and thus of the ranks")
 
 
 @detection
@@ -24,7 +24,7 @@ def torch(facts: MachineFacts) -> Diagnosis | None:
     if release_of(found) >= TORCH_FLOOR:
         return None
     floor = ".".join(map(str, TORCH_FLOOR))
-    why = "launch refuses it: older ones hang or sum wrongly on gloo"
+    why = "launch refuses it: older versions hang or compute wrong sums with gloo"
     return Diagnosis("torch", found, why, f"python -m pip install 'torch>={floor}'", "stop")
 
 

@@ -1,4 +1,4 @@
-"""WSL2. All from documentation and issues (docs/platforms.md): nothing of labkit has run there yet."""
+"""WSL2, according to documentation and issues (docs/platforms.md): labkit has not been tested there yet."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def memory(facts: MachineFacts) -> Diagnosis | None:
     return Diagnosis(
         "WSL memory",
         gib(facts.hardware.memory),
-        "that of WSL's virtual machine, by default half of the computer's",
-        "more: [wsl2] memory=… in %UserProfile%\\.wslconfig (UTF-8, lines ending in LF), then wsl --shutdown",
+        "of WSL's virtual machine, by default half of the computer's memory",
+        "for more: [wsl2] memory=… in %UserProfile%\\.wslconfig (UTF-8, lines ending in LF), then wsl --shutdown",
         "note",
     )
 
@@ -52,7 +52,7 @@ def wslconfig(facts: MachineFacts) -> Diagnosis | None:
     return Diagnosis(
         ".wslconfig",
         facts.wslconfig,
-        "WSL has been seen to ignore it unless it is UTF-8 with lines ending in LF",
+        "WSL may ignore it unless it is UTF-8 with lines ending in LF",
         "save it again as UTF-8 with LF, then wsl --shutdown",
         "warning",
     )
@@ -66,8 +66,8 @@ def runs_folder(facts: MachineFacts) -> Diagnosis | None:
         return Diagnosis("runs folder", f"on {facts.runs_filesystem}", "keep it off /mnt/c: writes there are slow")
     return Diagnosis(
         "runs folder",
-        f"on a drive of Windows ({facts.runs_filesystem})",
-        "writes there are slow, and ranks write their records all the time",
+        f"on a Windows drive ({facts.runs_filesystem})",
+        "writes there are slow, and ranks write records continuously",
         "work in WSL's own file system (cd ~), or export LABKIT_RUNS=~/runs",
         "warning",
     )
@@ -80,29 +80,29 @@ def pinned_memory(facts: MachineFacts) -> Diagnosis | None:
     return Diagnosis(
         "pinned memory",
         "limited",
-        "NVIDIA's guide says so of WSL2 and not how much there is",
-        "when a DataLoader or CPU offload fails to pin: pin_memory=False (--no-pin-memory)",
+        "according to NVIDIA's guide for WSL2, which does not give the limit",
+        "if a DataLoader or CPU offload fails to pin memory: pin_memory=False (--no-pin-memory)",
         "note",
     )
 
 
 @detection
 def several_gpus(facts: MachineFacts) -> Diagnosis | None:
-    """The ladder of P2P and SHM settings is `links.preflight`'s to tell, once it was climbed."""
+    """`links.preflight` reports the required P2P and SHM settings after a preflight."""
     if not is_wsl2(facts) or len(facts.hardware.gpus) < 2 or facts.preflight is not None:
         return None
     return Diagnosis(
         "GPUs in WSL2",
         str(len(facts.hardware.gpus)),
-        "NCCL's notes speak of a single GPU in WSL2, failures with two are reported (microsoft/WSL #12467)",
-        "labkit doctor --preflight tries NCCL as it is, then without P2P, then without SHM, and keeps what works",
+        "NCCL's notes mention a single GPU in WSL2; failures with two are reported (microsoft/WSL #12467)",
+        "labkit doctor --preflight tries NCCL's defaults, then without P2P, then without SHM, and keeps what works",
         "note",
     )
 
 
 @detection
 def desktop(facts: MachineFacts) -> Diagnosis | None:
-    """Which part of a GPU's memory is Windows' own."""
+    """GPU memory used by Windows."""
     if not is_wsl2(facts):
         return None
     taken = [c for c in facts.cards if c.memory and c.free is not None and c.free < MOSTLY_FREE * c.memory]
@@ -111,7 +111,7 @@ def desktop(facts: MachineFacts) -> Diagnosis | None:
     return Diagnosis(
         "GPU memory",
         ", ".join(f"GPU {c.index}: {gib(c.free)} free of {gib(c.memory)}" for c in taken),
-        "Windows' desktop and programs share the GPU: ranks have so much less than the planner reckons with",
+        "the Windows desktop and programs share the GPU: ranks have less memory than the planner assumes",
         "close browsers and games, let the desktop use another GPU, or train smaller",
         "warning",
     )
@@ -119,7 +119,7 @@ def desktop(facts: MachineFacts) -> Diagnosis | None:
 
 @detection
 def nvml_gaps(facts: MachineFacts) -> Diagnosis | None:
-    """Anywhere, but WSL2 is where it is known to happen."""
+    """Missing values of NVML, which are known to occur in WSL2."""
     gaps = [name for name in READINGS if any(getattr(card, name) is None for card in facts.cards)]
     processes = [card.processes for card in facts.cards]
     if any(each is None or any(p.memory is None for p in each) for each in processes):
@@ -128,8 +128,8 @@ def nvml_gaps(facts: MachineFacts) -> Diagnosis | None:
         return None
     return Diagnosis(
         "NVML",
-        f"does not tell: {', '.join(gaps)}",
-        "the view shows n/a for these; memory per rank comes from inside the ranks and is right",
+        f"missing: {', '.join(gaps)}",
+        "the view shows n/a for these; memory per rank is measured inside the ranks and is correct",
         "nothing",
         "note",
     )

@@ -19,7 +19,7 @@ import pytest
 import labkit
 from labkit import cli, data
 from labkit.diagnosis import Diagnosis, MachineFacts, detections, diagnose, gather, on_kaggle, probes
-from labkit.diagnosis.ask_nvml import told
+from labkit.diagnosis.ask_nvml import report
 from labkit.diagnosis.facts import UNLIMITED, NotebookKernel, Process, TorchBuild, nvml_from_json
 from labkit.diagnosis.shown import COLUMNS
 from labkit.errors import LabError, LaunchError
@@ -227,7 +227,7 @@ def test_gpus_that_are_hidden_are_told(visible):
     said = found(with_hardware("laptop-cpu", visible_devices=visible))["devices"]
 
     assert said.level == "note"
-    assert f"CUDA_VISIBLE_DEVICES={visible!r} decides what is seen" in said.why
+    assert f"CUDA_VISIBLE_DEVICES={visible!r} determines the visible GPUs" in said.why
 
 
 def test_different_gpus_are_listed_one_by_one():
@@ -268,8 +268,8 @@ def test_a_torch_that_does_not_tell_its_kernels_is_not_blamed():
     ("cuda", "driver", "why"),
     [
         (None, "12.4", "built without CUDA"),
-        ("13.0", "12.4", "built for CUDA 13.0, the driver 550.54.15 knows up to 12.4"),
-        ("12.8", "12.4", "torch does not say why"),
+        ("13.0", "12.4", "built for CUDA 13.0, but the driver 550.54.15 supports up to 12.4"),
+        ("12.8", "12.4", "torch gives no reason"),
     ],
 )
 def test_gpus_that_torch_does_not_see_have_a_reason(cuda, driver, why):
@@ -368,7 +368,7 @@ def test_a_session_of_unknown_age_is_told_so():
     [
         (7200.0, "started now, save and stop after 9 h 30 min;"),
         (43200.0 - 1800, "started now, save and stop after 15 min 0 s"),
-        (43200.0, "it is over, and runs get no deadline"),
+        (43200.0, "it has ended, so runs get no deadline"),
     ],
 )
 def test_the_doctor_says_when_a_run_would_stop_as_the_launch_reckons(seconds, says):
@@ -440,7 +440,7 @@ def test_a_preflight_that_the_shell_prevents_is_not_kept_as_the_machines(monkeyp
 def test_a_session_is_as_long_as_its_variable_says(monkeypatch, on_made_up_kaggle):
     monkeypatch.setenv("LABKIT_SESSION_SECONDS", "32400")
 
-    assert "9 h 0 min a session" in found(gather())["session"].why
+    assert "9 h 0 min per session" in found(gather())["session"].why
 
 
 def test_what_cannot_be_asked_is_none_and_told(monkeypatch):
@@ -463,7 +463,7 @@ def test_no_single_fact_is_needed_to_say_something():
         for each in dataclasses.fields(MachineFacts):
             if each.name not in ("hardware", "problems"):
                 said = diagnose(dataclasses.replace(facts, **{each.name: None}))
-                assert not [f for f in said if "could not be told" in f.why], (name, each.name)
+                assert not [f for f in said if "the detection failed" in f.why], (name, each.name)
 
 
 def test_a_detection_that_fails_does_not_silence_the_others(monkeypatch):
@@ -595,7 +595,7 @@ def test_a_driver_that_crashes_who_asks_it_does_not_crash_the_doctor(tmp_path, m
     (tmp_path / "pynvml.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path(labkit.__file__).parents[1]}")
 
-    assert gather().problems["nvml"] == "OSError: NVML cannot be asked: exit code -11"
+    assert gather().problems["nvml"] == "OSError: NVML failed: exit code -11"
 
 
 class NoNvml(Exception):
@@ -636,7 +636,7 @@ def made_up_nvml(*, silent=()):
 
 def test_nvml_is_asked_about_each_gpu_and_each_pair():
     """Made from NVML's reference: no driver was here."""
-    said = nvml_from_json(json.loads(json.dumps(told(made_up_nvml()))))
+    said = nvml_from_json(json.loads(json.dumps(report(made_up_nvml()))))
 
     assert (said.driver, said.cuda) == ("550.54.15", "12.4")
     assert [card.index for card in said.cards] == [0, 1]
@@ -648,7 +648,7 @@ def test_nvml_is_asked_about_each_gpu_and_each_pair():
 def test_what_nvml_does_not_tell_is_none():
     nvml = made_up_nvml()
     silent = [name for name in vars(nvml) if name.startswith("nvml") and not name.endswith(("Count", "Index"))]
-    said = nvml_from_json(told(made_up_nvml(silent=silent)))
+    said = nvml_from_json(report(made_up_nvml(silent=silent)))
 
     assert (said.driver, said.cuda) == (None, None)
     assert {value for card in said.cards for name, value in vars(card).items() if name != "index"} == {None}
@@ -713,7 +713,7 @@ def test_the_doctor_and_the_launch_know_one_length_of_a_session(
             session.seconds_left()
     else:
         assert session.seconds_left() == pytest.approx(length - facts.kaggle.session_seconds, abs=5)
-        assert f"estimated: {length // 3600} h 0 min a session" in told.why
+        assert f"estimated: {length // 3600} h 0 min per session" in told.why
 
 
 def test_a_folder_of_too_many_files_is_given_up(on_made_up_kaggle, monkeypatch):
