@@ -1,6 +1,6 @@
 """labkit: write a training script in a notebook, launch it on every rank, watch it live.
 
-Names are imported when first used, so that `import labkit` costs nothing and loads neither torch nor widgets.
+Names are imported on first use, so that `import labkit` is fast and loads neither torch nor widgets.
 """
 
 from __future__ import annotations

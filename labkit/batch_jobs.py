@@ -1,4 +1,4 @@
-"""Runs that a scheduler starts: `submit`, and the verbs of `labkit slurm`."""
+"""Runs that are started by a scheduler: `submit`, and the verbs of `labkit slurm`."""
 
 from __future__ import annotations
 
@@ -43,26 +43,24 @@ def submit(
     env: Mapping[str, str] | None = None,
     **parameters: Any,
 ) -> Run:
-    """Put a training into Slurm's queue and return at once; the run is then watched, stopped and read like any other.
+    """Submit a training to Slurm and return immediately; the run is watched, stopped and read like any other.
 
     `script`, `args`, `name`, `env` and `parameters` are as for `launch`. `runs_dir` must be on a file system that all
     nodes share. `nproc_per_node="auto"` is one rank per GPU of the partition's nodes. `time` is Slurm's: "02:00:00",
-    "1-12:00:00", or minutes. `options` are further ones of sbatch (`["--qos=high", "--mem=64G"]`), `setup` is shell
-    that comes before everything else ("module load cuda"); a node's task is given `cpus_per_task` cores (two a rank).
-    A script that takes `--checkpoint-dir`, as labkit's own do, is told `saving_seconds` before the time is up to save;
-    its job then goes back into the queue and resumes, as it does when Slurm takes its nodes away. Others run once.
-    The launch file, `job.sbatch` in the run folder, says what is in it and why.
+    "1-12:00:00", or minutes. `options` are other sbatch options (`["--qos=high", "--mem=64G"]`), `setup` is shell
+    code that runs first ("module load cuda"); the task on each node gets `cpus_per_task` cores (default: two per rank).
+    A script with the option `--checkpoint-dir`, as labkit's own have, saves `saving_seconds` before the time limit; its
+    job is then requeued and resumes, also when Slurm preempts it. Other scripts run once.
+    The launch file, `job.sbatch` in the run folder, explains its contents in comments.
 
-    Raises LaunchError or ScriptError when it cannot be submitted, with Slurm's own words where they are the reason.
+    Raises LaunchError or ScriptError when it cannot be submitted, with Slurm's own message if there is one.
     """
     if to != "slurm":
-        raise LaunchError(f"to={to!r}: labkit submits to 'slurm'; docs/examples has files for Kubeflow and SkyPilot")
+        raise LaunchError(f"to must be 'slurm', got {to!r}; docs/examples has files for Kubeflow and SkyPilot")
     if "retries" in parameters:
-        raise LaunchError("a job is begun again by Slurm's queue, from its newest checkpoint; leave retries out")
+        raise LaunchError("Slurm restarts a job from its newest checkpoint; leave retries out")
     if others := sorted(parameters.keys() & LaunchOptions.names()):
-        raise LaunchError(
-            f"{others[0]} is an option of launch; submit returns at once, and the cluster decides on what it runs"
-        )
+        raise LaunchError(f"{others[0]} is an option of launch, not of submit, which lets Slurm choose the nodes")
     if isinstance(script, Plan):
         raise LaunchError("a plan is launched on one machine; on a cluster, submit its script and parameters")
     warn(script)
@@ -86,38 +84,38 @@ def submit(
     if ui() in ("svg", "display", "static"):
         run.show()
     else:
-        print(f"{run.id} is job {job_id}; it goes on when this process ends, until `labkit stop` or run.stop()")
+        print(f"{run.id} is job {job_id}; it outlives this process; stop it with `labkit stop` or run.stop()")
     return run
 
 
 def add_verbs(parser: argparse.ArgumentParser) -> None:
-    """The verbs below `labkit slurm`."""
+    """Add the verbs of `labkit slurm`."""
     verbs = parser.add_subparsers(dest="slurm", required=True, metavar="VERB")
-    for name, run, said in (
-        ("submit", _submit, "put a training into Slurm's queue and follow it; Ctrl-C leaves it going"),
-        ("print", _print, "print the launch file, for sbatch; the run can be attached to once it is submitted"),
+    for name, run, description in (
+        ("submit", _submit, "submit a training to Slurm and follow it; Ctrl-C leaves it running"),
+        ("print", _print, "print the launch file for sbatch; once submitted, the run can be attached to"),
     ):
         verb = verbs.add_parser(
             name,
-            help=said,
-            description=said,
+            help=description,
+            description=description,
             allow_abbrev=False,
             usage=f"labkit slurm {name} SCRIPT --time TIME [options] [--] [the script's own options]",
         )
         _options(verb)
         verb.set_defaults(run=run)
-    verb.add_argument("--plain", action="store_true", help="a file that does without labkit")
-    verbs.choices["submit"].add_argument("--detach", action="store_true", help="return when Slurm has it")
+    verb.add_argument("--plain", action="store_true", help="a launch file without labkit")
+    verbs.choices["submit"].add_argument("--detach", action="store_true", help="return when the job is submitted")
 
 
 def _options(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("script", metavar="SCRIPT", help="one of labkit's own (ddp) or the path of any torchrun script")
-    verb.add_argument("--time", required=True, help="how long it may take: 02:00:00, 1-12:00:00, or minutes")
+    verb.add_argument("--time", required=True, help="time limit: 02:00:00, 1-12:00:00, or minutes")
     verb.add_argument("--nodes", type=int, default=1, metavar="N")
-    verb.add_argument("--nproc-per-node", default="auto", metavar="N", help="ranks of each (default: one per GPU)")
+    verb.add_argument("--nproc-per-node", default="auto", metavar="N", help="ranks per node (default: one per GPU)")
     verb.add_argument("--partition")
     verb.add_argument("--account")
-    verb.add_argument("--gpus-per-node", type=int, metavar="N", help="default: one per rank, where nodes have so many")
+    verb.add_argument("--gpus-per-node", type=int, metavar="N", help="default: one per rank, if the nodes have them")
     verb.add_argument("--cpus-per-task", type=int, metavar="N", help="cores of each node (default: two per rank)")
     verb.add_argument(
         "--option",
@@ -125,21 +123,21 @@ def _options(verb: argparse.ArgumentParser) -> None:
         default=[],
         dest="options",
         metavar="OPTION",
-        help="any other of sbatch's, as --option=--qos=high; may be repeated",
+        help="any other sbatch option, as --option=--qos=high; may be repeated",
     )
-    verb.add_argument("--setup", default="", metavar="SHELL", help="comes first, such as 'module load cuda'")
+    verb.add_argument("--setup", default="", metavar="SHELL", help="code to run first, such as 'module load cuda'")
     verb.add_argument(
         "--saving-seconds",
         type=int,
         default=NOTICE_SECONDS,
         metavar="S",
-        help="before its time is up the job is told to save (default: %(default)s)",
+        help="save this long before the time limit (default: %(default)s)",
     )
-    verb.add_argument("--name", help="the job's, and part of the run folder's")
+    verb.add_argument("--name", help="name of the job, and part of the run folder's name")
     verb.add_argument("--runs-dir", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
 
 
-def _asked(arguments: argparse.Namespace) -> dict[str, Any]:
+def _job_options(arguments: argparse.Namespace) -> dict[str, Any]:
     names = (
         "time",
         "nodes",
@@ -155,7 +153,7 @@ def _asked(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _launch_options(arguments: argparse.Namespace, rest: list[str]) -> LaunchOptions:
-    if "--" in rest:  # the first one is ours
+    if "--" in rest:  # the first one is labkit's
         rest.remove("--")
     ranks = whole_number(arguments.nproc_per_node)
     return LaunchOptions(nproc_per_node=ranks, args=rest, name=arguments.name, runs_dir=arguments.runs_dir)
@@ -169,24 +167,24 @@ def _submit(arguments: argparse.Namespace, rest: list[str]) -> int:
         args=launch.args,
         name=launch.name,
         runs_dir=launch.runs_dir,
-        **_asked(arguments),
+        **_job_options(arguments),
     )
     if not arguments.detach:
         try:
             run.wait(stop_on_interrupt=False, watch=sys.stdout.isatty())
         except KeyboardInterrupt:
-            print(plain(f"\n{run.id} goes on; end it with: labkit stop {run.id}"))
+            print(plain(f"\n{run.id} is still running; stop it with: labkit stop {run.id}"))
             raise
         print(run)
     return 0
 
 
 def _print(arguments: argparse.Namespace, rest: list[str]) -> int:
-    launch, asked = _launch_options(arguments, rest), _asked(arguments)
+    launch, job_options = _launch_options(arguments, rest), _job_options(arguments)
     if arguments.plain:
-        print(submission.plain_text(arguments.script, launch, **asked), end="")
+        print(submission.plain_text(arguments.script, launch, **job_options), end="")
         return 0
-    folder = submission.prepare(arguments.script, launch, {}, **asked)
+    folder = submission.prepare(arguments.script, launch, {}, **job_options)
     print(folder.launch_file.read_text(encoding="utf-8"), end="")
     file = Path(os.path.relpath(folder.launch_file))
     print(plain(f"submit it with: sbatch {file}\nfollow it with: labkit attach {folder.id}"), file=sys.stderr)

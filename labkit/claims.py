@@ -1,4 +1,4 @@
-"""Claims that can be wrong: a number written down before a run, what the run measured, and how far apart they are."""
+"""Claims that can be wrong: a number predicted before a run, the measured number, and the difference."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ WAYS = ("equals", "at least", "at most")
 
 @dataclass(frozen=True)
 class Claim:
-    """`within` is relative to what was predicted: 0.02 is 2 %, 0 is exactly. `article` is what was said elsewhere, and
-    `said` the number in it, if there is one; `because` names the term responsible for the rest. `timed` claims are
-    measured with a clock: a busy machine makes them wrong."""
+    """`within` is relative to the prediction: 0.02 is 2 %, 0 is exact. `article` is what somebody else claims, and
+    `said` the number in it, if any; `because` names the reason for the difference. `timed` claims are measured with a
+    clock, so that a busy machine makes them wrong."""
 
     name: str
     predicted: float
@@ -41,12 +41,12 @@ class Claim:
 
     @property
     def holds(self) -> bool | None:
-        """None until it is measured. A measured nan holds nothing."""
+        """Whether the prediction holds; None until it is measured. With a measured NaN no claim holds."""
         return None if self.measured is None else self._fits(self.predicted)
 
     @property
     def article_holds(self) -> bool | None:
-        """Whether the article's number would have, within the same."""
+        """Whether the article's number holds with the same tolerance."""
         return None if self.measured is None or self.said is None else self._fits(self.said)
 
     def _fits(self, number: float) -> bool:
@@ -56,14 +56,14 @@ class Claim:
         return {"equals": above and below, "at least": above, "at most": below}[self.how]
 
     def row(self) -> dict[str, str]:
-        """For people."""
+        """The claim as formatted text."""
         bound = "" if self.how == "equals" else f"{self.how} "
         off = ""
         if self.measured is not None and math.isfinite(self.measured) and self.predicted and self.how == "equals":
             off = f"{self.measured / self.predicted - 1:+.2%}" if self.measured != self.predicted else "0"
         wrong = "not at this machine's load" if self.timed else "does not hold"
         verdict = {None: "not measured", True: "holds", False: wrong}[self.holds]
-        heard = {None: "", True: ": so it is", False: ": not so"}[self.article_holds]
+        agreement = {None: "", True: ": true", False: ": not true"}[self.article_holds]
         return {
             "claim": self.name,
             "predicted": bound + self.shown(self.predicted),
@@ -72,11 +72,11 @@ class Claim:
             "allowed": f"{self.within:.1%}" if self.within else "0",
             "verdict": verdict,
             "because": self.because,
-            "article": self.article and self.article + heard,
+            "article": self.article and self.article + agreement,
         }
 
     def shown(self, number: float) -> str:
-        """A number in the claim's unit, for people."""
+        """A number in the claim's unit, formatted."""
         if self.unit == "B":
             return f"{number:,.0f} B" if number < 1 << 20 else gib(number)
         if self.unit == "s":
@@ -88,9 +88,9 @@ class Claim:
 
 
 class Claims:
-    """Of one lab. `predict` before the run, `measure` after it, `check` at the end: it raises when one is false.
+    """The claims of one lab. `predict` before the run, `measure` after it, `check` at the end raises if one is false.
 
-    Timed claims that are off are shown and never raise: a busy machine is not a mistake in the lab."""
+    Timed claims that are false are shown but do not raise, because a busy machine is not a mistake in the lab."""
 
     def __init__(self, lab: str):
         self.lab = lab
@@ -109,27 +109,27 @@ class Claims:
         said: float | None = None,
         timed: bool | None = None,
     ) -> float:
-        """Write down what a run will measure, and return it. `unit` "B", "s" and "%" (of 1) are shown as such.
+        """Record what a run will measure, and return it. The units "B", "s" and "%" (of 1) are formatted.
 
-        `within`: how far off it may be, relative. `how`: "equals", "at least" or "at most". `article`: what somebody
-        else claims, and `said` their number. `timed`: measured with a clock, as everything in "s" is unless you say
-        otherwise. Raises LabError for a value that is no number, or a name used before.
+        `within`: the relative tolerance. `how`: "equals", "at least" or "at most". `article`: what somebody else
+        claims, and `said` their number. `timed`: measured with a clock, by default true for the unit "s". Raises
+        LabError for a value that is not a finite number, or a name that has been measured.
         """
         if how not in WAYS:
             raise LabError(f"how must be one of {', '.join(map(repr, WAYS))}, got {how!r}")
         if not isinstance(value, int | float) or not math.isfinite(value):
-            raise LabError(f"a prediction is a finite number; {name!r} was given {value!r}")
+            raise LabError(f"a prediction must be a finite number; got {value!r} for {name!r}")
         if name in self._claims and self._claims[name].measured is not None:
-            raise LabError(f"{name!r} has been measured: a prediction is not changed afterwards")
+            raise LabError(f"{name!r} has been measured, so its prediction cannot change; use another name")
         timed = unit == "s" if timed is None else timed
         self._claims[name] = Claim(name, value, unit, within, how, article, said, timed, time.time())
         self._write()
         return value
 
     def measure(self, name: str, value: float, *, run: Run | None = None, because: str = "") -> float:
-        """Put down what was measured, and return it. With `run`, the prediction must be older than that run.
+        """Record what was measured, and return it. With `run`, the prediction must be older than that run.
 
-        Raises LabError when nothing was predicted, or only after the run was launched.
+        Raises LabError when there is no prediction, or it was made after the launch.
         """
         if name not in self._claims:
             raise LabError(f"nothing was predicted as {name!r}; there are: {', '.join(self._claims) or 'none'}")
@@ -141,15 +141,15 @@ class Claims:
         return value
 
     def check(self) -> Claims:
-        """Raise LabError when a claim that is not timed is false, or any was not measured. Returns the claims."""
+        """Raise LabError when a claim that is not timed is false, or any claim is not measured. Returns the claims."""
         wrong = [c.row() for c in self._claims.values() if not c.holds and not (c.timed and c.measured is not None)]
         if wrong:
-            told = "; ".join(
+            details = "; ".join(
                 f"{row['claim']}: predicted {row['predicted']}, measured {row['measured'] or 'nothing'}"
                 + (f" ({row['off by']}, allowed {row['allowed']})" if row["off by"] else "")
                 for row in wrong
             )
-            raise LabError(plain(f"{len(wrong)} of {len(self._claims)} claims of {self.lab} do not hold: {told}"))
+            raise LabError(plain(f"{len(wrong)} of {len(self._claims)} claims of {self.lab} do not hold: {details}"))
         return self
 
     def _write(self) -> None:

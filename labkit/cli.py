@@ -1,4 +1,4 @@
-"""The verbs of the notebook in a terminal."""
+"""The command line: the functions of the notebook as verbs."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ __all__ = ["main"]
 EXAMPLES = """examples:
   labkit doctor
   labkit launch ddp --nproc-per-node 2 --steps 100      one of labkit's own scripts, with its options
-  labkit write fsdp checkpoints --task digits > mine.py  the script itself, to keep
+  labkit write fsdp checkpoints --task digits > mine.py  the script as a file
   labkit launch train.py --nproc-per-node 2 -- 50 --lr 1e-3
-  labkit check train.py                                  what in it hangs, corrupts or slows distributed training
+  labkit check train.py                                  errors that hang, corrupt or slow down the training
   labkit plan fsdp --nproc-per-node 8 --device A100-40 -- --global-batch-size 512
   labkit runs
   labkit stop latest
@@ -47,9 +47,9 @@ A comment `# labkit: ignore[rule]` silences a rule on its line. docs/check.md li
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one verb. Exit codes: 0 done, 1 the training failed or does not fit, a check found something, or the doctor
-    says that it cannot work here, 2 refused before anything started, 129 the terminal was closed, 130 interrupted, 141
-    nobody reads what is printed."""
+    """Run one verb. Exit codes: 0 success, 1 the training failed or does not fit, a check has findings, or the doctor
+    found that a launch would fail, 2 refused before anything started, 129 the terminal was closed, 130 interrupted, 141
+    the reader of the output has exited."""
     parser = _parser()
     arguments, rest = parser.parse_known_args(argv)
     if rest and arguments.verb not in ("launch", "plan", "slurm"):
@@ -64,18 +64,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # whoever read our output has seen enough
-        _write_nowhere()
+    except BrokenPipeError:  # the reader of the output has exited
+        _discard_output()
         return 141
     except OSError as error:
         if error.errno != errno.EIO:
             raise
-        _write_nowhere()  # the terminal was closed
+        _discard_output()  # the terminal was closed
         return 129
 
 
-def _write_nowhere() -> None:
-    """What is still to be flushed has nobody to read it."""
+def _discard_output() -> None:
+    """Redirect output that is still to be flushed to /dev/null."""
     for stream in (sys.stdout, sys.stderr):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
@@ -86,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
         "labkit", description=str(labkit.__doc__).splitlines()[0], epilog=EXAMPLES, formatter_class=formatter
     )
     parser.add_argument("--version", action="version", version=f"labkit {labkit.__version__}")
-    parser.add_argument("--runs-dir", help="where run folders are kept (default: $LABKIT_RUNS or ./runs)")
+    parser.add_argument("--runs-dir", help="where run folders are stored (default: $LABKIT_RUNS or ./runs)")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
 
     def verb(name: str, run: Any, help: str, **options: Any) -> argparse.ArgumentParser:
@@ -98,10 +98,9 @@ def _parser() -> argparse.ArgumentParser:
     doctor = verb(
         "doctor",
         _doctor,
-        "what this machine has and what to use on it; exits with 1 when it finds "
-        "something of level stop: a launch would fail",
+        "what this machine has and what to use on it; exits with 1 when a launch would fail (a finding of level stop)",
     )
-    doctor.add_argument("--preflight", action="store_true", help="let the ranks meet and sum a number")
+    doctor.add_argument("--preflight", action="store_true", help="let the ranks sum a number")
     doctor.add_argument(
         "--bandwidth",
         type=int,
@@ -109,17 +108,17 @@ def _parser() -> argparse.ArgumentParser:
         const=True,
         default=False,
         metavar="RANKS",
-        help="measure the collectives of so many ranks (default: one per GPU, or two)",
+        help="measure the collectives of this many ranks (default: one per GPU, or two)",
     )
-    doctor.add_argument("--json", action="store_true", help="findings and facts, to keep or to attach to a report")
+    doctor.add_argument("--json", action="store_true", help="print findings and facts as JSON, to attach to a report")
     start = verb(
         "launch",
         _launch,
-        "start a script on every rank; what follows is passed on to the script",
+        "start a script on every rank; the remaining arguments are passed to the script",
         usage="labkit launch SCRIPT [options] [--] [the script's own options]",
         add_help=False,
     )
-    start.add_argument("-h", "--help", action="store_true", help="this text, and the options of SCRIPT if one is given")
+    start.add_argument("-h", "--help", action="store_true", help="show this help, and the options of SCRIPT")
     start.add_argument("script", nargs="?", help="one of labkit's own (ddp) or the path of any torchrun script")
     LaunchOptions.add_arguments(start)
     start.add_argument("--watch", action="store_true", help="draw the live view in the terminal")
@@ -127,13 +126,13 @@ def _parser() -> argparse.ArgumentParser:
         "--print",
         action="store_true",
         dest="only_print",
-        help="with --hosts: start nothing, print the line to paste on each of them",
+        help="with --hosts: start nothing, print the command to paste on each host",
     )
     check = verb(
         "check",
         _check,
-        "name what in a training script hangs, corrupts or slows distributed training; exits "
-        "with 0 when nothing is found, 1 when something is, 2 when a file cannot be read",
+        "find errors in a training script that hang, corrupt or slow down distributed training; "
+        "exits with 0 without findings, 1 with findings, 2 when a file cannot be read",
         epilog=CHECK_EXAMPLES,
         formatter_class=formatter,
     )
@@ -147,50 +146,49 @@ def _parser() -> argparse.ArgumentParser:
         "--from",
         dest="before",
         metavar="BEFORE",
-        help="compare FILE with this script as a migration, say from DDP to FSDP: what changed, and "
-        "what was forgotten (exits with 1 when something was)",
+        help="compare FILE with this script as a migration, for example from DDP to FSDP: what changed, "
+        "and what was forgotten (exits with 1 if anything was)",
     )
     check.add_argument("--json", action="store_true", help="print the findings as JSON")
     plan = verb(
         "plan",
         _plan,
-        "what each strategy would hold and how fast it would be, before anything is launched; "
-        "exits with 1 when it does not fit",
+        "predict memory and speed of each strategy before a launch; exits with 1 when the script does not fit",
         usage="labkit plan SCRIPT [options] [--] [the script's own options]",
     )
-    plan.add_argument("script", help="one of labkit's own (ddp) or the path of a script with the cells of one")
+    plan.add_argument("script", help="one of labkit's own (ddp) or the path of a script with the same cells")
     plan.add_argument("--nproc-per-node", default="auto", metavar="N", help="ranks (default: one per GPU, or two)")
-    plan.add_argument("--nodes", type=int, default=1, metavar="N", help="hosts with so many ranks each (default: 1)")
-    plan.add_argument("--network", help="what joins them: 100GbE, InfiniBand NDR, … or bits/s of one host")
+    plan.add_argument("--nodes", type=int, default=1, metavar="N", help="number of hosts (default: 1)")
+    plan.add_argument("--network", help="network between hosts: 100GbE, InfiniBand NDR, … or bits/s of one host")
     plan.add_argument("--device", help="T4, 2xT4, A100-40, H100 … (default: this machine)")
-    plan.add_argument("--measure", action="store_true", help="measure this machine's speed first: fifteen seconds")
-    listing = verb("runs", _runs, "all runs and what has become of them")
-    listing.add_argument("--clean", action="store_true", help="delete what launches that were killed have left")
+    plan.add_argument("--measure", action="store_true", help="measure this machine's speed first (15 seconds)")
+    listing = verb("runs", _runs, "list all runs and their states")
+    listing.add_argument("--clean", action="store_true", help="delete the folders of launches that were killed")
     for name, run, help, default in (
-        ("attach", _attach, "follow a run until its end; Ctrl-C leaves it going", "latest"),
-        ("stop", _stop, "end a run on every rank; without an id, the newest that is going on", None),
-        ("stacks", _stacks, "where every rank of a run is just now: why is it stuck?", "latest"),
+        ("attach", _attach, "follow a run until it ends; Ctrl-C leaves it running", "latest"),
+        ("stop", _stop, "stop a run on every rank; without an id, the newest active one", None),
+        ("stacks", _stacks, "where every rank of a run is now: why is it stuck?", "latest"),
         ("timeline", _timeline, "seconds per phase of the steps of a run that was launched with --profile", "latest"),
         ("report", _report, "write report.html into a run's folder", "latest"),
     ):
         which = "an id, part of one, a path, or latest"
         verb(name, run, help).add_argument("which", nargs="?", default=default, help=which)
-    compare = verb("compare", _compare, "runs side by side; the first is what speed-ups are measured against")
+    compare = verb("compare", _compare, "compare runs side by side; speed-ups are relative to the first")
     compare.add_argument("which", nargs="*", help="ids or paths, oldest first")
-    compare.add_argument("--last", type=int, default=0, metavar="N", help="the newest N runs instead")
+    compare.add_argument("--last", type=int, default=0, metavar="N", help="compare the newest N runs instead")
     write = verb(
         "write",
         _write,
         "print one of labkit's own scripts, composed of a strategy, extras and a task; "
-        "without a strategy, what there is",
+        "without a strategy, list all of them",
         usage="labkit write [STRATEGY [EXTRA ...]] [--task TASK] > mine.py",
     )
     write.add_argument("parts", nargs="*", metavar="STRATEGY [EXTRA ...]", help="fsdp checkpoints precision")
     write.add_argument("--task", default="bytes", help="model, data and loss (default: bytes)")
-    diff = verb("diff", _diff, "what changes from one script to another")
+    diff = verb("diff", _diff, "show the changes from one script to another")
     diff.add_argument("before")
     diff.add_argument("after")
-    slurm = "put a training into Slurm's queue, or print the launch file for it"
+    slurm = "submit a training to Slurm, or print its launch file"
     add_slurm_verbs(verbs.add_parser("slurm", help=slurm, description=slurm))
     kaggle = "run a notebook on Kaggle's two T4s, follow it here, fetch its runs"
     add_verbs(verbs.add_parser("kaggle", help=kaggle, description=kaggle))
@@ -206,7 +204,7 @@ def _doctor(arguments: argparse.Namespace, rest: list[str]) -> int:
 def _launch(arguments: argparse.Namespace, rest: list[str]) -> int:
     if arguments.help or not arguments.script or "--help" in rest:
         return _launch_help(arguments)
-    if "--" in rest:  # the first one is ours
+    if "--" in rest:  # the first one is labkit's
         rest.remove("--")
     options = LaunchOptions.parsed(arguments, args=rest, runs_dir=arguments.runs_dir, wait=False)
     options = replace(options, detach=bool(options.detach))
@@ -223,7 +221,7 @@ def _print_lines(script: str, options: LaunchOptions) -> int:
     from labkit.cluster.hosts import lines_to_paste
 
     if options.hosts is None:
-        raise LabError("--print is for --hosts: on one machine, `labkit launch` prints the torchrun line as it starts")
+        raise LabError("--print needs --hosts; on one machine, `labkit launch` prints the torchrun command")
     folder, lines = lines_to_paste(script, options)
     for host, line in lines:
         print(f"# on {host}, within a minute of each other:\n{line}\n")
@@ -239,28 +237,28 @@ def _check(arguments: argparse.Namespace, rest: list[str]) -> int:
     files: list[Any] = [each for file in arguments.files for each in (files_in(file) if file in folders else [file])]
     for file in files:
         try:
-            found = labkit.check(labkit.Script.parse(sys.stdin.read(), name="stdin") if file == "-" else file)
-        except LabError as error:  # the others are checked all the same
+            findings = labkit.check(labkit.Script.parse(sys.stdin.read(), name="stdin") if file == "-" else file)
+        except LabError as error:  # the other files are still checked
             unreadable += 1
             print(f"labkit: {plain(str(error))}", file=sys.stderr)
             continue
-        if found or not folders:
-            checked.append(found)
+        if findings or not folders:
+            checked.append(findings)
         else:
             clean += 1
     if arguments.json:
-        print(json.dumps([record for found in checked for record in found.records()], indent=2))
+        print(json.dumps([record for findings in checked for record in findings.records()], indent=2))
     else:
-        for found in checked:
-            print(found)
+        for findings in checked:
+            print(findings)
         if folders:
-            print(f"{len(files)} files read; in {clean} of them nothing was found")
+            print(f"{len(files)} files checked, {clean} without findings")
     return 2 if unreadable else 1 if any(checked) else 0
 
 
 def _check_migration(arguments: argparse.Namespace) -> int:
     if len(arguments.files) != 1:
-        raise LabError(f"--from compares with one script, and {len(arguments.files)} were given")
+        raise LabError(f"--from compares two scripts: expected one FILE, got {len(arguments.files)}")
     migration = labkit.check(arguments.before, arguments.files[0])
     print(json.dumps(migration.record(), indent=2) if arguments.json else migration)
     return 1 if migration.forgotten else 0
@@ -274,7 +272,7 @@ def _plan(arguments: argparse.Namespace, rest: list[str]) -> int:
         script = completed(script, args=rest)
     check_flags(script, rest)
     options = options_of(script)
-    given: dict[str, Any] = {
+    parameters: dict[str, Any] = {
         name: value == "True" if options[name].kind == "flag" else value
         for name, value in read_back(script, rest).items()
     }
@@ -285,7 +283,7 @@ def _plan(arguments: argparse.Namespace, rest: list[str]) -> int:
         device=arguments.device,
         network=_number(arguments.network),
         measure=arguments.measure,
-        **given,
+        **parameters,
     )
     print(plan)
     return 2 if plan.fits is None else 0 if plan.fits else 1
@@ -307,7 +305,7 @@ def _launch_help(arguments: argparse.Namespace) -> int:
             print(f"  {_with_choices(option)}" + (f"  (default: {option.default})" if option.default else ""))
         extras = extra_options(script) if arguments.script in script_names() else {}
         if extras:
-            print("\nand those of extras, which are added when one is given:")
+            print("\noptions of extras, which are added when one is used:")
         for extra, options in extras.items():
             print(f"  {extra}: {' '.join(map(_with_choices, options.values()))}")
     return 0 if arguments.help or arguments.script else 2
@@ -329,13 +327,13 @@ def _runs(arguments: argparse.Namespace, rest: list[str]) -> None:
 
 def _attach(arguments: argparse.Namespace, rest: list[str]) -> None:
     run = labkit.attach(arguments.which, runs_dir=arguments.runs_dir)
-    watch = sys.stdout.isatty()  # which draws all of it
+    watch = sys.stdout.isatty()  # the live view shows everything
     if not run.status().is_final and not watch:
         print(run, flush=True)
     try:
         run.wait(stop_on_interrupt=False, watch=watch)
     except KeyboardInterrupt:
-        print(plain(f"\n{run.id} goes on; end it with: labkit stop {run.id}"))
+        print(plain(f"\n{run.id} is still running; stop it with: labkit stop {run.id}"))
         raise
     print(run)
 
@@ -344,10 +342,10 @@ def _stop(arguments: argparse.Namespace, rest: list[str]) -> None:
     if arguments.which:
         labkit.attach(arguments.which, runs_dir=arguments.runs_dir).stop()
         return
-    going = [run for run in labkit.runs(runs_dir=arguments.runs_dir) if not run.status().is_final]
-    if not going:
-        print("no run is going on")
-    for run in going[:1]:
+    active = [run for run in labkit.runs(runs_dir=arguments.runs_dir) if not run.status().is_final]
+    if not active:
+        print("no run is active")
+    for run in active[:1]:
         run.stop()
 
 
@@ -364,8 +362,8 @@ def _report(arguments: argparse.Namespace, rest: list[str]) -> None:
 
 
 def _compare(arguments: argparse.Namespace, rest: list[str]) -> None:
-    found = list(reversed(labkit.runs(runs_dir=arguments.runs_dir)))
-    chosen = found[-arguments.last :] if arguments.last else arguments.which
+    oldest_first = list(reversed(labkit.runs(runs_dir=arguments.runs_dir)))
+    chosen = oldest_first[-arguments.last :] if arguments.last else arguments.which
     print(labkit.compare([run if isinstance(run, labkit.Run) else _one(run, arguments) for run in chosen]))
 
 

@@ -1,4 +1,4 @@
-"""Data sets for the labs: found on disk first, otherwise fetched once and checked."""
+"""Data sets for the labs: from disk if present, otherwise downloaded once and checked."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from labkit.errors import LabError
 
 __all__ = ["SOURCES", "complete", "fetch"]
 
-# IDX files and their MD5 sums as torchvision lists them.
+# IDX files and their MD5 sums, from torchvision.
 MNIST = {
     "train-images-idx3-ubyte.gz": "md5:f68b3c2dcbeaaa9fbdd348bbdeb94873",
     "train-labels-idx1-ubyte.gz": "md5:d53e105ee54ea40749a09fcbcd1e9432",
@@ -21,10 +21,10 @@ FOLDERS = ("data", "/kaggle/input")
 
 
 def fetch(name: str) -> Path:
-    """The folder that holds a data set's files: `data/` or Kaggle's input if they are there, otherwise a cache
-    they are downloaded into, each checked against its sum.
+    """The folder with a data set's files: `data/` or Kaggle's input if they are there, otherwise a cache into which
+    they are downloaded and checked.
 
-    Raises LabError for an unknown name, or when the files are neither here nor to be had.
+    Raises LabError for an unknown name, or when the files are not present and cannot be downloaded.
     """
     if name not in SOURCES:
         raise LabError(f"no data set named {name!r}; there are: {', '.join(SOURCES)}")
@@ -38,23 +38,23 @@ def fetch(name: str) -> Path:
         paths = [Path(cache.fetch(file)) for file in files]
     except (OSError, ValueError) as error:  # requests' errors are OSErrors; a wrong sum is a ValueError
         raise LabError(
-            f"{name} could not be fetched from {url}: {error}\n"
-            f"Put its files ({', '.join(files)}, packed or unpacked) into {Path('data').absolute()} and try again"
+            f"{name} could not be downloaded from {url}: {error}\n"
+            f"Put its files ({', '.join(files)}, compressed or not) into {Path('data').absolute()} and try again"
         ) from None
     return paths[0].parent
 
 
 def _folders(files: dict[str, str]) -> Iterator[Path]:
-    """Folders below the usual places that hold all the files, packed or not."""
+    """Folders below FOLDERS that contain all the files, compressed or not."""
     first, *others = files
     for root in FOLDERS:
         for pattern in (first, first.removesuffix(".gz")):
-            for found in sorted(Path(root).rglob(pattern)):
-                here = {path.name for path in found.parent.iterdir()}
-                if complete(others, here):
-                    yield found.parent
+            for file in sorted(Path(root).rglob(pattern)):
+                present = {path.name for path in file.parent.iterdir()}
+                if complete(others, present):
+                    yield file.parent
 
 
-def complete(files: Iterable[str], here: Collection[str]) -> bool:
-    """Whether all the files are among these names, packed or not."""
-    return all(file in here or file.removesuffix(".gz") in here for file in files)
+def complete(files: Iterable[str], present: Collection[str]) -> bool:
+    """Whether all the files are among the names that are present, compressed or not."""
+    return all(file in present or file.removesuffix(".gz") in present for file in files)

@@ -1,10 +1,10 @@
-"""What can go wrong, in words meant for the person at the keyboard.
+"""labkit's errors, with messages for the user.
 
-LabError                  every error labkit raises on purpose
-├── ScriptError           a script or one of its cells is not what it must be
+LabError                  every error that labkit raises on purpose
+├── ScriptError           a script or one of its cells is invalid
 ├── LaunchError           the launch was refused before anything started
 ├── RunFolderError        a run folder cannot be found, read or written
-└── RankFailedError       the training started and failed; carries the cause as fields
+└── RankFailedError       the training started and failed; has the cause as fields
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ __all__ = ["LabError", "LaunchError", "RankFailedError", "RunFolderError", "Scri
 
 
 class LabError(Exception):
-    """An error whose message is the whole story: what was given, what was expected, what to do."""
+    """An error whose message is complete: what was given, what was expected, what to do."""
 
     def _render_traceback_(self) -> list[str]:
-        # IPython shows these lines instead of a stack through our own code.
+        # IPython shows these lines instead of a traceback through labkit's code.
         return f"{type(self).__name__}: {self}".splitlines()
 
 
 class ScriptError(LabError):
-    """A training script, or one of its cells, is not what the others need."""
+    """A training script, or one of its cells, is invalid or does not fit the other cells."""
 
 
 class LaunchError(LabError):
@@ -36,11 +36,11 @@ class RunFolderError(LabError):
 
 
 class RankFailedError(LabError):
-    """The training failed. The message is the cause in one sentence, then its traceback and where to read more.
+    """The training failed. The message is the cause in one sentence, its traceback and the path of the logs.
 
-    `run_id` names the run; `cause` is the dictionary kept in its `state.json`, of which the fields are properties
-    here. When the exception's own class is known to this process, the error is also an instance of that, so that
-    `except torch.OutOfMemoryError:` works as if the training had run right here.
+    `run_id` is the run's id; `cause` is the dictionary in its `state.json`, whose fields are properties here. If the
+    exception's class is loaded in this process, the error is also an instance of it, so that
+    `except torch.OutOfMemoryError:` works as if the training had run here.
     """
 
     def __init__(self, message: str, *, run_id: str = "", cause: dict[str, Any] | None = None):
@@ -50,11 +50,11 @@ class RankFailedError(LabError):
         self.cause = cause or {}
 
     def __str__(self) -> str:
-        return self.message  # KeyError and its like would show it quoted
+        return self.message  # KeyError and others would show it quoted
 
     @property
     def rank(self) -> int | None:
-        """The rank that failed first for a reason of its own."""
+        """The first rank with a failure of its own."""
         return self.cause.get("rank")
 
     @property
@@ -63,12 +63,12 @@ class RankFailedError(LabError):
 
     @property
     def exception(self) -> str | None:
-        """The name of the exception's class, "torch.OutOfMemoryError"; None when a signal or a hang ended the run."""
+        """The name of the exception's class, "torch.OutOfMemoryError"; None after a signal or a hang."""
         return self.cause.get("exception")
 
     @property
     def line(self) -> int | None:
-        """The line of the script; `cell` has the title of the cell it is in."""
+        """The line of the script; `cell` is the title of its cell."""
         return self.cause.get("line")
 
     @property
@@ -77,22 +77,22 @@ class RankFailedError(LabError):
 
 
 def rank_failed(message: str, *, run_id: str, cause: dict[str, Any]) -> RankFailedError:
-    """A RankFailedError that is also of the class of what was raised in the rank, if that class is loaded here."""
+    """A RankFailedError that is also an instance of the rank's exception class, if that is loaded here."""
     original = _loaded_class(str(cause.get("exception") or ""))
     if original is not None and not issubclass(original, LabError):
         try:
             both = type("RankFailedError", (RankFailedError, original), {"__module__": __name__})
             return cast(RankFailedError, both(message, run_id=run_id, cause=cause))
-        except TypeError:  # a class that cannot be combined, or wants arguments of its own
+        except TypeError:  # a class that cannot be combined, or needs other arguments
             pass
     return RankFailedError(message, run_id=run_id, cause=cause)
 
 
 def _loaded_class(name: str) -> type[Exception] | None:
-    """The exception class of that name, if its module is loaded. Nothing is imported for it."""
+    """The exception class of that name, if its module is loaded; nothing is imported."""
     module, _, qualname = name.rpartition(".")
     for place in (module,) if module else ("builtins", "__main__"):
-        found = getattr(sys.modules.get(place), qualname, None)
-        if isinstance(found, type) and issubclass(found, Exception):
-            return found
+        value = getattr(sys.modules.get(place), qualname, None)
+        if isinstance(value, type) and issubclass(value, Exception):
+            return value
     return None

@@ -1,4 +1,4 @@
-"""The doctor: what this machine has, what to use on it, what will go wrong."""
+"""The doctor: what this machine has, what to use on it, which problems to expect."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ __all__ = ["Machine", "doctor"]
 
 
 def doctor(*, preflight: bool = False, bandwidth: bool | int = False) -> Machine:
-    """Look at this machine. The result shows itself as a table and says what to use here.
+    """Inspect this machine. The result is displayed as a table and says what to use here.
 
-    With `preflight=True` as many ranks as `nproc_per_node="auto"` would start meet and sum a number, which takes some
-    five seconds; with GPUs the first launch on several of them does it by itself. With `bandwidth=True`, or a number of
-    ranks, they measure how fast their collectives are, which takes some ten; `labkit.plan` predicts with it.
+    With `preflight=True`, the ranks of `nproc_per_node="auto"` sum a number, which takes about 5 seconds; on several
+    GPUs the first launch does this by itself. With `bandwidth=True`, or a number of ranks, they measure the speed of
+    their collectives, which takes about 10 seconds; `labkit.plan` predicts with it.
     """
     here = hardware()
     if here.platform != "windows":  # where nothing can be started
@@ -35,10 +35,10 @@ def doctor(*, preflight: bool = False, bandwidth: bool | int = False) -> Machine
 
 @dataclass(frozen=True)
 class Machine:
-    """What the doctor found. `facts` is everything it asked, `diagnosis` the Findings, what needs doing first."""
+    """The doctor's result. `facts` is everything that it gathered, `diagnosis` the findings, the most urgent first."""
 
     hardware: Hardware
-    facts: MachineFacts = field(default=None)  # type: ignore[assignment]  # asked now where not given
+    facts: MachineFacts = field(default=None)  # type: ignore[assignment]  # gathered now if missing
 
     def __post_init__(self) -> None:
         if self.facts is None:
@@ -54,18 +54,18 @@ class Machine:
 
     @property
     def findings(self) -> list[tuple[str, str, str]]:
-        """`(what, value, advice)` of each Diagnosis, advice empty where there is nothing to say."""
+        """`(what, value, advice)` of each Diagnosis; advice may be empty."""
         return [(each.what, each.value, "; ".join(filter(None, (each.why, each.todo)))) for each in self.diagnosis]
 
     @property
     def can_train(self) -> bool:
-        """Whether a launch as it is by default would get as far as training."""
+        """Whether a launch with default options would start to train."""
         return all(finding.level != "stop" for finding in self.diagnosis)
 
     def to_json(self) -> str:
-        """The findings, and the facts they were made from: what to attach to a report about this machine."""
-        told = {"findings": [asdict(finding) for finding in self.diagnosis], "facts": self.facts.to_json()}
-        return json.dumps(told, indent=2)
+        """The findings and the facts behind them, to attach to a report about this machine."""
+        content = {"findings": [asdict(finding) for finding in self.diagnosis], "facts": self.facts.to_json()}
+        return json.dumps(content, indent=2)
 
     def __str__(self) -> str:
         return as_text(self._headline(), self.diagnosis)

@@ -1,4 +1,4 @@
-"""A run as its owner holds it: wait for it, stop it, read it, show it."""
+"""`launch`, `attach`, `runs`, and the handle of a run: wait for it, stop it, read it, show it."""
 
 from __future__ import annotations
 
@@ -42,40 +42,40 @@ if TYPE_CHECKING:
 
 __all__ = ["Run", "attach", "begin", "launch", "runs"]
 
-LOOK_SECONDS = 0.1
-LOOK_FAR_SECONDS = 1.0  # at a run on several nodes: files of each are opened, on a server that all of them share
+POLL_SECONDS = 0.1
+POLL_NODES_SECONDS = 1.0  # reads the files of every node from a shared file server
 PROGRESS_SECONDS = 30.0
 REDRAW_SECONDS = 1.0
 LOG_BYTES = 1 << 20
-TRACE_MEMORY = "LABKIT_TRACE_MEMORY"  # which worker/trace.py looks for
-PROFILE = "LABKIT_PROFILE"  # and worker/profile.py
+TRACE_MEMORY = "LABKIT_TRACE_MEMORY"  # read by worker/trace.py
+PROFILE = "LABKIT_PROFILE"  # read by worker/profile.py
 
 
 def launch(script: Script | Plan | str | os.PathLike[str], **parameters: Any) -> Run:
-    """Start a script on every rank with torchrun and return at once; in a notebook the live view appears.
+    """Start a script on every rank with torchrun and return immediately; a notebook shows the live view.
 
     `script` is a Script, the name of one of labkit's own ("ddp"), or a path to any torchrun script. The fields of
     LaunchOptions are keywords of this function; the other `parameters` become the script's options (`steps=200` is
-    `--steps 200`), and `args` are passed as they are. `nproc_per_node="auto"` is one rank per GPU, or two on the CPU.
-    `env` is added to the ranks' environment. `backend="gloo"` lets more ranks than there are GPUs share them; which
-    backend is used is the script's own choice.
-    Where nobody can come back to look (papermill, Kaggle's batch, a plain program) the call waits for the end
-    and the run dies with this process; `wait` and `detach` say otherwise.
-    A run that fails is restarted up to `retries` times, by a script like labkit's own from the newest checkpoint that
-    was committed (`save_every=…`). One that makes no progress for `watchdog` seconds is ended and counts as failed.
-    A Plan may stand for the script: its ranks and parameters are used, and what it predicts is written into the run
-    folder before the first rank starts. Then, and with `trace_memory=True`, every rank follows one step through all it
-    allocates, which makes that step slow; `run.memory()` shows it beside the plan. With `profile=True` every rank
+    `--steps 200`), and `args` are passed unchanged. `nproc_per_node="auto"` is one rank per GPU, or two on the CPU.
+    `env` is added to the ranks' environment. `backend="gloo"` lets more ranks than there are GPUs share them; the
+    script itself chooses its backend.
+    In a session that is not interactive (papermill, Kaggle's batch, a plain program) the call waits until the run has
+    ended, and the run stops with this process; `wait` and `detach` override this.
+    A run that fails is restarted up to `retries` times; scripts like labkit's own resume from the newest committed
+    checkpoint (`save_every=…`). A run that makes no progress for `watchdog` seconds is stopped and counts as failed.
+    Instead of the script you may pass a Plan: its ranks and parameters are used, and its prediction is written to the
+    run folder before the first rank starts. Then, and with `trace_memory=True`, every rank traces all allocations of
+    one step, which makes that step slow; `run.memory()` compares it with the plan. With `profile=True` every rank
     records three steps, from the sixth on (without a DataLoader from the seventh), with torch's profiler;
     `run.timeline()` draws them.
 
-    `hosts=["hA", "hB"]` starts it on several machines by ssh, `nproc_per_node` ranks on each: they need the same Python
-    at the same path and a `runs_dir` that all of them share (docs/cluster.md). `"localhost"` twice is two nodes here.
+    `hosts=["hA", "hB"]` starts it on several machines by ssh, `nproc_per_node` ranks on each. They need the same Python
+    at the same path and a shared `runs_dir` (docs/cluster.md). `"localhost"` twice starts two nodes on this machine.
 
-    What `labkit.check` finds in a script of your own that may hang or corrupt this training is said on stderr first;
-    the launch goes on.
+    If `labkit.check` finds anything in your own script that may hang or corrupt this training, the launch first prints
+    it to stderr and then continues.
 
-    Raises LaunchError or ScriptError before any process is started; waiting, RankFailedError.
+    Raises LaunchError or ScriptError before any process is started, and RankFailedError while waiting.
     """
     if ui() == "svg":
         check_kernel(version("ipykernel"))  # before anything runs
@@ -94,7 +94,7 @@ def launch(script: Script | Plan | str | os.PathLike[str], **parameters: Any) ->
     if ui() in ("svg", "display", "static"):
         run.show()
     else:
-        fate = "ends with this process" if tied else "goes on when this process ends, until `labkit stop` or run.stop()"
+        fate = "stops with this process" if tied else "outlives this process; stop it with `labkit stop` or run.stop()"
         print(f"{run.id} started; it {fate}\n$ {run.command}", flush=True)
     if headless if options.wait is None else options.wait:
         run.wait()
@@ -112,16 +112,16 @@ def begin(
     tied: bool,
     prediction: Mapping[str, Any] | None = None,
 ) -> Run:
-    """Start a run as `launch` does, and show nothing. `tied`: it ends with this process."""
+    """Start a run like `launch`, without a display. `tied`: it stops with this process."""
     settings = {} if options.hosts else preflight.settings_for(options.nproc_per_node, options.backend, options.env)
     settings |= dict(options.env or {})
     settings |= {TRACE_MEMORY: "1"} if options.trace_memory else {}
-    # torch's profiler says when it starts and stops, on stderr; 6 is above all its levels
+    # torch's profiler logs its start and stop to stderr; 6 is above all its levels
     settings = {"KINETO_LOG_LEVEL": "6"} | settings | {PROFILE: "1"} if options.profile else settings
     options = replace(options, env=settings)
     if options.hosts is not None:
         return Run(begin_on_hosts(script, options, parameters, tied=tied, prediction=prediction))
-    # a deadline's questions whether it is time would be among what is measured
+    # checking a deadline would be part of the measurement
     ends_with_session = not (options.trace_memory or options.profile)
     return Run(
         start(script, options, parameters, tied=tied, prediction=prediction, ends_with_session=ends_with_session)
@@ -129,30 +129,30 @@ def begin(
 
 
 def attach(which: str | os.PathLike[str] = "latest", *, runs_dir: str | os.PathLike[str] | None = None) -> Run:
-    """A run by id, by any part of it that only one run has, by path, or "latest". Raises RunFolderError."""
+    """A run by id, by a unique part of its id, by path, or "latest". Raises RunFolderError."""
     folder = find_run(which, runs_dir)
     folder.read_manifest()
     return Run(folder)
 
 
 class Interrupted(KeyboardInterrupt):
-    """An interrupt that a run has answered: the same for every `except`, without a stack of ours in a notebook."""
+    """A KeyboardInterrupt that a run has handled, displayed in a notebook without labkit's own traceback."""
 
     def _render_traceback_(self) -> list[str]:
         return [f"KeyboardInterrupt: {self}"]
 
 
 def runs(*, runs_dir: str | os.PathLike[str] | None = None) -> RunList:
-    """All runs, newest first, with what has become of them."""
+    """All runs with their states, newest first."""
     return RunList([Run(folder) for folder in reversed(list_runs(runs_dir))], unfinished_launches(runs_dir))
 
 
 class Run:
-    """One launch and its folder. Everything is read from disk, so a Run can be made again from its id at any time."""
+    """One launch and its folder. Everything is read from disk, so a Run can be recreated from its id at any time."""
 
     def __init__(self, folder: RunFolder):
         self.folder = folder
-        self._reader = RunReader(folder)  # kept: what has been read is not read again
+        self._reader = RunReader(folder)  # reads every record only once
         self._dashboard: Dashboard | None = None
         self._handle: Any = None
 
@@ -166,24 +166,24 @@ class Run:
 
     @property
     def command(self) -> str:
-        """The torchrun line that runs the same training without labkit."""
+        """The torchrun command that runs the same training without labkit."""
         return _text(self.folder.command).strip()
 
     @property
     def script(self) -> Script:
-        """Exactly what ran."""
+        """The script exactly as it ran."""
         return Script.parse(_text(self.folder.script), name=self.folder.read_manifest()["name"])
 
     def status(self) -> State:
-        """What has become of the run: `.state`, `.cause`, `.exit_code`, times in seconds since the epoch."""
+        """The state of the run: `.state`, `.cause`, `.exit_code`, times in seconds since the epoch."""
         return watching.state_of(self.folder)
 
     def wait(self, timeout: float | None = None, *, stop_on_interrupt: bool = True, watch: bool = False) -> State:
-        """Block until the run is over, at most `timeout` seconds; returns what became of it.
+        """Block until the run has ended, at most `timeout` seconds; returns its state.
 
-        The first interrupt stops the run gracefully, a second one at once, unless `stop_on_interrupt` is False:
-        then the run goes on. `watch` draws the live view in a terminal meanwhile. Raises RankFailedError when the
-        training failed or was lost, TimeoutError when time is up (the run goes on).
+        The first interrupt stops the run gracefully, a second one immediately. With `stop_on_interrupt=False` the run
+        continues. `watch` draws the live view in a terminal meanwhile. Raises RankFailedError when the training failed
+        or was lost, TimeoutError after `timeout` seconds (the run continues).
         """
         try:
             self._follow(timeout, watch)
@@ -199,37 +199,37 @@ class Run:
         return state
 
     def stop(self, *, grace: float = stopping.GRACE_SECONDS) -> State:
-        """End the run on every rank: TERM, `grace` seconds, then KILL for whatever carries the run's marker or descends
-        from its supervisor. A run that was lost stays so.
+        """Stop the run on every rank: TERM, `grace` seconds, then KILL for every process that carries the run's marker
+        or descends from its supervisor. The state of a lost run stays "lost".
 
-        Safe to call again, from another process, or after the end.
+        It is safe to call this again, from another process, or after the run has ended.
         """
-        over = self.status().is_final
+        had_ended = self.status().is_final
         state = watching.stop(self.folder, grace=grace)
         self._finish_view()
-        # of the processes of a job's nodes only Slurm can tell
+        # only Slurm knows the processes on a job's nodes
         left = watching.job_in_words(self.folder) or f"{len(stopping.processes_of(self.folder))} processes left"
         killed = f"{state.killed} had to be killed; " if state.killed else ""
-        was_over = "already over, it " if over else ""
-        print(f"{plain(self.id)}: {was_over}{state.state}; {killed}{left}", flush=True)
+        already = "had already ended, " if had_ended else ""
+        print(f"{plain(self.id)}: {already}{state.state}; {killed}{left}", flush=True)
         return state
 
     def stacks(self) -> Stacks:
-        """Where every rank is just now: its step, its line of the script, the collective it waits in.
+        """Where every rank is now: its step, its line of the script, the collective that it waits in.
 
-        Takes up to five seconds. Needs neither root nor a debugger, and does not disturb the ranks.
+        It takes up to 5 seconds, needs neither root nor a debugger, and does not disturb the ranks.
         """
         if self.status().is_final:
-            raise LabError(f"{self.id} is over: no rank is anywhere. See run.status() and run.logs()")
+            raise LabError(f"{self.id} has ended, so no rank is running; see run.status() and run.logs()")
         try:
             return look_at(self.folder.latest, self.folder)
         except OSError as error:
-            raise RunFolderError(plain(f"the ranks of {self.id} cannot be asked: {error}")) from None
+            raise RunFolderError(plain(f"the ranks of {self.id} cannot be inspected: {error}")) from None
 
     def logs(self, *, rank: int | None = None, stream: str = "stdout") -> str:
-        """What a rank printed, as text without terminal codes; all ranks one after another when `rank` is None.
+        """What a rank printed, as text without terminal codes; all ranks one after another if `rank` is None.
 
-        Of a log beyond a megabyte only the end; the whole of it is in the run folder, as the first line then says.
+        A log of more than 1 MiB is cut to its end; the first line then has the path of the full log.
         """
         if stream not in ("stdout", "stderr"):
             raise LabError(f"stream must be 'stdout' or 'stderr', got {stream!r}")
@@ -243,25 +243,25 @@ class Run:
     def metrics(self) -> pd.DataFrame:
         """One row per rank and logged step: `loss`, `throughput` (samples/s of the rank), `step_seconds`, `input`,
         `forward`, `backward`, `optimizer` (seconds), memory in bytes, and every scalar that the script logged to the
-        logger "metrics"; one without a step is in the row of the last step before it, or of the first. A `loss` that
-        the script did not report is what it called backward() on, unless `loss_of` says otherwise."""
+        logger "metrics". Values without a step are in the row of the last step before them, or of the first. A `loss`
+        that the script did not report is what it called backward() on, unless `loss_of` says otherwise."""
         import pandas as pd
 
         frame = pd.DataFrame(list(rows(self.folder)))
         return frame.reindex(columns=[*COLUMNS, *(name for name in frame if name not in COLUMNS)])
 
     def verdict(self) -> list[str]:
-        """What stands out in the measurements, the worst first, as in the live view: a rank that is late, waits for
-        data or for other ranks, memory that is nearly full."""
+        """Problems in the measurements, the worst first, as in the live view: a rank that is slow or waits for data or
+        other ranks, memory that is nearly full."""
         return verdict(self._reader.read_all())
 
     def memory(self) -> Memory:
-        """What each rank held at the peak of a traced step, by category, beside what was planned for it."""
+        """What each rank held at the peak of a traced step, by category, compared with the plan."""
         return Memory(self.folder)
 
     def timeline(self) -> Timeline:
-        """What every rank did in the steps that were profiled: it shows itself, and has `.figure()`, `.animation()`,
-        a `.table` of seconds per phase and a pipeline's `.bubble`. Raises LabError when no step was."""
+        """What every rank did in the profiled steps. The result is displayed as a figure, and has `.figure()`,
+        `.animation()`, a `.table` of seconds per phase and a pipeline's `.bubble`. Raises LabError if none are."""
         return Timeline(self.folder)
 
     def report(self) -> Path:
@@ -269,7 +269,7 @@ class Run:
         return write_report(self.folder)
 
     def show(self) -> None:
-        """Display the run: live while it goes on and the front end can, otherwise as static figures."""
+        """Display the run: live while it is active, if the front end supports it, otherwise as static figures."""
         from IPython.display import display
 
         if ui() == "svg" and not self.status().is_final:
@@ -285,27 +285,27 @@ class Run:
         deadline = None if timeout is None else time.monotonic() + timeout
         spoken = redrawn = time.monotonic()
         redraw_every = REDRAW_SECONDS if ui() == "display" else PROGRESS_SECONDS
-        told: list[str] = []
-        was_going = False
-        look_every = LOOK_FAR_SECONDS if self.folder.nodes.is_dir() else LOOK_SECONDS
+        reported: list[str] = []
+        was_active = False
+        poll_every = POLL_NODES_SECONDS if self.folder.nodes.is_dir() else POLL_SECONDS
         with Screen() if watch else StatusLine() as line:
             speak_every = REDRAW_SECONDS if line.is_live and ui() == "text" else PROGRESS_SECONDS
             while not (state := self.status()).is_final:
-                now, was_going = time.monotonic(), True
+                now, was_active = time.monotonic(), True
                 if deadline is not None and now > deadline:
-                    raise TimeoutError(f"{self.id} is not over after {timeout} s; it goes on")
+                    raise TimeoutError(f"{self.id} has not ended after {timeout} s; it is still running")
                 news = [] if self._dashboard else _news(state)
-                if new := [said for said in news if said not in told]:
+                if new := [message for message in news if message not in reported]:
                     line.say("\n".join(new))
-                told = news
+                reported = news
                 if self._dashboard is None and now - spoken >= speak_every and ui() != "display":
                     spoken = now
                     line.show(self._reader.read_all(), state)
                 if self._handle is not None and now - redrawn >= redraw_every:
                     redrawn = now
                     self._handle.update(self._bundle(), raw=True)
-                time.sleep(look_every)
-            if was_going and is_session() and is_headless():  # who follows the log from afar is told how it ended
+                time.sleep(poll_every)
+            if was_active and is_session() and is_headless():  # the log of a remote session must show the end
                 line.show(self._reader.read_all(), state)
 
     def _finish_view(self) -> None:
@@ -328,7 +328,7 @@ class Run:
             watching.stop(self.folder, grace=0.0)
 
     def _bundle(self) -> dict[str, str]:
-        state = self.status()  # before the records: a final state is shown with its last record
+        state = self.status()  # read before the records, so that a final state is shown with the last record
         return static_bundle(self.folder, self._reader.read_all(), state)
 
     def _failure(self, state: State) -> RankFailedError:
@@ -352,9 +352,9 @@ class Run:
 
 
 def _news(state: State) -> list[str]:
-    """What there is to say about a run that goes on: that it was begun again, that it does not move."""
-    begun_again = attempt_ended(state.attempt - 1, state.earlier[-1]) if state.earlier else ""
-    return [plain(said) for said in (begun_again, state.notice) if said]
+    """Messages about an active run: that it was restarted, that it makes no progress."""
+    restarted = attempt_ended(state.attempt - 1, state.earlier[-1]) if state.earlier else ""
+    return [plain(message) for message in (restarted, state.notice) if message]
 
 
 def _text(path: Path) -> str:
@@ -367,9 +367,9 @@ def _text(path: Path) -> str:
 def _read(path: Path) -> str:
     try:
         with opened(path) as file:
-            left_out = max(0, file.seek(0, os.SEEK_END) - LOG_BYTES)
-            file.seek(left_out)
+            omitted = max(0, file.seek(0, os.SEEK_END) - LOG_BYTES)
+            file.seek(omitted)
             text = plain(file.read().decode("utf-8", "replace"))
     except OSError:
         return ""
-    return f"[{left_out:,} bytes before this are left out; all of it is in {path}]\n{text}" if left_out else text
+    return f"[{omitted:,} bytes omitted; the full log is {path}]\n{text}" if omitted else text

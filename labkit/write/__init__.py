@@ -1,4 +1,4 @@
-"""Training scripts as lists of titled cells, and the notebook cells that go into them."""
+"""Training scripts as lists of titled cells, and the notebook cells that replace them."""
 
 from labkit.write.cells import Cell
 from labkit.write.completion import completed

@@ -1,4 +1,4 @@
-"""One cell: its text, the names it defines and uses, and what is wrong with it."""
+"""One cell: its text, the names that it defines and uses, and its errors."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ __all__ = ["Cell", "has_main_guard", "split_cells"]
 # jupytext's percent format: `# %% title`. Untitled cells and `# %% [markdown]` are kept as they are.
 TITLE_LINE = re.compile(r"^# %%[ \t]*(?P<title>[^\n]*?)[ \t]*(?:\n|\Z)", re.MULTILINE)
 
-# Names every module has without defining them.
-GIVEN = frozenset(dir(builtins)) | {"__name__", "__file__", "__doc__", "__annotations__", "__builtins__", "__path__"}
+# Names that every module has without defining them.
+BUILTIN = frozenset(dir(builtins)) | {"__name__", "__file__", "__doc__", "__annotations__", "__builtins__", "__path__"}
 
 
 @dataclass(frozen=True)
 class Cell:
-    """`text` is the body below the title line, verbatim. `origin` says where a replaced cell came from."""
+    """`text` is the body below the title line, verbatim. `origin` says where a replacement came from."""
 
     title: str
     text: str
@@ -31,7 +31,7 @@ class Cell:
 
     @cached_property
     def defines(self) -> frozenset[str]:
-        """Names bound at the cell's top level: imports, assignments, functions, classes; and what functions
+        """Names bound at the cell's top level (imports, assignments, functions, classes), and names that functions
         declare global and assign."""
         return frozenset(self._bindings.names) | {
             symbol.get_name()
@@ -42,40 +42,40 @@ class Cell:
 
     @cached_property
     def uses(self) -> frozenset[str]:
-        """Names the cell takes from elsewhere: read as globals, not defined here, not built in."""
+        """Names that the cell reads as globals and does not define, except builtins."""
         read = {
             symbol.get_name()
             for table in _walk(self._table)
             for symbol in table.get_symbols()
             if symbol.is_referenced() and (not symbol.is_assigned() if table is self._table else symbol.is_global())
         }
-        return frozenset(read - self.defines - GIVEN)
+        return frozenset(read - self.defines - BUILTIN)
 
     @cached_property
     def imports(self) -> dict[str, Import]:
-        """Those of the names that the cell imports and does not define otherwise."""
+        """The names that the cell imports and does not also define in another way."""
         return {name: line for name, line in self._bindings.imports.items() if name not in self._bindings.others}
 
     @cached_property
     def definitions(self) -> dict[str, ast.stmt]:
-        """The statement that defines a name, for each function, class and plain assignment at the top level."""
-        found: dict[str, ast.stmt] = {}
+        """The statement that defines each function, class and plain assignment at the top level, by name."""
+        statements: dict[str, ast.stmt] = {}
         for statement in ast.parse(self.text).body:
             if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-                found[statement.name] = statement
+                statements[statement.name] = statement
             elif isinstance(statement, ast.Assign) and len(statement.targets) == 1:
                 if isinstance(target := statement.targets[0], ast.Name):
-                    found[target.id] = statement
+                    statements[target.id] = statement
             elif isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
-                found[statement.target.id] = statement
-        return found
+                statements[statement.target.id] = statement
+        return statements
 
     def is_like(self, other: Cell) -> bool:
-        """The same text, but for blank lines around it."""
+        """Whether the text is the same, ignoring surrounding whitespace."""
         return self.text.strip() == other.text.strip()
 
     def check_syntax(self) -> None:
-        """Raise ScriptError with the cell's own line when the text is not Python."""
+        """Raise ScriptError with the line in the cell when the text is not valid Python."""
         if self._problem:
             raise ScriptError(self._problem)
 
@@ -94,13 +94,13 @@ class Cell:
         return ""
 
     def check_only_defines(self) -> None:
-        """Raise ScriptError when the cell also acts: a script's cells define, and `main` acts."""
-        for statement in _acting(ast.parse(self.text).body):
+        """Raise ScriptError when the cell also runs code: cells only define, and `main` runs."""
+        for statement in _executed(ast.parse(self.text).body):
             what = ast.get_source_segment(self.text, statement) or type(statement).__name__
             raise ScriptError(
                 f"the {self.title!r} cell also runs code at line {statement.lineno}: "
                 f"{what.splitlines()[0][:80]}\nA cell that goes into a script may only import, assign and define; "
-                "move this line to a cell of its own"
+                "move this line to a separate cell"
             )
 
     @cached_property
@@ -116,14 +116,14 @@ class Cell:
 
 @dataclass(frozen=True)
 class Import:
-    """`from torch.nn import functional as F`: the statement, and what the name stands for (torch.nn.functional)."""
+    """`from torch.nn import functional as F`: the statement, and the imported object (torch.nn.functional)."""
 
     statement: str
     target: str
 
 
 def split_cells(text: str) -> tuple[str, tuple[Cell, ...]]:
-    """What stands above the first `# %% title` line, and the cells in order."""
+    """The text above the first `# %% title` line, and the cells in order."""
     marks = list(TITLE_LINE.finditer(text))
     ends = [mark.start() for mark in marks[1:]] + [len(text)]
     cells = tuple(Cell(m["title"], text[m.end() : end]) for m, end in zip(marks, ends, strict=False))
@@ -131,8 +131,8 @@ def split_cells(text: str) -> tuple[str, tuple[Cell, ...]]:
 
 
 class _Bindings(ast.NodeVisitor):
-    """Names a module's top level binds. symtable cannot tell: since Python 3.12 it counts the loop variables of
-    comprehensions among them."""
+    """Names that a module's top level binds. symtable does not work for this: since Python 3.12 it includes the loop
+    variables of comprehensions."""
 
     def __init__(self) -> None:
         self.imports: dict[str, Import] = {}
@@ -143,7 +143,7 @@ class _Bindings(ast.NodeVisitor):
         return {*self.imports, *self.others}
 
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> None:
-        self.others.add(node.name)  # and nothing of its inside
+        self.others.add(node.name)  # but nothing inside it
 
     visit_AsyncFunctionDef = visit_ClassDef = visit_FunctionDef
 
@@ -166,7 +166,7 @@ class _Bindings(ast.NodeVisitor):
             self.others.add(node.id)
 
     def visit_comprehension(self, node: ast.comprehension) -> None:
-        for part in (node.iter, *node.ifs):  # not its target; `:=` inside does bind out here
+        for part in (node.iter, *node.ifs):  # not its target; `:=` inside binds in this scope
             self.visit(part)
 
     def visit_ExceptHandler(self, node: ast.ExceptHandler) -> None:
@@ -192,7 +192,7 @@ def _walk(table: symtable.SymbolTable) -> Iterator[symtable.SymbolTable]:
         yield from _walk(child)
 
 
-def _acting(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+def _executed(body: list[ast.stmt]) -> Iterator[ast.stmt]:
     defining = (
         ast.Import,
         ast.ImportFrom,
@@ -208,11 +208,11 @@ def _acting(body: list[ast.stmt]) -> Iterator[ast.stmt]:
     for statement in body:
         if isinstance(statement, defining) or _is_string(statement) or _is_main_guard(statement):
             continue
-        if isinstance(statement, ast.If):  # a choice between definitions, say by version
-            yield from _acting(statement.body + statement.orelse)
+        if isinstance(statement, ast.If):  # a choice between definitions, for example by version
+            yield from _executed(statement.body + statement.orelse)
         elif isinstance(statement, ast.Try):
             handlers = [s for handler in statement.handlers for s in handler.body]
-            yield from _acting(statement.body + handlers + statement.orelse + statement.finalbody)
+            yield from _executed(statement.body + handlers + statement.orelse + statement.finalbody)
         else:
             yield statement
 
@@ -222,7 +222,7 @@ def _is_string(statement: ast.stmt) -> bool:
 
 
 def has_main_guard(text: str) -> bool:
-    """Whether a cell starts the script when it is run: `if __name__ == "__main__": …`."""
+    """Whether a cell starts the script: `if __name__ == "__main__": …`."""
     return any(_is_main_guard(statement) for statement in ast.parse(text).body)
 
 

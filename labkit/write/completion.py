@@ -1,4 +1,4 @@
-"""A script is completed by the options asked of it: one that only an extra declares brings that extra."""
+"""Completes a script for the options that it is launched with: an option that only an extra declares adds the extra."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ __all__ = ["completed"]
 
 
 def completed(script: Script, names: Iterable[str] = (), args: Sequence[str] = ()) -> Script:
-    """The script with the extras that declare those options it does not declare itself: parameter names, and `--flags`
-    among raw arguments. An option that nobody declares is left to be refused, as are all of a script of another make.
-
-    Raises ScriptError when an extra that declares one cannot be added, naming it and why.
+    """The script with the extras that declare the options that it lacks: parameter names, and `--flags` among raw
+    arguments. An option that no extra declares is refused later, as is any unknown option of a script that is not
+    composed of labkit's cells. Raises ScriptError when an extra cannot be added, with its name and the reason.
     """
     if not is_composed(script):
         return script
-    wanted = [*names, *(flag[2:].replace("-", "_") for flag in unknown_flags(script, args))]
-    for name in wanted:
+    options = [*names, *(flag[2:].replace("-", "_") for flag in unknown_flags(script, args))]
+    for name in options:
         if name not in options_of(script):
             script = _with_option(script, name)
     return script
@@ -31,7 +30,7 @@ def completed(script: Script, names: Iterable[str] = (), args: Sequence[str] = (
 def _with_option(script: Script, name: str) -> Script:
     strategy, refusals = strategy_of(script), {}
     extras = {extra: part for extra, part in library().extras.items() if _declares(options_of_part(part), name)}
-    for extra in sorted(extras, key=lambda extra: strategy not in extras[extra].goes_with):  # its very own first
+    for extra in sorted(extras, key=lambda extra: strategy not in extras[extra].goes_with):  # its own first
         try:
             return replace(script, parts=with_extra(script, extra))
         except ScriptError as error:
@@ -42,5 +41,5 @@ def _with_option(script: Script, name: str) -> Script:
 
 
 def _declares(options: Mapping[str, Option], name: str) -> bool:
-    own = options.get(name) or options.get(name.removeprefix("no_"))
-    return own is not None and (name in options or own.negatable)
+    option = options.get(name) or options.get(name.removeprefix("no_"))
+    return option is not None and (name in options or option.negatable)

@@ -1,4 +1,4 @@
-"""One self-contained script out of train.py, a strategy, a task and extras: cells of the same title are replaced."""
+"""Composes a self-contained script of train.py, a strategy, a task and extras, which replace cells by title."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ __all__ = [
     "with_extra",
 ]
 
-SAME_AS = re.compile(r"# of (?P<file>\w+\.py)")  # the whole text of a cell that a sibling file holds
+SAME_AS = re.compile(r"# of (?P<file>\w+\.py)")  # the whole text of a cell that is a copy of a sibling file's
 GOES_WITH = re.compile(r"^# goes with: (?P<names>.+)$", re.MULTILINE)
-SINGLE, BYTES = "single", "bytes"  # the strategy and the task that train.py has itself
+SINGLE, BYTES = "single", "bytes"  # the strategy and the task of train.py itself
 
 
 @dataclass(frozen=True)
 class Part:
-    """One file: the cells it puts in place of those of train.py. `kind` is "strategy", "extra" or "task"."""
+    """One file: the cells that replace those of train.py. `kind` is "strategy", "extra" or "task"."""
 
     name: str
     kind: str
@@ -48,20 +48,20 @@ class Part:
 
     @property
     def description(self) -> str:
-        """The docstring's first line, without how it is run."""
+        """The docstring's first line, without the command."""
         docstring = ast.get_docstring(ast.parse(self.head)) or ""
         return re.split(r": (?=python |torchrun )", docstring.split("\n")[0])[0]
 
     @property
     def goes_with(self) -> tuple[str, ...]:
-        """The strategies it is restricted to; none: it goes with all."""
-        found = GOES_WITH.search(self.head)
-        return tuple(found["names"].replace(" ", "").split(",")) if found else ()
+        """The strategies that it is restricted to; empty if it works with all."""
+        match = GOES_WITH.search(self.head)
+        return tuple(match["names"].replace(" ", "").split(",")) if match else ()
 
 
 @dataclass(frozen=True)
 class Library:
-    """What scripts are composed of, by name."""
+    """The parts of scripts, by name."""
 
     base: Part
     strategies: Mapping[str, Part]
@@ -70,24 +70,24 @@ class Library:
 
     @cached_property
     def _by_cell(self) -> dict[tuple[str, str], list[Part]]:
-        found: dict[tuple[str, str], list[Part]] = {}
+        parts: dict[tuple[str, str], list[Part]] = {}
         for part in (*self.strategies.values(), *self.tasks.values(), *self.extras.values()):
             for cell in part.cells:
-                found.setdefault((cell.title, cell.text.strip()), []).append(part)
-        return found
+                parts.setdefault((cell.title, cell.text.strip()), []).append(part)
+        return parts
 
     def owners(self, cell: Cell) -> list[Part]:
-        """The parts that bring this very cell."""
+        """The parts that contain exactly this cell."""
         return self._by_cell.get((cell.title, cell.text.strip()), [])
 
     def names_of(self, title: str) -> frozenset[str]:
-        """What cells of that title define."""
+        """The names that cells with this title define."""
         texts = [text for each, text in self._by_cell if each == title]
         return frozenset[str]().union(*(Cell(title, text).defines for text in texts))
 
 
 def script_files() -> dict[str, Path]:
-    """The files of scripts/ by their paths in it: the copy inside an installed package, or the checkout's folder."""
+    """The files of scripts/ by relative path, from the installed package or the checkout."""
     folder = _folder()
     return {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*.py"))}
 
@@ -98,7 +98,7 @@ def _folder() -> Path:
 
 
 def library() -> Library:
-    """labkit's own parts, read once in a process."""
+    """labkit's own parts, read once per process."""
     return _library(_folder())
 
 
@@ -109,7 +109,7 @@ def _library(folder: Path) -> Library:
         kind: {path.stem: _part(path, kind) for path in sorted((folder / where).glob("*.py"))}
         for where, kind in (("strategies", "strategy"), ("extras", "extra"), ("tasks", "task"))
     }
-    more = kinds["strategy"].pop(SINGLE, base).cells  # what train.py itself does not use, but an extra may
+    more = kinds["strategy"].pop(SINGLE, base).cells  # cells that only extras use
     single = replace(base, cells=(*base.cells, *(cell for cell in more if cell not in base.cells)))
     own_task = Part(BYTES, "task", '"""Predicts the next byte of text files with a small transformer."""', ())
     return Library(base, {SINGLE: single, **kinds["strategy"]}, kinds["extra"], {BYTES: own_task, **kinds["task"]})
@@ -122,21 +122,21 @@ def _part(path: Path, kind: str, name: str = "") -> Part:
 
 
 def _resolved(path: Path, cell: Cell) -> Cell:
-    """The sibling's cell, when this one only names the sibling."""
+    """The sibling file's cell, if this one only refers to it."""
     if same := SAME_AS.fullmatch(cell.text.strip()):
         sibling = path.with_name(same["file"])
         cells = split_cells(sibling.read_text(encoding="utf-8"))[1]
-        return _resolved(sibling, next(theirs for theirs in cells if theirs.title == cell.title))
+        return _resolved(sibling, next(each for each in cells if each.title == cell.title))
     return cell
 
 
 def script_names() -> tuple[str, ...]:
-    """The names of labkit's own scripts, which are those of its strategies."""
+    """The names of labkit's own scripts, which are the names of the strategies."""
     return tuple(library().strategies)
 
 
 def compose(strategy: str, extras: Iterable[str] = (), task: str = BYTES) -> tuple[str, tuple[Cell, ...]]:
-    """Head and cells of a script. Raises ScriptError when a part is not known, or two do not go together."""
+    """Head and cells of a script. Raises ScriptError when a part is unknown, or two parts are incompatible."""
     return _composed(_folder(), strategy, tuple(dict.fromkeys(extras)), task)
 
 
@@ -156,15 +156,15 @@ def _named(parts: Library, kind: str, name: str) -> Part:
     kinds = {"strategy": parts.strategies, "extra": parts.extras, "task": parts.tasks}
     if not isinstance(name, str):
         raise ScriptError(
-            f"{_article(kind)} is given by its name, such as {next(iter(kinds[kind]))!r}; got {name!r}. "
-            "Cells of your own go into with_cells(…)"
+            f"{_article(kind)} is selected by its name, such as {next(iter(kinds[kind]))!r}; got {name!r}. "
+            "Pass your own cells to with_cells(…)"
         )
-    if found := kinds[kind].get(name):
-        return found
-    for other, those in kinds.items():
-        if name in those:
+    if part := kinds[kind].get(name):
+        return part
+    for other, parts_of_kind in kinds.items():
+        if name in parts_of_kind:
             how = {
-                "strategy": f"Script.load({name!r}); a script has one",
+                "strategy": f"Script.load({name!r}); a script has one strategy",
                 "extra": f"Script.load({SINGLE!r}, {name!r})",
                 "task": f"Script.load({SINGLE!r}, task={name!r})",
             }
@@ -180,18 +180,18 @@ def _article(kind: str) -> str:
 def with_extra(script: Script, extra: str) -> tuple[Cell, ...]:
     """The cells of a composed script with those of one more extra.
 
-    Raises ScriptError when the extra does not go with the strategy, or what it would replace is not train.py's own.
+    Raises ScriptError when the extra does not work with the strategy, or would replace a cell that is not train.py's.
     """
     cells, strategy = list(script.parts), strategy_of(script)
-    if strategy:  # what was left out because nothing used it
+    if strategy:  # cells that were dropped because nothing used them
         titles = [cell.title for cell in cells]
-        left_out = [cell for cell in library().strategies[strategy].cells if cell.title not in titles]
-        cells[titles.index("strategy") : titles.index("strategy")] = left_out
+        unused = [cell for cell in library().strategies[strategy].cells if cell.title not in titles]
+        cells[titles.index("strategy") : titles.index("strategy")] = unused
     return _without_unused(_added(cells, library().extras[extra], strategy))
 
 
 def _without_unused(cells: Sequence[Cell]) -> tuple[Cell, ...]:
-    """Without the library's cells that train.py does not have, no other cell uses, and no option is declared in."""
+    """The cells without those of the library that are not in train.py, that no cell uses and that declare no option."""
     base = {cell.title for cell in library().base.cells}
     for cell in (cell for cell in cells if cell.title not in base and library().owners(cell)):
         others = [other for other in cells if other is not cell]
@@ -202,11 +202,11 @@ def _without_unused(cells: Sequence[Cell]) -> tuple[Cell, ...]:
 
 
 def _added(cells: Sequence[Cell], part: Part, strategy: str) -> tuple[Cell, ...]:
-    """New titles come before the strategy."""
+    """The cells with those of a part; new titles are inserted before the strategy."""
     if part.goes_with and strategy not in part.goes_with:
         raise ScriptError(
-            f"the {part.kind} {part.name} goes with {' and '.join(part.goes_with)}, not with "
-            f"{strategy or 'a strategy cell of your own'}"
+            f"the {part.kind} {part.name} works with {' and '.join(part.goes_with)}, not with "
+            f"{strategy or 'your own strategy cell'}"
         )
     result = list(cells)
     for new in part.cells:
@@ -226,14 +226,15 @@ def _check_free(present: Cell, part: Part, strategy: str) -> None:
     owner = owners.get(strategy) or next(iter(owners.values()), None)
     if owner is None:
         raise ScriptError(
-            f"the {part.kind} {part.name} replaces the {present.title!r} cell, and this script's is your own"
+            f"the {part.kind} {part.name} replaces the {present.title!r} cell, and this script has your own"
             f"{f' ({present.origin})' if present.origin else ''}; keep one of them"
         )
     if owner.name == SINGLE or (owner.kind == "strategy" and strategy in part.goes_with):
         return
-    theirs, own = (set(_flags(each)) for each in (owner, part))
-    has = f"; {owner.name} has {', '.join(sorted(theirs & own))} of its own" if theirs & own else ""
-    raise ScriptError(f"{owner.name} and {part.name} do not go together: both replace the {present.title!r} cell{has}")
+    present_flags, new_flags = (set(_flags(each)) for each in (owner, part))
+    common = ", ".join(sorted(present_flags & new_flags))
+    has = f"; {owner.name} already has {common}" if common else ""
+    raise ScriptError(f"{owner.name} and {part.name} are incompatible: both replace the {present.title!r} cell{has}")
 
 
 def _flags(part: Part) -> list[str]:
@@ -245,17 +246,17 @@ def _spaced(cell: Cell, last: bool = False) -> Cell:
 
 
 def is_composed(script: Script) -> bool:
-    """Whether it has all the cells of train.py, be they the library's or the user's own."""
+    """Whether a script has all the cells of train.py, from the library or the user."""
     return all(cell.title in script.cells for cell in library().base.cells)
 
 
 def is_library(script: Script) -> bool:
-    """Whether none of its cells is the user's own."""
+    """Whether all cells of a script are from the library."""
     return is_composed(script) and all(library().owners(cell) for cell in script.parts)
 
 
 def strategy_of(script: Script) -> str:
-    """The name of the strategy a script is composed with; "" when its strategy cell is the user's own."""
+    """The name of the script's strategy; "" if its strategy cell is the user's own."""
     cell = script.cells.get("strategy")
     owners = library().owners(cell) if cell else []
     names = [name for owner in owners for name in owner.goes_with or [owner.name]]
@@ -264,17 +265,17 @@ def strategy_of(script: Script) -> str:
 
 
 def strategy_titles(script: Script) -> list[str]:
-    """The titles of the cells that its strategy brings, and the extras that go with this one alone."""
+    """The titles of the cells of the script's strategy, and of the extras that work only with this strategy."""
     strategy = library().strategies.get(strategy_of(script), library().base)
-    brought = {cell.title for cell in strategy.cells} if strategy.name != SINGLE else {"strategy"}
+    titles = {cell.title for cell in strategy.cells} if strategy.name != SINGLE else {"strategy"}
     for title, cell in script.cells.items():
         if any(strategy.name in owner.goes_with for owner in library().owners(cell)):
-            brought.add(title)
-    return [title for title in script.cells if title in brought]
+            titles.add(title)
+    return [title for title in script.cells if title in titles]
 
 
-def nearest(given: str, known: Iterable[str]) -> str:
+def nearest(name: str, choices: Iterable[str]) -> str:
     """`; did you mean …? There are: …` for an error message."""
-    names = [name for name in known if name]
-    close = difflib.get_close_matches(given, names, n=1)
+    names = [choice for choice in choices if choice]
+    close = difflib.get_close_matches(name, names, n=1)
     return (f"; did you mean {close[0]!r}? There are: " if close else "; there are: ") + (", ".join(names) or "none")

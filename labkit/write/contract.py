@@ -1,4 +1,4 @@
-"""What a cell of the user's must be, to take the place of one of a script's."""
+"""The contract that a user's cell must fulfil to replace a cell of a script."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ from labkit.write.source import cell_of, import_of
 
 __all__ = ["aliased", "as_cell", "check_names", "check_replacement", "with_definition"]
 
-MODEL = "Model"  # is called without arguments; those it has in the library are its own business
+MODEL = "Model"  # is called without arguments, even if the library's Model has some
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def as_cell(title: str, value: Any) -> Cell:
-    """What was passed for a cell, as one: a Cell, its text, a live function or class. Raises ScriptError when it is not
-    Python, or also runs code."""
+    """The Cell for a value that was passed for it: a Cell, its text, a live function or class. Raises ScriptError when
+    it is not valid Python, or also runs code."""
     if isinstance(value, Cell):
         cell = replace(value, title=title, text=value.text if value.text.endswith("\n") else f"{value.text}\n")
     else:
-        cell = _written(title, value)
+        cell = _new_cell(title, value)
     cell.check_syntax()
     cell.check_only_defines()
     return cell
 
 
-def _written(title: str, value: Any) -> Cell:
+def _new_cell(title: str, value: Any) -> Cell:
     if isinstance(value, str):
-        text, origin = value, "text given to with_cells"
+        text, origin = value, "text passed to with_cells"
     elif statement := import_of(value):
         text = origin = statement
     else:
         text, origin = cell_of(value)
     if "\n# %%" in f"\n{text}":
-        raise ScriptError(f"the text for the {title!r} cell holds a `# %%` line; give one cell at a time")
+        raise ScriptError(f"the text for the {title!r} cell contains a `# %%` line; pass one cell at a time")
     return Cell(title, text.strip("\n") + "\n\n\n", origin)
 
 
 def with_definition(old: Cell, name: str, value: Any) -> Cell:
-    """The old cell with what `value` defines in place of its own definitions: of `name`, and of others, if it does."""
+    """The old cell with its definitions of `name`, and of other names in `value`, replaced by those of `value`."""
     new = aliased(Cell("", f"{name} = None"), as_cell(old.title, value), frozenset({name}), value)
     if name not in new.defines:
         raise ScriptError(f"{name}=… must define {_signature(old, name)}; {_yours(new)}")
@@ -63,18 +63,18 @@ def with_definition(old: Cell, name: str, value: Any) -> Cell:
 
 
 def aliased(old: Cell, new: Cell, needed: frozenset[str], value: Any) -> Cell:
-    """The new cell with `Model = ResNet` at its end, if the old one had to define Model alone and a class or function
-    of another name was passed."""
+    """The new cell with `Model = ResNet` appended, if only Model is needed from the old cell, and the class or function
+    that was passed has another name."""
     name = getattr(value, "__name__", "")
-    wanted = old.defines & needed
-    if len(wanted) != 1 or wanted <= new.defines or name not in new.defines:
+    required = old.defines & needed
+    if len(required) != 1 or required <= new.defines or name not in new.defines:
         return new
-    return replace(new, text=f"{new.text.rstrip()}\n\n{next(iter(wanted))} = {name}\n\n\n")
+    return replace(new, text=f"{new.text.rstrip()}\n\n{next(iter(required))} = {name}\n\n\n")
 
 
 def check_replacement(old: Cell, new: Cell, others: Sequence[Cell], value: Any = None) -> None:
-    """Raise ScriptError when the new cell lacks what the others use of the old one, or defines it with parameters that
-    they do not pass. `value` is the live object it was made of."""
+    """Raise ScriptError when the new cell lacks names that the others use from the old one, or defines them with other
+    parameters than the others pass. `value` is the live object that the cell came from."""
     needed = old.defines & frozenset().union(*(cell.uses for cell in others))
     missing = sorted(needed - new.defines - frozenset().union(*(cell.defines for cell in others)))
     if missing:
@@ -87,7 +87,7 @@ def check_replacement(old: Cell, new: Cell, others: Sequence[Cell], value: Any =
     if has_main_guard(old.text) and not has_main_guard(new.text):
         raise ScriptError(
             f'the {new.title!r} cell must end with `if __name__ == "__main__": main()`, or the script does '
-            "nothing; pass its text, since running such a cell in a notebook would start it"
+            "nothing; pass its text, because running such a cell in a notebook would start it"
         )
     for name in sorted(needed & new.defines):
         _check_parameters(old, new, name, value)
@@ -107,15 +107,15 @@ def _signature(cell: Cell, name: str) -> str:
 
 
 def _parameters(cell: Cell, name: str) -> ast.arguments | None:
-    """Those of a function, or of a class's own __init__, without its self."""
+    """The parameters of a function, or of a class's own __init__ without self."""
     statement = cell.definitions.get(name)
     if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Name):
         return _parameters(cell, statement.value.id) if statement.value.id != name else None
     if isinstance(statement, ast.ClassDef):
-        made = [each for each in statement.body if isinstance(each, Function) and each.name == "__init__"]
-        if not made:
+        constructors = [each for each in statement.body if isinstance(each, Function) and each.name == "__init__"]
+        if not constructors:
             return None
-        own = made[0].args
+        own = constructors[0].args
         return ast.arguments(**{**dict(ast.iter_fields(own)), "args": own.args[1:]})
     if isinstance(statement, Function) and not statement.decorator_list:
         return statement.args
@@ -123,27 +123,27 @@ def _parameters(cell: Cell, name: str) -> ast.arguments | None:
 
 
 def _check_parameters(old: Cell, new: Cell, name: str, value: Any) -> None:
-    asked, own = _parameters(old, name), _parameters(new, name)
+    expected, own = _parameters(old, name), _parameters(new, name)
     is_imported = own is None and getattr(value, "__name__", None) in new.imports
     if is_imported:
         own = _parameters_of(value)
-    if asked is None or own is None:
+    if expected is None or own is None:
         return
     if is_imported and name != MODEL:
-        _check_options(new, _signature(old, name), asked, own, value)
+        _check_options(new, _signature(old, name), expected, own, value)
     needs, takes = _counts(own)
-    given, most = (0, 0) if name == MODEL else _counts(asked)
-    if takes < given or needs > most:
+    least, most = (0, 0) if name == MODEL else _counts(expected)
+    if takes < least or needs > most:
         how = f"as {_signature(old, name)}" if most else "without arguments"
         raise ScriptError(
-            f"the {new.title!r} cell: {name} is called {how}, and yours is {name}({ast.unparse(own)}). "
-            "Let it take these, or pass a function that does and calls it"
+            f"the {new.title!r} cell: {name} is called {how}, but yours is {name}({ast.unparse(own)}). "
+            "Change its parameters, or pass a function with these parameters that calls it"
         )
 
 
-def _check_options(cell: Cell, call: str, asked: ast.arguments, own: ast.arguments, value: Any) -> None:
-    """Nothing imported takes the script's options: `torch.optim.Adam` takes a learning rate where `args` is passed."""
-    for ours, theirs in zip(asked.args, own.args, strict=False):
+def _check_options(cell: Cell, call: str, expected: ast.arguments, own: ast.arguments, value: Any) -> None:
+    """Imported objects do not take the script's options: `torch.optim.Adam` takes a learning rate in their place."""
+    for ours, theirs in zip(expected.args, own.args, strict=False):
         if ours.arg == "args" != theirs.arg:
             raise ScriptError(
                 f"the {cell.title!r} cell is called as {call}, where args are the script's options; "
@@ -152,14 +152,14 @@ def _check_options(cell: Cell, call: str, asked: ast.arguments, own: ast.argumen
 
 
 def _counts(parameters: ast.arguments) -> tuple[float, float]:
-    """How many arguments are needed, and how many are taken by place."""
+    """How many arguments are required, and how many are accepted by position."""
     places = [*parameters.posonlyargs, *parameters.args]
     keywords = [default for default in parameters.kw_defaults if default is None]
     return len(places) - len(parameters.defaults) + len(keywords), math.inf if parameters.vararg else len(places)
 
 
 def _parameters_of(value: Any) -> ast.arguments | None:
-    """Those of a live function or class, without their types."""
+    """The parameters of a live function or class, without annotations."""
     try:
         signature = inspect.signature(value)
     except (TypeError, ValueError):
@@ -174,8 +174,8 @@ def _parameters_of(value: Any) -> ast.arguments | None:
 
 
 def check_names(cell: Cell, head: Cell, cells: Sequence[Cell]) -> None:
-    """Raise ScriptError when one of the cells uses a name that none defines. One of the user's own also has to bring
-    its imports, and must not define what another cell defines that takes it from there."""
+    """Raise ScriptError when the cell uses a name that no cell defines. A user's own cell must also import what it
+    uses, and must not define names that another cell defines."""
     others = [other for other in cells if other is not cell]
     everywhere = head.defines.union(*(other.defines for other in others))
     if unknown := sorted(cell.uses - everywhere):
@@ -183,26 +183,26 @@ def check_names(cell: Cell, head: Cell, cells: Sequence[Cell]) -> None:
             f"the {cell.title!r} cell uses {', '.join(unknown)}, which no cell of the script defines. "
             "Define or import it in the same cell"
         )
-    theirs = [other for other in others if other.defines and not other.origin]
-    if not cell.origin or not theirs:
+    library_cells = [other for other in others if other.defines and not other.origin]
+    if not cell.origin or not library_cells:
         return
     defined = head.defines.union(*(other.defines - set(other.imports) for other in others))
     imported = {name: line for other in others for name, line in other.imports.items()}
     if borrowed := sorted(cell.uses - defined):
         raise ScriptError(
             f"the {cell.title!r} cell uses {', '.join(borrowed)} without importing {'them' if borrowed[1:] else 'it'}: "
-            "each cell brings its own imports, since the others may be replaced. Add "
+            "each cell must have its own imports, because the others may be replaced. Add "
             + "; ".join(f"`{imported[name].statement}`" for name in borrowed)
         )
     if not library().owners(cell):
-        for other in theirs:
+        for other in library_cells:
             _check_clash(cell, other, is_later=cells.index(cell) > cells.index(other))
 
 
 def _check_clash(cell: Cell, other: Cell, *, is_later: bool) -> None:
-    """A name that two cells define is the later one's. That is meant where a cell of this title replaces a default."""
-    meant = library().names_of(cell.title) if is_later else frozenset()
-    clash = sorted(name for name in cell.defines & other.defines - meant if not _same_import(cell, other, name))
+    """Of two definitions the later one counts. This is intended if cells with this title replace a default."""
+    intended = library().names_of(cell.title) if is_later else frozenset()
+    clash = sorted(name for name in cell.defines & other.defines - intended if not _same_import(cell, other, name))
     if clash:
         raise ScriptError(
             f"the {cell.title!r} cell and the script's {other.title!r} cell both define {', '.join(clash)}, and the "

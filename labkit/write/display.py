@@ -1,4 +1,4 @@
-"""How scripts, the difference of two, and the list of what there is to compose them of are displayed."""
+"""Displays of scripts, of diffs of scripts, and of the parts that scripts are composed of."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 __all__ = ["Diff", "Names", "script_html"]
 
 CODE = "font-family:monospace;font-size:12px;line-height:1.45;white-space:pre;overflow-x:auto;margin:2px 0 10px"
-# By pygments' kinds of token: JupyterLab's own colours, which follow its theme; elsewhere ones that are legible on
-# white and on black.
+# By pygments token type: JupyterLab's own colors, which follow its theme, with fallbacks that are legible on white and
+# on black.
 COLOURS = {
     "Keyword": ("keyword", "#2f8f5b"),
     "Name.Builtin": ("builtin", "#2f8f5b"),
@@ -35,7 +35,7 @@ VARIABLES = ";".join(f"--lk-{name}:var(--jp-mirror-editor-{name}-color,{hue})" f
 
 
 def script_html(script: Script) -> str:
-    """Folded by cell; open are the strategy's cells and the user's own. No scripts, no style sheet."""
+    """The script as foldable cells, open for the strategy's and the user's own. No JavaScript, no style sheet."""
     own = [] if is_composed(script) else list(script.cells)
     opened = {*own, *strategy_titles(script), *(cell.title for cell in script.parts if cell.origin)}
     head = script.head.strip()
@@ -75,7 +75,7 @@ def _highlighted(code: str) -> str:
 
 @dataclass(frozen=True)
 class Diff:
-    """A unified diff of two texts: plain in a terminal, coloured (and signed with + and -) in a notebook."""
+    """A unified diff of two texts: plain in a terminal, colored (and marked with + and -) in a notebook."""
 
     before: str
     after: str
@@ -111,7 +111,7 @@ class Diff:
 
 @dataclass(frozen=True)
 class Names:
-    """What `Script.load` takes: a strategy, any extras, one task. By name: one sentence each."""
+    """The names that `Script.load` takes, a strategy, any extras and a task, with one sentence each."""
 
     parts: Library
 
@@ -159,7 +159,7 @@ class Names:
 
 
 def _notes(part: Part) -> list[str]:
-    """Beside an extra: its options, and the strategies it is restricted to."""
+    """Notes on an extra: its options, and the strategies that it is restricted to."""
     if part.kind != "extra":
         return []
     options = " ".join(option.name for cell in part.cells for option in options_in(cell.text).values())

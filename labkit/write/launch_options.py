@@ -1,5 +1,5 @@
-"""What a launch takes beside the script's own parameters: spelled here, and read by `launch`, its signature and its
-suggestions for mistyped names, by the command line, and by launches on hosts and under Slurm."""
+"""The options of a launch besides the script's own parameters. They are defined only here, for `launch`, its signature
+and its suggestions for mistyped names, the command line, and launches on hosts and under Slurm."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["LaunchOptions"]
 
 
 def _flag(help: str, **argparse_options: Any) -> dict[str, Any]:
-    """Metadata of a field that is a flag of `labkit launch`, too."""
+    """Metadata of a field that is also a flag of `labkit launch`."""
     return {"argparse": {"help": help, **argparse_options}}
 
 
@@ -23,12 +23,12 @@ class LaunchOptions:
     """How a script is launched, whatever the script.
 
     `nproc_per_node`: ranks on each machine; "auto" is one per GPU, or two on the CPU. `backend`: "gloo" lets more ranks
-    than there are GPUs share them; which backend is used is the script's own choice. `args` are passed to the script as
-    they are. `name` becomes part of the run folder's name, `runs_dir` is where that is created. `env` is added to the
-    environment of the ranks. `retries`: how many times a run that failed is restarted. `watchdog`: seconds without
-    progress after which the run is ended. `wait`: until the run has ended; None decides by who is there to look.
-    `detach`: the run outlives this process; None decides likewise. `trace_memory` follows one step through all that it
-    allocates, `profile` records three steps. `hosts`: the machines to launch on, by ssh.
+    than there are GPUs share them; the script itself chooses its backend. `args` are passed to the script unchanged.
+    `name` becomes part of the run folder's name, `runs_dir` is its parent folder. `env` is added to the environment of
+    the ranks. `retries`: how many times a failed run is restarted. `watchdog`: seconds without progress after which the
+    run is stopped. `wait`: return when the run has ended; None waits if the session is not interactive. `detach`: the
+    run outlives this process; None detaches if the session is interactive. `trace_memory` traces all allocations of one
+    step, `profile` records three steps. `hosts`: the machines to launch on, by ssh.
     """
 
     nproc_per_node: int | str = field(
@@ -41,13 +41,13 @@ class LaunchOptions:
     name: str | None = field(default=None, metadata=_flag("part of the run folder's name"))
     runs_dir: str | os.PathLike[str] | None = None
     env: Mapping[str, str] | None = None
-    retries: int = field(default=0, metadata=_flag("restart a run that failed up to N times", type=int, metavar="N"))
+    retries: int = field(default=0, metadata=_flag("restart a failed run up to N times", type=int, metavar="N"))
     watchdog: float | None = field(
-        default=None, metadata=_flag("end a run that makes no progress for so long", type=float, metavar="SECONDS")
+        default=None, metadata=_flag("stop a run that makes no progress for SECONDS", type=float, metavar="SECONDS")
     )
     wait: bool | None = None
     detach: bool | None = field(
-        default=None, metadata=_flag("return at once; the run outlives this terminal", action="store_true")
+        default=None, metadata=_flag("return immediately; the run outlives this terminal", action="store_true")
     )
     trace_memory: bool = False
     profile: bool = field(
@@ -73,7 +73,7 @@ class LaunchOptions:
 
     @classmethod
     def add_arguments(cls, parser: argparse.ArgumentParser) -> None:
-        """The flags that a terminal has for them."""
+        """Add the options' flags to a parser."""
         for each in fields(cls):
             if "argparse" in each.metadata:
                 options = {"default": _default(each), **each.metadata["argparse"]}
@@ -81,7 +81,7 @@ class LaunchOptions:
 
     @classmethod
     def parsed(cls, arguments: argparse.Namespace, **more: Any) -> LaunchOptions:
-        """From what `add_arguments` parsed; `more` are options that have no flag."""
+        """The options from parsed flags; `more` are options without a flag."""
         values = {each.name: getattr(arguments, each.name) for each in fields(cls) if "argparse" in each.metadata}
         values["nproc_per_node"] = whole_number(values["nproc_per_node"])
         values["hosts"] = values["hosts"].split(",") if values["hosts"] else None
@@ -100,7 +100,7 @@ class LaunchOptions:
 
 
 def whole_number(text: int | str) -> int | str:
-    """`"2"` as 2, and anything else as it is, to be refused by whoever knows what is expected."""
+    """`"2"` as 2; anything else is returned unchanged and refused by a later check."""
     return int(text) if isinstance(text, str) and text.lstrip("-").isdigit() else text
 
 

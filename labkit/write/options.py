@@ -35,7 +35,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Option:
-    """One `--flag`. `kind` is the name given as `type=`, or "flag" for one that takes no value."""
+    """One `--flag`. `kind` is the name in `type=`, or "flag" for an option without a value."""
 
     name: str
     kind: str = "str"
@@ -46,28 +46,28 @@ class Option:
 
 
 def options_of(script: Script) -> dict[str, Option]:
-    """The long options of a script by parameter name (`global_batch_size`), in the order they are declared."""
+    """The long options of a script by parameter name (`global_batch_size`), in order of declaration."""
     texts = [script.head, *(cell.text for cell in script.parts)]
     return {name: option for text in texts for name, option in options_in(text).items()}
 
 
 def own_options(script: Script) -> dict[str, Option]:
-    """Those of its options that the cells declare which its strategy brings, and the extras for that one alone."""
+    """The options that are declared by the cells of the script's strategy, and by the extras for this strategy only."""
     texts = [script.cells[title].text for title in strategy_titles(script)]
     return {name: option for text in texts for name, option in options_in(text).items()}
 
 
 def extra_options(script: Script) -> dict[str, dict[str, Option]]:
-    """By extra, the options that it would add to a script composed of labkit's own cells."""
+    """The options that each extra would add to a script composed of labkit's own cells, by extra."""
     if not is_composed(script):
         return {}
     strategy, declared = strategy_of(script), options_of(script)
-    found = {}
+    by_extra = {}
     for extra, part in library().extras.items():
         new = {name: option for name, option in options_of_part(part).items() if name not in declared}
         if new and (strategy in part.goes_with or not part.goes_with):
-            found[extra] = new
-    return found
+            by_extra[extra] = new
+    return by_extra
 
 
 def options_of_part(part: Part) -> dict[str, Option]:
@@ -75,7 +75,7 @@ def options_of_part(part: Part) -> dict[str, Option]:
     return {name: option for cell in part.cells for name, option in options_in(cell.text).items()}
 
 
-@lru_cache(maxsize=1024)  # parsing a whole script takes 10 ms, and a panel asks for many at every move
+@lru_cache(maxsize=1024)  # parsing a whole script takes 10 ms, and a panel parses many on every change
 def options_in(text: str) -> Mapping[str, Option]:
     """The long options that a text declares, by parameter name."""
     options = {}
@@ -89,17 +89,17 @@ def options_in(text: str) -> Mapping[str, Option]:
 
 
 def _option(name: str, keywords: list[ast.keyword]) -> Option:
-    given = {k.arg: k.value for k in keywords if k.arg}
-    kind, action = given.get("type"), given.get("action")
+    values = {k.arg: k.value for k in keywords if k.arg}
+    kind, action = values.get("type"), values.get("action")
     if isinstance(action, ast.Constant) and action.value in ("store_true", "store_false"):
         return Option(name, "flag", default=action.value == "store_false")
     if action is not None and "BooleanOptionalAction" in ast.dump(action):
-        return Option(name, "flag", default=_literal(given.get("default")), negatable=True)
-    if _literal(given.get("nargs")) == 0:  # an action of the script's own that takes no value
+        return Option(name, "flag", default=_literal(values.get("default")), negatable=True)
+    if _literal(values.get("nargs")) == 0:  # the script's own action, without a value
         return Option(name, "flag", default=False)
-    choices = tuple(_literal(given.get("choices")) or ())
+    choices = tuple(_literal(values.get("choices")) or ())
     kind_name = kind.id if isinstance(kind, ast.Name) else "str"
-    return Option(name, kind_name, choices, _literal(given.get("default")), many="nargs" in given)
+    return Option(name, kind_name, choices, _literal(values.get("default")), many="nargs" in values)
 
 
 def _literal(node: ast.expr | None) -> Any:
@@ -112,8 +112,8 @@ def _literal(node: ast.expr | None) -> Any:
 def command_line(script: Script, parameters: Mapping[str, Any]) -> list[str]:
     """`steps=200, precision="bf16"` as `["--steps", "200", "--precision", "bf16"]`.
 
-    Raises ScriptError for a parameter the script does not take (with the nearest name and the list of those it
-    does), or a value it would refuse.
+    Raises ScriptError for an unknown parameter, with the nearest name and the list of parameters, or for an invalid
+    value.
     """
     options = options_of(script)
     argv: list[str] = []
@@ -138,31 +138,31 @@ def unknown_flags(script: Script, args: Sequence[str]) -> list[str]:
     options = options_of(script)
     if not options or "parse_known_args" in str(script):
         return []
-    known = [name for option in options.values() for name in (option.name, f"--no-{option.name[2:]}")] + ["--help"]
+    names = [name for option in options.values() for name in (option.name, f"--no-{option.name[2:]}")] + ["--help"]
     flags = [arg.split("=")[0] for arg in itertools.takewhile(lambda arg: arg != "--", args) if arg.startswith("--")]
-    # argparse accepts any unambiguous beginning of a flag
-    return [flag for flag in flags if not any(name.startswith(flag) for name in known)]
+    # argparse accepts any unambiguous prefix of a flag
+    return [flag for flag in flags if not any(name.startswith(flag) for name in names)]
 
 
 def read_back(script: Script, args: Sequence[str]) -> dict[str, str]:
-    """The script's options found in raw arguments, by parameter name; a flag as "True", or "False"."""
-    found = {}
+    """The values of the script's options in raw arguments, by parameter name; a flag is "True" or "False"."""
+    values = {}
     for name, option in options_of(script).items():
         for word, following in zip(args, [*args[1:], ""], strict=False):
             if word == option.name:
-                found[name] = "True" if option.kind == "flag" else following
+                values[name] = "True" if option.kind == "flag" else following
             elif word.startswith(f"{option.name}="):
-                found[name] = word.partition("=")[2]
+                values[name] = word.partition("=")[2]
             elif option.negatable and word == f"--no-{option.name[2:]}":
-                found[name] = "False"
-    return found
+                values[name] = "False"
+    return values
 
 
 def _unknown(script: Script, name: str, options: Mapping[str, Option]) -> str:
     extras = {option: extra for extra, declared in extra_options(script).items() for option in declared}
     if not options:
         return f"{script.name}.py declares no options, so it takes no {name!r}. Pass its arguments with args=[…]"
-    if name in extras:  # of a file of the user's own, which is left as it is
+    if name in extras:  # a user's own file, which is never completed
         return (
             f"{script.name}.py takes no parameter {name!r}; the extra {extras[name]} has it: compose a script with "
             f"it, Script.load({strategy_of(script) or 'single'!r}, {extras[name]!r})"
@@ -185,8 +185,8 @@ def _arguments(script: Script, option: Option, name: str, value: Any) -> list[st
     if option.many and isinstance(value, list | tuple):
         return [option.name, *map(str, value)]
     if option.choices and value not in option.choices:
-        known = ", ".join(map(str, option.choices))
-        raise ScriptError(f"{name} of {script.name}.py must be one of {known}; got {value!r}")
+        choices = ", ".join(map(str, option.choices))
+        raise ScriptError(f"{name} of {script.name}.py must be one of {choices}; got {value!r}")
     if option.kind in ("int", "float"):
         _check_number(script, option, name, value)
     text = str(value)
@@ -194,11 +194,11 @@ def _arguments(script: Script, option: Option, name: str, value: Any) -> list[st
 
 
 def _check_number(script: Script, option: Option, name: str, value: Any) -> None:
-    wanted = "a whole number" if option.kind == "int" else "a number"
+    expected = "a whole number" if option.kind == "int" else "a number"
     try:
         number = (int if option.kind == "int" else float)(str(value))
-        sound = isinstance(number, int) or math.isfinite(number)
+        is_valid = isinstance(number, int) or math.isfinite(number)
     except ValueError:
-        sound = False
-    if not sound:
-        raise ScriptError(f"{name} of {script.name}.py must be {wanted}; got {value!r}")
+        is_valid = False
+    if not is_valid:
+        raise ScriptError(f"{name} of {script.name}.py must be {expected}; got {value!r}")

@@ -1,4 +1,4 @@
-"""A training script is a list of titled cells, and so is a notebook. This moves cells between the two, verbatim."""
+"""A training script is a list of titled cells, like a notebook. Cells move between the two verbatim."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from labkit.write.display import Diff, Names, script_html
 __all__ = ["Script"]
 
 RUN = 'if __name__ == "__main__":\n    main()\n'
-# Names may come from anywhere then, and only the script itself can tell. To read globals() brings none.
+# With these, names may come from anywhere, so they cannot be checked. Reading globals() defines none.
 DYNAMIC = re.compile(
     r"\bimport \*|\bget_ipython\b|\bexec\("
     r"|(?<!\bin )\bglobals\(\)(?!\.(items|keys|values|get)\(|\[[^\]\n]*\](?!\s*[-+*/|&^]?=[^=]))"
@@ -28,7 +28,7 @@ DYNAMIC = re.compile(
 
 @dataclass(frozen=True)
 class Script:
-    """A training script: what stands above the first `# %%` line, then its cells in order.
+    """A training script: the text above the first `# %%` line, then its cells in order.
 
     `str(script)` is the file's text and `Script.parse(str(script)) == script`.
     """
@@ -42,39 +42,39 @@ class Script:
         """One of labkit's own scripts, composed of a strategy, any extras and a task (`Script.names()` lists them):
         `Script.load("fsdp", "checkpoints", "precision", task="digits")`; or any script by the path of its file.
 
-        Raises ScriptError when one of them is not known, naming those there are, or when two do not go together.
+        Raises ScriptError when a name is unknown, with the list of known names, or when two parts are incompatible.
         """
         path = Path(name)
         if isinstance(name, str) and (name in script_names() or not (path.suffix == ".py" or path.exists())):
             return cls(*compose(name, extras, task), name)
         if extras or task != BYTES:
             raise ScriptError(
-                f"extras and tasks go into labkit's own scripts, and {path} is a file of your own; load one of "
+                f"extras and tasks work only with labkit's own scripts, but {path} is your own file; load one of "
                 f"{', '.join(script_names())}"
             )
         return cls.parse(_read_python(path), name=path.stem)
 
     @staticmethod
     def names() -> Names:
-        """The strategies, extras and tasks that `load` takes, each with what it is for."""
+        """The strategies, extras and tasks that `load` takes, each with a description."""
         return Names(library())
 
     @classmethod
     def parse(cls, text: str, *, name: str = "script") -> Script:
-        """Split a script's text at its `# %% title` lines. Text without any is a script without cells."""
+        """Split a script's text at its `# %% title` lines. A text without any is a script without cells."""
         return cls(*split_cells(text), name)
 
     @classmethod
     def of(cls, name: str, **cells: Any) -> Script:
         """A script of your own cells, in this order: live functions or classes, or text, as for `with_cells`. One of
-        them defines `main`, which is called when the script is run.
+        them must define `main`, which is called when the script is run.
 
-        Raises ScriptError when none does, a cell also runs code, or something is used that no cell defines.
+        Raises ScriptError when none does, a cell also runs code, or a name is used that no cell defines.
         """
         parts = [as_cell(title, value) for title, value in cells.items()]
         if not any("main" in cell.defines for cell in parts):
-            given = ", ".join(cells) or "none"
-            raise ScriptError(f"a script runs main(), and no cell defines it; cells were given: {given}")
+            titles = ", ".join(cells) or "none"
+            raise ScriptError(f"a script runs main(), but no cell defines it; got the cells: {titles}")
         script = cls(f'"""{name}: from a notebook."""\n\n', (*parts, Cell("run", RUN)), name)
         script.check()
         return script
@@ -85,16 +85,16 @@ class Script:
         return {cell.title: cell for cell in self.parts if cell.title}
 
     def with_cells(self, **cells: Any) -> Script:
-        """A copy with some cells replaced: by a live function or class (the whole notebook cell that defined it is
-        taken, verbatim), by one of an installed package (which is imported), or by text.
+        """A copy with some cells replaced: by a live function or class (with the whole notebook cell that defined it,
+        verbatim), by one of an installed package (which is imported), or by text.
 
-        A class or function of another name than the one the cell has to define is called by that name:
-        `with_cells(model=ResNet)` ends in `Model = ResNet`. The name of a function in place of a cell's title replaces
-        that function alone: `with_cells(loss_of=smoothed)`.
+        A class or function whose name differs from the one that the cell must define is assigned to it:
+        `with_cells(model=ResNet)` appends `Model = ResNet`. The name of a function instead of a cell's title replaces
+        only that function: `with_cells(loss_of=smoothed)`.
 
-        Raises ScriptError, naming the cell and the names, when a title is unknown, the text is not Python or
-        also runs code, what other cells use is not defined, or something is used that no cell defines or another cell
-        imports.
+        Raises ScriptError, with the cell and the names, when a title is unknown, the text is not valid Python or also
+        runs code, a name that other cells use is missing, or the cell uses a name that it does not import or that no
+        cell defines.
         """
         script, changed = self, {}
         for key, value in cells.items():
@@ -122,19 +122,17 @@ class Script:
         return frozenset().union(*(other.uses for other in self.parts if other is not cell))
 
     def _cell_for(self, key: str) -> Cell:
-        """The cell of that title, or the one that defines that name."""
+        """The cell with that title, or the one that defines that name."""
         titled = [cell for cell in self.parts if cell.title == key]
-        named = (
-            titled or [cell for cell in self.parts if key in cell.definitions][-1:]
-        )  # the last is the one that counts
+        named = titled or [cell for cell in self.parts if key in cell.definitions][-1:]  # the last definition counts
         if len(named) == 1:
             return named[0]
         problem = "several cells are" if titled else "no cell is"
         raise ScriptError(f"{problem} titled {key!r}{nearest(key, [cell.title for cell in self.parts])}")
 
     def check(self) -> None:
-        """Raise ScriptError when the script cannot run: a syntax error (with its cell and line), or a cell that
-        uses a name none defines. Code above the first cell is only compiled."""
+        """Raise ScriptError when the script cannot run: a syntax error (with its cell and line), or a cell that uses a
+        name that no cell defines. Code above the first cell is only compiled."""
         for cell in self.parts:
             cell.check_syntax()
         try:
@@ -151,7 +149,7 @@ class Script:
         check_names(cell, Cell("head", self.head), self.parts)
 
     def diff(self, other: Script | str) -> Diff:
-        """What changes from `other` (a Script, or what `load` takes) to this one; in colour in a notebook."""
+        """The changes from `other` (a Script, or an argument of `load`) to this script; colored in a notebook."""
         other = other if isinstance(other, Script) else Script.load(other)
         names = [f"{other.name}.py", f"{self.name}.py"]
         if names[0] == names[1]:
@@ -159,18 +157,18 @@ class Script:
         return Diff(str(other), str(self), *names)
 
     def write(self, path: str | os.PathLike[str]) -> Path:
-        """Write the script to a file. Raises ScriptError rather than replace a file that says something else."""
+        """Write the script to a file. Raises ScriptError if the file exists with other content."""
         path = Path(path)
         try:
             if path.exists() and path.read_bytes() != str(self).encode():
-                raise ScriptError(f"{path} exists and differs; delete it first, or write to another name")
+                raise ScriptError(f"{path} exists and differs; delete it first, or write to another file")
             path.write_text(str(self), encoding="utf-8")
         except OSError as error:
             raise ScriptError(f"the script cannot be written to {path}: {error.strerror}") from None
         return path
 
     def cell_at(self, line: int) -> tuple[Cell, int] | None:
-        """The cell that holds line `line` of the file (from 1), and the line's number within the cell."""
+        """The cell with line `line` of the file (from 1), and the line's number within the cell."""
         first = self.head.count("\n") + 1
         for cell in self.parts:
             body = first + 1

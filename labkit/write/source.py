@@ -16,11 +16,11 @@ __all__ = ["cell_of", "import_of"]
 
 
 def cell_of(obj: Any) -> tuple[str, str]:
-    """`(text, origin)` of the whole cell that defined this very function or class.
+    """`(text, origin)` of the whole cell that defined exactly this function or class.
 
-    ipykernel keeps every executed cell in `linecache` under the file name recorded in its code objects, so a
-    redefinition is never confused with an older one. `inspect.getsource` cannot do this for classes defined in
-    a notebook (ipython/ipython#11249). An object from a module gives its own source alone.
+    ipykernel stores every executed cell in `linecache` under the file name in its code objects, so a redefinition is
+    never confused with an older one. `inspect.getsource` cannot do this for classes defined in a notebook
+    (ipython/ipython#11249). For an object from a module it returns only the object's own source.
     """
     code = _code_of(obj)
     if code is None:
@@ -36,14 +36,14 @@ def cell_of(obj: Any) -> tuple[str, str]:
     if _is_notebook_cell(name):
         text = "".join(linecache.getlines(name))
         if not text:
-            raise ScriptError(f"the cell that defined {_name(obj)} is gone; run it again, or pass its text")
+            raise ScriptError(f"the cell that defined {_name(obj)} is no longer there; run it again, or pass its text")
         return text, _origin(text)
     try:
         return inspect.getsource(obj), f"{inspect.getsourcefile(obj)}:{code.co_firstlineno}"
     except (OSError, TypeError):
         raise ScriptError(
             f"cannot find the source of {_name(obj)}: a cell magic such as %%time hides it, and so does a plain Python "
-            "prompt. Take the magic out, or pass the cell's text instead"
+            "prompt. Remove the magic, or pass the cell's text instead"
         ) from None
 
 
@@ -56,7 +56,7 @@ def import_of(obj: Any) -> str:
     if not file or not _is_installed(Path(file)):
         return ""
     parts = module.split(".")
-    for length in range(1, len(parts) + 1):  # the shortest name that leads to it is the public one
+    for length in range(1, len(parts) + 1):  # the shortest path to it is the public one
         package = ".".join(parts[:length])
         if getattr(sys.modules.get(package), name, None) is obj:
             return f"from {package} import {name}"
@@ -74,7 +74,7 @@ def _code_of(obj: Any) -> CodeType | None:
         for member in vars(obj).values():
             function = member.__func__ if isinstance(member, classmethod | staticmethod) else member
             function = function.fget if isinstance(function, property) else function
-            # Inherited or borrowed functions were created elsewhere, a dataclass's own ones out of a string.
+            # Inherited or assigned functions were created elsewhere; a dataclass compiles its methods from a string.
             if inspect.isfunction(function) and function.__qualname__.startswith(obj.__qualname__ + "."):
                 code: CodeType = inspect.unwrap(function).__code__
                 if code.co_filename != "<string>":

@@ -45,7 +45,7 @@ def test_an_error_in_a_cell_is_traced_back_to_the_cell():
     lines += "    def forward(self, x):\n        1 / 0\n"
     run = labkit.launch(Script.load("single").with_cells(model=lines), nproc_per_node=1, steps=2, wait=False)
     with pytest.raises(
-        RankFailedError, match=r"ZeroDivisionError.*cell `model` from text given to with_cells, line 11"
+        RankFailedError, match=r"ZeroDivisionError.*cell `model` from text passed to with_cells, line 11"
     ):
         run.wait(60)
 

@@ -162,7 +162,7 @@ def test_stop_after_the_end_changes_no_file(fault, end, capfd) -> None:
 
     assert state.state == end
     assert seconds < 2
-    assert f"already over, it {end}; 0 processes left" in capfd.readouterr().out
+    assert f"had already ended, {end}; 0 processes left" in capfd.readouterr().out
     assert {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()} == before
 
 

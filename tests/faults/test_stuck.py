@@ -206,5 +206,5 @@ def test_the_watchdog_ends_a_run_that_does_not_move_and_leaves_the_stacks() -> N
 def test_a_run_that_is_over_has_no_stacks() -> None:
     run = labkit.launch(FAULTY, args=["--steps", "2"], wait=True)
 
-    with pytest.raises(labkit.LabError, match="is over"):
+    with pytest.raises(labkit.LabError, match="has ended"):
         run.stacks()

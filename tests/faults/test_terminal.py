@@ -220,7 +220,7 @@ def test_a_detached_run_outlives_its_terminal_and_attach_leaves_it_going(termina
     window = terminal("bash", "--norc", "-i")
     with stopped_at_the_end():
         window.type(f"{' '.join([*LAUNCH, '--detach', '--', '--steps', str(ENDLESS)])}; echo code=$?\n".encode())
-        window.wait_for("goes on when this process ends")
+        window.wait_for("outlives this process")
         window.wait_for("code=0")
         folder = wait_for_step(the_run())
         before = written(folder)
@@ -240,7 +240,7 @@ def test_a_detached_run_outlives_its_terminal_and_attach_leaves_it_going(termina
             assert another.cursor_is_shown()
             assert_goes_on(folder, before)
             if presses == 1:
-                assert f"{folder.id} goes on; end it with: labkit stop {folder.id}" in another.read()
+                assert f"{folder.id} is still running; stop it with: labkit stop {folder.id}" in another.read()
                 assert "Traceback" not in another.read()
 
         another = terminal("labkit", "attach", folder.id)

@@ -139,7 +139,7 @@ def extras_with(strategy: str) -> list[str]:
             labkit.Script.load(strategy, *together, extra)
             together.append(extra)
         except ScriptError as error:
-            assert "go together" in str(error) or "goes with" in str(error)
+            assert "are incompatible" in str(error) or "works with" in str(error)
     return together
 
 

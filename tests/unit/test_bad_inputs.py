@@ -311,9 +311,9 @@ def test_a_name_of_no_script_and_an_option_of_an_extra_that_cannot_be_added_are_
     mine = labkit.Script.load("zero1").with_cells(checkpoints="class Checkpoints:\n    pass\n")
 
     assert "no script named 'ddpp'; did you mean 'ddp'?" in refusal("ddpp")
-    assert "the extra ddp_options goes with ddp, not with zero1" in refusal("zero1", static_graph=True)
-    assert "replaces the 'checkpoints' cell, and this script's is your own" in refusal(mine, save_every=5)
-    assert "the 'step' cell, and this script's is your own" in refusal(
+    assert "the extra ddp_options works with ddp, not with zero1" in refusal("zero1", static_graph=True)
+    assert "replaces the 'checkpoints' cell, and this script has your own" in refusal(mine, save_every=5)
+    assert "the 'step' cell, and this script has your own" in refusal(
         mine.with_cells(step=mine.cells["step"].text + "\nMINE = 1\n"), args=["--accumulate", "2"]
     )
 

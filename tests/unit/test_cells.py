@@ -153,7 +153,7 @@ def test_a_cell_that_acts_is_refused_with_the_line_that_does(text, line, shown):
 
     first = str(caught.value).splitlines()[0]
     assert first == f"the 'model' cell also runs code at line {line}: {shown}"
-    assert "move this line to a cell of its own" in str(caught.value)
+    assert "move this line to a separate cell" in str(caught.value)
 
 
 @pytest.mark.parametrize(

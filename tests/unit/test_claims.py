@@ -76,7 +76,7 @@ def test_a_claim_measured_with_a_clock_is_shown_and_does_not_fail_the_lab(claims
 def test_an_article_is_heard(claims):
     claims.predict("bubble", 3 / 7, "%", within=0.1, article="third article: (p-1)/m", said=0.75)
     claims.measure("bubble", 0.44)
-    assert "third article: (p-1)/m: not so" in repr(claims)
+    assert "third article: (p-1)/m: not true" in repr(claims)
     assert "42.9%" in repr(claims)
 
 
@@ -95,14 +95,14 @@ def test_a_prediction_comes_before_its_run(claims, tmp_path):
         claims.measure("x", 1, run=Run(folder))
     folder.manifest.write_text(json.dumps({"format": 1, "created": "2100-01-01T00:00:00+00:00"}))
     claims.measure("x", 1, run=Run(folder))
-    with pytest.raises(LabError, match="a prediction is not changed afterwards"):
+    with pytest.raises(LabError, match="so its prediction cannot change"):
         claims.predict("x", 2)
 
 
 @pytest.mark.parametrize(
     ("value", "how", "message"),
     [
-        ("many", "equals", "a prediction is a finite number; 'x' was given 'many'"),
+        ("many", "equals", "a prediction must be a finite number; got 'many' for 'x'"),
         (math.inf, "equals", "finite number"),
         (1, "nearly", "how must be one of 'equals', 'at least', 'at most', got 'nearly'"),
     ],

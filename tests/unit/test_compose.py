@@ -86,15 +86,15 @@ def test_an_extra_that_is_named_twice_is_taken_once():
         (("ddp", "digits"), ["'digits' is not an extra but a task", "task='digits'"]),
         (("ddp", "fsdp"), ["'fsdp' is not an extra but a strategy"]),
         (("checkpoints",), ["'checkpoints' is not a strategy but an extra", "Script.load('single', 'checkpoints')"]),
-        (("fsdp", "ddp_options"), ["the extra ddp_options goes with ddp", "not with fsdp"]),
+        (("fsdp", "ddp_options"), ["the extra ddp_options works with ddp", "not with fsdp"]),
         (
             ("pipeline", "accumulate"),
             [
-                "pipeline and accumulate do not go together: both replace the 'step' cell",
-                "pipeline has --accumulate of its own",
+                "pipeline and accumulate are incompatible: both replace the 'step' cell",
+                "pipeline already has --accumulate",
             ],
         ),
-        (("mine.py", "accumulate"), ["mine.py is a file of your own", "single, ddp"]),
+        (("mine.py", "accumulate"), ["mine.py is your own file", "single, ddp"]),
     ],
     ids=str,
 )
@@ -126,11 +126,11 @@ def test_two_extras_that_replace_the_same_cell_say_so(monkeypatch, tmp_path):
     monkeypatch.setattr("labkit.write.compose._folder", lambda: tmp_path)
 
     assert refused(lambda: Script.load("ddp", "one", "two_more")) == (
-        "one and two_more do not go together: both replace the 'step' cell"
+        "one and two_more are incompatible: both replace the 'step' cell"
     )
-    assert refused(lambda: Script.load("two", "one")) == "two and one do not go together: both replace the 'step' cell"
+    assert refused(lambda: Script.load("two", "one")) == "two and one are incompatible: both replace the 'step' cell"
     assert refused(lambda: Script.load("single", "two_more")) == (
-        "the extra two_more goes with two and ddp, not with single"
+        "the extra two_more works with two and ddp, not with single"
     )
     assert (
         "return 2" in Script.load("two", "two_more").cells["step"].text
@@ -180,7 +180,7 @@ def test_cells_of_ones_own_stay_when_an_extra_is_added():
     script = completed(mine, ["save_every"])
 
     assert script.cells["model"] == mine.cells["model"]
-    assert script.cells["model"].origin == "text given to with_cells"
+    assert script.cells["model"].origin == "text passed to with_cells"
     assert script.cells["checkpoints"] == Script.load("ddp", "checkpoints").cells["checkpoints"]
 
 
@@ -191,7 +191,7 @@ def test_an_extra_never_replaces_a_cell_of_ones_own():
     refused(
         lambda: completed(mine, ["save_every"]),
         "save_every is an option of the extra checkpoints, which cannot be added",
-        "replaces the 'checkpoints' cell, and this script's is your own (text given to with_cells)",
+        "replaces the 'checkpoints' cell, and this script has your own (text passed to with_cells)",
     )
 
 
@@ -201,7 +201,7 @@ def test_an_option_of_another_strategys_extra_names_the_extra_and_why():
     refused(
         lambda: completed(Script.load("zero1"), [option]),
         f"{option} is an option of the extra ddp_options, which cannot be added",
-        "goes with ddp, not with zero1",
+        "works with ddp, not with zero1",
     )
 
 
@@ -362,7 +362,7 @@ def test_a_class_of_an_installed_package_is_imported():
     )
     refused(
         lambda: Script.load("ddp").with_cells(model=__import__("torch").nn.Linear),
-        "the 'model' cell: Model is called without arguments, and yours is Model(in_features, out_features",
+        "the 'model' cell: Model is called without arguments, but yours is Model(in_features, out_features",
     )
 
 
@@ -411,15 +411,15 @@ def test_a_cell_that_lacks_a_name_is_told_what_to_define_and_how_to_replace_one_
     [
         (
             {"optimizer": "def optimizer_of(parameters):\n    return None\n"},
-            "optimizer_of is called as optimizer_of(parameters, args), and yours is optimizer_of(parameters)",
+            "optimizer_of is called as optimizer_of(parameters, args), but yours is optimizer_of(parameters)",
         ),
         (
             {"model": "class Model:\n    def __init__(self, width):\n        pass\n"},
-            "Model is called without arguments, and yours is Model(width)",
+            "Model is called without arguments, but yours is Model(width)",
         ),
         (
             {"loss_of": "def loss_of(outputs, batch, more):\n    return 0\n"},
-            "loss_of is called as loss_of(outputs, batch), and yours is loss_of(outputs, batch, more)",
+            "loss_of is called as loss_of(outputs, batch), but yours is loss_of(outputs, batch, more)",
         ),
     ],
     ids=["too few", "a class that needs one", "too many"],
@@ -534,7 +534,7 @@ def test_the_strategys_cells_and_ones_own_are_open(live):
     opened = re.findall(r"<details open><summary[^>]*><code># %% (\w+)<", page)
     assert set(opened) == {"model", "strategy", "step"} | set(opened) - set(Script.load("single").cells)
     assert page.count("<details") == len(script.parts)
-    assert "text given to with_cells" in page
+    assert "text passed to with_cells" in page
     assert "<b>\n" not in page
     text = html.unescape(re.sub(r"<[^>]+>", "", page))
     for cell in script.parts:
@@ -572,7 +572,7 @@ class Net:
 
 
 def test_objects_in_place_of_names_and_instances_in_place_of_classes_are_told_apart():
-    with pytest.raises(ScriptError, match=r"a task is given by its name, such as 'bytes'; got .*with_cells"):
+    with pytest.raises(ScriptError, match=r"a task is selected by its name, such as 'bytes'; got .*with_cells"):
         Script.load("ddp", task=len)
     with pytest.raises(ScriptError, match="got an instance of Net; pass the class"):
         Script.load("ddp").with_cells(model=Net())

@@ -61,7 +61,7 @@ def test_an_incomplete_folder_does_not_count(files, away, monkeypatch):
     (away / "data").mkdir()
     (away / "data" / "train-images-idx3-ubyte.gz").write_bytes(b"")
     monkeypatch.setitem(data.SOURCES, "mnist", ("http://127.0.0.1:9/", data.MNIST))
-    with pytest.raises(LabError, match="could not be fetched"):
+    with pytest.raises(LabError, match="could not be downloaded"):
         labkit.fetch("mnist")
 
 
@@ -85,7 +85,7 @@ def test_a_download_from_a_stand_in_is_checked_and_kept(files, away, monkeypatch
 def test_a_download_with_a_wrong_sum_is_refused(files, away, monkeypatch):
     server = served(files)
     monkeypatch.setitem(data.SOURCES, "mnist", (f"http://127.0.0.1:{server.server_port}/", data.MNIST))
-    with pytest.raises(LabError, match="could not be fetched.*\n.*Put its files"):
+    with pytest.raises(LabError, match="could not be downloaded.*\n.*Put its files"):
         labkit.fetch("mnist")
     server.shutdown()
     server.server_close()

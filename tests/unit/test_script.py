@@ -293,7 +293,7 @@ def test_a_replaced_cell_that_acts_is_refused(script):
 
 
 def test_a_text_of_several_cells_is_refused(script):
-    with pytest.raises(ScriptError, match="holds a `# %%` line; give one cell at a time"):
+    with pytest.raises(ScriptError, match="contains a `# %%` line; pass one cell at a time"):
         script.with_cells(model=f"{NEW_MODEL}# %% more\n")
 
 
@@ -439,7 +439,7 @@ def test_a_script_is_made_of_cells_of_ones_own():
 @pytest.mark.parametrize(
     ("cells", "message"),
     [
-        ({"a": "x = 1\n"}, r"a script runs main\(\), and no cell defines it; cells were given: a"),
+        ({"a": "x = 1\n"}, r"a script runs main\(\), but no cell defines it; got the cells: a"),
         ({"a": "def main():\n    print(missing)\n"}, "the 'a' cell uses missing, which no cell of the script defines"),
         ({"a": "def main():\n    pass\nmain()\n"}, "the 'a' cell also runs code at line 3"),
     ],

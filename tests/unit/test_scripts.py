@@ -74,7 +74,7 @@ def test_every_combination_is_a_sound_script(strategy, task):
 def test_an_extra_that_goes_with_no_other_strategy_is_refused_there_in_one_sentence(strategy):
     for name, extra in library().extras.items():
         if extra.goes_with and strategy not in extra.goes_with:
-            with pytest.raises(ScriptError, match=rf"the extra {name} goes with .*, not with {strategy}$"):
+            with pytest.raises(ScriptError, match=rf"the extra {name} works with .*, not with {strategy}$"):
                 Script.load(strategy, name)
 
 

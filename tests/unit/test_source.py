@@ -147,7 +147,7 @@ def test_a_cell_that_is_gone_is_said_to_be_gone(kernel_function):
     function, name, _ = kernel_function
     del linecache.cache[name]
 
-    with pytest.raises(ScriptError, match="the cell that defined f is gone; run it again, or pass its text"):
+    with pytest.raises(ScriptError, match="the cell that defined f is no longer there; run it again, or pass its text"):
         cell_of(function)
 
 
