@@ -23,7 +23,8 @@ NOTHING = Profile((), (), ByteCount(), ByteCount(), (), ByteCount(), False, Fals
 
 
 def _attention_flops(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
-    return sdpa_flop_count(q, k, v)
+    flops: int = sdpa_flop_count(q, k, v)
+    return flops
 
 
 # torch's counter supports attention on GPUs only
@@ -48,7 +49,7 @@ def count(
     variants = [Variant(precision, half, recomputed) for (precision, half), recomputed in ways]
     profiles: dict[Variant, tuple[Profile, ...]] = {}
     unsplit: dict[int, str] = {}
-    for (ranks, sequence), variant in itertools.product([(1, False), *map(tuple, tensor)], variants):
+    for (ranks, sequence), variant in itertools.product([(1, False), *tensor], variants):
         seldom = ranks > 1 or (variant.precision == "fp64" and not model.names_its_parts)
         skipped = seldom and precisions and variant.precision not in precisions
         if ranks not in unsplit and not skipped:
@@ -101,7 +102,7 @@ def _computed(model: Model, parts: list[Part], variant: Variant) -> list[Compute
         computed.append(known[key])
         flow, kept = known[key].out, known[key].profile.keeps_output
     if not model.names_its_parts:  # the first unit takes the batch, which is counted elsewhere
-        more = {"input": ByteCount(0, model.input_bytes(variant)), "keeps_input": False}
+        more: dict[str, Any] = {"input": ByteCount(0, model.input_bytes(variant)), "keeps_input": False}
         more |= {"output": ByteCount(), "keeps_output": False} if model.is_one_unit else {}
         computed[0] = computed[0]._replace(profile=replace(computed[0].profile, **more))
     return computed

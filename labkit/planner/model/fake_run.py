@@ -69,7 +69,8 @@ class FakeRun:
         """The script's unmodified model."""
         try:
             with self.fake:
-                return self.script.Model()
+                model: nn.Module = self.script.Model()
+                return model
         except Exception as error:
             if type(error).__name__ not in DEPENDS_ON_DATA:
                 raise
@@ -78,7 +79,7 @@ class FakeRun:
 
     def _without_data(self, model: nn.Module) -> nn.Module:
         for module in model.modules():
-            for tensors in (module._parameters, module._buffers):
+            for tensors in _tensors_of(module):
                 for name, tensor in tensors.items():
                     tensors[name] = None if tensor is None else self.fake.from_tensor(tensor)
         return model
@@ -114,7 +115,12 @@ class FakeRun:
     def inputs_of(self, batch: Any) -> list[Any]:
         """The arguments that outputs_of passes to the model."""
         passed: list[Any] = []
-        self.script.outputs_of(lambda *args, **others: passed.extend((*args, *others.values())) or Anything(), batch)
+
+        def model(*args: Any, **others: Any) -> Anything:
+            passed.extend((*args, *others.values()))
+            return Anything()
+
+        self.script.outputs_of(model, batch)
         return passed
 
     def tell_types(self, model: nn.Module) -> None:
@@ -180,21 +186,35 @@ class Batches:
 
 def _patch_torch() -> None:
     """Replace parts of torch before the script imports them."""
-    torch.nn.parallel.DistributedDataParallel = Replicated  # type: ignore[misc]
-    torch.distributed.optim.ZeroRedundancyOptimizer = SharedOptimizer  # type: ignore[misc]
-    torch.distributed.pipelining.PipelineStage = KnownStage  # type: ignore[misc]
     with_known_numbers(schedules._PipelineSchedule)
-    torch.distributed.fsdp._fully_shard._fsdp_param._chunk_with_empty = Shards  # type: ignore[assignment]
-    # All fake tensors are at address 0, which torch's version of this treats as freed.
-    torch.distributed.fsdp._flat_param._data_ptr_allocated = lambda tensor: tensor.untyped_storage().size() > 0
-    nn.Module.to = _moved  # type: ignore[method-assign]
-    nn.Module._apply = _applied  # type: ignore[method-assign]
+    replacements: list[tuple[object, str, object]] = [
+        (torch.nn.parallel, "DistributedDataParallel", Replicated),
+        (torch.distributed.optim, "ZeroRedundancyOptimizer", SharedOptimizer),
+        (torch.distributed.pipelining, "PipelineStage", KnownStage),
+        (torch.distributed.fsdp._fully_shard._fsdp_param, "_chunk_with_empty", Shards),
+        (torch.distributed.fsdp._flat_param, "_data_ptr_allocated", _is_allocated),
+        (nn.Module, "to", _moved),
+        (nn.Module, "_apply", _applied),
+    ]
+    for owner, name, replacement in replacements:
+        setattr(owner, name, replacement)
+
+
+def _is_allocated(tensor: torch.Tensor) -> bool:
+    """All fake tensors are at address 0, which torch's version of this treats as freed."""
+    return tensor.untyped_storage().size() > 0
 
 
 def _moved(module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
     """Module.to without devices: it only converts the type."""
     dtype = torch._C._nn._parse_to(*args, **kwargs)[1]
-    return module._apply(lambda t: t.to(dtype) if dtype and t.is_floating_point() else t)
+    moved: nn.Module = module._apply(lambda t: t.to(dtype) if dtype and t.is_floating_point() else t)
+    return moved
+
+
+def _tensors_of(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A module's own parameters and buffers by name."""
+    return module._parameters, module._buffers
 
 
 @torch.no_grad()
@@ -202,7 +222,7 @@ def _applied(module: nn.Module, change: Callable[[torch.Tensor], torch.Tensor], 
     """Module._apply that replaces tensors, because fake ones cannot be converted in place; shared ones stay shared."""
     changed: dict[torch.Tensor, Any] = {}
     for owner in module.modules() if recurse else [module]:
-        for tensors in (owner._parameters, owner._buffers):
+        for tensors in _tensors_of(owner):
             for name, tensor in tensors.items():
                 if tensor is not None and tensor not in changed:
                     new = change(tensor)

@@ -30,13 +30,14 @@ class Replicated(nn.Module):
         super().__init__()
         self.module = module
         self._synchronizes = True
-        self._buckets = {p: torch.empty_like(p.detach()) for p in module.parameters() if p.requires_grad}
+        trained: list[torch.Tensor] = [p for p in module.parameters() if p.requires_grad]
+        self._buckets = {p: torch.empty_like(p.detach()) for p in trained}
         self._views = gradient_as_bucket_view
-        for parameter in self._buckets:
+        for parameter in trained:
             parameter.register_post_accumulate_grad_hook(self._ready)
 
     def _ready(self, parameter: torch.Tensor) -> None:
-        if self._synchronizes:
+        if self._synchronizes and parameter.grad is not None:
             self._buckets[parameter].copy_(parameter.grad)
             dist.all_reduce(self._buckets[parameter])
             if self._views:
@@ -74,7 +75,7 @@ class SharedOptimizer(torch.optim.Optimizer):
                 mine.append(parameter)
         self.optim = optimizer_class([{"params": mine or [torch.empty(0)]}], **defaults)
 
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         self.optim.step()
 
 
@@ -90,7 +91,7 @@ class KnownStage(PipelineStage):
         super().__init__(submodule, index, stages, device, input_args=into, output_args=out, **options)
 
     # In torch 2.13 stages exchange messages on whether all shapes are known.
-    def _warmup_forward_vote(self, *args: Any, **kwargs: Any) -> None:
+    def _warmup_forward_vote(self, *args: Any, **kwargs: Any) -> Any:
         return None
 
     def _warmup_backward_result(self, *args: Any, **kwargs: Any) -> Any:
@@ -112,7 +113,7 @@ def with_known_numbers(schedule: Any) -> None:
 def silence() -> AbstractContextManager[Any]:
     """A context in which collectives on fake tensors return immediately, as they do by default since torch 2.13."""
     major, minor = map(int, torch.__version__.split(".")[:2])
-    return nullcontext() if (major, minor) >= (2, 13) else _Silence()
+    return nullcontext() if (major, minor) >= (2, 13) else _Silence()  # type: ignore[no-untyped-call]
 
 
 class _Silence(TorchDispatchMode):

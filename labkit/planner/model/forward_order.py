@@ -196,8 +196,8 @@ def _replaced(forwards: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None
     try:
         yield
     finally:
-        for block, forward in before.items():
-            if forward is None:
+        for block, own in before.items():
+            if own is None:
                 del block.forward
             else:
-                block.forward = forward
+                block.forward = own

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -21,7 +22,7 @@ def longest(
     until, sizes, sample = time.monotonic() + SECONDS, [0], None
     for each in _first(dataset):
         elements: list[int] = []
-        map_tensors(collate([each]), lambda tensor, elements=elements: elements.append(tensor.numel()))
+        map_tensors(collate([each]), partial(_note, elements))
         sample = each if sum(elements) > max(sizes) or sample is None else sample
         sizes.append(sum(elements))
         if time.monotonic() > until:
@@ -29,6 +30,10 @@ def longest(
     if len(sizes) == 1:
         raise SystemExit("there is nothing to train on: load_datasets returned a training set without samples")
     return sample, len(sizes) - 1 if len({*sizes[1:]}) > 1 else 0
+
+
+def _note(elements: list[int], tensor: Any) -> None:
+    elements.append(tensor.numel())
 
 
 def _first(dataset: Any) -> Iterator[Any]:

@@ -109,6 +109,7 @@ class UnitTracker(Tracker):
     def settle(self, parameter: torch.Tensor) -> None:
         """Hook that is called when this parameter's gradient is complete."""
         gradient = parameter.grad
+        assert gradient is not None
         local = getattr(gradient, "_local_tensor", gradient)
         at, bytes_, total = self.settled[-1] if self.settled else (0, 0, 0)
         size = local.numel() * local.element_size()
@@ -195,12 +196,13 @@ def _run(
     held = [flow.make(samples)] if data else []
     ledger = UnitTracker([*parameters, anchor, *held, *beside[1]])
     hooks = [p.register_post_accumulate_grad_hook(ledger.settle) for p in parameters if p.requires_grad]
+    input_: Callable[[], bool]
     input_, begin = (lambda: False), None
 
     def take() -> torch.Tensor:
         nonlocal input_, begin
         ledger.restart()
-        x: torch.Tensor = held[0] if data else _Source.apply(anchor, flow, samples)
+        x: torch.Tensor = held[0] if data else _Source.apply(anchor, flow, samples)  # type: ignore[no-untyped-call]
         input_, begin = ledger.alive(x), x.grad_fn
         if input_kept:
             held.append(x)
@@ -211,7 +213,7 @@ def _run(
             y = compute(take, *beside[0])
             forward, inside = ledger.now, ledger.held
         cached, out, output = inside - ledger.held, Flow.of(y), ledger.alive(y)
-        end = _Sink.apply(y, anchor) if y.dim() else y
+        end = _Sink.apply(y, anchor) if y.dim() else y  # type: ignore[no-untyped-call]
         del y
         backward, saved, keeps_input, keeps_output = ledger.now, ledger.held, input_(), output()
         between = Between(parting(end.grad_fn, begin, parameters))

@@ -59,7 +59,8 @@ class Model:
 
     def __init__(self, fake_run: FakeRun, batches: Batches):
         self.fake_run, self.batches, self.script = fake_run, batches, fake_run.script
-        self.module = whole = fake_run.model()
+        whole: Any = fake_run.model()  # has the attributes of the script's class
+        self.module = whole
         self.layers = len(self.script.blocks_of(whole))
         named = all(hasattr(whole, name) for name in (EMBED, "blocks", UNEMBED))
         self.uncut = self._uncut(named)
@@ -67,7 +68,7 @@ class Model:
         self.which: list[int] = []  # for each block, its index among the distinct ones
         if self.names_its_parts:
             kinds: dict[str, int] = {}
-            kept = []
+            kept: list[nn.Module] = []
             for block in whole.blocks:
                 kind = f"{block} {[(name, p.shape, p.requires_grad) for name, p in block.named_parameters()]}"
                 if kind not in kinds:
@@ -129,7 +130,7 @@ class Model:
             return [self._whole(module, variant)]
         return self._of_chain(module, variant, rest, others)
 
-    def _named(self, module: nn.Module, variant: Variant, which: list[int], rest: Any, others: Any) -> list[Part]:
+    def _named(self, module: Any, variant: Variant, which: list[int], rest: Any, others: Any) -> list[Part]:
         def computing(compute: Callable[..., Any]) -> Compute:
             def call(take: Take) -> Any:
                 x = take()  # held during the computation, as by the model's loop over blocks
@@ -264,8 +265,8 @@ def split(script: Any, model: nn.Module, blocks: Sequence[nn.Module], mesh: Devi
     cells = Script.load("tensor_parallel", "sequence_parallel").cells
     exec(cells["tensor"].text + cells["strategy"].text, vars(ours))
     if hasattr(script, "TENSOR_PLAN"):
-        ours.TENSOR_PLAN = script.TENSOR_PLAN
-        vars(ours).update({name: vars(script)[name] for name in ("split", "split_sequence") if hasattr(script, name)})
+        names = ("TENSOR_PLAN", "split", "split_sequence")
+        vars(ours).update({name: vars(script)[name] for name in names if hasattr(script, name)})
     with silence():
         if sequence:
             ours.split_sequence(blocks, mesh)

@@ -10,15 +10,18 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._C._distributed_c10d import HashStore, PrefixStore, ProcessGroupGloo
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.rendezvous import rendezvous
 from torch.distributed.tensor import distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -35,7 +38,7 @@ class Ranks:
     """Synchronizes the ranks through torchrun's store, because each has its own process group."""
 
     def __init__(self) -> None:
-        self.store, self.rank, self.count = next(dist.rendezvous("env://"))
+        self.store, self.rank, self.count = next(rendezvous("env://"))
         self.met = 0
 
     def meet(self) -> None:
@@ -45,7 +48,7 @@ class Ranks:
             self.store.set(f"{name}/all", "1")
         self.store.wait([f"{name}/all"], timedelta(seconds=60))
 
-    def gather(self, value: dict) -> list[dict]:
+    def gather(self, value: dict[str, Any]) -> list[dict[str, Any]]:
         """The values of all ranks."""
         self.store.set(f"labkit/value/{self.met}/{self.rank}", json.dumps(value))
         self.meet()
@@ -53,10 +56,12 @@ class Ranks:
 
     def agree(self, again: bool) -> bool:
         """The value of rank 0."""
-        return self.gather({"again": again})[0]["again"]
+        return bool(self.gather({"again": again})[0]["again"])
 
 
-def timed(calls: dict[str, Callable[[], object]], seconds: float, ranks: Ranks, device: torch.device) -> dict:
+def timed(
+    calls: dict[str, Callable[[], object]], seconds: float, ranks: Ranks, device: torch.device
+) -> dict[str, list[float]]:
     """Seconds of each call's repeats on all ranks. The calls alternate in rounds, so that other load affects them
     equally; in "alone" only rank 0 computes while the others wait without using a core."""
     mine: dict[str, list[float]] = {name: [] for name in calls}
@@ -83,7 +88,8 @@ def timed(calls: dict[str, Callable[[], object]], seconds: float, ranks: Ranks, 
 def waiting(blocks: nn.ModuleList, train: Callable[[], object], ranks: Ranks) -> float:
     """Seconds that a small collective costs computing ranks, which includes waiting for the slowest rank and the
     wake-up. One is added after the forward and the backward of every block."""
-    group = dist.ProcessGroupGloo(dist.PrefixStore("labkit/waiting", ranks.store), ranks.rank, ranks.count)
+    store = PrefixStore("labkit/waiting", ranks.store)
+    group: Any = ProcessGroupGloo(store, ranks.rank, ranks.count, timedelta(minutes=30))
     small, meets = torch.zeros(SMALL), False
 
     def meet(*_: object) -> None:
@@ -121,7 +127,7 @@ def overheads(device: torch.device) -> dict[str, float]:
             p.grad = torch.zeros_like(p)
         return once(torch.optim.AdamW(tensors).step) / TENSORS
 
-    def training(parts: int, change: Callable[[nn.Module], object]) -> float:
+    def training(parts: int, change: Callable[[nn.Sequential], object]) -> float:
         model = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)) for _ in range(parts)).to(device)
         whole = nn.Sequential(*model)
         change(whole)
@@ -142,14 +148,15 @@ def overheads(device: torch.device) -> dict[str, float]:
     }
 
 
-def split_layers(blocks: nn.Module, parts: int) -> bool:
+def split_layers(blocks: Iterable[nn.Module], parts: int) -> bool:
     """Reduce each block's layers to the first of `parts` shards, as on a tensor rank (TENSOR_PLAN in labkit's script:
     the first of a pair by rows of its weight, the second by columns). False if the blocks are of another kind."""
     for block in blocks:
-        layers = [getattr(block, name, None) for name in ("qkv", "out", "up", "down")]
-        if not all(isinstance(layer, nn.Linear) for layer in layers) or not hasattr(block, "head_width"):
+        named = [getattr(block, name, None) for name in ("qkv", "out", "up", "down")]
+        layers, width = [layer for layer in named if isinstance(layer, nn.Linear)], getattr(block, "head_width", None)
+        if len(layers) < len(named) or width is None:
             return False
-        if (layers[1].in_features // block.head_width) % parts or layers[2].out_features % parts:
+        if (layers[1].in_features // width) % parts or layers[2].out_features % parts:
             return False
         for layer, dim in zip(layers, (0, 1, 0, 1), strict=True):
             weight, bias = layer.weight.detach(), layer.bias
@@ -166,8 +173,8 @@ def main() -> None:
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
     if cuda:
         torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if cuda else "gloo", store=dist.HashStore(), rank=0, world_size=1)
-    cells: dict = {"__name__": "script", "__file__": str(script)}
+    dist.init_process_group("nccl" if cuda else "gloo", store=HashStore(), rank=0, world_size=1)
+    cells: dict[str, Any] = {"__name__": "script", "__file__": str(script)}
     exec(compile(script.read_text(encoding="utf-8"), str(script), "exec"), cells)
     sys.argv = [str(script), *request["argv"]]
     args = cells["parse_args"]()
@@ -196,7 +203,8 @@ def main() -> None:
         return call
 
     def loss(model: Callable[..., object], name: str) -> torch.Tensor:
-        return cells["loss_of"](cells["outputs_of"](model, batches[name]), batches[name])
+        value: torch.Tensor = cells["loss_of"](cells["outputs_of"](model, batches[name]), batches[name])
+        return value
 
     def forward(name: str) -> Callable[[], object]:
         return lambda: loss(model, name)
