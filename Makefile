@@ -3,7 +3,7 @@
 #   make demo        run the quickstart notebook headless on two ranks, print the comparison
 #   make lab         open the notebooks in JupyterLab
 #   make test        the tests every commit passes
-#   make check       format and lint
+#   make check       format, lint and types
 #   make notebooks   every notebook by papermill, executed copies in build/notebooks; and one broken on purpose
 #   make strategies  every strategy trains the same model, resumes every other, says what it must
 #   make planner     what is planned against what real ranks hold, say and take
@@ -39,6 +39,7 @@ test: .venv/dev
 check: .venv/dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/mypy
 
 format: .venv/dev
 	$(BIN)/ruff format .
