@@ -75,7 +75,7 @@ def every_state(root: Path) -> dict[str, str]:
     now = time.time()
     ended = {"started": now - 48, "ended": now}
     stuck = (
-        "no rank has moved for 12 s: rank 1 has not entered `all_reduce` #41, it is in `train.py` line 88, "
+        "no rank has made progress for 12 s: rank 1 has not entered `all_reduce` #41, it is in `train.py` line 88, "
         "`time.sleep(600)`; rank 0 waits in `all_reduce` (train.py line 90)"
     )
     failed = {

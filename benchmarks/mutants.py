@@ -18,6 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 NODES, HOSTS = "../cluster/test_nodes.py", "../cluster/test_hosts.py"  # the latter needs root
 LAUNCHER, WORKER, RECORD = "labkit/launcher/", "labkit/worker/", "labkit/record/"
+CAUSES = LAUNCHER + "causes/"
 CHECKPOINTS, STREAMING = "scripts/extras/checkpoints.py", "scripts/extras/streaming.py"
 
 
@@ -39,32 +40,32 @@ def matrix(expression: str) -> tuple[str, str]:
 MUTANTS = [
     Mutant(
         "collateral ranks below primary",
-        LAUNCHER + "cause.py",
+        CAUSES + "cause.py",
         "bool(COLLATERAL.search(text))",
         "False",
         matrix("I6-return-2"),
     ),
-    Mutant("who left early", LAUNCHER + "silent.py", "if not left or not stayed:", "if True:", matrix("I6z")),
+    Mutant("who left early", CAUSES + "no_error.py", "if not left or not stayed:", "if True:", matrix("I6z")),
     Mutant(
         "who vanished",
-        LAUNCHER + "silent.py",
-        "if found.failures and found",
-        "if False and found",
+        CAUSES + "no_error.py",
+        "if evidence.failures and evidence",
+        "if False and evidence",
         matrix("I6v-vanish-2"),
     ),
-    Mutant("who was waited for", LAUNCHER + "silent.py", "if not waited or", "if True or", matrix("I7-hang")),
+    Mutant("who was waited for", CAUSES + "no_error.py", "if not timed_out or", "if True or", matrix("I7-hang")),
     Mutant(
         "whose calls differ",
-        LAUNCHER + "silent.py",
+        CAUSES + "no_error.py",
         "if differ else None",
         "if False else None",
         matrix("I9-collective"),
     ),
-    Mutant("killed by a signal", LAUNCHER + "killed.py", "    if not ranks:", "    if True:", matrix("I3-sigkill-2")),
+    Mutant("killed by a signal", CAUSES + "signals.py", "    if not ranks:", "    if True:", matrix("I3-sigkill-2")),
     Mutant("where a signal hit", WORKER + "guard.py", "    faulthandler.enable(file)\n", "", matrix("I5-sigsegv")),
-    Mutant("what C++ threw", LAUNCHER + "killed.py", "if thrown else", "if False else", matrix("I9s")),
+    Mutant("what C++ threw", CAUSES + "signals.py", "if thrown else", "if False else", matrix("I9s")),
     Mutant("host memory", WORKER + "failure.py", "HOST_MEMORY.search(_text(error))", "False", matrix("I4")),
-    Mutant("the other failure", LAUNCHER + "cause.py", "others[:NAMED_FAILURES]", "others[:0]", matrix("I2")),
+    Mutant("the other failure", CAUSES + "cause.py", "others[:NAMED_FAILURES]", "others[:0]", matrix("I2")),
     Mutant(
         "the original class",
         "labkit/errors.py",
@@ -81,14 +82,14 @@ MUTANTS = [
     ),
     Mutant(
         "SIGUSR1 while the GIL is held",
-        LAUNCHER + "stacks.py",
+        CAUSES + "stacks.py",
         "LIBC.syscall(call, pid, thread, number)",
         "1",
         ("test_stuck.py", "is_found and gil"),
     ),
     Mutant(
         "SIGUSR1 to the answering thread",
-        LAUNCHER + "stacks.py",
+        CAUSES + "stacks.py",
         "(call, pid, thread, number)",
         "(call, pid, pid, number)",
         ("test_stuck.py", "inquiry"),
@@ -103,7 +104,7 @@ MUTANTS = [
     Mutant(
         "what descended from a dead supervisor",
         LAUNCHER + "stop.py",
-        "known += _recorded(home)",
+        "candidates += _recorded(home)",
         "pass",
         ("test_orphans.py", "supervisor_was_killed"),
     ),
@@ -117,13 +118,13 @@ MUTANTS = [
     Mutant(
         "a final state is final",
         LAUNCHER + "supervisor.py",
-        "        if self.is_over():\n            return\n",
+        "        if self.has_ended():\n            return\n",
         "",
         ("test_stop.py", "wakes_up"),
     ),
     Mutant(
         "a stopped process",
-        LAUNCHER + "stuck.py",
+        CAUSES + "stuck.py",
         'if r.process == "stopped"',
         "if False",
         ("test_stuck.py", "is_found and sigstop"),
@@ -131,7 +132,7 @@ MUTANTS = [
     Mutant(
         "the notice",
         LAUNCHER + "supervisor.py",
-        "stalled and set(stalled) != self.told:",
+        "stalled and set(stalled) != self.stalled_ranks:",
         "False:",
         ("test_stuck.py", "is_found and spin"),
     ),
@@ -173,7 +174,7 @@ MUTANTS = [
     Mutant(
         "random states",
         CHECKPOINTS,
-        'set_random_state(state["random"][rank])',
+        "set_random_state(saved)",
         "pass",
         ("test_checkpoints.py", "mid_epoch"),
     ),
@@ -229,7 +230,7 @@ MUTANTS = [
     Mutant(
         "the probe on a full disk",
         WORKER + "recorder.py",
-        "if self.dropped == 1:\n            with suppress(OSError):",
+        "if self.dropped == 1:\n            with suppress(Exception):",
         "if True:\n            if True:",
         ("test_disk.py", "goes_on"),
     ),
@@ -248,7 +249,7 @@ MUTANTS = [
         ("test_load.py", "children"),
     ),
     Mutant(
-        "bounded logs", "labkit/run.py", "file.seek(left_out)", "left_out = 0; file.seek(0)", ("test_load.py", "flood")
+        "bounded logs", "labkit/run.py", "file.seek(omitted)", "omitted = 0; file.seek(0)", ("test_load.py", "flood")
     ),
     Mutant("no terminal codes", RECORD + "text.py", 'ANSI.sub("", ', "str(", ("test_load.py", "hostile")),
     Mutant(
@@ -256,7 +257,7 @@ MUTANTS = [
     ),
     Mutant(
         "the ladder",
-        LAUNCHER + "preflight.py",
+        LAUNCHER + "link/preflight.py",
         "for rung in NCCL_LADDER",
         "for rung in NCCL_LADDER[:1]",
         ("test_gpus.py", "climbed"),
@@ -269,14 +270,14 @@ MUTANTS = [
         ("test_secrets.py", ""),
     ),
     Mutant(
-        "another node's agent", LAUNCHER + "cause.py", "        or agent_killed(found)\n", "", (NODES, "killed_agent")
+        "another node's agent", CAUSES + "cause.py", "        or agent_killed(evidence)\n", "", (NODES, "killed_agent")
     ),
-    Mutant("a node that is gone", LAUNCHER + "cause.py", "        or gone(found)\n", "", (NODES, "is_gone")),
+    Mutant("a node that is gone", CAUSES + "cause.py", "        or gone(evidence)\n", "", (NODES, "is_gone")),
     Mutant(
         "a node ends with the others",
         LAUNCHER + "node.py",
-        "self.bereft < OWN_WORDS_SECONDS",
-        "self.bereft >= 0",
+        "self.peer_ended < OWN_FAILURE_SECONDS",
+        "self.peer_ended >= 0",
         (NODES, "do_not_notice"),
     ),
     Mutant(
@@ -286,7 +287,7 @@ MUTANTS = [
     Mutant(
         "the word for the dead",
         LAUNCHER + "node.py",
-        "        self.speak_for_the_dead(final)\n",
+        "        self.write_missing_states(final)\n",
         "",
         (NODES, "is_gone"),
     ),
@@ -297,7 +298,7 @@ MUTANTS = [
         "",
         (HOSTS, "whatever and 127"),
     ),
-    Mutant("a cable that is cut", LAUNCHER + "cause.py", "        or parted(found)\n", "", (HOSTS, "cut_cable")),
+    Mutant("a cable that is cut", CAUSES + "cause.py", "        or parted(evidence)\n", "", (HOSTS, "cut_cable")),
 ]
 
 

@@ -1,4 +1,4 @@
-"""Several micro-batches to an optimizer step, so that a batch need not fit into memory at once."""
+"""Several micro-batches per optimizer step, so that a batch need not fit into memory at once."""
 
 # %% step
 import torch.distributed as dist

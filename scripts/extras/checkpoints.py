@@ -40,18 +40,18 @@ class Checkpoints:
         self.on, self.folder, self.every = bool(args.checkpoint_dir), Path(args.checkpoint_dir), args.save_every
         self.full, self.background, self.notes = args.full_checkpoints, args.async_save, {}
         self.model, self.optimizer, self.scaler = model, optimizer, scaler
-        self.local = getattr(optimizer, "optim", optimizer)  # ZeroRedundancyOptimizer has this rank's share in .optim
-        self.group = dist.new_group(backend="gloo")  # its own: a thread may save while training's collectives go on
+        self.local = getattr(optimizer, "optim", optimizer)  # ZeroRedundancyOptimizer has this rank's shard in .optim
+        self.group = dist.new_group(backend="gloo")  # separate: a thread may save during the training's collectives
         self.thread, self.saving = ThreadPoolExecutor(1), None
         self.start = self.load() if self.on else 0
         self.stop = Stop(args.deadline_seconds, device) if self.on else None
         if self.start and dist.get_rank() == 0:
             print(f"resumes after step {self.start}", flush=True)
-        if self.start and self.notes.get("best_step") == self.start:  # a kill may have come before the copy was made
+        if self.start and self.notes.get("best_step") == self.start:  # killed before the copy was made
             self.keep_best(self.start)
 
     def after_step(self, step, total_steps, stopped):
-        """Saves when it is time. Returns why to stop, the same on every rank, or None."""
+        """Saves when it is due. Returns the reason to stop, the same on every rank, or None."""
         if not self.on:
             return stopped
         interrupted = self.stop.agreed(step)
@@ -71,20 +71,20 @@ class Checkpoints:
         return stopped or interrupted
 
     def keep_best(self, step):
-        """A copy of this step's checkpoint, which no newer one replaces; whole, for plain torch.load."""
+        """A full copy of this step's checkpoint for plain torch.load, which no newer checkpoint replaces."""
         saved = self.folder / f"step-{step}"
         if dist.get_rank() == 0 and saved in committed(self.folder):
             copy_whole(saved, self.folder / "best")
         dist.barrier(self.group)  # the next collective of the others might time out
 
     def save(self, step):
-        """Written beside step-N, then renamed. A background save returns as soon as it has a copy to write.
+        """Writes next to step-N, then renames. A background save returns as soon as it has a copy to write.
 
         Returns whether there was room. Of BatchNorm's statistics, which differ between ranks, rank 0's are kept.
         """
         self.finish()
         beside = self.folder / f"step-{step}.tmp"
-        estimate = 3 * sum(p.numel() * p.element_size() for p in self.model.parameters())  # AdamW: two moments of each
+        estimate = 3 * sum(p.numel() * p.element_size() for p in self.model.parameters())  # AdamW has two moments
         if not from_rank_0(lambda: make_room(beside, estimate, copies=1 + self.full), self.group):
             return False
         weights, moments = get_state_dict(self.model, self.local)
@@ -119,14 +119,14 @@ class Checkpoints:
         report_checkpoint("saved %(checkpoint)s", f"step-{step}")
 
     def finish(self):
-        """Wait for what is saved in the background, and raise what went wrong with it."""
+        """Wait for the save in the background, and raise its error, if any."""
         if self.saving:
             self.saving.result()
             self.saving = None
             dist.barrier(self.group)
 
     def load(self):
-        """Restore the newest checkpoint that verifies; returns its step, 0 when there is none."""
+        """Restore the newest valid checkpoint; returns its step, 0 if there is none."""
         path = from_rank_0(lambda: usable(self.folder), self.group)
         if path is None:
             return 0
@@ -137,7 +137,7 @@ class Checkpoints:
             what = f"{differ[0]} is {there.get(differ[0], 'not')} in it and {here.get(differ[0], 'not')} here"
             raise SystemExit(f"{path} is of another model: {what}; {len(differ)} differ. Give another --checkpoint-dir")
         shards = path
-        if (path / "full.pt").exists():  # back into shards, of which each rank reads what it holds
+        if (path / "full.pt").exists():  # back into shards; each rank reads its own
             shards = self.folder / "shards.tmp"
             whole = torch.load(path / "full.pt", mmap=True, weights_only=True)
             dcp.save(whole, checkpoint_id=shards, process_group=self.group)
@@ -147,7 +147,7 @@ class Checkpoints:
             shutil.rmtree(shards)
         set_state_dict(self.model, self.local, model_state_dict=weights, optim_state_dict=moments)
         for group, saved in zip(self.optimizer.param_groups, state["groups"], strict=True):
-            own = {"lr", "initial_lr", "weight_decay"}  # the command line may have changed them
+            own = {"lr", "initial_lr", "weight_decay"}  # may have changed on the command line
             group.update({name: value for name, value in saved.items() if name not in own})
         if state["others"].get("scaler"):
             self.scaler.load_state_dict(state["others"]["scaler"])
@@ -170,7 +170,7 @@ class Checkpoints:
 
 
 class Stop:
-    """SIGTERM to any rank, or a deadline, ends all of them after the same step: they ask each other once a second."""
+    """SIGTERM to any rank, or a deadline, stops all ranks after the same step; they agree on it once a second."""
 
     def __init__(self, deadline_seconds, device):
         self.deadline, self.device = time.monotonic() + (deadline_seconds or math.inf), device
@@ -181,7 +181,7 @@ class Stop:
         self.signalled = True
 
     def agreed(self, step):
-        """Why to stop, the same on every rank; None to go on."""
+        """The reason to stop, the same on every rank; None to continue."""
         if step - self.step < self.every:
             return None
         now = time.monotonic()
@@ -189,7 +189,7 @@ class Stop:
         asked = torch.tensor([self.signalled, now >= self.deadline, step_seconds], device=self.device)
         dist.all_reduce(asked, dist.ReduceOp.MAX)
         signalled, late, step_seconds = asked.tolist()
-        # in steps, which all ranks count alike; at most doubled, for a step may become slower
+        # in steps, the same on all ranks; at most doubled, because steps may become slower
         self.every = max(1, min(2 * self.every, int(1 / step_seconds)))
         self.looked, self.step = now, step
         return "SIGTERM" if signalled else "the deadline" if late else None
@@ -209,13 +209,13 @@ def size_of(folder):
 
 
 def committed(folder):
-    """Checkpoints whose COMMIT.json was written, newest first."""
+    """Committed checkpoints (with a COMMIT.json), newest first."""
     found = {path.parent.name.removeprefix("step-"): path.parent for path in folder.glob("step-*/COMMIT.json")}
     return [found[step] for step in sorted(filter(str.isdecimal, found), key=int, reverse=True)]
 
 
 def make_room(beside, estimate, copies):
-    """Makes the folder to write to, or says why not. The last checkpoint's size is a better guide than the estimate."""
+    """Creates the folder to write to, or returns why it cannot. The last checkpoint's size beats the estimate."""
     folder, final = beside.parent, beside.with_suffix("")
     folder.mkdir(parents=True, exist_ok=True)
     if final in committed(folder):
@@ -232,7 +232,7 @@ def make_room(beside, estimate, copies):
 
 
 def commit(beside, step):
-    """Until this rename a kill leaves only the older checkpoints, and those whole. Two are kept."""
+    """If the run is killed before this rename, the older checkpoints remain intact. Two are kept."""
     files = {path.name: digest(path) for path in beside.iterdir()}
     (beside / "COMMIT.json").write_text(json.dumps({"step": step, "files": files}))
     beside.rename(beside.with_suffix(""))
@@ -257,7 +257,7 @@ def copy_whole(saved, best):
 
 
 def newest_whole(folder):
-    """The newest checkpoint whose files are as they were written; a damaged one is named and set aside."""
+    """The newest checkpoint whose files are intact; a damaged one is reported and skipped."""
     for path in committed(folder):
         try:
             files = json.loads((path / "COMMIT.json").read_text())["files"]
@@ -270,19 +270,19 @@ def newest_whole(folder):
         shutil.rmtree(path.with_suffix(".damaged"), ignore_errors=True)
         path.rename(path.with_suffix(".damaged"))
     if folder.exists() and any(folder.iterdir()):
-        print(f"{folder} holds no whole checkpoint of this script: training starts at step 0", flush=True)
+        print(f"{folder} has no intact checkpoint of this script: training starts at step 0", flush=True)
     return None
 
 
 def usable(folder):
-    """Better refused before the training than at its first save."""
+    """Refuse before the training rather than at the first save."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=folder):
         return newest_whole(folder)
 
 
 def from_rank_0(decide, group):
-    """What rank 0 decides, known to all: ranks that looked for themselves might see different files."""
+    """Rank 0's result on all ranks, because ranks might see different files."""
     try:
         box = [decide() if dist.get_rank() == 0 else None]
     except OSError as error:

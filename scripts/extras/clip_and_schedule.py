@@ -1,4 +1,4 @@
-"""Gradients clipped by their norm over the whole model, and a learning rate that warms up and comes down."""
+"""Gradients clipped by their norm over the whole model, and a learning rate with warm-up and decay."""
 
 # %% schedule
 import math
@@ -10,8 +10,8 @@ def schedule_arguments(parser):
 
 
 def lr_factor(step, total_steps, args):
-    """What every learning rate is multiplied by: up during the warm-up, then constant or down half a cosine.
-    It depends on the step alone: checkpoints need not hold it."""
+    """The factor of every learning rate: rising during the warm-up, then constant or falling along half a cosine.
+    It depends only on the step, so checkpoints need not store it."""
     rise = min(1.0, (step + 1) / args.warmup_steps) if args.warmup_steps else 1.0
     if args.lr_schedule == "constant":
         return rise
@@ -30,7 +30,7 @@ from torch.nn.utils import get_total_norm
 
 
 def update_arguments(parser):
-    parser.add_argument("--clip", type=float, default=0.0, help="largest norm of all gradients together (0: any)")
+    parser.add_argument("--clip", type=float, default=0.0, help="largest norm of all gradients together (0: unlimited)")
 
 
 def update(model, optimizer, scaler, mesh, step, total_steps, args):
@@ -55,7 +55,7 @@ def clip_gradients(model, mesh, largest):
     each rank adds up what it holds, weighted so that an element that several ranks hold alike counts once.
     """
     stages = mesh["pipeline"].size() if "pipeline" in mesh.mesh_dim_names else 1
-    # the parameters of FullyShardedDataParallel are plain tensors that do not tell that they are shards
+    # FullyShardedDataParallel's parameters are plain tensors, which do not show that they are shards
     flat = getattr(model, "sharding_strategy", None)
     shards = defaultdict(list)  # by the number of ranks over which a parameter is split
     for p in model.parameters():
@@ -63,7 +63,7 @@ def clip_gradients(model, mesh, largest):
             continue
         pieces = stages * (mesh.size() if flat and flat.name != "NO_SHARD" else 1)
         if isinstance(p, DTensor):
-            if p.grad.placements != p.placements:  # sequence parallel leaves sums to be added
+            if p.grad.placements != p.placements:  # sequence parallel leaves partial sums
                 p.grad = p.grad.redistribute(placements=p.placements)
             sizes = [p.device_mesh.size(axis) for axis, where in enumerate(p.placements) if not where.is_replicate()]
             pieces *= math.prod(sizes)

@@ -15,9 +15,9 @@ def strategy_arguments(parser):
     parser.add_argument("--find-unused-parameters", action="store_true", help="for models that skip layers")
     parser.add_argument("--static-graph", action="store_true", help="every step uses the same parameters")
     parser.add_argument("--gradient-as-bucket-view", action=argparse.BooleanOptionalAction, default=True,
-                        help="gradients live in the buckets that are all-reduced: one copy less")  # fmt: skip
+                        help="gradients are views of the all-reduce buckets: saves one copy")  # fmt: skip
     parser.add_argument("--bucket-mib", type=float, default=0.0,
-                        help="size of every bucket (0: torch's own, 25 after a first one of 1)")  # fmt: skip
+                        help="size of every bucket (0: torch's default, 25 after a first one of 1)")  # fmt: skip
     parser.add_argument("--sync-batch-norm", action="store_true", help="batch statistics over all ranks; needs GPUs")
 
 
@@ -36,7 +36,7 @@ def parallelize(model, mesh, device, args):
         gradient_as_bucket_view=args.gradient_as_bucket_view,
         find_unused_parameters=args.find_unused_parameters,
         static_graph=args.static_graph,
-        bucket_cap_mb=args.bucket_mib or None,  # 25 is not the default: it drops the small, early first bucket
+        bucket_cap_mb=args.bucket_mib or None,  # 25 differs from the default, whose first bucket is smaller
     )
 
 

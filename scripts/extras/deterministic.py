@@ -1,4 +1,4 @@
-"""Only kernels that repeat bit by bit, which are slower."""
+"""Only deterministic kernels, which are slower."""
 
 # %% deterministic
 import argparse
@@ -8,7 +8,7 @@ import torch
 
 
 class Deterministic(argparse.Action):
-    """Takes effect while the options are read: before CUDA starts."""
+    """Takes effect while the options are parsed, before CUDA starts."""
 
     def __call__(self, *_):
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -16,4 +16,4 @@ class Deterministic(argparse.Action):
 
 
 def deterministic_arguments(parser):
-    parser.add_argument("--deterministic", action=Deterministic, nargs=0, help="only kernels that repeat bit by bit")
+    parser.add_argument("--deterministic", action=Deterministic, nargs=0, help="only deterministic kernels")

@@ -11,10 +11,10 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully
 
 def strategy_arguments(parser):
     parser.add_argument("--reshard-after-forward", choices=["auto", "always", "never"], default="auto",
-                        help="always: gather again for backward; never: keep what forward gathered")  # fmt: skip
+                        help="always: gather again for backward; never: keep forward's parameters")  # fmt: skip
     parser.add_argument("--cpu-offload", action="store_true", help="keep shards in host memory between uses")
     parser.add_argument("--replicas", type=int, default=1,
-                        help="copies of the model, each split over its share of the ranks")  # fmt: skip
+                        help="replicas of the model, each sharded over its part of the ranks")  # fmt: skip
 
 
 def make_mesh(device_type, args):
@@ -32,12 +32,12 @@ def parallelize(model, mesh, device, args):
         "reshard_after_forward": {"auto": None, "always": True, "never": False}[args.reshard_after_forward],
         "mp_policy": MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32 if half else None),
     }
-    if args.replicas > 1:  # all-gather and reduce-scatter within a copy, all-reduce between them
+    if args.replicas > 1:  # all-gather and reduce-scatter within a replica, all-reduce between them
         shape = (args.replicas, mesh.size() // args.replicas)
         options["mesh"] = init_device_mesh(mesh.device_type, shape, mesh_dim_names=("replicate", "shard"))
-    if args.cpu_offload:  # pinned memory exists only where there is a GPU
+    if args.cpu_offload:  # pinned memory needs a GPU
         options["offload_policy"] = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
-    for module in [*blocks_of(model), model]:  # finally what is in no block: embeddings, the last norm
+    for module in [*blocks_of(model), model]:  # finally the parameters outside blocks: embeddings, the last norm
         fully_shard(module, **options)
     return model
 

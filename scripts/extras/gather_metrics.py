@@ -1,11 +1,11 @@
-"""Metrics that are not sums, such as F1 or the area under a curve: computed from all predictions, on every rank."""
+"""Metrics that are not sums, such as F1 or the area under a curve: computed on every rank from all predictions."""
 
 # %% gathered
 import torch
 
 
 def predictions_of(outputs, batch):
-    """What gathered_metrics needs of a batch: tensors with the samples along the first axis, of one shape otherwise."""
+    """What gathered_metrics needs from a batch: tensors with samples along the first axis and equal other axes."""
     if not isinstance(batch, tuple):
         raise SystemExit("predictions_of reads batches of (inputs, labels); replace it for a batch that is a "
                          f"{type(batch).__name__}")  # fmt: skip

@@ -18,7 +18,7 @@ def half_of(args):
 
 
 def in_precision(model, device, args):
-    """The model, whose parameters stay in fp32 where it computes in 16 bits, and a scaler for its loss."""
+    """The model, whose parameters stay in fp32 if it computes in 16 bits, and a scaler for its loss."""
     if args.precision == "fp16" and device.type != "cuda":
         raise SystemExit("--precision fp16 needs a GPU; use fp32 or bf16 on the CPU")
     model = model.to(torch.float64 if args.precision == "fp64" else torch.float32)

@@ -13,12 +13,12 @@ KEPT = {"mm", "addmm", "bmm", "convolution", "_scaled_dot_product_flash_attentio
 def layers_arguments(parser):
     parser.add_argument("--activation-checkpointing", action="store_true", help="recompute blocks in backward")
     parser.add_argument("--selective-checkpointing", action="store_true",
-                        help="recompute all but products of matrices, convolutions and attention")  # fmt: skip
+                        help="recompute all but matrix products, convolutions and attention")  # fmt: skip
     parser.add_argument("--compile", action="store_true", help="torch.compile each block, or a model without blocks")
 
 
 def change_layers(model, args):
-    """Recomputed: only a block's input is kept, or what is expensive. Compiled: one block serves all of its class."""
+    """Recomputed: only a block's input or expensive results are kept. Compiled: blocks of one class share the code."""
     if args.activation_checkpointing or args.selective_checkpointing:
         keeping = {"context_fn": selective} if args.selective_checkpointing else {}
         for block in blocks_of(model, needed_by="activation checkpointing"):

@@ -18,7 +18,7 @@ from torch.distributed.tensor.parallel import (
 
 def strategy_arguments(parser):
     parser.add_argument("--sequence-parallel", action="store_true",
-                        help="between the split layers each rank keeps its part of the sequence only")  # fmt: skip
+                        help="split activations along the sequence between the split layers")  # fmt: skip
 
 
 def make_mesh(device_type, args):
@@ -36,7 +36,7 @@ def parallelize(model, mesh, device, args):
 
 
 def split_sequence(blocks, tensor):
-    """TENSOR_PLAN for activations of which each rank has a part along axis 1 of (batch, time, width)."""
+    """TENSOR_PLAN for activations that are sharded along axis 1 of (batch, time, width)."""
     sequence = Shard(1)
     plan = {name: ColwiseParallel(input_layouts=sequence) if style == "colwise"
             else RowwiseParallel(output_layouts=sequence) for name, style in TENSOR_PLAN.items()}  # fmt: skip

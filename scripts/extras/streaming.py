@@ -1,4 +1,4 @@
-"""Training data that can only be read in order: an IterableDataset, resumed where it can say its state."""
+"""Training data that can only be read in order: an IterableDataset, resumed from its state if it has one."""
 
 # %% batches
 from itertools import islice
@@ -8,7 +8,7 @@ from torch.utils.data import IterableDataset
 
 
 class Stream(IterableDataset):
-    """What load_datasets returns as the training data: an iterable, and how many of its samples make an epoch.
+    """The training data that load_datasets returns: an iterable, and the number of samples in an epoch.
 
     An epoch begins where the last one ended; a dataset that ends starts again. One with state_dict and load_state_dict,
     as Hugging Face's have, is resumed by its state, any other by reading again what was trained on.
@@ -24,11 +24,11 @@ class Stream(IterableDataset):
     def __iter__(self):
         while True:
             yield from self.dataset
-            if hasattr(self.dataset, "load_state_dict"):  # or those of Hugging Face begin again where they were resumed
+            if hasattr(self.dataset, "load_state_dict"):  # or Hugging Face's would restart where they were resumed
                 self.dataset.load_state_dict(self.fresh)
 
     def begin(self, notes, samples):
-        """At a state that was saved, or after so many samples."""
+        """Continue from a saved state, or after this many samples."""
         if "stream" in notes and hasattr(self.dataset, "load_state_dict"):
             self.dataset.load_state_dict(notes["stream"])
             samples = 0
@@ -37,7 +37,7 @@ class Stream(IterableDataset):
 
 def batches(dataset, batch_size, data, args, notes=None, epoch=None, start=0):
     """One data rank's batches: of a training epoch from step `start` on, or of all samples in order.
-    Every rank reads the whole stream and takes its share: step k trains on the same samples whatever the ranks."""
+    Every rank reads the whole stream and takes its share: step k trains on the same samples for any number of ranks."""
     ranks, rank = data.size(), data.get_local_rank()
     if epoch is None:
         chunks = [range(i, min(i + batch_size, len(dataset))) for i in range(0, len(dataset), batch_size)]

@@ -1,21 +1,21 @@
-"""Validation during training: the best checkpoint is kept, and training stops when nothing improves any more."""
+"""Validation during training: the best checkpoint is kept, and training stops when there is no more improvement."""
 
 # %% validate
 import math
 
 
-LOW = ("loss", "error", "perplexity", "mae", "mse", "rmse", "wer", "cer")  # better the lower they are
+LOW = ("loss", "error", "perplexity", "mae", "mse", "rmse", "wer", "cer")  # lower is better
 
 
 def validate_arguments(parser):
     parser.add_argument("--validate-every", type=int, default=0, help="steps between validations (0: only at the end)")
     parser.add_argument("--best", default="loss", metavar="NAME",
-                        help="the loss or metric that --patience and the best checkpoint go by")  # fmt: skip
+                        help="the loss or metric for --patience and the best checkpoint")  # fmt: skip
     parser.add_argument(
         "--best-is", choices=["lowest", "highest"], help="default: lowest for losses and errors, else highest"
     )
     parser.add_argument(
-        "--patience", type=int, default=0, help="stop after N validations without a better one (0: never)"
+        "--patience", type=int, default=0, help="stop after N validations without improvement (0: never)"
     )
 
 

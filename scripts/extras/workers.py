@@ -15,7 +15,7 @@ collate = default_collate  # samples -> a batch: any nest of dicts, tuples and l
 def loader_arguments(parser):
     parser.add_argument("--workers", type=int, default=2, help="processes that load batches")
     parser.add_argument("--prefetch", type=int, default=4, help="batches each worker loads ahead")
-    parser.add_argument("--pin-memory", action=argparse.BooleanOptionalAction, help="default: where there is a GPU")
+    parser.add_argument("--pin-memory", action=argparse.BooleanOptionalAction, help="default: if there is a GPU")
 
 
 def loader_of(dataset, chunks, args, epoch):
@@ -33,8 +33,8 @@ def loader_of(dataset, chunks, args, epoch):
 
 
 class Seeded(Dataset):
-    """Each sample's random augmentation depends on the epoch and the sample alone: not on which worker loads it, on the
-    number of ranks, or on where a resumed run begins."""
+    """Each sample's random augmentation depends only on the epoch and the sample, not on the worker that loads it, the
+    number of ranks, or the step at which a run is resumed."""
 
     def __init__(self, dataset, seed):
         self.dataset, self.seed = dataset, seed
@@ -61,6 +61,6 @@ class Seeded(Dataset):
 
 
 def outlive_sigterm(worker):
-    """torchrun signals a rank's workers too; a rank that saves before it stops needs them to finish its step."""
+    """torchrun also signals a rank's workers, but a rank that saves before it stops needs them to finish its step."""
     if signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

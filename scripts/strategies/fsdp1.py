@@ -27,7 +27,7 @@ def make_mesh(device_type, args):
 
 
 def wrap_policy(model, args):
-    """Which submodules become units: a unit is gathered, computed and freed as one."""
+    """The submodules that become units; a unit is gathered, computed and freed together."""
     if args.wrap == "transformer" and (blocks := blocks_of(model)):
         return ModuleWrapPolicy({type(block) for block in blocks})
     if args.wrap == "module":
@@ -42,13 +42,13 @@ def parallelize(model, mesh, device, args):
     half = half_of(args)
     return FullyShardedDataParallel(
         model,
-        device_mesh=mesh,  # a process group would do, but checkpoints then hold each shard as if it were the whole
+        device_mesh=mesh,  # with a process group, checkpoints would store each shard as if it were the whole
         sharding_strategy=ShardingStrategy[args.sharding_strategy],
         auto_wrap_policy=wrap_policy(model, args),
         mixed_precision=MixedPrecision(param_dtype=half, reduce_dtype=torch.float32) if half else None,
         cpu_offload=CPUOffload(offload_params=True) if args.cpu_offload else None,
         device_id=device,
-        use_orig_params=True,  # the optimizer and the checkpoint see the model's own names
+        use_orig_params=True,  # so that optimizer and checkpoint use the model's own names
     )
 
 

@@ -15,7 +15,7 @@ def strategy_arguments(parser):
     parser.add_argument("--pipeline", type=int, default=1, help="ranks that split the blocks")
 
 
-def make_mesh(device_type, args):  # replicas of pipeline x tensor ranks; tensor ranks, which talk most, are neighbours
+def make_mesh(device_type, args):  # replicas of pipeline x tensor ranks; tensor ranks communicate most: adjacent
     ranks, replica = dist.get_world_size(), args.pipeline * args.tensor
     if replica < 1 or ranks % replica:
         raise SystemExit(f"{ranks} ranks do not split into --pipeline {args.pipeline} x --tensor {args.tensor}")
@@ -25,13 +25,13 @@ def make_mesh(device_type, args):  # replicas of pipeline x tensor ranks; tensor
 
 
 def parallelize(model, mesh, device, args):
-    """Blocks over the pipeline, layers over the tensor axis, and what is left of a parameter over the data axis."""
+    """Blocks over the pipeline, layers over the tensor axis, and the rest of each parameter over the data axis."""
     model = cut(model, mesh["pipeline"], device, args)
     policy = MixedPrecisionPolicy(half_of(args), torch.float32 if half_of(args) else None)
     for stage in model.stages.values():
         if args.tensor > 1:
             split(stage.to(device).blocks, model, mesh["tensor"])
-        for module in [*stage.blocks, stage.to(device)]:  # gathered once a step, not once a micro-batch
+        for module in [*stage.blocks, stage.to(device)]:  # gathered once per step, not once per micro-batch
             fully_shard(module, mesh=mesh["data"], mp_policy=policy, reshard_after_forward=False)
     return model
 

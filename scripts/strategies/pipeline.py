@@ -11,7 +11,7 @@ def make_mesh(device_type, args):
 
 
 def parallelize(model, mesh, device, args):
-    """Each rank holds the blocks of its stages; activations go to the next stage, their gradients come back."""
+    """Each rank holds the blocks of its stages; activations go to the next stage, gradients come back."""
     return cut(model, mesh["pipeline"], device, args).to(device)
 
 
@@ -30,15 +30,15 @@ from torch import nn
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import get_schedule_class
 
-LOOPED = ("Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble")  # several stages on each rank, round and round
-V_SHAPED = ("ZBVZeroBubble", "DualPipeV")  # two stages on each rank, there and back: rank 0 has the first and the last
+LOOPED = ("Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble")  # several stages per rank, assigned in turn
+V_SHAPED = ("ZBVZeroBubble", "DualPipeV")  # two stages per rank, in a V: rank 0 has the first and the last
 
 
 def step_arguments(parser):
     parser.add_argument("--accumulate", type=int, default=1, help="micro-batches per step")
     parser.add_argument("--schedule", default="GPipe", choices=["GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS",
                         "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"])  # fmt: skip
-    parser.add_argument("--virtual-stages", type=int, default=2, help="stages on each rank, where there are several")
+    parser.add_argument("--virtual-stages", type=int, default=2, help="stages per rank, for schedules with several")
 
 
 def check_schedule(args, ranks):
@@ -79,13 +79,13 @@ class Stage(nn.Module):
             raise SystemExit(f"{error}: the first stage has what precedes blocks, the last what follows") from error
 
 
-class Elsewhere(nn.Module):  # stands where another stage has a layer
+class Elsewhere(nn.Module):  # stands for a layer of another stage
     def forward(self, x, *args, **kwargs):
         return x
 
 
 class HuggingFaceStage(nn.Module):
-    """The model's own forward, in which layers of other stages do nothing: base_model_pp_plan says which there are."""
+    """The model's own forward, in which layers of other stages do nothing; base_model_pp_plan lists the layers."""
 
     def __init__(self, model, blocks, first, last):
         super().__init__()
@@ -109,7 +109,7 @@ def without(module, names):  # a copy that shares all but these children
 
 
 def cut(model, pipeline, device, args):
-    """Leaves this rank's stages of the model, under the names that the whole has; they become `model.stages`."""
+    """Keeps this rank's stages of the model, with the full model's names; they become `model.stages`."""
     ranks, blocks = pipeline.size(), blocks_of(model, needed_by="a pipeline")
     back = reversed(range(ranks)) if args.schedule in V_SHAPED else ()
     model.owners = [*range(ranks)] * (args.virtual_stages if args.schedule in LOOPED else 1) + [*back]  # of the stages
@@ -148,7 +148,7 @@ def call_of(batch):  # what outputs_of passes: the tensor that flows through the
     return args[0] if args else others.pop(next(iter(others))), others
 
 
-def relay(model, *args, **others):  # for evaluation, on every rank: each stage in turn hands its output to all
+def relay(model, *args, **others):  # for evaluation, on every rank: each stage in turn broadcasts its output
     x = args[0] if args else others.pop(next(iter(others)))
     for index, owner in enumerate(model.owners):
         box = [model.stages[index](x, **others).cpu() if index in model.stages else None]
@@ -167,7 +167,7 @@ class QuietStage(PipelineStage):  # torch learns the shapes from uninitialized m
 
 
 def schedule_for(model, shape, device, data, args):
-    """A schedule is for one shape, which torch asks the stages for once; under FSDP all replicas ask together."""
+    """A schedule is for one shape, which torch infers from the stages once; under FSDP all replicas do it together."""
     changed = torch.tensor(float(model.schedule[0] != shape), device=device if data.size() > 1 else "cpu")
     if data.size() > 1:
         dist.all_reduce(changed, dist.ReduceOp.MAX, group=data.get_group())
@@ -178,7 +178,7 @@ def schedule_for(model, shape, device, data, args):
             stages if args.schedule in LOOPED + V_SHAPED else stages[0],
             n_microbatches=args.accumulate,
             loss_fn=lambda outputs, number: model.loss_of_part(model.finish(outputs), int(number)),
-            scale_grads=False,  # the loss is divided already
+            scale_grads=False,  # the loss is already divided
         )
         model.schedule = shape, schedule
     return model.schedule[1]

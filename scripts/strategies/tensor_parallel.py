@@ -12,7 +12,7 @@ TENSOR_PLAN = {"qkv": "colwise", "out": "rowwise", "up": "colwise", "down": "row
 
 
 def split(blocks, model, tensor):
-    """Leaves this rank's columns or rows of each block's layers, as the plan says."""
+    """Keeps this rank's columns or rows of each block's layers, according to the plan."""
     config, ranks = getattr(model, "config", None), tensor.size()
     brought = getattr(config, "base_model_tp_plan", None) or {}
     plan = {name.partition(".*.")[2]: style for name, style in brought.items() if ".*." in name} or TENSOR_PLAN
@@ -33,7 +33,7 @@ def split_layer(block, layer, name, style, tensor):
         return
     if style not in ("colwise", "rowwise"):
         raise SystemExit(f"the model's tensor-parallel plan wants {style} for {name}, which this script cannot do")
-    head = 1 if style == "colwise" else getattr(block, "head_width", 1)  # the features that stay together
+    head = 1 if style == "colwise" else getattr(block, "head_width", 1)  # features that must stay together
     features = layer.out_features if style == "colwise" else layer.in_features
     if features % (tensor.size() * head):
         what = f"{features // head} {'heads' if head > 1 else 'features'} of {name}"

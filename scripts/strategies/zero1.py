@@ -16,7 +16,7 @@ def parallelize(model, mesh, device, args):
     return DistributedDataParallel(model.to(device), gradient_as_bucket_view=True)
 
 
-def make_optimizer(model, mesh, args):  # each rank updates its share of the parameters, then broadcasts them
+def make_optimizer(model, mesh, args):  # each rank updates and broadcasts its part of the parameters
     def of_a_share(groups):
         return optimizer_of([p for group in groups for p in group["params"]], args)
 

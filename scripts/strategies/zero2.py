@@ -12,9 +12,9 @@ def make_mesh(device_type, args):
 
 
 def parallelize(model, mesh, device, args):
-    """Each rank updates 1/N of every parameter; the whole is gathered once a step and kept until backward is done."""
+    """Each rank updates 1/N of every parameter; parameters are gathered once per step and kept until backward ends."""
     policy = MixedPrecisionPolicy(half_of(args), torch.float32 if half_of(args) else None)  # sum and shard in fp32
-    for module in [*blocks_of(model), model]:  # finally what is in no block: embeddings, the last norm
+    for module in [*blocks_of(model), model]:  # finally the parameters outside blocks: embeddings, the last norm
         fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
     return model
 
@@ -28,6 +28,6 @@ from contextlib import nullcontext
 
 
 def gradient_sync(model, last):
-    """Every micro-batch reduce-scatters, or gradients would pile up whole; parameters stay gathered to the last."""
+    """Every micro-batch reduce-scatters, or full gradients would accumulate; parameters stay gathered to the last."""
     model.set_reshard_after_backward(last)
     return nullcontext()

@@ -5,7 +5,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 
 def Model():
-    """Random weights; AutoModelForCausalLM.from_pretrained(name) for those of a checkpoint."""
+    """Random weights; use AutoModelForCausalLM.from_pretrained(name) for a pretrained model."""
     sizes = {"vocab_size": 256, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "head_dim": 16,
              "num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": False}  # fmt: skip
     return AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen3", **sizes))
@@ -33,7 +33,7 @@ def load_datasets(data_dir, context=128, limit=2**20):
 
 
 def collate(samples):
-    """Padded on the right to the longest; padding is neither attended to nor predicted."""
+    """Pads on the right to the longest text; padding is neither attended to nor predicted."""
     ids, labels = (
         pad_sequence([s.long() for s in samples], batch_first=True, padding_value=value) for value in (0, -100)
     )

@@ -5,7 +5,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification
 
 
 def Model():
-    """Random weights; AutoModelForSequenceClassification.from_pretrained(name) for those of a checkpoint."""
+    """Random weights; use AutoModelForSequenceClassification.from_pretrained(name) for a pretrained model."""
     sizes = {"vocab_size": 256, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4,
              "num_attention_heads": 4, "num_labels": 2}  # fmt: skip
     return AutoModelForSequenceClassification.from_config(AutoConfig.for_model("bert", **sizes))
@@ -30,7 +30,7 @@ def load_datasets(data_dir, context=128, limit=2**18):
 
 
 def collate(samples):
-    """Padded on the right to the longest; padding is not attended to."""
+    """Pads on the right to the longest text; padding is not attended to."""
     texts, labels = zip(*samples, strict=True)
     mask = pad_sequence([torch.ones_like(text) for text in texts], batch_first=True)
     return {"input_ids": pad_sequence([*texts], batch_first=True), "attention_mask": mask}, torch.stack(labels)

@@ -1,4 +1,4 @@
-"""Handwritten digits from scikit-learn, 1,797 pictures of 8 x 8, and a small convolutional network."""
+"""Handwritten digits from scikit-learn, 1,797 images of 8 x 8, and a small convolutional network."""
 
 # %% model
 import torch
@@ -38,7 +38,7 @@ from torch.utils.data import TensorDataset
 
 
 def load_datasets(data_dir):
-    """(train, test): pictures in 0 to 1, and which digit they show. They come with scikit-learn."""
+    """(train, test): images with values in 0 to 1, and their digits. They come with scikit-learn."""
     digits = load_digits()
     images = torch.tensor(digits.images, dtype=torch.float32)[:, None] / 16
     labels, cut = torch.tensor(digits.target), len(images) * 8 // 10

@@ -1,11 +1,11 @@
-"""Folders of pictures, a folder for each class, and a small ResNet: --data-dir holds train/ and test/."""
+"""Folders of images, one per class, and a small ResNet: --data-dir has train/ and test/."""
 
 # %% model
 import torch
 from torch import nn
 
 
-class Block(nn.Module):  # two convolutions around a shortcut, which halves the picture where the width grows
+class Block(nn.Module):  # two convolutions around a shortcut, which halves the image where the width grows
     def __init__(self, before, width):
         super().__init__()
         stride = 1 if before == width else 2
@@ -44,12 +44,12 @@ import torch
 from PIL import Image
 from torch.utils.data import Dataset
 
-CLASSES = 10  # of the model's output; the folders may have fewer
+CLASSES = 10  # in the model's output; the folders may have fewer
 MEAN, SPREAD = torch.tensor([0.485, 0.456, 0.406])[:, None, None], torch.tensor([0.229, 0.224, 0.225])[:, None, None]
 
 
 class Pictures(Dataset):
-    """(picture, class), normalized; for training cropped and mirrored at random."""
+    """(image, class), normalized; for training also randomly cropped and mirrored."""
 
     def __init__(self, folder, augmented, size=64):
         self.size, self.augmented = size, augmented
