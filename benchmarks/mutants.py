@@ -218,7 +218,7 @@ MUTANTS = [
         CHECKPOINTS,
         "if final.exists() or free < needed:",
         "if final.exists():",
-        ("test_disk.py", "not_begun"),
+        ("test_disk.py", "not_started"),
     ),
     Mutant(
         "room for the last words",
@@ -232,7 +232,7 @@ MUTANTS = [
         WORKER + "recorder.py",
         "if self.dropped == 1:\n            with suppress(Exception):",
         "if True:\n            if True:",
-        ("test_disk.py", "goes_on"),
+        ("test_disk.py", "continues"),
     ),
     Mutant(
         "a deleted folder",

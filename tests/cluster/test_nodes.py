@@ -135,9 +135,7 @@ def test_a_killed_agent_is_named_on_both_nodes():
     with pair(steps=ENDLESS) as two:
         two.wait_for_step()
         two.agent(1).kill()
-        assert two.ends(10)["sentence"] == (
-            "torchrun on localhost-1 was killed (SIGKILL), and its ranks with it"
-        )
+        assert two.ends(10)["sentence"] == "torchrun on localhost-1 was killed (SIGKILL), and its ranks with it"
 
 
 def test_ranks_that_do_not_notice_the_end_of_the_others_are_ended_with_them(tmp_path):
@@ -188,7 +186,7 @@ def test_a_stop_from_outside_ends_all_nodes():
         assert {p.returncode for p in two.processes.values()} == {143}
 
 
-def test_a_supervisor_that_is_told_to_end_ends_the_run():
+def test_a_supervisor_that_is_signalled_stops_the_run():
     with pair(steps=ENDLESS) as two:
         two.wait_for_step()
         two.processes[1].send_signal(signal.SIGTERM)

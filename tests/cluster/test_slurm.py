@@ -109,7 +109,7 @@ class PlainJob:
 
 
 @pytest.mark.soak
-def test_a_plain_job_saves_when_its_time_is_up_and_goes_on_from_there(cluster, tmp_path, text_files):
+def test_a_plain_job_saves_near_its_time_limit_and_resumes_from_there(cluster, tmp_path, text_files):
     options = ["--data-dir", str(text_files), "--global-batch-size", "4", "--steps", "8"]
     job = PlainJob(cluster, tmp_path / "whole", *options)
     whole = job.ends() and job.losses
@@ -239,7 +239,7 @@ def test_a_job_that_is_cancelled_is_a_run_that_was_stopped(cluster):
     assert run.status().cause["sentence"] == f"job {job_id(run)} was cancelled (scancel)"
 
 
-def test_a_run_whose_time_is_up_saves_and_goes_on_where_it_was(cluster, text_files):
+def test_a_run_near_its_time_limit_saves_and_resumes(cluster, text_files):
     whole = submit(**small(text_files, steps=25))
     whole.wait(timeout=120)
 
@@ -252,7 +252,7 @@ def test_a_run_whose_time_is_up_saves_and_goes_on_where_it_was(cluster, text_fil
 
 @pytest.mark.soak
 @pytest.mark.timeout(600)
-def test_a_run_whose_time_is_really_up_saves_and_goes_on_where_it_was(cluster, text_files):
+def test_a_run_at_its_real_time_limit_saves_and_resumes(cluster, text_files):
     whole = submit(**small(text_files, steps=250))
     whole.wait(timeout=300)
 
@@ -287,7 +287,7 @@ def assert_goes_on(cluster: Cluster, run: labkit.Run, whole: dict[int, float]) -
 @pytest.mark.soak
 def test_a_job_that_slurm_ended_because_its_time_was_over_says_so(cluster):
     run = submit(FAULTS / "faulty.py", steps=100_000, time="00:01:00")
-    with pytest.raises(labkit.RankFailedError, match="its time limit was over"):
+    with pytest.raises(labkit.RankFailedError, match="it reached its time limit"):
         run.wait(timeout=200)
 
 
@@ -303,7 +303,7 @@ def test_a_node_that_is_gone_for_good_is_named(monkeypatch):
             run.wait(timeout=40)
 
 
-def test_what_fails_before_the_ranks_is_told_in_its_own_words(cluster):
+def test_a_failure_before_the_ranks_start_is_reported_with_its_own_message(cluster):
     run = submit(FAULTS / "faulty.py", setup="echo no such module: cuda/99; exit 3")
 
     with pytest.raises(labkit.RankFailedError, match="failed with code 3; its last line: no such module: cuda/99"):

@@ -144,7 +144,7 @@ def test_a_commit_that_says_nothing_is_no_commit(content: str, checkpoints: Path
 
 @pytest.mark.soak  # as one that was damaged before
 @pytest.mark.parametrize(("name", "damage"), [("__1_0.distcp", "flipped"), ("COMMIT.json", "truncated")])
-def test_a_run_goes_on_from_the_older_one_and_saves_that_step_again(name: str, damage: str, checkpoints: Path) -> None:
+def test_a_run_resumes_from_the_older_one_and_saves_that_step_again(name: str, damage: str, checkpoints: Path) -> None:
     inflict(damage, checkpoints / "step-4" / name)
 
     run = train("ddp", 2, checkpoints, steps=4, save_every=4)
@@ -466,7 +466,7 @@ def streamed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
 
 
 @pytest.mark.parametrize("dataset", [pytest.param("Windows()", marks=pytest.mark.soak), "Stateful()"])
-def test_a_stream_goes_on_where_it_was_whether_or_not_it_can_say_where_that_is(
+def test_a_stream_resumes_where_it_was_with_and_without_a_state(
     dataset: str, streamed: dict[int, float]
 ) -> None:
     """In the middle of an epoch and of a pass, on two ranks; after it the stream ends, and begins once more."""
@@ -610,7 +610,7 @@ def test_killed_at_random_while_saving_many_times(tmp_path: Path) -> None:
 # --- stopped
 
 
-def test_a_stop_saves_after_the_step_it_came_in_also_with_workers_and_the_run_goes_on_there() -> None:
+def test_a_stop_saves_after_its_step_also_with_workers_and_the_run_resumes_there() -> None:
     run = train("ddp", 2, steps=ENDLESS, save_every=ENDLESS, workers=2, wait=False)
     wait_for_step(run, 5)
     assert len(processes_of(run.folder)) >= 2 + 2 * 2  # ranks, and workers of each
@@ -658,7 +658,7 @@ def test_at_the_deadline_the_ranks_save_and_leave() -> None:
     assert f"stopped by the deadline after step {step} of" in run.logs(rank=0)
 
 
-def test_training_goes_on_while_a_checkpoint_is_written_which_is_none_until_then() -> None:
+def test_training_continues_while_a_checkpoint_is_written_and_not_yet_committed() -> None:
     slow = script("ddp", ("        commit(beside, step)\n", "        __import__('time').sleep(600)\n"))
     run = train(slow, 2, steps=ENDLESS, save_every=50, async_save=True, global_batch_size=4, wait=False)
     beside = run.folder.checkpoints / "step-50.tmp"

@@ -44,7 +44,7 @@ def test_a_script_that_fills_the_disk_fails_with_that_cause_and_a_true_state(sma
     assert not processes_of(run.folder)
 
 
-def test_training_goes_on_where_only_records_do_not_fit(small_disk: Path) -> None:
+def test_training_continues_when_only_records_do_not_fit(small_disk: Path) -> None:
     run = labkit.launch(FAULTY, runs_dir=small_disk / "runs", args=["--steps", "60", "--sleep", "0.1"], wait=False)
     wait_for_step(run.folder, 3)
     (small_disk / "ballast").write_bytes(bytes(shutil.disk_usage(small_disk).free))
@@ -56,7 +56,7 @@ def test_training_goes_on_where_only_records_do_not_fit(small_disk: Path) -> Non
     assert run.status().seconds > 5
 
 
-def test_a_checkpoint_that_does_not_fit_is_not_begun(small_disk: Path) -> None:
+def test_a_checkpoint_that_does_not_fit_is_not_started(small_disk: Path) -> None:
     run = labkit.launch("ddp", runs_dir=small_disk / "runs", nproc_per_node=1, steps=3, save_every=1, wait=True)
 
     assert "step 2 not saved: " in run.logs(rank=0)

@@ -32,7 +32,7 @@ TOGETHER = """def main():
 """
 
 
-def test_the_same_failure_of_all_ranks_is_told_once():
+def test_the_same_failure_of_all_ranks_is_reported_once():
     script = Script.parse(str(Script.load("ddp")).replace("def main():\n", TOGETHER), name="together")
     run = labkit.launch(script, nproc_per_node=2, args=["--precision", "fp9"], wait=False)
     with pytest.raises(RankFailedError, match=r"ranks 0, 1 exited with 2: .*invalid choice: 'fp9'"):
@@ -183,7 +183,7 @@ def test_a_killed_supervisor_takes_the_run_with_it_and_the_run_reads_as_lost():
         (None, 4, "probably by the system because memory ran out"),
     ],
 )
-def test_who_sent_a_kill_is_told_from_the_systems_count(tmp_path, monkeypatch, before, now, says):
+def test_who_sent_a_kill_is_derived_from_the_systems_count(tmp_path, monkeypatch, before, now, says):
     folder = RunFolder(tmp_path)
     folder.agent.write_text(json.dumps({"oom_kills": before}))
     monkeypatch.setattr(signals, "oom_kills", lambda: now)

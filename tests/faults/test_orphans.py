@@ -140,7 +140,7 @@ def test_stop_ends_a_stopped_supervisor_and_sampler_too(tmp_path, pid_file) -> N
     assert_clean(run)
 
 
-def test_another_run_that_a_rank_has_launched_goes_on(tmp_path, pid_file) -> None:
+def test_another_run_that_a_rank_has_launched_continues(tmp_path, pid_file) -> None:
     inner = tmp_path / "inner.py"
     inner.write_text(f"import os, time\nopen({str(pid_file)!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)\n")
     outer = tmp_path / "outer.py"

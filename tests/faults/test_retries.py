@@ -10,7 +10,7 @@ from labkit import Script
 
 
 @pytest.mark.parametrize("strategy", ["single", *(pytest.param(s, marks=pytest.mark.soak) for s in ("ddp", "fsdp"))])
-def test_the_curve_goes_on_as_if_nothing_had_happened(strategy: str) -> None:
+def test_the_curve_continues_as_if_nothing_had_happened(strategy: str) -> None:
     ranks = 1 if strategy == "single" else 2
     options = {"nproc_per_node": ranks, "steps": 8, "global_batch_size": 16, "precision": "fp64"}
     whole = labkit.launch(strategy, **options, wait=True).metrics()
@@ -34,7 +34,7 @@ def test_the_curve_goes_on_as_if_nothing_had_happened(strategy: str) -> None:
     assert "↻" in run.report().read_text(encoding="utf-8")
 
 
-def test_the_last_attempt_counts_and_every_one_is_told() -> None:
+def test_the_last_attempt_counts_and_every_one_is_reported() -> None:
     with pytest.raises(labkit.RankFailedError, match="boom"):
         labkit.launch("tests/scripts/faulty.py", args=["--fault", "raise"], retries=1, wait=True)
 
@@ -47,14 +47,14 @@ def test_the_last_attempt_counts_and_every_one_is_told() -> None:
     assert_over(run.folder)
 
 
-def test_a_run_that_succeeds_is_not_begun_again() -> None:
+def test_a_run_that_succeeds_is_not_restarted() -> None:
     run = labkit.launch("tests/scripts/faulty.py", args=["--steps", "2"], retries=2, wait=True)
 
     assert (run.status().state, run.status().attempt) == ("succeeded", 1)
     assert not (run.path / "attempts").exists()
 
 
-def test_a_stopped_run_is_not_begun_again() -> None:
+def test_a_stopped_run_is_not_restarted() -> None:
     run = labkit.launch("tests/scripts/faulty.py", args=["--steps", "600"], retries=3, wait=False)
     wait_for_step(run.folder, 2)
 

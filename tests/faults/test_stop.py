@@ -194,7 +194,7 @@ def test_stop_before_the_supervisor_has_written_who_it_is() -> None:
 
 
 @pytest.mark.soak
-def test_stop_of_a_supervisor_that_sleeps_before_it_has_begun_and_wakes_up_later() -> None:
+def test_stop_of_a_supervisor_that_sleeps_before_it_starts_and_wakes_up_later() -> None:
     run = launch()
     supervisor = psutil.Process(_supervisors[-1].pid)
     supervisor.suspend()

@@ -164,7 +164,7 @@ if rank == 1 and sys.argv[1] == "thread":
 
 
 @pytest.mark.parametrize("why", ["atexit", "thread"])
-def test_a_rank_that_finished_and_does_not_leave_is_told_from_one_that_left(tmp_path, why: str) -> None:
+def test_a_rank_that_finished_but_does_not_exit_is_distinguished_from_one_that_exited(tmp_path, why: str) -> None:
     (tmp_path / "train.py").write_text(LEAVING)
     run = labkit.launch(tmp_path / "train.py", nproc_per_node=2, args=[why], wait=False)
     notices = set()
@@ -203,7 +203,7 @@ def test_the_watchdog_ends_a_run_that_does_not_move_and_leaves_the_stacks() -> N
     assert_over(run.folder)
 
 
-def test_a_run_that_is_over_has_no_stacks() -> None:
+def test_a_run_that_has_ended_has_no_stacks() -> None:
     run = labkit.launch(FAULTY, args=["--steps", "2"], wait=True)
 
     with pytest.raises(labkit.LabError, match="has ended"):

@@ -216,7 +216,7 @@ def test_ctrl_z_leaves_the_run_going_and_fg_takes_it_up_again(terminal) -> None:
     assert "Traceback" not in window.read()
 
 
-def test_a_detached_run_outlives_its_terminal_and_attach_leaves_it_going(terminal) -> None:
+def test_a_detached_run_outlives_its_terminal_and_attach_leaves_it_running(terminal) -> None:
     window = terminal("bash", "--norc", "-i")
     with stopped_at_the_end():
         window.type(f"{' '.join([*LAUNCH, '--detach', '--', '--steps', str(ENDLESS)])}; echo code=$?\n".encode())

@@ -65,7 +65,7 @@ def test_a_rank_that_fails_is_named_in_one_sentence():
     assert json.loads(run.folder.state.read_text())["cause"]["sentence"] == str(raised.value).splitlines()[0]
 
 
-def test_launch_returns_before_the_training_has_begun():
+def test_launch_returns_before_the_training_has_started():
     started = time.monotonic()
     run = labkit.launch(tiny("ddp"), nproc_per_node=2, steps=3, global_batch_size=8, wait=False)
     assert time.monotonic() - started < 2
@@ -255,7 +255,7 @@ def test_a_run_is_found_again_by_any_part_of_its_id():
         labkit.attach("nothing like it")
 
 
-def test_what_a_loop_does_is_told_though_it_tells_nothing_itself():
+def test_what_a_loop_does_is_recorded_though_it_reports_nothing():
     run = labkit.launch(SCRIPTS / "phases.py", nproc_per_node=1, wait=False)
     seen = []
     while not (state := run.status()).is_final:

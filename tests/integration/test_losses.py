@@ -333,7 +333,7 @@ def test_the_loss_shown_is_the_scripts_and_says_what_it_is(shape, tmp_path):
 
 
 @pytest.mark.parametrize("shape", NOT_KNOWN)
-def test_a_loss_that_is_not_one_is_not_shown_and_the_reason_is_told(shape, tmp_path):
+def test_a_loss_that_is_not_one_is_not_shown_and_the_reason_is(shape, tmp_path):
     loop, reason = NOT_KNOWN[shape]
 
     run, history, steps = trained(tmp_path, loop)

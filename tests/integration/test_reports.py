@@ -74,7 +74,7 @@ def test_a_script_that_an_older_labkit_wrote_out_is_launched_and_read():
     "configure",
     ["logging.basicConfig(force=True)", "logging.config.dictConfig({'version': 1, 'disable_existing_loggers': True})"],
 )
-def test_a_script_without_steps_is_heard_in_whatever_way_it_sets_up_logging(tmp_path, configure):
+def test_a_script_without_steps_is_recorded_however_it_configures_logging(tmp_path, configure):
     logs = "logging.getLogger('metrics').info({'accuracy': torch.tensor(0.5)})"
     (tmp_path / "evaluate.py").write_text(f"import logging.config, torch\n{configure}\n{logs}\n")
     run = labkit.launch(tmp_path / "evaluate.py", nproc_per_node=1)

@@ -76,7 +76,7 @@ def test_a_deadline_does_not_begin_anew(folder, given, elapsed, left):
     assert attempt_command(command, folder, folder.latest, elapsed) == ["a", "--deadline-seconds", left, "b"]
 
 
-def test_the_curve_goes_on(begun_again):
+def test_the_curve_continues(begun_again):
     reader = RunReader(begun_again).read_all()
     history = reader.ranks[0]
 
@@ -92,7 +92,7 @@ def test_the_curve_goes_on(begun_again):
     assert reader.undecodable == 0
 
 
-def test_it_is_read_while_it_is_being_begun_again(folder, begun_again):
+def test_it_is_read_while_it_is_being_restarted(folder, begun_again):
     hidden = folder.path / "hidden"
     (folder.path / "attempts").rename(hidden)
     reader = RunReader(folder)
@@ -104,7 +104,7 @@ def test_it_is_read_while_it_is_being_begun_again(folder, begun_again):
     assert not reader.poll()
 
 
-def test_rows_tell_the_attempts_apart_and_their_time_goes_on(begun_again):
+def test_rows_have_their_attempt_and_their_time_continues(begun_again):
     got = [(row["attempt"], row["step"], row["loss"], row["time"]) for row in rows(begun_again)]
 
     assert got == [(1, 1, 9.0, 1.0), (1, 2, 8.0, 2.0), (1, 3, 7.0, 3.0), (2, 3, 7.5, 11.0), (2, 4, 6.0, 12.0)]
@@ -112,7 +112,7 @@ def test_rows_tell_the_attempts_apart_and_their_time_goes_on(begun_again):
 
 def test_the_view_shows_it(begun_again):
     ended = {"cause": {"sentence": "rank 0 fell <i>"}, "checkpoint": "step-2", "exit_code": 1, "ended": 5.0}
-    state = State("running", time.time(), attempt=2, earlier=[ended], notice="no rank has moved <b>")
+    state = State("running", time.time(), attempt=2, earlier=[ended], notice="no rank has made progress <b>")
     write_state(begun_again, state)
     reader = RunReader(begun_again).read_all()
 
@@ -121,9 +121,9 @@ def test_the_view_shows_it(begun_again):
     assert attempt_ended(1, ended) == "attempt 1 failed: rank 0 fell <i>; restarted from step-2"
     assert attempt_ended(1, ended | {"checkpoint": None}).endswith("restarted from the start")
     assert "attempt 1 failed: rank 0 fell &lt;i&gt;; restarted from step-2" in page
-    assert "no rank has moved &lt;b&gt;" in page
+    assert "no rank has made progress &lt;b&gt;" in page
     assert "attempt 1 failed" in text
-    assert "no rank has moved <b>" in text
+    assert "no rank has made progress <b>" in text
     assert charts(run_charts(reader)).count("↻") == 4
 
 
@@ -145,7 +145,7 @@ def test_the_newest_checkpoint_is_the_highest_that_was_committed(folder):
     assert folder.newest_checkpoint() == "step-10"
 
 
-def test_checkpoints_are_looked_for_where_the_script_was_told_to_save_them(folder, tmp_path):
+def test_checkpoints_are_found_where_the_script_saves_them(folder, tmp_path):
     write_json(folder.manifest, {"parameters": {"checkpoint_dir": "mine"}, "cwd": str(tmp_path)})
     assert folder.checkpoint_folder() == tmp_path / "mine"
     write_json(folder.manifest, {"parameters": 5})
@@ -182,7 +182,7 @@ def test_on_a_full_disk_the_reserve_is_given_up_bit_by_bit(folder, monkeypatch):
     assert json.loads(folder.state.read_text()) == {"a": 1}
 
 
-def test_memory_is_told_by_what_held_it(folder, write_metrics):
+def test_memory_is_reported_by_category(folder, write_metrics):
     write_metrics(
         0,
         {"k": "meta", "t": 1.0},
@@ -223,7 +223,7 @@ def test_a_full_disk_is_recognised_by_what_torch_makes_of_it(folder, monkeypatch
     assert disk_advice(folder, "[Errno 28] No space left on device").endswith("; step-3 is committed and complete")
 
 
-def test_an_attempt_is_no_run_of_its_own(begun_again):
+def test_an_attempt_is_not_a_separate_run(begun_again):
     from labkit.record import list_runs
 
     assert RunFolder(begun_again.path / "attempts" / "2").script.name == "script.py"

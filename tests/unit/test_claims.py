@@ -73,7 +73,7 @@ def test_a_claim_measured_with_a_clock_is_shown_and_does_not_fail_the_lab(claims
         claims.check()
 
 
-def test_an_article_is_heard(claims):
+def test_an_article_is_compared(claims):
     claims.predict("bubble", 3 / 7, "%", within=0.1, article="third article: (p-1)/m", said=0.75)
     claims.measure("bubble", 0.44)
     assert "third article: (p-1)/m: not true" in repr(claims)

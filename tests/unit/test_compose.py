@@ -302,7 +302,7 @@ def test_a_panel_may_compose_at_every_move(monkeypatch):
 # ---- cells of one's own
 
 
-def test_a_text_is_taken_as_it_is_and_told_what_it_lacks():
+def test_a_text_is_used_verbatim_and_missing_names_are_reported():
     refused(
         lambda: Script.load("ddp").with_cells(model=RESNET),
         "the 'model' cell must define Model(); yours defines ResNet. End it with `Model = ResNet`",
@@ -396,7 +396,7 @@ def test_two_names_of_a_cell_may_be_replaced_together():
     script.check()
 
 
-def test_a_cell_that_lacks_a_name_is_told_what_to_define_and_how_to_replace_one_alone():
+def test_a_missing_name_is_reported_with_how_to_replace_one_name_alone():
     refused(
         lambda: Script.load("ddp").with_cells(task="def loss_of(outputs, batch):\n    return outputs.sum()\n"),
         "the 'task' cell must define ",
@@ -571,7 +571,7 @@ class Net:
         return 1
 
 
-def test_objects_in_place_of_names_and_instances_in_place_of_classes_are_told_apart():
+def test_objects_instead_of_names_and_instances_instead_of_classes_are_refused():
     with pytest.raises(ScriptError, match=r"a task is selected by its name, such as 'bytes'; got .*with_cells"):
         Script.load("ddp", task=len)
     with pytest.raises(ScriptError, match="got an instance of Net; pass the class"):

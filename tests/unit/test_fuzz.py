@@ -146,7 +146,7 @@ STATE = {
     "cause": CAUSE,
     "killed": 0,
     "checkpoint": "step-4",
-    "notice": "no rank has moved",
+    "notice": "no rank has made progress",
     "attempt": 2,
     "earlier": [{"cause": CAUSE, "checkpoint": None, "ended": 2.0}],
     "format": 1,

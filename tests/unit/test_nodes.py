@@ -29,7 +29,7 @@ from labkit.record.nodes import beat, heard_nodes, is_heard, last_beat, merged
 from labkit.write.launch_options import LaunchOptions
 
 ROOT = State("starting", 100.0)
-RUNNING = State("running", 101.0, notice="rank 1 has not moved")
+RUNNING = State("running", 101.0, notice="rank 1 has made no progress")
 STARTING = State("starting", 101.0)
 GOOD = State("succeeded", 101.0, 110.0, 0)
 BAD = State("failed", 101.0, 112.0, 1, {"kind": "exception", "sentence": "rank 3 on hB failed"}, killed=1)
@@ -66,7 +66,7 @@ def test_the_state_of_a_run_is_made_of_its_nodes(states, heard, expected):
 
 
 def test_merged_states_keep_what_each_node_knows():
-    assert merged(ROOT, [STARTING, RUNNING], [True, True]).notice == "rank 1 has not moved"
+    assert merged(ROOT, [STARTING, RUNNING], [True, True]).notice == "rank 1 has made no progress"
     both = merged(ROOT, [GOOD, BAD], [False, False])
     assert (both.ended, both.exit_code, both.killed) == (112.0, 1, 1)
     assert both.cause == BAD.cause
@@ -83,7 +83,7 @@ def test_nodes_are_read_back_and_damage_is_no_node():
     assert Nodes.read({"nodes": {"count": 2, "nproc_per_node": 1, "hosts": ["hA"]}}) == Nodes(2, 1)
 
 
-def test_two_nodes_on_one_host_are_told_apart():
+def test_two_nodes_on_one_host_have_different_names():
     nodes = Nodes(3, 1, ("hA", "hB", "hA"))
 
     assert [nodes.name(node) for node in range(3)] == ["hA-0", "hB", "hA-1"]
@@ -116,7 +116,7 @@ def test_a_run_waits_until_its_nodes_have_started(run):
     assert read_state(run).notice == "none of its 2 nodes has started yet"
 
 
-def test_a_node_is_heard_by_its_process_here_and_by_its_heartbeat_elsewhere(run):
+def test_a_node_is_alive_by_its_process_here_and_by_its_heartbeat_elsewhere(run):
     assert is_heard(begun(run, 0))
     assert not is_heard(begun(run, 0, Identity.of(os.getpid()).as_dict() | {"started": 1.0}))
     assert is_heard(begun(run, 1, ELSEWHERE))
@@ -149,7 +149,7 @@ def test_what_a_node_has_said_once_is_read_once(run, monkeypatch):
     assert len(outcomes) == 1
 
 
-def test_a_run_on_several_nodes_is_looked_at_more_rarely(run, monkeypatch):
+def test_the_state_of_many_nodes_is_read_less_often(run, monkeypatch):
     write_state(begun(run, 0), RUNNING)
     looks = counted(monkeypatch, watching, "state_of")
     with pytest.raises(TimeoutError):
@@ -293,7 +293,7 @@ def test_the_interface_of_this_machine_is_the_loopback():
         resolved("no.such.host.invalid")
 
 
-def test_ranks_on_several_nodes_are_told_the_interface(folder):
+def test_ranks_on_several_nodes_get_the_interface(folder):
     given = {"nproc_per_node": 2, "cores": 4, "script_dir": "/"}
     environment, _ = rank_environment({}, folder, **given, interface="eth1")
     assert (environment["GLOO_SOCKET_IFNAME"], environment["NCCL_SOCKET_IFNAME"]) == ("eth1", "eth1")
@@ -303,7 +303,7 @@ def test_ranks_on_several_nodes_are_told_the_interface(folder):
     assert "NCCL_SOCKET_IFNAME" not in alone
 
 
-def test_a_port_that_is_taken_is_said():
+def test_a_port_that_is_in_use_is_reported():
     with socket.socket() as taken:
         taken.bind(("", 0))
         taken.listen()
@@ -328,7 +328,7 @@ def test_a_node_that_does_not_see_the_folder_says_so(tmp_path, monkeypatch, caps
     assert "host hB does not see " in capsys.readouterr().err
 
 
-def test_a_job_that_is_begun_again_does_not_begin_a_run_that_was_stopped(run, capsys):
+def test_a_job_that_is_requeued_does_not_start_a_run_that_was_stopped(run, capsys):
     write_state(run, STOPPED)
     assert main([str(run.path), "1", "--attempt", "2", "--", "true"]) == 2
     assert "the run had ended before node 1 started: stopped on request" in capsys.readouterr().err
@@ -390,7 +390,7 @@ def test_a_host_says_whether_it_sees_the_folder_of_runs(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.EACCES])
-def test_a_file_server_that_stumbles_ends_no_run(run, monkeypatch, number, capsys):
+def test_a_transient_error_of_the_file_server_ends_no_run(run, monkeypatch, number, capsys):
     def stumbles(*_):
         raise OSError(number, os.strerror(number))
 
@@ -452,6 +452,6 @@ def test_an_interrupt_while_hosts_begin_leaves_nothing_of_the_run(runs_dir, monk
         time.sleep(0.1)
 
 
-def test_a_part_of_a_run_is_not_begun_where_its_folder_is_not(tmp_path):
+def test_a_node_is_not_started_where_the_run_folder_is_missing(tmp_path):
     with pytest.raises(LaunchError, match="runs_dir must be on a file system that all hosts share"):
         remote.begin(str(tmp_path / "run"), 0, ["true"], {})

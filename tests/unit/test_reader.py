@@ -50,7 +50,7 @@ def test_series_are_over_seconds_since_the_ranks_first_record(history):
     assert read.seen == 9.0
 
 
-def test_step_time_is_drawn_by_its_slowest_and_told_by_its_mean(history):
+def test_step_time_is_drawn_by_its_slowest_and_reported_by_its_mean(history):
     read = history(META, step(101, 4, n=4, seconds=(2.0, 0.1, 1.5)))
 
     assert read.series["step_seconds"].points()[0][3] == 1.5
@@ -77,7 +77,7 @@ def test_the_probes_loss_stands_when_the_script_reports_none(history):
 
 
 @pytest.mark.parametrize("record", [step(101, loss="nan"), report(101, loss="nan"), report(101, loss=math.nan)])
-def test_a_loss_that_is_not_a_number_is_counted_and_told(history, record):
+def test_a_loss_that_is_not_a_number_is_counted_and_reported(history, record):
     read = history(META, record)
 
     assert math.isnan(read.latest["loss"])

@@ -94,7 +94,7 @@ def test_what_is_no_mapping_of_level_info_is_none(metrics, written):
     assert written() == []
 
 
-def test_a_level_that_the_script_has_lowered_is_heard_too(metrics, written):
+def test_a_level_that_the_script_has_lowered_is_recorded_too(metrics, written):
     metrics.setLevel(logging.DEBUG)
     metrics.debug({"f1": 0.5})
 
@@ -122,7 +122,7 @@ CONFIGURATIONS = {
 
 
 @pytest.mark.parametrize("configure", CONFIGURATIONS.values(), ids=CONFIGURATIONS)
-def test_it_is_heard_however_logging_is_configured(metrics, written, configure):
+def test_it_is_recorded_however_logging_is_configured(metrics, written, configure):
     try:
         configure()
         metrics.info("f1 %(f1)s", {"f1": 0.5})

@@ -258,7 +258,7 @@ def test_a_replaced_cell_must_define_what_others_use(script):
         script.with_cells(model="def volume(radius):\n    return radius\n")
 
 
-def test_a_replaced_cell_that_defines_nothing_is_told_so(script):
+def test_a_replaced_cell_that_defines_nothing_is_reported(script):
     with pytest.raises(ScriptError, match=r"the 'model' cell must define area\(radius\); yours defines nothing"):
         script.with_cells(model="# to be done\n")
 

@@ -148,7 +148,7 @@ def test_a_machine_that_changed_its_name_still_knows_its_runs(folder, supervised
     assert read_state(folder).state == "running"
 
 
-def test_a_last_word_written_while_looking_is_heard(folder, supervised_by, ended, monkeypatch):
+def test_a_final_state_that_is_written_meanwhile_is_read(folder, supervised_by, ended, monkeypatch):
     write_state(folder, State("running", 1.0))
     supervised_by(ended)
 

@@ -114,7 +114,7 @@ def test_the_rank_at_the_end_of_a_chain_of_waiting_is_the_one_that_is_late() -> 
     assert said.startswith("rank 2 has not entered `all_reduce` #2 of group `dp`")
 
 
-def test_groups_of_one_name_are_told_apart_by_backend_and_by_ranks_made_up_records() -> None:
+def test_groups_of_one_name_are_distinguished_by_backend_and_ranks_made_up_records() -> None:
     by_backend = [rank(0, REDUCES, call(5, backend="nccl")), rank(1, REDUCES, call(5, "broadcast"))]
     by_ranks = [rank(0, REDUCES, call(5, ranks="[0, 2]")), rank(1, REDUCES, call(5, "broadcast", ranks="[1, 3]"))]
 
