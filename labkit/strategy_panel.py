@@ -1,4 +1,4 @@
-"""The lab bench: move a slider and see what each strategy would hold and how fast it would be, then run it."""
+"""An interactive panel: move sliders to see each strategy's predicted memory and speed, then run it."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ __all__ = ["Panel", "panel"]
 STEPS = 30
 PERIOD_SECONDS = 0.5
 TENSOR = [(2, False), (4, False), (8, False)]  # tensor ranks, and whether the sequence is split, too
-MEASURES = "Twenty seconds of computing and of collectives on this machine, which predictions for it then use"
-COUNTING = "counting what the model holds, on tensors without data: a few seconds …"
+MEASURES = "Measure computation and collectives on this machine for 20 seconds, for use in predictions"
+COUNTING = "determining the model's memory on tensors without data: a few seconds …"
 
 
 def panel(
     script: Script | str = "fsdp", *, device: str | None = None, ranks: int | None = None, **parameters: Any
 ) -> Panel:
-    """Sliders for strategy, ranks, batch, precision and device move the prediction; Run measures what is set.
+    """Sliders for strategy, ranks, batch, precision and device update the prediction; Run measures the setting.
 
-    `script` is a Script with your cells or the name of one of labkit's; its model is counted once, in a process of
-    its own. `device` is a preset ("T4", "2xT4") or, when None, this machine. `ranks`, as many as there are devices or
-    two, and `parameters` are where the controls begin. Raises LaunchError for a device that is not known.
+    `script` is a Script with your cells or the name of one of labkit's; its model is counted once, in a child process.
+    `device` is a preset ("T4", "2xT4"); None means this machine. `ranks`, by default one per device or two, and
+    `parameters` are the initial values. Raises LaunchError for an unknown device.
     """
     count, kind = devices_named(device)
     begins = THIS_MACHINE if kind.is_this_machine else kind.name
@@ -53,7 +53,7 @@ def panel(
 
 
 class Panel:
-    """What is predicted for what is set, beside what was measured. Threads touch widget traits and nothing else."""
+    """Predictions for the setting, with measurements. Threads touch nothing but widget traits."""
 
     def __init__(self, script: Script, device: str, ranks: int, parameters: Mapping[str, Any]):
         self.scripts = variants(script)
@@ -73,8 +73,7 @@ class Panel:
         self.box: Any = None
 
     def count(self, splits: Iterable[tuple[int, bool]] = TENSOR) -> None:
-        """Count the model, whole and with its layers split over tensor ranks; what goes wrong with that is shown in
-        place of the prediction."""
+        """Count the model, whole and with layers split over tensor ranks; an error replaces the prediction."""
         with self._counting:
             try:
                 self._splits = [*dict.fromkeys((*self._splits, *splits))]
@@ -83,7 +82,7 @@ class Panel:
                 self._problem = str(error)
 
     def page(self, strategy: str, ranks: int, device: str, parameters: Mapping[str, Any]) -> str:
-        """The prediction at one setting as HTML; `candidates` are what it shows, `chosen` the one that is set."""
+        """The prediction for a setting as HTML; sets `candidates`, which it shows, and `chosen`, the selected one."""
         rows = [trial.row() for trial in self.trials]
         if self._facts is None:
             return panel_page("impossible" if self._problem else "", self._problem or COUNTING, [], None, "", rows)
@@ -119,7 +118,7 @@ class Panel:
         names = [THIS_MACHINE, *(device.name for device in DEVICES)]
         self._controls = Controls(list(self.scripts), names, own, self._begin, self._draw)
         self._html, self._told = widgets.HTML(), widgets.HTML()
-        self._go = widgets.Button(description="Run", icon="play", tooltip="Launch what is set here, on this machine")
+        self._go = widgets.Button(description="Run", icon="play", tooltip="Launch this setting on this machine")
         self._halt = widgets.Button(description="Stop", icon="stop", tooltip="End the run on every rank", disabled=True)
         self._steps = widgets.BoundedIntText(description="steps", value=STEPS, min=1, max=1 << 20)
         self._steps.layout.width = "150px"
@@ -143,12 +142,12 @@ class Panel:
         self._go.description = "Run on this machine" if elsewhere else "Run"
 
     def _here(self, candidate: Candidate) -> Candidate:
-        """The same on this machine, whatever the device in the list: there it is launched."""
+        """The candidate on this machine, where it is launched, whichever device is selected."""
         here = self._device(THIS_MACHINE)
         return evaluate(candidate, self._facts, here, self._speed_model(here)) if self._facts else candidate
 
     def _in_thread(self, work: Any, name: str) -> None:
-        """A panel that fails says so, instead of nothing."""
+        """Run `work` in a thread and display its errors."""
 
         def watched() -> None:
             try:
@@ -161,13 +160,13 @@ class Panel:
         threading.Thread(target=watched, name=f"labkit panel {name}", daemon=True).start()
 
     def _open(self) -> None:
-        """Split layers take as long again: the others are shown before them."""
+        """Count and draw, first without split layers, which take as long again."""
         for splits in ([], TENSOR):
             self.count(splits)
             self._draw()
 
     def _count_what_is_missing(self) -> None:
-        """Layers that are split as is set now: sequence parallel, or over another number of ranks."""
+        """Count layers split as in the setting: sequence parallel, or over another number of ranks."""
         layout = self.chosen.layout if self.chosen else None
         if layout is None or self._facts is None or self._counting.locked():
             return
@@ -180,11 +179,11 @@ class Panel:
         self._draw()
 
     def _measure_speed(self) -> None:
-        self._speed.disabled, self._told.value = True, "measuring how fast the ranks compute and communicate here …"
+        self._speed.disabled, self._told.value = True, "measuring computation and communication on this machine …"
         ranks = self._controls.ranks.value
         try:
             measure_speed(self._script, ranks, self._parameters | self._controls.parameters)
-            self._told.value = f"measured on {ranks} ranks; kept for this machine"
+            self._told.value = f"measured on {ranks} ranks; stored for this machine"
         except LabError as error:
             self._told.value = escaped(plain(str(error)))
         self._begin["ranks"] = ranks
@@ -198,7 +197,7 @@ class Panel:
             self._run._stop_from_button(False)
 
     def _measure(self) -> None:
-        """Launch what is set, say how it goes, and lay what it measured over what was predicted."""
+        """Launch the setting, display its progress, and add its measurements to the prediction."""
         if self.chosen is None or self._facts is None or self._run:
             return
         here, planned = self._device(THIS_MACHINE), self._here(self.chosen)
@@ -229,7 +228,7 @@ class Panel:
         self._draw()
 
     def _recorded(self, planned: Candidate, here: Device) -> dict[str, Any]:
-        """The prediction as it is kept with the run, before its first step."""
+        """The prediction as recorded in the run's folder before its first step."""
         assert planned.layout
         plan = Plan(
             script=planned.script,
@@ -251,7 +250,7 @@ class Panel:
         return plan.record() | speed
 
     def close(self) -> None:
-        """Close the widgets. A run that goes on is left going, to be stopped with labkit.attach("latest").stop()."""
+        """Close the widgets. A current run continues; stop it with labkit.attach("latest").stop()."""
         self._closed.set()
         if self.box is not None:
             close(self.box)
@@ -267,12 +266,12 @@ class Panel:
             self._draw()
             self._in_thread(self._open, "count")
         bundle = dict(self.box._repr_mimebundle_())
-        hint = "This was a panel. Open it again by running this cell"  # for who reads the saved file
+        hint = "This was a panel. Open it again by running this cell"  # for readers of the saved file
         display(bundle | {"text/html": hint, "text/plain": hint}, raw=True)
         return None
 
     def _show_still(self) -> None:
-        """Without widgets: the prediction where the controls begin, once."""
+        """Without widgets: display the prediction for the initial values once."""
         from IPython.display import display
 
         self.count()

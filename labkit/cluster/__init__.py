@@ -1,1 +1,1 @@
-"""Beyond one machine: hosts by ssh, schedulers, hand-over to services."""
+"""Runs on several machines: hosts via ssh, and schedulers."""

@@ -44,11 +44,11 @@ def begin(
     tied: bool,
     prediction: Mapping[str, Any] | None = None,
 ) -> RunFolder:
-    """Start a run on every host and return its folder. Raises LaunchError before any rank is started."""
+    """Start a run on every host and return its folder. Raises LaunchError before any rank starts."""
     if options.retries:
         raise LaunchError(
-            "retries are for one machine; on several, a scheduler restarts a run from its newest checkpoint (labkit "
-            "slurm), or you do"
+            "retries work on one machine only; on several, a scheduler (labkit slurm) or you restart a run from its "
+            "newest checkpoint"
         )
     names = check_names(options.hosts)
     env = {name: str(value) for name, value in (options.env or {}).items()}
@@ -86,7 +86,7 @@ def begin(
 def lines_to_paste(
     script: Script | str | os.PathLike[str], options: LaunchOptions
 ) -> tuple[RunFolder, list[tuple[str, str]]]:
-    """The folder of a run, and (host, the line to paste on it) where ssh is not allowed. Nothing is started."""
+    """The folder of a run and (host, line to paste there), for use without ssh. Nothing is started."""
     names = check_names(options.hosts)
     machine = hardware()
     ranks = checks.check_ranks(options.nproc_per_node, options.backend, machine)
@@ -101,7 +101,7 @@ def lines_to_paste(
 
 
 def _look(names: list[str], root: Path, visible_devices: str | None) -> list[dict[str, Any]]:
-    """What each host has. Raises LaunchError when one of them cannot take part."""
+    """The properties of each host. Raises LaunchError if one of them cannot take part."""
     beacon = root / f".labkit-{secrets.token_hex(4)}"
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -136,12 +136,12 @@ def _ranks(names: list[str], machines: list[Hardware], wanted: int | str, backen
             raise LaunchError(f"{host}: {error}") from None
         if machine.gpus and names.count(host) > 1:
             raise LaunchError(
-                f"hosts names {host} twice, and both nodes would use the same GPUs; for two nodes on its CPU pass "
+                f"hosts lists {host} twice, so both nodes would use the same GPUs; for two nodes on its CPU pass "
                 "env={'CUDA_VISIBLE_DEVICES': ''}"
             )
     if len(set(counts)) > 1:
         each = ", ".join(f"{host} {count}" for host, count in zip(names, counts, strict=True))
-        raise LaunchError(f"the hosts differ in how many ranks they would have ({each}); give nproc_per_node")
+        raise LaunchError(f"the hosts would have different numbers of ranks ({each}); set nproc_per_node")
     return counts[0]
 
 
@@ -158,24 +158,24 @@ def _head_address(names: list[str], looks: list[dict[str, Any]]) -> str:
 
 
 def _address_by_name(names: list[str]) -> str:
-    """The same by what this machine knows alone. Raises LaunchError when that is a loopback address."""
+    """The same, determined on this machine alone. Raises LaunchError for a loopback address."""
     heads = [_host(name) for name in names]
     others = [host for host in heads if not is_this_host(host)]
     if not others:
         return "127.0.0.1"
     address = own_address_towards(resolved(others[0])) if is_this_host(heads[0]) else resolved(heads[0])
     if is_loopback(address):
-        raise LaunchError(f"{heads[0]} resolves to {address} here, which no other host can reach; give its address")
+        raise LaunchError(f"{heads[0]} resolves to {address} here, which no other host can reach; pass its address")
     return address
 
 
 def _host(name: str) -> str:
-    """Without the user that ssh may be told."""
+    """The name without ssh's user."""
     return name.rpartition("@")[2]
 
 
 def _each(names: Sequence[str], do: Callable[[int, str], T]) -> list[T]:
-    """All hosts at once; the first host's problem is the one that is raised."""
+    """Call a function for all hosts concurrently; raises the first host's exception."""
     if not names:
         return []
     with ThreadPoolExecutor(min(16, len(names)), thread_name_prefix="labkit-host") as threads:

@@ -1,4 +1,4 @@
-"""One state from two accounts: what a run's folder says of it, and what Slurm says of its job."""
+"""Combines the state in a run's folder with Slurm's state of its job."""
 
 from __future__ import annotations
 
@@ -11,46 +11,46 @@ from labkit.record.state import StateName
 
 __all__ = ["with_job"]
 
-# Why a job waits, for the words of Slurm's that do not explain themselves; the others are shown as they are.
+# Why a job waits, for Slurm's reasons that are not self-explanatory; others are shown unchanged.
 REASONS = {
     "Resources": "for nodes to become free",
     "Priority": "behind jobs of higher priority",
-    "BeginTime": "for the time at which it may begin",
-    "PartitionConfig": "for more than this partition has: fewer nodes, less time or another partition would do",
-    "PartitionNodeLimit": "for more nodes than this partition gives",
-    "PartitionTimeLimit": "for more time than this partition gives",
+    "BeginTime": "for its start time",
+    "PartitionConfig": "for more than this partition has: use fewer nodes, less time or another partition",
+    "PartitionNodeLimit": "for more nodes than this partition allows",
+    "PartitionTimeLimit": "for more time than this partition allows",
     "ReqNodeNotAvail": "for nodes that are down or reserved",
     "Dependency": "for another job",
     "JobHeldUser": "because its owner holds it (scontrol release)",
     "JobHeldAdmin": "because an administrator holds it",
-    "QOSMaxWallDurationPerJobLimit": "for more time than its QOS gives",
+    "QOSMaxWallDurationPerJobLimit": "for more time than its QOS allows",
     "AssocGrpCPUMinutesLimit": "because the account's share of time is used up",
 }
 ENDS = {
-    "TIMEOUT": "its time limit was over",
+    "TIMEOUT": "it reached its time limit",
     "NODE_FAIL": "a node failed",
-    "OUT_OF_MEMORY": "it used more memory than it had been given; ask for more with options=['--mem=…']",
-    "BOOT_FAIL": "its nodes could not be booted",
+    "OUT_OF_MEMORY": "it used more memory than it had been allocated; request more with options=['--mem=…']",
+    "BOOT_FAIL": "its nodes could not boot",
     "PREEMPTED": "another job needed its nodes",
-    "DEADLINE": "its deadline was over",
+    "DEADLINE": "it reached its deadline",
     "REVOKED": "it runs on another cluster of the federation",
 }
-# Kinds of causes that a node gives when all it knows is that something ended it, or another node.
+# Kinds of causes of a node that was ended by something else or by another node.
 COLLATERAL = ("agent", "host", "missing", "others", "parted", "torchrun")
 
 
 def with_job(state: State, job: Job | None, last_line: str = "") -> State:
-    """`state` is what the run's folder says, `job` what Slurm does, None where it cannot be asked; `last_line` is what
-    the launch file printed last. A run that its job will begin again is not over."""
+    """The combined state. `state` is from the run's folder, `job` from Slurm (None if it cannot be queried);
+    `last_line` is the last line printed by the launch file. A run that its job will restart has not ended."""
     if job is None:
         return state
     if job.is_over:
         return _ended(state, job, last_line)
-    has_begun = state.attempt > job.restarts and state.state != "starting"  # whatever Slurm said some seconds ago
+    has_begun = state.attempt > job.restarts and state.state != "starting"  # Slurm's answer may be older
     if _goes_on(state) or not has_begun:
         return _between(state, job)
     if state.state == "lost" or (state.state == "stopped" and not _was_asked(state.cause or {})):
-        # whatever ended its nodes, Slurm is about to say: it sends TERM to all that it ends
+        # Slurm sends TERM to nodes that it ends, and will report the reason soon
         return replace(state, state="running", ended=None, cause=None, notice=f"job {job.id} is being ended")
     if job.state == "SUSPENDED":
         return replace(state, notice=f"job {job.id} is suspended")
@@ -61,14 +61,14 @@ def _between(state: State, job: Job) -> State:
     """Before the first attempt, or the next one."""
     if job.is_waiting:
         why = REASONS.get(job.reason, f"({job.reason})" if job.reason else "")
-        if job.restarts and job.reason == "BeginTime":  # Slurm keeps a job that was put back from starting at once
-            why = "to be begun again"
+        if job.restarts and job.reason == "BeginTime":  # Slurm delays the start of a requeued job
+            why = "to be restarted"
         start = f"; Slurm expects to start it at {job.start.replace('T', ' ')}" if job.start else ""
         notice = f"job {job.id} waits in Slurm's queue {why}".rstrip() + start
     elif _goes_on(state) and state.attempt > job.restarts:
-        notice = f"job {job.id} goes back into the queue"
+        notice = f"job {job.id} is being requeued"
     else:
-        notice = f"job {job.id} has its nodes ({job.nodes}), which start"
+        notice = f"job {job.id} has been allocated nodes ({job.nodes}), which are starting"
     if state.attempt > job.restarts and not state.is_final:
         return replace(state, state="starting", notice=notice)
     over = {"ended": state.ended, "exit_code": state.exit_code, "cause": state.cause, "checkpoint": state.checkpoint}
@@ -86,7 +86,7 @@ def _between(state: State, job: Job) -> State:
 
 
 def _goes_on(state: State) -> bool:
-    """Whether its ranks saved because the launch file told them that time was nearly up."""
+    """Whether its ranks saved and stopped because the time limit was near."""
     return state.state == "stopped" and bool((state.cause or {}).get("goes_on"))
 
 
@@ -107,9 +107,9 @@ def _ended(state: State, job: Job, last_line: str) -> State:
     if own_words or (state.is_final and state.state not in ("lost", "stopped")):
         return state
     if job.state in ("GONE", "COMPLETED"):
-        known = "Slurm no longer knows of it" if job.state == "GONE" else "it ended with code 0"
+        known = "Slurm no longer knows it" if job.state == "GONE" else "it ended with code 0"
         return _final(state, "lost", "lost", f"job {job.id} left no result, and {known}")
-    if last_line.startswith("labkit: "):  # what one of the nodes said, before what Slurm made of it
+    if last_line.startswith("labkit: "):  # the message of a node takes precedence over Slurm's
         return _final(state, "failed", "job", f"job {job.id} failed: {last_line.removeprefix('labkit: ')}")
     code = f" with code {job.exit_code}" if job.exit_code else ""
     why = f" ({job.reason})" if job.reason and job.reason != "NonZeroExitCode" else ""
@@ -118,7 +118,7 @@ def _ended(state: State, job: Job, last_line: str) -> State:
 
 
 def _was_asked(cause: dict[str, Any]) -> bool:
-    """Whether somebody asked for the stop, and not a TERM for it."""
+    """Whether a user requested the stop, rather than a TERM."""
     return "received SIG" not in str(cause.get("sentence"))
 
 

@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def look(beacon: str, visible_devices: str | None = None) -> dict[str, Any]:
-    """What this host has. `beacon` is a file that it must see if it shares the folder of runs."""
+    """The properties of this host. `beacon` is a file that it can see only if it shares the runs folder."""
     came_by = os.environ.get("SSH_CONNECTION", "").split()  # client's address and port, server's address and port
     with socket.socket() as taken:
         taken.bind(("", 0))
@@ -59,16 +59,16 @@ def look(beacon: str, visible_devices: str | None = None) -> dict[str, Any]:
 
 
 def reach(address: str) -> dict[str, Any]:
-    """The address that this host reaches another from. Raises LaunchError when there is no route."""
+    """This host's address towards another. Raises LaunchError if there is no route."""
     return {"from": own_address_towards(address)}
 
 
 def begin(folder: str, node: int, command: Sequence[str], env: Mapping[str, str]) -> dict[str, Any]:
-    """Start the process that has charge of a node, detached, and see that it has begun. Raises LaunchError."""
+    """Start the supervisor of a node, detached, and wait until it has started. Raises LaunchError."""
     run = RunFolder(folder)
     home = run.node(node)
     if not run.manifest.is_file():
-        raise LaunchError(f"{run.path} is not there: runs_dir must be on a file system that all hosts share")
+        raise LaunchError(f"{run.path} does not exist: runs_dir must be on a file system that all hosts share")
     if {**os.environ, **env}.get("LABKIT_SHARE_GPUS") != "1":
         check_gpus_are_free(run.read_manifest().get("gpus") or [])
     home.path.mkdir(parents=True, exist_ok=True)
@@ -87,7 +87,7 @@ def begin(folder: str, node: int, command: Sequence[str], env: Mapping[str, str]
             process.kill()  # it has started nothing yet, and must not once the launch is given up
             process.wait()
             said = home.supervisor_log.read_text(errors="replace").strip().splitlines()
-            raise LaunchError(said[-1] if said else "the process that watches its ranks has not begun")
+            raise LaunchError(said[-1] if said else "the supervisor of its ranks has not started")
         time.sleep(LOOK_SECONDS)
     _begun[:] = [one for one in (*_begun, process) if one.poll() is None]
     return {"pid": process.pid}

@@ -1,4 +1,4 @@
-"""The launch file of a Slurm job, as a pure function. Each line of it that is not obvious says why it is there."""
+"""The launch file of a Slurm job, as a pure function. Comments in the file explain lines that are not obvious."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from labkit.record import Nodes
 
 __all__ = ["HEAD", "NODE", "PORT", "LaunchFile", "sbatch_text"]
 
-# Words of a command that only the job knows. They cannot be in a word of anybody's: control characters are refused.
+# Placeholders for words that only the job knows. They cannot clash with user input, which has no control characters.
 NODE, HEAD, PORT = "\1", "\2", "\3"
 VARIABLES = {NODE: '"$SLURM_NODEID"', HEAD: '"$HEAD"', PORT: '"$PORT"'}
 CONTROL = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029\ud800-\udfff]")
-# Linux gives ports from 32768 on to whoever asks for any.
+# Linux uses ports from 32768 on as ephemeral ports.
 FIRST_PORT, PORTS = 20_000, 12_000
-KEPT_SECONDS = 15  # of the time to save, for what follows the ranks' end
+KEPT_SECONDS = 15  # part of the time to save, reserved for the end of the job after the ranks
 
 
 @dataclass(frozen=True)
 class LaunchFile:
-    """What is asked of Slurm, and what is to run on every node.
+    """The resources requested from Slurm, and the program to run on every node.
 
-    `program` is what torchrun starts: the script and its arguments, or labkit's worker before them. `python` is the
-    interpreter, at the same path on every node. `folder` is the run's, on a file system that all nodes share; without
-    one the file does without labkit. `checkpoints` is where the script saves: a job whose time is up goes back into
-    the queue if something new is there; without, it ends. `options` are more options of sbatch, `setup` lines of shell
-    that come before everything else.
+    `program` is what torchrun starts: the script and its arguments, preceded by labkit's worker if `folder` is set.
+    `python` is the interpreter, at the same path on every node. `folder` is the run's, on a shared file system; without
+    it, the file does not use labkit. `checkpoints` is where the script saves: a job at its time limit is requeued if
+    there is a new checkpoint; without `checkpoints` it ends. `options` are further sbatch options, `setup` shell lines
+    that run first.
     """
 
     name: str
@@ -53,12 +53,12 @@ class LaunchFile:
 
 
 def sbatch_text(file: LaunchFile) -> str:
-    """The text for `sbatch`. Raises LaunchError for what cannot be told to Slurm or a shell, or would not work."""
+    """The text for `sbatch`. Raises LaunchError for values that cannot be quoted or would not work."""
     limit = seconds_of(file.time)
     if file.checkpoints and limit is not None and limit <= file.saving_seconds:
         raise LaunchError(
-            f"time={file.time!r} is over before the job could save: it is told to {file.saving_seconds} s before its "
-            "end, and Slurm may tell it up to a minute earlier. Give more time, or a smaller saving_seconds"
+            f"time={file.time!r} is too short to save: the job is notified {file.saving_seconds} s before its end, and "
+            "Slurm may do so up to a minute earlier. Increase time, or reduce saving_seconds"
         )
     parts = [_options(file), _setup(file), _meeting(file), _task(file)]
     parts += [_saving(file), _requeueing(file)] if file.checkpoints else ["\n".join(_step(file))]
@@ -69,7 +69,7 @@ def _options(file: LaunchFile) -> str:
     nodes = file.nodes
     lines = [
         "#!/bin/bash",
-        f"# {nodes.count} x {nodes.nproc_per_node} ranks; written by labkit, to be read and changed.",
+        f"# {nodes.count} x {nodes.nproc_per_node} ranks; written by labkit; feel free to edit it.",
         _option("job-name", file.name),
         _option("nodes", nodes.count),
         "# one torchrun on each node, which starts the ranks",
@@ -84,15 +84,15 @@ def _options(file: LaunchFile) -> str:
         lines += [
             f"# USR1 to this script alone (B:) {file.saving_seconds} s before the time is up; Slurm may be 60 s early",
             _option("signal", f"B:USR1@{file.saving_seconds}"),
-            "# back into the queue when its time is up, or when Slurm takes its nodes away: the ranks resume",
+            "# requeue at the time limit or after preemption: the ranks resume",
             _option("requeue"),
         ]
     else:
-        lines += ["# begun again it would have nothing to go on from", _option("no-requeue")]
+        lines += ["# after a restart it could not resume", _option("no-requeue")]
     return "\n".join(
         [
             *lines,
-            "# what later attempts print follows what the earlier ones did",
+            "# append the output of later attempts",
             _option("open-mode", "append"),
             _option("output", file.output.replace("%", "%%")),
             _option("chdir", file.cwd),
@@ -102,8 +102,8 @@ def _options(file: LaunchFile) -> str:
 
 
 def _setup(file: LaunchFile) -> str:
-    lines = ["# what fails ends the job: better than to train on by halves"]
-    if own := file.setup.strip():  # shell code of others often asks for variables that are not set
+    lines = ["# any failure ends the job instead of training partially"]
+    if own := file.setup.strip():  # user code often uses unset variables
         lines += ["set -e", own]
     return "\n".join([*lines, "set -euo pipefail"])
 
@@ -111,12 +111,12 @@ def _setup(file: LaunchFile) -> str:
 def _meeting(file: LaunchFile) -> str:
     job = f"{file.folder}/slurm.json"
     folder = [
-        "# One job to a folder: a second one, of the same file, would be taken for the first.",
+        "# One job per folder: a second job of the same file would be mistaken for the first.",
         f'if [ -e {_quoted(job)} ] && ! grep -q "\\"$SLURM_JOB_ID\\"" {_quoted(job)}; then',
-        '    echo "labkit: this run has a job already, or had one; launch it anew" >&2',
+        '    echo "labkit: this run already has or had a job; submit a new run" >&2',
         "    exit 1",
         "fi",
-        "# Which job this is, for whoever looks into the folder. What one attempt was told does not hold for the next.",
+        "# Record the job's id in the folder. A stop request to an earlier attempt does not apply to this one.",
         *_replaced(job, """printf '{"job": "%s"}\\n' "$SLURM_JOB_ID\""""),
         f"rm -f {_quoted(f'{file.folder}/stop.json')}",
         "",
@@ -124,13 +124,13 @@ def _meeting(file: LaunchFile) -> str:
     return "\n".join(
         [
             *(folder if file.folder else []),
-            "# Where the nodes meet, known to all before any of them starts: static rendezvous. Should scontrol fail,",
-            "# so does the job; nodes that fell back to localhost would each train alone.",
+            "# Static rendezvous: all nodes know the address before they start. If scontrol fails, so does the job;",
+            "# nodes that fell back to localhost would each train alone.",
             'hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")',
             "export HEAD=${hosts%%$'\\n'*} LAST=${hosts##*$'\\n'}",
-            "# by the job's number, for jobs may share a node; below 32768, from where Linux gives ports away",
+            "# derived from the job's id, because jobs may share a node; below Linux's ephemeral ports from 32768",
             f"export PORT=$(({FIRST_PORT} + SLURM_JOB_ID % {PORTS}))",
-            "# counted from 1; Slurm counts how often it began the job again",
+            "# counted from 1; Slurm counts the restarts",
             "export ATTEMPT=$((${SLURM_RESTART_COUNT:-0} + 1))",
         ]
     )
@@ -139,14 +139,14 @@ def _meeting(file: LaunchFile) -> str:
 def _task(file: LaunchFile) -> str:
     ranks = file.nodes.nproc_per_node
     lines = [
-        "# On every node. Which one it is, and the way to the others, is known only there.",
+        "# Runs on every node, because only the node knows its index and its interface to the others.",
         "# shellcheck disable=SC2317  # srun calls it",
         "task() {",
         "    set -euo pipefail",
     ]
     if file.nodes.count > 1:
         lines += [
-            "    # The interface towards another node. By its own name a host often finds but its loopback.",
+            "    # The interface towards another node. A host's own name often resolves to its loopback.",
             '    if [ "$SLURM_NODEID" = 0 ]; then other=$LAST; else other=$HEAD; fi',
             "    address=$(getent ahosts \"$other\" | awk 'NR == 1 {print $1}')",
             '    route=$(ip -o route get "$address")',
@@ -155,9 +155,9 @@ def _task(file: LaunchFile) -> str:
             '    export NCCL_SOCKET_IFNAME="${NCCL_SOCKET_IFNAME:-$interface}"',
         ]
     lines += [
-        "    # a rank that took all cores for its threads would slow down its neighbours",
+        "    # a rank using all cores for its threads would slow down the others",
         f'    export OMP_NUM_THREADS="${{OMP_NUM_THREADS:-{max(1, file.cpus_per_task // ranks)}}}"',
-        "    # what each rank's last collectives were, for when they wait for each other",
+        "    # record each rank's last collectives to diagnose hangs",
         '    export TORCH_FR_BUFFER_SIZE="${TORCH_FR_BUFFER_SIZE:-2000}" TORCH_NCCL_DUMP_ON_TIMEOUT=1',
     ]
     # torchrun's restarts are unreliable in torch 2.13; a restart is a requeue
@@ -167,13 +167,13 @@ def _task(file: LaunchFile) -> str:
         lines += [
             f"    export TORCH_FR_DUMP_TEMP_FILE={_quoted(file.folder + '/ranks/fr_')}",
             '    export LABKIT_HOST="$SLURMD_NODENAME"',
-            "    # labkit's supervisor of this node, and after its `--` torchrun with labkit's worker round each rank",
-            "    trap : TERM  # which is for what this shell waits for",
+            "    # labkit's supervisor of this node, and after `--` torchrun with labkit's worker around each rank",
+            "    trap : TERM  # TERM is for the supervisor",
             "    code=0",
             f"    {_quoted(file.python)} -m labkit.launcher.node {_quoted(file.folder)} "
             '"$SLURM_NODEID" --attempt "$ATTEMPT" -- \\',
             f"        {torchrun} || code=$?",
-            "    # a node that could not even begin has said why; the others need not wait for it",
+            "    # a node that could not start has reported why; the others need not wait for it",
             '    if [ "$code" -gt 1 ] && [ "$code" -lt 128 ]; then',
             '        scancel --signal=TERM "$SLURM_JOB_ID.$SLURM_STEP_ID"',
             "    fi",
@@ -184,7 +184,7 @@ def _task(file: LaunchFile) -> str:
             "    trap 'told=yes' TERM",
             "    code=0",
             f"    {torchrun} || code=$?",
-            "    # torchrun that is told to end exits with 1, and that would end a node that still saves",
+            "    # torchrun exits with 1 on TERM, which would end nodes that are still saving",
             '    if [ "${told-}" ]; then code=0; fi',
             '    exit "$code"',
         ]
@@ -194,22 +194,22 @@ def _task(file: LaunchFile) -> str:
 
 
 def _step(file: LaunchFile) -> list[str]:
-    """The one step of the job."""
+    """The only step of the job."""
     lines = ["# --cpus-per-task: since Slurm 22.05 a step does not inherit it, and all ranks would share one core"]
     if file.folder:
         lines += [
-            "# --kill-on-bad-exit=0: when a node fails, labkit ends the others, once all of them have written down why",
-            "# --wait: what then is left after 90 s (a node waits 60 s for the others to begin), Slurm ends",
+            "# --kill-on-bad-exit=0: when a node fails, labkit ends the others after all of them have recorded why",
+            "# --wait: Slurm ends what is left after 90 s (a node waits 60 s for the others to start)",
         ]
     else:
-        lines += ["# --kill-on-bad-exit, --wait: a node that has ended ends the others, which would wait for hours"]
+        lines += ["# --kill-on-bad-exit, --wait: when a node ends, end the others, which would wait for hours"]
     ending = "--kill-on-bad-exit=0 --wait=90" if file.folder else "--kill-on-bad-exit=1 --wait=60"
     return [*lines, f'srun --cpus-per-task="$SLURM_CPUS_PER_TASK" {ending} --label bash -c task']
 
 
 def _saving(file: LaunchFile) -> str:
     lines = [
-        "# When time is nearly up: the ranks finish their step, save and end.",
+        "# Near the time limit the ranks finish their step, save and exit.",
         "told=",
         "# shellcheck disable=SC2317  # the trap calls it",
         "tell() {",
@@ -220,12 +220,12 @@ def _saving(file: LaunchFile) -> str:
         grace = max(5, file.saving_seconds - KEPT_SECONDS)
         request = f'{{"grace": {grace}, "goes_on": true}}'
         lines += [
-            "    # as a stop that somebody asks for: each node's supervisor then sends one TERM; several lose ranks",
+            "    # like a user's stop request: each node's supervisor sends exactly one TERM; several would kill ranks",
             *(f"    {line}" for line in _replaced(f"{file.folder}/stop.json", f"echo '{request}'")),
         ]
     else:
         lines += [
-            "    # to all processes of the job's steps, not to this script; ranks get a second one from torchrun,",
+            "    # to all processes of the job's steps, not to this script; ranks get a second TERM from torchrun,",
             "    # which waits 30 s for them",
             '    scancel --signal=TERM "$SLURM_JOB_ID"',
         ]
@@ -250,8 +250,8 @@ def _requeueing(file: LaunchFile) -> str:
             "# a signal ends `wait`, not the step",
             'while [ "$told" ] && kill -0 "$step" 2>/dev/null; do code=0; wait "$step" || code=$?; done',
             "",
-            *(["# with 0 it came to its end while it was told"] if file.folder else []),
-            "# without a new checkpoint it would go round in circles",
+            *(["# code 0: training has finished in the meantime"] if file.folder else []),
+            "# without a new checkpoint it would make no progress",
             f'if [ "$told" ]{unfinished} && [ "$(committed)" != "$before" ]; then',
             '    scontrol requeue "$SLURM_JOB_ID"',
             "fi",
@@ -261,12 +261,12 @@ def _requeueing(file: LaunchFile) -> str:
 
 
 def _replaced(path: str, command: str) -> list[str]:
-    """Lines that put what `command` prints into a file, in one step: others read it meanwhile."""
+    """Lines that write the output of `command` into a file atomically, because others may read it."""
     return [f"{command} >{_quoted(f'{path}.new')}", f"mv {_quoted(f'{path}.new')} {_quoted(path)}"]
 
 
 def _grouped(command: Sequence[str]) -> list[str]:
-    """A command as shell text, an option and its value to a piece."""
+    """A command as shell text, with an option and its value in one piece."""
     pieces: list[str] = []
     for word in map(_expanded, command):
         if pieces and pieces[-1].startswith("-") and " " not in pieces[-1] and not word.startswith("-"):
@@ -277,7 +277,7 @@ def _grouped(command: Sequence[str]) -> list[str]:
 
 
 def _wrapped(pieces: Sequence[str], width: int = 110) -> str:
-    """On as many lines as it takes."""
+    """The pieces, wrapped into lines."""
     lines = [""]
     for piece in pieces:
         if lines[-1] and len(lines[-1]) + len(piece) > width:
@@ -287,14 +287,14 @@ def _wrapped(pieces: Sequence[str], width: int = 110) -> str:
 
 
 def _expanded(word: str) -> str:
-    """For a shell, with what only the job knows as the variable that holds it."""
+    """A word for the shell, with placeholders replaced by variables."""
     pieces = re.split(f"([{''.join(VARIABLES)}])", word)
     return "".join(VARIABLES.get(piece) or _quoted(piece) for piece in pieces if piece) or "''"
 
 
 def _quoted(text: str) -> str:
-    """For a shell, between double quotes what single ones would make hard to read, or shellcheck take for a mistake."""
-    if not re.search("['$`]", _sound(text)):
+    """Text quoted for the shell; in double quotes if single ones would be hard to read or alarm shellcheck."""
+    if not re.search("['$`]", _checked(text)):
         return shlex.quote(text)
     return '"' + re.sub(r'(["$`\\])', r"\\\1", text) + '"'
 
@@ -304,11 +304,11 @@ def _option(name: str, value: object = None) -> str:
 
 
 def _directive(option: str) -> str:
-    """For sbatch, which takes quotes and backslashes as a shell does, and no variables."""
-    return f"#SBATCH {shlex.quote(_sound(str(option)))}"
+    """A directive for sbatch, which interprets quotes and backslashes like a shell, but no variables."""
+    return f"#SBATCH {shlex.quote(_checked(str(option)))}"
 
 
-def _sound(word: str) -> str:
+def _checked(word: str) -> str:
     if CONTROL.search(word):
-        raise LaunchError(f"{word!r} cannot stand in a launch file: it has a line break or another control character")
+        raise LaunchError(f"{word!r} cannot be used in a launch file: it has a line break or other control character")
     return word

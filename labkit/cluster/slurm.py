@@ -1,5 +1,4 @@
-"""What Slurm is asked and told: submit a file, what has become of a job, cancel it. Through its own commands, because
-they are what every site has."""
+"""Access to Slurm through its commands, which every site has: submit a file, query a job, cancel it."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from labkit.errors import LabError, LaunchError
 
 __all__ = ["FINAL", "WAITING", "Job", "ask", "cancel", "gpus_per_node", "is_installed", "submit"]
 
-# Words of Slurm's for a job, as `scontrol show job` and `sacct` write them.
+# Slurm's states of a job, as printed by `scontrol show job` and `sacct`.
 WAITING = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD", "CONFIGURING")
 FINAL = (
     "COMPLETED",
@@ -32,18 +31,18 @@ FINAL = (
     "GONE",
 )
 ANSWER_SECONDS = 15.0
-# One answer serves so long, however often it is asked for: a scheduler has thousands of jobs to think of.
+# Lifetime of a cached answer, because a scheduler has thousands of jobs to serve.
 FRESH_SECONDS = 3.0
-RETRY_SECONDS = 30.0  # until one that did not answer is asked again
+RETRY_SECONDS = 30.0  # wait after a query without an answer
 FIELD = re.compile(r" (JobState|Reason|Restarts|ExitCode|StartTime|NodeList)=(\S*)")
-# What of a job's environment sbatch must not hand on when it is called from within another job.
+# The only variables of Slurm that sbatch may inherit when it is called from within another job.
 KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_TIME_FORMAT")
 
 
 @dataclass(frozen=True)
 class Job:
-    """What Slurm says of a job. `state` is one of its words, or GONE when it has forgotten the job and keeps no
-    accounts; `start` is when it is expected to start, or did, in local time; `exit_code` that of the launch file."""
+    """A job according to Slurm. `state` is Slurm's, or GONE if Slurm has forgotten the job and keeps no accounts;
+    `start` is the expected or actual start in local time; `exit_code` is that of the launch file."""
 
     id: str
     state: str
@@ -62,8 +61,8 @@ class Job:
         return self.state in WAITING
 
 
-_answers: dict[str, tuple[float, Job | None]] = {}  # by id: until when it serves, and the answer
-ANY = ""  # its id: until when no job is asked for, because Slurm did not answer
+_answers: dict[str, tuple[float, Job | None]] = {}  # by id: (valid until, answer)
+ANY = ""  # the id for: no query until then, because Slurm did not answer
 
 
 def is_installed() -> bool:
@@ -72,27 +71,27 @@ def is_installed() -> bool:
 
 
 def submit(file: Path, environment: Mapping[str, str]) -> str:
-    """Hand a file to sbatch; returns the job's id. Raises LaunchError with Slurm's own words when it is refused."""
+    """Submit a file and return the job's id. Raises LaunchError with Slurm's message if it is refused."""
     if not is_installed():
         raise LaunchError(
-            "there is no sbatch here. Submit from a machine of the cluster, its login node for one; "
+            "sbatch was not found. Submit from a machine of the cluster, such as its login node; "
             "`labkit slurm print` writes the file to submit there"
         )
     passed = {k: v for k, v in environment.items() if k in KEPT or not k.startswith(("SLURM_", "SBATCH_"))}
     try:
         done = _run("sbatch", "--parsable", str(file), env=passed)
     except subprocess.TimeoutExpired:
-        raise LaunchError(f"sbatch did not answer within {ANSWER_SECONDS:g} s; is the job there? See squeue") from None
+        raise LaunchError(f"sbatch did not answer within {ANSWER_SECONDS:g} s; check with squeue for the job") from None
     if done.returncode:
-        said = [line.removeprefix("sbatch: error: ") for line in done.stderr.splitlines() if "error" in line]
-        raise LaunchError(f"sbatch refused the job: {'; '.join(said) or done.stderr.strip()}")
+        errors = [line.removeprefix("sbatch: error: ") for line in done.stderr.splitlines() if "error" in line]
+        raise LaunchError(f"sbatch refused the job: {'; '.join(errors) or done.stderr.strip()}")
     return done.stdout.strip().splitlines()[-1].split(";")[0]  # a cluster's name may follow
 
 
 def ask(job_id: str, *, output: Path | None = None, anew: bool = False) -> Job | None:
-    """What has become of a job; None where Slurm cannot be asked. An answer serves for some seconds, unless `anew`.
+    """The job's current state; None if Slurm cannot be queried. Answers are cached for some seconds, unless `anew`.
 
-    `output` is where it prints to: another cluster may have a job of the same number, of which nothing is told.
+    `output` is the job's output file, to exclude a job with the same id on another cluster.
     """
     until, answer = _answers.get(job_id, (0.0, None))
     until = max(until, _answers.get(ANY, (0.0, None))[0])
@@ -103,14 +102,14 @@ def ask(job_id: str, *, output: Path | None = None, anew: bool = False) -> Job |
     except LookupError:
         job, serves = None, RETRY_SECONDS
     except (OSError, subprocess.TimeoutExpired):
-        job, serves = answer, RETRY_SECONDS  # what it said last
+        job, serves = answer, RETRY_SECONDS  # the last answer
         _answers[ANY] = (time.monotonic() + RETRY_SECONDS, None)
     _answers[job_id] = (time.monotonic() + serves, job)
     return job
 
 
 def cancel(job_id: str) -> None:
-    """Raises LabError with Slurm's own words when it will not."""
+    """Cancel a job. Raises LabError with Slurm's message if that fails."""
     try:
         done = _run("scancel", job_id)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -120,7 +119,7 @@ def cancel(job_id: str) -> None:
 
 
 def gpus_per_node(partition: str | None = None) -> int | None:
-    """The most GPUs that a node of the partition has, of all when none is named; None where Slurm cannot be asked."""
+    """The maximum number of GPUs per node in the partition, or in all; None if Slurm cannot be queried."""
     try:
         done = _run("sinfo", "--noheader", "--format=%G", *([f"--partition={partition}"] if partition else []))
     except (OSError, subprocess.TimeoutExpired):
@@ -129,14 +128,14 @@ def gpus_per_node(partition: str | None = None) -> int | None:
 
 
 def most_gpus(gres: str) -> int:
-    """Of lines such as "gpu:a100:4(S:0-1),nvme:1" or "(null)"."""
+    """The maximum number of GPUs in lines such as "gpu:a100:4(S:0-1),nvme:1" or "(null)"."""
     lines = ([int(n) for n in re.findall(r"\bgpu(?::[^:,(]+)?:(\d+)", line)] for line in gres.splitlines())
     return max((sum(counts) for counts in lines), default=0)
 
 
 def _from_controller(job_id: str, output: Path | None) -> Job | None:
-    """Of a job that is there, or ended within the last minutes. None when the controller has forgotten it; LookupError
-    when it knows another one by this number."""
+    """A job that exists or ended within the last minutes; None if the controller has forgotten it. Raises LookupError
+    if the id belongs to another job."""
     done = _run("scontrol", "show", "job", "--oneliner", job_id)
     if done.returncode:
         if "Invalid job id" in done.stderr:
@@ -145,21 +144,21 @@ def _from_controller(job_id: str, output: Path | None) -> Job | None:
     # it may be the last field of the line
     if output is not None and not re.search(rf" StdOut={re.escape(str(output))}(?=\s)", done.stdout):
         raise LookupError(job_id)
-    said = dict(FIELD.findall(done.stdout))
-    code = said.get("ExitCode", "").partition(":")[0]
+    fields = dict(FIELD.findall(done.stdout))
+    code = fields.get("ExitCode", "").partition(":")[0]
     return Job(
         id=job_id,
-        state=said.get("JobState", ""),
-        reason=_told(said.get("Reason")),
-        nodes=_told(said.get("NodeList")),
-        start=_told(said.get("StartTime")),
+        state=fields.get("JobState", ""),
+        reason=_known(fields.get("Reason")),
+        nodes=_known(fields.get("NodeList")),
+        start=_known(fields.get("StartTime")),
         exit_code=int(code) if code.isdecimal() else None,
-        restarts=int(said.get("Restarts", "0")),
+        restarts=int(fields.get("Restarts", "0")),
     )
 
 
 def _from_accounts(job_id: str) -> Job:
-    """What the site's accounts say, GONE when it keeps none."""
+    """The job according to the site's accounts; GONE if there are none."""
     fields = "--format=State,ExitCode,NodeList,Reason"
     try:
         done = _run("sacct", "--allocations", "--noheader", "--parsable2", f"--jobs={job_id}", fields)
@@ -171,10 +170,10 @@ def _from_accounts(job_id: str) -> Job:
     state, code, nodes, reason = (lines[-1].split("|") + [""] * 4)[:4]
     code = code.partition(":")[0]
     # "CANCELLED by 1000"
-    return Job(job_id, state.split()[0], _told(reason), _told(nodes), "", int(code) if code.isdecimal() else None)
+    return Job(job_id, state.split()[0], _known(reason), _known(nodes), "", int(code) if code.isdecimal() else None)
 
 
-def _told(value: str | None) -> str:
+def _known(value: str | None) -> str:
     return "" if value in (None, "None", "(null)", "Unknown", "N/A") else value
 
 

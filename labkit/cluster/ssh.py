@@ -1,4 +1,4 @@
-"""Ask a host something: by ssh, or directly where the name means this machine."""
+"""Query a host via ssh, or directly if it is this machine."""
 
 from __future__ import annotations
 
@@ -25,33 +25,33 @@ __all__ = ["ask", "check_names", "is_address", "is_this_host"]
 
 NAME = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.-]*@)?[A-Za-z0-9_:][A-Za-z0-9_.:-]*")  # never an option of ssh
 CONNECT_SECONDS = 10
-ANSWER_SECONDS = 120.0  # torch is imported there, and GPUs are asked
+ANSWER_SECONDS = 120.0  # it imports torch and queries GPUs there
 NOT_FOUND = 127
 SSH_FAILED = 255
 
 
 def check_names(hosts: Any) -> list[str]:
-    """Names of hosts, as ssh takes them. Raises LaunchError."""
+    """Check the names of hosts, as accepted by ssh. Raises LaunchError."""
     if isinstance(hosts, str | bytes) or not isinstance(hosts, list | tuple) or not hosts:
         raise LaunchError(f"hosts must be a list of names such as ['hA', 'hB'], got {hosts!r}")
     for host in hosts:
         if not isinstance(host, str) or not NAME.fullmatch(host):
-            raise LaunchError(f"{host!r} is no name of a host: expected what `ssh` takes, as hA, user@hA or 10.0.0.1")
+            raise LaunchError(f"{host!r} is not a host name: expected one for `ssh`, such as hA, user@hA or 10.0.0.1")
     return list(hosts)
 
 
 def is_this_host(host: str) -> bool:
-    """Whether a name means this machine. Raises LaunchError for one that leads to the loopback and should not."""
+    """Whether a name refers to this machine. Raises LaunchError for another name that resolves to the loopback."""
     if host in ("localhost", "127.0.0.1", "::1", socket.gethostname(), socket.gethostname().split(".")[0]):
         return True
     try:
         address = resolved(host)
     except LaunchError:
-        return False  # ssh may know it by its own configuration
+        return False  # ssh may have it in its own configuration
     if is_loopback(address):
         raise LaunchError(
-            f"{host} resolves to {address} here, which is this machine itself, {socket.gethostname()!r}. "
-            f"Correct /etc/hosts, or give the host's address instead of its name"
+            f"{host} resolves to {address} here, which is this machine, {socket.gethostname()!r}. "
+            f"Correct /etc/hosts, or pass the host's address instead of its name"
         )
     return any(a.address.split("%")[0] == address for addresses in psutil.net_if_addrs().values() for a in addresses)
 
@@ -65,7 +65,7 @@ def is_address(host: str) -> bool:
 
 
 def ask(host: str, question: str, **request: Any) -> dict[str, Any]:
-    """What `labkit.cluster.remote` answers on a host. Raises LaunchError with what ssh, or the host, says."""
+    """The answer of `labkit.cluster.remote` on a host. Raises LaunchError with the message of ssh or the host."""
     if is_this_host(host):
         here: dict[str, Any] = getattr(remote, question)(**request)
         return here
@@ -75,9 +75,9 @@ def ask(host: str, question: str, **request: Any) -> dict[str, Any]:
             command, input=json.dumps(request), capture_output=True, text=True, timeout=ANSWER_SECONDS
         )
     except FileNotFoundError:
-        raise LaunchError(f"there is no ssh here to reach {host} with. {PASTE}") from None
+        raise LaunchError(f"ssh was not found, so {host} cannot be reached. {PASTE}") from None
     except subprocess.TimeoutExpired:
-        raise LaunchError(f"{host} has not answered within {ANSWER_SECONDS:.0f} s. {PASTE}") from None
+        raise LaunchError(f"{host} did not answer within {ANSWER_SECONDS:.0f} s. {PASTE}") from None
     answer = _answer(done.stdout)
     if answer is None:
         raise LaunchError(_why(host, done.returncode, done.stderr))
@@ -90,7 +90,7 @@ PASTE = "`labkit launch --hosts … --print` prints the lines to paste into a te
 
 
 def _there(question: str) -> str:
-    """The line for the other host's shell: the same interpreter and modules, in the same folder."""
+    """The command for the other host's shell: same interpreter, modules and folder."""
     path = os.environ.get("PYTHONPATH")
     settings: Mapping[str, str] = {"PYTHONSAFEPATH": "1"} | ({"PYTHONPATH": path} if path else {})
     words = ["env", *(f"{k}={v}" for k, v in settings.items()), sys.executable, "-m", "labkit.cluster.remote", question]
@@ -98,7 +98,7 @@ def _there(question: str) -> str:
 
 
 def _answer(text: str) -> dict[str, Any] | None:
-    """The last line: a login shell may greet first."""
+    """The answer in the last line; a login shell may print others before."""
     try:
         value = json.loads(text.strip().splitlines()[-1])
     except (ValueError, IndexError):
@@ -114,7 +114,7 @@ def _why(host: str, code: int, errors: str) -> str:
     if code == NOT_FOUND:
         return f"{host} has no {sys.executable}: every host needs the same Python at the same path ({last})"
     if "No module named" in errors:
-        return f"{host} has no labkit for {sys.executable} ({last}): install it there, in the same environment"
+        return f"{host} has no labkit for {sys.executable} ({last}): install it there in the same environment"
     if "cd:" in last:
-        return f"{host} has no folder {Path.cwd()}: launch from one that all hosts share ({last})"
-    return f"{host} could not be asked: {last}"
+        return f"{host} has no folder {Path.cwd()}: launch from a folder that all hosts share ({last})"
+    return f"{host} could not be queried: {last}"

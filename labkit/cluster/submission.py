@@ -1,4 +1,4 @@
-"""From a script to a job in Slurm's queue: its run folder, its launch file, sbatch."""
+"""Submits a script as a Slurm job: run folder, launch file, sbatch."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from labkit.write.launch_options import LaunchOptions
 
 __all__ = ["plain_text", "prepare", "submit"]
 
-# Options of sbatch that would make the launch file's own untrue: which nodes meet, where it prints, when it is begun.
+# Options of sbatch that would conflict with the launch file's own: nodes, output, start and restart.
 OWN_NAMES = "nodes|ntasks|ntasks-per-node|output|open-mode|chdir|signal|requeue|no-requeue|array"
 OWN = re.compile(rf"--({OWN_NAMES})([=\s].*)?|-[NnoDa].*", re.DOTALL)
-CORES_PER_RANK = 2  # its own, and one for what loads its data
+CORES_PER_RANK = 2  # one for the rank and one for its data loading
 
 
 def submit(folder: RunFolder, env: Mapping[str, Any] | None = None) -> str:
-    """Hand the launch file of a run to Slurm; returns the job's id. Raises LaunchError, and then there is no run."""
-    given = {name: str(value) for name, value in (env or {}).items()}
+    """Submit the launch file of a run and return the job's id. Raises LaunchError after removing the run."""
+    variables = {name: str(value) for name, value in (env or {}).items()}
     with removed_on_failure(folder):
-        job_id = slurm.submit(folder.launch_file, without_leftovers(os.environ) | given)
+        job_id = slurm.submit(folder.launch_file, without_leftovers(os.environ) | variables)
     write_json(folder.job, {"job": job_id})
     return job_id
 
@@ -47,7 +47,7 @@ def prepare(
     nodes: int,
     **asked: Any,
 ) -> RunFolder:
-    """The folder of a run with its launch file, and nothing submitted. `asked` is what `_launch_file` takes."""
+    """Make the folder of a run with its launch file, without submitting. `asked` is passed to `_launch_file`."""
     asked |= _usual(asked)
     counts = _counts(nodes, launch.nproc_per_node, asked.get("partition"))
     folder = multinode.create(script, counts, launch, parameters, saves=True)
@@ -69,8 +69,8 @@ def prepare(
 
 
 def plain_text(script: str | os.PathLike[str], launch: LaunchOptions, *, nodes: int, **asked: Any) -> str:
-    """A launch file that does without labkit. It goes back into the queue where `args` say `--checkpoint-dir`. One of
-    labkit's own scripts is written beside it, into the working directory."""
+    """A launch file that does not need labkit. The job is requeued if the arguments include `--checkpoint-dir`. One of
+    labkit's own scripts is written into the working directory."""
     asked |= _usual(asked)
     counts = _counts(nodes, launch.nproc_per_node, asked.get("partition"))
     named = check(script, launch.args, {}, counts.world_size)
@@ -78,7 +78,7 @@ def plain_text(script: str | os.PathLike[str], launch: LaunchOptions, *, nodes: 
     file = named.path
     if file is None:
         file = named.script.write(Path.cwd() / f"{slug(name)}.py")
-        print(plain(f"{file} is the script that it runs"), file=sys.stderr)
+        print(plain(f"{file}: the script that the launch file runs"), file=sys.stderr)
     chosen = named.options.get("checkpoint_dir")
     return sbatch_text(
         _launch_file(
@@ -93,7 +93,7 @@ def plain_text(script: str | os.PathLike[str], launch: LaunchOptions, *, nodes: 
 
 
 def _usual(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Where a user's jobs go when nothing is said: as sbatch itself reads it, which is called without these."""
+    """The account and partition, by default from sbatch's variables, because sbatch is called without them."""
     return {name: asked.get(name) or os.environ.get(f"SBATCH_{name.upper()}") for name in ("account", "partition")}
 
 
@@ -102,8 +102,8 @@ def _counts(nodes: Any, nproc_per_node: Any, partition: str | None) -> Nodes:
         nproc_per_node = slurm.gpus_per_node(partition)
         if not nproc_per_node:
             where = f"partition {partition}" if partition else "this cluster"
-            why = "cannot be asked here" if nproc_per_node is None else f"tells of no GPUs in {where}"
-            raise LaunchError(f"Slurm {why}: say how many ranks a node is to have, nproc_per_node=…")
+            why = "cannot be queried here" if nproc_per_node is None else f"reports no GPUs in {where}"
+            raise LaunchError(f"Slurm {why}: set the number of ranks per node with nproc_per_node=…")
     for what, count in (("nodes", nodes), ("nproc_per_node", nproc_per_node)):
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
             raise LaunchError(f"{what} must be a whole number, at least 1; got {count!r}")
@@ -132,7 +132,7 @@ def _launch_file(
         if not str(option).startswith("-"):
             raise LaunchError(f"{option!r} is not an sbatch option: expected one such as '--qos=high'")
         if OWN.fullmatch(str(option)):
-            raise LaunchError(f"{option!r} is what the launch file itself says; leave it out, or change the file")
+            raise LaunchError(f"{option!r} conflicts with an option of the launch file; omit it, or edit the file")
     return LaunchFile(
         nodes=nodes,
         time=time,

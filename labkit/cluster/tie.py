@@ -1,4 +1,4 @@
-"""Ends a run on several hosts when the process that started it is gone, as on one machine the supervisor does.
+"""Ends a run on several hosts when the process that started it has ended, as the supervisor does on one machine.
 
 python -m labkit.cluster.tie RUN_FOLDER OWNER_PID
 """
@@ -19,7 +19,7 @@ LOOK_SECONDS = 0.5
 
 
 def tie(folder: RunFolder) -> subprocess.Popen[bytes]:
-    """Let the run end with this process."""
+    """End the run when this process ends."""
     with folder.supervisor_log.open("ab") as log:
         return subprocess.Popen(
             [sys.executable, "-m", "labkit.cluster.tie", str(folder.path), str(os.getpid())],

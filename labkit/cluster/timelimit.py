@@ -1,4 +1,4 @@
-"""Slurm's way to write how long a job may take."""
+"""Slurm's notation for time limits."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from labkit.errors import LaunchError
 
 __all__ = ["NOTICE_SECONDS", "seconds_of"]
 
-# So long before its time is up a job is told to finish its step and save.
+# A job is notified this long before its time limit to finish its step and save.
 NOTICE_SECONDS = 120
 # sbatch(1): minutes, minutes:seconds, hours:minutes:seconds, days-hours, days-hours:minutes, days-hours:minutes:seconds
 DAYS = re.compile(r"(\d+)-(\d+)(?::(\d+))?(?::(\d+))?")
@@ -16,7 +16,7 @@ SHORT = re.compile(r"(?:(?:(\d+):)?(\d+):(\d+)|(\d+))")
 
 
 def seconds_of(time: str) -> int | None:
-    """The seconds of a time limit; None for UNLIMITED. Raises LaunchError for what sbatch would not take."""
+    """A time limit in seconds; None for UNLIMITED. Raises LaunchError for what sbatch would refuse."""
     text = str(time)
     if text.upper() in ("UNLIMITED", "INFINITE"):
         return None
@@ -27,10 +27,10 @@ def seconds_of(time: str) -> int | None:
         days, minutes = 0, minutes + alone
     else:
         raise LaunchError(
-            f"time={time!r} is no time limit of Slurm's: expected '02:00:00' (hours:minutes:seconds), '1-12:00:00' "
+            f"time={time!r} is not a Slurm time limit: expected '02:00:00' (hours:minutes:seconds), '1-12:00:00' "
             "(with days) or '90' (minutes)"
         )
     total = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
     if total < 1:
-        raise LaunchError(f"time={time!r} is no time at all; expected something such as '02:00:00'")
+        raise LaunchError(f"time={time!r} must be greater than zero, for example '02:00:00'")
     return total

@@ -1,4 +1,4 @@
-"""A run whose nodes are started by Slurm, as its owner sees it: what has become of it, and how to end it."""
+"""The state of a run whose nodes are started by Slurm, and how to stop it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from labkit.record.folder import read_json, write_json
 
 __all__ = ["job_in_words", "job_of", "state_of", "stop"]
 
-# Slurm's KillWait, 30 s by default, lies between the TERM and the KILL of what is cancelled; then nodes clean up.
+# Slurm waits KillWait, by default 30 s, between TERM and KILL of a cancelled job; then nodes clean up.
 ENDING_SECONDS = 90.0
 LOOK_SECONDS = 0.5
 LAST_LINES_BYTES = 4000
@@ -35,16 +35,16 @@ def job_of(folder: RunFolder) -> str | None:
 
 
 def job_in_words(folder: RunFolder) -> str | None:
-    """Whether the job of a run that was stopped is over; None for a run without one."""
+    """Whether the job of a stopped run has ended, in words; None for a run without a job."""
     job_id = job_of(folder)
     job = slurm.ask(job_id, output=folder.job_output) if job_id else None
     if job is None:
-        return job_id and f"Slurm cannot be asked here whether job {job_id} is over"
-    return f"job {job.id} is {'over' if job.is_over else job.state}"
+        return job_id and f"Slurm cannot be queried here about job {job_id}"
+    return f"job {job.id} {'has ended' if job.is_over else f'is {job.state}'}"
 
 
 def state_of(folder: RunFolder) -> State:
-    """What has become of a run, its job included.
+    """The state of a run, including its job.
 
     Once the job is over the result is kept in state.json, for Slurm forgets it; from then on Slurm is not asked.
     """
@@ -69,7 +69,7 @@ def state_of(folder: RunFolder) -> State:
 
 
 def _refresh(folder: RunFolder) -> None:
-    """Before the absence of a node's last word is believed: a short job's nodes may still be news to this host."""
+    """Refresh the file system's cache before concluding that a node has written no result."""
     refresh(folder.path)
     refresh(folder.path / "attempts")
     newest = folder.latest
@@ -80,15 +80,15 @@ def _refresh(folder: RunFolder) -> None:
 
 
 def _is_settled(folder: RunFolder) -> bool:
-    """Whether the run's own state.json, and not only those of its nodes, tells an end."""
+    """Whether the run's own state.json, not only those of its nodes, has a final state."""
     said = read_json(folder.state)
     return isinstance(said, dict) and said.get("state") in FINAL_STATES
 
 
 def stop(folder: RunFolder, *, grace: float = stopping.GRACE_SECONDS) -> State:
-    """End a run: its nodes are asked, then its job is cancelled, and Slurm is asked whether it is over.
+    """End a run: request a stop of its nodes, cancel its job, and wait until Slurm reports its end.
 
-    Raises LabError when it is not.
+    Raises LabError if it does not end.
     """
     job_id = job_of(folder)
     job = slurm.ask(job_id, output=folder.job_output, anew=True) if job_id else None
@@ -114,8 +114,8 @@ def stop(folder: RunFolder, *, grace: float = stopping.GRACE_SECONDS) -> State:
 
 
 def _end_nodes(folder: RunFolder, job: slurm.Job, grace: float) -> str:
-    """Ask the supervisors of its nodes; what they answered, when they did not end."""
-    if job.is_waiting:  # should it start this very moment, it will find the request
+    """Request a stop from the supervisors of its nodes; returns their error if they did not stop."""
+    if job.is_waiting:  # if it starts right now, it finds the request
         write_json(folder.stop_request, {"time": time.time(), "grace": grace}, reserve=folder.reserve)
         return ""
     try:
@@ -135,7 +135,7 @@ def _await_end(folder: RunFolder, job: slurm.Job, refused: str) -> None:
 
 
 def _last_line(folder: RunFolder) -> str:
-    """What the launch file printed last: what labkit said on one of the nodes, before what srun makes of it."""
+    """The last line printed by the launch file, preferably labkit's message on a node rather than srun's."""
     lines = tail_text(folder.job_output, LAST_LINES_BYTES).strip().splitlines()
     ours = [line.partition(": ")[2] for line in lines if re.match(r"\d+: labkit: ", line)]
     return (ours or lines or [""])[-1].strip()

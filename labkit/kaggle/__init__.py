@@ -1,4 +1,4 @@
-"""Kaggle's two T4s: a notebook goes there whole, is followed from here, and its runs come back."""
+"""Kaggle's two T4s: push a notebook as a kernel, follow it, and fetch its runs."""
 
 from labkit.kaggle.session import previous_checkpoints
 

@@ -1,4 +1,4 @@
-"""A kernel's log, live, as a run in a terminal: what it prints, and one line about the training that goes on."""
+"""Follows a kernel's log in a terminal: its output, and one line about the current training."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ __all__ = ["follow"]
 
 LOOK_SECONDS = 5.0
 PATIENCE_SECONDS = 120.0  # for a push to become the kernel's newest session
-OUTAGE_SECONDS = 600.0  # without an answer; sessions last hours, and Kaggle cuts connections in which nothing is said
+OUTAGE_SECONDS = 600.0  # without an answer; sessions last hours, and Kaggle closes idle connections
 WAITING = ("QUEUED", "NEW_SCRIPT")
 
 
 def follow(service: Service, kernel: str, *, mark: str = "") -> Status:
-    """Print what a kernel says until its session is over, and return how it ended.
+    """Print a kernel's output until its session ends, and return the final status.
 
-    `mark` is the line that the first cell of the push that is meant prints: just after it, Kaggle may still tell of the
-    session before. Raises LabError when that does not change, or Kaggle cannot be reached any more.
+    `mark` is the line that the first cell of this push prints, because just after a push Kaggle may still report the
+    previous session. Raises LabError if that does not change, or if Kaggle becomes unreachable.
     """
     log, status = _Log(service, kernel, mark), service.status(kernel)
     failing_since = over_since = None
@@ -34,10 +34,10 @@ def follow(service: Service, kernel: str, *, mark: str = "") -> Status:
         while True:
             cut = None
             try:
-                if status.name not in WAITING:  # asked before the log is read: what is over has said everything
+                if status.name not in WAITING:  # read after the status, so it is complete if ended
                     for text in log.news():
                         _show(line, text)
-            except LabError as error:  # as happens where nothing is said for long; whether it goes on, the status tells
+            except LabError as error:  # happens on idle connections; the status shows whether it still runs
                 cut = error
             if status.is_over and log.begun and not cut:
                 return status
@@ -50,12 +50,12 @@ def follow(service: Service, kernel: str, *, mark: str = "") -> Status:
                     raise
             over_since = (over_since or time.monotonic()) if status.is_over else None
             if over_since and time.monotonic() - over_since > PATIENCE_SECONDS:
-                told = f" ({status.message})" if status.message else ""
-                raise cut or LabError(f"{kernel}: {status.name}{told}, and nothing in its log is of this push")
+                message = f" ({status.message})" if status.message else ""
+                raise cut or LabError(f"{kernel}: {status.name}{message}, but its log has nothing of this push")
 
 
 class _Log:
-    """Each connection repeats the log from its beginning; this gives what was not read before."""
+    """Yields only new lines, although each connection repeats the log from the start."""
 
     def __init__(self, service: Service, kernel: str, mark: str):
         self.service, self.kernel, self.mark = service, kernel, mark
@@ -63,7 +63,7 @@ class _Log:
 
     def news(self) -> Iterator[str]:
         if not self.begun:
-            self.read = 0  # what was read is of another session
+            self.read = 0  # earlier lines belong to another session
         for number, text in enumerate(self.service.log(self.kernel)):
             if number >= self.read:
                 self.read = number + 1
@@ -77,8 +77,8 @@ def _show(line: StatusLine, text: str) -> None:
     if progress is None or not line.is_live:
         line.say(plain(text))
         return
-    said, facts = progress
+    text_of_run, facts = progress
     if facts.get("state") in FINAL_STATES:
-        line.say(plain(f"{facts['run']}: {facts['state']}, {said}"))
+        line.say(plain(f"{facts['run']}: {facts['state']}, {text_of_run}"))
     else:
-        line.write(plain(f"{facts['run']}: {said}"))
+        line.write(plain(f"{facts['run']}: {text_of_run}"))

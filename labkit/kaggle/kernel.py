@@ -1,4 +1,4 @@
-"""A notebook as a kernel that needs nothing beside itself: pure text in, text out."""
+"""Converts a notebook to a self-contained kernel: pure text in, text out."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from labkit.errors import LabError
 
 __all__ = ["TWO_T4", "Kernel", "build", "check_address"]
 
-TWO_T4 = "NvidiaTeslaT4"  # Kaggle lends no single one
-# Kaggle documents no limit; about one megabyte is what others who push generated kernels keep to.
+TWO_T4 = "NvidiaTeslaT4"  # Kaggle offers pairs only
+# Kaggle documents no limit; others who push generated kernels stay below about one megabyte.
 MOST_BYTES = 1_000_000
-SHORTEST_TITLE = 5  # and slug; the client refuses shorter ones
+SHORTEST_TITLE = 5  # of title and slug; the client refuses shorter ones
 
-WHEEL_CELL = "as a wheel in text, because a session may have no internet"  # by which an export is known again
+WHEEL_CELL = "as a wheel in text, because a session may have no internet"  # identifies an export
 INSTALL = '''\
 # labkit {version} as a wheel in text, because a session may have no internet and Kaggle takes one file. `labkit kaggle`
 # put it here. It is left alone where this version can be imported.
@@ -70,7 +70,7 @@ print("{mark}")
 
 @dataclass(frozen=True)
 class Kernel:
-    """What Kaggle is given: the text of one notebook, and what it is told about it."""
+    """A notebook's text and its metadata for Kaggle."""
 
     notebook: str
     metadata: dict[str, Any]
@@ -81,13 +81,13 @@ class Kernel:
         return str(self.metadata["id"])
 
     def write(self, folder: Path) -> None:
-        """Both files, as `kaggle kernels push` wants them, over an earlier export of the notebook and nothing else."""
+        """Write both files for `kaggle kernels push`; overwrites only an earlier export of the notebook."""
         notebook, described = folder / self.metadata["code_file"], folder / "kernel-metadata.json"
         try:
             folder.mkdir(parents=True, exist_ok=True)
             earlier = notebook.exists() and WHEEL_CELL in notebook.read_text(encoding="utf-8", errors="replace")
             if not earlier and (there := [path.name for path in (notebook, described) if path.exists()]):
-                raise LabError(f"{folder} has a {there[0]} that no export wrote; choose another folder with --into")
+                raise LabError(f"{folder} has a {there[0]} that is not an export; choose another folder with --into")
             notebook.write_text(self.notebook, encoding="utf-8")
             described.write_text(json.dumps(self.metadata, indent=1) + "\n", encoding="utf-8")
         except OSError as error:
@@ -107,13 +107,13 @@ def build(
     accelerator: str | None = TWO_T4,
     inputs: Sequence[str] = (),
 ) -> Kernel:
-    """The kernel of a notebook called `name` ("03_ddp.ipynb"), whose text is given.
+    """The kernel of a notebook with this text and `name` ("03_ddp.ipynb").
 
-    `inputs` are kernels whose output it reads. `push` tells one push from another: the first cell prints it.
-    Raises LabError for what is not a notebook, parameters it does not have, and what makes no address.
+    `inputs` are kernels whose output it reads. `push` identifies the push: the first cell prints it. Raises LabError
+    for invalid notebooks, unknown parameters and invalid addresses.
     """
     if not re.fullmatch(r"[\w-]+", user):
-        raise LabError(f"a user's name on Kaggle has letters, digits, - and _ only; got {user!r}")
+        raise LabError(f"a Kaggle user name has only letters, digits, - and _; got {user!r}")
     for each in inputs:
         check_address(each)
     book = _parsed(notebook, name)
@@ -129,7 +129,7 @@ def build(
     kept = {key: value for key, value in book.get("metadata", {}).items() if key in ("kernelspec", "language_info")}
     text = json.dumps(book | {"cells": cells, "metadata": kept}, ensure_ascii=False, indent=1) + "\n"
     if (size := len(text.encode())) > MOST_BYTES:
-        raise LabError(f"{name} would be a kernel of {size:,} bytes; Kaggle takes about {MOST_BYTES:,}")
+        raise LabError(f"{name} would be a kernel of {size:,} bytes; Kaggle accepts about {MOST_BYTES:,}")
     return Kernel(
         text,
         {
@@ -153,7 +153,7 @@ def build(
 
 
 def check_address(kernel: str) -> None:
-    """Raises LabError when this is not the address of a kernel."""
+    """Raises LabError if this is not the address of a kernel."""
     if not re.fullmatch(r"[\w-]+/[\w-]+", kernel):
         raise LabError(f"a kernel's address is USER/ADDRESS, as in kaggle.com/code/USER/ADDRESS; got {kernel!r}")
 
@@ -171,7 +171,7 @@ def _parsed(text: str, name: str) -> dict[str, Any]:
 
 
 def _stripped(cell: Mapping[str, Any]) -> dict[str, Any]:
-    """Without outputs, which Kaggle would discard, and with its source in one piece, which Kaggle wants."""
+    """The cell without outputs, which Kaggle would discard, and with its source as one string, as Kaggle requires."""
     source = cell.get("source", "")
     kept = {**cell, "source": source if isinstance(source, str) else "".join(source)}
     return kept | {"outputs": [], "execution_count": None} if cell.get("cell_type") == "code" else kept
@@ -191,17 +191,17 @@ def _install_cell(wheel: tuple[str, bytes], mark: str) -> dict[str, Any]:
 
 
 def _with_parameters(cells: list[dict[str, Any]], values: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
-    """As papermill does it: in a cell of their own after the one tagged `parameters`."""
+    """Inject parameters like papermill: in a new cell after the one tagged `parameters`."""
     known, place = set(), None
     cells = [cell for cell in cells if "injected-parameters" not in _tags(cell)]
     for number, cell in enumerate(cells):
         if "parameters" in _tags(cell):
             known, place = _assigned(cell["source"], name), number + 1
             break
-    for given in values:
-        if given not in known:
+    for parameter in values:
+        if parameter not in known:
             has = f"it has {', '.join(sorted(known))}" if known else "it has no cell tagged `parameters`"
-            raise LabError(f"{name} has no parameter {given!r}; {has}")
+            raise LabError(f"{name} has no parameter {parameter!r}; {has}")
     lines = [f"{key} = {_literal(value)}\n" for key, value in values.items()]
     return [*cells[:place], _code_cell("# Parameters\n" + "".join(lines), tags=["injected-parameters"]), *cells[place:]]
 
@@ -227,10 +227,10 @@ def _literal(value: Any) -> str:
 
 
 def _slug(title: str) -> str:
-    """The address that Kaggle makes of a title; plain letters only, for what it makes of others is its own."""
+    """The address that Kaggle derives from a title; for ASCII only, because its other rules are unknown."""
     if not re.fullmatch(r"[A-Za-z0-9 _-]+", title):
         raise LabError(f"a title may have the letters a to z, digits, spaces, - and _; got {title!r}")
     slug = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
     if len(title) < SHORTEST_TITLE or len(slug) < SHORTEST_TITLE:
-        raise LabError(f"a title needs {SHORTEST_TITLE} letters or digits at least; got {title!r}")
+        raise LabError(f"a title needs at least {SHORTEST_TITLE} letters or digits; got {title!r}")
     return slug

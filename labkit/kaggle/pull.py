@@ -1,4 +1,4 @@
-"""Runs out of a kernel's output into the folder of local ones."""
+"""Copies runs from a kernel's output to the local runs folder."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ CUT = "Kaggle's session ended before the run did"
 
 
 def pull_runs(service: Service, kernel: str, root: Path) -> tuple[list[RunFolder], list[str]]:
-    """`(new runs, ids that were here)`, oldest first, of a kernel whose session is over. Nothing is overwritten."""
+    """`(new runs, ids of existing runs)`, oldest first, of a kernel whose session has ended. Nothing is overwritten."""
     root.mkdir(parents=True, exist_ok=True)
     new, known = [], []
-    with tempfile.TemporaryDirectory(prefix=".pull-", dir=root) as scratch:  # of the same disk: a run comes whole
+    with tempfile.TemporaryDirectory(prefix=".pull-", dir=root) as scratch:  # same disk, for rename
         service.output(kernel, Path(scratch))
         for manifest in sorted(Path(scratch).rglob("runs/*/run.json"), key=lambda path: path.parent.name):
             folder = RunFolder(manifest.parent)
@@ -32,7 +32,7 @@ def pull_runs(service: Service, kernel: str, root: Path) -> tuple[list[RunFolder
 
 
 def _finish(folder: RunFolder) -> None:
-    """A run that a session's end cut off still says that it goes on, and from here nobody can look."""
+    """Mark a run as lost if the end of the session cut it off, because its state still says that it is running."""
     state = read_state(folder)
     if not state.is_final:
         histories = RunReader(folder).read_all().ranks.values()

@@ -14,13 +14,13 @@ from labkit.errors import LabError
 __all__ = ["OVER", "Service", "Status"]
 
 OVER = ("COMPLETE", "ERROR", "CANCEL_ACKNOWLEDGED")
-# Checkpoints stay where the next session reads them: they may be gigabytes, and comparing needs none.
+# Checkpoints are not downloaded: they may be gigabytes, and comparisons do not need them.
 RUNS_WITHOUT_CHECKPOINTS = r"(^|/)runs/(?!.*/checkpoints/)"
 
 
 @dataclass(frozen=True)
 class Status:
-    """Of a kernel's newest session: QUEUED, RUNNING, COMPLETE, ERROR, …, and what Kaggle says about a failure."""
+    """The status of a kernel's newest session (QUEUED, RUNNING, COMPLETE, ERROR, …) and Kaggle's failure message."""
 
     name: str
     message: str = ""
@@ -31,7 +31,7 @@ class Status:
 
 
 class Service:
-    """One user, logged in. Raises LabError, in a sentence, when there is no client, no login, or a call fails."""
+    """A logged-in user. Raises LabError if the client or the login is missing, or if a call fails."""
 
     def __init__(self) -> None:
         self._api = _logged_in()
@@ -41,36 +41,36 @@ class Service:
         return str(self._api.get_config_value("username") or "")
 
     def push(self, folder: Path) -> str:
-        """Upload the kernel in a folder, which starts it; the address to see it at."""
+        """Upload the kernel in a folder, which starts it; returns its URL."""
         with _explained("the kernel was not pushed"):
             answer = self._api.kernels_push(str(folder))
         if answer.error:
-            raise LabError(f"Kaggle did not take the kernel: {answer.error}")
+            raise LabError(f"Kaggle refused the kernel: {answer.error}")
         if answer.invalid_kernel_sources:
-            raise LabError(f"pushed, but Kaggle knows no output of {', '.join(answer.invalid_kernel_sources)}")
+            raise LabError(f"pushed, but Kaggle has no output of {', '.join(answer.invalid_kernel_sources)}")
         return str(answer.url)
 
     def status(self, kernel: str) -> Status:
-        with _explained(f"the status of {kernel} is not to be had"):
+        with _explained(f"the status of {kernel} is not available"):
             answer = self._api.kernels_status(kernel)
         return Status(answer.status.name, answer.failure_message or "")
 
     def log(self, kernel: str) -> Iterator[str]:
-        """The lines of the newest session's log from its beginning; while it runs, until it or the connection ends."""
-        with _explained(f"the log of {kernel} is not to be had"):
+        """The lines of the newest session's log from the start, until the session or the connection ends."""
+        with _explained(f"the log of {kernel} is not available"):
             for event in self._api.kernels_logs_stream(kernel):
                 yield from str(event.get("data") or "").splitlines()
 
     def output(self, kernel: str, into: Path) -> None:
-        """Copy the run folders in a kernel's output, as they are there, without checkpoints."""
-        with _explained(f"the output of {kernel} is not to be had"):
+        """Copy the run folders in a kernel's output without checkpoints."""
+        with _explained(f"the output of {kernel} is not available"):
             self._api.kernels_output(kernel, str(into), file_pattern=RUNS_WITHOUT_CHECKPOINTS)
 
 
 def _logged_in() -> Any:
-    said = io.StringIO()  # the client prints a page about logging in, and exits
+    output = io.StringIO()  # the client prints help about logging in and exits
     try:
-        with redirect_stdout(said), _explained("logging in failed"):
+        with redirect_stdout(output), _explained("logging in failed"):
             from kaggle.api.kaggle_api_extended import KaggleApi
 
             api = KaggleApi()
@@ -87,7 +87,7 @@ def _logged_in() -> Any:
 
 @contextmanager
 def _explained(what: str) -> Iterator[None]:
-    """The client raises ValueError for what it refuses; requests' errors are OSErrors."""
+    """Convert errors to LabError: the client raises ValueError; errors of requests are OSErrors."""
     try:
         yield
     except (ValueError, OSError) as error:

@@ -1,4 +1,4 @@
-"""What an earlier version of a kernel has left for this one to go on with."""
+"""Checkpoints of an earlier version of a kernel, to resume from."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from labkit.record.session import input_folder, working_folder
 
 __all__ = ["previous_checkpoints"]
 
-# A kernel's output as input, today and before 2026. Not any depth: data sets may hold millions of files.
+# A kernel's output as input, today and before 2026. Limited depth, because data sets may have millions of files.
 OUTPUTS = ("notebooks/*/*", "*")
 
 
 def previous_checkpoints(name: str = "") -> Path:
-    """What to give to `checkpoint_dir=`, so that a training goes on where an earlier session of yours left it.
+    """The folder to pass as `checkpoint_dir=`, so that training resumes where your earlier session stopped.
 
-    It is the folder `checkpoints` in what Kaggle keeps. As long as it is empty, the checkpoints of an earlier version,
-    whose output was added as input, are copied there, for an input cannot be written to: those it kept in the same
-    place, otherwise those of its newest run that has any. A notebook with several trainings gives each a `name`, the
-    script's or the one its launch is given. Without anything to go on with, training begins at its beginning.
+    It is the folder `checkpoints` in the directory that Kaggle keeps. If it is empty, the checkpoints of an earlier
+    version, whose output was added as input, are copied there, because inputs are read-only: those from the same place,
+    otherwise those of its newest run with checkpoints. A notebook with several launches passes a `name` for each, the
+    script's or the launch's. Without earlier checkpoints, training starts from the beginning.
     """
     folder = working_folder() / "checkpoints" / slug(name) if name else working_folder() / "checkpoints"
     if not _committed(folder):
@@ -33,7 +33,7 @@ def previous_checkpoints(name: str = "") -> Path:
 
 
 def _places(name: str) -> Iterator[Path]:
-    """Where an earlier version may have left its checkpoints, the likeliest first."""
+    """Where an earlier version may have stored its checkpoints, the most likely first."""
     runs = [RunFolder(path.parent) for output in OUTPUTS for path in input_folder().glob(f"{output}/runs/*/run.json")]
     runs.sort(key=lambda run: run.id, reverse=True)
     for run in runs:

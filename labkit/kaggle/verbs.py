@@ -21,15 +21,15 @@ __all__ = ["add_verbs"]
 
 
 def add_verbs(parser: argparse.ArgumentParser) -> None:
-    """The verbs below `labkit kaggle`."""
+    """Add the verbs of `labkit kaggle`."""
     verbs = parser.add_subparsers(dest="kaggle", required=True, metavar="VERB")
-    export = verbs.add_parser("export", help=(said := "write the kernel's folder and stop there"), description=said)
+    export = verbs.add_parser("export", help=(said := "write the kernel's folder without pushing it"), description=said)
     _kernel_options(export)
     export.add_argument("--into", type=Path, metavar="DIR", help="default: a new folder named like its address")
     export.set_defaults(run=_export)
-    push = verbs.add_parser("push", help=(said := "run a notebook there, follow it, fetch its runs"), description=said)
+    push = verbs.add_parser("push", help=(said := "run a notebook on Kaggle and fetch its runs"), description=said)
     _kernel_options(push)
-    push.add_argument("--no-follow", action="store_true", help="return when Kaggle has it")
+    push.add_argument("--no-follow", action="store_true", help="return after the upload")
     push.set_defaults(run=_push)
     pull = verbs.add_parser("pull", help=(said := "follow a kernel to its end, fetch its runs"), description=said)
     pull.add_argument("kernel", help="USER/ADDRESS, as in kaggle.com/code/USER/ADDRESS")
@@ -52,10 +52,10 @@ def _kernel_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="KERNEL",
-        help="USER/ADDRESS of a kernel whose output it reads: to go on from checkpoints",
+        help="USER/ADDRESS of a kernel whose output it reads, to resume from checkpoints",
     )
-    parser.add_argument("--user", help="whose kernel it is (default: who is logged in)")
-    parser.add_argument("--title", help="its address follows from it (default: labkit and the notebook's name)")
+    parser.add_argument("--user", help="owner of the kernel (default: the logged-in user)")
+    parser.add_argument("--title", help="determines the address (default: labkit and the notebook's name)")
 
 
 def _export(arguments: argparse.Namespace, rest: list[str]) -> int:
@@ -63,7 +63,7 @@ def _export(arguments: argparse.Namespace, rest: list[str]) -> int:
         try:
             arguments.user = Service().user
         except LabError as error:
-            raise LabError(f"a kernel's address begins with a user's name: give --user, or log in. {error}") from None
+            raise LabError(f"a kernel's address starts with a user's name: pass --user, or log in. {error}") from None
     kernel = _kernel(arguments)
     folder = arguments.into or Path(kernel.id.partition("/")[2])
     kernel.write(folder)
@@ -92,7 +92,7 @@ def _pull(arguments: argparse.Namespace, rest: list[str]) -> int:
 
 
 def _see_through(service: Service, kernel: str, arguments: argparse.Namespace, mark: str = "") -> int:
-    """Follow a kernel to its end, fetch its runs. 1 when it failed."""
+    """Follow a kernel to its end and fetch its runs. Returns 1 if it failed."""
     try:
         status = follow(service, kernel, mark=mark)
         new, known = pull_runs(service, kernel, runs_root(arguments.runs_dir))
@@ -100,13 +100,13 @@ def _see_through(service: Service, kernel: str, arguments: argparse.Namespace, m
         print(f"\n{_come_back(kernel)}")
         raise
     except LabError as error:
-        raise LabError(f"{error}. It may go on all the same; come back with: labkit kaggle pull {kernel}") from None
+        raise LabError(f"{error}. It may still be running; follow it with: labkit kaggle pull {kernel}") from None
     for folder in new:
         print(plain(f"{folder.path}"))
     for run in known:
-        print(plain(f"{run} was here before and is left as it is"))
+        print(plain(f"{run} already exists and was not changed"))
     if not new and not known:
-        print("there are no runs in its output")
+        print("its output has no runs")
     if status.name == "COMPLETE":
         return 0
     print(plain(f"{kernel}: {status.name}. {status.message}".rstrip()))
@@ -114,7 +114,7 @@ def _see_through(service: Service, kernel: str, arguments: argparse.Namespace, m
 
 
 def _come_back(kernel: str) -> str:
-    return f"{kernel} goes on; come back with: labkit kaggle pull {kernel}"
+    return f"{kernel} continues; follow it with: labkit kaggle pull {kernel}"
 
 
 def _kernel(arguments: argparse.Namespace) -> Kernel:
@@ -137,7 +137,7 @@ def _kernel(arguments: argparse.Namespace) -> Kernel:
 
 
 def _value(text: str) -> Any:
-    """What papermill's `-p` makes of it."""
+    """The value as parsed by papermill's `-p`."""
     named = {"True": True, "False": False, "None": None}
     if text in named:
         return named[text]

@@ -1,4 +1,4 @@
-"""labkit itself as a wheel, made from what is installed: no network, no build tools, also outside of a checkout."""
+"""Builds a wheel from the installed labkit, without network, build tools or a checkout."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from labkit.write import script_files
 __all__ = ["wheel"]
 
 TAG = "py3-none-any"
-MADE = (1980, 1, 1, 0, 0, 0)  # the same labkit gives the same bytes, whenever it is packed
+MADE = (1980, 1, 1, 0, 0, 0)  # a constant, so that the same labkit gives the same bytes
 
 
 def wheel() -> tuple[str, bytes]:
-    """`(file name, content)`; stored, not compressed, for who embeds it compresses all of it at once."""
+    """`(file name, content)`; not compressed, because it is compressed as a whole when embedded."""
     stem = f"labkit-{distribution('labkit').version}"
     files = dict(_package()) | dict(_metadata(f"{stem}.dist-info"))
     record = f"{stem}.dist-info/RECORD"
@@ -38,7 +38,7 @@ def _package() -> Iterator[tuple[str, bytes]]:
     folder = Path(__file__).parents[1]
     for path in sorted(folder.rglob("*")):
         inside = path.relative_to(folder)
-        # the scripts follow, from wherever they are: beside the package in a checkout, else within it
+        # the scripts are added below: in a checkout they are next to the package, otherwise inside it
         if path.is_file() and "__pycache__" not in inside.parts and inside.parts[0] != "scripts":
             yield f"labkit/{inside.as_posix()}", path.read_bytes()
     for name, path in script_files().items():

@@ -232,7 +232,7 @@ def refused(hosts: TwoHosts, *words: str) -> str:
 def test_what_is_amiss_is_said_before_anything_starts(hosts):
     assert "ssh hC failed:" in refused(hosts, "--hosts", "hA,hC")
     assert "--print` prints the lines to paste" in refused(hosts, "--hosts", "hA,hC")
-    assert "is no name of a host" in refused(hosts, "--hosts", "hA,-oProxyCommand=true")
+    assert "is not a host name" in refused(hosts, "--hosts", "hA,-oProxyCommand=true")
     (hosts.folder / "key.pub").write_text("")
     said = refused(hosts, "--hosts", "hA,hB")
     assert "ssh hB failed: " in said

@@ -322,11 +322,11 @@ def test_a_node_that_does_not_see_the_run_folder_says_so(cluster, runs_dir):
     ("options", "words"),
     [
         ({"partition": "nope"}, "sbatch refused the job: invalid partition specified: nope"),
-        ({"time": "soon"}, "is no time limit of Slurm's"),
+        ({"time": "soon"}, "is not a Slurm time limit"),
         ({"time": "00:00:20", "script": "ddp"}, "over before the job could save"),
         ({"gpus_per_node": 2}, r"Invalid generic resource \(gres\) specification"),
         ({"nodes": 0}, "nodes must be a whole number, at least 1; got 0"),
-        ({"nproc_per_node": "auto"}, "Slurm tells of no GPUs"),
+        ({"nproc_per_node": "auto"}, "Slurm reports no GPUs"),
         ({"options": ["qos=high"]}, "is not an sbatch option"),
         ({"retries": 2}, "leave retries out"),
         ({"wait": True}, "wait is an option of launch"),

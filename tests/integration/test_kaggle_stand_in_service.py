@@ -119,7 +119,7 @@ def test_what_was_pulled_before_is_left_as_it_is(service, runs_dir, capsys):
 
     assert main(["kaggle", "pull", KERNEL]) == 0
 
-    assert f"{mine.name} was here before and is left as it is" in capsys.readouterr().out
+    assert f"{mine.name} already exists and was not changed" in capsys.readouterr().out
     assert not list(mine.iterdir())
     assert len(labkit.runs()) == 7
     assert sum(name == "ListKernelSessionOutput" for name, _ in service.calls) > 1
@@ -130,7 +130,7 @@ def test_a_failed_notebook_is_told_with_its_cause(service, notebook, capsys):
 
     out = capsys.readouterr().out
     assert "ValueError: of the notebook" in out
-    assert "there are no runs in its output" in out
+    assert "its output has no runs" in out
     assert f"{KERNEL}: ERROR. the notebook failed" in out
 
 
@@ -141,8 +141,8 @@ def test_a_push_that_never_begins_is_told(service, notebook, monkeypatch, capsys
     assert main(["kaggle", "push", str(notebook("x = 1"))]) == 2
 
     told = capsys.readouterr().err
-    assert f"labkit: {KERNEL}: COMPLETE, and nothing in its log is of this push" in told
-    assert f"come back with: labkit kaggle pull {KERNEL}" in told
+    assert f"labkit: {KERNEL}: COMPLETE, but its log has nothing of this push" in told
+    assert f"follow it with: labkit kaggle pull {KERNEL}" in told
 
 
 def test_an_interrupt_leaves_the_kernel_going_and_says_how_to_come_back(service, notebook):
@@ -156,7 +156,7 @@ def test_an_interrupt_leaves_the_kernel_going_and_says_how_to_come_back(service,
 
     out, _ = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert f"{KERNEL} goes on; come back with: labkit kaggle pull {KERNEL}" in out
+    assert f"{KERNEL} continues; follow it with: labkit kaggle pull {KERNEL}" in out
     assert service.status == "RUNNING"
 
 
@@ -165,7 +165,7 @@ def test_who_does_not_follow_is_told_how_to_come_back(service, notebook, monkeyp
 
     assert main(["kaggle", "push", "--no-follow", "--input", "me/labkit-small", str(notebook("x = 1"))]) == 0
 
-    assert f"come back with: labkit kaggle pull {KERNEL}" in capsys.readouterr().out
+    assert f"follow it with: labkit kaggle pull {KERNEL}" in capsys.readouterr().out
     assert service.saved["kernelDataSources"] == [KERNEL]
 
 

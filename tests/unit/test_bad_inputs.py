@@ -457,8 +457,8 @@ def machine(platform="linux", shared_memory=1 << 31, visible=None):
     ("here", "says"),
     [
         (machine(shared_memory=64 << 20), "--shm-size="),
-        (machine(visible="7"), "CUDA_VISIBLE_DEVICES='7' decides what is seen"),
-        (machine(visible=""), "CUDA_VISIBLE_DEVICES='' decides what is seen"),
+        (machine(visible="7"), "CUDA_VISIBLE_DEVICES='7' determines the visible GPUs"),
+        (machine(visible=""), "CUDA_VISIBLE_DEVICES='' determines the visible GPUs"),
         (machine(platform="windows"), "use WSL2"),
         (machine(platform="macos"), "train on the CPU with gloo"),
     ],

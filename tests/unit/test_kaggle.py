@@ -114,7 +114,7 @@ def test_what_is_not_a_notebook_is_refused(text):
 
 
 def test_a_kernel_that_kaggle_would_not_take_is_refused():
-    with pytest.raises(labkit.LabError, match="would be a kernel of 1,0.* bytes; Kaggle takes about 1,000,000"):
+    with pytest.raises(labkit.LabError, match="would be a kernel of 1,0.* bytes; Kaggle accepts about 1,000,000"):
         kernel(code("#" * MOST_BYTES))
 
 
@@ -166,13 +166,13 @@ def test_an_export_writes_over_an_earlier_export_and_over_nothing_else(tmp_path)
     source = tmp_path / "03_ddp.ipynb"
     source.write_text(before := notebook(code("1 + 1")), encoding="utf-8")
 
-    with pytest.raises(labkit.LabError, match="has a 03_ddp.ipynb that no export wrote; choose another folder"):
+    with pytest.raises(labkit.LabError, match="has a 03_ddp.ipynb that is not an export; choose another folder"):
         kernel().write(tmp_path)
     assert source.read_text(encoding="utf-8") == before
     described = tmp_path / "mine" / "kernel-metadata.json"
     described.parent.mkdir()
     described.write_text("{}")
-    with pytest.raises(labkit.LabError, match="has a kernel-metadata.json that no export wrote"):
+    with pytest.raises(labkit.LabError, match="has a kernel-metadata.json that is not an export"):
         kernel().write(described.parent)
 
     kernel().write(tmp_path / "out")

@@ -358,7 +358,7 @@ def test_this_machine_is_known_by_its_names():
         (127, "env: '/x/python': No such file or directory\n", "hB has no .*same Python at the same path"),
         (1, "/x/python: Error while finding module: No module named labkit\n", "hB has no labkit for"),
         (1, "bash: line 1: cd: /home/me: No such file or directory\n", "hB has no folder"),
-        (3, "", "hB could not be asked: it exited with 3"),
+        (3, "", "hB could not be queried: it exited with 3"),
     ],
 )
 def test_what_ssh_says_is_put_into_words(code, errors, says):
@@ -371,11 +371,11 @@ def machine(*gpus):
 
 def test_hosts_that_differ_need_a_number_of_ranks():
     t4 = Gpu("T4", 16, (7, 5))
-    with pytest.raises(LaunchError, match=r"\(hA 2, hB 1\); give nproc_per_node"):
+    with pytest.raises(LaunchError, match=r"\(hA 2, hB 1\); set nproc_per_node"):
         _ranks(["hA", "hB"], [machine(t4, t4), machine(t4)], "auto", None)
     with pytest.raises(LaunchError, match=r"hB: 2 ranks need 2 GPUs"):
         _ranks(["hA", "hB"], [machine(t4, t4), machine(t4)], 2, None)
-    with pytest.raises(LaunchError, match="hosts names hA twice"):
+    with pytest.raises(LaunchError, match="hosts lists hA twice"):
         _ranks(["hA", "hA"], [machine(t4), machine(t4)], 1, None)
     assert _ranks(["hA", "hB"], [machine(t4), machine(t4)], "auto", None) == 1
 
@@ -416,14 +416,14 @@ def test_gpus_that_a_run_holds_on_a_host_are_not_given_to_another(run, folder, m
     with pytest.raises(LaunchError, match=r"uses GPU 0, 1\. Wait for it"):
         remote.begin(str(run.path), 0, ["true"], {})
     monkeypatch.setattr(remote, "BEGINNING_SECONDS", 0.0)
-    with pytest.raises(LaunchError, match="has not begun"):
+    with pytest.raises(LaunchError, match="has not started"):
         remote.begin(str(run.path), 0, ["sleep", "9"], {"LABKIT_SHARE_GPUS": "1"})
 
 
 def test_a_part_of_a_run_that_does_not_begin_in_time_is_not_left_to_begin_later(run, monkeypatch):
     monkeypatch.setattr(remote, "BEGINNING_SECONDS", 0.3)
     began = time.time()
-    with pytest.raises(LaunchError, match="the process that watches its ranks has not begun"):
+    with pytest.raises(LaunchError, match="the supervisor of its ranks has not started"):
         remote.begin(str(run.path), 0, ["sleep", "60"], {})
     assert not [p for p in psutil.Process().children() if p.create_time() >= began - 1]
 

@@ -14,6 +14,7 @@ from labkit.cluster.slurm import Job, most_gpus
 from labkit.cluster.submission import prepare
 from labkit.record import State
 from labkit.view.live.page import attempt_ended
+from labkit.write.launch_options import LaunchOptions
 
 STARTING = State("starting", 1000.0, notice="none of its 2 nodes has started yet")
 RUNNING = State("running", 1000.0)
@@ -51,7 +52,7 @@ def test_where_slurm_cannot_be_asked_the_folder_counts():
     ("reason", "words"),
     [
         ("Resources", "waits in Slurm's queue for nodes to become free"),
-        ("PartitionTimeLimit", "waits in Slurm's queue for more time than this partition gives"),
+        ("PartitionTimeLimit", "waits in Slurm's queue for more time than this partition allows"),
         ("QOSMaxNodePerUserLimit", "waits in Slurm's queue (QOSMaxNodePerUserLimit)"),
         ("", "waits in Slurm's queue"),
     ],
@@ -79,7 +80,10 @@ def test_when_slurm_expects_to_start_it_is_said():
 
 def test_a_run_goes_on_as_its_folder_says():
     assert with_job(RUNNING, job("RUNNING", nodes="n[1-2]")) == RUNNING
-    assert with_job(STARTING, job("RUNNING", nodes="n[1-2]")).notice == "job 42 has its nodes (n[1-2]), which start"
+    assert (
+        with_job(STARTING, job("RUNNING", nodes="n[1-2]")).notice
+        == "job 42 has been allocated nodes (n[1-2]), which are starting"
+    )
     assert "is suspended" in with_job(RUNNING, job("SUSPENDED")).notice
 
 
@@ -87,8 +91,8 @@ def test_a_job_that_was_told_when_to_begin_is_not_begun_again():
     first = with_job(STARTING, job("PENDING", reason="BeginTime"))
     again = with_job(SAVED, job("PENDING", reason="BeginTime", restarts=1))
 
-    assert first.notice == "job 42 waits in Slurm's queue for the time at which it may begin"
-    assert again.notice == "job 42 waits in Slurm's queue to be begun again"
+    assert first.notice == "job 42 waits in Slurm's queue for its start time"
+    assert again.notice == "job 42 waits in Slurm's queue to be restarted"
 
 
 @pytest.mark.parametrize(
@@ -144,11 +148,11 @@ def test_what_slurm_knows_on_top_is_added():
 @pytest.mark.parametrize(
     ("now", "words"),
     [
-        ("TIMEOUT", "its time limit was over; the newest checkpoint is step-40"),
+        ("TIMEOUT", "it reached its time limit; the newest checkpoint is step-40"),
         ("NODE_FAIL", "a node failed; the newest checkpoint is step-40"),
-        ("OUT_OF_MEMORY", "it used more memory than it had been given"),
+        ("OUT_OF_MEMORY", "it used more memory than it had been allocated"),
         ("PREEMPTED", "another job needed its nodes"),
-        ("BOOT_FAIL", "its nodes could not be booted"),
+        ("BOOT_FAIL", "its nodes could not boot"),
     ],
 )
 @pytest.mark.parametrize("folder", [TERMED, LOST, RUNNING, STARTING])
@@ -285,16 +289,16 @@ def test_a_job_s_own_environment_is_not_handed_on_to_the_next(tmp_path, monkeypa
 def test_without_sbatch_it_is_said_where_to_go(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
 
-    with pytest.raises(slurm.LaunchError, match="there is no sbatch here"):
+    with pytest.raises(slurm.LaunchError, match="sbatch was not found"):
         slurm.submit(tmp_path / "job.sbatch", {})
 
 
 @pytest.mark.parametrize("option", ["--nodes=4", "-N4", "--ntasks 8", "-a1-3", "--output=x"])
 def test_an_option_that_the_launch_file_counts_on_is_refused(tmp_path, option):
-    given = {"nodes": 2, "nproc_per_node": 1, "time": "10", "args": [], "parameters": {}, "name": None}
+    launch = LaunchOptions(nproc_per_node=1, runs_dir=tmp_path)
 
-    with pytest.raises(LaunchError, match="is what the launch file itself says"):
-        prepare("ddp", **given, runs_dir=tmp_path, options=["--ntasks-per-socket=1", "--nodelist=n[1-2]", option])
+    with pytest.raises(LaunchError, match="conflicts with an option of the launch file"):
+        prepare("ddp", launch, {}, nodes=2, time="10", options=["--ntasks-per-socket=1", "--nodelist=n[1-2]", option])
 
     assert not list(tmp_path.iterdir())
 

@@ -42,7 +42,7 @@ def test_what_slurm_said_at_the_end_is_kept_and_slurm_is_asked_no_more(run, tmp_
     state = state_of(run)
     asked = (tmp_path / "asked").read_text()
 
-    assert (state.state, state.cause["sentence"]) == ("failed", "Slurm ended job 7: its time limit was over")
+    assert (state.state, state.cause["sentence"]) == ("failed", "Slurm ended job 7: it reached its time limit")
     assert state_of(run) == state == read_state(run)
     assert (tmp_path / "asked").read_text() == asked
 
@@ -60,10 +60,10 @@ def test_whether_a_job_is_over_is_said_by_slurm_only(run, tmp_path, monkeypatch)
     (tmp_path / "job-state").write_text("COMPLETING")
     assert job_in_words(run) == "job 7 is COMPLETING"
     (tmp_path / "job-state").write_text("CANCELLED")
-    assert job_in_words(run) == "job 7 is over"
+    assert job_in_words(run) == "job 7 has ended"
     monkeypatch.setattr(slurm, "_answers", {})
     monkeypatch.setenv("PATH", "")
-    assert job_in_words(run) == "Slurm cannot be asked here whether job 7 is over"
+    assert job_in_words(run) == "Slurm cannot be queried here about job 7"
     run.job.unlink()
     assert job_in_words(run) is None
 
