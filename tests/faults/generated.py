@@ -178,7 +178,8 @@ def generate(seed: int, shapes: tuple[str, ...] = (*SHAPES, *FRAMEWORKS)) -> Gen
     if ranks > 1 and moment in ("import", "start"):  # the others would wait for half an hour
         faults -= {"leave"}
     fault = chance.choice([one for one in (*FAULTS, "none", "hang") if one in faults])
-    endings = ["stop"] if name in FRAMEWORKS else ["stop", "watchdog"]  # their import takes as long as its patience
+    # imports may take longer than the watchdog waits
+    endings = ["stop"] if name in FRAMEWORKS or moment in ("import", "start") else ["stop", "watchdog"]
     if own_loop and ranks > 1 and (moment in OF_ANY_STEP or (moment == "end" and end == BARRIER)):
         endings += ["limit"] * 2
     return Generated(
