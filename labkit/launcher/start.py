@@ -73,7 +73,7 @@ def start(
     ends_with_session: bool = True,
     prediction: Mapping[str, Any] | None = None,
 ) -> RunFolder:
-    """Start a run and return its folder at once. Raises LaunchError or ScriptError before anything exists.
+    """Start a run and return its folder immediately. Raises LaunchError or ScriptError before creating anything.
 
     `prediction` is written to the folder before the first rank starts. `ends_with_session`: one of labkit's own scripts
     saves and stops before a Kaggle session ends, unless it was launched with a deadline.

@@ -141,16 +141,16 @@ def merged(root: State, states: Sequence[State | None], heard: Sequence[bool]) -
     ended = sorted((s for s in started if s.is_final), key=lambda s: WORST_FIRST.index(s.state))
     if not started:
         return replace(root, state="starting", notice=f"none of its {len(states)} nodes has started yet")
-    begun, killed = root.started, sum(s.killed for s in started)
+    launched, killed = root.started, sum(s.killed for s in started)
     if active:
         name: StateName = "running" if any(s.state == "running" for s in started) else "starting"
         notice = next((s.notice for s in active if s.notice), None)
-        return replace(active[0], state=name, notice=notice, started=begun, killed=killed)
+        return replace(active[0], state=name, notice=notice, started=launched, killed=killed)
     if not ended or (ended[0].state == "succeeded" and len(ended) < len(states)):
         sentence = "the supervisors of this run's nodes are gone and left no result"
         cause = {"kind": "lost", "sentence": sentence}
-        return replace(started[0], state="lost", cause=cause, started=begun, killed=killed)
+        return replace(started[0], state="lost", cause=cause, started=launched, killed=killed)
     code = next((s.exit_code for s in ended if s.exit_code), ended[0].exit_code)
     notice = next((s.notice for s in ended if s.notice), None)
     latest = max(s.ended or 0.0 for s in ended)
-    return replace(ended[0], ended=latest, exit_code=code, notice=notice, started=begun, killed=killed)
+    return replace(ended[0], ended=latest, exit_code=code, notice=notice, started=launched, killed=killed)

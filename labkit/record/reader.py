@@ -274,7 +274,7 @@ class RunReader:
 
     @property
     def restarts(self) -> list[float]:
-        """When later attempts began, in seconds since the launch."""
+        """When later attempts started, in seconds since the launch."""
         return next((history.restarts for history in self.ranks.values()), [])
 
     def read_all(self) -> RunReader:

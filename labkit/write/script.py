@@ -105,7 +105,7 @@ class Script:
             script = script._with(old, new)
         for title, old in changed.items():
             new = script.cells[title]
-            script = script._with(new, aliased(old, new, script._used_beside(new), cells[title]))
+            script = script._with(new, aliased(old, new, script._used_by_others(new), cells[title]))
         for title, old in changed.items():
             new = script.cells[title]
             others = [Cell("head", self.head), *(cell for cell in script.parts if cell is not new)]
@@ -117,7 +117,7 @@ class Script:
     def _with(self, old: Cell, new: Cell) -> Script:
         return replace(self, parts=tuple(new if cell is old else cell for cell in self.parts))
 
-    def _used_beside(self, cell: Cell) -> frozenset[str]:
+    def _used_by_others(self, cell: Cell) -> frozenset[str]:
         """The names that the other cells use."""
         return frozenset().union(*(other.uses for other in self.parts if other is not cell))
 
