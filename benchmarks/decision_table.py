@@ -1,4 +1,6 @@
-"""The articles' decision guides beside the planner's advice: `python benchmarks/decision_table.py > docs/decisions.md`.
+"""The articles' decision guides beside the planner's advice.
+
+    python benchmarks/decision_table.py > docs/articles/decisions.md
 
 Every row of a guide becomes situations: a decoder of that size on those devices. What the planner says of each is
 computed when this is run; whether an article agrees with it follows from that, and is not written down here.
@@ -376,7 +378,7 @@ ROWS = (
 
 
 def main() -> None:
-    print("<!-- written by: python benchmarks/decision_table.py > docs/decisions.md -->")
+    print("<!-- written by: python benchmarks/decision_table.py > docs/articles/decisions.md -->")
     print(HEAD)
     print("| article, section | it says | situation | the planner finds | verdict | why |")
     print("| --- | --- | --- | --- | --- | --- |")

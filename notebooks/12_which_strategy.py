@@ -332,7 +332,7 @@ if guides:
 # Checkpointing does not shrink states, so DDP ends before 3B on 40 GB. The other errors are a number that is not
 # said: "13B+" means nothing until it is divided by N, and "cannot fit" names no GPU. (Elsewhere, 002, line 823, that
 # article reckons with 40 GB: too few for the 46 GiB of 3B, enough for the 15 of 1B.) What is fastest of what fits is a
-# question of assumed speeds; all 38 claims of the guides with the planner's choice are in `docs/decisions.md`.
+# question of assumed speeds; all 38 claims of the guides with the planner's choice are in `docs/articles/decisions.md`.
 #
 # ## From 1 to 1,024
 #

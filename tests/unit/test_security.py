@@ -431,7 +431,7 @@ def test_what_only_sounds_like_a_secret_is_no_reason_to_refuse(flag):
 SOURCES = sorted(
     path for part in ("labkit", "scripts", "notebooks", "benchmarks") for path in (ROOT / part).rglob("*.py")
 )
-TEXTS = [*SOURCES, *ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "notebooks").glob("*.ipynb")]
+TEXTS = [*SOURCES, *ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "notebooks").glob("*.ipynb")]
 TEXTS += [ROOT / "Makefile", ROOT / ".github" / "workflows" / "ci.yml", ROOT / "environment.yml"]
 # What must not be there, and a line that shows it would be seen.
 NEVER = {
