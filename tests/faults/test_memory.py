@@ -45,7 +45,7 @@ def small_memory() -> Iterator[Path]:
     group.rmdir()
 
 
-def test_a_rank_that_the_kernel_kills_for_want_of_memory(small_memory: Path) -> None:
+def test_a_rank_that_the_kernel_kills_out_of_memory(small_memory: Path) -> None:
     with pytest.raises(labkit.RankFailedError) as caught:
         labkit.launch(FAULTY, args=["--fault", "oom", "--cgroup", small_memory], wait=True)
 
@@ -87,7 +87,7 @@ NCCL = "NCCL error in: …, unhandled cuda error\\nLast error:\\nCuda failure 2 
         ("def pin_memory():\n    raise RuntimeError('CUDA error: out of memory')\n\npin_memory()", "host"),
     ],
 )
-def test_simulated_cuda_errors_for_want_of_memory_in_other_words(raising: str, memory: str, tmp_path: Path) -> None:
+def test_simulated_cuda_out_of_memory_errors_in_other_words(raising: str, memory: str, tmp_path: Path) -> None:
     (script := tmp_path / "train.py").write_text(f"import torch\nimport torch.distributed\n\n{raising}\n")
 
     with pytest.raises(labkit.RankFailedError, match=f"rank 0 ran out of {memory} memory: ") as caught:

@@ -189,7 +189,7 @@ def test_slow_is_not_stuck() -> None:
     assert not notices
 
 
-def test_the_watchdog_ends_a_run_that_does_not_move_and_leaves_the_stacks() -> None:
+def test_the_watchdog_stops_a_run_without_progress_and_leaves_the_stacks() -> None:
     began = time.monotonic()
     with pytest.raises(
         labkit.RankFailedError, match="stopped by the watchdog after 6 s without progress: rank 1 has not"
