@@ -14,6 +14,7 @@
 #   make kaggle      what is exported for Kaggle, with Kaggle's versions, offline; makes them in build/kaggle-image
 #   make soak        many launches, for figures
 #   make bench       side-by-side measurements
+#   make docs        the documentation as a site that opens offline, in build/docs; labs with results after make notebooks
 #   make gallery     executed notebooks as pages, and the view in every state as pictures, in build/gallery
 #
 # Without an NVIDIA GPU, PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu saves gigabytes of CUDA packages.
@@ -24,7 +25,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint con
 # Papermill and the tests decide by themselves what they need; a setting left in the shell must not.
 unexport LABKIT_UI
 
-.PHONY: demo lab test check format notebooks strategies planner faults cluster cluster-demo browser kaggle soak bench gallery constraints clean
+.PHONY: demo lab test check format notebooks strategies planner faults cluster cluster-demo browser kaggle soak bench gallery docs constraints clean
 
 demo: .venv/notebooks
 	$(BIN)/python notebooks/run.py --into build/demo notebooks/01_quickstart.ipynb
@@ -84,6 +85,9 @@ gallery: .venv/dev | build/notebooks
 	$(BIN)/python notebooks/pages.py build/notebooks build/gallery/labs
 	$(BIN)/python benchmarks/gallery.py build/gallery
 
+docs: .venv/docs
+	$(BIN)/python docs/build_site.py
+
 build/notebooks:
 	$(MAKE) notebooks
 
@@ -101,6 +105,10 @@ clean:
 .venv/dev: pyproject.toml constraints.txt | .venv
 	$(PIP) --editable ".[dev]"
 	@touch $@ .venv/notebooks
+
+.venv/docs: pyproject.toml constraints.txt | .venv
+	$(PIP) --editable ".[docs]"
+	@touch $@
 
 .venv:
 	@$(PYTHON) -c 'import sys; ok = (3, 11) <= sys.version_info[:2] <= (3, 13); sys.exit(0 if ok else "labkit needs Python 3.11 to 3.13, $(PYTHON) is " + sys.version.split()[0] + "; try make PYTHON=python3.12 $(MAKECMDGOALS)")'
