@@ -466,9 +466,7 @@ def streamed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
 
 
 @pytest.mark.parametrize("dataset", [pytest.param("Windows()", marks=pytest.mark.soak), "Stateful()"])
-def test_a_stream_resumes_where_it_was_with_and_without_a_state(
-    dataset: str, streamed: dict[int, float]
-) -> None:
+def test_a_stream_resumes_where_it_was_with_and_without_a_state(dataset: str, streamed: dict[int, float]) -> None:
     """In the middle of an epoch and of a pass, on two ranks; after it the stream ends, and begins once more."""
     run = train(falling(streaming("ddp", dataset), step=7), 2, save_every=6, retries=1, **STREAMED)
 
