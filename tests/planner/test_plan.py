@@ -99,7 +99,7 @@ def test_a_model_that_looks_at_its_weights_while_it_is_built_is_planned():
     [
         (
             {"model": MODEL.replace(FORWARD, FORWARD.replace(")))", ") * len(tokens.nonzero())))"))},
-            r"not rehearsed: the 'model' cell, line \d+ \(return self.unembed.*\): what follows depends on",
+            r"not rehearsed: the 'model' cell, line \d+ \(return self.unembed.*\): the result depends on",
         ),
         (
             {
