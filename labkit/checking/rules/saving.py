@@ -126,7 +126,7 @@ def _is_state(tree: Tree, load: ast.Call) -> bool:
     "refuse a file that contains more than tensors and plain values.",
     fix="Pass weights_only=True, and save only tensors, numbers, strings, lists and dictionaries. Pass False only for "
     "files that you made yourself.",
-    misses="an explicit weights_only=False, which is a choice; scripts that are not distributed.",
+    misses="an explicit False, which is a choice; scripts that are not distributed.",
 )
 def load_without_weights_only(tree: Tree) -> Mistakes:
     if not tree.is_distributed:
