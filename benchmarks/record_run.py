@@ -51,7 +51,7 @@ def recorded(steps: int, runs_dir: str) -> list[str]:
         time.sleep(PERIOD_SECONDS)
     run.wait()
     every = -(-len(views) // MAX_FRAMES)
-    return before_first_step[-2:] + views[:-1:every] + views[-1:]
+    return before_first_step[-1:] + views[:-1:every] + views[-1:]
 
 
 def photographs(views: list[str], code: str) -> list[Image.Image]:
