@@ -473,7 +473,7 @@ def test_the_doctor_names_what_another_launcher_has_left_over(monkeypatch):
     assert "PET_NNODES" not in str(machine())
     monkeypatch.setenv("PET_NNODES", "2")
 
-    assert "PET_NNODES  (left over from another launcher; not passed on" in str(machine())
+    assert "PET_NNODES  (left over from another launcher; labkit does not pass them to ranks" in str(machine())
 
 
 def test_the_doctor_warns_of_too_few_open_files():
