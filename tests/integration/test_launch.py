@@ -208,7 +208,7 @@ def test_the_loss_is_computed_in_full_precision_under_bf16():
         ({"nproc_per_node": 3, "global_batch_size": 64}, LaunchError, "63 or 66"),
         ({"args": "--steps 3"}, LaunchError, "args must be a list"),
         ({"args": ["x" * 200_000]}, LaunchError, "cannot be passed to a process"),
-        ({"env": {"A=B": "1"}}, LaunchError, "no name of an environment variable"),
+        ({"env": {"A=B": "1"}}, LaunchError, "not a valid name of an environment variable"),
         ({"env": {"A": "1\0"}}, LaunchError, "no NUL byte"),
         ({"nprocs": 2}, ScriptError, "did you mean 'nproc_per_node'"),
         ({"script": 3}, ScriptError, "got 3"),

@@ -4,7 +4,7 @@ the pipeline's exchange. Each allocates the same memory as the original at the s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -58,22 +58,24 @@ class SharedOptimizer(torch.optim.Optimizer):
 
     def __init__(
         self,
-        parameters: Iterable[torch.Tensor],
+        parameters: Any,
         optimizer_class: Any,
         process_group: Any = None,
         parameters_as_bucket_view: bool = False,
         **defaults: Any,
     ):
-        parameters = list(parameters)
         super().__init__(parameters, {})
         sizes = [0] * dist.get_world_size()
-        mine = []
-        for parameter in sorted(parameters, key=torch.numel, reverse=True):
-            rank = sizes.index(min(sizes))
-            sizes[rank] += parameter.numel()
-            if rank == dist.get_rank():
-                mine.append(parameter)
-        self.optim = optimizer_class([{"params": mine or [torch.empty(0)]}], **defaults)
+        groups = []
+        for group in self.param_groups:
+            mine = []
+            for parameter in sorted(group["params"], key=torch.numel, reverse=True):
+                rank = sizes.index(min(sizes))
+                sizes[rank] += parameter.numel()
+                if rank == dist.get_rank():
+                    mine.append(parameter)
+            groups.append({**group, "params": mine or [torch.empty(0)]})
+        self.optim = optimizer_class(groups, **defaults)
 
     def step(self, closure: Any = None) -> Any:
         self.optim.step()
