@@ -28,7 +28,7 @@ def test_a_plan_is_written_before_the_run_and_stands_beside_what_it_measures(run
 
     assert plan.fits
     assert plan.formulas.bytes == pytest.approx(plan.rehearsed.bytes, rel=0.06)
-    with pytest.raises(labkit.LaunchError, match=r"a plan for 2 ranks with global_batch_size=8, not for .*=16; make"):
+    with pytest.raises(labkit.LaunchError, match=r"this plan is for 2 ranks with global_batch_size=8, not .*=16; make"):
         labkit.launch(plan, global_batch_size=16)
     with pytest.raises(labkit.LaunchError, match=r"a plan for 2 ranks .*, not for nproc_per_node=3"):
         labkit.launch(plan, nproc_per_node=3)
@@ -61,7 +61,7 @@ def test_a_plan_for_hosts_is_one_for_all_their_ranks_and_is_launched_on_none_of_
     assert "shards (16) span hosts (1 Gbit/s per host)" in str(four)
     assert "fits with 4 replicas" in str(four)
     assert four.record()["nodes"] == 4
-    with pytest.raises(labkit.LaunchError, match="a plan for 4 hosts with 4 ranks each, and a plan is launched on one"):
+    with pytest.raises(labkit.LaunchError, match="this plan is for 4 hosts with 4 ranks each, but a plan can be launched on one"):
         labkit.launch(four)
 
 
