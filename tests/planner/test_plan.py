@@ -61,7 +61,7 @@ def test_a_plan_for_hosts_is_one_for_all_their_ranks_and_is_launched_on_none_of_
     assert "shards (16) span hosts (1 Gbit/s per host)" in str(four)
     assert "fits with 4 replicas" in str(four)
     assert four.record()["nodes"] == 4
-    with pytest.raises(labkit.LaunchError, match="this plan is for 4 hosts with 4 ranks each, but a plan can be launched on one"):
+    with pytest.raises(labkit.LaunchError, match="this plan is for 4 hosts with 4 ranks each, but a plan"):
         labkit.launch(four)
 
 
