@@ -323,7 +323,7 @@ def test_a_node_that_does_not_see_the_run_folder_says_so(cluster, runs_dir):
     [
         ({"partition": "nope"}, "sbatch refused the job: invalid partition specified: nope"),
         ({"time": "soon"}, "is not a Slurm time limit"),
-        ({"time": "00:00:20", "script": "ddp"}, "over before the job could save"),
+        ({"time": "00:00:20", "script": "ddp"}, "is too short to save"),
         ({"gpus_per_node": 2}, r"Invalid generic resource \(gres\) specification"),
         ({"nodes": 0}, "nodes must be a whole number, at least 1; got 0"),
         ({"nproc_per_node": "auto"}, "Slurm reports no GPUs"),

@@ -134,7 +134,7 @@ def test_a_launch_on_simulated_gpus_asks_once_and_uses_what_helped(
     first = labkit.launch(FAULTY, args=["--steps", "2"], nproc_per_node=2, wait=True)
     again = labkit.launch(FAULTY, args=["--steps", "2"], nproc_per_node=2, wait=True)
 
-    assert capsys.readouterr().out.count("asking whether they reach each other") == 1
+    assert capsys.readouterr().out.count("checking whether they reach each other") == 1
     for run in (first, again):
         assert run.folder.read_manifest()["env"]["NCCL_P2P_DISABLE"] == "1"
         assert "NCCL_P2P_DISABLE=1" in run.command

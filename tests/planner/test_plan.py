@@ -30,7 +30,7 @@ def test_a_plan_is_written_before_the_run_and_stands_beside_what_it_measures(run
     assert plan.formulas.bytes == pytest.approx(plan.rehearsed.bytes, rel=0.06)
     with pytest.raises(labkit.LaunchError, match=r"this plan is for 2 ranks with global_batch_size=8, not .*=16; make"):
         labkit.launch(plan, global_batch_size=16)
-    with pytest.raises(labkit.LaunchError, match=r"a plan for 2 ranks .*, not for nproc_per_node=3"):
+    with pytest.raises(labkit.LaunchError, match=r"this plan is for 2 ranks .*, not nproc_per_node=3"):
         labkit.launch(plan, nproc_per_node=3)
 
     run = labkit.launch(plan, steps=4, wait=True)
