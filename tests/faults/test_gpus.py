@@ -16,6 +16,7 @@ from labkit.launcher import hardware as hardware_module
 from labkit.launcher.hardware import Gpu, hardware
 from labkit.launcher.link import preflight, short_run
 from labkit.machine import Machine
+from labkit.write.launch_options import LaunchOptions
 
 T4 = Gpu("Tesla T4", 15 << 30, (7, 5))
 
@@ -88,8 +89,8 @@ def ladder(monkeypatch: pytest.MonkeyPatch, *rungs: dict[str, str]) -> None:
     monkeypatch.setattr(preflight, "NCCL_LADDER", rungs)
     real = start.start
 
-    def over_gloo(script: object, *, args: list[object], **options: object) -> object:
-        return real(script, args=["gloo", args[1]], **options)  # type: ignore[arg-type]
+    def over_gloo(script: Path, options: LaunchOptions, parameters: dict[str, object], **more: bool) -> object:
+        return real(script, dataclasses.replace(options, args=["gloo", options.args[1]]), parameters, **more)
 
     monkeypatch.setattr(short_run, "start", over_gloo)
 
