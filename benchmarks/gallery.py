@@ -98,7 +98,7 @@ def every_state(root: Path) -> dict[str, str]:
         "stuck": (made_up(root, "stuck", 2, 400), State("running", now - 60, notice=stuck)),
         "failed": (made_up(root, "failed", 2, 200), State("failed", **ended, exit_code=1, cause=failed)),
         "out of memory": (made_up(root, "memory", 2, 0), State("failed", **ended, exit_code=1, cause=memory)),
-        "begun again": (made_up(root, "again", 2, 400), State("running", now - 48, attempt=2, earlier=earlier)),
+        "restarted": (made_up(root, "again", 2, 400), State("running", now - 48, attempt=2, earlier=earlier)),
         "stopped": (made_up(root, "stopped", 2, 300), State("stopped", **ended, cause=stopped)),
         "finished, eight ranks": (made_up(root, "finished", 8, 1000), State("succeeded", **ended, exit_code=0)),
         "64 ranks on 8 machines": (made_up(root, "many", 64, 400, hosts=8), State("running", now - 48)),

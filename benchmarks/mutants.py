@@ -158,7 +158,7 @@ MUTANTS = [
         ("test_retries.py", "as_if_nothing and ddp"),
     ),
     Mutant(
-        "only failures are begun again",
+        "only failures are restarted",
         LAUNCHER + "supervisor.py",
         'final.state != "failed" or',
         "False or",

@@ -88,14 +88,14 @@ def submit(file: Path, environment: Mapping[str, str]) -> str:
     return done.stdout.strip().splitlines()[-1].split(";")[0]  # a cluster's name may follow
 
 
-def ask(job_id: str, *, output: Path | None = None, anew: bool = False) -> Job | None:
-    """The job's current state; None if Slurm cannot be queried. Answers are cached for some seconds, unless `anew`.
+def ask(job_id: str, *, output: Path | None = None, refresh: bool = False) -> Job | None:
+    """The job's current state; None if Slurm cannot be queried. Answers are cached for some seconds, unless `refresh`.
 
     `output` is the job's output file, to exclude a job with the same id on another cluster.
     """
     until, answer = _answers.get(job_id, (0.0, None))
     until = max(until, _answers.get(ANY, (0.0, None))[0])
-    if (until > time.monotonic() and not anew) or not shutil.which("scontrol"):
+    if (until > time.monotonic() and not refresh) or not shutil.which("scontrol"):
         return answer
     try:
         job, serves = _from_controller(job_id, output) or _from_accounts(job_id), FRESH_SECONDS

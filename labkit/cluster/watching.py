@@ -91,7 +91,7 @@ def stop(folder: RunFolder, *, grace: float = stopping.GRACE_SECONDS) -> State:
     Raises LabError if it does not end.
     """
     job_id = job_of(folder)
-    job = slurm.ask(job_id, output=folder.job_output, anew=True) if job_id else None
+    job = slurm.ask(job_id, output=folder.job_output, refresh=True) if job_id else None
     if job is None:
         return stopping.stop(folder, grace=grace)
     if job.is_over:
@@ -131,7 +131,7 @@ def _await_end(folder: RunFolder, job: slurm.Job, refused: str) -> None:
         if time.monotonic() > deadline:
             raise LabError(f"job {job.id} was cancelled and is {job.state} after {ENDING_SECONDS:.0f} s{refused}")
         time.sleep(LOOK_SECONDS)
-        job = slurm.ask(job.id, output=folder.job_output, anew=True) or job
+        job = slurm.ask(job.id, output=folder.job_output, refresh=True) or job
 
 
 def _last_line(folder: RunFolder) -> str:

@@ -59,7 +59,7 @@ HELPER_OPTIONS = ("", ", env={}", ", start_new_session=True", ", env={}, start_n
 class Generated:
     """What was drawn, how the script is launched, and what must be true of its run.
 
-    `ending` is how a hang ends: "stop" by whoever launched the run, "watchdog", or "limit", the process group's.
+    `ending` is how a hang ends: "stop" by the test, "watchdog", or "limit", the process group's.
     `keeps` the optimizer of a training before. Without a `pace` steps come faster than records may be written.
     """
 

@@ -115,7 +115,7 @@ QUICK = "02_collectives"  # the others take minutes together: make soak
 def test_a_lab_whose_mechanism_is_broken_says_which_claim_is_false(tmp_path, lab, old, new, claim):
     book = jupytext.read(NOTEBOOKS / f"{lab}.py")
     cells = [cell for cell in book.cells if cell.cell_type == "code" and old in f"{cell.source}\n"]
-    assert len(cells) == 1, "the lab has changed: break it anew"
+    assert len(cells) == 1, "the lab has changed: break it in another way"
     cells[0].source = f"{cells[0].source}\n".replace(old, new).rstrip("\n")
     nbformat.write(book, tmp_path / f"{lab}.ipynb")
 

@@ -1,4 +1,4 @@
-"""A run that was begun again: where its attempts write, what is read of them, what is kept for a full disk."""
+"""A run that was restarted: where its attempts write, how they are read, and the reserve for a full disk."""
 
 from __future__ import annotations
 

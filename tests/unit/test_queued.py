@@ -239,7 +239,7 @@ def test_slurm_is_asked_once_however_often_the_run_is(tmp_path, monkeypatch):
     assert {slurm.ask("42").state for _ in range(50)} == {"RUNNING"}
 
     assert (tmp_path / "asked").read_text().split() == ["scontrol"]
-    slurm.ask("42", anew=True)
+    slurm.ask("42", refresh=True)
     assert (tmp_path / "asked").read_text().split() == ["scontrol"] * 2
 
 
@@ -249,7 +249,7 @@ def test_a_controller_that_does_not_answer_is_not_a_job_that_is_gone(tmp_path, m
     commands_say = 'echo "slurm_load_jobs error: Unable to contact slurm controller" >&2; exit 1'
     (tmp_path / "scontrol").write_text(f"#!/bin/sh\n{commands_say}\n")
 
-    assert slurm.ask("42", anew=True).state == "RUNNING"
+    assert slurm.ask("42", refresh=True).state == "RUNNING"
 
 
 def test_a_controller_that_does_not_answer_is_not_asked_for_every_run(tmp_path, monkeypatch):

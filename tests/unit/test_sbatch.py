@@ -191,7 +191,7 @@ def test_a_run_has_one_job_however_often_its_file_is_submitted(tmp_path):
     assert (second.returncode, second.stderr) == (1, "labkit: this run already has or had a job; submit a new run\n")
     assert json.loads((tmp_path / "slurm.json").read_text()) == {"job": "42"}
     (tmp_path / "stop.json").touch()
-    assert run_by_bash(tmp_path, 42).returncode == 0  # begun again by Slurm
+    assert run_by_bash(tmp_path, 42).returncode == 0  # restarted by Slurm
     assert not (tmp_path / "stop.json").exists()
 
 
