@@ -26,7 +26,8 @@ seven_billion: bool = True  # plan the 7B example, too: some ten seconds
 
 # %%
 import labkit
-from labkit import Claims, Script
+from labkit import Script
+from labkit.claims import Claims
 
 machine = labkit.doctor()
 on_cpu = machine.gpu_count < nproc_per_node

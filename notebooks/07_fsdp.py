@@ -25,7 +25,8 @@ flagship: bool = True  # plan a GPT of 838 million parameters for two T4s, too: 
 
 # %%
 import labkit
-from labkit import Claims, Script
+from labkit import Script
+from labkit.claims import Claims
 
 machine = labkit.doctor()
 on_cpu = machine.gpu_count < nproc_per_node

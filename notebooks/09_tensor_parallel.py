@@ -25,7 +25,8 @@ global_batch_size: int = 4  # samples per optimizer step; every rank works on al
 
 # %%
 import labkit
-from labkit import Claims, Script
+from labkit import Script
+from labkit.claims import Claims
 
 machine = labkit.doctor()
 on_cpu = machine.gpu_count < nproc_per_node

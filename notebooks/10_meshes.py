@@ -26,7 +26,8 @@ large: bool = True  # plan a GPT of 838 million parameters for four T4s, too: so
 
 # %%
 import labkit
-from labkit import Claims, Script
+from labkit import Script
+from labkit.claims import Claims
 
 machine = labkit.doctor()
 on_cpu = machine.gpu_count < nproc_per_node

@@ -119,7 +119,8 @@ def _factors(loss: Any) -> tuple[list[float], list[Any], int]:
     how many values were summed, if a number divided their sum."""
     factors: list[float] = []
     divisors: list[Any] = []
-    (node, place), tensor, counted = (loss.grad_fn, 0), sys.modules["torch"].Tensor, False
+    torch = sys.modules["torch"]
+    (node, place), counted = (loss.grad_fn, 0), False
     for _ in range(DEEPEST):
         name = node.name() if node is not None else ""
         if name in UNCHANGED:
@@ -133,12 +134,13 @@ def _factors(loss: Any) -> tuple[list[float], list[Any], int]:
         if saved is None or getattr(saved, "unpack_hook", "not known") is not None:
             break
         operand = node._saved_other
-        if type(operand) is not tensor:
+        if type(operand) is not torch.Tensor:
             break
         if name == "DivBackward0":
             divisors.append(operand)
         if operand.device.type == "cpu":  # such as Python numbers
-            factors.append((operand.reciprocal() if name == "DivBackward0" else operand).item())
+            with torch._C._DisableTorchDispatch():  # dispatch modes get a Python number as such, and `item` fails on it
+                factors.append((operand.reciprocal() if name == "DivBackward0" else operand).item())
         counted = name == "DivBackward0" and operand.device.type == "cpu" and 0 < factors[-1] < math.inf
         node, place = source
     is_sum = counted and node is not None and node.name() == "SumBackward0"

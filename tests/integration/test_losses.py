@@ -312,7 +312,8 @@ def trained(tmp_path, loop, slow=True):
     loop = re.sub(r"^( +)(losses\S* = \[sum.*|losses\.append.*)$", r"\1\2\n\1sleep(0.06)", loop, flags=re.M)
     path = tmp_path / "loop.py"
     path.write_text(START + slowly + dedent(loop) + END)
-    run = labkit.launch(path, nproc_per_node=1, wait=True)
+    run = labkit.launch(path, nproc_per_node=1, wait=True, trace_memory=True)  # one step under a dispatch mode
+    assert "labkit:" not in run.logs(stream="stderr")  # a measurement that failed
     history = RunReader(run.folder).read_all().ranks[0]
     assert int(history.end["dropped"]) == 0, run.logs(stream="stderr")
     return run, history, json.loads(run.logs(rank=0).splitlines()[-1])
