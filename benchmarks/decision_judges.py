@@ -9,7 +9,7 @@ from typing import Any
 
 from labkit.planner.advice import Advice, advise
 from labkit.planner.candidate import ALIKE, Candidate, evaluate, held_by
-from labkit.planner.devices import device_named
+from labkit.planner.data_sheets import device_named
 from labkit.planner.model.facts import ModelFacts, facts_of
 from labkit.planner.scaling import largest_micro_batch
 from labkit.planner.speed.speed_model import SpeedModel

@@ -40,7 +40,7 @@ def matrix(expression: str) -> tuple[str, str]:
 MUTANTS = [
     Mutant(
         "collateral ranks below primary",
-        CAUSES + "cause.py",
+        CAUSES + "explain.py",
         "bool(COLLATERAL.search(text))",
         "False",
         matrix("I6-return-2"),
@@ -65,7 +65,7 @@ MUTANTS = [
     Mutant("where a signal hit", WORKER + "guard.py", "    faulthandler.enable(file)\n", "", matrix("I5-sigsegv")),
     Mutant("what C++ threw", CAUSES + "signals.py", "if thrown else", "if False else", matrix("I9s")),
     Mutant("host memory", WORKER + "failure.py", "HOST_MEMORY.search(_text(error))", "False", matrix("I4")),
-    Mutant("the other failure", CAUSES + "cause.py", "others[:NAMED_FAILURES]", "others[:0]", matrix("I2")),
+    Mutant("the other failure", CAUSES + "explain.py", "others[:NAMED_FAILURES]", "others[:0]", matrix("I2")),
     Mutant(
         "the original class",
         "labkit/errors.py",
@@ -75,7 +75,7 @@ MUTANTS = [
     ),
     Mutant(
         "ranks answer",
-        WORKER + "pulse.py",
+        WORKER + "heartbeat.py",
         "(self._answer, self._write, ",
         "(self._write, ",
         ("test_stuck.py", "is_found and hang"),
@@ -270,9 +270,13 @@ MUTANTS = [
         ("test_secrets.py", ""),
     ),
     Mutant(
-        "another node's agent", CAUSES + "cause.py", "        or agent_killed(evidence)\n", "", (NODES, "killed_agent")
+        "another node's agent",
+        CAUSES + "explain.py",
+        "        or agent_killed(evidence)\n",
+        "",
+        (NODES, "killed_agent"),
     ),
-    Mutant("a node that is gone", CAUSES + "cause.py", "        or gone(evidence)\n", "", (NODES, "is_gone")),
+    Mutant("a node that is gone", CAUSES + "explain.py", "        or gone(evidence)\n", "", (NODES, "is_gone")),
     Mutant(
         "a node ends with the others",
         LAUNCHER + "node.py",
@@ -298,7 +302,7 @@ MUTANTS = [
         "",
         (HOSTS, "whatever and 127"),
     ),
-    Mutant("a cable that is cut", CAUSES + "cause.py", "        or parted(evidence)\n", "", (HOSTS, "cut_cable")),
+    Mutant("a cable that is cut", CAUSES + "explain.py", "        or parted(evidence)\n", "", (HOSTS, "cut_cable")),
 ]
 
 

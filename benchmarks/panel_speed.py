@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any
 
 import labkit
-from labkit.planner.devices import DEVICES
+from labkit.planner.data_sheets import DEVICES
 
 START = {"global_batch_size": 64, "accumulate": 1, "precision": "fp32", "activation_checkpointing": False}
 MOVES = {

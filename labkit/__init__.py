@@ -15,9 +15,10 @@ if TYPE_CHECKING:
     from labkit.batch_jobs import submit
     from labkit.checking import check
     from labkit.data import fetch
+    from labkit.launching import launch
     from labkit.machine import doctor
     from labkit.planner.plan import Plan, plan
-    from labkit.run import Run, attach, launch, runs
+    from labkit.run import Run, attach, runs
     from labkit.strategy_panel import panel
     from labkit.view.comparison import compare
     from labkit.write.script import Script
@@ -31,7 +32,7 @@ _LAZY = {
     "compare": "labkit.view.comparison",
     "doctor": "labkit.machine",
     "fetch": "labkit.data",
-    "launch": "labkit.run",
+    "launch": "labkit.launching",
     "panel": "labkit.strategy_panel",
     "plan": "labkit.planner.plan",
     "runs": "labkit.run",

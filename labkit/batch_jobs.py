@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from labkit.checking.launching import warn
+from labkit.checking.before_launch import warn
 from labkit.cluster import submission
 from labkit.cluster.timelimit import NOTICE_SECONDS
 from labkit.errors import LaunchError

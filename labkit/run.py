@@ -1,25 +1,18 @@
-"""`launch`, `attach`, `runs`, and the handle of a run: wait for it, stop it, read it, show it."""
+"""The handle of a run: wait for it, stop it, read it, show it; `attach` and `runs` find runs on disk."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
-from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from labkit.checking.launching import warn
 from labkit.cluster import watching
-from labkit.cluster.hosts import begin as begin_on_hosts
-from labkit.errors import LabError, LaunchError, RankFailedError, RunFolderError, rank_failed
+from labkit.errors import LabError, RankFailedError, RunFolderError, rank_failed
 from labkit.launcher import stop as stopping
 from labkit.launcher.causes.stuck import Stacks, look_at
-from labkit.launcher.link import preflight
-from labkit.launcher.start import start
 from labkit.planner.measured import Memory
-from labkit.planner.plan import Plan
 from labkit.record import RunFolder, RunReader, State, find_run, list_runs
 from labkit.record.files import opened, read_text
 from labkit.record.folder import unfinished_launches
@@ -35,97 +28,17 @@ from labkit.view.report import static_bundle, write_report
 from labkit.view.run_list import RunList
 from labkit.view.timeline import Timeline
 from labkit.write import Script
-from labkit.write.launch_options import LaunchOptions
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Run", "attach", "begin", "launch", "runs"]
+__all__ = ["Run", "attach", "runs"]
 
 POLL_SECONDS = 0.1
 POLL_NODES_SECONDS = 1.0  # reads the files of every node from a shared file server
 PROGRESS_SECONDS = 30.0
 REDRAW_SECONDS = 1.0
 LOG_BYTES = 1 << 20
-TRACE_MEMORY = "LABKIT_TRACE_MEMORY"  # read by worker/trace.py
-PROFILE = "LABKIT_PROFILE"  # read by worker/profile.py
-
-
-def launch(script: Script | Plan | str | os.PathLike[str], **parameters: Any) -> Run:
-    """Start a script on every rank with torchrun and return immediately; a notebook shows the live view.
-
-    `script` is a Script, the name of one of labkit's own ("ddp"), or a path to any torchrun script. The fields of
-    LaunchOptions are keywords of this function; the other `parameters` become the script's options (`steps=200` is
-    `--steps 200`), and `args` are passed unchanged. `nproc_per_node="auto"` is one rank per GPU, or two on the CPU.
-    `env` is added to the ranks' environment. `backend="gloo"` lets more ranks than there are GPUs share them; the
-    script itself chooses its backend.
-    In a session that is not interactive (papermill, Kaggle's batch, a plain program) the call waits until the run has
-    ended, and the run stops with this process; `wait` and `detach` override this.
-    A run that fails is restarted up to `retries` times; scripts like labkit's own resume from the newest committed
-    checkpoint (`save_every=…`). A run that makes no progress for `watchdog` seconds is stopped and counts as failed.
-    Instead of the script you may pass a Plan: its ranks and parameters are used, and its prediction is written to the
-    run folder before the first rank starts. Then, and with `trace_memory=True`, every rank traces all allocations of
-    one step, which makes that step slow; `run.memory()` compares it with the plan. With `profile=True` every rank
-    records three steps, from the sixth on (without a DataLoader from the seventh), with torch's profiler;
-    `run.timeline()` draws them.
-
-    `hosts=["hA", "hB"]` starts it on several machines by ssh, `nproc_per_node` ranks on each. They need the same Python
-    at the same path and a shared `runs_dir` (docs/cluster.md). `"localhost"` twice starts two nodes on this machine.
-
-    If `labkit.check` finds anything in your own script that may hang or corrupt this training, the launch first prints
-    it to stderr and then continues.
-
-    Raises LaunchError or ScriptError before any process is started, and RankFailedError while waiting.
-    """
-    if ui() == "svg":
-        check_kernel(version("ipykernel"))  # before anything runs
-    options, parameters = LaunchOptions.split(parameters)
-    headless = is_headless()
-    tied = headless if options.detach is None else not options.detach
-    prediction = None
-    if isinstance(script, Plan):
-        if options.hosts is not None:
-            raise LaunchError("a plan is launched on one machine; on hosts, launch its script and parameters")
-        parameters = script.launched_with(options.nproc_per_node, parameters)
-        options = replace(options, nproc_per_node=script.ranks, trace_memory=True)
-        prediction, script = script.record(), script.path or script.script
-    warn(script)
-    run = begin(script, options, parameters, tied=tied, prediction=prediction)
-    if ui() in ("svg", "display", "static"):
-        run.show()
-    else:
-        fate = "stops with this process" if tied else "outlives this process; stop it with `labkit stop` or run.stop()"
-        print(f"{run.id} started; it {fate}\n$ {run.command}", flush=True)
-    if headless if options.wait is None else options.wait:
-        run.wait()
-    return run
-
-
-launch.__signature__ = LaunchOptions.signature_of(launch)  # type: ignore[attr-defined]
-
-
-def begin(
-    script: Script | str | os.PathLike[str],
-    options: LaunchOptions,
-    parameters: Mapping[str, Any],
-    *,
-    tied: bool,
-    prediction: Mapping[str, Any] | None = None,
-) -> Run:
-    """Start a run like `launch`, without a display. `tied`: it stops with this process."""
-    settings = {} if options.hosts else preflight.settings_for(options.nproc_per_node, options.backend, options.env)
-    settings |= dict(options.env or {})
-    settings |= {TRACE_MEMORY: "1"} if options.trace_memory else {}
-    # torch's profiler logs its start and stop to stderr; 6 is above all its levels
-    settings = {"KINETO_LOG_LEVEL": "6"} | settings | {PROFILE: "1"} if options.profile else settings
-    options = replace(options, env=settings)
-    if options.hosts is not None:
-        return Run(begin_on_hosts(script, options, parameters, tied=tied, prediction=prediction))
-    # checking a deadline would be part of the measurement
-    ends_with_session = not (options.trace_memory or options.profile)
-    return Run(
-        start(script, options, parameters, tied=tied, prediction=prediction, ends_with_session=ends_with_session)
-    )
 
 
 def attach(which: str | os.PathLike[str] = "latest", *, runs_dir: str | os.PathLike[str] | None = None) -> Run:

@@ -8,8 +8,9 @@ from importlib.metadata import version
 from typing import Any
 
 from labkit.errors import LabError
+from labkit.launching import start_run
 from labkit.planner.candidate import Candidate, evaluate
-from labkit.planner.devices import DEVICES, THIS_MACHINE, Device, device_named, devices_named
+from labkit.planner.data_sheets import DEVICES, THIS_MACHINE, Device, device_named, devices_named
 from labkit.planner.layout import options_of_strategy
 from labkit.planner.measured import Trial
 from labkit.planner.model.facts import ModelFacts, facts_of
@@ -19,7 +20,7 @@ from labkit.planner.speed.speed_model import SpeedModel, measure_speed
 from labkit.planner.variants import needed, variants
 from labkit.record import RunReader
 from labkit.record.text import escaped, plain
-from labkit.run import Run, begin
+from labkit.run import Run
 from labkit.view import words
 from labkit.view.charts.bars import Bar
 from labkit.view.frontend import check_kernel, is_headless, ui
@@ -204,7 +205,7 @@ class Panel:
         self._go.disabled = True
         parameters = {**planned.parameters, "steps": self._steps.value}
         try:
-            self._run = run = begin(
+            self._run = run = start_run(
                 planned.script,
                 LaunchOptions(nproc_per_node=planned.ranks, name=planned.strategy, trace_memory=True),
                 parameters,

@@ -37,7 +37,7 @@ import plotly.graph_objects as go
 import labkit
 from labkit import Script
 from labkit.claims import Claims
-from labkit.planner.devices import device_named
+from labkit.planner.data_sheets import device_named
 from labkit.planner.model.facts import facts_of
 from labkit.planner.layout import layout_of
 from labkit.planner.memory.peak import worst

@@ -22,8 +22,8 @@ from labkit.cluster.tie import tie
 from labkit.errors import LaunchError, RunFolderError
 from labkit.launcher import checks
 from labkit.launcher.hardware import Gpu, Hardware, hardware
-from labkit.launcher.interface import is_loopback, own_address_towards, resolved
 from labkit.launcher.multinode import create, node_command
+from labkit.launcher.network_interface import is_loopback, own_address_towards, resolved
 from labkit.launcher.stop import stop
 from labkit.record import Nodes, RunFolder, runs_root
 from labkit.write import Script

@@ -25,12 +25,12 @@ from typing import Any
 
 from labkit.errors import LabError, LaunchError
 from labkit.launcher import checks
-from labkit.launcher.causes.conclusion import conclusion
 from labkit.launcher.causes.node_loss import MEETING_SECONDS
+from labkit.launcher.causes.several_nodes import conclusion
 from labkit.launcher.causes.signals import oom_kills
 from labkit.launcher.checkpoint_lock import lock_checkpoints
 from labkit.launcher.hardware import usable_cores
-from labkit.launcher.interface import interface_of, is_loopback, own_address_towards, resolved
+from labkit.launcher.network_interface import interface_of, is_loopback, own_address_towards, resolved
 from labkit.launcher.progress import Progress
 from labkit.launcher.stop import GRACE_SECONDS, SAVING_SECONDS
 from labkit.launcher.supervisor import Supervisor, prepare

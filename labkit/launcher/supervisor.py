@@ -21,7 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from labkit.launcher.causes.cause import find_cause
+from labkit.launcher.causes.explain import find_cause
 from labkit.launcher.causes.signals import oom_kills
 from labkit.launcher.causes.stuck import look_at
 from labkit.launcher.progress import Progress, Saving

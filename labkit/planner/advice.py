@@ -8,7 +8,7 @@ from typing import Any
 
 from labkit.planner.alternatives import half_of
 from labkit.planner.candidate import ALIKE, Candidate, fastest, held_by, judged, lacks, when
-from labkit.planner.devices import Device
+from labkit.planner.data_sheets import Device
 from labkit.planner.layout import Layout, layout_of
 from labkit.planner.model.facts import ModelFacts
 from labkit.planner.networks import between_hosts

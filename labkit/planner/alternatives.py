@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from labkit.planner.devices import Device
+from labkit.planner.data_sheets import Device
 from labkit.planner.layout import Layout
 
 __all__ = ["Change", "half_of", "remedies", "ways"]

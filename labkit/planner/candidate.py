@@ -8,7 +8,7 @@ from typing import Any
 
 from labkit.errors import LabError
 from labkit.planner.constraints import refusal
-from labkit.planner.devices import Device
+from labkit.planner.data_sheets import Device
 from labkit.planner.layout import Layout, able_to, layout_of
 from labkit.planner.memory.peak import UnknownToFormulas, worst
 from labkit.planner.model.facts import ModelFacts

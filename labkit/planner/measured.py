@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from labkit.planner.candidate import Candidate, when
-from labkit.planner.devices import THIS_MACHINE
+from labkit.planner.data_sheets import THIS_MACHINE
 from labkit.record import RunFolder, RunReader
 from labkit.record.files import read_text
+from labkit.record.metrics_file import finite
 from labkit.record.peak import CATEGORIES, Peak
-from labkit.record.records import finite
 from labkit.record.text import escaped, plain
 from labkit.record.units import gib
 from labkit.view import words

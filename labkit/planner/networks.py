@@ -15,7 +15,7 @@ from difflib import get_close_matches
 from math import isfinite
 
 from labkit.errors import LaunchError
-from labkit.planner.devices import Device
+from labkit.planner.data_sheets import Device
 from labkit.planner.layout import Layout
 
 __all__ = ["NETWORK_SHARE", "PRESETS", "Hosts", "bandwidth_of", "between_hosts"]

@@ -7,7 +7,7 @@ from typing import Any
 
 from labkit.planner.alternatives import ways
 from labkit.planner.candidate import Candidate, evaluate, when
-from labkit.planner.devices import Device
+from labkit.planner.data_sheets import Device
 from labkit.planner.model.facts import ModelFacts
 from labkit.planner.speed.speed_model import SpeedModel
 from labkit.planner.variants import own_parameters

@@ -16,7 +16,7 @@ from labkit.launcher.hardware import hardware
 from labkit.planner.advice import Advice, advise
 from labkit.planner.candidate import unfit
 from labkit.planner.constraints import refusal
-from labkit.planner.devices import Device, devices_named
+from labkit.planner.data_sheets import Device, devices_named
 from labkit.planner.layout import Layout, able_to, layout_of
 from labkit.planner.memory.peak import UnknownToFormulas, variant_of, worst
 from labkit.planner.memory.peak import peak as peak_of

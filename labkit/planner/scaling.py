@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from labkit.planner.candidate import Candidate
-from labkit.planner.devices import Device
+from labkit.planner.data_sheets import Device
 from labkit.planner.layout import Layout
 from labkit.planner.memory.peak import worst
 from labkit.planner.model.facts import ModelFacts

@@ -10,8 +10,8 @@ from typing import Any
 
 from labkit.record.folder import RunFolder
 from labkit.record.hosts import HostHistory
+from labkit.record.metrics_file import Tail, finite, number
 from labkit.record.peak import Peak
-from labkit.record.records import Tail, finite, number
 from labkit.record.series import Series
 
 __all__ = ["COLUMNS", "RankHistory", "RunReader", "rows"]
@@ -140,7 +140,7 @@ class RankHistory:
         for record in records:
             try:
                 self._take(record)
-            except (TypeError, ValueError, OverflowError, KeyError):  # fields that do not match records.py
+            except (TypeError, ValueError, OverflowError, KeyError):  # fields that do not match metrics_file.py
                 self.tail.undecodable += 1
         return bool(records)
 

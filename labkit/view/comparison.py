@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.errors import LabError
 from labkit.record import Nodes, RankHistory, RunFolder, RunReader, find_run, read_state
-from labkit.record.records import finite, number
+from labkit.record.metrics_file import finite, number
 from labkit.record.text import escaped, plain
 from labkit.view import words
 from labkit.view.charts.images import as_image

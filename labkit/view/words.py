@@ -7,7 +7,7 @@ from typing import Any
 
 from labkit.record import RankHistory, RunFolder, RunReader, State
 from labkit.record.folder import read_json
-from labkit.record.records import finite, number
+from labkit.record.metrics_file import finite, number
 from labkit.record.units import gib
 
 __all__ = ["gib", "headline", "progress", "quantity", "reported", "seconds", "throughput", "together"]

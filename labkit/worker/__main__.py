@@ -16,9 +16,9 @@ from contextlib import suppress
 
 from labkit.record.folder import RunFolder
 from labkit.worker import failure, guard, reports
+from labkit.worker.heartbeat import Heartbeat
 from labkit.worker.probe import Probe
 from labkit.worker.profile import VARIABLE
-from labkit.worker.pulse import Pulse
 
 
 def main() -> None:
@@ -31,7 +31,7 @@ def main() -> None:
     probe = Probe(folder.metrics(rank), folder.profile(rank) if os.environ.get(VARIABLE) == "1" else None)
     reported = reports.listen(probe.recorder)
     atexit.register(reported.flush, everything=True)  # registered before the script's handlers, so called after them
-    Pulse(folder, rank, probe, reported).start()
+    Heartbeat(folder, rank, probe, reported).start()
     sys.argv = sys.argv[1:]
     process = os.getpid()
     code, outcome = 0, "finished"

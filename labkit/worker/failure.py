@@ -16,8 +16,8 @@ from typing import Any
 
 from labkit.record.folder import RunFolder, write_json
 from labkit.record.text import first_line, shortened
+from labkit.worker.heartbeat import record_collectives
 from labkit.worker.memory import resident_set
-from labkit.worker.pulse import record_collectives
 
 __all__ = ["exit_code", "show", "write"]
 

@@ -12,7 +12,7 @@ from labkit.planner.advice import advise
 from labkit.planner.alternatives import remedies, ways
 from labkit.planner.candidate import ALIKE, Candidate, fastest
 from labkit.planner.constraints import refusal
-from labkit.planner.devices import device_named
+from labkit.planner.data_sheets import device_named
 from labkit.planner.layout import layout_of
 from labkit.planner.memory.peak import worst
 from labkit.planner.model.facts import ByteCount, ModelFacts, Moment, Profile, Unit, Variant

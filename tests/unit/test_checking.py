@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 import labkit
 from labkit import Script, ScriptError
 from labkit.checking import KINDS, RULES, check
-from labkit.checking.launching import warn
+from labkit.checking.before_launch import warn
 from labkit.checking.rules.outdated import REPLACED
 from labkit.cli import main
 from labkit.write import script_names
@@ -582,7 +582,7 @@ def test_a_model_of_fully_shard_has_none_of_what_rules_say_it_has_not():
 
 
 def test_a_failure_of_the_checker_never_stops_a_launch(in_folder, monkeypatch, capsys):
-    monkeypatch.setattr("labkit.checking.launching.check", lambda script: 1 / 0)
+    monkeypatch.setattr("labkit.checking.before_launch.check", lambda script: 1 / 0)
 
     warn("bad.py")
 
@@ -593,7 +593,7 @@ def test_launching_warns_before_anything_starts(in_folder, monkeypatch, capsys):
     def refuse(*args, **kwargs):
         raise labkit.LaunchError("refused")
 
-    monkeypatch.setattr("labkit.run.begin", refuse)
+    monkeypatch.setattr("labkit.launching.start_run", refuse)
 
     with pytest.raises(labkit.LaunchError):
         labkit.launch("bad.py", nproc_per_node=2)

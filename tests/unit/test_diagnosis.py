@@ -27,7 +27,7 @@ from labkit.launcher import hardware as hardware_module
 from labkit.launcher.hardware import Gpu, hardware, has_kernels
 from labkit.launcher.link.preflight import preflight, remembered
 from labkit.machine import Machine
-from labkit.planner.devices import this_machine
+from labkit.planner.data_sheets import this_machine
 from labkit.record import container, session
 from labkit.record.folder import check_root
 from labkit.worker import memory as worker_memory

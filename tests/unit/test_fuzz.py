@@ -15,7 +15,7 @@ import pytest
 
 import labkit
 from labkit.errors import LabError
-from labkit.launcher.causes.cause import find_cause
+from labkit.launcher.causes.explain import find_cause
 from labkit.launcher.stop import requested_grace
 from labkit.record import RunFolder, RunReader, read_state
 from labkit.view.charts.run_figures import memory_by_category, over_time, runs_together

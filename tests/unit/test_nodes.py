@@ -14,10 +14,10 @@ from labkit.cluster.hosts import _ranks
 from labkit.errors import LaunchError
 from labkit.launcher import gpu_lock, node
 from labkit.launcher.causes import stacks
-from labkit.launcher.causes.conclusion import conclusion
+from labkit.launcher.causes.several_nodes import conclusion
 from labkit.launcher.hardware import Gpu, Hardware
-from labkit.launcher.interface import interface_of, own_address_towards, resolved
 from labkit.launcher.multinode import create, node_command, torchrun_of_node
+from labkit.launcher.network_interface import interface_of, own_address_towards, resolved
 from labkit.launcher.node import _Peer, check_port, main
 from labkit.launcher.progress import Progress
 from labkit.launcher.torchrun import rank_environment

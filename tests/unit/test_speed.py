@@ -5,7 +5,7 @@ import pytest
 
 from labkit.errors import LaunchError
 from labkit.launcher.link.bandwidth import KINDS, CollectiveTime, Link, fit
-from labkit.planner.devices import device_named
+from labkit.planner.data_sheets import device_named
 from labkit.planner.layout import Layout
 from labkit.planner.model.facts import ModelFacts, Unit
 from labkit.planner.speed.rates import Rates, alone, assumed_link, assumed_rates

@@ -22,8 +22,8 @@ import psutil
 from labkit.launcher.stop import processes_of
 from labkit.record import Nodes, RunFolder
 from labkit.record.folder import read_json, write_json
+from labkit.record.metrics_file import end_record
 from labkit.record.nodes import is_on_this_host
-from labkit.record.records import end_record
 from labkit.record.state import supervisor_is_elsewhere
 
 __all__ = ["Frame", "RankStack", "ask", "crash_frames"]
@@ -37,7 +37,7 @@ RECORD_BYTES = 2000
 LAST_STEP = re.compile(r'"step": (\d+)')
 FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
 OURS = re.compile(r'File "(.*labkit/worker/\w+\.py|<frozen runpy>)"')  # frames around the script
-PULSE = str(Path("labkit", "worker", "pulse.py"))
+HEARTBEAT = str(Path("labkit", "worker", "heartbeat.py"))
 THREAD = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+.*\(most recent call first\):$")
 
 
@@ -149,7 +149,7 @@ def _rank_stack(folder: RunFolder, rank: int, ours: dict[int, psutil.Process], o
 
 def _readable(text: str) -> str:
     """The text without labkit's own thread and frames."""
-    blocks = [block for block in text.split("\n\n") if PULSE not in block]
+    blocks = [block for block in text.split("\n\n") if HEARTBEAT not in block]
     return "\n".join(line for line in "\n\n".join(blocks).splitlines() if not OURS.search(line))
 
 
@@ -174,7 +174,7 @@ def crash_frames(path: Path) -> list[Frame]:
     _, fatal, text = _since(path, 0).rpartition("Fatal Python error:")
     if not fatal:
         return []
-    blocks = [block for block in text.split("\n\n") if THREAD.match(block.split("\n")[0]) and PULSE not in block]
+    blocks = [block for block in text.split("\n\n") if THREAD.match(block.split("\n")[0]) and HEARTBEAT not in block]
     current = next((block for block in blocks if block.startswith("Current thread")), blocks[-1] if blocks else "")
     return main_thread(current)
 

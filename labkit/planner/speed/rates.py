@@ -13,7 +13,7 @@ from labkit.errors import LaunchError
 from labkit.launcher.hardware import Hardware, hardware
 from labkit.launcher.link.bandwidth import KINDS, CollectiveTime, Link
 from labkit.launcher.link.short_run import load, machine_key, short_run, store
-from labkit.planner.devices import Device
+from labkit.planner.data_sheets import Device
 from labkit.planner.layout import able_to
 from labkit.planner.model.facts import ModelFacts
 from labkit.planner.speed.traffic import wire

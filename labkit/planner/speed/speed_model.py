@@ -9,7 +9,7 @@ from typing import Any
 from labkit.errors import LaunchError
 from labkit.launcher.hardware import hardware
 from labkit.launcher.link.bandwidth import Link, measure_link, remembered_link
-from labkit.planner.devices import Device
+from labkit.planner.data_sheets import Device
 from labkit.planner.layout import Layout
 from labkit.planner.model.facts import ModelFacts
 from labkit.planner.networks import Hosts

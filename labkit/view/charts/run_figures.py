@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from labkit.record import RunReader, Series
-from labkit.record.records import finite
+from labkit.record.metrics_file import finite
 from labkit.record.text import escaped
 from labkit.view.charts.bands import MANY
 from labkit.view.charts.bars import CATEGORY_COLOURS, LIMIT_COLOUR

@@ -22,7 +22,7 @@ from labkit.worker.memory import resident_set
 from labkit.worker.probe import Probe
 from labkit.worker.reports import Reports
 
-__all__ = ["Pulse", "record_collectives"]
+__all__ = ["Heartbeat", "record_collectives"]
 
 BEAT_SECONDS = 1.0
 LINE_BYTES = 512  # a fixed size, written in place, so that the file never grows and is never incomplete
@@ -43,7 +43,7 @@ COLLECTIVE_FIELDS = (
 )
 
 
-class Pulse:
+class Heartbeat:
     """Writes a rank's `heartbeat.json`, its pending reports and, on request, `stacks.txt` and `collectives.json`."""
 
     def __init__(self, folder: RunFolder, rank: int, probe: Probe, reports: Reports):
@@ -54,7 +54,7 @@ class Pulse:
         self._memory = resident_set()
 
     def start(self) -> None:
-        threading.Thread(target=self._beat, name="labkit-pulse", daemon=True).start()
+        threading.Thread(target=self._beat, name="labkit-heartbeat", daemon=True).start()
 
     def _beat(self) -> None:
         while True:

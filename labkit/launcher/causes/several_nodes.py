@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from labkit.launcher.causes.cause import explain, own_failures
 from labkit.launcher.causes.evidence import Evidence
+from labkit.launcher.causes.explain import explain, own_failures
 from labkit.launcher.causes.node_loss import missing
 from labkit.record import RunFolder
-from labkit.record.records import finite
+from labkit.record.metrics_file import finite
 from labkit.record.state import StateName
 
 __all__ = ["FOLLOWS", "conclusion"]
