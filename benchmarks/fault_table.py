@@ -1,6 +1,6 @@
 """What each fault looks like under bare torchrun and under labkit, side by side on this machine.
 
-python benchmarks/fault_table.py > docs/faults.md        (some six minutes)
+python benchmarks/fault_table.py > docs/faults.md        (about six minutes)
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 import uuid
+from collections.abc import Collection
 from pathlib import Path
 
 import psutil
@@ -38,20 +39,20 @@ FROM_OUTSIDE = {
 LEFTOVERS = """
 ## What may be left after all
 
-A run's supervisor inherits whatever its ranks leave behind (Linux's `PR_SET_CHILD_SUBREAPER`), so that a process is
-found by its parents where its environment says nothing: one that was rewritten (`setproctitle`), a daemon that cleared
-it, a double fork into a session of its own. `tests/faults/test_orphans.py`. Not ended, or not at once:
+A run's supervisor inherits whatever its ranks leave behind (Linux's `PR_SET_CHILD_SUBREAPER`), so a process can be
+found by its parents when its environment does not identify it: one that overwrote it (`setproctitle`), a daemon that
+cleared it, a double fork into a session of its own (`tests/faults/test_orphans.py`). Not ended, or not at once:
 
-- **What somebody else starts on a rank's behalf**: `systemd-run`, `docker run`, `at`, cron, a tmux server or a Jupyter
-  kernel that was there before, ssh to another host. It is that program's child, and nothing tells whose wish it was.
-- **A process that became another user's** (`sudo`, set-uid): the system does not let you signal it.
-- **A process in an uninterruptible system call** (state D: a file server that does not answer): it is sent KILL, and
+- **What another program starts for a rank**: `systemd-run`, `docker run`, `at`, cron, a tmux server or a Jupyter kernel
+  that was already running, ssh to another host. It is that program's child, and nothing links it to the rank.
+- **A process that now runs as another user** (`sudo`, set-uid): the system does not let you signal it.
+- **A process in an uninterruptible system call** (state D: a file server that does not answer): it is sent KILL and
   dies when the call returns.
 - **When the supervisor itself is killed (SIGKILL)**, torchrun and its ranks die with it, but their daemons are
-  inherited by the system. `labkit stop` ends them by the run's marker, or because they were written down
-  (`processes.json`, once a second); one that has cleared its environment within the last second before is not known.
-- **Not on Linux** (macOS) nobody inherits: a process that cleared its environment and left its parent stays.
-- **Another run** that a rank has launched is a run of its own, and goes on until it is stopped.
+  inherited by the system. `labkit stop` ends those that carry the run's marker or were recorded (`processes.json`,
+  once a second); one that cleared its environment within the second before that is not found.
+- **Without Linux** (macOS) nothing inherits: a process that cleared its environment and left its parent stays.
+- **Another run** that a rank has launched is independent, and continues until it is stopped.
 """
 SETTLE_SECONDS = 1.0
 LIMIT_SECONDS = 60.0
@@ -101,7 +102,7 @@ def bare(arguments: list[str], act: str = "") -> str:
         text = log.read().decode("utf-8", "replace")
     cause = ROOT_CAUSE.search(text)
     said = f"blames rank {cause[1]} (exit code {cause[2]})" if cause else f"exit code {agent.returncode}"
-    return f"{said}; {ended}; {len(left)} processes left"
+    return f"{said}; {ended}; {_counted(left)} left"
 
 
 def thrice(agent: subprocess.Popen[bytes]) -> None:
@@ -127,7 +128,11 @@ def with_labkit(arguments: list[str], act: str = "") -> str:
     killed = f", {state.killed} of its processes had to be killed" if state.killed else ""
     sentence = f"{state.cause['sentence']}{killed}" if state.cause else state.state
     left = {process.pid for process in (*processes_of(run.folder), *marked(run.id))}
-    return f"{sentence}; {seconds:.0f} s; {len(left)} processes left"
+    return f"{sentence}; {seconds:.0f} s; {_counted(left)} left"
+
+
+def _counted(processes: Collection[object]) -> str:
+    return f"{len(processes)} process{'' if len(processes) == 1 else 'es'}"
 
 
 def row(what: str, arguments: list[str], act: str = "") -> str:
@@ -142,9 +147,9 @@ def main() -> None:
     print("<!-- written by: python benchmarks/fault_table.py > docs/faults.md -->")
     print("# Faults, under bare torchrun and under labkit\n")
     print(
-        f"Two gloo ranks on this machine ({os.cpu_count()} cores, torch {torch.__version__}), one all-reduce a step, "
-        f"the fault on rank 1 at step 5, process group's time limit {GROUP_TIMEOUT} s. Seconds are from the launch, "
-        "start-up included, or from the stop or kill. `tests/faults/` asserts the right column.\n"
+        f"Two gloo ranks on this machine ({os.cpu_count()} cores, torch {torch.__version__}), one all-reduce per step, "
+        f"the fault on rank 1 at step 5, process group time limit {GROUP_TIMEOUT} s. Seconds are from the launch, "
+        "including startup, or from the stop or kill. `tests/faults/` asserts the right column.\n"
     )
     print("| fault | bare torchrun | labkit |\n|---|---|---|")
     with tempfile.TemporaryDirectory() as runs:
