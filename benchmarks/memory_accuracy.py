@@ -1,5 +1,5 @@
-"""The planner's memory formulas against a rehearsed step and the traced step of a real run, and what other estimators
-say, over models, strategies, ranks and precisions, as a table. Some 300 runs: forty minutes on two cores.
+"""The planner's memory formulas against a rehearsed step, the traced step of a real run and other estimators, over
+models, strategies, ranks and precisions, as a table. About 300 runs: forty minutes on two cores.
 
 python benchmarks/memory_accuracy.py [--only fsdp --models CNN] > docs/memory.md
 """
@@ -40,11 +40,11 @@ GLOBAL_BATCH = 16
 INTRODUCTION = """
 # What a rank holds: planned, rehearsed, measured
 
-Each case is launched with `trace_memory=True`; the measured figure is the peak of its third step, of all that goes
-through torch's dispatcher. The other columns are how far from it each way of knowing beforehand is: labkit's closed
-formulas, the rehearsal of the script on tensors without data, and three estimators that others publish. Those know of
-states, not of activations (accelerate, DeepSpeed), or of attention that is not fused (the playbook, whose formula is
-for transformers); empty where they say nothing about a strategy. "states": parameters and optimizer state by formula.
+Each case is launched with `trace_memory=True`; the measured value is the peak of its third step, over everything that
+goes through torch's dispatcher. The other columns show how far each prediction is from it: labkit's closed formulas,
+the rehearsal of the script on tensors without data, and three published estimators. accelerate and DeepSpeed cover
+states but not activations; the playbook's formula is for transformers and assumes attention that is not fused. Empty
+cells: the estimator does not cover the strategy. "states": parameters and optimizer state by formula.
 """
 SHAPES = {
     "transformer": {"tokens": 128, "width": 128, "heads": 4, "blocks": 4},

@@ -1,6 +1,6 @@
 """How far every strategy's losses and gradient norms are from one rank's, for docs/parity.md.
 
-python benchmarks/parity_table.py > docs/parity.md        (some twenty minutes)
+python benchmarks/parity_table.py > docs/parity.md        (about twenty minutes)
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ HEAD = f"""<!-- python benchmarks/parity_table.py > docs/parity.md -->
 # Every strategy trains the same model
 
 The largest relative difference from `single` on one rank, over the loss and the gradient norm of the first 20 and the
-last of {STEPS} steps and over the test loss. All with the same seed and global batch of {OPTIONS["global_batch_size"]},
+last of {STEPS} steps, and over the test loss. All with the same seed and global batch of {OPTIONS["global_batch_size"]},
 in float64, clipped at {OPTIONS["clip"]}, with warm-up and cosine schedule; gloo on the CPU, torch {torch.__version__}.
 
-A dash: a pipeline and activation checkpointing need blocks, which are repeated layers of one class, and tensor
-parallelism a plan for the layers in them; without, the script says so.
+A dash means not applicable: a pipeline and activation checkpointing need blocks (repeated layers of one class), and
+tensor parallelism needs a plan for the layers in them; without them, the script says so.
 """
 
 

@@ -1,10 +1,10 @@
-"""The planner's step time, said before the run, beside the run's: every strategy on 1, 2 and 4 gloo ranks.
+"""The planner's step time, predicted before the run, beside the run's: every strategy on 1, 2 and 4 gloo ranks.
 
     python benchmarks/speed_accuracy.py [repeats [ranks …]]
 
-In each repeat, and for each number of ranks, the rates and the link are measured, each case is predicted, and then
-launched. A run's figure is the median of its steps after the first three; errors are of one repeat's prediction and
-run, the median of the repeats is printed with their range.
+In each repeat, and for each number of ranks, the rates and the link are measured, then each case is predicted and
+launched. A run's figure is the median of its steps after the first three. Errors compare the prediction and the run of
+one repeat; their median over the repeats is printed with the range. The heading of docs/speed.md is written by hand.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def main() -> None:
                 for case, time in predicted(ranks, facts).items():
                     said[case].append(time)
                     seen[case].append(measured(case))
-    print(f"<!-- python benchmarks/speed_accuracy.py {' '.join(sys.argv[1:])} -->")
+    print(f"<!-- python benchmarks/speed_accuracy.py {' '.join(sys.argv[1:])} > docs/speed.md -->")
     print(
         "| ranks | strategy | predicted | measured | error | of each repeat | place predicted, measured | parts, ms |"
     )
