@@ -25,7 +25,7 @@ HEAD = f"""<!-- python benchmarks/parity_table.py > docs/parity.md -->
 # Every strategy trains the same model
 
 The largest relative difference from `single` on one rank, over the loss and the gradient norm of the first 20 and the
-last of {STEPS} steps, and over the test loss. All with the same seed and global batch of {OPTIONS["global_batch_size"]},
+last of {STEPS} steps and over the test loss. All with the same seed and global batch of {OPTIONS["global_batch_size"]},
 in float64, clipped at {OPTIONS["clip"]}, with warm-up and cosine schedule; gloo on the CPU, torch {torch.__version__}.
 
 A dash means not applicable: a pipeline and activation checkpointing need blocks (repeated layers of one class), and
