@@ -33,7 +33,7 @@ FROM_OUTSIDE = {
     "torchrun itself is killed (SIGKILL)": ("none", "kill the agent"),
     "stopped, while the ranks ignore SIGTERM": ("deaf", "stop"),
     "Ctrl-C three times": ("deaf", "interrupt thrice"),
-    "stopped, while a grandchild has a session of its own": ("grandchild", "stop"),
+    "stopped, while a grandchild is in its own session": ("grandchild", "stop"),
     "stopped, while a daemon has cleared its environment and ignores SIGTERM": ("daemon", "stop"),
 }
 LEFTOVERS = """
@@ -41,7 +41,7 @@ LEFTOVERS = """
 
 A run's supervisor inherits whatever its ranks leave behind (Linux's `PR_SET_CHILD_SUBREAPER`), so a process can be
 found by its parents when its environment does not identify it: one that overwrote it (`setproctitle`), a daemon that
-cleared it, a double fork into a session of its own (`tests/faults/test_orphans.py`). Not ended, or not at once:
+cleared it, a double fork into its own session (`tests/faults/test_orphans.py`). Not ended, or not at once:
 
 - **What another program starts for a rank**: `systemd-run`, `docker run`, `at`, cron, a tmux server or a Jupyter kernel
   that was already running, ssh to another host. It is that program's child, and nothing links it to the rank.
