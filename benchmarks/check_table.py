@@ -31,7 +31,7 @@ not catch. `# labkit: ignore[rule]` at the end of a line silences a rule there.
 
 Facts about torch come from the source of torch 2.13. No omission is reported in files that import a framework that
 samples, wraps or saves for them (accelerate, Lightning, DeepSpeed, …), or in programs whose processes have roles (RPC).
-Tests may be slow.
+`slow` rules are not applied to tests.
 """
 PUBLIC_HEAD = """
 ## In public scripts
@@ -145,7 +145,7 @@ MET = (
         "a fake process group does not count",
     ),
     ("mae, misc.py", "`no-destroy-process-group` in a file of helpers", "only in the file that is run"),
-    ("accelerate and torchtune, tests", "`data-parallel`, `one-shard-unit`", "tests may be slow"),
+    ("accelerate and torchtune, tests", "`data-parallel`, `one-shard-unit`", "`slow` rules skip tests"),
     (
         "article 001, line 194",
         "`moved-before-sharding`: the model of a DDP part above the FSDP part",

@@ -1,4 +1,4 @@
-"""The planner's step time, predicted before the run, beside the run's: every strategy on 1, 2 and 4 gloo ranks.
+"""The planner's step time, predicted before the run, and the measured one: every strategy on 1, 2 and 4 gloo ranks.
 
     python benchmarks/speed_accuracy.py [repeats [ranks …]]
 
