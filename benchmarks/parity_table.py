@@ -28,8 +28,8 @@ The largest relative difference from `single` on one rank, over the loss and the
 last of {STEPS} steps and over the test loss. All with the same seed and global batch of {OPTIONS["global_batch_size"]},
 in float64, clipped at {OPTIONS["clip"]}, with warm-up and cosine schedule; gloo on the CPU, torch {torch.__version__}.
 
-A dash means not applicable: a pipeline and activation checkpointing need blocks (repeated layers of one class), and
-tensor parallelism needs a plan for the layers in them; without them, the script says so.
+A dash: not supported. Pipelines and activation checkpointing need blocks (repeated layers of one class), tensor
+parallelism a plan for their layers; without, the script says so.
 """
 
 
