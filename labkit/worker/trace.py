@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from typing import Any
 
 from labkit.worker.recorder import Recorder
@@ -40,7 +41,9 @@ class StepTrace:
     def after_counted_step(self, step: int, optimizer: Any) -> None:
         if self._done:
             return
-        if self._tracker is not None:
+        if in_backward():
+            self._give_up("the optimizer steps during backward(), so no operation begins or ends a step")
+        elif self._tracker is not None:
             self._recorder.write(
                 {"k": "memory", "step": step, "missed": self._tracker.missed} | self._tracker.peak()._asdict()
             )
@@ -57,15 +60,18 @@ class StepTrace:
         self._optimizer = self._tracker = None
         self._done = True
 
+    def _give_up(self, why: str) -> None:
+        self._recorder.write({"k": "untraced", "why": why})
+        self._optimizer = None
+        self._done = True
+
     def _begin(self) -> None:
         import torch
 
         from labkit.worker.tracker import Tracker
 
         if torch._dynamo.utils.counters["frames"]["ok"]:  # compiled code allocates without the dispatcher
-            self._recorder.write({"k": "untraced", "why": "the model is compiled, so its allocations cannot be traced"})
-            self._done = True
-            self._optimizer = None
+            self._give_up("the model is compiled, so its allocations cannot be traced")
             return
         gc.collect()
         modules = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.nn.Module)]
@@ -73,3 +79,8 @@ class StepTrace:
         self._tracker = Tracker("cuda" if torch.cuda.is_initialized() else device)
         self._tracker.mark_training(modules, [self._optimizer])
         self._tracker.__enter__()
+
+
+def in_backward() -> bool:
+    """Whether autograd is calling: there a dispatch mode would end with the function that entered it."""
+    return bool(sys.modules["torch"]._C._current_graph_task_id() != -1)

@@ -15,6 +15,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from labkit.record.peak import CATEGORIES, Peak
+from labkit.worker.losses import unpacked
 
 __all__ = ["Tracker"]
 
@@ -115,7 +116,7 @@ class Tracker(TorchDispatchMode):
 
         torch.UntypedStorage.resize_ = resized  # type: ignore[method-assign, assignment]
         torch.autograd.backward, torch.autograd.grad = in_backward(backward), in_backward(grad)
-        hooks = torch.autograd.graph.saved_tensors_hooks(self._saved, lambda tensor: tensor)
+        hooks = torch.autograd.graph.saved_tensors_hooks(self._saved, unpacked)
         hooks.__enter__()
         self._undo = [
             lambda: setattr(torch.UntypedStorage, "resize_", resize),

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-from textwrap import dedent
 
 import pytest
 
@@ -102,6 +101,28 @@ for _ in range(6):
         loss.backward()
         total += loss.item()
     losses.append(total)
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+SUMS_BY_REDUCTION_DIVIDED_BY_THE_COUNT_OF_THE_STEP = """
+for _ in range(6):
+    count, total = torch.tensor(len(y)), 0.0
+    for a, b in batches(40):
+        loss = cross_entropy(model(a), b, reduction="sum") / count.clamp(min=1) * 1  # as labkit's own scripts do
+        loss.backward()
+        total += loss.item()
+    losses.append(total)
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+SUMS_DIVIDED_BY_THE_COUNT_OF_THE_STEP_UNDER_HOOKS = """
+for _ in range(6):
+    count = torch.tensor(len(y))
+    for a, b in batches(40):
+        with torch.autograd.graph.save_on_cpu():
+            loss = cross_entropy(model(a), b, reduction="sum") / count
+        loss.backward()
+    losses.append(None)
     optimizer.step()
     optimizer.zero_grad()
 """
@@ -217,6 +238,10 @@ SHOWN = {
     "the last window is short": (LAST_WINDOW_IS_SHORT, "mean of 2 micro-batches"),
     "divided by the count of the step": (DIVIDED_BY_THE_COUNT_OF_THE_STEP, "sum of 4 micro-batches"),
     "sums divided by a number of the step": (SUMS_DIVIDED_BY_A_NUMBER_OF_THE_STEP, "sum of 4 micro-batches"),
+    "sums by reduction divided by the count of the step": (
+        SUMS_BY_REDUCTION_DIVIDED_BY_THE_COUNT_OF_THE_STEP,
+        "sum of 4 micro-batches",
+    ),
     "sums divided by their own count": (SUMS_DIVIDED_BY_THEIR_OWN_COUNT, "mean of 4 backward passes"),
     "not divided": (NOT_DIVIDED, "mean of 4 backward passes"),
     "two losses": (TWO_LOSSES, "sum of 2 losses"),
@@ -302,81 +327,24 @@ NOT_KNOWN = {
         SUMS_OF_PADDED_SEQUENCES,
         "n/a: sums of micro-batches divided by the same number, which may count one of them or all",
     ),
+    "hooks hide the divisor": (
+        SUMS_DIVIDED_BY_THE_COUNT_OF_THE_STEP_UNDER_HOOKS,
+        "n/a: saved-tensor hooks hide by what the losses of micro-batches were divided",
+    ),
     "gradients by hand": (GRADIENTS_BY_HAND, "n/a: no backward pass started from a scalar"),
 }
 
 
-def trained(tmp_path, loop, slow=True):
-    """The run, rank 0's history, and the losses that the script printed."""
-    slowly = "\nfrom time import sleep\n"  # most steps get a record of their own
-    loop = re.sub(r"^( +)(losses\S* = \[sum.*|losses\.append.*)$", r"\1\2\n\1sleep(0.06)", loop, flags=re.M)
-    path = tmp_path / "loop.py"
-    path.write_text(START + slowly + dedent(loop) + END)
-    run = labkit.launch(path, nproc_per_node=1, wait=True, trace_memory=True)  # one step under a dispatch mode
-    assert "labkit:" not in run.logs(stream="stderr")  # a measurement that failed
-    history = RunReader(run.folder).read_all().ranks[0]
-    assert int(history.end["dropped"]) == 0, run.logs(stream="stderr")
-    return run, history, json.loads(run.logs(rank=0).splitlines()[-1])
-
-
-@pytest.mark.parametrize("shape", SHOWN)
-def test_the_loss_shown_is_the_scripts_and_says_what_it_is(shape, tmp_path):
-    loop, label = SHOWN[shape]
-
-    run, history, losses = trained(tmp_path, loop)
-
-    assert history.step == history.totals["steps"] == len(losses)
-    recorded = run.metrics().dropna(subset=["loss"]).set_index("step")["loss"]
-    assert len(recorded) >= 2
-    assert {step: losses[step - 1] for step in recorded.index} == pytest.approx(recorded.to_dict(), rel=1e-5)
-    assert history.latest["loss"] == pytest.approx(losses[-1], rel=1e-5)
-    assert history.loss_of == label
-
-
-@pytest.mark.parametrize("shape", NOT_KNOWN)
-def test_a_loss_that_is_not_one_is_not_shown_and_the_reason_is(shape, tmp_path):
-    loop, reason = NOT_KNOWN[shape]
-
-    run, history, steps = trained(tmp_path, loop)
-
-    assert history.step == history.totals["steps"] == len(steps)
-    assert "loss" not in history.latest
-    assert not history.series["loss"].points()
-    assert run.metrics()["loss"].isna().all()
-    assert history.loss_of == reason
-    assert f"loss {reason}" in words.headline(RunReader(run.folder).read_all(), run.status())
-
-
-def test_a_training_without_an_optimizer_has_no_steps_and_says_why(tmp_path):
-    run, history, losses = trained(
-        tmp_path,
-        """
-        for a, b in batches():
-            loss = cross_entropy(model(a), b)
-            loss.backward()
-            with torch.no_grad():
-                for p in model.parameters():
-                    p -= 0.1 * p.grad
-            model.zero_grad()
-            losses.append(loss.item())
-        """,
-    )
-
-    metrics = run.metrics()
-    assert (history.step, "loss" in history.latest, len(metrics)) == (0, False, 0)
-    assert {"rank", "step", "loss", "throughput", "step_seconds", "forward", "backward", "optimizer"} <= {*metrics}
-    headline = words.headline(RunReader(run.folder).read_all(), run.status())
-    assert headline.startswith("no step completed: 10 backward passes, but no torch.optim optimizer has stepped")
-
-
-def test_a_second_training_without_a_known_loss_does_not_show_the_first_ones(tmp_path):
-    _, history, losses = trained(tmp_path, SECOND_TRAINING.replace("loss.backward()", BACKWARD_OR_GRAD))
-
-    assert history.step == len(losses)
-    assert "loss" not in history.latest
-    assert history.loss_of == "n/a: no backward pass started from a scalar"
-
-
+WITHOUT_AN_OPTIMIZER = """
+for a, b in batches():
+    loss = cross_entropy(model(a), b)
+    loss.backward()
+    with torch.no_grad():
+        for p in model.parameters():
+            p -= 0.1 * p.grad
+    model.zero_grad()
+    losses.append(loss.item())
+"""
 BACKWARD_OR_GRAD = """
     if step < 5:
         loss.backward()
@@ -384,6 +352,90 @@ BACKWARD_OR_GRAD = """
         for p, gradient in zip(model.parameters(), torch.autograd.grad(loss, model.parameters())):
             p.grad = gradient
 """
+SECOND_TRAINING_UNKNOWN = SECOND_TRAINING.replace("    loss.backward()", BACKWARD_OR_GRAD)
+
+
+def program(loop):
+    slowly = "\nfrom time import sleep\n"  # most steps get a record of their own
+    loop = re.sub(r"^( +)(losses\S* = \[sum.*|losses\.append.*)$", r"\1\2\n\1sleep(0.06)", loop, flags=re.M)
+    return START + slowly + loop + END
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """By shape: its metrics, its history and the losses that it printed. Each trains alone, as a rank of one run."""
+    loops = {name: loop for name, (loop, _) in (SHOWN | NOT_KNOWN).items()} | {"unknown": SECOND_TRAINING_UNKNOWN}
+    folder = tmp_path_factory.mktemp("losses")
+    for rank, loop in enumerate(loops.values()):
+        (folder / f"{rank}.py").write_text(program(loop))
+    (folder / "any.py").write_text("import os, runpy\n\nrunpy.run_path(f\"{os.environ['RANK']}.py\")\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        # one step of each is under a dispatch mode
+        run = labkit.launch("any.py", nproc_per_node=len(loops), runs_dir=folder / "runs", wait=True, trace_memory=True)
+    assert "labkit:" not in run.logs(stream="stderr")  # a measurement that failed
+    histories, metrics = RunReader(run.folder).read_all().ranks, run.metrics()
+    assert not any(int(history.end["dropped"]) for history in histories.values())
+    return {
+        name: (metrics[metrics["rank"] == rank], histories[rank], json.loads(run.logs(rank=rank).splitlines()[-1]))
+        for rank, name in enumerate(loops)
+    }
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("shape", SHOWN)
+def test_the_loss_shown_is_the_scripts_and_says_what_it_is(shape, trained):
+    metrics, history, losses = trained[shape]
+
+    assert history.step == history.totals["steps"] == len(losses)
+    recorded = metrics.dropna(subset=["loss"]).set_index("step")["loss"]
+    assert len(recorded) >= 2
+    assert {step: losses[step - 1] for step in recorded.index} == pytest.approx(recorded.to_dict(), rel=1e-5)
+    assert history.latest["loss"] == pytest.approx(losses[-1], rel=1e-5)
+    assert history.loss_of == SHOWN[shape][1]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("shape", NOT_KNOWN)
+def test_a_loss_that_is_not_one_is_not_shown_and_the_reason_is(shape, trained):
+    metrics, history, steps = trained[shape]
+
+    assert history.step == history.totals["steps"] == len(steps)
+    assert "loss" not in history.latest
+    assert not history.series["loss"].points()
+    assert metrics["loss"].isna().all()
+    assert history.loss_of == NOT_KNOWN[shape][1]
+
+
+@pytest.mark.timeout(600)
+def test_a_second_training_without_a_known_loss_does_not_show_the_first_ones(trained):
+    _, history, losses = trained["unknown"]
+
+    assert history.step == len(losses)
+    assert "loss" not in history.latest
+    assert history.loss_of == "n/a: no backward pass started from a scalar"
+
+
+def alone(tmp_path, loop):
+    (tmp_path / "loop.py").write_text(program(loop))
+    run = labkit.launch(tmp_path / "loop.py", nproc_per_node=1, wait=True)
+    return run, words.headline(RunReader(run.folder).read_all(), run.status())
+
+
+def test_the_headline_has_the_reason_why_there_is_no_loss(tmp_path):
+    _, headline = alone(tmp_path, GAN)
+
+    assert f"loss {OF_SEVERAL}" in headline
+
+
+def test_a_training_without_an_optimizer_has_no_steps_and_says_why(tmp_path):
+    run, headline = alone(tmp_path, WITHOUT_AN_OPTIMIZER)
+
+    metrics = run.metrics()
+    assert len(metrics) == 0
+    assert {"rank", "step", "loss", "throughput", "step_seconds", "forward", "backward", "optimizer"} <= {*metrics}
+    assert headline.startswith("no step completed: 10 backward passes, but no torch.optim optimizer has stepped")
+
 
 TRAINER = """
 import json

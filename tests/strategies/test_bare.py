@@ -29,7 +29,7 @@ def without_labkit(tmp_path):
     return env
 
 
-OFTEN = ("single", "ddp", "pipeline")  # the others differ from these in one cell
+OFTEN = ("ddp", "pipeline")  # the others differ from these in one cell
 
 
 @pytest.mark.parametrize(

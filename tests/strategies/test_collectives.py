@@ -87,6 +87,7 @@ def test_ddp_all_reduces_every_gradient_once(tmp_path):
     assert sizes["all_reduce"] == model
 
 
+@pytest.mark.soak
 def test_zero1_also_broadcasts_every_parameter_from_its_owner(tmp_path):
     calls, sizes, model = one_step("zero1", 2, tmp_path)
 
@@ -100,7 +101,7 @@ def test_zero1_also_broadcasts_every_parameter_from_its_owner(tmp_path):
     [
         pytest.param("fsdp", {"reshard_after_forward": "always"}, 2 * (LAYERS + 1), marks=pytest.mark.soak),  # lab 07
         ("fsdp", {}, 2 * (LAYERS + 1) - 1),  # the root is needed again at once: it stays
-        ("zero2", {}, LAYERS + 1),
+        pytest.param("zero2", {}, LAYERS + 1, marks=pytest.mark.soak),
     ],
 )
 def test_sharding_gathers_each_block_and_the_root(name, options, gathers, tmp_path):

@@ -70,6 +70,7 @@ def test_in_single_precision_to_five_digits():
         assert difference(trained(row), expected) < 1e-5, row
 
 
+@pytest.mark.soak
 def test_how_samples_are_loaded_changes_nothing(reference):
     loaded = curve(script("ddp"), 2, workers=2, prefetch=1, pin_memory=True, deterministic=True)
     assert difference(loaded, reference()) < 1e-9
@@ -89,8 +90,8 @@ SHARED = ("precision", "clip_and_schedule", "accumulate")
     ("strategy", "before", "after"),
     [
         ("ddp", "return nullcontext() if last else model.no_sync()", "return model.no_sync()"),
-        ("ddp", "/ count.clamp(min=1) * data.size()", "/ count.clamp(min=1)"),
-        ("fsdp", "    dist.all_reduce(total)\n", ""),
+        pytest.param("ddp", "/ count.clamp(min=1) * data.size()", "/ count.clamp(min=1)", marks=pytest.mark.soak),
+        pytest.param("fsdp", "    dist.all_reduce(total)\n", "", marks=pytest.mark.soak),
     ],
     ids=["no all-reduce", "the mean of a sum's parts", "a norm of one rank"],
 )

@@ -14,16 +14,22 @@ rarely = pytest.mark.soak
 @pytest.mark.parametrize(
     ("what", "ranks", "options", "sentence"),
     [
-        ("single", 2, {}, "this script trains on one rank, not on 2: use ddp or fsdp"),
+        pytest.param("single", 2, {}, "this script trains on one rank, not on 2: use ddp or fsdp", marks=rarely),
         ("tensor_parallel", 5, {}, "96 features of qkv do not split over 5 tensor ranks"),
-        ("pipeline", 3, {}, "4 blocks do not split into 3 pipeline stages"),
+        pytest.param("pipeline", 3, {}, "4 blocks do not split into 3 pipeline stages", marks=rarely),
         (
             "pipeline",
             2,
             {"schedule": "1F1B"},
             "--schedule 1F1B on 2 pipeline ranks needs at least 2 micro-batches; --accumulate is 1",
         ),
-        ("hybrid", 2, {"tensor": 2, "pipeline": 2}, "2 ranks do not split into --pipeline 2 x --tensor 2"),
+        pytest.param(
+            "hybrid",
+            2,
+            {"tensor": 2, "pipeline": 2},
+            "2 ranks do not split into --pipeline 2 x --tensor 2",
+            marks=rarely,
+        ),
         pytest.param(
             "pipeline", 4, {"schedule": "LoopedBFS"}, "4 blocks do not split into 8 pipeline stages", marks=rarely
         ),

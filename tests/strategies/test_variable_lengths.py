@@ -90,6 +90,7 @@ def test_tied_weights_and_outputs_of_other_models_too(model, strategy, reference
     assert difference(curve(script(strategy, model), 2, **SHORT, accumulate=2), reference(model)) < 1e-9
 
 
+@pytest.mark.soak
 def test_a_mean_of_each_rank_s_mean_is_caught(reference):
     """As most training loops have it."""
     own = edited(
