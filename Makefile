@@ -21,6 +21,7 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
+PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 # Papermill and the tests decide by themselves what they need; a setting left in the shell must not.
 unexport LABKIT_UI
@@ -35,7 +36,7 @@ lab: .venv/notebooks
 	$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) notebooks
 
 test: .venv/dev
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(PYTEST)
 
 check: .venv/dev
 	$(BIN)/ruff format --check .
@@ -51,16 +52,16 @@ SMALL := -p epochs 2 -p strategies "ddp fsdp pipeline" -p measure_speed False
 
 notebooks: .venv/dev
 	$(BIN)/python notebooks/run.py --jobs 2 --into build/notebooks $(SMALL) notebooks/[0-9]*.ipynb
-	$(BIN)/python -m pytest tests/labs
+	$(PYTEST) tests/labs
 
 strategies: .venv/dev
-	$(BIN)/python -m pytest tests/strategies
+	$(PYTEST) tests/strategies
 
 planner: .venv/dev
-	$(BIN)/python -m pytest tests/planner
+	$(PYTEST) tests/planner
 
 faults: .venv/dev
-	$(BIN)/python -m pytest tests/faults
+	$(PYTEST) tests/faults
 
 cluster: .venv/dev
 	$(BIN)/python -m pytest tests/cluster
@@ -69,7 +70,7 @@ cluster-demo: .venv/dev
 	$(BIN)/python tests/cluster/demo.py
 
 browser: .venv/dev
-	$(BIN)/python -m pytest tests/browser
+	$(PYTEST) tests/browser
 
 kaggle: .venv/dev
 	$(BIN)/python -m pytest -m kaggle tests/integration/test_kaggle_batch.py

@@ -1,6 +1,6 @@
 """The network between hosts, and which communication uses it.
 
-Ranks are numbered host by host. A ring over n ranks sends wire(n) x bytes over each of its edges (volume.wire),
+Ranks are numbered host by host. A ring over n ranks sends wire(n) x bytes over each of its edges (speed/traffic.py),
 including the few between hosts, so the slowest edge bounds it: Patarasuk and Yuan, "Bandwidth optimal all-reduce
 algorithms for clusters of workstations" (2009), section 3. Groups whose ranks are `stride` apart are interleaved:
 `stride` of them leave a host at the same time and share its network.

@@ -1,8 +1,8 @@
-"""Two hosts on this machine: a network namespace each, a cable between them, names of their own, sshd on the second.
+"""Two hosts on this machine: two network namespaces joined by a virtual cable, with their own names; sshd on the second.
 
-They share processes and files with the machine, so that every process can be found from outside; what they do not
-share are interfaces, addresses, routes, ports, /etc/hosts, the host's name and the id of its boot, by which labkit
-knows another machine. Needs root.
+They share processes and files with the machine, so every process can be found from outside. Each has its own
+interfaces, addresses, routes, ports, /etc/hosts, host name and boot id, by which labkit tells machines apart.
+Needs root.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ADDRESSES = {"A": "10.231.77.1", "B": "10.231.77.2"}
 ROOT = Path(__file__).parents[2]
 
 RIGHT = {"A": "10.231.77.1 hA\n10.231.77.2 hB\n", "B": "10.231.77.1 hA\n10.231.77.2 hB\n"}
-# as installers of Debian and Ubuntu leave it
+# as the installers of Debian and Ubuntu write it
 LOOPBACK = {"A": "127.0.1.1 hA\n10.231.77.2 hB\n", "B": "127.0.1.1 hB\n10.231.77.1 hA\n"}
 # as cloned virtual machines are: both have the name of the image
 CLONED = {"A": "127.0.0.1 vm\n10.231.77.1 hA\n10.231.77.2 hB\n", "B": "127.0.0.1 vm\n10.231.77.1 hA\n10.231.77.2 hB\n"}

@@ -201,6 +201,7 @@ def test_a_hugging_face_model_on_texts_of_any_length_is_planned_layer_by_layer()
     assert {row.strategy for row in plan.advice.rows if row.fits} == {*script_names()}
 
 
+@pytest.mark.soak
 def test_stages_of_a_hugging_face_model_are_planned():
     script = Script.load("pipeline", task="causal_lm")
     plan = labkit.plan(script, nproc_per_node=2, device="2xT4", global_batch_size=16, accumulate=4)
@@ -240,6 +241,7 @@ def test_a_model_whose_layers_are_no_chain_is_one_unit_and_its_rehearsal_counts(
     assert by_name["pipeline"].remark.startswith("a pipeline needs embed, blocks, unembed or base_model_pp_plan")
 
 
+@pytest.mark.soak
 def test_selective_checkpointing_holds_what_is_between_all_and_nothing():
     some = labkit.plan("ddp", nproc_per_node=2, device="2xT4", global_batch_size=16, selective_checkpointing=True)
     every, none = (
