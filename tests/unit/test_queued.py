@@ -9,6 +9,7 @@ import pytest
 import labkit
 from labkit import LaunchError
 from labkit.cluster import slurm
+from labkit.cluster.job_options import JobOptions
 from labkit.cluster.queued import with_job
 from labkit.cluster.slurm import Job, most_gpus
 from labkit.cluster.submission import prepare
@@ -295,10 +296,11 @@ def test_without_sbatch_it_is_said_where_to_go(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("option", ["--nodes=4", "-N4", "--ntasks 8", "-a1-3", "--output=x"])
 def test_an_option_that_the_launch_file_counts_on_is_refused(tmp_path, option):
-    launch = LaunchOptions(nproc_per_node=1, runs_dir=tmp_path)
+    asked = ["--ntasks-per-socket=1", "--nodelist=n[1-2]", option]
+    job = JobOptions(time="10", nodes=2, nproc_per_node=1, options=asked)
 
     with pytest.raises(LaunchError, match="conflicts with an option of the launch file"):
-        prepare("ddp", launch, {}, nodes=2, time="10", options=["--ntasks-per-socket=1", "--nodelist=n[1-2]", option])
+        prepare("ddp", LaunchOptions(runs_dir=tmp_path), job, {})
 
     assert not list(tmp_path.iterdir())
 
