@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from labkit.data import fetch
     from labkit.launching import launch
     from labkit.machine import doctor
-    from labkit.planner.plan import Plan, plan
+    from labkit.planner.plan import Plan
+    from labkit.planner.planning import plan
     from labkit.run import Run, attach, runs
     from labkit.strategy_panel import panel
     from labkit.view.comparison import compare
@@ -34,7 +35,7 @@ _LAZY = {
     "fetch": "labkit.data",
     "launch": "labkit.launching",
     "panel": "labkit.strategy_panel",
-    "plan": "labkit.planner.plan",
+    "plan": "labkit.planner.planning",
     "runs": "labkit.run",
     "submit": "labkit.batch_jobs",
 }

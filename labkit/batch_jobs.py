@@ -11,32 +11,22 @@ from typing import Any
 
 from labkit.checking.before_launch import warn
 from labkit.cluster import submission
-from labkit.cluster.timelimit import NOTICE_SECONDS
+from labkit.cluster.job_options import JobOptions
 from labkit.errors import LaunchError
 from labkit.planner.plan import Plan
 from labkit.record.text import plain
 from labkit.run import Run
 from labkit.view.frontend import ui
 from labkit.write import Script
-from labkit.write.launch_options import LaunchOptions, whole_number
+from labkit.write.launch_options import LaunchOptions
 
-__all__ = ["add_verbs", "submit"]
+__all__ = ["add_verbs", "follow", "submit"]
 
 
 def submit(
     script: Script | str | os.PathLike[str],
     *,
     to: str = "slurm",
-    nodes: int = 1,
-    nproc_per_node: int | str = "auto",
-    time: str,
-    partition: str | None = None,
-    account: str | None = None,
-    gpus_per_node: int | None = None,
-    cpus_per_task: int | None = None,
-    options: Sequence[str] = (),
-    setup: str = "",
-    saving_seconds: int = NOTICE_SECONDS,
     args: Sequence[Any] = (),
     name: str | None = None,
     runs_dir: str | os.PathLike[str] | None = None,
@@ -55,8 +45,11 @@ def submit(
 
     Raises LaunchError or ScriptError when it cannot be submitted, with Slurm's own message if there is one.
     """
+    if "time" not in parameters:
+        raise TypeError("submit() missing 1 required keyword-only argument: 'time'")
     if to != "slurm":
         raise LaunchError(f"to must be 'slurm', got {to!r}; docs/examples has files for Kubeflow and SkyPilot")
+    job, parameters = JobOptions.split(parameters)
     if "retries" in parameters:
         raise LaunchError("Slurm restarts a job from its newest checkpoint; leave retries out")
     if others := sorted(parameters.keys() & LaunchOptions.names()):
@@ -64,21 +57,8 @@ def submit(
     if isinstance(script, Plan):
         raise LaunchError("a plan is launched on one machine; on a cluster, submit its script and parameters")
     warn(script)
-    launch = LaunchOptions(nproc_per_node=nproc_per_node, args=args, name=name, runs_dir=runs_dir, env=env)
-    folder = submission.prepare(
-        script,
-        launch,
-        parameters,
-        nodes=nodes,
-        time=time,
-        partition=partition,
-        account=account,
-        gpus_per_node=gpus_per_node,
-        cpus_per_task=cpus_per_task,
-        options=options,
-        setup=setup,
-        saving_seconds=saving_seconds,
-    )
+    launch = LaunchOptions(args=args, name=name, runs_dir=runs_dir, env=env)
+    folder = submission.prepare(script, launch, job, parameters)
     job_id = submission.submit(folder, env)
     run = Run(folder)
     if ui() in ("svg", "display", "static"):
@@ -86,6 +66,19 @@ def submit(
     else:
         print(f"{run.id} is job {job_id}; it outlives this process; stop it with `labkit stop` or run.stop()")
     return run
+
+
+submit.__signature__ = JobOptions.signature_of(submit)  # type: ignore[attr-defined]
+
+
+def follow(run: Run) -> None:
+    """Wait until a run has ended, with the live view in a terminal. Ctrl-C leaves it running."""
+    try:
+        run.wait(stop_on_interrupt=False, watch=sys.stdout.isatty())
+    except KeyboardInterrupt:
+        print(plain(f"\n{run.id} is still running; stop it with: labkit stop {run.id}"))
+        raise
+    print(run)
 
 
 def add_verbs(parser: argparse.ArgumentParser) -> None:
@@ -102,89 +95,31 @@ def add_verbs(parser: argparse.ArgumentParser) -> None:
             allow_abbrev=False,
             usage=f"labkit slurm {name} SCRIPT --time TIME [options] [--] [the script's own options]",
         )
-        _options(verb)
+        script = "one of labkit's own (ddp) or the path of any torchrun script"
+        verb.add_argument("script", metavar="SCRIPT", help=script)
+        JobOptions.add_arguments(verb)
+        verb.add_argument("--name", help="name of the job, and part of the run folder's name")
+        verb.add_argument("--runs-dir", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
         verb.set_defaults(run=run)
     verb.add_argument("--plain", action="store_true", help="a launch file without labkit")
     verbs.choices["submit"].add_argument("--detach", action="store_true", help="return when the job is submitted")
 
 
-def _options(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("script", metavar="SCRIPT", help="one of labkit's own (ddp) or the path of any torchrun script")
-    verb.add_argument("--time", required=True, help="time limit: 02:00:00, 1-12:00:00, or minutes")
-    verb.add_argument("--nodes", type=int, default=1, metavar="N")
-    verb.add_argument("--nproc-per-node", default="auto", metavar="N", help="ranks per node (default: one per GPU)")
-    verb.add_argument("--partition")
-    verb.add_argument("--account")
-    verb.add_argument("--gpus-per-node", type=int, metavar="N", help="default: one per rank, if the nodes have them")
-    verb.add_argument("--cpus-per-task", type=int, metavar="N", help="cores of each node (default: two per rank)")
-    verb.add_argument(
-        "--option",
-        action="append",
-        default=[],
-        dest="options",
-        metavar="OPTION",
-        help="any other sbatch option, as --option=--qos=high; may be repeated",
-    )
-    verb.add_argument("--setup", default="", metavar="SHELL", help="code to run first, such as 'module load cuda'")
-    verb.add_argument(
-        "--saving-seconds",
-        type=int,
-        default=NOTICE_SECONDS,
-        metavar="S",
-        help="save this long before the time limit (default: %(default)s)",
-    )
-    verb.add_argument("--name", help="name of the job, and part of the run folder's name")
-    verb.add_argument("--runs-dir", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
-
-
-def _job_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    names = (
-        "time",
-        "nodes",
-        "partition",
-        "account",
-        "gpus_per_node",
-        "cpus_per_task",
-        "options",
-        "setup",
-        "saving_seconds",
-    )
-    return {name: getattr(arguments, name) for name in names}
-
-
-def _launch_options(arguments: argparse.Namespace, rest: list[str]) -> LaunchOptions:
-    if "--" in rest:  # the first one is labkit's
-        rest.remove("--")
-    ranks = whole_number(arguments.nproc_per_node)
-    return LaunchOptions(nproc_per_node=ranks, args=rest, name=arguments.name, runs_dir=arguments.runs_dir)
-
-
 def _submit(arguments: argparse.Namespace, rest: list[str]) -> int:
-    launch = _launch_options(arguments, rest)
-    run = submit(
-        arguments.script,
-        nproc_per_node=launch.nproc_per_node,
-        args=launch.args,
-        name=launch.name,
-        runs_dir=launch.runs_dir,
-        **_job_options(arguments),
-    )
+    job = JobOptions.parsed(arguments).as_keywords()
+    run = submit(arguments.script, args=rest, name=arguments.name, runs_dir=arguments.runs_dir, **job)
     if not arguments.detach:
-        try:
-            run.wait(stop_on_interrupt=False, watch=sys.stdout.isatty())
-        except KeyboardInterrupt:
-            print(plain(f"\n{run.id} is still running; stop it with: labkit stop {run.id}"))
-            raise
-        print(run)
+        follow(run)
     return 0
 
 
 def _print(arguments: argparse.Namespace, rest: list[str]) -> int:
-    launch, job_options = _launch_options(arguments, rest), _job_options(arguments)
+    launch = LaunchOptions(args=rest, name=arguments.name, runs_dir=arguments.runs_dir)
+    job = JobOptions.parsed(arguments)
     if arguments.plain:
-        print(submission.plain_text(arguments.script, launch, **job_options), end="")
+        print(submission.plain_text(arguments.script, launch, job), end="")
         return 0
-    folder = submission.prepare(arguments.script, launch, {}, **job_options)
+    folder = submission.prepare(arguments.script, launch, job, {})
     print(folder.launch_file.read_text(encoding="utf-8"), end="")
     file = Path(os.path.relpath(folder.launch_file))
     print(plain(f"submit it with: sbatch {file}\nfollow it with: labkit attach {folder.id}"), file=sys.stderr)

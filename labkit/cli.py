@@ -8,22 +8,25 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import labkit
 from labkit.batch_jobs import add_verbs as add_slurm_verbs
+from labkit.batch_jobs import follow
 from labkit.checking.source import files_in
 from labkit.errors import LabError
 from labkit.kaggle.verbs import add_verbs
 from labkit.record.text import plain
 from labkit.write import check_flags, completed, extra_options, options_of, read_back, script_names
-from labkit.write.launch_options import LaunchOptions, whole_number
+from labkit.write.call_options import whole_number
+from labkit.write.launch_options import LaunchOptions
 from labkit.write.options import Option
 
 __all__ = ["main"]
+
+AddVerb = Callable[..., argparse.ArgumentParser]
 
 EXAMPLES = """examples:
   labkit doctor
@@ -35,7 +38,6 @@ EXAMPLES = """examples:
   labkit runs
   labkit stop latest
 """
-
 
 CHECK_EXAMPLES = """examples:
   labkit check train.py lab.ipynb
@@ -54,6 +56,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments, rest = parser.parse_known_args(argv)
     if rest and arguments.verb not in ("launch", "plan", "slurm"):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if "--" in rest:  # the first one is labkit's
+        rest.remove("--")
     try:
         return int(arguments.run(arguments, rest) or 0)
     except labkit.RankFailedError as error:
@@ -95,22 +99,34 @@ def _parser() -> argparse.ArgumentParser:
         sub.set_defaults(run=run, parser=sub)
         return sub
 
+    for add in (_add_doctor, _add_launch, _add_check, _add_plan, _add_run_verbs, _add_script_verbs):
+        add(verb)
+    slurm = "submit a training to Slurm, or print its launch file"
+    add_slurm_verbs(verbs.add_parser("slurm", help=slurm, description=slurm))
+    kaggle = "run a notebook on Kaggle's two T4s, follow it here, fetch its runs"
+    add_verbs(verbs.add_parser("kaggle", help=kaggle, description=kaggle))
+    return parser
+
+
+def _add_doctor(verb: AddVerb) -> None:
     doctor = verb(
         "doctor",
         _doctor,
         "what this machine has and what to use on it; exits with 1 when a launch would fail (a finding of level stop)",
     )
     doctor.add_argument("--preflight", action="store_true", help="let the ranks sum a number")
-    doctor.add_argument(
-        "--bandwidth",
-        type=int,
-        nargs="?",
-        const=True,
-        default=False,
-        metavar="RANKS",
-        help="measure the collectives of this many ranks (default: one per GPU, or two)",
-    )
+    ranks = "measure the collectives of this many ranks (default: one per GPU, or two)"
+    doctor.add_argument("--bandwidth", type=int, nargs="?", const=True, default=False, metavar="RANKS", help=ranks)
     doctor.add_argument("--json", action="store_true", help="print findings and facts as JSON, to attach to a report")
+
+
+def _doctor(arguments: argparse.Namespace, rest: list[str]) -> int:
+    machine = labkit.doctor(preflight=arguments.preflight, bandwidth=arguments.bandwidth)
+    print(machine.to_json() if arguments.json else machine)
+    return 0 if machine.can_train else 1
+
+
+def _add_launch(verb: AddVerb) -> None:
     start = verb(
         "launch",
         _launch,
@@ -122,92 +138,14 @@ def _parser() -> argparse.ArgumentParser:
     start.add_argument("script", nargs="?", help="one of labkit's own (ddp) or the path of any torchrun script")
     LaunchOptions.add_arguments(start)
     start.add_argument("--watch", action="store_true", help="draw the live view in the terminal")
-    start.add_argument(
-        "--print",
-        action="store_true",
-        dest="only_print",
-        help="with --hosts: start nothing, print the command to paste on each host",
-    )
-    check = verb(
-        "check",
-        _check,
-        "find errors in a training script that hang, corrupt or slow down distributed training; "
-        "exits with 0 without findings, 1 with findings, 2 when a file cannot be read",
-        epilog=CHECK_EXAMPLES,
-        formatter_class=formatter,
-    )
-    check.add_argument(
-        "files",
-        nargs="+",
-        metavar="FILE",
-        help="scripts, notebooks, Markdown pages, folders, names of labkit's own scripts, or - for standard input",
-    )
-    check.add_argument(
-        "--from",
-        dest="before",
-        metavar="BEFORE",
-        help="compare FILE with this script as a migration, for example from DDP to FSDP: what changed, "
-        "and what was forgotten (exits with 1 if anything was)",
-    )
-    check.add_argument("--json", action="store_true", help="print the findings as JSON")
-    plan = verb(
-        "plan",
-        _plan,
-        "predict memory and speed of each strategy before a launch; exits with 1 when the script does not fit",
-        usage="labkit plan SCRIPT [options] [--] [the script's own options]",
-    )
-    plan.add_argument("script", help="one of labkit's own (ddp) or the path of a script with the same cells")
-    plan.add_argument("--nproc-per-node", default="auto", metavar="N", help="ranks (default: one per GPU, or two)")
-    plan.add_argument("--nodes", type=int, default=1, metavar="N", help="number of hosts (default: 1)")
-    plan.add_argument("--network", help="network between hosts: 100GbE, InfiniBand NDR, … or bits/s of one host")
-    plan.add_argument("--device", help="T4, 2xT4, A100-40, H100 … (default: this machine)")
-    plan.add_argument("--measure", action="store_true", help="measure this machine's speed first (15 seconds)")
-    listing = verb("runs", _runs, "list all runs and their states")
-    listing.add_argument("--clean", action="store_true", help="delete the folders of launches that were killed")
-    for name, run, help, default in (
-        ("attach", _attach, "follow a run until it ends; Ctrl-C leaves it running", "latest"),
-        ("stop", _stop, "stop a run on every rank; without an id, the newest active one", None),
-        ("stacks", _stacks, "where every rank of a run is now: why is it stuck?", "latest"),
-        ("timeline", _timeline, "seconds per phase of the steps of a run that was launched with --profile", "latest"),
-        ("report", _report, "write report.html into a run's folder", "latest"),
-    ):
-        which = "an id, part of one, a path, or latest"
-        verb(name, run, help).add_argument("which", nargs="?", default=default, help=which)
-    compare = verb("compare", _compare, "compare runs side by side; speed-ups are relative to the first")
-    compare.add_argument("which", nargs="*", help="ids or paths, oldest first")
-    compare.add_argument("--last", type=int, default=0, metavar="N", help="compare the newest N runs instead")
-    write = verb(
-        "write",
-        _write,
-        "print one of labkit's own scripts, composed of a strategy, extras and a task; "
-        "without a strategy, list all of them",
-        usage="labkit write [STRATEGY [EXTRA ...]] [--task TASK] > mine.py",
-    )
-    write.add_argument("parts", nargs="*", metavar="STRATEGY [EXTRA ...]", help="fsdp checkpoints precision")
-    write.add_argument("--task", default="bytes", help="model, data and loss (default: bytes)")
-    diff = verb("diff", _diff, "show the changes from one script to another")
-    diff.add_argument("before")
-    diff.add_argument("after")
-    slurm = "submit a training to Slurm, or print its launch file"
-    add_slurm_verbs(verbs.add_parser("slurm", help=slurm, description=slurm))
-    kaggle = "run a notebook on Kaggle's two T4s, follow it here, fetch its runs"
-    add_verbs(verbs.add_parser("kaggle", help=kaggle, description=kaggle))
-    return parser
-
-
-def _doctor(arguments: argparse.Namespace, rest: list[str]) -> int:
-    machine = labkit.doctor(preflight=arguments.preflight, bandwidth=arguments.bandwidth)
-    print(machine.to_json() if arguments.json else machine)
-    return 0 if machine.can_train else 1
+    lines = "with --hosts: start nothing, print the command to paste on each host"
+    start.add_argument("--print", action="store_true", dest="only_print", help=lines)
 
 
 def _launch(arguments: argparse.Namespace, rest: list[str]) -> int:
     if arguments.help or not arguments.script or "--help" in rest:
         return _launch_help(arguments)
-    if "--" in rest:  # the first one is labkit's
-        rest.remove("--")
     options = LaunchOptions.parsed(arguments, args=rest, runs_dir=arguments.runs_dir, wait=False)
-    options = replace(options, detach=bool(options.detach))
     if arguments.only_print:
         return _print_lines(arguments.script, options)
     run = labkit.launch(arguments.script, **options.as_keywords())
@@ -227,6 +165,27 @@ def _print_lines(script: str, options: LaunchOptions) -> int:
         print(f"# on {host}, within a minute of each other:\n{line}\n")
     print(f"# follow it from any of them: labkit attach {folder.path}")
     return 0
+
+
+def _add_check(verb: AddVerb) -> None:
+    check = verb(
+        "check",
+        _check,
+        "find errors in a training script that hang, corrupt or slow down distributed training; "
+        "exits with 0 without findings, 1 with findings, 2 when a file cannot be read",
+        epilog=CHECK_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    files = "scripts, notebooks, Markdown pages, folders, names of labkit's own scripts, or - for standard input"
+    check.add_argument("files", nargs="+", metavar="FILE", help=files)
+    check.add_argument(
+        "--from",
+        dest="before",
+        metavar="BEFORE",
+        help="compare FILE with this script as a migration, for example from DDP to FSDP: what changed, "
+        "and what was forgotten (exits with 1 if anything was)",
+    )
+    check.add_argument("--json", action="store_true", help="print the findings as JSON")
 
 
 def _check(arguments: argparse.Namespace, rest: list[str]) -> int:
@@ -264,9 +223,24 @@ def _check_migration(arguments: argparse.Namespace) -> int:
     return 1 if migration.forgotten else 0
 
 
+def _add_plan(verb: AddVerb) -> None:
+    plan = verb(
+        "plan",
+        _plan,
+        "predict memory and speed of each strategy before a launch; exits with 1 when the script does not fit",
+        usage="labkit plan SCRIPT [options] [--] [the script's own options]",
+    )
+    plan.add_argument("script", help="one of labkit's own (ddp) or the path of a script with the same cells")
+    plan.add_argument(
+        "--nproc-per-node", type=whole_number, default="auto", metavar="N", help="ranks (default: one per GPU, or two)"
+    )
+    plan.add_argument("--nodes", type=int, default=1, metavar="N", help="number of hosts (default: 1)")
+    plan.add_argument("--network", help="network between hosts: 100GbE, InfiniBand NDR, … or bits/s of one host")
+    plan.add_argument("--device", help="T4, 2xT4, A100-40, H100 … (default: this machine)")
+    plan.add_argument("--measure", action="store_true", help="measure this machine's speed first (15 seconds)")
+
+
 def _plan(arguments: argparse.Namespace, rest: list[str]) -> int:
-    if "--" in rest:
-        rest.remove("--")
     script = labkit.Script.load(arguments.script)
     if arguments.script in script_names():
         script = completed(script, args=rest)
@@ -278,7 +252,7 @@ def _plan(arguments: argparse.Namespace, rest: list[str]) -> int:
     }
     plan = labkit.plan(
         script,
-        nproc_per_node=whole_number(arguments.nproc_per_node),
+        nproc_per_node=arguments.nproc_per_node,
         nodes=arguments.nodes,
         device=arguments.device,
         network=_number(arguments.network),
@@ -315,6 +289,23 @@ def _with_choices(option: Option) -> str:
     return option.name + (f" {{{','.join(map(str, option.choices))}}}" if option.choices else "")
 
 
+def _add_run_verbs(verb: AddVerb) -> None:
+    listing = verb("runs", _runs, "list all runs and their states")
+    listing.add_argument("--clean", action="store_true", help="delete the folders of launches that were killed")
+    for name, run, help, default in (
+        ("attach", _attach, "follow a run until it ends; Ctrl-C leaves it running", "latest"),
+        ("stop", _stop, "stop a run on every rank; without an id, the newest active one", None),
+        ("stacks", _stacks, "where every rank of a run is now: why is it stuck?", "latest"),
+        ("timeline", _timeline, "seconds per phase of the steps of a run that was launched with --profile", "latest"),
+        ("report", _report, "write report.html into a run's folder", "latest"),
+    ):
+        which = "an id, part of one, a path, or latest"
+        verb(name, run, help).add_argument("which", nargs="?", default=default, help=which)
+    compare = verb("compare", _compare, "compare runs side by side; speed-ups are relative to the first")
+    compare.add_argument("which", nargs="*", help="ids or paths, oldest first")
+    compare.add_argument("--last", type=int, default=0, metavar="N", help="compare the newest N runs instead")
+
+
 def _runs(arguments: argparse.Namespace, rest: list[str]) -> None:
     runs = labkit.runs(runs_dir=arguments.runs_dir)
     if arguments.clean:
@@ -327,15 +318,9 @@ def _runs(arguments: argparse.Namespace, rest: list[str]) -> None:
 
 def _attach(arguments: argparse.Namespace, rest: list[str]) -> None:
     run = labkit.attach(arguments.which, runs_dir=arguments.runs_dir)
-    watch = sys.stdout.isatty()  # the live view shows everything
-    if not run.status().is_final and not watch:
+    if not run.status().is_final and not sys.stdout.isatty():  # the live view shows everything
         print(run, flush=True)
-    try:
-        run.wait(stop_on_interrupt=False, watch=watch)
-    except KeyboardInterrupt:
-        print(plain(f"\n{run.id} is still running; stop it with: labkit stop {run.id}"))
-        raise
-    print(run)
+    follow(run)
 
 
 def _stop(arguments: argparse.Namespace, rest: list[str]) -> None:
@@ -362,13 +347,26 @@ def _report(arguments: argparse.Namespace, rest: list[str]) -> None:
 
 
 def _compare(arguments: argparse.Namespace, rest: list[str]) -> None:
-    oldest_first = list(reversed(labkit.runs(runs_dir=arguments.runs_dir)))
-    chosen = oldest_first[-arguments.last :] if arguments.last else arguments.which
-    print(labkit.compare([run if isinstance(run, labkit.Run) else _one(run, arguments) for run in chosen]))
+    if arguments.last:
+        chosen = list(reversed(labkit.runs(runs_dir=arguments.runs_dir)))[-arguments.last :]
+    else:
+        chosen = [labkit.attach(which, runs_dir=arguments.runs_dir) for which in arguments.which]
+    print(labkit.compare(chosen))
 
 
-def _one(which: str, arguments: argparse.Namespace) -> labkit.Run:
-    return labkit.attach(which, runs_dir=arguments.runs_dir)
+def _add_script_verbs(verb: AddVerb) -> None:
+    write = verb(
+        "write",
+        _write,
+        "print one of labkit's own scripts, composed of a strategy, extras and a task; "
+        "without a strategy, list all of them",
+        usage="labkit write [STRATEGY [EXTRA ...]] [--task TASK] > mine.py",
+    )
+    write.add_argument("parts", nargs="*", metavar="STRATEGY [EXTRA ...]", help="fsdp checkpoints precision")
+    write.add_argument("--task", default="bytes", help="model, data and loss (default: bytes)")
+    diff = verb("diff", _diff, "show the changes from one script to another")
+    diff.add_argument("before")
+    diff.add_argument("after")
 
 
 def _write(arguments: argparse.Namespace, rest: list[str]) -> None:

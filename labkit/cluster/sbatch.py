@@ -7,10 +7,10 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from labkit.cluster.timelimit import NOTICE_SECONDS, seconds_of
+from labkit.cluster.job_options import JobOptions
+from labkit.cluster.timelimit import seconds_of
 from labkit.errors import LaunchError
 from labkit.launcher.torchrun import node_torchrun_command
-from labkit.record import Nodes
 
 __all__ = ["HEAD", "NODE", "PORT", "LaunchFile", "sbatch_text"]
 
@@ -30,34 +30,26 @@ class LaunchFile:
     `program` is what torchrun starts: the script and its arguments, preceded by labkit's worker if `folder` is set.
     `python` is the interpreter, at the same path on every node. `folder` is the run's, on a shared file system; without
     it, the file does not use labkit. `checkpoints` is where the script saves: a job at its time limit is requeued if
-    there is a new checkpoint; without `checkpoints` it ends. `options` are further sbatch options, `setup` shell lines
-    that run first.
+    there is a new checkpoint; without `checkpoints` it ends. In `job` the counts of ranks, GPUs and cores are numbers.
     """
 
+    job: JobOptions
     name: str
-    nodes: Nodes
-    time: str
     cwd: str
     output: str
     python: str
     program: Sequence[str]
     folder: str | None = None
     checkpoints: str | None = None
-    partition: str | None = None
-    account: str | None = None
-    gpus_per_node: int = 0
-    cpus_per_task: int = 1
-    options: Sequence[str] = ()
-    setup: str = ""
-    saving_seconds: int = NOTICE_SECONDS
 
 
 def sbatch_text(file: LaunchFile) -> str:
     """The text for `sbatch`. Raises LaunchError for values that cannot be quoted or would not work."""
-    limit = seconds_of(file.time)
-    if file.checkpoints and limit is not None and limit <= file.saving_seconds:
+    job = file.job
+    limit = seconds_of(job.time)
+    if file.checkpoints and limit is not None and limit <= job.saving_seconds:
         raise LaunchError(
-            f"time={file.time!r} is too short to save: the job is notified {file.saving_seconds} s before its end, and "
+            f"time={job.time!r} is too short to save: the job is notified {job.saving_seconds} s before its end, and "
             "Slurm may do so up to a minute earlier. Increase time, or reduce saving_seconds"
         )
     parts = [_options(file), _setup(file), _meeting(file), _task(file)]
@@ -66,7 +58,7 @@ def sbatch_text(file: LaunchFile) -> str:
 
 
 def _options(file: LaunchFile) -> str:
-    nodes = file.nodes
+    job, nodes = file.job, file.job.counts
     lines = [
         "#!/bin/bash",
         f"# {nodes.count} x {nodes.nproc_per_node} ranks; written by labkit; feel free to edit it.",
@@ -74,16 +66,16 @@ def _options(file: LaunchFile) -> str:
         _option("nodes", nodes.count),
         "# one torchrun on each node, which starts the ranks",
         _option("ntasks-per-node", 1),
-        _option("cpus-per-task", file.cpus_per_task),
-        *([_option("gpus-per-node", file.gpus_per_node)] if file.gpus_per_node else []),
-        *([_option("partition", file.partition)] if file.partition else []),
-        *([_option("account", file.account)] if file.account else []),
-        _option("time", file.time),
+        _option("cpus-per-task", job.cpus_per_task),
+        *([_option("gpus-per-node", job.gpus_per_node)] if job.gpus_per_node else []),
+        *([_option("partition", job.partition)] if job.partition else []),
+        *([_option("account", job.account)] if job.account else []),
+        _option("time", job.time),
     ]
     if file.checkpoints:
         lines += [
-            f"# USR1 to this script alone (B:) {file.saving_seconds} s before the time is up; Slurm may be 60 s early",
-            _option("signal", f"B:USR1@{file.saving_seconds}"),
+            f"# USR1 to this script alone (B:) {job.saving_seconds} s before the time is up; Slurm may be 60 s early",
+            _option("signal", f"B:USR1@{job.saving_seconds}"),
             "# requeue at the time limit or after preemption: the ranks resume",
             _option("requeue"),
         ]
@@ -96,14 +88,14 @@ def _options(file: LaunchFile) -> str:
             _option("open-mode", "append"),
             _option("output", file.output.replace("%", "%%")),
             _option("chdir", file.cwd),
-            *(_directive(option) for option in file.options),
+            *(_directive(option) for option in job.options),
         ]
     )
 
 
 def _setup(file: LaunchFile) -> str:
     lines = ["# any failure ends the job instead of training partially"]
-    if own := file.setup.strip():  # user code often uses unset variables
+    if own := file.job.setup.strip():  # user code often uses unset variables
         lines += ["set -e", own]
     return "\n".join([*lines, "set -euo pipefail"])
 
@@ -137,14 +129,14 @@ def _meeting(file: LaunchFile) -> str:
 
 
 def _task(file: LaunchFile) -> str:
-    ranks = file.nodes.nproc_per_node
+    nodes = file.job.counts
     lines = [
         "# Runs on every node, because only the node knows its index and its interface to the others.",
         "# shellcheck disable=SC2317  # srun calls it",
         "task() {",
         "    set -euo pipefail",
     ]
-    if file.nodes.count > 1:
+    if nodes.count > 1:
         lines += [
             "    # The interface towards another node. A host's own name often resolves to its loopback.",
             '    if [ "$SLURM_NODEID" = 0 ]; then other=$LAST; else other=$HEAD; fi',
@@ -154,14 +146,15 @@ def _task(file: LaunchFile) -> str:
             '    export GLOO_SOCKET_IFNAME="${GLOO_SOCKET_IFNAME:-$interface}"',
             '    export NCCL_SOCKET_IFNAME="${NCCL_SOCKET_IFNAME:-$interface}"',
         ]
+    threads = max(1, (file.job.cpus_per_task or 1) // nodes.nproc_per_node)
     lines += [
         "    # a rank using all cores for its threads would slow down the others",
-        f'    export OMP_NUM_THREADS="${{OMP_NUM_THREADS:-{max(1, file.cpus_per_task // ranks)}}}"',
+        f'    export OMP_NUM_THREADS="${{OMP_NUM_THREADS:-{threads}}}"',
         "    # record each rank's last collectives to diagnose hangs",
         '    export TORCH_FR_BUFFER_SIZE="${TORCH_FR_BUFFER_SIZE:-2000}" TORCH_NCCL_DUMP_ON_TIMEOUT=1',
     ]
     # torchrun's restarts are unreliable in torch 2.13; a restart is a requeue
-    command = node_torchrun_command([], file.nodes, NODE, HEAD, PORT, *file.program)
+    command = node_torchrun_command([], nodes, NODE, HEAD, PORT, *file.program)
     torchrun = _wrapped([_quoted(file.python), "-m torch.distributed.run", *_grouped(command)])
     if file.folder:
         lines += [
@@ -217,7 +210,7 @@ def _saving(file: LaunchFile) -> str:
         "    echo \"$(date '+%F %T') the time limit is near: the ranks are told to save\"",
     ]
     if file.folder:
-        grace = max(5, file.saving_seconds - KEPT_SECONDS)
+        grace = max(5, file.job.saving_seconds - KEPT_SECONDS)
         request = f'{{"grace": {grace}, "goes_on": true}}'
         lines += [
             "    # like a user's stop request: each node's supervisor sends exactly one TERM; several would kill ranks",

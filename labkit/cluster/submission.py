@@ -5,18 +5,19 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from labkit.cluster import slurm
+from labkit.cluster.job_options import JobOptions
 from labkit.cluster.sbatch import HEAD, NODE, PORT, LaunchFile, sbatch_text
-from labkit.cluster.timelimit import NOTICE_SECONDS
 from labkit.errors import LaunchError
 from labkit.launcher import multinode
 from labkit.launcher.start import check, removed_on_failure
 from labkit.launcher.torchrun import without_leftovers
-from labkit.record import Nodes, RunFolder
+from labkit.record import RunFolder
 from labkit.record.folder import slug, write_json
 from labkit.record.text import plain
 from labkit.write import Script
@@ -40,110 +41,77 @@ def submit(folder: RunFolder, env: Mapping[str, Any] | None = None) -> str:
 
 
 def prepare(
-    script: Script | str | os.PathLike[str],
-    launch: LaunchOptions,
-    parameters: Mapping[str, Any],
-    *,
-    nodes: int,
-    **asked: Any,
+    script: Script | str | os.PathLike[str], launch: LaunchOptions, job: JobOptions, parameters: Mapping[str, Any]
 ) -> RunFolder:
-    """Make the folder of a run with its launch file, without submitting. `asked` is passed to `_launch_file`."""
-    asked |= _usual(asked)
-    counts = _counts(nodes, launch.nproc_per_node, asked.get("partition"))
-    folder = multinode.create(script, counts, launch, parameters, saves=True)
+    """Make the folder of a run with its launch file, without submitting."""
+    job = _resolved(job)
+    folder = multinode.create(script, job.counts, launch, parameters, saves=True)
     with removed_on_failure(folder):
         command = multinode.torchrun_of_node(folder, NODE, HEAD, PORT)
-        text = sbatch_text(
-            _launch_file(
-                counts,
-                name=str(launch.name or folder.read_manifest()["name"]),
-                output=str(folder.job_output),
-                program=command[command.index("--redirects") :],
-                folder=str(folder.path),
-                checkpoints=str(folder.checkpoint_folder()) if "--checkpoint-dir" in command else None,
-                **asked,
-            )
+        file = LaunchFile(
+            job,
+            name=str(launch.name or folder.read_manifest()["name"]),
+            cwd=str(Path.cwd()),
+            output=str(folder.job_output),
+            python=sys.executable,
+            program=command[command.index("--redirects") :],
+            folder=str(folder.path),
+            checkpoints=str(folder.checkpoint_folder()) if "--checkpoint-dir" in command else None,
         )
-        folder.launch_file.write_text(text, encoding="utf-8")
+        folder.launch_file.write_text(sbatch_text(file), encoding="utf-8")
     return folder
 
 
-def plain_text(script: str | os.PathLike[str], launch: LaunchOptions, *, nodes: int, **asked: Any) -> str:
+def plain_text(script: str | os.PathLike[str], launch: LaunchOptions, job: JobOptions) -> str:
     """A launch file that does not need labkit. The job is requeued if the arguments include `--checkpoint-dir`. One of
     labkit's own scripts is written into the working directory."""
-    asked |= _usual(asked)
-    counts = _counts(nodes, launch.nproc_per_node, asked.get("partition"))
-    named = check(script, launch.args, {}, counts.world_size)
+    job, here = _resolved(job), Path.cwd()
+    named = check(script, launch.args, {}, job.counts.world_size)
     name = str(launch.name or named.script.name)
     file = named.path
     if file is None:
-        file = named.script.write(Path.cwd() / f"{slug(name)}.py")
+        file = named.script.write(here / f"{slug(name)}.py")
         print(plain(f"{file}: the script that the launch file runs"), file=sys.stderr)
     chosen = named.options.get("checkpoint_dir")
     return sbatch_text(
-        _launch_file(
-            counts,
+        LaunchFile(
+            job,
             name=name,
-            output=str(Path.cwd() / f"{slug(name)}.slurm.out"),
+            cwd=str(here),
+            output=str(here / f"{slug(name)}.slurm.out"),
+            python=sys.executable,
             program=[str(file), *named.argv],
-            checkpoints=str(Path.cwd() / chosen) if chosen else None,
-            **asked,
+            checkpoints=str(here / chosen) if chosen else None,
         )
     )
 
 
-def _usual(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """The account and partition, by default from sbatch's variables, because sbatch is called without them."""
-    return {name: asked.get(name) or os.environ.get(f"SBATCH_{name.upper()}") for name in ("account", "partition")}
-
-
-def _counts(nodes: Any, nproc_per_node: Any, partition: str | None) -> Nodes:
-    if nproc_per_node == "auto":
-        nproc_per_node = slurm.gpus_per_node(partition)
-        if not nproc_per_node:
+def _resolved(job: JobOptions) -> JobOptions:
+    """The options with numbers for all counts. The account and partition are by default from sbatch's variables,
+    because sbatch is called without them. Raises LaunchError."""
+    account = job.account or os.environ.get("SBATCH_ACCOUNT")
+    partition = job.partition or os.environ.get("SBATCH_PARTITION")
+    ranks: Any = job.nproc_per_node
+    if ranks == "auto":
+        ranks = slurm.gpus_per_node(partition)
+        if not ranks:
             where = f"partition {partition}" if partition else "this cluster"
-            why = "cannot be queried here" if nproc_per_node is None else f"reports no GPUs in {where}"
+            why = "cannot be queried here" if ranks is None else f"reports no GPUs in {where}"
             raise LaunchError(f"Slurm {why}: set the number of ranks per node with nproc_per_node=…")
-    for what, count in (("nodes", nodes), ("nproc_per_node", nproc_per_node)):
+    for what, count in (("nodes", job.nodes), ("nproc_per_node", ranks)):
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
             raise LaunchError(f"{what} must be a whole number, at least 1; got {count!r}")
-    return Nodes(nodes, nproc_per_node)
-
-
-def _launch_file(
-    nodes: Nodes,
-    *,
-    time: str,
-    partition: str | None = None,
-    account: str | None = None,
-    gpus_per_node: int | None = None,
-    cpus_per_task: int | None = None,
-    options: Sequence[str] = (),
-    setup: str = "",
-    saving_seconds: int = NOTICE_SECONDS,
-    **run: Any,
-) -> LaunchFile:
-    ranks = nodes.nproc_per_node
-    if gpus_per_node is None:
-        gpus_per_node = ranks if (slurm.gpus_per_node(partition) or 0) >= ranks else 0
-    if isinstance(options, str):
-        raise LaunchError(f"options must be a list such as ['--qos=high', '--mem=64G'], got {options!r}")
-    for option in options:
+    if isinstance(job.options, str):
+        raise LaunchError(f"options must be a list such as ['--qos=high', '--mem=64G'], got {job.options!r}")
+    for option in job.options:
         if not str(option).startswith("-"):
             raise LaunchError(f"{option!r} is not an sbatch option: expected one such as '--qos=high'")
         if OWN.fullmatch(str(option)):
             raise LaunchError(f"{option!r} conflicts with an option of the launch file; omit it, or edit the file")
-    return LaunchFile(
-        nodes=nodes,
-        time=time,
-        partition=partition,
-        account=account,
-        gpus_per_node=gpus_per_node,
-        cpus_per_task=cpus_per_task or CORES_PER_RANK * ranks,
-        options=options,
-        setup=setup,
-        saving_seconds=saving_seconds,
-        cwd=str(Path.cwd()),
-        python=sys.executable,
-        **run,
+    gpus = job.gpus_per_node
+    if gpus is None:
+        gpus = ranks if (slurm.gpus_per_node(partition) or 0) >= ranks else 0
+    cores = job.cpus_per_task or CORES_PER_RANK * ranks
+    return replace(
+        job, nproc_per_node=ranks, partition=partition, account=account, gpus_per_node=gpus, cpus_per_task=cores
     )

@@ -1,33 +1,22 @@
-"""A plan: the predicted memory per rank and step time of a training run, before anything is launched."""
+"""A plan: the predicted memory per rank and step time of a training run."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
-from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from labkit.errors import LaunchError
-from labkit.launcher.hardware import hardware
-from labkit.planner.advice import Advice, advise
+from labkit.planner.advice import Advice
 from labkit.planner.candidate import unfit
-from labkit.planner.constraints import refusal
-from labkit.planner.data_sheets import Device, devices_named
-from labkit.planner.layout import Layout, able_to, layout_of
-from labkit.planner.memory.peak import UnknownToFormulas, variant_of, worst
+from labkit.planner.data_sheets import Device
+from labkit.planner.layout import Layout, layout_of
 from labkit.planner.memory.peak import peak as peak_of
-from labkit.planner.model.child import Unplannable, asking
-from labkit.planner.model.facts import ModelFacts, facts_of
-from labkit.planner.model.rehearsal import rehearse
-from labkit.planner.model.sizes import states_alone
-from labkit.planner.networks import bandwidth_of
+from labkit.planner.model.facts import ModelFacts
 from labkit.planner.overview import bar_of
 from labkit.planner.scaling import break_even_curve, scaling_curves
-from labkit.planner.speed.speed_model import SpeedModel, measure_speed
+from labkit.planner.speed.speed_model import SpeedModel
 from labkit.planner.speed.step_time import StepTime
 from labkit.record.peak import Peak
 from labkit.record.units import gib
@@ -35,123 +24,14 @@ from labkit.view.charts.bars import Bar
 from labkit.view.charts.images import as_image
 from labkit.view.charts.plan_figures import break_even, memory_planned, scaling_planned
 from labkit.view.plan_tables import plan_html, plan_text
-from labkit.write import Script, script_names
+from labkit.write import Script
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-__all__ = ["Plan", "plan"]
+__all__ = ["Plan"]
 
-MOST_RANKS = 16384
-TOLERANCE = 0.1  # of the rehearsed peak; larger known deviations of a strategy's formulas are reported
 MOST_RANKS_WRITTEN = 64
-TENSOR_RANKS = 8  # they communicate in every layer, so more than one box has are not considered
-
-
-def plan(
-    script: Script | str | Path,
-    *,
-    nproc_per_node: int | str = "auto",
-    nodes: int = 1,
-    device: str | None = None,
-    network: str | float | None = None,
-    measure: bool = False,
-    **parameters: Any,
-) -> Plan:
-    """Predict the memory per rank and the step time of a script, what fits the device, and what is fastest.
-
-    `script`, `nproc_per_node` and `parameters` are those of `launch`. `device` is a preset ("T4", "2xT4", "A100 80");
-    None means this machine. `nodes` is the number of hosts, each with `nproc_per_node` ranks, and `network` the link
-    between them: "100GbE", "InfiniBand NDR", "8 x InfiniBand HDR", or bits/s per host, one way.
-
-    It takes about 5 seconds: one process counts the model, another rehearses a step of the script, both on tensors
-    without data; nothing is launched. With `measure=True`, ranks on this machine compute and communicate for about 15
-    seconds, so that the speed is measured instead of assumed; the result is cached.
-
-    Raises ScriptError or LaunchError for what `launch` would refuse. `.problems` lists what could not be planned.
-    """
-    script, path = _script(script)
-    script.check()
-    script = script if path else able_to(script, parameters)
-    count, kind = devices_named(device)
-    ranks = _ranks(nproc_per_node, count, kind)
-    if nodes != 1 or network is not None:
-        ranks, kind = _on_hosts(nodes, ranks, kind, network)
-    layout = layout_of(script, ranks, parameters)
-    problems: list[str] = []
-    if parameters.get("compile"):
-        problems.append("compile is not planned: figures are for eager mode; a compiled model often holds less")
-
-    def result_of(future: Future[Any], what: str) -> Any:
-        try:
-            return future.result()
-        except Unplannable as error:
-            why = str(error).rstrip(".")
-            if any(why.partition("): ")[0] in problem for problem in problems):  # the same line again
-                problems[:] = [f"cannot be planned: {why}"]
-            else:
-                problems.append(f"{what}: {why}")
-
-    if measure and not kind.is_this_machine:
-        problems.append(f"nothing was measured: this machine has no {kind.name}; the speed is from its data sheet")
-    with asking() as threads:
-        precisions = [variant_of(layout).precision]
-        counted = threads.submit(facts_of, script, parameters, _splits(layout), path=path, precisions=precisions)
-        play = partial(rehearse, script, ranks, parameters, path=path)
-        alike = layout.pipeline == 1 and layout.strategy != "zero1"
-        playing = {0: threads.submit(play)} if alike else {}
-        facts, formulas, rank = result_of(counted, "not planned by formulas"), None, None
-        if facts and (reason := refusal(facts, layout)):
-            raise LaunchError(reason)
-        try:
-            rank, formulas = worst(facts, layout, on_gpu=not kind.shared) if facts else (None, None)
-        except UnknownToFormulas as error:
-            problems.append(f"not planned by formulas: {error}")
-        ends = {0, ranks - ranks // layout.pipeline}  # the first or the last stage of a pipeline holds most
-        planned = sorted(ends if rank is None else {rank})
-        playing = playing or {each: threads.submit(play, rank=each) for each in planned}
-        peaks = {each: peak for each, future in playing.items() if (peak := result_of(future, "not rehearsed"))}
-        rank = max(peaks, key=lambda each: peaks[each].bytes, default=rank or 0) if rank is None else rank
-        rehearsed, advice, states = peaks.get(rank), None, None
-        if facts:
-            if measure and kind.is_this_machine:  # nothing else may run while ranks are timed
-                measure_speed(script, ranks // kind.nodes, parameters, again=False, nodes=kind.nodes)
-            alone = rehearsed if facts.layers or not formulas else None
-            speed_model = SpeedModel(script, facts, kind, ranks, parameters)
-            advice = advise(script, facts, kind, ranks, parameters, speed_model, alone)
-            if facts.looked_at:
-                problems.append(
-                    f"samples differ in length: batches are planned at the longest of the first {facts.looked_at}"
-                )
-        if not formulas and not rehearsed:
-            future = threads.submit(states_alone, script, layout, parameters, path=path)
-            states = result_of(future, "nothing more is known about the model")
-    if formulas and rehearsed:
-        one_by_one = peak_of(facts, layout, rank)
-        problems += _disagreement(facts, one_by_one, rehearsed)
-        if more := formulas.bytes - one_by_one.bytes:
-            problems.append(
-                f"on a GPU torch's AdamW updates all parameters at once, so the formulas add {gib(more)} to the peak; "
-                "the rehearsal updates one at a time, as with fused=True"
-            )
-    if rehearsed and layout.options.get("cpu_offload") and not kind.shared:
-        problems.append(f"the rehearsed {gib(rehearsed.bytes)} include what is offloaded to the host: use the formulas")
-        rehearsed = None
-    return Plan(
-        script,
-        path,
-        ranks,
-        parameters,
-        kind,
-        layout,
-        rank,
-        facts,
-        formulas,
-        rehearsed,
-        states,
-        advice,
-        tuple(problems),
-    )
 
 
 @dataclass(frozen=True)
@@ -304,57 +184,3 @@ class Plan:
         rows = [row.row() for row in self.advice.rows] if self.advice else []
         steps = [row.step for row in self.advice.rows if row.step] if self.advice else []
         return verdict, rows, list(dict.fromkeys(text for step in steps for text in step.assumed))
-
-
-def _script(script: Script | str | os.PathLike[str]) -> tuple[Script, str]:
-    """The script, and its path if it is the user's own, because it may import modules next to it."""
-    if isinstance(script, Script):
-        return script, ""
-    if isinstance(script, str) and script in script_names():
-        return Script.load(script), ""
-    return Script.load(script), str(Path(script).absolute())
-
-
-def _ranks(count: Any, devices: int | None, kind: Device) -> int:
-    """The requested number of ranks, by default one per device."""
-    if count == "auto":
-        return devices or hardware().default_ranks
-    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MOST_RANKS:
-        raise LaunchError(f"nproc_per_node must be 'auto' or a whole number from 1 to {MOST_RANKS:,}, got {count!r}")
-    here = kind.box if kind.is_this_machine and not kind.shared else None
-    if (most := devices or here) and count > most:
-        raise LaunchError(f"{count} ranks need {count} devices, but the plan is for {most} x {kind.name}")
-    return count
-
-
-def _on_hosts(nodes: Any, each: int, kind: Device, network: Any) -> tuple[int, Device]:
-    """(total ranks, device) for `nodes` hosts with `each` ranks."""
-    if isinstance(nodes, bool) or not isinstance(nodes, int) or not 1 <= nodes <= MOST_RANKS // each:
-        raise LaunchError(
-            f"nodes must be a whole number from 1 to {MOST_RANKS // each:,} with {each} ranks each, got {nodes!r}"
-        )
-    if nodes == 1:
-        raise LaunchError("network connects hosts: set nodes to 2 or more")
-    joined = kind.network if network is None else bandwidth_of(network)
-    return nodes * each, replace(kind, nodes=nodes, box=each, network=joined)
-
-
-def _disagreement(facts: ModelFacts, formulas: Peak, rehearsed: Peak) -> list[str]:
-    """A message if the two methods disagree by more than the tolerance."""
-    if abs(formulas.bytes / rehearsed.bytes - 1) <= TOLERANCE:
-        return []
-    model = (
-        f"all {facts.layers} layers of this model as one unit" if facts.layers else "embed, blocks and unembed in turn"
-    )
-    return [
-        f"formulas give {gib(formulas.bytes)}, the rehearsal of the script {gib(rehearsed.bytes)}: trust the "
-        f"rehearsal; the other strategies' figures are rough. The formulas assume {model}, all of it trained by AdamW, "
-        "and the script's own step"
-    ]
-
-
-def _splits(layout: Layout) -> list[tuple[int, bool]]:
-    """(ranks, whether the sequence is split too) for every split of layers by this or another strategy."""
-    within_a_box = [n for n in range(2, TENSOR_RANKS + 1) if layout.ranks % n == 0]
-    requested = (layout.tensor, bool(layout.options.get("sequence_parallel")))
-    return sorted({(n, False) for n in within_a_box} | ({requested} if layout.tensor > 1 else set()))

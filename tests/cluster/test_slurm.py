@@ -16,8 +16,8 @@ from conftest import SCRIPTS as FAULTS
 
 import labkit
 from labkit.cluster import slurm
+from labkit.cluster.job_options import JobOptions
 from labkit.cluster.sbatch import LaunchFile, sbatch_text
-from labkit.record import Nodes
 from labkit.record.reader import rows
 
 pytestmark = [pytest.mark.skipif(bool(why_not()), reason=f"a Slurm cluster {why_not()}"), pytest.mark.timeout(300)]
@@ -71,20 +71,24 @@ class PlainJob:
         self.cluster, self.output, self.checkpoints = cluster, folder / "out.txt", folder / "checkpoints"
         file = folder / "job.sbatch"
         program = [str(SCRIPT.write(folder / "train.py")), "--checkpoint-dir", str(self.checkpoints), *args]
+        job = JobOptions(
+            time=time,
+            nodes=2,
+            nproc_per_node=1,
+            cpus_per_task=1,
+            saving_seconds=SAVING_SECONDS,
+            setup="srun true",  # a step of its own: the ranks' is not always the first
+        )
         file.write_text(
             sbatch_text(
                 LaunchFile(
+                    job,
                     name=name,
-                    nodes=Nodes(2, 1),
-                    time=time,
                     cwd=str(folder),
                     output=str(self.output),
                     python=sys.executable,
                     program=program,
                     checkpoints=str(self.checkpoints),
-                    cpus_per_task=1,
-                    saving_seconds=SAVING_SECONDS,
-                    setup="srun true",  # a step of its own: the ranks' is not always the first
                 )
             )
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 import labkit
 from labkit import LaunchError
 from labkit.cluster import slurm
+from labkit.cluster.job_options import JobOptions
 from labkit.cluster.queued import with_job
 from labkit.cluster.slurm import Job, most_gpus
 from labkit.cluster.submission import prepare
@@ -295,10 +297,11 @@ def test_without_sbatch_it_is_said_where_to_go(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("option", ["--nodes=4", "-N4", "--ntasks 8", "-a1-3", "--output=x"])
 def test_an_option_that_the_launch_file_counts_on_is_refused(tmp_path, option):
-    launch = LaunchOptions(nproc_per_node=1, runs_dir=tmp_path)
+    asked = ["--ntasks-per-socket=1", "--nodelist=n[1-2]", option]
+    job = JobOptions(time="10", nodes=2, nproc_per_node=1, options=asked)
 
     with pytest.raises(LaunchError, match="conflicts with an option of the launch file"):
-        prepare("ddp", launch, {}, nodes=2, time="10", options=["--ntasks-per-socket=1", "--nodelist=n[1-2]", option])
+        prepare("ddp", LaunchOptions(runs_dir=tmp_path), job, {})
 
     assert not list(tmp_path.iterdir())
 
@@ -306,3 +309,10 @@ def test_an_option_that_the_launch_file_counts_on_is_refused(tmp_path, option):
 def test_a_plan_is_not_submitted():
     with pytest.raises(LaunchError, match="submit its script and parameters"):
         labkit.submit(labkit.plan("ddp", nproc_per_node=1), nproc_per_node=1, time="10")
+
+
+def test_submit_names_the_options_of_a_job_and_needs_a_time_limit():
+    assert set(JobOptions.names()) < inspect.signature(labkit.submit).parameters.keys()
+
+    with pytest.raises(TypeError, match=r"submit\(\) missing 1 required keyword-only argument: 'time'"):
+        labkit.submit("ddp", nproc_per_node=1)

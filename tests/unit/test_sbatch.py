@@ -11,18 +11,26 @@ from pathlib import Path
 import pytest
 
 from labkit import LabError, LaunchError, Script
+from labkit.cluster.job_options import JobOptions
 from labkit.cluster.sbatch import NODE, LaunchFile, sbatch_text
 from labkit.cluster.submission import plain_text, prepare
 from labkit.cluster.timelimit import seconds_of
-from labkit.record import Nodes
 from labkit.write.launch_options import LaunchOptions
 
 GOLDEN = Path(__file__).parent / "golden"
+TWO_NODES = JobOptions(time="10", nodes=2, nproc_per_node=1)
 RUN = "/home/ada/runs/20261122T120000Z-ddp-1234"
 UNDER_LABKIT = LaunchFile(
+    JobOptions(
+        time="02:00:00",
+        nodes=2,
+        nproc_per_node=4,
+        partition="gpu",
+        account="lovelace",
+        gpus_per_node=4,
+        cpus_per_task=8,
+    ),
     name="ddp",
-    nodes=Nodes(2, 4),
-    time="02:00:00",
     cwd="/home/ada/project",
     output=f"{RUN}/slurm.out",
     python="/opt/env/bin/python",
@@ -41,25 +49,26 @@ UNDER_LABKIT = LaunchFile(
     ],
     folder=RUN,
     checkpoints=f"{RUN}/checkpoints",
-    partition="gpu",
-    account="lovelace",
-    gpus_per_node=4,
-    cpus_per_task=8,
 )
+
+
+def with_options(file: LaunchFile, **options: object) -> LaunchFile:
+    return replace(file, job=replace(file.job, **options))
+
+
 PLAIN = replace(UNDER_LABKIT, folder=None, program=["/home/ada/project/train.py", "--steps", "100"])
 FILES = {
     "labkit": UNDER_LABKIT,
     "plain": PLAIN,
-    "plain_once": replace(
-        PLAIN,
-        checkpoints=None,
+    "plain_once": with_options(
+        replace(PLAIN, checkpoints=None),
         partition=None,
         account=None,
         gpus_per_node=0,
         setup="module load cuda",
         options=["--qos=high"],
     ),
-    "one_node": replace(PLAIN, nodes=Nodes(1, 4), checkpoints=None),
+    "one_node": with_options(replace(PLAIN, checkpoints=None), nodes=1),
 }
 ODD = [
     "two words",
@@ -127,8 +136,9 @@ def test_words_reach_the_command_as_they_were_given(word, tmp_path):
 @pytest.mark.parametrize("field", ["name", "cwd", "output", "partition", "checkpoints", "program", "options"])
 def test_what_would_be_two_lines_is_refused(bad, field):
     value = [bad] if field in ("program", "options") else bad
+    change = replace if hasattr(UNDER_LABKIT, field) else with_options
     with pytest.raises(LaunchError, match="cannot be used in a launch file"):
-        sbatch_text(replace(UNDER_LABKIT, **{field: value}))
+        sbatch_text(change(UNDER_LABKIT, **{field: value}))
 
 
 @pytest.mark.parametrize(
@@ -155,10 +165,11 @@ def test_what_is_no_time_limit_is_refused(text):
 
 
 def test_a_job_that_could_not_save_before_its_end_is_refused():
+    short = with_options(UNDER_LABKIT, time="00:02:00")
     with pytest.raises(LaunchError, match="too short to save: the job is notified 120 s before its end"):
-        sbatch_text(replace(UNDER_LABKIT, time="00:02:00"))
-    assert "#SBATCH --signal" not in sbatch_text(replace(UNDER_LABKIT, time="00:02:00", checkpoints=None))
-    assert "--signal=B:USR1@30" in sbatch_text(replace(UNDER_LABKIT, time="00:02:00", saving_seconds=30))
+        sbatch_text(short)
+    assert "#SBATCH --signal" not in sbatch_text(replace(short, checkpoints=None))
+    assert "--signal=B:USR1@30" in sbatch_text(with_options(short, saving_seconds=30))
 
 
 def run_by_bash(folder: Path, job: int, code: int = 0, step: str = "") -> subprocess.CompletedProcess[str]:
@@ -198,12 +209,12 @@ def test_a_run_has_one_job_however_often_its_file_is_submitted(tmp_path):
 @pytest.mark.parametrize("option", ["--output=x", "-ox", "--nodes=3", "-N3", "--no-requeue", "--array=1-3", "--ntasks"])
 def test_what_the_launch_file_itself_says_is_no_further_option(option, runs_dir):
     with pytest.raises(LaunchError, match="conflicts with an option of the launch file"):
-        prepare("ddp", LaunchOptions(nproc_per_node=1), {}, nodes=2, time="10", options=["--qos=high", option])
+        prepare("ddp", LaunchOptions(), replace(TWO_NODES, options=["--qos=high", option]), {})
     assert not list(runs_dir.glob("*"))
 
 
 def test_a_job_of_labkit_s_own_script_can_save_and_resume():
-    folder = prepare("ddp", LaunchOptions(nproc_per_node=1), {}, nodes=2, time="10")
+    folder = prepare("ddp", LaunchOptions(), TWO_NODES, {})
 
     assert Script.load(folder.script) == Script.load("ddp", "checkpoints")
     assert f"--checkpoint-dir {folder.checkpoints}" in folder.launch_file.read_text()
@@ -211,22 +222,22 @@ def test_a_job_of_labkit_s_own_script_can_save_and_resume():
 
 def test_a_plain_launch_file_has_labkit_s_own_script_written_beside_it(monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
-    saves = LaunchOptions(nproc_per_node=1, args=["--checkpoint-dir", "saved"])
+    saves = LaunchOptions(args=["--checkpoint-dir", "saved"])
 
-    text = plain_text("ddp", saves, nodes=2, time="10")
+    text = plain_text("ddp", saves, TWO_NODES)
 
     written = Script.load(tmp_path / "ddp.py")
     assert written == Script.load("ddp", "checkpoints")
     assert f"{tmp_path / 'ddp.py'} --checkpoint-dir saved" in text
     assert f"{tmp_path / 'ddp.py'}: the script that the launch file runs" in capsys.readouterr().err
     with pytest.raises(LabError, match="exists and differs"):
-        plain_text("ddp", LaunchOptions(nproc_per_node=1), nodes=2, time="10")
+        plain_text("ddp", LaunchOptions(), TWO_NODES)
 
 
 def test_a_user_s_usual_account_and_partition_are_taken_unless_others_are_given(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SBATCH_ACCOUNT", "usual")
     monkeypatch.setenv("SBATCH_PARTITION", "usual-nodes")
-    text = plain_text("ddp", LaunchOptions(nproc_per_node=1), nodes=2, time="10", account="other")
+    text = plain_text("ddp", LaunchOptions(), replace(TWO_NODES, account="other"))
     assert "#SBATCH --account=other\n" in text
     assert "#SBATCH --partition=usual-nodes\n" in text

@@ -1,0 +1,71 @@
+"""Options of a call as the fields of a dataclass, which define its keywords, its signature and its flags."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, Self
+
+__all__ = ["CallOptions", "flag", "whole_number"]
+
+
+def flag(help: str | None = None, **argparse_options: Any) -> dict[str, Any]:
+    """Metadata of a field that is also a flag; `flag` is its name if it is not the field's."""
+    return {"argparse": {"help": help, **argparse_options}}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallOptions:
+    """The base of LaunchOptions and JobOptions."""
+
+    @classmethod
+    def names(cls) -> list[str]:
+        return [each.name for each in fields(cls)]
+
+    @classmethod
+    def split(cls, keywords: Mapping[str, Any]) -> tuple[Self, dict[str, Any]]:
+        """The options among the keywords of a call, and the rest: the parameters of the script."""
+        names = cls.names()
+        own = {name: value for name, value in keywords.items() if name in names}
+        return cls(**own), {name: value for name, value in keywords.items() if name not in names}
+
+    def as_keywords(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.names()}
+
+    @classmethod
+    def add_arguments(cls, parser: argparse.ArgumentParser) -> None:
+        """Add the options' flags to a parser."""
+        for each in fields(cls):
+            if "argparse" in each.metadata:
+                default = {"required": True} if each.default is MISSING else {"default": each.default}
+                options = {"dest": each.name, **default, **each.metadata["argparse"]}
+                parser.add_argument(options.pop("flag", f"--{each.name.replace('_', '-')}"), **options)
+
+    @classmethod
+    def parsed(cls, arguments: argparse.Namespace, **more: Any) -> Self:
+        """The options from parsed flags; `more` are options without a flag."""
+        values = {each.name: getattr(arguments, each.name) for each in fields(cls) if "argparse" in each.metadata}
+        return cls(**values | more)
+
+    @classmethod
+    def signature_of(cls, function: Callable[..., Any]) -> inspect.Signature:
+        """A function's signature with these options as keywords, between its first parameter and its own keywords."""
+        signature = inspect.signature(function)
+        first, *others = signature.parameters.values()
+        options = [
+            inspect.Parameter(
+                each.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=inspect.Parameter.empty if each.default is MISSING else each.default,
+                annotation=each.type,
+            )
+            for each in fields(cls)
+        ]
+        return signature.replace(parameters=[first, *options, *others])
+
+
+def whole_number(text: str) -> int | str:
+    """`"2"` as 2; anything else is returned unchanged and refused by a later check."""
+    return int(text) if text.lstrip("-").isdigit() else text
