@@ -1,4 +1,4 @@
-"""Two hosts on this machine: two network namespaces joined by a virtual cable, with their own names; sshd on the second.
+"""Two hosts on this machine: network namespaces joined by a virtual cable, with their own names; sshd on the second.
 
 They share processes and files with the machine, so every process can be found from outside. Each has its own
 interfaces, addresses, routes, ports, /etc/hosts, host name and boot id, by which labkit tells machines apart.
