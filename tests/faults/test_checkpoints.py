@@ -356,6 +356,7 @@ def test_resumed_on_other_ranks_and_by_another_strategy_the_losses_are_the_same(
         assert means[step] == pytest.approx(whole[0, step], rel=1e-12)
 
 
+@pytest.mark.soak  # on two ranks: of the best
 def test_a_full_checkpoint_needs_nothing_but_torch(saved_by_four: Path, module: ModuleType) -> None:
     found = torch.load(saved_by_four / "step-4" / "full.pt", weights_only=True)
 
@@ -537,6 +538,12 @@ def test_the_best_is_kept_and_all_ranks_stop_for_want_of_a_better_one_though_kil
     weights = torch.load(kept / "best" / "full.pt", weights_only=True)["model"]
     assert measured(script, weights)[best] == value
     assert json.loads((kept / "best" / "state.json").read_text())["step"] == 20
+    if options.get("full_checkpoints"):
+        parameters = dict(imported(script).Model().named_parameters())
+        optimizer = torch.load(kept / "step-35" / "full.pt", weights_only=True)["optimizer"]
+        assert {name: held["exp_avg"].shape for name, held in optimizer.items()} == {
+            name: parameter.shape for name, parameter in parameters.items()
+        }
 
 
 def measured(whole: labkit.Script, weights: dict[str, torch.Tensor]) -> dict[str, float]:
@@ -577,11 +584,12 @@ def test_a_metric_of_all_predictions_is_scikit_learns_on_one_rank_and_on_two(tmp
 
 def check_kills(trials: int, seed: int, tmp_path: Path) -> None:
     """SIGKILL everything at a random moment of continuous saving; what is committed must load and go on."""
-    chance, folder = random.Random(seed), tmp_path / "checkpoints"
+    chance, folder, committed = random.Random(seed), tmp_path / "checkpoints", 0
     for trial in range(trials):
         ways = {"async_save": bool(trial & 1), "full_checkpoints": bool(trial & 2)}
         run = train("ddp", 2, folder, steps=ENDLESS, save_every=1, wait=False, **ways)
-        wait_for_step(run.folder, 2)
+        wait_for_step(run.folder, committed + 2)
+        assert start_step(run) == committed
         time.sleep(chance.uniform(0.0, 1.0))
         for process in processes_of(run.folder):
             process.kill()
@@ -591,8 +599,9 @@ def check_kills(trials: int, seed: int, tmp_path: Path) -> None:
         newest = run.status().checkpoint
         assert newest
         commit = json.loads((folder / newest / "COMMIT.json").read_text())
-        assert f"step-{commit['step']}" == newest
-        assert start_step(train("ddp", 2, folder, steps=commit["step"] + 1)) == commit["step"]
+        committed = commit["step"]
+        assert newest == f"step-{committed}"
+    assert start_step(train("ddp", 2, folder, steps=committed + 1)) == committed
 
 
 def test_killed_at_random_while_saving(tmp_path: Path) -> None:

@@ -116,7 +116,7 @@ def trials(scripts: list[Generated], tmp_path: Path) -> list[Trial]:
 
 @pytest.mark.timeout(300)
 def test_a_few_generated_scripts(tmp_path: Path) -> None:
-    for one in trials([generate(seed, shapes=QUICK) for seed in range(6)], tmp_path):
+    for one in trials([generate(seed, shapes=QUICK) for seed in (0, 2, 3, 5)], tmp_path):  # one of each shape
         assert not one.wrong, f"{one.script.title}: {one.wrong}"
 
 

@@ -127,9 +127,9 @@ def soaked(*events):
     return [pytest.param(event, marks=pytest.mark.soak) for event in events]
 
 
-@pytest.mark.parametrize("event", [restart, *soaked(sigkill, restart_now, shutdown)])
+@pytest.mark.parametrize("event", [sigkill, *soaked(restart_now, shutdown)])
 def test_interactive_runs_go_on_without_their_kernel(event, kernels) -> None:
-    """An interrupt of another cell first: it must not have reached them either."""
+    """An interrupt of another cell first, then a restart: these must not have reached them either."""
     kernel = kernels("svg")
     runs = launch_everywhere(kernel)
     before = {name: written(folder) for name, folder in runs.items()}
@@ -141,9 +141,14 @@ def test_interactive_runs_go_on_without_their_kernel(event, kernels) -> None:
         assert_goes_on(folder, before[name])
     before = {name: written(folder) for name, folder in runs.items()}
 
+    restart(kernel)
+    kernel.connect()
+    assert_attach_sees_every_step(runs, before, kernel)
+    before = {name: written(folder) for name, folder in runs.items()}
+
     event(kernel)
 
-    if event in (restart, restart_now):
+    if event is restart_now:
         kernel.connect()
         assert_attach_sees_every_step(runs, before, kernel)
     else:
@@ -198,6 +203,7 @@ def test_what_is_launched_with_detach_or_tied_in_words_outlives_a_kernel_or_not(
     assert_attach_sees_every_step({"static": runs["static"]}, before, None)
 
 
+@pytest.mark.soak  # test_stop.py does it from two processes
 def test_two_kernels_stop_one_run_at_the_same_time(kernels) -> None:
     first, second = kernels("svg"), kernels("svg")
     first.run(SETUP + "run = launch('shared', ranks=2)")

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import labkit
-from labkit import RankFailedError
+from labkit import RankFailedError, Script
+from labkit.launcher.causes.explain import find_cause
+from labkit.record import RunFolder
+from labkit.worker import failure as written
 
+# What the ranks of one run do with their streams at its end, each something else.
 ENDINGS = {
     "closed": "sys.stdout.close(); sys.stderr.close()",
     "none": "sys.stdout = sys.stderr = None",
@@ -21,27 +24,6 @@ ENDINGS = {
     "everything closed": "sys.stderr.close(); os.closerange(3, 256)",
     "atexit handlers that fail": "atexit.register(sys.exit, 3); atexit.register(lambda: 1 / 0)",
 }
-
-
-TWINS = (
-    "TERM",
-    "none",
-    "no streams at all",
-    "5 MB of lines",
-    "no repr",
-    "a record that is too large",
-    "_exit without a word",
-)
-
-
-def each(cases: dict[str, Any]) -> list[Any]:
-    """One parameter of a test for each; those that are nearly another only in the soak."""
-    return [
-        pytest.param(
-            *(case if isinstance(case, tuple) else (case,)), id=name, marks=[pytest.mark.soak] if name in TWINS else []
-        )
-        for name, case in cases.items()
-    ]
 
 
 def launched(tmp_path: Path, script: str, *, ranks: int = 1) -> labkit.Run:
@@ -56,12 +38,23 @@ def failure(run: labkit.Run) -> RankFailedError:
     return raised.value
 
 
-@pytest.mark.parametrize("ending", each(ENDINGS))
-def test_a_script_that_succeeded_is_not_called_failed_for_how_it_left_its_streams(tmp_path, ending):
-    assert launched(tmp_path, ending).wait(60).state == "succeeded"
+def test_a_script_that_succeeded_is_not_called_failed_for_how_it_left_its_streams(tmp_path):
+    script = f"exec({[*ENDINGS.values()]}[int(os.environ['RANK'])])"
+
+    run = launched(tmp_path, script, ranks=len(ENDINGS))
+
+    assert run.wait(90).state == "succeeded"
+    assert [run.folder.error(rank).exists() for rank in range(len(ENDINGS))] == [False] * len(ENDINGS)
 
 
-@pytest.mark.parametrize("ending", ["sys.exit(0)", "raise ValueError('own')", "os.kill(os.getpid(), signal.SIGKILL)"])
+@pytest.mark.parametrize(
+    "ending",
+    [
+        "sys.exit(0)",
+        "os.kill(os.getpid(), signal.SIGKILL)",
+        pytest.param("raise ValueError('own')", marks=pytest.mark.soak),
+    ],
+)
 def test_a_hook_of_the_scripts_own_is_called_and_changes_nothing(tmp_path, ending):
     run = launched(
         tmp_path,
@@ -86,19 +79,40 @@ def test_a_child_that_the_script_forked_does_not_speak_for_the_rank(tmp_path):
     assert [line.count('"end"') for line in run.folder.metrics(0).read_text().splitlines()].count(1) == 1
 
 
-# What rank 1 does while rank 0 waits for it, and what must be said of it.
-LAST_WORDS = {
+TOGETHER = """def main():
+    here = Path(os.environ["LABKIT_RUN_DIR"])  # torchrun ends the others as soon as one has failed
+    (here / f"here-{os.environ['RANK']}").touch()
+    while len(list(here.glob("here-*"))) < 2:
+        time.sleep(0.001)
+"""
+
+
+def test_the_same_failure_of_all_ranks_is_reported_once():
+    script = Script.parse(str(Script.load("ddp")).replace("def main():\n", TOGETHER), name="together")
+    run = labkit.launch(script, nproc_per_node=2, args=["--precision", "fp9"], wait=False)
+    assert re.search(r"ranks 0, 1 exited with 2: .*invalid choice: 'fp9'", str(failure(run)))
+
+
+def test_an_error_in_a_dataloader_worker_keeps_its_own_words_and_line(tmp_path):
+    run = launched(
+        tmp_path,
+        "from torch.utils.data import DataLoader\n\n\nclass Broken:\n    def __len__(self):\n        return 8\n\n"
+        "    def __getitem__(self, i):\n        raise ValueError('item 3 is empty')\n\n\n"
+        "for _ in DataLoader(Broken(), num_workers=1):\n    pass",
+    )
+    first = str(failure(run)).splitlines()[0]
+    assert first == "rank 0 failed: ValueError: item 3 is empty (in a DataLoader worker) (train.py line 11)"
+
+
+# What rank 1 raises, and what must be said of it.
+RAISED = {
     "5 MB in one line": ("raise ValueError('x' * 5_000_000)", r"ValueError: x{500}…"),
-    "5 MB of lines": ("raise ValueError('first\\n' + 'more\\n' * 1_000_000 + 'the last')", "ValueError: first "),
+    "5 MB of lines": ("raise ValueError('first\\n' + 'more\\n' * 1_000_000 + 'the last')", "ValueError: first( |$)"),
     "no str": ("raise type('Mute', (Exception,), {'__str__': lambda self: 1 / 0})()", "Mute: .*str.. failed"),
     "no repr": ("raise KeyError(type('Key', (), {'__repr__': lambda self: 1 / 0})())", "KeyError: .*str.. failed"),
     "a code that exits": ("sys.exit(type('Code', (), {'__str__': lambda self: sys.exit(0)})())", "stopped: .*failed"),
     "odd failures": ("raise type('Odd', (Exception,), {'failures': {1: 2}})('odd')", "Odd: odd"),
     "surrogates": ("raise ValueError('caf\\udce9')", "ValueError: caf"),
-    "words of one that waited": (
-        "raise ValueError('Timed out waiting for the licence')",
-        "^rank 1 failed: ValueError: Timed out waiting for the licence",
-    ),
     "a group": (
         "raise ExceptionGroup('of two', [ValueError('this'), KeyError('that')])",
         r"ExceptionGroup: of two \(2 sub-exceptions\), caused by ValueError: this; KeyError: 'that'",
@@ -108,6 +122,13 @@ LAST_WORDS = {
         "    except OSError as error:\n        raise RuntimeError('no data') from error",
         "RuntimeError: no data, caused by OSError: no",
     ),
+    "words of one that waited": (
+        "raise ValueError('Timed out waiting for the licence')",
+        "^rank 1 failed: ValueError: Timed out waiting for the licence",
+    ),
+}
+# Or how else it ends.
+ENDED = {
     "an unreadable record": (
         "atexit.register(Path(os.environ['LABKIT_RUN_DIR'], 'ranks/1/error.json').write_text, '{')\n"
         "    raise ValueError('boom')",
@@ -122,9 +143,42 @@ LAST_WORDS = {
     "_exit without a word": ("os._exit(3)", "^rank 1 exited with 3"),
     "TERM": ("os.kill(os.getpid(), signal.SIGTERM)\n    time.sleep(60)", "^rank 1 was killed .SIGTERM."),
 }
+LAUNCHED = ("a chain", "words of one that waited", "an unreadable record", "_exit")  # the others only in the soak
 
 
-@pytest.mark.parametrize(("last", "says"), each(LAST_WORDS))
+def raised_by(text: str) -> BaseException:
+    """The exception, as a script's."""
+    try:
+        exec(compile(f"import sys\nif True:\n    {text}\n", "train.py", "exec"), {})
+    except BaseException as error:
+        return error
+    raise AssertionError(f"nothing was raised by {text}")
+
+
+@pytest.mark.parametrize(("last", "says"), RAISED.values(), ids=RAISED)
+def test_whatever_is_raised_its_record_names_it_in_bounded_words(tmp_path, last, says):
+    """Written and read as in a run, without one."""
+    folder, error = RunFolder(tmp_path), raised_by(last)
+    folder.rank(1).mkdir(parents=True)
+    folder.manifest.write_text('{"format": 1, "world_size": 2}')
+
+    written.write(folder, 1, error, step=3)
+
+    cause = find_cause(folder, folder, 1)
+    assert cause["rank"] == 1
+    assert re.search(says, cause["sentence"]), cause["sentence"]
+    assert len(cause["sentence"]) < 1000
+    assert folder.error(1).stat().st_size < 300_000
+    assert not isinstance(error, SystemExit) or written.exit_code(error) == 1
+
+
+@pytest.mark.parametrize(
+    ("last", "says"),
+    [
+        pytest.param(*case, id=name, marks=[] if name in LAUNCHED else pytest.mark.soak)
+        for name, case in (RAISED | ENDED).items()
+    ],
+)
 def test_the_rank_that_failed_is_named_whatever_its_last_words_are(tmp_path, last, says):
     run = launched(
         tmp_path,

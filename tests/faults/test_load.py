@@ -93,26 +93,3 @@ def test_labkit_opens_no_port_and_a_stopped_run_leaves_none() -> None:
 
     after = {c.laddr.port for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN}
     assert not after & opened.keys()
-
-
-def test_children_that_the_script_started_end_with_it() -> None:
-    """DataLoader workers, and a grandchild in a session of its own; after a stop and after torchrun's death."""
-    for end in ("stop", "agent"):
-        run = labkit.launch(
-            FAULTY, args=["--fault", "grandchild", "--at", "2", "--steps", "600", "--workers", "2"], wait=False
-        )
-        wait_for_step(run.folder, 3)
-        names = [p.name() for p in processes_of(run.folder)]
-        assert "sleep" in names
-        assert len(names) >= 1 + 2 + 2 * 2 + 1
-
-        began = time.monotonic()
-        if end == "stop":
-            run.stop()
-        else:
-            psutil.Process(int(json.loads(run.folder.agent.read_text())["agent"]["pid"])).kill()
-            while not run.status().is_final:
-                time.sleep(0.05)
-            assert run.status().cause["sentence"] == "torchrun was killed (SIGKILL), and its ranks with it"
-        assert time.monotonic() - began < 8
-        assert_over(run.folder)

@@ -7,13 +7,14 @@ import time
 
 import pytest
 from faults.matrix import FAULTS, FAULTY, GROUP_TIMEOUT, Fault
-from faults.scene import assert_over
+from faults.scene import assert_over, read
 
 import labkit
 
 SECONDS_PER_RANK = 6.0  # start-up, on two cores that others use too
 BOUND = 20.0
-TWINS = ("I1l", "I1m", "I3w", "I5a", "I6q", "I6x", "I6z", "I9d")  # of I3, I5, I6, I9s and test_last_words.py
+# Of I3, I5, I6, I9s, test_last_words.py and test_the_original_exception_can_be_caught.
+TWINS = ("I1", "I1l", "I1m", "I3w", "I5a", "I6q", "I6x", "I6z", "I9d")
 
 
 @pytest.mark.parametrize(
@@ -33,16 +34,23 @@ def test_the_culprit_is_named_and_nothing_is_left(fault: Fault, ranks: int) -> N
     with pytest.raises(labkit.RankFailedError) as caught:
         run.wait(timeout=120)
 
-    sentence = caught.value.cause["sentence"]
-    assert re.search(fault.says, sentence), sentence
-    assert fault.rank is None or caught.value.rank == fault.rank
-    assert sentence in str(caught.value)
-    assert sentence in repr(run)
+    assert_explained(fault, run, caught.value)
     assert time.monotonic() - began < BOUND + GROUP_TIMEOUT + ranks * SECONDS_PER_RANK
+
+
+def assert_explained(fault: Fault, run: labkit.Run, error: labkit.RankFailedError) -> None:
+    """The same sentence everywhere, and what was recorded until then."""
+    sentence = error.cause["sentence"]
+    assert re.search(fault.says, sentence), sentence
+    assert fault.rank is None or error.rank == fault.rank
+    assert sentence in str(error)
+    assert sentence in repr(run)
+    assert sentence == read(run.folder.state)["cause"]["sentence"]
     assert_over(run.folder)
     assert run.metrics().groupby("rank")["step"].max().min() >= 3
 
 
+@pytest.mark.soak  # torch's own words in an exception
 def test_checked_collectives_name_both_calls() -> None:
     fault = next(f for f in FAULTS if f.fault == "shape")
     with pytest.raises(labkit.RankFailedError) as caught:
@@ -52,9 +60,11 @@ def test_checked_collectives_name_both_calls() -> None:
 
 
 def test_the_original_exception_can_be_caught() -> None:
+    fault = next(f for f in FAULTS if f.id == "I1")
     with pytest.raises(ValueError, match="boom") as caught:
-        labkit.launch(FAULTY, args=["--fault", "raise"], wait=True)
+        labkit.launch(FAULTY, args=fault.arguments(), wait=True)
 
     assert isinstance(caught.value, labkit.RankFailedError)
+    assert_explained(fault, labkit.attach("latest"), caught.value)
     assert (caught.value.rank, caught.value.exception, caught.value.step) == (1, "ValueError", 4)
     assert caught.value.line

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import uuid
 from collections.abc import Iterator
@@ -12,6 +13,10 @@ from faults.matrix import FAULTY
 from faults.scene import assert_over
 
 import labkit
+from labkit.launcher.causes import signals
+from labkit.launcher.causes.explain import find_cause
+from labkit.record import RunFolder
+from labkit.worker import failure
 
 CGROUPS = Path("/sys/fs/cgroup")
 LIMIT_BYTES = 1 << 30
@@ -88,9 +93,33 @@ NCCL = "NCCL error in: …, unhandled cuda error\\nLast error:\\nCuda failure 2 
     ],
 )
 def test_simulated_cuda_out_of_memory_errors_in_other_words(raising: str, memory: str, tmp_path: Path) -> None:
-    (script := tmp_path / "train.py").write_text(f"import torch\nimport torch.distributed\n\n{raising}\n")
+    """Written and read as in a run, without one."""
+    folder = RunFolder(tmp_path)
+    folder.rank(0).mkdir(parents=True)
+    folder.manifest.write_text('{"format": 1, "world_size": 2}')
+    try:
+        exec(compile(f"import torch\nimport torch.distributed\n\n{raising}\n", "train.py", "exec"), {})
+    except RuntimeError as error:
+        failure.write(folder, 0, error, step=3)
 
-    with pytest.raises(labkit.RankFailedError, match=f"rank 0 ran out of {memory} memory: ") as caught:
-        labkit.launch(script, nproc_per_node=1, wait=True)
+    cause = find_cause(folder, folder, 1)
 
-    assert caught.value.cause["out_of_memory"] == memory
+    assert cause["sentence"].startswith(f"rank 0 ran out of {memory} memory: ")
+    assert cause["out_of_memory"] == memory
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "says"),
+    [
+        (3, 3, "by another process, not by labkit"),
+        (3, 4, "by the system because memory ran out"),
+        (None, 4, "probably by the system because memory ran out"),
+    ],
+)
+def test_who_sent_a_kill_is_derived_from_the_systems_count(
+    before: int | None, now: int, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = RunFolder(tmp_path)
+    folder.agent.write_text(json.dumps({"oom_kills": before}))
+    monkeypatch.setattr(signals, "oom_kills", lambda: now)
+    assert says in signals._killer(folder)[0]

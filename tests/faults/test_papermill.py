@@ -54,10 +54,10 @@ def assert_kernel_ended(kernel: psutil.Process) -> None:
 @pytest.mark.parametrize(
     ("end", "codes", "why"),
     [
-        ("kernel", range(1, 256), GONE),
+        pytest.param("kernel", range(1, 256), GONE, marks=pytest.mark.soak),  # test_kernels.py, as every batch kernel
         (signal.SIGINT, range(1, 256), STOPPED),
         pytest.param(signal.SIGTERM, [-signal.SIGTERM], GONE, marks=pytest.mark.soak),
-        pytest.param(signal.SIGKILL, [-signal.SIGKILL], GONE, marks=pytest.mark.soak),
+        (signal.SIGKILL, [-signal.SIGKILL], GONE),
     ],
     ids=["kernel killed", "INT", "TERM", "KILL"],
 )

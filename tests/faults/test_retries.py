@@ -18,7 +18,7 @@ def test_the_curve_continues_as_if_nothing_had_happened(strategy: str) -> None:
     run = labkit.launch(falling(Script.load(strategy), step=6), **options, save_every=4, retries=2, wait=True)
 
     state, metrics = run.status(), run.metrics()
-    assert (state.state, state.attempt, len(state.earlier)) == ("succeeded", 2, 1)
+    assert (state.state, state.attempt, len(state.earlier)) == ("succeeded", 2, 1)  # and no third, though it may
     assert "was killed (SIGKILL)" in state.earlier[0]["cause"]["sentence"]
     assert state.earlier[0]["checkpoint"] == "step-4"
     assert "attempt 1 failed: rank" in repr(run)
@@ -45,13 +45,6 @@ def test_the_last_attempt_counts_and_every_one_is_reported() -> None:
     assert run.folder.error(1).exists()
     assert run.folder.attempt(2).error(1).exists()
     assert_over(run.folder)
-
-
-def test_a_run_that_succeeds_is_not_restarted() -> None:
-    run = labkit.launch("tests/scripts/faulty.py", args=["--steps", "2"], retries=2, wait=True)
-
-    assert (run.status().state, run.status().attempt) == ("succeeded", 1)
-    assert not (run.path / "attempts").exists()
 
 
 def test_a_stopped_run_is_not_restarted() -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import psutil
 import pytest
@@ -60,14 +62,14 @@ def innocent() -> Iterator[subprocess.Popen]:
     [
         ("deaf", None, 2),
         ("grandchild", None, 1),
-        ("deaf", 0, 1),
-        *(pytest.param(fault, 0, 1, marks=pytest.mark.soak) for fault in ("none", "grandchild")),
+        *(pytest.param(fault, 0, 1, marks=pytest.mark.soak) for fault in ("none", "deaf", "grandchild")),
     ],
 )
 def test_stop_ends_every_process_and_says_how_many_it_had_to_kill(fault, grace, killed, capfd) -> None:
-    run = launch(fault=fault, at=2)
+    """Also DataLoader workers, and a grandchild in a session of its own."""
+    run = launch(fault=fault, at=2, workers=0 if fault == "deaf" else 2)
     folder = wait_for_step(run, 4)
-    assert len(marked(folder)) == (4 if fault == "grandchild" else 3)
+    assert len(marked(folder)) >= {"deaf": 3, "none": 3 + 2 * 2, "grandchild": 3 + 2 * 2 + 1}[fault]
     before = written(folder)
 
     state, seconds = timed(lambda: run.stop() if grace is None else run.stop(grace=grace))
@@ -80,8 +82,22 @@ def test_stop_ends_every_process_and_says_how_many_it_had_to_kill(fault, grace, 
     assert_clean(run, before)
 
 
-@pytest.mark.parametrize(
-    "frozen", ["one rank", "all", *(pytest.param(who, marks=pytest.mark.soak) for who in ("both ranks", "torchrun"))]
+def test_a_second_stop_without_grace_does_not_wait_for_ranks_that_are_deaf() -> None:
+    run = launch(fault="deaf")
+    before = written(wait_for_step(run))
+    run.folder.stop_request.write_text(json.dumps({"time": 0, "pid": 0, "grace": 60}))
+    time.sleep(0.5)
+    assert not run.status().is_final
+
+    state, seconds = timed(lambda: run.stop(grace=0))
+
+    assert seconds < 3 * SHARED_MACHINE
+    assert state.killed >= 1
+    assert_clean(run, before)
+
+
+@pytest.mark.parametrize(  # one rank: test_stuck.py
+    "frozen", ["all", *(pytest.param(who, marks=pytest.mark.soak) for who in ("one rank", "both ranks", "torchrun"))]
 )
 def test_stop_of_processes_that_are_stopped_by_a_signal(frozen) -> None:
     run = launch()
@@ -132,11 +148,15 @@ def test_a_supervisor_that_wakes_up_writes_nothing_over_a_final_state() -> None:
     assert assert_clean(run) == final
 
 
-def test_stop_from_two_processes_at_once_and_once_more() -> None:
+def test_two_stops_at_once_agree_and_a_rank_that_dies_meanwhile_is_not_called_a_failure() -> None:
     run = launch(fault="deaf")
-    before = written(wait_for_step(run))
+    folder = wait_for_step(run)
+    before, ranks = written(folder), ranks_of(folder)
     began = time.monotonic()
     stops = [subprocess.Popen(["labkit", "stop", run.id], stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    wait_until(folder.stop_request.exists, 30)
+    time.sleep(0.5)
+    ranks[1].kill()
     said = [process.communicate(timeout=60)[0] for process in stops]
 
     assert time.monotonic() - began < BOUND * SHARED_MACHINE
@@ -147,36 +167,6 @@ def test_stop_from_two_processes_at_once_and_once_more() -> None:
     state, seconds = timed(run.stop)
     assert seconds < 2
     assert (state.state, state.ended) == ("stopped", told["ended"])
-
-
-@pytest.mark.parametrize(
-    ("fault", "end"), [("none", "succeeded"), pytest.param("raise", "failed", marks=pytest.mark.soak)]
-)
-def test_stop_after_the_end_changes_no_file(fault, end, capfd) -> None:
-    run = launch(fault=fault, steps=6)
-    wait_until(lambda: run.status().is_final)
-    assert_clean(run, state=end)
-    before = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
-
-    state, seconds = timed(run.stop)
-
-    assert state.state == end
-    assert seconds < 2
-    assert f"had already ended, {end}; 0 processes left" in capfd.readouterr().out
-    assert {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()} == before
-
-
-def test_a_rank_that_dies_while_it_is_being_stopped_is_not_called_a_failure() -> None:
-    run = launch(fault="deaf")
-    folder = wait_for_step(run)
-    before, ranks = written(folder), ranks_of(folder)
-    stop = subprocess.Popen(["labkit", "stop", run.id], stdout=subprocess.DEVNULL)
-    wait_until(folder.stop_request.exists, 30)
-    time.sleep(0.5)
-    ranks[1].kill()
-
-    assert stop.wait(BOUND * SHARED_MACHINE) == 0
-    assert assert_clean(run, before)["cause"]["sentence"] == "stopped on request"
 
 
 # --- one that has hardly begun
@@ -247,28 +237,52 @@ def test_a_supervisor_killed_while_torchrun_is_still_starting_leaves_nothing(mom
     assert_clean(run, state="lost")
 
 
+# --- one that is over
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that has succeeded."""
+    run = launch(steps=6, runs_dir=tmp_path_factory.mktemp("ended"))
+    wait_until(lambda: run.status().is_final)
+    assert_clean(run, state="succeeded")
+    return run.path
+
+
+@pytest.fixture
+def over(ended: Path, runs_dir: Path) -> RunFolder:
+    """A copy of it."""
+    return RunFolder(shutil.copytree(ended, runs_dir / ended.name))
+
+
+def test_stop_after_the_end_changes_no_file(over, capfd) -> None:
+    before = {path: path.read_bytes() for path in over.path.rglob("*") if path.is_file()}
+
+    state, seconds = timed(labkit.attach(over.path).stop)
+
+    assert state.state == "succeeded"
+    assert seconds < 2
+    assert "had already ended, succeeded; 0 processes left" in capfd.readouterr().out
+    assert {path: path.read_bytes() for path in over.path.rglob("*") if path.is_file()} == before
+
+
 # --- records that are not true any more
 
 
-def forged(run: labkit.Run, pid: int, **changes) -> RunFolder:
-    """The folder of a run that is over, as if its supervisor and torchrun had been the process `pid`."""
-    run.stop(grace=0)
-    assert_clean(run)
-    folder = run.folder
-    folder.stop_request.unlink(missing_ok=True)
+def forge(folder: RunFolder, pid: int, **changes) -> labkit.Run:
+    """A run that is over, as if it still went on and its supervisor and torchrun were the process `pid`."""
     someone = Identity.of(pid).as_dict() | changes
     folder.agent.write_text(json.dumps({"supervisor": someone, "agent": someone, "oom_kills": None}))
     folder.state.write_text(json.dumps({"state": "running", "started": time.time() - 60}))
-    return folder
+    return labkit.attach(folder.path)
 
 
-@pytest.mark.parametrize("what", ["start", "boot", pytest.param("nothing", marks=pytest.mark.soak)])
-def test_no_signal_goes_to_a_stranger_who_has_the_pid(what, innocent, capfd) -> None:
+@pytest.mark.parametrize("what", ["start", "boot", "nothing"])
+def test_no_signal_goes_to_a_stranger_who_has_the_pid(what, over, innocent, capfd) -> None:
     """The pid was recycled; the machine was restarted since; and even: the record is right, but it is not our run."""
     started = Identity.of(innocent.pid).started
     changes = {"start": {"started": started - 1}, "boot": {"boot": "another boot of this machine"}, "nothing": {}}[what]
-    folder = forged(launch(), innocent.pid, **changes)
-    run = labkit.attach(folder.path)
+    run = forge(over, innocent.pid, **changes)
     if what != "nothing":
         assert run.status().state == "lost"
         assert run.status().cause["sentence"] == NOT_OURS
@@ -279,6 +293,16 @@ def test_no_signal_goes_to_a_stranger_who_has_the_pid(what, innocent, capfd) -> 
     assert seconds < (2 * BOUND if what == "nothing" else 2) * SHARED_MACHINE
     assert state.state == ("stopped" if what == "nothing" else "lost")
     assert "0 processes left" in capfd.readouterr().out
+
+
+def test_a_run_of_another_machine_is_not_stopped_from_here(over, innocent) -> None:
+    run = forge(over, innocent.pid, boot="another boot", host="another-host")
+
+    with pytest.raises(labkit.RunFolderError, match="another machine"):
+        run.stop()
+
+    assert innocent.poll() is None
+    assert run.status().state == "running"
 
 
 def test_a_damaged_agent_json_is_no_reason_to_leave_processes() -> None:

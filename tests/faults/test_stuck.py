@@ -49,6 +49,7 @@ def test_a_stuck_rank_is_found_where_it_is(fault: str) -> None:
     assert_over(run.folder)
 
 
+@pytest.mark.soak  # of one rank: below
 def test_ranks_that_wait_for_each_other() -> None:
     run = labkit.launch(FAULTY, args=["--fault", "deadlock"], wait=False)
     wait_for_step(run.folder, 3)
@@ -118,10 +119,12 @@ time.sleep(600)
 @pytest.mark.parametrize(
     ("hang", "sentence"),
     [
-        ("queued", "rank 1 has not entered `all_reduce` #4. Rank 1 is at"),
+        pytest.param("queued", "rank 1 has not entered `all_reduce` #4. Rank 1 is at", marks=pytest.mark.soak),
         ("sizes", "as collective #4 rank 0 called all_reduce(Float [4]), rank 1 called all_reduce(Float [3])"),
         ("order", "rank 0 waits in `all_reduce` #4 for rank 1; rank 1 waits in `all_reduce` #4 of group `second` for"),
-        ("second", "rank 1 has not entered `barrier` #4 of group `second`. Rank 1 is at"),
+        pytest.param(
+            "second", "rank 1 has not entered `barrier` #4 of group `second`. Rank 1 is at", marks=pytest.mark.soak
+        ),
     ],
 )
 def test_ranks_are_compared_call_by_call_and_group_by_group(tmp_path, hang: str, sentence: str) -> None:
@@ -163,7 +166,7 @@ if rank == 1 and sys.argv[1] == "thread":
 """
 
 
-@pytest.mark.parametrize("why", ["atexit", "thread"])
+@pytest.mark.parametrize("why", ["atexit", pytest.param("thread", marks=pytest.mark.soak)])
 def test_a_rank_that_finished_but_does_not_exit_is_distinguished_from_one_that_exited(tmp_path, why: str) -> None:
     (tmp_path / "train.py").write_text(LEAVING)
     run = labkit.launch(tmp_path / "train.py", nproc_per_node=2, args=[why], wait=False)
@@ -178,7 +181,7 @@ def test_a_rank_that_finished_but_does_not_exit_is_distinguished_from_one_that_e
     assert state.state == "succeeded"
 
 
-def test_slow_is_not_stuck() -> None:
+def test_slow_is_not_stuck_and_a_run_that_has_ended_has_no_stacks() -> None:
     run = labkit.launch(FAULTY, args=["--fault", "slow", "--sleep", "0.8", "--steps", "9"], wait=False)
     notices = []
     while not (state := run.status()).is_final:
@@ -187,6 +190,8 @@ def test_slow_is_not_stuck() -> None:
 
     assert run.wait().state == "succeeded"
     assert not notices
+    with pytest.raises(labkit.LabError, match="has ended"):
+        run.stacks()
 
 
 def test_the_watchdog_stops_a_run_without_progress_and_leaves_the_stacks() -> None:
@@ -201,10 +206,3 @@ def test_the_watchdog_stops_a_run_without_progress_and_leaves_the_stacks() -> No
     assert run.status().cause["kind"] == "stuck"
     assert "misbehave" in run.folder.stacks(1).read_text()
     assert_over(run.folder)
-
-
-def test_a_run_that_has_ended_has_no_stacks() -> None:
-    run = labkit.launch(FAULTY, args=["--steps", "2"], wait=True)
-
-    with pytest.raises(labkit.LabError, match="has ended"):
-        run.stacks()

@@ -150,7 +150,8 @@ def test_ctrl_c_stops_the_run_however_often_it_is_pressed(presses, apart, fault,
 
 @pytest.mark.parametrize("presses", [1, pytest.param(3, marks=pytest.mark.soak)])
 @pytest.mark.parametrize(
-    "moment", ["folder", "torchrun.log", *(pytest.param(m, marks=pytest.mark.soak) for m in ("agent.json", "ranks/0"))]
+    "moment",
+    ["folder", *(pytest.param(m, marks=pytest.mark.soak) for m in ("agent.json", "torchrun.log", "ranks/0"))],
 )
 def test_ctrl_c_while_torchrun_is_still_starting(moment, presses, terminal) -> None:
     window = terminal(*launched())
@@ -165,18 +166,24 @@ def test_ctrl_c_while_torchrun_is_still_starting(moment, presses, terminal) -> N
 
 
 @pytest.mark.parametrize(
-    ("end", "code"),
-    [pytest.param(signal.SIGTERM, -signal.SIGTERM, marks=pytest.mark.soak), (signal.SIGKILL, -signal.SIGKILL)],
+    ("what", "end"),
+    [
+        ("program", signal.SIGKILL),
+        *(pytest.param("labkit launch", end, marks=pytest.mark.soak) for end in (signal.SIGTERM, signal.SIGKILL)),
+    ],
 )
-def test_a_killed_launch_takes_its_run_with_it(end, code, terminal) -> None:
-    window = terminal(*launched())
+def test_a_killed_launch_takes_its_run_with_it(what, end, terminal, tmp_path) -> None:
+    """A program's too, which has not said whether its run is tied to it."""
+    program = tmp_path / "program.py"
+    program.write_text(f"import labkit\nlabkit.launch({str(FAULTY)!r}, nproc_per_node=2, steps={ENDLESS})\n")
+    window = terminal("python", str(program)) if what == "program" else terminal(*launched())
     folder = wait_for_step(the_run())
     before = written(folder)
 
     window.process.send_signal(end)
     told = assert_clean(folder, before)
 
-    assert window.wait() == code
+    assert window.wait() == -end
     assert told["cause"]["sentence"] == "the process that started this run has exited"
 
 

@@ -1,22 +1,20 @@
-"""Real kernels: what an interrupt, a restart or a kill does to a run, and what a notebook shows and keeps."""
+"""Real kernels: what an interrupted wait and an error show, and what papermill keeps; tests/faults has their ends."""
 
 from __future__ import annotations
 
 import copy
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import nbformat
 import pytest
-from conftest import SCRIPTS, marked_processes
-from jupyter_client import KernelManager
+from conftest import SCRIPTS
+from faults.scene import Kernel, the_run, wait_for_step
 from nbconvert import HTMLExporter
 from nbconvert.preprocessors import ClearOutputPreprocessor
 
@@ -26,82 +24,18 @@ from labkit.launcher.stop import processes_of
 LAUNCH = f"import labkit\nrun = labkit.launch({str(SCRIPTS / 'faulty.py')!r}, nproc_per_node=2, steps=10_000)"
 
 
-class Kernel:
-    def __init__(self, ui: str):
-        self.manager = KernelManager(kernel_name="python3")
-        self.manager.start_kernel(env={**os.environ, "LABKIT_UI": ui})
-        self.connect()
-
-    def connect(self) -> None:
-        """A client that the kernel answers. One that connects while a kernel restarts may never hear from it
-        (one time in some ten suites here), so another is tried."""
-        for attempt in range(4):
-            self.client = self.manager.client()
-            self.client.start_channels()
-            try:
-                self.client.wait_for_ready(timeout=25)
-                return
-            except RuntimeError:
-                self.client.stop_channels()
-                if attempt == 3:
-                    raise
-
-    def run(self, code: str, seconds: float = 60) -> str:
-        """Everything the cell printed, and its error."""
-        said = []
-
-        def hear(message):
-            content = message["content"]
-            said.append(content.get("text") or "\n".join(content.get("traceback", [])) or str(content.get("data", "")))
-
-        self.client.execute_interactive(code, timeout=seconds, output_hook=hear, stop_on_error=False)
-        return "\n".join(said)
-
-    def close(self) -> None:
-        self.client.stop_channels()
-        if self.manager.has_kernel:
-            self.manager.shutdown_kernel(now=True)
-
-
 @pytest.fixture
 def kernel() -> Iterator[Kernel]:
-    kernel = Kernel("svg")
+    kernel = Kernel(os.environ | {"LABKIT_UI": "svg"})
     yield kernel
     for run in labkit.runs():
         run.stop()
     kernel.close()
 
 
-def wait_for_steps(seconds: float = 60) -> labkit.Run:
-    deadline = time.monotonic() + seconds
-    while not labkit.runs() or labkit.runs()[0].metrics().empty:
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
-    return labkit.runs()[0]
-
-
-def test_a_run_survives_an_interrupt_a_restart_and_a_kill_of_the_kernel(kernel):
-    kernel.run(LAUNCH)
-    run = wait_for_steps()
-    kernel.manager.interrupt_kernel()
-    kernel.client.stop_channels()
-    kernel.manager.restart_kernel(now=False)
-    kernel.connect()
-    assert "running" in kernel.run("import labkit; run = labkit.attach('latest'); print(run.status())")
-    kernel.client.stop_channels()
-    kernel.manager.restart_kernel(now=True)
-    kernel.connect()
-    os.kill(kernel.manager.provisioner.process.pid, signal.SIGKILL)
-    step = run.metrics()["step"].max()
-    time.sleep(1)
-    assert run.status().state == "running"
-    assert run.metrics()["step"].max() > step
-    assert len(processes_of(run.folder)) >= 3
-
-
 def test_an_interrupt_of_wait_stops_the_run(kernel):
     kernel.run(LAUNCH)
-    run = wait_for_steps()
+    run = labkit.Run(wait_for_step(the_run(), 1))
     threading.Timer(2, kernel.manager.interrupt_kernel).start()
     said = kernel.run("run.wait()")
     assert run.status().state == "stopped"
@@ -111,26 +45,7 @@ def test_an_interrupt_of_wait_stops_the_run(kernel):
     assert "File " not in said  # no stack of ours
 
 
-def test_a_headless_kernel_takes_its_run_with_it_when_it_is_killed(runs_dir):
-    kernel = Kernel("static")
-    kernel.client.execute(LAUNCH)
-    run = wait_for_steps()
-    os.kill(kernel.manager.provisioner.process.pid, signal.SIGKILL)
-    deadline = time.monotonic() + 15
-    while (marked_processes(runs_dir) or not run.status().is_final) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    kernel.close()
-    assert not marked_processes(runs_dir)
-    assert run.status().state == "stopped"
-
-
-def test_an_error_of_ours_shows_no_stack_of_ours(kernel):
-    said = kernel.run("import labkit\nlabkit.launch('fdsp')")
-    assert "ScriptError: no script named 'fdsp'; did you mean 'fsdp'?" in said
-    assert "Traceback" not in said
-
-
-def test_a_class_of_a_cell_goes_into_a_script_and_an_error_comes_back_to_its_cell(kernel):
+def test_a_class_of_a_cell_goes_into_a_script_and_an_error_comes_back_to_its_cell_without_a_stack_of_ours(kernel):
     kernel.run("1 + 1")
     cell = (
         "import torch\nfrom torch import nn\nclass Model(nn.Module):\n    def __init__(self):\n"
@@ -145,6 +60,9 @@ def test_a_class_of_a_cell_goes_into_a_script_and_an_error_comes_back_to_its_cel
     )
     assert "rank 0 failed: RuntimeError: lost in the cell" in said
     assert "cell `model` from notebook cell In [3], line 8 of the cell" in said
+    said = kernel.run("labkit.launch('fdsp')")
+    assert "ScriptError: no script named 'fdsp'; did you mean 'fsdp'?" in said
+    assert "Traceback" not in said
 
 
 def papermill(cells: list[str], tmp_path: Path, **env: str) -> tuple[int, str, nbformat.NotebookNode]:
@@ -198,23 +116,3 @@ def test_papermill_fails_with_the_cause_when_the_training_fails(tmp_path):
     outputs = str(book.cells)
     assert "rank 1 failed: ValueError: boom <script>alert(1)</script> (faulty.py line" in outputs
     assert not book.cells[-1].outputs
-
-
-def test_nothing_outlives_a_killed_papermill(tmp_path, runs_dir):
-    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(LAUNCH)])
-    book.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    nbformat.write(book, tmp_path / "in.ipynb")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "papermill", "--no-progress-bar", "in.ipynb", "out.ipynb"],
-        cwd=tmp_path,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    run = wait_for_steps()
-    process.kill()
-    process.wait()
-    deadline = time.monotonic() + 30
-    while (marked_processes(runs_dir) or not run.status().is_final) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not marked_processes(runs_dir)
-    assert run.status().state == "stopped"

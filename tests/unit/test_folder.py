@@ -16,6 +16,8 @@ from labkit.record.folder import read_json, slug, write_json
 HOSTILE = [
     "../../etc/x",
     "/etc/passwd",
+    "a/b",
+    "CON",
     "..",
     ".",
     "",
@@ -88,20 +90,6 @@ def test_two_runs_that_draw_the_same_digits_get_different_folders(tmp_path, monk
     assert first.path != second.path
 
 
-def test_a_root_that_is_a_file_is_refused(tmp_path):
-    (tmp_path / "runs").write_text("")
-
-    with pytest.raises(RunFolderError, match=r"runs cannot be stored in .*runs: it is a file, expected a folder"):
-        RunFolder.create(tmp_path / "runs", "ddp")
-
-
-def test_a_root_below_a_file_is_refused_with_what_to_do(tmp_path):
-    (tmp_path / "file").write_text("")
-
-    with pytest.raises(RunFolderError, match=r"Not a directory\. .*runs_dir=… or the LABKIT_RUNS"):
-        RunFolder.create(tmp_path / "file" / "runs", "ddp")
-
-
 def test_a_root_that_cannot_be_written_is_refused_with_what_to_do(tmp_path, monkeypatch):
     def refuse(*args, **kwargs):
         raise PermissionError(13, "Permission denied")
@@ -147,21 +135,6 @@ def test_only_folders_with_a_run_json_are_runs(make_run, tmp_path):
     (run.path.parent / "odd" / "run.json").mkdir(parents=True)
 
     assert [found.id for found in list_runs(tmp_path / "runs")] == [run.id]
-
-
-def test_links_are_not_followed(make_run, tmp_path):
-    elsewhere = make_run("20250101T000000Z-a-0000", tmp_path / "elsewhere")
-    (tmp_path / "runs").mkdir()
-    (tmp_path / "runs" / "20260101T000000Z-link-0000").symlink_to(elsewhere.path)
-
-    assert list_runs(tmp_path / "runs") == []
-
-
-@pytest.mark.parametrize("root", ["missing", "file"])
-def test_a_root_that_is_no_folder_has_no_runs(tmp_path, root):
-    (tmp_path / "file").write_text("")
-
-    assert list_runs(tmp_path / root) == []
 
 
 def test_a_run_is_found_by_latest_its_id_a_part_or_its_path(make_run, tmp_path):
@@ -248,14 +221,6 @@ def test_a_manifest_of_another_format_is_refused_with_both_formats(folder, text,
     folder.manifest.write_text(text)
 
     with pytest.raises(RunFolderError, match=f"{found}, expected format 1"):
-        folder.read_manifest()
-
-
-@pytest.mark.parametrize("text", ["[1]", '"text"', "3", "[" * 100_000], ids=["list", "text", "number", "deep"])
-def test_a_manifest_of_foreign_json_is_refused(folder, text):
-    folder.manifest.write_text(text)
-
-    with pytest.raises(RunFolderError, match="expected format 1"):
         folder.read_manifest()
 
 

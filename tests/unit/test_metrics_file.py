@@ -60,15 +60,6 @@ def test_a_file_that_is_not_there_yet_has_no_records(path):
     assert tail.poll() == [{"t": 1}]
 
 
-def test_what_is_appended_between_polls_is_read(path):
-    append(path, b'{"t": 1}\n')
-    tail = Tail(path)
-    tail.poll()
-    append(path, b'{"t": 2}\n')
-
-    assert tail.poll() == [{"t": 2}]
-
-
 @pytest.mark.parametrize("cut", range(1, len('{"t": 1, "x": "é"}'.encode()) + 1))
 def test_a_torn_last_line_waits_for_its_rest(path, cut):
     line = '{"t": 1, "x": "é"}\n'.encode()
@@ -128,19 +119,13 @@ def test_a_huge_line_does_not_stop_what_follows_it(path):
     assert tail.undecodable >= 1
 
 
-def test_a_huge_unfinished_line_is_not_kept_in_memory(path):
+def test_a_huge_unfinished_line_is_not_kept_in_memory_and_dropped_up_to_its_end(path):
     append(path, b"x" * (LONGEST_LINE_BYTES + 1))
     tail = Tail(path)
     tail.poll()
 
     assert len(tail._rest) <= LONGEST_LINE_BYTES
     assert tail.undecodable == 1
-
-
-def test_a_huge_line_is_dropped_up_to_its_end(path):
-    append(path, b"x" * (LONGEST_LINE_BYTES + 1))
-    tail = Tail(path)
-    tail.poll()
     append(path, b'{"t": 1}\n')
 
     assert (tail.poll(), tail.undecodable) == ([], 1)

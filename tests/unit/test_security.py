@@ -41,6 +41,8 @@ HOSTILE = {
     "title": "\x1b]0;owned\x07",
     "link": "\x1b]8;;javascript:alert(1)\x1b\\click\x1b]8;;\x1b\\",
     "eight bits": "\x9b31m\x9d0;owned\x9c",
+    "end of a block": "</pre></div></code></td><svg onload=alert(1)>",
+    "overwritten": "a\rb\x07",
 }
 MARKUP = {name: text for name, text in HOSTILE.items() if text.isprintable()}
 CODES = {name: text for name, text in HOSTILE.items() if not text.isprintable()}
@@ -165,6 +167,9 @@ def report_of(run):
 PAGES = {
     "report": lambda run: report_of(run)[0],
     "live page": lambda run: run_html(run.folder, RunReader(run.folder).read_all(), read_state(run.folder)),
+    "live page of a run that goes on": lambda run: run_html(
+        run.folder, RunReader(run.folder).read_all(), State("running", 1.0)
+    ),
     "comparison": lambda run: labkit.compare([run])._repr_mimebundle_()["text/html"],
     "list of runs": lambda run: labkit.runs()._repr_html_(),
 }

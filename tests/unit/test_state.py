@@ -173,16 +173,19 @@ def test_a_run_that_never_got_a_supervisor_is_lost(folder):
     assert read_state(folder).state == "lost"
 
 
-@pytest.mark.parametrize("text", ["{}", "null", "{", '{"supervisor": null}', '{"supervisor": {"pid": 1}}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{}",
+        "null",
+        "{",
+        "[1]",
+        '{"supervisor": null}',
+        '{"supervisor": {"pid": 1}}',
+        '{"supervisor": {"pid": Infinity, "started": 1, "boot": "", "host": ""}}',
+    ],
+)
 def test_a_damaged_agent_json_counts_as_no_supervisor(folder, text):
-    write_state(folder, State("running", time.time() - 3600))
-    folder.agent.write_text(text)
-
-    assert read_state(folder).state == "lost"
-
-
-@pytest.mark.parametrize("text", ["[1]", '{"supervisor": {"pid": Infinity, "started": 1, "boot": "", "host": ""}}'])
-def test_a_foreign_agent_json_counts_as_no_supervisor(folder, text):
     write_state(folder, State("running", time.time() - 3600))
     folder.agent.write_text(text)
 

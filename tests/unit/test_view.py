@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labkit.record import RunFolder, RunReader, Series, State, write_state
+from labkit.record import RunReader, Series, State, write_state
 from labkit.view import words
 from labkit.view.charts.svg import COLOURS, DASHES, Chart, charts, dot
 from labkit.view.comparison import compare
@@ -22,16 +22,6 @@ from labkit.view.report import static_bundle, write_report
 
 IMAGE = "<img src=x onerror=alert(1)>"
 SCRIPT = "</script><script>alert(1)</script>"
-HOSTILE = [
-    IMAGE,
-    SCRIPT,
-    '"><svg onload=alert(1)>',
-    "</pre></div>",
-    "\x1b[31mred\x1b[0m",
-    "a\rb",
-    "\x00\x07",
-    "&lt;b&gt;",
-]
 ALLOWED = {
     "div",
     "b",
@@ -70,9 +60,9 @@ class Tags(html.parser.HTMLParser):
         self.text += data
 
 
-def assert_harmless(source, *, also=()):
+def assert_harmless(source):
     seen = Tags(source)
-    assert seen.elements <= ALLOWED | set(also)
+    assert seen.elements <= ALLOWED
     assert not [name for name in seen.attributes if name.startswith("on") or name in ("src", "href")]
 
 
@@ -399,50 +389,6 @@ def test_eight_ranks_are_told_apart_by_colour_and_by_dash():
     assert dot(8) == dot(0)
 
 
-@pytest.mark.parametrize("text", HOSTILE, ids=ascii)
-def test_hostile_text_in_a_cause_never_reaches_the_page(folder, reader, text):
-    state = State("failed", 0.0, 1.0, 1, {"sentence": text, "traceback": [text, "\n", text]})
-
-    page = run_html(folder, reader, state)
-
-    assert_harmless(page)
-    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f]", page)
-
-
-@pytest.mark.parametrize("text", HOSTILE, ids=ascii)
-@pytest.mark.parametrize("stream", ["stdout", "stderr"])
-def test_hostile_text_in_a_log_never_reaches_the_page(folder, reader, text, stream):
-    folder.log(0, stream).write_bytes(f"before\n{text}\nafter\n".encode())
-
-    page = run_html(folder, reader, RUNNING)
-
-    assert_harmless(page)
-    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f]", page)
-    assert "after" in page
-
-
-@pytest.mark.parametrize("name", [IMAGE, "</code><script>alert(1)<", '"><svg onload=alert(1)>', "&lt;b&gt;"])
-def test_hostile_run_names_never_reach_the_page(tmp_path, name):
-    folder = RunFolder(tmp_path / name.replace("/", "∕"))
-
-    page = run_html(folder, RunReader(folder), RUNNING)
-
-    assert_harmless(page)
-    assert folder.id in Tags(page).text
-
-
-@pytest.mark.parametrize("text", HOSTILE, ids=ascii)
-def test_hostile_records_never_reach_the_page(folder, write_metrics, text):
-    write_metrics(
-        0,
-        {"k": "meta", "t": 1, "device": text, "host": text},
-        {"k": "report", "t": 2, "loss": text, text: text, "total_steps": text},
-        {"k": "step", "t": 2, "step": 1, "n": 1, "seconds": [1, 1, 1]},
-    )
-
-    assert_harmless(run_html(folder, RunReader(folder).read_all(), RUNNING))
-
-
 def test_a_log_that_is_not_utf8_is_shown_all_the_same(folder, reader):
     folder.log(0).write_bytes(b"caf\xe9 \xff\xfe\nafter\n")
 
@@ -505,12 +451,6 @@ def test_a_run_in_plain_text_tells_the_same(folder, reader):
     assert lines[3].startswith("input-bound: 25% of each step is spent waiting for data on rank ")
     assert lines[4] == "memory peaks at 256.0 MiB"
     assert [line.split()[:6] for line in lines[5:]] == [["rank", str(r), "device", "cpu", "step", "30"] for r in (0, 1)]
-
-
-def test_a_run_in_plain_text_holds_no_terminal_codes(folder, write_metrics):
-    write_metrics(0, {"k": "meta", "t": 1, "device": "\x1b[31mcpu"})
-
-    assert "\x1b" not in run_text(folder, RunReader(folder).read_all(), RUNNING)
 
 
 @pytest.mark.parametrize("name", ["starting", "running", "succeeded", "failed", "stopped", "lost"])
@@ -578,24 +518,6 @@ def test_the_static_bundle_of_a_smooth_run_on_eight_ranks_fits_a_notebook(folder
     assert sum(len(part.encode()) for part in bundle.values()) <= 60_000
 
 
-def report_without_its_scripts(folder):
-    """The report less plotly and the line that draws, which come last, and just those two."""
-    text, *scripts = write_report(folder).read_text(encoding="utf-8").split("<script>")
-    assert len(scripts) in (0, 2)
-    assert [script.count("</script") for script in scripts] == [1] * len(scripts)
-    return text
-
-
-def test_the_report_is_one_file_that_loads_nothing_under_a_policy(whole_folder):
-    text = report_without_its_scripts(whole_folder)
-    policy = re.search(r'<meta http-equiv="Content-Security-Policy" content="([^"]*)">', text)[1]
-
-    assert "default-src 'none'" in policy
-    assert re.fullmatch(r"script-src 'sha256-[\w+/=]+' 'sha256-[\w+/=]+'", policy.split("; ")[-1])
-    assert not re.search(r"""(src|href)\s*=|url\(|@import""", text)
-    assert_harmless(text, also={"html", "meta", "title", "style", "h1", "h2"})
-
-
 def test_the_report_holds_the_command_the_script_the_record_and_every_log(whole_folder):
     whole_folder.log(0).write_text("said by rank 0\n")
     whole_folder.log(1, "stderr").write_text("said by rank 1\n")
@@ -604,19 +526,6 @@ def test_the_report_holds_the_command_the_script_the_record_and_every_log(whole_
 
     for part in ("torchrun demo.py", "print('demo')", '"world_size": 2', "said by rank 0", "said by rank 1"):
         assert part in text
-
-
-@pytest.mark.parametrize("hostile", HOSTILE, ids=ascii)
-def test_hostile_text_anywhere_never_reaches_the_report(whole_folder, hostile):
-    whole_folder.script.write_text(f"x = {hostile!r}\n# {hostile}\n")
-    whole_folder.command.write_text(f"torchrun {hostile}\n")
-    whole_folder.manifest.write_text(json.dumps({"format": 1, "name": hostile, "args": [hostile]}))
-    whole_folder.log(1).write_text(hostile)
-    write_state(whole_folder, State("failed", 1.0, 2.0, 1, {"sentence": hostile, "traceback": [hostile]}))
-
-    text = report_without_its_scripts(whole_folder)
-
-    assert_harmless(text, also={"html", "meta", "title", "style", "h1", "h2"})
 
 
 def test_a_report_is_written_again_over_the_older_one(whole_folder):
