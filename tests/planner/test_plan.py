@@ -63,6 +63,8 @@ def test_a_plan_for_hosts_is_one_for_all_their_ranks_and_is_launched_on_none_of_
     assert four.record()["nodes"] == 4
     with pytest.raises(labkit.LaunchError, match="this plan is for 4 hosts with 4 ranks each, but a plan"):
         labkit.launch(four)
+    with pytest.raises(labkit.LaunchError, match="on a cluster, submit its script and parameters"):
+        labkit.submit(four, time="10")
 
 
 def test_a_run_without_a_plan_or_a_trace_says_how_to_get_one():

@@ -306,11 +306,6 @@ def test_an_option_that_the_launch_file_counts_on_is_refused(tmp_path, option):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_plan_is_not_submitted():
-    with pytest.raises(LaunchError, match="submit its script and parameters"):
-        labkit.submit(labkit.plan("ddp", nproc_per_node=1), nproc_per_node=1, time="10")
-
-
 def test_submit_names_the_options_of_a_job_and_needs_a_time_limit():
     assert set(JobOptions.names()) < inspect.signature(labkit.submit).parameters.keys()
 
