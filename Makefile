@@ -2,7 +2,9 @@
 #
 #   make demo        run the quickstart notebook headless on two ranks, print the comparison
 #   make lab         open the notebooks in JupyterLab
-#   make test        the tests every commit passes
+#   make quick       the unit tests that take no torch, in seconds
+#   make test        the tests every commit passes: all units, and launches of two ranks
+#   make integration  kernels, papermill, losses, own models, reports, Kaggle's stand-in, the package
 #   make check       format, lint and types
 #   make notebooks   every notebook by papermill, executed copies in build/notebooks; and one broken on purpose
 #   make strategies  every strategy trains the same model, resumes every other, says what it must
@@ -25,8 +27,10 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 # Papermill and the tests decide by themselves what they need; a setting left in the shell must not.
 unexport LABKIT_UI
+# Otherwise every rank, kernel and test compiles labkit anew.
+unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo lab test check format notebooks strategies planner faults cluster cluster-demo browser kaggle soak bench gallery docs constraints clean
+.PHONY: demo lab quick test integration check format notebooks strategies planner faults cluster cluster-demo browser kaggle soak bench gallery docs constraints clean
 
 demo: .venv/notebooks
 	$(BIN)/python notebooks/run.py --into build/demo notebooks/01_quickstart.ipynb
@@ -35,8 +39,18 @@ demo: .venv/notebooks
 lab: .venv/notebooks
 	$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) notebooks
 
+# Unit tests that import torch, start processes or draw whole reports.
+SLOW := advice bad_inputs checking compose data figures fuzz kaggle many_hosts memory_formulas probe reports sbatch \
+	script scripts security source torchrun view
+
+quick: .venv/dev
+	$(PYTEST) tests/unit $(SLOW:%=--ignore=tests/unit/test_%.py)
+
 test: .venv/dev
-	$(PYTEST)
+	$(PYTEST) tests/unit tests/integration/test_launch.py tests/integration/test_readme.py
+
+integration: .venv/dev
+	$(PYTEST) tests/integration --ignore=tests/integration/test_launch.py --ignore=tests/integration/test_readme.py
 
 check: .venv/dev
 	$(BIN)/ruff format --check .

@@ -1,4 +1,5 @@
 import ast
+import functools
 import importlib
 import subprocess
 import sys
@@ -27,8 +28,13 @@ MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path.parent.name != "
 SOURCES = sorted(path for layer in MAY_IMPORT for path in (PACKAGE / layer).rglob("*.py"))
 
 
+@functools.cache
 def imports_of_labkit(path):
     """The parts of labkit that a file imports, wherever in it."""
+    return [*_imports_of_labkit(path)]
+
+
+def _imports_of_labkit(path):
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
