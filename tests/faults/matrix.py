@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 from faults.scene import FAULTY
 
-__all__ = ["FAULTS", "FAULTY", "GROUP_TIMEOUT", "Fault"]
+__all__ = ["FAULTS", "FAULTY", "GROUP_TIMEOUT", "HANGS", "LEAVING", "Fault"]
 
+HANGS, LEAVING = FAULTY.with_name("hangs.py"), FAULTY.with_name("leaving.py")
 GROUP_TIMEOUT = 12  # seconds, of the process group
 
 

@@ -6,7 +6,7 @@ import re
 import time
 
 import pytest
-from faults.matrix import FAULTY
+from faults.matrix import FAULTY, HANGS, LEAVING
 from faults.scene import assert_over, wait_for_step, wait_until
 
 import labkit
@@ -90,32 +90,6 @@ def test_a_rank_that_sleeps_before_the_first_collective_answers_and_does_not_hol
     run.stop()
 
 
-HANGS = """
-import sys
-import time
-
-import torch
-import torch.distributed as dist
-
-dist.init_process_group("gloo")
-rank = dist.get_rank()
-second = dist.new_group([0, 1], group_desc="second")
-for _ in range(3):
-    dist.all_reduce(torch.ones(3))
-    dist.all_reduce(torch.ones(2), group=second)
-if sys.argv[1] == "queued" and rank == 0:
-    [dist.all_reduce(torch.ones(3), async_op=True) for _ in range(5)]
-if sys.argv[1] == "sizes":
-    dist.all_reduce(torch.ones(4 - rank), async_op=True)
-    [dist.all_reduce(torch.ones(3), async_op=True) for _ in range(5)]
-if sys.argv[1] == "order":
-    dist.all_reduce(torch.ones(3), group=second if rank else None)
-if sys.argv[1] == "second" and rank == 0:
-    dist.barrier(group=second)
-time.sleep(600)
-"""
-
-
 @pytest.mark.parametrize(
     ("hang", "sentence"),
     [
@@ -127,49 +101,17 @@ time.sleep(600)
         ),
     ],
 )
-def test_ranks_are_compared_call_by_call_and_group_by_group(tmp_path, hang: str, sentence: str) -> None:
-    (tmp_path / "train.py").write_text(HANGS)
-    run = labkit.launch(tmp_path / "train.py", nproc_per_node=2, args=[hang], wait=False)
+def test_ranks_are_compared_call_by_call_and_group_by_group(hang: str, sentence: str) -> None:
+    run = labkit.launch(HANGS, nproc_per_node=2, args=[hang], wait=False)
     wait_until(lambda: all(run.folder.heartbeat(rank).exists() for rank in (0, 1)))
 
     wait_until(lambda: sentence in run.stacks().sentence, seconds=60)
     run.stop(grace=0)
 
 
-LEAVING = """
-import atexit
-import sys
-import threading
-import time
-
-import torch
-from torch import nn
-import torch.distributed as dist
-
-dist.init_process_group("gloo")
-rank, model = dist.get_rank(), nn.Linear(2, 2)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for _ in range(4):
-    model(torch.ones(1, 2)).sum().backward()
-    optimizer.step()
-dist.destroy_process_group()
-
-
-def linger():
-    time.sleep(20)
-
-
-if rank == 1 and sys.argv[1] == "atexit":
-    atexit.register(linger)
-if rank == 1 and sys.argv[1] == "thread":
-    threading.Thread(target=linger).start()
-"""
-
-
 @pytest.mark.parametrize("why", ["atexit", pytest.param("thread", marks=pytest.mark.soak)])
-def test_a_rank_that_finished_but_does_not_exit_is_distinguished_from_one_that_exited(tmp_path, why: str) -> None:
-    (tmp_path / "train.py").write_text(LEAVING)
-    run = labkit.launch(tmp_path / "train.py", nproc_per_node=2, args=[why], wait=False)
+def test_a_rank_that_finished_but_does_not_exit_is_distinguished_from_one_that_exited(why: str) -> None:
+    run = labkit.launch(LEAVING, nproc_per_node=2, args=[why], wait=False)
     notices = set()
     while not (state := run.status()).is_final:
         notices.add(state.notice)
@@ -177,7 +119,7 @@ def test_a_rank_that_finished_but_does_not_exit_is_distinguished_from_one_that_e
 
     (notice,) = notices - {None}
     pattern = r"^rank 1 has made no progress since .*: rank 0 has finished; rank 1 has finished its script and "
-    assert re.search(pattern + r"is still exiting in train\.py line \d+: `time\.sleep\(20\)`", notice), notice
+    assert re.search(pattern + r"is still exiting in leaving\.py line \d+: `time\.sleep\(20\)`", notice), notice
     assert state.state == "succeeded"
 
 
