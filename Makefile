@@ -61,8 +61,9 @@ format: .venv/dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# What makes the labs small: two epochs, three strategies instead of six.
-SMALL := -p epochs 2 -p strategies "ddp fsdp pipeline" -p measure_speed False
+# What makes the labs small: two epochs, three strategies instead of six, no plans of large models. SMALL= runs them whole.
+SMALL := -p epochs 2 -p strategies "ddp fsdp pipeline" -p measure_speed False \
+	-p seven_billion False -p flagship False -p large False -p guides False -p plans False
 
 notebooks: .venv/dev
 	$(BIN)/python notebooks/run.py --jobs 2 --into build/notebooks $(SMALL) notebooks/[0-9]*.ipynb

@@ -290,7 +290,7 @@ too_large = changed(sound, "train", "        loss.backward()", planted)
 claims.predict("too large: rank that is named", N - 1)
 claims.predict("too large: steps it had made", 2)
 claims.predict("too large: line of the script", str(too_large).splitlines().index(attention) + 1)
-claims.predict("too large: said to be for want of memory", 1)
+claims.predict("too large: explained as out of memory", 1)
 display(too_large.diff(sound))
 
 # %%
@@ -299,7 +299,7 @@ cause = error.cause if error else {}
 claims.measure("too large: rank that is named", cause.get("rank", -1), run=full)
 claims.measure("too large: steps it had made", cause.get("step", -1), run=full)
 claims.measure("too large: line of the script", cause.get("line", -1), run=full)
-claims.measure("too large: said to be for want of memory", int("out_of_memory" in cause), run=full)
+claims.measure("too large: explained as out of memory", int("out_of_memory" in cause), run=full)
 complained = sum("Error" in full.logs(rank=rank, stream="stderr") for rank in ranks)
 print(f"{complained} of {N} ranks printed an error")
 
