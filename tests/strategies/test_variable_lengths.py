@@ -27,7 +27,7 @@ def Model():
 ROWS = [
     ("ddp", 2, {"accumulate": 4}, True),
     ("fsdp", 2, {"accumulate": 2}, True),
-    ("pipeline", 2, {"accumulate": 4, "schedule": "1F1B"}, True),
+    ("pipeline", 2, {"accumulate": 4, "schedule": "1F1B"}, False),
     ("ddp", 2, {}, False),
     ("zero1", 2, {"accumulate": 2}, False),
     ("zero2", 2, {"accumulate": 4}, False),
