@@ -96,6 +96,7 @@ soak: .venv/dev
 
 bench: .venv/dev
 	$(BIN)/python benchmarks/probe_overhead.py
+	$(BIN)/python benchmarks/watched_loop.py
 
 gallery: .venv/dev | build/notebooks
 	$(BIN)/python notebooks/pages.py build/notebooks build/gallery/labs

@@ -333,6 +333,7 @@ def saved_by_four(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.soak  # test_relay.py and lab 11 do the same
 @pytest.mark.parametrize(
     ("origin", "name", "ranks"),
     [
@@ -377,6 +378,7 @@ def spread(tmp_path: Path, ranks: int, saved: str, loaded: str) -> set[str]:
     return {line for line in run.logs(rank=0).splitlines() if " -> " in line}
 
 
+@pytest.mark.soak  # test_relay.py has a pipeline
 def test_stages_that_hold_parts_of_the_model_save_what_one_rank_can_load_and_the_reverse(tmp_path: Path) -> None:
     found = spread(tmp_path, 2, "stages,fsdp", "single,stages")
     formats = ["stages", "stages_full", "fsdp", "fsdp_full"]
@@ -654,6 +656,7 @@ def test_ranks_of_which_one_is_asked_to_stop_leave_after_the_same_step(tmp_path:
     assert [run.status().checkpoint] == [f"step-{step}" for step in steps]
 
 
+@pytest.mark.soak  # lab 16 does the same
 def test_at_the_deadline_the_ranks_save_and_leave() -> None:
     began = time.monotonic()
     run = train("ddp", 2, steps=ENDLESS, deadline_seconds=2, async_save=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -72,24 +71,22 @@ def test_hostile_output_is_kept_as_it_is_and_shown_as_text(tmp_path: Path) -> No
     assert "progress 1" not in run.logs(rank=0)
 
 
+def listening(pids: set[int]) -> set[int]:
+    """The ports on which these processes listen."""
+    return {c.laddr.port for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN and c.pid in pids}
+
+
 def test_labkit_opens_no_port_and_a_stopped_run_leaves_none() -> None:
-    before = {c.laddr.port for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN}
     run = labkit.launch(FAULTY, args=["--steps", "600"], wait=False)
     wait_for_step(run.folder, 2)
 
     supervisor = psutil.Process(int(json.loads(run.folder.agent.read_text())["supervisor"]["pid"]))
+    everything = {supervisor.pid, *(child.pid for child in supervisor.children(recursive=True))}
+    ranks = {process.pid for process in processes_of(run.folder)} - {supervisor.pid}
+    assert listening(ranks)  # torchrun's own stores
     assert not supervisor.net_connections()
-    ranks = {p.pid for p in processes_of(run.folder)}
-    opened = {
-        c.laddr.port: c.pid
-        for c in psutil.net_connections("tcp")
-        if c.status == psutil.CONN_LISTEN and c.laddr.port not in before
-    }
-    assert opened  # torchrun's own stores
-    assert set(opened.values()) <= ranks | {None}
-    assert os.getpid() not in opened.values()
+    assert not listening(everything - ranks)
 
     run.stop()
 
-    after = {c.laddr.port for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN}
-    assert not after & opened.keys()
+    assert not listening(everything | ranks)
