@@ -72,7 +72,7 @@ def show(cluster: Cluster, options: dict[str, object]) -> None:
 
     say("All of them side by side", ">>> labkit.compare([here, there, resumed])")
     print(labkit.compare([here, there, resumed]))
-    deadline = time.monotonic() + 30  # a run is over before Slurm has tidied up behind its job
+    deadline = time.monotonic() + 30  # Slurm cleans up a job after the run has ended
     while (left := len(cluster.processes())) and time.monotonic() < deadline:
         time.sleep(0.2)
     print(f"processes left on the nodes: {left}")

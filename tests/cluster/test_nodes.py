@@ -146,7 +146,7 @@ def test_ranks_that_do_not_notice_the_end_of_the_others_are_ended_with_them(tmp_
         assert cause["sentence"] == "rank 1 on localhost-1 failed: ValueError: boom (alone.py line 3)"
 
 
-@pytest.mark.parametrize("node", [0, 1])
+@pytest.mark.parametrize("node", [0, pytest.param(1, marks=pytest.mark.soak)])
 def test_a_node_that_is_gone_with_all_of_its_processes_is_named_by_the_other(node):
     with pair(steps=ENDLESS) as two:
         two.wait_for_step()

@@ -222,7 +222,7 @@ def test_a_run_that_is_stopped_leaves_no_job(cluster, capsys):
     assert run.status().cause["sentence"] == "stopped on request"
     assert causes(run) == [{"kind": "stopped", "sentence": "stopped on request"}] * 2
     assert job_id(run) not in cluster.jobs()
-    assert f"stopped; job {job_id(run)} is over" in capsys.readouterr().out
+    assert f"; job {job_id(run)} has ended" in capsys.readouterr().out
 
 
 def test_a_run_is_stopped_while_it_waits(cluster):
