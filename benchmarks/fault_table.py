@@ -109,7 +109,8 @@ def bare(script: Path, arguments: list[str], act: str = "") -> str:
         log.seek(0)
         text = log.read().decode("utf-8", "replace")
     cause = ROOT_CAUSE.search(text)
-    said = f"blames rank {cause[1]} (exit code {cause[2]})" if cause else f"exit code {agent.returncode}"
+    exit_code = "says nothing" if agent.returncode is None else f"exit code {agent.returncode}"
+    said = f"blames rank {cause[1]} (exit code {cause[2]})" if cause else exit_code
     return f"{said}; {ended}; {_counted(left)} left"
 
 
