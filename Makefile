@@ -85,7 +85,7 @@ cluster-demo: .venv/dev
 	$(BIN)/python tests/cluster/demo.py
 
 browser: .venv/dev
-	$(PYTEST) tests/browser
+	$(BIN)/python -m pytest tests/browser
 
 kaggle: .venv/dev
 	$(BIN)/python -m pytest -m kaggle tests/integration/test_kaggle_batch.py

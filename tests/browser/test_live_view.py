@@ -170,6 +170,7 @@ def test_the_cause_of_a_failure_is_shown_and_text_from_a_rank_stays_text(noteboo
     assert notebook.output(0).locator("script").count() == 0
 
 
+@pytest.mark.timeout(400)  # three trainings
 def test_the_quickstart_notebook_runs_from_top_to_bottom(notebook):
     book = nbformat.read(ROOT / "notebooks" / "01_quickstart.ipynb", 4)
     code = [
