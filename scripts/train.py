@@ -174,7 +174,7 @@ def make_mesh(device_type, args):
 
 def parallelize(model, mesh, device, args):
     """One device holds the parameters, the gradients and the optimizer's state."""
-    return model.to(device)
+    return placed(model, device, args)
 
 
 def make_optimizer(model, mesh, args):
@@ -200,6 +200,21 @@ def half_of(args):
 def in_precision(model, device, args):
     """The model, and a scaler for its loss, which is disabled in fp32."""
     return model, torch.amp.GradScaler(device.type, enabled=False)
+
+
+# %% placement
+def placed(module, device, args):
+    """On the device, and trained in fp32 or wider: 16 bits lose small updates. FSDP places one block at a time."""
+    for parameter in module.to(device).parameters():
+        if parameter.itemsize == 2 and (parameter.requires_grad or not half_of(args)):
+            parameter.data = parameter.data.float()
+    return module
+
+
+# %% adapter
+def adapted(model, args):
+    """The model as it is: all of its parameters are trained."""
+    return model
 
 
 # %% layers
@@ -265,8 +280,15 @@ def evaluate(model, dataset, batch_size, data, on_device, args):
         real = (number * data.size() + data.get_local_rank()) * batch_size < len(dataset)
         sums += real * torch.stack([torch.stack([part.double() for part in pair]) for pair in pairs.values()])
     dist.all_reduce(sums, group=data.get_group())
+    if show_sample := globals().get("show_sample"):  # a task may have one
+        show_sample(model, on_device)
     model.train()
     return {f"test_{name}": (total / count).item() for name, (total, count) in zip(pairs, sums, strict=True)}
+
+
+# %% export
+def export(model, args):
+    """Writes no weights for other programs."""
 
 
 # %% main
@@ -316,8 +338,9 @@ def main():
     total_steps = args.steps or args.epochs * per_epoch
 
     torch.manual_seed(args.seed)  # the same weights on every rank
-    model, scaler = in_precision(Model(), device, args)
-    size, dtype = sum(p.numel() for p in model.parameters()), next(model.parameters()).dtype
+    model, scaler = in_precision(adapted(Model(), args), device, args)
+    size = sum(p.numel() for p in model.parameters())
+    dtype = torch.promote_types(next(model.parameters()).dtype, torch.float32)
     change_layers(model, args)
     model = parallelize(model.train(), mesh, device, args)
     optimizer = make_optimizer(model, mesh, args)
@@ -346,6 +369,7 @@ def main():
             if stopped or step == total_steps:
                 break
     report(step=step, training_seconds=time.monotonic() - began, **({"stopped": stopped} if stopped else measure(step)))
+    export(model, args)
 
     del model, optimizer, measure, checkpoints  # in this order gloo ranks do not abort at exit
     gc.collect()

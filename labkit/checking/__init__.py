@@ -12,6 +12,7 @@ from labkit.checking.register import RULES
 from labkit.checking.rules import (  # noqa: F401  (each registers its rules)
     ending,
     hanging,
+    hugging_face,
     numerics,
     outdated,
     places,

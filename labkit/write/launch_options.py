@@ -27,7 +27,8 @@ class LaunchOptions(CallOptions):
     the ranks. `retries`: how many times a failed run is restarted. `watchdog`: seconds without progress after which the
     run is stopped. `wait`: return when the run has ended; None waits if the session is not interactive. `detach`: the
     run outlives this process; None detaches if the session is interactive. `trace_memory` traces all allocations of one
-    step, `profile` records three steps. `hosts`: the machines to launch on, by ssh.
+    step, `profile` records three steps. `reachable`: its owner can ask, change and pause the ranks; None is yes, except
+    in a notebook that runs headless. `hosts`: the machines to launch on, by ssh.
     """
 
     nproc_per_node: int | str = field(
@@ -51,6 +52,7 @@ class LaunchOptions(CallOptions):
     )
     trace_memory: bool = False
     profile: bool = field(default=False, metadata=flag("record three steps for `labkit timeline`", action="store_true"))
+    reachable: bool | None = None
     hosts: Sequence[str] | None = field(
         default=None, metadata=flag("on each of these machines, by ssh (docs/cluster.md)", type=_hosts, metavar="A,B")
     )

@@ -18,7 +18,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
 
 def checkpoints_arguments(parser):
@@ -40,9 +40,12 @@ class Checkpoints:
         self.on, self.folder, self.every = bool(args.checkpoint_dir), Path(args.checkpoint_dir), args.save_every
         self.full, self.background, self.notes = args.full_checkpoints, args.async_save, {}
         self.model, self.optimizer, self.scaler = model, optimizer, scaler
+        self.adapter = hasattr(getattr(model, "module", model), "peft_config")  # LoRA: without what is frozen
+        self.options = StateDictOptions(ignore_frozen_params=self.adapter, strict=not self.adapter)
         self.local = getattr(optimizer, "optim", optimizer)  # ZeroRedundancyOptimizer has this rank's shard in .optim
         self.group = dist.new_group(backend="gloo")  # separate: a thread may save during the training's collectives
         self.thread, self.saving = ThreadPoolExecutor(1), None
+        self.fingerprint = self.frozen() if self.on else 0
         self.start = self.load() if self.on else 0
         self.stop = Stop(args.deadline_seconds, device) if self.on else None
         if self.start and dist.get_rank() == 0:
@@ -84,12 +87,13 @@ class Checkpoints:
         """
         self.finish()
         beside = self.folder / f"step-{step}.tmp"
-        estimate = 3 * sum(p.numel() * p.element_size() for p in self.model.parameters())  # AdamW has two moments
+        saved = [p for p in self.model.parameters() if p.requires_grad or not self.adapter]
+        estimate = 3 * sum(p.numel() * p.element_size() for p in saved)  # AdamW has two moments
         if not from_rank_0(lambda: make_room(beside, estimate, copies=1 + self.full), self.group):
             return False
-        weights, moments = get_state_dict(self.model, self.local)
+        weights, moments = get_state_dict(self.model, self.local, options=self.options)
         state = {"step": step, "model": self.shapes(weights), "random": self.gather(random_state())}
-        state["notes"] = self.notes
+        state["notes"], state["frozen"] = self.notes, self.fingerprint
         state["groups"] = [{k: v for k, v in g.items() if type(v) in (int, float)} for g in self.optimizer.param_groups]
         state["others"] = {"scaler": self.scaler.state_dict()}
         state["stepped"] = sorted(set().union(*self.gather([*moments["state"]])))  # all but unused parameters
@@ -131,11 +135,14 @@ class Checkpoints:
         if path is None:
             return 0
         state, rank = json.loads((path / "state.json").read_text()), dist.get_rank()
-        weights, moments = get_state_dict(self.model, self.local)
+        weights, moments = get_state_dict(self.model, self.local, options=self.options)
         here, there = self.shapes(weights), state["model"]
         if differ := sorted(name for name in here | there if here.get(name) != there.get(name)):
             what = f"{differ[0]} is {there.get(differ[0], 'not')} in it and {here.get(differ[0], 'not')} here"
             raise SystemExit(f"{path} is of another model: {what}; {len(differ)} differ. Give another --checkpoint-dir")
+        if not math.isclose(self.fingerprint, state.get("frozen", 0), rel_tol=1e-3):
+            raise SystemExit(f"{path} adapts a base model with other weights: give its --model, or another "
+                             "--checkpoint-dir")  # fmt: skip
         shards = path
         if (path / "full.pt").exists():  # back into shards; each rank reads its own
             shards = self.folder / "shards.tmp"
@@ -145,7 +152,7 @@ class Checkpoints:
         dcp.load({"model": weights, "optimizer": known}, checkpoint_id=shards, process_group=self.group)
         if rank == 0 and shards != path:
             shutil.rmtree(shards)
-        set_state_dict(self.model, self.local, model_state_dict=weights, optim_state_dict=moments)
+        set_state_dict(self.model, self.local, model_state_dict=weights, optim_state_dict=moments, options=self.options)
         for group, saved in zip(self.optimizer.param_groups, state["groups"], strict=True):
             own = {"lr", "initial_lr", "weight_decay"}  # may have changed on the command line
             group.update({name: value for name, value in saved.items() if name not in own})
@@ -157,6 +164,14 @@ class Checkpoints:
                 break
         self.notes = state.get("notes", {})
         return state["step"]
+
+    def frozen(self):
+        """A fingerprint of the base model under an adapter: its weights' mean magnitude, however they are split."""
+        kept = [p.to_local() if hasattr(p, "to_local") else p for p in self.model.parameters() if not p.requires_grad]
+        sums = [(p.abs().sum(dtype=torch.float64).item(), p.numel()) for p in kept] if self.adapter else []
+        totals = self.gather([sum(column) for column in zip(*sums, strict=True)])
+        size, count = (sum(column) for column in zip((0, 1e-9), *filter(None, totals), strict=True))
+        return size / count
 
     def gather(self, value):
         values = [None] * dist.get_world_size()

@@ -32,7 +32,7 @@ def make_mesh(device_type, args):
 def parallelize(model, mesh, device, args):
     """A full replica on every rank; backward all-reduces gradients bucket by bucket while it still computes."""
     return DistributedDataParallel(
-        (nn.SyncBatchNorm.convert_sync_batchnorm(model) if args.sync_batch_norm else model).to(device),
+        placed(nn.SyncBatchNorm.convert_sync_batchnorm(model) if args.sync_batch_norm else model, device, args),
         gradient_as_bucket_view=args.gradient_as_bucket_view,
         find_unused_parameters=args.find_unused_parameters,
         static_graph=args.static_graph,

@@ -38,7 +38,7 @@ def parallelize(model, mesh, device, args):
     if args.cpu_offload:  # pinned memory needs a GPU
         options["offload_policy"] = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
     for module in [*blocks_of(model), model]:  # finally the parameters outside blocks: embeddings, the last norm
-        fully_shard(module, **options)
+        fully_shard(placed(module, device, args), **options)
     return model
 
 

@@ -45,6 +45,8 @@ def evaluate(model, dataset, batch_size, data, on_device, args):
     everyone = [None] * data.size()
     dist.all_gather_object(everyone, gathered, group=data.get_group())
     whole = [torch.cat(parts) for parts in zip(*(batch for rank in everyone for batch in rank), strict=True)]
+    if show_sample := globals().get("show_sample"):  # a task may have one
+        show_sample(model, on_device)
     model.train()
     means = {name: total / count for name, (total, count) in zip(pairs, sums, strict=True)}
     return {f"test_{name}": float(value) for name, value in {**means, **gathered_metrics(*whole)}.items()}

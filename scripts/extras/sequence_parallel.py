@@ -27,12 +27,12 @@ def make_mesh(device_type, args):
 
 def parallelize(model, mesh, device, args):
     """Each rank keeps 1/N of the layers in a block; embeddings, norms and the head stay whole on every rank."""
-    blocks = blocks_of(model.to(device), needed_by="tensor parallelism")
+    blocks = [placed(block, device, args) for block in blocks_of(model, needed_by="tensor parallelism")]
     if args.sequence_parallel:
         split_sequence(blocks, mesh["tensor"])
     else:
         split(blocks, model, mesh["tensor"])
-    return model
+    return placed(model, device, args)
 
 
 def split_sequence(blocks, tensor):

@@ -41,7 +41,7 @@ def parallelize(model, mesh, device, args):
     """Each unit's parameters become one flat tensor, of which each rank keeps 1/N."""
     half = half_of(args)
     return FullyShardedDataParallel(
-        model,
+        placed(model, torch.device("cpu"), args),  # moved unit by unit
         device_mesh=mesh,  # with a process group, checkpoints would store each shard as if it were the whole
         sharding_strategy=ShardingStrategy[args.sharding_strategy],
         auto_wrap_policy=wrap_policy(model, args),

@@ -30,9 +30,9 @@ def parallelize(model, mesh, device, args):
     policy = MixedPrecisionPolicy(half_of(args), torch.float32 if half_of(args) else None)
     for stage in model.stages.values():
         if args.tensor > 1:
-            split(stage.to(device).blocks, model, mesh["tensor"])
-        for module in [*stage.blocks, stage.to(device)]:  # gathered once per step, not once per micro-batch
-            fully_shard(module, mesh=mesh["data"], mp_policy=policy, reshard_after_forward=False)
+            split((placed(block, device, args) for block in stage.blocks), model, mesh["tensor"])
+        for module in [*stage.blocks, stage]:  # gathered once per step, not once per micro-batch
+            fully_shard(placed(module, device, args), mesh=mesh["data"], mp_policy=policy, reshard_after_forward=False)
     return model
 
 

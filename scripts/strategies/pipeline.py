@@ -12,7 +12,7 @@ def make_mesh(device_type, args):
 
 def parallelize(model, mesh, device, args):
     """Each rank holds the blocks of its stages; activations go to the next stage, gradients come back."""
-    return cut(model, mesh["pipeline"], device, args).to(device)
+    return placed(cut(model, mesh["pipeline"], device, args), device, args)
 
 
 def make_optimizer(model, mesh, args):
@@ -89,17 +89,20 @@ class HuggingFaceStage(nn.Module):
 
     def __init__(self, model, blocks, first, last):
         super().__init__()
-        embed, layers, *after = model.config.base_model_pp_plan
-        elsewhere = ([] if first else [embed]) + ([] if last else after)
+        names = [*model.config.base_model_pp_plan]
+        layers = next(name for name in names if isinstance(getattr(model.base_model, name), nn.ModuleList))
+        before, after = names[: names.index(layers)], names[names.index(layers) + 1 :]
+        elsewhere = ([] if first else before) + ([] if last else after)
         base, self.blocks = without(model.base_model, elsewhere), nn.ModuleList(blocks)
         base._modules[layers] = nn.ModuleList(b if b in blocks else Elsewhere() for b in getattr(base, layers))
-        heads = [] if last else [name for name, _ in model.named_children()]
-        self.whole, self.source = without(model, heads), "input_ids" if first else "inputs_embeds"
-        self.whole._modules[model.base_model_prefix] = base
+        self.whole, self.source = without(model, []) if last else base, "input_ids" if first else "inputs_embeds"
+        if last:
+            self.whole._modules[model.base_model_prefix] = base
 
     def forward(self, x, **others):
-        logits = self.whole(**{self.source: x}, **others).logits
-        return logits.clone() if logits._is_view() else logits  # zero-bubble schedules detach it in place
+        outputs = self.whole(**{self.source: x}, **others)
+        out = outputs.logits if "logits" in outputs else outputs.last_hidden_state
+        return out.clone() if out._is_view() else out  # zero-bubble schedules detach it in place
 
 
 def without(module, names):  # a copy that shares all but these children
@@ -131,10 +134,14 @@ def cut(model, pipeline, device, args):
 
 
 def check_model(model, blocks, stages, own):
+    if hasattr(model, "peft_config"):
+        raise SystemExit("a pipeline cannot split a model with LoRA: use ddp, zero2 or fsdp")
     if not own and not getattr(getattr(model, "config", None), "base_model_pp_plan", None):
         raise SystemExit(
             f"a pipeline needs embed, blocks, unembed or base_model_pp_plan: {type(model).__name__} lacks them"
         )
+    if hasattr(model, "score") or getattr(getattr(model, "config", None), "embedding_multiplier", 1) != 1:
+        raise SystemExit(f"a pipeline cannot split {type(model).__name__}, whose stages are not alike: use fsdp")
     if not stages or len(blocks) % stages:
         raise SystemExit(f"{len(blocks)} blocks do not split into {stages} pipeline stages")
     if any(True for _ in (*model.parameters(recurse=False), *model.buffers(recurse=False))):

@@ -9,11 +9,17 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 # Layers of the Block above, the first of a pair by columns, the second by rows. Hugging Face's models bring a plan.
 TENSOR_PLAN = {"qkv": "colwise", "out": "rowwise", "up": "colwise", "down": "rowwise"}
+STYLES = {"colwise": ColwiseParallel(), "rowwise": RowwiseParallel(),
+          # around what needs all features, such as slices of fused q, k and v
+          "colwise_gather_output": ColwiseParallel(output_layouts=Replicate()),
+          "rowwise_split_input": RowwiseParallel(input_layouts=Replicate())}  # fmt: skip
 
 
 def split(blocks, model, tensor):
     """Keeps this rank's columns or rows of each block's layers, according to the plan."""
     config, ranks = getattr(model, "config", None), tensor.size()
+    if hasattr(model, "peft_config"):
+        raise SystemExit("tensor parallelism cannot split a model with LoRA: use ddp, zero2 or fsdp")
     brought = getattr(config, "base_model_tp_plan", None) or {}
     plan = {name.partition(".*.")[2]: style for name, style in brought.items() if ".*." in name} or TENSOR_PLAN
     heads = getattr(config, "num_key_value_heads", None) or getattr(config, "num_attention_heads", ranks)
@@ -31,14 +37,15 @@ def split_layer(block, layer, name, style, tensor):
     if style == "replicated_with_grad_allreduce":
         layer.forward = partial(with_summed_gradients, layer, layer.forward, tensor)
         return
-    if style not in ("colwise", "rowwise"):
+    if style not in STYLES:
         raise SystemExit(f"the model's tensor-parallel plan wants {style} for {name}, which this script cannot do")
-    head = 1 if style == "colwise" else getattr(block, "head_width", 1)  # features that must stay together
-    features = layer.out_features if style == "colwise" else layer.in_features
+    by_columns = style.startswith("colwise")
+    head = 1 if by_columns else getattr(block, "head_width", 1)  # features that must stay together
+    features = layer.out_features if by_columns else layer.in_features
     if features % (tensor.size() * head):
         what = f"{features // head} {'heads' if head > 1 else 'features'} of {name}"
         raise SystemExit(f"{what} do not split over {tensor.size()} tensor ranks")
-    parallelize_module(layer, tensor, ColwiseParallel() if style == "colwise" else RowwiseParallel())
+    parallelize_module(layer, tensor, STYLES[style])
 
 
 def with_summed_gradients(layer, forward, tensor, *args, **kwargs):
@@ -64,8 +71,9 @@ def make_mesh(device_type, args):
 
 def parallelize(model, mesh, device, args):
     """Each rank keeps 1/N of the layers in a block; embeddings, norms and the head stay whole on every rank."""
-    split(blocks_of(model.to(device), needed_by="tensor parallelism"), model, mesh["tensor"])
-    return model
+    blocks = blocks_of(model, needed_by="tensor parallelism")
+    split((placed(block, device, args) for block in blocks), model, mesh["tensor"])
+    return placed(model, device, args)
 
 
 def make_optimizer(model, mesh, args):

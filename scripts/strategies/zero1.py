@@ -13,14 +13,15 @@ def make_mesh(device_type, args):
 
 def parallelize(model, mesh, device, args):
     """A full replica on every rank, as under DDP: only the optimizer's state is sharded."""
-    return DistributedDataParallel(model.to(device), gradient_as_bucket_view=True)
+    return DistributedDataParallel(placed(model, device, args), gradient_as_bucket_view=True)
 
 
 def make_optimizer(model, mesh, args):  # each rank updates and broadcasts its part of the parameters
     def of_a_share(groups):
         return optimizer_of([p for group in groups for p in group["params"]], args)
 
-    return ZeroRedundancyOptimizer(optimizer_of(model.parameters(), args).param_groups, of_a_share)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    return ZeroRedundancyOptimizer(optimizer_of(trained, args).param_groups, of_a_share)
 
 
 # %% gradient_sync

@@ -1,4 +1,91 @@
-"""Folders of images, one per class, and a small ResNet: --data-dir has train/ and test/."""
+"""Folders of images, one per class, and a model of timm, torchvision or your own: --data-dir has train/ and test/."""
+
+# %% hub
+from difflib import get_close_matches
+
+import torch
+from torch import nn
+
+IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # mean and spread of red, green and blue
+
+
+def hub_arguments(parser):
+    parser.add_argument("--model", default="", help="of timm (vit_tiny_patch16_224), or torchvision:resnet50")
+    parser.add_argument("--pretrained", action="store_true", help="with weights, all but those of the last layer")
+    parser.add_argument("--weights", default="", help="their file, .pth or .safetensors, instead of a download")
+    parser.add_argument("--image-size", type=int, default=0, help="height and width (default: the model's own, or 64)")
+
+
+def library_of(args):
+    """(timm or torchvision.models, the model's name in it)."""
+    library, _, name = args.model.rpartition(":")
+    if library == "torchvision":
+        from torchvision import models
+
+        names = models.list_models(module=models)
+    else:
+        from timm import models
+
+        names = [*models.list_models(), *models.list_pretrained()]
+    if name not in names:
+        close = ", ".join(get_close_matches(name, names, n=4)) or "none"
+        raise SystemExit(f"--model {args.model}: {library or 'timm'} has no such model; close names: {close}")
+    return models, name
+
+
+def inputs_of(args):
+    """(height and width, mean, spread) of the images that the weights of --model were trained on."""
+    size, colours = 64, IMAGENET
+    if args.model:
+        models, name = library_of(args)
+        if hasattr(models, "get_pretrained_cfg"):  # timm
+            preset = models.get_pretrained_cfg(name)
+            size, colours = preset.input_size[-1], (preset.mean, preset.std)
+        else:
+            preset = models.get_model_weights(name).DEFAULT.transforms()
+            size, colours = preset.crop_size[0], (preset.mean, preset.std)
+    return args.image_size or size, *(torch.tensor(each)[:, None, None] for each in colours)
+
+
+def from_hub(args, classes):
+    """The model with a new last layer."""
+    models, name = library_of(args)
+    download = args.pretrained and not args.weights
+    try:
+        if hasattr(models, "create_model"):  # timm
+            fixed = models.get_pretrained_cfg(name).fixed_input_size
+            size = {"img_size": args.image_size} if args.image_size and fixed else {}
+            model = models.create_model(name, pretrained=download, num_classes=classes, **size)
+        else:
+            model = models.get_model(name, weights="DEFAULT" if download else None)
+            linear = [name for name, layer in model.named_modules() if isinstance(layer, nn.Linear)]
+            if not linear:
+                raise SystemExit(f"--model {args.model}: its last layer is not a Linear, which --classes could replace")
+            model.set_submodule(linear[-1], nn.Linear(model.get_submodule(linear[-1]).in_features, classes))
+    except OSError as error:
+        raise SystemExit(
+            f"--pretrained: {str(error).splitlines()[0]}. Without internet, pass the file of --model with --weights"
+        ) from error
+    return model
+
+
+def read_weights(model, path):
+    """All tensors but those of the last layer must be in the file, in their shapes."""
+    if path.endswith(".safetensors"):
+        from safetensors.torch import load_file
+
+        weights = load_file(path)
+    else:
+        weights = torch.load(path, map_location="cpu", weights_only=True)
+        weights = weights.get("state_dict", weights.get("model", weights))  # of a training
+    own = model.state_dict()
+    fitting = {name: tensor for name, tensor in weights.items() if name in own and own[name].shape == tensor.shape}
+    last = [name for name, _ in model.named_parameters()][-1].rpartition(".")[0]
+    missing = {name for name in own.keys() - fitting if not name.endswith("num_batches_tracked")}
+    if wrong := sorted(name for name in missing if not name.startswith(last)):
+        raise SystemExit(f"--weights {path} does not fit the model: {', '.join(wrong[:3])}, {len(wrong)} in all")
+    model.load_state_dict(fitting, strict=False)
+
 
 # %% model
 import torch
@@ -19,12 +106,12 @@ class Block(nn.Module):  # two convolutions around a shortcut, which halves the 
         return torch.relu(self.shortcut(x) + self.norm2(self.second(inside)))
 
 
-class Model(nn.Module):  # (batch, 3, height, width) in, (batch, CLASSES) out
-    def __init__(self, widths=(32, 32, 64, 64, 128, 128)):
+class ResNet(nn.Module):  # (batch, 3, height, width) in, (batch, classes) out
+    def __init__(self, classes, widths=(32, 32, 64, 64, 128, 128)):
         super().__init__()
         self.stem = nn.Sequential(nn.Conv2d(3, widths[0], 3, 2, padding=1), nn.MaxPool2d(2))
         self.blocks = nn.Sequential(*(Block(*pair) for pair in zip((widths[0], *widths), widths, strict=False)))
-        self.head = nn.Linear(widths[-1], CLASSES)
+        self.head = nn.Linear(widths[-1], classes)
 
     def embed(self, images):
         return self.stem(images)
@@ -36,23 +123,32 @@ class Model(nn.Module):  # (batch, 3, height, width) in, (batch, CLASSES) out
         return self.unembed(self.blocks(self.embed(images)))
 
 
+def model_arguments(parser):
+    parser.add_argument("--classes", type=int, default=10, help="outputs of the model; the folders may be fewer")
+
+
+def Model():
+    args = parse_args()
+    model = from_hub(args, args.classes) if args.model else ResNet(args.classes)
+    if args.weights:
+        read_weights(model, args.weights)
+    return model
+
+
 # %% data
 from pathlib import Path
 
 import numpy
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from torch.utils.data import Dataset
-
-CLASSES = 10  # in the model's output; the folders may have fewer
-MEAN, SPREAD = torch.tensor([0.485, 0.456, 0.406])[:, None, None], torch.tensor([0.229, 0.224, 0.225])[:, None, None]
 
 
 class Pictures(Dataset):
     """(image, class), normalized; for training also randomly cropped and mirrored."""
 
-    def __init__(self, folder, augmented, size=64):
-        self.size, self.augmented = size, augmented
+    def __init__(self, folder, augmented, size, mean, spread):
+        self.augmented, self.size, self.mean, self.spread = augmented, size, mean, spread
         self.classes = sorted(path.name for path in Path(folder).iterdir() if path.is_dir())
         files = [(path, number) for number, name in enumerate(self.classes) for path in Path(folder, name).rglob("*.*")]
         self.files = sorted(file for file in files if file[0].suffix.lower() in Image.registered_extensions())
@@ -64,8 +160,10 @@ class Pictures(Dataset):
         path, number = self.files[index]
         larger = self.size * 9 // 8
         with Image.open(path) as opened:
-            pixels = numpy.array(opened.convert("RGB").resize((larger, larger)))
-        picture, margin = (torch.from_numpy(pixels).permute(2, 0, 1) / 255 - MEAN) / SPREAD, larger - self.size
+            if opened.mode.startswith("I"):  # 16 bits, which convert() would clip
+                opened = Image.fromarray((numpy.array(opened) >> 8).astype(numpy.uint8))
+            pixels = torch.from_numpy(numpy.array(ImageOps.fit(opened.convert("RGB"), (larger, larger))))
+        picture, margin = (pixels.permute(2, 0, 1) / 255 - self.mean) / self.spread, larger - self.size
         top, left = torch.randint(margin + 1, (2,)).tolist() if self.augmented else (margin // 2, margin // 2)
         picture = picture[:, top : top + self.size, left : left + self.size]
         return picture.flip(2) if self.augmented and torch.rand(()) < 0.5 else picture, number
@@ -77,8 +175,12 @@ def load_datasets(data_dir):
         raise SystemExit(
             f"--data-dir {data_dir or '(none)'} must have the folders train and test, with one for each class"
         )
-    train, test = Pictures(Path(data_dir, "train"), True), Pictures(Path(data_dir, "test"), False)
-    if train.classes != test.classes or len(train.classes) > CLASSES:
-        counts = f"{len(train.classes)} classes in train and {len(test.classes)} in test"
-        raise SystemExit(f"{data_dir} has {counts}; they must be the same, at most CLASSES, {CLASSES}")
+    args = parse_args()
+    train, test = (Pictures(Path(data_dir, part), part == "train", *inputs_of(args)) for part in ("train", "test"))
+    if train.classes != test.classes:
+        differ = sorted({*train.classes} ^ {*test.classes})
+        raise SystemExit(f"{data_dir} must have the same classes in train and test; {', '.join(differ[:5])} differ")
+    classes = getattr(args, "classes", len(train.classes))
+    if len(train.classes) > classes:
+        raise SystemExit(f"{data_dir} has {len(train.classes)} classes: set --classes, now {classes}")
     return train, test

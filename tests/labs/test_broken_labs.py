@@ -13,8 +13,8 @@ import pytest
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 PARTIAL = (
-    'tensor=Script.load("tensor_parallel").cells["tensor"].text.replace("else RowwiseParallel()", '
-    '"else RowwiseParallel(output_layouts=Partial() if name == \\"down\\" else Replicate())")'
+    'tensor=Script.load("tensor_parallel").cells["tensor"].text.replace("tensor, STYLES[style])", '
+    '"tensor, RowwiseParallel(output_layouts=Partial()) if name == \\"down\\" else STYLES[style])")'
 )
 TWICE = 'model.replace("return self.unembed(", "self.twice = [p * 1 for p in self.parameters()]; return self.unembed(")'
 # (lab, text in one of its cells, what stands there instead, a claim that must be named)
@@ -102,6 +102,20 @@ BROKEN = [
         'name="two-nodes", wait=True, **options)',
         'name="two-nodes", wait=True, **options, seed=1)',
         "two nodes: largest difference of a loss",
+    ),
+    (
+        "18_fine_tuning",
+        'return Script.load(strategy, "precision", "checkpoints", "export", *extras, task="causal_lm")',
+        'loaded = Script.load(strategy, "precision", "checkpoints", "export", *extras, task="causal_lm"); '
+        'text = loaded.cells["checkpoints"].text; '
+        'return loaded.with_cells(checkpoints=text.replace("ignore_frozen_params=self.adapter, ", ""))',
+        "LoRA, DDP: numbers in a checkpoint",
+    ),
+    (
+        "19_images",
+        '"trained, DDP": ("ddp", {"weights": weights})',
+        '"trained, DDP": ("ddp", {})',
+        "test loss from trained weights, over that from random ones",
     ),
 ]
 QUICK = "02_collectives"  # the others take minutes together: make soak

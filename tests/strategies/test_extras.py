@@ -32,6 +32,7 @@ OPTIONS = {
     "accumulate": ["--accumulate", "2"],
     "ddp_options": ["--bucket-mib", "0.01", "--no-gradient-as-bucket-view"],
     "deterministic": ["--deterministic"],
+    "export": ["--export-dir", "{folder}/out"],
     "fsdp_options": ["--reshard-after-forward", "always"],
     "gather_metrics": [],
     "precision": ["--precision", "fp64"],
@@ -160,7 +161,8 @@ def largest_difference(values: dict[str, float], expected: dict[str, float]) -> 
 
 
 def test_every_extra_is_here():
-    assert OPTIONS.keys() == labkit.Script.names().extras.keys()
+    of_hub_models = {"lora"}  # tests/integration/test_hub.py
+    assert OPTIONS.keys() | of_hub_models == labkit.Script.names().extras.keys()
 
 
 @pytest.mark.soak

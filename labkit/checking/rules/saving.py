@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from labkit.checking.register import Mistakes, rule
 from labkit.checking.syntax.models import behind
-from labkit.checking.syntax.nodes import has_stars, keyword, spelled
+from labkit.checking.syntax.nodes import MethodCall, has_stars, keyword, spelled
 from labkit.checking.syntax.ranks import may_depend_on_rank, names_rank
 from labkit.checking.syntax.tree import Tree
 
@@ -26,6 +26,18 @@ GATHERS = {
 
 def saves(tree: Tree) -> Iterator[ast.Call]:
     return tree.torch_calls("save") if not tree.is_managed else iter(())
+
+
+def pretrained(tree: Tree) -> Iterator[MethodCall]:
+    """`model.save_pretrained(folder)`, where no framework decides which rank saves."""
+    for call in tree.method_calls("save_pretrained") if not tree.is_managed else ():
+        owner = spelled(call.func.value).rsplit(".", 1)[-1].lower()
+        if "model" in owner or owner in ("module", "net", "unwrapped"):
+            yield call
+
+
+def _saves_a_shard(tree: Tree, call: MethodCall) -> bool:
+    return "fsdp2" in tree.wrapping(call.func.value) and keyword(call, "state_dict") is None and not has_stars(call)
 
 
 def _is_torch_save(tree: Tree, call: ast.Call) -> bool:
@@ -58,14 +70,17 @@ def sharded_state_dict(tree: Tree) -> Mistakes:
                 yield part, f"`{spelled(owner)}.state_dict()` has this rank's shard of the model only"
             elif "opt" in spelled(owner).rsplit(".", 1)[-1].lower():
                 yield part, f"`{spelled(owner)}.state_dict()` has the state of this rank's shard only"
+    for saving in pretrained(tree):
+        if _saves_a_shard(tree, saving):
+            yield saving, "without state_dict=, this saves this rank's shard of the model"
 
 
 @rule(
     "save-on-every-rank",
     "wrong",
     why="All ranks write the same file at the same time. The result is the last one written or an unreadable mixture.",
-    fix="Use if dist.get_rank() == 0: torch.save(…), then dist.barrier() if others read it. With sharded state, use "
-    "torch.distributed.checkpoint.save on all ranks.",
+    fix="Use if dist.get_rank() == 0: torch.save(…) or model.save_pretrained(…), then dist.barrier() if others read "
+    "it. With sharded state, use torch.distributed.checkpoint.save on all ranks.",
     misses="a function for saving that this script never calls, and conditions in another file.",
 )
 def save_on_every_rank(tree: Tree) -> Mistakes:
@@ -77,6 +92,12 @@ def save_on_every_rank(tree: Tree) -> Mistakes:
             continue
         if not may_depend_on_rank(tree, call):
             yield call, f"every rank writes {ast.unparse(path)}"
+    for saving in pretrained(tree):
+        folder = saving.args[0] if saving.args else keyword(saving, "save_directory")
+        if folder is None or keyword(saving, "is_main_process") is not None or _is_private(tree, folder):
+            continue
+        if not has_stars(saving) and not _saves_a_shard(tree, saving) and not may_depend_on_rank(tree, saving):
+            yield saving, f"every rank writes {ast.unparse(folder)}"
 
 
 def _is_private(tree: Tree, path: ast.expr) -> bool:

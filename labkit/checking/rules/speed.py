@@ -7,6 +7,7 @@ import re
 
 from labkit.checking.register import Mistakes, rule
 from labkit.checking.syntax.models import steps_in
+from labkit.checking.syntax.nodes import is_true, keyword
 from labkit.checking.syntax.ranks import is_only_about_rank
 from labkit.checking.syntax.tree import Tree
 
@@ -104,4 +105,9 @@ def bf16_on_t4(tree: Tree) -> Mistakes:
         casts = node.attr == "bfloat16" and isinstance(parent, ast.Call) and parent.func is node
         if casts or tree.dotted(node) == "torch.bfloat16":
             yield node, "this script mentions a T4, which does not support bf16"
+            return
+    for call in tree.calls:  # TrainingArguments(bf16=True), Accelerator(mixed_precision="bf16")
+        chosen = (keyword(call, "mixed_precision"), keyword(call, "fsdp_mixed_precision"))
+        if is_true(keyword(call, "bf16")) or any(isinstance(c, ast.Constant) and c.value == "bf16" for c in chosen):
+            yield call, "this script mentions a T4, which does not support bf16"
             return

@@ -1,0 +1,242 @@
+"""Rules about models of transformers, peft and bitsandbytes in distributed scripts."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from labkit.checking.register import Mistakes, rule
+from labkit.checking.syntax.models import behind
+from labkit.checking.syntax.nodes import Placed, has_stars, is_true, keyword, position, spelled
+from labkit.checking.syntax.tree import Tree
+
+SPREADS = ("auto", "balanced", "balanced_low_0", "sequential")
+ALTERNATIVES = re.compile(
+    r"distributed|initialized|world_size|ddp|fsdp|rank|multi|num_gpus|n_gpu|device", re.IGNORECASE
+)
+TOKEN_MODEL = re.compile(r"For(CausalLM|Seq2SeqLM|ConditionalGeneration)$|LMHeadModel$")
+ACCUMULATES = re.compile(r"accum|micro_?(batches|steps)", re.IGNORECASE)
+
+
+@rule(
+    "device-map-under-torchrun",
+    "wrong",
+    why="device_map='auto' spreads the model over all GPUs that a process sees. Under torchrun every rank does so: "
+    "each GPU holds layers of every copy, and runs out of memory or waits for the others.",
+    fix="Use device_map={'': local_rank}, or omit device_map and move or shard the model yourself.",
+    misses="a device map passed as a variable with several values; scripts that only a launcher makes distributed.",
+)
+def device_map_under_torchrun(tree: Tree) -> Mistakes:
+    if not (tree.is_distributed or _needs_torchrun(tree)):
+        return
+    for call in tree.method_calls("from_pretrained"):
+        value = tree.constant(keyword(call, "device_map"), str)
+        if value is None or value.value not in SPREADS:
+            continue
+        if not any(ALTERNATIVES.search(ast.unparse(branch.test)) for branch, _ in tree.branches_of(call)):
+            yield call, f"every rank spreads the model over all GPUs (device_map={value.value!r})"
+
+
+def _needs_torchrun(tree: Tree) -> bool:
+    """`os.environ["LOCAL_RANK"]`, which fails without torchrun."""
+    return any(
+        tree.dotted(node.value) in ("os.environ", "environ")
+        and isinstance(node.slice, ast.Constant)
+        and node.slice.value == "LOCAL_RANK"
+        and isinstance(node.ctx, ast.Load)
+        and not tree.branches_of(node)
+        and not isinstance(tree.parents[node], ast.IfExp)
+        for node in tree.nodes[ast.Subscript]
+    )
+
+
+@rule(
+    "four-bit-under-fully-shard",
+    "wrong",
+    why="fully_shard replaces the 4-bit parameters by shards that have lost bitsandbytes' quantization state. The "
+    "layers compute wrong outputs without any error (bitsandbytes #1945).",
+    fix="Use DDP with a 4-bit base, fully_shard with a 16-bit base, or keep the 4-bit parameters out of it "
+    "(ignored_params).",
+    misses="a model quantized in another file; FSDP1 (FullyShardedDataParallel).",
+)
+def four_bit_under_fully_shard(tree: Tree) -> Mistakes:
+    if "fsdp2" not in tree.strategies or tree.words & {"ignored_params"} or "ddp" in tree.strategies:
+        return
+    for call in tree.calls:
+        name = tree.names_of_calls[call].rsplit(".", 1)[-1]
+        if is_true(keyword(call, "load_in_4bit")) or name in ("Params4bit", "Linear4bit"):
+            yield call, "fully_shard does not support 4-bit weights"
+
+
+@rule(
+    "labels-shifted-twice",
+    "wrong",
+    why="Causal language models of transformers shift the labels themselves. If the script has shifted them already, "
+    "the model learns to predict the token after the next.",
+    fix="Pass labels=input_ids, with -100 where no loss is wanted, and the same slice of both.",
+    misses="labels shifted in the data set, a collator or another function.",
+)
+def labels_shifted_twice(tree: Tree) -> Mistakes:
+    if not any(TOKEN_MODEL.search(word) and not word.endswith("Seq2SeqLM") for word in tree.words):
+        return
+    for call in tree.calls:
+        labels, inputs = keyword(call, "labels"), keyword(call, "input_ids") or next(iter(call.args), None)
+        if labels is None or inputs is None or not spelled(call.func).lower().endswith(("model", "module", "lm")):
+            continue
+        if _is_sliced(tree, labels, "1:") and _is_sliced(tree, inputs, ":-1"):
+            yield call, "these labels are shifted, and the model shifts them again"
+
+
+def _is_sliced(tree: Tree, node: ast.expr, by: str) -> bool:
+    """Whether an expression, or each value of its name, is `x[:, by]`."""
+    if isinstance(node, ast.Name):
+        values = tree.values_of(node.id, node)
+        return (
+            bool(values)
+            and not any(isinstance(value, ast.Name) for value in values)
+            and all(_is_sliced(tree, value, by) for value in values)
+        )
+    while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        if node.func.attr not in ("contiguous", "clone", "to", "cuda", "detach", "long"):
+            return False
+        node = node.func.value
+    if not isinstance(node, ast.Subscript) or not isinstance(node.slice, ast.Tuple):
+        return False
+    return ast.unparse(node.slice.elts[-1]) == by
+
+
+@rule(
+    "mean-loss-accumulated",
+    "wrong",
+    why="The loss is a mean over the tokens of a micro-batch. With different lengths, averaging these means weights a "
+    "token of a short micro-batch more than one of a long one.",
+    fix="Sum the loss over tokens (reduction='sum') and divide by the number of predicted tokens of the whole step; in "
+    "transformers, model(**batch, num_items_in_batch=n). On several ranks, count the tokens of all of them.",
+    misses="lengths that differ without a sign of it in the script; losses computed in another function.",
+)
+def mean_loss_accumulated(tree: Tree) -> Mistakes:
+    if tree.is_managed or "num_items_in_batch" in tree.words or "sum" in tree.strings or not _lengths_differ(tree):
+        return
+    for backward in tree.method_calls("backward"):
+        for division in _accumulated(tree, backward) if tree.loops_of(backward) else ():
+            loss = division.left if isinstance(division, ast.BinOp) else division.target
+            if _is_mean_over_tokens(tree, loss):
+                yield division, "micro-batches of different lengths get the same weight"
+                break
+
+
+def _lengths_differ(tree: Tree) -> bool:
+    if "group_texts" in tree.words:
+        return False
+    if tree.words & {"DataCollatorForSeq2Seq", "ignore_index"}:
+        return True
+    if any(isinstance(n.op, ast.USub) and ast.unparse(n) == "-100" for n in tree.nodes[ast.UnaryOp]):
+        return True
+    padded = tree.words & {"padding", "pad_sequence", "DataCollatorForLanguageModeling", "DataCollatorWithPadding"}
+    fixed = "max_length" in tree.strings  # padding="max_length"
+    return bool(padded) and not fixed and any(TOKEN_MODEL.search(word) for word in tree.words)
+
+
+def _accumulated(tree: Tree, backward: ast.Call) -> Iterator[ast.BinOp | ast.AugAssign]:
+    """`loss / accumulation_steps` in the object of `backward()`, or in an assignment to it in the same loop."""
+    assert isinstance(backward.func, ast.Attribute)
+    for part in ast.walk(backward.func.value):
+        if isinstance(part, ast.BinOp) and _by_steps(part.op, part.right):
+            yield part
+    names = {spelled(part) for part in ast.walk(backward.func.value)} - {""}
+    loop = tree.loops_of(backward)[0]
+    for statement in tree.nodes[ast.AugAssign]:
+        if (
+            spelled(statement.target) in names
+            and tree.is_in(statement, loop)
+            and _by_steps(statement.op, statement.value)
+        ):
+            yield statement
+    for target, value, node in tree.assigns:
+        if target in names and tree.is_in(node, loop) and position(node) < position(backward):
+            for part in ast.walk(value):
+                if isinstance(part, ast.BinOp) and _by_steps(part.op, part.right):
+                    yield part
+
+
+def _by_steps(op: ast.operator, by: ast.expr) -> bool:
+    return isinstance(op, ast.Div) and bool(ACCUMULATES.search(spelled(by)))
+
+
+def _is_mean_over_tokens(tree: Tree, loss: ast.expr) -> bool:
+    """`model(**batch).loss`, or cross_entropy with its default reduction."""
+    for part in behind(tree, loss):
+        if isinstance(part, ast.Attribute) and part.attr == "loss":
+            made = [part.value] if isinstance(part.value, ast.Call) else tree.values_of(spelled(part.value), part)
+            if any(isinstance(m, ast.Call) and (has_stars(m) or keyword(m, "labels") is not None) for m in made):
+                return any(TOKEN_MODEL.search(word) for word in tree.words)
+        named = tree.names_of_calls.get(part, "") if isinstance(part, ast.Call) else ""
+        if isinstance(part, ast.Call) and named == "torch.nn.functional.cross_entropy":
+            return keyword(part, "reduction") is None and keyword(part, "ignore_index") is not None
+    return False
+
+
+@rule(
+    "frozen-base-in-checkpoints",
+    "slow",
+    why="The state_dict of a peft model contains the frozen base. Saved in a loop, each checkpoint writes gigabytes "
+    "that never change, where the adapter has megabytes.",
+    fix="Use model.save_pretrained(folder), or torch.save(get_peft_model_state_dict(model), path).",
+    misses="a state filtered or saved in another function; a base that is trained too.",
+)
+def frozen_base_in_checkpoints(tree: Tree) -> Mistakes:
+    if "get_peft_model_state_dict" in tree.words:
+        return
+    adapted = {
+        target
+        for target, value, _ in tree.assigns
+        if isinstance(value, ast.Call) and spelled(value.func).rsplit(".", 1)[-1] == "get_peft_model"
+    }
+    adapted |= {name for wrap in tree.wraps if spelled(wrap.source) in adapted for name in wrap.names}
+    for call in tree.torch_calls("save"):
+        if tree.names_of_calls[call] != "torch.save" or not tree.loops_of(call) or not call.args:
+            continue
+        for state in _whole_states(call.args[0], tree):
+            if spelled(state.func).removesuffix(".state_dict").removesuffix(".module") in adapted:
+                yield call, "the frozen base is written with every checkpoint"
+
+
+def _whole_states(node: ast.expr, tree: Tree) -> Iterator[ast.Call]:
+    """Calls of `state_dict()` that are saved as they are, not filtered."""
+    values = tree.values_of(node.id, node) if isinstance(node, ast.Name) else [node]
+    for value in values:
+        for part in value.values if isinstance(value, ast.Dict) else [value]:
+            if isinstance(part, ast.Call) and isinstance(part.func, ast.Attribute) and part.func.attr == "state_dict":
+                yield part
+
+
+@rule(
+    "reentrant-checkpointing-under-ddp",
+    "wrong",
+    why="Reentrant checkpointing runs a backward pass within the backward pass. With find_unused_parameters=True, DDP "
+    "then sees a parameter ready twice, and raises an error.",
+    fix="Use use_reentrant=False (in transformers, gradient_checkpointing_kwargs={'use_reentrant': False}), or leave "
+    "out find_unused_parameters=True.",
+    misses="use_reentrant left out: its default was True in transformers 4 and is False in 5.",
+)
+def reentrant_checkpointing_under_ddp(tree: Tree) -> Mistakes:
+    ddp = [wrap.call for wrap in tree.wraps if wrap.strategy == "ddp"]
+    if not any(is_true(keyword(call, "find_unused_parameters")) for call in ddp):
+        return
+    if any(keyword(call, "static_graph") is not None for call in ddp):
+        return
+    for node in _reentrant(tree):
+        yield node, "reentrant checkpointing, but DDP looks for unused parameters"
+
+
+def _reentrant(tree: Tree) -> Iterator[Placed]:
+    for call in tree.calls:
+        name = tree.names_of_calls[call]
+        if name == "torch.utils.checkpoint.checkpoint" and is_true(keyword(call, "use_reentrant")):
+            yield call
+        given = keyword(call, "gradient_checkpointing_kwargs") or keyword(call, "activation_checkpointing_kwargs")
+        if isinstance(given, ast.Dict):
+            for key, value in zip(given.keys, given.values, strict=True):
+                if isinstance(key, ast.Constant) and key.value == "use_reentrant" and is_true(value):
+                    yield call

@@ -1,0 +1,61 @@
+"""The trained weights as files that other programs load: a folder for from_pretrained, an adapter, or safetensors."""
+
+# %% export
+import logging
+import shutil
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import save_file
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.fsdp import FSDPModule
+
+
+def export_arguments(parser):
+    parser.add_argument("--export-dir", default="", type=unused, help="write the weights to this new folder at the end")
+
+
+def unused(folder):
+    if folder and Path(folder).exists() and any(Path(folder).iterdir()):
+        raise SystemExit(f"--export-dir {folder} is not empty: give a new folder")
+    return folder
+
+
+def export(model, args):
+    """Every rank writes the tensors it holds; rank 0 joins them in host memory and writes them once more."""
+    if not args.export_dir:
+        return
+    folder, whole, model = Path(args.export_dir), model, getattr(model, "module", model)
+    parts, group = folder.with_name(f"{folder.name}.tmp"), dist.new_group(backend="gloo")
+    adapter = hasattr(model, "peft_config")
+    weights = get_model_state_dict(whole, options=StateDictOptions(ignore_frozen_params=adapter))
+    planner = DefaultSavePlanner(dedup_save_to_lowest_rank=True)
+    dcp.save({"model": weights}, checkpoint_id=parts, planner=planner, process_group=group)
+    if dist.get_rank() == 0:
+        dcp_to_torch_save(parts, parts / "full.pt")
+        write(model, torch.load(parts / "full.pt", mmap=True, weights_only=True)["model"], folder, args, adapter)
+        shutil.rmtree(parts)
+        logging.getLogger("metrics").info("weights in %(export)s", {"export": str(folder)})
+    dist.barrier(group)  # the others' next collective might time out
+
+
+def write(model, weights, folder, args, adapter):
+    if adapter:
+        model.save_pretrained(folder, state_dict=weights)
+    elif hasattr(model, "save_pretrained"):
+        own_class = next(each for each in type(model).__mro__ if not issubclass(each, FSDPModule))
+        with torch.device("meta"):  # as before it was split
+            whole = own_class(model.config).to(next(iter(weights.values())).dtype)
+        if hasattr(model, "generation_config"):
+            whole.generation_config = model.generation_config
+        tied = getattr(whole, "all_tied_weights_keys", {})
+        whole.save_pretrained(folder, state_dict={n: tensor for n, tensor in weights.items() if n not in tied})
+    else:
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file({name: tensor.contiguous() for name, tensor in weights.items()}, folder / "model.safetensors")
+    if (of_task := globals().get("tokenizer_of")) and (tokenizer := of_task(args, model.config)):
+        tokenizer.save_pretrained(folder)

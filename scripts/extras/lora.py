@@ -1,0 +1,52 @@
+"""LoRA: the model stays as it is, and small matrices beside its layers are trained (peft)."""
+
+# %% adapter
+import logging
+
+from peft import LoraConfig, get_peft_model
+
+HEADS = ("classifier", "classification_head", "score", "pooler", "head", "heads", "fc")  # new, so trained as a whole
+
+
+def adapter_arguments(parser):
+    parser.add_argument("--lora-rank", type=int, default=8, help="width of the matrices beside a layer")
+    parser.add_argument("--lora-alpha", type=float, default=16, help="their product is multiplied by alpha / rank")
+    parser.add_argument("--lora-dropout", type=float, default=0.0, help="of their input")
+    parser.add_argument("--lora-targets", nargs="+", default=[], metavar="NAME",
+                        help="layers, such as q_proj v_proj (default: all in the repeated blocks)")  # fmt: skip
+
+
+def can_be_adapted(layer):  # not the projection inside nn.MultiheadAttention, whose weight is used without it
+    kind = type(layer).__name__
+    return kind in ("Linear", "Conv1D") or (kind == "Conv2d" and layer.groups == 1)
+
+
+def adapted(model, args):
+    """Freezes all but a classification head, which is new. Before the first step the added product is 0."""
+    layers = {name: layer for name, layer in model.named_modules() if can_be_adapted(layer)}
+    last = {name.rpartition(".")[2] for name in layers}
+    if wrong := {*args.lora_targets} - last:
+        raise SystemExit(f"--lora-targets {' '.join(wrong)}: the model has the layers {', '.join(sorted(last))}")
+    blocks = {layer for block in blocks_of(model, needed_by="--lora-targets") for layer in block.modules()}
+    inside = [name for name, layer in layers.items() if layer in blocks]
+    chosen = [name for name in layers if name.rpartition(".")[2] in args.lora_targets]
+    model = get_peft_model(model, LoraConfig(
+        r=args.lora_rank, lora_alpha=args.lora_alpha, lora_dropout=args.lora_dropout, target_modules=chosen or inside,
+        modules_to_save=[name for name in HEADS if hasattr(model, name)] or None,
+    ))  # fmt: skip
+    trained, _ = model.get_nb_trainable_parameters()
+    logging.getLogger("metrics").info("LoRA trains %(trained_parameters)s parameters", {"trained_parameters": trained})
+    return model
+
+
+# %% placement
+import torch
+
+
+def placed(module, device, args):
+    """On the device: what is frozen in the 16 bits that it is computed in, what is trained in fp32 or wider."""
+    for parameter in module.to(device).parameters():
+        frozen_type = half_of(args) if parameter.is_floating_point() and not parameter.requires_grad else None
+        if frozen_type or parameter.itemsize == 2:
+            parameter.data = parameter.data.to(frozen_type or torch.float32)
+    return module
