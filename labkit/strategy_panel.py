@@ -78,7 +78,8 @@ class Panel:
         with self._counting:
             try:
                 self._splits = [*dict.fromkeys((*self._splits, *splits))]
-                self._facts = facts_of(self._script, self._parameters, self._splits)
+                on_gpu = not self._device(self._begin["device"]).shared
+                self._facts = facts_of(self._script, self._parameters, self._splits, on_gpu=on_gpu)
             except LabError as error:
                 self._problem = str(error)
 

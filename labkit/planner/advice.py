@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from labkit.planner.alternatives import half_of
-from labkit.planner.candidate import ALIKE, Candidate, fastest, held_by, judged, lacks, when
+from labkit.planner.candidate import ALIKE, MARGIN, Candidate, fastest, held_by, judged, lacks, when
 from labkit.planner.data_sheets import Device
 from labkit.planner.layout import Layout, layout_of
 from labkit.planner.model.facts import ModelFacts
@@ -76,7 +76,7 @@ def advise(
     best = _choice([row for row in rows if row.ranks <= ranks], layout.precision)
     rows = [_beside(row, best) for row in rows]
     largest = largest_micro_batch(facts, layout, device) if asked.peak and not rehearsed else None
-    sentences = _sentences(rows, best, layout, device, largest)
+    sentences = [*_sentences(rows, best, layout, device, largest), *_beyond(rows[0], best, search)]
     return Advice(device, rows[0], tuple(rows), best, largest, tuple(sentences))
 
 
@@ -131,7 +131,8 @@ def _compared(ratio: float) -> str:
 
 
 def _arguments(one: Candidate, asked: Candidate) -> str:
-    """` (activation_checkpointing=True, cpu_offload=True)`: the arguments in addition to the requested ones."""
+    """` (activation_checkpointing=True, cpu_offload=True)`: the arguments in addition to the requested ones, without
+    those that its name has."""
     defaults = {name: option.default for name, option in options_of(one.script).items()}
     ranks = {} if one.ranks == asked.ranks else {"nproc_per_node": one.ranks}
     changed = {
@@ -139,7 +140,8 @@ def _arguments(one: Candidate, asked: Candidate) -> str:
         for name, value in one.parameters.items()
         if str(value) != str(asked.parameters.get(name, defaults.get(name)))
     }
-    arguments = ", ".join(f"{name}={value!r}" for name, value in {**ranks, **changed}.items())
+    written = (f"{name}={value!r}" for name, value in {**ranks, **changed}.items())
+    arguments = ", ".join(argument for argument in written if argument not in one.changes)
     return f" ({arguments})" if arguments else ""
 
 
@@ -170,6 +172,8 @@ def _sentences(
     if asked.peak:
         usable = gib(device.usable_by(asked.ranks))
         verdict = "fits" if asked.fits else "does not fit"
+        if asked.is_tight:
+            verdict += f", but with less than {MARGIN:.0%} to spare for fragmentation"
         yield f"{where} holds {gib(asked.peak.bytes)} of {usable} per rank {when(asked.peak)}: {verdict}."
     else:
         yield f"{where} cannot be planned: {asked.remark}."
@@ -181,7 +185,7 @@ def _sentences(
     if best and best.step:
         assumed = " (assumed, see below)" if best.step.assumed else ""
         time = band(best.step.seconds, best.step.low, best.step.high)
-        others = _as_fast(rows, best)
+        others = _as_fast(rows, best) if asked.ranks > 1 else []
         within = f", within {100 * ALIKE - 100:.0f}%" if others else ""
         simpler = f"; as fast, but less simple: {', '.join(others)}" if others else ""
         yield f"Fastest that fits{within}: {best.name}{how}, {time} per step{assumed}{simpler}."
@@ -192,6 +196,37 @@ def _sentences(
     if largest is not None and asked.layout:
         most = words.quantity(largest_model(layout, device) / 1e6)
         yield (
-            f"{asked.strategy} fits up to {largest:,} samples in a rank's micro-batch (now {layout.micro_batch:,}); "
+            f"{asked.strategy} fits up to {largest:,} samples in a rank's micro-batch (now {layout.micro_batch:,}"
+            f"{'' if device.shared else f'; {MARGIN:.0%} stay free'}); "
             f"the states of {most} million parameters alone would fill the device."
         )
+
+
+def _beyond(asked: Candidate, best: Candidate | None, search: Search) -> Iterator[str]:
+    """What other numbers or methods would decide: 16 bits for a choice in fp32, and if nothing fits, what labkit does
+    not vary or have."""
+    half = half_of(search.device)
+    if best and best.step and best.layout and best.layout.precision == "fp32" and half:
+        accumulate = best.layout.accumulate
+        others = search.ways(best.strategy, best.ranks, {**best.parameters, "precision": half}, accumulate)
+        quickest = fastest(others)
+        if quickest and quickest.step and quickest.step.seconds * ALIKE < best.step.seconds:
+            ratio = best.step.seconds / quickest.step.seconds
+            tf32 = "; torch.set_float32_matmul_precision('high') is between" if half == "bf16" else ""
+            yield (
+                f"In {half}, {best.strategy} is {ratio:.2g} times as fast{_arguments(quickest, asked)}, with other "
+                f"rounding{tf32}."
+            )
+    if best is None and asked.peak:
+        held = asked.peak.categories
+        states = sum(held.get(name, 0) for name in ("parameters", "gradients", "optimizer"))
+        if 2 * states > asked.peak.bytes:
+            yield (
+                "Most of it are the model's states: LoRA (lora_rank=8) trains a small part of them, and an 8-bit "
+                "AdamW (bitsandbytes, torchao) holds 2 instead of 8 bytes per parameter; labkit plans neither here."
+            )
+        else:
+            yield (
+                "Most of it are activations: offloading them (torch.autograd.graph.save_on_cpu) and context "
+                "parallelism divide them; labkit's scripts have neither."
+            )

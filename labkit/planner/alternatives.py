@@ -40,8 +40,9 @@ def ways(strategy: str, ranks: int, accumulate: int, box: int = BOX) -> Iterator
         yield {}, ()
         if strategy == "fsdp":
             yield {"reshard_after_forward": "never"}, ("reshard never",)
-            if ranks > box > 1 and ranks % box == 0:
-                yield {"replicas": ranks // box}, (f"{ranks // box} replicas",)
+            for shards in (box, 8 * box, 64 * box):  # fewer ranks in a ring, more states on each
+                if ranks > shards > 1 and ranks % shards == 0:
+                    yield {"replicas": ranks // shards}, (f"{ranks // shards} replicas",)
         elif strategy == "fsdp1":
             yield {"sharding_strategy": "SHARD_GRAD_OP"}, ("SHARD_GRAD_OP",)
 

@@ -20,10 +20,13 @@ from labkit.record.units import gib
 from labkit.view.plan_tables import band
 from labkit.write import Script
 
-__all__ = ["Candidate", "evaluate", "fastest", "held_by", "judged", "lacks", "unfit", "when"]
+__all__ = ["MARGIN", "Candidate", "evaluate", "fastest", "held_by", "judged", "lacks", "unfit", "when"]
 
 
 ALIKE = 1.05  # predicted times within this ratio are indistinguishable
+# The fraction of a GPU's memory that advice leaves free: blocks of the caching allocator that fragmentation wastes are
+# in no plan. Assumed.
+MARGIN = 0.05
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,7 @@ class Candidate:
     """One way to train. `parameters` are those of labkit.launch; `changes` are the differences from the request.
 
     `layout` and `peak` are None if it cannot be planned, `step` if the speed is unknown; `remark` is why it does not
-    fit, or under which condition it does.
+    fit, or under which condition it does. `is_tight`: it fits, but leaves less than MARGIN of a GPU free.
     """
 
     strategy: str
@@ -44,6 +47,7 @@ class Candidate:
     step: StepTime | None = None
     fits: bool = False
     remark: str = ""
+    is_tight: bool = False
 
     @property
     def name(self) -> str:
@@ -87,20 +91,25 @@ def judged(asked: Candidate, held: Peak, device: Device, speed_model: SpeedModel
     usable = device.usable_by(asked.ranks)
     fits = held.bytes <= usable
     with_it = f" with {', '.join(asked.changes)}" if asked.changes else ""
+    is_tight = fits and not device.shared and held.bytes > (1 - MARGIN) * usable
     remark = f"fits{with_it}" if fits else f"holds {gib(held.bytes)} of {gib(usable)} {when(held)}{with_it}"
+    remark += f", {1 - held.bytes / usable:.0%} to spare" if is_tight else ""
     step = speed_model(asked.layout) if speed_model and asked.layout else None
-    return replace(asked, peak=held, step=step, fits=fits, remark=remark)
+    return replace(asked, peak=held, step=step, fits=fits, remark=remark, is_tight=is_tight)
 
 
 def fastest(candidates: Iterable[Candidate]) -> Candidate | None:
     """The simplest strategy among those that fit and whose predicted step time is indistinguishable from the fastest;
-    the first of equally simple ones. If the speed is unknown, the candidate that holds least."""
-    fitting = [one for one in candidates if one.fits]
+    of equally simple ones, the one that holds least. If the speed is unknown, the candidate that holds least. One that
+    leaves less than MARGIN free is chosen only if all do."""
+    every = [one for one in candidates if one.fits]
+    fitting = [one for one in every if not one.is_tight] or every
     timed = [one for one in fitting if one.step]
     if not timed:
         return min(fitting, key=held_by, default=None)
     least = min(map(_seconds, timed))
-    return min((one for one in timed if _seconds(one) <= ALIKE * least), key=lambda one: simplicity(one.strategy))
+    alike = (one for one in timed if _seconds(one) <= ALIKE * least)
+    return min(alike, key=lambda one: (simplicity(one.strategy), held_by(one)))
 
 
 def when(held: Peak) -> str:

@@ -26,7 +26,7 @@ def _data(facts: ModelFacts, layout: Layout) -> str:
 
 def _uncounted(facts: ModelFacts, layout: Layout) -> str:
     variant = variant_of(layout)
-    if variant in facts.profiles:
+    if variant in facts.profiles or (variant.precision, variant.half_parameters) in facts.uncounted:
         return ""
     if layout.tensor in facts.unsplit:
         return facts.unsplit[layout.tensor]

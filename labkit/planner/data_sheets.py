@@ -31,7 +31,8 @@ class Device:
     """`memory` and `usable` (for tensors) in bytes; `flops` in FLOP/s by supported precision; `bandwidth` of memory,
     `link` from one device to the others in its box and `network` from a whole box to others, in bytes/s one way.
     `box` is the number of devices per box; `nodes` the number of boxes in the plan. `shared`: the ranks divide
-    `usable` among themselves. `outside`: bytes that a process uses before its first tensor."""
+    `usable` among themselves. `outside`: bytes that a process uses before its first tensor. `reached`: the fraction of
+    `flops` that large matrix products reach, `moved` the fraction of `bandwidth` that other operators reach."""
 
     name: str
     memory: int
@@ -48,6 +49,8 @@ class Device:
     nodes: int = 1
     outside: int = OUTSIDE_TENSORS
     halves: tuple[str, ...] = ("fp32", "bf16")  # precisions of a device without figures in `flops`
+    reached: float = 1.0
+    moved: float = 1.0
 
     @property
     def is_this_machine(self) -> bool:
@@ -80,14 +83,51 @@ def _gpu(
     """`visible` in GiB, as torch reports it; the others in TFLOP/s and GB/s."""
     flops = {"fp32": fp32 * 1e12, "fp16": fp16 * 1e12} | ({"bf16": bf16 * 1e12} if bf16 else {})
     memory = int(visible * GIB)
-    link = LINKS[link_name] * 1e9
-    usable = memory - OUTSIDE_TENSORS
-    return Device(name, memory, usable, flops, bandwidth * 1e9, link, link_name, box, network * 1e9, source, aliases)
+    return Device(
+        name,
+        memory,
+        memory - OUTSIDE_TENSORS,
+        flops,
+        bandwidth * 1e9,
+        LINKS[link_name] * 1e9,
+        link_name,
+        box,
+        network * 1e9,
+        source,
+        aliases,
+        reached=next((share for start, share in REACHED.items() if name.startswith(start)), REACHED_ELSEWHERE),
+        moved=MOVED_HBM if name.startswith(HBM) else MOVED_GDDR,
+    )
 
 
-# GB/s one way. PCIe: PCI-SIG, 8 and 16 GT/s on 16 lanes less 128b/130b coding. NVLink: half of the total bandwidth in
-# NVIDIA's data sheets (300, 600 and 900 GB/s).
-LINKS = {"PCIe 3 x16": 15.75, "PCIe 4 x16": 31.5, "NVLink 2": 150.0, "NVLink 3": 300.0, "NVLink 4": 450.0}
+# By the beginning of the name. Measured in bf16 for A100 to MI300X: Bekman, "Machine Learning Engineering",
+# compute/accelerator, "Maximum Achievable Matmul FLOPS". A T4 throttles at 70 W; GeForce cards multiply with fp32 sums
+# at half of their tensor cores' rate and reach nearly all of it: both assumed.
+REACHED = {
+    "A100 PCIe": 0.81,
+    "A100": 0.87,
+    "H100": 0.80,
+    "H200": 0.80,
+    "B200": 0.78,
+    "MI300X": 0.51,
+    "T4": 0.5,
+    "RTX": 0.95,
+}
+REACHED_ELSEWHERE = 0.8
+# Fitted to published throughputs: docs/published_speed.md. Operators are rarely long enough for HBM's full bandwidth.
+HBM, MOVED_HBM, MOVED_GDDR = ("P100", "V100", "A100", "H100", "H200", "B200", "MI300X"), 0.6, 0.8
+# GB/s one way. PCIe: PCI-SIG, 8, 16 and 32 GT/s on 16 lanes less 128b/130b coding. NVLink: half of the total bandwidth
+# in NVIDIA's data sheets (300, 600, 900 and 1,800 GB/s). Infinity Fabric: half of the MI300X's 7 x 128 GB/s.
+LINKS = {
+    "PCIe 3 x16": 15.75,
+    "PCIe 4 x16": 31.5,
+    "PCIe 5 x16": 63.0,
+    "NVLink 2": 150.0,
+    "NVLink 3": 300.0,
+    "NVLink 4": 450.0,
+    "NVLink 5": 900.0,
+    "Infinity Fabric": 448.0,
+}
 # GB/s per box: DGX-1 4 x 100 Gbit/s, DGX A100 8 x 200, DGX H100 8 x 400 (their user guides); the others are assumed:
 # 100 Gbit/s for boxes of eight, 25 for smaller ones in a cloud or at home.
 GBIT_100, GBIT_25 = 12.5, 3.125
@@ -120,11 +160,40 @@ DEVICES: tuple[Device, ...] = (
         "p100pcie16",
     ),
     _gpu("L4", 22.16, 30.3, 121, 121, 300, "PCIe 4 x16", 8, GBIT_100, "NVIDIA L4 data sheet"),
+    _gpu("L40S", 44.4, 91.6, 362, 362, 864, "PCIe 4 x16", 8, GBIT_100, "NVIDIA L40S data sheet", "l40s48"),
     _gpu("A10", 22.06, 31.2, 125, 125, 600, "PCIe 4 x16", 8, GBIT_100, "NVIDIA A10 data sheet"),
+    _gpu("A10G", 22.06, 35, 70, 70, 600, "PCIe 4 x16", 8, GBIT_100, "NVIDIA A10G data sheet (Amazon's g5)", "a10g24"),
     _gpu("V100 16", 15.77, 15.7, 125, None, 900, "NVLink 2", 8, 50, "NVIDIA V100 SXM2 data sheet"),
     _gpu("V100 32", 31.73, 15.7, 125, None, 900, "NVLink 2", 8, 50, "NVIDIA V100 SXM2 data sheet"),
     _gpu("A100 40", 39.39, 19.5, 312, 312, 1555, "NVLink 3", 8, 200, "NVIDIA A100 SXM data sheet"),
     _gpu("A100 80", 79.15, 19.5, 312, 312, 2039, "NVLink 3", 8, 200, "NVIDIA A100 SXM data sheet"),
+    _gpu(
+        "A100 PCIe 40",
+        39.39,
+        19.5,
+        312,
+        312,
+        1555,
+        "PCIe 4 x16",
+        8,
+        GBIT_100,
+        "NVIDIA A100 PCIe data sheet",
+        "a10040pcie",
+    ),
+    _gpu(
+        "A100 PCIe 80",
+        79.15,
+        19.5,
+        312,
+        312,
+        1935,
+        "PCIe 4 x16",
+        8,
+        GBIT_100,
+        "NVIDIA A100 PCIe data sheet",
+        "a10080pcie",
+    ),
+    _gpu("H100 PCIe", 79.1, 51, 756, 756, 2000, "PCIe 5 x16", 8, GBIT_100, "NVIDIA H100 PCIe data sheet", "h100pcie80"),
     _gpu(
         "H100",
         79.1,
@@ -150,6 +219,46 @@ DEVICES: tuple[Device, ...] = (
         400,
         "NVIDIA H200 SXM data sheet (1,979 TFLOP/s there is with sparsity)",
         "h200141",
+    ),
+    _gpu(
+        "B200",
+        178,
+        80,
+        2250,
+        2250,
+        8000,
+        "NVLink 5",
+        8,
+        400,
+        "NVIDIA HGX B200 data sheet (4,500 TFLOP/s there is with sparsity); memory assumed, of 180 GB",
+        "b200180",
+    ),
+    _gpu(
+        "MI300X",
+        191,
+        163.4,
+        1307,
+        1307,
+        5300,
+        "Infinity Fabric",
+        8,
+        400,
+        "AMD Instinct MI300X data sheet; memory assumed, of 192 GB",
+        "mi300x192",
+    ),
+    _gpu(
+        "RTX 5090",
+        31.36,
+        104.8,
+        209.5,
+        209.5,
+        1792,
+        "PCIe 5 x16",
+        2,
+        GBIT_25,
+        "NVIDIA RTX Blackwell white paper (FP16 Tensor with FP32 accumulate)",
+        "5090",
+        "rtx509032",
     ),
     _gpu(
         "RTX 3090",
@@ -239,6 +348,8 @@ def this_machine(here: Hardware) -> Device:
         like.network if like else GBIT_25 * 1e9,
         f"memory reported by the driver; {like.source}" if like else "memory reported by the driver",
         halves=("fp32", "fp16", *(["bf16"] if gpu.has_bf16 else [])),
+        reached=like.reached if like else REACHED_ELSEWHERE,
+        moved=like.moved if like else MOVED_GDDR,
     )
 
 
@@ -249,5 +360,5 @@ def _preset(name: str) -> Device | None:
 
 def _plain(name: str) -> str:
     """Lower case, without brand words, units and punctuation: "NVIDIA A100-SXM4-40GB" is "a10040"."""
-    words = re.sub(r"nvidia|tesla|geforce|quadro|sxm\d?|hbm\d?e?|(?<=\d)\s*gi?b\b", " ", name.lower())
+    words = re.sub(r"nvidia|tesla|geforce|quadro|amd|instinct|sxm\d?|hbm\d?e?|(?<=\d)\s*gi?b\b", " ", name.lower())
     return re.sub(r"[^a-z0-9]", "", words)

@@ -30,6 +30,7 @@ CALLED = {
     "make_optimizer",
     "half_of",
     "in_precision",
+    "adapted",
     "change_layers",
     "forward_backward",
 }

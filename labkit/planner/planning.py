@@ -83,8 +83,9 @@ def plan(
         problems.append(f"nothing was measured: this machine has no {kind.name}; the speed is from its data sheet")
     with asking() as threads:
         precisions = [variant_of(layout).precision]
-        counted = threads.submit(facts_of, script, parameters, _splits(layout), path=path, precisions=precisions)
-        play = partial(rehearse, script, ranks, parameters, path=path)
+        where: dict[str, Any] = {"path": path, "on_gpu": not kind.shared}
+        counted = threads.submit(facts_of, script, parameters, _splits(layout), precisions=precisions, **where)
+        play = partial(rehearse, script, ranks, parameters, **where)
         alike = layout.pipeline == 1 and layout.strategy != "zero1"
         playing = {0: threads.submit(play)} if alike else {}
         facts, formulas, rank = result_of(counted, "not planned by formulas"), None, None
@@ -106,6 +107,11 @@ def plan(
             alone = rehearsed if facts.layers or not formulas else None
             speed_model = SpeedModel(script, facts, kind, ranks, parameters)
             advice = advise(script, facts, kind, ranks, parameters, speed_model, alone)
+            if facts.corrected and not kind.shared:
+                problems.append(
+                    f"the memory of {', '.join(facts.corrected)} is what it takes on this CPU; a GPU's kernel differs"
+                )
+            problems += facts.assumed
             if facts.looked_at:
                 problems.append(
                     f"samples differ in length: batches are planned at the longest of the first {facts.looked_at}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from labkit.planner.candidate import Candidate
+from labkit.planner.candidate import MARGIN, Candidate
 from labkit.planner.data_sheets import Device
 from labkit.planner.layout import Layout
 from labkit.planner.memory.peak import worst
@@ -24,11 +24,11 @@ MOST_SAMPLES = 1 << 20
 def scaling_curves(candidates: Iterable[Candidate], speed_model: SpeedModel) -> dict[str, list[Point]]:
     """Predictions per second (for a language model, tokens) over ranks with a constant micro-batch, by strategy.
 
-    Strategies of unknown speed are omitted.
+    Strategies that do not fit, or whose speed is unknown, are omitted.
     """
     curves = {}
     for one in candidates:
-        steps = speed_model.scaling(one.layout) if one.layout and one.peak else {}
+        steps = speed_model.scaling(one.layout) if one.layout and one.fits else {}
         if steps:
             curves[one.strategy] = [
                 Point(n, t.predictions_per_second, t.predictions / t.high, t.predictions / t.low if t.low else 0.0)
@@ -65,8 +65,9 @@ def break_even_curve(layout: Layout, speed_model: SpeedModel) -> list[Point]:
 
 
 def largest_micro_batch(facts: ModelFacts, layout: Layout, device: Device) -> int:
-    """The largest micro-batch, in samples per rank, that fits; 0 if not even one sample fits."""
-    usable = device.usable_by(layout.ranks)
+    """The largest micro-batch, in samples per rank, that fits with MARGIN to spare on a GPU; 0 if not even one sample
+    fits."""
+    usable = device.usable_by(layout.ranks) * (1 if device.shared else 1 - MARGIN)
 
     def fits(size: int) -> bool:
         return worst(facts, replace(layout, micro_batch=size), on_gpu=not device.shared)[1].bytes <= usable

@@ -14,8 +14,12 @@ from strategies.matrix import IMAGES
 import labkit
 from labkit import Script
 from labkit.planner import constraints
-from labkit.planner.memory.peak import worst
+from labkit.planner.data_sheets import device_named
+from labkit.planner.layout import layout_of
+from labkit.planner.memory.peak import UnknownToFormulas, peak, worst
+from labkit.planner.model.facts import facts_of
 from labkit.planner.model.rehearsal import rehearse
+from labkit.planner.speed.speed_model import SpeedModel
 from labkit.write import script_names
 
 DDP = Script.load("ddp")
@@ -254,3 +258,72 @@ def test_selective_checkpointing_holds_what_is_between_all_and_nothing():
     assert some.formulas is None
     assert some.fits
     assert none.bytes < some.bytes < every.bytes
+
+
+MIXTURE = """import torch
+from torch import nn
+from torch.nn import functional as F
+
+
+class Expert(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        return self.down(F.gelu(self.up(x)))
+
+
+class Block(nn.Module):
+    def __init__(self, width, experts):
+        super().__init__()
+        self.router, self.norm = nn.Linear(width, experts), nn.LayerNorm(width)
+        self.experts = nn.ModuleList(Expert(width) for _ in range(experts))
+
+    def forward(self, x):
+        flat = self.norm(x).flatten(0, 1)
+        weight, chosen = self.router(flat).softmax(-1).topk(2)
+        out = torch.zeros_like(flat)
+        for i, expert in enumerate(self.experts):
+            token, place = torch.where(chosen == i)
+            out.index_add_(0, token, expert(flat[token]) * weight[token, place, None])
+        return x + out.view_as(x)
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(256, 128)
+        self.blocks = nn.ModuleList(Block(128, 4) for _ in range(4))
+        self.unembed = nn.Linear(128, 256)
+
+    def forward(self, x):
+        x = self.embed(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.unembed(x)
+"""
+
+
+def test_a_mixture_of_experts_is_planned_with_balanced_routing_and_says_so():
+    plan = labkit.plan(Script.load("fsdp").with_cells(model=MIXTURE), nproc_per_node=2, global_batch_size=32)
+
+    assert "each of 4 experts is taken to get the same share of the tokens" in plan.problems
+    assert plan.formulas.bytes == pytest.approx(plan.rehearsed.bytes, rel=0.01)
+    run = labkit.launch(plan, steps=3, trace_memory=True)
+    assert run.memory().ranks[0].traced.bytes == pytest.approx(plan.bytes, rel=0.05)  # new routers choose nearly evenly
+
+
+def test_a_model_that_fails_in_16_bits_is_planned_in_32():
+    scatters = "out = self.unembed(self.blocks(self.embed(tokens)))\n        "
+    scatters += "return torch.zeros(out.shape).scatter_add(-1, torch.zeros_like(out, dtype=torch.long), out)"
+    scattering = (
+        MODEL.replace(FORWARD, scatters).replace("self.unembed", "self.last").replace("def unembed", "def last")
+    )
+    facts = facts_of(DDP.with_cells(model=scattering), {})
+    layout = layout_of(DDP, 2, {"precision": "bf16"})
+
+    assert peak(facts, layout_of(DDP, 2, {})).bytes > 0
+    with pytest.raises(UnknownToFormulas, match="without data, the model fails in bf16: RuntimeError: scatter"):
+        peak(facts, layout)
+    assert SpeedModel(DDP, facts, device_named("A100 80"), 2)(layout) is None

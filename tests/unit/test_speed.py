@@ -7,7 +7,9 @@ from labkit.errors import LaunchError
 from labkit.launcher.link.bandwidth import KINDS, CollectiveTime, Link, fit
 from labkit.planner.data_sheets import device_named
 from labkit.planner.layout import Layout
-from labkit.planner.model.facts import ModelFacts, Unit
+from labkit.planner.model.facts import ByteCount, ModelFacts, Profile, Unit, Variant, Work
+from labkit.planner.networks import Hosts
+from labkit.planner.speed.kernels import COMPUTED, HOST, SHORTEST, kernel_times
 from labkit.planner.speed.rates import Rates, alone, assumed_link, assumed_rates
 from labkit.planner.speed.speed_model import crowded
 from labkit.planner.speed.step_time import HOST_LINK, HOST_STEP, scaling, step_time
@@ -25,6 +27,22 @@ FACTS = ModelFacts(
     inputs=1600,
     samples=1000,
     profiles={},
+)
+
+
+def doing(*work):
+    """The profile of a unit with this work."""
+    empty = ByteCount()
+    return Profile((), (), empty, empty, (), empty, False, False, 0, (), work=work)
+
+
+def work(kind, flops=0, moved=0, calls=1, phase="forward"):
+    return Work(kind, phase, ByteCount(0, flops), ByteCount(0, moved), calls)
+
+
+UNIT = doing(work("matmul", 10**9), work("matmul", 2 * 10**9, phase="backward"))
+COUNTED = dataclasses.replace(
+    FACTS, profiles={Variant(precision): (doing(), *[UNIT] * 9, doing()) for precision in ("fp32", "16")}
 )
 # Powers of two and round numbers: a sample takes 1 s, of which the head 0.2
 RATES = Rates(ranks=4, both=(0.0, 1.0), forward=(0.0, 0.3), ends=(0.0, 0.2), alike=(0.0, 0.1), optimizer=0.0, copy=0.0)
@@ -210,17 +228,18 @@ def test_a_strategy_scales_to_as_many_ranks_as_it_has_use_for(strategy, options,
 
 def test_what_is_assumed_of_a_device_is_said_and_the_band_is_wide():
     device = device_named("T4")
-    found = step_time(FACTS, layout("ddp", 2), assumed_rates(FACTS, device, "fp16"), assumed_link(device, 2))
+    rates = assumed_rates(COUNTED, device, "fp16", 1)
+    found = step_time(COUNTED, layout("ddp", 2), rates, assumed_link(device, 2))
 
-    assert found.parts["compute"] == pytest.approx(3 * 9e9 / (0.4 * 65e12))
+    assert found.parts["compute"] == pytest.approx(9 * 3e9 / (COMPUTED["matmul"] * device.reached * 65e12))
     assert found.high - found.low > 0.3 * found.seconds
-    assert any("40% of the peak of T4" in each for each in found.assumed)
+    assert any("T4's data sheet" in each for each in found.assumed)
     assert any("link" in each for each in found.assumed)
 
 
 def test_a_precision_that_the_hardware_lacks_is_refused():
     with pytest.raises(LaunchError, match="T4 does not support bf16; it supports fp32, fp16"):
-        assumed_rates(FACTS, device_named("T4"), "bf16")
+        assumed_rates(COUNTED, device_named("T4"), "bf16", 1)
 
 
 def test_a_line_is_found_again_in_what_it_gives():
@@ -264,3 +283,48 @@ def test_ranks_that_share_cores_take_turns():
     alone = step_time(FACTS, layout("ddp", 2, 2), shared, FREE)
     together = step_time(FACTS, layout("ddp", 8, 2), crowd, FREE)
     assert together.parts["compute"] == 4 * alone.parts["compute"]
+
+
+def one_unit(*work):
+    return dataclasses.replace(FACTS, units=FACTS.units[:1], profiles=dict.fromkeys(
+        (Variant("fp32"), Variant("16")), (doing(*work),)
+    ))  # fmt: skip
+
+
+def seconds(facts, device="A100 80", precision="fp32", samples=64):
+    return kernel_times(facts, device_named(device), precision, samples).both
+
+
+def test_an_operator_takes_the_longer_of_computing_and_moving():
+    long, wide = work("matmul", 10**12, 10**3), work("matmul", 10**3, 10**10)
+
+    assert seconds(one_unit(long)) == seconds(one_unit(work("matmul", 10**12)))
+    assert seconds(one_unit(wide)) == seconds(one_unit(work("matmul", 0, 10**10)))
+    assert seconds(one_unit(long), samples=128) == pytest.approx(2 * seconds(one_unit(long)))
+
+
+def test_small_operators_take_the_hosts_time_to_launch_them():
+    tiny = one_unit(work("memory", moved=1, calls=100))
+
+    assert seconds(tiny) == pytest.approx(100 * max(HOST, SHORTEST))
+
+
+def test_in_fp32_convolutions_use_tf32_where_there_is_some_and_products_do_not():
+    def ratio(device):
+        product, convolution = (seconds(one_unit(work(kind, 10**12)), device) for kind in ("matmul", "convolution"))
+        return product / convolution
+
+    assert ratio("V100 32") == pytest.approx(1)
+    assert ratio("A100 80") > 2
+
+
+def test_a_ring_over_many_hosts_is_late_in_proportion_to_them():
+    link = dataclasses.replace(FREE, kinds={kind: CollectiveTime(2e-5, 0.0, 0.0) for kind in KINDS})
+
+    def said(ranks, strategy="fsdp", **options):
+        where = layout(strategy, ranks, options=FSDP | options)
+        return step_time(FACTS, where, RATES, link, Hosts(8, 1e12)).parts["communication"]
+
+    assert said(16384) > 10 * said(1024) > 10 * said(64)
+    assert said(16384, replicas=16384 // 64) < said(1024)
+    assert said(16384, "ddp") < 3 * said(64, "ddp")  # a sum follows a tree

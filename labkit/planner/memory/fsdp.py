@@ -10,11 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 
+from labkit.launcher.checks import release_of
 from labkit.planner.memory.ledger import Ledger
 from labkit.planner.model.facts import Profile
 
 __all__ = ["Group", "Sharded", "Sharding", "groups_of"]
+
+# Since torch 2.15 the previous group's all-gather buffer is freed before the next one is made
+# (release_all_gather_state_for_comm_reuse), before that afterwards (wait_for_unshard).
+RELEASES_FIRST = release_of(version("torch")) >= (2, 15)
 
 
 @dataclass(frozen=True)
@@ -159,6 +165,8 @@ class Sharded:
         if group in self.whole:
             return
         held, whole = self.ledger.held, self._whole(group)
+        if phase == "forward" and RELEASES_FIRST:
+            self._buffer(None)
         if self.gathering is not group:
             copied = self.how.offloaded or self.how.compute != self.how.reduce  # to the device or another type
             cast = self.how.compute * group.shard if copied else 0
@@ -166,7 +174,7 @@ class Sharded:
             self.ledger.note(phase, f"gathering {group.name}", communication=more, temporary=given)
             if phase == "backward":
                 self._prefetch(group)
-        # In forward a buffer is held until the next group is gathered: wait_for_unshard refers to it. torch 2.13.
+        # in forward a buffer is held until the next group's
         beside = self._gathered(group) if phase == "forward" and self.gathering is not group else 0
         self.ledger.note(phase, f"gathering {group.name}", communication=beside + whole, temporary=given)
         self._buffer(group if phase == "forward" else None)

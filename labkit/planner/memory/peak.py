@@ -69,6 +69,8 @@ def moments(facts: ModelFacts, layout: Layout, rank: int = 0, *, on_gpu: bool = 
         raise UnknownToFormulas("the strategy cell is not one of labkit's")
     if layout.selective:
         raise UnknownToFormulas("they do not cover selective checkpointing")
+    if why := facts.uncounted.get((variant.precision, variant.half_parameters)):
+        raise UnknownToFormulas(f"without data, the model fails in {layout.precision}: {why}")
     if variant.recomputed and variant._replace(recomputed=False) in facts.profiles and variant not in facts.profiles:
         raise LaunchError("activation checkpointing needs repeated layers such as .blocks; this model has none")
     if variant not in facts.profiles:

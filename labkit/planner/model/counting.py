@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from labkit.planner.model.child import answer
 from labkit.planner.model.facts import ByteCount, ModelFacts, Profile, Unit, Variant
@@ -22,25 +21,17 @@ from labkit.planner.model.units import Model, Part, mesh_of
 NOTHING = Profile((), (), ByteCount(), ByteCount(), (), ByteCount(), False, False, 0, ())
 
 
-def _attention_flops(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
-    flops: int = sdpa_flop_count(q, k, v)
-    return flops
-
-
-# torch's counter supports attention on GPUs only
-ATTENTION = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops}
-
-
 def count(
     text: str,
     argv: Sequence[str],
     path: str = "",
     tensor: Sequence[tuple[int, bool]] = (),
     precisions: Sequence[str] = (),
+    on_gpu: bool = False,
 ) -> dict[str, Any]:
     """ModelFacts as JSON. If `precisions` is not empty, split layers are counted in these precisions only; so is fp64
     for a model that does not name its parts."""
-    fake_run = FakeRun(text, argv, path)
+    fake_run = FakeRun(text, argv, path, on_gpu)
     batches = fake_run.batches()
     model = Model(fake_run, batches)
     # every variant in labkit's scripts
@@ -49,6 +40,7 @@ def count(
     variants = [Variant(precision, half, recomputed) for (precision, half), recomputed in ways]
     profiles: dict[Variant, tuple[Profile, ...]] = {}
     unsplit: dict[int, str] = {}
+    uncounted: dict[tuple[str, bool], str] = {}
     for (ranks, sequence), variant in itertools.product([(1, False), *tensor], variants):
         seldom = ranks > 1 or (variant.precision == "fp64" and not model.names_its_parts)
         skipped = seldom and precisions and variant.precision not in precisions
@@ -56,13 +48,21 @@ def count(
             variant = variant._replace(tensor=ranks, sequence=sequence)
             try:
                 parts = model.variant(variant, mesh_of(ranks) if ranks > 1 else None)
+                with fake_run.fake:
+                    computed = _computed(model, parts, variant)
             except (SystemExit, NotFollowedError) as error:  # other strategies can still be planned
                 unsplit[ranks] = str(error)
                 continue
-            with fake_run.fake:
-                computed = _computed(model, parts, variant)
-                if variant == Variant():
-                    units = _units(model, parts, computed)
+            except Exception as error:
+                if variant.precision == "fp32":
+                    raise
+                message = str(error).partition("\n")[0]
+                uncounted[variant.precision, variant.half_parameters] = f"{type(error).__name__}: {message}"
+                continue
+            if ranks > 1 or variant.recomputed:
+                computed = [each._replace(profile=replace(each.profile, work=())) for each in computed]
+            if variant == Variant():
+                units = _units(parts, computed)
             loss = NOTHING if model.is_one_unit else computed[-1].profile
             profiles[variant] = (*_each_once(parts[: len(units)], computed), loss)
     itemsize = 8 if fake_run.option("precision") == "fp64" else 4
@@ -79,6 +79,9 @@ def count(
         model.uncut,
         layers,
         batches.looked_at,
+        uncounted,
+        tuple(sorted(fake_run.fake.corrected)),
+        tuple(sorted(fake_run.fake.assumed)),
     ).to_json()
 
 
@@ -120,34 +123,28 @@ def _each_once(parts: list[Part], computed: list[Computed]) -> list[Profile]:
     return profiles[::-1]
 
 
-def _units(model: Model, parts: list[Part], computed: list[Computed]) -> list[Unit]:
+def _units(parts: list[Part], computed: list[Computed]) -> list[Unit]:
     """Sizes and FLOPs. Parameters that no unit trains belong to the first unit."""
     trained_somewhere = {p for each in computed for p in each.trained}
     units: list[Unit] = []
     taken: set[torch.Tensor] = set()
-    known: dict[Any, tuple[torch.Tensor, int, list[torch.Tensor]]] = {}
-    value = model.first(Variant()).make(2)
+    known: dict[int, list[torch.Tensor]] = {}
     for part, each in zip(parts, computed, strict=True):
         if part.name == "loss":
             break
-        key = part.kind, value.shape
-        if key not in known:
-            with FlopCounterMode(display=False, custom_mapping=ATTENTION) as flops, torch.no_grad():
-                out = part.compute(lambda value=value: value, *part.beside(2)[0])
-            alone = flops.get_total_flops() // 2 - (units[0].flops if part.again else 0)
-            known[key] = out, alone, part.parameters
-        value, alone, parameters = known[key]  # of the first identical unit
+        parameters = known.setdefault(id(each), part.parameters)  # of the first identical unit
         own = each.trained if part.is_block else [p for p in each.trained if p not in taken]
         idle = [p for p in parameters if p not in trained_somewhere and p not in taken]
         taken |= {*own, *([] if part.is_block else idle)}
+        forward = [work for work in each.profile.work if work.phase == "forward"]
         units.append(
             Unit(
                 name=part.name,
                 parameters=tuple(p.numel() for p in own),
                 frozen=sum(p.numel() for p in idle),
                 buffers=sum(b.numel() * b.element_size() for b in part.buffers),
-                flops=alone,
-                output=value[0].numel() if value.dim() else 0,
+                flops=sum(work.calls * work.flops.per_sample for work in forward),
+                output=each.profile.output.per_sample // each.out.dtype.itemsize,
             )
         )
     return units

@@ -12,7 +12,7 @@ from labkit.planner.layout import able_to
 from labkit.planner.model.child import ask
 from labkit.write import Script, command_line
 
-__all__ = ["ModelFacts", "ByteCount", "Moment", "Profile", "Unit", "Variant", "facts_of"]
+__all__ = ["ModelFacts", "ByteCount", "Moment", "Profile", "Unit", "Variant", "Work", "facts_of"]
 
 
 class ByteCount(NamedTuple):
@@ -34,6 +34,19 @@ class Moment(NamedTuple):
     held: ByteCount
     kept: ByteCount
     settled: int
+
+
+class Work(NamedTuple):
+    """`calls` operators of a unit that do the same: each computes `flops` FLOPs and reads and writes `bytes`, both as
+    functions of the samples. `kind`: "matmul", "convolution", "depthwise" (convolution), "attention", "recurrent", or
+    "memory" for all that only move data. `phase`: "forward" or "backward".
+    """
+
+    kind: str
+    phase: str
+    flops: ByteCount
+    bytes: ByteCount
+    calls: int
 
 
 class Variant(NamedTuple):
@@ -71,6 +84,7 @@ class Profile:
     backward: tuple[Moment, ...]
     # gradients kept between the computation of input gradients and that of weight gradients
     between: ByteCount = ByteCount()
+    work: tuple[Work, ...] = ()  # without recomputation or split layers only
 
 
 @dataclass(frozen=True)
@@ -90,8 +104,11 @@ class ModelFacts:
     """`itemsize`: bytes per element of a parameter. `predictions` (losses; for a language model, tokens) and `inputs`
     (bytes of a batch) are per sample. `profiles` has one for each unit and the loss as the last; if the model is one
     unit, it includes the loss. `unsplit`: by number of tensor ranks, why the layers do not split; `uncut`: why they do
-    not form pipeline stages. `layers`: the number of repeated layers if the model is one unit. `looked_at`: the number
-    of samples among which the longest was chosen, if they differ.
+    not form pipeline stages. `uncounted`: by precision and whether parameters are in 16 bits, how the model fails in
+    it. `layers`: the number of repeated layers if the model is one unit. `looked_at`: the number
+    of samples among which the longest was chosen, if they differ. `corrected`: operators whose fake kernels return too
+    little, and whose results therefore have the sizes that they have on this CPU. `assumed`: sentences on what depends
+    on values.
     """
 
     units: tuple[Unit, ...]
@@ -104,6 +121,9 @@ class ModelFacts:
     uncut: str = ""
     layers: int = 0
     looked_at: int = 0
+    uncounted: Mapping[tuple[str, bool], str] = field(default_factory=dict)
+    corrected: tuple[str, ...] = ()
+    assumed: tuple[str, ...] = ()
 
     @property
     def elements(self) -> int:
@@ -116,7 +136,8 @@ class ModelFacts:
         for variant, each in self.profiles.items():
             distinct = list(dict.fromkeys(each))
             profiles.append([variant, [asdict(p) for p in distinct], [distinct.index(p) for p in each]])
-        return asdict(self) | {"profiles": profiles, "unsplit": [*self.unsplit.items()]}
+        lists = {"unsplit": [*self.unsplit.items()], "uncounted": [*self.uncounted.items()]}
+        return asdict(self) | lists | {"profiles": profiles}
 
     @classmethod
     def from_json(cls, written: Mapping[str, Any]) -> ModelFacts:
@@ -126,8 +147,11 @@ class ModelFacts:
         for variant, distinct, which in written["profiles"]:
             each = [_profile(**profile) for profile in distinct]
             profiles[Variant(*variant)] = tuple(each[i] for i in which)
-        unsplit = dict(written["unsplit"])
-        return cls(**dict(written) | {"units": tuple(units), "profiles": profiles, "unsplit": unsplit})
+        by_key = {
+            "unsplit": dict(written["unsplit"]),
+            "uncounted": {tuple(key): why for key, why in written["uncounted"]},
+        }
+        return cls(**dict(written) | by_key | {"units": tuple(units), "profiles": profiles})
 
 
 def facts_of(
@@ -137,20 +161,17 @@ def facts_of(
     *,
     path: str = "",
     precisions: Iterable[str] = (),
+    on_gpu: bool = False,
 ) -> ModelFacts:
     """Determine the facts in a child process. `tensor` lists splits of layers as (ranks, with sequence parallel);
-    `precisions` limits their precisions.
+    `precisions` limits their precisions. `on_gpu`: with CUDA's autocast rules.
 
     Raises LaunchError if the script refuses its options, Unplannable if its model cannot be built without data.
     """
     script = script if path else able_to(script, parameters)
     argv = command_line(script, parameters)
-    return ModelFacts.from_json(
-        ask(
-            "counting",
-            {"text": str(script), "argv": argv, "path": path, "tensor": [*tensor], "precisions": [*precisions]},
-        )
-    )
+    question = {"text": str(script), "argv": argv, "path": path, "tensor": [*tensor], "precisions": [*precisions]}
+    return ModelFacts.from_json(ask("counting", question | {"on_gpu": on_gpu}))
 
 
 def _profile(**written: Any) -> Profile:
@@ -159,4 +180,10 @@ def _profile(**written: Any) -> Profile:
         name: tuple(Moment(ByteCount(*held), ByteCount(*kept), settled) for held, kept, settled in written[name])
         for name in ("forward", "backward")
     }
-    return Profile(**written | lines | moments | {name: tuple(written[name]) for name in ("parameters", "rows")})
+    work = tuple(
+        Work(kind, phase, ByteCount(*flops), ByteCount(*moved), calls)
+        for kind, phase, flops, moved, calls in written["work"]
+    )
+    return Profile(
+        **written | lines | moments | {"work": work} | {name: tuple(written[name]) for name in ("parameters", "rows")}
+    )

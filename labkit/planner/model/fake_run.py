@@ -21,13 +21,22 @@ import torch.distributed.fsdp._fully_shard._fsdp_param
 import torch.distributed.optim
 import torch.distributed.pipelining
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import schedules
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from labkit.planner.model.checked_fakes import CheckedFakeMode
 from labkit.planner.model.child import DEPENDS_ON_DATA, SCRIPT_FILE
-from labkit.planner.model.fakes import KnownStage, Replicated, Shards, SharedOptimizer, with_known_numbers
+from labkit.planner.model.cuda_autocast import follow_cuda
+from labkit.planner.model.fakes import (
+    KnownStage,
+    Replicated,
+    Shards,
+    SharedOptimizer,
+    with_held_sends,
+    with_known_numbers,
+)
 from labkit.planner.model.samples import longest
 
 __all__ = ["Batches", "FakeRun"]
@@ -36,10 +45,13 @@ CPU = torch.device("cpu")
 
 
 class FakeRun:
-    """`script` has the script's names, `args` its options; in the mode `fake` new tensors have no data."""
+    """`script` has the script's names, `args` its options; in the mode `fake` new tensors have no data. `on_gpu`: with
+    CUDA's autocast rules, until the process ends."""
 
-    def __init__(self, text: str, argv: Sequence[str], path: str = ""):
+    def __init__(self, text: str, argv: Sequence[str], path: str = "", on_gpu: bool = False):
         _patch_torch()
+        if on_gpu:
+            follow_cuda()
         gc.freeze()  # exempts torch's objects from collection; a large fake model adds millions
         self.script = _loaded(text, path)
         sys.argv = [SCRIPT_FILE, *argv]
@@ -49,7 +61,7 @@ class FakeRun:
             self.args.precision = "bf16"  # same size; scripts accept fp16 on a GPU only
         if self.option("compile"):
             self.args.compile = False  # its memory cannot be predicted
-        self.fake = FakeTensorMode(allow_non_fake_inputs=True)
+        self.fake = CheckedFakeMode()
 
     def option(self, name: str) -> Any:
         """The value of an option; None if the script does not have it."""
@@ -66,22 +78,25 @@ class FakeRun:
         return self.script.make_mesh("cpu", self.args)
 
     def model(self) -> nn.Module:
-        """The script's unmodified model."""
+        """The script's model, with its adapter if there is one."""
         try:
             with self.fake:
-                model: nn.Module = self.script.Model()
-                return model
+                model = self.script.Model()
         except Exception as error:
             if type(error).__name__ not in DEPENDS_ON_DATA:
                 raise
-            # Its constructor reads its own weights.
-            return self._without_data(self.script.Model())
+            model = self.script.Model()  # its constructor reads its own weights
+        with self.fake:
+            adapted: nn.Module = self.script.adapted(self._without_data(model), self.args)
+        return adapted
 
     def _without_data(self, model: nn.Module) -> nn.Module:
+        """Pretrained weights, too: they are pages of files, which are not read."""
         for module in model.modules():
             for tensors in _tensors_of(module):
                 for name, tensor in tensors.items():
-                    tensors[name] = None if tensor is None else self.fake.from_tensor(tensor)
+                    if tensor is not None and not isinstance(tensor, FakeTensor):
+                        tensors[name] = self.fake.from_tensor(tensor)
         return model
 
     def prepared(self) -> tuple[nn.Module, Any]:
@@ -187,6 +202,7 @@ class Batches:
 def _patch_torch() -> None:
     """Replace parts of torch before the script imports them."""
     with_known_numbers(schedules._PipelineSchedule)
+    with_held_sends(schedules)
     replacements: list[tuple[object, str, object]] = [
         (torch.nn.parallel, "DistributedDataParallel", Replicated),
         (torch.distributed.optim, "ZeroRedundancyOptimizer", SharedOptimizer),

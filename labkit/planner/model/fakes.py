@@ -18,7 +18,15 @@ from torch.distributed.pipelining import PipelineStage
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-__all__ = ["KnownStage", "Replicated", "Shards", "SharedOptimizer", "silence", "with_known_numbers"]
+__all__ = [
+    "KnownStage",
+    "Replicated",
+    "Shards",
+    "SharedOptimizer",
+    "silence",
+    "with_held_sends",
+    "with_known_numbers",
+]
 
 INT = torch.int64
 
@@ -110,6 +118,28 @@ def with_known_numbers(schedule: Any) -> None:
         compute(self, stage, output, [torch.tensor([n]) for n in range(len(targets))] if numbers else targets, *more)
 
     schedule._maybe_compute_loss = known
+
+
+class Sent:
+    """The work of a send: it holds the tensor, as that of gloo and NCCL does."""
+
+    def __init__(self, tensor: torch.Tensor):
+        self.tensor = tensor
+
+    def wait(self) -> bool:
+        return True
+
+
+def with_held_sends(schedules: Any) -> None:
+    """Patch the module of schedules so that what is sent is held until its work is dropped: interleaved schedules keep
+    the works of a whole step."""
+    exchange = schedules._batch_p2p
+
+    def held(operations: Any, *args: Any, **kwargs: Any) -> list[Any]:
+        sent = [Sent(operation.tensor) for operation in operations if operation.op is dist.isend]
+        return [*exchange(operations, *args, **kwargs), *sent]
+
+    schedules._batch_p2p = held
 
 
 def silence() -> AbstractContextManager[Any]:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from labkit.planner.model.facts import ByteCount, Moment, Profile
+from labkit.planner.model.operators import Operator, operator_of, work_of
 from labkit.planner.model.split_backward import Between, parting
 from labkit.record.peak import CATEGORIES
 from labkit.worker.tracker import Tracker
@@ -78,13 +79,20 @@ class _Sink(torch.autograd.Function):
 
 
 class UnitTracker(Tracker):
-    """A tracker that also records when gradients are complete."""
+    """A tracker that also records when gradients are complete, and the operators."""
 
     def __init__(self, parameters: Iterable[torch.Tensor]):
         super().__init__()
         self.settled: list[tuple[int, int, int]] = []  # after which event, bytes held so far, bytes of gradients
+        self.operators: list[Operator] = []
         self._parameters = list(parameters)
         self.mark(self._parameters, "parameters")
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = super().__torch_dispatch__(func, types, args, kwargs)
+        if operator := operator_of(func, args, kwargs, out, self.phase):
+            self.operators.append(operator)
+        return out
 
     @property
     def now(self) -> int:
@@ -99,6 +107,7 @@ class UnitTracker(Tracker):
     def restart(self) -> None:
         """Start over, with all present tensors as the baseline."""
         self._events.clear()
+        self.operators.clear()
         self._sizes = dict.fromkeys(self._sizes, 0)
 
     def alive(self, tensor: torch.Tensor) -> Callable[[], bool]:
@@ -139,6 +148,7 @@ class _Run(NamedTuple):
     out: Flow
     trained: list[torch.Tensor]
     between: int
+    operators: list[Operator]
 
 
 class Computed(NamedTuple):
@@ -178,6 +188,7 @@ def profile(
         cached=few.cached,
         between=_line(few.between, more.between),
         backward=_moments([run.levels[run.backward :] for run in runs]),
+        work=work_of(few.operators, more.operators, SAMPLES),
     )
     return Computed(profile, few.out, few.trained)
 
@@ -225,7 +236,17 @@ def _run(
     for p in trained:
         p.grad = None
     return _Run(
-        ledger.levels(), forward, backward, cached, saved, keeps_input, keeps_output, out, trained, between.bytes
+        ledger.levels(),
+        forward,
+        backward,
+        cached,
+        saved,
+        keeps_input,
+        keeps_output,
+        out,
+        trained,
+        between.bytes,
+        ledger.operators,
     )
 
 

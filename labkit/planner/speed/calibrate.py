@@ -180,8 +180,8 @@ def main() -> None:
     args = cells["parse_args"]()
     torch.manual_seed(0)
     mesh = cells["make_mesh"](device.type, args)
-    model, scaler = cells["in_precision"](cells["Model"](), device, args)
-    dtype = next(model.parameters()).dtype
+    model, scaler = cells["in_precision"](cells["adapted"](cells["Model"](), args), device, args)
+    dtype = torch.promote_types(next(model.parameters()).dtype, torch.float32)
     cells["change_layers"](model, args)
     model = cells["parallelize"](model.train(), mesh, device, args)
     optimizer = cells["make_optimizer"](model, mesh, args)

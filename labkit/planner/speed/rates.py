@@ -16,6 +16,7 @@ from labkit.launcher.link.short_run import load, machine_key, short_run, store
 from labkit.planner.data_sheets import Device
 from labkit.planner.layout import able_to
 from labkit.planner.model.facts import ModelFacts
+from labkit.planner.speed.kernels import SPREAD, kernel_times
 from labkit.planner.speed.traffic import wire
 from labkit.planner.variants import under
 from labkit.write import Script, command_line
@@ -25,11 +26,9 @@ __all__ = ["Rates", "assumed_link", "assumed_rates", "measure_rates", "remembere
 CALIBRATE = Path(__file__).with_name("calibrate.py")
 LIMIT_SECONDS = 120.0
 CARRIED_OVER = ("precision", "compile", "deterministic", "data_dir")  # the script options that affect speed
-# Published model FLOP/s utilizations of whole training runs: torchtitan on H100 33-39 % (arXiv 2410.06511), picotron
-# 38-50 %, fms-fsdp on A100 57 %, Megatron-LM on A100 42-54 % (2205.05198); a T4 with fp16 about 31 %.
-UTILIZATION, LOWEST, HIGHEST = 0.4, 0.3, 0.57
-# AdamW reads the parameter, the gradient and two moments and writes three of them, 4 bytes each.
-OPTIMIZER_BYTES = 28
+# torch's AdamW with foreach passes over its elements in ten kernels, which read and write 80 bytes of each: counted in
+# torch/optim/adamw.py (_multi_tensor_adamw).
+OPTIMIZER_BYTES = 80
 # Fraction of a link's peak that collectives reach. NVLink: about 230 of 300 GB/s in nccl-tests on 8 A100. PCIe through
 # the host: 5 of 15.75 GB/s; 1.4 was observed between two T4s. Assumed.
 LINK_SHARE = {"NVLink": 0.75, "PCIe": 0.32}
@@ -106,30 +105,30 @@ def remembered_rates(
         return None
 
 
-def assumed_rates(facts: ModelFacts, device: Device, precision: str) -> Rates:
-    """Rates from a data sheet and a typical utilization, with a wide band. Backward takes twice as long as forward
-    (Kaplan et al., arXiv 2001.08361). Raises LaunchError for a precision that the hardware does not support."""
+def assumed_rates(facts: ModelFacts, device: Device, precision: str, samples: int) -> Rates:
+    """Rates from a data sheet for micro-batches of this size, with a wide band. Raises LaunchError for a precision that
+    the hardware does not support."""
     if not device.flops or device.bandwidth is None:
         raise LaunchError(f"{device.name} has no published speed; measure it with labkit.plan(…, measure=True)")
     if precision not in device.flops:
         supported = ", ".join(device.flops)
         raise LaunchError(f"{device.name} does not support {precision}; it supports {supported}")
-    peak = device.flops[precision] * UTILIZATION
-    blocks = sum(unit.flops for unit in facts.units if unit.name.startswith("blocks."))
-    flops = sum(unit.flops for unit in facts.units)
+    if (precision if precision == "fp32" else "16", False) in facts.uncounted:
+        raise LaunchError(f"the speed in {precision} is unknown: the model was not counted in it")
+    times = kernel_times(facts, device, precision, samples)
     handed_on = sum(unit.output for unit in facts.units if unit.name.startswith("blocks.")) * facts.itemsize
+    bandwidth = device.moved * device.bandwidth
     return Rates(
         ranks=1,
-        both=(0.0, 3 * flops / peak),
-        forward=(0.0, flops / peak),
-        ends=(0.0, 3 * (flops - blocks) / peak),
-        alike=(0.0, min(ALIKE_BYTES * handed_on / device.bandwidth, 3 * blocks / peak)),
-        optimizer=OPTIMIZER_BYTES / device.bandwidth,
-        copy=2 / device.bandwidth,
-        spread=(1 - UTILIZATION / HIGHEST, UTILIZATION / LOWEST - 1),
+        both=(times.both, 0.0),
+        forward=(times.forward, 0.0),
+        ends=(times.ends, 0.0),
+        alike=(0.0, min(ALIKE_BYTES * handed_on / bandwidth, (times.both - times.ends) / samples)),
+        optimizer=OPTIMIZER_BYTES / bandwidth,
+        copy=2 / bandwidth,
+        spread=(1 - 1 / SPREAD, SPREAD - 1),
         assumed=(
-            f"{UTILIZATION:.0%} of the peak of {device.name} ({LOWEST:.0%} to {HIGHEST:.0%})",
-            "kernels large enough to fill the device; steps of small models take longer",
+            f"the fractions of {device.name}'s data sheet that kernels reach (times within a factor of {SPREAD:g})",
         ),
     )
 

@@ -40,7 +40,7 @@ class SpeedModel:
             return None
         device = self.device
         here = min(layout.ranks, device.box) if device.nodes > 1 else layout.ranks
-        rates = self._once(("rates", layout.precision, here), self._rates, layout.precision, here)
+        rates = self._once(("rates", layout.precision, here, layout.micro_batch), self._rates, layout, here)
         link = self._once(("link", layout.ranks), self._link, layout.ranks) if layout.ranks > 1 else None
         if rates is None or (link is None and layout.ranks > 1):
             return None
@@ -53,7 +53,7 @@ class SpeedModel:
         if the speed is unknown."""
         if not self._knows(layout):
             return {}
-        rates = self._once(("rates", layout.precision, self.ranks), self._rates, layout.precision, self.ranks)
+        rates = self._once(("rates", layout.precision, self.ranks, layout.micro_batch), self._rates, layout, self.ranks)
         near = max(2, min(layout.ranks, self.device.box))
         link = self._once(("link", near), self._link, near)
         if rates is None or link is None:
@@ -73,15 +73,15 @@ class SpeedModel:
                 self._known[key] = None
         return self._known[key]
 
-    def _rates(self, precision: str, ranks: int) -> Rates | None:
+    def _rates(self, layout: Layout, ranks: int) -> Rates | None:
         """Rates measured with `ranks` ranks if available, else with another number."""
-        parameters = _with_precision(self.parameters, precision)
+        parameters = _with_precision(self.parameters, layout.precision)
         measured = (
             rates
             for n in dict.fromkeys((ranks, self.ranks, *MEASURED_WITH) if self.device.is_this_machine else ())
             if (rates := remembered_rates(self.script, n, parameters))
         )
-        return next(measured, None) or assumed_rates(self.facts, self.device, precision)
+        return next(measured, None) or assumed_rates(self.facts, self.device, layout.precision, layout.micro_batch)
 
     def _link(self, ranks: int) -> Link | None:
         here = hardware() if self.device.is_this_machine else None

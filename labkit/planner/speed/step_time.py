@@ -27,6 +27,9 @@ WITHIN_BOX = 8
 # Offloaded shards move over the host's link, PCIe 3 x16, and AdamW updates them on the host's cores: measured 24 ns per
 # element on two slow cores; a server's memory would allow 1 to 2. A guess between them, within a factor of 4.
 HOST_LINK, HOST_STEP, HOST_SPREAD = 15.75e9, 6e-9, 4
+# Seconds from rank to rank in a ring of NCCL's Simple protocol, over NVLink and over a network (NCCL 2.11,
+# src/graph/tuning.cc, hwLat; the numbers of steps below are those of ncclTopoTuneModel).
+HOP, NETWORK_HOP = 3.4e-6, 9.6e-6
 
 
 @dataclass(frozen=True)
@@ -273,21 +276,37 @@ def _spread(facts: ModelFacts, layout: Layout, ranks: int) -> Layout | None:
 
 
 def _among(each: Collective, layout: Layout, link: Link, hosts: Hosts | None) -> CollectiveTime:
-    """The time of a collective in its group, extrapolated from `link.ranks` ranks on one host. More ranks need more
-    steps (log2 n, as in trees); between hosts the network may be the bottleneck. The residual grows by its own size
-    with each doubling of ranks."""
+    """The time of a collective in its group, extrapolated from `link.ranks` ranks on one host. Between hosts the
+    network may be the bottleneck. The residual grows by its own size with each doubling of ranks."""
     line = link.kinds[each.kind]
     further = max(0.0, log2(each.group / link.ranks))
     per_byte = line.per_byte * wire(each.kind, each.group) / wire(each.kind, link.ranks)
     group = layout.pipeline if each.kind == "send" else each.group  # a pipeline is as slow as its slowest send
+    across = 1.0
     if hosts and hosts.cross(group, each.stride, layout.ranks):
         per_byte = max(per_byte, wire(each.kind, each.group) / hosts.share(each.stride))
+        across = each.group * each.stride / hosts.each
+    if link.backend == "nccl":
+        latency = line.latency + _hops(each, link, across)
+    else:
+        latency = line.latency * (1 + further / log2(link.ranks))
     return replace(
         line,
-        latency=line.latency * (1 + further / log2(link.ranks)),
+        latency=latency,
         per_byte=per_byte,
         residual=max(line.residual, min(0.9, line.residual * (1 + further))),
     )
+
+
+def _hops(each: Collective, link: Link, across: float) -> float:
+    """Seconds by which a group on `across` hosts waits longer than one of `link.ranks` ranks on one host. NCCL's
+    all-gathers and reduce-scatters are rings, so they pass every rank; its small sums follow a tree of hosts."""
+    if each.kind == "send":
+        return NETWORK_HOP if across > 1 else 0.0
+    if each.kind in ("all_reduce", "broadcast"):
+        return 2 * log2(across) * NETWORK_HOP if across > 1 else 0.0
+    between = across if across > 1 else 0.0
+    return max(0.0, each.group - link.ranks - between) * HOP + between * NETWORK_HOP
 
 
 def _assumed(layout: Layout, rates: Rates, link: Link | None, hosts: Hosts | None) -> tuple[str, ...]:
@@ -297,9 +316,10 @@ def _assumed(layout: Layout, rates: Rates, link: Link | None, hosts: Hosts | Non
     if link is not None and layout.ranks > link.ranks and link.when:
         assumptions.append(f"the link between more than {link.ranks} ranks")
     if hosts is not None and layout.ranks > hosts.each:
+        is_nccl = link is not None and link.backend == "nccl"
+        latency = f"{NETWORK_HOP * 1e6:g} us from host to host" if is_nccl else "with the latency of one host"
         assumptions.append(
-            f"{NETWORK_SHARE:.0%} of {hosts.network / 1e9:.3g} GB/s between hosts of {hosts.each} ranks, with the "
-            "latency of one host"
+            f"{NETWORK_SHARE:.0%} of {hosts.network / 1e9:.3g} GB/s between hosts of {hosts.each} ranks, {latency}"
         )
     if layout.strategy == "fsdp1" and layout.options.get("wrap") in ("module", "size"):
         assumptions.append("the number of FullyShardedDataParallel units")

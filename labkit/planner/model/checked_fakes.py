@@ -1,0 +1,133 @@
+"""Tensors without data whose sizes are checked against real ones: some of torch's fake kernels return less than the
+real operator, for example no workspace of an LSTM.
+
+Runs in the planner's child process.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+from torch.utils.flop_counter import flop_registry
+
+__all__ = ["CheckedFakeMode"]
+
+aten = torch.ops.aten
+ROUTING = {aten.topk, aten.argmax}
+# by the argument that may be a condition
+SELECTING = {aten.nonzero: 0, aten.masked_select: 1, aten.index: 1, aten.index_put: 1, aten.index_put_: 1}
+MOST_BYTES = 1 << 28  # of an operator's arguments
+PADDING = 4096  # bytes by which an allocation may be larger
+
+Shape = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
+
+
+class CheckedFakeMode(FakeTensorMode):
+    """Runs an operator of forward once for each combination of arguments on real zeros. Where its results take more
+    memory than the fake ones, they get the real sizes; `corrected` names these operators. Elementwise operators, views,
+    products and convolutions are not checked: their results have the sizes that their shapes say.
+
+    What a condition selects depends on values, which fake tensors lack: after a router (topk or argmax), the elements
+    of a condition are taken to be divided evenly among its experts, otherwise all of it is selected. `assumed` has a
+    sentence for each kind.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(allow_non_fake_inputs=True)
+        self.corrected: set[str] = set()
+        self.assumed: set[str] = set()
+        self._experts = 0  # from which the latest router chose
+        self._larger: dict[Any, list[Shape | None]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket in SELECTING and any(
+            map(_is_condition, tree_leaves(args[SELECTING[func.overloadpacket]]))
+        ):
+            return self._selected(func, args, kwargs or {})
+        out = super().__torch_dispatch__(func, types, args, kwargs)
+        if func.overloadpacket in ROUTING and args[0].dim() > 1:
+            self._experts = args[0].shape[-1]
+        if func.namespace == "aten" and not _is_suspect(func):
+            return out
+        leaves, spec = tree_flatten(out)
+        if not any(isinstance(leaf, FakeTensor) for leaf in leaves):
+            return out
+        key = func, str(tree_map(_key, (args, kwargs)))
+        if key not in self._larger:
+            self._larger[key] = self._compared(func, args, kwargs or {}, leaves)
+        for i, shape in enumerate(self._larger[key]):
+            if shape:
+                with self:
+                    leaves[i] = torch.empty_strided(shape[0], shape[1], dtype=shape[2])
+        return tree_unflatten(leaves, spec)
+
+    def _selected(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """The result of an operator that selects by conditions."""
+
+        def numbers(value: Any) -> Any:
+            return self._chosen(value).unbind(1) if _is_condition(value) else [value]
+
+        with self:
+            if func.overloadpacket is aten.nonzero:
+                return self._chosen(args[0])
+            if func.overloadpacket is aten.masked_select:
+                return args[0].expand(args[1].shape).reshape(-1)[: len(self._chosen(args[1]))].clone()
+            indices = [index for value in args[1] for index in numbers(value)]
+            return func(args[0], indices, *args[2:], **kwargs)
+
+    def _chosen(self, condition: Any) -> Any:
+        """As `nonzero` returns it."""
+        if self._experts:
+            self.assumed.add(f"each of {self._experts} experts is taken to get the same share of the tokens")
+        else:
+            self.assumed.add("what a condition selects is taken to be everything")
+        return torch.zeros(condition.numel() // max(1, self._experts), condition.dim(), dtype=torch.int64)
+
+    def _compared(self, func: Any, args: Any, kwargs: Any, leaves: list[Any]) -> list[Shape | None]:
+        """For each result, its real size, stride and type if they take more memory."""
+        given = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, torch.Tensor)]
+        if sum(tensor.untyped_storage().nbytes() for tensor in given) > MOST_BYTES:
+            return [None] * len(leaves)
+        try:
+            real = tree_flatten(func(*tree_map(_zeros, args), **tree_map(_zeros, kwargs)))[0]
+        except Exception:  # not every operator takes zeros, or runs on this CPU
+            return [None] * len(leaves)
+        larger = [_larger(r, fake) for r, fake in zip(real, leaves, strict=True)]
+        if any(larger):
+            self.corrected.add(str(func.overloadpacket))
+        return larger
+
+
+@cache
+def _is_suspect(func: Any) -> bool:
+    returns = func._schema.returns
+    is_new = any(r.alias_info is None for r in returns)
+    is_backward = "backward" in func.__name__  # what it makes lives briefly
+    is_simple = torch.Tag.pointwise in func.tags or func.overloadpacket in flop_registry
+    return is_new and not is_backward and not is_simple
+
+
+def _larger(real: Any, fake: Any) -> Shape | None:
+    if not (isinstance(real, torch.Tensor) and isinstance(fake, FakeTensor)):
+        return None
+    if real.untyped_storage().nbytes() <= fake.untyped_storage().nbytes() + PADDING:
+        return None
+    return tuple(real.shape), tuple(real.stride()), real.dtype
+
+
+def _is_condition(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.dtype == torch.bool
+
+
+def _key(value: Any) -> Any:
+    return (tuple(value.shape), value.dtype) if isinstance(value, torch.Tensor) else value
+
+
+def _zeros(value: Any) -> Any:
+    if not isinstance(value, FakeTensor):
+        return value
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype).zero_()

@@ -1,0 +1,115 @@
+"""What is counted of a model's operators: their FLOPs, bytes and kinds, and sizes that fake kernels leave out."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from labkit.planner.model.checked_fakes import CheckedFakeMode
+from labkit.planner.model.unit_costs import UnitTracker
+
+B, T, C = 2, 16, 32
+
+
+def operators(model, x):
+    """Those of a forward and a backward."""
+    with UnitTracker(model.parameters()) as tracker:
+        out = model(x)
+        (out[0] if isinstance(out, tuple) else out).sum().backward()
+    return tracker.operators
+
+
+def total(seen, phase, kind):
+    return sum(each.flops for each in seen if (each.phase, each.kind) == (phase, kind))
+
+
+class Attention(nn.Module):
+    def forward(self, x):
+        return nn.functional.scaled_dot_product_attention(x, x, x)
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "kind", "flops"),
+    [
+        (nn.Linear(C, 64, bias=False), (B, C), "matmul", 2 * B * C * 64),
+        (nn.Conv2d(4, 8, 3, padding=1, bias=False), (B, 4, T, T), "convolution", 2 * B * 8 * T * T * 4 * 9),
+        (nn.Conv2d(4, 8, 3, padding=1, groups=2), (B, 4, T, T), "convolution", 2 * B * 8 * T * T * 2 * 9),
+        (nn.Conv2d(8, 8, 3, padding=1, groups=8), (B, 8, T, T), "depthwise", 2 * B * 8 * T * T * 9),
+        (nn.ConvTranspose2d(4, 8, 2, stride=2), (B, 4, T, T), "convolution", 2 * B * 4 * T * T * 8 * 4),
+        (nn.LSTM(C, C, bias=False), (T, B, C), "recurrent", 2 * B * T * 2 * 4 * C * C),
+    ],
+    ids=["linear", "convolution", "groups", "depthwise", "transposed", "lstm"],
+)
+def test_backward_computes_twice_as_much_as_forward(model, shape, kind, flops):
+    seen = operators(model, torch.zeros(shape, requires_grad=True))
+
+    assert total(seen, "forward", kind) == flops
+    assert total(seen, "backward", kind) == 2 * flops
+
+
+def test_attention_computes_its_two_products_and_in_backward_five():
+    seen = operators(Attention(), torch.zeros(B, 4, T, 8, requires_grad=True))
+
+    assert total(seen, "forward", "attention") == 2 * 2 * B * 4 * T * T * 8
+    assert total(seen, "backward", "attention") == 5 * 2 * B * 4 * T * T * 8
+
+
+def test_views_do_nothing_and_an_elementwise_operator_reads_and_writes():
+    with UnitTracker([]) as tracker:
+        x = torch.ones(B, C)
+        tracker.operators.clear()
+        x.view(-1).reshape(C, B).t()
+        x[None].expand(3, B, C).detach()
+        assert tracker.operators == []
+        torch.relu(x)
+    (relu,) = tracker.operators
+
+    assert (relu.kind, relu.flops, relu.bytes) == ("memory", 0, 2 * B * C * 4)
+
+
+def kept(model, x):
+    """Bytes that forward keeps, each storage once."""
+    storages = {}
+
+    def keep(tensor):
+        storages[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        model(x)
+    return sum(storages.values())
+
+
+@pytest.mark.parametrize("checked", [True, False])
+def test_an_lstm_keeps_its_workspace_which_torchs_fake_kernel_leaves_out(checked):
+    real = kept(nn.LSTM(C, 64, num_layers=2), torch.zeros(T, B, C))
+    fake = CheckedFakeMode() if checked else torch._subclasses.FakeTensorMode()
+    with fake:
+        planned = kept(nn.LSTM(C, 64, num_layers=2), torch.zeros(T, B, C))
+
+    assert (planned == real) == checked
+    if checked:
+        assert fake.corrected == {"aten.mkldnn_rnn_layer"}
+
+
+def test_what_real_operators_cannot_do_with_zeros_is_left_as_it_is():
+    with CheckedFakeMode() as fake:
+        ill = torch.linalg.cholesky(torch.zeros(3, 3))
+
+    assert ill.shape == (3, 3)
+    assert fake.corrected == set()
+
+
+def test_what_conditions_select_is_everything_unless_a_router_chose():
+    with CheckedFakeMode() as fake:
+        mask, x = torch.ones(6, 4, dtype=torch.bool), torch.zeros(6, 4)
+        numbers = torch.zeros(3, dtype=torch.int64)
+        assert mask[numbers].shape == (3, 4)
+        assert not fake.assumed
+        assert x[mask].shape == x.masked_select(mask).shape == mask[mask].shape == (24,)
+        assert fake.assumed == {"what a condition selects is taken to be everything"}
+        chosen = x.topk(2).indices
+        assert [len(found) for found in torch.where(chosen == 1)] == [3, 3]
+
+    assert "each of 4 experts is taken to get the same share of the tokens" in fake.assumed
