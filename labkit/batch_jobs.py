@@ -46,7 +46,7 @@ def submit(
     Raises LaunchError or ScriptError when it cannot be submitted, with Slurm's own message if there is one.
     """
     if "time" not in parameters:
-        raise TypeError("submit() missing 1 required keyword-only argument: 'time'")
+        raise LaunchError("a Slurm job needs a time limit: pass time='02:00:00', '1-12:00:00' or a number of minutes")
     if to != "slurm":
         raise LaunchError(f"to must be 'slurm', got {to!r}; docs/examples has files for Kubeflow and SkyPilot")
     job, parameters = JobOptions.split(parameters)

@@ -296,11 +296,16 @@ def _add_run_verbs(verb: AddVerb) -> None:
         ("attach", _attach, "follow a run until it ends; Ctrl-C leaves it running", "latest"),
         ("stop", _stop, "stop a run on every rank; without an id, the newest active one", None),
         ("stacks", _stacks, "where every rank of a run is now: why is it stuck?", "latest"),
+        ("pause", _pause, "let all ranks of a run wait at the end of the same step", "latest"),
+        ("resume", _resume, "let a paused run continue", "latest"),
         ("timeline", _timeline, "seconds per phase of the steps of a run that was launched with --profile", "latest"),
         ("report", _report, "write report.html into a run's folder", "latest"),
     ):
         which = "an id, part of one, a path, or latest"
         verb(name, run, help).add_argument("which", nargs="?", default=default, help=which)
+    ask = verb("ask", _ask, "the value of an expression on every rank of a running training, at the same step")
+    ask.add_argument("which", help="an id, part of one, a path, or latest")
+    ask.add_argument("expression", help='for example "loss.item(), x.shape"')
     compare = verb("compare", _compare, "compare runs side by side; speed-ups are relative to the first")
     compare.add_argument("which", nargs="*", help="ids or paths, oldest first")
     compare.add_argument("--last", type=int, default=0, metavar="N", help="compare the newest N runs instead")
@@ -336,6 +341,20 @@ def _stop(arguments: argparse.Namespace, rest: list[str]) -> None:
 
 def _stacks(arguments: argparse.Namespace, rest: list[str]) -> None:
     print(labkit.attach(arguments.which, runs_dir=arguments.runs_dir).stacks())
+
+
+def _ask(arguments: argparse.Namespace, rest: list[str]) -> None:
+    answer = labkit.attach(arguments.which, runs_dir=arguments.runs_dir).ask(arguments.expression)
+    print(plain(answer.to_string(index=False)))
+
+
+def _pause(arguments: argparse.Namespace, rest: list[str]) -> None:
+    run = labkit.attach(arguments.which, runs_dir=arguments.runs_dir)
+    print(f"{plain(run.id)}: paused at the end of step {run.pause()}")
+
+
+def _resume(arguments: argparse.Namespace, rest: list[str]) -> None:
+    labkit.attach(arguments.which, runs_dir=arguments.runs_dir).resume()
 
 
 def _timeline(arguments: argparse.Namespace, rest: list[str]) -> None:

@@ -15,7 +15,7 @@ from labkit.launcher.link import preflight
 from labkit.launcher.start import start
 from labkit.planner.plan import Plan
 from labkit.run import Run
-from labkit.view.frontend import check_kernel, is_headless, ui
+from labkit.view.frontend import check_kernel, is_headless, notebook_shell, ui
 from labkit.write import Script
 from labkit.write.launch_options import LaunchOptions
 
@@ -23,6 +23,7 @@ __all__ = ["launch", "start_run"]
 
 TRACE_MEMORY = "LABKIT_TRACE_MEMORY"  # read by worker/trace.py
 PROFILE = "LABKIT_PROFILE"  # read by worker/profile.py
+REACHABLE = "LABKIT_REACHABLE"  # read by launcher/supervisor.py
 
 
 def launch(script: Script | Plan | str | os.PathLike[str], **parameters: Any) -> Run:
@@ -92,6 +93,10 @@ def start_run(
     settings |= {TRACE_MEMORY: "1"} if options.trace_memory else {}
     # torch's profiler logs its start and stop to stderr; 6 is above all its levels
     settings = {"KINETO_LOG_LEVEL": "6"} | settings | {PROFILE: "1"} if options.profile else settings
+    if options.reachable is False or (options.reachable is None and is_headless() and notebook_shell() is not None):
+        settings |= {REACHABLE: "0"}
+    elif options.reachable:
+        settings |= {REACHABLE: "1"}
     options = replace(options, env=settings)
     if options.hosts is not None:
         return Run(begin_on_hosts(script, options, parameters, tied=tied, prediction=prediction))

@@ -13,6 +13,7 @@ from labkit.errors import LabError, RankFailedError, RunFolderError, rank_failed
 from labkit.launcher import stop as stopping
 from labkit.launcher.causes.stuck import Stacks, look_at
 from labkit.planner.measured import Memory
+from labkit.reach import Reachable
 from labkit.record import RunFolder, RunReader, State, find_run, list_runs
 from labkit.record.files import opened, read_text
 from labkit.record.folder import unfinished_launches
@@ -60,7 +61,7 @@ def runs(*, runs_dir: str | os.PathLike[str] | None = None) -> RunList:
     return RunList([Run(folder) for folder in reversed(list_runs(runs_dir))], unfinished_launches(runs_dir))
 
 
-class Run:
+class Run(Reachable):
     """One launch and its folder. Everything is read from disk, so a Run can be recreated from its id at any time."""
 
     def __init__(self, folder: RunFolder):

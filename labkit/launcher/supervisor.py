@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -127,6 +128,8 @@ class Supervisor:
             why, grace = self.reason_to_stop() or self.watch(folder, progress) or (None, 0.0)
             if why:
                 self.decided = time.time()
+                with suppress(OSError):  # not reachable, or a full disk
+                    (folder.requests / "released").touch()  # ranks that are paused may save before they stop
                 killed = terminate(identity, self.folder, grace, self.node) if identity else self.sweep()
                 agent.wait()
                 break
@@ -193,7 +196,8 @@ class Supervisor:
                 self.stall_notice = _notice(stalled, folder, stacks.result().sentence)
         elif not stalled and self.stalled_ranks:
             self.stalled_ranks, self.stall_notice = set(), None
-        notice = "; ".join(filter(None, [self.stall_notice, self.saving.failure])) or None
+        paused = "paused; run.resume() continues it" if progress.paused else None
+        notice = "; ".join(filter(None, [paused, self.stall_notice, self.saving.failure])) or None
         if notice != self.state.notice:
             self.write(replace(self.state, notice=notice))
         if self.watchdog is None or progress.idle_seconds <= self.watchdog:
@@ -245,6 +249,8 @@ def prepare(run: RunFolder, attempt: RunFolder) -> None:
         attempt.ranks.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(run.script, attempt.script)
     attempt.keep_reserve()
+    if os.environ.get("LABKIT_REACHABLE") != "0":
+        attempt.requests.mkdir(mode=0o700, exist_ok=True)
 
 
 def _notice(stalled: dict[int, float], folder: RunFolder, where: str) -> str:

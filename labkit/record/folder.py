@@ -55,6 +55,8 @@ class RunFolder:
         self.state = self.path / "state.json"
         self.stop_request = self.path / "stop.json"
         self.inquiry = self.path / "inquiry.json"
+        self.requests = self.path / "requests"  # to the ranks of an attempt, see requests.py; missing if not reachable
+        self.events = self.path / "events.jsonl"  # what was asked of them
         self.reserve = self.path / "reserve"
         self.torchrun_log = self.path / "torchrun.log"
         self.torchrun_logs = self.path / "torchrun"

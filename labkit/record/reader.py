@@ -19,6 +19,8 @@ __all__ = ["COLUMNS", "RankHistory", "RunReader", "rows"]
 PHASES = ("input", "forward", "backward", "optimizer", "communication")
 KEPT_REPORTS = 1000
 KEPT_NAMES = 1000
+KEPT_CHANGES = 100
+LONGEST_NAME = 60  # in a chart
 LONGEST_TEXT = 1000  # of a reported value
 RECENT_RECORDS = 50
 RECENT = {name: itemgetter(i) for i, name in enumerate(("steps", "seconds", *PHASES))}
@@ -253,10 +255,15 @@ class RunReader:
         self._launched = folder.launched()
         self.hosts: dict[str, HostHistory] = {}
         self._read: dict[int, int] = {}  # the attempt that each rank's history has reached
+        self._events: list[Tail] = []  # of each attempt
+        self.changes: list[tuple[float, str]] = []  # seconds since the launch, and what the owner set then
 
     def poll(self) -> bool:
         """Read what all ranks have written since the last call; returns whether there was anything."""
         for position, attempt in enumerate(self.folder.attempts()):
+            if position == len(self._events):
+                self._events.append(Tail(attempt.events))
+            self._take_events(self._events[position].poll())
             for rank in attempt.started_ranks():
                 if rank not in self.ranks:
                     self.ranks[rank] = RankHistory(rank, Tail(attempt.metrics(rank)), self._launched)
@@ -271,6 +278,14 @@ class RunReader:
         histories: list[RankHistory | HostHistory] = [*self.ranks.values(), *self.hosts.values()]
         polls = [history.poll() for history in histories]
         return any(polls)
+
+    def _take_events(self, events: list[dict[str, Any]]) -> None:
+        for event in events:
+            values, wall = event.get("values"), finite(event.get("time"))
+            if event.get("kind") == "set" and isinstance(values, dict) and "errors" not in event and wall is not None:
+                text = ", ".join(f"{name}={value}" for name, value in values.items())
+                if len(self.changes) < KEPT_CHANGES:
+                    self.changes.append((wall - (self._launched or wall), text[:LONGEST_NAME]))
 
     @property
     def restarts(self) -> list[float]:

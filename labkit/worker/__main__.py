@@ -19,6 +19,7 @@ from labkit.worker import failure, guard, reports
 from labkit.worker.heartbeat import Heartbeat
 from labkit.worker.probe import Probe
 from labkit.worker.profile import VARIABLE
+from labkit.worker.reach import Reach
 
 
 def main() -> None:
@@ -31,6 +32,9 @@ def main() -> None:
     probe = Probe(folder.metrics(rank), folder.profile(rank) if os.environ.get(VARIABLE) == "1" else None)
     reported = reports.listen(probe.recorder)
     atexit.register(reported.flush, everything=True)  # registered before the script's handlers, so called after them
+    if folder.requests.is_dir():
+        probe.reach = Reach(folder, rank, int(os.environ["WORLD_SIZE"]), probe.recorder, lambda: probe.step)
+        probe.reach.start()
     Heartbeat(folder, rank, probe, reported).start()
     sys.argv = sys.argv[1:]
     process = os.getpid()

@@ -71,6 +71,7 @@ class Heartbeat:
             "step": self._probe.step,
             "doing": self._probe.doing,
             "passes": self._probe.passes,
+            "paused": self._probe.reach is not None and self._probe.reach.paused,
             "moved": self._probe.moved,
             "step_seconds": self._probe.latest_step_seconds,
             "rss": self._memory()["rss"],

@@ -22,6 +22,7 @@ from labkit.worker.hooks import hook
 from labkit.worker.losses import SEVERAL_OPTIMIZERS, StepLoss
 from labkit.worker.memory import allocator, held_by, host_memory, resident_set
 from labkit.worker.profile import StepProfile
+from labkit.worker.reach import Reach
 from labkit.worker.recorder import Recorder
 from labkit.worker.trace import VARIABLE as TRACE_MEMORY
 from labkit.worker.trace import StepTrace
@@ -69,6 +70,7 @@ class Probe:
         self._waiting: deque[tuple[dict[str, Any], DeviceClock, float | None]] = deque(maxlen=UNREAD_RECORDS)
         self._trace = StepTrace(self.recorder) if os.environ.get(TRACE_MEMORY) == "1" else None
         self._profile = StepProfile(profile) if profile is not None else None
+        self.reach: Reach | None = None  # if the run's owner may ask
         self._open_window()
 
     def _open_window(self) -> None:
@@ -192,6 +194,8 @@ class Probe:
         if self._optimizer is None or self._optimizer is optimizer:
             self._optimizer = optimizer
             self._waited = self._communication.waited
+            if self.reach is not None and self.reach.pinned and self._counted() is optimizer:
+                self.reach.pin(optimizer)
             self.stepping = clock()
             if self._timed is not None:
                 self._timed.begin()
@@ -244,6 +248,9 @@ class Probe:
             self._profile.after_counted_step(self.step)
         if self._device_clock is not None:  # events on every step would be too expensive
             self._timed = self._device_clock() if now + self._latest >= self._due else None
+        if self.reach is not None and (self.reach.flagged or self.step >= self.reach.due):
+            self.reach.at_boundary(optimizer, self.step, self._latest)
+            self._begin_step(clock())  # the time that it took is not part of the next step
 
     def _begin_step(self, now: float) -> None:
         self._step_started = now

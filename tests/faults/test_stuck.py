@@ -139,12 +139,12 @@ def test_slow_is_not_stuck_and_a_run_that_has_ended_has_no_stacks() -> None:
 def test_the_watchdog_stops_a_run_without_progress_and_leaves_the_stacks() -> None:
     began = time.monotonic()
     with pytest.raises(
-        labkit.RankFailedError, match="stopped by the watchdog after 6 s without progress: rank 1 has not"
+        labkit.RankFailedError, match="stopped by the watchdog after 12 s without progress: rank 1 has not"
     ):
-        labkit.launch(FAULTY, args=["--fault", "hang"], watchdog=6, wait=True)
+        labkit.launch(FAULTY, args=["--fault", "hang"], watchdog=12, wait=True)
 
     run = labkit.attach("latest")
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 40
     assert run.status().cause["kind"] == "stuck"
     assert "misbehave" in run.folder.stacks(1).read_text()
     assert_over(run.folder)

@@ -25,6 +25,10 @@ DDP_MODEL = "model = DDP(Net().to(device))\noptimizer = torch.optim.SGD(model.pa
 FSDP1_MODEL = "model = FSDP(net, auto_wrap_policy=policy)\noptimizer = torch.optim.SGD(model.parameters())\n"
 FSDP2_MODEL = "for block in model.blocks:\n    fully_shard(block)\nfully_shard(model)\noptimizer = make(model)\n"
 LOOP = "for epoch in range(9):\n    for x, y in loader:\n        model(x).sum().backward()\n        optimizer.step()\n"
+UNUSED = DDP_MODEL.replace("to(device)", "to(device), find_unused_parameters=True")
+CAUSAL = "from transformers import AutoModelForCausalLM\nmodel = AutoModelForCausalLM.from_pretrained(name)\n"
+PADDED = "batches = tokenizer(texts, padding=True)\n"
+PEFT = "import torch\nfrom peft import get_peft_model\nmodel = get_peft_model(base, config)\n"
 COUNT = "def count_of(b):\n    return b.n\n\n"
 
 
@@ -240,6 +244,14 @@ SEEDED: dict[str, list[tuple[str, str]]] = {
     ],
     "sharded-state-dict": [
         (
+            within("if rank == 0:\n    model.save_pretrained('out')  # HERE", FSDP2_MODEL),
+            within(
+                "state = get_model_state_dict(model)\nif rank == 0:\n"
+                "    model.save_pretrained('out', state_dict=state)",
+                FSDP2_MODEL,
+            ),
+        ),
+        (
             within(
                 "state = {'model': model.state_dict()}  # HERE\nif rank == 0:\n    torch.save(state, path)", FSDP2_MODEL
             ),
@@ -251,6 +263,14 @@ SEEDED: dict[str, list[tuple[str, str]]] = {
         ),
     ],
     "save-on-every-rank": [
+        (
+            within("model.module.save_pretrained('out')  # HERE"),
+            within("if rank == 0:\n    model.module.save_pretrained('out')"),
+        ),
+        (
+            within("model.module.save_pretrained(save_directory='out')  # HERE"),
+            within("model.module.save_pretrained('out', is_main_process=rank == 0)"),
+        ),
         (
             within("torch.save(model.state_dict(), 'model.pt')  # HERE"),
             within("if rank == 0:\n    torch.save(model.state_dict(), 'model.pt')"),
@@ -347,6 +367,95 @@ SEEDED: dict[str, list[tuple[str, str]]] = {
         (
             within("# on Kaggle's T4 x2\nwith torch.autocast('cuda', torch.bfloat16):  # HERE\n    model(x)"),
             within("with torch.autocast('cuda', torch.bfloat16):\n    model(x)"),
+        ),
+        (
+            within("arguments = TrainingArguments(bf16=True)  # HERE on a T4"),
+            within("arguments = TrainingArguments(fp16=True)  # on a T4"),
+        ),
+        (
+            within("accelerator = Accelerator(mixed_precision='bf16')  # HERE on a T4"),
+            within("accelerator = Accelerator(mixed_precision='fp16')  # on a T4"),
+        ),
+    ],
+    "device-map-under-torchrun": [
+        (
+            within("base = AutoModelForCausalLM.from_pretrained(name, device_map='auto')  # HERE"),
+            within("base = AutoModelForCausalLM.from_pretrained(name, device_map={'': local_rank})"),
+        ),
+        (
+            "import os\nrank = int(os.environ['LOCAL_RANK'])\n"
+            "base = AutoModel.from_pretrained(name, device_map='balanced')  # HERE\n",
+            "import os\nrank = int(os.environ['LOCAL_RANK'])\nbase = AutoModel.from_pretrained(name)\n",
+        ),
+    ],
+    "four-bit-under-fully-shard": [
+        (
+            within("base = AutoModel.from_pretrained(name, load_in_4bit=True)  # HERE", FSDP2_MODEL),
+            within("base = AutoModel.from_pretrained(name)", FSDP2_MODEL),
+        ),
+        (
+            within("how = BitsAndBytesConfig(load_in_4bit=True)  # HERE", FSDP2_MODEL),
+            within("how = BitsAndBytesConfig(load_in_4bit=True)"),
+        ),
+    ],
+    "labels-shifted-twice": [
+        (
+            f"{CAUSAL}out = model(input_ids=ids[:, :-1], labels=ids[:, 1:])  # HERE\n",
+            f"{CAUSAL}out = model(input_ids=ids, labels=ids)\n",
+        ),
+        (
+            f"{CAUSAL}x, y = ids[:, :-1], ids[:, 1:].contiguous()\nloss = model(x, labels=y).loss  # HERE\n",
+            f"{CAUSAL}x, y = ids[:, :-1], ids[:, 1:]\nloss = F.cross_entropy(model(x).logits, y)\n",
+        ),
+    ],
+    "mean-loss-accumulated": [
+        (
+            f"{CAUSAL}{PADDED}for batch in loader:\n    loss = model(**batch).loss\n"
+            "    (loss / accumulation_steps).backward()  # HERE\n",
+            f"{CAUSAL}{PADDED}for batch in loader:\n    loss = model(**batch, num_items_in_batch=n).loss\n"
+            "    loss.backward()\n",
+        ),
+        (
+            "for x, y in loader:\n    loss = F.cross_entropy(model(x), y, ignore_index=0)\n"
+            "    loss = loss / accum  # HERE\n    loss.backward()\n",
+            "for x, y in loader:\n    loss = F.cross_entropy(model(x), y, ignore_index=0, reduction='sum')\n"
+            "    loss = loss / tokens\n    loss.backward()\n",
+        ),
+        (
+            f"{CAUSAL}{PADDED}for batch in loader:\n    loss = model(**batch).loss\n"
+            "    (loss / accumulation_steps).backward()  # HERE\n",
+            f"{CAUSAL}x = tokenizer(texts, padding='max_length', max_length=128)\nfor batch in loader:\n"
+            "    loss = model(**batch).loss\n    (loss / accumulation_steps).backward()\n",
+        ),
+    ],
+    "frozen-base-in-checkpoints": [
+        (
+            f"{PEFT}for epoch in range(9):\n    torch.save(model.state_dict(), f'{{epoch}}.pt')  # HERE\n",
+            f"{PEFT}for epoch in range(9):\n    model.save_pretrained(f'{{epoch}}')\n",
+        ),
+        (
+            f"{PEFT}for epoch in range(9):\n    state = {{'model': model.state_dict()}}\n"
+            "    torch.save(state, 'x.pt')  # HERE\n",
+            f"{PEFT}for epoch in range(9):\n    state = {{'model': get_peft_model_state_dict(model)}}\n"
+            "    torch.save(state, 'x.pt')\n",
+        ),
+        (
+            f"modules_to_save = ['score']\n{PEFT}for epoch in range(9):\n"
+            "    torch.save(model.state_dict(), f'{epoch}.pt')  # HERE\n",
+            f"{PEFT}for epoch in range(9):\n    model.save_pretrained(f'{{epoch}}')\n",
+        ),
+    ],
+    "reentrant-checkpointing-under-ddp": [
+        (
+            within(
+                "net.gradient_checkpointing_enable(gradient_checkpointing_kwargs={'use_reentrant': True})  # HERE",
+                UNUSED,
+            ),
+            within("net.gradient_checkpointing_enable(gradient_checkpointing_kwargs={'use_reentrant': False})", UNUSED),
+        ),
+        (
+            within("y = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=True)  # HERE", UNUSED),
+            within("y = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=True)"),
         ),
     ],
     "item-every-step": [

@@ -18,9 +18,9 @@ from unit.composed import combinations, together
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "scripts"
 TASKS = sorted(library().tasks)
-MOST_LINES = dict.fromkeys(("single", "ddp", "zero1", "zero2", "fsdp"), 360)
-MOST_LINES |= {"tensor_parallel": 430, "pipeline": 600, "hybrid": 600}
-MOST_CHANGED, MOST_IN_ALL = 25, 2800
+MOST_LINES = dict.fromkeys(("single", "ddp", "zero1", "zero2", "fsdp"), 385)
+MOST_LINES |= {"tensor_parallel": 445, "pipeline": 600, "hybrid": 640}
+MOST_CHANGED, MOST_IN_ALL = 25, 2900
 
 each_strategy = pytest.mark.parametrize("strategy", script_names())
 
@@ -97,7 +97,8 @@ def test_the_cells_only_define(strategy):
 
 
 @pytest.mark.parametrize("name", [name for name in script_files() if not name.startswith("tasks/")])
-def test_a_part_imports_only_torch_and_the_standard_library(name):
+def test_a_part_imports_only_torch_and_the_standard_library_or_the_library_that_it_is_for(name):
+    own = {"extras/lora.py": {"peft"}, "extras/export.py": {"safetensors"}}.get(name, set())
     tree = ast.walk(ast.parse(script_files()[name].read_text(encoding="utf-8")))
     names = {
         name.split(".")[0]
@@ -106,7 +107,7 @@ def test_a_part_imports_only_torch_and_the_standard_library(name):
         for name in ([node.module] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names])
     }
 
-    assert names - sys.stdlib_module_names <= {"torch"}
+    assert names - sys.stdlib_module_names - own <= {"torch"}
 
 
 @pytest.mark.parametrize("name", script_files())

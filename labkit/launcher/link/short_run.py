@@ -77,14 +77,14 @@ def load(name: str, key: str) -> Any:
 
 
 def store(name: str, key: str, value: Any) -> None:
-    """Store a value next to the others. If the cache cannot be written, the value is determined again next time."""
+    """Store a value next to the others."""
     file = _file(name)
     values = read_json(file)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_json(file, (values if isinstance(values, dict) else {}) | {key: value})
     except OSError:
-        pass
+        pass  # a cache that cannot be written costs time, nothing else
 
 
 def _file(name: str) -> Path:

@@ -63,8 +63,8 @@ def scaling_planned(curves: Mapping[str, Sequence[Point]], box: int, name: str, 
 
     figure = go.Figure()
     for i, (strategy, points) in enumerate(curves.items()):
-        colour = COLOURS[i % len(COLOURS)]
-        _banded(figure, points, escaped(strategy), colour, f"%{{x}} ranks<br>%{{y:.4g}} {unit}")
+        line = {"color": COLOURS[i % len(COLOURS)], "dash": "solid" if i < len(COLOURS) else "dash"}
+        _banded(figure, points, escaped(strategy), line, f"%{{x}} ranks<br>%{{y:.4g}} {unit}")
     everything = [point for points in curves.values() for point in points]
     if everything:
         first = min(everything, key=lambda point: (point.x, -point.value))
@@ -93,7 +93,7 @@ def break_even(points: Sequence[Point], measured: Sequence[tuple[float, float]] 
 
     figure = go.Figure()
     hover = "%{x:,} tokens per rank<br>%{y:.2f} times one device"
-    _banded(figure, points, "predicted", COLOURS[0], hover)
+    _banded(figure, points, "predicted", {"color": COLOURS[0]}, hover)
     if measured:
         figure.add_scatter(
             x=[x for x, _ in measured],
@@ -130,13 +130,13 @@ def _crossing(points: Sequence[Point]) -> float | None:
     return None
 
 
-def _banded(figure: Figure, points: Sequence[Point], name: str, colour: str, hover: str) -> None:
+def _banded(figure: Figure, points: Sequence[Point], name: str, line: Mapping[str, str], hover: str) -> None:
     x = [point.x for point in points]
     figure.add_scatter(
         x=[*x, *reversed(x)],
         y=[*(p.high for p in points), *(p.low for p in reversed(points))],
         fill="toself",
-        fillcolor=colour,
+        fillcolor=line["color"],
         opacity=0.15,
         line={"width": 0},
         mode="lines",
@@ -151,6 +151,6 @@ def _banded(figure: Figure, points: Sequence[Point], name: str, colour: str, hov
         name=name,
         legendgroup=name,
         mode="lines+markers",
-        line={"color": colour},
+        line=line,
         hovertemplate=f"{name}<br>{hover}<extra></extra>",
     )

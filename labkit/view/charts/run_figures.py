@@ -65,6 +65,8 @@ def over_time(reader: RunReader) -> Figure:
         figure.update_xaxes(title_text="seconds after launch", row=row + 1, col=column + 1)
     for x in reader.restarts:
         figure.add_vline(x=x, line_dash="dot", line_color="#8b949e", annotation_text="restarted")
+    for x, text in reader.changes:
+        figure.add_vline(x=x, line_dash="dot", line_color="#8b949e", annotation_text=escaped(text))
     return finished(figure, "Every rank over time", height=620 + (8 * len(hosts) if grouped else 0))
 
 

@@ -29,8 +29,8 @@ NICE = (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10)
 @dataclass(frozen=True)
 class Chart:
     """`series` by rank; `show` formats a y value; axis labels are round in `unit`; `restarts` are the times of
-    restarts; `limit` is drawn as a line unless it is far beyond the data; `peak` is a dotted line; `thin` are fainter
-    lines of the same ranks; `note` follows the title.
+    restarts, `changes` also say what was set; `limit` is drawn as a line unless it is far beyond the data; `peak` is a
+    dotted line; `thin` are fainter lines of the same ranks; `note` follows the title.
     """
 
     title: str
@@ -38,6 +38,7 @@ class Chart:
     show: Callable[[float], str]
     unit: float = 1.0
     restarts: tuple[float, ...] = ()
+    changes: tuple[tuple[float, str], ...] = ()
     limit: float | None = None
     peak: float | None = None
     note: str = ""
@@ -118,10 +119,11 @@ def _axes(chart: Chart, frame: _Frame) -> str:
         f'<text x="{LEFT - 4}" y="{frame.y(y) + 3:.0f}" text-anchor="end" opacity=".75">{escaped(chart.show(y))}</text>'
         for y in (frame.y0, (frame.y0 + frame.y1) / 2, frame.y1)
     )
+    marks = [(x, "↻") for x in chart.restarts] + list(chart.changes)
     again = "".join(
         f'<path d="M{frame.x(x):.0f} {TOP}V{HEIGHT - BOTTOM}" stroke="currentColor" stroke-dasharray="2 3" '
-        f'stroke-opacity=".6"/><text x="{frame.x(x) + 2:.0f}" y="{TOP + 8}" opacity=".75">↻</text>'
-        for x in chart.restarts
+        f'stroke-opacity=".6"/><text x="{frame.x(x) + 2:.0f}" y="{TOP + 8}" opacity=".75">{escaped(text)}</text>'
+        for x, text in marks
         if frame.x0 <= x <= frame.x1
     )
     return (

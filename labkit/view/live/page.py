@@ -97,7 +97,14 @@ def run_charts(reader: RunReader) -> list[Chart]:
         note=f"{held}{' · thin: reserved' if reserved else ''} · dotted: peak",
     )
     return [
-        Chart("loss", of("loss"), words.quantity, restarts=restarts, note=words.loss_of(reader)),
+        Chart(
+            "loss",
+            of("loss"),
+            words.quantity,
+            restarts=restarts,
+            changes=tuple(reader.changes),
+            note=words.loss_of(reader),
+        ),
         Chart("throughput per rank", of("throughput"), words.quantity, restarts=restarts, note="samples/s"),
         Chart("step time", of("step_seconds"), words.seconds, restarts=restarts, note=words.skew(reader)),
         memory,

@@ -1,0 +1,227 @@
+"""Reaching into a running training: the asker's side of requests to its ranks (record/requests.py)."""
+
+from __future__ import annotations
+
+import ast
+import os
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from labkit.cluster import watching
+from labkit.errors import LabError
+from labkit.record import RunFolder
+from labkit.record.requests import Meeting, RequestFolder, post
+from labkit.record.text import plain
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["Reachable"]
+
+TIMEOUT = 30.0
+POLL_SECONDS = 0.02
+RECORD_FIELDS = ("k", "t", "step", "time")  # of metrics.jsonl
+SEEN_SECONDS = 5.0  # within which a rank that lives sees a request, once it is the next
+
+
+class Reachable:
+    """A run whose ranks carry out requests where an optimizer's step ends. Each request raises LabError, and changes
+    nothing, if not all ranks can carry it out; `timeout` is how many seconds they have to come to the same step."""
+
+    folder: RunFolder
+
+    def ask(self, expression: str, *, ranks: Sequence[int] | None = None, timeout: float = TIMEOUT) -> pd.DataFrame:
+        """The value of an expression on every rank at the end of the same step: a row per rank, with columns `rank`,
+        `step`, and one for the expression, or for each element of a tuple (`"loss.item(), x.shape"`). The script's own
+        `rank` and `step` are `rank_` and `step_`.
+
+        Names are those of the training loop's frame. Numbers, text and arrays of up to 10,000 elements are values,
+        anything else is its repr, and an exception its message. Random state and gradients are unaffected. Sharded
+        tensors are gathered, because all ranks evaluate together. `ranks=[1]` asks that rank only, without waiting for
+        the others, so collectives are not possible there. An evaluation that takes `timeout` seconds is ended.
+        """
+        import pandas as pd
+
+        columns = _columns(expression)
+        answers = self._request("ask", ranks, timeout, expression=expression)
+        rows = [
+            {"rank": rank, "step": answer["step"], **dict(zip(columns, map(_value, answer["results"]), strict=True))}
+            for rank, answer in sorted(answers.items())
+        ]
+        return pd.DataFrame(rows)
+
+    def exec(self, cell: str, *, ranks: Sequence[int] | None = None, timeout: float = TIMEOUT) -> None:
+        """Execute the text of a cell on every rank at the end of the same step, and print what each of them printed.
+
+        It may change objects of the training. Assigning a name creates one of its own, it does not rebind the script's.
+        """
+        _parse(cell, "exec")
+        for rank, answer in sorted(self._request("exec", ranks, timeout, cell=cell).items()):
+            (result,) = answer["results"]
+            text = "\n".join(filter(None, (result["printed"].rstrip(), result.get("error"))))
+            print(plain(f"== rank {rank}, step {answer['step']} ==\n{text}"))
+
+    def watch(self, expression: str, *, every: int = 10, name: str | None = None) -> None:
+        """Record an expression on every rank whenever that many steps are done, as a metric called `name` or like the
+        expression, on the ranks where it is a number. `grad_norm(model)` and `weight_norm(model)` are right for sharded
+        models. `unwatch` ends it."""
+        _parse(expression, "eval")
+        if every < 1:
+            raise LabError(f"every must be at least 1 step, got {every}")
+        name = name or expression
+        if name in RECORD_FIELDS:
+            raise LabError(f"{name!r} is a field of every record; choose another name=")
+        answers = self._request("watch", name=name, expression=expression, every=every)
+        results = [result for answer in answers.values() for result in answer["results"]]
+        if all("error" in result for result in results):
+            raise LabError(plain(f"{expression} cannot be watched: {results[0]['error']}"))
+
+    def unwatch(self, name: str) -> None:
+        """Stop recording an expression."""
+        self._request("unwatch", name=name)
+
+    def set(self, **options: Any) -> int:
+        """Set options of the optimizer, such as `lr=1e-4`, in all its parameter groups; returns the first step that is
+        made with them. They hold from then on, whatever a schedule of the script says; `lr=None` ends that.
+
+        Of several optimizers it is the one whose steps are counted. Every change is in the run's `events.jsonl`.
+        """
+        if not options:
+            raise LabError("set changes options of the optimizer, for example lr=1e-4; got none")
+        answers = self._request("set", values=options)
+        if errors := [result["error"] for each in answers.values() for result in each["results"] if "error" in result]:
+            raise LabError(plain(errors[0]))
+        return 1 + _step_of(answers)
+
+    def pause(self, *, timeout: float = TIMEOUT) -> int:
+        """Let all ranks wait at the end of the same step, and return it. A paused run counts as alive: its watchdog and
+        the time limits of collectives do not expire. It can still be asked."""
+        return _step_of(self._request("pause", timeout=timeout))
+
+    def step(self, steps: int = 1, *, timeout: float = TIMEOUT) -> int:
+        """Let a paused run make some steps and pause it again; returns the step at whose end it waits."""
+        if steps < 1:
+            raise LabError(f"a run can make 1 step or more, got {steps}")
+        return _step_of(self._request("resume", timeout=timeout, steps=steps))
+
+    def resume(self) -> None:
+        """Let a paused run continue."""
+        self._request("resume", steps=None)
+
+    def _request(
+        self, kind: str, ranks: Sequence[int] | None = None, timeout: float = TIMEOUT, **content: Any
+    ) -> dict[int, dict[str, Any]]:
+        """The answers by rank."""
+        attempt = self._reachable_attempt(timeout)
+        world = range(self.folder.read_manifest()["world_size"])
+        if ranks is not None and (not ranks or not {*ranks} <= {*world}):
+            raise LabError(f"ranks must be some of {', '.join(map(str, world))}; got {ranks!r}")
+        asked = sorted(world if ranks is None else {*ranks})
+        request = {"kind": kind, "ranks": None if ranks is None else asked, "timeout": timeout, **content}
+        try:
+            folder = post(attempt.requests, request)
+        except TypeError as error:
+            raise LabError(f"a request holds numbers and text: {error}") from None
+        except OSError as error:
+            raise LabError(plain(f"the request could not be written: {error}")) from None
+        try:
+            return self._answers(attempt, folder, asked, timeout)
+        except BaseException:  # also an interrupt
+            folder.decide("given-up")
+            raise
+
+    def _reachable_attempt(self, timeout: float) -> RunFolder:
+        run, deadline = self.folder, time.monotonic() + timeout
+        if run.path.stat().st_uid != os.geteuid():
+            raise LabError(plain(f"{run.id} belongs to another user; only its owner can reach into it"))
+        while (state := watching.state_of(run)).state == "starting" and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+        if state.state != "running":
+            raise LabError(plain(f"{run.id} is not running: {state.state}"))
+        if not run.latest.requests.is_dir():
+            raise LabError(
+                plain(
+                    f"{run.id} is not reachable: it was launched with reachable=False, LABKIT_REACHABLE=0, or headless"
+                )
+            )
+        return run.latest
+
+    def _answers(
+        self, attempt: RunFolder, request: RequestFolder, asked: list[int], timeout: float
+    ) -> dict[int, dict[str, Any]]:
+        started = seen_by = time.monotonic()
+        limit = started + timeout
+        agreed = False
+        while len(answers := request.answers(asked)) < len(asked):
+            time.sleep(POLL_SECONDS)
+            now, meeting = time.monotonic(), request.look()
+            if (state := watching.state_of(self.folder)).is_final or self.folder.latest.path != attempt.path:
+                raise LabError(plain(f"{self.folder.id} ended before every rank had answered: {state}"))
+            if meeting.decision == "agreed" and not agreed:
+                agreed, limit = True, now + timeout + SEEN_SECONDS
+            if not _is_next(request) or not all(attempt.heartbeat(rank).exists() for rank in asked):
+                seen_by = now
+            unseen = now - seen_by > SEEN_SECONDS and not meeting.seen >= {*asked}
+            if meeting.decision is None and (now > limit or unseen):
+                request.decide("given-up")  # unless the ranks have just agreed: look again
+            elif meeting.decision == "given-up" or now > limit:
+                raise LabError(_why(meeting, asked, {*answers}, now - started))
+        return answers
+
+
+def _is_next(request: RequestFolder) -> bool:
+    """Whether the ranks have dealt with the request before this one."""
+    before = RequestFolder(request.path.with_name(str(int(request.path.name) - 1)))
+    if not before.path.exists():
+        return True
+    meeting = before.look()
+    done = meeting.here <= before.answers(sorted(meeting.here)).keys()
+    return meeting.decision == "given-up" or (meeting.decision == "agreed" and done)
+
+
+def _why(meeting: Meeting, asked: list[int], answered: set[int], seconds: float) -> str:
+    """Why there is no answer, by the ranks that are missing."""
+    at = meeting.step(asked)
+    end = "run.stacks() shows where every rank is"
+    if meeting.decision == "agreed":
+        return f"{_ranks({*asked} - answered)} had not answered after {seconds:.0f} s; {end}"
+    if missing := {*asked} - meeting.seen:
+        return f"{_ranks(missing)} did not respond within {seconds:.0f} s (stopped, or holding the GIL); {end}"
+    what = "the end of a step" if at is None else f"the end of step {at}"
+    return (
+        f"{_ranks({*asked} - meeting.here)} did not come to {what} within {seconds:.0f} s, so nothing was done; {end}"
+    )
+
+
+def _ranks(ranks: set[int]) -> str:
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, sorted(ranks)))
+
+
+def _step_of(answers: dict[int, dict[str, Any]]) -> int:
+    return max(int(answer["step"]) for answer in answers.values())
+
+
+def _parse(text: str, mode: str) -> Any:
+    try:
+        return ast.parse(text.strip() if mode == "eval" else text, mode=mode)
+    except SyntaxError as error:
+        what = "an expression" if mode == "eval" else "a cell of Python statements"
+        raise LabError(f"expected {what}, got {text!r}: {error.msg}") from None
+
+
+def _columns(expression: str) -> list[str]:
+    """The text of an expression, or of each element of a tuple; `step` is `step_`, because tables have both."""
+    body = _parse(expression, "eval").body
+    text = expression.strip()
+    parts = body.elts if isinstance(body, ast.Tuple) else [body]
+    names = [str(ast.get_source_segment(text, part)) for part in parts]
+    return [f"{name}_" if name in ("rank", "step") else name for name in names]
+
+
+def _value(result: dict[str, Any]) -> Any:
+    if "array" not in result:
+        return result["error"] if "error" in result else result["value"]
+    import numpy as np
+
+    return np.asarray(result["array"], result["dtype"])

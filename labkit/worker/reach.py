@@ -1,0 +1,273 @@
+"""Requests of the run's owner to a running training, carried out where an optimizer's step ends.
+
+A thread looks for requests; the training's own thread only compares two attributes after a step, and meets the other
+ranks (record/requests.py) when there is one.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from labkit.record.folder import RunFolder, read_json, write_json
+from labkit.record.requests import Decision, RequestFolder, is_only_writable_by
+from labkit.worker.evaluate import evaluate, execute, names_around
+from labkit.worker.recorder import Recorder
+
+__all__ = ["Reach"]
+
+LISTEN_SECONDS = 0.1
+LOOK_SECONDS = 0.002
+PAUSED_SECONDS = 0.02
+MEETING_SECONDS = 5.0  # besides two steps: how long ranks wait for the one that does not come
+
+
+class Request:
+    """A request that this rank has read, from then on."""
+
+    def __init__(self, folder: RequestFolder, content: Mapping[str, Any], world_size: int):
+        self.folder, self.content = folder, content
+        self.kind = str(content["kind"])
+        self.ranks: list[int] = [*range(world_size)] if content["ranks"] is None else content["ranks"]
+        self.meets = content["ranks"] is None
+        self.limit = float(content["timeout"])
+        self.expires = time.monotonic() + self.limit
+
+
+class Reach:
+    """One rank's part in requests. `step` returns the number of steps done.
+
+    `flagged` and `due` tell the training's thread to call `at_boundary`: a request has come, or a step is reached.
+    """
+
+    def __init__(self, folder: RunFolder, rank: int, world_size: int, recorder: Recorder, step: Callable[[], int]):
+        self.flagged = False
+        self.due: float = math.inf
+        self.pinned: dict[str, Any] = {}  # options of the optimizer that the owner has set
+        self._folder, self._rank, self._world_size = folder, rank, world_size
+        self._recorder, self._step = recorder, step
+        self._released = folder.requests / "released"  # the supervisor stops the run
+        self._number = 1
+        self._request: Request | None = None
+        self._pause_at: float = math.inf  # the step at whose end this rank waits
+        self._stepping: Request | None = None  # it lets this rank make a number of steps
+        self._watched: dict[str, tuple[str, int]] = {}  # expression and interval in steps, by name
+        self._optimizer: Any = None
+
+    def start(self) -> None:
+        threading.Thread(target=self._listen, name="labkit-reach", daemon=True).start()
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                self._advance()
+            except Exception as error:  # a full disk, a deleted folder, a request that is not one
+                self._recorder.drop(error)
+                if not self.flagged:
+                    self._request, self._number = None, self._number + 1
+            time.sleep(LISTEN_SECONDS)
+
+    def _advance(self) -> None:
+        request = self._request = self._request or self._newest()
+        if request is None or self.flagged:
+            return
+        meeting = request.folder.look()
+        if meeting.decision or time.monotonic() > request.expires:  # its asker has given up, or is gone
+            request.folder.decide("given-up")
+            self._request, self._number = None, self._number + 1
+        elif meeting.seen >= {*request.ranks}:
+            self.flagged = True  # first, so that the end of the step after this one cannot miss it
+            step = self._step()
+            request.folder.mark(f"step-{self._rank}-{max(step, min(step + 1, self._pause_at)):.0f}")
+
+    @property
+    def paused(self) -> bool:
+        return self._pause_at <= self._step()
+
+    def _newest(self) -> Request | None:
+        """The next request, unless there is none or it does not concern this rank."""
+        folder = RequestFolder(self._folder.requests / str(self._number))
+        if not folder.path.exists():
+            return None
+        if not is_only_writable_by(os.geteuid(), self._folder.requests, folder.path, folder.text):
+            raise PermissionError(f"{folder.path} is not only the owner's, so it was refused")
+        request = Request(folder, read_json(folder.text), self._world_size)
+        if self._rank not in request.ranks:
+            self._number += 1
+            return None
+        folder.mark(f"seen-{self._rank}")
+        return request
+
+    # Called by the training's thread.
+
+    def pin(self, optimizer: Any) -> None:
+        """Before a step: what the owner has set holds, whatever a schedule of the script says."""
+        for group in optimizer.param_groups:
+            for name, value in self.pinned.items():
+                if hasattr(group[name], "fill_"):
+                    group[name].fill_(value)
+                else:
+                    group[name] = value
+
+    def at_boundary(self, optimizer: Any, step: int, step_seconds: float) -> None:
+        """At the end of a step. Returns when the training may continue."""
+        self._optimizer = optimizer
+        self._record_watched(step)
+        if self.flagged:
+            self._meet(step, MEETING_SECONDS + 2 * step_seconds)
+        if self.paused and self._stepping is not None:
+            self._answer(self._stepping, step, [])
+            self._stepping = None
+        while self.paused:
+            time.sleep(PAUSED_SECONDS)
+            if self.flagged:
+                self._meet(step, MEETING_SECONDS)
+            elif self._released.exists():
+                self._pause_at = math.inf
+        watched = min((every - step % every for _, every in self._watched.values()), default=math.inf)
+        self.due = min(self._pause_at, step + watched)
+
+    def _meet(self, step: int, patience: float) -> None:
+        """Carry out the request if all its ranks are here. Returns at once if they meet at a later step."""
+        request = self._request
+        assert request is not None
+        try:
+            decision = self._decision(request, step, patience)
+        except OSError as error:  # a full disk: without this rank the others do not agree
+            self._recorder.drop(error)
+            decision = "given-up"
+        if decision is None:
+            return
+        try:
+            if decision == "agreed":
+                self._carry_out(request, step)
+        finally:
+            self._number += 1
+            self.flagged = False
+            self._request = None  # last: from here on the other thread looks for the next request
+
+    def _decision(self, request: Request, step: int, patience: float) -> Decision | None:
+        """Wait for the other ranks. None if they meet at a later step."""
+        folder, deadline = request.folder, min(time.monotonic() + patience, request.expires)
+        while (meeting := folder.look()).decision is None:
+            at = meeting.step(request.ranks)
+            if time.monotonic() > deadline:
+                folder.decide("given-up")
+            elif at is not None and step < at:
+                return None
+            elif at is not None and self._rank not in meeting.here:
+                folder.mark(f"here-{self._rank}")
+            elif meeting.here >= {*request.ranks}:
+                folder.decide("agreed")
+            else:
+                time.sleep(LOOK_SECONDS)
+        return meeting.decision
+
+    def _carry_out(self, request: Request, step: int) -> None:
+        if self._stepping is not None and request.kind in ("pause", "resume"):  # which ends it early
+            self._answer(self._stepping, step, [])
+            self._stepping = None
+        try:
+            results = self._results(request, step)
+        except Exception as error:  # an optimizer or a frame that is unlike any other
+            results = [{"error": repr(error)}]
+        if self._rank == request.ranks[0]:
+            self._note(request, step, [result["error"] for result in results if "error" in result])
+        if request.content.get("steps"):
+            self._stepping = request  # answered when the steps are done
+        else:
+            self._answer(request, step, results)
+
+    def _answer(self, request: Request, step: int, results: list[dict[str, Any]]) -> None:
+        try:
+            write_json(request.folder.answer(self._rank), {"step": step, "results": results})
+        except (OSError, ValueError) as error:
+            self._recorder.drop(error)
+
+    def _results(self, request: Request, step: int) -> list[dict[str, Any]]:
+        import torch
+
+        content = request.content
+        if request.kind == "ask":
+            with torch.no_grad():
+                names = names_around(self._optimizer)
+                return evaluate(content["expression"], names, together=request.meets, limit=request.limit)
+        if request.kind == "exec":
+            return execute(content["cell"], names_around(self._optimizer), request.limit)
+        if request.kind == "set":
+            return [self._set(content["values"])]
+        if request.kind == "watch":
+            (result,) = self._watched_now({content["name"]: content["expression"]}).values()
+            if "error" not in result:
+                self._watched[content["name"]] = content["expression"], content["every"]
+            return [result]
+        if request.kind == "unwatch":
+            self._watched.pop(content["name"], None)
+        elif request.kind == "pause":
+            self._pause_at = step
+        elif request.kind == "resume":
+            self._pause_at = step + (content["steps"] or math.inf)
+        return []
+
+    def _set(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        groups = self._optimizer.param_groups
+        for name, value in values.items():
+            if name == "params" or any(name not in group for group in groups):
+                known = ", ".join(name for name in groups[0] if name != "params")
+                return {"error": f"the optimizer has no option {name!r}; it has {known}"}
+            if value is not None and any(_kind(value) is not _kind(group[name]) for group in groups):
+                return {"error": f"{name} is {groups[0][name]!r}, expected a value of that type, got {value!r}"}
+        values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+        self.pinned = {name: value for name, value in {**self.pinned, **values}.items() if value is not None}
+        return {}
+
+    def _record_watched(self, step: int) -> None:
+        due = {name: expression for name, (expression, every) in self._watched.items() if step % every == 0}
+        for name, result in self._watched_now(due).items() if due else ():
+            if "error" in result:
+                self._recorder.drop(ValueError(f"{name}: {result['error']}"))
+            else:
+                self._recorder.write({"k": "report", "step": step, name: result["value"]})
+
+    def _watched_now(self, expressions: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+        """The results, of which those that are not numbers are errors."""
+        import torch
+
+        with torch.no_grad():
+            names = names_around(self._optimizer)
+            results = {
+                name: evaluate(f"({expression}),", names, together=True, limit=MEETING_SECONDS)[0]
+                for name, expression in expressions.items()
+            }
+        return {
+            name: result
+            if "error" in result or isinstance(result.get("value"), int | float)
+            else {"error": f"expected a number, got {result.get('value', 'an array')}"}
+            for name, result in results.items()
+        }
+
+    def _note(self, request: Request, step: int, errors: list[str]) -> None:
+        """Append to the run's `events.jsonl`."""
+        event = {"t": time.monotonic(), "time": time.time(), "step": step, **request.content}
+        if errors:
+            event["errors"] = errors
+        try:
+            file = os.open(self._folder.events, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            os.write(file, (json.dumps(event) + "\n").encode())
+            os.close(file)
+        except OSError as error:
+            self._recorder.drop(error)
+
+
+def _kind(value: Any) -> type:
+    """The type of an optimizer's option: numbers and tensors of one number are alike, and so are tuples and lists."""
+    if isinstance(value, bool):
+        return bool
+    if isinstance(value, int | float) or hasattr(value, "item"):
+        return float
+    return tuple if isinstance(value, list) else type(value)

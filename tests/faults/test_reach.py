@@ -1,0 +1,130 @@
+"""Reaching into real ranks: all answer at the same step, as a script that prints would, and none is worse for it."""
+
+from __future__ import annotations
+
+import json
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from faults.scene import last_step, ranks_of, wait_until
+
+import labkit
+
+ASKED = Path(__file__).parents[1] / "scripts" / "asked.py"
+PRINTED = "loss.item().hex(), x.sum().item().hex()"
+RATE = "optimizer.param_groups[0]['lr']"
+WATCHDOG_SECONDS = 12
+
+
+def printed(run: labkit.Run, rank: int) -> dict[int, list[str]]:
+    """What the script prints after each step."""
+    *lines, _ = run.logs(rank=rank).split("\n")
+    return {int(step): values for step, *values in map(str.split, lines)}
+
+
+def test_ranks_answer_pause_and_change_at_the_same_step_and_the_training_is_otherwise_the_same() -> None:
+    run = labkit.launch(ASKED, nproc_per_node=2, args=["--sleep", "0.002"], watchdog=WATCHDOG_SECONDS, wait=False)
+    answers = [run.ask(f"step, {PRINTED}") for _ in range(5)]
+    with ThreadPoolExecutor(3) as threads:  # several at once
+        answers += threads.map(lambda _: labkit.attach(run.path).ask(f"step, {PRINTED}"), range(3))
+
+    failed = run.ask("1 / 0, model.training, x.shape, torch.rand(()), y[:2]")
+    assert [*failed["1 / 0"]] == ["ZeroDivisionError: division by zero"] * 2
+    assert [*failed["model.training"]] == [True, True]
+    assert [*failed["x.shape"]] == ["torch.Size([8, 4])"] * 2
+    assert failed["y[:2]"][0].shape == (2, 1)
+    assert [*run.ask("step", ranks=[1])["rank"]] == [1]
+    assert "TimeoutError" in run.ask("[0 for _ in iter(int, 1)]", timeout=1)["[0 for _ in iter(int, 1)]"][0]
+    with pytest.raises(labkit.LabError, match="expected an expression"):
+        run.ask("step = 3")
+    with pytest.raises(labkit.LabError, match="name 'nope' is not defined"):
+        run.watch("nope")
+
+    run.watch("grad_norm(model)", every=7, name="norm")
+    paused_at = run.pause()
+    assert [*run.ask("step")["step"]] == [paused_at] * 2
+    wait_until(lambda: "paused" in str(run.status()), what=run.status)
+    time.sleep(WATCHDOG_SECONDS + 4)
+    assert run.status().state == "running"
+    assert run.status().notice == "paused; run.resume() continues it"
+    assert {len(printed(run, rank)) for rank in (0, 1)} == {paused_at - 1}
+    assert run.step(10) == paused_at + 10
+    answers.append(run.ask(f"step, {PRINTED}"))
+    assert [*answers[-1]["step"]] == [paused_at + 10] * 2
+
+    changed_at = run.set(lr=0.05)
+    assert changed_at == paused_at + 11
+    assert run.step() == changed_at
+    assert [*run.ask(RATE)[RATE]] == [0.05, 0.05]
+    with pytest.raises(labkit.LabError, match="the optimizer has no option 'rate'; it has lr,"):
+        run.set(rate=1)
+    with pytest.raises(labkit.LabError, match="expected a value of that type"):
+        run.set(lr="fast")
+    run.resume()
+    wait_until(lambda: last_step(run.folder, 0) > changed_at + 200)
+    run.unwatch("norm")
+
+    steps = [{*answer["step"], *answer["step_"]} for answer in answers]
+    assert all(len(step) == 1 for step in steps), steps
+    for rank in (0, 1):
+        log = printed(run, rank)
+        for answer in answers:
+            assert [*answer.iloc[rank, 3:]] == log[answer["step"][rank]]
+    norms = run.metrics().dropna(subset="norm")
+    assert {*norms["rank"]} == {0, 1}
+    assert len(norms) >= 40
+    assert {step % 7 for step in norms["step"]} == {0}
+    events = [json.loads(line) for line in run.folder.events.read_text().splitlines()]
+    assert {"kind": "set", "values": {"lr": 0.05}, "step": changed_at - 1}.items() <= next(
+        event.items() for event in events if event["kind"] == "set"
+    )
+    run.pause()
+    assert run.stop().killed == 0
+    assert "lr=0.05" in run.report().read_text()
+
+    changes = ["--change-at", str(changed_at - 1), "--steps", str(changed_at + 200)]
+    alone = labkit.launch(ASKED, nproc_per_node=2, args=changes, reachable=False, wait=False)
+    assert alone.wait().state == "succeeded"
+    with pytest.raises(labkit.LabError, match="is not running: succeeded"):
+        alone.ask("step")
+    for rank in (0, 1):
+        expected = printed(alone, rank)
+        assert len(expected) == changed_at + 200
+        assert {step: values for step, values in printed(run, rank).items() if step in expected} == expected
+
+
+def test_sharded_tensors_are_gathered_and_a_rank_that_does_not_come_ends_the_request_only() -> None:
+    run = labkit.launch(
+        ASKED, nproc_per_node=2, args=["--fsdp", "--sleep", "0.5", "--busy-at", "8"], wait=False, watchdog=60
+    )
+    whole = "sum(p.full_tensor().square().sum() for p in model.parameters()) ** 0.5"
+    answer = run.ask(f"step, weight_norm(model), {whole}, next(model.parameters()).norm(), grad_norm(model)")
+    assert {*answer["step"], *answer["step_"]} == {answer["step"][0]}
+    assert answer["weight_norm(model)"][0] == pytest.approx(answer[whole][1], rel=1e-6)
+    assert answer.iloc[0, 3:].to_list() == answer.iloc[1, 3:].to_list()
+
+    wait_until(lambda: len(printed(run, 0)) >= 7)
+    time.sleep(1)
+    started = time.monotonic()
+    with pytest.raises(labkit.LabError, match="did not come to the end of step (8|9) within .* so nothing was done"):
+        run.ask("step", timeout=6)
+    assert time.monotonic() - started < 15
+    wait_until(lambda: len(printed(run, 1)) > 9)
+    assert len(run.ask("step")) == 2
+
+    processes = ranks_of(run.folder)
+    processes[1].suspend()
+    with pytest.raises(labkit.LabError, match="rank 1 did not respond within"):
+        run.pause()
+    processes[1].resume()
+    done = len(printed(run, 0))
+    wait_until(lambda: len(printed(run, 0)) > done)
+
+    asking = ThreadPoolExecutor(1).submit(run.exec, "import time\ntime.sleep(30)")
+    wait_until(lambda: "30" in run.folder.events.parent.joinpath("requests/4/request.json").read_text())
+    processes[1].kill()
+    with pytest.raises(labkit.LabError, match="ended before every rank had answered"):
+        asking.result(timeout=30)
+    assert run.status().cause["rank"] == 1

@@ -1,0 +1,131 @@
+"""Who may reach into a rank, how ranks decide, and what an evaluation leaves behind."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from labkit.record.requests import RequestFolder, post
+from labkit.worker.evaluate import evaluate, execute, names_around
+from labkit.worker.reach import Reach
+from labkit.worker.recorder import Recorder
+
+
+@pytest.fixture
+def reach(folder):
+    folder.requests.mkdir(mode=0o700)
+    folder.rank(0).mkdir(parents=True)
+    return Reach(folder, 0, 1, Recorder(folder.metrics(0)), lambda: 4)
+
+
+def ask(folder, expression="6 * 7"):
+    return post(folder.requests, {"kind": "ask", "ranks": None, "timeout": 5.0, "expression": expression})
+
+
+def listen(reach):
+    for _ in range(3):
+        reach._advance()
+
+
+@pytest.fixture
+def optimizer():
+    return torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=0.1)
+
+
+def test_a_request_is_carried_out_at_the_end_of_the_next_step(folder, reach, optimizer):
+    request = ask(folder)
+    listen(reach)
+    assert reach.flagged
+    reach.at_boundary(optimizer, 4, 0.1)
+    assert request.look().decision is None
+    reach.at_boundary(optimizer, 5, 0.1)
+
+    assert request.look().decision == "agreed"
+    assert request.answers([0]) == {0: {"step": 5, "results": [{"value": 42}]}}
+    assert not reach.flagged
+
+
+@pytest.mark.parametrize("writable", ["request.json", ".", ".."])
+def test_what_others_may_write_is_never_evaluated(folder, reach, writable):
+    request = ask(folder)
+    (request.path / writable).resolve().chmod(0o777)
+
+    with pytest.raises(PermissionError, match="is not only the owner's, so it was refused"):
+        reach._advance()
+    assert not reach.flagged
+
+
+def test_a_link_or_another_users_request_is_never_evaluated(folder, reach, monkeypatch, tmp_path):
+    request = ask(folder)
+    elsewhere = request.text.rename(tmp_path / "request.json")
+    request.text.symlink_to(elsewhere)
+    with pytest.raises(PermissionError):
+        reach._advance()
+
+    request.text.unlink()
+    elsewhere.rename(request.text)
+    monkeypatch.setattr("labkit.worker.reach.os.geteuid", lambda: 12345)
+    with pytest.raises(PermissionError):
+        reach._advance()
+
+
+def test_an_option_that_is_set_holds_against_a_schedule_until_it_is_given_back(folder, reach, optimizer):
+    (group,) = optimizer.param_groups
+    for step, value in ((5, 0.5), (6, None)):
+        post(folder.requests, {"kind": "set", "ranks": None, "timeout": 5.0, "values": {"lr": value}})
+        reach._step = lambda step=step: step - 1
+        listen(reach)
+        reach.at_boundary(optimizer, step, 0.1)
+        group["lr"] = 0.7  # by a schedule
+        reach.pin(optimizer)
+        assert group["lr"] == (value or 0.7)
+
+
+def test_of_two_decisions_the_first_one_holds(folder, reach):
+    request = ask(folder)
+    request.decide("given-up")
+    request.decide("agreed")
+
+    assert request.look().decision == "given-up"
+    listen(reach)
+    assert not reach.flagged
+    assert RequestFolder(request.path).answers([0]) == {}
+
+
+def test_requests_are_numbered_in_the_order_in_which_they_are_posted(folder, reach):
+    assert [ask(folder).path.name for _ in range(3)] == ["1", "2", "3"]
+
+
+def test_an_evaluation_leaves_the_random_state_and_names_the_users_variables(optimizer):
+    secret_of_the_loop = torch.tensor([1.0, 2.0])
+    names = names_around(optimizer)
+    before = torch.get_rng_state(), random.getstate()
+
+    answer = evaluate("secret_of_the_loop * 2, torch.rand(3), optimizer.defaults['lr']", names, together=True, limit=5)
+
+    assert answer[0] == {"array": [2.0, 4.0], "dtype": "float32"}
+    assert len(answer[1]["array"]) == 3
+    assert answer[2] == {"value": 0.1}
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert random.getstate() == before[1]
+    assert secret_of_the_loop.tolist() == [1.0, 2.0]
+
+
+def test_whatever_is_raised_is_an_answer():
+    results = evaluate("exit(3), nope, [0 for _ in iter(int, 1)], 'still here'", {}, together=True, limit=0.5)
+
+    assert results[0]["error"].startswith("SystemExit")
+    assert results[1]["error"] == "NameError: name 'nope' is not defined"
+    assert results[2]["error"] == "TimeoutError: not evaluated within 0.5 s"
+    assert results[3] == {"value": "still here"}
+
+
+def test_a_cell_prints_like_one_in_a_notebook():
+    (result,) = execute("for i in range(2):\n    print(i)\n'last'", {}, 5)
+    assert result == {"printed": "0\n1\n'last'\n"}
+    (result,) = execute("print(1)\n1 / 0", {}, 5)
+    assert result["printed"] == "1\n"
+    _, *trace = result["error"].splitlines()
+    assert trace == ['  File "<cell>", line 2, in <module>', "ZeroDivisionError: division by zero"]
