@@ -13,6 +13,7 @@
 #   make cluster     two real nodes under a real Slurm, two hosts by ssh, made and taken down here; needs root
 #   make cluster-demo  from one machine to a cluster and back, in one go
 #   make browser     JupyterLab in a real Chromium
+#   make gpu         what only GPUs can show, on as many as there are; a page in build/gpu. GPU_PYTHON: with your torch
 #   make kaggle      what is exported for Kaggle, with Kaggle's versions, offline; makes them in build/kaggle-image
 #   make soak        many launches, for figures
 #   make bench       side-by-side measurements
@@ -30,7 +31,7 @@ unexport LABKIT_UI
 # Otherwise every rank, kernel and test compiles labkit anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo lab quick test integration check format notebooks strategies planner faults cluster cluster-demo browser kaggle soak bench gallery docs constraints clean
+.PHONY: demo lab quick test integration check format notebooks strategies planner faults cluster cluster-demo browser gpu kaggle soak bench gallery docs constraints clean
 
 demo: .venv/notebooks
 	$(BIN)/python notebooks/run.py --into build/demo notebooks/01_quickstart.ipynb
@@ -49,7 +50,7 @@ quick: .venv/dev
 test: .venv/dev
 	$(PYTEST) tests/unit tests/integration/test_launch.py tests/integration/test_readme.py
 
-integration: .venv/dev
+integration: .venv/dev build/vision
 	$(PYTEST) tests/integration --ignore=tests/integration/test_launch.py --ignore=tests/integration/test_readme.py
 
 check: .venv/dev
@@ -61,12 +62,12 @@ format: .venv/dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# What makes the labs small: two epochs, three strategies instead of six, no plans of large models. SMALL= runs them whole.
+# What makes the labs small: two epochs, three strategies instead of six, no plans of large models. SMALL= runs all.
 SMALL := -p epochs 2 -p strategies "ddp fsdp pipeline" -p measure_speed False \
 	-p seven_billion False -p flagship False -p large False -p guides False -p plans False
 
-notebooks: .venv/dev
-	$(BIN)/python notebooks/run.py --jobs 2 --into build/notebooks $(SMALL) notebooks/[0-9]*.ipynb
+notebooks: .venv/dev build/vision
+	PYTHONPATH=$(CURDIR)/build/vision $(BIN)/python notebooks/run.py --jobs 2 --into build/notebooks $(SMALL) notebooks/[0-9]*.ipynb
 	$(PYTEST) tests/labs
 
 strategies: .venv/dev
@@ -87,11 +88,15 @@ cluster-demo: .venv/dev
 browser: .venv/dev
 	$(BIN)/python -m pytest tests/browser
 
+GPU_PYTHON ?= $(BIN)/python
+gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),.venv/dev)
+	PYTHONPATH=$(CURDIR) $(GPU_PYTHON) -m pytest -p no:cacheprovider tests/gpu
+
 kaggle: .venv/dev
 	$(BIN)/python -m pytest -m kaggle tests/integration/test_kaggle_batch.py
 
 soak: .venv/dev
-	$(BIN)/python -m pytest -m soak -s tests/integration tests/strategies tests/planner tests/faults tests/labs tests/cluster
+	PYTHONPATH=$(CURDIR)/build/vision $(BIN)/python -m pytest -m soak -s tests/integration tests/strategies tests/planner tests/faults tests/labs tests/cluster
 	$(BIN)/python -m pytest -m soak -s tests/browser
 
 bench: .venv/dev
@@ -122,6 +127,9 @@ clean:
 .venv/dev: pyproject.toml constraints.txt | .venv
 	$(PIP) --editable ".[dev]"
 	@touch $@ .venv/notebooks
+
+build/vision: | .venv/dev
+	$(BIN)/python tests/vision_packages.py $@
 
 .venv/docs: pyproject.toml constraints.txt | .venv
 	$(PIP) --editable ".[docs]"

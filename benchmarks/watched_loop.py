@@ -40,8 +40,8 @@ print("milliseconds a step:", (time.perf_counter() - started) / 600 * 1e3, flush
 
 
 def milliseconds(text: str) -> float:
-    (found,) = re.findall(r"milliseconds a step: ([\d.]+)", text)
-    return float(found)
+    (value,) = re.findall(r"milliseconds a step: ([\d.]+)", text)
+    return float(value)
 
 
 def bare(script: Path) -> float:

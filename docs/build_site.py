@@ -32,8 +32,9 @@ NOT_EXECUTED = (
 )
 # What every page's sidebar lists. GitHub shows the README, which has no sidebar.
 CONTENTS = {
-    "Guide": ["scripts", "launch", "view", "plan", "check", "cluster", "kaggle"],
-    "Reference": ["api", "faults", "memory", "speed", "parity", "platforms", "security", "log"],
+    "Guide": ["scripts", "models", "launch", "view", "reach", "plan", "check", "cluster", "kaggle"],
+    "Reference": ["api", "faults", "memory", "model_memory", "speed", "published_speed", "parity", "platforms"]
+    + ["security", "log"],
     "The source articles": ["articles/claims", "articles/decisions"],
 }
 DIAGRAM = "docs/static/diagram.svg"

@@ -180,7 +180,7 @@ def test_without_a_login_one_sentence_says_how(service, notebook, monkeypatch, c
 
 
 def test_without_the_client_one_sentence_says_what_to_install(notebook, monkeypatch, capsys):
-    for module in [name for name in sys.modules if name.partition(".")[0] == "kaggle"]:
+    for module in ["kaggle", *(name for name in sys.modules if name.startswith("kaggle."))]:
         monkeypatch.setitem(sys.modules, module, None)
 
     assert main(["kaggle", "push", str(notebook("x = 1"))]) == 2
