@@ -18,7 +18,7 @@ def test_a_straggler_under_fsdp_is_the_rank_that_does_not_wait():
     run = labkit.launch(SCRIPTS / "uneven_fsdp.py", nproc_per_node=2)
     waited = run.metrics().groupby("rank")["communication"].sum()
 
-    slept = 60 * 0.03
+    slept = 20 * 0.2
     assert waited[0] > slept * 0.8
     assert waited[0] - waited[1] > slept * 0.5  # cores that others use, too, make both wait
     assert verdict(RunReader(run.folder).read_all())[0].startswith("rank 1 is the straggler: +")

@@ -1,4 +1,4 @@
-"""FSDP in which rank 1's forward takes 30 ms longer than the others'."""
+"""FSDP in which rank 1's forward takes 200 ms longer than the others'."""
 
 import time
 
@@ -13,10 +13,10 @@ for layer in model:
     fully_shard(layer)
 fully_shard(model)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-for _ in range(60):
+for _ in range(20):
     x = torch.randn(16, 64)
     if dist.get_rank() == 1:
-        time.sleep(0.03)
+        time.sleep(0.2)
     model(x).square().mean().backward()
     optimizer.step()
     optimizer.zero_grad()
