@@ -14,18 +14,34 @@ from labkit.record.metrics_file import Tail, finite, number
 from labkit.record.peak import Peak
 from labkit.record.series import Series
 
-__all__ = ["COLUMNS", "RankHistory", "RunReader", "rows"]
+__all__ = ["COLUMNS", "DESCRIBING", "RankHistory", "RunReader", "rows"]
 
 PHASES = ("input", "forward", "backward", "optimizer", "communication")
 KEPT_REPORTS = 1000
 KEPT_NAMES = 1000
 KEPT_CHANGES = 100
 LONGEST_NAME = 60  # in a chart
+CHARTED_RANKS, CHARTED = 8, 16  # ranks whose reported scalars are kept as series, and how many of them
+# Reported values that describe the run, or are recorded otherwise.
+DESCRIBING = {
+    "step",
+    "epoch",
+    "loss",
+    "total_steps",
+    "start_step",
+    "steps_per_epoch",
+    "parameters",
+    "data_ranks",
+    "train_samples",
+    "test_samples",
+    "epoch_seconds",
+    "training_seconds",
+}
 LONGEST_TEXT = 1000  # of a reported value
 RECENT_RECORDS = 50
 RECENT = {name: itemgetter(i) for i, name in enumerate(("steps", "seconds", *PHASES))}
 FIRST_STEPS = 2
-SERIES = ("loss", "step_seconds", "own_seconds", "throughput", "memory", "reserved")
+SERIES = ("step", "loss", "step_seconds", "own_seconds", "throughput", "memory", "reserved")
 OWN = ("input", "forward", "optimizer")
 # Every row has these columns, even if nothing was recorded.
 COLUMNS = (
@@ -52,6 +68,7 @@ class RankHistory:
     `throughput` (samples/s of this rank), `memory` (bytes: what the allocator holds on CUDA, else the resident set),
     `reserved` (bytes that CUDA's allocator took from the device), `own_seconds` (a step's seconds in the phases OWN, in
     which a rank works alone: backward waits for the slowest rank, so whole steps take equally long on all ranks).
+    `scalars` are series of what the script reported under other names, on the first ranks.
     `totals` are sums over all steps: `steps`, `samples`, `seconds`, and each phase in seconds.
     """
 
@@ -78,6 +95,7 @@ class RankHistory:
         self.values: dict[str, Any] = {}  # the newest value of every name that the script reported
         self.end: dict[str, Any] = {}
         self.series = {name: Series() for name in SERIES}
+        self.scalars: dict[str, Series] = {}
         self.allocation_retries = 0.0
         self.communicates = False  # whether the time that it waits for collectives is known
         self.memory_limit: float | None = None  # bytes of the device, or of the host for ranks on the CPU
@@ -176,6 +194,7 @@ class RankHistory:
         seconds, slowest = finite(seconds) or 0.0, finite(slowest) or 0.0
         steps, samples = number(record.get("n")) or 1.0, number(record.get("samples")) or 0.0
         self.step = self._steps_before + int(number(record.get("step")) or 0)
+        self.series["step"].add(t, self.step)
         totals = self.totals
         totals["steps"] += steps
         totals["samples"] += samples
@@ -212,6 +231,13 @@ class RankHistory:
         self.step = max(self.step, int(finite(values.get("step")) or 0))
         self.reports.append(values)
         self.values.update({k: v for k, v in values.items() if k in self.values or len(self.values) < KEPT_NAMES})
+        for name, value in values.items() if self.rank < CHARTED_RANKS else ():
+            scalar = number(value)
+            if scalar is not None and name not in DESCRIBING:
+                if name not in self.scalars and len(self.scalars) < CHARTED:
+                    self.scalars[name] = Series()
+                if name in self.scalars:
+                    self.scalars[name].add(t, scalar)
         loss = number(values.get("loss"))
         if loss is not None:
             if not self._script_reports_loss:  # the script's own value takes precedence over the probe's

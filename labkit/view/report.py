@@ -22,12 +22,14 @@ from labkit.view.charts.run_figures import memory_by_category, over_time
 from labkit.view.charts.svg import Chart
 from labkit.view.live.by_host import by_host, ranges
 from labkit.view.live.log_tail import tail_of_log
-from labkit.view.live.page import run_charts, run_html, run_text
+from labkit.view.live.page import run_html, run_text
+from labkit.view.live.run_charts import Look, run_charts
 from labkit.view.timeline import Timeline
 
 __all__ = ["static_bundle", "write_report"]
 
 REPORT_LOG_LINES = 200
+MOST_PICTURED = 8
 PNG_COLOURS = 32  # enough for lines and text; a notebook stores every picture
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data: blob:"
 
@@ -141,17 +143,23 @@ def _png(reader: RunReader) -> str | None:
         from PIL import Image  # matplotlib's own dependency
     except ImportError:
         return None
-    figure = Figure(figsize=(7.6, 3.4), dpi=64, layout="constrained")  # pyplot has global state
-    for axes, chart in zip(figure.subplots(2, 2).flat, run_charts(reader), strict=True):
+    drawn = run_charts(reader, Look())[:MOST_PICTURED]
+    rows = (len(drawn) + 1) // 2
+    figure = Figure(figsize=(7.6, 1.7 * rows), dpi=64, layout="constrained")  # pyplot has global state
+    for axes, chart in zip(figure.subplots(rows, 2).flat, drawn, strict=False):
         if len(chart.series) > MANY:
             _band(axes, chart)
         for rank, series in chart.series.items() if len(chart.series) <= MANY else ():
             points = series.points()
             axes.plot([p[0] for p in points], [p[3] for p in points], label=f"rank {rank}", linewidth=1)
+        if chart.evaluated:
+            points = chart.evaluated.points()
+            axes.plot([p[0] for p in points], [p[3] for p in points], label="evaluated", linewidth=2, color="black")
         axes.set_title(chart.title, fontsize=8, loc="left")
         axes.yaxis.set_major_formatter(lambda value, _, show=chart.show: show(value))
         axes.tick_params(labelsize=7)
-        axes.set_ylim(bottom=min(0.0, *axes.get_ylim()))
+        if chart.from_zero:
+            axes.set_ylim(bottom=min(0.0, *axes.get_ylim()))
     figure.axes[0].legend(fontsize=7)
     out = io.BytesIO()
     FigureCanvasAgg(figure).print_png(out)

@@ -8,25 +8,11 @@ from typing import Any
 from labkit.record import RankHistory, RunFolder, RunReader, State
 from labkit.record.folder import read_json
 from labkit.record.metrics_file import finite, number
+from labkit.record.reader import DESCRIBING
 from labkit.record.units import gib
 
 __all__ = ["gib", "headline", "progress", "quantity", "reported", "seconds", "throughput", "together"]
 
-# Reported values that are displayed elsewhere, or that describe the run rather than measure it.
-NOT_MEASURED = {
-    "step",
-    "epoch",
-    "loss",
-    "total_steps",
-    "start_step",
-    "steps_per_epoch",
-    "parameters",
-    "data_ranks",
-    "train_samples",
-    "test_samples",
-    "epoch_seconds",
-    "training_seconds",
-}
 SHOWN_VALUES = 12
 LONGEST_NAME = 40
 
@@ -179,7 +165,7 @@ def reported(reader: RunReader) -> list[tuple[str, str]]:
     values: dict[str, list[float]] = {}
     for history in reader.ranks.values():
         for name, value in history.values.items():
-            if name not in NOT_MEASURED and (figure := number(value)) is not None:
+            if name not in DESCRIBING and (figure := number(value)) is not None:
                 values.setdefault(name, []).append(figure)
     names = sorted(values, key=lambda name: not name.startswith("test_"))
     in_step = len({str(history.values.get("step")) for history in reader.ranks.values()}) == 1

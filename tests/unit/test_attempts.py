@@ -19,7 +19,8 @@ from labkit.record import folder as folder_module
 from labkit.record.folder import RESERVE_BYTES, write_json
 from labkit.record.reader import rows
 from labkit.view.charts.svg import charts
-from labkit.view.live.page import attempt_ended, run_charts, run_html, run_text
+from labkit.view.live.page import attempt_ended, run_html, run_text
+from labkit.view.live.run_charts import Look, run_charts
 from labkit.write import Script
 
 
@@ -124,7 +125,7 @@ def test_the_view_shows_it(begun_again):
     assert "no rank has made progress &lt;b&gt;" in page
     assert "attempt 1 failed" in text
     assert "no rank has made progress <b>" in text
-    assert charts(run_charts(reader)).count("↻") == 4
+    assert charts(run_charts(reader, Look())).count("↻") == 4
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labkit.record import RunReader, Series, State, write_state
+from labkit.record import RunFolder, RunReader, Series, State, write_state
 from labkit.view import words
 from labkit.view.charts.svg import COLOURS, DASHES, Chart, charts, dot
 from labkit.view.comparison import compare
 from labkit.view.live.log_tail import tail_of_log
-from labkit.view.live.page import plain, run_charts, run_html, run_text
+from labkit.view.live.page import plain, run_html, run_text
+from labkit.view.live.run_charts import Look, charts_svg, run_charts
 from labkit.view.report import static_bundle, write_report
 
 IMAGE = "<img src=x onerror=alert(1)>"
@@ -469,7 +470,7 @@ def test_a_run_that_has_not_begun_has_a_page_and_a_text(folder):
 
 
 def test_the_four_charts_hold_every_rank(reader):
-    assert [sorted(chart.series) for chart in run_charts(reader)] == [[0, 1]] * 4
+    assert [sorted(chart.series) for chart in run_charts(reader, Look())] == [[0, 1]] * 4
 
 
 def test_the_static_bundle_is_html_and_text_and_holds_no_script(folder, reader):
@@ -533,3 +534,98 @@ def test_a_report_is_written_again_over_the_older_one(whole_folder):
     whole_folder.log(0).write_text("said since\n")
 
     assert "said since" in write_report(whole_folder).read_text(encoding="utf-8")
+
+
+def reporting(root, ranks, steps, **curves):
+    """A run in which every rank reports these functions of the step beside its loss, each every so many steps."""
+    folder = RunFolder(root / "20260102T030405Z-reporting-0a1b")
+    folder.ranks.mkdir(parents=True)
+    folder.manifest.write_text(json.dumps({"format": 1, "name": "reporting", "world_size": ranks}))
+    for rank in range(ranks):
+        folder.rank(rank).mkdir()
+        lines = [{"k": "meta", "t": 0.0, "time": 1.0, "device": "cpu"}]
+        for step in range(1, steps + 1):
+            times = {"n": 1, "seconds": [0.1, 0.1, 0.1], "samples": 8, "forward": 0.05, "rss": 2**28}
+            lines.append({"k": "step", "t": step / 10, "step": step, "loss": 3 / step + rank / 100} | times)
+            values = {name: curve(step) for name, (every, curve) in curves.items() if step % every == 0}
+            values |= {name: value + rank for name, value in values.items() if name.startswith("own")}
+            lines.append({"k": "report", "t": step / 10, "step": step} | values)
+        folder.metrics(rank).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+def test_a_metric_is_one_chart_with_its_validation_and_the_best_marked(tmp_path):
+    curves = {
+        "train_accuracy": (1, lambda step: step / 100),
+        "val_accuracy": (10, lambda step: 0.5 - abs(step - 40) / 100),
+        "test_loss": (10, lambda step: 2 + abs(step - 30) / 10),
+        "best_loss": (10, lambda step: 2.0),
+        "lr": (1, lambda step: 1e-3 / step),
+        "parameters": (50, lambda step: 1000.0),
+    }
+    reader = RunReader(reporting(tmp_path, 2, 60, **curves)).read_all()
+
+    drawn = {chart.title: chart for chart in run_charts(reader, Look())}
+
+    assert list(drawn) == ["loss", "throughput per rank", "step time", "memory per rank", "accuracy", "lr"]
+    assert drawn["accuracy"].best_point()[1] == 0.5
+    assert drawn["loss"].best_point()[1] == 2.0
+    assert "best 2<" in charts([drawn["loss"]])
+    assert drawn["lr"].evaluated is None
+
+
+def test_another_axis_moves_points_along_the_steps(tmp_path):
+    reader = RunReader(reporting(tmp_path, 2, 60, lr=(1, float))).read_all()
+
+    by_step = {chart.title: chart for chart in run_charts(reader, Look(axis="step"))}["lr"].series[0].points()
+    by_sample = {chart.title: chart for chart in run_charts(reader, Look(axis="samples"))}["lr"].series[0].points()
+
+    assert all(abs(x - last) < 1 for x, _, _, last in by_step[:-1])  # the value is the step
+    assert by_sample[-1][0] == pytest.approx(60 * 16, rel=0.05)
+    assert "step 60" in charts_svg(reader, Look(axis="step"))
+
+
+def test_smoothing_changes_the_line_and_keeps_the_extremes(tmp_path):
+    noisy = {"accuracy": (1, lambda step: float(step % 2))}
+    reader = RunReader(reporting(tmp_path, 1, 60, **noisy)).read_all()
+
+    *_, drawn = run_charts(reader, Look(smoothing=0.9))
+
+    points = drawn.series[0].points()
+    assert 0.2 < points[-1][3] < 0.8
+    assert {low for _, low, _, _ in points} | {high for _, _, high, _ in points} == {0.0, 1.0}
+
+
+@pytest.mark.parametrize(
+    ("values", "labels"),
+    [([3.0, 0.03, 0.003], ["0.001", "10"]), ([3.0, 2.9, 2.8], ["2.8", "3"]), ([3.0, 1.0, 0.5], ["0", "3"])],
+)
+def test_the_axis_of_a_loss_fits_what_it_shows(values, labels):
+    line = series_of(enumerate(values))
+
+    drawn = charts([Chart("loss", {0: line}, words.quantity, from_zero=False, log=None)])
+
+    shown = re.findall(r'<text x="48" y="\d+">([^<]*)<', drawn)
+    assert shown[0] == labels[0] and labels[1] in shown
+
+
+def test_a_column_under_the_pointer_names_every_rank():
+    lines = {rank: series_of([(0.0, rank + 1.0), (10.0, rank + 2.0)]) for rank in range(2)}
+
+    titles = re.findall(r"<title>([^<]*)</title>", charts([Chart("loss", lines, words.quantity)]))
+
+    assert titles[0].splitlines() == ["0.5 s", "rank 0 1", "rank 1 2"]
+    assert titles[-1].splitlines() == ["10.5 s", "rank 0 2", "rank 1 3"]
+
+
+@pytest.mark.parametrize("kind", ["own", "reduced"])
+@pytest.mark.parametrize("ranks", [1, 2, 8])
+def test_twelve_metrics_fit_into_one_message(tmp_path, ranks, kind):
+    curves = {f"{kind}{n}": (1, lambda step, n=n: math.sin(step * n) + 2) for n in range(12)}
+    folder = reporting(tmp_path, ranks, 400, **curves)
+    reader = RunReader(folder).read_all()
+
+    page = run_html(folder, reader, RUNNING)
+
+    assert ("<title>" in page) == (ranks < 8)
+    assert len(page.encode()) < 40_000

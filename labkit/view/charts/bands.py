@@ -4,37 +4,45 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from statistics import median
+from typing import Protocol
 
-from labkit.record import Series
-
-__all__ = ["CELLS", "MANY", "Column", "band", "columns"]
+__all__ = ["CELLS", "MANY", "Column", "Line", "band", "columns"]
 
 MANY = 8  # more lines than this are indistinguishable
 CELLS = 60
 Column = dict[int, tuple[float, float, float]]  # by rank: low, high, last
 
 
-def columns(series: Mapping[int, Series]) -> list[tuple[float, Column]]:
-    """All ranks' points on one grid of at most 60 columns: `(time, by rank)` for each column that is not empty."""
+class Line(Protocol):
+    def points(self) -> list[tuple[float, float, float, float]]:
+        """(x, minimum, maximum, last) in the order of x."""
+        ...
+
+
+def columns(series: Mapping[int, Line], cells: int = CELLS) -> list[tuple[float, Column]]:
+    """All ranks' points on one grid of at most `cells` columns: `(time, by rank)` for each column that is not empty."""
     points = {rank: s.points() for rank, s in series.items()}
     times = [x for line in points.values() for x, *_ in line]
     if not times:
         return []
-    start, width = min(times), ((max(times) - min(times)) / CELLS) or 1.0
+    start, width = min(times), ((max(times) - min(times)) / cells) or 1.0
     grid: dict[int, Column] = {}
     for rank, line in points.items():
         for x, low, high, last in line:
-            column = grid.setdefault(min(CELLS - 1, int((x - start) / width)), {})
+            column = grid.setdefault(min(cells - 1, int((x - start) / width)), {})
             before = column.get(rank, (low, high, last))
             column[rank] = (min(low, before[0]), max(high, before[1]), last)
     return [(start + (i + 0.5) * width, grid[i]) for i in sorted(grid)]
 
 
 def band(
-    series: Mapping[int, Series], place_x: Callable[[float], float], place_y: Callable[[float], float]
+    series: Mapping[int, Line],
+    place_x: Callable[[float], float],
+    place_y: Callable[[float], float],
+    cells: int = CELLS,
 ) -> tuple[str, int | None]:
     """(SVG, outlier): the band, the median, and the rank furthest from it at the end."""
-    grid = columns(series)
+    grid = columns(series, cells)
     if not grid:
         return "", None
     lows = [(x, min(v[0] for v in column.values())) for x, column in grid]

@@ -1,4 +1,7 @@
-"""Line charts as SVG text: one line per rank, bounded in size, readable on light and dark pages and without colour."""
+"""Line charts as SVG text: one line per rank, bounded in size, readable on light and dark pages and without colour.
+
+The value under the pointer is the `<title>` of an invisible column: there are no scripts.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,12 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from operator import itemgetter
+from statistics import median
 
-from labkit.record import Series
 from labkit.record.text import escaped
-from labkit.view.charts.bands import MANY, band
+from labkit.view.charts.bands import CELLS, MANY, Line, band
 
-__all__ = ["COLOURS", "DASHES", "Chart", "charts", "dot"]
+__all__ = ["COLOURS", "DASHES", "Chart", "charts", "clock", "dot"]
 
 # Mid-tones with contrast on white and on near-black; dashes distinguish ranks without colour.
 COLOURS = ("#2f81f7", "#e8833a", "#2da44e", "#bf5bd7", "#c9a227", "#e5534b", "#1aa6b7", "#8b949e")
@@ -19,22 +22,30 @@ DASHES = ("", "6 3", "2 2", "8 3 2 3", "12 3", "4 6", "1 3", "10 3 2 3 2 3")
 
 WIDTH, HEIGHT = 360, 132
 LEFT, RIGHT, TOP, BOTTOM = 52, 8, 20, 18
-POINTS_PER_CHART = 320  # over all ranks, so that eight ranks fit into one 40 kB message
+POINTS = 320  # of each of four charts, over all ranks; fewer of more charts, so that all fit into one 40 kB message
+FEWEST = 12  # points of a line
+LINES = 40  # over all charts; the ranks of further charts are drawn as a band
+HOVERED = 160  # values over all charts
+MARKED = 40  # points of an evaluated line beyond which they are not marked
 VISIBLE = 2  # pixels between a bin's last value and its extremes before they are drawn
 LOW, HIGH = itemgetter(1), itemgetter(2)  # of a series' point
 NEAR = 4.0  # a limit up to this multiple of the data is drawn to scale
+FLAT = 0.5  # an axis that need not start at zero does not if the lowest value exceeds this share of the highest
+DECADES = 30.0  # a loss that falls by more than this factor is drawn on a logarithmic axis
 NICE = (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10)
 
 
 @dataclass(frozen=True)
 class Chart:
-    """`series` by rank; `show` formats a y value; axis labels are round in `unit`; `restarts` are the times of
-    restarts, `changes` also say what was set; `limit` is drawn as a line unless it is far beyond the data; `peak` is a
-    dotted line; `thin` are fainter lines of the same ranks; `note` follows the title.
+    """`series` by rank; `show` formats a y value; axis labels are round in `unit`; `restarts` are the x of restarts,
+    `changes` also say what was set; `limit` is drawn as a line unless it is far beyond the data; `peak` is a dotted
+    line; `thin` are fainter lines of the same ranks; `evaluated` is one thick line, whose `best` ("lowest" or
+    "highest") point is marked; `note` follows the title. The y axis starts at zero if `from_zero`; it is logarithmic if
+    `log`, or if that is None and the values, which need not start at zero, span more than 1.5 decades.
     """
 
     title: str
-    series: Mapping[int, Series]
+    series: Mapping[int, Line]
     show: Callable[[float], str]
     unit: float = 1.0
     restarts: tuple[float, ...] = ()
@@ -42,25 +53,57 @@ class Chart:
     limit: float | None = None
     peak: float | None = None
     note: str = ""
-    thin: Mapping[int, Series] = field(default_factory=dict)
+    thin: Mapping[int, Line] = field(default_factory=dict)
+    evaluated: Line | None = None
+    best: str = ""
+    from_zero: bool = True
+    log: bool | None = False
+
+    def best_point(self) -> tuple[float, float] | None:
+        """(x, y) of the best evaluated value."""
+        points = self.evaluated.points() if self.evaluated and self.best else []
+        if self.best == "lowest":
+            return min(((x, low) for x, low, _, _ in points), key=itemgetter(1), default=None)
+        return max(((x, high) for x, _, high, _ in points), key=itemgetter(1), default=None)
 
 
-def charts(all_charts: list[Chart], columns: int = 2) -> str:
-    """One SVG with all charts in a grid; its height depends only on their number."""
+def clock(seconds: float) -> str:
+    return (
+        f"{seconds:.3g} s"
+        if seconds < 100
+        else f"{seconds / 60:.3g} min"
+        if seconds < 6000
+        else f"{seconds / 3600:.3g} h"
+    )
+
+
+def charts(
+    all_charts: list[Chart],
+    columns: int = 2,
+    show_x: Callable[[float], str] = clock,
+    origin: str = "after launch",
+) -> str:
+    """One SVG with all charts in a grid; its height depends only on their number. `show_x` formats an x value, which
+    is counted from the `origin`."""
     rows = math.ceil(len(all_charts) / columns)
-    drawn = [points for chart in all_charts for series in chart.series.values() if (points := series.points())]
+    lines = [line for chart in all_charts for line in (*chart.series.values(), chart.evaluated) if line]
+    drawn = [points for line in lines if (points := line.points())]
     times = [point[0] for points in drawn for point in (points[0], points[-1])]
     span = (min(times), max(times)) if times else (0.0, 1.0)  # common to all charts
-    cells = "".join(
-        f'<g transform="translate({(i % columns) * WIDTH} {(i // columns) * HEIGHT})">{_chart(chart, *span)}</g>'
-        for i, chart in enumerate(all_charts)
-    )
+    hovered = HOVERED // max(1, sum(min(len(chart.series), MANY) for chart in all_charts))
+    sheet = _Sheet(*span, show_x, origin, len(all_charts), min(hovered, 24) if hovered >= 5 else 0)
+    cells, total = "", 0
+    for i, chart in enumerate(all_charts):
+        total += len(chart.series)
+        banded = len(chart.series) > (2 if total > LINES else MANY)
+        place = f"translate({(i % columns) * WIDTH} {(i // columns) * HEIGHT})"
+        cells += f'<g transform="{place}">{_chart(chart, sheet, banded)}</g>'
     label = escaped("; ".join(_summary(chart) for chart in all_charts))
     width, height = columns * WIDTH, rows * HEIGHT
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" aria-label="{label}" '
-        f'style="width:100%;max-width:{width}px;height:auto" font-family="system-ui,sans-serif" font-size="10" '
-        f'fill="currentColor">{cells}</svg>'
+        f'style="width:100%;max-width:{max(2, columns) * WIDTH}px;height:auto" font-family="system-ui,sans-serif" '
+        f'font-size="10" fill="currentColor">{cells}</svg>'
     )
 
 
@@ -74,6 +117,18 @@ def dot(rank: int) -> str:
 
 
 @dataclass(frozen=True)
+class _Sheet:
+    """What all charts have in common: the span of x and how it is shown, and how many charts share the message."""
+
+    x0: float
+    x1: float
+    show_x: Callable[[float], str]
+    origin: str
+    charts: int
+    columns: int  # that show values under the pointer
+
+
+@dataclass(frozen=True)
 class _Frame:
     """Maps a chart's values to pixels in its grid cell."""
 
@@ -81,44 +136,81 @@ class _Frame:
     x1: float
     y0: float
     y1: float
+    log: bool
 
     def x(self, value: float) -> float:
         return LEFT + (WIDTH - LEFT - RIGHT) * (value - self.x0) / ((self.x1 - self.x0) or 1.0)
 
     def y(self, value: float) -> float:
-        return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * (value - self.y0) / (self.y1 - self.y0)
+        low, high = self.y0, self.y1
+        if self.log:
+            low, high, value = math.log(low), math.log(high), math.log(max(value, low))
+        return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * (value - low) / (high - low)
+
+    def ticks(self) -> list[float]:
+        if not self.log:
+            return [self.y0, (self.y0 + self.y1) / 2, self.y1]
+        decades = range(math.ceil(math.log10(self.y0) - 1e-9), math.floor(math.log10(self.y1) + 1e-9) + 1)
+        return [10.0**power for power in decades[:: math.ceil(len(decades) / 4)]]
 
 
-def _chart(chart: Chart, x0: float, x1: float) -> str:
+def _chart(chart: Chart, sheet: _Sheet, banded: bool) -> str:
     note = f'<tspan font-weight="400" fill-opacity=".75"> {escaped(chart.note)}</tspan>' if chart.note else ""
     title = f'<text x="{LEFT}" y="12" font-weight="600">{escaped(chart.title)}{note}</text>'
-    drawn = {rank: _thinned(series, len(chart.series)) for rank, series in chart.series.items()}
-    thin = {rank: _thinned(series, 4 * len(chart.series)) for rank, series in chart.thin.items()}
-    points = [point for line in drawn.values() for point in line]
+    each, ranks = min(POINTS, 16 * POINTS // sheet.charts**2), max(1, len(chart.series))
+    drawn = {rank: _thinned(series, each // ranks) for rank, series in chart.series.items()}
+    thin = {rank: _thinned(series, each // (4 * ranks)) for rank, series in chart.thin.items()}
+    evaluated = _thinned(chart.evaluated, each // 4) if chart.evaluated else []
+    points = [point for line in (*drawn.values(), evaluated) for point in line]
     if not points:
         middle = f'x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT / 2}" text-anchor="middle" opacity=".55"'
         return f"{title}<text {middle}>no data</text>"
-    low = min(point[1] for point in points)
-    high = max([chart.peak or low, *(point[2] for line in (points, *thin.values()) for point in line)])
+    high = max([chart.peak or -math.inf, *(point[2] for line in (points, *thin.values()) for point in line)])
     near = chart.limit is not None and chart.limit <= NEAR * high
-    high = max(high, chart.limit or 0.0) if near else high
-    frame = _Frame(x0, x1, 0.0 if low >= 0 else -_round_up(-low, chart.unit), _round_up(high, chart.unit))
-    if len(chart.series) > MANY:
-        lines, outlier = band(chart.series, frame.x, frame.y)
+    frame = _frame(chart, sheet, min(map(LOW, points)), max(high, chart.limit or 0.0) if near else high)
+    if banded:
+        lines, outlier = band(chart.series, frame.x, frame.y, CELLS if sheet.charts <= 4 else CELLS // 2)
         key = f"band: all · dashed: rank {outlier}"
         lines += f'<text x="{WIDTH - 50}" y="{HEIGHT - 5}" text-anchor="end" opacity=".75">{key}</text>'
     else:
         lines = "".join(_line(rank, line, frame) for rank, line in drawn.items() if line)
         lines += "".join(_thin_line(rank, line, frame) for rank, line in thin.items() if line)
-    return title + _axes(chart, frame) + _levels(chart, frame, near) + lines
-
-
-def _axes(chart: Chart, frame: _Frame) -> str:
-    across = "".join(
-        f'<path d="M{LEFT} {frame.y(y):.0f}H{WIDTH - RIGHT}" stroke="currentColor" stroke-opacity=".15"/>'
-        f'<text x="{LEFT - 4}" y="{frame.y(y) + 3:.0f}" text-anchor="end" opacity=".75">{escaped(chart.show(y))}</text>'
-        for y in (frame.y0, (frame.y0 + frame.y1) / 2, frame.y1)
+    lines += _evaluated(chart, evaluated, frame) if evaluated else ""
+    hovered = {f"rank {rank}": line for rank, line in drawn.items()} | ({"evaluated": evaluated} if evaluated else {})
+    return (
+        title
+        + _axes(chart, frame, sheet)
+        + _levels(chart, frame, near)
+        + lines
+        + _hover(chart, hovered, frame, sheet, banded)
     )
+
+
+def _frame(chart: Chart, sheet: _Sheet, low: float, high: float) -> _Frame:
+    positive = low > 0 and math.isfinite(high / low)
+    spans = positive and high / low > DECADES and not chart.from_zero
+    if positive and (chart.log or (chart.log is None and spans)):
+        return _Frame(sheet.x0, sheet.x1, *_decades(low, high), log=True)
+    if not chart.from_zero and 0 < FLAT * high < low < high:
+        step = _round_up((high - low) / 2, chart.unit)
+        bottom = math.floor(low / step + 1e-9) * step
+        return _Frame(
+            sheet.x0, sheet.x1, bottom, max(bottom + 2 * step, math.ceil(high / step - 1e-9) * step), log=False
+        )
+    bottom = 0.0 if low >= 0 else -_round_up(-low, chart.unit)
+    return _Frame(sheet.x0, sheet.x1, bottom, _round_up(high, chart.unit), log=False)
+
+
+def _decades(low: float, high: float) -> tuple[float, float]:
+    """Whole powers of ten around the values, or a factor of their own if they are close together."""
+    bottom, top = 10.0 ** math.floor(math.log10(low)), 10.0 ** math.ceil(math.log10(high))
+    return (bottom, top) if top > bottom else (bottom, 10 * bottom)
+
+
+def _axes(chart: Chart, frame: _Frame, sheet: _Sheet) -> str:
+    heights = {round(frame.y(y)): chart.show(y) for y in frame.ticks()}
+    lines = "".join(f"M{LEFT} {y}H{WIDTH - RIGHT}" for y in heights)
+    labels = "".join(f'<text x="{LEFT - 4}" y="{y + 3}">{escaped(text)}</text>' for y, text in heights.items())
     marks = [(x, "↻") for x in chart.restarts] + list(chart.changes)
     again = "".join(
         f'<path d="M{frame.x(x):.0f} {TOP}V{HEIGHT - BOTTOM}" stroke="currentColor" stroke-dasharray="2 3" '
@@ -126,10 +218,61 @@ def _axes(chart: Chart, frame: _Frame) -> str:
         for x, text in marks
         if frame.x0 <= x <= frame.x1
     )
+    start, end = (escaped(sheet.show_x(x)) for x in (frame.x0, frame.x1))
     return (
-        f'{across}{again}<text x="{LEFT}" y="{HEIGHT - 5}" opacity=".75">{_clock(frame.x0)} after launch</text>'
-        f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 5}" text-anchor="end" opacity=".75">{_clock(frame.x1)}</text>'
+        f'<path d="{lines}" stroke="currentColor" stroke-opacity=".15"/>{again}'
+        f'<g opacity=".75"><text x="{LEFT}" y="{HEIGHT - 5}">{start} {sheet.origin}</text>'
+        f'<g text-anchor="end">{labels}<text x="{WIDTH - RIGHT}" y="{HEIGHT - 5}">{end}</text></g></g>'
     )
+
+
+def _evaluated(chart: Chart, line: list[tuple[float, ...]], frame: _Frame) -> str:
+    """A thick line in the text's colour; its points are marked while they are few, the best one always."""
+    places = [(frame.x(x), frame.y(last)) for x, _, _, last in line]
+    path = "L".join(f"{x:.0f} {y:.0f}" for x, y in places)
+    dots = "".join(f'<circle cx="{x:.0f}" cy="{y:.0f}" r="2"/>' for x, y in places) if len(places) <= MARKED else ""
+    drawn = f'<path d="M{path}" fill="none" stroke="currentColor" stroke-width="2.2" stroke-opacity=".8"/>{dots}'
+    if best := chart.best_point():
+        x, y = frame.x(best[0]), frame.y(best[1])
+        side, anchor = (x - 6, "end") if x > WIDTH / 2 else (x + 6, "start")
+        above = y - 5 if y > TOP + 14 else y + 13
+        drawn += (
+            f'<circle cx="{x:.0f}" cy="{y:.0f}" r="4" fill="none" stroke="#e5534b" stroke-width="1.6"/>'
+            f'<text x="{side:.0f}" y="{above:.0f}" text-anchor="{anchor}" font-weight="600">'
+            f"best {escaped(chart.show(best[1]))}</text>"
+        )
+    return drawn
+
+
+def _hover(
+    chart: Chart, lines: Mapping[str, list[tuple[float, ...]]], frame: _Frame, sheet: _Sheet, banded: bool
+) -> str:
+    """Invisible columns; the title of each has every line's newest value up to the column's right edge."""
+    if not sheet.columns:
+        return ""
+    width, read = (WIDTH - LEFT - RIGHT) / sheet.columns, dict.fromkeys(lines, 0)
+    cells = ""
+    for column in range(sheet.columns):
+        edge = frame.x0 + (frame.x1 - frame.x0) * (column + 1) / sheet.columns
+        newest = {}
+        for name, line in lines.items():
+            start = read[name]
+            while read[name] < len(line) and line[read[name]][0] <= edge:
+                read[name] += 1
+            if read[name] > start:
+                newest[name] = line[read[name] - 1]
+        if not newest:
+            continue
+        shown = {name: point[3] for name, point in newest.items()}
+        if banded:
+            shown = {f.__name__: f(shown.values()) for f in (min, median, max)}
+        x = sheet.show_x(max(point[0] for point in newest.values()))
+        text = escaped("\n".join([x, *(f"{name} {chart.show(value)}" for name, value in shown.items())]))
+        left = LEFT + column * width
+        cells += (
+            f'<path d="M{left:.0f} {TOP}h{width:.0f}v{HEIGHT - TOP - BOTTOM}h-{width:.0f}"><title>{text}</title></path>'
+        )
+    return f'<g fill="none" pointer-events="all">{cells}</g>'
 
 
 def _levels(chart: Chart, frame: _Frame, near: bool) -> str:
@@ -181,20 +324,10 @@ def _round_up(value: float, unit: float) -> float:
     return next(n * power * unit for n in NICE if n * power * unit >= value * 0.9999)
 
 
-def _clock(seconds: float) -> str:
-    return (
-        f"{seconds:.3g} s"
-        if seconds < 100
-        else f"{seconds / 60:.3g} min"
-        if seconds < 6000
-        else f"{seconds / 3600:.3g} h"
-    )
-
-
-def _thinned(series: Series, ranks: int) -> list[tuple[float, ...]]:
-    """At most this series' share of the chart's points; merged neighbours keep both extremes."""
-    points = series.points()
-    group = math.ceil(len(points) / max(24, POINTS_PER_CHART // max(1, ranks)))
+def _thinned(line: Line, most: int) -> list[tuple[float, ...]]:
+    """At most so many points, but no fewer than FEWEST; merged neighbours keep both extremes."""
+    points = line.points()
+    group = math.ceil(len(points) / max(FEWEST, most))
     if group <= 1:
         return list(points)
     chunks = [points[i : i + group] for i in range(0, len(points), group)]
@@ -203,4 +336,5 @@ def _thinned(series: Series, ranks: int) -> list[tuple[float, ...]]:
 
 def _summary(chart: Chart) -> str:
     ends = [f"rank {r} {chart.show(s.points()[-1][3])}" for r, s in chart.series.items() if s.points()]
-    return f"{chart.title}: " + (", ".join(ends[:8]) or "no data")
+    best = [f"best evaluated {chart.show(point[1])}"] if (point := chart.best_point()) else []
+    return f"{chart.title}: " + (", ".join(ends[:8] + best) or "no data")

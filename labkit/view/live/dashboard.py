@@ -12,10 +12,13 @@ from labkit.record import RunFolder, RunReader, State
 from labkit.record.text import escaped
 from labkit.view.frontend import notebook_shell
 from labkit.view.live.page import run_html
+from labkit.view.live.run_charts import AXES, SCALES, SIZES, Look, titles
 from labkit.view.report import static_bundle
 
 __all__ = ["Dashboard", "close"]
 
+ALL_CHARTS = "all charts"
+SMOOTHINGS = {"none": 0.0, "some": 0.6, "strong": 0.9}  # the share of the value before that an average keeps
 PERIOD_SECONDS = 0.5
 LONGEST_PERIOD_SECONDS = 5.0
 STRIKES = 3
@@ -47,14 +50,23 @@ class Dashboard:
         self._answer = widgets.HTML()
         self._rank = widgets.Dropdown(description="Log of rank", options=[("culprit or 0", None)])
         self._search = widgets.Text(description="Search", placeholder="text in the log", continuous_update=False)
-        for control in (self._rank, self._search):
+        self._only = widgets.Dropdown(description="Show", options=[(ALL_CHARTS, "")])
+        self._axis = widgets.Dropdown(description="over", options=AXES)
+        self._scale = widgets.Dropdown(description="Scale", options=list(SCALES))
+        self._smoothing = widgets.Dropdown(description="Smoothing", options=SMOOTHINGS.items())
+        self._size = widgets.Dropdown(description="Size", options=SIZES.items())
+        look = [self._only, self._axis, self._scale, self._smoothing, self._size]
+        for control in look:
+            control.layout.width, control.style.description_width = "auto", "auto"
+        for control in (self._rank, self._search, *look):
             control.observe(lambda _: self._changed.set(), names="value")
         why.on_click(self._on_why)
         self._stop_button.on_click(self._on_stop)
         detach.on_click(lambda _: self._finish_from_thread())
         buttons = widgets.HBox([self._stop_button, why, detach, self._rank, self._search])
-        buttons.layout.flex_flow = "row wrap"
-        self.box = widgets.VBox([self._html, buttons, self._answer])
+        charts = widgets.HBox(look)
+        buttons.layout.flex_flow = charts.layout.flex_flow = "row wrap"
+        self.box = widgets.VBox([self._html, charts, buttons, self._answer])
         self._thread = threading.Thread(target=self._watch, name=f"labkit {folder.id}", daemon=True)
 
     def show(self) -> None:
@@ -123,7 +135,13 @@ class Dashboard:
         self.reader.poll()
         if len(self._rank.options) != 1 + len(self.reader.ranks):
             self._rank.options = [("culprit or 0", None), *((str(rank), rank) for rank in self.reader.ranks)]
-        page = run_html(self.folder, self.reader, state, log_rank=self._rank.value, search=self._search.value)
+        if [name for name, _ in self._only.options[1:]] != (names := titles(self.reader)):
+            kept = self._only.value if self._only.value in names else ""
+            self._only.options = [(ALL_CHARTS, ""), *((name, name) for name in names)]
+            self._only.value = kept
+        look = Look(self._axis.value, self._scale.value, self._smoothing.value, self._only.value, self._size.value)
+        log_rank, search = self._rank.value, self._search.value
+        page = run_html(self.folder, self.reader, state, log_rank=log_rank, search=search, look=look)
         if page != self._html.value:  # an unchanged page needs no message
             self._html.value = page
         return state.is_final

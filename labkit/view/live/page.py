@@ -9,14 +9,14 @@ from labkit.record.folder import read_json
 from labkit.record.text import escaped, plain
 from labkit.view import words
 from labkit.view.charts.bands import MANY
-from labkit.view.charts.svg import Chart, charts
 from labkit.view.live.by_host import by_host
 from labkit.view.live.log_tail import log_html
+from labkit.view.live.run_charts import Look, charts_svg
 from labkit.view.live.strips import heat_strips
 from labkit.view.live.tables import host_rows, machine_table, rank_rows, rank_table
 from labkit.view.live.verdict import verdict
 
-__all__ = ["attempt_ended", "run_charts", "run_html", "run_text"]
+__all__ = ["attempt_ended", "run_html", "run_text"]
 
 MARKS = {"starting": "◌", "running": "●", "succeeded": "✔", "failed": "✖", "stopped": "■", "lost": "?"}
 TINTS = {"running": "#2f81f7", "succeeded": "#2da44e", "failed": "#e5534b", "stopped": "#c9a227", "lost": "#e5534b"}
@@ -32,11 +32,12 @@ def run_html(
     watched: bool = True,
     log_rank: int | None = None,
     search: str = "",
+    look: Look | None = None,
 ) -> str:
     """Headline, verdict, cause of a failure, charts, tables of ranks and machines, and the end of a log.
 
     The log is that of `log_rank`, by default the culprit or rank 0; `search` selects lines that contain that text.
-    Pass `watched=False` for a snapshot of a run that continues unwatched.
+    Pass `watched=False` for a snapshot of a run that continues unwatched. `look` is how the charts are drawn.
     """
     drawn = not state.is_final or any(history.step for history in reader.ranks.values())
     if log_rank is None:
@@ -45,7 +46,7 @@ def run_html(
         '<div style="font-family:system-ui,sans-serif;font-size:13px;line-height:1.5;max-width:760px">'
         f"{_head(folder, reader, state, watched)}{_notice(state)}{_earlier(state)}"
         f"{_cause(state)}{_tracebacks(folder, state)}"
-        f"{charts(run_charts(reader)) if drawn else ''}{_strips(reader)}"
+        f"{charts_svg(reader, look or Look()) if drawn else ''}{_strips(reader)}"
         f"{_tables(reader, state)}{_unread(reader)}"
         f"{log_html(folder.latest, log_rank, search) if with_log else ''}</div>"
     )
@@ -71,44 +72,6 @@ def _tables(reader: RunReader, state: State) -> str:
 def _recorded(reader: RunReader, state: State) -> bool:
     """Whether there are records to show: there are none after a script without a model has ended."""
     return not state.is_final or any(history.held or history.step for history in reader.ranks.values())
-
-
-def run_charts(reader: RunReader) -> list[Chart]:
-    """The four charts of every run."""
-    histories = list(reader.ranks.values())
-
-    def of(name: str) -> dict[int, Any]:
-        return {history.rank: history.series[name] for history in histories}
-
-    peak = max((history.memory_peak for history in histories), default=0.0)
-    limit = min((h.memory_limit for h in histories if h.memory_limit), default=None)
-    reserved = len(histories) <= MANY and any("reserved" in history.latest for history in histories)
-    held = histories[0].memory_name if histories else "allocated"
-    restarts = tuple(reader.restarts)
-    memory = Chart(
-        "memory per rank",
-        of("memory"),
-        words.gib,
-        unit=2**30 if peak >= 2**30 else 2**20,
-        restarts=restarts,
-        limit=limit,
-        peak=peak or None,
-        thin=of("reserved") if reserved else {},
-        note=f"{held}{' · thin: reserved' if reserved else ''} · dotted: peak",
-    )
-    return [
-        Chart(
-            "loss",
-            of("loss"),
-            words.quantity,
-            restarts=restarts,
-            changes=tuple(reader.changes),
-            note=words.loss_of(reader),
-        ),
-        Chart("throughput per rank", of("throughput"), words.quantity, restarts=restarts, note="samples/s"),
-        Chart("step time", of("step_seconds"), words.seconds, restarts=restarts, note=words.skew(reader)),
-        memory,
-    ]
 
 
 def _unread(reader: RunReader) -> str:

@@ -1,0 +1,176 @@
+"""The charts of a run: loss, throughput, step time, memory, and every scalar that the script reports."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from labkit.record import RankHistory, RunReader, Series
+from labkit.view import words
+from labkit.view.charts.bands import MANY, Line
+from labkit.view.charts.svg import Chart, charts
+
+__all__ = ["AXES", "SCALES", "SIZES", "Look", "charts_svg", "run_charts", "titles"]
+
+AXES = ("time", "step", "samples")
+SCALES = {"automatic": None, "linear": False, "logarithmic": True}
+SIZES = {"small": 2, "large": 1}  # charts in a row
+# How names say which data a metric was measured on.
+EVALUATED = ("test", "val", "valid", "validation", "eval", "evaluation", "dev")
+TRAINED = ("train", "training")
+LOWER_IS_BETTER = ("loss", "error", "perplexity", "mae", "mse", "rmse", "wer", "cer")
+MOST_SCALARS = 12
+
+
+@dataclass(frozen=True)
+class Look:
+    """How charts are drawn: over which of AXES, on which of SCALES, smoothed by an exponential moving average that
+    keeps this share of the value before (0: not), only the chart of this title (empty: all), and how many in a row."""
+
+    axis: str = "time"
+    scale: str = "automatic"
+    smoothing: float = 0.0
+    only: str = ""
+    columns: int = 2
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """A line as it is looked at: smoothed, and over another axis."""
+
+    line: Line
+    smoothing: float
+    place: Callable[[float], float]
+
+    def points(self) -> list[tuple[float, float, float, float]]:
+        shown, mean = [], None
+        for x, low, high, last in self.line.points():
+            mean = last if mean is None else self.smoothing * mean + (1 - self.smoothing) * last
+            shown.append((self.place(x), low, high, mean))
+        return shown
+
+
+def charts_svg(reader: RunReader, look: Look) -> str:
+    """The run's charts as one SVG."""
+    drawn = run_charts(reader, look)
+    if look.only in (names := [chart.title for chart in drawn]):
+        drawn = [drawn[names.index(look.only)]]
+    if look.axis == "time":
+        return charts(drawn, look.columns)
+    return charts(drawn, look.columns, lambda x: f"{look.axis} {words.quantity(round(x))}", "")
+
+
+def titles(reader: RunReader) -> list[str]:
+    """What there are charts of."""
+    return [chart.title for chart in run_charts(reader, Look())]
+
+
+def run_charts(reader: RunReader, look: Look) -> list[Chart]:
+    """The four charts of every run, and one of each scalar that the script reported more than once."""
+    histories = list(reader.ranks.values())
+    places = {history.rank: _place(reader, history, look.axis) for history in histories}
+    first = places[histories[0].rank] if histories else float
+
+    def shown(history: RankHistory, line: Line, smoothed: bool = False) -> Line:
+        if look.axis == "time" and not (smoothed and look.smoothing):
+            return line
+        return _Shown(line, look.smoothing if smoothed else 0.0, places[history.rank])
+
+    def of(name: str) -> dict[int, Line]:
+        return {history.rank: shown(history, history.series[name], name == "loss") for history in histories}
+
+    marks: dict[str, Any] = {"restarts": tuple(map(first, reader.restarts))}
+    changes = tuple((first(x), text) for x, text in reader.changes)
+    scale = SCALES[look.scale]
+    peak = max((history.memory_peak for history in histories), default=0.0)
+    limit = min((h.memory_limit for h in histories if h.memory_limit), default=None)
+    reserved = len(histories) <= MANY and any("reserved" in history.latest for history in histories)
+    held = histories[0].memory_name if histories else "allocated"
+
+    def scalar(title: str, trained: str, evaluated: str, series: dict[int, Line], note: str) -> Chart:
+        teller = next((h for h in histories if evaluated and _is_curve(h, evaluated)), None)
+        notes = [note] if note else []
+        notes += [f"thick: {evaluated}"] if teller and series else [evaluated] if teller else []
+        if not series and trained:
+            tellers = [h for h in histories if _is_curve(h, trained)]
+            if len({_extremes(h.scalars[trained]) for h in tellers}) == 1 < len(tellers):
+                del tellers[1:]  # reduced over the ranks
+                notes.append("the same on all ranks")
+            series = {h.rank: shown(h, h.scalars[trained], smoothed=True) for h in tellers}
+        return Chart(
+            title,
+            series,
+            words.quantity,
+            changes=changes,
+            note=" · ".join(notes),
+            evaluated=shown(teller, teller.scalars[evaluated]) if teller else None,
+            best=("lowest" if title.lower().endswith(LOWER_IS_BETTER) else "highest") if teller else "",
+            from_zero=False,
+            log=scale,
+            **marks,
+        )
+
+    pairs = _pairs(histories)
+    _, evaluated_loss = pairs.pop("loss", ("", ""))
+    memory = Chart(
+        "memory per rank",
+        of("memory"),
+        words.gib,
+        unit=2**30 if peak >= 2**30 else 2**20,
+        limit=limit,
+        peak=peak or None,
+        thin=of("reserved") if reserved else {},
+        note=f"{held}{' · thin: reserved' if reserved else ''} · dotted: peak",
+        **marks,
+    )
+    return [
+        scalar("loss", "", evaluated_loss, of("loss"), words.loss_of(reader)),
+        Chart("throughput per rank", of("throughput"), words.quantity, note="samples/s", **marks),
+        Chart("step time", of("step_seconds"), words.seconds, note=words.skew(reader), **marks),
+        memory,
+        *(scalar(title, *names, {}, "") for title, names in list(pairs.items())[:MOST_SCALARS]),
+    ]
+
+
+def _pairs(histories: Iterable[RankHistory]) -> dict[str, tuple[str, str]]:
+    """By title of a chart: the name of the metric while training, and on other data; either may be empty."""
+    pairs: dict[str, tuple[str, str]] = {}
+    for name in dict.fromkeys(name for h in histories for name in h.scalars if _is_curve(h, name)):
+        if name.startswith("best_"):  # marked in the chart of the metric
+            continue
+        prefix, _, rest = name.replace("/", "_", 1).partition("_")
+        title = rest if rest and prefix in (*EVALUATED, *TRAINED) else name
+        trained, evaluated = pairs.get(title, ("", ""))
+        pairs[title] = (trained, name) if title != name and prefix in EVALUATED else (name, evaluated)
+    return pairs
+
+
+def _is_curve(history: RankHistory, name: str) -> bool:
+    return name in history.scalars and len(history.scalars[name].points()) > 1
+
+
+def _extremes(series: Series) -> tuple[float, float, float]:
+    return min(series.low), max(series.high), series.last[-1]
+
+
+def _place(reader: RunReader, history: RankHistory, axis: str) -> Callable[[float], float]:
+    """From seconds since the launch to the axis, along a rank's steps."""
+    if axis == "time":
+        return float
+    steps = history.series["step"].points()
+    times, numbers = [x for x, *_ in steps], [float(last) for *_, last in steps]
+    samples = words.together(reader, [h.totals["samples"] for h in reader.ranks.values() if h.totals["samples"]])
+    per_step = (samples or 0.0) / (history.totals["steps"] or 1.0) if axis == "samples" else 1.0
+
+    def place(x: float) -> float:
+        if not times:
+            return 0.0
+        after = min(max(bisect_left(times, x), 1), len(times) - 1)
+        if len(times) == 1 or times[after] == times[after - 1]:
+            return numbers[-1] * per_step
+        share = min(1.0, max(0.0, (x - times[after - 1]) / (times[after] - times[after - 1])))
+        return (numbers[after - 1] + share * (numbers[after] - numbers[after - 1])) * per_step
+
+    return place
