@@ -20,7 +20,7 @@ from labkit.record.folder import unfinished_launches
 from labkit.record.reader import COLUMNS, rows
 from labkit.record.session import is_session
 from labkit.record.text import plain
-from labkit.view.frontend import check_kernel, is_headless, ui
+from labkit.view.frontend import check_kernel, execution_count, is_headless, ui
 from labkit.view.live.dashboard import Dashboard
 from labkit.view.live.page import attempt_ended, run_text
 from labkit.view.live.terminal import Screen, StatusLine
@@ -43,10 +43,14 @@ LOG_BYTES = 1 << 20
 
 
 def attach(which: str | os.PathLike[str] = "latest", *, runs_dir: str | os.PathLike[str] | None = None) -> Run:
-    """A run by id, by a unique part of its id, by path, or "latest". Raises RunFolderError."""
+    """A run by id, by a unique part of its id, by path, or "latest"; a notebook shows the live view of an active run.
+    Raises RunFolderError."""
     folder = find_run(which, runs_dir)
     folder.read_manifest()
-    return Run(folder)
+    run = Run(folder)
+    if ui() in ("svg", "display") and not run.status().is_final:
+        run.show()
+    return run
 
 
 class Interrupted(KeyboardInterrupt):
@@ -69,6 +73,7 @@ class Run(Reachable):
         self._reader = RunReader(folder)  # reads every record only once
         self._dashboard: Dashboard | None = None
         self._handle: Any = None
+        self._shown_in: int | None = None  # the number of the cell
 
     @property
     def id(self) -> str:
@@ -186,6 +191,7 @@ class Run(Reachable):
         """Display the run: live while it is active, if the front end supports it, otherwise as static figures."""
         from IPython.display import display
 
+        self._shown_in = execution_count()
         if ui() == "svg" and not self.status().is_final:
             check_kernel(version("ipykernel"))
             self._dashboard = Dashboard(
@@ -261,7 +267,7 @@ class Run(Reachable):
     def _ipython_display_(self) -> None:
         if ui() == "text":
             print(repr(self))
-        elif self._dashboard is None or not self._dashboard.is_open:
+        elif self._shown_in is None or self._shown_in != execution_count():  # launch and attach have shown it
             self.show()
 
 

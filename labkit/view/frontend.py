@@ -10,7 +10,7 @@ import psutil
 
 from labkit.errors import LabError
 
-__all__ = ["BROKEN_KERNELS", "Ui", "check_kernel", "is_headless", "notebook_shell", "ui"]
+__all__ = ["BROKEN_KERNELS", "Ui", "check_kernel", "execution_count", "is_headless", "notebook_shell", "ui"]
 
 Ui = Literal["svg", "display", "static", "text"]
 CHOICES = ("svg", "display", "static", "text")
@@ -66,6 +66,11 @@ def notebook_shell() -> Any:
     """IPython's shell when it belongs to a notebook kernel, else None."""
     shell = _shell()
     return shell if type(shell).__name__ == "ZMQInteractiveShell" else None
+
+
+def execution_count() -> int | None:
+    """The number of the cell that is executed, if any."""
+    return getattr(_shell(), "execution_count", None)
 
 
 def _shell() -> Any:

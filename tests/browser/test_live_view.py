@@ -193,3 +193,26 @@ def test_the_quickstart_notebook_runs_from_top_to_bottom(notebook):
     assert not notebook.errors
     assert views_in(notebook.save()) == 0
     shutil.rmtree(notebook.root / "runs", ignore_errors=True)
+
+
+def test_a_user_looks_at_one_metric_by_step_and_attaches_in_another_cell(notebook):
+    training = "nproc_per_node=2, steps=400, validate_every=20, global_batch_size=8"
+    notebook.open([f"import labkit\nrun = labkit.launch('ddp', {training})", "again = labkit.attach()", "again.stop()"])
+    notebook.run(0)
+    notebook.wait_for_text(0, "best", 120)  # two validations have been drawn
+    notebook.picture("metrics")
+    notebook.output(0).get_by_label("Show").select_option("accuracy")
+    notebook.output(0).get_by_label("over").select_option("step")
+    notebook.output(0).get_by_label("Scale").select_option("logarithmic")
+    notebook.output(0).get_by_label("Size").select_option("large")
+    notebook.output(0).locator("svg[aria-label^='accuracy']").wait_for(timeout=10_000)
+    notebook.picture("one-metric")
+    assert re.search("step 20 ", notebook.output(0).locator("svg[aria-label^='accuracy']").text_content())
+    notebook.run(1)
+    notebook.wait_for_text(0, "detached; the run continues", 20)
+    notebook.wait_for_text(1, "throughput per rank", 20)
+    notebook.picture("attached")
+    notebook.run(2)
+    notebook.wait_for_text(1, "stopped", 30)
+    notebook.picture("attached-stopped")
+    assert not notebook.errors

@@ -18,6 +18,7 @@ from labkit.view.report import static_bundle
 __all__ = ["Dashboard", "close"]
 
 ALL_CHARTS = "all charts"
+CULPRIT = "culprit or 0"  # whose log is shown unless another rank's is chosen
 SMOOTHINGS = {"none": 0.0, "some": 0.6, "strong": 0.9}  # the share of the value before that an average keeps
 PERIOD_SECONDS = 0.5
 LONGEST_PERIOD_SECONDS = 5.0
@@ -48,7 +49,7 @@ class Dashboard:
         why = widgets.Button(description="Why is it stuck?", icon="question", tooltip="Ask every rank where it is")
         why.layout.width = "auto"
         self._answer = widgets.HTML()
-        self._rank = widgets.Dropdown(description="Log of rank", options=[("culprit or 0", None)])
+        self._rank = widgets.Dropdown(description="Log of rank", options=[(CULPRIT, CULPRIT)])
         self._search = widgets.Text(description="Search", placeholder="text in the log", continuous_update=False)
         self._only = widgets.Dropdown(description="Show", options=[(ALL_CHARTS, "")])
         self._axis = widgets.Dropdown(description="over", options=AXES)
@@ -63,6 +64,8 @@ class Dashboard:
         why.on_click(self._on_why)
         self._stop_button.on_click(self._on_stop)
         detach.on_click(lambda _: self._finish_from_thread())
+        self._rank.layout.width, self._rank.style.description_width = "auto", "auto"
+        self._search.layout.width, self._search.style.description_width = "200px", "auto"
         buttons = widgets.HBox([self._stop_button, why, detach, self._rank, self._search])
         charts = widgets.HBox(look)
         buttons.layout.flex_flow = charts.layout.flex_flow = "row wrap"
@@ -134,13 +137,14 @@ class Dashboard:
         state = self._status()  # read before the records, so that a final state comes with its last record
         self.reader.poll()
         if len(self._rank.options) != 1 + len(self.reader.ranks):
-            self._rank.options = [("culprit or 0", None), *((str(rank), rank) for rank in self.reader.ranks)]
+            self._rank.options = [(CULPRIT, CULPRIT), *((str(rank), rank) for rank in self.reader.ranks)]
         if [name for name, _ in self._only.options[1:]] != (names := titles(self.reader)):
             kept = self._only.value if self._only.value in names else ""
             self._only.options = [(ALL_CHARTS, ""), *((name, name) for name in names)]
             self._only.value = kept
         look = Look(self._axis.value, self._scale.value, self._smoothing.value, self._only.value, self._size.value)
-        log_rank, search = self._rank.value, self._search.value
+        chosen, search = self._rank.value, self._search.value
+        log_rank = None if chosen == CULPRIT else chosen
         page = run_html(self.folder, self.reader, state, log_rank=log_rank, search=search, look=look)
         if page != self._html.value:  # an unchanged page needs no message
             self._html.value = page

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -165,12 +165,7 @@ def _place(reader: RunReader, history: RankHistory, axis: str) -> Callable[[floa
     per_step = (samples or 0.0) / (history.totals["steps"] or 1.0) if axis == "samples" else 1.0
 
     def place(x: float) -> float:
-        if not times:
-            return 0.0
-        after = min(max(bisect_left(times, x), 1), len(times) - 1)
-        if len(times) == 1 or times[after] == times[after - 1]:
-            return numbers[-1] * per_step
-        share = min(1.0, max(0.0, (x - times[after - 1]) / (times[after] - times[after - 1])))
-        return (numbers[after - 1] + share * (numbers[after] - numbers[after - 1])) * per_step
+        completed = bisect_right(times, x)  # a validation belongs to the step before it
+        return numbers[max(0, completed - 1)] * per_step if numbers else 0.0
 
     return place
