@@ -10,7 +10,7 @@ import shutil
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import labkit
 from labkit.batch_jobs import add_verbs as add_slurm_verbs
@@ -18,7 +18,9 @@ from labkit.batch_jobs import follow
 from labkit.checking.source import files_in
 from labkit.errors import LabError
 from labkit.kaggle.verbs import add_verbs
+from labkit.record.state import StateName
 from labkit.record.text import plain
+from labkit.view.run_list import RunList
 from labkit.write import check_flags, completed, extra_options, options_of, read_back, script_names
 from labkit.write.call_options import whole_number
 from labkit.write.launch_options import LaunchOptions
@@ -290,8 +292,17 @@ def _with_choices(option: Option) -> str:
 
 
 def _add_run_verbs(verb: AddVerb) -> None:
-    listing = verb("runs", _runs, "list all runs and their states")
+    listing = verb("runs", _runs, "list runs: states, the options they differ in, losses")
     listing.add_argument("--clean", action="store_true", help="delete the folders of launches that were killed")
+    prune = verb("prune", _prune, "delete the folders of ended runs, with logs and checkpoints")
+    prune.add_argument("--keep", type=int, default=0, metavar="N", help="except the newest N (default: 0)")
+    prune.add_argument("--yes", action="store_true", help="delete; without it the runs are only listed")
+    for sub in (listing, prune):
+        sub.add_argument("--script", help="only runs of the script of this name")
+        sub.add_argument("--state", choices=get_args(StateName), help="only runs in this state")
+        sub.add_argument("--tag", help="only runs with this tag")
+    remove = verb("rm", _rm, "delete the folders of these runs, with logs and checkpoints")
+    remove.add_argument("which", nargs="+", help="ids, parts of them, or paths")
     for name, run, help, default in (
         ("attach", _attach, "follow a run until it ends; Ctrl-C leaves it running", "latest"),
         ("stop", _stop, "stop a run on every rank; without an id, the newest active one", None),
@@ -311,13 +322,37 @@ def _add_run_verbs(verb: AddVerb) -> None:
     compare.add_argument("--last", type=int, default=0, metavar="N", help="compare the newest N runs instead")
 
 
+def _chosen(arguments: argparse.Namespace) -> RunList:
+    filters = {name: getattr(arguments, name) for name in ("script", "state", "tag", "runs_dir")}
+    return labkit.runs(**filters)
+
+
+def _prune(arguments: argparse.Namespace, rest: list[str]) -> None:
+    if arguments.keep < 0:
+        raise LabError(f"--keep needs a number of runs of at least 0, got {arguments.keep}")
+    runs = _chosen(arguments)
+    if arguments.yes:
+        deleted = runs.rm(keep=arguments.keep)
+    else:
+        deleted = [run.id for run in runs if run.status().is_final][arguments.keep :]
+    print("\n".join(map(plain, deleted)) or "there is nothing to delete")
+    if deleted:
+        print(f"{len(deleted)} runs were deleted" if arguments.yes else f"--yes deletes these {len(deleted)} runs")
+
+
+def _rm(arguments: argparse.Namespace, rest: list[str]) -> None:
+    for run in [labkit.attach(which, runs_dir=arguments.runs_dir) for which in arguments.which]:
+        run.rm()
+        print(f"deleted {plain(run.id)}")
+
+
 def _runs(arguments: argparse.Namespace, rest: list[str]) -> None:
-    runs = labkit.runs(runs_dir=arguments.runs_dir)
+    runs = _chosen(arguments)
     if arguments.clean:
         for folder in runs.unfinished:
             shutil.rmtree(folder)
             print(f"deleted {plain(str(folder))}")
-        runs = labkit.runs(runs_dir=arguments.runs_dir)
+        runs = _chosen(arguments)
     print(repr(runs))
 
 

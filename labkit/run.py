@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
+from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from labkit.cluster import watching
 from labkit.errors import LabError, RankFailedError, RunFolderError, rank_failed
 from labkit.launcher import stop as stopping
 from labkit.launcher.causes.stuck import Stacks, look_at
+from labkit.launcher.checkpoint_lock import run_that_saves_to
 from labkit.planner.measured import Memory
 from labkit.reach import Reachable
 from labkit.record import RunFolder, RunReader, State, find_run, list_runs
 from labkit.record.files import opened, read_text
-from labkit.record.folder import unfinished_launches
+from labkit.record.folder import read_json, unfinished_launches, write_json
 from labkit.record.reader import COLUMNS, rows
 from labkit.record.session import is_session
+from labkit.record.state import StateName
 from labkit.record.text import plain
 from labkit.view.frontend import check_kernel, execution_count, is_headless, ui
 from labkit.view.live.dashboard import Dashboard
@@ -60,9 +64,26 @@ class Interrupted(KeyboardInterrupt):
         return [f"KeyboardInterrupt: {self}"]
 
 
-def runs(*, runs_dir: str | os.PathLike[str] | None = None) -> RunList:
-    """All runs with their states, newest first."""
-    return RunList([Run(folder) for folder in reversed(list_runs(runs_dir))], unfinished_launches(runs_dir))
+def runs(
+    *,
+    script: str | None = None,
+    state: str | None = None,
+    tag: str | None = None,
+    runs_dir: str | os.PathLike[str] | None = None,
+) -> RunList:
+    """All runs, newest first, or those of a script's name, in a state such as "failed", with a tag. Displays as a table
+    of the newest 50. Raises LabError for a state that does not exist."""
+    if state is not None and state not in get_args(StateName):
+        raise LabError(f"there is no state {state!r}; a run is {', '.join(get_args(StateName))}")
+    chosen = [Run(folder) for folder in reversed(list_runs(runs_dir))]
+    if script is not None:
+        chosen = [run for run in chosen if run.folder.glimpsed_manifest()["name"] == script]
+    if tag is not None:
+        chosen = [run for run in chosen if tag in run.tags]
+    if state is not None:
+        chosen = [run for run in chosen if run.status().state == state]
+    is_filtered = (script, state, tag) != (None, None, None)
+    return RunList(chosen, [] if is_filtered else unfinished_launches(runs_dir))
 
 
 class Run(Reachable):
@@ -70,10 +91,14 @@ class Run(Reachable):
 
     def __init__(self, folder: RunFolder):
         self.folder = folder
-        self._reader = RunReader(folder)  # reads every record only once
         self._dashboard: Dashboard | None = None
         self._handle: Any = None
         self._shown_in: int | None = None  # the number of the cell
+
+    @cached_property
+    def _reader(self) -> RunReader:
+        """Reads every record only once."""
+        return RunReader(self.folder)
 
     @property
     def id(self) -> str:
@@ -92,6 +117,39 @@ class Run(Reachable):
     def script(self) -> Script:
         """The script exactly as it ran."""
         return Script.parse(_text(self.folder.script), name=self.folder.read_manifest()["name"])
+
+    @property
+    def tags(self) -> list[str]:
+        """What `tag` added, in order."""
+        tags = _labels(self.folder).get("tags")
+        return [str(tag) for tag in tags] if isinstance(tags, list) else []
+
+    @property
+    def note(self) -> str:
+        return str(_labels(self.folder).get("note") or "")
+
+    def tag(self, *tags: str, note: str | None = None) -> None:
+        """Add tags and set the note; `labkit.runs()` shows both and filters by a tag. Raises RunFolderError."""
+        labels = {
+            "tags": list(dict.fromkeys([*self.tags, *map(str, tags)])),
+            "note": self.note if note is None else note,
+        }
+        try:
+            write_json(self.folder.labels, labels)
+        except OSError as error:
+            raise RunFolderError(plain(f"{self.folder.labels} cannot be written: {error.strerror}")) from None
+
+    def rm(self) -> None:
+        """Delete the run's folder with its logs and checkpoints. Raises LabError while the run, or another run that
+        saves its checkpoints in this folder, is active."""
+        if not self.status().is_final:
+            raise LabError(f"{self.id} is active; stop it before you delete it: run.stop()")
+        if other := run_that_saves_to(self.folder.checkpoints):
+            raise LabError(f"{other} is active and saves its checkpoints in the folder of {self.id}")
+        try:
+            shutil.rmtree(self.path)
+        except OSError as error:
+            raise RunFolderError(plain(f"{self.path} cannot be deleted: {error}")) from None
 
     def status(self) -> State:
         """The state of the run: `.state`, `.cause`, `.exit_code`, times in seconds since the epoch."""
@@ -275,6 +333,11 @@ def _news(state: State) -> list[str]:
     """Messages about an active run: that it was restarted, that it makes no progress."""
     restarted = attempt_ended(state.attempt - 1, state.earlier[-1]) if state.earlier else ""
     return [plain(message) for message in (restarted, state.notice) if message]
+
+
+def _labels(folder: RunFolder) -> dict[str, Any]:
+    labels = read_json(folder.labels)
+    return labels if isinstance(labels, dict) else {}
 
 
 def _text(path: Path) -> str:

@@ -12,7 +12,7 @@ from labkit.errors import LaunchError
 from labkit.record import RunFolder, read_state
 from labkit.record.folder import read_json
 
-__all__ = ["lock_checkpoints"]
+__all__ = ["lock_checkpoints", "run_that_saves_to"]
 
 ENDING_SECONDS = 10.0  # a supervisor exits shortly after it has written the final state
 
@@ -23,7 +23,7 @@ def lock_checkpoints(checkpoints: Path, run: RunFolder) -> int | None:
     import fcntl  # missing on native Windows, where the launch is refused earlier
 
     checkpoints = checkpoints.resolve()
-    lock = checkpoints.with_name(f".{checkpoints.name}.lock")
+    lock = _lock_of(checkpoints)
     try:
         lock.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -51,3 +51,23 @@ def lock_checkpoints(checkpoints: Path, run: RunFolder) -> int | None:
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, json.dumps({"run": str(run.path), "host": socket.gethostname()}).encode(), 0)
         return descriptor
+
+
+def run_that_saves_to(checkpoints: Path) -> str | None:
+    """The live run that holds the folder's lock, as its path; None if there is none."""
+    import fcntl
+
+    lock = _lock_of(checkpoints.resolve())
+    try:
+        with lock.open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = read_json(lock)
+        return str(holder.get("run")) if isinstance(holder, dict) else "another run"
+    except OSError:
+        return None
+    return None
+
+
+def _lock_of(checkpoints: Path) -> Path:
+    return checkpoints.with_name(f".{checkpoints.name}.lock")

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import secrets
+import stat
 import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
@@ -41,37 +42,49 @@ LAUNCHING_SECONDS = 60.0  # a launch writes run.json within this time
 FRESH_SECONDS = 5.0
 
 
+class _In:
+    """A file or folder in a run folder. Its path is made when it is asked for: a list of runs has thousands."""
+
+    def __init__(self, name: str):
+        self.name = name
+
+    def __get__(self, folder: RunFolder, owner: type) -> Path:
+        return folder.path / self.name
+
+
 class RunFolder:
     """The names of the files in one run folder. It holds no state; every read goes to the disk."""
+
+    manifest = _In("run.json")
+    script = _In("script.py")
+    command = _In("command.txt")
+    agent = _In("agent.json")
+    processes = _In("processes.json")  # the descendants of the supervisor that wrote agent.json
+    state = _In("state.json")
+    stop_request = _In("stop.json")
+    inquiry = _In("inquiry.json")
+    requests = _In("requests")  # to the ranks of an attempt, see requests.py; missing if not reachable
+    events = _In("events.jsonl")  # what was asked of them
+    reserve = _In("reserve")
+    torchrun_log = _In("torchrun.log")
+    torchrun_logs = _In("torchrun")
+    supervisor_log = _In("supervisor.log")
+    checkpoints = _In("checkpoints")
+    ranks = _In("ranks")
+    hosts = _In("hosts")
+    nodes = _In("nodes")  # in a run on several nodes
+    node_heartbeat = _In("heartbeat.json")  # of a node, see `node`
+    outcome = _In("outcome.json")  # how torchrun ended there
+    job = _In("slurm.json")  # the Slurm job that starts the nodes
+    launch_file = _In("job.sbatch")
+    job_output = _In("slurm.out")
+    report = _In("report.html")
+    labels = _In("labels.json")  # the user's tags and note
+    plan = _In("plan.json")  # the prediction, if there is one; written before the launch
 
     def __init__(self, path: str | os.PathLike[str]):
         self.path = Path(path).absolute()
         self.id = self.path.name
-        self.manifest = self.path / "run.json"
-        self.script = self.path / "script.py"
-        self.command = self.path / "command.txt"
-        self.agent = self.path / "agent.json"
-        self.processes = self.path / "processes.json"  # the descendants of the supervisor that wrote agent.json
-        self.state = self.path / "state.json"
-        self.stop_request = self.path / "stop.json"
-        self.inquiry = self.path / "inquiry.json"
-        self.requests = self.path / "requests"  # to the ranks of an attempt, see requests.py; missing if not reachable
-        self.events = self.path / "events.jsonl"  # what was asked of them
-        self.reserve = self.path / "reserve"
-        self.torchrun_log = self.path / "torchrun.log"
-        self.torchrun_logs = self.path / "torchrun"
-        self.supervisor_log = self.path / "supervisor.log"
-        self.checkpoints = self.path / "checkpoints"
-        self.ranks = self.path / "ranks"
-        self.hosts = self.path / "hosts"
-        self.nodes = self.path / "nodes"  # in a run on several nodes
-        self.node_heartbeat = self.path / "heartbeat.json"  # of a node, see `node`
-        self.outcome = self.path / "outcome.json"  # how torchrun ended there
-        self.job = self.path / "slurm.json"  # the Slurm job that starts the nodes
-        self.launch_file = self.path / "job.sbatch"
-        self.job_output = self.path / "slurm.out"
-        self.report = self.path / "report.html"
-        self.plan = self.path / "plan.json"  # the prediction, if there is one; written before the launch
 
     def rank(self, rank: int) -> Path:
         return self.ranks / str(rank)
@@ -165,6 +178,11 @@ class RunFolder:
             raise RunFolderError(plain(f"{self.path} is not a run folder this labkit can read: {_format_of(manifest)}"))
         return _sound(manifest, self)
 
+    def glimpsed_manifest(self) -> dict[str, Any]:
+        """What can be read of `run.json`, for a list that must not fail for one run."""
+        manifest = read_json(self.manifest)
+        return _sound(manifest if isinstance(manifest, dict) else {}, self)
+
     def launched(self) -> float | None:
         """When the run was launched, in seconds since the epoch; None if run.json does not say."""
         try:
@@ -194,7 +212,8 @@ class RunFolder:
 
 def _sound(manifest: dict[str, Any], folder: RunFolder) -> dict[str, Any]:
     """The manifest with the fields that every reader relies on, even if the file was edited."""
-    name, ranks, script, cells = (manifest.get(key) for key in ("name", "world_size", "script", "cells"))
+    keys = ("name", "world_size", "script", "cells", "parameters")
+    name, ranks, script, cells, parameters = (manifest.get(key) for key in keys)
     path = script.get("path") if isinstance(script, dict) else None
     digest = script.get("sha256") if isinstance(script, dict) else None
     is_count = isinstance(ranks, int) and not isinstance(ranks, bool) and 0 < ranks <= MOST_RANKS
@@ -203,6 +222,7 @@ def _sound(manifest: dict[str, Any], folder: RunFolder) -> dict[str, Any]:
         "world_size": ranks if is_count else len(folder.started_ranks()),
         "script": {"path": path if isinstance(path, str) else None, "sha256": digest},
         "cells": {k: v for k, v in cells.items() if isinstance(v, dict)} if isinstance(cells, dict) else {},
+        "parameters": parameters if isinstance(parameters, dict) else {},
     }
 
 
@@ -245,11 +265,13 @@ def runs_root(runs_dir: str | os.PathLike[str] | None = None) -> Path:
 
 def list_runs(runs_dir: str | os.PathLike[str] | None = None) -> list[RunFolder]:
     """Run folders under the runs root, oldest first. Symbolic links are not followed."""
-    root = runs_root(runs_dir)
-    if not is_a(Path.is_dir, root):
+    try:
+        with os.scandir(runs_root(runs_dir)) as entries:
+            folders = [Path(entry) for entry in entries if entry.is_dir(follow_symlinks=False)]
+    except (OSError, ValueError):
         return []
-    paths = (p for p in root.iterdir() if not p.is_symlink() and _holds_a_run(p))
-    return [RunFolder(p) for p in sorted(paths, key=_launch_order)]
+    ordered = {path: order for path in folders if (order := _launch_order(path))}
+    return [RunFolder(path) for path in sorted(ordered, key=lambda path: ordered[path])]
 
 
 def unfinished_launches(runs_dir: str | os.PathLike[str] | None = None) -> list[Path]:
@@ -273,9 +295,13 @@ def _holds_a_run(path: Path) -> bool:
     return is_a(Path.is_file, path / "run.json") and not (path / "run.json").is_symlink()
 
 
-def _launch_order(path: Path) -> tuple[str, int]:
-    # run.json is written once, at launch, so its time orders runs of the same second.
-    return path.name.split("-")[0], (path / "run.json").stat().st_mtime_ns
+def _launch_order(path: Path) -> tuple[str, int] | None:
+    """None if the folder holds no run. run.json is written once, at launch: its time orders runs of the same second."""
+    try:
+        status = (path / "run.json").lstat()
+    except (OSError, ValueError):
+        return None
+    return (path.name.split("-")[0], status.st_mtime_ns) if stat.S_ISREG(status.st_mode) else None
 
 
 def find_run(which: str | os.PathLike[str], runs_dir: str | os.PathLike[str] | None = None) -> RunFolder:

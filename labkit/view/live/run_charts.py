@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from labkit.record import RankHistory, RunReader, Series
+from labkit.record.metric_names import is_evaluated, is_lower_better, parted
 from labkit.view import words
 from labkit.view.charts.bands import MANY, Line
 from labkit.view.charts.svg import Chart, charts
@@ -17,10 +18,6 @@ __all__ = ["AXES", "SCALES", "SIZES", "Look", "charts_svg", "run_charts", "title
 AXES = ("time", "step", "samples")
 SCALES = {"automatic": None, "linear": False, "logarithmic": True}
 SIZES = {"small": 2, "large": 1}  # charts in a row
-# How names say which data a metric was measured on.
-EVALUATED = ("test", "val", "valid", "validation", "eval", "evaluation", "dev")
-TRAINED = ("train", "training")
-LOWER_IS_BETTER = ("loss", "error", "perplexity", "mae", "mse", "rmse", "wer", "cer")
 MOST_SCALARS = 12
 
 
@@ -106,7 +103,7 @@ def run_charts(reader: RunReader, look: Look) -> list[Chart]:
             changes=changes,
             note=" · ".join(notes),
             evaluated=shown(teller, teller.scalars[evaluated]) if teller else None,
-            best=("lowest" if title.lower().endswith(LOWER_IS_BETTER) else "highest") if teller else "",
+            best=("lowest" if is_lower_better(title) else "highest") if teller else "",
             from_zero=False,
             log=scale,
             **marks,
@@ -140,10 +137,9 @@ def _pairs(histories: Iterable[RankHistory]) -> dict[str, tuple[str, str]]:
     for name in dict.fromkeys(name for h in histories for name in h.scalars if _is_curve(h, name)):
         if name.startswith("best_"):  # marked in the chart of the metric
             continue
-        prefix, _, rest = name.replace("/", "_", 1).partition("_")
-        title = rest if rest and prefix in (*EVALUATED, *TRAINED) else name
+        title = parted(name)[1]
         trained, evaluated = pairs.get(title, ("", ""))
-        pairs[title] = (trained, name) if title != name and prefix in EVALUATED else (name, evaluated)
+        pairs[title] = (trained, name) if is_evaluated(name) else (name, evaluated)
     return pairs
 
 

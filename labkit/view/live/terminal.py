@@ -7,9 +7,10 @@ import sys
 from types import TracebackType
 from typing import Any
 
-from labkit.record import RunReader, Series, State
+from labkit.record import RunReader, State
 from labkit.record.text import plain
 from labkit.view import words
+from labkit.view.charts.spark import spark_text
 from labkit.view.live.log_tail import tail_of_log
 from labkit.view.live.page import attempt_ended
 from labkit.view.live.progress_line import progress_line
@@ -18,8 +19,6 @@ from labkit.view.live.verdict import verdict
 
 __all__ = ["Screen", "StatusLine"]
 
-SPARKS = "▁▂▃▄▅▆▇█"
-SPARK_CELLS = 24
 LOG_LINES = 6
 STYLES = {"running": "blue", "succeeded": "green", "failed": "bold red", "stopped": "yellow", "lost": "red"}
 CURVES = {"loss": "loss", "throughput": "samples/s", "memory": "memory"}
@@ -104,7 +103,7 @@ def picture(reader: RunReader, state: State) -> Any:
     for name, title in CURVES.items():
         lines = [h.series[name] for h in reader.ranks.values() if h.series[name].last][:1]
         for series in lines:
-            curves.add_row(title, Text(sparkline(series), "blue"))
+            curves.add_row(title, Text(spark_text([last for *_, last in series.points()]), "blue"))
     tables = [_table(rows) for rows in (host_rows(reader), rank_rows(reader)) if rows]
     log = tail_of_log(reader.folder.latest, 0, LOG_LINES)
     parts += [curves, *tables, *([Rule(Text("log of rank 0"), style="dim"), Text("\n".join(log))] if log else [])]
@@ -122,12 +121,3 @@ def _table(rows: list[dict[str, str]]) -> Any:
     for row in rows:
         table.add_row(*(Text(row.get(name, "")) for name in names))
     return table
-
-
-def sparkline(series: Series) -> str:
-    """A series in 24 characters, scaled from its minimum to its maximum."""
-    values = [last for *_, last in series.points()]
-    group = -(-len(values) // SPARK_CELLS) or 1
-    values = [max(values[i : i + group]) for i in range(0, len(values), group)]
-    low, high = min(values), max(values)
-    return "".join(SPARKS[round((v - low) / ((high - low) or 1.0) * (len(SPARKS) - 1))] for v in values)
