@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
 from statistics import mean, variance
@@ -11,12 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.errors import LabError
 from labkit.record import Nodes, RankHistory, RunFolder, RunReader, find_run, read_state
+from labkit.record.folder import slug
 from labkit.record.metrics_file import finite, number
 from labkit.record.text import escaped, plain
 from labkit.view import words
+from labkit.view.charts.bands import Line
 from labkit.view.charts.images import as_image
 from labkit.view.charts.run_figures import runs_together, scaling
-from labkit.view.charts.svg import COLOURS
+from labkit.view.charts.svg import COLOURS, Chart, charts, dot
+from labkit.view.live.run_charts import curves
+from labkit.view.live.tables import grid
+from labkit.view.run_list import differing
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -28,6 +33,8 @@ __all__ = ["Comparison", "compare", "findings", "is_tested", "tested_name"]
 FIGURES = {"training_seconds": "training time", "throughput": "samples/s", "memory_peak": "peak memory"}
 TIMES_NOISE = 2.0
 LONGEST_NAME = 40
+LONGEST_VALUE = 24
+MOST_CURVES = 6
 
 
 def compare(runs: Sequence[Any]) -> Comparison:
@@ -40,12 +47,13 @@ def compare(runs: Sequence[Any]) -> Comparison:
     if not isinstance(runs, Sequence) or not runs:
         raise LabError(f"compare takes a list of runs, for example compare([a, b]); got {type(runs).__name__}")
     folders = [run.folder if hasattr(run, "folder") else find_run(run) for run in runs]
-    return Comparison(tuple(summary(folder) for folder in folders), tuple(folders))
+    readers = [RunReader(folder).read_all() for folder in folders]
+    return Comparison(tuple(map(summary, readers)), tuple(folders), tuple(map(curves, readers)))
 
 
-def summary(folder: RunFolder) -> dict[str, Any]:
+def summary(reader: RunReader) -> dict[str, Any]:
     """One run's figures in seconds, bytes and samples/s over all ranks; None for what the run did not report."""
-    reader, state = RunReader(folder).read_all(), read_state(folder)
+    folder, state = reader.folder, read_state(reader.folder)
     manifest, histories = folder.read_manifest(), list(reader.ranks.values())
     first = histories[0] if histories else None
     values = words.final_values(reader)
@@ -58,6 +66,7 @@ def summary(folder: RunFolder) -> dict[str, Any]:
         "ranks": manifest["world_size"],
         "nodes": _nodes(manifest),
         "recipe": _recipe(manifest),
+        "parameters_given": {name: str(value) for name, value in manifest["parameters"].items()},
         "state": state.state,
         "notice": state.notice,
         "training_seconds": number(values.get("training_seconds")) or (max(stepping) if stepping else None),
@@ -116,10 +125,12 @@ def _speedup(base: dict[str, Any], other: dict[str, Any]) -> float | None:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The summaries of several runs. Displays as a table with bars in a notebook, as text in a terminal."""
+    """The summaries and curves of several runs. Displays as curves over each other, a table and bars in a notebook, as
+    text in a terminal."""
 
     summaries: tuple[dict[str, Any], ...]
     folders: tuple[RunFolder, ...] = ()
+    curves: tuple[Mapping[str, Line], ...] = ()
 
     @property
     def findings(self) -> list[str]:
@@ -141,7 +152,7 @@ class Comparison:
 
         # pandas with pyarrow accepts UTF-8 only, and a file name may be any bytes
         rows = [{k: plain(v) if isinstance(v, str) else v for k, v in each.items()} for each in self.summaries]
-        table = pd.DataFrame(rows).drop(columns="recipe")
+        table = pd.DataFrame(rows).drop(columns=["recipe", "parameters_given"])
         table.insert(6, "speedup", self._speedups())
         return table
 
@@ -150,9 +161,11 @@ class Comparison:
 
     def _rows(self) -> list[dict[str, str]]:
         tested = dict.fromkeys(name for s in self.summaries for name in s if is_tested(name))
+        given = differing([s["parameters_given"] for s in self.summaries])
         return [
             {
                 "run": plain(s["name"]),
+                **{name: s["parameters_given"].get(name, "")[:LONGEST_VALUE] for name in given},
                 "ranks": str(s["ranks"]) + (f" on {s['nodes']} nodes" if s["nodes"] > 1 else ""),
                 "training time": words.seconds(s["training_seconds"]),
                 "per epoch": words.seconds(s["epoch_seconds"]),
@@ -182,17 +195,31 @@ class Comparison:
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         rows = self._rows()
         names = list(dict.fromkeys(name for row in rows for name in row))
-        cell = 'style="text-align:right;padding:2px 10px"'
-        head = "".join(f"<th {cell}>{escaped(name)}</th>" for name in names)
-        body = "".join(
-            "<tr>" + "".join(f"<td {cell}>{escaped(row.get(name, ''))}</td>" for name in names) + "</tr>"
-            for row in rows
-        )
-        remarks = "".join(f"<div>{escaped(remark)}</div>" for remark in self._remarks())
-        return {
-            "text/plain": str(self),
-            "text/html": f"<table><tr>{head}</tr>{body}</table>{remarks}{as_image(self._bars())}",
-        }
+        common = {} if len(rows) < 2 else {n: rows[0].get(n, "") for n in names if len({r.get(n) for r in rows}) == 1}
+        common = {name: text for name, text in common.items() if name not in ("run", "result", "speed-up")}
+        rows = [{name: text for name, text in row.items() if name not in common} for row in rows]
+        shared = ", ".join(f"{name} {text}" for name, text in common.items() if text not in ("", "n/a"))
+        remarks = [f"the same in all runs: {shared}"] if shared else []
+        text = "".join(f"<div>{escaped(remark)}</div>" for remark in [*remarks, *self._remarks()])
+        marks = [dot(i) for i in range(len(rows))] if any(self.curves) else None
+        html = f"{self._overlay()}{grid(rows, marks)}{text}{self._bars()}"
+        return {"text/plain": str(self), "text/html": as_image(html)}
+
+    def _overlay(self) -> str:
+        """The loss and the evaluated metrics of all runs over each other, by step."""
+        titles = list(dict.fromkeys(title for lines in self.curves for title in lines))[:MOST_CURVES]
+        drawn = [
+            Chart(
+                title,
+                {i: lines[title] for i, lines in enumerate(self.curves) if title in lines},
+                words.quantity,
+                from_zero=False,
+                log=None,
+                label=lambda i: slug(self.summaries[i]["name"]),
+            )
+            for title in titles
+        ]
+        return charts(drawn, 2, lambda x: f"step {words.quantity(round(x))}", "") if drawn else ""
 
     def _remarks(self) -> list[str]:
         return [plain(f"{s['name']}: {s['notice']}") for s in self.summaries if s["notice"]] + self.findings

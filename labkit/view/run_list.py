@@ -13,7 +13,7 @@ from labkit.view import words
 from labkit.view.charts.images import as_image
 from labkit.view.charts.spark import spark_svg, spark_text
 
-__all__ = ["RunList"]
+__all__ = ["RunList", "differing"]
 
 KILLED = "its launch was killed before the run started; labkit runs --clean deletes the folder"
 SHOWN = 50
@@ -48,7 +48,7 @@ class RunList(list[Any]):
     def _rows(self) -> list[dict[str, str | Glance]]:
         """One row per shown run, all with the same columns."""
         shown = [(run, run.folder.glimpsed_manifest(), run.status(), glance(run.folder)) for run in self[:SHOWN]]
-        differing = _differing([manifest["parameters"] for _, manifest, _, _ in shown])
+        parameters = differing([manifest["parameters"] for _, manifest, _, _ in shown])
         metrics = list(dict.fromkeys(name for *_, seen in shown for name in seen.best))[:METRICS]
         tagged = any(run.tags or run.note for run, *_ in shown)
         rows = [
@@ -56,7 +56,7 @@ class RunList(list[Any]):
                 "run": run.id,
                 "state": state.state,
                 "ranks": str(manifest["world_size"]),
-                **{name: str(manifest["parameters"].get(name, ""))[:LONGEST_VALUE] for name in differing},
+                **{name: str(manifest["parameters"].get(name, ""))[:LONGEST_VALUE] for name in parameters},
                 "loss": words.quantity(seen.losses[-1] if seen.losses else None, 4),
                 "loss so far": seen,
                 **{f"best {name}": words.quantity(seen.best.get(name), 4) for name in metrics},
@@ -100,7 +100,7 @@ def _columns(rows: Sequence[dict[str, Any]]) -> list[str]:
     return [name for name in dict.fromkeys(name for row in rows for name in row) if any(row.get(name) for row in rows)]
 
 
-def _differing(parameters: Sequence[dict[str, Any]]) -> list[str]:
+def differing(parameters: Sequence[dict[str, Any]]) -> list[str]:
     """The options that the runs do not have in common."""
     names = dict.fromkeys(name for each in parameters for name in each)
     return [name for name in names if len({str(each.get(name)) for each in parameters}) > 1][:PARAMETERS]

@@ -629,3 +629,21 @@ def test_twelve_metrics_fit_into_one_message(tmp_path, ranks, kind):
 
     assert ("<title>" in page) == (ranks < 8)
     assert len(page.encode()) < 40_000
+
+
+def test_runs_are_compared_by_their_curves_first(tmp_path):
+    curves = {"test_accuracy": (10, lambda step: step / 100)}
+    folders = [reporting(tmp_path / name, 2, 60, **curves) for name in "ab"]
+    for folder, lr in zip(folders, ("0.1", "0.2"), strict=True):
+        manifest = json.loads(folder.manifest.read_text())
+        folder.manifest.write_text(json.dumps(manifest | {"parameters": {"lr": lr, "steps": "60"}}))
+    comparison = compare([SimpleNamespace(folder=folder) for folder in folders])
+
+    html = comparison._repr_mimebundle_()["text/html"]
+    pictures = [base64.b64decode(data).decode() for data in re.findall(r"base64,([^\"]+)", html)]
+
+    assert html.index("<img") < html.index("<table")
+    assert all(title in pictures[0] for title in ("loss", "test_accuracy", "step 60"))
+    assert "the same in all runs: ranks 2" in html
+    assert [row["lr"] for row in comparison._rows()] == ["0.1", "0.2"]
+    assert "steps" not in comparison._rows()[0]

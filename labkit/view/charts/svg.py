@@ -37,11 +37,12 @@ NICE = (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10)
 
 @dataclass(frozen=True)
 class Chart:
-    """`series` by rank; `show` formats a y value; axis labels are round in `unit`; `restarts` are the x of restarts,
-    `changes` also say what was set; `limit` is drawn as a line unless it is far beyond the data; `peak` is a dotted
-    line; `thin` are fainter lines of the same ranks; `evaluated` is one thick line, whose `best` ("lowest" or
-    "highest") point is marked; `note` follows the title. The y axis starts at zero if `from_zero`; it is logarithmic if
-    `log`, or if that is None and the values, which need not start at zero, span more than 1.5 decades.
+    """`series` by rank, or by another number that `label` names; `show` formats a y value; axis labels are round in
+    `unit`; `restarts` are the x of restarts, `changes` also say what was set; `limit` is drawn as a line unless it is
+    far beyond the data; `peak` is a dotted line; `thin` are fainter lines of the same ranks; `evaluated` is one thick
+    line, whose `best` ("lowest" or "highest") point is marked; `note` follows the title. The y axis starts at zero if
+    `from_zero`; it is logarithmic if `log`, or if that is None and the values, which need not start at zero, span more
+    than 1.5 decades.
     """
 
     title: str
@@ -58,6 +59,7 @@ class Chart:
     best: str = ""
     from_zero: bool = True
     log: bool | None = False
+    label: Callable[[int], str] = "rank {}".format
 
     def best_point(self) -> tuple[float, float] | None:
         """(x, y) of the best evaluated value."""
@@ -170,13 +172,15 @@ def _chart(chart: Chart, sheet: _Sheet, banded: bool) -> str:
     frame = _frame(chart, sheet, min(map(LOW, points)), max(high, chart.limit or 0.0) if near else high)
     if banded:
         lines, outlier = band(chart.series, frame.x, frame.y, CELLS if sheet.charts <= 4 else CELLS // 2)
-        key = f"band: all · dashed: rank {outlier}"
+        key = f"band: all · dashed: {chart.label(outlier)}" if outlier is not None else ""
         lines += f'<text x="{WIDTH - 50}" y="{HEIGHT - 5}" text-anchor="end" opacity=".75">{key}</text>'
     else:
         lines = "".join(_line(rank, line, frame) for rank, line in drawn.items() if line)
         lines += "".join(_thin_line(rank, line, frame) for rank, line in thin.items() if line)
     lines += _evaluated(chart, evaluated, frame) if evaluated else ""
-    hovered = {f"rank {rank}": line for rank, line in drawn.items()} | ({"evaluated": evaluated} if evaluated else {})
+    hovered = {chart.label(rank): line for rank, line in drawn.items()} | (
+        {"evaluated": evaluated} if evaluated else {}
+    )
     return (
         title
         + _axes(chart, frame, sheet)
@@ -335,6 +339,6 @@ def _thinned(line: Line, most: int) -> list[tuple[float, ...]]:
 
 
 def _summary(chart: Chart) -> str:
-    ends = [f"rank {r} {chart.show(s.points()[-1][3])}" for r, s in chart.series.items() if s.points()]
+    ends = [f"{chart.label(r)} {chart.show(s.points()[-1][3])}" for r, s in chart.series.items() if s.points()]
     best = [f"best evaluated {chart.show(point[1])}"] if (point := chart.best_point()) else []
     return f"{chart.title}: " + (", ".join(ends[:8] + best) or "no data")

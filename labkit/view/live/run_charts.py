@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from labkit.view import words
 from labkit.view.charts.bands import MANY, Line
 from labkit.view.charts.svg import Chart, charts
 
-__all__ = ["AXES", "SCALES", "SIZES", "Look", "charts_svg", "run_charts", "titles"]
+__all__ = ["AXES", "SCALES", "SIZES", "Look", "charts_svg", "curves", "run_charts", "titles"]
 
 AXES = ("time", "step", "samples")
 SCALES = {"automatic": None, "linear": False, "logarithmic": True}
@@ -129,6 +129,31 @@ def run_charts(reader: RunReader, look: Look) -> list[Chart]:
         memory,
         *(scalar(title, *names, {}, "") for title, names in list(pairs.items())[:MOST_SCALARS]),
     ]
+
+
+def curves(reader: RunReader) -> dict[str, Line]:
+    """By title: the loss, the mean over the ranks, and every evaluated metric, over steps."""
+    histories = list(reader.ranks.values())
+    if not histories:
+        return {}
+    place = _place(reader, histories[0], "step")
+    lines: dict[str, Line] = {"loss": _Shown(_Mean([h.series["loss"] for h in histories]), 0.0, place)}
+    for _, name in _pairs(histories).values():
+        if teller := next((h for h in histories if name and _is_curve(h, name)), None):
+            lines[name] = _Shown(teller.scalars[name], 0.0, _place(reader, teller, "step"))
+    return {title: line for title, line in lines.items() if line.points()}
+
+
+@dataclass(frozen=True)
+class _Mean:
+    """The mean of lines whose points have about the same x."""
+
+    lines: Sequence[Line]
+
+    def points(self) -> list[tuple[float, float, float, float]]:
+        every = zip(*(points for line in self.lines if (points := line.points())), strict=False)
+        means = ((each[0][0], sum(point[3] for point in each) / len(each)) for each in every)
+        return [(x, mean, mean, mean) for x, mean in means]
 
 
 def _pairs(histories: Iterable[RankHistory]) -> dict[str, tuple[str, str]]:
