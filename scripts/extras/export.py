@@ -52,8 +52,9 @@ def write(model, weights, folder, args, adapter):
             whole = own_class(model.config).to(next(iter(weights.values())).dtype)
         if hasattr(model, "generation_config"):
             whole.generation_config = model.generation_config
-        tied = getattr(whole, "all_tied_weights_keys", {})
-        whole.save_pretrained(folder, state_dict={n: tensor for n, tensor in weights.items() if n not in tied})
+        tied, shapes = getattr(whole, "all_tied_weights_keys", {}), {n: p.shape for n, p in whole.named_parameters()}
+        weights = {n: w.reshape(shapes.get(n, w.shape)) for n, w in weights.items() if n not in tied}  # scalars as such
+        whole.save_pretrained(folder, state_dict=weights)
     else:
         folder.mkdir(parents=True, exist_ok=True)
         save_file({name: tensor.contiguous() for name, tensor in weights.items()}, folder / "model.safetensors")

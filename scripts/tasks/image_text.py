@@ -16,6 +16,7 @@ def configuration(args):
 
 
 # %% model
+from torch import nn
 from transformers import AutoModel
 
 
@@ -24,6 +25,7 @@ def Model():
     model = model_of(AutoModel, configuration(args), args)
     if not hasattr(model, "logit_scale") or hasattr(model, "logit_bias"):
         raise SystemExit(f"--model {args.model} is a {type(model).__name__}: this task's loss is that of a CLIP model")
+    model.logit_scale = nn.Parameter(model.logit_scale.detach().reshape(1))  # fully_shard takes no scalars
     return model
 
 
