@@ -242,8 +242,13 @@ class Run(Reachable):
         return Timeline(self.folder)
 
     def report(self) -> Path:
-        """Write `report.html` into the run folder and return its path."""
-        return write_report(self.folder)
+        """Write `report.html` into the run folder and return its path; a notebook shows a link to it."""
+        path = write_report(self.folder)
+        if ui() != "text":
+            from IPython.display import FileLink, display
+
+            display(FileLink(os.path.relpath(path)))
+        return path
 
     def show(self) -> None:
         """Display the run: live while it is active, if the front end supports it, otherwise as static figures."""

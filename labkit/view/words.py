@@ -9,11 +9,14 @@ from labkit.record import RankHistory, RunFolder, RunReader, State
 from labkit.record.folder import read_json
 from labkit.record.metrics_file import finite, number
 from labkit.record.reader import DESCRIBING
+from labkit.record.text import plain
 from labkit.record.units import gib
 
 __all__ = ["gib", "headline", "progress", "quantity", "reported", "seconds", "throughput", "together"]
 
 SHOWN_VALUES = 12
+SHOWN_RANKS = 8
+LONGEST_TEXT = 80
 LONGEST_NAME = 40
 
 
@@ -91,7 +94,7 @@ def progress(reader: RunReader, state: State) -> str:
     if not step:
         passes = finite((beat or first.end).get("passes")) or 0.0
         why = f": {passes:,.0f} backward passes, but no torch.optim optimizer has stepped" if passes > 1 else ""
-        before = f"in the first step{why}" if doing == "first step" else "preparing: no step yet"
+        before = f"in the first step{why}" if doing == "first step" else f"preparing: {starting(reader)}"
         return f"no step completed{why}" if state.is_final else before
     text = f"step {step:,} of {total:,} ({step / total:.0%})" if total else f"step {step:,}"
     elapsed = first.totals["seconds"]
@@ -103,6 +106,15 @@ def progress(reader: RunReader, state: State) -> str:
         return text
     left = (total - step) * elapsed / first.totals["steps"]
     return f"{text}, about {seconds(round(left) or 1)} left"
+
+
+def starting(reader: RunReader) -> str:
+    """What the ranks are doing before their first step: `importing torch`, or by rank where they differ."""
+    beats = {rank: _last_beat(reader.folder.latest, rank) for rank in list(reader.ranks)[:SHOWN_RANKS]}
+    each = {rank: plain(str(beat.get("starting") or "no step yet"))[:LONGEST_TEXT] for rank, beat in beats.items()}
+    if len(set(each.values())) == 1:
+        return next(iter(each.values()))
+    return ", ".join(f"rank {rank} {text}" for rank, text in each.items()) or "no step yet"
 
 
 def _last_beat(folder: RunFolder, rank: int) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from labkit.record.folder import RunFolder, read_json, write_json
 from labkit.worker.memory import resident_set
 from labkit.worker.probe import Probe
 from labkit.worker.reports import Reports
+from labkit.worker.starting import doing_now
 
 __all__ = ["Heartbeat", "record_collectives"]
 
@@ -70,6 +71,7 @@ class Heartbeat:
             "thread": threading.get_native_id(),
             "step": self._probe.step,
             "doing": self._probe.doing,
+            "starting": "" if self._probe.step else doing_now(),
             "passes": self._probe.passes,
             "paused": self._probe.reach is not None and self._probe.reach.paused,
             "moved": self._probe.moved,
