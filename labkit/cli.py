@@ -20,6 +20,7 @@ from labkit.errors import LabError
 from labkit.kaggle.verbs import add_verbs
 from labkit.record.state import StateName
 from labkit.record.text import plain
+from labkit.view.export import FORMATS
 from labkit.view.run_list import RunList
 from labkit.write import check_flags, completed, extra_options, options_of, read_back, script_names
 from labkit.write.call_options import whole_number
@@ -314,6 +315,11 @@ def _add_run_verbs(verb: AddVerb) -> None:
     ):
         which = "an id, part of one, a path, or latest"
         verb(name, run, help).add_argument("which", nargs="?", default=default, help=which)
+    exporting = verb("export", _export, "write a run's metrics for other programs")
+    exporting.add_argument("which", help="an id, part of one, a path, or latest")
+    exporting.add_argument("to", choices=FORMATS)
+    exporting.add_argument("path", nargs="?", help="the file or folder to write")
+    exporting.add_argument("--project", default="labkit", help="of trackio or wandb (default: labkit)")
     ask = verb("ask", _ask, "the value of an expression on every rank of a running training, at the same step")
     ask.add_argument("which", help="an id, part of one, a path, or latest")
     ask.add_argument("expression", help='for example "loss.item(), x.shape"')
@@ -376,6 +382,11 @@ def _stop(arguments: argparse.Namespace, rest: list[str]) -> None:
 
 def _stacks(arguments: argparse.Namespace, rest: list[str]) -> None:
     print(labkit.attach(arguments.which, runs_dir=arguments.runs_dir).stacks())
+
+
+def _export(arguments: argparse.Namespace, rest: list[str]) -> None:
+    run = labkit.attach(arguments.which, runs_dir=arguments.runs_dir)
+    print(plain(run.export(arguments.to, arguments.path, project=arguments.project)))
 
 
 def _ask(arguments: argparse.Namespace, rest: list[str]) -> None:

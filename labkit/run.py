@@ -24,6 +24,7 @@ from labkit.record.reader import COLUMNS, rows
 from labkit.record.session import is_session
 from labkit.record.state import StateName
 from labkit.record.text import plain
+from labkit.view.export import export
 from labkit.view.frontend import check_kernel, execution_count, is_headless, ui
 from labkit.view.live.dashboard import Dashboard
 from labkit.view.live.page import attempt_ended, run_text
@@ -249,6 +250,16 @@ class Run(Reachable):
 
             display(FileLink(os.path.relpath(path)))
         return path
+
+    def export(self, to: str, path: str | os.PathLike[str] | None = None, *, project: str = "labkit") -> str:
+        """Write the metrics as "csv" or "parquet" (by default into the run's folder), for "tensorboard" (by default
+        into `tensorboard` beside the runs, which `tensorboard --logdir` reads), or into a `project` of "trackio" or
+        "wandb" (offline unless WANDB_MODE says otherwise). Returns the path, or the run's name there.
+
+        Files have one row per rank and step, as `metrics()`; the others one point per step: the mean over the ranks, of
+        memory the maximum, and up to eight ranks' own values. It can be called again while the run is active. Raises
+        LabError, also when the format's package is not installed."""
+        return export(self.folder, self.metrics(), to, path, project)
 
     def show(self) -> None:
         """Display the run: live while it is active, if the front end supports it, otherwise as static figures."""
