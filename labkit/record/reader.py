@@ -76,6 +76,7 @@ class RankHistory:
         self._steps_before = 0  # steps of the run that this one resumed
         self.reports: deque[dict[str, Any]] = deque(maxlen=KEPT_REPORTS)
         self.values: dict[str, Any] = {}  # the newest value of every name that the script reported
+        self.extremes: dict[str, tuple[float, float]] = {}  # the lowest and highest finite value of each of these names
         self.end: dict[str, Any] = {}
         self.series = {name: Series() for name in SERIES}
         self.allocation_retries = 0.0
@@ -212,6 +213,10 @@ class RankHistory:
         self.step = max(self.step, int(finite(values.get("step")) or 0))
         self.reports.append(values)
         self.values.update({k: v for k, v in values.items() if k in self.values or len(self.values) < KEPT_NAMES})
+        for name in values.keys() & self.values.keys():
+            if (value := finite(values[name])) is not None:
+                low, high = self.extremes.get(name, (value, value))
+                self.extremes[name] = (min(low, value), max(high, value))
         loss = number(values.get("loss"))
         if loss is not None:
             if not self._script_reports_loss:  # the script's own value takes precedence over the probe's

@@ -11,7 +11,7 @@ from labkit.record import Series
 from labkit.record.text import escaped
 from labkit.view.charts.bands import MANY, band
 
-__all__ = ["COLOURS", "DASHES", "Chart", "charts", "dot"]
+__all__ = ["COLOURS", "DASHES", "Chart", "charts", "dot", "spark"]
 
 # Mid-tones with contrast on white and on near-black; dashes distinguish ranks without colour.
 COLOURS = ("#2f81f7", "#e8833a", "#2da44e", "#bf5bd7", "#c9a227", "#e5534b", "#1aa6b7", "#8b949e")
@@ -20,6 +20,7 @@ DASHES = ("", "6 3", "2 2", "8 3 2 3", "12 3", "4 6", "1 3", "10 3 2 3 2 3")
 WIDTH, HEIGHT = 360, 132
 LEFT, RIGHT, TOP, BOTTOM = 52, 8, 20, 18
 POINTS_PER_CHART = 320  # over all ranks, so that eight ranks fit into one 40 kB message
+SPARK_POINTS = 32
 VISIBLE = 2  # pixels between a bin's last value and its extremes before they are drawn
 LOW, HIGH = itemgetter(1), itemgetter(2)  # of a series' point
 NEAR = 4.0  # a limit up to this multiple of the data is drawn to scale
@@ -30,7 +31,8 @@ NICE = (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10)
 class Chart:
     """`series` by rank; `show` formats a y value; axis labels are round in `unit`; `restarts` are the times of
     restarts, `changes` also say what was set; `limit` is drawn as a line unless it is far beyond the data; `peak` is a
-    dotted line; `thin` are fainter lines of the same ranks; `note` follows the title.
+    dotted line; `thin` are fainter lines of the same ranks; `note` follows the title; `names` are what the lines stand
+    for if not for ranks.
     """
 
     title: str
@@ -43,6 +45,7 @@ class Chart:
     peak: float | None = None
     note: str = ""
     thin: Mapping[int, Series] = field(default_factory=dict)
+    names: Mapping[int, str] = field(default_factory=dict)
 
 
 def charts(all_charts: list[Chart], columns: int = 2) -> str:
@@ -71,6 +74,25 @@ def dot(rank: int) -> str:
         f'<svg width="26" height="8" aria-hidden="true"><path d="M0 4H26" stroke="{colour}" stroke-width="2" '
         f'stroke-dasharray="{dash}"/></svg>'
     )
+
+
+def spark(series: Series | None, line: int | None) -> str:
+    """A series as a small picture for a table, in the style of a chart's `line`, or grey; blank without points."""
+    points = series.points() if series else []
+    group = math.ceil(len(points) / SPARK_POINTS) or 1
+    chosen = points[::-1][::group][::-1]  # ends with the newest
+    low, high = min(map(LOW, points), default=0.0), max(map(HIGH, points), default=1.0)
+    start, width = (points[0][0], points[-1][0] - points[0][0] or 1.0) if points else (0.0, 1.0)
+    places = [
+        f"{(x - start) / width * 98 + 1:.0f} {17 - (last - low) / ((high - low) or 1.0) * 15:.0f}"
+        for x, _, _, last in chosen
+    ]
+    colour = "#8b949e" if line is None else COLOURS[line % len(COLOURS)]
+    dash = "" if line is None else DASHES[line % len(DASHES)]
+    path = (
+        f'<path d="M{"L".join(places)}h1" fill="none" stroke="{colour}" stroke-width="1.4" stroke-dasharray="{dash}"/>'
+    )
+    return f'<svg width="100" height="18" viewBox="0 0 100 18" aria-hidden="true">{path if places else ""}</svg> '
 
 
 @dataclass(frozen=True)
@@ -202,5 +224,6 @@ def _thinned(series: Series, ranks: int) -> list[tuple[float, ...]]:
 
 
 def _summary(chart: Chart) -> str:
-    ends = [f"rank {r} {chart.show(s.points()[-1][3])}" for r, s in chart.series.items() if s.points()]
+    drawn = [(chart.names.get(rank, f"rank {rank}"), s.points()) for rank, s in chart.series.items()]
+    ends = [f"{name} {chart.show(points[-1][3])}" for name, points in drawn if points]
     return f"{chart.title}: " + (", ".join(ends[:8]) or "no data")
