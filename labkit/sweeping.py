@@ -139,14 +139,21 @@ class Sweep:
         print(f"{plain(self.id)}: {headline(self.results(), self._results)}", flush=True)
         return self.status()
 
-    def resume(self, *, failed: bool = False, env: Mapping[str, str] | None = None, wait: bool | None = None) -> Sweep:
+    def resume(
+        self,
+        *,
+        failed: bool = False,
+        env: Mapping[str, str] | None = None,
+        wait: bool | None = None,
+        detach: bool | None = None,
+    ) -> Sweep:
         """Run the points that have not run to their end: those that never started, were stopped or were lost. Points
         that succeeded or failed are not run again; `failed=True` also runs those that failed.
 
         `env` gives variables of the ranks again, whose values are not stored. Returns itself, immediately in an
-        interactive session. Raises LabError if the sweep is still running.
+        interactive session; `wait` and `detach` are those of `sweep`. Raises LabError if the sweep is still running.
         """
-        return self._start(environment_of(self.folder, env), failed=failed, wait=wait)
+        return self._start(environment_of(self.folder, env), failed=failed, wait=wait, detach=detach)
 
     def runs(self) -> RunList:
         """The newest run of every point that has one, in the order of the points."""

@@ -25,7 +25,6 @@ def headline(results: Sequence[Result], seen: Results) -> str:
     """`3 of 6 points succeeded, 1 failed, 2 running · best loss 0.31 at point 2 (lr=0.001)`"""
     text = counted([result.state for result in results])
     best = best_of(list(results), seen.lowest)
-    text = ", ".join([done, *others])
     if best is None:
         return text
     return f"{text} · best {seen.metric} {words.quantity(best.best, 4)} at point {best.point} ({named(best, seen)})"

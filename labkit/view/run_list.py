@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from labkit.record import State
+from labkit.record import RunFolder, State
+from labkit.record.folder import read_json
 from labkit.record.text import escaped, plain
 from labkit.view import words
 
@@ -24,7 +25,10 @@ class RunList(list[Any]):
 
     def _rows(self) -> list[tuple[str, str, str, str]]:
         states = [(run, run.status()) for run in self]
-        rows = [(plain(run.id), state.state, words.seconds(state.seconds), _sentence(state)) for run, state in states]
+        rows = [
+            (plain(run.id), state.state, words.seconds(state.seconds), _sentence(state) or _sweep_of(run.folder))
+            for run, state in states
+        ]
         return rows + [(plain(path.name), "lost", "n/a", KILLED) for path in self.unfinished]
 
     def __repr__(self) -> str:
@@ -39,6 +43,13 @@ class RunList(list[Any]):
         )
         head = "".join(f"<th {cell}>{name}</th>" for name in ("run", "state", "time", "why"))
         return f"<table><tr>{head}</tr>{body}</table>" if body else "no runs yet"
+
+
+def _sweep_of(folder: RunFolder) -> str:
+    """`point 3 of the sweep …`, if the run is one of a sweep."""
+    manifest = read_json(folder.manifest)
+    mark = manifest.get("sweep") if isinstance(manifest, dict) else None
+    return plain(f"point {mark.get('point')} of the sweep {mark.get('id')}") if isinstance(mark, dict) else ""
 
 
 def _sentence(state: State) -> str:
