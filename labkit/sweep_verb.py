@@ -34,7 +34,7 @@ def add_sweep_verb(verb: Callable[..., argparse.ArgumentParser]) -> None:
     )
     parser.add_argument("script", nargs="?", help="one of labkit's own (ddp) or the path of any torchrun script")
     SweepOptions.add_arguments(parser)
-    which = {"metavar": "WHICH", "nargs": "?", "const": "latest"}
+    which: dict[str, Any] = {"metavar": "WHICH", "nargs": "?", "const": "latest"}
     existing = parser.add_mutually_exclusive_group()
     existing.add_argument("--show", **which, help="print a sweep: an id, part of one, a path, or latest")
     existing.add_argument("--stop", **which, help="stop all runs and the queue of a sweep")

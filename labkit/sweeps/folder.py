@@ -130,9 +130,8 @@ class SweepFolder:
     def request_stop(self, points: Sequence[int] | None = None) -> None:
         """Ask the process of the sweep to stop these points, or everything."""
         before = self.requested_stop()
-        if points is not None and before is not None:
-            points = sorted({*before, *points})
-        write_json(self.stop_request, {"time": time.time(), "points": None if points is None else list(points)})
+        points = None if points is None or before is None else sorted({*before, *points})
+        write_json(self.stop_request, {"time": time.time(), "points": points})
 
     def requested_stop(self) -> list[int] | None:
         """The points whose stop was requested, empty without a request; None if it is all of them."""

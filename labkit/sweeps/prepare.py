@@ -20,7 +20,7 @@ from labkit.launcher.hardware import platform_name
 from labkit.launcher.start import LaunchRequest, check, checkpoint_arguments, removed_on_failure, script_and_file
 from labkit.launcher.torchrun import recorded_environment
 from labkit.record import RunFolder, runs_root
-from labkit.record.folder import write_json
+from labkit.record.folder import check_root, write_json
 from labkit.record.session import current_folder
 from labkit.sweeps.devices import room_for
 from labkit.sweeps.folder import SweepFolder, SweepState
@@ -81,7 +81,9 @@ def create(
         "env_names": sorted(settings),
         "cwd": str(current_folder()),
     }
-    made = RunFolder.create(runs_root(options.runs_dir) / "sweeps", str(manifest["name"]))
+    root = runs_root(options.runs_dir)
+    check_root(root)
+    made = RunFolder.create(root / "sweeps", str(manifest["name"]))
     folder = SweepFolder(made.path)
     with removed_on_failure(made):
         folder.script.write_text(str(text), encoding="utf-8")
