@@ -127,14 +127,7 @@ class Sweep:
         points = len(self._results.points)
         if point is not None and (isinstance(point, bool) or point not in range(points)):
             raise LabError(f"{self.id} has no point {point!r}; its points are 0 to {points - 1}")
-        if self.folder.is_alive():
-            self.folder.request_stop(None if point is None else [point])
-        deadline = time.monotonic() + STOPPING_SECONDS
-        while self.folder.is_alive() and not self._has_stopped(point) and time.monotonic() < deadline:
-            time.sleep(POLL_SECONDS / 4)
-        # whatever its process has not stopped: it may have been killed
-        active = [result for result in self.results() if result.is_active and point in (None, result.point)]
-        stop_runs([result.folder for result in active if result.folder is not None])
+        self._stop(point)
         self._finish_view()
         print(f"{plain(self.id)}: {headline(self.results(), self._results)}", flush=True)
         return self.status()
@@ -172,7 +165,8 @@ class Sweep:
         `seconds` of the run."""
         import pandas as pd
 
-        fields = ("run", "state", "rung", "step", "loss", "last", "best", "seconds")
+        rung = ("rung",) if self._results.manifest["rungs"] else ()
+        fields = ("run", "state", *rung, "step", "loss", "last", "best", "seconds")
         rows = [
             {"point": r.point, **r.parameters, **{name: getattr(r, name) for name in fields}} for r in self.results()
         ]
@@ -193,7 +187,7 @@ class Sweep:
         from IPython.display import display
 
         if ui() == "svg" and not self.status().is_final:
-            self._dashboard = SweepDashboard(self.folder, stop=self.stop)
+            self._dashboard = SweepDashboard(self.folder, stop=self._stop)
             self._dashboard.show()
         else:
             self._handle = display(self._bundle(), raw=True, display_id=True)
@@ -217,6 +211,20 @@ class Sweep:
         if headless if wait is None else wait:
             self.wait()
         return self
+
+    def _stop(self, point: int | None = None) -> None:
+        """Stop without output: the live view calls it in a thread."""
+        if self.folder.is_alive():
+            self.folder.request_stop(None if point is None else [point])
+        seen = Results(self.folder)
+        deadline = time.monotonic() + STOPPING_SECONDS
+        while self.folder.is_alive() and time.monotonic() < deadline:
+            if point is not None and not seen.poll()[point].is_pending:
+                return
+            time.sleep(POLL_SECONDS / 4)
+        # whatever its process has not stopped: it may have been killed
+        active = [result for result in seen.poll() if result.is_active and point in (None, result.point)]
+        stop_runs([result.folder for result in active if result.folder is not None])
 
     def _follow(self, timeout: float | None) -> None:
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -244,7 +252,7 @@ class Sweep:
 
     def _has_ended(self, result: Result, final: bool) -> bool:
         """Whether no more is to come of a point: under successive halving another rung may."""
-        return not result.is_active and result.state != "waiting" and (final or not self._results.manifest["rungs"])
+        return not result.is_pending and (final or not self._results.manifest["rungs"])
 
     def _line(self, result: Result) -> str:
         parts = [f"point {result.point} ({named(result, self._results)}): {result.state}"]
@@ -253,9 +261,6 @@ class Sweep:
         if result.best is not None:
             parts.append(f"best {self._results.metric} {result.best:.4g}")
         return " · ".join([*parts, *([result.why.partition("\n")[0]] if result.why else [])])
-
-    def _has_stopped(self, point: int | None) -> bool:
-        return point is not None and self.results()[point].state not in ("waiting", "starting", "running")
 
     def _finish_view(self) -> None:
         if not self.status().is_final:

@@ -36,6 +36,7 @@ from labkit.write.launch_options import LaunchOptions
 __all__ = [
     "LaunchRequest",
     "check",
+    "check_values",
     "checkpoint_arguments",
     "removed_on_failure",
     "script_and_file",
@@ -181,6 +182,13 @@ def check(
         names = [name for name, value in parameters.items() if value is not None]
         script = _completed(script, names, checks.check_arguments(args))
     checks.check_imports(script, [script_folder(path), *filter(None, python_path.split(os.pathsep))])
+    return check_values(script, path, args, parameters, ranks)
+
+
+def check_values(
+    script: Script, path: Path | None, args: Sequence[Any], parameters: Mapping[str, Any], ranks: int
+) -> LaunchRequest:
+    """Check arguments for a script that has been checked itself. Raises LaunchError or ScriptError."""
     argv = checks.check_arguments([*command_line(script, parameters), *checks.check_arguments(args)])
     if path is None:  # a user's own script may add options in another module
         check_flags(script, argv)

@@ -17,7 +17,14 @@ from typing import Any
 from labkit.errors import LabError, RunFolderError, ScriptError
 from labkit.launcher import checks
 from labkit.launcher.hardware import platform_name
-from labkit.launcher.start import LaunchRequest, check, checkpoint_arguments, removed_on_failure, script_and_file
+from labkit.launcher.start import (
+    LaunchRequest,
+    check,
+    check_values,
+    checkpoint_arguments,
+    removed_on_failure,
+    script_and_file,
+)
 from labkit.launcher.torchrun import recorded_environment
 from labkit.record import RunFolder, runs_root
 from labkit.record.folder import check_root, write_json
@@ -53,7 +60,7 @@ def create(
     room = room_for(options.nproc_per_node, options.backend, options.at_once, settings)
     rungs = _rungs(text, source, options, points) if options.halving else None
     python_path = settings.get("PYTHONPATH", "")
-    requests = [_checked(text, source, args, point, room.ranks, python_path) for point in points]
+    requests = _checked(text, source, args, points, room.ranks, python_path)
     manifest = {
         "format": 1,
         "name": str(options.name or text.name),
@@ -142,21 +149,41 @@ def environment_of(folder: SweepFolder, env: Mapping[str, str] | None) -> dict[s
 
 
 def _checked(
-    script: Script, source: Path | None, args: list[str], point: Mapping[str, Any], ranks: int, python_path: str
-) -> LaunchRequest:
-    """The launch of a point, checked. An unknown name may be a mistyped option of the sweep."""
-    parameters = dict(point)
-    more = checks.check_arguments(parameters.pop("args", []))
-    try:
-        return check(script, [*args, *more], parameters, ranks, python_path, source=source)
-    except ScriptError:
-        declared = options_of(completed(script, [*parameters]) if source is None else script)
-        for name in parameters:
-            if name not in declared and (close := get_close_matches(name, SweepOptions.own_names(), n=1)):
-                raise ScriptError(
-                    f"neither sweep nor {script.name}.py takes a parameter {name!r}; did you mean {close[0]!r}?"
-                ) from None
-        raise
+    script: Script,
+    source: Path | None,
+    args: list[str],
+    points: list[dict[str, Any]],
+    ranks: int,
+    python_path: str,
+) -> list[LaunchRequest]:
+    """The launch of every point. The script is checked once for each set of parameters: they decide about its extras,
+    and their values about nothing but the arguments."""
+    checked: dict[frozenset[str], LaunchRequest] = {}
+    requests = []
+    for point in points:
+        parameters = dict(point)
+        words = [*args, *checks.check_arguments(parameters.pop("args", []))]
+        names = frozenset(name for name, value in parameters.items() if value is not None).union(words[len(args) :])
+        try:
+            if names in checked:
+                request = check_values(checked[names].script, source, words, parameters, ranks)
+            else:
+                request = checked[names] = check(script, words, parameters, ranks, python_path, source=source)
+        except ScriptError as error:
+            raise _option_meant(script, source, parameters) or error from None
+        requests.append(request)
+    return requests
+
+
+def _option_meant(script: Script, source: Path | None, parameters: Mapping[str, Any]) -> ScriptError | None:
+    """An error for a parameter that looks like a mistyped option of the sweep, if there is one."""
+    declared = options_of(completed(script, [*parameters]) if source is None else script)
+    for name in parameters:
+        if name not in declared and (close := get_close_matches(name, SweepOptions.own_names(), n=1)):
+            return ScriptError(
+                f"neither sweep nor {script.name}.py takes a parameter {name!r}; did you mean {close[0]!r}?"
+            )
+    return None
 
 
 def _rungs(script: Script, source: Path | None, options: SweepOptions, points: list[dict[str, Any]]) -> list[int]:

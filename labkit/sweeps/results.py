@@ -47,6 +47,11 @@ class Result:
     def is_active(self) -> bool:
         return self.state in ("starting", "running")
 
+    @property
+    def is_pending(self) -> bool:
+        """Whether it runs or waits."""
+        return self.is_active or self.state == "waiting"
+
     def __repr__(self) -> str:
         text = ", ".join(f"{name}={value}" for name, value in self.parameters.items())
         return (

@@ -75,6 +75,7 @@ class Sweeper:
         self.active: dict[Job, RunFolder] = {}
         self.not_launched: dict[str, list[str]] = {}
         self.asked: set[Job] = set()  # to stop
+        self.adopted: set[Job] = set()  # started by an earlier process
         self.stopper = ThreadPoolExecutor(STOPPING_AT_ONCE)
         self.signalled = ""
         self.started = time.time()
@@ -103,6 +104,7 @@ class Sweeper:
             state = read_state(run)
             if not state.is_final:
                 self.states[job], self.active[job] = "running", run
+                self.adopted.add(job)
             elif state.state in final:
                 self._settle(job, run, state.state)
 
@@ -110,8 +112,13 @@ class Sweeper:
         """Note which runs have ended, with all of their processes."""
         for job, run in [*self.active.items()]:
             state = read_state(run)
-            if state.is_final and not supervisor_is_alive(run, state):
-                del self.active[job]
+            if not state.is_final or supervisor_is_alive(run, state):
+                continue
+            del self.active[job]
+            if job in self.adopted and state.state in ("stopped", "lost") and not run.stop_request.exists():
+                del self.states[job]  # it ended because the earlier process did, so it runs again
+                self.adopted.remove(job)
+            else:
                 self._settle(job, run, state.state)
 
     def _settle(self, job: Job, run: RunFolder, state: str) -> None:

@@ -34,7 +34,9 @@ def ran(tmp_path):
 def no_sweeper_is_left(runs_dir):
     """A process of a sweep carries no run's marker."""
     yield
-    left = sweepers(runs_dir)
+    deadline = time.monotonic() + 5.0
+    while (left := sweepers(runs_dir)) and time.monotonic() < deadline:
+        time.sleep(0.05)
     for process in left:
         process.kill()
     assert not left
