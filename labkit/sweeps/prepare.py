@@ -38,6 +38,7 @@ from labkit.write import Script, completed, options_of
 
 __all__ = ["create", "environment_of", "start_process"]
 
+ENDING_SECONDS = 10.0  # the process of a sweep exits shortly after it has written the final state
 _processes: list[subprocess.Popen[bytes]] = []  # one that has ended is a zombie until it is polled
 
 
@@ -106,8 +107,11 @@ def start_process(folder: SweepFolder, env: Mapping[str, str], *, tied: bool, fa
     manifest = folder.read_manifest()
     _processes[:] = [process for process in _processes if process.poll() is None]
     with _starting(folder):
-        if folder.is_alive():
-            raise LabError(f"{folder.id} is already running; sweep.wait() waits for it, sweep.stop() stops it")
+        latest = time.monotonic() + ENDING_SECONDS
+        while folder.is_alive():
+            if not folder.read_state().is_final or time.monotonic() > latest:
+                raise LabError(f"{folder.id} is already running; sweep.wait() waits for it, sweep.stop() stops it")
+            time.sleep(0.02)
         folder.stop_request.unlink(missing_ok=True)
         reader, writer = os.pipe()
         try:

@@ -54,6 +54,8 @@ def main() -> None:
     request = Request(**json.load(sys.stdin))
     folder.write_agent(os.getpid())
     sweeper = Sweeper(folder, request, owner)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, sweeper.on_signal)
     try:
         sweeper.run()
     except Exception as error:
@@ -80,8 +82,6 @@ class Sweeper:
         self.signalled = ""
         self.started = time.time()
         self.gpus_tried = -GPU_POLL_SECONDS
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, self._on_signal)
         self._adopt(failed=request.failed)
         self.write()
 
@@ -216,7 +216,7 @@ class Sweeper:
         except OSError as error:  # a full disk, a deleted folder: the runs matter more
             print(f"state.json could not be written: {error}", flush=True)
 
-    def _on_signal(self, number: int, _: object) -> None:
+    def on_signal(self, number: int, _: object) -> None:
         self.signalled = signal.Signals(number).name
 
 

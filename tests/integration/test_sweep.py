@@ -14,11 +14,17 @@ from pathlib import Path
 import psutil
 import pytest
 from conftest import SCRIPTS
+from faults.scene import Kernel
 
 import labkit
 from labkit import LabError, LaunchError, RankFailedError, RunFolderError, ScriptError, Sweep
+from labkit.launcher import hardware as hardware_module
+from labkit.launcher.hardware import Gpu
 from labkit.record.folder import read_json
 from labkit.sweeps.folder import RunIndex
+from labkit.sweeps.options import SweepOptions
+from labkit.sweeps.prepare import create
+from labkit.sweeps.sweeper import Request, Sweeper
 
 SWEPT = SCRIPTS / "swept.py"
 SWEEPER = "labkit.sweeps.sweeper"
@@ -118,13 +124,11 @@ def test_a_sweep_that_was_stopped_leaves_nothing_and_resumes_what_is_missing(ran
     sweep = labkit.sweep(SWEPT, lr=values, seconds=3.0, at_once=1, ran=str(ran), detach=True, wait=False)
     with pytest.raises(LabError, match="is already running"):
         sweep.resume()
-    until(lambda: lines_of(ran) and active(sweep))
+    until(lambda: [result.state for result in sweep.results()][:2] == ["succeeded", "running"])
     state = sweep.stop()
-    states = [result.state for result in sweep.results()]
 
     assert (state.state, state.sentence) == ("stopped", "stopped on request")
-    assert states[0] == "succeeded"
-    assert "stopped" in states
+    assert [result.state for result in sweep.results()] == ["succeeded", "stopped", "waiting"]
     assert not sweepers(sweep.folder.runs)
     assert sweep.stop().state == "stopped"  # harmless
     sweep.resume()
@@ -202,6 +206,40 @@ def test_nothing_but_failures_is_an_error_and_failed_points_run_again_on_request
             sweep.resume(failed=failed)
         assert len(labkit.runs()) == runs
     assert len(RunIndex(sweep.folder).poll()) == 1
+
+
+def test_a_sweep_in_a_notebook_is_shown_live_and_survives_its_kernel(ran):
+    kernel = Kernel(os.environ | {"LABKIT_UI": "svg"})
+    try:
+        code = f"sweep = labkit.sweep({str(SWEPT)!r}, lr=[0.1, 0.2], seconds=2.0, at_once=1, ran={str(ran)!r})"
+        assert kernel.run(f"import labkit\n{code}") == ""
+        sweep = Sweep.attach()
+        until(lambda: active(sweep))
+        until(lambda: "point" in kernel.run("print(sweep._dashboard._html.value)"), seconds=10)
+    finally:
+        kernel.close()
+    state = sweep.wait(WAIT_SECONDS)
+
+    assert (state.state, state.sentence) == ("succeeded", "2 of 2 points succeeded")
+    assert sorted(line["lr"] for line in lines_of(ran)) == [0.1, 0.2]
+
+
+def test_each_run_has_a_simulated_gpu_of_its_own_and_none_that_another_run_holds(ran, monkeypatch, tmp_path):
+    t4 = Gpu("Tesla T4", 15 << 30, (7, 5))
+    monkeypatch.setattr(hardware_module, "_gpus", lambda visible: (t4,) * (len(visible.split(",")) if visible else 3))
+    other = labkit.launch(
+        SWEPT, nproc_per_node=1, seconds=600, ran=os.devnull, env={"CUDA_VISIBLE_DEVICES": "1"}, wait=False
+    )
+    folder = create(SWEPT, SweepOptions(), {"lr": [0.1, 0.2, 0.3], "seconds": 1.0, "ran": str(ran)}, {})
+    Sweeper(folder, Request(), owner=0).run()
+    other.stop(grace=0)
+    lines = lines_of(ran)
+
+    assert folder.read_state().sentence == "3 of 3 points succeeded"
+    assert {line["gpus"] for line in lines} == {"0", "2"}
+    assert max(most_at_once([line for line in lines if line["gpus"] == gpu]) for gpu in "02") == 1
+    with pytest.raises(LaunchError, match="at_once=4 runs of 1 GPU each need 4 GPUs; this machine has 3, enough for 3"):
+        labkit.sweep(SWEPT, lr=[1, 2], at_once=4)
 
 
 @pytest.mark.parametrize(

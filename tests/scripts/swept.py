@@ -31,5 +31,6 @@ if saved:
     saved.write_text(str(args.steps))
 line = {"lr": args.lr, "seed": args.seed, "first": first, "started": started, "ended": time.time(), "words": args.words}
 line |= {"threads": os.environ.get("OMP_NUM_THREADS"), "secret": os.environ.get("SOME_TOKEN")}
+line["gpus"] = os.environ.get("CUDA_VISIBLE_DEVICES")
 with Path(args.ran).open("a") as file:
     file.write(json.dumps(line) + "\n")
