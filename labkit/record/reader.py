@@ -79,6 +79,7 @@ class RankHistory:
         self.extremes: dict[str, tuple[float, float]] = {}  # the lowest and highest finite value of each of these names
         self.end: dict[str, Any] = {}
         self.series = {name: Series() for name in SERIES}
+        self.loss_by_step = Series(1.0)
         self.allocation_retries = 0.0
         self.communicates = False  # whether the time that it waits for collectives is known
         self.memory_limit: float | None = None  # bytes of the device, or of the host for ranks on the CPU
@@ -221,7 +222,7 @@ class RankHistory:
         if loss is not None:
             if not self._script_reports_loss:  # the script's own value takes precedence over the probe's
                 self._script_reports_loss, self.loss_of = True, ""
-                self.series["loss"], self.lost_at = Series(), None
+                self._forget_losses()
             self._take_loss(t, loss)
 
     def _take_probed_loss(self, t: float, record: dict[str, Any]) -> None:
@@ -230,7 +231,7 @@ class RankHistory:
             self._training, self.loss_of = training, ""
             self.latest.pop("loss", None)
         if record.get("void_after") == 0:
-            self.series["loss"], self.lost_at = Series(), None
+            self._forget_losses()
         if "loss" in record:
             self.loss_of = str(record.get("loss_of", PASSED))[:LONGEST_TEXT]
             self.latest.pop("loss", None)
@@ -238,9 +239,13 @@ class RankHistory:
         if loss is not None:
             self._take_loss(t, loss)
 
+    def _forget_losses(self) -> None:
+        self.series["loss"], self.loss_by_step, self.lost_at = Series(), Series(1.0), None
+
     def _take_loss(self, t: float, loss: float) -> None:
         self.latest["loss"] = loss
         self.series["loss"].add(t, loss)
+        self.loss_by_step.add(self.step, loss)
         if self.lost_at is None and self.series["loss"].not_finite:
             self.lost_at = self.step
 

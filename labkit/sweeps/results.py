@@ -26,7 +26,8 @@ class Measured(NamedTuple):
 @dataclass(frozen=True)
 class Result:
     """One point: its parameters, its newest run and what that has reached. `seconds` is how long that run took or has
-    taken; `best` is the best finite value of the sweep's metric, as the lowest rank that has it reported it."""
+    taken; `best` is the best finite value of the sweep's metric, as the lowest rank that has it reported it; `series`
+    is the loss by step."""
 
     point: int
     parameters: dict[str, Any]
@@ -109,7 +110,7 @@ class Results:
             values.lowest if self.lowest else values.highest,
             state.seconds,
             str((state.cause or {}).get("sentence") or state.notice or ""),
-            first.series["loss"] if first else None,
+            first.loss_by_step if first else None,
             run,
         )
         if state.is_final:

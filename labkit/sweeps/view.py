@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from labkit.record.text import escaped, plain
 from labkit.sweeps.folder import SweepState
@@ -12,7 +12,7 @@ from labkit.view.charts.bands import MANY
 from labkit.view.charts.images import as_image
 from labkit.view.charts.svg import Chart, charts, spark
 from labkit.view.live.page import MARKS, TINTS
-from labkit.view.live.tables import grid
+from labkit.view.live.tables import CELL, HEAD, ROW, TABLE
 from labkit.view.plan_tables import aligned
 
 __all__ = ["headline", "named", "sweep_bundle", "sweep_html", "sweep_text"]
@@ -44,12 +44,12 @@ def sweep_html(title: str, state: SweepState, results: Sequence[Result], seen: R
     )
     shown = _shown(results, seen)
     lines = {result.point: i for i, result in enumerate(_overlaid(shown, seen))}
-    marks = [spark(result.series, lines.get(result.point)) for result in shown]
+    pictures = [spark(result.series, lines.get(result.point)) for result in shown]
     return (
         '<div style="font-family:system-ui,sans-serif;font-size:13px;line-height:1.5;max-width:760px">'
         f"<div>{mark} <b>{escaped(title)}</b> · {words.seconds(state.seconds)}</div>"
         f"<div>{escaped(headline(results, seen))}</div>{_why(state, results)}"
-        f"{_overlay(shown, lines, seen)}{grid([_row(result, seen) for result in shown], marks)}"
+        f"{_overlay(shown, lines, seen)}{_table([_row(result, seen) for result in shown], pictures)}"
         f"{_more(len(results) - len(shown))}</div>"
     )
 
@@ -100,7 +100,21 @@ def _overlay(shown: Sequence[Result], lines: dict[int, int], seen: Results) -> s
     series = {lines[result.point]: result.series for result in overlaid if result.series is not None}
     names = {lines[result.point]: f"point {result.point} ({named(result, seen)})" for result in overlaid}
     note = "" if len(overlaid) == len(seen.points) else f"of the best {len(overlaid)} points"
-    return charts([Chart("loss", series, words.quantity, note=note, names=names)], columns=1)
+    return charts([Chart("loss", series, words.quantity, note=note, names=names, by_step=True)], columns=1)
+
+
+def _table(rows: Sequence[Mapping[str, str]], pictures: Sequence[str]) -> str:
+    """The rows with their pictures as the last column."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    head = "".join(f'<th style="{HEAD};text-align:right">{escaped(name)}</th>' for name in [*names, "loss by step"])
+    lines = [
+        "".join(
+            f'<td style="{CELL}">{text}</td>' for text in [*(escaped(row.get(name, "")) for name in names), picture]
+        )
+        for row, picture in zip(rows, pictures, strict=True)
+    ]
+    body = "".join(f"{ROW}{line}</tr>" for line in lines)
+    return f'<div style="overflow-x:auto">{TABLE}{ROW}{head}</tr>{body}</table></div>'
 
 
 def _row(result: Result, seen: Results) -> dict[str, str]:

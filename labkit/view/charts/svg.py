@@ -32,7 +32,7 @@ class Chart:
     """`series` by rank; `show` formats a y value; axis labels are round in `unit`; `restarts` are the times of
     restarts, `changes` also say what was set; `limit` is drawn as a line unless it is far beyond the data; `peak` is a
     dotted line; `thin` are fainter lines of the same ranks; `note` follows the title; `names` are what the lines stand
-    for if not for ranks.
+    for if not for ranks; `by_step`: x is the optimizer step instead of seconds since the launch.
     """
 
     title: str
@@ -46,6 +46,7 @@ class Chart:
     note: str = ""
     thin: Mapping[int, Series] = field(default_factory=dict)
     names: Mapping[int, str] = field(default_factory=dict)
+    by_step: bool = False
 
 
 def charts(all_charts: list[Chart], columns: int = 2) -> str:
@@ -92,7 +93,10 @@ def spark(series: Series | None, line: int | None) -> str:
     path = (
         f'<path d="M{"L".join(places)}h1" fill="none" stroke="{colour}" stroke-width="1.4" stroke-dasharray="{dash}"/>'
     )
-    return f'<svg width="100" height="18" viewBox="0 0 100 18" aria-hidden="true">{path if places else ""}</svg> '
+    return (
+        '<svg width="100" height="18" viewBox="0 0 100 18" aria-hidden="true" style="vertical-align:middle">'
+        f"{path if places else ''}</svg>"
+    )
 
 
 @dataclass(frozen=True)
@@ -148,9 +152,12 @@ def _axes(chart: Chart, frame: _Frame) -> str:
         for x, text in marks
         if frame.x0 <= x <= frame.x1
     )
+    first, last = f"{_clock(frame.x0)} after launch", _clock(frame.x1)
+    if chart.by_step:
+        first, last = f"step {math.floor(frame.x0):,}", f"{math.floor(frame.x1):,}"
     return (
-        f'{across}{again}<text x="{LEFT}" y="{HEIGHT - 5}" opacity=".75">{_clock(frame.x0)} after launch</text>'
-        f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 5}" text-anchor="end" opacity=".75">{_clock(frame.x1)}</text>'
+        f'{across}{again}<text x="{LEFT}" y="{HEIGHT - 5}" opacity=".75">{first}</text>'
+        f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 5}" text-anchor="end" opacity=".75">{last}</text>'
     )
 
 
