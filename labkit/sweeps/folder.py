@@ -108,11 +108,11 @@ class SweepFolder:
         if state.is_final or alive:
             return state
         sentence = (
-            "the process of the sweep is gone (killed, or the machine was rebooted); resume() runs what is missing"
+            "the process of the sweep is gone (killed, or the machine was rebooted; its log is sweeper.log in its "
+            "folder); resume() runs what is missing"
         )
-        return replace(
-            state, state="lost", ended=max([state.started, *map(_changed, (self.state, self.log))]), sentence=sentence
-        )
+        written = self.state.stat().st_mtime if self.state.exists() else state.started
+        return replace(state, state="lost", ended=max(state.started, written), sentence=sentence)
 
     def write_state(self, state: SweepState) -> None:
         write_json(self.state, asdict(state))
@@ -198,7 +198,3 @@ def find_sweep(which: str | os.PathLike[str], runs_dir: str | os.PathLike[str] |
 def _sound(folder: SweepFolder) -> SweepFolder:
     folder.read_manifest()
     return folder
-
-
-def _changed(path: Path) -> float:
-    return path.stat().st_mtime if path.exists() else 0.0

@@ -123,6 +123,7 @@ class Sweeper:
 
     def _settle(self, job: Job, run: RunFolder, state: str) -> None:
         self.states[job] = state
+        self.write()  # its time says how long a sweep lasted whose process was killed
         if state == "succeeded" and self.manifest["rungs"]:
             value = measured(RunReader(run).read_all(), self.options["metric"]).last
             if value is not None:

@@ -103,10 +103,11 @@ def test_every_point_of_a_grid_runs_once_two_at_a_time_and_a_failure_stops_no_ot
     assert repr(Sweep.attach()) == repr(sweep)
 
 
-def test_a_sweep_whose_process_is_killed_goes_on_where_it_was_and_runs_each_point_once(ran):
+@pytest.mark.parametrize("detach", [True, False], ids=["its runs go on", "its runs end with it"])
+def test_a_sweep_whose_process_is_killed_goes_on_where_it_was_and_runs_each_point_once(ran, detach):
     values = [0.1, 0.2, 0.3, 0.4]
-    sweep = labkit.sweep(SWEPT, lr=values, seconds=2.0, at_once=2, ran=str(ran), detach=True, wait=False)
-    until(lambda: len(lines_of(ran)) >= 1 and active(sweep))
+    sweep = labkit.sweep(SWEPT, lr=values, seconds=2.0, at_once=2, ran=str(ran), detach=detach, wait=False)
+    until(lambda: lines_of(ran) and sweep.results()[2].state == "running")
     [process] = sweepers(sweep.folder.runs)
     process.kill()
     lost = until(lambda: (state := sweep.status()).state == "lost" and state)
@@ -116,7 +117,8 @@ def test_a_sweep_whose_process_is_killed_goes_on_where_it_was_and_runs_each_poin
 
     assert sweep.status().state == "succeeded"
     assert Counter(line["lr"] for line in lines_of(ran)) == dict.fromkeys(values, 1)
-    assert len(labkit.runs()) == len(values)
+    assert Counter(run.status().state for run in labkit.runs())["succeeded"] == len(values)
+    assert len(labkit.runs()) == len(values) or not detach
 
 
 def test_a_sweep_that_was_stopped_leaves_nothing_and_resumes_what_is_missing(ran):
@@ -212,7 +214,7 @@ def test_a_sweep_in_a_notebook_is_shown_live_and_survives_its_kernel(ran):
     kernel = Kernel(os.environ | {"LABKIT_UI": "svg"})
     try:
         code = f"sweep = labkit.sweep({str(SWEPT)!r}, lr=[0.1, 0.2], seconds=2.0, at_once=1, ran={str(ran)!r})"
-        assert kernel.run(f"import labkit\n{code}") == ""
+        assert kernel.run(f"import labkit\n{code}").strip() == ""
         sweep = Sweep.attach()
         until(lambda: active(sweep))
         until(lambda: "point" in kernel.run("print(sweep._dashboard._html.value)"), seconds=10)
