@@ -35,7 +35,7 @@ from labkit.write.launch_options import LaunchOptions
 
 __all__ = ["parameters_of", "stop_runs"]
 
-POLL_SECONDS = 0.05
+POLL_SECONDS = 0.1
 GPU_POLL_SECONDS = 1.0  # looking for GPUs that other runs hold reads every process of the machine
 STOPPING_AT_ONCE = 16
 
@@ -53,13 +53,15 @@ def main() -> None:
     folder, owner = SweepFolder(sys.argv[1]), int(sys.argv[2])
     request = Request(**json.load(sys.stdin))
     folder.write_agent(os.getpid())
-    sweeper = Sweeper(folder, request, owner)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, sweeper.on_signal)
+    started = time.time()
     try:
+        sweeper = Sweeper(folder, request, owner)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, sweeper.on_signal)
         sweeper.run()
     except Exception as error:
-        sweeper.end("failed", f"the process of the sweep failed: {error!r}; resume() runs what is missing")
+        sentence = f"the process of the sweep failed: {error}; resume() runs what is missing"
+        folder.write_state(SweepState("failed", started, time.time(), sentence))
         raise
 
 
@@ -120,10 +122,10 @@ class Sweeper:
                 self.adopted.remove(job)
             else:
                 self._settle(job, run, state.state)
+            self.write()  # its time says how long a sweep lasted whose process was killed
 
     def _settle(self, job: Job, run: RunFolder, state: str) -> None:
         self.states[job] = state
-        self.write()  # its time says how long a sweep lasted whose process was killed
         if state == "succeeded" and self.manifest["rungs"]:
             value = measured(RunReader(run).read_all(), self.options["metric"]).last
             if value is not None:

@@ -47,6 +47,19 @@ def test_series_are_over_seconds_since_the_ranks_first_record(history):
     assert read.seen == 9.0
 
 
+def test_losses_are_also_kept_by_step_and_forgotten_with_those_over_time(history):
+    probed = history(META, step(101.0, 10, loss=3.0), step(101.0, 20, loss=2.0))
+    assert [(x, last) for x, _, _, last in probed.loss_by_step.points()] == [(10.5, 3.0), (20.5, 2.0)]
+
+
+def test_the_extremes_of_a_reported_value_count_every_finite_report(history):
+    values = [5.0, *([1.0] * KEPT_REPORTS), "nan", "inf", 2]
+    read = history(META, *(report(101 + i, step=i, f1=value) for i, value in enumerate(values)))
+
+    assert read.extremes["f1"] == (1.0, 5.0)
+    assert read.values["f1"] == 2
+
+
 def test_step_time_is_drawn_by_its_slowest_and_reported_by_its_mean(history):
     read = history(META, step(101, 4, n=4, seconds=(2.0, 0.1, 1.5)))
 
@@ -58,6 +71,7 @@ def test_the_scripts_own_loss_wins_over_the_probes(history):
     read = history(META, step(101, loss=9.0), report(102, step=1, loss=3.0), step(103, 2, loss=8.0))
 
     assert [last for *_, last in read.series["loss"].points()] == [3.0]
+    assert [last for *_, last in read.loss_by_step.points()] == [3.0]
     assert read.latest["loss"] == 3.0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
 
 import pytest
@@ -14,11 +15,13 @@ from labkit.record.folder import unfinished_launches, write_json
 from labkit.sweep_verb import parameters_in
 from labkit.sweeps.devices import chosen
 from labkit.sweeps.folder import Job, RunIndex, SweepFolder, SweepState, find_sweep
+from labkit.sweeps.live import SweepDashboard
 from labkit.sweeps.options import SweepOptions
 from labkit.sweeps.points import expanded, varied
 from labkit.sweeps.results import Results, best_of
 from labkit.sweeps.schedule import due, rungs_of
-from labkit.sweeps.view import sweep_html, sweep_text
+from labkit.sweeps.view import sweep_bundle, sweep_html, sweep_text
+from labkit.view.live.dashboard import close
 
 
 def test_a_grid_is_every_combination_of_its_lists_the_last_varying_fastest():
@@ -250,6 +253,30 @@ def test_everything_that_the_view_shows_is_escaped(sweep):
     assert "<b>" not in page.replace("<b style", "").replace("<b>" + sweep.id, "")
     assert "1 of 3 points succeeded, 1 failed · best test_loss 0.5 at point 0 (lr=1, tag=<b>)" in text
     assert "point 2: failed: no <disk>" in text
+
+
+def test_the_live_view_shows_the_same_page_and_ends_with_the_sweep(sweep):
+    add_run(sweep, 0)
+    dashboard = SweepDashboard(sweep, stop=lambda: None)
+    try:
+        assert dashboard._draw()
+        seen = Results(sweep)
+        assert dashboard._html.value == sweep_html(sweep.id, sweep.read_state(), seen.poll(), seen)
+        sweep.write_state(SweepState("running", time.time()))
+        sweep.write_agent(os.getpid())
+        assert not dashboard._draw()
+        assert "running" in dashboard._html.value
+    finally:
+        close(dashboard.box)
+
+
+def test_a_static_page_has_pictures_instead_of_svg(sweep):
+    add_run(sweep, 0)
+    seen = Results(sweep)
+    page = sweep_bundle(sweep.id, sweep.read_state(), seen.poll(), seen)["text/html"]
+
+    assert "<svg" not in page
+    assert page.count('<img src="data:image/svg+xml') == 4  # the overlay, and one for each point
 
 
 def test_a_large_sweep_is_shown_in_bounded_space(sweep):
