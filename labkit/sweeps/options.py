@@ -35,6 +35,8 @@ class SweepOptions(LaunchOptions):
         default=None, metadata=flag("runs at a time (default: what fits the GPUs or cores)", type=int, metavar="N")
     )
     points: Sequence[Mapping[str, Any]] | None = None
+    profile: bool = False  # this one and `hosts` are refused, so they are no flags here
+    hosts: Sequence[str] | None = None
     samples: int | None = field(
         default=None, metadata=flag("draw N random points instead of the grid", type=int, metavar="N")
     )
