@@ -8,9 +8,10 @@ import os
 import time
 
 import pytest
+from conftest import SCRIPTS
 
 from labkit.errors import LabError, LaunchError, RunFolderError
-from labkit.record import RunFolder, list_runs
+from labkit.record import Identity, RunFolder, list_runs
 from labkit.record.folder import unfinished_launches, write_json
 from labkit.sweep_verb import parameters_in
 from labkit.sweeps.devices import chosen
@@ -18,8 +19,10 @@ from labkit.sweeps.folder import Job, RunIndex, SweepFolder, SweepState, find_sw
 from labkit.sweeps.live import SweepDashboard
 from labkit.sweeps.options import SweepOptions
 from labkit.sweeps.points import expanded, varied
+from labkit.sweeps.prepare import create
 from labkit.sweeps.results import Results, best_of
 from labkit.sweeps.schedule import due, rungs_of
+from labkit.sweeps.sweeper import Request, Sweeper
 from labkit.sweeps.view import sweep_bundle, sweep_html, sweep_text
 from labkit.view.live.dashboard import close
 
@@ -317,3 +320,22 @@ def test_requests_to_stop_single_points_add_up(sweep):
     sweep.request_stop()
     sweep.request_stop([1])
     assert sweep.requested_stop() is None
+
+
+@pytest.mark.parametrize(("on_request", "state"), [(False, None), (True, "stopped")])
+def test_a_run_that_ends_with_the_process_that_started_it_runs_again_unless_it_was_asked_to_stop(on_request, state):
+    folder = create(SCRIPTS / "swept.py", SweepOptions(at_once=1), {"lr": [1, 2], "ran": os.devnull}, {})
+    run = add_run(folder, 0)
+    write_json(run.state, {"state": "running", "started": time.time()})
+    write_json(run.agent, {"supervisor": Identity.of(os.getpid()).as_dict()})
+    sweeper = Sweeper(folder, Request(), owner=0)
+    assert sweeper.states == {Job(0): "running"}
+    write_json(run.state, {"state": "stopped", "started": 1.0, "ended": 2.0})
+    sweeper.look()
+    assert sweeper.states == {Job(0): "running"}  # its supervisor is still there
+    write_json(run.agent, {"supervisor": None})
+    if on_request:
+        write_json(run.stop_request, {"time": 1.0})
+    sweeper.look()
+
+    assert sweeper.states.get(Job(0)) == state
