@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from labkit.planner.planning import plan
     from labkit.run import Run, attach, runs
     from labkit.strategy_panel import panel
+    from labkit.sweeping import Sweep, sweep
     from labkit.view.comparison import compare
     from labkit.write.script import Script
 
@@ -28,6 +29,7 @@ _LAZY = {
     "Plan": "labkit.planner.plan",
     "Run": "labkit.run",
     "Script": "labkit.write.script",
+    "Sweep": "labkit.sweeping",
     "attach": "labkit.run",
     "check": "labkit.checking",
     "compare": "labkit.view.comparison",
@@ -38,6 +40,7 @@ _LAZY = {
     "plan": "labkit.planner.planning",
     "runs": "labkit.run",
     "submit": "labkit.batch_jobs",
+    "sweep": "labkit.sweeping",
 }
 
 __version__ = version("labkit")
@@ -50,6 +53,7 @@ __all__ = [
     "RunFolderError",
     "Script",
     "ScriptError",
+    "Sweep",
     "attach",
     "check",
     "compare",
@@ -60,6 +64,7 @@ __all__ = [
     "plan",
     "runs",
     "submit",
+    "sweep",
 ]
 
 

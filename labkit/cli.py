@@ -20,6 +20,7 @@ from labkit.errors import LabError
 from labkit.kaggle.verbs import add_verbs
 from labkit.record.state import StateName
 from labkit.record.text import plain
+from labkit.sweep_verb import add_sweep_verb
 from labkit.view.export import FORMATS
 from labkit.view.run_list import RunList
 from labkit.write import check_flags, completed, extra_options, options_of, read_back, script_names
@@ -38,6 +39,7 @@ EXAMPLES = """examples:
   labkit launch train.py --nproc-per-node 2 -- 50 --lr 1e-3
   labkit check train.py                                  errors that hang, corrupt or slow down the training
   labkit plan fsdp --nproc-per-node 8 --device A100-40 -- --global-batch-size 512
+  labkit sweep ddp --lr 1e-3,3e-4 --seed 0,1 --steps 200
   labkit runs
   labkit stop latest
 """
@@ -57,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     the reader of the output has exited."""
     parser = _parser()
     arguments, rest = parser.parse_known_args(argv)
-    if rest and arguments.verb not in ("launch", "plan", "slurm"):
+    if rest and arguments.verb not in ("launch", "plan", "slurm", "sweep"):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if "--" in rest:  # the first one is labkit's
         rest.remove("--")
@@ -102,7 +104,7 @@ def _parser() -> argparse.ArgumentParser:
         sub.set_defaults(run=run, parser=sub)
         return sub
 
-    for add in (_add_doctor, _add_launch, _add_check, _add_plan, _add_run_verbs, _add_script_verbs):
+    for add in (_add_doctor, _add_launch, _add_check, _add_plan, _add_run_verbs, _add_script_verbs, add_sweep_verb):
         add(verb)
     slurm = "submit a training to Slurm, or print its launch file"
     add_slurm_verbs(verbs.add_parser("slurm", help=slurm, description=slurm))

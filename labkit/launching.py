@@ -19,7 +19,7 @@ from labkit.view.frontend import check_kernel, is_headless, notebook_shell, ui
 from labkit.write import Script
 from labkit.write.launch_options import LaunchOptions
 
-__all__ = ["launch", "start_run"]
+__all__ = ["launch", "settings_for", "start_run"]
 
 TRACE_MEMORY = "LABKIT_TRACE_MEMORY"  # read by worker/trace.py
 PROFILE = "LABKIT_PROFILE"  # read by worker/profile.py
@@ -88,6 +88,18 @@ def start_run(
     prediction: Mapping[str, Any] | None = None,
 ) -> Run:
     """Start a run like `launch`, without a display. `tied`: it stops with this process."""
+    options = replace(options, env=settings_for(options))
+    if options.hosts is not None:
+        return Run(begin_on_hosts(script, options, parameters, tied=tied, prediction=prediction))
+    # checking a deadline would be part of the measurement
+    ends_with_session = not (options.trace_memory or options.profile)
+    return Run(
+        start(script, options, parameters, tied=tied, prediction=prediction, ends_with_session=ends_with_session)
+    )
+
+
+def settings_for(options: LaunchOptions) -> dict[str, str]:
+    """The variables of the ranks: those in `env`, what NCCL needs on this machine, and labkit's own."""
     settings = {} if options.hosts else preflight.settings_for(options.nproc_per_node, options.backend, options.env)
     settings |= dict(options.env or {})
     settings |= {TRACE_MEMORY: "1"} if options.trace_memory else {}
@@ -97,11 +109,4 @@ def start_run(
         settings |= {REACHABLE: "0"}
     elif options.reachable:
         settings |= {REACHABLE: "1"}
-    options = replace(options, env=settings)
-    if options.hosts is not None:
-        return Run(begin_on_hosts(script, options, parameters, tied=tied, prediction=prediction))
-    # checking a deadline would be part of the measurement
-    ends_with_session = not (options.trace_memory or options.profile)
-    return Run(
-        start(script, options, parameters, tied=tied, prediction=prediction, ends_with_session=ends_with_session)
-    )
+    return settings

@@ -17,7 +17,11 @@ from labkit.record import RunFolder
 from labkit.record.folder import read_json
 from labkit.record.state import read_state
 
-__all__ = ["check_gpus_are_free", "gpus_of", "launching"]
+__all__ = ["GpusInUseError", "check_gpus_are_free", "gpus_in_use", "gpus_of", "launching"]
+
+
+class GpusInUseError(LaunchError):
+    """Another run holds a GPU that the launch needs."""
 
 
 def gpus_of(machine: Hardware, ranks: int) -> list[str]:
@@ -30,16 +34,20 @@ def gpus_of(machine: Hardware, ranks: int) -> list[str]:
 
 def check_gpus_are_free(wanted: list[str]) -> None:
     """Raises LaunchError when an active run holds one of these GPUs: a second run would run out of memory."""
-    for folder in active_runs():
-        manifest = read_json(folder.manifest)
-        gpus = manifest.get("gpus") if isinstance(manifest, dict) else None
-        busy = [gpu for gpu in wanted if gpu in gpus] if isinstance(gpus, list) else []
-        if busy:
-            raise LaunchError(
+    for folder, gpus in gpus_in_use():
+        if busy := [gpu for gpu in wanted if gpu in gpus]:
+            raise GpusInUseError(
                 f"run {folder.id} uses GPU {', '.join(busy)}. Wait for it: labkit.attach({str(folder.path)!r}).wait(), "
                 f"stop it: labkit stop {folder.path}, use other GPUs: env={{'CUDA_VISIBLE_DEVICES': …}}, "
                 "or share them: env={'LABKIT_SHARE_GPUS': '1'}"
             )
+
+
+def gpus_in_use() -> list[tuple[RunFolder, list[str]]]:
+    """The active runs on this machine, each with its GPUs as `CUDA_VISIBLE_DEVICES` names them."""
+    manifests = [(folder, read_json(folder.manifest)) for folder in active_runs()]
+    held = [(folder, manifest.get("gpus")) for folder, manifest in manifests if isinstance(manifest, dict)]
+    return [(folder, gpus) for folder, gpus in held if isinstance(gpus, list)]
 
 
 def active_runs() -> list[RunFolder]:

@@ -36,8 +36,10 @@ from labkit.write.launch_options import LaunchOptions
 __all__ = [
     "LaunchRequest",
     "check",
+    "check_values",
     "checkpoint_arguments",
     "removed_on_failure",
+    "script_and_file",
     "start",
     "with_options",
     "write_folder",
@@ -72,18 +74,21 @@ def start(
     shares_gpus: bool = False,
     ends_with_session: bool = True,
     prediction: Mapping[str, Any] | None = None,
+    source: Path | None = None,
+    sweep: Mapping[str, Any] | None = None,
 ) -> RunFolder:
     """Start a run and return its folder immediately. Raises LaunchError or ScriptError before creating anything.
 
     `prediction` is written to the folder before the first rank starts. `ends_with_session`: one of labkit's own scripts
-    saves and stops before a Kaggle session ends, unless it was launched with a deadline.
+    saves and stops before a Kaggle session ends, unless it was launched with a deadline. `source` is the user's own
+    file from which a Script was read, `sweep` the sweep and point that the run belongs to.
     """
     checks.check_torch(platform_name())
     checks.check_environment(options.env or {})
     env = {name: str(value) for name, value in (options.env or {}).items()}
     machine = hardware(env.get("CUDA_VISIBLE_DEVICES"))
     ranks = checks.check_ranks(options.nproc_per_node, options.backend, machine)
-    request = check(script, options.args, parameters, ranks, env.get("PYTHONPATH", ""))
+    request = check(script, options.args, parameters, ranks, env.get("PYTHONPATH", ""), source=source)
     checks.check_interface({**os.environ, **env}.get("GLOO_SOCKET_IFNAME", ""))
     checks.check_care(options.retries, options.watchdog)
     folder = RunFolder.create(runs_root(options.runs_dir), str(options.name or request.script.name))
@@ -117,6 +122,7 @@ def start(
             "retries": options.retries,
             "watchdog": options.watchdog,
             "gpus": gpus,
+            **({"sweep": dict(sweep)} if sweep else {}),
         }
         write_folder(folder, request, [*request.argv, *extra], lines, manifest)
         if prediction:
@@ -142,7 +148,7 @@ def removed_on_failure(folder: RunFolder) -> Iterator[None]:
         raise
 
 
-def _script(script: Script | str | os.PathLike[str]) -> tuple[Script, Path | None]:
+def script_and_file(script: Script | str | os.PathLike[str]) -> tuple[Script, Path | None]:
     """The script, and its file if it is the user's own."""
     if isinstance(script, Script):
         return script, None
@@ -162,16 +168,27 @@ def check(
     parameters: Mapping[str, Any],
     ranks: int,
     python_path: str = "",
+    *,
+    source: Path | None = None,
 ) -> LaunchRequest:
     """Check a script with its arguments for this number of ranks; one of labkit's own gets the extras that its options
-    need. `python_path` is the ranks' PYTHONPATH. Raises LaunchError or ScriptError when it could not train.
+    need. `python_path` is the ranks' PYTHONPATH, `source` the user's own file from which a Script was read. Raises
+    LaunchError or ScriptError when it could not train.
     """
-    script, path = _script(script)
+    script, path = script_and_file(script)
+    path = path or source
     script.check()
     if path is None:
         names = [name for name, value in parameters.items() if value is not None]
         script = _completed(script, names, checks.check_arguments(args))
     checks.check_imports(script, [script_folder(path), *filter(None, python_path.split(os.pathsep))])
+    return check_values(script, path, args, parameters, ranks)
+
+
+def check_values(
+    script: Script, path: Path | None, args: Sequence[Any], parameters: Mapping[str, Any], ranks: int
+) -> LaunchRequest:
+    """Check arguments for a script that has been checked itself. Raises LaunchError or ScriptError."""
     argv = checks.check_arguments([*command_line(script, parameters), *checks.check_arguments(args)])
     if path is None:  # a user's own script may add options in another module
         check_flags(script, argv)

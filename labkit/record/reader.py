@@ -93,6 +93,7 @@ class RankHistory:
         self._steps_before = 0  # steps of the run that this one resumed
         self.reports: deque[dict[str, Any]] = deque(maxlen=KEPT_REPORTS)
         self.values: dict[str, Any] = {}  # the newest value of every name that the script reported
+        self.extremes: dict[str, tuple[float, float]] = {}  # the lowest and highest finite value of each of these names
         self.end: dict[str, Any] = {}
         self.series = {name: Series() for name in SERIES}
         self.scalars: dict[str, Series] = {}
@@ -238,11 +239,15 @@ class RankHistory:
                     self.scalars[name] = Series()
                 if name in self.scalars:
                     self.scalars[name].add(t, scalar)
+        for name in values.keys() & self.values.keys():
+            if (value := finite(values[name])) is not None:
+                low, high = self.extremes.get(name, (value, value))
+                self.extremes[name] = (min(low, value), max(high, value))
         loss = number(values.get("loss"))
         if loss is not None:
             if not self._script_reports_loss:  # the script's own value takes precedence over the probe's
                 self._script_reports_loss, self.loss_of = True, ""
-                self.series["loss"], self.lost_at = Series(), None
+                self._forget_losses()
             self._take_loss(t, loss)
 
     def _take_probed_loss(self, t: float, record: dict[str, Any]) -> None:
@@ -251,13 +256,16 @@ class RankHistory:
             self._training, self.loss_of = training, ""
             self.latest.pop("loss", None)
         if record.get("void_after") == 0:
-            self.series["loss"], self.lost_at = Series(), None
+            self._forget_losses()
         if "loss" in record:
             self.loss_of = str(record.get("loss_of", PASSED))[:LONGEST_TEXT]
             self.latest.pop("loss", None)
         loss = number(record.get("loss"))
         if loss is not None:
             self._take_loss(t, loss)
+
+    def _forget_losses(self) -> None:
+        self.series["loss"], self.lost_at = Series(), None
 
     def _take_loss(self, t: float, loss: float) -> None:
         self.latest["loss"] = loss

@@ -19,7 +19,7 @@ from labkit.view.charts.bands import Line
 from labkit.view.charts.images import as_image
 from labkit.view.charts.run_figures import runs_together, scaling
 from labkit.view.charts.svg import COLOURS, Chart, charts, dot
-from labkit.view.live.run_charts import curves
+from labkit.view.live.run_charts import curves, show_step
 from labkit.view.live.tables import grid
 from labkit.view.run_list import differing
 
@@ -219,7 +219,7 @@ class Comparison:
             )
             for title in titles
         ]
-        return charts(drawn, 2, lambda x: f"step {words.quantity(round(x))}", "") if drawn else ""
+        return charts(drawn, 2, show_step, "") if drawn else ""
 
     def _remarks(self) -> list[str]:
         return [plain(f"{s['name']}: {s['notice']}") for s in self.summaries if s["notice"]] + self.findings

@@ -62,7 +62,7 @@ class RunList(list[Any]):
                 **{f"best {name}": words.quantity(seen.best.get(name), 4) for name in metrics},
                 "time": words.seconds(state.seconds),
                 **({"tags": ", ".join(run.tags), "note": run.note} if tagged else {}),
-                "why": _sentence(state),
+                "why": _sentence(state) or _sweep_of(manifest),
             }
             for run, manifest, state, seen in shown
         ]
@@ -112,6 +112,12 @@ def _text(value: str | Glance) -> str:
 
 def _html(value: str | Glance) -> str:
     return spark_svg(value.losses) if isinstance(value, Glance) else escaped(value)
+
+
+def _sweep_of(manifest: dict[str, Any]) -> str:
+    """`point 3 of the sweep …`, if the run is one of a sweep."""
+    mark = manifest.get("sweep")
+    return plain(f"point {mark.get('point')} of the sweep {mark.get('id')}") if isinstance(mark, dict) else ""
 
 
 def _sentence(state: State) -> str:

@@ -47,6 +47,14 @@ def test_series_are_over_seconds_since_the_ranks_first_record(history):
     assert read.seen == 9.0
 
 
+def test_the_extremes_of_a_reported_value_count_every_finite_report(history):
+    values = [5.0, *([1.0] * KEPT_REPORTS), "nan", "inf", 2]
+    read = history(META, *(report(101 + i, step=i, f1=value) for i, value in enumerate(values)))
+
+    assert read.extremes["f1"] == (1.0, 5.0)
+    assert read.values["f1"] == 2
+
+
 def test_step_time_is_drawn_by_its_slowest_and_reported_by_its_mean(history):
     read = history(META, step(101, 4, n=4, seconds=(2.0, 0.1, 1.5)))
 

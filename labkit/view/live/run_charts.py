@@ -13,7 +13,7 @@ from labkit.view import words
 from labkit.view.charts.bands import MANY, Line
 from labkit.view.charts.svg import Chart, charts
 
-__all__ = ["AXES", "SCALES", "SIZES", "Look", "charts_svg", "curves", "run_charts", "titles"]
+__all__ = ["AXES", "SCALES", "SIZES", "Look", "charts_svg", "curves", "run_charts", "show_step", "titles"]
 
 AXES = ("time", "step", "samples")
 SCALES = {"automatic": None, "linear": False, "logarithmic": True}
@@ -57,6 +57,10 @@ def charts_svg(reader: RunReader, look: Look) -> str:
     if look.axis == "time":
         return charts(drawn, look.columns)
     return charts(drawn, look.columns, lambda x: f"{look.axis} {words.quantity(round(x))}", "")
+
+
+def show_step(x: float) -> str:
+    return f"step {words.quantity(round(x))}"
 
 
 def titles(reader: RunReader) -> list[str]:

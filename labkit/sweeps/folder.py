@@ -1,0 +1,200 @@
+"""The folder of a sweep: `<runs>/sweeps/<UTC>-<name>-<4 hex>/`, beside the runs that it starts.
+
+    sweep.json   the points, the options and where it was started; written once, before anything runs
+    script.py    the script of every run, as it was when the sweep was made
+    agent.json   the process that owns the queue
+    state.json   whether it runs and how it ended, and the points that could not be launched
+    stop.json    a request to stop all of it, or some points
+    checkpoints/ those of each point, if the script saves any, so that a point that is run again resumes
+
+Which run belongs to which point is in the `run.json` of the runs, and nowhere else: it is written before a run's first
+process starts, so that whoever is killed when, no point is forgotten and none runs twice.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from labkit.errors import RunFolderError
+from labkit.record import FINAL_STATES, Identity, RunFolder, runs_root
+from labkit.record.files import read_text
+from labkit.record.folder import RUN_ID, read_json, write_json
+from labkit.record.text import plain
+from labkit.write import Script
+
+__all__ = ["Job", "RunIndex", "SweepFolder", "SweepState", "find_sweep", "sweeps_root"]
+
+
+class Job(NamedTuple):
+    """One point at one rung; every sweep without successive halving has the single rung 0."""
+
+    point: int
+    rung: int = 0
+
+
+@dataclass(frozen=True)
+class SweepState:
+    """`state` is "running", "succeeded", "failed", "stopped" or "lost"; times are seconds since the epoch.
+
+    `sentence` says how many points succeeded and failed; `not_launched` holds the state of points
+    without a run, and why they have none.
+    """
+
+    state: str
+    started: float
+    ended: float | None = None
+    sentence: str = ""
+    not_launched: dict[str, list[str]] = field(default_factory=dict)
+
+    @property
+    def is_final(self) -> bool:
+        return self.state in FINAL_STATES
+
+    @property
+    def seconds(self) -> float:
+        """How long the sweep took, or has taken so far, in seconds."""
+        return (self.ended or time.time()) - self.started
+
+    def __repr__(self) -> str:
+        return f"{self.state} after {self.seconds:.1f} s" + (f": {self.sentence}" if self.sentence else "")
+
+
+class SweepFolder:
+    """The names of the files of one sweep, and what is in them. It holds no state; every read goes to the disk."""
+
+    def __init__(self, path: str | os.PathLike[str]):
+        self.path = Path(path).absolute()
+        self.id = self.path.name
+        self.runs = self.path.parents[1]  # the folder of the runs
+        self.manifest = self.path / "sweep.json"
+        self.script = self.path / "script.py"
+        self.agent = self.path / "agent.json"
+        self.state = self.path / "state.json"
+        self.stop_request = self.path / "stop.json"
+        self.checkpoints = self.path / "checkpoints"
+        self.lock = self.path / "lock"
+        self.log = self.path / "sweeper.log"
+
+    def read_manifest(self) -> dict[str, Any]:
+        """The content of `sweep.json`. Raises RunFolderError when it is missing or damaged."""
+        manifest = read_json(self.manifest)
+        points = manifest.get("points") if isinstance(manifest, dict) else None
+        if not isinstance(points, list) or not points or manifest.get("format") != 1:
+            raise RunFolderError(plain(f"{self.path} is not a sweep this labkit can read: no sweep.json of format 1"))
+        return dict(manifest)
+
+    def read_script(self, manifest: Mapping[str, Any]) -> Script:
+        """The script of every run, with the notebook cells that its parts came from."""
+        origins = manifest["script"]["origins"]
+        try:
+            script = Script.parse(read_text(self.script), name=manifest["script"]["name"])
+        except OSError as error:
+            raise RunFolderError(plain(f"{self.script} cannot be read: {error.strerror}")) from None
+        return replace(script, parts=tuple(replace(c, origin=origins.get(c.title, "")) for c in script.parts))
+
+    def read_state(self) -> SweepState:
+        """The state of the sweep; "lost" if its process is gone and left no result."""
+        alive = self.is_alive()  # read before the state, which is written before the process exits
+        value = read_json(self.state)
+        known = {each.name for each in fields(SweepState)}
+        if not isinstance(value, dict) or not isinstance(value.get("started"), int | float):
+            value = {"state": "running", "started": self.path.stat().st_mtime if self.path.exists() else time.time()}
+        state = SweepState(**{name: each for name, each in value.items() if name in known})
+        if state.is_final or alive:
+            return state
+        sentence = (
+            "the process of the sweep is gone (killed, or the machine was rebooted; its log is sweeper.log in its "
+            "folder); resume() runs what is missing"
+        )
+        written = self.state.stat().st_mtime if self.state.exists() else state.started
+        return replace(state, state="lost", ended=max(state.started, written), sentence=sentence)
+
+    def write_state(self, state: SweepState) -> None:
+        write_json(self.state, asdict(state))
+
+    def is_alive(self) -> bool:
+        """Whether the process that owns the queue is running, on this machine or, as far as can be known, another."""
+        agent = read_json(self.agent)
+        owner = Identity.read(agent.get("sweeper")) if isinstance(agent, dict) else None
+        return owner is not None and (owner.is_elsewhere or owner.is_alive())
+
+    def write_agent(self, pid: int) -> None:
+        identity = Identity.of(pid)
+        write_json(self.agent, {"sweeper": identity.as_dict() if identity else None})
+
+    def request_stop(self, points: Sequence[int] | None = None) -> None:
+        """Ask the process of the sweep to stop these points, or everything."""
+        before = self.requested_stop()
+        points = None if points is None or before is None else sorted({*before, *points})
+        write_json(self.stop_request, {"time": time.time(), "points": points})
+
+    def requested_stop(self) -> list[int] | None:
+        """The points whose stop was requested, empty without a request; None if it is all of them."""
+        request = read_json(self.stop_request)
+        if not isinstance(request, dict):
+            return []
+        points = request.get("points")
+        return [each for each in points if isinstance(each, int)] if isinstance(points, list) else None
+
+    def __repr__(self) -> str:
+        return f"SweepFolder({str(self.path)!r})"
+
+
+class RunIndex:
+    """The runs of a sweep by job, read from the runs' folders. Each `run.json` is read once, however often it polls."""
+
+    def __init__(self, sweep: SweepFolder):
+        self._sweep = sweep
+        self._seen: set[str] = set()
+        self._runs: dict[Job, list[tuple[str, int, RunFolder]]] = {}
+
+    def poll(self) -> dict[Job, RunFolder]:
+        """The newest run of every job that has one."""
+        for entry in os.scandir(self._sweep.runs) if self._sweep.runs.is_dir() else ():
+            if entry.name not in self._seen and RUN_ID.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
+                self._look(RunFolder(entry.path))
+        return {job: max(runs, key=lambda run: run[:2])[2] for job, runs in self._runs.items()}
+
+    def _look(self, folder: RunFolder) -> None:
+        manifest = read_json(folder.manifest)
+        if not isinstance(manifest, dict):  # just being launched
+            return
+        self._seen.add(folder.id)
+        mark = manifest.get("sweep")
+        if isinstance(mark, dict) and mark.get("id") == self._sweep.id and isinstance(mark.get("point"), int):
+            job = Job(mark["point"], int(mark.get("rung") or 0))
+            launched = folder.manifest.stat().st_mtime_ns
+            self._runs.setdefault(job, []).append((folder.id.partition("-")[0], launched, folder))
+
+
+def sweeps_root(runs_dir: str | os.PathLike[str] | None = None) -> Path:
+    """Where sweeps are stored: the folder `sweeps` in that of the runs."""
+    return runs_root(runs_dir) / "sweeps"
+
+
+def find_sweep(which: str | os.PathLike[str], runs_dir: str | os.PathLike[str] | None = None) -> SweepFolder:
+    """The sweep that `which` identifies: a path, "latest", an id, or a part of only one id. Raises RunFolderError."""
+    if not isinstance(which, str | os.PathLike):
+        raise RunFolderError(f"a sweep is identified by its id, a part of it, a path, or 'latest'; got {which!r}")
+    if isinstance(which, os.PathLike) or os.sep in which:
+        return _sound(SweepFolder(which))
+    root = sweeps_root(runs_dir)
+    paths = sorted(root.glob("*/sweep.json"), key=lambda p: (p.parent.name.partition("-")[0], p.stat().st_mtime_ns))
+    ids = [path.parent.name for path in paths]
+    if not ids:
+        raise RunFolderError(plain(f"no sweep in {root} yet. Start one with labkit.sweep(…)"))
+    matching = ids[-1:] if which == "latest" else [id for id in ids if id == which] or [id for id in ids if which in id]
+    if len(matching) != 1:
+        problem = f"{len(matching)} sweeps match {which!r}" if matching else f"no sweep matches {which!r}"
+        raise RunFolderError(plain(f"{problem} in {root}; the newest are: {', '.join((matching or ids)[-5:])}"))
+    return _sound(SweepFolder(root / matching[0]))
+
+
+def _sound(folder: SweepFolder) -> SweepFolder:
+    folder.read_manifest()
+    return folder

@@ -1,0 +1,75 @@
+"""The options of a sweep: those of every launch in it, and how its points are chosen and queued."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from labkit.errors import LaunchError
+from labkit.write.call_options import flag, whole_number
+from labkit.write.launch_options import LaunchOptions
+
+__all__ = ["SweepOptions"]
+
+# As in scripts/extras/validate.py: for names that end so, lower is better.
+LOW = ("loss", "error", "perplexity", "mae", "mse", "rmse", "wer", "cer")
+MODES = ("min", "max")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepOptions(LaunchOptions):
+    """How a sweep runs. The options of a launch apply to each of its runs; `nproc_per_node` is 1 unless it is given.
+
+    `at_once`: how many runs at a time; None is as many as there are GPUs for, or cores on the CPU. `points`: a list of
+    dicts of parameters instead of axes. `samples`: this many random points instead of the whole grid, drawn with
+    `sample_seed`. `metric`: the reported value that decides which point is best, by default the training loss. `mode`:
+    "min" or "max"; None is "min" for names that end like `loss` or `error`, else "max". `halving`: train all points for
+    a part of the steps, keep the best 1/halving of them, train those for `halving` times as many steps, and so on.
+    """
+
+    nproc_per_node: int | str = field(
+        default=1, metadata=flag("ranks of each run (default: 1)", type=whole_number, metavar="N")
+    )
+    at_once: int | None = field(
+        default=None, metadata=flag("runs at a time (default: what fits the GPUs or cores)", type=int, metavar="N")
+    )
+    points: Sequence[Mapping[str, Any]] | None = None
+    profile: bool = False  # this one and `hosts` are refused, so they are no flags here
+    hosts: Sequence[str] | None = None
+    samples: int | None = field(
+        default=None, metadata=flag("draw N random points instead of the grid", type=int, metavar="N")
+    )
+    sample_seed: int = field(default=0, metadata=flag("seed of the random points", type=int, metavar="SEED"))
+    metric: str = field(default="loss", metadata=flag("the reported value that decides which point is best"))
+    mode: str | None = field(
+        default=None, metadata=flag("default: min for losses and errors, else max", choices=list(MODES))
+    )
+    halving: int | None = field(
+        default=None, metadata=flag("successive halving: keep the best 1/N at each rung", type=int, metavar="N")
+    )
+
+    @property
+    def lowest(self) -> bool:
+        """Whether a lower value of the metric is better."""
+        return self.mode == "min" or (self.mode is None and self.metric.endswith(LOW))
+
+    @classmethod
+    def own_names(cls) -> list[str]:
+        """The options that a launch does not have."""
+        return [name for name in cls.names() if name not in LaunchOptions.names()]
+
+    def check(self) -> None:
+        """Raises LaunchError for a value that no sweep can have."""
+        if self.hosts is not None:
+            raise LaunchError("a sweep runs on one machine; leave hosts out, or launch its points one by one")
+        if self.trace_memory or self.profile:
+            raise LaunchError("a sweep neither traces memory nor profiles; launch one of its points with it")
+        if self.mode not in (None, *MODES):
+            raise LaunchError(f"mode must be 'min' or 'max', got {self.mode!r}")
+        if not isinstance(self.metric, str) or not self.metric:
+            raise LaunchError(f"metric must be the name of a reported value such as 'test_loss', got {self.metric!r}")
+        for name, least in (("at_once", 1), ("samples", 1), ("halving", 2)):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+                raise LaunchError(f"{name} must be a whole number, at least {least}, got {value!r}")

@@ -1,0 +1,248 @@
+"""The process that owns the queue of a sweep: it starts runs as others end, and records how the sweep ended.
+
+python -m labkit.sweeps.sweeper SWEEP_FOLDER OWNER_PID < JSON
+
+It outlives the notebook's kernel, unless it is given the pid of an owner; when that is no longer its parent, the sweep
+is stopped. If it is killed itself, runs that are not tied to it go on, and the next process of the sweep adopts them.
+The JSON has the variables for the ranks, which may be secrets and are never written to disk.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from labkit.errors import LabError
+from labkit.launcher.gpu_lock import GpusInUseError
+from labkit.launcher.start import start
+from labkit.launcher.stop import stop
+from labkit.record import RunFolder, RunReader, read_state
+from labkit.record.state import supervisor_is_alive
+from labkit.sweeps.devices import room_for
+from labkit.sweeps.folder import Job, RunIndex, SweepFolder, SweepState
+from labkit.sweeps.results import counted, measured
+from labkit.sweeps.schedule import due
+from labkit.write.launch_options import LaunchOptions
+
+__all__ = ["parameters_of", "stop_runs"]
+
+POLL_SECONDS = 0.1
+GPU_POLL_SECONDS = 1.0  # looking for GPUs that other runs hold reads every process of the machine
+STOPPING_AT_ONCE = 16
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the process is started with, on its standard input: the ranks' variables, and whether failed points run
+    again."""
+
+    env: dict[str, str] = field(default_factory=dict)
+    failed: bool = False
+
+
+def main() -> None:
+    folder, owner = SweepFolder(sys.argv[1]), int(sys.argv[2])
+    request = Request(**json.load(sys.stdin))
+    folder.write_agent(os.getpid())
+    started = time.time()
+    try:
+        sweeper = Sweeper(folder, request, owner)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, sweeper.on_signal)
+        sweeper.run()
+    except Exception as error:
+        sentence = f"the process of the sweep failed: {error}; resume() runs what is missing"
+        folder.write_state(SweepState("failed", started, time.time(), sentence))
+        raise
+
+
+class Sweeper:
+    """One process of a sweep, from its first launch or its resumption to its end."""
+
+    def __init__(self, folder: SweepFolder, request: Request, owner: int):
+        self.folder, self.owner, self.env = folder, owner, request.env
+        self.manifest = folder.read_manifest()
+        self.script = folder.read_script(self.manifest)
+        self.options: dict[str, Any] = self.manifest["options"]
+        self.room = room_for(self.options["nproc_per_node"], self.options["backend"], self.options["at_once"], self.env)
+        self.states: dict[Job, str] = {}
+        self.scores: dict[Job, float] = {}
+        self.active: dict[Job, RunFolder] = {}
+        self.not_launched: dict[str, list[str]] = {}
+        self.asked: set[Job] = set()  # to stop
+        self.adopted: set[Job] = set()  # started by an earlier process
+        self.stopper = ThreadPoolExecutor(STOPPING_AT_ONCE)
+        self.signalled = ""
+        self.started = time.time()
+        self.gpus_tried = -GPU_POLL_SECONDS
+        self._adopt(failed=request.failed)
+        self.write()
+
+    def run(self) -> None:
+        """Run the queue until it is empty or the sweep must stop."""
+        while True:
+            self.look()
+            if why := self.reason_to_stop():
+                stop_runs(self.active.values())
+                self.look()
+                return self.end("stopped", why)
+            if not self.fill() and not self.active:
+                return self.end(*self.verdict())
+            time.sleep(POLL_SECONDS)
+
+    def _adopt(self, *, failed: bool) -> None:
+        """Take over what earlier processes of this sweep have started. Points that were stopped or lost run again."""
+        final = ("succeeded",) if failed else ("succeeded", "failed")
+        for job, run in RunIndex(self.folder).poll().items():
+            state = read_state(run)
+            if not state.is_final:
+                self.states[job], self.active[job] = "running", run
+                self.adopted.add(job)
+            elif state.state in final:
+                self._settle(job, run, state.state)
+
+    def look(self) -> None:
+        """Note which runs have ended, with all of their processes."""
+        for job, run in [*self.active.items()]:
+            state = read_state(run)
+            if not state.is_final or supervisor_is_alive(run, state):
+                continue
+            del self.active[job]
+            if job in self.adopted and state.state in ("stopped", "lost") and not run.stop_request.exists():
+                del self.states[job]  # it ended because the earlier process did, so it runs again
+                self.adopted.remove(job)
+            else:
+                self._settle(job, run, state.state)
+            self.write()  # its time says how long a sweep lasted whose process was killed
+
+    def _settle(self, job: Job, run: RunFolder, state: str) -> None:
+        self.states[job] = state
+        if state == "succeeded" and self.manifest["rungs"]:
+            value = measured(RunReader(run).read_all(), self.options["metric"]).last
+            if value is not None:
+                self.scores[job] = value if self.options["lowest"] else -value
+
+    def reason_to_stop(self) -> str:
+        """Why the sweep must stop, empty if it need not. Stops single points that were asked to."""
+        points = self.folder.requested_stop()
+        if self.signalled:
+            return f"the process of the sweep received {self.signalled}"
+        if self.owner and os.getppid() != self.owner:
+            return "the process that started this sweep has exited"
+        if points is None:
+            return "stopped on request"
+        if not self.folder.path.is_dir():
+            return "the folder of the sweep was deleted"
+        for job in [job for job in self.active if job.point in points and job not in self.asked]:
+            self.asked.add(job)
+            self.stopper.submit(stop, self.active[job])
+        return ""
+
+    def fill(self) -> bool:
+        """Start what may start and fits; returns whether any job is left to start."""
+        rungs, factor = self.manifest["rungs"], self.options["halving"] or 1
+        waiting = due(len(self.manifest["points"]), self.states, self.scores, rungs=len(rungs or [0]), factor=factor)
+        for job in waiting:
+            if job.point in (self.folder.requested_stop() or []):
+                self._note(job, "stopped", "stopped before it was launched")
+            elif len(self.active) >= self.room.at_once or not self.launch(job):
+                return True
+        return bool(waiting)
+
+    def launch(self, job: Job) -> bool:
+        """Start a job, unless too few GPUs are free. One that cannot be launched is recorded, and the sweep goes on."""
+        if self.room.gpus and time.monotonic() < self.gpus_tried + GPU_POLL_SECONDS:
+            return False
+        gpus = self.room.free_gpus()
+        if gpus is None:
+            self.gpus_tried = time.monotonic()
+            return False
+        parameters, args = parameters_of(self.folder, self.manifest, job)
+        options = LaunchOptions(
+            nproc_per_node=self.room.ranks,
+            backend=self.options["backend"],
+            args=args,
+            name=f"{self.manifest['name']}-{job.point}",
+            runs_dir=self.folder.runs,
+            env=self.env | self.room.environment(gpus),
+            retries=self.options["retries"],
+            watchdog=self.options["watchdog"],
+        )
+        source = self.manifest["script"]["path"]
+        mark = {"id": self.folder.id, "point": job.point, "rung": job.rung}
+        try:
+            self.active[job] = start(
+                self.script,
+                options,
+                parameters,
+                tied=self.owner != 0,
+                source=Path(source) if source else None,
+                sweep=mark,
+            )
+        except GpusInUseError:  # another launch was faster
+            self.gpus_tried = time.monotonic()
+            return False
+        except LabError as error:
+            self._note(job, "failed", str(error))
+            return True
+        self.states[job] = "running"
+        return True
+
+    def _note(self, job: Job, state: str, why: str) -> None:
+        self.states[job] = state
+        self.not_launched[str(job.point)] = [state, why]
+        self.write()
+
+    def verdict(self) -> tuple[str, str]:
+        """The final state, and how many points succeeded and failed."""
+        last = {job.point: self.states[job] for job in sorted(self.states)}
+        counts = Counter(last.values())
+        failed = counts["failed"] + counts["lost"]
+        state = "failed" if failed else "stopped" if counts["stopped"] else "succeeded"
+        return state, counted([*last.values()])
+
+    def end(self, state: str, sentence: str) -> None:
+        self.write(SweepState(state, self.started, time.time(), sentence, self.not_launched))
+
+    def write(self, state: SweepState | None = None) -> None:
+        try:
+            self.folder.write_state(state or SweepState("running", self.started, not_launched=self.not_launched))
+        except OSError as error:  # a full disk, a deleted folder: the runs matter more
+            print(f"state.json could not be written: {error}", flush=True)
+
+    def on_signal(self, number: int, _: object) -> None:
+        self.signalled = signal.Signals(number).name
+
+
+def parameters_of(folder: SweepFolder, manifest: Mapping[str, Any], job: Job) -> tuple[dict[str, Any], list[str]]:
+    """The parameters of a job's run, and the arguments that are passed to its script unchanged."""
+    parameters = dict(manifest["points"][job.point])
+    args = [*manifest["options"]["args"], *parameters.pop("args", [])]
+    if manifest["rungs"]:
+        parameters["steps"] = manifest["rungs"][job.rung]
+    if manifest["saves"]:
+        parameters["checkpoint_dir"] = str(folder.checkpoints / str(job.point))
+    return parameters, args
+
+
+def stop_runs(runs: Iterable[RunFolder]) -> None:
+    """Stop runs at the same time; each may take the grace period of a run."""
+    with ThreadPoolExecutor(STOPPING_AT_ONCE) as pool:
+        for done in [pool.submit(stop, run) for run in runs]:
+            try:
+                done.result()
+            except LabError as error:  # the others are stopped all the same
+                print(error, flush=True)
+
+
+if __name__ == "__main__":
+    main()

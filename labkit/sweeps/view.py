@@ -1,0 +1,162 @@
+"""A sweep as one table and one overlay of losses: HTML, plain text, and the static bundle of a saved notebook."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from labkit.record.text import escaped, plain
+from labkit.sweeps.folder import SweepState
+from labkit.sweeps.results import Result, Results, best_of, counted
+from labkit.view import words
+from labkit.view.charts.bands import MANY
+from labkit.view.charts.images import as_image
+from labkit.view.charts.spark import spark_svg
+from labkit.view.charts.svg import Chart, charts
+from labkit.view.live.page import MARKS, TINTS
+from labkit.view.live.run_charts import show_step
+from labkit.view.live.tables import CELL, HEAD, ROW, TABLE
+from labkit.view.plan_tables import aligned
+
+__all__ = ["headline", "named", "sweep_bundle", "sweep_html", "sweep_text"]
+
+MOST_ROWS = 40
+LONGEST_VALUE = 40
+
+
+def headline(results: Sequence[Result], seen: Results) -> str:
+    """`3 of 6 points succeeded, 1 failed, 2 running · best loss 0.31 at point 2 (lr=0.001)`"""
+    text = counted([result.state for result in results])
+    best = best_of(list(results), seen.lowest)
+    if best is None:
+        return text
+    return f"{text} · best {seen.metric} {words.quantity(best.best, 4)} at point {best.point} ({named(best, seen)})"
+
+
+def named(result: Result, seen: Results) -> str:
+    """`lr=0.001, seed=0`: the parameters that differ between points."""
+    return ", ".join(f"{name}={result.parameters.get(name)}"[:LONGEST_VALUE] for name in seen.varied)
+
+
+def sweep_html(title: str, state: SweepState, results: Sequence[Result], seen: Results) -> str:
+    """Headline, overlay of the losses, and a table with a row for each point; all text is escaped here."""
+    tint = TINTS.get(state.state, "#8b949e")
+    mark = (
+        f'<b style="color:{tint};border:1px solid {tint};border-radius:10px;padding:0 9px">'
+        f"{MARKS.get(state.state, '?')} {escaped(state.state)}</b>"
+    )
+    shown = _shown(results, seen)
+    lines = {result.point: i for i, result in enumerate(_overlaid(shown, seen))}
+    pictures = [spark_svg(_losses(result), lines.get(result.point)) for result in shown]
+    return (
+        '<div style="font-family:system-ui,sans-serif;font-size:13px;line-height:1.5;max-width:760px">'
+        f"<div>{mark} <b>{escaped(title)}</b> · {words.seconds(state.seconds)}</div>"
+        f"<div>{escaped(headline(results, seen))}</div>{_why(state, results)}"
+        f"{_overlay(shown, lines, seen)}{_table([_row(result, seen) for result in shown], pictures)}"
+        f"{_more(len(results) - len(shown))}</div>"
+    )
+
+
+def sweep_text(title: str, state: SweepState, results: Sequence[Result], seen: Results) -> str:
+    """The same for a terminal."""
+    shown = _shown(results, seen)
+    why = [state.sentence] if _says_why(state, results) else []
+    lines = [
+        f"{title}: {state.state} after {words.seconds(state.seconds)}",
+        *why,
+        headline(results, seen),
+        aligned([_row(result, seen) for result in shown]),
+    ]
+    more = len(results) - len(shown)
+    reasons = [f"point {r.point}: {r.state}: {_first_line(r.why)}" for r in shown if r.why and not r.is_active]
+    return plain("\n".join([*lines, *([f"  and {more} more"] if more else []), *reasons]))
+
+
+def sweep_bundle(title: str, state: SweepState, results: Sequence[Result], seen: Results) -> dict[str, str]:
+    """The MIME bundle that replaces the live view: HTML with images, and plain text."""
+    text = sweep_text(title, state, results, seen)
+    return {"text/html": as_image(sweep_html(title, state, results, seen)), "text/plain": text}
+
+
+def _shown(results: Sequence[Result], seen: Results) -> list[Result]:
+    """At most MOST_ROWS results in the order of their points: those that run, then the best, then any."""
+    sign = 1.0 if seen.lowest else -1.0
+
+    def rank(result: Result) -> tuple[bool, bool, float]:
+        return not result.is_active, result.best is None, sign * (result.best or 0.0)
+
+    return sorted(sorted(results, key=rank)[:MOST_ROWS], key=lambda result: result.point)
+
+
+def _overlaid(shown: Sequence[Result], seen: Results) -> list[Result]:
+    """The points whose losses are drawn over one another: no more than lines can be told apart."""
+    sign = 1.0 if seen.lowest else -1.0
+    drawn = [result for result in shown if result.series is not None and result.series.points()]
+    drawn.sort(key=lambda result: (result.best is None, sign * (result.best or 0.0)))
+    return sorted(drawn[:MANY], key=lambda result: result.point)
+
+
+def _overlay(shown: Sequence[Result], lines: dict[int, int], seen: Results) -> str:
+    overlaid = [result for result in shown if result.point in lines]
+    if not overlaid:
+        return ""
+    series = {lines[result.point]: result.series for result in overlaid if result.series is not None}
+    names = {lines[result.point]: f"point {result.point} ({named(result, seen)})" for result in overlaid}
+    note = "" if len(overlaid) == len(seen.points) else f"of the best {len(overlaid)} points"
+    chart = Chart("loss", series, words.quantity, note=note, label=names.__getitem__, from_zero=False, log=None)
+    return charts([chart], 1, show_step, "")
+
+
+def _losses(result: Result) -> list[float]:
+    return [last for *_, last in result.series.points()] if result.series else []
+
+
+def _table(rows: Sequence[Mapping[str, str]], pictures: Sequence[str]) -> str:
+    """The rows with their pictures as the last column."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    head = "".join(f'<th style="{HEAD};text-align:right">{escaped(name)}</th>' for name in [*names, "loss by step"])
+    lines = [
+        "".join(
+            f'<td style="{CELL}">{text}</td>' for text in [*(escaped(row.get(name, "")) for name in names), picture]
+        )
+        for row, picture in zip(rows, pictures, strict=True)
+    ]
+    body = "".join(f"{ROW}{line}</tr>" for line in lines)
+    return f'<div style="overflow-x:auto">{TABLE}{ROW}{head}</tr>{body}</table></div>'
+
+
+def _row(result: Result, seen: Results) -> dict[str, str]:
+    step = f"{result.step:,} of {result.steps:,}" if result.steps else f"{result.step:,}" if result.run else ""
+    figures = {"loss": _value(result.loss, result)}
+    if seen.metric != "loss":
+        figures[seen.metric] = _value(result.last, result)
+    return {
+        "point": str(result.point),
+        **{name: str(result.parameters.get(name))[:LONGEST_VALUE] for name in seen.varied},
+        "state": result.state,
+        **({"rung": str(result.rung)} if seen.manifest["rungs"] else {}),
+        "step": step,
+        **figures,
+        f"best {seen.metric}": _value(result.best, result),
+        "time": words.seconds(result.seconds) if result.run else "",
+    }
+
+
+def _value(value: float | None, result: Result) -> str:
+    return words.quantity(value, 4) if result.run else ""
+
+
+def _why(state: SweepState, results: Sequence[Result]) -> str:
+    return f'<div style="opacity:.75">{escaped(state.sentence)}</div>' if _says_why(state, results) else ""
+
+
+def _says_why(state: SweepState, results: Sequence[Result]) -> bool:
+    """Whether the state says more than the headline does."""
+    return bool(state.sentence) and state.sentence != counted([result.state for result in results])
+
+
+def _more(count: int) -> str:
+    return f'<div style="opacity:.75">{count} more points: sweep.table()</div>' if count else ""
+
+
+def _first_line(text: str) -> str:
+    return text.partition("\n")[0][:200]
