@@ -103,7 +103,10 @@ def test_every_point_of_a_grid_runs_once_two_at_a_time_and_a_failure_stops_no_ot
     assert repr(Sweep.attach()) == repr(sweep)
 
 
-@pytest.mark.parametrize("detach", [True, False], ids=["its runs go on", "its runs end with it"])
+@pytest.mark.parametrize(
+    "detach",
+    [pytest.param(True, id="its runs go on"), pytest.param(False, id="its runs end with it", marks=pytest.mark.soak)],
+)
 def test_a_sweep_whose_process_is_killed_goes_on_where_it_was_and_runs_each_point_once(ran, detach):
     values = [0.1, 0.2, 0.3, 0.4]
     sweep = labkit.sweep(SWEPT, lr=values, seconds=2.0, at_once=2, ran=str(ran), detach=detach, wait=False)
@@ -123,6 +126,7 @@ def test_a_sweep_whose_process_is_killed_goes_on_where_it_was_and_runs_each_poin
         assert len(labkit.runs()) == len(values)
 
 
+@pytest.mark.soak
 def test_a_sweep_that_was_stopped_leaves_nothing_and_resumes_what_is_missing(ran):
     values = [0.1, 0.2, 0.3]
     sweep = labkit.sweep(SWEPT, lr=values, seconds=3.0, at_once=1, ran=str(ran), detach=True, wait=False)
@@ -140,6 +144,7 @@ def test_a_sweep_that_was_stopped_leaves_nothing_and_resumes_what_is_missing(ran
     assert Counter(line["lr"] for line in lines_of(ran)) == dict.fromkeys(values, 1)
 
 
+@pytest.mark.soak
 def test_single_points_are_stopped_while_they_run_or_wait(ran):
     sweep = labkit.sweep(SWEPT, lr=[0.1, 0.2, 0.3], seconds=2.0, at_once=1, ran=str(ran), detach=True, wait=False)
     with pytest.raises(LabError, match="has no point 3; its points are 0 to 2"):
@@ -154,6 +159,7 @@ def test_single_points_are_stopped_while_they_run_or_wait(ran):
     assert sweep.results()[1].why == "stopped before it was launched"
 
 
+@pytest.mark.soak
 def test_in_batch_a_sweep_ends_with_the_process_that_started_it(ran, runs_dir):
     code = f"import labkit; labkit.sweep({str(SWEPT)!r}, lr=[0.1, 0.2], seconds=60, at_once=2, ran={str(ran)!r})"
     owner = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL)
@@ -168,6 +174,7 @@ def test_in_batch_a_sweep_ends_with_the_process_that_started_it(ran, runs_dir):
     assert [result.state for result in sweep.results()] == ["stopped", "stopped"]
 
 
+@pytest.mark.soak
 def test_the_best_of_each_rung_are_trained_further_from_where_they_were(ran):
     sweep = labkit.sweep(
         SWEPT, lr=[0.3, 0.1, 0.2], steps=9, halving=3, metric="test_loss", at_once=3, ran=str(ran), wait=False
@@ -182,6 +189,7 @@ def test_the_best_of_each_rung_are_trained_further_from_where_they_were(ran):
     assert sweep.status().sentence == "3 of 3 points succeeded"
 
 
+@pytest.mark.soak
 def test_a_script_edited_meanwhile_and_a_secret_that_is_never_written(ran, tmp_path):
     script = tmp_path / "mine.py"
     script.write_text(SWEPT.read_text())
@@ -200,6 +208,7 @@ def test_a_script_edited_meanwhile_and_a_secret_that_is_never_written(ran, tmp_p
         sweep.resume()
 
 
+@pytest.mark.soak
 def test_nothing_but_failures_is_an_error_and_failed_points_run_again_on_request(ran):
     with pytest.raises(RankFailedError, match=r"no point of .* succeeded; point 0: .*lr=-1.0 is negative") as error:
         labkit.sweep(SWEPT, lr=[-1.0], ran=str(ran))
@@ -212,6 +221,7 @@ def test_nothing_but_failures_is_an_error_and_failed_points_run_again_on_request
     assert len(RunIndex(sweep.folder).poll()) == 1
 
 
+@pytest.mark.soak
 def test_a_sweep_in_a_notebook_is_shown_live_and_survives_its_kernel(ran):
     kernel = Kernel(os.environ | {"LABKIT_UI": "svg"})
     try:
@@ -228,6 +238,7 @@ def test_a_sweep_in_a_notebook_is_shown_live_and_survives_its_kernel(ran):
     assert sorted(line["lr"] for line in lines_of(ran)) == [0.1, 0.2]
 
 
+@pytest.mark.soak
 def test_each_run_has_a_simulated_gpu_of_its_own_and_none_that_another_run_holds(ran, monkeypatch, tmp_path):
     t4 = Gpu("Tesla T4", 15 << 30, (7, 5))
     monkeypatch.setattr(hardware_module, "_gpus", lambda visible: (t4,) * (len(visible.split(",")) if visible else 3))
