@@ -6,6 +6,7 @@ __all__ = ["is_evaluated", "is_lower_better", "parted"]
 
 EVALUATED = ("test", "val", "valid", "validation", "eval", "evaluation", "dev")
 TRAINED = ("train", "training")
+# As in scripts/extras/validate.py.
 LOWER_IS_BETTER = ("loss", "error", "perplexity", "mae", "mse", "rmse", "wer", "cer")
 
 

@@ -7,13 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from labkit.errors import LaunchError
+from labkit.record.metric_names import is_lower_better
 from labkit.write.call_options import flag, whole_number
 from labkit.write.launch_options import LaunchOptions
 
 __all__ = ["SweepOptions"]
 
-# As in scripts/extras/validate.py: for names that end so, lower is better.
-LOW = ("loss", "error", "perplexity", "mae", "mse", "rmse", "wer", "cer")
 MODES = ("min", "max")
 
 
@@ -52,7 +51,7 @@ class SweepOptions(LaunchOptions):
     @property
     def lowest(self) -> bool:
         """Whether a lower value of the metric is better."""
-        return self.mode == "min" or (self.mode is None and self.metric.endswith(LOW))
+        return self.mode == "min" or (self.mode is None and is_lower_better(self.metric))
 
     @classmethod
     def own_names(cls) -> list[str]:
