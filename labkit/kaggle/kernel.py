@@ -8,7 +8,6 @@ import json
 import lzma
 import math
 import re
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,7 +44,7 @@ def install_labkit(wheel, packed):
 
     if not is_here():
         file = Path(tempfile.mkdtemp(), wheel)
-        file.write_bytes(lzma.decompress(base64.b64decode(packed)))
+        file.write_bytes(lzma.decompress(base64.b85decode("".join(packed.split()))))
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", str(file)]
         done = subprocess.run(pip, capture_output=True, text=True)
         if done.returncode or not is_here():
@@ -183,8 +182,8 @@ def _code_cell(source: str, **metadata: Any) -> dict[str, Any]:
 
 def _install_cell(wheel: tuple[str, bytes], mark: str) -> dict[str, Any]:
     name, content = wheel
-    packed = base64.b64encode(lzma.compress(content, preset=9 | lzma.PRESET_EXTREME)).decode()
-    lines = "\n".join(textwrap.wrap(packed, 120))
+    packed = base64.b85encode(lzma.compress(content, preset=9 | lzma.PRESET_EXTREME)).decode()
+    lines = "\n".join(packed[i : i + 120] for i in range(0, len(packed), 120))
     source = INSTALL.format(version=name.split("-")[1], wheel=name, packed=lines, mark=mark)
     # folded: in Kaggle's editor and in JupyterLab
     return _code_cell(source, **{"_kg_hide-input": True, "jupyter": {"source_hidden": True}})
