@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.cluster import watching
 from labkit.errors import LabError, RankFailedError, RunFolderError, rank_failed
+from labkit.export import export
 from labkit.launcher import stop as stopping
 from labkit.launcher.causes.stuck import Stacks, look_at
 from labkit.planner.measured import Memory
@@ -181,6 +182,17 @@ class Run(Reachable):
     def report(self) -> Path:
         """Write `report.html` into the run folder and return its path."""
         return write_report(self.folder)
+
+    def export(self, to: str, path: str | os.PathLike[str] | None = None, *, project: str = "labkit") -> Path:
+        """Write the run's records for another tool and return where they are. Writing them again replaces them.
+
+        `to`: "csv" or "parquet", `metrics()` as a file (in the run folder, or at `path`); "tensorboard", a folder of
+        events (`tensorboard/<run id>` beside the run folder, or `path`); "wandb", a run that is offline unless
+        WANDB_MODE says otherwise (in `wandb` beside the run folder, or in `path`); "trackio", Trackio's own database.
+        `project` is the project of the last two. Raises LabError if the run has no records, the place cannot be written
+        or the tool's package is not installed; errors of the package itself are its own.
+        """
+        return export(self.folder, to, path, project)
 
     def show(self) -> None:
         """Display the run: live while it is active, if the front end supports it, otherwise as static figures."""

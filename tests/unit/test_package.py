@@ -20,6 +20,7 @@ MAY_IMPORT = {
     "view": {"errors", "record", "write", "view"},
     "cluster": {"errors", "record", "write", "launcher", "cluster"},
     "kaggle": {"errors", "record", "write", "view", "kaggle"},
+    "export": {"errors", "record", "view", "export"},
     "planner": {"errors", "record", "write", "worker", "launcher", "view", "planner"},
     "diagnosis": {"data", "errors", "record", "launcher", "view", "planner", "diagnosis"},
 }

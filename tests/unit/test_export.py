@@ -1,0 +1,218 @@
+"""`run.export`: what other tools read back, by their own readers, is what the ranks recorded."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+
+import pandas as pd
+import pytest
+
+from labkit import LabError, Run
+from labkit.cli import main
+from labkit.export.points import points
+
+LAUNCHED = 1_700_000_000.0
+
+
+@pytest.fixture
+def run(folder, write_metrics):
+    """Two ranks of different speed, whose loss is lost at the end; rank 0 reports a validation and a note."""
+    folder.manifest.write_text(
+        json.dumps({"format": 1, "name": "demo", "world_size": 2, "parameters": {"lr": 0.1, "optimizer": "adam"}})
+    )
+    losses = {0: [2.0, 1.0, "nan"], 1: [4.0, 2.0, "inf"]}
+    for rank in (0, 1):
+        write_metrics(rank, {"k": "meta", "t": 50.0 + rank, "time": LAUNCHED + rank, "rank": rank})
+        for i, loss in enumerate(losses[rank]):
+            write_metrics(
+                rank,
+                {
+                    "k": "step",
+                    "t": 60.0 + rank + i,
+                    "step": 4 * (i + 1),
+                    "n": 4,
+                    "seconds": [2.0, 0.25, 1.0 + rank],
+                    "samples": 64,
+                    "forward": 1.0,
+                    "rss": 1000 * (rank + 1),
+                    "loss": loss,
+                },
+            )
+    write_metrics(0, {"k": "report", "t": 62.5, "step": 8, "test_accuracy": 0.75, "note": "grün, \x1b[31mred\x1b[0m"})
+    return Run(folder)
+
+
+@pytest.fixture
+def empty(folder):
+    folder.manifest.write_text(json.dumps({"format": 1, "name": "demo", "world_size": 2}))
+    return Run(folder)
+
+
+def scalars_of(path):
+    """What TensorBoard itself reads: (wall time, step, value) by tag, and the accumulator."""
+    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    accumulator = reader.EventAccumulator(str(path), size_guidance={reader.SCALARS: 0}).Reload()
+    tags = accumulator.Tags()["scalars"]
+    return {tag: [(e.wall_time, e.step, e.value) for e in accumulator.Scalars(tag)] for tag in tags}, accumulator
+
+
+def values_of(events):
+    return [value for _, _, value in events]
+
+
+def test_a_csv_file_holds_the_metrics_and_nothing_is_lost(run):
+    path = run.export("csv")
+
+    read, metrics = pd.read_csv(path), run.metrics()
+    assert path == run.path / "metrics.csv"
+    assert list(read) == list(metrics)
+    assert list(read["loss"].astype(str)) == ["2.0", "1.0", "nan", "4.0", "2.0", "inf"]
+    assert list(read["throughput"]) == list(metrics["throughput"])
+    assert read["note"][1] == "grün, red"
+
+
+def test_nan_in_a_csv_file_differs_from_what_was_not_recorded(run):
+    lines = run.export("csv").read_text(encoding="utf-8").splitlines()
+    names, last_of_rank_0 = lines[0].split(","), lines[3].split(",")
+
+    assert last_of_rank_0[names.index("loss")] == "nan"
+    assert last_of_rank_0[names.index("test_accuracy")] == ""
+
+
+def test_a_parquet_file_holds_the_metrics_and_tells_nan_from_null(run):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    path = run.export("parquet")
+
+    read = parquet.read_table(path).to_pydict()
+    assert path == run.path / "metrics.parquet"
+    assert list(read) == list(run.metrics())
+    assert str(read["loss"]) == "[2.0, 1.0, nan, 4.0, 2.0, inf]"
+    assert read["test_accuracy"] == [None, 0.75, None, None, None, None]
+    assert list(pd.read_parquet(path)["throughput"]) == [32.0] * 6
+
+
+def test_a_parquet_column_of_text_and_numbers_is_text(run, write_metrics):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    write_metrics(0, {"k": "report", "t": 63, "step": 12, "note": 5.0})
+
+    assert parquet.read_table(run.export("parquet")).to_pydict()["note"][:3] == [None, "grün, red", "5.0"]
+
+
+def test_a_file_is_written_again_in_place_of_a_link_and_not_through_it(run, tmp_path):
+    target = tmp_path / "mine.txt"
+    target.write_text("mine")
+    (run.path / "metrics.csv").symlink_to(target)
+
+    run.export("csv")
+    path = run.export("csv")
+
+    assert target.read_text() == "mine"
+    assert not path.is_symlink()
+    assert [p.name for p in run.path.iterdir() if "metrics" in p.name] == ["metrics.csv"]
+
+
+def test_tensorboard_reads_the_ranks_together(run):
+    pytest.importorskip("tensorboard")
+    path = run.export("tensorboard")
+
+    read, _ = scalars_of(path)
+    assert path == run.path.parent / "tensorboard" / run.id
+    assert [step for _, step, _ in read["loss"]] == [4, 8, 12]
+    assert str(values_of(read["loss"])) == "[3.0, 1.5, nan]"
+    assert values_of(read["throughput"]) == [64.0] * 3
+    assert values_of(read["step_seconds"]) == [0.5] * 3
+    assert values_of(read["step_seconds_max"]) == [2.0] * 3
+    assert values_of(read["memory/rss"]) == [2000.0] * 3
+    assert values_of(read["phases/forward"]) == [0.25] * 3
+    assert read["test_accuracy"] == [(LAUNCHED + 11, 8, 0.75)]
+
+
+def test_tensorboard_reads_every_rank_of_a_small_world_at_its_own_time(run):
+    pytest.importorskip("tensorboard")
+    read, _ = scalars_of(run.export("tensorboard"))
+
+    assert values_of(read["ranks/1/loss"]) == [4.0, 2.0, math.inf]
+    assert values_of(read["ranks/0/memory/rss"]) == [1000.0] * 3
+    assert [time for time, _, _ in read["loss"]] == [LAUNCHED + 10, LAUNCHED + 11, LAUNCHED + 12]
+
+
+def test_tensorboard_reads_the_parameters_as_text(run):
+    pytest.importorskip("tensorboard")
+    _, accumulator = scalars_of(run.export("tensorboard"))
+    (event,) = accumulator.Tensors("parameters/text_summary" if False else "parameters")
+
+    text = event.tensor_proto.string_val[0].decode()
+    assert json.loads(text) == {"lr": 0.1, "optimizer": "adam"}
+    assert accumulator.SummaryMetadata("parameters").plugin_data.plugin_name == "text"
+
+
+def test_a_run_that_is_written_twice_has_each_point_once_and_other_files_stay(run):
+    pytest.importorskip("tensorboard")
+    path = run.export("tensorboard")
+    (path / "events.out.tfevents.1.host.mine").write_bytes(b"")
+
+    assert run.export("tensorboard") == path
+    read, _ = scalars_of(path)
+    assert [step for _, step, _ in read["loss"]] == [4, 8, 12]
+    assert len(list(path.iterdir())) == 2
+
+
+def test_the_ranks_of_a_large_world_are_not_drawn_one_by_one(folder, write_metrics):
+    for rank in range(9):
+        write_metrics(rank, {"k": "meta", "t": 0.0}, step_record(1.0, 1, loss=float(rank)))
+
+    (point,) = points(folder)
+    assert point.values["loss"] == 4.0
+    assert not [name for name in point.values if name.startswith("ranks/")]
+
+
+def step_record(t, step, **more):
+    return {"k": "step", "t": t, "step": step, "n": 1, "seconds": [1.0, 1.0, 1.0], "samples": 8, **more}
+
+
+def test_a_rank_that_recorded_another_step_counts_with_its_newest_value(folder, write_metrics):
+    write_metrics(0, {"k": "meta", "t": 0.0}, step_record(1.0, 1, loss=1.0), step_record(2.0, 10, loss=2.0))
+    write_metrics(1, {"k": "meta", "t": 0.0}, step_record(1.0, 1, loss=3.0), step_record(2.0, 9, loss=4.0))
+    write_metrics(1, step_record(2.5, 11, loss=9.0))
+
+    drawn = {point.step: point.values for point in points(folder)}
+    assert {step: values["loss"] for step, values in drawn.items() if "loss" in values} == {1: 2.0, 10: 3.0}
+    assert drawn[10]["throughput"] == 16.0
+    assert drawn[11] == {name: value for name, value in drawn[11].items() if name.startswith("ranks/1/")}
+
+
+def test_ranks_that_share_a_replica_count_their_samples_once(folder, write_metrics):
+    for rank in (0, 1):
+        write_metrics(rank, {"k": "meta", "t": 0.0}, {"k": "report", "t": 0.5, "data_ranks": 1}, step_record(1.0, 1))
+
+    assert points(folder)[0].values["throughput"] == 8.0
+
+
+def test_steps_that_a_restart_repeated_are_drawn_once(folder, write_metrics):
+    write_metrics(0, {"k": "meta", "t": 500.0, "time": 1000.0}, *(step_record(501.0 + i, i, loss=9.0) for i in (1, 2, 3)))
+    second = folder.attempt(2)
+    second.rank(0).mkdir(parents=True)
+    records = {"k": "meta", "t": 20.0, "time": 1010.0}, {"k": "report", "t": 20.5, "start_step": 2}
+    records += (step_record(21.0, 1, loss=7.0),)
+    second.metrics(0).write_text("".join(json.dumps(record) + "\n" for record in records))
+
+    assert [(p.step, p.time, p.values["loss"]) for p in points(folder)] == [(1, 1002, 9), (2, 1003, 9), (3, 1011, 7)]
+
+
+def test_wandb_has_a_run_offline_with_every_value(run, monkeypatch):
+    pytest.importorskip("wandb")
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    monkeypatch.setenv("WANDB_SILENT", "true")
+
+    path = run.export("wandb", project="exported")
+
+    (file,) = path.glob("*.wandb")
+    history = wandb_history(file)
+    assert path.parent == run.path.parent / "wandb"
+    assert [row["_step"] for row in history] == [4, 8, 12]
+    assert [row["_timestamp"] for row in history] == [LAUNCHED + 10, LAUNCHED + 11, LAUNCHED + 12]
+    assert [row["loss"] for row in history[:2]] == [3.0, 1.5]
+
+
