@@ -2,8 +2,7 @@
 
 import json
 import math
-import os
-import subprocess
+import struct
 import sys
 
 import pandas as pd
@@ -40,7 +39,7 @@ def run(folder, write_metrics):
                     "loss": loss,
                 },
             )
-    write_metrics(0, {"k": "report", "t": 62.5, "step": 8, "test_accuracy": 0.75, "note": "grün, \x1b[31mred\x1b[0m"})
+    write_metrics(0, {"k": "report", "t": 61.25, "step": 8, "test_accuracy": 0.75, "note": "grün, \x1b[31mred\x1b[0m"})
     return Run(folder)
 
 
@@ -50,12 +49,35 @@ def empty(folder):
     return Run(folder)
 
 
+def step_record(t, step, **more):
+    return {"k": "step", "t": t, "step": step, "n": 1, "seconds": [1.0, 1.0, 1.0], "samples": 8, **more}
+
+
 def scalars_of(path):
     """What TensorBoard itself reads: (wall time, step, value) by tag, and the accumulator."""
     reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     accumulator = reader.EventAccumulator(str(path), size_guidance={reader.SCALARS: 0}).Reload()
     tags = accumulator.Tags()["scalars"]
     return {tag: [(e.wall_time, e.step, e.value) for e in accumulator.Scalars(tag)] for tag in tags}, accumulator
+
+
+def wandb_history(file):
+    """The rows of a wandb file: records in LevelDB's log format, in blocks of 32 KiB after a header of 7 bytes."""
+    protocol = pytest.importorskip("wandb.proto.wandb_internal_pb2")
+    data, at, whole, rows = file.read_bytes(), 7, b"", []
+    while at + 7 <= len(data):
+        left = 2**15 - at % 2**15
+        if left < 7:  # too short for a record's header
+            at += left
+            continue
+        size, kind = struct.unpack_from("<HB", data, at + 4)
+        whole += data[at + 7 : at + 7 + size]
+        at += 7 + size
+        if kind in (1, 4):  # a whole record, or the last part of one
+            record, whole = protocol.Record.FromString(whole), b""
+            if record.WhichOneof("record_type") == "history":
+                rows.append({".".join(i.nested_key) or i.key: json.loads(i.value_json) for i in record.history.item})
+    return rows
 
 
 def values_of(events):
@@ -126,7 +148,7 @@ def test_tensorboard_reads_the_ranks_together(run):
     assert values_of(read["step_seconds_max"]) == [2.0] * 3
     assert values_of(read["memory/rss"]) == [2000.0] * 3
     assert values_of(read["phases/forward"]) == [0.25] * 3
-    assert read["test_accuracy"] == [(LAUNCHED + 11, 8, 0.75)]
+    assert read["test_accuracy"] == [(LAUNCHED + 11.25, 8, 0.75)]
 
 
 def test_tensorboard_reads_every_rank_of_a_small_world_at_its_own_time(run):
@@ -135,16 +157,15 @@ def test_tensorboard_reads_every_rank_of_a_small_world_at_its_own_time(run):
 
     assert values_of(read["ranks/1/loss"]) == [4.0, 2.0, math.inf]
     assert values_of(read["ranks/0/memory/rss"]) == [1000.0] * 3
-    assert [time for time, _, _ in read["loss"]] == [LAUNCHED + 10, LAUNCHED + 11, LAUNCHED + 12]
+    assert [time for time, _, _ in read["loss"]] == [LAUNCHED + 10, LAUNCHED + 11.25, LAUNCHED + 12]
 
 
 def test_tensorboard_reads_the_parameters_as_text(run):
     pytest.importorskip("tensorboard")
     _, accumulator = scalars_of(run.export("tensorboard"))
-    (event,) = accumulator.Tensors("parameters/text_summary" if False else "parameters")
+    (event,) = accumulator.Tensors("parameters")
 
-    text = event.tensor_proto.string_val[0].decode()
-    assert json.loads(text) == {"lr": 0.1, "optimizer": "adam"}
+    assert json.loads(event.tensor_proto.string_val[0]) == {"lr": 0.1, "optimizer": "adam"}
     assert accumulator.SummaryMetadata("parameters").plugin_data.plugin_name == "text"
 
 
@@ -168,10 +189,6 @@ def test_the_ranks_of_a_large_world_are_not_drawn_one_by_one(folder, write_metri
     assert not [name for name in point.values if name.startswith("ranks/")]
 
 
-def step_record(t, step, **more):
-    return {"k": "step", "t": t, "step": step, "n": 1, "seconds": [1.0, 1.0, 1.0], "samples": 8, **more}
-
-
 def test_a_rank_that_recorded_another_step_counts_with_its_newest_value(folder, write_metrics):
     write_metrics(0, {"k": "meta", "t": 0.0}, step_record(1.0, 1, loss=1.0), step_record(2.0, 10, loss=2.0))
     write_metrics(1, {"k": "meta", "t": 0.0}, step_record(1.0, 1, loss=3.0), step_record(2.0, 9, loss=4.0))
@@ -191,7 +208,9 @@ def test_ranks_that_share_a_replica_count_their_samples_once(folder, write_metri
 
 
 def test_steps_that_a_restart_repeated_are_drawn_once(folder, write_metrics):
-    write_metrics(0, {"k": "meta", "t": 500.0, "time": 1000.0}, *(step_record(501.0 + i, i, loss=9.0) for i in (1, 2, 3)))
+    write_metrics(
+        0, {"k": "meta", "t": 500.0, "time": 1000.0}, *(step_record(501.0 + i, i, loss=9.0) for i in (1, 2, 3))
+    )
     second = folder.attempt(2)
     second.rank(0).mkdir(parents=True)
     records = {"k": "meta", "t": 20.0, "time": 1010.0}, {"k": "report", "t": 20.5, "start_step": 2}
@@ -201,18 +220,88 @@ def test_steps_that_a_restart_repeated_are_drawn_once(folder, write_metrics):
     assert [(p.step, p.time, p.values["loss"]) for p in points(folder)] == [(1, 1002, 9), (2, 1003, 9), (3, 1011, 7)]
 
 
-def test_wandb_has_a_run_offline_with_every_value(run, monkeypatch):
+def test_wandb_has_the_run_offline_with_every_value_at_its_time(run, monkeypatch):
     pytest.importorskip("wandb")
     monkeypatch.delenv("WANDB_MODE", raising=False)
     monkeypatch.setenv("WANDB_SILENT", "true")
 
-    path = run.export("wandb", project="exported")
+    path = run.export("wandb")
 
     (file,) = path.glob("*.wandb")
     history = wandb_history(file)
     assert path.parent == run.path.parent / "wandb"
     assert [row["_step"] for row in history] == [4, 8, 12]
-    assert [row["_timestamp"] for row in history] == [LAUNCHED + 10, LAUNCHED + 11, LAUNCHED + 12]
-    assert [row["loss"] for row in history[:2]] == [3.0, 1.5]
+    assert [row["_timestamp"] for row in history] == [LAUNCHED + 10, LAUNCHED + 11.25, LAUNCHED + 12]
+    assert [float(row["loss"]) for row in history[:2]] == [3.0, 1.5]
+    assert math.isnan(float(history[2]["loss"]))
+    assert float(history[2]["ranks/1/loss"]) == math.inf
+    assert history[1]["test_accuracy"] == 0.75
 
 
+def test_trackio_has_each_value_once_when_the_run_is_written_twice(run, monkeypatch, tmp_path):
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))  # read when it is imported
+    pytest.importorskip("trackio")
+    storage = pytest.importorskip("trackio.sqlite_storage").SQLiteStorage
+
+    run.export("trackio", project="exported")
+    database = run.export("trackio", project="exported")
+
+    history = storage.get_logs("exported", run.id)
+    assert database.exists()
+    assert storage.get_runs("exported") == [run.id]
+    assert [row["step"] for row in history] == [4, 8, 12]
+    assert str([row["loss"] for row in history]) == "[3.0, 1.5, nan]"
+    assert history[2]["ranks/1/loss"] == math.inf
+    assert storage.get_run_config("exported", run.id)["optimizer"] == "adam"
+
+
+def test_trackio_keeps_runs_in_its_own_folder(run):
+    with pytest.raises(LabError, match="trackio keeps all runs in one folder, got path='here'; set TRACKIO_DIR"):
+        run.export("trackio", "here")
+
+
+@pytest.mark.parametrize(("to", "near"), [("tensorbord", "tensorboard"), ("CSV", "csv"), ("W&B", "wandb")])
+def test_an_unknown_format_is_answered_with_the_nearest_one(run, to, near):
+    with pytest.raises(LabError, match=f"{to!r} is not an export format, expected csv, .* did you mean {near!r}"):
+        run.export(to)
+
+
+@pytest.mark.parametrize("to", ["csv", "parquet", "tensorboard", "trackio", "wandb"])
+def test_a_run_without_records_is_refused(empty, to):
+    pytest.importorskip({"csv": "csv", "parquet": "pyarrow"}.get(to, to))
+
+    with pytest.raises(LabError, match="has no records to export, expected at least one step or reported number"):
+        empty.export(to)
+
+
+@pytest.mark.parametrize("to", ["csv", "parquet", "tensorboard", "wandb"])
+def test_a_place_that_cannot_be_written_is_named(run, tmp_path, to):
+    pytest.importorskip({"csv": "csv", "parquet": "pyarrow"}.get(to, to))
+    (tmp_path / "file").touch()
+
+    with pytest.raises(LabError, match="file/there cannot be written: Not a directory; pass a path"):
+        run.export(to, tmp_path / "file" / "there")
+
+
+def test_a_folder_is_not_replaced_by_a_file(run):
+    with pytest.raises(LabError, match="cannot be written: Is a directory"):
+        run.export("csv", run.path)
+
+
+@pytest.mark.parametrize(
+    ("to", "package"), [("parquet", "pyarrow"), ("tensorboard",) * 2, ("trackio",) * 2, ("wandb",) * 2]
+)
+def test_a_missing_package_is_named_with_the_command_that_installs_it(run, monkeypatch, to, package):
+    for name in [name for name in sys.modules if name.partition(".")[0] == package]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+
+    with pytest.raises(LabError, match=rf"needs the package {package}, .*: pip install {package}$"):
+        run.export(to)
+
+
+def test_the_terminal_prints_where_the_export_is(run, capsys, tmp_path):
+    assert main(["export", str(run.path), "csv", str(tmp_path / "run.csv")]) == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'run.csv'}\n"
+    assert main(["export", str(run.path), "cvs"]) == 2
+    assert "did you mean 'csv'" in capsys.readouterr().err
