@@ -184,7 +184,8 @@ class Run(Reachable):
         return write_report(self.folder)
 
     def export(self, to: str, path: str | os.PathLike[str] | None = None, *, project: str = "labkit") -> Path:
-        """Write the run's records for another tool and return where they are. Writing them again replaces them.
+        """Write the run's records for another tool and return where they are. Writing them again replaces them, except
+        in wandb, which keeps one folder per export, with the same run id.
 
         `to`: "csv" or "parquet", `metrics()` as a file (in the run folder, or at `path`); "tensorboard", a folder of
         events (`tensorboard/<run id>` beside the run folder, or `path`); "wandb", a run that is offline unless

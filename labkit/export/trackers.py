@@ -47,6 +47,8 @@ def to_wandb(folder: RunFolder, path: Path, project: str) -> Path:
         import wandb
     curves = points(folder)
     _make(path)
+    # the defaults would record this process and its machine, which are not the run's
+    of_this_process = {"disable_git": True, "disable_code": True, "x_disable_meta": True, "x_disable_stats": True}
     with wandb.init(
         project=project,
         id=folder.id,
@@ -55,7 +57,7 @@ def to_wandb(folder: RunFolder, path: Path, project: str) -> Path:
         dir=str(path),
         mode=os.environ.get("WANDB_MODE", "offline"),
         reinit="create_new",  # a run of the caller's own stays open
-        settings=wandb.Settings(console="off", disable_git=True, disable_code=True),  # they are of this process
+        settings=wandb.Settings(console="off", **of_this_process),
     ) as run:
         for point in curves:
             run.log({**point.values, "_timestamp": point.time}, step=point.step)
