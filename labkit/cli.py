@@ -17,11 +17,11 @@ from labkit.batch_jobs import add_verbs as add_slurm_verbs
 from labkit.batch_jobs import follow
 from labkit.checking.source import files_in
 from labkit.errors import LabError
+from labkit.export import FORMATS
 from labkit.kaggle.verbs import add_verbs
 from labkit.record.state import StateName
 from labkit.record.text import plain
 from labkit.sweep_verb import add_sweep_verb
-from labkit.view.export import FORMATS
 from labkit.view.run_list import RunList
 from labkit.write import check_flags, completed, extra_options, options_of, read_back, script_names
 from labkit.write.call_options import whole_number
@@ -317,14 +317,14 @@ def _add_run_verbs(verb: AddVerb) -> None:
     ):
         which = "an id, part of one, a path, or latest"
         verb(name, run, help).add_argument("which", nargs="?", default=default, help=which)
-    exporting = verb("export", _export, "write a run's metrics for other programs")
-    exporting.add_argument("which", help="an id, part of one, a path, or latest")
-    exporting.add_argument("to", choices=FORMATS)
-    exporting.add_argument("path", nargs="?", help="the file or folder to write")
-    exporting.add_argument("--project", default="labkit", help="of trackio or wandb (default: labkit)")
     ask = verb("ask", _ask, "the value of an expression on every rank of a running training, at the same step")
     ask.add_argument("which", help="an id, part of one, a path, or latest")
     ask.add_argument("expression", help='for example "loss.item(), x.shape"')
+    export = verb("export", _export, "write a run's records for another tool; prints where they are")
+    export.add_argument("which", metavar="RUN", help="an id, part of one, a path, or latest")
+    export.add_argument("to", metavar="FORMAT", help=", ".join(FORMATS))
+    export.add_argument("path", metavar="PATH", nargs="?", help="a file, or a folder for tensorboard and wandb")
+    export.add_argument("--project", default="labkit", help="of trackio and wandb (default: labkit)")
     compare = verb("compare", _compare, "compare runs side by side; speed-ups are relative to the first")
     compare.add_argument("which", nargs="*", help="ids or paths, oldest first")
     compare.add_argument("--last", type=int, default=0, metavar="N", help="compare the newest N runs instead")
@@ -386,11 +386,6 @@ def _stacks(arguments: argparse.Namespace, rest: list[str]) -> None:
     print(labkit.attach(arguments.which, runs_dir=arguments.runs_dir).stacks())
 
 
-def _export(arguments: argparse.Namespace, rest: list[str]) -> None:
-    run = labkit.attach(arguments.which, runs_dir=arguments.runs_dir)
-    print(plain(run.export(arguments.to, arguments.path, project=arguments.project)))
-
-
 def _ask(arguments: argparse.Namespace, rest: list[str]) -> None:
     answer = labkit.attach(arguments.which, runs_dir=arguments.runs_dir).ask(arguments.expression)
     print(plain(answer.to_string(index=False)))
@@ -411,6 +406,11 @@ def _timeline(arguments: argparse.Namespace, rest: list[str]) -> None:
 
 def _report(arguments: argparse.Namespace, rest: list[str]) -> None:
     print(plain(str(labkit.attach(arguments.which, runs_dir=arguments.runs_dir).report())))
+
+
+def _export(arguments: argparse.Namespace, rest: list[str]) -> None:
+    run = labkit.attach(arguments.which, runs_dir=arguments.runs_dir)
+    print(plain(str(run.export(arguments.to, arguments.path, project=arguments.project))))
 
 
 def _compare(arguments: argparse.Namespace, rest: list[str]) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from labkit.cluster import watching
 from labkit.errors import LabError, RankFailedError, RunFolderError, rank_failed
+from labkit.export import export
 from labkit.launcher import stop as stopping
 from labkit.launcher.causes.stuck import Stacks, look_at
 from labkit.launcher.checkpoint_lock import run_that_saves_to
@@ -24,7 +25,6 @@ from labkit.record.reader import COLUMNS, rows
 from labkit.record.session import is_session
 from labkit.record.state import StateName
 from labkit.record.text import plain
-from labkit.view.export import export
 from labkit.view.frontend import check_kernel, execution_count, is_headless, ui
 from labkit.view.live.dashboard import Dashboard
 from labkit.view.live.page import attempt_ended, run_text
@@ -251,15 +251,17 @@ class Run(Reachable):
             display(FileLink(os.path.relpath(path)))
         return path
 
-    def export(self, to: str, path: str | os.PathLike[str] | None = None, *, project: str = "labkit") -> str:
-        """Write the metrics as "csv" or "parquet" (by default into the run's folder), for "tensorboard" (by default
-        into `tensorboard` beside the runs, which `tensorboard --logdir` reads), or into a `project` of "trackio" or
-        "wandb" (offline unless WANDB_MODE says otherwise). Returns the path, or the run's name there.
+    def export(self, to: str, path: str | os.PathLike[str] | None = None, *, project: str = "labkit") -> Path:
+        """Write the run's records for another tool and return where they are. Writing them again replaces them, except
+        in wandb, which keeps one folder per export, with the same run id.
 
-        Files have one row per rank and step, as `metrics()`; the others one point per step: the mean over the ranks, of
-        memory the maximum, and up to eight ranks' own values. It can be called again while the run is active. Raises
-        LabError, also when the format's package is not installed."""
-        return export(self.folder, self.metrics(), to, path, project)
+        `to`: "csv" or "parquet", `metrics()` as a file (in the run folder, or at `path`); "tensorboard", a folder of
+        events (`tensorboard/<run id>` beside the run folder, or `path`); "wandb", a run that is offline unless
+        WANDB_MODE says otherwise (in `wandb` beside the run folder, or in `path`); "trackio", Trackio's own database.
+        `project` is the project of the last two. Raises LabError if the run has no records, the place cannot be written
+        or the tool's package is not installed; errors of the package itself are its own.
+        """
+        return export(self.folder, to, path, project)
 
     def show(self) -> None:
         """Display the run: live while it is active, if the front end supports it, otherwise as static figures."""

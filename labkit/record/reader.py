@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Iterator
 from operator import itemgetter
@@ -369,9 +368,10 @@ def _rows_of_rank(records: list[dict[str, Any]], since: float) -> Iterator[dict[
             continue
         try:
             values = _flat(record)
-            void_after = values.pop("void_after", math.inf)
-            for earlier in (measured[step] for step in measured if step > void_after):
-                earlier.pop("loss", None)
+            if "void_after" in values:
+                void_after = values.pop("void_after")
+                for earlier in (measured[step] for step in measured if step > void_after):
+                    earlier.pop("loss", None)
             if isinstance(step, int):
                 newest = step + (steps_before if kind == "step" else 0)
                 first = newest if first is None else first

@@ -21,6 +21,7 @@ MAY_IMPORT = {
     "cluster": {"errors", "record", "write", "launcher", "cluster"},
     "kaggle": {"errors", "record", "write", "view", "kaggle"},
     "sweeps": {"errors", "record", "write", "launcher", "view", "sweeps"},
+    "export": {"errors", "record", "view", "export"},
     "planner": {"errors", "record", "write", "worker", "launcher", "view", "planner"},
     "diagnosis": {"data", "errors", "record", "launcher", "view", "planner", "diagnosis"},
 }

@@ -1,0 +1,105 @@
+"""A run's records as scalars by step, which is what experiment trackers take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from labkit.export.refusals import no_records
+from labkit.record import RunFolder, RunReader
+from labkit.record.metrics_file import Tail, finite, number
+from labkit.record.reader import PHASES, rows
+from labkit.record.text import plain
+from labkit.view.words import together
+
+__all__ = ["Point", "points"]
+
+NOT_DRAWN = {"rank", "attempt", "step", "time", "samples", "steps"}  # they say which steps a row sums up
+MEMORY = ("rss", "allocated", "reserved", "peak")
+MOST_RANKS = 8  # whose values are also kept one by one
+
+
+@dataclass(frozen=True)
+class Point:
+    """The scalars of one step, by name; `time` is in seconds since the epoch."""
+
+    step: int
+    time: float
+    values: dict[str, float]
+
+
+def points(folder: RunFolder) -> list[Point]:
+    """One point per recorded step, over all ranks: `throughput` summed as in the view, `memory/…` and the slowest step
+    as maximum, everything else as mean, phases in seconds per step; up to eight ranks also as `ranks/<rank>/…`.
+
+    Ranks may record different steps. A name has a point wherever the lowest rank that has it recorded one; the other
+    ranks count with their newest value up to that step. Raises LabError if there are none.
+    """
+    table = sorted(_in_effect(list(rows(folder))), key=lambda row: (row["step"], row["rank"]))
+    scalars = [(row, dict(_scalars(row))) for row in table]
+    lead: dict[str, int] = {}
+    for row, values in scalars:
+        for name in values:
+            lead[name] = min(row["rank"], lead.get(name, row["rank"]))
+    if not lead:
+        raise no_records(folder)
+    one_by_one = 1 < len({row["rank"] for row in table}) <= MOST_RANKS
+    starts, reader = _starts(folder), RunReader(folder).read_all()
+    newest: dict[str, dict[int, float]] = {name: {} for name in lead}
+    result = []
+    for step, group in groupby(scalars, key=lambda each: each[0]["step"]):
+        recorded = list(group)
+        for row, values in recorded:
+            for name, value in values.items():
+                newest[name][row["rank"]] = value
+        names = [name for row, values in recorded for name in values if row["rank"] == lead[name]]
+        point = {name: _over_ranks(name, [*newest[name].values()], reader) for name in names}
+        if one_by_one:
+            point |= {f"ranks/{row['rank']}/{name}": v for row, values in recorded for name, v in values.items()}
+        first = recorded[0][0]
+        if point:
+            result.append(Point(step, starts[first["rank"]] + first["time"], point))
+    return result
+
+
+def _in_effect(table: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Without the steps of an attempt that a later attempt repeated."""
+    first: dict[int, int] = {}  # each attempt's first step
+    for row in table:
+        if "steps" in row:
+            first[row["attempt"]] = min(row["step"], first.get(row["attempt"], row["step"]))
+    return [
+        row for row in table if all(row["step"] < step for attempt, step in first.items() if attempt > row["attempt"])
+    ]
+
+
+def _scalars(row: dict[str, Any]) -> Iterator[tuple[str, float]]:
+    steps = row.get("steps") or 1.0
+    for name, value in row.items():
+        if name in NOT_DRAWN or (scalar := number(value)) is None:
+            continue
+        if name in PHASES:
+            yield f"phases/{name}", scalar / steps
+        else:
+            yield f"memory/{name}" if name in MEMORY else plain(name), scalar
+
+
+def _over_ranks(name: str, values: list[float], reader: RunReader) -> float:
+    if name == "throughput":
+        return together(reader, values) or 0.0
+    if name == "step_seconds_max" or name.startswith("memory/"):
+        return max(values)
+    return min(values) if name == "step_seconds_min" else sum(values) / len(values)
+
+
+def _starts(folder: RunFolder) -> dict[int, float]:
+    """When each rank first started, in seconds since the epoch: the times of `rows` count from there."""
+    starts: dict[int, float] = {}
+    for attempt in folder.attempts():
+        for rank in attempt.started_ranks():
+            if rank not in starts:
+                header = next(iter(Tail(attempt.metrics(rank)).poll()), {})
+                starts[rank] = finite(header.get("time")) or 0.0
+    return starts
