@@ -73,9 +73,9 @@ def write_report(folder: RunFolder) -> Path:
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
         "<style>:root{color-scheme:light dark}body{font-family:system-ui,sans-serif;max-width:900px;margin:2em auto;"
         "padding:0 1em}pre{white-space:pre-wrap;overflow-wrap:anywhere;font-size:12px}"
-        "th{text-align:left;font-weight:400;opacity:.7;padding-right:1em}.figure{background:#fff;margin:1em 0}</style>"
+        "th{text-align:left;font-weight:400;opacity:.7;padding-right:1em}.figure{margin:1em 0}</style>"
         f"<h1>{_escaped(manifest.get('name'))}</h1>"
-        f"{run_html(folder, reader, state, with_log=False)}{body}"
+        f"{run_html(folder, reader, state, with_log=False, with_charts=not places)}{body}"
         + "".join(f"<script>{script}</script>" for script in scripts)
         + "</html>",
         encoding="utf-8",

@@ -47,6 +47,26 @@ def test_every_rank_over_time_in_the_colours_of_the_live_view(reader):
     assert sum(bool(trace["showlegend"]) for trace in figure["data"]) == 2
 
 
+def test_a_validation_is_a_thick_line_in_the_chart_of_its_metric(reader, write_metrics):
+    for i in (9, 10, 11):
+        write_metrics(0, {"k": "report", "t": float(i), "step": i, "test_loss": 5.0 / i, "f1": i / 10})
+    figure = finished(over_time(RunReader(reader.folder).read_all()))
+
+    assert [a["text"] for a in figure["layout"]["annotations"]][-1] == "f1"
+    evaluated, best = (trace for trace in figure["data"] if trace["xaxis"] == "x" and not trace.get("legendgroup"))
+    assert list(evaluated["y"]) == [5 / 9, 5 / 10, 5 / 11]
+    assert list(best["y"]) == [5 / 11]
+
+
+def test_the_report_shows_each_chart_once(reader):
+    write_json(reader.folder.manifest, {"format": 1, "name": "demo", "world_size": 2})
+    write_state(reader.folder, State("succeeded", 0.0, ended=1.0))
+    page = write_report(reader.folder).read_text()
+
+    assert page.count('"text":"step time"') == 1
+    assert 'aria-label="loss' not in page
+
+
 def test_memory_by_what_holds_it(reader):
     figure = finished(memory_by_category(reader))
 

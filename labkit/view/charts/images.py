@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import re
 
-__all__ = ["as_image"]
+__all__ = ["BOTH_THEMES", "as_image"]
 
 SVG = re.compile(r"<svg ([^>]*)>.*?</svg>", re.DOTALL)
 BOTH_THEMES = "#7d8590"  # an image does not inherit the page's colour: readable on white and on black

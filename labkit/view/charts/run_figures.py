@@ -6,13 +6,15 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from labkit.record import RunReader, Series
+from labkit.record import RunReader
 from labkit.record.metrics_file import finite
 from labkit.record.text import escaped
-from labkit.view.charts.bands import MANY
+from labkit.view.charts.bands import MANY, Line
 from labkit.view.charts.bars import CATEGORY_COLOURS, LIMIT_COLOUR
-from labkit.view.charts.svg import COLOURS
+from labkit.view.charts.images import BOTH_THEMES
+from labkit.view.charts.svg import COLOURS, Chart
 from labkit.view.live.by_host import by_host
+from labkit.view.live.run_charts import Look, run_charts
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -20,54 +22,80 @@ if TYPE_CHECKING:
 __all__ = ["finished", "memory_by_category", "memory_unit", "over_time", "runs_together", "scaling"]
 
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
+MARGINS = 180  # pixels above and below the data
+GRID = "rgba(128,128,128,.25)"
 GIB, MIB = 2**30, 2**20
-OVER_TIME = {"loss": "loss", "throughput": "samples/s", "step_seconds": "step time, s", "memory": "memory"}
 CATEGORIES = ("parameters", "gradients", "optimizer")
 
 
 def over_time(reader: RunReader) -> Figure:
-    """Loss, throughput, step time and memory of every rank over seconds since the launch; for many ranks on several
-    hosts, lines are coloured by host."""
+    """The charts of the live view: loss, throughput, step time, memory and every reported scalar over seconds since the
+    launch; for many ranks on several hosts, lines are coloured by host. The thick line is an evaluation."""
     from plotly.subplots import make_subplots
 
-    unit, name = memory_unit(max((h.memory_peak for h in reader.ranks.values()), default=0.0))
-    titles = {**OVER_TIME, "throughput": "throughput per rank", "memory": f"memory per rank, {name}"}
-    figure = make_subplots(2, 2, subplot_titles=list(titles.values()), horizontal_spacing=0.09, vertical_spacing=0.16)
+    drawn = run_charts(reader, Look())
+    _, name = memory_unit(max((h.memory_peak for h in reader.ranks.values()), default=0.0))
+    units = {"throughput per rank": "samples/s", "step time": "s", "memory per rank": name}
+    rows = -(-len(drawn) // 2)
+    titles = [escaped(chart.title) for chart in drawn]
+    cells: list[list[dict[str, Any] | None]] = [
+        [{} if 2 * row + column < len(drawn) else None for column in (0, 1)] for row in range(rows)
+    ]
+    spacing = {"horizontal_spacing": 0.09, "vertical_spacing": 0.32 / rows}
+    figure = make_subplots(rows, 2, specs=cells, subplot_titles=titles, **spacing)
     hosts = list(by_host(reader.ranks.values()))
     grouped = len(hosts) > 1 and len(reader.ranks) > MANY
-    for cell, metric in enumerate(OVER_TIME):
-        row, column = divmod(cell, 2)
-        named: set[str] = set()
-        for rank, history in reader.ranks.items():
-            group = hosts.index(history.host) if grouped else rank
-            label = escaped(history.host) if grouped else f"rank {rank}"
-            first = cell == 0 and label not in named
-            named.add(label)
-            where = f"rank {rank} on {label}" if grouped else label
-            line = _line(history.series[metric], unit if metric == "memory" else 1.0)
+    named: set[str] = set()
+    for cell, chart in enumerate(drawn):
+        where = {"row": cell // 2 + 1, "col": cell % 2 + 1}
+        points = [point for line in (*chart.series.values(), chart.evaluated) if line for point in line.points()]
+        for rank, line in chart.series.items():
+            host = reader.ranks[rank].host
+            group = hosts.index(host) if grouped else rank
+            label = escaped(host) if grouped else f"rank {rank}"
+            who = f"rank {rank} on {label}" if grouped else label
+            colour, dash = COLOURS[group % len(COLOURS)], DASHES[group // len(COLOURS) % len(DASHES)]
             figure.add_scatter(
-                **line,
+                **_line(line, chart.unit),
                 name=label,
                 legendgroup=str(group),
-                showlegend=first,
+                showlegend=label not in named,
                 mode="lines",
-                line={"color": COLOURS[group % len(COLOURS)], "dash": DASHES[group // len(COLOURS) % len(DASHES)]},
-                hovertemplate=f"{where}<br>%{{x:.1f}} s<br>%{{y:.4g}}<extra></extra>",
-                row=row + 1,
-                col=column + 1,
+                line={"color": colour, "dash": dash},
+                hovertemplate=f"{who}<br>%{{x:.1f}} s<br>%{{y:.4g}}<extra></extra>",
+                **where,
             )
-        figure.update_yaxes(
-            rangemode="tozero",
-            title_text={"throughput": "samples/s", "step_seconds": "s", "memory": name}.get(metric),
-            row=row + 1,
-            col=column + 1,
-        )
-        figure.update_xaxes(title_text="seconds after launch", row=row + 1, col=column + 1)
+            named.add(label)
+        if chart.evaluated is not None:
+            _add_evaluated(figure, chart, where)
+        logarithmic = chart.is_logarithmic(min(p[1] for p in points), max(p[2] for p in points)) if points else False
+        fit = {"type": "log"} if logarithmic else {"rangemode": "tozero"} if chart.from_zero else {}
+        figure.update_yaxes(title_text=units.get(chart.title), **fit, **where)
+        figure.update_xaxes(title_text="seconds after launch", **where)
     for x in reader.restarts:
         figure.add_vline(x=x, line_dash="dot", line_color="#8b949e", annotation_text="restarted")
     for x, text in reader.changes:
         figure.add_vline(x=x, line_dash="dot", line_color="#8b949e", annotation_text=escaped(text))
-    return finished(figure, "Every rank over time", height=620 + (8 * len(hosts) if grouped else 0))
+    return finished(figure, "Every rank over time", height=100 + 260 * rows + (8 * len(hosts) if grouped else 0))
+
+
+def _add_evaluated(figure: Figure, chart: Chart, where: Mapping[str, int]) -> None:
+    points = chart.evaluated.points() if chart.evaluated else []
+    figure.add_scatter(
+        x=[x for x, *_ in points],
+        y=[last for *_, last in points],
+        name="evaluated",
+        showlegend=False,
+        mode="lines+markers",
+        line={"color": BOTH_THEMES, "width": 3},
+        hovertemplate="evaluated<br>%{x:.1f} s<br>%{y:.4g}<extra></extra>",
+        **where,
+    )
+    if best := chart.best_point():
+        x, y = [best[0]], [best[1]]
+        mark = {"size": 13, "color": LIMIT_COLOUR, "symbol": "circle-open"}
+        hover = f"best {escaped(chart.show(best[1]))}<extra></extra>"
+        figure.add_scatter(x=x, y=y, mode="markers", marker=mark, showlegend=False, hovertemplate=hover, **where)
 
 
 def memory_by_category(reader: RunReader) -> Figure:
@@ -158,7 +186,7 @@ def scaling(points: Sequence[tuple[str, int, float]]) -> Figure:
     return finished(figure, "Scaling", height=400)
 
 
-def _line(series: Series, unit: float = 1.0) -> dict[str, list[float]]:
+def _line(series: Line, unit: float = 1.0) -> dict[str, list[float]]:
     points = series.points()
     return {"x": [x for x, *_ in points], "y": [last / unit for *_, last in points]}
 
@@ -178,13 +206,18 @@ def _is_number(value: Any) -> bool:
 
 
 def finished(figure: Figure, title: str, *, height: int) -> Figure:
-    """Apply the common layout: title, margins, legend below the data."""
+    """Apply the common layout: title, margins, legend below the data, no background, so that the page's theme shows."""
+    figure.update_xaxes(gridcolor=GRID, zerolinecolor=GRID)
+    figure.update_yaxes(gridcolor=GRID, zerolinecolor=GRID)
     figure.update_layout(
         title={"text": title, "x": 0.01},
         height=height,
         template="plotly_white",
-        margin={"l": 60, "r": 20, "t": 70, "b": 110},
-        legend={"orientation": "h", "y": -0.25, "yanchor": "top", "x": 0},
+        paper_bgcolor="rgba(0,0,0,0)",
+        plot_bgcolor="rgba(0,0,0,0)",
+        font={"color": BOTH_THEMES},
+        margin={"l": 60, "r": 20, "t": 70, "b": MARGINS - 70},
+        legend={"orientation": "h", "y": -75 / (height - MARGINS), "yanchor": "top", "x": 0},
         hoverlabel={"align": "left"},
     )
     return figure

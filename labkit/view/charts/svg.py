@@ -61,6 +61,11 @@ class Chart:
     log: bool | None = False
     label: Callable[[int], str] = "rank {}".format
 
+    def is_logarithmic(self, low: float, high: float) -> bool:
+        """Whether the y axis of values from `low` to `high` is."""
+        spans = low > 0 and high / low > DECADES and not self.from_zero
+        return low > 0 and math.isfinite(high / low) and (spans if self.log is None else self.log)
+
     def best_point(self) -> tuple[float, float] | None:
         """(x, y) of the best evaluated value."""
         points = self.evaluated.points() if self.evaluated and self.best else []
@@ -191,9 +196,7 @@ def _chart(chart: Chart, sheet: _Sheet, banded: bool) -> str:
 
 
 def _frame(chart: Chart, sheet: _Sheet, low: float, high: float) -> _Frame:
-    positive = low > 0 and math.isfinite(high / low)
-    spans = positive and high / low > DECADES and not chart.from_zero
-    if positive and (chart.log or (chart.log is None and spans)):
+    if chart.is_logarithmic(low, high):
         return _Frame(sheet.x0, sheet.x1, *_decades(low, high), log=True)
     if not chart.from_zero and 0 < FLAT * high < low < high:
         step = _round_up((high - low) / 2, chart.unit)

@@ -29,6 +29,7 @@ def run_html(
     state: State,
     *,
     with_log: bool = True,
+    with_charts: bool = True,
     watched: bool = True,
     log_rank: int | None = None,
     search: str = "",
@@ -39,7 +40,7 @@ def run_html(
     The log is that of `log_rank`, by default the culprit or rank 0; `search` selects lines that contain that text.
     Pass `watched=False` for a snapshot of a run that continues unwatched. `look` is how the charts are drawn.
     """
-    drawn = any(history.step for history in reader.ranks.values())
+    drawn = with_charts and any(history.step for history in reader.ranks.values())
     if log_rank is None:
         log_rank = int((state.cause or {}).get("rank") or 0)
     return (
