@@ -96,6 +96,7 @@ class RankHistory:
         self.end: dict[str, Any] = {}
         self.series = {name: Series() for name in SERIES}
         self.scalars: dict[str, Series] = {}
+        self.saved: deque[float] = deque(maxlen=KEPT_CHANGES)  # when checkpoints were saved, in the same seconds
         self.allocation_retries = 0.0
         self.communicates = False  # whether the time that it waits for collectives is known
         self.memory_limit: float | None = None  # bytes of the device, or of the host for ranks on the CPU
@@ -231,6 +232,8 @@ class RankHistory:
         self.step = max(self.step, int(finite(values.get("step")) or 0))
         self.reports.append(values)
         self.values.update({k: v for k, v in values.items() if k in self.values or len(self.values) < KEPT_NAMES})
+        if str(values.get("checkpoint", "")).removeprefix("step-").isdecimal():  # "step 8 not saved: …" otherwise
+            self.saved.append(t)
         for name, value in values.items() if self.rank < CHARTED_RANKS else ():
             scalar = number(value)
             if scalar is not None and name not in DESCRIBING:

@@ -574,6 +574,18 @@ def test_a_metric_is_one_chart_with_its_validation_and_the_best_marked(tmp_path)
     assert drawn["lr"].evaluated is None
 
 
+def test_saved_checkpoints_are_marked_and_failed_ones_are_not(tmp_path):
+    saved = {"checkpoint": (20, lambda step: f"step-{step}" if step < 60 else f"step {step} not saved: full disk")}
+    reader = RunReader(reporting(tmp_path, 1, 60, **saved)).read_all()
+
+    (loss, *_) = run_charts(reader, Look())
+    (by_step, *_) = run_charts(reader, Look(axis="step"))
+
+    assert loss.saved == (2.0, 4.0)
+    assert by_step.saved == pytest.approx((20, 40), abs=1)
+    assert charts([loss]).count("l3 5h-6z") == 2
+
+
 def test_another_axis_moves_points_along_the_steps(tmp_path):
     reader = RunReader(reporting(tmp_path, 2, 60, lr=(1, float))).read_all()
 

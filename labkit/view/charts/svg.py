@@ -38,11 +38,11 @@ NICE = (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10)
 @dataclass(frozen=True)
 class Chart:
     """`series` by rank, or by another number that `label` names; `show` formats a y value; axis labels are round in
-    `unit`; `restarts` are the x of restarts, `changes` also say what was set; `limit` is drawn as a line unless it is
-    far beyond the data; `peak` is a dotted line; `thin` are fainter lines of the same ranks; `evaluated` is one thick
-    line, whose `best` ("lowest" or "highest") point is marked; `note` follows the title. The y axis starts at zero if
-    `from_zero`; it is logarithmic if `log`, or if that is None and the values, which need not start at zero, span more
-    than 1.5 decades.
+    `unit`; `restarts` are the x of restarts, `changes` also say what was set, `saved` are those of checkpoints; `limit`
+    is drawn as a line unless it is far beyond the data; `peak` is a dotted line; `thin` are fainter lines of the same
+    ranks; `evaluated` is one thick line, whose `best` ("lowest" or "highest") point is marked; `note` follows the title.
+    The y axis starts at zero if `from_zero`; it is logarithmic if `log`, or if that is None and the values, which need
+    not start at zero, span more than 1.5 decades.
     """
 
     title: str
@@ -51,6 +51,7 @@ class Chart:
     unit: float = 1.0
     restarts: tuple[float, ...] = ()
     changes: tuple[tuple[float, str], ...] = ()
+    saved: tuple[float, ...] = ()
     limit: float | None = None
     peak: float | None = None
     note: str = ""
@@ -225,6 +226,9 @@ def _axes(chart: Chart, frame: _Frame, sheet: _Sheet) -> str:
         for x, text in marks
         if frame.x0 <= x <= frame.x1
     )
+    if places := sorted({round(frame.x(x)) for x in chart.saved if frame.x0 <= x <= frame.x1}):
+        triangles = "".join(f"M{x} {HEIGHT - BOTTOM - 5}l3 5h-6z" for x in places)
+        again += f'<path d="{triangles}" fill-opacity=".6"><title>checkpoints</title></path>'
     start, end = (escaped(sheet.show_x(x)) for x in (frame.x0, frame.x1))
     return (
         f'<path d="{lines}" stroke="currentColor" stroke-opacity=".15"/>{again}'

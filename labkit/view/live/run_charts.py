@@ -83,6 +83,7 @@ def run_charts(reader: RunReader, look: Look) -> list[Chart]:
         return {history.rank: shown(history, history.series[name], name == "loss") for history in histories}
 
     marks: dict[str, Any] = {"restarts": tuple(map(first, reader.restarts))}
+    saved = tuple(map(first, histories[0].saved)) if histories else ()
     changes = tuple((first(x), text) for x, text in reader.changes)
     scale = SCALES[look.scale]
     peak = max((history.memory_peak for history in histories), default=0.0)
@@ -105,6 +106,7 @@ def run_charts(reader: RunReader, look: Look) -> list[Chart]:
             series,
             words.quantity,
             changes=changes,
+            saved=saved if title == "loss" else (),
             note=" · ".join(notes),
             evaluated=shown(teller, teller.scalars[evaluated]) if teller else None,
             best=("lowest" if is_lower_better(title) else "highest") if teller else "",
