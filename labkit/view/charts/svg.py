@@ -40,9 +40,9 @@ class Chart:
     """`series` by rank, or by another number that `label` names; `show` formats a y value; axis labels are round in
     `unit`; `restarts` are the x of restarts, `changes` also say what was set, `saved` are those of checkpoints; `limit`
     is drawn as a line unless it is far beyond the data; `peak` is a dotted line; `thin` are fainter lines of the same
-    ranks; `evaluated` is one thick line, whose `best` ("lowest" or "highest") point is marked; `note` follows the title.
-    The y axis starts at zero if `from_zero`; it is logarithmic if `log`, or if that is None and the values, which need
-    not start at zero, span more than 1.5 decades.
+    ranks; `evaluated` is one thick line, whose `best` ("lowest" or "highest") point is marked; `note` follows the
+    title. The y axis starts at zero if `from_zero`; it is logarithmic if `log`, or if that is None and the values,
+    which need not start at zero, span more than 1.5 decades.
     """
 
     title: str
