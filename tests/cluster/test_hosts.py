@@ -63,7 +63,7 @@ def ends(hosts: TwoHosts, folder: RunFolder, within: float) -> dict | None:
 
 
 def wait_for_step(folder: RunFolder, step: int = 3) -> None:
-    wait_until(lambda: min(last_step(folder, rank) for rank in (0, 1)) >= step, 60, lambda: read_state(folder))
+    wait_until(lambda: min(last_step(folder, rank) for rank in (0, 1)) >= step, 120, lambda: read_state(folder))
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ class Pair:
         return psutil.Process(wait_until(lambda: read(self.node(node).agent).get("agent"))["pid"])
 
     def wait_for_step(self, step: int = 3) -> None:
-        wait_until(lambda: min(last_step(self.folder, rank) for rank in (0, 1)) >= step, 60, self.said)
+        wait_until(lambda: min(last_step(self.folder, rank) for rank in (0, 1)) >= step, 120, self.said)
 
     def said(self) -> str:
         return "\n".join(path.read_text() for path in sorted(self.folder.path.glob("node*.log")))

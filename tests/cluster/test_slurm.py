@@ -163,7 +163,7 @@ def step_of(run: labkit.Run) -> int:
 
 
 def wait_for_step(run: labkit.Run, step: int) -> None:
-    wait_until(lambda: step_of(run) >= step or run.status().is_final, 60, lambda: run.status())
+    wait_until(lambda: step_of(run) >= step or run.status().is_final, 120, lambda: run.status())
     assert not run.status().is_final, run.status()
 
 

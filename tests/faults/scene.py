@@ -41,7 +41,7 @@ def falling(script: labkit.Script, step: int) -> labkit.Script:
     )
 
 
-def wait_until(true: Callable[[], Any], seconds: float = 60, what: object = "") -> Any:
+def wait_until(true: Callable[[], Any], seconds: float = 120, what: object = "") -> Any:
     """The first value of `true()` that is true."""
     deadline = time.monotonic() + seconds
     while not (value := true()):
@@ -51,12 +51,12 @@ def wait_until(true: Callable[[], Any], seconds: float = 60, what: object = "") 
     return value
 
 
-def the_run(seconds: float = 60) -> RunFolder:
+def the_run(seconds: float = 120) -> RunFolder:
     """The newest run, as soon as there is one."""
     return wait_until(list_runs, seconds, "no run was launched")[-1]
 
 
-def wait_for_step(run: labkit.Run | RunFolder, step: int = 3, seconds: float = 60) -> RunFolder:
+def wait_for_step(run: labkit.Run | RunFolder, step: int = 3, seconds: float = 120) -> RunFolder:
     """Until every rank has written `step` or one after it."""
     folder = folder_of(run)
     world_size = folder.read_manifest()["world_size"]
