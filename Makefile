@@ -66,8 +66,9 @@ format: .venv/dev
 SMALL := -p epochs 2 -p strategies "ddp fsdp pipeline" -p measure_speed False \
 	-p seven_billion False -p flagship False -p large False -p guides False -p plans False
 
+LABS := notebooks/[0-9]*.ipynb
 notebooks: .venv/dev build/vision
-	PYTHONPATH=$(CURDIR)/build/vision $(BIN)/python notebooks/run.py --jobs 2 --into build/notebooks $(SMALL) notebooks/[0-9]*.ipynb
+	PYTHONPATH=$(CURDIR)/build/vision $(BIN)/python notebooks/run.py --jobs 2 --into build/notebooks $(SMALL) $(LABS)
 	$(PYTEST) tests/labs
 
 strategies: .venv/dev
@@ -90,7 +91,7 @@ browser: .venv/dev
 
 GPU_PYTHON ?= $(BIN)/python
 gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),.venv/dev)
-	PYTHONPATH=$(CURDIR) $(GPU_PYTHON) -m pytest -p no:cacheprovider tests/gpu
+	PYTHONPATH=$(CURDIR) $(GPU_PYTHON) -m pytest tests/gpu
 
 kaggle: .venv/dev
 	$(BIN)/python -m pytest -m kaggle tests/integration/test_kaggle_batch.py

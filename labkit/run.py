@@ -228,6 +228,14 @@ class Run(Reachable):
         frame = pd.DataFrame(list(rows(self.folder)))
         return frame.reindex(columns=[*COLUMNS, *(name for name in frame if name not in COLUMNS)])
 
+    def losses(self) -> pd.Series[float]:
+        """The loss by step, the mean over ranks: each has the loss of its own part of the batch. Only steps that every
+        rank recorded: a script that logs ten steps a second does so at other steps on each rank. Of a repeated step, the last."""
+        losses = self.metrics().dropna(subset=["loss"]).groupby(["attempt", "step"])["loss"]
+        ranks = losses.count()
+        complete = ranks == ranks.groupby("attempt").transform("max")
+        return losses.mean()[complete].groupby("step").last()
+
     def verdict(self) -> list[str]:
         """Problems in the measurements, the worst first, as in the live view: a rank that is slow or waits for data or
         other ranks, memory that is nearly full."""

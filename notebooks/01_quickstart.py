@@ -181,7 +181,7 @@ display(comparison)
 # that.)
 
 # %%
-curves = {run.id: run.metrics().groupby("step")["loss"].mean() for run in (single, ddp, fsdp)}
+curves = {run.id: run.losses() for run in (single, ddp, fsdp)}
 reference = curves[single.id]
 for run in (ddp, fsdp):
     difference = ((curves[run.id] - reference).abs() / reference).loc[1:20]

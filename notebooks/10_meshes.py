@@ -157,12 +157,6 @@ for name in list(meshes)[1:]:
 from collections import Counter
 
 
-def losses(run):
-    """By step, the mean of all ranks: each has its replica's part, and all replicas have as many ranks."""
-    table = run.metrics().dropna(subset="loss").drop_duplicates(["rank", "step"])
-    return table.groupby("step")["loss"].mean()
-
-
 for name, run in runs.items():
     seen = [Counter(span.kind for span in run.timeline().of_step() if span.rank == rank) for rank in range(N)]
     for kind in kinds:
@@ -171,7 +165,7 @@ for name, run in runs.items():
     held = [rank.traced for rank in run.memory().ranks]
     claims.measure(f"{name}: parameters, first rank", held[0].categories["parameters"], run=run)
     claims.measure(f"{name}: parameters, last rank", held[-1].categories["parameters"], run=run)
-    off = (losses(run) / losses(alone) - 1).abs().dropna()
+    off = (run.losses() / alone.losses() - 1).abs().dropna()
     assert len(off) == 9
     claims.measure(f"{name}: loss apart from one device's", off.max(), run=run)
 peak = max(rank.traced.bytes for rank in runs["data x tensor"].memory().ranks)

@@ -281,11 +281,7 @@ def steps_of(run, rank=0):
     return [note for note in notes(run, rank) if "samples" in note]
 
 
-def curve(run):
-    return run.metrics().dropna(subset=["loss"]).groupby("step")["loss"].mean()
-
-
-curves = {run: curve(run) for run in (undisturbed, killed, again, alone)}
+curves = {run: run.losses() for run in (undisturbed, killed, again, alone)}
 reference = curves[undisturbed]
 claims.measure("resumed after step", curves[again].index.min() - 1, run=again)
 assert list(curves[again].index) == list(curves[alone].index) == list(range(SAVED + 1, 15))

@@ -169,17 +169,7 @@ labkit.compare(list(runs.values()))
 # %% [markdown]
 # ## Measure
 
-
 # %%
-def losses(name):
-    metrics = runs[name].metrics()
-    return metrics.dropna(subset=["loss"]).groupby("step")["loss"].mean()
-
-
-def apart(one, other):
-    return ((losses(one) - losses(other)) / losses(other)).abs().max()
-
-
 for name, run in runs.items():
     kept = folder / name.replace(", ", "-").replace(" ", "-")
     saved = torch.load(kept / f"step-{steps}" / "full.pt", weights_only=True)
@@ -190,7 +180,8 @@ out = folder / "LoRA-FSDP-out"
 numbers = sum(tensor.numel() for tensor in load_file(out / "adapter_model.safetensors").values())
 claims.measure("LoRA: numbers in the adapter's file", numbers, run=runs["LoRA, FSDP"])
 for kind in ("all weights", "LoRA"):
-    difference = apart(f"{kind}, FSDP", f"{kind}, DDP")
+    fsdp, ddp = runs[f"{kind}, FSDP"].losses(), runs[f"{kind}, DDP"].losses()
+    difference = (fsdp / ddp - 1).abs().max()
     claims.measure(f"{kind}: largest relative difference of a loss, FSDP to DDP", difference, run=runs[f"{kind}, FSDP"])
 
 # %% [markdown]

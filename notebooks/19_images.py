@@ -171,20 +171,18 @@ labkit.compare(list(runs.values()))
 
 
 # %%
-def losses(name, column):
-    return runs[name].metrics().dropna(subset=[column]).groupby("step")[column].mean()
+def last(name, column):
+    return runs[name].metrics()[column].dropna().iloc[-1]
 
 
 file = folder / "trained-FSDP-out" / "model.safetensors"
 exported = load_file(file)
 claims.measure("numbers in the exported file", sum(t.numel() for t in exported.values()), run=runs["trained, FSDP"])
-last = {name: losses(name, "test_loss").iloc[-1] for name in runs}
-claims.measure("test loss from trained weights, over that from random ones", last["trained, DDP"] / last["random, DDP"],
-               run=runs["trained, DDP"])  # fmt: skip
-ddp, fsdp = losses("trained, DDP", "loss"), losses("trained, FSDP", "loss")
-claims.measure("largest relative difference of a loss, FSDP to DDP", ((fsdp - ddp) / ddp).abs().max(),
-               run=runs["trained, FSDP"])  # fmt: skip
-print({name: f"{losses(name, 'test_accuracy').iloc[-1]:.0%} right" for name in runs})
+ratio = last("trained, DDP", "test_loss") / last("random, DDP", "test_loss")
+claims.measure("test loss from trained weights, over that from random ones", ratio, run=runs["trained, DDP"])
+difference = (runs["trained, FSDP"].losses() / runs["trained, DDP"].losses() - 1).abs().max()
+claims.measure("largest relative difference of a loss, FSDP to DDP", difference, run=runs["trained, FSDP"])
+print({name: f"{last(name, 'test_accuracy'):.0%} right" for name in runs})
 
 # %% [markdown]
 # ## Leave

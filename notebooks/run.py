@@ -65,11 +65,11 @@ def run(notebook: Path, into: Path, known: Any, arguments: argparse.Namespace) -
     done = subprocess.run([*papermill, *flags], env=env, cwd=into, **output)
     log = (done.stdout or b"").decode(errors="replace") if done.returncode else ""
     print(f"{log}{notebook} → {executed}, {time.monotonic() - started:.0f} s", flush=True)
-    if not executed.exists():
-        return done.returncode
-    write_page(executed, into)
-    size = executed.stat().st_size
-    if not done.returncode and size > MOST_BYTES:
+    if executed.exists():
+        write_page(executed, into)
+    if done.returncode:
+        print(f"FAILED {notebook}", flush=True)
+    elif (size := executed.stat().st_size) > MOST_BYTES:
         print(f"{notebook} is too heavy to be saved: {size:,} bytes, {MOST_BYTES:,} are allowed", file=sys.stderr)
         return 1
     return done.returncode

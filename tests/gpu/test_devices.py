@@ -79,12 +79,6 @@ def half(kind: str) -> str:
     return "bf16" if has_bf16 else "fp16"
 
 
-def losses(run: labkit.Run) -> list[float]:
-    """The mean of the ranks' losses by step."""
-    metrics = run.metrics()
-    return list(metrics[metrics["loss"].notna()].groupby("step")["loss"].mean())
-
-
 def test_asking_about_the_machine_imports_no_torch_and_opens_no_context(kind, figures):
     code = "import sys, labkit; print(labkit.doctor()); sys.exit('torch' in sys.modules)"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
@@ -105,7 +99,7 @@ def test_a_run_records_device_memory_phases_and_losses(kind, figures):
 
     assert rank.device.startswith(kind)
     assert rank.memory_peak > 0
-    assert len(losses(run)) == 40
+    assert [*run.losses().index[:20], run.losses().index[-1]] == [*range(1, 21), 40]  # then ten a second
     figures["step, ms"] = 1e3 * steps["step_seconds"].median()
     figures["phases / step"] = float((phases / steps["step_seconds"]).median())
     assert 0.5 < figures["phases / step"] <= 1.05
@@ -140,10 +134,11 @@ def test_sixteen_bits_train(kind, figures):
     precisions = ["fp16", half(kind)] if kind == "cuda" else [half(kind)]
     for precision in dict.fromkeys(precisions):
         run = labkit.launch(tiny("ddp"), nproc_per_node=1, steps=20, precision=precision, wait=True)
-        figures[f"last loss in {precision}"] = losses(run)[-1]
-        assert len(losses(run)) == 20
-        assert all(map(math.isfinite, losses(run)))
-        assert losses(run)[-1] < losses(run)[0]
+        losses = list(run.losses())
+        figures[f"last loss in {precision}"] = losses[-1]
+        assert len(losses) == 20
+        assert all(map(math.isfinite, losses))
+        assert losses[-1] < losses[0]
 
 
 def test_a_resumed_run_repeats_every_bit(figures, tmp_path):
@@ -152,13 +147,14 @@ def test_a_resumed_run_repeats_every_bit(figures, tmp_path):
     labkit.launch(tiny("fsdp"), steps=4, checkpoint_dir=tmp_path / "parts", **options)
     rest = labkit.launch(tiny("fsdp"), steps=8, checkpoint_dir=tmp_path / "parts", **options)
 
-    assert losses(rest) == losses(whole)[4:]
-    figures["steps compared"] = len(losses(rest))
+    assert list(rest.losses()) == list(whole.losses())[4:]
+    figures["steps compared"] = len(rest.losses())
 
 
 def test_every_strategy_on_one_rank_has_the_losses_of_single(kind, figures):
     def trained(name: str, **options: Any) -> list[float]:
-        return losses(labkit.launch(tiny(name), nproc_per_node=1, steps=6, precision="fp64", wait=True, **options))
+        run = labkit.launch(tiny(name), nproc_per_node=1, steps=6, precision="fp64", wait=True, **options)
+        return list(run.losses())
 
     alone = trained("single")
     for name in ("ddp", "zero1", "zero2", "fsdp"):
@@ -201,7 +197,7 @@ def test_a_step_takes_as_long_as_the_data_sheet_lets_expect(kind, figures):
 @ON_TWO
 def test_two_ranks_agree_and_a_stuck_one_is_named(kind, figures, tmp_path):
     alone, together = (
-        losses(labkit.launch(tiny(name), nproc_per_node=ranks, steps=6, precision="fp64", wait=True))
+        list(labkit.launch(tiny(name), nproc_per_node=ranks, steps=6, precision="fp64", wait=True).losses())
         for name, ranks in (("single", 1), ("fsdp", 2))
     )
     figures["fsdp x2"] = max(abs(a - b) / abs(a) for a, b in zip(alone, together, strict=True))

@@ -18,19 +18,14 @@ def logged(run):
     return dict(enumerate(map(float, ast.literal_eval(line.removeprefix("losses "))), start=1))
 
 
-def recorded(run):
-    losses = run.metrics().dropna(subset=["loss"]).groupby("step")["loss"]
-    return losses.mean()[losses.count() == 2].to_dict()
-
-
 def test_a_training_with_evaluations_is_recorded_as_trainer_logs_it():
     run = labkit.launch(SCRIPTS / "with_trainer.py", nproc_per_node=2, args=["10"], wait=True)
 
     metrics, ranks = run.metrics(), RunReader(run.folder).read_all().ranks
     assert [rank.totals["steps"] for rank in ranks.values()] == [10, 10]
     assert metrics.groupby("rank")["samples"].sum().tolist() == [40, 40]  # the 16 of each evaluation do not count
-    assert recorded(run) == pytest.approx({step: logged(run)[step] for step in recorded(run)}, abs=2e-3)
-    assert len(recorded(run)) >= 2
+    assert dict(run.losses()) == pytest.approx({step: logged(run)[step] for step in run.losses().index}, abs=2e-3)
+    assert len(run.losses()) >= 2
     assert {rank.loss_of for rank in ranks.values()} == {"sum of 2 micro-batches"}
     parts = metrics[["forward", "backward", "optimizer"]].sum()
     assert (parts > 0).all()
@@ -42,7 +37,7 @@ def test_an_adapter_trained_by_sft_trainer_has_the_loss_that_it_logs():
     ranks = RunReader(run.folder).read_all().ranks
     assert [rank.totals["steps"] for rank in ranks.values()] == [8, 8]
     assert run.metrics().groupby("rank")["samples"].sum().tolist() == [32, 32]
-    assert recorded(run) == pytest.approx({step: logged(run)[step] for step in recorded(run)}, abs=2e-3)
+    assert dict(run.losses()) == pytest.approx({step: logged(run)[step] for step in run.losses().index}, abs=2e-3)
 
 
 def test_a_rank_of_trainer_that_fails_is_named():

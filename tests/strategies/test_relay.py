@@ -30,7 +30,7 @@ def test_every_strategy_goes_on_from_every_other(relay, tmp_path):
     for turn, (name, ranks, options) in enumerate(relay, 1):
         chosen = OPTIONS | options | {"lr_schedule": "constant", "steps": EACH * turn, "save_every": EACH}
         run = labkit.launch(script(name), nproc_per_node=ranks, checkpoint_dir=tmp_path, **chosen)
-        losses = run.metrics().dropna(subset=["loss"]).groupby("step")["loss"].mean()
+        losses = run.losses()
 
         assert list(losses.index) == [*range(EACH * (turn - 1) + 1, EACH * turn + 1)], name
         assert ((losses - alone[losses.index]).abs() / alone[losses.index]).max() < 1e-9, name

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from labkit import Run
 from labkit.launcher.causes import advice
 from labkit.launcher.causes.advice import disk_advice, memory_advice, memory_in_words
 from labkit.launcher.torchrun import attempt_command
@@ -109,6 +110,18 @@ def test_rows_have_their_attempt_and_their_time_continues(begun_again):
     got = [(row["attempt"], row["step"], row["loss"], row["time"]) for row in rows(begun_again)]
 
     assert got == [(1, 1, 9.0, 1.0), (1, 2, 8.0, 2.0), (1, 3, 7.0, 3.0), (2, 3, 7.5, 11.0), (2, 4, 6.0, 12.0)]
+
+
+def test_losses_are_means_over_all_ranks_and_of_the_last_attempt(begun_again, folder):
+    assert Run(folder).losses().to_dict() == {1: 9.0, 2: 8.0, 3: 7.5, 4: 6.0}
+
+    start = {"k": "meta", "t": 20.0, "time": 1010.0}, {"k": "report", "t": 20.5, "start_step": 2}
+    lines(folder.attempt(2).metrics(1), *start, step(22.0, 2, loss=5.0))
+    assert Run(folder).losses().to_dict() == {1: 9.0, 2: 8.0, 3: 7.0, 4: 5.5}  # attempt 2's rank 1 skipped step 3
+
+
+def test_a_run_without_losses_has_none(folder):
+    assert Run(folder).losses().empty
 
 
 def test_the_view_shows_it(begun_again):
