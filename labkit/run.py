@@ -219,18 +219,20 @@ class Run(Reachable):
         return "\n".join(f"== rank {r} ==\n{_read(folder.log(r, stream))}" for r in folder.started_ranks())
 
     def metrics(self) -> pd.DataFrame:
-        """One row per rank and logged step: `loss`, `throughput` (samples/s of the rank), `step_seconds`, `input`,
-        `forward`, `backward`, `optimizer` (seconds), memory in bytes, and every scalar that the script logged to the
-        logger "metrics". Values without a step are in the row of the last step before them, or of the first. A `loss`
-        that the script did not report is what it called backward() on, unless `loss_of` says otherwise."""
+        """One row per rank and logged step: `loss`, `throughput` (samples/s of the rank), memory in bytes, and every
+        scalar that the script logged to the logger "metrics". A row sums up `steps` steps with `samples` in all;
+        `step_seconds` and its parts `input`, `forward`, `backward`, `optimizer` and `communication` are means of these
+        steps. Values without a step are in the row of the last step before them, or of the first. A `loss` that the
+        script did not report is what it called backward() on, unless `loss_of` says otherwise."""
         import pandas as pd
 
         frame = pd.DataFrame(list(rows(self.folder)))
         return frame.reindex(columns=[*COLUMNS, *(name for name in frame if name not in COLUMNS)])
 
     def losses(self) -> pd.Series[float]:
-        """The loss by step, the mean over ranks: each has the loss of its own part of the batch. Only steps that every
-        rank recorded: a script that logs ten steps a second does so at other steps on each rank. Of a repeated step, the last."""
+        """The loss by step, the mean over ranks, each of which has the loss of its part of the batch. Steps that only
+        some ranks recorded are left out: after the first 20, each rank logs ten steps a second of its own choice. A
+        step that was repeated after a restart has its last loss."""
         losses = self.metrics().dropna(subset=["loss"]).groupby(["attempt", "step"])["loss"]
         ranks = losses.count()
         complete = ranks == ranks.groupby("attempt").transform("max")

@@ -76,14 +76,11 @@ def _in_effect(table: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _scalars(row: dict[str, Any]) -> Iterator[tuple[str, float]]:
-    steps = row.get("steps") or 1.0
     for name, value in row.items():
         if name in NOT_DRAWN or (scalar := number(value)) is None:
             continue
-        if name in PHASES:
-            yield f"phases/{name}", scalar / steps
-        else:
-            yield f"memory/{name}" if name in MEMORY else plain(name), scalar
+        folder = "phases/" if name in PHASES else "memory/" if name in MEMORY else ""
+        yield folder + (name if folder else plain(name)), scalar
 
 
 def _over_ranks(name: str, values: list[float], reader: RunReader) -> float:

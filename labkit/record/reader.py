@@ -401,7 +401,8 @@ def _flat(record: dict[str, Any]) -> dict[str, Any]:
     if record["k"] == "step":
         seconds, fastest, slowest = record.get("seconds", (0.0, 0.0, 0.0))
         steps = record.get("n") or 1
-        row |= {"steps": steps, "step_seconds": seconds / steps, "step_seconds_min": fastest}
-        row |= {"step_seconds_max": slowest}
+        row |= {phase: row[phase] / steps for phase in PHASES if row.get(phase)}
+        row |= {"steps": steps, "step_seconds": seconds / steps}
+        row |= {"step_seconds_min": fastest, "step_seconds_max": slowest}
         row["throughput"] = row["samples"] / seconds if row.get("samples") and seconds else None
     return row

@@ -98,9 +98,9 @@ def test_a_plain_ddp_loop_is_seen_without_a_line_of_ours():
     assert metrics.groupby("rank")["samples"].sum().eq(400 * 16).all()
     assert len(seen) >= 2
     assert seen.to_dict() == {step: printed[step] for step in seen.index}
-    phases = metrics[["input", "forward", "backward", "optimizer", "communication"]].sum()
-    assert (phases > 0).all()
-    assert phases.sum() <= (metrics["step_seconds"] * metrics["steps"]).sum() * 1.01
+    phases = metrics[["input", "forward", "backward", "optimizer", "communication"]]
+    assert (phases.sum() > 0).all()
+    assert (phases.sum(axis=1).dropna() <= metrics["step_seconds"].dropna() * 1.01).all()
     assert (metrics["rss"] > 0).all()
 
 
