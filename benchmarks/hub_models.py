@@ -25,10 +25,13 @@ SIZES = {"vocab_size": 256, "hidden_size": 32, "intermediate_size": 64, "num_hid
          "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128, "pad_token_id": 0,
          "bos_token_id": 1, "eos_token_id": 2, "tie_word_embeddings": False}  # fmt: skip
 HEADS = {"head_dim": 8}
-EXPERTS = {"num_local_experts": 4, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+# grouped products take no fp64
+EXPERTS = {"num_local_experts": 4, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+           "experts_implementation": "eager"}  # fmt: skip
 OFF = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop", "dropout", "attention_dropout", "hidden_dropout",
                      "hidden_dropout_prob", "attention_probs_dropout_prob", "activation_dropout", "dropout_rate",
-                     "classifier_dropout", "pooler_dropout", "mlp_dropout", "embedding_dropout"), 0.0)  # fmt: skip
+                     "classifier_dropout", "pooler_dropout", "mlp_dropout", "seq_classif_dropout",
+                     "embedding_dropout"), 0.0)  # fmt: skip
 # task: kinds of models, with what their configurations need beside SIZES
 MODELS = {
     "causal_lm": {
@@ -45,7 +48,7 @@ MODELS = {
         "t5": {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 0},
         "bart": {"d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
                  "decoder_attention_heads": 4, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64,
-                 "decoder_start_token_id": 2},
+                 "decoder_start_token_id": 2, "tie_word_embeddings": True},
     },
     "image_text": {"clip": {}},
 }  # fmt: skip

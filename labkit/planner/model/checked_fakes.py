@@ -17,6 +17,12 @@ from torch.utils.flop_counter import flop_registry
 __all__ = ["CheckedFakeMode"]
 
 aten = torch.ops.aten
+# torch's own: parts of other operators, and collectives
+TRUSTED = {"prims", "c10d", "_c10d_functional"}
+# often called on large tensors
+KNOWN = {aten._scaled_dot_product_flash_attention_for_cpu, aten._unsafe_view, aten.nll_loss_forward, aten.stack,
+         aten.var_mean}  # fmt: skip
+FACTORIES = ("empty", "full", "new_", "ones", "zeros")
 ROUTING = {aten.topk, aten.argmax}
 # by the argument that may be a condition
 SELECTING = {aten.nonzero: 0, aten.masked_select: 1, aten.index: 1, aten.index_put: 1, aten.index_put_: 1}
@@ -28,8 +34,9 @@ Shape = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 
 class CheckedFakeMode(FakeTensorMode):
     """Runs an operator of forward once for each combination of arguments on real zeros. Where its results take more
-    memory than the fake ones, they get the real sizes; `corrected` names these operators. Elementwise operators, views,
-    products and convolutions are not checked: their results have the sizes that their shapes say.
+    memory than the fake ones, they get the real sizes; `corrected` names these operators. Views, products,
+    convolutions, attention and the operators that torch defines for all backends (its core set) are not checked: their
+    results have the sizes that their shapes say.
 
     What a condition selects depends on values, which fake tensors lack: after a router (topk or argmax), the elements
     of a condition are taken to be divided evenly among its experts, otherwise all of it is selected. `assumed` has a
@@ -51,7 +58,7 @@ class CheckedFakeMode(FakeTensorMode):
         out = super().__torch_dispatch__(func, types, args, kwargs)
         if func.overloadpacket in ROUTING and args[0].dim() > 1:
             self._experts = args[0].shape[-1]
-        if func.namespace == "aten" and not _is_suspect(func):
+        if not _is_suspect(func):
             return out
         leaves, spec = tree_flatten(out)
         if not any(isinstance(leaf, FakeTensor) for leaf in leaves):
@@ -104,11 +111,14 @@ class CheckedFakeMode(FakeTensorMode):
 
 @cache
 def _is_suspect(func: Any) -> bool:
+    if func.namespace != "aten":
+        return func.namespace not in TRUSTED
     returns = func._schema.returns
     is_new = any(r.alias_info is None for r in returns)
     is_backward = "backward" in func.__name__  # what it makes lives briefly
-    is_simple = torch.Tag.pointwise in func.tags or func.overloadpacket in flop_registry
-    return is_new and not is_backward and not is_simple
+    is_known = func.overloadpacket in {*KNOWN, *flop_registry} or func.__name__.startswith(FACTORIES)
+    is_defined = torch.Tag.pointwise in func.tags or torch.Tag.core in func.tags
+    return is_new and not (is_backward or is_known or is_defined)
 
 
 def _larger(real: Any, fake: Any) -> Shape | None:

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from labkit.planner.model.child import answer
 from labkit.planner.model.facts import ByteCount, ModelFacts, Profile, Unit, Variant
 from labkit.planner.model.fake_run import FakeRun
 from labkit.planner.model.forward_order import NotFollowedError
@@ -148,7 +147,3 @@ def _units(parts: list[Part], computed: list[Computed]) -> list[Unit]:
             )
         )
     return units
-
-
-if __name__ == "__main__":
-    answer(count)

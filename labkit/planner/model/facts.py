@@ -171,7 +171,7 @@ def facts_of(
     script = script if path else able_to(script, parameters)
     argv = command_line(script, parameters)
     question = {"text": str(script), "argv": argv, "path": path, "tensor": [*tensor], "precisions": [*precisions]}
-    return ModelFacts.from_json(ask("counting", question | {"on_gpu": on_gpu}))
+    return ModelFacts.from_json(ask("counting.count", question | {"on_gpu": on_gpu}))
 
 
 def _profile(**written: Any) -> Profile:

@@ -27,7 +27,6 @@ from torch.distributed.pipelining import schedules
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from labkit.planner.model.checked_fakes import CheckedFakeMode
-from labkit.planner.model.child import DEPENDS_ON_DATA, SCRIPT_FILE
 from labkit.planner.model.cuda_autocast import follow_cuda
 from labkit.planner.model.fakes import (
     KnownStage,
@@ -39,9 +38,12 @@ from labkit.planner.model.fakes import (
 )
 from labkit.planner.model.samples import longest
 
-__all__ = ["Batches", "FakeRun"]
+__all__ = ["DEPENDS_ON_DATA", "SCRIPT_FILE", "Batches", "FakeRun"]
 
 CPU = torch.device("cpu")
+SCRIPT_FILE = "script.py"
+# Exceptions of torch's fake tensors, most of which torch does not export.
+DEPENDS_ON_DATA = ("DataDependentOutputException", "DynamicOutputShapeException", "GuardOnDataDependentSymNode")
 
 
 class FakeRun:

@@ -12,11 +12,11 @@ from contextlib import contextmanager
 from typing import Any
 
 from labkit.planner.layout import able_to
-from labkit.planner.model.child import answer, ask
+from labkit.planner.model.child import ask
 from labkit.record.peak import Peak
 from labkit.write import Script, command_line
 
-__all__ = ["rehearse"]
+__all__ = ["peak_in_a_step", "rehearse"]
 
 
 def rehearse(
@@ -32,10 +32,10 @@ def rehearse(
     script = script if path else able_to(script, parameters)
     argv = command_line(script, parameters)
     question = {"text": str(script), "argv": argv, "path": path, "ranks": ranks, "rank": rank, "on_gpu": on_gpu}
-    return Peak(*ask("rehearsal", question))
+    return Peak(*ask("rehearsal.peak_in_a_step", question))
 
 
-def _peak(text: str, argv: list[str], path: str, ranks: int, rank: int, on_gpu: bool) -> Peak:
+def peak_in_a_step(text: str, argv: list[str], path: str, ranks: int, rank: int, on_gpu: bool) -> Peak:
     from labkit.planner.model.fake_run import CPU, FakeRun
     from labkit.planner.model.fakes import silence
     from labkit.worker.tracker import Tracker
@@ -113,7 +113,3 @@ def _only(optimizer: Any, parameters: set[Any]) -> Iterator[None]:
     yield
     for group, all_of_them in groups:
         group["params"] = all_of_them
-
-
-if __name__ == "__main__":
-    answer(_peak)

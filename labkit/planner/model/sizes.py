@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from labkit.planner.layout import Layout, able_to
-from labkit.planner.model.child import answer, ask
+from labkit.planner.model.child import ask
 from labkit.write import Script, command_line
 
-__all__ = ["states_alone"]
+__all__ = ["sizes_of", "states_alone"]
 
 MOMENTS = 2  # of AdamW
 
@@ -21,7 +21,7 @@ def states_alone(script: Script, layout: Layout, parameters: Mapping[str, Any], 
     Raises LaunchError if the script refuses its options, Unplannable if its model cannot be built.
     """
     script = script if path else able_to(script, parameters)
-    sizes = ask("sizes", {"text": str(script), "argv": command_line(script, parameters), "path": path})
+    sizes = ask("sizes.sizes_of", {"text": str(script), "argv": command_line(script, parameters), "path": path})
     in_blocks = sizes["blocks"] // (layout.tensor * layout.pipeline)
     trained = in_blocks + sizes["rest"]
     itemsize = 8 if layout.precision == "fp64" else 4
@@ -34,7 +34,7 @@ def states_alone(script: Script, layout: Layout, parameters: Mapping[str, Any], 
     }
 
 
-def _sizes(text: str, argv: Sequence[str], path: str) -> dict[str, int]:
+def sizes_of(text: str, argv: Sequence[str], path: str) -> dict[str, int]:
     from labkit.planner.model.fake_run import FakeRun
 
     fake_run = FakeRun(text, argv, path)
@@ -47,7 +47,3 @@ def _sizes(text: str, argv: Sequence[str], path: str) -> dict[str, int]:
         "rest": sum(p.numel() for p in trained) - blocks,
         "frozen": sum(p.numel() for p in model.parameters() if not p.requires_grad),
     }
-
-
-if __name__ == "__main__":
-    answer(_sizes)

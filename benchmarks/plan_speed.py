@@ -1,0 +1,73 @@
+"""How long `labkit.plan` takes, and how much memory: first, and again with other options; small and large models.
+
+python benchmarks/plan_speed.py
+"""
+
+from __future__ import annotations
+
+import resource
+import time
+from typing import Any
+
+import labkit
+from labkit import Script
+from labkit.planner.model.child import close
+
+SIZES = "vocabulary=256, context=128, width=128, heads=4, layers=4"
+GPT2 = "vocabulary=50257, context=1024, width=768, heads=12, layers=12"
+LLAMA2_70B = "vocabulary=32000, context=2048, width=8192, heads=64, layers=86"
+DATA = """import torch
+from torch.utils.data import Dataset
+
+
+class Tokens(Dataset):
+    def __len__(self):
+        return 2**20
+
+    def __getitem__(self, index):
+        tokens = torch.full((CONTEXT + 1,), index % 256)
+        return tokens[:-1], tokens[1:]
+
+
+def load_datasets(data_dir):
+    return Tokens(), Tokens()
+"""
+
+
+def main() -> None:
+    small, gpt2, large = (Script.load("fsdp"), decoder(GPT2, 1024), decoder(LLAMA2_70B, 2048))
+    options = {"precision": "bf16", "activation_checkpointing": True}
+    print("| | parameters | first | with other options | memory |\n|---|---|---|---|---|")
+    measure("the small decoder", small, nproc_per_node=2, device="2xT4")
+    measure("GPT-2's sizes", gpt2, nproc_per_node=8, device="A100 80", global_batch_size=64)
+    for ranks in (1024, 16384):
+        hosts = {"nproc_per_node": 8, "nodes": ranks // 8, "device": "H100", "global_batch_size": ranks}
+        measure(f"70 B on {ranks:,} ranks", large, **hosts, **options)
+
+
+def decoder(sizes: str, context: int) -> Script:
+    script = Script.load("fsdp")
+    model = script.cells["model"].text
+    assert SIZES in model
+    return script.with_cells(model=model.replace(SIZES, sizes), data=DATA.replace("CONTEXT", str(context)))
+
+
+def measure(name: str, script: Script, **asked: Any) -> None:
+    began = time.perf_counter()
+    plan = labkit.plan(script, **asked)
+    first = time.perf_counter() - began
+    again = time.perf_counter()
+    labkit.plan(script, **asked | {"lr": 1e-4, "weight_decay": 0.1})
+    again = time.perf_counter() - again
+    close()  # so that its children's memory is known
+    own, children = (
+        resource.getrusage(who).ru_maxrss >> 10 for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    )
+    parameters = f"{plan.facts.elements / 1e6:,.0f} million" if plan.facts else "not counted"
+    print(f"| {name} | {parameters} | {first:.1f} s | {again:.1f} s | {own} + {children} MiB |")
+    for problem in plan.problems:
+        print(problem)
+
+
+if __name__ == "__main__":
+    main()
