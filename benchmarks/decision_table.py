@@ -159,7 +159,7 @@ ROWS = (
         "fits comfortably, most throughput: DDP",
         fastest_is("ddp"),
         (at(0.4, 8, "A100 80", 8),),
-        "as fast as any, and the simplest of those",
+        SHARED_STEP,
     ),
     Row(
         "guide",
@@ -199,7 +199,7 @@ ROWS = (
         "under 50M, 1-2 GPUs: single GPU or DDP",
         fastest_is("single", "ddp"),
         (at(0.03, 2, "T4", 8), at(0.03, 2, "A100 40", 8)),
-        "with few tokens on each rank the all-reduce takes longer than the second device saves",
+        SHARED_STEP,
     ),
     Row(
         "README",
@@ -207,7 +207,7 @@ ROWS = (
         "under 50M, 4-8 GPUs: DDP",
         fastest_is("ddp"),
         (at(0.03, 8, "A100 40", 8), at(0.03, 8, "L4", 1)),
-        "so small a step is mostly communication",
+        SHARED_STEP,
     ),
     Row(
         "README",
@@ -287,7 +287,7 @@ ROWS = (
         "the model fits comfortably into a single GPU",
         fastest_is("ddp"),
         (at(0.4, 8, "A100 80", 8),),
-        "as fast as any, and the simplest of those",
+        SHARED_STEP,
     ),
     Row(
         "blog",
