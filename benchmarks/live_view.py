@@ -16,7 +16,7 @@ import psutil
 
 from labkit.record import RunFolder, RunReader, State
 from labkit.record.folder import write_json
-from labkit.record.reader import rows
+from labkit.record.measured.reader import rows
 from labkit.view.live.page import run_html
 from labkit.view.report import static_bundle
 

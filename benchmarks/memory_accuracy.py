@@ -27,7 +27,7 @@ from labkit.planner.layout import layout_of
 from labkit.planner.memory.peak import peak, states
 from labkit.planner.model.facts import ModelFacts, facts_of
 from labkit.planner.model.rehearsal import rehearse
-from labkit.record.peak import Peak
+from labkit.record.measured.peak import Peak
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from other_estimators import accelerate, deepspeed, playbook  # noqa: E402

@@ -21,8 +21,8 @@ from labkit.write.launch_options import LaunchOptions
 
 __all__ = ["launch", "settings_for", "start_run"]
 
-TRACE_MEMORY = "LABKIT_TRACE_MEMORY"  # read by worker/trace.py
-PROFILE = "LABKIT_PROFILE"  # read by worker/profile.py
+TRACE_MEMORY = "LABKIT_TRACE_MEMORY"  # read by worker/measures/trace.py
+PROFILE = "LABKIT_PROFILE"  # read by worker/measures/profile.py
 REACHABLE = "LABKIT_REACHABLE"  # read by launcher/supervisor.py
 
 

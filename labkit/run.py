@@ -21,7 +21,7 @@ from labkit.reach import Reachable
 from labkit.record import RunFolder, RunReader, State, find_run, list_runs
 from labkit.record.files import opened, read_text
 from labkit.record.folder import read_json, unfinished_launches, write_json
-from labkit.record.reader import COLUMNS, rows
+from labkit.record.measured.reader import COLUMNS, rows
 from labkit.record.session import is_session
 from labkit.record.state import StateName
 from labkit.record.text import plain

@@ -38,7 +38,7 @@ import pandas as pd
 import labkit
 from labkit import Script
 from labkit.claims import Claims
-from labkit.record.intervals import intersection, subtracted, total, union
+from labkit.record.measured.intervals import intersection, subtracted, total, union
 
 N, ranks = nproc_per_node, range(nproc_per_node)
 others = [rank for rank in ranks if rank != slow_rank]

@@ -9,8 +9,8 @@ from typing import Any
 
 from labkit.export.refusals import no_records
 from labkit.record import RunFolder, RunReader
-from labkit.record.metrics_file import Tail, finite, number
-from labkit.record.reader import PHASES, rows
+from labkit.record.measured.metrics_file import Tail, finite, number
+from labkit.record.measured.reader import PHASES, rows
 from labkit.record.text import plain
 from labkit.view.words import together
 

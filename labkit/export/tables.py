@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 from labkit.export.refusals import needs, no_records, not_written
 from labkit.record import RunFolder
-from labkit.record.reader import COLUMNS, rows
+from labkit.record.measured.reader import COLUMNS, rows
 from labkit.record.text import plain
 
 __all__ = ["write_csv", "write_parquet"]

@@ -7,7 +7,7 @@ from typing import Any
 
 from labkit.record import RunFolder
 from labkit.record.folder import read_json
-from labkit.record.metrics_file import Tail, end_record
+from labkit.record.measured.metrics_file import Tail, end_record
 
 __all__ = ["Progress", "Saving"]
 

@@ -16,7 +16,7 @@ from labkit.planner.scaling import largest_micro_batch, largest_model
 from labkit.planner.search import Search
 from labkit.planner.speed.speed_model import SpeedModel
 from labkit.planner.variants import SUPERSEDED, own_parameters, simplicity, variants
-from labkit.record.peak import Peak
+from labkit.record.measured.peak import Peak
 from labkit.record.units import gib
 from labkit.view import words
 from labkit.view.plan_tables import band

@@ -10,8 +10,8 @@ from labkit.planner.candidate import Candidate, when
 from labkit.planner.data_sheets import THIS_MACHINE
 from labkit.record import RunFolder, RunReader
 from labkit.record.files import read_text
-from labkit.record.metrics_file import finite
-from labkit.record.peak import CATEGORIES, Peak
+from labkit.record.measured.metrics_file import finite
+from labkit.record.measured.peak import CATEGORIES, Peak
 from labkit.record.text import escaped, plain
 from labkit.record.units import gib
 from labkit.view import words

@@ -18,7 +18,7 @@ from labkit.planner.overview import bar_of
 from labkit.planner.scaling import break_even_curve, scaling_curves
 from labkit.planner.speed.speed_model import SpeedModel
 from labkit.planner.speed.step_time import StepTime
-from labkit.record.peak import Peak
+from labkit.record.measured.peak import Peak
 from labkit.record.units import gib
 from labkit.view.charts.bars import Bar
 from labkit.view.charts.images import as_image

@@ -24,7 +24,7 @@ from labkit.planner.model.sizes import states_alone
 from labkit.planner.networks import bandwidth_of
 from labkit.planner.plan import Plan
 from labkit.planner.speed.speed_model import SpeedModel, measure_speed
-from labkit.record.peak import Peak
+from labkit.record.measured.peak import Peak
 from labkit.record.units import gib
 from labkit.write import Script, script_names
 

@@ -6,10 +6,10 @@ so that a rank can use the names and a terminal can list runs without importing 
 
 from labkit.record.folder import RunFolder, find_run, list_runs, runs_root
 from labkit.record.identity import Identity
-from labkit.record.metrics_file import Tail
+from labkit.record.measured.metrics_file import Tail
+from labkit.record.measured.reader import RankHistory, RunReader
+from labkit.record.measured.series import Series
 from labkit.record.nodes import Nodes
-from labkit.record.reader import RankHistory, RunReader
-from labkit.record.series import Series
 from labkit.record.state import FINAL_STATES, State, read_state, write_state
 
 __all__ = [

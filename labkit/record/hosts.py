@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from labkit.record.metrics_file import Tail, finite
+from labkit.record.measured.metrics_file import Tail, finite
 
 __all__ = ["HostHistory"]
 

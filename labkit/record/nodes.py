@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 from labkit.record.folder import MOST_RANKS, RunFolder, read_json
 from labkit.record.identity import Identity, boot_id
-from labkit.record.metrics_file import finite
+from labkit.record.measured.metrics_file import finite
 
 if TYPE_CHECKING:
     from labkit.record.state import State, StateName

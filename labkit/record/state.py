@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 
 from labkit.record.folder import RunFolder, read_json, write_json
 from labkit.record.identity import Identity
-from labkit.record.metrics_file import finite
+from labkit.record.measured.metrics_file import finite
 from labkit.record.nodes import Nodes, is_heard, merged
 
 __all__ = ["FINAL_STATES", "State", "StateName", "read_state", "write_state"]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from labkit.errors import LaunchError
-from labkit.record.metric_names import is_lower_better
+from labkit.record.measured.metric_names import is_lower_better
 from labkit.write.call_options import flag, whole_number
 from labkit.write.launch_options import LaunchOptions
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from labkit.record import RunFolder, RunReader, read_state
-from labkit.record.metrics_file import finite
+from labkit.record.measured.metrics_file import finite
 from labkit.sweeps.folder import Job, RunIndex, SweepFolder, SweepState
 from labkit.sweeps.points import varied
 from labkit.view import words

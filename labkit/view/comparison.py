@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from labkit.errors import LabError
 from labkit.record import Nodes, RankHistory, RunFolder, RunReader, find_run, read_state
 from labkit.record.folder import slug
-from labkit.record.metrics_file import finite, number
+from labkit.record.measured.metrics_file import finite, number
 from labkit.record.text import escaped, plain
 from labkit.view import words
 from labkit.view.charts.bands import Line

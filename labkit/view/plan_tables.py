@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from labkit.record.peak import CATEGORIES, Peak
+from labkit.record.measured.peak import CATEGORIES, Peak
 from labkit.record.text import escaped, plain
 from labkit.record.units import gib
 from labkit.view import words

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, SupportsIndex, overload
 
 from labkit.record import State
-from labkit.record.glance import Glance, glance
+from labkit.record.measured.glance import Glance, glance
 from labkit.record.text import escaped, plain
 from labkit.view import words
 from labkit.view.charts.images import as_image

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.errors import LabError
 from labkit.record import RunFolder
-from labkit.record.intervals import intersection, total, union
-from labkit.record.spans import COMMUNICATION, COMPUTE, WAITING, Span, read_spans
+from labkit.record.measured.intervals import intersection, total, union
+from labkit.record.measured.spans import COMMUNICATION, COMPUTE, WAITING, Span, read_spans
 from labkit.record.text import plain
 from labkit.view.charts.images import as_image
 from labkit.view.charts.timeline_figures import animated, still

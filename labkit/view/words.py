@@ -7,8 +7,8 @@ from typing import Any
 
 from labkit.record import RankHistory, RunFolder, RunReader, State
 from labkit.record.folder import read_json
-from labkit.record.metrics_file import finite, number
-from labkit.record.reader import DESCRIBING
+from labkit.record.measured.metrics_file import finite, number
+from labkit.record.measured.reader import DESCRIBING
 from labkit.record.text import plain
 from labkit.record.units import gib
 

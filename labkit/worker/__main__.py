@@ -17,8 +17,8 @@ from contextlib import suppress
 from labkit.record.folder import RunFolder
 from labkit.worker import failure, guard, reports
 from labkit.worker.heartbeat import Heartbeat
+from labkit.worker.measures.profile import VARIABLE
 from labkit.worker.probe import Probe
-from labkit.worker.profile import VARIABLE
 from labkit.worker.reach import Reach
 
 

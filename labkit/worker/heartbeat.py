@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import Any
 
 from labkit.record.folder import RunFolder, read_json, write_json
-from labkit.worker.memory import resident_set
+from labkit.worker.measures.memory import resident_set
 from labkit.worker.probe import Probe
 from labkit.worker.reports import Reports
 from labkit.worker.starting import doing_now

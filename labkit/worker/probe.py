@@ -16,16 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from labkit.record.identity import host_name
-from labkit.worker.communication import Communication
-from labkit.worker.device_clock import DeviceClock
 from labkit.worker.hooks import hook
-from labkit.worker.losses import SEVERAL_OPTIMIZERS, StepLoss
-from labkit.worker.memory import allocator, held_by, host_memory, resident_set
-from labkit.worker.profile import StepProfile
+from labkit.worker.measures.communication import Communication
+from labkit.worker.measures.device_clock import DeviceClock
+from labkit.worker.measures.losses import SEVERAL_OPTIMIZERS, StepLoss
+from labkit.worker.measures.memory import allocator, held_by, host_memory, resident_set
+from labkit.worker.measures.profile import StepProfile
+from labkit.worker.measures.trace import VARIABLE as TRACE_MEMORY
+from labkit.worker.measures.trace import StepTrace
 from labkit.worker.reach import Reach
 from labkit.worker.recorder import Recorder
-from labkit.worker.trace import VARIABLE as TRACE_MEMORY
-from labkit.worker.trace import StepTrace
 
 __all__ = ["Probe"]
 

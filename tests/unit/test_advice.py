@@ -20,7 +20,7 @@ from labkit.planner.overview import bar_of, outlook, verdict_of
 from labkit.planner.scaling import break_even_curve, largest_micro_batch, largest_model, scaling_curves
 from labkit.planner.speed.speed_model import SpeedModel
 from labkit.planner.variants import extras_of, needed, own_parameters, variants
-from labkit.record.peak import Peak
+from labkit.record.measured.peak import Peak
 from labkit.write import Script
 
 GIB = 2**30

@@ -18,7 +18,7 @@ from labkit.launcher.torchrun import attempt_command
 from labkit.record import RunFolder, RunReader, State, read_state, write_state
 from labkit.record import folder as folder_module
 from labkit.record.folder import RESERVE_BYTES, write_json
-from labkit.record.reader import rows
+from labkit.record.measured.reader import rows
 from labkit.view.charts.svg import charts
 from labkit.view.live.page import attempt_ended, run_html, run_text
 from labkit.view.live.run_charts import Look, run_charts

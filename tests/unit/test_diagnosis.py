@@ -30,7 +30,7 @@ from labkit.machine import Machine
 from labkit.planner.data_sheets import this_machine
 from labkit.record import container, session
 from labkit.record.folder import check_root
-from labkit.worker import memory as worker_memory
+from labkit.worker.measures import memory as worker_memory
 
 MACHINES = sorted((Path(__file__).parent / "machines").glob("*.json"))
 NAMES = [path.stem for path in MACHINES]

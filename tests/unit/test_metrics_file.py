@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from labkit.record import Tail
-from labkit.record.metrics_file import CHUNK_BYTES, LONGEST_LINE_BYTES, number
+from labkit.record.measured.metrics_file import CHUNK_BYTES, LONGEST_LINE_BYTES, number
 
 NO_RECORDS = [
     b"not json",

@@ -11,7 +11,7 @@ import pytest
 import labkit
 from labkit.cli import main
 from labkit.planner.measured import Trial
-from labkit.record.peak import CATEGORIES, Peak
+from labkit.record.measured.peak import CATEGORIES, Peak
 from labkit.view.charts.bars import CATEGORY_COLOURS, LIMIT_COLOUR, Bar, bars, key
 from labkit.view.charts.plan_figures import Point, break_even, memory_planned, scaling_planned
 from labkit.view.panel_controls import panel_page

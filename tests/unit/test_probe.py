@@ -11,7 +11,7 @@ import time
 import pytest
 import torch
 
-from labkit.worker.device_clock import DeviceClock
+from labkit.worker.measures.device_clock import DeviceClock
 from labkit.worker.probe import Probe
 
 

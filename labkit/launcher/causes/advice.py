@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from labkit.record import RankHistory, RunFolder
-from labkit.record.metrics_file import number
+from labkit.record.measured.metrics_file import number
 from labkit.record.units import gib
 from labkit.write import Script, extra_options, options_of
 

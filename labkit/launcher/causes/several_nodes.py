@@ -12,7 +12,7 @@ from labkit.launcher.causes.evidence import Evidence
 from labkit.launcher.causes.explain import explain, own_failures
 from labkit.launcher.causes.node_loss import missing
 from labkit.record import RunFolder
-from labkit.record.metrics_file import finite
+from labkit.record.measured.metrics_file import finite
 from labkit.record.state import StateName
 
 __all__ = ["FOLLOWS", "conclusion"]

@@ -12,7 +12,7 @@ from labkit.launcher.causes.evidence import Evidence, tail_text
 from labkit.launcher.causes.stacks import crash_frames
 from labkit.record import RankHistory, RunFolder
 from labkit.record.folder import read_json
-from labkit.record.metrics_file import finite, number
+from labkit.record.measured.metrics_file import finite, number
 from labkit.record.units import gib
 
 __all__ = ["killed", "oom_kills", "signal_name"]

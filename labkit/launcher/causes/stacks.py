@@ -22,7 +22,7 @@ import psutil
 from labkit.launcher.stop import processes_of
 from labkit.record import Nodes, RunFolder
 from labkit.record.folder import read_json, write_json
-from labkit.record.metrics_file import end_record
+from labkit.record.measured.metrics_file import end_record
 from labkit.record.nodes import is_on_this_host
 from labkit.record.state import supervisor_is_elsewhere
 
@@ -36,7 +36,7 @@ TGKILL = {"x86_64": 234, "aarch64": 131}  # the system call's number; C librarie
 RECORD_BYTES = 2000
 LAST_STEP = re.compile(r'"step": (\d+)')
 FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
-OURS = re.compile(r'File "(.*labkit/worker/\w+\.py|<frozen runpy>)"')  # frames around the script
+OURS = re.compile(r'File "(.*labkit/worker/[\w/]+\.py|<frozen runpy>)"')  # frames around the script
 HEARTBEAT = str(Path("labkit", "worker", "heartbeat.py"))
 THREAD = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+.*\(most recent call first\):$")
 

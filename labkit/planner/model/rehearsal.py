@@ -13,7 +13,7 @@ from typing import Any
 
 from labkit.planner.layout import able_to
 from labkit.planner.model.child import ask
-from labkit.record.peak import Peak
+from labkit.record.measured.peak import Peak
 from labkit.write import Script, command_line
 
 __all__ = ["peak_in_a_step", "rehearse"]
@@ -38,7 +38,7 @@ def rehearse(
 def peak_in_a_step(text: str, argv: list[str], path: str, ranks: int, rank: int, on_gpu: bool) -> Peak:
     from labkit.planner.model.fake_run import CPU, FakeRun
     from labkit.planner.model.fakes import silence
-    from labkit.worker.tracker import Tracker
+    from labkit.worker.measures.tracker import Tracker
 
     fake_run = FakeRun(text, argv, path, on_gpu)
     script, args = fake_run.script, fake_run.args

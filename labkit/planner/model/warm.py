@@ -24,7 +24,7 @@ from typing import Any
 import labkit.planner.model.counting
 import labkit.planner.model.rehearsal
 import labkit.planner.model.sizes
-import labkit.worker.tracker  # noqa: F401
+import labkit.worker.measures.tracker  # noqa: F401
 from labkit.planner.model.child import FORKS
 from labkit.planner.model.fake_run import DEPENDS_ON_DATA, SCRIPT_FILE
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from labkit.record.peak import CATEGORIES
+from labkit.record.measured.peak import CATEGORIES
 from labkit.record.text import escaped
 from labkit.record.units import gib
 from labkit.view.charts.svg import COLOURS

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from labkit.record import RunReader
-from labkit.record.metrics_file import finite
+from labkit.record.measured.metrics_file import finite
 from labkit.record.text import escaped
 from labkit.view.charts.bands import MANY, Line
 from labkit.view.charts.bars import CATEGORY_COLOURS, LIMIT_COLOUR

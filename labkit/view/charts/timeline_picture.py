@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from labkit.record.spans import COMMUNICATION, Span
+from labkit.record.measured.spans import COMMUNICATION, Span
 from labkit.record.text import escaped
 from labkit.view.charts.timeline_figures import IDLE, KIND_COLOURS
 

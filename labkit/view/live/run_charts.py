@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from labkit.record import RankHistory, RunReader, Series
-from labkit.record.metric_names import is_evaluated, is_lower_better, parted
+from labkit.record.measured.metric_names import is_evaluated, is_lower_better, parted
 from labkit.view import words
 from labkit.view.charts.bands import MANY, Line
 from labkit.view.charts.svg import Chart, charts

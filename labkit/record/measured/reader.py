@@ -9,9 +9,9 @@ from typing import Any
 
 from labkit.record.folder import RunFolder
 from labkit.record.hosts import HostHistory
-from labkit.record.metrics_file import Tail, finite, number
-from labkit.record.peak import Peak
-from labkit.record.series import Series
+from labkit.record.measured.metrics_file import Tail, finite, number
+from labkit.record.measured.peak import Peak
+from labkit.record.measured.series import Series
 
 __all__ = ["COLUMNS", "DESCRIBING", "RankHistory", "RunReader", "rows"]
 

@@ -68,7 +68,7 @@ class StepTrace:
     def _begin(self) -> None:
         import torch
 
-        from labkit.worker.tracker import Tracker
+        from labkit.worker.measures.tracker import Tracker
 
         if torch._dynamo.utils.counters["frames"]["ok"]:  # compiled code allocates without the dispatcher
             self._give_up("the model is compiled, so its allocations cannot be traced")

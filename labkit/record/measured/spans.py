@@ -1,7 +1,7 @@
 """What ranks did in the steps that torch's profiler recorded, as spans of time.
 
-A trace holds thousands of operators. They are reduced to a few phases, marked by worker/profile.py or by torch itself,
-and to the communication: the collectives of the backend, or on GPUs NCCL's kernels.
+A trace holds thousands of operators. They are reduced to a few phases, marked by worker/measures/profile.py or by torch
+itself, and to the communication: the collectives of the backend, or on GPUs NCCL's kernels.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from labkit.record.intervals import Interval, intersection, subtracted, union
+from labkit.record.measured.intervals import Interval, intersection, subtracted, union
 
 __all__ = ["COMMUNICATION", "COMPUTE", "WAITING", "Span", "read_spans"]
 

@@ -13,9 +13,9 @@ from typing import Any
 
 from labkit.record.files import opened
 from labkit.record.folder import RunFolder
-from labkit.record.metric_names import is_evaluated, is_lower_better
-from labkit.record.metrics_file import finite
-from labkit.record.reader import DESCRIBING
+from labkit.record.measured.metric_names import is_evaluated, is_lower_better
+from labkit.record.measured.metrics_file import finite
+from labkit.record.measured.reader import DESCRIBING
 
 __all__ = ["Glance", "glance"]
 

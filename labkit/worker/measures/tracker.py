@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from labkit.record.peak import CATEGORIES, Peak
-from labkit.worker.losses import unpacked
+from labkit.record.measured.peak import CATEGORIES, Peak
+from labkit.worker.measures.losses import unpacked
 
 __all__ = ["Tracker"]
 
