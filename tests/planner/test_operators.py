@@ -113,3 +113,19 @@ def test_what_conditions_select_is_everything_unless_a_router_chose():
         assert [len(found) for found in torch.where(chosen == 1)] == [3, 3]
 
     assert "each of 4 experts is taken to get the same share of the tokens" in fake.assumed
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_products_of_experts_are_as_large_as_real_ones(dtype: torch.dtype) -> None:
+    def product() -> torch.Tensor:
+        tokens, experts = torch.ones(12, 16, dtype=dtype, requires_grad=True), torch.ones(4, 16, 32, dtype=dtype)
+        out = torch._grouped_mm(tokens, experts, offs=torch.tensor([3, 6, 9, 12], dtype=torch.int32))
+        out.square().sum().backward()
+        assert tokens.grad is not None
+        return out
+
+    with CheckedFakeMode():
+        fake = product()
+    real = product()
+
+    assert (fake.shape, fake.stride(), fake.dtype) == (real.shape, real.stride(), real.dtype)

@@ -23,6 +23,7 @@ TRUSTED = {"prims", "c10d", "_c10d_functional"}
 KNOWN = {aten._scaled_dot_product_flash_attention_for_cpu, aten._unsafe_view, aten.nll_loss_forward, aten.stack,
          aten.var_mean}  # fmt: skip
 FACTORIES = ("empty", "full", "new_", "ones", "zeros")
+GROUPED: Any = getattr(getattr(aten, "_grouped_mm", None), "default", None)  # older torch has none
 ROUTING = {aten.topk, aten.argmax}
 # by the argument that may be a condition
 SELECTING = {aten.nonzero: 0, aten.masked_select: 1, aten.index: 1, aten.index_put: 1, aten.index_put_: 1}
@@ -55,6 +56,8 @@ class CheckedFakeMode(FakeTensorMode):
             map(_is_condition, tree_leaves(args[SELECTING[func.overloadpacket]]))
         ):
             return self._selected(func, args, kwargs or {})
+        if func is GROUPED and args[0].dtype != torch.bfloat16:
+            return self._grouped(args, kwargs or {})
         out = super().__torch_dispatch__(func, types, args, kwargs)
         if func.overloadpacket in ROUTING and args[0].dim() > 1:
             self._experts = args[0].shape[-1]
@@ -71,6 +74,19 @@ class CheckedFakeMode(FakeTensorMode):
                 with self:
                     leaves[i] = torch.empty_strided(shape[0], shape[1], dtype=shape[2])
         return tree_unflatten(leaves, spec)
+
+    def _grouped(self, args: Any, kwargs: Any) -> Any:
+        """The products of the experts: torch's fake kernel takes bf16 only, its real ones other types, too."""
+
+        def on_meta(value: Any) -> Any:
+            if not isinstance(value, torch.Tensor):
+                return value
+            dtype = torch.bfloat16 if value.dtype.is_floating_point else value.dtype
+            return torch.empty_strided(value.shape, value.stride(), dtype=dtype, device="meta")
+
+        out = GROUPED(*tree_map(on_meta, args), **tree_map(on_meta, kwargs))
+        with self:
+            return torch.empty_strided(out.shape, out.stride(), dtype=args[0].dtype)
 
     def _selected(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The result of an operator that selects by conditions."""
