@@ -31,6 +31,7 @@ def count(
     """ModelFacts as JSON. If `precisions` is not empty, split layers are counted in these precisions only; so is fp64
     for a model that does not name its parts."""
     fake_run = FakeRun(text, argv, path, on_gpu)
+    mesh_of(1)  # a task may gather from all ranks
     batches = fake_run.batches()
     model = Model(fake_run, batches)
     # every variant in labkit's scripts
