@@ -77,6 +77,14 @@ PUBLIC = (
         "2 slow, 6 outdated",
         "benchmarks/fp8/torchao/fsdp.py:82 and transformer_engine/fsdp.py:52 move the model before FSDP: correct",
     ),
+    (
+        "huggingface/diffusers, examples",
+        "58eb52c",
+        298,
+        "2 wrong, 19 outdated",
+        "gligen/make_datasets.py:39 destroys no group; :119 two ranks may write the same file, as each looks for what is "
+        "missing in an order of its own: correct",
+    ),
     ("huggingface/pytorch-image-models", "aa4b585", 31, "none", ""),
     ("karpathy/nanoGPT", "3adf61e", 15, "2 outdated", "correct"),
     ("karpathy/nanochat", "92d63d4", 36, "none", ""),
