@@ -82,8 +82,8 @@ PUBLIC = (
         "58eb52c",
         298,
         "2 wrong, 19 outdated",
-        "gligen/make_datasets.py:39 destroys no group; :119 two ranks may write the same file, as each looks for what is "
-        "missing in an order of its own: correct",
+        "gligen/make_datasets.py:39 destroys no group; :119 two ranks may write the same file, as each looks for what "
+        "is missing in an order of its own: correct",
     ),
     ("huggingface/pytorch-image-models", "aa4b585", 31, "none", ""),
     ("karpathy/nanoGPT", "3adf61e", 15, "2 outdated", "correct"),
