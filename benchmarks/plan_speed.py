@@ -1,4 +1,4 @@
-"""How long `labkit.plan` takes, and how much memory: first, and again with other options; small and large models.
+"""How long `labkit.plan` takes, first and again with other options, and the most memory so far: small and large models.
 
 python benchmarks/plan_speed.py
 """

@@ -1,7 +1,7 @@
 """Run what needs torch in child processes: the notebook's kernel never imports torch, and the patches for tensors
 without data end with the child.
 
-The first question starts a process that imports torch, which takes seconds, and forks a child for each question
+The first question starts a server that imports torch, which takes seconds, and forks a child for each question
 (warm.py). It holds some 300 MiB and ends with this process.
 """
 
@@ -32,6 +32,7 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",  # also because a fork loses threads
     "PYTHONSAFEPATH": "1",
 }
+READ_AT_START = ("LD_", "PYTHON", "PYTORCH", "TMPDIR", "TORCH")  # variables that only a new server would notice
 LAST_BYTES = 500  # of what a process printed before it died
 
 
@@ -43,10 +44,11 @@ class _Server(NamedTuple):
     process: subprocess.Popen[bytes]
     control: socket.socket  # takes the sockets of questions
     printed: IO[bytes]
-    path: str | None  # PYTHONPATH
+    variables: dict[str, str]
 
     def close(self) -> None:
         self.control.close()
+        self.process.kill()
         self.process.wait()
         self.printed.close()
 
@@ -54,6 +56,7 @@ class _Server(NamedTuple):
 _lock = threading.Lock()
 _servers: list[_Server] = []  # at most one
 _questions: dict[socket.socket, str] = {}  # being answered, with the name of the thread that waits for each
+_stopped: set[str] = set()  # thread pools that are being shut down
 
 
 @contextmanager
@@ -64,12 +67,14 @@ def asking() -> Iterator[ThreadPoolExecutor]:
         try:
             yield threads
         except BaseException:
+            _stopped.add(name)
             threads.shutdown(wait=False, cancel_futures=True)
-            for question, waiting in list(_questions.items()):
-                if waiting.startswith(name):
+            for question, thread in list(_questions.items()):
+                if thread.startswith(name):
                     with suppress(OSError):
                         question.shutdown(socket.SHUT_RDWR)
             raise
+    _stopped.discard(name)
 
 
 def ask(function: str, question: Mapping[str, Any]) -> Any:
@@ -77,17 +82,17 @@ def ask(function: str, question: Mapping[str, Any]) -> Any:
 
     Raises LaunchError with the script's own message if it refuses its options, Unplannable if it cannot be planned.
     """
-    request = {"function": function, "question": question, "folder": str(Path.cwd())}
-    request["environment"] = os.environ | ENVIRONMENT
-    with tempfile.TemporaryFile() as printed, _server() as server:
-        reply = _reply_of(server, json.dumps(request).encode(), printed)
-        answer, _, status = reply.partition(b"\n")
-        try:
-            answered = json.loads(answer)
-        except ValueError:
-            how = f"exit code {int(status)}" if status else ""
-            died = "; ".join(filter(None, (how, _end_of(printed) or _end_of(server.printed))))
-            raise Unplannable(f"the process that plans the script died: {died}") from None
+    try:
+        folder = str(Path.cwd())
+    except OSError:
+        raise Unplannable("the working directory was deleted: change to another one") from None
+    request = {"function": function, "question": question, "folder": folder, "environment": os.environ | ENVIRONMENT}
+    with tempfile.TemporaryFile() as printed:
+        reply, died = _reply(json.dumps(request).encode(), printed)
+    try:
+        answered = json.loads(reply)
+    except ValueError:
+        raise Unplannable(f"the process that plans the script died: {died}") from None
     if "refused" in answered:
         raise LaunchError(plain(answered["refused"]))
     if "problem" in answered:
@@ -95,65 +100,87 @@ def ask(function: str, question: Mapping[str, Any]) -> Any:
     return answered["answer"]
 
 
-def _reply_of(server: _Server, request: bytes, printed: IO[bytes]) -> bytes:
-    """All that the child writes, which ends when we close the socket."""
+def _reply(request: bytes, printed: IO[bytes]) -> tuple[bytes, str]:
+    """The child's reply, and if there is none, how the child died. Closing our end of the socket kills the child."""
+    thread = threading.current_thread().name
     ours, theirs = socket.socketpair()
+    output, process, log = b"", None, printed
     with ours:
-        _questions[ours] = threading.current_thread().name
+        _questions[ours] = thread
         try:
+            if any(map(thread.startswith, _stopped)):
+                raise Unplannable("interrupted")
             with theirs:
-                socket.send_fds(server.control, [b"?"], [theirs.fileno(), printed.fileno()])
+                process, log = _hand_over(theirs, printed)
             ours.sendall(request + b"\n")
-            return b"".join(iter(lambda: ours.recv(1 << 16), b""))
-        except (BrokenPipeError, ConnectionResetError):  # the process died
-            return b""
+            output = b"".join(iter(lambda: ours.recv(1 << 16), b""))
+        except OSError:  # the process has died
+            pass
         finally:
             del _questions[ours]
+            if process and not FORKS:
+                process.kill()
+    reply, _, status = output.partition(b"\n")
+    code = status.decode() or _exit_code(process)
+    return reply, "; ".join(filter(None, (f"exit code {code}", _end_of(printed) or ("" if status else _end_of(log)))))
 
 
-@contextmanager
-def _server() -> Iterator[_Server]:
-    """The process that has imported torch: a running one if it may fork."""
-    path = os.environ.get("PYTHONPATH")
+def _hand_over(question: socket.socket, printed: IO[bytes]) -> tuple[subprocess.Popen[bytes], IO[bytes]]:
+    """Let a child answer. Returns the process without which there will be no answer, and the file of what it prints."""
     if not FORKS:
-        server = _started(path)
-        try:
-            yield server
-        finally:
-            server.close()
-        return
+        return _started(question, printed, "once"), printed
+    variables = {name: value for name, value in os.environ.items() if name.startswith(READ_AT_START)}
     with _lock:
-        if _servers and (_servers[0].process.poll() is not None or _servers[0].path != path):
+        if _servers and (_servers[0].process.poll() is not None or _servers[0].variables != variables):
             _servers.pop().close()
         if not _servers:
-            _servers.append(_started(path))
+            ours, theirs = socket.socketpair()
+            log = tempfile.TemporaryFile()  # noqa: SIM115
+            with theirs:
+                _servers.append(_Server(_started(theirs, log), ours, log, variables))
         server = _servers[0]
-    yield server
+        socket.send_fds(server.control, [b"?"], [question.fileno(), printed.fileno()])
+    return server.process, server.printed
 
 
-def _started(path: str | None) -> _Server:
-    ours, theirs = socket.socketpair()
-    printed = tempfile.TemporaryFile()  # noqa: SIM115
-    with theirs:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "labkit.planner.model.warm", str(theirs.fileno())],
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            stdout=printed,
-            stderr=printed,
-            env=os.environ | ENVIRONMENT,
-            start_new_session=True,  # an interrupt ends the question, not the process
-        )
-    return _Server(process, ours, printed, path)
+def _started(stdin: socket.socket, printed: IO[bytes], *arguments: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "labkit.planner.model.warm", *arguments],
+        stdin=stdin.fileno(),
+        stdout=printed,
+        stderr=printed,
+        env=os.environ | ENVIRONMENT,
+        start_new_session=True,  # an interrupt ends the question, not the process
+    )
+
+
+def _exit_code(process: subprocess.Popen[bytes] | None) -> int | str:
+    try:
+        return process.wait(timeout=1) if process else "unknown"
+    except subprocess.TimeoutExpired:
+        return "unknown"
 
 
 def _end_of(printed: IO[bytes]) -> str:
-    printed.seek(max(0, printed.seek(0, os.SEEK_END) - LAST_BYTES))
-    return plain(printed.read().decode(errors="replace").strip())
+    with suppress(OSError, ValueError):  # closed by now
+        printed.seek(max(0, printed.seek(0, os.SEEK_END) - LAST_BYTES))
+        return plain(printed.read().decode(errors="replace").strip())
+    return ""
 
 
 @atexit.register
 def close() -> None:
-    """End the process that has imported torch, if there is one."""
+    """End the server, if there is one."""
     while _servers:
         _servers.pop().close()
+
+
+def _forget() -> None:
+    """In a fork of this process: the server is not ours, and nobody will release the lock."""
+    global _lock
+    _lock = threading.Lock()
+    _servers.clear()
+
+
+if FORKS:
+    os.register_at_fork(after_in_child=_forget)

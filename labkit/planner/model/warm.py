@@ -1,22 +1,22 @@
-"""The process that answers the questions of child.py: it imports torch once and forks a child for each question.
+"""Answers the questions of child.py: a server that imports torch once and forks a child for each question.
 
-    python -m labkit.planner.model.warm FD
+    python -m labkit.planner.model.warm          (stdin: a socket of sockets, each with a file for what is printed)
+    python -m labkit.planner.model.warm once     (stdin: the socket of one question)
 
-FD is a socket over which the asking process sends, for each question, a socket and a file for what the script prints.
-The process ends when that process does. A child is killed when its asker closes the question's socket.
+The server ends when the process that asks does. A child is killed when the other end of its socket is closed.
 """
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import json
 import linecache
 import os
-import selectors
+import select
 import signal
 import socket
 import sys
-import threading
 import traceback
 from contextlib import suppress
 from typing import Any
@@ -25,68 +25,82 @@ import labkit.planner.model.counting
 import labkit.planner.model.rehearsal
 import labkit.planner.model.sizes
 import labkit.worker.measures.tracker  # noqa: F401
-from labkit.planner.model.child import FORKS
 from labkit.planner.model.fake_run import DEPENDS_ON_DATA, SCRIPT_FILE
+
+PR_SET_PDEATHSIG = 1
 
 
 def serve(control: socket.socket) -> None:
-    """Answer questions until the asking process ends."""
-    with selectors.DefaultSelector() as selector:
-        selector.register(control, selectors.EVENT_READ)
-        while True:
-            for key, _ in selector.select():
-                if key.fileobj is not control:  # a child has ended
-                    selector.unregister(key.fileobj)
-                    _forget(key.fd, *key.data)
-                    continue
-                _, files, *_ = socket.recv_fds(control, 1, 2)
-                if not files:
-                    return
-                asker, printed = socket.socket(fileno=files[0]), files[1]
-                child = os.fork() if FORKS else 0
-                if not child:
-                    for other in list(selector.get_map().values()):  # else they would stay open as long as this child
-                        os.close(other.fd)
-                        if other.data:
-                            other.data[1].close()
-                    answer(asker, printed)
-                os.close(printed)
-                selector.register(os.pidfd_open(child), selectors.EVENT_READ, (child, asker))
+    """Answer questions until the process that asks ends."""
+    woken, wakes = socket.socketpair()
+    wakes.setblocking(False)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    signal.set_wakeup_fd(wakes.fileno())
+    children: dict[int, socket.socket] = {}  # each with the socket of its question
+    poll = select.poll()
+    poll.register(control, select.POLLIN)
+    poll.register(woken, select.POLLIN)
+    while True:
+        ready = {descriptor for descriptor, _ in poll.poll()}
+        if woken.fileno() in ready:
+            woken.recv(1024)
+        for child, question in list(children.items()):
+            given_up = question.fileno() in ready
+            if given_up:
+                os.kill(child, signal.SIGKILL)
+            ended, status = os.waitpid(child, 0 if given_up else os.WNOHANG)
+            if ended:
+                poll.unregister(question)
+                _report_exit(children.pop(child), status)
+        if control.fileno() in ready:
+            message, files, *_ = socket.recv_fds(control, 1, 2, socket.MSG_CMSG_CLOEXEC)
+            if not message:
+                return  # children end with this process
+            if len(files) < 2:  # no descriptors are left
+                for descriptor in files:
+                    os.close(descriptor)
+                continue
+            question, printed = socket.socket(fileno=files[0]), files[1]
+            child = os.fork()
+            if not child:
+                ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+                signal.set_wakeup_fd(-1)
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                for inherited in (control, woken, wakes, *children.values()):
+                    inherited.close()
+                os.dup2(printed, 1)
+                os.dup2(printed, 2)
+                answer(question)
+            os.close(printed)
+            children[child] = question
+            poll.register(question, 0)  # tells only that the other end was closed
 
 
-def _forget(descriptor: int, child: int, asker: socket.socket) -> None:
-    """Tell the asker the exit code, by which it knows that nothing more will come."""
-    os.close(descriptor)
-    _, status = os.waitpid(child, 0)
-    with asker, suppress(OSError):  # the asker gave up
-        asker.sendall(f"\n{os.waitstatus_to_exitcode(status)}".encode())
+def _report_exit(question: socket.socket, status: int) -> None:
+    """Append the child's exit code to its reply and end the reply, whoever else still holds the socket."""
+    with question, suppress(OSError):
+        question.sendall(f"\n{os.waitstatus_to_exitcode(status)}".encode())
+        question.shutdown(socket.SHUT_RDWR)
 
 
-def answer(asker: socket.socket, printed: int) -> None:
-    """Answer one question; does not return."""
-    os.dup2(printed, 1), os.dup2(printed, 2)
-    request = json.loads(asker.makefile("rb").readline())
-    threading.Thread(target=_end_with, args=[asker], daemon=True).start()
-    os.chdir(request["folder"])
-    os.environ.clear()
-    os.environ.update(request["environment"])
+def answer(question: socket.socket) -> None:
+    """Answer one question and exit."""
+    request = json.loads(question.makefile("rb").readline())
     module, _, name = request["function"].partition(".")
-    function = getattr(importlib.import_module(f"labkit.planner.model.{module}"), name)
     try:
+        os.chdir(request["folder"])
+        os.environ.clear()
+        os.environ.update(request["environment"])
+        function = getattr(importlib.import_module(f"labkit.planner.model.{module}"), name)
         result: dict[str, Any] = {"answer": function(**request["question"])}
     except SystemExit as error:
         result = {"refused": str(error)}
     except Exception as error:
         result = {"problem": _where(error) + _why(error)}
-    asker.sendall(json.dumps(result).encode())
+    question.sendall(json.dumps(result).encode())
+    sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # fake process groups need no clean-up
-
-
-def _end_with(asker: socket.socket) -> None:
-    while asker.recv(1):
-        pass
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _why(error: Exception) -> str:
@@ -108,5 +122,9 @@ def _where(error: BaseException) -> str:
 
 
 if __name__ == "__main__":
-    serve(socket.socket(fileno=int(sys.argv[1])))
+    stdin = socket.socket(fileno=os.dup(0))
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # scripts read nothing
+    if "once" in sys.argv:
+        answer(stdin)
+    serve(stdin)
     os._exit(0)  # nothing to clean up
