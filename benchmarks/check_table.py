@@ -85,7 +85,16 @@ PUBLIC = (
         "gligen/make_datasets.py:39 destroys no group; :119 two ranks may write the same file, as each looks for what "
         "is missing in an order of its own: correct",
     ),
+    (
+        "huggingface/peft",
+        "5d602fd",
+        443,
+        "1 wrong, 1 slow, 1 outdated",
+        "tests/test_gpu_examples.py:5070 hard-codes a port, tests/training/lora_tp.py:138 calls `.item()` in every "
+        "step: correct",
+    ),
     ("huggingface/pytorch-image-models", "aa4b585", 31, "none", ""),
+    ("huggingface/trl", "f2cd577", 358, "1 outdated", "correct"),
     ("karpathy/nanoGPT", "3adf61e", 15, "2 outdated", "correct"),
     ("karpathy/nanochat", "92d63d4", 36, "none", ""),
     ("KellerJordan/modded-nanogpt", "f411b3d", 9, "none", ""),
@@ -153,6 +162,11 @@ MET = (
         "a fake process group does not count",
     ),
     ("mae, misc.py", "`no-destroy-process-group` in a file of helpers", "only in the file that is run"),
+    (
+        "peft, test_gpu_examples.py",
+        "`device-map-under-torchrun`, 33 times: another test of the file joins a group of one rank",
+        "not in tests",
+    ),
     ("accelerate and torchtune, tests", "`data-parallel`, `one-shard-unit`", "`slow` rules skip tests"),
     (
         "article 001, line 194",

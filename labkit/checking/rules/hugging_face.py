@@ -25,10 +25,11 @@ ACCUMULATES = re.compile(r"accum|micro_?(batches|steps)", re.IGNORECASE)
     why="device_map='auto' spreads the model over all GPUs that a process sees. Under torchrun every rank does so: "
     "each GPU holds layers of every copy, and runs out of memory or waits for the others.",
     fix="Use device_map={'': local_rank}, or omit device_map and move or shard the model yourself.",
-    misses="a device map passed as a variable with several values; scripts that only a launcher makes distributed.",
+    misses="a device map passed as a variable with several values; scripts that only a launcher makes distributed; "
+    "files of tests, of which only some join a group.",
 )
 def device_map_under_torchrun(tree: Tree) -> Mistakes:
-    if not (tree.is_distributed or _needs_torchrun(tree)):
+    if tree.is_a_test or not (tree.is_distributed or _needs_torchrun(tree)):
         return
     for call in tree.method_calls("from_pretrained"):
         value = tree.constant(keyword(call, "device_map"), str)
