@@ -123,7 +123,8 @@ def read(data_dir):
             else datasets.load_dataset(data_dir)
         )
     except (OSError, ValueError, datasets.exceptions.DatasetNotFoundError) as error:
-        raise SystemExit(f"--data-dir {data_dir}: {error}") from error
+        where = "" if Path(data_dir).is_dir() else " (not a folder here, so looked up on huggingface.co)"
+        raise SystemExit(f"--data-dir {data_dir}{where}: {error}") from error
     if "train" not in parts:
         raise SystemExit(f"--data-dir {data_dir} has no training data, only {', '.join(parts)}")
     held_out = next((parts[name] for name in ("validation", "test") if name in parts), None)
