@@ -488,6 +488,8 @@ def test_the_static_bundle_is_html_and_text_and_holds_no_script(folder, reader):
     assert_harmless(page)
     assert len(pictures) == 1 + 2  # the charts, and each rank's line in the table
     assert all(picture.get("color").startswith("#") for picture in pictures)  # the page's does not reach in there
+    assert "<title>" in run_html(folder, reader, state)
+    assert not any("title" in element.tag for picture in pictures for element in picture.iter())
     assert bundle["text/plain"] == run_text(folder, reader, state)
     json.dumps(bundle)
 

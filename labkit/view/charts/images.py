@@ -8,6 +8,7 @@ import re
 __all__ = ["BOTH_THEMES", "as_image"]
 
 SVG = re.compile(r"<svg ([^>]*)>.*?</svg>", re.DOTALL)
+TOOLTIPS = re.compile(r'<g fill="none" pointer-events="all">.*?</g>|<title>.*?</title>', re.DOTALL)  # images show none
 BOTH_THEMES = "#7d8590"  # an image does not inherit the page's colour: readable on white and on black
 
 
@@ -20,7 +21,7 @@ def _replaced(match: re.Match[str]) -> str:
     head = dict(re.findall(r'([\w-]+)="([^"]*)"', match[1]))
     width = head.get("width") or head["viewBox"].split()[2]
     space = "" if "xmlns" in head else 'xmlns="http://www.w3.org/2000/svg" '
-    drawing = match[0].replace("<svg ", f'<svg {space}color="{BOTH_THEMES}" ', 1)
+    drawing = TOOLTIPS.sub("", match[0]).replace("<svg ", f'<svg {space}color="{BOTH_THEMES}" ', 1)
     source = base64.b64encode(drawing.encode()).decode()
     return (
         f'<img src="data:image/svg+xml;base64,{source}" width="{width}" alt="{head.get("aria-label", "")}" '
