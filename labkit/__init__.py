@@ -76,3 +76,8 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return __all__
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """`%load_ext labkit` adds the cell magic `%%ranks`."""
+    import_module("labkit.ranks_magic").register(shell)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from labkit.cluster import watching
 from labkit.errors import LabError
 from labkit.record import RunFolder
+from labkit.record.measured.metrics_file import Tail
 from labkit.record.requests import Meeting, RequestFolder, post
 from labkit.record.text import plain
 
@@ -21,6 +22,7 @@ __all__ = ["Reachable"]
 
 TIMEOUT = 30.0
 POLL_SECONDS = 0.02
+SAVING_POLL_SECONDS = 0.5
 RECORD_FIELDS = ("k", "t", "step", "time")  # of metrics.jsonl
 SEEN_SECONDS = 5.0  # within which a rank that lives sees a request, once it is the next
 
@@ -98,6 +100,40 @@ class Reachable:
         """Let all ranks wait at the end of the same step, and return it. A paused run counts as alive: its watchdog and
         the time limits of collectives do not expire. It can still be asked."""
         return _step_of(self._request("pause", timeout=timeout))
+
+    def breakpoint(self, condition: str | None) -> None:
+        """Pause all ranks at the end of the first step where a condition holds on any of them, such as
+        `"loss > 10 or loss != loss"`; `status()` then says on which. It is removed when it holds; a new one replaces
+        it, and None removes it. While it is set, the ranks wait for each other after every step."""
+        if condition is not None:
+            _parse(condition, "eval")
+        answers = self._request("breakpoint", condition=condition)
+        results = [result for answer in answers.values() for result in answer["results"]]
+        if results and all("error" in result for result in results):
+            self._request("breakpoint", condition=None)
+            raise LabError(plain(f"{condition} cannot be a condition: {results[0]['error']}"))
+
+    def save(self, *, timeout: float = TIMEOUT) -> str:
+        """Have a script of labkit's save a checkpoint at the end of this step, and return its name, `step-412`.
+
+        Raises LabError if the script has no `checkpoint_dir` or the checkpoint was not saved. `timeout` is how long the
+        ranks may take to come to the same step; saving takes its time.
+        """
+        answers = self._request("save", timeout=timeout)
+        if errors := [result["error"] for each in answers.values() for result in each["results"] if "error" in result]:
+            raise LabError(plain(errors[0]))
+        attempt, step = self.folder.latest, _step_of(answers)
+        reports = Tail(attempt.metrics(0))
+        while True:
+            ended = watching.state_of(self.folder)  # before the records, so that the last ones are read
+            for checkpoint in (str(record.get("checkpoint")) for records in reports.chunks() for record in records):
+                if checkpoint == f"step-{step}":
+                    return checkpoint
+                if checkpoint.startswith(f"step {step} not saved"):
+                    raise LabError(plain(checkpoint))
+            if ended.is_final or self.folder.latest.path != attempt.path:
+                raise LabError(plain(f"{self.folder.id} ended before step {step} was saved: {ended}"))
+            time.sleep(SAVING_POLL_SECONDS)
 
     def step(self, steps: int = 1, *, timeout: float = TIMEOUT) -> int:
         """Let a paused run make some steps and pause it again; returns the step at whose end it waits."""

@@ -281,7 +281,7 @@ class Run(Reachable):
         if ui() == "svg" and not self.status().is_final:
             check_kernel(version("ipykernel"))
             self._dashboard = Dashboard(
-                self.folder, stop=self._stop_from_button, stacks=self.stacks, status=self.status
+                self.folder, stop=self._stop_from_button, stacks=self.stacks, status=self.status, run=self
             )
             self._dashboard.show()
         else:

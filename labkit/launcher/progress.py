@@ -30,6 +30,7 @@ class Progress:
         self._beats: dict[int, tuple[Any, float]] = {}  # the newest beat's own time, and when it was first read
         self._ended: set[int] = set()  # ranks whose script has ended
         self.paused: set[int] = set()
+        self.hit: str | None = None  # the condition of the breakpoint that they are paused at
         self._step_seconds = 0.0  # of the slowest rank, 0 before the first step
 
     def update(self) -> bool:
@@ -47,6 +48,7 @@ class Progress:
             alive = beat.get("t") if paused else None  # all that is expected of a rank that is paused
             sign = (beat.get("step"), beat.get("moved"), metrics.stat().st_size if metrics.exists() else 0, alive)
             self.paused = self.paused | {rank} if paused else self.paused - {rank}
+            self.hit = beat.get("hit") or (self.hit if self.paused else None)
             if self._signs.get(rank) != sign:
                 self._signs[rank], self._changed[rank] = sign, now
             elif rank not in self._ended and now - self._changed[rank] > LEFT_SECONDS and end_record(metrics):

@@ -196,7 +196,8 @@ class Supervisor:
                 self.stall_notice = _notice(stalled, folder, stacks.result().sentence)
         elif not stalled and self.stalled_ranks:
             self.stalled_ranks, self.stall_notice = set(), None
-        paused = "paused; run.resume() continues it" if progress.paused else None
+        why = f" because {progress.hit}" if progress.hit else ""
+        paused = f"paused{why}; run.resume() continues it" if progress.paused else None
         notice = "; ".join(filter(None, [paused, self.stall_notice, self.saving.failure])) or None
         if notice != self.state.notice:
             self.write(replace(self.state, notice=notice))

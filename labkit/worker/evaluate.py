@@ -1,7 +1,7 @@
 """Evaluates a user's expressions where the training stands, without changing it.
 
 Names are those of the nearest frame of the user's own code, then those of the frames between it and the optimizer (the
-loop of a Trainer: `inputs`, `self`), then `optimizer`. and the functions of `ready.py`.
+loop of a Trainer: `inputs`, `self`), then those of the functions that called it, then `optimizer` and `ready.py`.
 """
 
 from __future__ import annotations
@@ -38,13 +38,12 @@ class OutOfTime(BaseException):
 
 def names_around(optimizer: Any) -> dict[str, Any]:
     """The names that an expression can use at the end of this optimizer's step, which is on the stack."""
-    frames = [frame for frame in _stack() if not (_is_of_torch(frame) or _is_step(frame))]
-    own = next((frame for frame in frames if _is_users(frame)), frames[-1] if frames else sys._getframe())
-    between = frames[: frames.index(own)] if own in frames else []
+    frames = [frame for frame in _stack() if not (_is_of_torch(frame) or _is_step(frame))] or [sys._getframe()]
+    own = next((place for place, frame in enumerate(frames) if _is_users(frame)), len(frames) - 1)
     names = {name: getattr(ready, name) for name in ready.__all__} | {"optimizer": optimizer}
-    for frame in reversed(between):
+    for frame in (*filter(_is_users, reversed(frames[own + 1 :])), *reversed(frames[:own])):
         names |= frame.f_locals
-    return names | own.f_globals | own.f_locals
+    return names | frames[own].f_globals | frames[own].f_locals
 
 
 def evaluate(expression: str, names: dict[str, Any], *, together: bool, limit: float) -> list[dict[str, Any]]:

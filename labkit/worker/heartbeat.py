@@ -65,6 +65,8 @@ class Heartbeat:
             time.sleep(BEAT_SECONDS)
 
     def _write(self) -> None:
+        reach = self._probe.reach
+        hit = reach.hit if reach is not None else None
         beat = {
             "t": time.monotonic(),
             "pid": os.getpid(),
@@ -73,7 +75,8 @@ class Heartbeat:
             "doing": self._probe.doing,
             "starting": "" if self._probe.step else doing_now(),
             "passes": self._probe.passes,
-            "paused": self._probe.reach is not None and self._probe.reach.paused,
+            "paused": reach is not None and reach.paused,
+            "hit": hit and hit.encode("ascii", "replace").decode()[:100],
             "moved": self._probe.moved,
             "step_seconds": self._probe.latest_step_seconds,
             "rss": self._memory()["rss"],

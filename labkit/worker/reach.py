@@ -16,6 +16,7 @@ from typing import Any
 
 from labkit.record.folder import RunFolder, read_json, write_json
 from labkit.record.requests import Decision, RequestFolder, is_only_writable_by
+from labkit.worker.breakpoint import Breakpoint
 from labkit.worker.evaluate import evaluate, execute, names_around
 from labkit.worker.recorder import Recorder
 
@@ -57,6 +58,8 @@ class Reach:
         self._pause_at: float = math.inf  # the step at whose end this rank waits
         self._stepping: Request | None = None  # it lets this rank make a number of steps
         self._watched: dict[str, tuple[str, int]] = {}  # expression and interval in steps, by name
+        self._breakpoint: Breakpoint | None = None
+        self.hit: str | None = None  # the condition that paused this run, and where it held
         self._optimizer: Any = None
 
     def start(self) -> None:
@@ -118,6 +121,8 @@ class Reach:
         """At the end of a step. Returns when the training may continue."""
         self._optimizer = optimizer
         self._record_watched(step)
+        if self._breakpoint is not None:
+            self._stop_at(self._breakpoint, step)
         if self.flagged:
             self._meet(step, MEETING_SECONDS + 2 * step_seconds)
         if self.paused and self._stepping is not None:
@@ -129,8 +134,9 @@ class Reach:
                 self._meet(step, MEETING_SECONDS)
             elif self._released.exists():
                 self._pause_at = math.inf
+        self.hit = None
         watched = min((every - step % every for _, every in self._watched.values()), default=math.inf)
-        self.due = min(self._pause_at, step + watched)
+        self.due = step + 1 if self._breakpoint is not None else min(self._pause_at, step + watched)
 
     def _meet(self, step: int, patience: float) -> None:
         """Carry out the request if all its ranks are here. Returns at once if they meet at a later step."""
@@ -202,10 +208,14 @@ class Reach:
         if request.kind == "set":
             return [self._set(content["values"])]
         if request.kind == "watch":
-            (result,) = self._watched_now({content["name"]: content["expression"]}).values()
+            (result,) = self._evaluated({content["name"]: content["expression"]}).values()
             if "error" not in result:
                 self._watched[content["name"]] = content["expression"], content["every"]
             return [result]
+        if request.kind == "breakpoint":
+            return [self._set_breakpoint(content["condition"])]
+        if request.kind == "save":
+            return [self._save()]
         if request.kind == "unwatch":
             self._watched.pop(content["name"], None)
         elif request.kind == "pause":
@@ -226,15 +236,59 @@ class Reach:
         self.pinned = {name: value for name, value in {**self.pinned, **values}.items() if value is not None}
         return {}
 
+    def _save(self) -> dict[str, Any]:
+        """Have the checkpoints of a script of labkit's save at the end of this step."""
+        checkpoints: Any = names_around(self._optimizer).get("checkpoints")
+        if not (hasattr(checkpoints, "requested") and checkpoints.on):
+            return {"error": "save() needs the checkpoints of labkit's scripts, launched with a checkpoint_dir"}
+        if self.paused:
+            return {"error": "the run is paused inside a step and saves at its end; resume() it first"}
+        checkpoints.requested = True
+        return {}
+
+    def _set_breakpoint(self, condition: str | None) -> dict[str, Any]:
+        result: dict[str, Any] = {}
+        self._remove_breakpoint()
+        if condition is not None:
+            (result,) = self._evaluated({condition: condition}).values()
+            try:
+                self._breakpoint = Breakpoint(condition, self._rank, self._world_size)
+            except LookupError as error:
+                return {"error": str(error)}
+        return result
+
+    def _remove_breakpoint(self) -> None:
+        if self._breakpoint is not None:
+            self._breakpoint.remove()
+        self._breakpoint = None
+
+    def _stop_at(self, point: Breakpoint, step: int) -> None:
+        """Pause if the condition holds on any rank, and remove it."""
+        (result,) = self._evaluated({point.condition: point.condition}).values()
+        if "error" in result:
+            self._recorder.drop(ValueError(f"{point.condition}: {result['error']}"))
+        try:
+            ranks = point.ranks_where(bool(result.get("value")))
+        except Exception as error:  # a rank has ended
+            self._recorder.drop(error)
+            self._remove_breakpoint()
+            return
+        if ranks:
+            self._pause_at = step
+            self.hit = f"{point.condition} holds on rank {', '.join(map(str, ranks))}"
+            if self._rank == 0:
+                self._append({"kind": "hit", "condition": point.condition, "ranks": ranks}, step)
+            self._remove_breakpoint()
+
     def _record_watched(self, step: int) -> None:
         due = {name: expression for name, (expression, every) in self._watched.items() if step % every == 0}
-        for name, result in self._watched_now(due).items() if due else ():
+        for name, result in self._evaluated(due).items() if due else ():
             if "error" in result:
                 self._recorder.drop(ValueError(f"{name}: {result['error']}"))
             else:
                 self._recorder.write({"k": "report", "step": step, name: result["value"]})
 
-    def _watched_now(self, expressions: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    def _evaluated(self, expressions: Mapping[str, str]) -> dict[str, dict[str, Any]]:
         """The results, of which those that are not numbers are errors."""
         import torch
 
@@ -252,10 +306,11 @@ class Reach:
         }
 
     def _note(self, request: Request, step: int, errors: list[str]) -> None:
+        self._append({**request.content, "errors": errors} if errors else request.content, step)
+
+    def _append(self, event: Mapping[str, Any], step: int) -> None:
         """Append to the run's `events.jsonl`."""
-        event = {"t": time.monotonic(), "time": time.time(), "step": step, **request.content}
-        if errors:
-            event["errors"] = errors
+        event = {"t": time.monotonic(), "time": time.time(), "step": step, **event}
         try:
             file = os.open(self._folder.events, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             os.write(file, (json.dumps(event) + "\n").encode())

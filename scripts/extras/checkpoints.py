@@ -39,6 +39,7 @@ class Checkpoints:
             raise SystemExit("--save-every and --deadline-seconds save checkpoints; say where with --checkpoint-dir")
         self.on, self.folder, self.every = bool(args.checkpoint_dir), Path(args.checkpoint_dir), args.save_every
         self.full, self.background, self.notes = args.full_checkpoints, args.async_save, {}
+        self.requested = False  # set it on all ranks in the same step to save at its end
         self.model, self.optimizer, self.scaler = model, optimizer, scaler
         self.adapter = hasattr(getattr(model, "module", model), "peft_config")  # LoRA: without what is frozen
         self.options = StateDictOptions(ignore_frozen_params=self.adapter, strict=not self.adapter)
@@ -59,7 +60,8 @@ class Checkpoints:
             return stopped
         interrupted = self.stop.agreed(step)
         last = stopped or interrupted or step == total_steps
-        if last or (self.every and step % self.every == 0) or self.notes.get("best_step") == step:
+        due, self.requested = self.requested or (self.every and step % self.every == 0), False
+        if last or due or self.notes.get("best_step") == step:
             saved = self.save(step)
             if interrupted and dist.get_rank() == 0:
                 where = "there" if saved else "at the last checkpoint that was saved"

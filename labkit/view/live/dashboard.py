@@ -12,6 +12,7 @@ from labkit.record import RunFolder, RunReader, State
 from labkit.record.text import escaped
 from labkit.view.frontend import notebook_shell
 from labkit.view.live.page import run_html
+from labkit.view.live.reach_controls import ReachControls, Reached
 from labkit.view.live.run_charts import AXES, SCALES, SIZES, Look, titles
 from labkit.view.report import static_bundle
 
@@ -35,6 +36,7 @@ class Dashboard:
         stop: Callable[[bool], Any],
         stacks: Callable[[], Any],
         status: Callable[[], State],
+        run: Reached,
     ):
         import ipywidgets as widgets
 
@@ -69,7 +71,8 @@ class Dashboard:
         buttons = widgets.HBox([self._stop_button, why, detach, self._rank, self._search])
         charts = widgets.HBox(look)
         buttons.layout.flex_flow = charts.layout.flex_flow = "row wrap"
-        self.box = widgets.VBox([self._html, charts, buttons, self._answer])
+        self._reach = ReachControls(run)
+        self.box = widgets.VBox([self._html, charts, buttons, self._reach.box, self._answer])
         self._thread = threading.Thread(target=self._watch, name=f"labkit {folder.id}", daemon=True)
 
     def show(self) -> None:
@@ -142,6 +145,8 @@ class Dashboard:
             kept = self._only.value if self._only.value in names else ""
             self._only.options = [(ALL_CHARTS, ""), *((name, name) for name in names)]
             self._only.value = kept
+        reachable = state.state == "running" and self.folder.latest.requests.is_dir()
+        self._reach.update(reachable=reachable, paused=(state.notice or "").startswith("paused"))
         look = Look(self._axis.value, self._scale.value, self._smoothing.value, self._only.value, self._size.value)
         chosen, search = self._rank.value, self._search.value
         log_rank = None if chosen == CULPRIT else chosen
