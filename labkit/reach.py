@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from labkit.cluster import watching
@@ -22,7 +22,7 @@ __all__ = ["Reachable"]
 
 TIMEOUT = 30.0
 POLL_SECONDS = 0.02
-SAVING_POLL_SECONDS = 0.5
+RECORD_POLL_SECONDS = 0.2
 RECORD_FIELDS = ("k", "t", "step", "time")  # of metrics.jsonl
 SEEN_SECONDS = 5.0  # within which a rank that lives sees a request, once it is the next
 
@@ -62,7 +62,7 @@ class Reachable:
         for rank, answer in sorted(self._request("exec", ranks, timeout, cell=cell).items()):
             (result,) = answer["results"]
             text = "\n".join(filter(None, (result["printed"].rstrip(), result.get("error"))))
-            print(plain(f"== rank {rank}, step {answer['step']} ==\n{text}"))
+            print(plain(f"== rank {rank}, step {answer['step']} ==\n{text}").rstrip())
 
     def watch(self, expression: str, *, every: int = 10, name: str | None = None) -> None:
         """Record an expression on every rank whenever that many steps are done, as a metric called `name` or like the
@@ -105,12 +105,31 @@ class Reachable:
         """Pause all ranks at the end of the first step where a condition holds on any of them, such as
         `"loss > 10 or loss != loss"`; `status()` then says on which. It is removed when it holds; a new one replaces
         it, and None removes it. While it is set, the ranks wait for each other after every step."""
+        self._set_breakpoint(condition, resume=False)
+
+    def until(self, condition: str) -> int:
+        """Continue, if the run is paused, to the end of the first step where a condition holds on any rank, and return
+        that step: all ranks wait at its end. An interrupt leaves the breakpoint set. Raises LabError if the run ends
+        first."""
+        attempt = self.folder.latest
+        events = Tail(attempt.events)
+        for _ in events.chunks():  # those of before
+            pass
+        self._set_breakpoint(condition, resume=True)
+        for event in self._new_records(events, attempt, f"{condition} held"):
+            if event.get("kind") == "hit":
+                return int(event["step"])
+            if event.get("kind") == "breakpoint" and event.get("condition") != condition:
+                break
+        raise LabError(plain(f"another breakpoint replaced {condition}"))
+
+    def _set_breakpoint(self, condition: str | None, *, resume: bool) -> None:
         if condition is not None:
             _parse(condition, "eval")
-        answers = self._request("breakpoint", condition=condition)
+        answers = self._request("breakpoint", condition=condition, resume=resume)
         results = [result for answer in answers.values() for result in answer["results"]]
         if results and all("error" in result for result in results):
-            self._request("breakpoint", condition=None)
+            self._request("breakpoint", condition=None, resume=False)
             raise LabError(plain(f"{condition} cannot be a condition: {results[0]['error']}"))
 
     def save(self, *, timeout: float = TIMEOUT) -> str:
@@ -123,17 +142,23 @@ class Reachable:
         if errors := [result["error"] for each in answers.values() for result in each["results"] if "error" in result]:
             raise LabError(plain(errors[0]))
         attempt, step = self.folder.latest, _step_of(answers)
-        reports = Tail(attempt.metrics(0))
+        for record in self._new_records(Tail(attempt.metrics(0)), attempt, f"step {step} was saved"):
+            checkpoint = str(record.get("checkpoint"))
+            if checkpoint.startswith(f"step {step} not saved"):
+                raise LabError(plain(checkpoint))
+            if checkpoint == f"step-{step}":
+                break
+        return f"step-{step}"
+
+    def _new_records(self, tail: Tail, attempt: RunFolder, awaited: str) -> Iterator[dict[str, Any]]:
+        """The records of a file as they are written. Raises LabError when the attempt ends."""
         while True:
-            ended = watching.state_of(self.folder)  # before the records, so that the last ones are read
-            for checkpoint in (str(record.get("checkpoint")) for records in reports.chunks() for record in records):
-                if checkpoint == f"step-{step}":
-                    return checkpoint
-                if checkpoint.startswith(f"step {step} not saved"):
-                    raise LabError(plain(checkpoint))
-            if ended.is_final or self.folder.latest.path != attempt.path:
-                raise LabError(plain(f"{self.folder.id} ended before step {step} was saved: {ended}"))
-            time.sleep(SAVING_POLL_SECONDS)
+            state = watching.state_of(self.folder)  # before the records, so that the last ones are read
+            for records in tail.chunks():
+                yield from records
+            if state.is_final or self.folder.latest.path != attempt.path:
+                raise LabError(plain(f"{self.folder.id} ended before {awaited}: {state}"))
+            time.sleep(RECORD_POLL_SECONDS)
 
     def step(self, steps: int = 1, *, timeout: float = TIMEOUT) -> int:
         """Let a paused run make some steps and pause it again; returns the step at whose end it waits."""

@@ -175,7 +175,7 @@ class Reach:
         return meeting.decision
 
     def _carry_out(self, request: Request, step: int) -> None:
-        if self._stepping is not None and request.kind in ("pause", "resume"):  # which ends it early
+        if self._stepping is not None and (request.kind in ("pause", "resume") or request.content.get("resume")):
             self._answer(self._stepping, step, [])
             self._stepping = None
         try:
@@ -213,6 +213,8 @@ class Reach:
                 self._watched[content["name"]] = content["expression"], content["every"]
             return [result]
         if request.kind == "breakpoint":
+            if content["resume"]:
+                self._pause_at = math.inf
             return [self._set_breakpoint(content["condition"])]
         if request.kind == "save":
             return [self._save()]
