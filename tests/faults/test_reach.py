@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -128,3 +129,70 @@ def test_sharded_tensors_are_gathered_and_a_rank_that_does_not_come_ends_the_req
     with pytest.raises(labkit.LabError, match="ended before every rank had answered"):
         asking.result(timeout=30)
     assert run.status().cause["rank"] == 1
+
+
+def test_a_breakpoint_pauses_all_ranks_at_the_first_step_where_it_holds_on_one() -> None:
+    run = labkit.launch(ASKED, nproc_per_node=2, args=["--sleep", "0.002"], watchdog=WATCHDOG_SECONDS, wait=False)
+    with pytest.raises(labkit.LabError, match="nope > 1 cannot be a condition: NameError"):
+        run.breakpoint("nope > 1")
+    with pytest.raises(labkit.LabError, match="expected an expression"):
+        run.breakpoint("loss >")
+    step = run.pause()
+    wanted = step + 50
+    assert run.until(f"step == {wanted} and dist.get_rank() == 1") == wanted
+    assert [*run.ask("step")["step_"]] == [wanted, wanted]
+    wait_until(lambda: f"because step == {wanted}" in str(run.status().notice), what=run.status)
+    assert "holds on rank 1; run.resume() continues it" in str(run.status().notice)
+    time.sleep(WATCHDOG_SECONDS + 2)
+    assert run.status().state == "running"
+
+    run.breakpoint("step % 7 == 0")
+    run.breakpoint("loss != loss")  # in its place
+    run.resume()
+    wait_until(lambda: last_step(run.folder, 0) > wanted + 100)
+    assert run.status().state == "running"
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(run.until, "loss > 1e9")
+        wait_until(lambda: "1e9" in run.folder.events.read_text())
+        run.breakpoint(None)
+        with pytest.raises(labkit.LabError, match="another breakpoint replaced loss > 1e9"):
+            waiting.result(timeout=30)
+
+    run.breakpoint("loss > 1e9")
+    ranks_of(run.folder)[1].kill()
+    with pytest.raises(labkit.RankFailedError) as failure:
+        run.wait()
+    assert failure.value.cause["rank"] == 1
+    with pytest.raises(labkit.LabError, match="is not running: failed"):
+        run.until("loss > 1")
+    expected = labkit.launch(ASKED, nproc_per_node=2, args=["--steps", str(wanted)], reachable=False, wait=False)
+    expected.wait()
+    for rank in (0, 1):
+        alone = printed(expected, rank)
+        assert {step: values for step, values in printed(run, rank).items() if step in alone} == alone
+
+
+def test_a_checkpoint_is_saved_on_request_and_resumed_from(tmp_path: Path) -> None:
+    options = {"nproc_per_node": 2, "checkpoint_dir": tmp_path / "saved", "global_batch_size": 16, "wait": False}
+    run = labkit.launch("ddp", epochs=500, **options)
+    assert math.isfinite(run.ask("loss.item()")["loss.item()"][0])  # a name of main, which called update
+    step = int(run.save().removeprefix("step-"))
+    assert (tmp_path / "saved" / f"step-{step}" / "COMMIT.json").exists()
+    paused_at = run.pause()
+    with pytest.raises(labkit.LabError, match="saves at its end; resume"):
+        run.save()
+    run.resume()
+    for rank in ranks_of(run.folder).values():
+        rank.kill()  # without a last checkpoint
+    with pytest.raises(labkit.RankFailedError):
+        run.wait()
+    assert step <= paused_at
+
+    resumed = labkit.launch("ddp", steps=step + 3, **options)
+    assert resumed.wait().state == "succeeded"
+    assert f"resumes after step {step}" in resumed.logs(rank=0)
+
+    other = labkit.launch(ASKED, nproc_per_node=1, args=["--sleep", "0.01"], wait=False)
+    with pytest.raises(labkit.LabError, match="needs the checkpoints of labkit's scripts"):
+        other.save()
+    other.stop()

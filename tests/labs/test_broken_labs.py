@@ -117,6 +117,12 @@ BROKEN = [
         '"trained, DDP": ("ddp", {})',
         "test loss from trained weights, over that from random ones",
     ),
+    (
+        "20_taken_apart",
+        "parameter += 0.2 * parameter.grad",
+        "parameter += 0",
+        "after the repair: largest loss of any rank",
+    ),
 ]
 QUICK = "02_collectives"  # the others take minutes together: make soak
 
