@@ -68,11 +68,11 @@ class Dashboard:
         detach.on_click(lambda _: self._finish_from_thread())
         self._rank.layout.width, self._rank.style.description_width = "auto", "auto"
         self._search.layout.width, self._search.style.description_width = "200px", "auto"
-        buttons = widgets.HBox([self._stop_button, why, detach, self._rank, self._search])
+        self._reach = ReachControls(run, self._answer)
+        buttons = widgets.HBox([self._stop_button, why, detach, self._reach.box, self._rank, self._search])
         charts = widgets.HBox(look)
         buttons.layout.flex_flow = charts.layout.flex_flow = "row wrap"
-        self._reach = ReachControls(run)
-        self.box = widgets.VBox([self._html, charts, buttons, self._reach.box, self._answer])
+        self.box = widgets.VBox([self._html, charts, buttons, self._answer])
         self._thread = threading.Thread(target=self._watch, name=f"labkit {folder.id}", daemon=True)
 
     def show(self) -> None:

@@ -28,33 +28,29 @@ class Reached(Protocol):
 
 
 class ReachControls:
-    """One row. What a request says, or why it failed, is printed at its end."""
+    """What a request says, or why it failed, is shown in `answer`, a widget of the view."""
 
-    def __init__(self, run: Reached):
+    def __init__(self, run: Reached, answer: Any):
         import ipywidgets as widgets
 
-        self._run = run
-        self._paused = False
+        self._run, self._answer = run, answer
+        self._paused = self._noticed = False
         self._pause = widgets.Button(tooltip="Let all ranks wait at the end of the same step, or continue")
         self._show_rate = widgets.Button(
             description="Learning rate", icon="sliders", tooltip="Change it on all ranks after the same step"
         )
-        self._rate = widgets.FloatLogSlider(continuous_update=False, readout_format=".3g", step=0.05)
-        self._release = widgets.Button(description="As scheduled", tooltip="Give the learning rate back to the script")
-        self._answer = widgets.HTML()
-        self._rate.layout.display = self._release.layout.display = "none"
-        self.box = widgets.HBox([self._pause, self._show_rate, self._rate, self._release, self._answer])
+        self.box = widgets.HBox([self._pause, self._show_rate])
         self.box.layout.flex_flow = "row wrap"
         self._label_pause()
         self._pause.on_click(lambda button: self._start(button, self._toggle_pause))
         self._show_rate.on_click(lambda button: self._start(button, self._ask_rate))
-        self._release.on_click(lambda button: self._start(button, lambda: self._set(None)))
 
     def update(self, *, reachable: bool, paused: bool) -> None:
-        """Show the row for a run that is reachable, with the button that its state calls for."""
+        """Show the controls of a run that is reachable, and take over whether it is paused when that has changed: what
+        is known of a run may be older than the last click."""
         self.box.layout.display = None if reachable else "none"
-        if paused != self._paused and not self._pause.disabled:
-            self._paused = paused
+        if paused != self._noticed:
+            self._paused = self._noticed = paused
             self._label_pause()
 
     def _label_pause(self) -> None:
@@ -85,16 +81,20 @@ class ReachControls:
         return message
 
     def _ask_rate(self) -> str:
-        """Show the slider at the current learning rate, which only the ranks know."""
+        """Put a slider at the current learning rate, which only the ranks know, in the place of the button."""
+        import ipywidgets as widgets
+
         rate = self._run.ask(RATE)[RATE][0]
         if not (isinstance(rate, float) and rate > 0):
             return f"the learning rate is {rate}"
-        self._rate.unobserve_all("value")
-        with self._rate.hold_trait_notifications():  # the limits are checked against each other
-            self._rate.min, self._rate.max = math.log10(rate) + LOWEST, math.log10(rate) + HIGHEST
-            self._rate.value = rate
-        self._rate.observe(lambda change: self._start(self._rate, lambda: self._set(change["new"])), names="value")
-        self._rate.layout.display = self._release.layout.display = None
+        exponent = math.log10(rate)
+        slider = widgets.FloatLogSlider(
+            rate, min=exponent + LOWEST, max=exponent + HIGHEST, step=0.05, readout_format=".3g", continuous_update=False
+        )
+        release = widgets.Button(description="As scheduled", tooltip="Give the learning rate back to the script")
+        slider.observe(lambda change: self._start(slider, lambda: self._set(change["new"])), names="value")
+        release.on_click(lambda button: self._start(button, lambda: self._set(None)))
+        self.box.children += (slider, release)
         self._show_rate.layout.display = "none"
         return ""
 
