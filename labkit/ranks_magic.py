@@ -7,7 +7,8 @@ from typing import Any
 from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
 
 from labkit.errors import LabError
-from labkit.run import attach
+from labkit.record import find_run
+from labkit.run import Run
 
 __all__ = ["register"]
 
@@ -22,7 +23,7 @@ def ranks(line: str, cell: str) -> None:
         chosen = [int(rank) for rank in options.ranks.split(",")] if options.ranks else None
     except ValueError:
         raise LabError(f"--ranks must be numbers such as 0,2; got {options.ranks!r}") from None
-    attach(options.run).exec(cell, ranks=chosen)
+    Run(find_run(options.run)).exec(cell, ranks=chosen)  # not attach, which moves the view here
 
 
 def register(shell: Any) -> None:

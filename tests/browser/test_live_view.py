@@ -216,3 +216,38 @@ def test_a_user_looks_at_one_metric_by_step_and_attaches_in_another_cell(noteboo
     notebook.wait_for_text(1, "stopped", 30)
     notebook.picture("attached-stopped")
     assert not notebook.errors
+
+
+def test_a_user_pauses_asks_changes_the_learning_rate_and_continues(notebook):
+    asks = "%load_ext labkit\n%%ranks --ranks 1\nprint('rank 1 of', dist.get_world_size())".split("\n", 1)
+    rates = "print(run.ask(\"optimizer.param_groups[0]['lr']\").iloc[:, 2].tolist())"
+    notebook.open([launch(10_000), *asks, rates, "run.stop()"])
+    notebook.run(0)
+    wait_until_moving(notebook, 0)
+    view = notebook.output(0)
+    view.get_by_role("button", name="Pause").click()
+    notebook.wait_for_text(0, "paused at the end of step", 20)
+    view.get_by_role("button", name="Resume").wait_for(timeout=5_000)
+    paused_at = steps_shown(notebook, 0)
+    notebook.run(1)
+    notebook.run(2)
+    notebook.wait_for_text(2, "rank 1 of 2", 20)
+    assert "== rank 0" not in notebook.output(2).inner_text()
+    view.get_by_role("button", name="Learning rate").click()
+    handle = view.get_by_role("slider")
+    handle.wait_for(timeout=20_000)
+    handle.press("PageDown")  # a quarter of a power of ten
+    notebook.wait_for_text(0, "lr=0.0562 from step", 20)
+    notebook.picture("paused")
+    view.get_by_role("button", name="Resume").click()
+    notebook.run(3)
+    notebook.wait_for_text(3, "[0.0562, 0.0562]", 20)
+    wait_until_moving(notebook, 0)
+    assert steps_shown(notebook, 0) > paused_at
+    view.get_by_role("button", name="Pause").wait_for(timeout=10_000)
+    view.get_by_role("button", name="As scheduled").click()
+    notebook.wait_for_text(0, "as scheduled from step", 20)
+    notebook.picture("learning-rate")
+    notebook.run(4)
+    notebook.wait_for_text(0, "stopped on request", 30)
+    assert not notebook.errors

@@ -276,6 +276,12 @@ class RankHistory:
             self.lost_at = self.step
 
 
+def _change(name: str, value: Any) -> str:
+    if value is None:
+        return f"{name} as scheduled"
+    return f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}"
+
+
 def _is_short(value: Any) -> bool:
     """Whether a value is small enough to keep in memory: a script may report anything."""
     return value is None or isinstance(value, bool) or (isinstance(value, str) and len(value) < LONGEST_TEXT)
@@ -319,7 +325,7 @@ class RunReader:
         for event in events:
             values, wall = event.get("values"), finite(event.get("time"))
             if event.get("kind") == "set" and isinstance(values, dict) and "errors" not in event and wall is not None:
-                text = ", ".join(f"{name}={value}" for name, value in values.items())
+                text = ", ".join(map(_change, values, values.values()))
                 if len(self.changes) < KEPT_CHANGES:
                     self.changes.append((wall - (self._launched or wall), text[:LONGEST_NAME]))
 

@@ -49,7 +49,8 @@ class Dashboard:
         self._stop_button = widgets.Button(description="Stop", icon="stop", tooltip="End the run on every rank")
         detach = widgets.Button(description="Detach", icon="eye-slash", tooltip="Stop watching; the run continues")
         why = widgets.Button(description="Why is it stuck?", icon="question", tooltip="Ask every rank where it is")
-        why.layout.width = "auto"
+        for button in (self._stop_button, why, detach):
+            button.layout.width = "auto"
         self._answer = widgets.HTML()
         self._rank = widgets.Dropdown(description="Log of rank", options=[(CULPRIT, CULPRIT)])
         self._search = widgets.Text(description="Search", placeholder="text in the log", continuous_update=False)

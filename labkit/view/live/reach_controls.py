@@ -40,6 +40,7 @@ class ReachControls:
             description="Learning rate", icon="sliders", tooltip="Change it on all ranks after the same step"
         )
         self.box = widgets.HBox([self._pause, self._show_rate])
+        self._pause.layout.width = self._show_rate.layout.width = "auto"
         self.box.layout.flex_flow = "row wrap"
         self._label_pause()
         self._pause.on_click(lambda button: self._start(button, self._toggle_pause))
@@ -89,9 +90,16 @@ class ReachControls:
             return f"the learning rate is {rate}"
         exponent = math.log10(rate)
         slider = widgets.FloatLogSlider(
-            rate, min=exponent + LOWEST, max=exponent + HIGHEST, step=0.05, readout_format=".3g", continuous_update=False
+            rate,
+            min=exponent + LOWEST,
+            max=exponent + HIGHEST,
+            step=0.05,
+            readout_format=".3g",
+            continuous_update=False,
         )
+        slider.description, slider.style.description_width = "Learning rate", "auto"
         release = widgets.Button(description="As scheduled", tooltip="Give the learning rate back to the script")
+        release.layout.width = "auto"
         slider.observe(lambda change: self._start(slider, lambda: self._set(change["new"])), names="value")
         release.on_click(lambda button: self._start(button, lambda: self._set(None)))
         self.box.children += (slider, release)
@@ -99,5 +107,6 @@ class ReachControls:
         return ""
 
     def _set(self, rate: float | None) -> str:
-        step = self._run.set(lr=rate)
-        return f"from step {step} on" if rate is None else f"lr={rate:.3g} from step {step} on"
+        shown = None if rate is None else float(f"{rate:.3g}")
+        step = self._run.set(lr=shown)
+        return f"{'as scheduled' if shown is None else f'lr={shown}'} from step {step} on"
