@@ -219,7 +219,7 @@ def test_a_user_looks_at_one_metric_by_step_and_attaches_in_another_cell(noteboo
 
 
 def test_a_user_pauses_asks_changes_the_learning_rate_and_continues(notebook):
-    asks = "%load_ext labkit\n%%ranks --ranks 1\nprint('rank 1 of', dist.get_world_size())".split("\n", 1)
+    asks = ["%load_ext labkit", "%%ranks --ranks 1\nprint('rank 1 of', dist.get_world_size())"]
     rates = "print(run.ask(\"optimizer.param_groups[0]['lr']\").iloc[:, 2].tolist())"
     notebook.open([launch(10_000), *asks, rates, "run.stop()"])
     notebook.run(0)
