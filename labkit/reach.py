@@ -84,8 +84,9 @@ class Reachable:
         self._request("unwatch", name=name)
 
     def set(self, **options: Any) -> int:
-        """Set options of the optimizer, such as `lr=1e-4`, in all its parameter groups; returns the first step that is
-        made with them. They hold from then on, whatever a schedule of the script says; `lr=None` ends that.
+        """Set options of the optimizer, such as `lr=1e-4`, in all its parameter groups, or `clip`, `validate_every` and
+        `patience` of labkit's scripts; returns the first step that is made with them. They hold from then on, whatever
+        a schedule of the script says; `lr=None` ends that. Checkpoints of labkit's scripts keep them.
 
         Of several optimizers it is the one whose steps are counted. Every change is in the run's `events.jsonl`.
         """

@@ -20,6 +20,7 @@ from labkit.worker.heartbeat import Heartbeat
 from labkit.worker.measures.profile import VARIABLE
 from labkit.worker.probe import Probe
 from labkit.worker.reach import Reach
+from labkit.worker.settings import Settings
 
 
 def main() -> None:
@@ -32,8 +33,10 @@ def main() -> None:
     probe = Probe(folder.metrics(rank), folder.profile(rank) if os.environ.get(VARIABLE) == "1" else None)
     reported = reports.listen(probe.recorder)
     atexit.register(reported.flush, everything=True)  # registered before the script's handlers, so called after them
+    probe.settings = Settings(None if rank else folder)
     if folder.requests.is_dir():
-        probe.reach = Reach(folder, rank, int(os.environ["WORLD_SIZE"]), probe.recorder, lambda: probe.step)
+        world_size = int(os.environ["WORLD_SIZE"])
+        probe.reach = Reach(folder, rank, world_size, probe.recorder, probe.settings, lambda: probe.step)
         probe.reach.start()
     Heartbeat(folder, rank, probe, reported).start()
     sys.argv = sys.argv[1:]

@@ -26,6 +26,7 @@ from labkit.worker.measures.trace import VARIABLE as TRACE_MEMORY
 from labkit.worker.measures.trace import StepTrace
 from labkit.worker.reach import Reach
 from labkit.worker.recorder import Recorder
+from labkit.worker.settings import Settings
 
 __all__ = ["Probe"]
 
@@ -70,6 +71,7 @@ class Probe:
         self._waiting: deque[tuple[dict[str, Any], DeviceClock, float | None]] = deque(maxlen=UNREAD_RECORDS)
         self._trace = StepTrace(self.recorder) if os.environ.get(TRACE_MEMORY) == "1" else None
         self._profile = StepProfile(profile) if profile is not None else None
+        self.settings = Settings()
         self.reach: Reach | None = None  # if the run's owner may ask
         self._open_window()
 
@@ -194,13 +196,21 @@ class Probe:
         if self._optimizer is None or self._optimizer is optimizer:
             self._optimizer = optimizer
             self._waited = self._communication.waited
-            if self.reach is not None and self.reach.pinned and self._counted() is optimizer:
-                self.reach.pin(optimizer)
+            if not self.step:
+                self._restore_settings(optimizer)
+            if self.settings.pinned and self._counted() in (optimizer, None):
+                self.settings.pin(optimizer)
             self.stepping = clock()
             if self._timed is not None:
                 self._timed.begin()
             if self._trace is not None:
                 self._trace.before_step(optimizer)
+
+    def _restore_settings(self, optimizer: Any) -> None:
+        try:
+            self.settings.restore(optimizer)
+        except Exception as error:  # a checkpoint of another optimizer, a full disk
+            self.recorder.drop(error)
 
     def after_step(self, optimizer: Any) -> None:
         if optimizer is not self._optimizer:

@@ -6,7 +6,6 @@ ranks (record/requests.py) when there is one.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import threading
@@ -18,7 +17,9 @@ from labkit.record.folder import RunFolder, read_json, write_json
 from labkit.record.requests import Decision, RequestFolder, is_only_writable_by
 from labkit.worker.breakpoint import Breakpoint
 from labkit.worker.evaluate import evaluate, execute, names_around
+from labkit.worker.events import append_event
 from labkit.worker.recorder import Recorder
+from labkit.worker.settings import Settings
 
 __all__ = ["Reach"]
 
@@ -46,12 +47,19 @@ class Reach:
     `flagged` and `due` tell the training's thread to call `at_boundary`: a request has come, or a step is reached.
     """
 
-    def __init__(self, folder: RunFolder, rank: int, world_size: int, recorder: Recorder, step: Callable[[], int]):
+    def __init__(
+        self,
+        folder: RunFolder,
+        rank: int,
+        world_size: int,
+        recorder: Recorder,
+        settings: Settings,
+        step: Callable[[], int],
+    ):
         self.flagged = False
         self.due: float = math.inf
-        self.pinned: dict[str, Any] = {}  # options of the optimizer that the owner has set
         self._folder, self._rank, self._world_size = folder, rank, world_size
-        self._recorder, self._step = recorder, step
+        self._recorder, self._settings, self._step = recorder, settings, step
         self._released = folder.requests / "released"  # the supervisor stops the run
         self._number = 1
         self._request: Request | None = None
@@ -107,15 +115,6 @@ class Reach:
         return request
 
     # Called by the training's thread.
-
-    def pin(self, optimizer: Any) -> None:
-        """Before a step: what the owner has set holds, whatever a schedule of the script says."""
-        for group in optimizer.param_groups:
-            for name, value in self.pinned.items():
-                if hasattr(group[name], "fill_"):
-                    group[name].fill_(value)
-                else:
-                    group[name] = value
 
     def at_boundary(self, optimizer: Any, step: int, step_seconds: float) -> None:
         """At the end of a step. Returns when the training may continue."""
@@ -206,7 +205,11 @@ class Reach:
         if request.kind == "exec":
             return execute(content["cell"], names_around(self._optimizer), request.limit)
         if request.kind == "set":
-            return [self._set(content["values"])]
+            try:
+                self._settings.change(content["values"], self._optimizer)
+            except ValueError as error:
+                return [{"error": str(error)}]
+            return []
         if request.kind == "watch":
             (result,) = self._evaluated({content["name"]: content["expression"]}).values()
             if "error" not in result:
@@ -225,18 +228,6 @@ class Reach:
         elif request.kind == "resume":
             self._pause_at = step + (content["steps"] or math.inf)
         return []
-
-    def _set(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        groups = self._optimizer.param_groups
-        for name, value in values.items():
-            if name == "params" or any(name not in group for group in groups):
-                known = ", ".join(name for name in groups[0] if name != "params")
-                return {"error": f"the optimizer has no option {name!r}; it has {known}"}
-            if value is not None and any(_kind(value) is not _kind(group[name]) for group in groups):
-                return {"error": f"{name} is {groups[0][name]!r}, expected a value of that type, got {value!r}"}
-        values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
-        self.pinned = {name: value for name, value in {**self.pinned, **values}.items() if value is not None}
-        return {}
 
     def _save(self) -> dict[str, Any]:
         """Have the checkpoints of a script of labkit's save at the end of this step."""
@@ -311,20 +302,7 @@ class Reach:
         self._append({**request.content, "errors": errors} if errors else request.content, step)
 
     def _append(self, event: Mapping[str, Any], step: int) -> None:
-        """Append to the run's `events.jsonl`."""
-        event = {"t": time.monotonic(), "time": time.time(), "step": step, **event}
         try:
-            file = os.open(self._folder.events, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-            os.write(file, (json.dumps(event) + "\n").encode())
-            os.close(file)
+            append_event(self._folder, step, **event)
         except OSError as error:
             self._recorder.drop(error)
-
-
-def _kind(value: Any) -> type:
-    """The type of an optimizer's option: numbers and tensors of one number are alike, and so are tuples and lists."""
-    if isinstance(value, bool):
-        return bool
-    if isinstance(value, int | float) or hasattr(value, "item"):
-        return float
-    return tuple if isinstance(value, list) else type(value)

@@ -174,7 +174,10 @@ def test_a_breakpoint_pauses_all_ranks_at_the_first_step_where_it_holds_on_one()
 
 def test_a_checkpoint_is_saved_on_request_and_resumed_from(tmp_path: Path) -> None:
     options = {"nproc_per_node": 2, "checkpoint_dir": tmp_path / "saved", "global_batch_size": 16, "wait": False}
-    run = labkit.launch("ddp", epochs=500, **options)
+    run = labkit.launch("ddp", epochs=500, clip=1.0, **options)
+    with pytest.raises(labkit.LabError, match="capturable, .*, and the script clip"):
+        run.set(cilp=0.5)
+    run.set(lr=2e-5, clip=0.5)
     assert math.isfinite(run.ask("loss.item()")["loss.item()"][0])  # a name of main, which called update
     step = int(run.save().removeprefix("step-"))
     assert (tmp_path / "saved" / f"step-{step}" / "COMMIT.json").exists()
@@ -188,9 +191,12 @@ def test_a_checkpoint_is_saved_on_request_and_resumed_from(tmp_path: Path) -> No
         run.wait()
     assert step <= paused_at
 
-    resumed = labkit.launch("ddp", steps=step + 3, **options)
-    assert resumed.wait().state == "succeeded"
+    resumed = labkit.launch("ddp", epochs=500, clip=1.0, **options)
+    assert resumed.ask(f"{RATE}, args.clip").iloc[:, 2:].to_numpy().tolist() == [[2e-5, 0.5]] * 2
     assert f"resumes after step {step}" in resumed.logs(rank=0)
+    (event,) = (event for event in map(json.loads, resumed.folder.events.open()) if event["kind"] == "set")
+    assert (event["step"], event["values"]) == (0, {"lr": 2e-5, "clip": 0.5})
+    resumed.stop()
 
     other = labkit.launch(ASKED, nproc_per_node=1, args=["--sleep", "0.01"], wait=False)
     with pytest.raises(labkit.LabError, match="needs the checkpoints of labkit's scripts"):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import math
 import random
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,13 +14,14 @@ from labkit.record.requests import RequestFolder, post
 from labkit.worker.evaluate import evaluate, execute, names_around
 from labkit.worker.reach import Reach
 from labkit.worker.recorder import Recorder
+from labkit.worker.settings import Settings
 
 
 @pytest.fixture
 def reach(folder):
     folder.requests.mkdir(mode=0o700)
     folder.rank(0).mkdir(parents=True)
-    return Reach(folder, 0, 1, Recorder(folder.metrics(0)), lambda: 4)
+    return Reach(folder, 0, 1, Recorder(folder.metrics(0)), Settings(), lambda: 4)
 
 
 def ask(folder, expression="6 * 7"):
@@ -79,8 +83,50 @@ def test_an_option_that_is_set_holds_against_a_schedule_until_it_is_given_back(f
         listen(reach)
         reach.at_boundary(optimizer, step, 0.1)
         group["lr"] = 0.7  # by a schedule
-        reach.pin(optimizer)
+        reach._settings.pin(optimizer)
         assert group["lr"] == (value or 0.7)
+
+
+@pytest.mark.parametrize(("lr", "expected"), [(0.1, 0.5), (0.2, 0.2)])
+def test_a_checkpoint_brings_back_what_was_set_unless_the_command_line_says_something_new(folder, lr, expected):
+    def resume(notes, lr, settings):
+        args, checkpoints = SimpleNamespace(lr=lr, clip=1.0, patience=3), SimpleNamespace(notes=notes)
+        optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.ones(1))], lr=args.lr)
+        settings.restore(optimizer)
+        settings.pin(optimizer)
+        return args, checkpoints, optimizer
+
+    class Before(Settings):
+        def restore(self, optimizer):
+            self.change({"lr": 0.5, "clip": 0.25, "betas": [0.5, 0.9], "patience": 7}, optimizer)
+            self.change({"patience": None}, optimizer)
+
+    args, checkpoints, _ = resume({"best_step": 3}, 0.1, Before())
+    assert (args.clip, args.patience) == (0.25, 3)
+    saved = json.loads(json.dumps(checkpoints.notes))
+
+    args, checkpoints, optimizer = resume(saved, lr, Settings(folder))
+    (group,) = optimizer.param_groups
+    assert (args.clip, group["lr"], group["betas"]) == (0.25, expected, (0.5, 0.9))
+    assert checkpoints.notes["best_step"] == 3
+    assert json.loads(folder.events.read_text())["values"].get("lr") == (expected if lr == 0.1 else None)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"lr": -1}, "lr must be 0 or more, got -1"),
+        ({"lr": math.nan}, "lr must be 0 or more, got nan"),
+        ({"lr": "fast"}, "lr is 0.1, expected a value of that type, got 'fast'"),
+        ({"clip": 1.0}, "the optimizer has no option 'clip'; it has lr, momentum"),
+        ({"params": []}, "no option 'params'"),
+    ],
+)
+def test_what_cannot_be_set_changes_nothing(optimizer, values, message):
+    settings = Settings()
+    with pytest.raises(ValueError, match=message):
+        settings.change({"weight_decay": 0.5} | values, optimizer)
+    assert not settings.pinned
 
 
 def test_of_two_decisions_the_first_one_holds(folder, reach):
