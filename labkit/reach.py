@@ -66,8 +66,8 @@ class Reachable:
 
     def watch(self, expression: str, *, every: int = 10, name: str | None = None) -> None:
         """Record an expression on every rank whenever that many steps are done, as a metric called `name` or like the
-        expression, on the ranks where it is a number. `grad_norm(model)` and `weight_norm(model)` are right for sharded
-        models. `unwatch` ends it."""
+        expression, on the ranks where it is a number. Ready to use are `grad_norm(model)`, `weight_norm(model)`,
+        `update_ratio(optimizer)`, `dead_share(model)` and `largest_output(model, "blocks.0")`. `unwatch` ends it."""
         _parse(expression, "eval")
         if every < 1:
             raise LabError(f"every must be at least 1 step, got {every}")

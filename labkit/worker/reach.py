@@ -18,6 +18,7 @@ from labkit.record.requests import Decision, RequestFolder, is_only_writable_by
 from labkit.worker.breakpoint import Breakpoint
 from labkit.worker.evaluate import evaluate, execute, names_around
 from labkit.worker.events import append_event
+from labkit.worker.observed import release
 from labkit.worker.recorder import Recorder
 from labkit.worker.settings import Settings
 
@@ -223,6 +224,7 @@ class Reach:
             return [self._save()]
         if request.kind == "unwatch":
             self._watched.pop(content["name"], None)
+            release()
         elif request.kind == "pause":
             self._pause_at = step
         elif request.kind == "resume":

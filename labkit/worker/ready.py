@@ -1,4 +1,5 @@
-"""Quantities of a training that expressions can use by name. Right for sharded parameters; all ranks must call them."""
+"""Quantities of a training that expressions can use by name. Norms are of the whole model, also where its parameters
+are sharded, so all ranks must call them together."""
 
 from __future__ import annotations
 
@@ -6,7 +7,9 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
-__all__ = ["grad_norm", "weight_norm"]
+from labkit.worker.observed import dead_share, largest_output, update_ratio
+
+__all__ = ["dead_share", "grad_norm", "largest_output", "update_ratio", "weight_norm"]
 
 
 def grad_norm(model: Any) -> float:

@@ -13,7 +13,8 @@ from faults.scene import last_step, ranks_of, wait_until
 
 import labkit
 
-ASKED = Path(__file__).parents[1] / "scripts" / "asked.py"
+SCRIPTS = Path(__file__).parents[1] / "scripts"
+ASKED = SCRIPTS / "asked.py"
 PRINTED = "loss.item().hex(), x.sum().item().hex()"
 RATE = "optimizer.param_groups[0]['lr']"
 WATCHDOG_SECONDS = 12
@@ -98,7 +99,7 @@ def test_ranks_answer_pause_and_change_at_the_same_step_and_the_training_is_othe
 
 def test_sharded_tensors_are_gathered_and_a_rank_that_does_not_come_ends_the_request_only() -> None:
     run = labkit.launch(
-        ASKED, nproc_per_node=2, args=["--fsdp", "--sleep", "0.5", "--busy-at", "8"], wait=False, watchdog=60
+        ASKED, nproc_per_node=2, args=["--fsdp", "--sleep", "0.5", "--busy-at", "10"], wait=False, watchdog=60
     )
     whole = "sum(p.full_tensor().square().sum() for p in model.parameters()) ** 0.5"
     answer = run.ask(f"step, weight_norm(model), {whole}, next(model.parameters()).norm(), grad_norm(model)")
@@ -106,13 +107,19 @@ def test_sharded_tensors_are_gathered_and_a_rank_that_does_not_come_ends_the_req
     assert answer["weight_norm(model)"][0] == pytest.approx(answer[whole][1], rel=1e-6)
     assert answer.iloc[0, 3:].to_list() == answer.iloc[1, 3:].to_list()
 
-    wait_until(lambda: len(printed(run, 0)) >= 7)
+    observed = "update_ratio(optimizer), largest_output(model), 0.01 * grad_norm(model) / weight_norm(model)"
+    assert run.ask(observed).iloc[:, 2:4].isna().all(axis=None)
+    ratio, largest, expected = run.ask(observed).iloc[:, 2:].to_numpy().T
+    assert ((ratio / expected).mean() - 1) ** 2 < 0.3**2  # each rank's is of its own shards
+    assert largest.min() > 0
+
+    wait_until(lambda: len(printed(run, 0)) >= 9)
     time.sleep(1)
     started = time.monotonic()
-    with pytest.raises(labkit.LabError, match="did not come to the end of step (8|9) within .* so nothing was done"):
+    with pytest.raises(labkit.LabError, match="did not come to the end of step (10|11) within .* so nothing was done"):
         run.ask("step", timeout=6)
     assert time.monotonic() - started < 15
-    wait_until(lambda: len(printed(run, 1)) > 9)
+    wait_until(lambda: len(printed(run, 1)) > 11)
     assert len(run.ask("step")) == 2
 
     processes = ranks_of(run.folder)
@@ -124,7 +131,7 @@ def test_sharded_tensors_are_gathered_and_a_rank_that_does_not_come_ends_the_req
     wait_until(lambda: len(printed(run, 0)) > done)
 
     asking = ThreadPoolExecutor(1).submit(run.exec, "import time\ntime.sleep(30)")
-    wait_until(lambda: "30" in run.folder.events.parent.joinpath("requests/4/request.json").read_text())
+    wait_until(lambda: "30" in run.folder.events.parent.joinpath("requests/6/request.json").read_text())
     processes[1].kill()
     with pytest.raises(labkit.LabError, match="ended before every rank had answered"):
         asking.result(timeout=30)
@@ -202,3 +209,52 @@ def test_a_checkpoint_is_saved_on_request_and_resumed_from(tmp_path: Path) -> No
     with pytest.raises(labkit.LabError, match="needs the checkpoints of labkit's scripts"):
         other.save()
     other.stop()
+
+
+LONG = ["100000"]
+
+
+@pytest.mark.parametrize(
+    ("script", "options", "expression"),
+    [
+        pytest.param(SCRIPTS / "with_accelerate.py", {"args": LONG}, "loss.item()", marks=pytest.mark.soak),
+        (SCRIPTS / "with_lightning.py", {"args": LONG}, "weight_norm(trainer.model)"),
+        (SCRIPTS / "with_trainer.py", {"args": LONG}, "inputs['input_ids'].numel()"),
+        ("pipeline", {"epochs": 500}, "loss.item()"),
+        pytest.param("fsdp1", {"epochs": 500}, "grad_norm(model)", marks=pytest.mark.soak),
+        pytest.param("tensor_parallel", {"epochs": 500}, "weight_norm(model)", marks=pytest.mark.soak),
+    ],
+    ids=lambda value: Path(value).stem if isinstance(value, str | Path) else "",
+)
+def test_trainers_and_every_kind_of_parallelism_can_be_asked_paused_and_changed(
+    script, options, expression, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # where Trainer saves
+    run = labkit.launch(script, nproc_per_node=2, wait=False, **options)
+    for _ in range(3):
+        answer = run.ask(expression, timeout=120)
+        assert answer["step"].nunique() == 1
+        assert [math.isfinite(value) for value in answer[expression]] == [True, True], answer
+    step = run.pause()
+    assert run.step(2) == step + 2
+    assert run.set(weight_decay=0.25) == step + 3
+    run.step()
+    assert [*run.ask("optimizer.param_groups[0]['weight_decay']").iloc[:, 2]] == [0.25, 0.25]
+    assert run.until(f"{expression} == {expression}") == step + 4
+    run.resume()
+    wait_until(lambda: last_step(run.folder, 0) > step + 10)
+    assert run.stop().state == "stopped"
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("seconds", [0.002, 0.5])
+def test_the_ranks_answer_at_the_same_step_200_times_out_of_200(ranks, seconds) -> None:
+    run = labkit.launch(ASKED, nproc_per_node=ranks, args=["--sleep", str(seconds)], wait=False)
+    answers = [run.ask("step, loss.item().hex()") for _ in range(200)]
+    run.stop()
+    assert [len({*answer["step"], *answer["step_"]}) for answer in answers] == [1] * 200
+    logs = [printed(run, rank) for rank in range(ranks)]
+    for answer in answers:
+        assert [*answer["loss.item().hex()"]] == [logs[rank][answer["step"][0]][0] for rank in range(ranks)]

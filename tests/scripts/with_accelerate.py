@@ -1,4 +1,6 @@
-"""A Hugging Face accelerate loop, unchanged."""
+"""A Hugging Face accelerate loop, unchanged, of two epochs or as many as its argument says."""
+
+import sys
 
 import torch
 from accelerate import Accelerator
@@ -11,7 +13,7 @@ data = TensorDataset(torch.randn(320, 16), torch.randint(0, 4, (320,)))
 model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 model, optimizer, loader = accelerator.prepare(model, optimizer, DataLoader(data, batch_size=16, shuffle=True))
-for _ in range(2):
+for _ in range(int((sys.argv + [2])[1])):
     for x, y in loader:
         loss = nn.functional.cross_entropy(model(x), y)
         accelerator.backward(loss)

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from labkit.record.requests import RequestFolder, post
+from labkit.worker import observed, ready
 from labkit.worker.evaluate import evaluate, execute, names_around
 from labkit.worker.reach import Reach
 from labkit.worker.recorder import Recorder
@@ -175,3 +176,52 @@ def test_a_cell_prints_like_one_in_a_notebook():
     assert result["printed"] == "1\n"
     _, *trace = result["error"].splitlines()
     assert trace == ['  File "<cell>", line 2, in <module>', "ZeroDivisionError: division by zero"]
+
+
+@pytest.fixture
+def hooks():
+    yield
+    observed.release()
+
+
+def test_updates_outputs_and_dead_units_are_what_a_step_has_made_of_them(hooks):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 5000), torch.nn.GELU())
+    model[0].bias.data[:2] = -100
+    model[2].bias.data[0] = -100
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    x, seen = torch.randn(16, 3), []
+    for _ in range(2):
+        out = model(x)
+        before = [p.detach().clone() for p in model.parameters()]
+        optimizer.zero_grad()
+        out.square().mean().backward()
+        optimizer.step()
+        seen.append(
+            (
+                ready.update_ratio(optimizer),
+                ready.dead_share(model),
+                ready.largest_output(model),
+                ready.largest_output(model, "1"),
+            )
+        )
+    assert all(map(math.isnan, seen[0]))
+    ratio, dead, logit, hidden = seen[1]
+    pairs = [(new - old, new) for new, old in zip(model.parameters(), before, strict=True)]
+    change, weights = (torch.cat([pair[i].flatten() for pair in pairs]).norm().item() for i in (0, 1))
+    assert ratio == pytest.approx(change / weights, rel=0.1)  # of 15,000 elements about 4,000
+    assert dead == pytest.approx(((out <= 0).all(0).sum().item() + 2) / 5008, abs=1e-3)
+    assert logit == pytest.approx(out.abs().max().item())
+    assert 0 < hidden == pytest.approx(model[1](torch.nn.functional.linear(x, before[0], before[1])).max().item())
+
+
+def test_what_hooks_cannot_see_is_said(hooks):
+    with pytest.raises(ValueError, match="Linear has no modules such as nn.ReLU"):
+        ready.dead_share(torch.nn.Linear(2, 2))
+    model = torch.nn.Sequential(torch.nn.Sequential(torch.nn.Linear(2, 2)), torch.nn.ReLU())
+    model[0].compile()
+    with pytest.raises(ValueError, match="Linear is compiled"):
+        ready.largest_output(model, "0.0")
+    assert math.isnan(ready.largest_output(model))
+    with pytest.raises(AttributeError, match="nope"):
+        ready.largest_output(model, "nope")
