@@ -231,8 +231,8 @@ class Run(Reachable):
 
     def losses(self) -> pd.Series[float]:
         """The loss by step, the mean over ranks, each of which has the loss of its part of the batch. Steps that only
-        some ranks recorded are left out: after the first 20, each rank logs ten steps a second of its own choice. A
-        step that was repeated after a restart has its last loss."""
+        some ranks recorded are left out: after the first 20, each rank logs about ten steps a second, and not the same
+        ones. A step that was repeated after a restart has its last loss."""
         losses = self.metrics().dropna(subset=["loss"]).groupby(["attempt", "step"])["loss"]
         ranks = losses.count()
         complete = ranks == ranks.groupby("attempt").transform("max")

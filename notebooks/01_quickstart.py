@@ -141,7 +141,7 @@ scripts["fsdp"].diff(scripts["ddp"])
 # ## Launch and watch
 #
 # `launch` returns at once: run the cells one by one, and while the picture moves run any other cell. `wait` blocks
-# until the run is over, so that *Run All* starts one run after the other; interrupting it stops the run.
+# until the run has finished, so that *Run All* starts one run after the other; interrupting it stops the run.
 
 # %%
 options = {"epochs": epochs, "global_batch_size": global_batch_size, "env": env, "data_dir": data_dir or None}

@@ -348,7 +348,7 @@ figure.update_layout(
 #
 # Then the copy. What `pin_memory` and `non_blocking` can hide is the copy from host to device, and no more than all of
 # it. At 12 GB/s, which PCIe 3 x16 does, a batch of MNIST takes 34 µs. A step of the article's takes 6.94 s / 235
-# (lines 765 and 214): 30 ms. So at the very most 0.1 % is to be had, not 10. (Without a GPU there is no copy to time:
+# (lines 765 and 214): 30 ms. So they save 0.1 % at most, not 10. (Without a GPU there is no copy to time:
 # then only the step is measured, and its copy is still the computed one.)
 
 # %%

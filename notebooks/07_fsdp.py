@@ -80,7 +80,7 @@ del model
 # |---|---|---|
 # | always | 2 (L + 1) | L + 1 |
 # | auto: all but the root, which backward needs at once | 2 L + 1 | L + 1 |
-# | never: what forward gathered stays until backward is over | L + 1 | L + 1 |
+# | never: what forward gathered stays until backward ends | L + 1 | L + 1 |
 #
 # `never` is what the older API calls SHARD_GRAD_OP. The guide (001, line 28) says that it shards "gradients and
 # optimizer states only". Parameters are sharded as well, outside of forward and backward. And the first article

@@ -250,7 +250,7 @@ def main():
             dist.barrier()
             DONE.clear()
             schedule.step(*([x] if rank == 0 else []), target=x, losses=[])
-            optimizer.step()  # of nothing: it tells the profiler that a step is over
+            optimizer.step()  # of nothing: it tells the profiler that a step has ended
             if round:
                 seen.append({"name": name, "micro_batches": count, "done": list(DONE)})
     Path(os.environ["LABKIT_RUN_DIR"], f"steps-{rank}.json").write_text(json.dumps(seen))

@@ -134,7 +134,7 @@ claims.predict("loss apart from one device's, sequence", 1e-9, how="at most")
 display(claims)
 
 # %% [markdown]
-# And what does a rank hold? Every tensor of `qkv`, `out`, `up` and `down` is split, but for the biases of `out` and
+# And what does a rank hold? Every tensor of `qkv`, `out`, `up` and `down` is split, except the biases of `out` and
 # `down`, which are added after the sum. Embeddings, norms and the head stay whole on every rank.
 
 # %%

@@ -355,7 +355,7 @@ print(f"{len(lines)} lines save and load under any strategy; {named} name FSDP")
 # ## Bytes
 #
 # `.metadata` says which part of which tensor is where in which file. torch packs each part on its own; that costs some
-# bytes. The single file is for whoever wants to `torch.load` it.
+# bytes. The single file is there for `torch.load`.
 
 # %%
 from torch.distributed.checkpoint import FileSystemReader

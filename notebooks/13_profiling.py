@@ -206,8 +206,8 @@ measure_hidden("one bucket", late)
 # %% [markdown]
 # ## A dawdler
 #
-# One rank sleeps in its forward. Before you press Play: the step times of both ranks are the same, because whoever is
-# done first waits. Step time says *that* a rank is slow, never which.
+# One rank sleeps in its forward. Before you press Play: the step times of both ranks are the same, because the one
+# that is done first waits. Step time says *that* a rank is slow, never which.
 
 # %%
 dawdling = train("dawdler", bucket_mib=1, slow=slow_rank)

@@ -46,7 +46,7 @@ def job_in_words(folder: RunFolder) -> str | None:
 def state_of(folder: RunFolder) -> State:
     """The state of a run, including its job.
 
-    Once the job is over the result is kept in state.json, for Slurm forgets it; from then on Slurm is not asked.
+    Once the job has ended, its result is kept in state.json, because Slurm forgets it, and Slurm is not asked again.
     """
     job_id = job_of(folder)
     own = read_state(folder)

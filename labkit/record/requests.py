@@ -7,7 +7,7 @@
                       answer-<r>.json
                       open → agreed | given-up
 
-Whoever renames `open` first decides: a rank that finds all ranks here, or anyone whose patience has ended. So either
+The first to rename `open` decides: a rank that finds all ranks here, or anyone whose patience has ended. So either
 all ranks carry out the request or none does, whichever of them is killed or stopped meanwhile. No rank waits before
 every rank has been seen.
 """

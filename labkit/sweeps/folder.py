@@ -8,7 +8,7 @@
     checkpoints/ those of each point, if the script saves any, so that a point that is run again resumes
 
 Which run belongs to which point is in the `run.json` of the runs, and nowhere else: it is written before a run's first
-process starts, so that whoever is killed when, no point is forgotten and none runs twice.
+process starts. So whatever is killed at whatever time, no point is forgotten and none runs twice.
 """
 
 from __future__ import annotations

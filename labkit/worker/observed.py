@@ -64,7 +64,7 @@ def update_ratio(optimizer: Any) -> float:
 
 
 def release() -> None:
-    """Remove all hooks. Whoever still asks for a quantity sets its hook again."""
+    """Remove all hooks. Asking for a quantity again sets its hook again."""
     while _handles:
         _handles.pop().remove()
     _seen.clear()
