@@ -258,3 +258,25 @@ def test_the_ranks_answer_at_the_same_step_200_times_out_of_200(ranks, seconds) 
     logs = [printed(run, rank) for rank in range(ranks)]
     for answer in answers:
         assert [*answer["loss.item().hex()"]] == [logs[rank][answer["step"][0]][0] for rank in range(ranks)]
+
+
+def test_requests_during_validation_saving_and_a_restart_are_answered_or_end_with_a_reason(tmp_path) -> None:
+    often = {"save_every": 3, "validate_every": 4, "checkpoint_dir": tmp_path / "saved", "async_save": True}
+    run = labkit.launch("ddp", nproc_per_node=2, epochs=500, retries=1, wait=False, **often)
+    answers = [run.ask("step, loss.item()") for _ in range(12)]
+    assert [answer["step"].nunique() for answer in answers] == [1] * 12
+    # the loop counts the step after it has ended
+    assert all((answer["step_"] == answer["step"] - 1).all() for answer in answers)
+
+    processes = ranks_of(run.folder)
+    with ThreadPoolExecutor(1) as threads:
+        asking = threads.submit(run.exec, "import time\ntime.sleep(60)")
+        requests = run.folder.latest.requests
+        wait_until(lambda: any("sleep" in path.read_text() for path in requests.glob("*/request.json")))
+        time.sleep(2)
+        processes[1].kill()
+        with pytest.raises(labkit.LabError, match="ended before every rank had answered"):
+            asking.result(timeout=60)
+    wait_until(lambda: run.status().attempt == 2 and run.status().state == "running", what=run.status)
+    assert run.ask("step", timeout=120)["step"].nunique() == 1
+    run.stop()
