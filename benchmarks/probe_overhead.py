@@ -30,7 +30,7 @@ def main() -> None:
     folder = RunFolder(tempfile.mkdtemp())
     folder.requests.mkdir()
     probe = Probe(folder.path / "metrics.jsonl")
-    probe.reach = Reach(folder, 0, 1, probe.recorder, lambda: probe.step)
+    probe.reach = Reach(folder, 0, 1, probe.recorder, probe.settings, lambda: probe.step)
     probe.reach.start()
     parameter = torch.nn.Parameter(torch.zeros(4))
     optimizer = torch.optim.SGD([parameter], lr=0.1)

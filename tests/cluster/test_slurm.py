@@ -214,9 +214,14 @@ def test_a_rank_that_fails_is_the_cause_on_both_nodes_and_the_job_failed(cluster
     wait_until(lambda: job_state(cluster, run) == "FAILED", 30)
 
 
-def test_a_run_that_is_stopped_leaves_no_job(cluster, capsys):
+def test_a_run_that_is_asked_paused_and_stopped_leaves_no_job(cluster, capsys):
     run = submit(FAULTS / "faulty.py", steps=100_000)
     wait_for_step(run, 3)
+    asked = run.ask("dist.get_rank()")
+    assert [*asked["dist.get_rank()"]] == [0, 1]
+    assert asked["step"].nunique() == 1
+    step = run.pause()
+    assert run.until("dist.get_rank() == 1") == step + 1
 
     assert run.stop().state == "stopped"
     assert run.status().cause["sentence"] == "stopped on request"
