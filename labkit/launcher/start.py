@@ -27,6 +27,7 @@ from labkit.launcher.torchrun import (
     script_folder,
     torchrun_command,
 )
+from labkit.launcher.warm import client as warm
 from labkit.record import RunFolder, State, runs_root, write_state
 from labkit.record.folder import write_json
 from labkit.record.session import current_folder, seconds_to_train
@@ -132,7 +133,9 @@ def start(
             if not shares_gpus:
                 check_gpus_are_free(gpus)
             with _locked_checkpoints(request, folder) as descriptors:
-                _supervisors.append(_start_supervisor(folder, environment, descriptors, tied=tied))
+                if not warm.supervise(folder, environment, descriptors, tied=tied):
+                    _supervisors.append(_start_supervisor(folder, environment, descriptors, tied=tied))
+    warm.prepare(folder, environment)
     return folder
 
 

@@ -36,6 +36,7 @@ from labkit.launcher.stop import (
     terminate,
 )
 from labkit.launcher.torchrun import attempt_command, marked
+from labkit.launcher.warm.fork import ForkedTorchrun
 from labkit.record import Identity, RunFolder, State, read_state, write_state
 from labkit.record.files import is_deleted
 from labkit.record.folder import read_json, write_json
@@ -46,6 +47,7 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 POLL_SECONDS = 0.1
 # The stop request sets how long ranks may save, so torchrun's timeout (30 s, fixed before torch 2.13) must be longer.
+Torchrun = subprocess.Popen[bytes] | ForkedTorchrun
 OWN_GRACE = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(round(2 * SAVING_SECONDS))}
 
 
@@ -115,7 +117,7 @@ class Supervisor:
             return self.ended("failed", cause={"kind": "torchrun", "sentence": sentence})
         return self.verdict(folder, *self.supervise(agent, folder))
 
-    def supervise(self, agent: subprocess.Popen[bytes], folder: RunFolder) -> tuple[int, dict[str, Any] | None, int]:
+    def supervise(self, agent: Torchrun, folder: RunFolder) -> tuple[int, dict[str, Any] | None, int]:
         """Wait until torchrun and everything it started have exited. Returns torchrun's exit code, why it was stopped
         (None if it was not), and how many processes had to be killed."""
         identity = Identity.of(agent.pid)
@@ -137,25 +139,31 @@ class Supervisor:
             sampler.kill()
             sampler.wait()
         killed += self.sweep()  # also after a normal exit: a script may leave processes of its own
-        return agent.returncode, why, killed
+        return agent.wait(), why, killed
 
     def sweep(self) -> int:
         return sweep(self.folder, self.node)
 
     def start_agent(
         self, command: Sequence[str], environment: Mapping[str, str], folder: RunFolder, log_file: Path
-    ) -> subprocess.Popen[bytes]:
+    ) -> Torchrun:
+        # PDEATHSIG fires when the parent's thread exits; this is the main thread, so it is safe.
+        # KILL rather than TERM: without this process nobody would make sure that the ranks exit, too.
+        def die_with_parent() -> None:
+            _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+        environment = marked(environment, self.folder, folder, self.state.attempt) | OWN_GRACE
         with log_file.open("ab") as log:
+            if ForkedTorchrun.can_run(command):
+                return ForkedTorchrun(command, environment, log.fileno(), die_with_parent)
             return subprocess.Popen(
                 command,
-                env=marked(environment, self.folder, folder, self.state.attempt) | OWN_GRACE,
+                env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                # PDEATHSIG fires when the parent's thread exits; this is the main thread, so it is safe.
-                # KILL rather than TERM: without this process nobody would make sure that the ranks exit, too.
-                preexec_fn=lambda: _prctl(PR_SET_PDEATHSIG, signal.SIGKILL),
+                preexec_fn=die_with_parent,
             )
 
     def start_sampler(self) -> subprocess.Popen[bytes] | None:

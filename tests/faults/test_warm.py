@@ -1,0 +1,124 @@
+"""Launches from the second on: torchrun is a fork of a process that has imported torch. What a run promises stays."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from faults.scene import ENDLESS, FAULTY, assert_clean, last_step, read, wait_for_step, wait_until
+
+import labkit
+from labkit.launcher.warm import client
+
+PRINTS = """
+import os, sys
+print(os.getcwd(), os.environ.get("MINE"), os.environ["OMP_NUM_THREADS"], sys.flags.safe_path)
+print(os.getenv("LABKIT_PLACE"))
+"""
+TWICE = f"""
+import os, labkit
+from labkit.launcher.warm import client
+labkit.launch({str(FAULTY)!r}, nproc_per_node=1, steps=1, detach=False, wait=True)
+print(client._warm[0].process.pid, flush=True)
+input()
+for name, detach in (("tied", False), ("free", True)):
+    labkit.launch({str(FAULTY)!r}, nproc_per_node=1, steps={ENDLESS}, name=name, detach=detach, wait=False)
+input()
+"""
+
+
+def has_imported_torch(pid: int) -> bool:
+    return "libtorch_cpu" in Path(f"/proc/{pid}/maps").read_text()
+
+
+def launch(*args: object, **options: Any) -> labkit.Run:
+    return labkit.launch(FAULTY, nproc_per_node=1, args=list(args), wait=False, **options)
+
+
+@pytest.fixture
+def warm() -> int:
+    """The pid of this process's warm process, after it has imported torch."""
+    if not client._warm or client._warm[0].process.poll() is not None:
+        launch("--steps", 1).wait()
+    pid = client._warm[0].process.pid
+    wait_until(lambda: has_imported_torch(pid))
+    wait_until(lambda: psutil.Process(pid).status() == psutil.STATUS_SLEEPING)
+    return pid
+
+
+def test_torchrun_is_a_fork_that_looks_and_ends_like_any_other(
+    warm: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = launch("--fault", "raise", "--rank", 0, "--at", 3)
+    wait_for_step(run, 1)
+    agent = psutil.Process(read(run.folder.agent)["agent"]["pid"])
+    supervisor = agent.parent()
+    shown = [word for word in agent.cmdline() if word]
+
+    assert supervisor.ppid() == warm
+    assert [word for word in supervisor.cmdline() if word][1:4] == [
+        "-m",
+        "labkit.launcher.supervisor",
+        str(run.folder.path),
+    ]
+    assert shown == run.folder.read_manifest()["torchrun"]
+    assert agent.environ()["LABKIT_RUN"] == run.id
+    with pytest.raises(labkit.RankFailedError, match="boom"):
+        run.wait()
+    assert_clean(run, state="failed")
+
+    script = tmp_path / "prints.py"
+    script.write_text(PRINTS)
+    (here := tmp_path / "here").mkdir()
+    monkeypatch.chdir(here)
+    monkeypatch.setenv("MINE", "changed")
+    run = labkit.launch(script, nproc_per_node=1, wait=False)
+    run.wait()
+    assert str(run.logs(rank=0)).split() == [str(here), "changed", str(os.cpu_count()), "True", "None"]
+    assert client._warm[0].process.pid == warm
+
+
+def test_a_stop_kills_a_deaf_rank(warm: int) -> None:
+    run = launch("--fault", "deaf", "--rank", 0, "--at", 2, "--steps", ENDLESS)
+    wait_for_step(run, 3)
+    assert psutil.Process(read(run.folder.agent)["supervisor"]["pid"]).ppid() == warm
+
+    assert run.stop(grace=1).state == "stopped"
+    assert assert_clean(run)["killed"] > 0
+
+
+def test_what_a_fork_would_not_read_again_is_launched_without_it(warm: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_LOGS", "+distributed")
+    run = launch("--steps", 1)
+    wait_for_step(run, 1)
+    assert psutil.Process(warm).children() == []
+    run.wait()
+
+
+def test_when_the_kernel_is_killed_its_tied_runs_stop_and_the_others_go_on(runs_dir: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", TWICE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as kernel:
+        assert kernel.stdin and kernel.stdout
+        pid = int(next(line for line in kernel.stdout if line.strip().isdigit()))
+        wait_until(lambda: has_imported_torch(pid))
+        print(file=kernel.stdin, flush=True)
+        wait_until(lambda: len(labkit.runs()) == 3)
+        tied, free = ([r for r in labkit.runs() if name in r.id][0] for name in ("tied", "free"))
+        for run in (tied, free):
+            wait_for_step(run, 2)
+            assert psutil.Process(read(run.folder.agent)["supervisor"]["pid"]).ppid() == pid
+        kernel.send_signal(signal.SIGKILL)
+    wait_until(lambda: not psutil.pid_exists(pid), 10)
+    assert "has exited" in json.dumps(assert_clean(tied)["cause"])
+    step = last_step(free.folder, 0)
+    wait_until(lambda: last_step(free.folder, 0) > step)
+    assert free.stop().state == "stopped"
+    assert_clean(free)
