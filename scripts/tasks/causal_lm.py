@@ -5,6 +5,7 @@ import os
 from functools import cache
 from pathlib import Path
 
+import pyarrow.compute
 from transformers import AutoConfig, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
@@ -71,6 +72,17 @@ def tokenizer_of(args, config):
     if tokenizer and len(tokenizer) - len(tokenizer.all_special_tokens) > size:
         raise SystemExit(f"the tokenizer of {args.model} has {len(tokenizer)} tokens, its model only {size}")
     return tokenizer
+
+
+def with_known_tokens(args, config, *parts):
+    """The data as tensors. Tokens that were added to a tokenizer may have no row in the model's embedding."""
+    size = config.get_text_config().vocab_size
+    for part in parts:
+        largest = pyarrow.compute.max(pyarrow.compute.list_flatten(part.data.column("input_ids"))).as_py()
+        if (largest or 0) >= size:
+            raise SystemExit(f"the tokenizer of {args.model} makes the token {largest} of a text, its model has only "
+                             f"{size}: call resize_token_embeddings before save_pretrained")  # fmt: skip
+    return tuple(part.with_format("torch") for part in parts)
 
 
 def check_context(args, config):
@@ -158,7 +170,9 @@ from torch.nn.utils.rnn import pad_sequence
 def data_arguments(parser):
     parser.add_argument("--context", type=int, default=128, help="most tokens of a row; longer texts become several")
     parser.add_argument("--pack", action="store_true", help="join texts to rows of exactly --context tokens")
-    parser.add_argument("--text-column", default="text", help="or prompt and completion: only that is predicted")
+    parser.add_argument("--text-column", default="text")
+    parser.add_argument("--prompt-column", default="", help="with a --completion-column: only that is predicted")
+    parser.add_argument("--completion-column", default="")
 
 
 def load_datasets(data_dir):
@@ -170,15 +184,16 @@ def load_datasets(data_dir):
     check_context(args, config)
     parts = read(data_dir) if data_dir else pieces()
     columns = parts["train"].column_names
-    used = (args.text_column,) if args.text_column in columns else ("prompt", "completion")
+    pair = args.prompt_column or "prompt", args.completion_column or "completion"
+    named = args.prompt_column or args.completion_column
+    used = (args.text_column,) if args.text_column in columns and not named else pair
     if not {*used} <= {*columns}:
-        raise SystemExit(f"{data_dir} has the columns {', '.join(columns)}: name one of them with --text-column")
+        raise SystemExit(f"{data_dir} has the columns {', '.join(columns)}: name one of them with --text-column, or "
+                         "two with --prompt-column and --completion-column")  # fmt: skip
     tokenizer = tokenizer_of(args, config)
     rows = partial(rows_of, used=used, tokenizer=tokenizer, context=args.context, pack=args.pack)
-    return tuple(
-        part.map(rows, batched=True, remove_columns=columns).with_format("torch")
-        for part in complete(parts, *used).values()
-    )
+    return with_known_tokens(args, config, *(part.map(rows, batched=True, remove_columns=columns)
+                                             for part in complete(parts, *used).values()))  # fmt: skip
 
 
 def pieces(limit=2**20, longest=128):
@@ -252,11 +267,14 @@ def show_sample(model, on_device):
         return
     tokenizer = tokenizer_of(args, configuration(args))
     ids = torch.tensor([tokenizer(args.prompt)["input_ids"] if tokenizer else [*args.prompt.encode()]])
+    length = ids.shape[1]
     for _ in range(args.sample_tokens):
         outputs = outputs_of(model, {"input_ids": on_device(ids), "attention_mask": on_device(torch.ones_like(ids))})
         ids = torch.cat([ids, outputs.logits[:, -1:].argmax(-1).cpu()], dim=1)
     if dist.get_rank() == 0:
         tokens = ids[0].tolist()
+        if (end := getattr(tokenizer, "eos_token_id", None)) in tokens[length:]:
+            tokens = tokens[: tokens.index(end, length)]
         print(
             "sample:",
             tokenizer.decode(tokens)

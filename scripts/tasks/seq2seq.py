@@ -57,10 +57,10 @@ def load_datasets(data_dir):
         encoded, source=args.source_column, target=args.target_column, tokenizer=tokenizer_of(args, config),
         config=config, context=args.context,
     )  # fmt: skip
-    return tuple(
-        part.map(encode, batched=True, remove_columns=columns).with_format("torch")
+    return with_known_tokens(args, config, *(
+        part.map(encode, batched=True, remove_columns=columns)
         for part in complete(parts, args.source_column, args.target_column).values()
-    )
+    ))  # fmt: skip
 
 
 def lines(limit=2**18, longest=128):
