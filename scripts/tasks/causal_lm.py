@@ -36,14 +36,19 @@ def config_of(args, kind, **sizes):
 def model_of(auto_class, config, args, new=()):
     """Without --pretrained the weights are random. With it they are memory-mapped from the model's files, shared by all
     ranks, until `placed` copies what a rank needs. The files need not have weights whose names start with `new`."""
-    if not args.pretrained:
-        return auto_class.from_config(config, dtype="float32")
-    if not args.model:
-        raise SystemExit("--pretrained needs --model: the name or the folder of the model whose weights to read")
+    options = {"output_loading_info": True, "ignore_mismatched_sizes": True}  # which are named below
     try:
-        model, report = from_hub(auto_class, args.model, config=config, dtype="auto", output_loading_info=True)
-    except RuntimeError as error:  # a shape differs
-        raise SystemExit(f"--model {args.model}: {error}") from error
+        if not args.pretrained:
+            return auto_class.from_config(config, dtype="float32")
+        if not args.model:
+            raise SystemExit("--pretrained needs --model: the name or the folder of the model whose weights to read")
+        model, report = from_hub(auto_class, args.model, config=config, dtype="auto", **options)
+    except ValueError as error:  # of a class that this auto_class has no model for
+        raise SystemExit(f"--model {args.model}: {str(error).splitlines()[0]}") from error
+    wrong = [f"{name} is {list(file)} there and {list(own)} in the model" for name, file, own in
+             sorted(report["mismatched_keys"]) if not name.startswith(tuple(new))]  # fmt: skip
+    if wrong:
+        raise SystemExit(f"--model {args.model}: {len(wrong)} weights have another shape: {'; '.join(wrong[:3])}")
     if missing := [name for name in report["missing_keys"] if not name.startswith(tuple(new))]:
         raise SystemExit(f"--model {args.model} lacks {len(missing)} weights, {', '.join(sorted(missing)[:3])}: it is "
                          f"not for {auto_class.__name__}; leave --pretrained out to train it from scratch")  # fmt: skip
@@ -55,7 +60,7 @@ def tokenizer_at(model, needed):
     try:
         tokenizer, reason = AutoTokenizer.from_pretrained(model), "there is none"
     except (OSError, ValueError) as error:
-        tokenizer, reason = (), str(error).splitlines()[0]
+        tokenizer, reason = (), " ".join(str(error).split())
     if len(tokenizer) > len(getattr(tokenizer, "all_special_tokens", ())):  # else built from the class's defaults
         return tokenizer
     if needed:

@@ -2,6 +2,7 @@
 
 # %% hub
 from difflib import get_close_matches
+from importlib import import_module
 
 import torch
 from torch import nn
@@ -19,17 +20,17 @@ def hub_arguments(parser):
 def library_of(args):
     """(timm or torchvision.models, the model's name in it)."""
     library, _, name = args.model.rpartition(":")
-    if library == "torchvision":
-        from torchvision import models
-
-        names = models.list_models(module=models)
-    else:
-        from timm import models
-
-        names = [*models.list_models(), *models.list_pretrained()]
+    library = library or "timm"
+    try:
+        models = import_module(f"{library}.models")
+    except (ImportError, RuntimeError) as error:  # RuntimeError: torchvision was built for another torch
+        raise SystemExit(f"--model {args.model} needs {library} ({error}): pip install {library}, in the version for "
+                         f"torch {torch.__version__}") from error  # fmt: skip
+    names = models.list_models(**({"module": models} if library == "torchvision" else {}))
+    names += models.list_pretrained() if library == "timm" else []
     if name not in names:
         close = ", ".join(get_close_matches(name, names, n=4)) or "none"
-        raise SystemExit(f"--model {args.model}: {library or 'timm'} has no such model; close names: {close}")
+        raise SystemExit(f"--model {args.model}: {library} has no such model; close names: {close}")
     return models, name
 
 

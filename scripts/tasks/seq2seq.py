@@ -10,7 +10,10 @@ SIZES = {"vocab_size": 256, "d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers"
 
 def configuration(args):
     """That of --model; without it, of a small model."""
-    return config_of(args, "t5", **SIZES)
+    config = config_of(args, "t5", **SIZES)
+    if not config.is_encoder_decoder:
+        raise SystemExit(f"--model {args.model} is a {config.model_type} without encoder and decoder: use causal_lm")
+    return config
 
 
 # %% model
