@@ -116,7 +116,7 @@ def with_notes(name):
     """One of labkit's scripts that saves, with a smaller model and our data, and what is trained on written down."""
     script = Script.load(name, "checkpoints")
     model = script.cells["model"].text.replace("width=128, heads=4, layers=4", "width=64, heads=4, layers=2")
-    counting = "    count = count_of(batch)\n"
+    counting = "    count = torch.as_tensor(count_of(batch)"
     step = script.cells["step"].text.replace(counting, f"    write_down(model, batch)\n{counting}")
     return script.with_cells(model=model, data=load_datasets, step=step)
 

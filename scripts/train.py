@@ -101,7 +101,7 @@ def outputs_of(model, batch):
 
 
 def count_of(batch):
-    """The number of predictions, a tensor; labels of -100 are ignored."""
+    """The number of predictions; labels of -100 are ignored."""
     return (batch[1] != -100).sum()
 
 
@@ -223,13 +223,14 @@ def change_layers(model, args):
 
 
 # %% step
+import torch
 import torch.distributed as dist
 
 
 def forward_backward(model, batch, data, scaler, args):
     """Backward of the mean loss over all predictions of the global batch. Strategies average gradients over the data
     ranks, so each rank's part of the sum is multiplied by their number. Returns it: its mean over them is the loss."""
-    count = count_of(batch)
+    count = torch.as_tensor(count_of(batch), device=data.device_type)
     counted = dist.all_reduce(count, group=data.get_group(), async_op=True)
     loss = loss_of(outputs_of(model, batch), batch)
     counted.wait()  # the ranks' counts were added up during the forward pass
@@ -262,6 +263,8 @@ def validate(step, total_steps, measure, notes, args):
 
 
 # %% evaluate
+from functools import partial
+
 import torch
 import torch.distributed as dist
 
@@ -270,6 +273,7 @@ import torch.distributed as dist
 def evaluate(model, dataset, batch_size, data, on_device, args):
     """The mean loss and the metrics over a whole data set, on all ranks; every sample counts once."""
     sums = 0.0
+    as_double = partial(torch.as_tensor, dtype=torch.float64, device=data.device_type)
     model.eval()
     for buffer in model.buffers():  # BatchNorm's statistics differ between ranks: those that checkpoints hold are used
         dist.broadcast(buffer, group=data.get_group(), group_src=0)
@@ -278,7 +282,7 @@ def evaluate(model, dataset, batch_size, data, on_device, args):
         outputs = outputs_of(model, batch)
         pairs = {"loss": (loss_of(outputs, batch), count_of(batch)), **metrics_of(outputs, batch)}
         real = (number * data.size() + data.get_local_rank()) * batch_size < len(dataset)
-        sums += real * torch.stack([torch.stack([part.double() for part in pair]) for pair in pairs.values()])
+        sums += real * torch.stack([torch.stack([*map(as_double, pair)]) for pair in pairs.values()])
     dist.all_reduce(sums, group=data.get_group())
     if show_sample := globals().get("show_sample"):  # a task may have one
         show_sample(model, on_device)

@@ -44,6 +44,7 @@ SECRET_FLAG = re.compile(
     re.IGNORECASE,
 )
 SPLITS_REPLICAS = re.compile(r'mesh_dim_names=\([^)]*"(tensor|pipeline)"')
+MODELS = {"transformers", "datasets", "peft", "safetensors", "pyarrow"}  # packages of labkit's group of this name
 PROVIDED_BY = {"PIL": "pillow", "cv2": "opencv-python", "skimage": "scikit-image", "sklearn": "scikit-learn"}
 LONGEST_NAME = 100
 LONGEST_WORD = 100_000  # the limit on Linux is 131,072 bytes
@@ -162,9 +163,10 @@ def check_imports(script: Script, folders: list[str]) -> None:
     """The modules that the script imports unconditionally are found by this interpreter or in `folders`."""
     missing = sorted(name for name in imported(script) if not _can_be_found(name, folders))
     if missing:
+        packages = ["'labkit[models]'"] if {*missing} <= MODELS else [PROVIDED_BY.get(name, name) for name in missing]
         raise LaunchError(
             f"{script.name}.py imports {', '.join(missing)}, which {sys.executable} does not have. Install it: "
-            f"{sys.executable} -m pip install {' '.join(PROVIDED_BY.get(name, name) for name in missing)}; or start "
+            f"{sys.executable} -m pip install {' '.join(packages)}; or start "
             "labkit from the environment that has it. A file of your own must be in the script's folder"
         )
 

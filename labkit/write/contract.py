@@ -179,9 +179,11 @@ def check_names(cell: Cell, head: Cell, cells: Sequence[Cell]) -> None:
     others = [other for other in cells if other is not cell]
     everywhere = head.defines.union(*(other.defines for other in others))
     if unknown := sorted(cell.uses - everywhere):
+        advice = (
+            "Move these lines to a separate cell" if "labkit" in unknown else "Define or import it in the same cell"
+        )
         raise ScriptError(
-            f"the {cell.title!r} cell uses {', '.join(unknown)}, which no cell of the script defines. "
-            "Define or import it in the same cell"
+            f"the {cell.title!r} cell uses {', '.join(unknown)}, which no cell of the script defines. {advice}"
         )
     library_cells = [other for other in others if other.defines and not other.origin]
     if not cell.origin or not library_cells:

@@ -1,6 +1,7 @@
 """Several micro-batches per optimizer step, so that a batch need not fit into memory at once."""
 
 # %% step
+import torch
 import torch.distributed as dist
 
 
@@ -11,7 +12,7 @@ def step_arguments(parser):
 def forward_backward(model, batch, data, scaler, args):
     """Backward of the mean loss over all predictions of the global batch. Strategies average gradients over the data
     ranks, so each rank's part of the sum is multiplied by their number. Returns it: its mean over them is the loss."""
-    count = count_of(batch)
+    count = torch.as_tensor(count_of(batch), device=data.device_type)
     counted = dist.all_reduce(count, group=data.get_group(), async_op=True)
     total = 0.0
     for number, part in enumerate(micro_batches(batch, args.accumulate), 1):

@@ -23,6 +23,8 @@ def gathered_metrics(predicted, labels):
 
 
 # %% evaluate
+from functools import partial
+
 import torch
 import torch.distributed as dist
 
@@ -31,6 +33,7 @@ import torch.distributed as dist
 def evaluate(model, dataset, batch_size, data, on_device, args):
     """The mean loss and the metrics over a whole data set, on all ranks, every sample counted once."""
     sums, gathered = 0.0, []
+    as_double = partial(torch.as_tensor, dtype=torch.float64, device=data.device_type)
     model.eval()
     for buffer in model.buffers():  # BatchNorm's statistics differ between ranks: those that checkpoints hold are used
         dist.broadcast(buffer, group=data.get_group(), group_src=0)
@@ -39,7 +42,7 @@ def evaluate(model, dataset, batch_size, data, on_device, args):
         outputs = outputs_of(model, batch)
         pairs = {"loss": (loss_of(outputs, batch), count_of(batch)), **metrics_of(outputs, batch)}
         real = (number * data.size() + data.get_local_rank()) * batch_size < len(dataset)
-        sums += real * torch.stack([torch.stack([part.double() for part in pair]) for pair in pairs.values()])
+        sums += real * torch.stack([torch.stack([*map(as_double, pair)]) for pair in pairs.values()])
         gathered += [[part.cpu() for part in predictions_of(outputs, batch)]] if real else []
     dist.all_reduce(sums, group=data.get_group())
     everyone = [None] * data.size()

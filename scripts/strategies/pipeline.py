@@ -193,7 +193,7 @@ def schedule_for(model, shape, device, data, args):
 
 def forward_backward(model, batch, data, scaler, args):
     """Backward of the mean loss over all predictions of the global batch; returns this replica's part of it."""
-    count = count_of(batch)
+    count = torch.as_tensor(count_of(batch), device=data.device_type)
     dist.all_reduce(count, group=data.get_group())
     (x, others), losses = call_of(batch), []
     size, rest = divmod(len(x), args.accumulate)

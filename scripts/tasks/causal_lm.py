@@ -5,6 +5,7 @@ import os
 from functools import cache
 from pathlib import Path
 
+import pyarrow.compute
 from transformers import AutoConfig, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
@@ -35,14 +36,19 @@ def config_of(args, kind, **sizes):
 def model_of(auto_class, config, args, new=()):
     """Without --pretrained the weights are random. With it they are memory-mapped from the model's files, shared by all
     ranks, until `placed` copies what a rank needs. The files need not have weights whose names start with `new`."""
-    if not args.pretrained:
-        return auto_class.from_config(config, dtype="float32")
-    if not args.model:
-        raise SystemExit("--pretrained needs --model: the name or the folder of the model whose weights to read")
+    options = {"output_loading_info": True, "ignore_mismatched_sizes": True}  # which are named below
     try:
-        model, report = from_hub(auto_class, args.model, config=config, dtype="auto", output_loading_info=True)
-    except RuntimeError as error:  # a shape differs
-        raise SystemExit(f"--model {args.model}: {error}") from error
+        if not args.pretrained:
+            return auto_class.from_config(config, dtype="float32")
+        if not args.model:
+            raise SystemExit("--pretrained needs --model: the name or the folder of the model whose weights to read")
+        model, report = from_hub(auto_class, args.model, config=config, dtype="auto", **options)
+    except ValueError as error:  # of a class that this auto_class has no model for
+        raise SystemExit(f"--model {args.model}: {str(error).splitlines()[0]}") from error
+    wrong = [f"{name} is {list(file)} there and {list(own)} in the model" for name, file, own in
+             sorted(report["mismatched_keys"]) if not name.startswith(tuple(new))]  # fmt: skip
+    if wrong:
+        raise SystemExit(f"--model {args.model}: {len(wrong)} weights have another shape: {'; '.join(wrong[:3])}")
     if missing := [name for name in report["missing_keys"] if not name.startswith(tuple(new))]:
         raise SystemExit(f"--model {args.model} lacks {len(missing)} weights, {', '.join(sorted(missing)[:3])}: it is "
                          f"not for {auto_class.__name__}; leave --pretrained out to train it from scratch")  # fmt: skip
@@ -54,7 +60,7 @@ def tokenizer_at(model, needed):
     try:
         tokenizer, reason = AutoTokenizer.from_pretrained(model), "there is none"
     except (OSError, ValueError) as error:
-        tokenizer, reason = (), str(error).splitlines()[0]
+        tokenizer, reason = (), " ".join(str(error).split())
     if len(tokenizer) > len(getattr(tokenizer, "all_special_tokens", ())):  # else built from the class's defaults
         return tokenizer
     if needed:
@@ -71,6 +77,17 @@ def tokenizer_of(args, config):
     if tokenizer and len(tokenizer) - len(tokenizer.all_special_tokens) > size:
         raise SystemExit(f"the tokenizer of {args.model} has {len(tokenizer)} tokens, its model only {size}")
     return tokenizer
+
+
+def with_known_tokens(args, config, *parts):
+    """The data as tensors. Tokens that were added to a tokenizer may have no row in the model's embedding."""
+    size = config.get_text_config().vocab_size
+    for part in parts:
+        largest = pyarrow.compute.max(pyarrow.compute.list_flatten(part.data.column("input_ids"))).as_py()
+        if (largest or 0) >= size:
+            raise SystemExit(f"the tokenizer of {args.model} makes the token {largest} of a text, its model has only "
+                             f"{size}: call resize_token_embeddings before save_pretrained")  # fmt: skip
+    return tuple(part.with_format("torch") for part in parts)
 
 
 def check_context(args, config):
@@ -158,7 +175,9 @@ from torch.nn.utils.rnn import pad_sequence
 def data_arguments(parser):
     parser.add_argument("--context", type=int, default=128, help="most tokens of a row; longer texts become several")
     parser.add_argument("--pack", action="store_true", help="join texts to rows of exactly --context tokens")
-    parser.add_argument("--text-column", default="text", help="or prompt and completion: only that is predicted")
+    parser.add_argument("--text-column", default="text")
+    parser.add_argument("--prompt-column", default="", help="with a --completion-column: only that is predicted")
+    parser.add_argument("--completion-column", default="")
 
 
 def load_datasets(data_dir):
@@ -170,15 +189,16 @@ def load_datasets(data_dir):
     check_context(args, config)
     parts = read(data_dir) if data_dir else pieces()
     columns = parts["train"].column_names
-    used = (args.text_column,) if args.text_column in columns else ("prompt", "completion")
+    pair = args.prompt_column or "prompt", args.completion_column or "completion"
+    named = args.prompt_column or args.completion_column
+    used = (args.text_column,) if args.text_column in columns and not named else pair
     if not {*used} <= {*columns}:
-        raise SystemExit(f"{data_dir} has the columns {', '.join(columns)}: name one of them with --text-column")
+        raise SystemExit(f"{data_dir} has the columns {', '.join(columns)}: name one of them with --text-column, or "
+                         "two with --prompt-column and --completion-column")  # fmt: skip
     tokenizer = tokenizer_of(args, config)
     rows = partial(rows_of, used=used, tokenizer=tokenizer, context=args.context, pack=args.pack)
-    return tuple(
-        part.map(rows, batched=True, remove_columns=columns).with_format("torch")
-        for part in complete(parts, *used).values()
-    )
+    return with_known_tokens(args, config, *(part.map(rows, batched=True, remove_columns=columns)
+                                             for part in complete(parts, *used).values()))  # fmt: skip
 
 
 def pieces(limit=2**20, longest=128):
@@ -252,11 +272,14 @@ def show_sample(model, on_device):
         return
     tokenizer = tokenizer_of(args, configuration(args))
     ids = torch.tensor([tokenizer(args.prompt)["input_ids"] if tokenizer else [*args.prompt.encode()]])
+    length = ids.shape[1]
     for _ in range(args.sample_tokens):
         outputs = outputs_of(model, {"input_ids": on_device(ids), "attention_mask": on_device(torch.ones_like(ids))})
         ids = torch.cat([ids, outputs.logits[:, -1:].argmax(-1).cpu()], dim=1)
     if dist.get_rank() == 0:
         tokens = ids[0].tolist()
+        if (end := getattr(tokenizer, "eos_token_id", None)) in tokens[length:]:
+            tokens = tokens[: tokens.index(end, length)]
         print(
             "sample:",
             tokenizer.decode(tokens)

@@ -12,7 +12,10 @@ VISION = {"image_size": 32, "patch_size": 8, "hidden_size": 64, "intermediate_si
 
 def configuration(args):
     """That of --model; without it, of a small model."""
-    return config_of(args, "clip", text_config=TEXT, vision_config=VISION, projection_dim=32)
+    config = config_of(args, "clip", text_config=TEXT, vision_config=VISION, projection_dim=32)
+    if not hasattr(config, "vision_config"):
+        raise SystemExit(f"--model {args.model} is a {config.model_type} without images: this task trains CLIP models")
+    return config
 
 
 # %% model

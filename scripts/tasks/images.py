@@ -1,7 +1,8 @@
-"""Folders of images, one per class, and a model of timm, torchvision or your own: --data-dir has train/ and test/."""
+"""Folders of images, one per class, and a model of timm, torchvision or your own: --data-dir has train/ and val/."""
 
 # %% hub
 from difflib import get_close_matches
+from importlib import import_module
 
 import torch
 from torch import nn
@@ -19,17 +20,17 @@ def hub_arguments(parser):
 def library_of(args):
     """(timm or torchvision.models, the model's name in it)."""
     library, _, name = args.model.rpartition(":")
-    if library == "torchvision":
-        from torchvision import models
-
-        names = models.list_models(module=models)
-    else:
-        from timm import models
-
-        names = [*models.list_models(), *models.list_pretrained()]
+    library = library or "timm"
+    try:
+        models = import_module(f"{library}.models")
+    except (ImportError, RuntimeError) as error:  # RuntimeError: torchvision was built for another torch
+        raise SystemExit(f"--model {args.model} needs {library} ({error}): pip install {library}, in the version for "
+                         f"torch {torch.__version__}") from error  # fmt: skip
+    names = models.list_models(**({"module": models} if library == "torchvision" else {}))
+    names += models.list_pretrained() if library == "timm" else []
     if name not in names:
         close = ", ".join(get_close_matches(name, names, n=4)) or "none"
-        raise SystemExit(f"--model {args.model}: {library or 'timm'} has no such model; close names: {close}")
+        raise SystemExit(f"--model {args.model}: {library} has no such model; close names: {close}")
     return models, name
 
 
@@ -144,8 +145,20 @@ from PIL import Image, ImageOps
 from torch.utils.data import Dataset
 
 
+def augment(picture, size):
+    """A training image, (3, height, width) of values from 0 to 1 and an eighth too large: cropped and mirrored."""
+    top, left = torch.randint(picture.shape[1] - size + 1, (2,)).tolist()
+    picture = picture[:, top : top + size, left : left + size]
+    return picture.flip(2) if torch.rand(()) < 0.5 else picture
+
+
+def middle(picture, size):
+    margin = (picture.shape[1] - size) // 2
+    return picture[:, margin : margin + size, margin : margin + size]
+
+
 class Pictures(Dataset):
-    """(image, class), normalized; for training also randomly cropped and mirrored."""
+    """(image, class), normalized; images for training are augmented."""
 
     def __init__(self, folder, augmented, size, mean, spread):
         self.augmented, self.size, self.mean, self.spread = augmented, size, mean, spread
@@ -163,23 +176,30 @@ class Pictures(Dataset):
             if opened.mode.startswith("I"):  # 16 bits, which convert() would clip
                 opened = Image.fromarray((numpy.array(opened) >> 8).astype(numpy.uint8))
             pixels = torch.from_numpy(numpy.array(ImageOps.fit(opened.convert("RGB"), (larger, larger))))
-        picture, margin = (pixels.permute(2, 0, 1) / 255 - self.mean) / self.spread, larger - self.size
-        top, left = torch.randint(margin + 1, (2,)).tolist() if self.augmented else (margin // 2, margin // 2)
-        picture = picture[:, top : top + self.size, left : left + self.size]
-        return picture.flip(2) if self.augmented and torch.rand(()) < 0.5 else picture, number
+        picture = (augment if self.augmented else middle)(pixels.permute(2, 0, 1) / 255, self.size)
+        return (picture - self.mean) / self.spread, number
 
 
 def load_datasets(data_dir):
-    """(train, test) from the folders data_dir/train/<class>/ and data_dir/test/<class>/."""
-    if not all(Path(data_dir, part).is_dir() for part in ("train", "test")):
-        raise SystemExit(
-            f"--data-dir {data_dir or '(none)'} must have the folders train and test, with one for each class"
-        )
+    """(train, test) from the folders train/<class>/ and val/<class>/. Without val/ every tenth image is held out;
+    without train/ the classes are looked for in the folder itself."""
+    folder = Path(data_dir, "train") if Path(data_dir, "train").is_dir() else Path(data_dir)
+    parts = [Path(data_dir, name) for name in ("validation", "valid", "val", "test")]
+    held_out = next((part for part in parts if part.is_dir()), folder)
+    if not data_dir or not folder.is_dir():
+        raise SystemExit(f"--data-dir {data_dir or '(none)'} must be a folder with train/<class>/ and val/<class>/")
     args = parse_args()
-    train, test = (Pictures(Path(data_dir, part), part == "train", *inputs_of(args)) for part in ("train", "test"))
-    if train.classes != test.classes:
-        differ = sorted({*train.classes} ^ {*test.classes})
-        raise SystemExit(f"{data_dir} must have the same classes in train and test; {', '.join(differ[:5])} differ")
+    train, test = (Pictures(part, part == folder, *inputs_of(args)) for part in (folder, held_out))
+    if train.classes != test.classes or len(train.classes) < 2:
+        found = (
+            f"{', '.join(part.classes[:5]) or 'none'} in {path}" for part, path in ((train, folder), (test, held_out))
+        )
+        raise SystemExit(
+            f"--data-dir must have the same two classes or more in train/ and val/, not {' and '.join(found)}"
+        )
+    if held_out == folder:
+        train.files, test.files = [f for i, f in enumerate(train.files) if i % 10], test.files[::10]
+        test.augmented = False
     classes = getattr(args, "classes", len(train.classes))
     if len(train.classes) > classes:
         raise SystemExit(f"{data_dir} has {len(train.classes)} classes: set --classes, now {classes}")

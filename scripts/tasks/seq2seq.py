@@ -10,7 +10,10 @@ SIZES = {"vocab_size": 256, "d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers"
 
 def configuration(args):
     """That of --model; without it, of a small model."""
-    return config_of(args, "t5", **SIZES)
+    config = config_of(args, "t5", **SIZES)
+    if not config.is_encoder_decoder:
+        raise SystemExit(f"--model {args.model} is a {config.model_type} without encoder and decoder: use causal_lm")
+    return config
 
 
 # %% model
@@ -57,10 +60,10 @@ def load_datasets(data_dir):
         encoded, source=args.source_column, target=args.target_column, tokenizer=tokenizer_of(args, config),
         config=config, context=args.context,
     )  # fmt: skip
-    return tuple(
-        part.map(encode, batched=True, remove_columns=columns).with_format("torch")
+    return with_known_tokens(args, config, *(
+        part.map(encode, batched=True, remove_columns=columns)
         for part in complete(parts, args.source_column, args.target_column).values()
-    )
+    ))  # fmt: skip
 
 
 def lines(limit=2**18, longest=128):

@@ -82,7 +82,8 @@ def load_datasets(data_dir):
         encoded, text=args.text_column, label=args.label_column, numbers=numbers, tokenizer=tokenizer_of(args, config),
         context=args.context,
     )  # fmt: skip
-    return tuple(part.map(encode, batched=True, remove_columns=columns).with_format("torch") for part in parts.values())
+    encoded_parts = (part.map(encode, batched=True, remove_columns=columns) for part in parts.values())
+    return with_known_tokens(args, config, *encoded_parts)
 
 
 def lines(limit=2**18, longest=128):

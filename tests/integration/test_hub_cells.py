@@ -9,7 +9,13 @@ import types
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedTokenizerFast
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PreTrainedTokenizerFast,
+)
 
 from labkit import Script
 
@@ -105,6 +111,25 @@ def test_chats_are_written_in_the_models_format(loaded, folder, qwen):
 
     assert train[0]["input_ids"].tolist() == [1, 3, 2]
     assert train[0]["labels"].tolist() == [-100, 3, 2]
+
+
+def test_columns_have_any_names_and_only_the_completion_is_predicted(loaded, folder, qwen):
+    data = folder(train=[{"question": "good movie", "answer": "bad", "text": "!"}] * 20)
+    options = {"prompt_column": "question", "completion_column": "answer", "context": 16}
+    train, _ = loaded("causal_lm", model=qwen, **options).load_datasets(str(data))
+
+    assert train[0]["input_ids"].tolist() == [1, 3, 2, 6]
+    assert train[0]["labels"].tolist() == [-100, -100, 2, 6]
+
+
+@pytest.mark.parametrize("task", ["causal_lm", "sequence_classifier"])
+def test_a_token_that_the_model_does_not_have_is_named(task, loaded, folder, qwen):
+    tokenizer = AutoTokenizer.from_pretrained(qwen)
+    tokenizer.add_special_tokens({"additional_special_tokens": [f"<{number}>" for number in range(80)]})
+    tokenizer.save_pretrained(qwen)
+    data = folder(train=[{"text": "good <79>", "label": 1}] * 20)
+    with pytest.raises(SystemExit, match="makes the token 86 of a text, its model has only 64: call resize_token"):
+        loaded(task, model=qwen, context=16).load_datasets(str(data))
 
 
 def test_a_book_is_split_at_its_paragraphs(loaded, tmp_path):

@@ -215,7 +215,7 @@ class Model:
     def _batch_and_count(self, dtype: torch.dtype, samples: int) -> Beside:
         batch = self.batches.make(samples, dtype)
         with self.fake_run.fake:
-            count = self.script.count_of(batch)
+            count = torch.as_tensor(self.script.count_of(batch))
         return (batch, count), [*self.batches.tensors(batch), count]
 
     def first(self, variant: Variant) -> Flow:
