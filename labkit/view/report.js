@@ -39,9 +39,10 @@ function draw(data) {
     return found;
   }
   function decades(low, high) {
-    const found = [];
-    for (let i = Math.floor(Math.log10(low)); 10 ** i <= high * 1.001; i++) if (10 ** i >= low * 0.999) found.push(10 ** i);
-    return found.length > 1 ? found.filter((_, i) => i % Math.ceil(found.length / 4) === 0) : ticks(low, high);
+    const found = [], few = high / low < 100;
+    for (let power = 10 ** Math.floor(Math.log10(low)); power <= high; power *= 10)
+      for (const times of few ? [1, 2, 5] : [1]) if (power * times >= low && power * times <= high) found.push(power * times);
+    return found.filter((_, i) => few || i % Math.ceil(found.length / 4) === 0);
   }
 
   class Group { // charts with one x axis: they are zoomed and read together
@@ -65,7 +66,8 @@ function draw(data) {
       this.width = chart.bars ? 2 * WIDTH : WIDTH;
       this.height = chart.bars ? TOP + BOTTOM + ROW * chart.rows.length : 170;
       this.title = html("b", {textContent: chart.title});
-      this.said = html("span", {className: "read"});
+      this.said = html("span", {className: "read"}, ...(chart.kinds || []).map(([name, colour]) =>
+        html("span", {}, html("i", {style: `background:${colour}`}), name)));
       const last = chart.bars ? "" : chart.lines.filter((line) => line.points.length)
         .map((line) => `${line.name} ${number(line.points.at(-1)[1])}`).join(", ");
       this.svg = svg("svg", {viewBox: `0 0 ${this.width} ${this.height}`, role: "img", "aria-label": `${chart.title}: ${last}`});
@@ -164,8 +166,9 @@ function draw(data) {
     }
     read(x) {
       this.cursor.setAttribute("d", x === null ? "" : `M${this.x(x)} ${TOP}V${this.height - BOTTOM}`);
+      if (this.chart.bars) return;
       this.said.replaceChildren();
-      if (x === null || this.chart.bars) return;
+      if (x === null) return;
       this.said.append(along(x, this.group.name));
       for (const line of this.chart.lines) {
         if (hidden.has(line.name) || !line.points.length) continue;

@@ -115,9 +115,11 @@ def _held(reader: RunReader) -> str:
 
 def _timeline(timeline: Timeline) -> dict[str, Any]:
     spans, ranks = timeline.of_step(), timeline.ranks
+    kinds = {span.kind for span in spans}
     return {
         "title": f"step {timeline.step}: what every rank did",
         "note": "computation above, communication below",
+        "kinds": [[kind.replace("_", "-"), colour] for kind, colour in KIND_COLOURS.items() if kind in kinds],
         "rows": [f"rank {rank}" for rank in ranks],
         "bars": [
             [

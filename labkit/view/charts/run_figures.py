@@ -11,6 +11,7 @@ from labkit.record.text import escaped
 from labkit.view.charts.bands import Line
 from labkit.view.charts.images import BOTH_THEMES
 from labkit.view.charts.svg import COLOURS
+from labkit.view.live.run_charts import curves
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -35,6 +36,8 @@ def runs_together(readers: Mapping[str, RunReader]) -> Figure:
         steps = [
             (r["step"], r["loss"]) for r in first.reports if _is_number(r.get("step")) and _is_number(r.get("loss"))
         ]
+        if not steps and (line := curves(reader).get("loss")):  # the script reports none
+            steps = [(x, last) for x, *_, last in line.points()]
         style = {"color": COLOURS[i % len(COLOURS)], "dash": DASHES[i // len(COLOURS) % len(DASHES)]}
         label = escaped(name)
         common: dict[str, Any] = {"mode": "lines", "line": style, "name": label, "legendgroup": name}
