@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.checking.before_launch import warn
 from labkit.errors import LabError, RankFailedError
+from labkit.export import check_live
 from labkit.launching import settings_for
 from labkit.record import RunReader
 from labkit.record.text import plain
@@ -62,6 +63,7 @@ def sweep(script: Script | str | os.PathLike[str], **parameters: Any) -> Sweep:
         check_kernel(version("ipykernel"))  # before anything runs
     options, parameters = SweepOptions.split(parameters)
     options.check()
+    check_live(options.export)
     warn(script)
     settings = settings_for(options)
     handle = Sweep(create(script, options, parameters, settings))

@@ -81,6 +81,7 @@ def create(
             "args": args,
             "retries": options.retries,
             "watchdog": options.watchdog,
+            "export": [options.export] if isinstance(options.export, str) else list(options.export or ()),
             "metric": options.metric,
             "lowest": options.lowest,
             "halving": options.halving,

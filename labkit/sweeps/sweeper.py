@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.errors import LabError
+from labkit.launcher.exporter import start_exporter
 from labkit.launcher.gpu_lock import GpusInUseError
 from labkit.launcher.start import start
 from labkit.launcher.stop import stop
@@ -194,6 +195,8 @@ class Sweeper:
         except LabError as error:
             self._note(job, "failed", str(error))
             return True
+        if formats := self.options.get("export"):
+            start_exporter(self.active[job], formats)
         self.states[job] = "running"
         return True
 
