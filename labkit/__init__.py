@@ -5,6 +5,7 @@ Names are imported on first use, so that `import labkit` is fast and loads neith
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
@@ -81,3 +82,13 @@ def __dir__() -> list[str]:
 def load_ipython_extension(shell: Any) -> None:
     """`%load_ext labkit` adds the cell magic `%%ranks`."""
     import_module("labkit.ranks_magic").register(shell)
+
+
+def _add_pictures() -> None:
+    """In IPython, plotly's figures are saved with a picture, because most viewers of notebooks cannot draw them."""
+    ipython = sys.modules.get("IPython")
+    if shell := ipython.get_ipython() if ipython else None:
+        import_module("labkit.view.plotly_pictures").register(shell)
+
+
+_add_pictures()

@@ -11,6 +11,8 @@ from typing import Any
 from labkit.checking.before_launch import warn
 from labkit.cluster.hosts import begin as begin_on_hosts
 from labkit.errors import LaunchError
+from labkit.export import check_live
+from labkit.launcher.exporter import start_exporter
 from labkit.launcher.link import preflight
 from labkit.launcher.start import start
 from labkit.planner.plan import Plan
@@ -46,6 +48,9 @@ def launch(script: Script | Plan | str | os.PathLike[str], **parameters: Any) ->
 
     `hosts=["hA", "hB"]` starts it on several machines by ssh, `nproc_per_node` ranks on each. They need the same Python
     at the same path and a shared `runs_dir` (docs/cluster.md). `"localhost"` twice starts two nodes on this machine.
+
+    `export="tensorboard"`, or a list of formats of `Run.export`, is written while the run goes on, by a process of its
+    own that only reads the run folder; `tensorboard --logdir runs/tensorboard` shows it.
 
     If `labkit.check` finds anything in your own script that may hang or corrupt this training, the launch first prints
     it to stderr and then continues.
@@ -88,14 +93,17 @@ def start_run(
     prediction: Mapping[str, Any] | None = None,
 ) -> Run:
     """Start a run like `launch`, without a display. `tied`: it stops with this process."""
+    formats = check_live(options.export)
     options = replace(options, env=settings_for(options))
     if options.hosts is not None:
-        return Run(begin_on_hosts(script, options, parameters, tied=tied, prediction=prediction))
-    # checking a deadline would be part of the measurement
-    ends_with_session = not (options.trace_memory or options.profile)
-    return Run(
-        start(script, options, parameters, tied=tied, prediction=prediction, ends_with_session=ends_with_session)
-    )
+        folder = begin_on_hosts(script, options, parameters, tied=tied, prediction=prediction)
+    else:
+        # checking a deadline would be part of the measurement
+        of_session = not (options.trace_memory or options.profile)
+        folder = start(script, options, parameters, tied=tied, prediction=prediction, ends_with_session=of_session)
+    if formats:
+        start_exporter(folder, formats)
+    return Run(folder)
 
 
 def settings_for(options: LaunchOptions) -> dict[str, str]:

@@ -7,6 +7,7 @@ import ast
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from labkit.cluster.job_options import JobOptions
 from labkit.errors import LabError
 from labkit.sweeps.options import SweepOptions
 
@@ -16,6 +17,7 @@ EXAMPLES = """examples:
   labkit sweep ddp --lr 1e-3,3e-4 --seed 0,1 --steps 200
   labkit sweep train.py --lr 1e-5:1e-2:log --width 64:512 --samples 20
   labkit sweep ddp --lr 1e-3,3e-4,1e-4 --steps 900 --halving 3 --metric test_loss
+  labkit sweep ddp --lr 1e-3,3e-4 --to slurm --time 02:00:00 --partition gpu --at-once 4
   labkit sweep --resume latest
 
 A value with commas is an axis, LOW:HIGH or LOW:HIGH:log a range for --samples; any other is the same for all points.
@@ -58,12 +60,23 @@ def _sweep(arguments: argparse.Namespace, rest: list[str]) -> int:
             handle.resume(failed=arguments.failed, wait=False, detach=arguments.detach)
     else:
         options = SweepOptions.parsed(arguments, runs_dir=arguments.runs_dir, wait=False)
-        handle = sweep(arguments.script, **options.as_keywords(), **parameters_in(rest))
+        job, rest = job_in(rest) if options.to == "slurm" else ({}, rest)
+        handle = sweep(arguments.script, **options.as_keywords(), **job, **parameters_in(rest))
     if not (arguments.show or arguments.stop or arguments.detach):
         handle.wait()
     if not arguments.detach:
         print(handle)
     return int(handle.status().state == "failed")
+
+
+def job_in(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """The options of `labkit slurm submit` among the words, and the other words."""
+    parser = argparse.ArgumentParser("labkit sweep SCRIPT --to slurm", allow_abbrev=False, add_help=False)
+    JobOptions.add_arguments(parser)
+    known, rest = parser.parse_known_args(words)
+    job = JobOptions.parsed(known).as_keywords()
+    del job["nproc_per_node"]  # an option of every sweep
+    return job, rest
 
 
 def parameters_in(words: Sequence[str]) -> dict[str, Any]:

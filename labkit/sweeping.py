@@ -5,16 +5,20 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from labkit.checking.before_launch import warn
-from labkit.errors import LabError, RankFailedError
+from labkit.cluster.job_options import JobOptions
+from labkit.errors import LabError, LaunchError, RankFailedError
+from labkit.export import check_live
 from labkit.launching import settings_for
 from labkit.record import RunReader
 from labkit.record.text import plain
 from labkit.run import Interrupted, Run
+from labkit.sweeps import array
 from labkit.sweeps.folder import SweepFolder, SweepState, find_sweep
 from labkit.sweeps.live import SweepDashboard
 from labkit.sweeps.options import SweepOptions
@@ -55,6 +59,9 @@ def sweep(script: Script | str | os.PathLike[str], **parameters: Any) -> Sweep:
     `halving=3` trains all points for a part of `steps`, continues the best third for three times as many, and so on;
     `metric` decides which is better. The script must save checkpoints as labkit's own do.
 
+    `to="slurm"` submits the points as one job array, `at_once` of them at a time: `time`, `partition` and the other
+    options of `submit` are keywords then, and `runs_dir` must be on a file system that all nodes share.
+
     Raises LabError before anything starts if any point could not be launched, and RankFailedError while waiting if no
     point succeeded.
     """
@@ -62,10 +69,22 @@ def sweep(script: Script | str | os.PathLike[str], **parameters: Any) -> Sweep:
         check_kernel(version("ipykernel"))  # before anything runs
     options, parameters = SweepOptions.split(parameters)
     options.check()
+    check_live(options.export)
+    job = None
+    if options.to == "slurm":
+        job, parameters = _job_of(options, parameters)
     warn(script)
-    settings = settings_for(options)
-    handle = Sweep(create(script, options, parameters, settings))
+    settings = {name: str(value) for name, value in (options.env or {}).items()} if job else settings_for(options)
+    handle = Sweep(create(script, options, parameters, settings, job))
     return handle._start(settings, wait=options.wait, detach=options.detach)
+
+
+def _job_of(options: SweepOptions, parameters: dict[str, Any]) -> tuple[JobOptions, dict[str, Any]]:
+    """The job of every point, and the parameters of the script. Raises LaunchError."""
+    if "time" not in parameters:
+        raise LaunchError("a Slurm job needs a time limit: pass time='02:00:00', that of one point")
+    job, parameters = JobOptions.split(parameters)
+    return array.check(options, replace(job, nproc_per_node=options.nproc_per_node)), parameters
 
 
 sweep.__signature__ = SweepOptions.signature_of(sweep)  # type: ignore[attr-defined]
@@ -97,7 +116,10 @@ class Sweep:
 
     def status(self) -> SweepState:
         """The state of the sweep: `.state`, `.sentence`, times in seconds since the epoch."""
-        return self.folder.read_state()
+        state = self.folder.read_state()
+        if state.is_final or not self.folder.array():
+            return state
+        return array.settled(self.folder, state, self.results())
 
     def wait(self, timeout: float | None = None, *, stop_on_interrupt: bool = True) -> SweepState:
         """Block until the sweep has ended, at most `timeout` seconds; returns its state, which says how many failed.
@@ -187,7 +209,7 @@ class Sweep:
         from IPython.display import display
 
         if ui() == "svg" and not self.status().is_final:
-            self._dashboard = SweepDashboard(self.folder, stop=self._stop)
+            self._dashboard = SweepDashboard(self.folder, stop=self._stop, status=self.status)
             self._dashboard.show()
         else:
             self._handle = display(self._bundle(), raw=True, display_id=True)
@@ -202,7 +224,12 @@ class Sweep:
     ) -> Sweep:
         headless = is_headless()
         tied = headless if detach is None else not detach
-        start_process(self.folder, env, tied=tied, failed=failed)
+        if "slurm" in self._results.manifest:
+            tied = False
+            if points := array.missing(self.folder, failed=failed):
+                array.submit_points(self.folder, points, env)
+        else:
+            start_process(self.folder, env, tied=tied, failed=failed)
         if ui() == "text":
             fate = "stops with this process" if tied else "outlives this process; stop it with sweep.stop()"
             print(f"{self.id} started: {len(self._results.points)} points; it {fate}", flush=True)
@@ -214,6 +241,9 @@ class Sweep:
 
     def _stop(self, point: int | None = None) -> None:
         """Stop without output: the live view calls it in a thread."""
+        if self.folder.array():
+            array.stop_points([result for result in self.results() if point in (None, result.point)])
+            return
         if self.folder.is_alive():
             self.folder.request_stop(None if point is None else [point])
         seen = Results(self.folder)

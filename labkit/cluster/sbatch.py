@@ -12,7 +12,7 @@ from labkit.cluster.timelimit import seconds_of
 from labkit.errors import LaunchError
 from labkit.launcher.torchrun import node_torchrun_command
 
-__all__ = ["HEAD", "NODE", "PORT", "LaunchFile", "sbatch_text"]
+__all__ = ["HEAD", "NODE", "PORT", "LaunchFile", "array_text", "sbatch_text"]
 
 # Placeholders for words that only the job knows. They cannot clash with user input, which has no control characters.
 NODE, HEAD, PORT = "\1", "\2", "\3"
@@ -31,6 +31,7 @@ class LaunchFile:
     `python` is the interpreter, at the same path on every node. `folder` is the run's, on a shared file system; without
     it, the file does not use labkit. `checkpoints` is where the script saves: a job at its time limit is requeued if
     there is a new checkpoint; without `checkpoints` it ends. In `job` the counts of ranks, GPUs and cores are numbers.
+    `task`: the file is run by one task of a job array, which has the id `<array>_<task>`.
     """
 
     job: JobOptions
@@ -41,6 +42,25 @@ class LaunchFile:
     program: Sequence[str]
     folder: str | None = None
     checkpoints: str | None = None
+    task: bool = False
+
+
+def array_text(file: LaunchFile, tasks: str, launch_files: Sequence[str]) -> str:
+    """A launch file that runs others, one in each task of a job array: `tasks` is sbatch's `--array`, such as "0-5%2",
+    and `launch_files[i]` that of task i. The resources are those of every task; the ids of the array and of the task
+    follow the name of its output."""
+    return "\n".join(
+        [
+            _options(file, tasks),
+            "",
+            "# each task is a run of its own, with its own launch file",
+            "files=(",
+            *(f"    {_quoted(path)}" for path in launch_files),
+            ")",
+            'exec bash "${files[$SLURM_ARRAY_TASK_ID]}"  # exec: signals for this script are for that one',
+            "",
+        ]
+    )
 
 
 def sbatch_text(file: LaunchFile) -> str:
@@ -57,7 +77,8 @@ def sbatch_text(file: LaunchFile) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _options(file: LaunchFile) -> str:
+def _options(file: LaunchFile, tasks: str = "") -> str:
+    output = file.output.replace("%", "%%") + ("-%A-%a.out" if tasks else "")
     job, nodes = file.job, file.job.counts
     lines = [
         "#!/bin/bash",
@@ -86,7 +107,8 @@ def _options(file: LaunchFile) -> str:
             *lines,
             "# append the output of later attempts",
             _option("open-mode", "append"),
-            _option("output", file.output.replace("%", "%%")),
+            _option("output", output),
+            *([_option("array", tasks)] if tasks else []),
             _option("chdir", file.cwd),
             *(_directive(option) for option in job.options),
         ]
@@ -102,14 +124,15 @@ def _setup(file: LaunchFile) -> str:
 
 def _meeting(file: LaunchFile) -> str:
     job = f"{file.folder}/slurm.json"
+    own = "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID" if file.task else "$SLURM_JOB_ID"
     folder = [
         "# One job per folder: a second job of the same file would be mistaken for the first.",
-        f'if [ -e {_quoted(job)} ] && ! grep -q "\\"$SLURM_JOB_ID\\"" {_quoted(job)}; then',
+        f'if [ -e {_quoted(job)} ] && ! grep -q "\\"{own}\\"" {_quoted(job)}; then',
         '    echo "labkit: this run already has or had a job; submit a new run" >&2',
         "    exit 1",
         "fi",
         "# Record the job's id in the folder. A stop request to an earlier attempt does not apply to this one.",
-        *_replaced(job, """printf '{"job": "%s"}\\n' "$SLURM_JOB_ID\""""),
+        *_replaced(job, f"""printf '{{"job": "%s"}}\\n' "{own}\""""),
         f"rm -f {_quoted(f'{file.folder}/stop.json')}",
         "",
     ]

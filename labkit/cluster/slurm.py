@@ -13,7 +13,7 @@ from pathlib import Path
 
 from labkit.errors import LabError, LaunchError
 
-__all__ = ["FINAL", "WAITING", "Job", "ask", "cancel", "gpus_per_node", "is_installed", "submit"]
+__all__ = ["FINAL", "WAITING", "Job", "ask", "ask_array", "cancel", "gpus_per_node", "is_installed", "submit"]
 
 # Slurm's states of a job, as printed by `scontrol show job` and `sacct`.
 WAITING = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD", "CONFIGURING")
@@ -34,7 +34,7 @@ ANSWER_SECONDS = 15.0
 # Lifetime of a cached answer, because a scheduler has thousands of jobs to serve.
 FRESH_SECONDS = 3.0
 RETRY_SECONDS = 30.0  # wait after a query without an answer
-FIELD = re.compile(r" (JobState|Reason|Restarts|ExitCode|StartTime|NodeList)=(\S*)")
+FIELD = re.compile(r" (ArrayTaskId|JobState|Reason|Restarts|ExitCode|StartTime|NodeList)=(\S*)")
 # The only variables of Slurm that sbatch may inherit when it is called from within another job.
 KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_TIME_FORMAT")
 
@@ -108,6 +108,27 @@ def ask(job_id: str, *, output: Path | None = None, refresh: bool = False) -> Jo
     return job
 
 
+def ask_array(array: str) -> None:
+    """Query all tasks of an array by one call, for the `ask` of each."""
+    until, _ = _answers.get(array, (0.0, None))
+    if until > time.monotonic() or not shutil.which("scontrol"):
+        return
+    _answers[array] = (time.monotonic() + FRESH_SECONDS, None)
+    try:
+        done = _run("scontrol", "show", "job", "--oneliner", array)
+    except (OSError, subprocess.TimeoutExpired):
+        return
+    for line in done.stdout.splitlines():
+        for task in tasks_in(dict(FIELD.findall(line)).get("ArrayTaskId", "")):
+            _answers[f"{array}_{task}"] = (time.monotonic() + 2 * FRESH_SECONDS, _parsed(f"{array}_{task}", line))
+
+
+def tasks_in(text: str) -> list[int]:
+    """The tasks that Slurm's `0,3-5%2` stands for."""
+    ranges = re.findall(r"(\d+)(?:-(\d+)(?::(\d+))?)?", text.partition("%")[0])
+    return [n for low, high, step in ranges for n in range(int(low), int(high or low) + 1, int(step or 1))]
+
+
 def cancel(job_id: str) -> None:
     """Cancel a job. Raises LabError with Slurm's message if that fails."""
     try:
@@ -144,7 +165,12 @@ def _from_controller(job_id: str, output: Path | None) -> Job | None:
     # it may be the last field of the line
     if output is not None and not re.search(rf" StdOut={re.escape(str(output))}(?=\s)", done.stdout):
         raise LookupError(job_id)
-    fields = dict(FIELD.findall(done.stdout))
+    return _parsed(job_id, done.stdout)
+
+
+def _parsed(job_id: str, line: str) -> Job:
+    """A job from its line of `scontrol show job --oneliner`."""
+    fields = dict(FIELD.findall(line))
     code = fields.get("ExitCode", "").partition(":")[0]
     return Job(
         id=job_id,

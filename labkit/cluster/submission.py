@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from labkit.cluster import slurm
 from labkit.cluster.job_options import JobOptions
-from labkit.cluster.sbatch import HEAD, NODE, PORT, LaunchFile, sbatch_text
+from labkit.cluster.sbatch import HEAD, NODE, PORT, LaunchFile, array_text, sbatch_text
 from labkit.errors import LaunchError
 from labkit.launcher import multinode
 from labkit.launcher.start import check, removed_on_failure
@@ -23,7 +23,7 @@ from labkit.record.text import plain
 from labkit.write import Script
 from labkit.write.launch_options import LaunchOptions
 
-__all__ = ["plain_text", "prepare", "submit"]
+__all__ = ["plain_text", "prepare", "resolved", "submit", "submit_array"]
 
 # Options of sbatch that would conflict with the launch file's own: nodes, output, start and restart.
 OWN_NAMES = "nodes|ntasks|ntasks-per-node|output|open-mode|chdir|signal|requeue|no-requeue|array"
@@ -41,12 +41,20 @@ def submit(folder: RunFolder, env: Mapping[str, Any] | None = None) -> str:
 
 
 def prepare(
-    script: Script | str | os.PathLike[str], launch: LaunchOptions, job: JobOptions, parameters: Mapping[str, Any]
+    script: Script | str | os.PathLike[str],
+    launch: LaunchOptions,
+    job: JobOptions,
+    parameters: Mapping[str, Any],
+    *,
+    sweep: Mapping[str, Any] | None = None,
 ) -> RunFolder:
-    """Make the folder of a run with its launch file, without submitting."""
-    job = _resolved(job)
+    """Make the folder of a run with its launch file, without submitting. `sweep` is the sweep and point it belongs to;
+    the file is then that of a task of a job array."""
+    job = resolved(job)
     folder = multinode.create(script, job.counts, launch, parameters, saves=True)
     with removed_on_failure(folder):
+        if sweep:
+            write_json(folder.manifest, folder.read_manifest() | {"sweep": dict(sweep)})
         command = multinode.torchrun_of_node(folder, NODE, HEAD, PORT)
         file = LaunchFile(
             job,
@@ -57,15 +65,48 @@ def prepare(
             program=command[command.index("--redirects") :],
             folder=str(folder.path),
             checkpoints=str(folder.checkpoint_folder()) if "--checkpoint-dir" in command else None,
+            task=sweep is not None,
         )
         folder.launch_file.write_text(sbatch_text(file), encoding="utf-8")
     return folder
 
 
+def submit_array(
+    folders: Sequence[RunFolder],
+    job: JobOptions,
+    *,
+    name: str,
+    where: Path,
+    at_once: int | None,
+    env: Mapping[str, str],
+) -> str:
+    """Submit prepared runs as the tasks of one job array and return its id. `where` is the folder for the array's
+    launch file and output. Raises LaunchError if Slurm refuses it."""
+    saves = any("--checkpoint-dir" in folder.read_manifest()["args"] for folder in folders)
+    file = LaunchFile(
+        resolved(job),
+        name=name,
+        cwd=str(Path.cwd()),
+        output=str(where / "slurm"),
+        python=sys.executable,
+        program=(),
+        checkpoints=str(where) if saves else None,
+    )
+    tasks = f"0-{len(folders) - 1}" + (f"%{at_once}" if at_once else "")
+    text = array_text(file, tasks, [str(folder.launch_file) for folder in folders])
+    launch_file = where / "array.sbatch"
+    launch_file.write_text(text, encoding="utf-8")
+    array = slurm.submit(launch_file, without_leftovers(os.environ) | dict(env))
+    for task, folder in enumerate(folders):
+        write_json(folder.job, {"job": f"{array}_{task}"})
+        folder.job_output.symlink_to(where / f"slurm-{array}-{task}.out")
+    return array
+
+
 def plain_text(script: str | os.PathLike[str], launch: LaunchOptions, job: JobOptions) -> str:
     """A launch file that does not need labkit. The job is requeued if the arguments include `--checkpoint-dir`. One of
     labkit's own scripts is written into the working directory."""
-    job, here = _resolved(job), Path.cwd()
+    job, here = resolved(job), Path.cwd()
     named = check(script, launch.args, {}, job.counts.world_size)
     name = str(launch.name or named.script.name)
     file = named.path
@@ -86,7 +127,7 @@ def plain_text(script: str | os.PathLike[str], launch: LaunchOptions, job: JobOp
     )
 
 
-def _resolved(job: JobOptions) -> JobOptions:
+def resolved(job: JobOptions) -> JobOptions:
     """The options with numbers for all counts. The account and partition are by default from sbatch's variables,
     because sbatch is called without them. Raises LaunchError."""
     account = job.account or os.environ.get("SBATCH_ACCOUNT")

@@ -6,6 +6,7 @@ import re
 import time
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 from labkit.cluster import slurm
 from labkit.cluster.queued import with_job
@@ -27,17 +28,18 @@ LAST_LINES_BYTES = 4000
 def job_of(folder: RunFolder) -> str | None:
     """The id of the job that starts a run's nodes; None for a run that Slurm has nothing to do with.
 
-    It becomes a word of scancel's command line, and the folder may be somebody else's: so it is a number or nothing.
+    It becomes a word of scancel's command line, and the folder may be somebody else's: so it is a number, with that of
+    the task in an array, or nothing.
     """
     said = read_json(folder.job)
     number = str(said.get("job")) if isinstance(said, dict) else ""
-    return number if re.fullmatch("[0-9]+", number) else None
+    return number if re.fullmatch("[0-9]+(_[0-9]+)?", number) else None
 
 
 def job_in_words(folder: RunFolder) -> str | None:
     """Whether the job of a stopped run has ended, in words; None for a run without a job."""
     job_id = job_of(folder)
-    job = slurm.ask(job_id, output=folder.job_output) if job_id else None
+    job = slurm.ask(job_id, output=_output(folder)) if job_id else None
     if job is None:
         return job_id and f"Slurm cannot be queried here about job {job_id}"
     return f"job {job.id} {'has ended' if job.is_over else f'is {job.state}'}"
@@ -52,7 +54,7 @@ def state_of(folder: RunFolder) -> State:
     own = read_state(folder)
     if job_id is None or _is_settled(folder):
         return own
-    job = slurm.ask(job_id, output=folder.job_output)
+    job = slurm.ask(job_id, output=_output(folder))
     if job is None:
         return own
     if job.is_over:
@@ -66,6 +68,11 @@ def state_of(folder: RunFolder) -> State:
         with suppress(OSError):  # of somebody else's run, or on a full disk
             write_state(folder, state)
     return state
+
+
+def _output(folder: RunFolder) -> Path | None:
+    """Where Slurm writes the job's output; None for a task of an array, whose output it names only once it runs."""
+    return None if folder.job_output.is_symlink() else folder.job_output
 
 
 def _refresh(folder: RunFolder) -> None:
@@ -91,7 +98,7 @@ def stop(folder: RunFolder, *, grace: float = stopping.GRACE_SECONDS) -> State:
     Raises LabError if it does not end.
     """
     job_id = job_of(folder)
-    job = slurm.ask(job_id, output=folder.job_output, refresh=True) if job_id else None
+    job = slurm.ask(job_id, output=_output(folder), refresh=True) if job_id else None
     if job is None:
         return stopping.stop(folder, grace=grace)
     if job.is_over:
@@ -131,7 +138,7 @@ def _await_end(folder: RunFolder, job: slurm.Job, refused: str) -> None:
         if time.monotonic() > deadline:
             raise LabError(f"job {job.id} was cancelled and is {job.state} after {ENDING_SECONDS:.0f} s{refused}")
         time.sleep(LOOK_SECONDS)
-        job = slurm.ask(job.id, output=folder.job_output, refresh=True) or job
+        job = slurm.ask(job.id, output=_output(folder), refresh=True) or job
 
 
 def _last_line(folder: RunFolder) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -14,7 +15,7 @@ from labkit.record.measured.reader import PHASES, rows
 from labkit.record.text import plain
 from labkit.view.words import together
 
-__all__ = ["Point", "points"]
+__all__ = ["Point", "attempt_starts", "points"]
 
 NOT_DRAWN = {"rank", "attempt", "step", "time", "samples", "steps"}  # they say which steps a row sums up
 MEMORY = ("rss", "allocated", "reserved", "peak")
@@ -30,12 +31,13 @@ class Point:
     values: dict[str, float]
 
 
-def points(folder: RunFolder) -> list[Point]:
+def points(folder: RunFolder, *, settled: bool = False) -> list[Point]:
     """One point per recorded step, over all ranks: `throughput` summed as in the view, `memory/…` and the slowest step
     as maximum, everything else as mean, phases in seconds per step; up to eight ranks also as `ranks/<rank>/…`.
 
     Ranks may record different steps. A name has a point wherever the lowest rank that has it recorded one; the other
-    ranks count with their newest value up to that step. Raises LabError if there are none.
+    ranks count with their newest value up to that step. With `settled`, only steps to which no rank adds any more.
+    Raises LabError if there are none.
     """
     table = sorted(_in_effect(list(rows(folder))), key=lambda row: (row["step"], row["rank"]))
     scalars = [(row, dict(_scalars(row))) for row in table]
@@ -45,6 +47,7 @@ def points(folder: RunFolder) -> list[Point]:
             lead[name] = min(row["rank"], lead.get(name, row["rank"]))
     if not lead:
         raise no_records(folder)
+    end = _settled(table) if settled else math.inf
     one_by_one = 1 < len({row["rank"] for row in table}) <= MOST_RANKS
     starts, reader = _starts(folder), RunReader(folder).read_all()
     newest: dict[str, dict[int, float]] = {name: {} for name in lead}
@@ -59,20 +62,36 @@ def points(folder: RunFolder) -> list[Point]:
         if one_by_one:
             point |= {f"ranks/{row['rank']}/{name}": v for row, values in recorded for name, v in values.items()}
         first = recorded[0][0]
-        if point:
+        if point and step < end:
             result.append(Point(step, starts[first["rank"]] + first["time"], point))
     return result
 
 
 def _in_effect(table: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Without the steps of an attempt that a later attempt repeated."""
-    first: dict[int, int] = {}  # each attempt's first step
-    for row in table:
-        if "steps" in row:
-            first[row["attempt"]] = min(row["step"], first.get(row["attempt"], row["step"]))
+    first = attempt_starts(table)
     return [
         row for row in table if all(row["step"] < step for attempt, step in first.items() if attempt > row["attempt"])
     ]
+
+
+def _settled(table: list[dict[str, Any]]) -> int:
+    """The slowest rank's newest step in the newest attempt: values without a step may still come for it."""
+    newest: dict[int, int] = {}
+    last = max((row["attempt"] for row in table), default=0)
+    for row in table:
+        if row["attempt"] == last:
+            newest[row["rank"]] = max(row["step"], newest.get(row["rank"], 0))
+    return min(newest.values(), default=0)
+
+
+def attempt_starts(table: Iterable[dict[str, Any]]) -> dict[int, int]:
+    """The first step of each attempt."""
+    first: dict[int, int] = {}
+    for row in table:
+        if "steps" in row:
+            first[row["attempt"]] = min(row["step"], first.get(row["attempt"], row["step"]))
+    return first
 
 
 def _scalars(row: dict[str, Any]) -> Iterator[tuple[str, float]]:

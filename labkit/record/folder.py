@@ -79,6 +79,8 @@ class RunFolder:
     launch_file = _In("job.sbatch")
     job_output = _In("slurm.out")
     report = _In("report.html")
+    exports = _In("exports.json")  # what a live export has written so far, or why it failed
+    export_log = _In("export.log")
     labels = _In("labels.json")  # the user's tags and note
     plan = _In("plan.json")  # the prediction, if there is one; written before the launch
 

@@ -2,7 +2,7 @@
 
     sweep.json   the points, the options and where it was started; written once, before anything runs
     script.py    the script of every run, as it was when the sweep was made
-    agent.json   the process that owns the queue
+    agent.json   the process that owns the queue, or the job array of Slurm's that is the queue
     state.json   whether it runs and how it ended, and the points that could not be launched
     stop.json    a request to stop all of it, or some points
     checkpoints/ those of each point, if the script saves any, so that a point that is run again resumes
@@ -118,10 +118,19 @@ class SweepFolder:
         write_json(self.state, asdict(state))
 
     def is_alive(self) -> bool:
-        """Whether the process that owns the queue is running, on this machine or, as far as can be known, another."""
+        """Whether the process that owns the queue is running, on this machine or, as far as can be known, another;
+        Slurm always is."""
+        if self.array():
+            return True
         agent = read_json(self.agent)
         owner = Identity.read(agent.get("sweeper")) if isinstance(agent, dict) else None
         return owner is not None and (owner.is_elsewhere or owner.is_alive())
+
+    def array(self) -> str | None:
+        """The id of the job array whose tasks are the points; None for a sweep on this machine."""
+        agent = read_json(self.agent)
+        array = str(agent.get("slurm")) if isinstance(agent, dict) else ""
+        return array if array.isdecimal() else None
 
     def write_agent(self, pid: int) -> None:
         identity = Identity.of(pid)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from labkit.record.text import escaped
-from labkit.sweeps.folder import SweepFolder
+from labkit.sweeps.folder import SweepFolder, SweepState
 from labkit.sweeps.results import Results
 from labkit.sweeps.view import sweep_bundle, sweep_html
 from labkit.view.frontend import notebook_shell
@@ -21,10 +21,10 @@ PERIOD_SECONDS = 2.0
 class SweepDashboard:
     """Shows one sweep while it runs. It reads only folders; the thread touches nothing but widget traits."""
 
-    def __init__(self, folder: SweepFolder, stop: Callable[[], Any]):
+    def __init__(self, folder: SweepFolder, stop: Callable[[], Any], status: Callable[[], SweepState]):
         import ipywidgets as widgets
 
-        self.folder = folder
+        self.folder, self._status = folder, status
         self._results = Results(folder)
         self._closed = threading.Event()
         self._handle: Any = None
@@ -54,7 +54,7 @@ class SweepDashboard:
             return
         self._closed.set()
         results = Results(self.folder)  # the thread may be inside a poll of the other one
-        self._handle.update(sweep_bundle(self.folder.id, self.folder.read_state(), results.poll(), results), raw=True)
+        self._handle.update(sweep_bundle(self.folder.id, self._status(), results.poll(), results), raw=True)
         close(self.box)
 
     def _watch(self) -> None:
@@ -71,7 +71,7 @@ class SweepDashboard:
                 return
 
     def _draw(self) -> bool:
-        state = self.folder.read_state()  # read before the runs, so that a final state comes with the last results
+        state = self._status()  # read before the runs, so that a final state comes with the last results
         page = sweep_html(self.folder.id, state, self._results.poll(), self._results)
         if page != self._html.value:
             self._html.value = page

@@ -25,6 +25,7 @@ class SweepOptions(LaunchOptions):
     `sample_seed`. `metric`: the reported value that decides which point is best, by default the training loss. `mode`:
     "min" or "max"; None is "min" for names that end like `loss` or `error`, else "max". `halving`: train all points for
     a part of the steps, keep the best 1/halving of them, train those for `halving` times as many steps, and so on.
+    `to="slurm"`: the points are the tasks of a job array; the options of `submit` are keywords then.
     """
 
     nproc_per_node: int | str = field(
@@ -46,6 +47,13 @@ class SweepOptions(LaunchOptions):
     )
     halving: int | None = field(
         default=None, metadata=flag("successive halving: keep the best 1/N at each rung", type=int, metavar="N")
+    )
+
+    to: str | None = field(
+        default=None,
+        metadata=flag(
+            "run the points as a job array; then also --time and the options of `labkit slurm`", choices=["slurm"]
+        ),
     )
 
     @property

@@ -6,12 +6,13 @@ import math
 import random
 from collections.abc import Mapping, Sequence
 from itertools import product
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
 from labkit.errors import LabError
+from labkit.sweeps.folder import Job
 
-__all__ = ["drawn", "expanded", "varied"]
+__all__ = ["drawn", "expanded", "parameters_of", "varied"]
 
 MOST_POINTS = 10_000
 DRAWS_PER_POINT = 100
@@ -137,3 +138,15 @@ def _distinct(points: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if (first := points.index(point)) != i:
             raise LabError(f"points {first} and {i} are the same, {point}; each point runs once. Vary its seed")
     return points
+
+
+def parameters_of(checkpoints: Path, manifest: Mapping[str, Any], job: Job) -> tuple[dict[str, Any], list[str]]:
+    """The parameters of a job's run, and the arguments that are passed to its script unchanged. `checkpoints` is the
+    folder for those of all points."""
+    parameters = dict(manifest["points"][job.point])
+    args = [*manifest["options"]["args"], *parameters.pop("args", [])]
+    if manifest["rungs"]:
+        parameters["steps"] = manifest["rungs"][job.rung]
+    if manifest["saves"]:
+        parameters["checkpoint_dir"] = str(checkpoints / str(job.point))
+    return parameters, args

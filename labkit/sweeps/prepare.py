@@ -14,6 +14,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from labkit.cluster.job_options import JobOptions
 from labkit.errors import LabError, RunFolderError, ScriptError
 from labkit.launcher import checks
 from labkit.launcher.hardware import platform_name
@@ -47,8 +48,10 @@ def create(
     options: SweepOptions,
     parameters: Mapping[str, Any],
     settings: Mapping[str, str],
+    job: JobOptions | None = None,
 ) -> SweepFolder:
-    """Check every point of a sweep and write its folder; nothing is started. `settings` are the ranks' variables.
+    """Check every point of a sweep and write its folder; nothing is started. `settings` are the ranks' variables; with
+    `job`, whose counts are numbers, Slurm runs the points.
 
     Raises LabError for the first point that could not be launched, before creating anything.
     """
@@ -58,10 +61,13 @@ def create(
     checks.check_care(options.retries, options.watchdog)
     args = checks.check_arguments(options.args)
     text, source = script_and_file(script)
-    room = room_for(options.nproc_per_node, options.backend, options.at_once, settings)
+    if job is None:
+        ranks = room_for(options.nproc_per_node, options.backend, options.at_once, settings).ranks
+    else:
+        ranks = job.counts.world_size
     rungs = _rungs(text, source, options, points) if options.halving else None
     python_path = settings.get("PYTHONPATH", "")
-    requests = _checked(text, source, args, points, room.ranks, python_path)
+    requests = _checked(text, source, args, points, ranks, python_path)
     manifest = {
         "format": 1,
         "name": str(options.name or text.name),
@@ -81,6 +87,7 @@ def create(
             "args": args,
             "retries": options.retries,
             "watchdog": options.watchdog,
+            "export": [options.export] if isinstance(options.export, str) else list(options.export or ()),
             "metric": options.metric,
             "lowest": options.lowest,
             "halving": options.halving,
@@ -88,6 +95,7 @@ def create(
         "env": recorded_environment(settings),
         "env_names": sorted(settings),
         "cwd": str(current_folder()),
+        **({"slurm": job.as_keywords() | {"options": list(job.options)}} if job else {}),
     }
     root = runs_root(options.runs_dir)
     check_root(root)

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from labkit.record import RunFolder, RunReader, read_state
+from labkit.cluster.slurm import ask_array
+from labkit.cluster.watching import state_of
+from labkit.record import RunFolder, RunReader
 from labkit.record.measured.metrics_file import finite
 from labkit.sweeps.folder import Job, RunIndex, SweepFolder, SweepState
 from labkit.sweeps.points import varied
@@ -78,6 +80,8 @@ class Results:
 
     def poll(self) -> list[Result]:
         """The newest result of every point, in the order of the points."""
+        if array := self.folder.array():
+            ask_array(array)
         newest: dict[int, tuple[Job, RunFolder]] = {}
         for job, run in sorted(self._index.poll().items()):
             newest[job.point] = (job, run)
@@ -94,7 +98,7 @@ class Results:
     def _result(self, job: Job, run: RunFolder) -> Result:
         if run.id in self._final:
             return self._final[run.id]
-        state = read_state(run)  # read before the records, so that a final state comes with the last record
+        state = state_of(run)  # read before the records, so that a final state comes with the last record
         reader = self._readers.setdefault(run.id, RunReader(run))
         reader.read_all() if state.is_final else reader.poll()
         values = measured(reader, self.metric)

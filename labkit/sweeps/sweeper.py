@@ -15,13 +15,14 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from labkit.errors import LabError
+from labkit.launcher.exporter import start_exporter
 from labkit.launcher.gpu_lock import GpusInUseError
 from labkit.launcher.start import start
 from labkit.launcher.stop import stop
@@ -29,11 +30,12 @@ from labkit.record import RunFolder, RunReader, read_state
 from labkit.record.state import supervisor_is_alive
 from labkit.sweeps.devices import room_for
 from labkit.sweeps.folder import Job, RunIndex, SweepFolder, SweepState
+from labkit.sweeps.points import parameters_of
 from labkit.sweeps.results import counted, measured
 from labkit.sweeps.schedule import due
 from labkit.write.launch_options import LaunchOptions
 
-__all__ = ["parameters_of", "stop_runs"]
+__all__ = ["stop_runs"]
 
 POLL_SECONDS = 0.1
 GPU_POLL_SECONDS = 1.0  # looking for GPUs that other runs hold reads every process of the machine
@@ -166,7 +168,7 @@ class Sweeper:
         if gpus is None:
             self.gpus_tried = time.monotonic()
             return False
-        parameters, args = parameters_of(self.folder, self.manifest, job)
+        parameters, args = parameters_of(self.folder.checkpoints, self.manifest, job)
         options = LaunchOptions(
             nproc_per_node=self.room.ranks,
             backend=self.options["backend"],
@@ -194,6 +196,8 @@ class Sweeper:
         except LabError as error:
             self._note(job, "failed", str(error))
             return True
+        if formats := self.options.get("export"):
+            start_exporter(self.active[job], formats)
         self.states[job] = "running"
         return True
 
@@ -221,17 +225,6 @@ class Sweeper:
 
     def on_signal(self, number: int, _: object) -> None:
         self.signalled = signal.Signals(number).name
-
-
-def parameters_of(folder: SweepFolder, manifest: Mapping[str, Any], job: Job) -> tuple[dict[str, Any], list[str]]:
-    """The parameters of a job's run, and the arguments that are passed to its script unchanged."""
-    parameters = dict(manifest["points"][job.point])
-    args = [*manifest["options"]["args"], *parameters.pop("args", [])]
-    if manifest["rungs"]:
-        parameters["steps"] = manifest["rungs"][job.rung]
-    if manifest["saves"]:
-        parameters["checkpoint_dir"] = str(folder.checkpoints / str(job.point))
-    return parameters, args
 
 
 def stop_runs(runs: Iterable[RunFolder]) -> None:

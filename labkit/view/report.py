@@ -1,36 +1,42 @@
 """The static, script-free view of a run in a saved notebook, and `report.html`: one interactive file for offline use,
-whose content security policy allows plotly and labkit's own script only, by their hashes."""
+whose content security policy allows its two scripts only, by their hashes."""
 
 from __future__ import annotations
 
 import base64
 import io
 import json
-from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from labkit.errors import LabError
 from labkit.record import RunFolder, RunReader, State, read_state
 from labkit.record.files import read_text
 from labkit.record.text import escaped
 from labkit.view.charts.bands import MANY, columns
 from labkit.view.charts.images import as_image
-from labkit.view.charts.run_figures import memory_by_category, over_time
 from labkit.view.charts.svg import Chart
 from labkit.view.live.by_host import by_host, ranges
 from labkit.view.live.log_tail import tail_of_log
 from labkit.view.live.page import run_html, run_text
 from labkit.view.live.run_charts import Look, run_charts
-from labkit.view.timeline import Timeline
+from labkit.view.report_charts import LIBRARY, chart_data, still_charts
 
 __all__ = ["static_bundle", "write_report"]
 
 REPORT_LOG_LINES = 200
 MOST_PICTURED = 8
 PNG_COLOURS = 32  # enough for lines and text; a notebook stores every picture
+STYLE = (
+    ".charts{display:flex;flex-wrap:wrap;gap:4px 20px}.charts figure{margin:0;width:430px;max-width:100%}"
+    ".charts .wide{width:100%}.charts svg{width:100%;height:auto;touch-action:pan-y;cursor:crosshair;font-size:10px;"
+    "fill:currentColor;user-select:none}figcaption{font-size:12px}small,.read{opacity:.75}"
+    ".read{display:block;min-height:2.6em;font-size:12px;font-variant-numeric:tabular-nums}.read span{margin-left:1em}"
+    "i{display:inline-block;width:10px;height:10px;border-radius:2px;margin-right:4px}"
+    "button{font:inherit;font-size:12px;margin-right:4px;border:1px solid #8b949e80;border-radius:10px;background:none;"
+    "color:inherit}button[aria-pressed=false]{opacity:.45;text-decoration:line-through}"
+)
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data: blob:"
 
 
@@ -45,7 +51,7 @@ def static_bundle(folder: RunFolder, reader: RunReader, state: State) -> dict[st
 def write_report(folder: RunFolder) -> Path:
     """Write one HTML file about the run that opens offline: figures, cause, script, parameters, logs.
 
-    Figures are interactive if plotly is installed, static otherwise.
+    The charts answer to the pointer, and are pictures where scripts may not run.
     """
     reader, state = RunReader(folder).read_all(), read_state(folder)
     manifest, latest = folder.read_manifest(), folder.latest
@@ -73,7 +79,8 @@ def write_report(folder: RunFolder) -> Path:
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
         "<style>:root{color-scheme:light dark}body{font-family:system-ui,sans-serif;max-width:900px;margin:2em auto;"
         "padding:0 1em}pre{white-space:pre-wrap;overflow-wrap:anywhere;font-size:12px}"
-        "th{text-align:left;font-weight:400;opacity:.7;padding-right:1em}.figure{margin:1em 0}</style>"
+        "th{text-align:left;font-weight:400;opacity:.7;padding-right:1em}"
+        f"{STYLE}</style>"
         f"<h1>{_escaped(manifest.get('name'))}</h1>"
         f"{run_html(folder, reader, state, with_log=False, with_charts=not places)}{body}"
         + "".join(f"<script>{script}</script>" for script in scripts)
@@ -106,23 +113,13 @@ def _text(path: Path) -> str:
 
 
 def _interactive(reader: RunReader) -> tuple[str, list[str]]:
-    """`(places, scripts)`: the elements for plotly's figures, and the scripts: plotly, once, and the drawing code."""
+    """`(charts, scripts)`: the charts as pictures, and what makes them answer to the pointer: the library, and the call
+    with the data."""
     if not any(history.step for history in reader.ranks.values()):
         return "", []
-    try:
-        from plotly.offline import get_plotlyjs
-    except ImportError:
-        return "", []
-    drawn = [over_time(reader)] + ([memory_by_category(reader)] if any(h.held for h in reader.ranks.values()) else [])
-    with suppress(LabError):  # most runs were not profiled
-        drawn.append(Timeline(reader.folder).figure())
     # without "<" no name can end the script element
-    figures = ",".join(figure.to_json().replace("<", "\\u003c") for figure in drawn)
-    places = "".join(f'<div class="figure" id="figure{i}"></div>' for i in range(len(drawn)))
-    draw = (
-        f"[{figures}].forEach((f,i)=>Plotly.newPlot('figure'+i,f.data,f.layout,{{responsive:true,displaylogo:false}}))"
-    )
-    return places, [get_plotlyjs().replace("</script", "<\\/script"), draw]
+    data = json.dumps(chart_data(reader), separators=(",", ":")).replace("<", "\\u003c")
+    return still_charts(reader), [LIBRARY.read_text(encoding="utf-8"), f"draw({data})"]
 
 
 def _escaped(value: Any) -> str:

@@ -13,7 +13,7 @@ from labkit.write.call_options import CallOptions, flag, whole_number
 __all__ = ["LaunchOptions"]
 
 
-def _hosts(text: str) -> list[str] | None:
+def _names(text: str) -> list[str] | None:
     return text.split(",") if text else None
 
 
@@ -28,7 +28,8 @@ class LaunchOptions(CallOptions):
     run is stopped. `wait`: return when the run has ended; None waits if the session is not interactive. `detach`: the
     run outlives this process; None detaches if the session is interactive. `trace_memory` traces all allocations of one
     step, `profile` records three steps. `reachable`: its owner can ask, change and pause the ranks; None is yes, except
-    in a notebook that runs headless. `hosts`: the machines to launch on, by ssh.
+    in a notebook that runs headless. `hosts`: the machines to launch on, by ssh. `export`: one or several of "csv",
+    "parquet", "tensorboard", "trackio" and "wandb", which a process of its own keeps up to date while the run goes on.
     """
 
     nproc_per_node: int | str = field(
@@ -54,5 +55,9 @@ class LaunchOptions(CallOptions):
     profile: bool = field(default=False, metadata=flag("record three steps for `labkit timeline`", action="store_true"))
     reachable: bool | None = None
     hosts: Sequence[str] | None = field(
-        default=None, metadata=flag("on each of these machines, by ssh (docs/cluster.md)", type=_hosts, metavar="A,B")
+        default=None, metadata=flag("on each of these machines, by ssh (docs/cluster.md)", type=_names, metavar="A,B")
+    )
+    export: str | Sequence[str] | None = field(
+        default=None,
+        metadata=flag("write tensorboard, csv, … while it runs (docs/export.md)", type=_names, metavar="A,B"),
     )

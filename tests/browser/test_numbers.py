@@ -151,7 +151,17 @@ def test_a_report_draws_its_figures_offline_without_an_error(notebook, tmp_path)
 
     page.goto(f"file://{run.report()}")
 
-    page.locator(".main-svg").first.wait_for(timeout=20_000)
+    loss = page.locator(".charts svg").first
+    loss.wait_for(timeout=20_000)
+    box = loss.bounding_box()
+    ends = loss.locator("text").all_inner_texts()
+    page.mouse.move(box["x"] + 120, box["y"] + 60)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 250, box["y"] + 60, steps=3)
+    page.mouse.up()
+    assert loss.locator("text").all_inner_texts() != ends  # zoomed
+    page.mouse.move(box["x"] + 200, box["y"] + 60)
+    assert "rank 1" in page.locator(".read").nth(1).inner_text()  # values are read in all charts
     assert not errors, json.dumps(errors)
     page.context.set_offline(False)
     notebook.picture("report")

@@ -367,3 +367,33 @@ def test_the_file_that_is_printed_can_be_submitted_by_hand(cluster, tmp_path):
     subprocess.run(["sbatch", run.folder.launch_file], check=True, capture_output=True)
     assert run.wait(timeout=60).state == "succeeded"
     assert run.folder.job.exists()
+
+
+def test_a_sweep_is_an_array_whose_points_run_once_each_and_are_stopped_and_resumed(cluster, tmp_path, monkeypatch):
+    """Four points, two at a time, of which one fails; the sweep is stopped after the first two, then resumed twice."""
+    ran = tmp_path / "ran.jsonl"
+    points = [{"lr": 0.5}, {"lr": -1.0}, {"lr": 0.25, "seconds": 40.0}, {"lr": 0.125}]
+    sweep = labkit.sweep(
+        FAULTS / "swept.py", points=points, ran=str(ran), metric="test_loss", runs_dir=tmp_path / "runs",
+        to="slurm", time="00:05:00", cpus_per_task=1, at_once=2, wait=False,
+    )  # fmt: skip
+    states = lambda: [result.state for result in sweep.results()]  # noqa: E731
+    wait_until(lambda: states()[:3] == ["succeeded", "failed", "running"] and states()[3] == "succeeded", 90, states)
+    assert len(cluster.jobs()) == 1
+    sweep.stop()
+    assert sweep.status().state == "failed"
+    assert states() == ["succeeded", "failed", "stopped", "succeeded"]
+    assert not cluster.jobs()
+
+    manifest = json.loads(sweep.folder.manifest.read_text())
+    manifest["points"][2]["seconds"] = 0.2
+    sweep.folder.manifest.write_text(json.dumps(manifest))
+    again = labkit.Sweep.attach(sweep.path)
+    again.resume(wait=True)
+    assert [result.state for result in again.results()] == ["succeeded", "failed", "succeeded", "succeeded"]
+    assert again.status().sentence == "3 of 4 points succeeded, 1 failed"
+    assert again.best().point == 3
+    again.resume(wait=True)  # nothing is missing
+    lines = [json.loads(line) for line in ran.read_text().splitlines()]
+    assert sorted(line["lr"] for line in lines) == [0.125, 0.25, 0.5]
+    assert len([*(tmp_path / "runs").glob("2*")]) == 5

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+import time
+from importlib.util import find_spec
 
+import pandas as pd
 import pytest
 from conftest import SCRIPTS
 
@@ -12,7 +15,8 @@ from labkit.view.live.progress_line import read_progress_line
 
 
 def test_what_a_plain_script_logs_is_in_its_metrics_its_view_and_its_report(capsys):
-    run = labkit.launch(SCRIPTS / "with_logging.py", nproc_per_node=2, args=["30"])
+    export = ["csv", "tensorboard"] if find_spec("tensorboard") else "csv"
+    run = labkit.launch(SCRIPTS / "with_logging.py", nproc_per_node=2, args=["30"], export=export)
     shown = capsys.readouterr().out
     metrics = run.metrics()
     logged = metrics.dropna(subset=["f1"])
@@ -31,6 +35,15 @@ def test_what_a_plain_script_logs_is_in_its_metrics_its_view_and_its_report(caps
     assert "validation_f1" in run.report().read_text()
     assert run.folder.metrics(0).read_text().splitlines()[-1].endswith('"outcome": "finished", "dropped": 0}')
     assert not re.search(r"^step \d", shown, re.M)  # a rank's lines are in its log
+
+    deadline = time.monotonic() + 60
+    while not (run.path / "metrics.csv").exists() or not run.folder.exports.exists():
+        assert time.monotonic() < deadline, run.folder.export_log.read_text()
+        time.sleep(0.2)
+    while len(pd.read_csv(run.path / "metrics.csv")) < len(metrics):  # the last pass, soon after the end
+        assert time.monotonic() < deadline, run.folder.export_log.read_text()
+        time.sleep(0.2)
+    assert "error" not in run.folder.exports.read_text()
 
 
 def test_a_rank_that_prints_its_steps_adds_none_to_the_lines_of_progress(monkeypatch, capsys):

@@ -5,13 +5,17 @@ import math
 import struct
 import sys
 import time
+from contextlib import ExitStack
 
 import pandas as pd
 import pytest
 
+import labkit
 from labkit import LabError, Run
 from labkit.cli import main
+from labkit.export import live
 from labkit.export.points import points
+from labkit.record import State, write_state
 
 LAUNCHED = 1_700_000_000.0
 
@@ -308,3 +312,54 @@ def test_the_terminal_prints_where_the_export_is(run, capsys, tmp_path):
     assert capsys.readouterr().out == f"{tmp_path / 'run.csv'}\n"
     assert main(["export", str(run.path), "cvs"]) == 2
     assert "did you mean 'csv'" in capsys.readouterr().err
+
+
+def test_a_live_export_adds_what_is_settled_and_forgets_what_a_restart_repeats(run, write_metrics, monkeypatch):
+    pytest.importorskip("tensorboard")
+    where = run.path.parent / "tensorboard" / run.id
+    with ExitStack() as opened:
+        export = live._Export(run.folder, "tensorboard", opened)
+        export.update(final=False)
+        assert [step for _, step, _ in scalars_of(where)[0]["loss"]] == [4, 8]  # values may still come for step 12
+        for rank in (0, 1):
+            write_metrics(rank, step_record(66.0, 16, loss=0.5))
+        export.update(final=False)
+        assert [step for _, step, _ in scalars_of(where)[0]["throughput"]] == [4, 8, 12]
+        again = run.folder.attempt(2)
+        for rank in (0, 1):
+            again.metrics(rank).parent.mkdir(parents=True)
+            records = [{"k": "meta", "t": 90.0, "time": LAUNCHED + 60, "rank": rank}]
+            records += [step_record(91.0 + step, step, loss=0.25) for step in (9, 10, 11)]
+            again.metrics(rank).write_text("".join(json.dumps(record) + "\n" for record in records))
+        export.update(final=True)
+    tensorboard = scalars_of(where)[0]
+
+    assert not export.failure
+    assert [(step, value) for _, step, value in tensorboard["loss"]] == [
+        (4, 3.0),
+        (8, 1.5),
+        (9, 0.25),
+        (10, 0.25),
+        (11, 0.25),
+    ]
+    assert {(p.step, n) for p in points(run.folder) for n in p.values} == {
+        (step, name) for name, curve in tensorboard.items() for _, step, _ in curve
+    }
+
+
+def test_a_live_export_that_fails_says_so_in_the_view(run, monkeypatch):
+    monkeypatch.setitem(live.FILES, "csv", lambda folder, path: 1 / 0)
+    monkeypatch.setattr(live.os, "nice", lambda _: None)
+    monkeypatch.setattr(live.sys, "argv", ["live", str(run.path), "csv"])
+    write_state(run.folder, State("succeeded", 1.0, ended=2.0))
+    live.main()
+
+    assert "not exported to csv: ZeroDivisionError" in repr(run)
+
+
+def test_a_launch_refuses_an_export_it_could_not_write(monkeypatch):
+    with pytest.raises(LabError, match="'tensorbord' is not an export format.*did you mean 'tensorboard'"):
+        labkit.launch("ddp", export="tensorbord")
+    monkeypatch.setattr("labkit.export.find_spec", lambda name: None)
+    with pytest.raises(LabError, match="needs the package wandb.*pip install wandb"):
+        labkit.sweep("ddp", lr=[1e-3, 1e-4], export=["csv", "wandb"])

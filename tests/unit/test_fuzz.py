@@ -18,9 +18,10 @@ from labkit.errors import LabError
 from labkit.launcher.causes.explain import find_cause
 from labkit.launcher.stop import requested_grace
 from labkit.record import RunFolder, RunReader, read_state
-from labkit.view.charts.run_figures import memory_by_category, over_time, runs_together
+from labkit.view.charts.run_figures import runs_together
 from labkit.view.live.page import run_html
 from labkit.view.live.terminal import picture
+from labkit.view.report_charts import chart_data
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -362,8 +363,8 @@ FILES = {
 
 def read_figures(run, draw):
     reader = RunReader(run.folder).read_all()
-    for figure in (over_time(reader), memory_by_category(reader), runs_together({"a": reader})):
-        figure.to_json()
+    json.dumps(chart_data(reader), allow_nan=False)
+    runs_together({"a": reader}).to_json()
 
 
 def read_cause(run, draw):

@@ -10,7 +10,6 @@ from many_hosts import many_hosts
 from rich.console import Console
 
 from labkit.record import RunReader, Series, State
-from labkit.view.charts.run_figures import over_time
 from labkit.view.live.by_host import by_host, names_of, ranges
 from labkit.view.live.page import run_html, run_text
 from labkit.view.live.strips import heat_strips
@@ -18,6 +17,7 @@ from labkit.view.live.tables import host_rows, rank_rows
 from labkit.view.live.terminal import picture
 from labkit.view.live.verdict import host_verdicts, verdict
 from labkit.view.report import static_bundle, write_report
+from labkit.view.report_charts import chart_data
 
 RUNNING = State("running", 0.0)
 EIGHT = [f"gpu-{n:02}.cluster.example.org" for n in range(8)]
@@ -169,7 +169,7 @@ def test_of_more_ranks_than_strips_each_host_has_one():
 
 def test_the_report_folds_logs_by_host_and_draws_lines_by_host(sixty_four, reader):
     page = write_report(sixty_four).read_text()
-    legend = [trace.name for trace in over_time(reader).data if trace.showlegend]
+    legend = [line["name"] for line in chart_data(reader)["axes"][0]["charts"][0]["lines"]]
 
     assert "<summary>gpu-04.cluster.example.org, ranks 32-39</summary>" in page
     assert legend == EIGHT

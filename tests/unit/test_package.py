@@ -20,7 +20,7 @@ MAY_IMPORT = {
     "view": {"errors", "record", "write", "view"},
     "cluster": {"errors", "record", "write", "launcher", "cluster"},
     "kaggle": {"errors", "record", "write", "view", "kaggle"},
-    "sweeps": {"errors", "record", "write", "launcher", "view", "sweeps"},
+    "sweeps": {"errors", "record", "write", "launcher", "cluster", "view", "sweeps"},
     "export": {"errors", "record", "view", "export"},
     "planner": {"errors", "record", "write", "worker", "launcher", "view", "planner"},
     "diagnosis": {"data", "errors", "record", "launcher", "view", "planner", "diagnosis"},

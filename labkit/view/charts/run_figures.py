@@ -7,125 +7,21 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from labkit.record import RunReader
-from labkit.record.measured.metrics_file import finite
 from labkit.record.text import escaped
-from labkit.view.charts.bands import MANY, Line
-from labkit.view.charts.bars import CATEGORY_COLOURS, LIMIT_COLOUR
+from labkit.view.charts.bands import Line
 from labkit.view.charts.images import BOTH_THEMES
-from labkit.view.charts.svg import COLOURS, Chart
-from labkit.view.live.by_host import by_host
-from labkit.view.live.run_charts import Look, run_charts
+from labkit.view.charts.svg import COLOURS
+from labkit.view.live.run_charts import curves
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-__all__ = ["finished", "memory_by_category", "memory_unit", "over_time", "runs_together", "scaling"]
+__all__ = ["finished", "memory_unit", "runs_together", "scaling"]
 
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 MARGINS = 180  # pixels above and below the data
 GRID = "rgba(128,128,128,.25)"
 GIB, MIB = 2**30, 2**20
-CATEGORIES = ("parameters", "gradients", "optimizer")
-
-
-def over_time(reader: RunReader) -> Figure:
-    """The charts of the live view: loss, throughput, step time, memory and every reported scalar over seconds since the
-    launch; for many ranks on several hosts, lines are coloured by host. The thick line is an evaluation."""
-    from plotly.subplots import make_subplots
-
-    drawn = run_charts(reader, Look())
-    _, name = memory_unit(max((h.memory_peak for h in reader.ranks.values()), default=0.0))
-    units = {"throughput per rank": "samples/s", "step time": "s", "memory per rank": name}
-    rows = -(-len(drawn) // 2)
-    titles = [escaped(chart.title) for chart in drawn]
-    cells: list[list[dict[str, Any] | None]] = [
-        [{} if 2 * row + column < len(drawn) else None for column in (0, 1)] for row in range(rows)
-    ]
-    spacing = {"horizontal_spacing": 0.09, "vertical_spacing": 0.32 / rows}
-    figure = make_subplots(rows, 2, specs=cells, subplot_titles=titles, **spacing)
-    hosts = list(by_host(reader.ranks.values()))
-    grouped = len(hosts) > 1 and len(reader.ranks) > MANY
-    named: set[str] = set()
-    for cell, chart in enumerate(drawn):
-        where = {"row": cell // 2 + 1, "col": cell % 2 + 1}
-        points = [point for line in (*chart.series.values(), chart.evaluated) if line for point in line.points()]
-        for rank, line in chart.series.items():
-            host = reader.ranks[rank].host
-            group = hosts.index(host) if grouped else rank
-            label = escaped(host) if grouped else f"rank {rank}"
-            who = f"rank {rank} on {label}" if grouped else label
-            colour, dash = COLOURS[group % len(COLOURS)], DASHES[group // len(COLOURS) % len(DASHES)]
-            figure.add_scatter(
-                **_line(line, chart.unit),
-                name=label,
-                legendgroup=str(group),
-                showlegend=label not in named,
-                mode="lines",
-                line={"color": colour, "dash": dash},
-                hovertemplate=f"{who}<br>%{{x:.1f}} s<br>%{{y:.4g}}<extra></extra>",
-                **where,
-            )
-            named.add(label)
-        if chart.evaluated is not None:
-            _add_evaluated(figure, chart, where)
-        logarithmic = chart.is_logarithmic(min(p[1] for p in points), max(p[2] for p in points)) if points else False
-        fit = {"type": "log"} if logarithmic else {"rangemode": "tozero"} if chart.from_zero else {}
-        figure.update_yaxes(title_text=units.get(chart.title), **fit, **where)
-        figure.update_xaxes(title_text="seconds after launch", **where)
-    for x in reader.restarts:
-        figure.add_vline(x=x, line_dash="dot", line_color="#8b949e", annotation_text="restarted")
-    for x, text in reader.changes:
-        figure.add_vline(x=x, line_dash="dot", line_color="#8b949e", annotation_text=escaped(text))
-    return finished(figure, "Every rank over time", height=100 + 260 * rows + (8 * len(hosts) if grouped else 0))
-
-
-def _add_evaluated(figure: Figure, chart: Chart, where: Mapping[str, int]) -> None:
-    points = chart.evaluated.points() if chart.evaluated else []
-    figure.add_scatter(
-        x=[x for x, *_ in points],
-        y=[last for *_, last in points],
-        name="evaluated",
-        showlegend=False,
-        mode="lines+markers",
-        line={"color": BOTH_THEMES, "width": 3},
-        hovertemplate="evaluated<br>%{x:.1f} s<br>%{y:.4g}<extra></extra>",
-        **where,
-    )
-    if best := chart.best_point():
-        x, y = [best[0]], [best[1]]
-        mark = {"size": 13, "color": LIMIT_COLOUR, "symbol": "circle-open"}
-        hover = f"best {escaped(chart.show(best[1]))}<extra></extra>"
-        figure.add_scatter(x=x, y=y, mode="markers", marker=mark, showlegend=False, hovertemplate=hover, **where)
-
-
-def memory_by_category(reader: RunReader) -> Figure:
-    """Memory of each rank: parameters, gradients, optimizer state after the first step, and the rest at the peak.
-
-    On a GPU the rest is activations, buffers and temporaries in torch's allocator. On a CPU the resident set says
-    nothing about tensors, so only the state is shown.
-    """
-    import plotly.graph_objects as go
-
-    ranks = [str(rank) for rank in reader.ranks]
-    peak = max((h.memory_peak for h in reader.ranks.values() if h.memory_name == "allocated"), default=0.0)
-    held = [{k: finite(h.held.get(k)) or 0.0 for k in CATEGORIES} for h in reader.ranks.values()]
-    unit, name = memory_unit(max([peak, *(sum(sizes.values()) for sizes in held)], default=0.0))
-    figure = go.Figure()
-    for category in CATEGORIES:
-        _bar(figure, ranks, [sizes[category] / unit for sizes in held], category, CATEGORY_COLOURS[category], name)
-    if peak:
-        rest = [
-            max(0.0, h.memory_peak - sum(sizes.values())) / unit
-            for h, sizes in zip(reader.ranks.values(), held, strict=True)
-        ]
-        _bar(figure, ranks, rest, "activations, buffers, temporaries (at the peak)", COLOURS[7], name)
-    limits = [h.memory_limit for h in reader.ranks.values() if h.memory_limit]
-    if limits and peak and min(limits) < 4 * peak:
-        figure.add_hline(
-            y=min(limits) / unit, line_dash="dash", line_color=LIMIT_COLOUR, annotation_text="device limit"
-        )
-    figure.update_layout(barmode="stack", xaxis_title="rank", yaxis_title=name)
-    return finished(figure, "Memory per rank by category", height=380)
 
 
 def runs_together(readers: Mapping[str, RunReader]) -> Figure:
@@ -140,6 +36,8 @@ def runs_together(readers: Mapping[str, RunReader]) -> Figure:
         steps = [
             (r["step"], r["loss"]) for r in first.reports if _is_number(r.get("step")) and _is_number(r.get("loss"))
         ]
+        if not steps and (line := curves(reader).get("loss")):  # the script reports none
+            steps = [(x, last) for x, *_, last in line.points()]
         style = {"color": COLOURS[i % len(COLOURS)], "dash": DASHES[i // len(COLOURS) % len(DASHES)]}
         label = escaped(name)
         common: dict[str, Any] = {"mode": "lines", "line": style, "name": label, "legendgroup": name}
@@ -189,11 +87,6 @@ def scaling(points: Sequence[tuple[str, int, float]]) -> Figure:
 def _line(series: Line, unit: float = 1.0) -> dict[str, list[float]]:
     points = series.points()
     return {"x": [x for x, *_ in points], "y": [last / unit for *_, last in points]}
-
-
-def _bar(figure: Figure, x: list[str], y: list[float], category: str, colour: str, unit: str) -> None:
-    hover = f"rank %{{x}}<br>{category}: %{{y:.3g}} {unit}<extra></extra>"
-    figure.add_bar(x=x, y=y, name=category, marker_color=colour, hovertemplate=hover)
 
 
 def memory_unit(largest: float) -> tuple[float, str]:

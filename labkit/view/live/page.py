@@ -45,7 +45,7 @@ def run_html(
         log_rank = int((state.cause or {}).get("rank") or 0)
     return (
         '<div style="font-family:system-ui,sans-serif;font-size:13px;line-height:1.5;max-width:760px">'
-        f"{_head(folder, reader, state, watched)}{_notice(state)}{_earlier(state)}"
+        f"{_head(folder, reader, state, watched)}{_notices(folder, state)}{_earlier(state)}"
         f"{_cause(state)}{_tracebacks(folder, state)}"
         f"{charts_svg(reader, look or Look()) if drawn else ''}{_strips(reader)}"
         f"{_tables(reader, state)}{_unread(reader)}"
@@ -58,7 +58,7 @@ def run_text(folder: RunFolder, reader: RunReader, state: State) -> str:
     lines = [f"{folder.id}: {state.state} after {words.seconds(state.seconds)}", words.headline(reader, state)]
     lines += ["  ".join(f"{name} {value}" for name, value in values)] if (values := words.reported(reader)) else []
     lines += [attempt_ended(number, ended) for number, ended in enumerate(state.earlier, 1)]
-    lines += [text for text in (state.notice, *_explanation(state), *verdict(reader)) if text]
+    lines += [text for text in (state.notice, *_failed_exports(folder), *_explanation(state), *verdict(reader)) if text]
     for row in (*host_rows(reader), *rank_rows(reader)) if _recorded(reader, state) else ():
         lines.append("  " + "  ".join(f"{name} {value}".strip() for name, value in row.items() if value))
     return plain("\n".join(lines))
@@ -146,11 +146,19 @@ def _explanation(state: State) -> list[str]:
     return [str(state.cause.get(name) or "") for name in ("sentence", "advice")] if state.cause else []
 
 
-def _notice(state: State) -> str:
-    if not state.notice:
-        return ""
-    text = escaped(state.notice)
-    return f'<div style="border-left:4px solid #c9a227;padding:2px 10px;margin:6px 0"><b>{text}</b></div>'
+def _notices(folder: RunFolder, state: State) -> str:
+    return "".join(
+        f'<div style="border-left:4px solid #c9a227;padding:2px 10px;margin:6px 0"><b>{escaped(text)}</b></div>'
+        for text in (state.notice, *_failed_exports(folder))
+        if text
+    )
+
+
+def _failed_exports(folder: RunFolder) -> list[str]:
+    """A live export that stopped: the run goes on without it."""
+    exports = read_json(folder.exports)
+    failures = exports.items() if isinstance(exports, dict) else ()
+    return [f"not exported to {to}: {e['error']}" for to, e in failures if isinstance(e, dict) and e.get("error")]
 
 
 def _earlier(state: State) -> str:

@@ -1,0 +1,33 @@
+"""Starts the process that exports a run while it goes on."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from labkit.record import RunFolder
+from labkit.record.folder import MARKER, NODE_MARKER
+
+__all__ = ["start_exporter"]
+
+EXPORTER = "labkit.export.live"
+
+
+def start_exporter(folder: RunFolder, formats: Sequence[str]) -> None:
+    """Start it in a session of its own, without the run's marker and without GPUs: it is no part of the run, which
+    neither waits for it nor ends with it. It ends by itself soon after the run."""
+    inherited = {name: value for name, value in os.environ.items() if name not in (MARKER, NODE_MARKER)}
+    try:
+        with folder.export_log.open("ab") as log:
+            subprocess.Popen(
+                [sys.executable, "-m", EXPORTER, str(folder.path), *formats],
+                env=inherited | {"CUDA_VISIBLE_DEVICES": ""},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+    except OSError as error:
+        print(f"{folder.id} is not exported while it runs: {error}", flush=True)

@@ -1,0 +1,103 @@
+"""A sweep under Slurm: each point is a run of its own, and a task of one job array. Slurm is the queue, so labkit needs
+no process: which runs belong to the sweep is in their `run.json`, as on one machine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+from labkit.cluster import slurm
+from labkit.cluster.job_options import JobOptions
+from labkit.cluster.submission import prepare, resolved, submit_array
+from labkit.cluster.watching import job_of, state_of, stop
+from labkit.errors import LabError, LaunchError
+from labkit.launcher.start import removed_on_failure
+from labkit.record.folder import write_json
+from labkit.sweeps.folder import Job, RunIndex, SweepFolder, SweepState
+from labkit.sweeps.options import SweepOptions
+from labkit.sweeps.points import parameters_of
+from labkit.sweeps.results import Result, counted
+from labkit.write.launch_options import LaunchOptions
+
+__all__ = ["check", "missing", "settled", "stop_points", "submit_points"]
+
+STOPPING_AT_ONCE = 16
+
+
+def check(options: SweepOptions, job: JobOptions) -> JobOptions:
+    """The job of every point with numbers for all counts. Raises LaunchError for options that Slurm cannot have."""
+    if options.halving is not None:
+        raise LaunchError("halving needs a queue that chooses who goes on; under Slurm leave it out")
+    if options.retries or options.watchdog is not None or options.backend or options.export:
+        raise LaunchError(
+            "retries, watchdog, backend and export are options of launches here; leave them out for Slurm"
+        )
+    return resolved(job)
+
+
+def missing(folder: SweepFolder, *, failed: bool = False) -> list[int]:
+    """The points that have neither run to their end nor wait in Slurm's queue; with `failed` also those that failed."""
+    index = RunIndex(folder).poll()
+    kept = ("succeeded",) if failed else ("succeeded", "failed")
+
+    def is_missing(point: int) -> bool:
+        if (run := index.get(Job(point))) is None:
+            return True
+        state = state_of(run)
+        return state.state not in kept if state.is_final else job_of(run) is None
+
+    return [point for point in range(len(folder.read_manifest()["points"])) if is_missing(point)]
+
+
+def submit_points(folder: SweepFolder, points: Sequence[int], env: Mapping[str, str]) -> str:
+    """Submit these points as one array and return its id. Raises LabError, after which none of them has been
+    submitted."""
+    manifest = folder.read_manifest()
+    job, options, name = JobOptions(**manifest["slurm"]), manifest["options"], manifest["name"]
+    source = manifest["script"]["path"]
+    script = Path(source) if source else folder.read_script(manifest)
+    runs = []
+    folder.stop_request.unlink(missing_ok=True)
+    with ExitStack() as made:
+        for point in points:
+            parameters, args = parameters_of(folder.checkpoints, manifest, Job(point))
+            launch = LaunchOptions(args=args, name=f"{name}-{point}", runs_dir=folder.runs, env=env)
+            mark = {"id": folder.id, "point": point, "rung": 0}
+            runs.append(prepare(script, launch, job, parameters, sweep=mark))
+            made.enter_context(removed_on_failure(runs[-1]))
+        array = submit_array(runs, job, name=name, where=folder.path, at_once=options["at_once"], env=env)
+    write_json(folder.agent, {"slurm": array})
+    folder.write_state(SweepState("running", time.time()))
+    return array
+
+
+def settled(folder: SweepFolder, state: SweepState, results: Sequence[Result]) -> SweepState:
+    """The state of the sweep, which ends with its last point."""
+    if state.is_final or any(result.is_pending for result in results):
+        return state
+    states = [result.state for result in results]
+    name = "failed" if {"failed", "lost"} & {*states} else "stopped" if "stopped" in states else "succeeded"
+    ended = replace(state, state=name, ended=time.time(), sentence=counted(states))
+    folder.write_state(ended)
+    return ended
+
+
+def stop_points(results: Sequence[Result]) -> None:
+    """Stop runs, also those that wait in the queue: these first, so that none starts instead of one that has ended."""
+    runs = [result.folder for result in results if result.folder is not None and result.is_pending]
+    runs.sort(key=lambda run: not _waits(job_of(run)))
+    with ThreadPoolExecutor(STOPPING_AT_ONCE) as pool:
+        for done in [pool.submit(stop, run) for run in runs]:
+            try:
+                done.result()
+            except LabError as error:  # the others are stopped all the same
+                print(error, flush=True)
+
+
+def _waits(job: str | None) -> bool:
+    answer = slurm.ask(job) if job else None
+    return answer is not None and answer.is_waiting
