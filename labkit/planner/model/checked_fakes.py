@@ -17,6 +17,7 @@ from torch.utils.flop_counter import flop_registry
 __all__ = ["CheckedFakeMode"]
 
 aten = torch.ops.aten
+DEVICE: Any = torch.ops.prim.device.default  # half of all calls
 # torch's own namespaces: decompositions and collectives
 TRUSTED = {"prims", "c10d", "_c10d_functional"}
 # sizes known to be right; their checks took longest
@@ -52,6 +53,8 @@ class CheckedFakeMode(FakeTensorMode):
         self._larger: dict[Any, list[Shape | None]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is DEVICE and isinstance(args[0], FakeTensor):
+            return args[0].fake_device
         if func.overloadpacket in SELECTING and any(
             map(_is_condition, tree_leaves(args[SELECTING[func.overloadpacket]]))
         ):

@@ -101,7 +101,8 @@ def _make_state(optimizer: Any, alike: list[list[Any]]) -> None:
     optimizer.zero_grad()
     for first, *others in alike:
         for p in others if first in optimizer.state else []:
-            optimizer.state[p] = {name: value.clone() for name, value in optimizer.state[first].items()}
+            values = {name: getattr(value, "_local_tensor", value) for name, value in optimizer.state[first].items()}
+            optimizer.state[p] = {name: value.clone() for name, value in values.items()}  # never updated
 
 
 @contextmanager
