@@ -77,6 +77,7 @@ class Run(NamedTuple):
     tensor: int = 1
     pipeline: int = 1
     recomputed: bool = True
+    stages: int = 1  # of each rank
 
 
 SINGLES = (
@@ -165,7 +166,9 @@ def planned_run(row: Run) -> tuple[StepTime, float]:
         data_ranks = row.gpus // (row.tensor * row.pipeline)
         asked |= {"tensor": row.tensor, "pipeline": row.pipeline, "accumulate": row.batch // data_ranks}
     if row.pipeline > 1:
-        asked["schedule"] = "1F1B"
+        asked |= (
+            {"schedule": "Interleaved1F1B", "virtual_stages": row.stages} if row.stages > 1 else {"schedule": "1F1B"}
+        )
     script = able_to(script.with_cells(model=model, data=data), asked)
     split = [(row.tensor, False)] if row.tensor > 1 else []
     facts = facts_of(script, asked, split, precisions=["16"], on_gpu=True)

@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 __all__ = ["Answers", "Reads", "Watched"]
@@ -42,9 +43,9 @@ class Reads:
         if event == "open":
             path, _, flags = args
             if isinstance(path, str | bytes) and not flags & (os.O_WRONLY | os.O_RDWR):
-                self.paths.add(os.path.abspath(os.fsdecode(path)))
+                self.paths.add(str(Path(os.fsdecode(path)).absolute()))
         elif event in ("os.listdir", "os.scandir") and isinstance(args[0], str | bytes | None):
-            self.paths.add(os.path.abspath(os.fsdecode(args[0] or ".")))
+            self.paths.add(str(Path(os.fsdecode(args[0] or ".")).absolute()))
 
     def all(self, declared: set[str]) -> dict[str, Any]:
         """In JSON's types. `declared` are the names of all options."""
@@ -106,7 +107,7 @@ def _stamp(path: str) -> list[int] | None:
     if path.startswith(NOT_FILES):
         return None
     with suppress(OSError, ValueError):
-        status = os.stat(path)
+        status = Path(path).stat()
         if stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode):
             return [status.st_mtime_ns, status.st_size]
     return None

@@ -80,8 +80,8 @@ def asking() -> Iterator[ThreadPoolExecutor]:
 
 
 def ask(function: str, question: Mapping[str, Any]) -> Any:
-    """The answer of `labkit.planner.model.<function>`, such as "counting.count", to the question's items; an earlier one
-    if the options and files that it depends on are the same.
+    """The answer of `labkit.planner.model.<function>`, such as "counting.count", to the question's items: an earlier
+    one if the options and files that it depends on are the same.
 
     Raises LaunchError with the script's own message if it refuses its options, Unplannable if it cannot be planned.
     """

@@ -32,9 +32,14 @@ class KernelTimes:
     ends: float
 
 
-def kernel_times(facts: ModelFacts, device: Device, precision: str, samples: int) -> KernelTimes:
-    """The longer of the GPU's and the host's time: the host launches operators ahead of the GPU."""
-    profiles = facts.profiles[Variant("16" if precision in ("fp16", "bf16") else precision)]
+def kernel_times(
+    facts: ModelFacts, device: Device, precision: str, samples: int, half_parameters: bool = False
+) -> KernelTimes:
+    """The longer of the GPU's and the host's time: the host launches operators ahead of the GPU. `half_parameters`: as
+    FSDP computes in 16 bits, not autocast alone."""
+    is_half = precision in ("fp16", "bf16")
+    plain = Variant("16" if is_half else precision)
+    profiles = facts.profiles.get(plain._replace(half_parameters=is_half and half_parameters)) or facts.profiles[plain]
     names = [unit.name for unit in facts.units] + ["loss"] * (len(profiles) - len(facts.units))
     known: dict[int, dict[str, float]] = {}
     total = {"forward": 0.0, "backward": 0.0}
