@@ -49,11 +49,11 @@ DEPENDS_ON_DATA = ("DataDependentOutputException", "DynamicOutputShapeException"
 
 class FakeRun:
     """`script` has the script's names, `args` its options; in the mode `fake` new tensors have no data. `on_gpu`: with
-    CUDA's autocast rules, until the process ends."""
+    CUDA's autocast rules, until the process ends. `skewed`: a router sends all tokens to the same experts."""
 
     options: ClassVar[set[str]] = set()  # the names of the script's
 
-    def __init__(self, text: str, argv: Sequence[str], path: str = "", on_gpu: bool = False):
+    def __init__(self, text: str, argv: Sequence[str], path: str = "", on_gpu: bool = False, skewed: bool = False):
         _patch_torch()
         if on_gpu:
             follow_cuda()
@@ -69,7 +69,7 @@ class FakeRun:
             self.args.precision = "bf16"  # same size; scripts accept fp16 on a GPU only
         if args.get("compile"):
             self.args.compile = False  # its memory cannot be predicted
-        self.fake = CheckedFakeMode()
+        self.fake = CheckedFakeMode(skewed)
 
     def option(self, name: str) -> Any:
         """The value of an option; None if the script does not have it."""
