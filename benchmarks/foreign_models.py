@@ -27,6 +27,8 @@ TOKENS = DATA.format(sample="torch.randint(256, (64,), generator=made), torch.ra
 SEQUENCES = DATA.format(sample="torch.randint(256, (64,), generator=made), i % 10")
 CLICKS = DATA.format(sample="torch.randint(1000, (26,), generator=made), i % 2")
 POINTS = DATA.format(sample="torch.rand(3, 256, generator=made), i % 10")
+SPEECH = DATA.format(sample="torch.rand(4000, generator=made), i % 10")
+SPECTRA = DATA.format(sample="torch.rand(64, 40, generator=made), i % 10")
 GRAPHS = DATA.format(sample="torch.randint(64, (2, 256), generator=made), i % 10")
 
 
@@ -37,7 +39,8 @@ def timm_model(name: str, **options: object) -> str:
 
 def hub_model(kind: str, **config: object) -> str:
     options = ", ".join(f"{key}={value!r}" for key, value in config.items())
-    name = kind.removesuffix("ForCausalLM").removesuffix("LMHeadModel").removesuffix("ForMaskedLM")
+    name = kind.removesuffix("LMHeadModel").partition("For")[0]
+    call = "x, use_cache=False" if kind.endswith(("CausalLM", "LMHeadModel")) else "x"
     return f"""from torch import nn
 from transformers import {name}Config, {kind}
 
@@ -45,20 +48,27 @@ from transformers import {name}Config, {kind}
 class Model(nn.Module):
     def __init__(self):
         super().__init__()
-        self.model = {kind}({name}Config(vocab_size=256, {options}))
+        self.model = {kind}({name}Config({options}))
 
     def forward(self, x):
-        return self.model(x, use_cache=False).logits
+        return self.model({call}).logits
 """
 
 
-LLAMA = {
-    "hidden_size": 64,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 128,
+LAYERS = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 128}
+LLAMA = LAYERS | {"num_key_value_heads": 2, "vocab_size": 256}
+MIXTRAL = LLAMA | {"num_local_experts": 4, "experts_implementation": "eager"}
+WAVES = LAYERS | {
+    "conv_dim": (32, 32, 32),
+    "conv_stride": (5, 4, 2),
+    "conv_kernel": (10, 8, 4),
+    "num_conv_pos_embeddings": 16,
+    "num_conv_pos_embedding_groups": 4,
+    "apply_spec_augment": False,
+    "layerdrop": 0.0,
+    "num_labels": 10,
 }
+PATCHES = LAYERS | {"image_size": 64, "patch_size": 8, "num_labels": 10}
 RECURRENT = """from torch import nn
 
 
@@ -71,6 +81,22 @@ class Model(nn.Module):
 
     def forward(self, x):
         return self.head(self.layers(self.embed(x))[0])
+"""
+CONVOLVED = """from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.convolve = nn.Sequential(nn.Conv1d(40, 64, 5, 2, 2), nn.BatchNorm1d(64), nn.ReLU())
+        self.layers = nn.ModuleList(nn.GRU(64, 64, batch_first=True) for _ in range(3))
+        self.head = nn.Linear(64, 10)
+
+    def forward(self, x):
+        x = self.convolve(x.transpose(1, 2)).transpose(1, 2)
+        for layer in self.layers:
+            x = layer(x)[0] + x
+        return self.head(x.mean(1))
 """
 ENCODER = """from torch import nn
 
@@ -238,6 +264,11 @@ MODELS = {
     "mixture of experts": ("language", MIXTURE, TOKENS),
     "embedding tables": ("recommendation", RECOMMENDER, CLICKS),
     "message passing": ("graphs", GRAPH, GRAPHS),
-    "GPT-2": ("transformers", hub_model("GPT2LMHeadModel", n_embd=64, n_layer=4, n_head=4), TOKENS),
+    "speech GRU": ("speech", CONVOLVED, SPECTRA),
+    "Wav2Vec2": ("speech", hub_model("Wav2Vec2ForSequenceClassification", **WAVES), SPEECH),
+    "GPT-2": ("transformers", hub_model("GPT2LMHeadModel", n_embd=64, n_layer=4, n_head=4, vocab_size=256), TOKENS),
     "Llama": ("transformers", hub_model("LlamaForCausalLM", **LLAMA), TOKENS),
+    "Mixtral": ("transformers", hub_model("MixtralForCausalLM", **MIXTRAL), TOKENS),
+    "BERT": ("transformers", hub_model("BertForMaskedLM", vocab_size=256, **LAYERS), TOKENS),
+    "ViT": ("transformers", hub_model("ViTForImageClassification", **PATCHES), IMAGES),
 }

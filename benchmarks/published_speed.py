@@ -77,6 +77,7 @@ class Run(NamedTuple):
     tensor: int = 1
     pipeline: int = 1
     recomputed: bool = True
+    stages: int = 1  # of each rank
 
 
 SINGLES = (
@@ -115,25 +116,25 @@ SINGLES = (
 RUNS = (
     *(
         Run(f"GPT {name}", "hybrid", "A100 80", gpus, batch, published, MEGATRON, width, layers, heads,
-            tensor=tensor, pipeline=pipeline)
-        for name, heads, width, layers, tensor, pipeline, gpus, batch, published in (
-            ("1.7B", 24, 2304, 24, 1, 1, 32, 512, 137),
-            ("3.6B", 32, 3072, 30, 2, 1, 64, 512, 138),
-            ("7.5B", 32, 4096, 36, 4, 1, 128, 512, 142),
-            ("18.4B", 48, 6144, 40, 8, 1, 256, 1024, 135),
-            ("39.1B", 64, 8192, 48, 8, 2, 512, 1536, 138),
-            ("76.1B", 80, 10240, 60, 8, 4, 1024, 1792, 140),
-            ("145.6B", 96, 12288, 80, 8, 8, 1536, 2304, 148),
-            ("310.1B", 128, 16384, 96, 8, 16, 1920, 2160, 155),
-            ("529.6B", 128, 20480, 105, 8, 35, 2520, 2520, 163),
-            ("1008B", 160, 25600, 128, 8, 64, 3072, 3072, 163),
+            tensor=tensor, pipeline=pipeline, stages=stages)
+        for name, heads, width, layers, tensor, pipeline, stages, gpus, batch, published in (
+            ("1.7B", 24, 2304, 24, 1, 1, 1, 32, 512, 137),
+            ("3.6B", 32, 3072, 30, 2, 1, 1, 64, 512, 138),
+            ("7.5B", 32, 4096, 36, 4, 1, 1, 128, 512, 142),
+            ("18.4B", 48, 6144, 40, 8, 1, 1, 256, 1024, 135),
+            ("39.1B", 64, 8192, 48, 8, 2, 2, 512, 1536, 138),
+            ("76.1B", 80, 10240, 60, 8, 4, 3, 1024, 1792, 140),
+            ("145.6B", 96, 12288, 80, 8, 8, 2, 1536, 2304, 148),
+            ("310.1B", 128, 16384, 96, 8, 16, 2, 1920, 2160, 155),
+            ("529.6B", 128, 20480, 105, 8, 35, 3, 2520, 2520, 163),
+            ("1008B", 160, 25600, 128, 8, 64, 2, 3072, 3072, 163),
         )
     ),
     # published as a fraction of 312 TFLOP/s, without recomputation; blocks of 12 width^2 parameters like Llama's
     Run("Llama 2 13B", "fsdp", "A100 80", 64, 128, 0.611 * 312, TITAN, 5120, 40, 40, 4096, 32000, recomputed=False),
     Run("Llama 2 70B", "fsdp", "A100 80", 64, 128, 0.505 * 312, TITAN, 8192, 86, 64, 4096, 32000),
-    Run("Llama 3 405B", "hybrid", "H100", 8192, 2048, 430, LLAMA, 16384, 128, 128, 8192, 128256, 8, 16, False),
-    Run("Llama 3 405B", "hybrid", "H100", 16384, 2048, 400, LLAMA, 16384, 128, 128, 8192, 128256, 8, 16, False),
+    Run("Llama 3 405B", "hybrid", "H100", 8192, 2048, 430, LLAMA, 16384, 128, 128, 8192, 128256, 8, 16, False, 8),
+    Run("Llama 3 405B", "hybrid", "H100", 16384, 2048, 400, LLAMA, 16384, 128, 128, 8192, 128256, 8, 16, False, 8),
 )  # fmt: skip
 OWN_SIZES = "vocabulary=256, context=128, width=128, heads=4, layers=4"
 
@@ -165,7 +166,9 @@ def planned_run(row: Run) -> tuple[StepTime, float]:
         data_ranks = row.gpus // (row.tensor * row.pipeline)
         asked |= {"tensor": row.tensor, "pipeline": row.pipeline, "accumulate": row.batch // data_ranks}
     if row.pipeline > 1:
-        asked["schedule"] = "1F1B"
+        asked |= (
+            {"schedule": "Interleaved1F1B", "virtual_stages": row.stages} if row.stages > 1 else {"schedule": "1F1B"}
+        )
     script = able_to(script.with_cells(model=model, data=data), asked)
     split = [(row.tensor, False)] if row.tensor > 1 else []
     facts = facts_of(script, asked, split, precisions=["16"], on_gpu=True)

@@ -6,14 +6,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from labkit.planner.alternatives import half_of
+from labkit.planner.alternatives import HALF, half_of
 from labkit.planner.candidate import ALIKE, MARGIN, Candidate, fastest, held_by, judged, lacks, when
 from labkit.planner.data_sheets import Device
 from labkit.planner.layout import Layout, layout_of
+from labkit.planner.memory.peak import worst
 from labkit.planner.model.facts import ModelFacts
 from labkit.planner.networks import between_hosts
 from labkit.planner.scaling import largest_micro_batch, largest_model
 from labkit.planner.search import Search
+from labkit.planner.speed.kernels import matrix_share
 from labkit.planner.speed.speed_model import SpeedModel
 from labkit.planner.variants import SUPERSEDED, own_parameters, simplicity, variants
 from labkit.record.measured.peak import Peak
@@ -203,8 +205,8 @@ def _sentences(
 
 
 def _beyond(asked: Candidate, best: Candidate | None, search: Search) -> Iterator[str]:
-    """What other numbers or methods would decide: 16 bits for a choice in fp32, and if nothing fits, what labkit does
-    not vary or have."""
+    """What other numbers or methods would decide: 16 bits for a choice in fp32, and methods that labkit does not vary
+    or have."""
     half = half_of(search.device)
     if best and best.step and best.layout and best.layout.precision == "fp32" and half:
         accumulate = best.layout.accumulate
@@ -217,7 +219,23 @@ def _beyond(asked: Candidate, best: Candidate | None, search: Search) -> Iterato
                 f"In {half}, {best.strategy} is {ratio:.2g} times as fast{_arguments(quickest, asked)}, with other "
                 f"rounding{tf32}."
             )
-    if best is None and asked.peak:
+    yield from _fused(asked, search)
+    yield from _not_in_labkit(asked, best, search)
+
+
+def _fused(asked: Candidate, search: Search) -> Iterator[str]:
+    """Whether an update of one parameter at a time would fit."""
+    if asked.fits or not (asked.peak and asked.layout) or asked.peak.phase != "optimizer" or search.device.shared:
+        return
+    held = worst(search.facts, asked.layout, on_gpu=False)[1].bytes
+    if held <= search.device.usable_by(asked.ranks):
+        yield f"AdamW(…, fused=True) in make_optimizer has no temporaries: with it {gib(held)} are held, which fits."
+
+
+def _not_in_labkit(asked: Candidate, best: Candidate | None, search: Search) -> Iterator[str]:
+    """Methods that labkit does not have or vary, where they would decide."""
+    facts, device = search.facts, search.device
+    if asked.peak and (best is None or best.parameters.get("cpu_offload")):
         held = asked.peak.categories
         states = sum(held.get(name, 0) for name in ("parameters", "gradients", "optimizer"))
         if 2 * states > asked.peak.bytes:
@@ -229,4 +247,20 @@ def _beyond(asked: Candidate, best: Candidate | None, search: Search) -> Iterato
             yield (
                 "Most of it are activations: offloading them (torch.autograd.graph.save_on_cpu) and context "
                 "parallelism divide them; labkit's scripts have neither."
+            )
+    if best and best.layout and best.layout.activation_checkpointing and not asked.fits:
+        yield "selective_checkpointing=True recomputes less and holds more: plan it to see whether it fits, too."
+    step = best.step if best else None
+    waits = step is not None and 4 * step.parts.get("communication", 0.0) > step.seconds
+    if facts.experts and asked.ranks > 1 and (best is None or waits):
+        yield (
+            "Expert parallelism would divide the experts among ranks and send tokens instead of parameters; labkit's "
+            "scripts do not have it."
+        )
+    if best and step and best.layout and best.layout.precision in HALF and device.has_fp8 and device.bandwidth:
+        share = matrix_share(facts, device, best.layout.precision, best.layout.micro_batch)
+        if share > 0.5:
+            yield (
+                f"Matrix products are {share:.0%} of the GPU's work: fp8 (torchao.float8) would at best halve their "
+                "time; labkit's scripts do not have it."
             )

@@ -8,7 +8,7 @@ from typing import Any
 from labkit.planner.data_sheets import Device
 from labkit.planner.layout import Layout
 
-__all__ = ["Change", "half_of", "remedies", "ways"]
+__all__ = ["HALF", "Change", "half_of", "remedies", "ways"]
 
 Change = tuple[dict[str, Any], tuple[str, ...]]  # options, and their descriptions
 

@@ -48,7 +48,8 @@ def _pipeline(facts: ModelFacts, layout: Layout) -> str:
     before_2_11 = release_of(version("torch")) < (2, 11)
     least = {"GPipe": before_2_11, "1F1B": 1, "DualPipeV": 2}.get(schedule, 0) * ranks
     if layout.accumulate < least:
-        return f"{schedule} on {ranks} ranks needs at least {least} micro-batches; accumulate is {layout.accumulate}"
+        why = f"{least} micro-batches" + (" before torch 2.11" if schedule == "GPipe" else "")
+        return f"{schedule} on {ranks} ranks needs at least {why}; accumulate is {layout.accumulate}"
     if schedule.startswith("Interleaved") and layout.accumulate % ranks:
         return f"{schedule} needs a multiple of {ranks} micro-batches; accumulate is {layout.accumulate}"
     if schedule in SCHEDULES_LOOPED and layout.options["virtual_stages"] < 1:

@@ -62,6 +62,11 @@ class Device:
         return max(0, self.usable // -(-ranks // self.nodes) - self.outside) if self.shared else self.usable
 
     @property
+    def has_fp8(self) -> bool:
+        """Whether its tensor cores multiply in 8 bits: Ada, Hopper, Blackwell (NVIDIA's data sheets) and CDNA 3."""
+        return any(name in self.name for name in ("L4", "RTX 40", "RTX 50", "H100", "H200", "B200", "MI300X"))
+
+    @property
     def precisions(self) -> tuple[str, ...]:
         """The precisions that the hardware supports; for a CPU, those that the scripts accept there."""
         return tuple(self.flops) or self.halves
@@ -165,6 +170,32 @@ DEVICES: tuple[Device, ...] = (
     _gpu("A10G", 22.06, 35, 70, 70, 600, "PCIe 4 x16", 8, GBIT_100, "NVIDIA A10G data sheet (Amazon's g5)", "a10g24"),
     _gpu("V100 16", 15.77, 15.7, 125, None, 900, "NVLink 2", 8, 50, "NVIDIA V100 SXM2 data sheet"),
     _gpu("V100 32", 31.73, 15.7, 125, None, 900, "NVLink 2", 8, 50, "NVIDIA V100 SXM2 data sheet"),
+    _gpu(
+        "V100 PCIe 16",
+        15.77,
+        14,
+        112,
+        None,
+        900,
+        "PCIe 3 x16",
+        8,
+        GBIT_100,
+        "NVIDIA V100 PCIe data sheet",
+        "v10016pcie",
+    ),
+    _gpu(
+        "V100 PCIe 32",
+        31.73,
+        14,
+        112,
+        None,
+        900,
+        "PCIe 3 x16",
+        8,
+        GBIT_100,
+        "NVIDIA V100 PCIe data sheet",
+        "v10032pcie",
+    ),
     _gpu("A100 40", 39.39, 19.5, 312, 312, 1555, "NVLink 3", 8, 200, "NVIDIA A100 SXM data sheet"),
     _gpu("A100 80", 79.15, 19.5, 312, 312, 2039, "NVLink 3", 8, 200, "NVIDIA A100 SXM data sheet"),
     _gpu(
@@ -291,6 +322,16 @@ DEVICES: tuple[Device, ...] = (
 )
 
 
+# What notebook services lend: kaggle.com/docs/notebooks, colab.research.google.com (2026)
+LENT = {
+    "kaggle": "2xT4",
+    "kaggle p100": "P100",
+    "colab": "1xT4",
+    "colab l4": "1xL4",
+    "colab a100": "1xA100 40",
+}
+
+
 def device_named(name: str | None) -> Device:
     """A preset by its name in any spelling ("a100-40", "Tesla T4", "A100 40GB"); None or "this machine" is this
     machine's device. Raises LaunchError, which lists all presets, for an unknown or ambiguous name."""
@@ -302,14 +343,15 @@ def device_named(name: str | None) -> Device:
     matches = [d.name for d in DEVICES if d.name.lower().startswith(f"{_plain(name)} ")]
     near = get_close_matches(_plain(name), known, n=1, cutoff=0.0)[0]
     hint = f"use {' or '.join(matches)}" if matches else f"the closest name is {known[near]}"
-    names = ", ".join([*known.values(), THIS_MACHINE])
+    names = ", ".join([*known.values(), *(service.title() for service in LENT), THIS_MACHINE])
     raise LaunchError(f"unknown device {name!r}; {hint}. Known devices: {names}")
 
 
 def devices_named(text: str | None) -> tuple[int | None, Device]:
-    """`(count, device)` of "2xT4", "T4x2" or "8 x H100"; the count is None if the text has none."""
+    """`(count, device)` of "2xT4", "T4x2", "8 x H100" or "Kaggle"; the count is None if the text has none."""
     if not isinstance(text, str | None):
         raise LaunchError(f"device must be a name such as 'T4', '2xT4' or 'A100 80', got {text!r}")
+    text = LENT.get((text or "").strip().lower(), text)
     for pattern, count, name in ((r"(\d+)(?:\s*[x×*]\s*|\s)(.+)", 1, 2), (r"(.+?)\s*[x×*]\s*(\d+)", 2, 1)):
         match = re.fullmatch(pattern, (text or "").strip(), re.IGNORECASE)
         if match and _preset(match[name]) and int(match[count]):

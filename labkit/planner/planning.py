@@ -102,6 +102,7 @@ def plan(
         peaks = {each: peak for each, future in playing.items() if (peak := result_of(future, "not rehearsed"))}
         rank = max(peaks, key=lambda each: peaks[each].bytes, default=rank or 0) if rank is None else rank
         rehearsed, advice, states = peaks.get(rank), None, None
+        skewed = threads.submit(play, rank=rank, skewed=True) if facts and facts.experts and rehearsed else None
         if facts:
             if measure and kind.is_this_machine:  # nothing else may run while ranks are timed
                 measure_speed(script, ranks // kind.nodes, parameters, again=False, nodes=kind.nodes)
@@ -113,6 +114,9 @@ def plan(
                     f"the memory of {', '.join(facts.corrected)} is what it takes on this CPU; a GPU's kernel differs"
                 )
             problems += facts.assumed
+            if skewed and (most := result_of(skewed, "not rehearsed with all tokens at the same experts")):
+                fits = "fits" if most.bytes <= kind.usable_by(ranks) else "does not fit"
+                problems.append(f"if all tokens go to the same experts, a rank holds {gib(most.bytes)}, which {fits}")
             if facts.looked_at:
                 problems.append(
                     f"samples differ in length: batches are planned at the longest of the first {facts.looked_at}"

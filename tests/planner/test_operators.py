@@ -113,6 +113,26 @@ def test_what_conditions_select_is_everything_unless_a_router_chose():
         assert [len(found) for found in torch.where(chosen == 1)] == [3, 3]
 
     assert "each of 4 experts is taken to get the same share of the tokens" in fake.assumed
+    assert fake.experts == 4
+
+
+def test_a_skewed_router_sends_every_token_to_as_few_experts_as_it_can():
+    with CheckedFakeMode(skewed=True):
+        for _layer in range(2):
+            chosen = torch.zeros(6, 4).topk(2).indices
+            assert [len(torch.where(chosen == i)[0]) for i in range(4)] == [6, 6, 0, 0]
+
+
+def test_a_wrong_fake_kernel_of_an_operator_that_nobody_named_is_corrected():
+    library = torch.library.Library("unnamed", "DEF")
+    library.define("scaled(Tensor x) -> (Tensor, Tensor)")
+    library.impl("scaled", lambda x: (2 * x, x.new_empty(10 * x.numel())), "CPU")
+    torch.library.register_fake("unnamed::scaled", lambda x: (torch.empty_like(x), x.new_empty(0)), lib=library)
+    with CheckedFakeMode() as fake:
+        _, workspace = torch.ops.unnamed.scaled(torch.zeros(64, 64))
+
+    assert workspace.untyped_storage().nbytes() == 10 * 64 * 64 * 4
+    assert fake.corrected == {"unnamed.scaled"}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])

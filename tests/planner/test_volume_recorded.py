@@ -84,6 +84,8 @@ CASES = [
 MORE = [
     ("fsdp", 2, {"reshard_after_forward": "always", "precision": "bf16"}),
     ("hybrid", 4, {"tensor": 2}),
+    ("hybrid", 4, {"tensor": 2, "precision": "bf16", "activation_checkpointing": True}),
+    ("hybrid", 4, {"pipeline": 2, "accumulate": 2, "precision": "bf16"}),
     ("fsdp", 4, {"replicas": 2}),
     ("zero1", 2, {"accumulate": 2}),
     ("ddp", 2, {"accumulate": 2, "bucket_mib": 0.2}),

@@ -15,6 +15,8 @@ import psutil
 import pytest
 
 import labkit
+from labkit.planner.model import child
+from labkit.planner.model.answers import Answers
 from labkit.planner.model.child import FORKS, _servers, close
 
 pytestmark = pytest.mark.skipif(not FORKS, reason="there is a process for each question")
@@ -44,6 +46,11 @@ labkit.plan("ddp", nproc_per_node=1)
 print(_servers[0].process.pid, flush=True)
 os.kill(os.getpid(), 9)
 """
+
+
+@pytest.fixture(autouse=True)
+def no_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child, "_answers", Answers())
 
 
 @pytest.fixture
@@ -132,6 +139,25 @@ def test_a_plan_has_the_variables_and_the_folder_of_its_time(
     facts = labkit.plan(labkit.Script.load("ddp").with_cells(model=DEPENDING), nproc_per_node=1).facts
     assert facts is not None
     assert facts.elements == 2 * 256 * 8
+
+
+def test_only_what_the_options_and_files_change_is_computed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("VOCABULARY", "256")
+    (tmp_path / "width").write_text("8")
+    script = labkit.Script.load("ddp").with_cells(model=DEPENDING)
+    first = labkit.plan(script, nproc_per_node=1)
+    close()
+    again = labkit.plan(script, nproc_per_node=1, steps=7)
+    assert not _servers  # nobody was asked
+    assert (again.facts, again.rehearsed) == (first.facts, first.rehearsed)
+    larger = labkit.plan(script, nproc_per_node=1, global_batch_size=128)
+    assert larger.facts == first.facts
+    assert larger.rehearsed.bytes > first.rehearsed.bytes
+    (tmp_path / "width").write_text("16")
+    assert labkit.plan(script, nproc_per_node=1).facts.elements == 2 * first.facts.elements
 
 
 def test_it_ends_with_the_process_that_asks() -> None:

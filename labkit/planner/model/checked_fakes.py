@@ -17,6 +17,7 @@ from torch.utils.flop_counter import flop_registry
 __all__ = ["CheckedFakeMode"]
 
 aten = torch.ops.aten
+DEVICE: Any = torch.ops.prim.device.default  # half of all calls
 # torch's own namespaces: decompositions and collectives
 TRUSTED = {"prims", "c10d", "_c10d_functional"}
 # sizes known to be right; their checks took longest
@@ -40,18 +41,23 @@ class CheckedFakeMode(FakeTensorMode):
     results have the sizes that their shapes say.
 
     What a condition selects depends on values, which fake tensors lack: after a router (topk or argmax), the elements
-    of a condition are taken to be divided evenly among its experts, otherwise all of it is selected. `assumed` has a
-    sentence for each kind.
+    of a condition are taken to be divided evenly among its experts, or, if `skewed`, to go to as few as possible;
+    otherwise all of it is selected. `assumed` has a sentence for each kind; `experts` is their largest number.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, skewed: bool = False) -> None:
         super().__init__(allow_non_fake_inputs=True)
         self.corrected: set[str] = set()
         self.assumed: set[str] = set()
-        self._experts = 0  # from which the latest router chose
+        self.experts = 0
+        self._skewed = skewed
+        self._experts, self._each = 0, 1  # from which the latest router chose, and how many for each token
+        self._left = 0  # choices that no expert has got yet
         self._larger: dict[Any, list[Shape | None]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is DEVICE and isinstance(args[0], FakeTensor):
+            return args[0].fake_device
         if func.overloadpacket in SELECTING and any(
             map(_is_condition, tree_leaves(args[SELECTING[func.overloadpacket]]))
         ):
@@ -60,7 +66,9 @@ class CheckedFakeMode(FakeTensorMode):
             return self._grouped(args, kwargs or {})
         out = super().__torch_dispatch__(func, types, args, kwargs)
         if func.overloadpacket in ROUTING and args[0].dim() > 1:
-            self._experts = args[0].shape[-1]
+            self._experts, self._left = args[0].shape[-1], -1
+            self._each = args[1] if func.overloadpacket is aten.topk else 1
+            self.experts = max(self.experts, self._experts)
         if not _is_suspect(func):
             return out
         leaves, spec = tree_flatten(out)
@@ -108,7 +116,12 @@ class CheckedFakeMode(FakeTensorMode):
             self.assumed.add(f"each of {self._experts} experts is taken to get the same share of the tokens")
         else:
             self.assumed.add("what a condition selects is taken to be everything")
-        return torch.zeros(condition.numel() // max(1, self._experts), condition.dim(), dtype=torch.int64)
+        chosen = condition.numel() // max(1, self._experts)
+        if self._skewed and self._experts:
+            self._left = condition.numel() if self._left < 0 else self._left
+            chosen = min(self._left, condition.numel() // self._each)
+            self._left -= chosen
+        return torch.zeros(chosen, condition.dim(), dtype=torch.int64)
 
     def _compared(self, func: Any, args: Any, kwargs: Any, leaves: list[Any]) -> list[Shape | None]:
         """For each result, its real size, stride and type if they take more memory."""

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from labkit.errors import LabError, LaunchError
+from labkit.planner.model.answers import Answers
 from labkit.record.text import plain
 
 __all__ = ["FORKS", "Unplannable", "ask", "asking", "close"]
@@ -57,6 +58,7 @@ _lock = threading.Lock()
 _servers: list[_Server] = []  # at most one
 _questions: dict[socket.socket, str] = {}  # being answered, with the name of the thread that waits for each
 _stopped: set[str] = set()  # thread pools that are being shut down
+_answers = Answers()
 
 
 @contextmanager
@@ -78,7 +80,8 @@ def asking() -> Iterator[ThreadPoolExecutor]:
 
 
 def ask(function: str, question: Mapping[str, Any]) -> Any:
-    """The answer of `labkit.planner.model.<function>`, such as "counting.count", to the question's items.
+    """The answer of `labkit.planner.model.<function>`, such as "counting.count", to the question's items: an earlier
+    one if the options and files that it depends on are the same.
 
     Raises LaunchError with the script's own message if it refuses its options, Unplannable if it cannot be planned.
     """
@@ -87,6 +90,9 @@ def ask(function: str, question: Mapping[str, Any]) -> Any:
     except OSError:
         raise Unplannable("the working directory was deleted: change to another one") from None
     request = {"function": function, "question": question, "folder": folder, "environment": os.environ | ENVIRONMENT}
+    key, argv = json.dumps(request | {"question": {**question, "argv": None}}), question["argv"]
+    if known := _answers.find(key, argv):
+        return known.value
     with tempfile.TemporaryFile() as printed:
         reply, died = _reply(json.dumps(request).encode(), printed)
     try:
@@ -97,6 +103,7 @@ def ask(function: str, question: Mapping[str, Any]) -> Any:
         raise LaunchError(plain(answered["refused"]))
     if "problem" in answered:
         raise Unplannable(plain(answered["problem"]))
+    _answers.add(key, argv, answered["reads"], answered["answer"])
     return answered["answer"]
 
 

@@ -82,6 +82,7 @@ def count(
         uncounted,
         tuple(sorted(fake_run.fake.corrected)),
         tuple(sorted(fake_run.fake.assumed)),
+        fake_run.fake.experts if fake_run.fake.assumed else 0,
     ).to_json()
 
 

@@ -108,7 +108,7 @@ class ModelFacts:
     it. `layers`: the number of repeated layers if the model is one unit. `looked_at`: the number
     of samples among which the longest was chosen, if they differ. `corrected`: operators whose fake kernels return too
     little, and whose results therefore have the sizes that they have on this CPU. `assumed`: sentences on what depends
-    on values.
+    on values. `experts`: among which a router chooses.
     """
 
     units: tuple[Unit, ...]
@@ -124,6 +124,7 @@ class ModelFacts:
     uncounted: Mapping[tuple[str, bool], str] = field(default_factory=dict)
     corrected: tuple[str, ...] = ()
     assumed: tuple[str, ...] = ()
+    experts: int = 0
 
     @property
     def elements(self) -> int:

@@ -12,7 +12,7 @@ import types
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -26,6 +26,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import schedules
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from labkit.planner.model.answers import Watched
 from labkit.planner.model.checked_fakes import CheckedFakeMode
 from labkit.planner.model.cuda_autocast import follow_cuda
 from labkit.planner.model.fakes import (
@@ -48,22 +49,27 @@ DEPENDS_ON_DATA = ("DataDependentOutputException", "DynamicOutputShapeException"
 
 class FakeRun:
     """`script` has the script's names, `args` its options; in the mode `fake` new tensors have no data. `on_gpu`: with
-    CUDA's autocast rules, until the process ends."""
+    CUDA's autocast rules, until the process ends. `skewed`: a router sends all tokens to the same experts."""
 
-    def __init__(self, text: str, argv: Sequence[str], path: str = "", on_gpu: bool = False):
+    options: ClassVar[set[str]] = set()  # the names of the script's
+
+    def __init__(self, text: str, argv: Sequence[str], path: str = "", on_gpu: bool = False, skewed: bool = False):
         _patch_torch()
         if on_gpu:
             follow_cuda()
         gc.freeze()  # exempts torch's objects from collection; a large fake model adds millions
         self.script = _loaded(text, path)
+        _patch_transformers()
         sys.argv = [SCRIPT_FILE, *argv]
-        self.args = self.script.parse_args()
+        args = vars(self.script.parse_args())
+        FakeRun.options.update(args)
+        self.args = Watched(**args)
         torch.use_deterministic_algorithms(False)  # parsing options may have enabled it
-        if self.option("precision") == "fp16":
+        if args.get("precision") == "fp16":
             self.args.precision = "bf16"  # same size; scripts accept fp16 on a GPU only
-        if self.option("compile"):
+        if args.get("compile"):
             self.args.compile = False  # its memory cannot be predicted
-        self.fake = CheckedFakeMode()
+        self.fake = CheckedFakeMode(skewed)
 
     def option(self, name: str) -> Any:
         """The value of an option; None if the script does not have it."""
@@ -216,6 +222,20 @@ def _patch_torch() -> None:
     ]
     for owner, name, replacement in replacements:
         setattr(owner, name, replacement)
+
+
+def _patch_transformers() -> None:
+    """Its models look at the values of the positions for packed sequences, and without values take them for packed.
+    Positions that the model numbered itself, the same for all samples, are one sequence."""
+    masks: Any = sys.modules.get("transformers.masking_utils")
+    indices_in = getattr(masks, "find_packed_sequence_indices", None)
+
+    def find(positions: torch.Tensor) -> Any:
+        alike = positions.dim() == 2 and (len(positions) == 1 or positions.stride(0) == 0)
+        return None if alike and isinstance(positions, FakeTensor) else indices_in(positions)
+
+    if indices_in:
+        masks.find_packed_sequence_indices = find
 
 
 def _is_allocated(tensor: torch.Tensor) -> bool:

@@ -20,27 +20,36 @@ __all__ = ["peak_in_a_step", "rehearse"]
 
 
 def rehearse(
-    script: Script, ranks: int, parameters: Mapping[str, Any], *, rank: int = 0, path: str = "", on_gpu: bool = False
+    script: Script,
+    ranks: int,
+    parameters: Mapping[str, Any],
+    *,
+    rank: int = 0,
+    path: str = "",
+    on_gpu: bool = False,
+    skewed: bool = False,
 ) -> Peak:
     """The peak memory of `rank` in a step, after the optimizer has its state.
 
     `path` is the script's file, if any, so that modules next to it can be imported. `on_gpu`: with CUDA's autocast
-    rules.
+    rules. `skewed`: a router sends all tokens to the same experts, instead of the same share to each.
 
     Raises LaunchError if the script refuses its options, Unplannable if it cannot run on tensors without data.
     """
     script = script if path else able_to(script, parameters)
     argv = command_line(script, parameters)
     question = {"text": str(script), "argv": argv, "path": path, "ranks": ranks, "rank": rank, "on_gpu": on_gpu}
-    return Peak(*ask("rehearsal.peak_in_a_step", question))
+    return Peak(*ask("rehearsal.peak_in_a_step", question | {"skewed": skewed}))
 
 
-def peak_in_a_step(text: str, argv: list[str], path: str, ranks: int, rank: int, on_gpu: bool) -> Peak:
+def peak_in_a_step(
+    text: str, argv: list[str], path: str, ranks: int, rank: int, on_gpu: bool, skewed: bool = False
+) -> Peak:
     from labkit.planner.model.fake_run import CPU, FakeRun
     from labkit.planner.model.fakes import silence
     from labkit.worker.measures.tracker import Tracker
 
-    fake_run = FakeRun(text, argv, path, on_gpu)
+    fake_run = FakeRun(text, argv, path, on_gpu, skewed)
     script, args = fake_run.script, fake_run.args
     mesh = fake_run.join_group(ranks, rank)
     data = mesh["data"]
@@ -101,7 +110,8 @@ def _make_state(optimizer: Any, alike: list[list[Any]]) -> None:
     optimizer.zero_grad()
     for first, *others in alike:
         for p in others if first in optimizer.state else []:
-            optimizer.state[p] = {name: value.clone() for name, value in optimizer.state[first].items()}
+            values = {name: getattr(value, "_local_tensor", value) for name, value in optimizer.state[first].items()}
+            optimizer.state[p] = {name: value.clone() for name, value in values.items()}  # never updated
 
 
 @contextmanager

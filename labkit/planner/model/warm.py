@@ -25,7 +25,8 @@ import labkit.planner.model.counting
 import labkit.planner.model.rehearsal
 import labkit.planner.model.sizes
 import labkit.worker.measures.tracker  # noqa: F401
-from labkit.planner.model.fake_run import DEPENDS_ON_DATA, SCRIPT_FILE
+from labkit.planner.model.answers import Reads
+from labkit.planner.model.fake_run import DEPENDS_ON_DATA, SCRIPT_FILE, FakeRun
 
 PR_SET_PDEATHSIG = 1
 
@@ -87,12 +88,14 @@ def answer(question: socket.socket) -> None:
     """Answer one question and exit."""
     request = json.loads(question.makefile("rb").readline())
     module, _, name = request["function"].partition(".")
+    reads = Reads()
     try:
         os.chdir(request["folder"])
         os.environ.clear()
         os.environ.update(request["environment"])
         function = getattr(importlib.import_module(f"labkit.planner.model.{module}"), name)
         result: dict[str, Any] = {"answer": function(**request["question"])}
+        result["reads"] = reads.all(FakeRun.options)
     except SystemExit as error:
         result = {"refused": str(error)}
     except Exception as error:

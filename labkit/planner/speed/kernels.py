@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from labkit.planner.data_sheets import Device
 from labkit.planner.model.facts import ModelFacts, Profile, Variant, Work
 
-__all__ = ["SPREAD", "KernelTimes", "kernel_times"]
+__all__ = ["SPREAD", "KernelTimes", "kernel_times", "matrix_share"]
 
 # On tensor cores: fractions of what large matrix products reach (data_sheets.REACHED).
 COMPUTED = {"matmul": 0.8, "convolution": 0.7, "depthwise": 0.5, "attention": 0.5, "recurrent": 0.2}
@@ -32,9 +32,12 @@ class KernelTimes:
     ends: float
 
 
-def kernel_times(facts: ModelFacts, device: Device, precision: str, samples: int) -> KernelTimes:
-    """The longer of the GPU's and the host's time: the host launches operators ahead of the GPU."""
-    profiles = facts.profiles[Variant("16" if precision in ("fp16", "bf16") else precision)]
+def kernel_times(
+    facts: ModelFacts, device: Device, precision: str, samples: int, half_parameters: bool = False
+) -> KernelTimes:
+    """The longer of the GPU's and the host's time: the host launches operators ahead of the GPU. `half_parameters`: as
+    FSDP computes in 16 bits, not autocast alone."""
+    profiles = _profiles(facts, precision, half_parameters)
     names = [unit.name for unit in facts.units] + ["loss"] * (len(profiles) - len(facts.units))
     known: dict[int, dict[str, float]] = {}
     total = {"forward": 0.0, "backward": 0.0}
@@ -49,6 +52,22 @@ def kernel_times(facts: ModelFacts, device: Device, precision: str, samples: int
     both = sum(total.values())
     longer = max(1.0, launched * HOST / both) if both else 1.0
     return KernelTimes(longer * total["forward"], longer * both, longer * ends)
+
+
+def matrix_share(facts: ModelFacts, device: Device, precision: str, samples: int) -> float:
+    """The fraction of the GPU's time in products of matrices."""
+    seconds = {False: 0.0, True: 0.0}
+    for profile in _profiles(facts, precision, True):
+        for work in profile.work:
+            seconds[work.kind == "matmul"] += _operator(work, device, precision, samples)
+    total = sum(seconds.values())
+    return seconds[True] / total if total else 0.0
+
+
+def _profiles(facts: ModelFacts, precision: str, half_parameters: bool) -> tuple[Profile, ...]:
+    is_half = precision in ("fp16", "bf16")
+    plain = Variant("16" if is_half else precision)
+    return facts.profiles.get(plain._replace(half_parameters=is_half and half_parameters)) or facts.profiles[plain]
 
 
 def _seconds(profile: Profile, device: Device, precision: str, samples: int) -> dict[str, float]:

@@ -105,9 +105,11 @@ def remembered_rates(
         return None
 
 
-def assumed_rates(facts: ModelFacts, device: Device, precision: str, samples: int) -> Rates:
-    """Rates from a data sheet for micro-batches of this size, with a wide band. Raises LaunchError for a precision that
-    the hardware does not support."""
+def assumed_rates(
+    facts: ModelFacts, device: Device, precision: str, samples: int, half_parameters: bool = False
+) -> Rates:
+    """Rates from a data sheet for micro-batches of this size, with a wide band. `half_parameters`: under FSDP. Raises
+    LaunchError for a precision that the hardware does not support."""
     if not device.flops or device.bandwidth is None:
         raise LaunchError(f"{device.name} has no published speed; measure it with labkit.plan(…, measure=True)")
     if precision not in device.flops:
@@ -115,8 +117,9 @@ def assumed_rates(facts: ModelFacts, device: Device, precision: str, samples: in
         raise LaunchError(f"{device.name} does not support {precision}; it supports {supported}")
     if (precision if precision == "fp32" else "16", False) in facts.uncounted:
         raise LaunchError(f"the speed in {precision} is unknown: the model was not counted in it")
-    times = kernel_times(facts, device, precision, samples)
-    handed_on = sum(unit.output for unit in facts.units if unit.name.startswith("blocks.")) * facts.itemsize
+    times = kernel_times(facts, device, precision, samples, half_parameters)
+    itemsize = 2 if half_parameters and precision in ("fp16", "bf16") else facts.itemsize
+    handed_on = sum(unit.output for unit in facts.units if unit.name.startswith("blocks.")) * itemsize
     bandwidth = device.moved * device.bandwidth
     return Rates(
         ranks=1,

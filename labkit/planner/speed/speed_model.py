@@ -11,6 +11,7 @@ from labkit.launcher.hardware import hardware
 from labkit.launcher.link.bandwidth import Link, measure_link, remembered_link
 from labkit.planner.data_sheets import Device
 from labkit.planner.layout import Layout
+from labkit.planner.memory.peak import variant_of
 from labkit.planner.model.facts import ModelFacts
 from labkit.planner.networks import Hosts
 from labkit.planner.speed.rates import Rates, assumed_link, assumed_rates, measure_rates, remembered_rates
@@ -40,7 +41,7 @@ class SpeedModel:
             return None
         device = self.device
         here = min(layout.ranks, device.box) if device.nodes > 1 else layout.ranks
-        rates = self._once(("rates", layout.precision, here, layout.micro_batch), self._rates, layout, here)
+        rates = self._once(_key(layout, here), self._rates, layout, here)
         link = self._once(("link", layout.ranks), self._link, layout.ranks) if layout.ranks > 1 else None
         if rates is None or (link is None and layout.ranks > 1):
             return None
@@ -53,7 +54,7 @@ class SpeedModel:
         if the speed is unknown."""
         if not self._knows(layout):
             return {}
-        rates = self._once(("rates", layout.precision, self.ranks, layout.micro_batch), self._rates, layout, self.ranks)
+        rates = self._once(_key(layout, self.ranks), self._rates, layout, self.ranks)
         near = max(2, min(layout.ranks, self.device.box))
         link = self._once(("link", near), self._link, near)
         if rates is None or link is None:
@@ -81,7 +82,10 @@ class SpeedModel:
             for n in dict.fromkeys((ranks, self.ranks, *MEASURED_WITH) if self.device.is_this_machine else ())
             if (rates := remembered_rates(self.script, n, parameters))
         )
-        return next(measured, None) or assumed_rates(self.facts, self.device, layout.precision, layout.micro_batch)
+        if known := next(measured, None):
+            return known
+        half = variant_of(layout).half_parameters
+        return assumed_rates(self.facts, self.device, layout.precision, layout.micro_batch, half)
 
     def _link(self, ranks: int) -> Link | None:
         here = hardware() if self.device.is_this_machine else None
@@ -95,6 +99,10 @@ class SpeedModel:
             None,
         )
         return measured or assumed_link(self.device, near)
+
+
+def _key(layout: Layout, ranks: int) -> tuple[Any, ...]:
+    return "rates", layout.precision, variant_of(layout).half_parameters, layout.micro_batch, ranks
 
 
 def crowded(rates: Rates, ranks: int) -> Rates:

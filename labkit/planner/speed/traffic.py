@@ -147,13 +147,13 @@ def _staged(facts: ModelFacts, layout: Layout, rank: int) -> Iterator[Collective
     apart = layout.data * layout.tensor  # mesh axes: pipeline, data, tensor; the last varies fastest
     me = rank // apart
     blocks = [unit for unit in facts.units if unit.name.startswith("blocks.")]
-    each = len(blocks) // layout.stages
+    each, width = len(blocks) // layout.stages, _passed_on(facts, layout)
     for stage in layout.stages_of(me):
-        handed_on = blocks[each * (stage + 1) - 1].output * facts.itemsize * layout.micro_batch * layout.accumulate
+        handed_on = blocks[each * (stage + 1) - 1].output * width * layout.micro_batch * layout.accumulate
         if stage + 1 in owners and owners[stage + 1] != me:
             yield Collective("send", 2, handed_on, layout.accumulate, "forward", True, apart)
         if stage and owners[stage - 1] != me:
-            before = blocks[each * stage - 1].output * facts.itemsize * layout.micro_batch * layout.accumulate
+            before = blocks[each * stage - 1].output * width * layout.micro_batch * layout.accumulate
             yield Collective("send", 2, before, layout.accumulate, "backward", True, apart)
         if layout.strategy == "hybrid":
             units = [*blocks[each * stage : each * (stage + 1)], *_ends(facts, layout, stage)]
@@ -167,6 +167,12 @@ def _staged(facts: ModelFacts, layout: Layout, rank: int) -> Iterator[Collective
             yield Collective("reduce_scatter", layout.data, scattered, calls, "backward", False, layout.tensor)
     yield Collective("all_reduce", layout.data, SCALAR, 1, "forward", False, layout.tensor)  # flag for a changed shape
     yield Collective("broadcast", layout.pipeline, SUM, 1, "backward", False, apart)
+
+
+def _passed_on(facts: ModelFacts, layout: Layout) -> int:
+    """Bytes of an element between blocks: FSDP casts a block's input, autocast alone keeps sums in the parameters'
+    type."""
+    return HALF.get(layout.precision, facts.itemsize) if layout.strategy == "hybrid" else facts.itemsize
 
 
 def _ends(facts: ModelFacts, layout: Layout, stage: int) -> list[Unit]:
@@ -194,7 +200,8 @@ def _tensor(facts: ModelFacts, layout: Layout, rank: int) -> Iterator[Collective
     ]
     elements = sum(unit.output for unit in mine) * layout.micro_batch * layout.accumulate
     calls = len(mine) * layout.accumulate
-    forward, backward = elements * HALF.get(layout.precision, facts.itemsize), elements * facts.itemsize
+    forward = elements * HALF.get(layout.precision, facts.itemsize)
+    backward = elements * _passed_on(facts, layout)
     again = layout.activation_checkpointing  # recomputation stops before a block's last sum
     if not layout.options.get("sequence_parallel"):
         yield Collective("all_reduce", layout.tensor, 2 * forward, 2 * calls, "forward", False)
@@ -202,7 +209,9 @@ def _tensor(facts: ModelFacts, layout: Layout, rank: int) -> Iterator[Collective
             "all_reduce", layout.tensor, 2 * backward + again * forward, (2 + again) * calls, "backward", False
         )
         return
-    ends = mine[-1].output * layout.micro_batch * layout.accumulate * facts.itemsize  # split once, gathered once
+    ends = (
+        mine[-1].output * layout.micro_batch * layout.accumulate * _passed_on(facts, layout)
+    )  # split once, gathered once
     gathers = 2 * backward + ends, 2 * calls + layout.accumulate
     yield Collective("all_gather", layout.tensor, *gathers, "forward", False)
     yield Collective("reduce_scatter", layout.tensor, 2 * forward, 2 * calls, "forward", False)

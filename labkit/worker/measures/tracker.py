@@ -133,6 +133,8 @@ class Tracker(TorchDispatchMode):
             undo()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "prim":  # asks a tensor for its device
+            return func(*args, **(kwargs or {}))
         self._operation = func
         category = COMMUNICATION if func.namespace in COLLECTIVES else TEMPORARY
         counts = category == COMMUNICATION

@@ -1,0 +1,113 @@
+"""Answers of the planner's children that need not be computed again: a child reports which options of the script it
+read and which files it opened, and as long as these are the same, so is the answer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import stat
+import sys
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Answers", "Reads", "Watched"]
+
+MOST = 64
+NOT_FILES = ("/proc/", "/sys/", "/dev/")
+
+
+class Watched(argparse.Namespace):
+    """A script's options, which remember the names that were read."""
+
+    def __getattribute__(self, name: str) -> Any:
+        Reads.options.add(name)
+        return super().__getattribute__(name)
+
+
+class Reads:
+    """What this process reads from its creation on. There is one in each child of warm.py."""
+
+    options: set[str] = set()  # read from Watched
+
+    def __init__(self) -> None:
+        self.paths: set[str] = set()
+        self.modules = set(sys.modules)
+        sys.addaudithook(self._note)
+
+    def _note(self, event: str, args: tuple[Any, ...]) -> None:
+        if event == "open":
+            path, _, flags = args
+            if isinstance(path, str | bytes) and not flags & (os.O_WRONLY | os.O_RDWR):
+                self.paths.add(str(Path(os.fsdecode(path)).absolute()))
+        elif event in ("os.listdir", "os.scandir") and isinstance(args[0], str | bytes | None):
+            self.paths.add(str(Path(os.fsdecode(args[0] or ".")).absolute()))
+
+    def all(self, declared: set[str]) -> dict[str, Any]:
+        """In JSON's types. `declared` are the names of all options."""
+        imported = (sys.modules[name] for name in sys.modules.keys() - self.modules)
+        sources = {path for module in imported if isinstance(path := getattr(module, "__file__", None), str)}
+        seen = {path: stamp for path in self.paths | sources if (stamp := _stamp(path))}
+        read = declared if "__dict__" in self.options else self.options
+        return {"read": sorted(read & declared), "declared": sorted(declared), "files": seen}
+
+
+@dataclass(frozen=True)
+class _Answer:
+    argv: Sequence[str]
+    reads: Mapping[str, Any]
+    value: Any
+
+    def holds_for(self, argv: Sequence[str]) -> bool:
+        return self._relevant(argv) == self._relevant(self.argv) and all(
+            _stamp(path) == stamp for path, stamp in self.reads["files"].items()
+        )
+
+    def _relevant(self, argv: Sequence[str]) -> dict[str, list[str]]:
+        """The arguments that the child read, and those of which it cannot be known."""
+        options: dict[str, list[str]] = {}
+        values: list[str] = []
+        for argument in argv:
+            if argument.startswith("--"):
+                flag, *value = argument.split("=", 1)
+                values = options[flag] = value
+            else:
+                values.append(argument)
+        declared, read = self.reads["declared"], self.reads["read"]
+        names = {flag: flag[2:].replace("-", "_") for flag in options}
+        names |= {flag: name[3:] for flag, name in names.items() if name not in declared and name.startswith("no_")}
+        return {flag: values for flag, values in options.items() if names[flag] in read or names[flag] not in declared}
+
+
+class Answers:
+    """The latest answers by question."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[str, list[_Answer]] = OrderedDict()
+
+    def find(self, question: str, argv: Sequence[str]) -> _Answer | None:
+        """The answer to the same question with these arguments of the script, if it still holds."""
+        return next((each for each in self._known.get(question, ()) if each.holds_for(argv)), None)
+
+    def add(self, question: str, argv: Sequence[str], reads: Mapping[str, Any], value: Any) -> None:
+        """Keep an answer."""
+        self._known.setdefault(question, []).insert(0, _Answer(argv, reads, value))
+        self._known.move_to_end(question)
+        del self._known[question][MOST:]
+        while len(self._known) > MOST:
+            self._known.popitem(last=False)
+
+
+def _stamp(path: str) -> list[int] | None:
+    """Changes whenever the file or folder does; None for what is neither."""
+    if path.startswith(NOT_FILES):
+        return None
+    with suppress(OSError, ValueError):
+        status = Path(path).stat()
+        if stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode):
+            return [status.st_mtime_ns, status.st_size]
+    return None
