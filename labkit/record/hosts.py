@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from labkit.record.measured.metrics_file import Tail, finite
@@ -18,8 +19,8 @@ READINGS = ("utilisation", "memory_used", "power", "temperature")
 
 
 class HostHistory:
-    """One machine, in memory that does not grow with the run. Each of `devices` has `name`, `memory_total` and the
-    newest READINGS, None if the machine does not report them."""
+    """One machine, in memory that does not grow with the run. Each of `devices` has `name`, `uuid`,
+    `memory_total` and the newest READINGS, None if the machine does not report them."""
 
     def __init__(self, name: str, tail: Tail):
         self.name = name
@@ -40,12 +41,18 @@ class HostHistory:
                 self.tail.undecodable += 1
         return bool(records)
 
+    def used_by(self, uuids: Collection[str]) -> list[dict[str, Any]]:
+        """The devices with these UUIDs, as torch writes them; all devices if none of them is known."""
+        used = [d for d in self.devices if d["uuid"].removeprefix("GPU-") in uuids]
+        return used or self.devices
+
     def _take(self, record: dict[str, Any]) -> None:
         devices = [d for d in record.get("devices") or [] if isinstance(d, dict)]
         if record.get("k") == "meta":
             self.memory_total, self.cores = finite(record.get("memory_total")), finite(record.get("cores"))
             self.devices = [
-                {"name": str(d.get("name")), "memory_total": finite(d.get("memory_total")), **dict.fromkeys(READINGS)}
+                {"name": str(d.get("name")), "uuid": str(d.get("uuid") or ""), **dict.fromkeys(READINGS)}
+                | {"memory_total": finite(d.get("memory_total"))}
                 for d in devices
             ]
         elif record.get("k") == "host":

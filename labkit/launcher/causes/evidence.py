@@ -14,7 +14,7 @@ from labkit.record.folder import read_json
 from labkit.record.text import last_line, shortened
 from labkit.write import Script
 
-__all__ = ["LAST_WORDS_BYTES", "Evidence", "tail_text"]
+__all__ = ["CLOSED_BY_TORCHRUN", "LAST_WORDS_BYTES", "Evidence", "tail_text"]
 
 # torchrun's summary has one entry per failed rank.
 EXIT_CODE = re.compile(r"^\s*rank\s*: (\d+) \(local_rank.*\n\s*exitcode\s*: (-?\d+)", re.MULTILINE)

@@ -84,6 +84,7 @@ class RankHistory:
         self.latest: dict[str, float] = {}
         self.memory_peak = 0.0
         self.held: dict[str, Any] = {}  # device; bytes of parameters, gradients and optimizer state on this rank
+        self.uuid = ""  # of its GPU, without NVML's prefix
         self.traced: Peak | None = None  # of the step whose allocations were traced
         self.untraced = ""  # why no step was traced
         self.lost_at: int | None = None  # the first step whose recorded loss is not finite
@@ -181,7 +182,8 @@ class RankHistory:
         elif kind == "report":
             self._take_report(t, record)
         elif kind == "model":
-            self.held = {k: v for k, v in record.items() if k not in ("k", "t", "limit")}
+            self.held = {k: v for k, v in record.items() if k not in ("k", "t", "limit", "uuid")}
+            self.uuid = str(record.get("uuid") or "")
             self.memory_limit = finite(record.get("limit"))
         elif kind == "memory":
             self.traced = Peak(*(record[field] for field in Peak._fields))

@@ -114,7 +114,8 @@ def _host_row(host: str, ranks: list[RankHistory], samples: HostHistory | None, 
     own = [h.own_seconds for h in ranks if h.own_seconds]
     waits = [share for h in ranks if (share := words.share(h, "input")) is not None]
     peak = max(h.memory_peak for h in ranks)
-    busy = [d["utilisation"] for d in samples.devices if d["utilisation"] is not None] if samples else []
+    devices = samples.used_by({h.uuid for h in ranks if h.uuid}) if samples else []
+    busy = [d["utilisation"] for d in devices if d["utilisation"] is not None]
     return {
         "host": plain(host) or "not known yet",
         "ranks": ranges(h.rank for h in ranks),
