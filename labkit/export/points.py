@@ -10,7 +10,8 @@ from typing import Any
 from labkit.export.refusals import no_records
 from labkit.record import RunFolder, RunReader
 from labkit.record.measured.metrics_file import Tail, finite, number
-from labkit.record.measured.reader import PHASES, rows
+from labkit.record.measured.rank_history import PHASES
+from labkit.record.measured.reader import rows
 from labkit.record.text import plain
 from labkit.view.words import together
 
@@ -46,7 +47,7 @@ def points(folder: RunFolder) -> list[Point]:
     if not lead:
         raise no_records(folder)
     one_by_one = 1 < len({row["rank"] for row in table}) <= MOST_RANKS
-    starts, reader = _starts(folder), RunReader(folder).read_all()
+    starts, reader = _starts(folder), RunReader(folder, each_rank=True).read_all()
     newest: dict[str, dict[int, float]] = {name: {} for name in lead}
     result = []
     for step, group in groupby(scalars, key=lambda each: each[0]["step"]):

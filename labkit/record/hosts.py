@@ -8,7 +8,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any
 
 from labkit.record.measured.metrics_file import Tail, finite
@@ -40,6 +41,21 @@ class HostHistory:
             except (TypeError, ValueError, AttributeError):
                 self.tail.undecodable += 1
         return bool(records)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {k: getattr(self, k) for k in ("memory_total", "cores", "cpu", "memory_used", "devices")}
+
+    @classmethod
+    def of(cls, name: str, values: Mapping[str, Any]) -> HostHistory:
+        """From `as_dict`. Raises TypeError, KeyError or AttributeError for anything else."""
+        host = cls(name, Tail(Path(name)))
+        host.memory_total, host.cores = finite(values["memory_total"]), finite(values["cores"])
+        host.cpu, host.memory_used = finite(values["cpu"]), finite(values["memory_used"])
+        host.devices = [
+            {"name": str(d["name"]), "uuid": str(d["uuid"])} | {k: finite(d[k]) for k in ("memory_total", *READINGS)}
+            for d in values["devices"]
+        ]
+        return host
 
     def used_by(self, uuids: Collection[str]) -> list[dict[str, Any]]:
         """The devices with these UUIDs, as torch writes them; all devices if none of them is known."""

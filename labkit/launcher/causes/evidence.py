@@ -60,7 +60,7 @@ class Evidence:
             manifest=manifest,
             script=Script.parse(_text(run.script), name=Path(path).name),
             path=path,
-            histories=RunReader(folder).read_all().ranks,
+            histories=RunReader(folder, each_rank=True).read_all().ranks,
             failures=sorted(failures, key=lambda e: e["time_ns"]),
             exits={int(rank): int(code) for log in logs.values() for rank, code in EXIT_CODE.findall(log)},
             logs=logs,
