@@ -344,7 +344,7 @@ if flagship:
     display(planned["fsdp"])
 
 # %%
-two_t4s = machine.gpu_count == 2 and torch.cuda.is_available() and "T4" in torch.cuda.get_device_name()
+two_t4s = ["T4" in gpu.name for gpu in machine.hardware.gpus] == [True, True]
 if flagship and two_t4s:
     claims.predict("838 M on T4, FSDP: run", planned["fsdp"].bytes, "B", within=0.1)
     claims.predict("838 M on T4, DDP: runs out of memory", 1)

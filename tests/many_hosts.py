@@ -7,7 +7,8 @@ import random
 from collections.abc import Mapping
 from pathlib import Path
 
-from labkit.record import RunFolder
+from labkit.record import Nodes, RunFolder
+from labkit.record.measured.fold import NodeFold
 
 GIB = 2**30
 LAUNCHED = 1767323045.0  # 2026-01-02T03:04:05Z
@@ -23,10 +24,11 @@ def many_hosts(
     late: Mapping[str | int, tuple[str, float]] | None = None,
     memory_used: Mapping[str, float] | None = None,
     cuda: bool = True,
+    folded: bool = False,
 ) -> RunFolder:
     """A run of synchronous training. `late`: a host, or a rank, whose `(phase, seconds)` are added to every step of the
     second half; all others wait for it in backward, so that steps take equally long everywhere. `memory_used`: GiB of
-    256 in use, by host."""
+    256 in use, by host. `folded`: each host is a node, whose supervisor has folded its ranks."""
     late, chance = dict(late or {}), random.Random(0)
     folder = RunFolder(root / "20260102T030405Z-many-0a1b")
     folder.ranks.mkdir(parents=True)
@@ -58,6 +60,13 @@ def many_hosts(
         folder.host(host).write_text(
             "".join(json.dumps(r) + "\n" for r in _samples(host, ranks_each, (memory_used or {}).get(host, 61), cuda))
         )
+    if folded:
+        nodes = Nodes(len(hosts), ranks_each)
+        manifest = json.loads(folder.manifest.read_text())
+        folder.manifest.write_text(json.dumps(manifest | {"nodes": nodes.as_dict()}))
+        for node in range(nodes.count):
+            folder.node(node).path.mkdir(parents=True)
+            NodeFold(folder, folder, folder.node(node), nodes.ranks_of(node)).update()
     return folder
 
 

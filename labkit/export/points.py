@@ -11,7 +11,8 @@ from typing import Any
 from labkit.export.refusals import no_records
 from labkit.record import RunFolder, RunReader
 from labkit.record.measured.metrics_file import Tail, finite, number
-from labkit.record.measured.reader import PHASES, rows
+from labkit.record.measured.rank_history import PHASES
+from labkit.record.measured.reader import rows
 from labkit.record.text import plain
 from labkit.view.words import together
 
@@ -49,7 +50,7 @@ def points(folder: RunFolder, *, settled: bool = False) -> list[Point]:
         raise no_records(folder)
     end = _settled(table) if settled else math.inf
     one_by_one = 1 < len({row["rank"] for row in table}) <= MOST_RANKS
-    starts, reader = _starts(folder), RunReader(folder).read_all()
+    starts, reader = _starts(folder), RunReader(folder, each_rank=True).read_all()
     newest: dict[str, dict[int, float]] = {name: {} for name in lead}
     result = []
     for step, group in groupby(scalars, key=lambda each: each[0]["step"]):

@@ -35,6 +35,6 @@ def _finish(folder: RunFolder) -> None:
     """Mark a run as lost if the end of the session cut it off, because its state still says that it is running."""
     state = read_state(folder)
     if not state.is_final:
-        histories = RunReader(folder).read_all().ranks.values()
+        histories = RunReader(folder, each_rank=True).read_all().ranks.values()
         ended = state.started + max((history.seen for history in histories), default=0.0)
         write_state(folder, replace(state, state="lost", ended=ended, cause={"kind": "lost", "sentence": CUT}))

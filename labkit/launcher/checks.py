@@ -28,6 +28,7 @@ __all__ = [
     "check_imports",
     "check_interface",
     "check_numbers",
+    "check_precision",
     "check_ranks",
     "check_torch",
     "imported",
@@ -114,6 +115,16 @@ def _check_kernels(hardware: Hardware, ranks: int) -> None:
             f"torch {version('torch')} has no kernels for {gpu.name} ({gpu.sm}), only for {', '.join(built)}: the "
             "first operation on it would fail. Take another GPU (on Kaggle: GPU T4 x2), pass "
             f"env={{'CUDA_VISIBLE_DEVICES': ''}} to train on the CPU, or install a torch that has {gpu.sm}"
+        )
+
+
+def check_precision(precision: Any, hardware: Hardware, ranks: int) -> None:
+    """The ranks' GPUs compute in bf16 themselves, if that is what a script of labkit's is to use."""
+    slow = [gpu for gpu in hardware.gpus[:ranks] if not gpu.has_bf16] if precision == "bf16" else []
+    if slow:
+        raise LaunchError(
+            f"precision='bf16' on {slow[0].name} ({slow[0].sm}) would be emulated, which is slower than fp32: GPUs "
+            "have it from sm_80 (A100) on. Use precision='fp16'"
         )
 
 

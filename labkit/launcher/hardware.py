@@ -24,6 +24,7 @@ __all__ = [
     "Gpu",
     "Hardware",
     "Platform",
+    "driver_version",
     "has_kernels",
     "hardware",
     "platform_name",
@@ -119,6 +120,15 @@ def platform_name() -> Platform:
     if system == "Linux":
         return "wsl2" if "microsoft" in platform.release().lower() else "linux"
     return "macos" if system == "Darwin" else "windows"
+
+
+def driver_version() -> str:
+    """The NVIDIA driver's version, without asking the driver; empty without one and in WSL2."""
+    try:
+        text = DRIVER_FILES[0].read_text()
+    except OSError:
+        return ""
+    return match[0] if (match := re.search(r"\d+\.\d+(\.\d+)?", text)) else ""
 
 
 def usable_cores() -> int:

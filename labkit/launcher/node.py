@@ -39,6 +39,7 @@ from labkit.record import Identity, Nodes, RunFolder, State, read_state, write_s
 from labkit.record.files import refresh
 from labkit.record.folder import NODE_MARKER, read_json, write_json
 from labkit.record.identity import HOST, boot_id, host_name
+from labkit.record.measured.fold import NodeFold, are_folded
 from labkit.record.nodes import beat, is_on_this_host, last_beat, supervisor_of
 
 __all__ = ["main"]
@@ -125,6 +126,8 @@ class NodeSupervisor(Supervisor):
         self.home.keep_reserve()
         self.home.outcome.write_text("null\n")  # exists before a peer looks for it, see `refresh`
         threading.Thread(target=self.beat, name="labkit-node", daemon=True).start()
+        if are_folded(self.nodes.world_size, self.nodes.count):
+            threading.Thread(target=self.fold, name="labkit-fold", daemon=True).start()
         outcome: dict[str, Any] = {"exit_code": None, "killed": 0, "why": None}
         try:
             if (why := self.meet()) is not None:
@@ -150,6 +153,14 @@ class NodeSupervisor(Supervisor):
             with suppress(OSError):  # a full disk, a deleted folder; the peers will notice
                 beat(self.home, self.name, self.address)
             refresh(self.folder.path)  # for stop.json
+            time.sleep(BEAT_SECONDS)
+
+    def fold(self) -> None:
+        """Fold this node's ranks for readers, as long as this process lives. Nothing depends on it."""
+        fold = NodeFold(self.folder, self.place, self.home, self.nodes.ranks_of(self.node))
+        while True:
+            with suppress(Exception):  # a full disk, a deleted folder
+                fold.update()
             time.sleep(BEAT_SECONDS)
 
     def meet(self) -> dict[str, Any] | None:

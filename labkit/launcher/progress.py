@@ -5,16 +5,18 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from labkit.launcher.causes.evidence import CLOSED_BY_TORCHRUN, tail_text
 from labkit.record import RunFolder
 from labkit.record.folder import read_json
 from labkit.record.measured.metrics_file import Tail, end_record
 
-__all__ = ["Progress", "Saving"]
+__all__ = ["Closing", "Progress", "Saving"]
 
 POLL_SECONDS = 1.0
 # Slow is not stuck: a rank is reported after this long plus twice its own step time.
 PATIENCE_SECONDS = 5.0
 LEFT_SECONDS = 3.0  # a rank whose script has ended has exited after this long without a heartbeat
+SURVIVOR_SECONDS = 2.5  # torchrun itself waits 30 s or longer for ranks that it has told to exit
 FIRST_STEP_SECONDS = 30.0  # until the first step: imports, data, compilation
 
 
@@ -73,6 +75,28 @@ class Progress:
         working = PATIENCE_SECONDS + 2 * self._step_seconds if self._step_seconds else FIRST_STEP_SECONDS
         patience = {rank: PATIENCE_SECONDS if rank in self._ended else working for rank in idle}
         return {rank: seconds for rank, seconds in idle.items() if seconds > patience[rank]}
+
+
+class Closing:
+    """The ranks that torchrun has told to exit because another one failed. `attempt` is the attempt's folder, `home`
+    the one with torchrun's log."""
+
+    def __init__(self, attempt: RunFolder, home: RunFolder):
+        self._attempt, self._log = attempt, home.torchrun_log
+        self._polled = 0.0
+        self._told: dict[int, float] = {}  # when the message to each pid was first read
+        self.ended: set[int] = set()  # pids that need no attention any more
+
+    def overdue(self) -> set[int]:
+        """The pids of those that were told SURVIVOR_SECONDS ago. It reads the log at most once a second, and only
+        after a failure."""
+        now = time.monotonic()
+        if now - self._polled >= POLL_SECONDS:
+            self._polled = now
+            if any(self._attempt.error(rank).exists() for rank in self._attempt.started_ranks()):
+                for pid in CLOSED_BY_TORCHRUN.findall(tail_text(self._log)):
+                    self._told.setdefault(int(pid), now)
+        return {pid for pid, told in self._told.items() if now - told >= SURVIVOR_SECONDS} - self.ended
 
 
 class Saving:

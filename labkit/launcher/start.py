@@ -90,6 +90,7 @@ def start(
     machine = hardware(env.get("CUDA_VISIBLE_DEVICES"))
     ranks = checks.check_ranks(options.nproc_per_node, options.backend, machine)
     request = check(script, options.args, parameters, ranks, env.get("PYTHONPATH", ""), source=source)
+    checks.check_precision(None if request.path else request.options.get("precision"), machine, ranks)
     checks.check_interface({**os.environ, **env}.get("GLOO_SOCKET_IFNAME", ""))
     checks.check_care(options.retries, options.watchdog)
     folder = RunFolder.create(runs_root(options.runs_dir), str(options.name or request.script.name))

@@ -22,14 +22,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from labkit.launcher.causes.explain import find_cause
 from labkit.launcher.causes.signals import oom_kills
 from labkit.launcher.causes.stuck import look_at
-from labkit.launcher.progress import Progress, Saving
+from labkit.launcher.progress import Closing, Progress, Saving
 from labkit.launcher.stop import (
     GRACE_SECONDS,
     SAMPLER,
     SAVING_SECONDS,
+    processes_of,
     request_in_words,
     requested_grace,
     sweep,
@@ -125,14 +128,15 @@ class Supervisor:
         self.write(replace(self.state, state="running"))
         sampler = self.start_sampler()
         why, killed = None, 0
-        progress = Progress(folder)
+        progress, closing = Progress(folder), Closing(folder, self.home if self.node is not None else folder)
         while agent.poll() is None:
             why, grace = self.reason_to_stop() or self.watch(folder, progress) or (None, 0.0)
+            killed += self.end_survivors(closing)
             if why:
                 self.decided = time.time()
                 with suppress(OSError):  # not reachable, or a full disk
                     (folder.requests / "released").touch()  # ranks that are paused may save before they stop
-                killed = terminate(identity, self.folder, grace, self.node) if identity else self.sweep()
+                killed += terminate(identity, self.folder, grace, self.node) if identity else self.sweep()
                 agent.wait()
                 break
         if sampler is not None:
@@ -140,6 +144,20 @@ class Supervisor:
             sampler.wait()
         killed += self.sweep()  # also after a normal exit: a script may leave processes of its own
         return agent.wait(), why, killed
+
+    def end_survivors(self, closing: Closing) -> int:
+        """KILL ranks that torchrun has told to exit because another one failed, and that wait on their GPUs for it: a
+        handler of TERM in Python does not run before torchrun's own time limit. Returns how many."""
+        if self.manifest.get("backend") != "nccl" or not (pids := closing.overdue()):
+            return 0
+        if self.folder.checkpoint_being_saved():
+            return 0
+        closing.ended |= pids
+        ranks = [process for process in processes_of(self.folder, self.node) if process.pid in pids]
+        for rank in ranks:
+            with suppress(psutil.Error):  # it has exited meanwhile
+                rank.kill()
+        return len(ranks)
 
     def sweep(self) -> int:
         return sweep(self.folder, self.node)

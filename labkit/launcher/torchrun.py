@@ -14,6 +14,7 @@ from labkit.record.folder import MARKER, NODE_MARKER, RunFolder
 from labkit.record.session import current_folder
 
 __all__ = [
+    "NCCL_DUMPS",
     "assignments",
     "attempt_command",
     "marked",
@@ -33,6 +34,8 @@ LEFTOVER_PREFIXES = ("PET_", "TORCHELASTIC_")
 # An allowlist: any other variable may hold a secret and is never written to disk.
 RECORDED_PREFIXES = ("CUDA_", "NCCL_", "GLOO_", "TORCH_", "PYTORCH_", "OMP_", "MKL_", "LABKIT_")
 RECORDED = ("KAGGLE_KERNEL_RUN_TYPE", "PYTHONPATH", "PYTHONSAFEPATH", "LD_PRELOAD")
+# Where NCCL's watchdog writes its flight record at a time limit, followed by the rank; the second name is the older.
+NCCL_DUMPS = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 SECRET_WORDS = ("TOKEN", "SECRET", "PASSWORD", "PASSWD", "PWD", "KEY", "CREDENTIAL", "AUTH")
 
 
@@ -122,7 +125,9 @@ def attempt_command(command: Sequence[str], run: RunFolder, attempt: RunFolder, 
 
 def marked(environment: Mapping[str, str], run: RunFolder, attempt: RunFolder, number: int) -> dict[str, str]:
     """The environment with the marker of the run's processes, and the folder that this attempt's ranks write to."""
-    return {**environment, MARKER: run.id, "LABKIT_RUN_DIR": str(attempt.path), "LABKIT_ATTEMPT": str(number)}
+    dumps = dict.fromkeys(NCCL_DUMPS, str(attempt.ranks / "fr_")) | {"TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
+    ours = {MARKER: run.id, "LABKIT_RUN_DIR": str(attempt.path), "LABKIT_ATTEMPT": str(number)}
+    return {**dumps, **environment, **ours}
 
 
 def recorded_environment(environment: Mapping[str, str]) -> dict[str, str]:

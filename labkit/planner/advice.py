@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from labkit.launcher.causes.advice import EXPANDABLE
 from labkit.planner.alternatives import HALF, half_of
 from labkit.planner.candidate import ALIKE, MARGIN, Candidate, fastest, held_by, judged, lacks, when
 from labkit.planner.data_sheets import Device
@@ -175,7 +176,7 @@ def _sentences(
         usable = gib(device.usable_by(asked.ranks))
         verdict = "fits" if asked.fits else "does not fit"
         if asked.is_tight:
-            verdict += f", but with less than {MARGIN:.0%} to spare for fragmentation"
+            verdict += f", but with less than {MARGIN:.0%} to spare for fragmentation (env={EXPANDABLE} reduces it)"
         yield f"{where} holds {gib(asked.peak.bytes)} of {usable} per rank {when(asked.peak)}: {verdict}."
     else:
         yield f"{where} cannot be planned: {asked.remark}."

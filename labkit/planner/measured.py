@@ -81,7 +81,7 @@ class Memory:
     def __init__(self, folder: RunFolder):
         self.id = folder.id
         written = _prediction(folder)
-        reader = RunReader(folder)
+        reader = RunReader(folder, each_rank=True)
         reader.read_all()
         self.ranks = [_held(history, written) for history in reader.ranks.values()]
         self._device = str(written.get("device") or "")
@@ -165,7 +165,7 @@ class Trial:
     @classmethod
     def read(cls, planned: Candidate, folder: RunFolder) -> Trial:
         """The measurements of a finished run."""
-        histories = list(RunReader(folder).read_all().ranks.values())
+        histories = list(RunReader(folder, each_rank=True).read_all().ranks.values())
         traced = [history.traced for history in histories if history.traced]
         slowest = max((history.recent_step_seconds for history in histories), default=0.0)
         return cls(planned, folder.id, slowest, max(traced, key=lambda peak: peak.bytes, default=None))

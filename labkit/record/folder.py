@@ -74,6 +74,8 @@ class RunFolder:
     hosts = _In("hosts")
     nodes = _In("nodes")  # in a run on several nodes
     node_heartbeat = _In("heartbeat.json")  # of a node, see `node`
+    fold = _In("fold.json")  # of a node, see measured/fold.py
+    fold_series = _In("fold-series.json")
     outcome = _In("outcome.json")  # how torchrun ended there
     job = _In("slurm.json")  # the Slurm job that starts the nodes
     launch_file = _In("job.sbatch")

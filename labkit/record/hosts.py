@@ -8,6 +8,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any
 
 from labkit.record.measured.metrics_file import Tail, finite
@@ -18,8 +20,8 @@ READINGS = ("utilisation", "memory_used", "power", "temperature")
 
 
 class HostHistory:
-    """One machine, in memory that does not grow with the run. Each of `devices` has `name`, `memory_total` and the
-    newest READINGS, None if the machine does not report them."""
+    """One machine, in memory that does not grow with the run. Each of `devices` has `name`, `uuid`,
+    `memory_total` and the newest READINGS, None if the machine does not report them."""
 
     def __init__(self, name: str, tail: Tail):
         self.name = name
@@ -40,12 +42,33 @@ class HostHistory:
                 self.tail.undecodable += 1
         return bool(records)
 
+    def as_dict(self) -> dict[str, Any]:
+        return {k: getattr(self, k) for k in ("memory_total", "cores", "cpu", "memory_used", "devices")}
+
+    @classmethod
+    def of(cls, name: str, values: Mapping[str, Any]) -> HostHistory:
+        """From `as_dict`. Raises TypeError, KeyError or AttributeError for anything else."""
+        host = cls(name, Tail(Path(name)))
+        host.memory_total, host.cores = finite(values["memory_total"]), finite(values["cores"])
+        host.cpu, host.memory_used = finite(values["cpu"]), finite(values["memory_used"])
+        host.devices = [
+            {"name": str(d["name"]), "uuid": str(d["uuid"])} | {k: finite(d[k]) for k in ("memory_total", *READINGS)}
+            for d in values["devices"]
+        ]
+        return host
+
+    def used_by(self, uuids: Collection[str]) -> list[dict[str, Any]]:
+        """The devices with these UUIDs, as torch writes them; all devices if none of them is known."""
+        used = [d for d in self.devices if d["uuid"].removeprefix("GPU-") in uuids]
+        return used or self.devices
+
     def _take(self, record: dict[str, Any]) -> None:
         devices = [d for d in record.get("devices") or [] if isinstance(d, dict)]
         if record.get("k") == "meta":
             self.memory_total, self.cores = finite(record.get("memory_total")), finite(record.get("cores"))
             self.devices = [
-                {"name": str(d.get("name")), "memory_total": finite(d.get("memory_total")), **dict.fromkeys(READINGS)}
+                {"name": str(d.get("name")), "uuid": str(d.get("uuid") or ""), **dict.fromkeys(READINGS)}
+                | {"memory_total": finite(d.get("memory_total"))}
                 for d in devices
             ]
         elif record.get("k") == "host":

@@ -47,7 +47,7 @@ def compare(runs: Sequence[Any]) -> Comparison:
     if not isinstance(runs, Sequence) or not runs:
         raise LabError(f"compare takes a list of runs, for example compare([a, b]); got {type(runs).__name__}")
     folders = [run.folder if hasattr(run, "folder") else find_run(run) for run in runs]
-    readers = [RunReader(folder).read_all() for folder in folders]
+    readers = [RunReader(folder, each_rank=True).read_all() for folder in folders]
     return Comparison(tuple(map(summary, readers)), tuple(folders), tuple(map(curves, readers)))
 
 
@@ -139,7 +139,7 @@ class Comparison:
 
     def figure(self) -> Figure:
         """The runs' losses, aligned by step and by time, as a plotly figure."""
-        return runs_together({folder.id: RunReader(folder).read_all() for folder in self.folders})
+        return runs_together({folder.id: RunReader(folder, each_rank=True).read_all() for folder in self.folders})
 
     def scaling(self) -> Figure:
         """Throughput over the number of ranks, a line per script, as a plotly figure."""

@@ -53,7 +53,7 @@ def write_report(folder: RunFolder) -> Path:
 
     The charts answer to the pointer, and are pictures where scripts may not run.
     """
-    reader, state = RunReader(folder).read_all(), read_state(folder)
+    reader, state = RunReader(folder, each_rank=True).read_all(), read_state(folder)
     manifest, latest = folder.read_manifest(), folder.latest
     logs = {rank: "\n".join(tail_of_log(latest, rank, REPORT_LOG_LINES)) for rank in latest.started_ranks()}
     facts = {name: manifest.get(name) for name in ("name", "created", "world_size", "devices", "cwd")}
@@ -148,7 +148,7 @@ def _png(reader: RunReader) -> str | None:
             _band(axes, chart)
         for rank, series in chart.series.items() if len(chart.series) <= MANY else ():
             points = series.points()
-            axes.plot([p[0] for p in points], [p[3] for p in points], label=f"rank {rank}", linewidth=1)
+            axes.plot([p[0] for p in points], [p[3] for p in points], label=chart.label(rank), linewidth=1)
         if chart.evaluated:
             points = chart.evaluated.points()
             axes.plot([p[0] for p in points], [p[3] for p in points], label="evaluated", linewidth=2, color="black")

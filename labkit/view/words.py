@@ -47,7 +47,7 @@ def seconds(value: float | None) -> str:
 
 def throughput(reader: RunReader) -> float | None:
     """Samples per second over all ranks, from each rank's newest record; None before the first record."""
-    return together(reader, [h.latest["throughput"] for h in reader.ranks.values() if "throughput" in h.latest])
+    return together(reader, reader.throughputs())
 
 
 def together(reader: RunReader, samples: list[float]) -> float | None:
@@ -56,8 +56,8 @@ def together(reader: RunReader, samples: list[float]) -> float | None:
     """
     if not samples:
         return None
-    replicas = next((h.values.get("data_ranks") for h in reader.ranks.values()), None)
-    if isinstance(replicas, int) and 0 < replicas <= len(reader.ranks):
+    replicas = next((h.values.get("data_ranks") for h in reader.reporting), None)
+    if isinstance(replicas, int) and 0 < replicas <= len(reader.rank_numbers):
         return sum(samples) / len(samples) * replicas
     return sum(samples)
 
@@ -69,7 +69,7 @@ def slowest_step(reader: RunReader) -> int:
 
 def total_steps(reader: RunReader) -> int:
     """The number of steps that the script announced; 0 if it announced none."""
-    first = next(iter(reader.ranks.values()), None)
+    first = next(iter(reader.reporting), None)
     total = first.values.get("total_steps") if first else None
     return total if isinstance(total, int) and total > 0 else 0
 
@@ -82,7 +82,7 @@ def fraction(reader: RunReader) -> float | None:
 
 def progress(reader: RunReader, state: State) -> str:
     """`step 120 of 500 (24%), about 41 s left`, or what the run is doing before its first step."""
-    first = next(iter(reader.ranks.values()), None)
+    first = next(iter(reader.reporting), None)
     if first is None:
         if state.is_final:
             return "no rank started"
@@ -150,11 +150,13 @@ def headline(reader: RunReader, state: State) -> str:
 
 def loss_of(reader: RunReader) -> str:
     """How the loss was obtained or why there is none, by the first rank with a loss; empty if the script reports it."""
-    histories = sorted(reader.ranks.values(), key=lambda history: "loss" not in history.latest)
+    histories = sorted(reader.reporting, key=lambda history: "loss" not in history.latest)
     return histories[0].loss_of if histories else ""
 
 
 def mean_latest(reader: RunReader, name: str) -> float | None:
+    if reader.folds:
+        return reader.folds.series[name].last[-1] if reader.folds.series[name].last else None
     values = [h.latest[name] for h in reader.ranks.values() if name in h.latest]
     return sum(values) / len(values) if values else None
 
@@ -175,12 +177,12 @@ def reported(reader: RunReader) -> list[tuple[str, str]]:
     """(name, newest value) for each metric that the script reported, `test_` first: the mean over ranks, with the
     minimum and maximum if ranks at the same step differ. At most 12; `run.metrics()` has all of them."""
     values: dict[str, list[float]] = {}
-    for history in reader.ranks.values():
+    for history in reader.reporting:
         for name, value in history.values.items():
             if name not in DESCRIBING and (figure := number(value)) is not None:
                 values.setdefault(name, []).append(figure)
     names = sorted(values, key=lambda name: not name.startswith("test_"))
-    in_step = len({str(history.values.get("step")) for history in reader.ranks.values()}) == 1
+    in_step = len({str(history.values.get("step")) for history in reader.reporting}) == 1
     shown = [
         (" ".join(name[:LONGEST_NAME].split()), _over_ranks(values[name], in_step)) for name in names[:SHOWN_VALUES]
     ]
@@ -195,5 +197,5 @@ def _over_ranks(values: list[float], with_extremes: bool) -> str:
 
 def final_values(reader: RunReader) -> dict[str, Any]:
     """What the script reported about the whole run, from the lowest rank that reported."""
-    first = next(iter(reader.ranks.values()), None)
+    first = next(iter(reader.reporting), None)
     return dict(first.values) if first else {}

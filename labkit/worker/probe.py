@@ -313,16 +313,19 @@ class Probe:
 
     def _record_model(self, optimizer: Any) -> None:
         """Write what this rank holds and where; by now the script has chosen its device."""
-        device = optimizer.param_groups[0]["params"][0].device
-        limit = host_memory()
-        if device.type == "cuda":
-            import torch
+        import torch
 
+        device = optimizer.param_groups[0]["params"][0].device
+        if device.type == "cpu" and torch.cuda.is_initialized():  # offloaded: the step is computed on the GPU
+            device = torch.device("cuda", torch.cuda.current_device())
+        place: dict[str, Any] = {"limit": host_memory()}
+        if device.type == "cuda":
             self._memory = allocator(torch, device)
             self._device_clock = lambda: DeviceClock(torch, device)
-            limit = torch.cuda.get_device_properties(device).total_memory
+            properties = torch.cuda.get_device_properties(device)
+            place = {"limit": properties.total_memory, "uuid": str(getattr(properties, "uuid", ""))}
         self._communication.hook_functional()
-        self.recorder.write({"k": "model", "device": str(device), "limit": limit} | held_by(optimizer))
+        self.recorder.write({"k": "model", "device": str(device)} | place | held_by(optimizer))
 
     def _record(self) -> None:
         self._flush()

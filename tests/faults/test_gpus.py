@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from faults.matrix import FAULTY
-from faults.scene import assert_over, wait_for_step
+from faults.scene import assert_over, read, wait_for_step
 
 import labkit
 from labkit.launcher import gpu_lock, start
@@ -36,6 +36,36 @@ def nowhere(tmp_path: Path) -> dict[str, str]:
 def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hardware_module, "_gpus", lambda visible: () if visible == "" else (T4, T4))
     monkeypatch.setattr(preflight, "settings_for", lambda *_: {})
+
+
+RAISING = """import os, signal, time
+import torch.distributed as dist
+
+signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as a handler in Python while .item() waits for the GPU
+print("dumps to", os.environ["TORCH_FR_DUMP_TEMP_FILE"])
+dist.init_process_group("gloo")
+dist.barrier()
+if dist.get_rank() == 1:
+    raise ValueError("boom")
+time.sleep(600)
+"""
+
+
+def test_on_simulated_gpus_ranks_that_cannot_see_a_term_are_ended_soon_after_another_failed(
+    two_gpus: None, tmp_path: Path
+) -> None:
+    path = tmp_path / "raising.py"
+    path.write_text(RAISING)
+    with pytest.raises(labkit.RankFailedError, match="rank 1 failed: ValueError: boom"):
+        labkit.launch(path, nproc_per_node=2, wait=True)
+    run = labkit.attach("latest")
+    failed, state = read(run.folder.error(1))["time_ns"] / 1e9, run.status()
+
+    assert state.killed == 1
+    assert state.ended is not None
+    assert state.ended - failed < 20  # torchrun alone waits 30 s or longer
+    assert f"dumps to {run.folder.ranks}/fr_" in run.logs(rank=0)
+    assert_over(run.folder)
 
 
 def test_simulated_gpus_that_a_run_holds_are_refused_to_the_next_one(
@@ -76,7 +106,7 @@ def test_simulated_gpus_are_held_by_the_names_they_are_asked_for(
     assert gpu_lock.gpus_of(machine, ranks) == expected
 
 
-def test_ranks_meet_and_what_they_said_is_kept_for_this_machine() -> None:
+def test_ranks_meet_and_what_they_said_is_kept_for_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = hardware()
     assert preflight.remembered(machine, 2, "gloo") is None
 
@@ -89,6 +119,8 @@ def test_ranks_meet_and_what_they_said_is_kept_for_this_machine() -> None:
     assert "2 ranks sum over gloo" in str(found)
     assert "2 ranks sum over gloo" in str(labkit.doctor())
     assert preflight.remembered(machine, 4, "gloo") is None
+    monkeypatch.setenv("LABKIT_HOST", "another host of this home folder")
+    assert preflight.remembered(machine, 2, "gloo") is None
 
 
 def ladder(monkeypatch: pytest.MonkeyPatch, *rungs: dict[str, str]) -> None:

@@ -1,27 +1,34 @@
-"""Figures of this suite as one JSON file and one page per machine: build/gpu/<machine>.json and .md."""
+"""Figures of this suite as one JSON file and one page per machine, written after every test:
+build/gpu/<machine>.json and .md. On GPUs it stops in time for a session of ten minutes."""
 
 from __future__ import annotations
 
 import json
 import re
+import sys
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from labkit.launcher.hardware import hardware
-
 OUT = Path(__file__).parents[2] / "build" / "gpu"
+LATEST_SECONDS = 480.0  # no test starts later than this on GPUs
+STARTED = time.monotonic()
 RESULTS: dict[str, dict[str, Any]] = {}  # by test
 
+try:
+    version("labkit")
+except PackageNotFoundError:  # with another environment's Python, labkit is on PYTHONPATH only
+    information = OUT / "labkit-0.0.dist-info"
+    information.mkdir(parents=True, exist_ok=True)
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: labkit\nVersion: 0.0\n")
+    sys.path.append(str(OUT))
 
-@pytest.fixture(scope="session")
-def kind() -> str:
-    """The type of device on which ranks train here."""
-    return "cuda" if hardware().gpus else "cpu"
+from labkit.launcher.hardware import driver_version, hardware  # noqa: E402
 
 
 @pytest.fixture
@@ -29,44 +36,66 @@ def figures(request: pytest.FixtureRequest) -> Iterator[dict[str, Any]]:
     """What a test measures, for the report."""
     measured: dict[str, Any] = {}
     yield measured
-    RESULTS.setdefault(request.node.name, {})["figures"] = measured
+    RESULTS.setdefault(request.node.nodeid, {})["figures"] = measured
+    _write()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if hardware().gpus and time.monotonic() - STARTED > LATEST_SECONDS:
+        pytest.skip(f"not started: {LATEST_SECONDS:.0f} s have passed")
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    if report.when == "call" or (report.when == "setup" and report.outcome != "passed"):
-        result = RESULTS.setdefault(report.nodeid.partition("::")[2], {})
+    if report.when == "call" or report.outcome != "passed":
+        result = RESULTS.setdefault(report.nodeid, {})
         result |= {"outcome": report.outcome, "seconds": round(report.duration, 1)}
         if report.outcome != "passed":
             result["why"] = str(report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr)[-2000:]
+        _write()
 
 
-def pytest_sessionfinish() -> None:
-    if not RESULTS:
-        return
+def _write() -> None:
     here = hardware()
     devices = [gpu.name for gpu in here.gpus] or ["CPU"]
     name = re.sub(r"[^a-z0-9]+", "-", f"{len(devices)}x {devices[0]}".lower()).strip("-")
-    machine = {"devices": devices, "torch": version("torch"), "made": datetime.now(UTC).isoformat(timespec="seconds")}
+    machine = {
+        "devices": devices,
+        "torch": version("torch"),
+        "driver": driver_version(),
+        "python": sys.version.split()[0],
+        "made": datetime.now(UTC).isoformat(timespec="seconds"),
+        "seconds": round(time.monotonic() - STARTED),
+    }
     OUT.mkdir(parents=True, exist_ok=True)
     (OUT / f"{name}.json").write_text(json.dumps({"machine": machine, "tests": RESULTS}, indent=1), encoding="utf-8")
     (OUT / f"{name}.md").write_text(_page(machine), encoding="utf-8")
-    print(f"\n{OUT / name}.md")
 
 
 def _page(machine: dict[str, Any]) -> str:
-    passed = sum(result.get("outcome") == "passed" for result in RESULTS.values())
+    outcomes = [result.get("outcome") for result in RESULTS.values()]
+    counts = ", ".join(f"{outcomes.count(each)} {each}" for each in ("passed", "failed", "skipped") if each in outcomes)
+    driver = f", driver {machine['driver']}" if machine["driver"] else ""
     lines = [
-        f"# {', '.join(machine['devices'])}, torch {machine['torch']}\n",
-        f"`make gpu`, {machine['made']}: {passed} of {len(RESULTS)} passed.\n",
+        f"# {', '.join(machine['devices'])}, torch {machine['torch']}{driver}\n",
+        f"`make gpu`, {machine['made']}, Python {machine['python']}, {machine['seconds']} s: {counts}.\n",
         "| test | outcome | seconds | figures |",
         "|---|---|---|---|",
     ]
-    for name, result in RESULTS.items():
+    for test, result in RESULTS.items():
+        name = test.partition("::test_")[2].replace("_", " ")
         figures = ", ".join(f"{key} {_shown(value)}" for key, value in result.get("figures", {}).items())
-        lines.append(f"| {name} | {result.get('outcome', '?')} | {result.get('seconds', '')} | {figures} |")
-    reasons = [f"\n## {name}\n\n```\n{result['why']}\n```" for name, result in RESULTS.items() if "why" in result]
+        lines.append(f"| {name} | {result.get('outcome', '?')} | {result.get('seconds', '')} | {_cell(figures)} |")
+    reasons = [
+        f"\n## {test.partition('::')[2]}\n\n```\n{result['why']}\n```"
+        for test, result in RESULTS.items()
+        if result.get("outcome") == "failed"
+    ]
     return "\n".join([*lines, *reasons]) + "\n"
 
 
 def _shown(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")

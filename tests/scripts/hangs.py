@@ -1,13 +1,17 @@
 """Hangs whose cause is not the newest call: `queued`, `sizes`, `order` or `second` (group)."""
 
+import os
 import sys
 import time
 
 import torch
 import torch.distributed as dist
 
-dist.init_process_group("gloo")
-rank = dist.get_rank()
+rank, on_gpus = int(os.environ["RANK"]), torch.cuda.device_count() > 1
+if on_gpus:
+    torch.cuda.set_device(rank)
+    torch.set_default_device("cuda")
+dist.init_process_group("nccl" if on_gpus else "gloo")
 second = dist.new_group([0, 1], group_desc="second")
 for _ in range(3):
     dist.all_reduce(torch.ones(3))

@@ -13,7 +13,7 @@ import pytest
 
 from labkit import Run
 from labkit.launcher.causes import advice
-from labkit.launcher.causes.advice import disk_advice, memory_advice, memory_in_words
+from labkit.launcher.causes.advice import disk_advice, fragmented, memory_advice, memory_in_words
 from labkit.launcher.torchrun import attempt_command
 from labkit.record import RunFolder, RunReader, State, read_state, write_state
 from labkit.record import folder as folder_module
@@ -207,10 +207,19 @@ def test_memory_is_reported_by_category(folder, write_metrics):
 
     assert memory_in_words("device", memory, history) == (
         "; 6.00 GiB of 15.00 GiB were allocated (parameters 1.00 GiB, gradients 1.00 GiB, optimizer 2.00 GiB, "
-        "activations and buffers 2.00 GiB), 7.00 GiB of the device were held by other processes"
+        "activations and buffers 2.00 GiB), 1.00 GiB reserved but unallocated, "
+        "7.00 GiB of the device were held by other processes"
     )
     assert memory_in_words("host", {"peak": 2**30}, None) == "; it held up to 1.00 GiB (resident set)"
     assert memory_in_words("device", {}, None) == ""
+
+
+def test_memory_that_the_allocator_reserved_in_vain_is_named_and_what_helps():
+    memory = {"allocated": 11 * 2**30, "reserved": 14 * 2**30, "free": 2**27, "total": 15 * 2**30}
+
+    assert memory_in_words("device", memory, None).endswith(" were allocated, 3.00 GiB reserved but unallocated")
+    assert "expandable_segments:True" in memory_advice("device", Script.load("ddp"), {}, fragmented(memory))
+    assert not fragmented(memory | {"reserved": 11.2 * 2**30})
 
 
 def test_advice_is_what_the_script_offers_and_does_not_do_yet():

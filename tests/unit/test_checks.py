@@ -1,6 +1,7 @@
 import importlib.metadata
 import re
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -8,7 +9,14 @@ import labkit
 from labkit.errors import LabError, LaunchError
 from labkit.launcher import checks
 from labkit.launcher import hardware as hardware_module
-from labkit.launcher.checks import check_arguments, check_batch, check_imports, check_ranks, check_torch
+from labkit.launcher.checks import (
+    check_arguments,
+    check_batch,
+    check_imports,
+    check_precision,
+    check_ranks,
+    check_torch,
+)
 from labkit.launcher.hardware import Gpu, Hardware
 from labkit.write import Script
 
@@ -316,3 +324,14 @@ def test_a_flag_about_a_models_tokens_is_no_secret(argument):
 def test_a_nul_byte_in_an_argument_is_refused():
     with pytest.raises(LaunchError, match=r"'a\\x00b' .*no NUL byte"):
         check_arguments(["a\0b"])
+
+
+def test_bf16_is_refused_where_a_made_up_gpu_would_emulate_it():
+    turing, ampere = Gpu("Tesla T4", 15 << 30, (7, 5)), Gpu("A100", 40 << 30, (8, 0))
+    machine = replace(made_up(0), gpus=(ampere, turing))
+
+    with pytest.raises(LaunchError, match=r"Tesla T4 \(sm_75\) would be emulated.*precision='fp16'"):
+        check_precision("bf16", machine, 2)
+    check_precision("bf16", machine, 1)
+    check_precision("fp16", machine, 2)
+    check_precision("bf16", replace(machine, gpus=()), 2)

@@ -1,6 +1,7 @@
 """A run on several hosts as it is seen: which host is late or short of memory, and 64 ranks that can be read."""
 
 import io
+import json
 import re
 import warnings
 import xml.etree.ElementTree as ET
@@ -211,3 +212,16 @@ def test_ranks_that_have_not_said_where_they_are_stand_together(folder, write_me
 
     write_metrics(2, {"k": "meta", "t": 0.0, "host": "hB"})
     assert list(by_host(RunReader(folder).read_all().ranks.values())) == ["hA", "", "hB"]
+
+
+def test_gpus_that_the_ranks_do_not_use_are_not_counted_as_theirs(tmp_path):
+    folder = many_hosts(tmp_path, ["hA", "hB"], 1, steps=20)
+    cards = [{"name": "T4", "uuid": f"GPU-{name}"} for name in "ab"]
+    samples = [{"utilisation": 90}, {"utilisation": 10}]
+    for rank, host in enumerate(["hA", "hB"]):
+        with folder.metrics(rank).open("a") as file:
+            file.write(json.dumps({"k": "model", "t": 9, "device": "cuda:0", "uuid": "a" if rank == 0 else ""}) + "\n")
+        lines = [{"k": "meta", "t": 0, "devices": cards}, {"k": "host", "t": 1, "devices": samples}]
+        folder.host(host).write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    assert [row["GPUs busy"] for row in host_rows(RunReader(folder).read_all())] == ["90%", "50%"]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -240,6 +242,21 @@ def test_on_made_up_cuda_a_record_waits_for_the_device_and_speaks_of_all_its_ste
     line = records(tmp_path)[-1]
     assert (line["step"], line["n"], line["loss"]) == (2, 2, 2.5)
     assert line["forward"] == line["backward"] == line["optimizer"] == pytest.approx(0.02)
+
+
+def test_on_made_up_cuda_an_offloaded_optimizer_does_not_hide_the_gpu(probe, tmp_path, monkeypatch):
+    cuda, card = torch.cuda, SimpleNamespace(total_memory=15 << 30, uuid="0a1b")
+    monkeypatch.setattr(cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(cuda, "get_device_properties", lambda device: card)
+    monkeypatch.setattr(cuda, "memory_stats", lambda device: {"allocated_bytes.all.current": 7})
+    (optimizer,), loss = made()  # on the CPU
+    probe._due = math.inf
+    step(probe, Loader(), optimizer, loss)
+
+    model = records(tmp_path)[-1]
+    assert (model["device"], model["limit"], model["uuid"]) == ("cuda:1", 15 << 30, "0a1b")
+    assert probe._memory()["allocated"] == 7
 
 
 def test_on_made_up_cuda_an_evaluation_does_not_double_the_phases_of_the_next_step(probe, tmp_path):

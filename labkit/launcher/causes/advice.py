@@ -12,9 +12,12 @@ from labkit.record.measured.metrics_file import number
 from labkit.record.units import gib
 from labkit.write import Script, extra_options, options_of
 
-__all__ = ["CHECKED_CALLS", "disk_advice", "memory_advice", "memory_in_words"]
+__all__ = ["CHECKED_CALLS", "EXPANDABLE", "disk_advice", "fragmented", "memory_advice", "memory_in_words"]
 
 FULL_BYTES = 16 << 20
+FRAGMENTED = 0.03  # of the device's memory; less is usual
+# The name that every torch since 2.8 knows; PYTORCH_ALLOC_CONF is newer.
+EXPANDABLE = "{'PYTORCH_CUDA_ALLOC_CONF': 'expandable_segments:True'}"
 DISK_FULL = re.compile(r"No space left on device|unexpected pos \d+ vs \d+")
 CHECKED_CALLS = (
     "run it again with env={'TORCH_DISTRIBUTED_DEBUG': 'DETAIL'}: torch then compares the ranks' calls and names them"
@@ -35,11 +38,20 @@ def memory_in_words(kind: str, memory: Mapping[str, Any], history: RankHistory |
     usage = f"; {gib(allocated)}{f' of {gib(total)}' if total else ''} were allocated" if allocated else ""
     others = (total or 0) - (number(memory.get("free")) or 0) - (number(memory.get("reserved")) or 0)
     elsewhere = f", {gib(others)} of the device were held by other processes" if others > 2**30 else ""
-    return usage + (f" ({', '.join(shares)})" if usage and shares else "") + elsewhere
+    idle = fragmented(memory)
+    apart = f", {gib(idle)} reserved but unallocated" if idle else ""
+    return usage + (f" ({', '.join(shares)})" if usage and shares else "") + apart + elsewhere
 
 
-def memory_advice(kind: str, script: Script, parameters: Mapping[str, Any]) -> str:
-    """The changes that would make it fit, among the options that this script has and does not use yet."""
+def fragmented(memory: Mapping[str, Any]) -> float:
+    """Bytes that CUDA's allocator had reserved and could not use for the failed request, 0 if they matter little."""
+    allocated, reserved, total = (number(memory.get(name)) or 0.0 for name in ("allocated", "reserved", "total"))
+    return idle if allocated and (idle := reserved - allocated) > FRAGMENTED * total else 0.0
+
+
+def memory_advice(kind: str, script: Script, parameters: Mapping[str, Any], fragments: float = 0.0) -> str:
+    """The changes that would make it fit, among the options that this script has and does not use yet. `fragments`:
+    bytes that the allocator had reserved in vain."""
     try:
         options = options_of(script)
         for more in extra_options(script).values():  # an option adds its extra
@@ -48,6 +60,8 @@ def memory_advice(kind: str, script: Script, parameters: Mapping[str, Any]) -> s
         options = {}
     ways = []
     if kind == "device":
+        if fragments:
+            ways.append(f"env={EXPANDABLE}, which lets the allocator use what it has reserved")
         if "accumulate" in options:
             ways.append(f"raise accumulate (it is {parameters.get('accumulate', options['accumulate'].default)})")
         if "activation_checkpointing" in options and "activation_checkpointing" not in parameters:

@@ -14,7 +14,7 @@ from labkit.record.folder import read_json
 from labkit.record.text import last_line, shortened
 from labkit.write import Script
 
-__all__ = ["LAST_WORDS_BYTES", "Evidence", "tail_text"]
+__all__ = ["CLOSED_BY_TORCHRUN", "LAST_WORDS_BYTES", "Evidence", "tail_text"]
 
 # torchrun's summary has one entry per failed rank.
 EXIT_CODE = re.compile(r"^\s*rank\s*: (\d+) \(local_rank.*\n\s*exitcode\s*: (-?\d+)", re.MULTILINE)
@@ -60,7 +60,7 @@ class Evidence:
             manifest=manifest,
             script=Script.parse(_text(run.script), name=Path(path).name),
             path=path,
-            histories=RunReader(folder).read_all().ranks,
+            histories=RunReader(folder, each_rank=True).read_all().ranks,
             failures=sorted(failures, key=lambda e: e["time_ns"]),
             exits={int(rank): int(code) for log in logs.values() for rank, code in EXIT_CODE.findall(log)},
             logs=logs,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from labkit.launcher.causes.advice import disk_advice, memory_advice, memory_in_words
+from labkit.launcher.causes.advice import disk_advice, fragmented, memory_advice, memory_in_words
 from labkit.launcher.causes.evidence import LAST_WORDS_BYTES, Evidence, tail_text
 from labkit.launcher.causes.no_error import disagreed, exited, hung, left_early, vanished
 from labkit.launcher.causes.node_loss import agent_killed, gone, parted
@@ -121,14 +121,16 @@ def _with_advice(cause: dict[str, Any], failure: dict[str, Any], evidence: Evide
         advice = disk_advice(evidence.run, "".join(failure.get("traceback") or [str(failure.get("message"))]))
         return cause | ({"sentence": f"{cause['sentence']}; the disk is full", "advice": advice} if advice else {})
     history = evidence.histories.get(failure["rank"])
-    where = memory_in_words(kind, memory if isinstance(memory, dict) else {}, history)
+    measured = memory if isinstance(memory, dict) else {}
+    where = memory_in_words(kind, measured, history)
     options = evidence.manifest.get("parameters")
     parameters = options if isinstance(options, dict) else {}
+    has_expandable = "expandable_segments:True" in str(evidence.manifest.get("env"))
     return cause | {
         "out_of_memory": kind,
         "memory": memory,
         "sentence": cause["sentence"].replace(" failed: ", f" ran out of {kind} memory: ", 1) + where,
-        "advice": memory_advice(kind, evidence.script, parameters),
+        "advice": memory_advice(kind, evidence.script, parameters, 0.0 if has_expandable else fragmented(measured)),
     }
 
 

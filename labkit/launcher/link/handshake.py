@@ -1,4 +1,5 @@
-"""Each rank reports who and where it is, and all sum one number. A plain torchrun script, run by preflight.py.
+"""Each rank reports who and where it is, and tries what training needs: all sum 16 MiB, each sends as much to the next
+rank, and a group split from all sums again. A plain torchrun script, run by preflight.py.
 
 torchrun --standalone --nproc-per-node=2 handshake.py nccl answer.json
 """
@@ -14,6 +15,13 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+FLOATS = 4 << 20  # 16 MiB: transfers between GPUs may work for a few KiB and break for large ones
+
+
+def check(values: torch.Tensor, expected: float, what: str) -> None:
+    if not bool((values == expected).all()):
+        raise RuntimeError(f"{what} is {values[values != expected][0].item()}, expected {expected}")
+
 
 def main() -> None:
     backend, answer = sys.argv[1], Path(sys.argv[2])
@@ -22,20 +30,29 @@ def main() -> None:
     device = torch.device("cuda", local_rank) if on_gpu else torch.device("cpu")
     if on_gpu:
         torch.cuda.set_device(device)
-    dist.init_process_group(backend, timeout=timedelta(seconds=20))
+    dist.init_process_group(backend, timeout=timedelta(seconds=20), device_id=device if on_gpu else None)
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    started = time.perf_counter()
-    total = torch.full((1024,), float(rank + 1), device=device)
-    dist.all_reduce(total)
     expected = world_size * (world_size + 1) / 2
-    if not bool((total == expected).all()):
-        raise RuntimeError(f"the ranks' sum is {total[0].item()}, expected {expected}")
+    mine, received = (torch.full((FLOATS,), value, device=device) for value in (float(rank + 1), 0.0))
+    started = time.perf_counter()
+    total = mine.clone()
+    dist.all_reduce(total)
+    check(total, expected, "the ranks' sum")
     seconds = time.perf_counter() - started
+    after, before = (rank + 1) % world_size, (rank - 1) % world_size
+    messages = [dist.P2POp(dist.isend, mine, after), dist.P2POp(dist.irecv, received, before)]
+    for message in dist.batch_isend_irecv(messages) if world_size > 1 else []:
+        message.wait()
+    check(received, float(before + 1) if world_size > 1 else 0.0, f"what rank {before} sent")
+    split = dist.new_group()  # split from the first communicator, because that knows its device
+    total = mine.clone()
+    dist.all_reduce(total, group=split)
+    check(total, expected, "the sum in a split group")
     properties = torch.cuda.get_device_properties(device) if on_gpu else None
-    mine = {"rank": rank, "host": socket.gethostname(), "device": properties.name if properties else "cpu"}
-    mine["uuid"] = str(getattr(properties, "uuid", ""))
+    here = {"rank": rank, "host": socket.gethostname(), "device": properties.name if properties else "cpu"}
+    here["uuid"] = str(getattr(properties, "uuid", ""))
     everyone = [None] * world_size
-    dist.all_gather_object(everyone, mine)
+    dist.all_gather_object(everyone, here)
     if rank == 0:
         answer.write_text(json.dumps({"ranks": everyone, "all_reduce_seconds": seconds}))
     dist.barrier()

@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from labkit.errors import LabError
-from labkit.launcher.hardware import Hardware
+from labkit.launcher.hardware import Hardware, driver_version
 from labkit.launcher.start import start
 from labkit.launcher.stop import stop
 from labkit.record import read_state
 from labkit.record.folder import read_json, write_json
+from labkit.record.identity import host_name
 from labkit.write.launch_options import LaunchOptions
 
 __all__ = ["load", "machine_key", "short_run", "store"]
@@ -65,9 +66,12 @@ def short_run(
 
 
 def machine_key(machine: Hardware, ranks: int, backend: str) -> str:
-    """A key with everything that the answer of a machine's ranks depends on."""
+    """A key with everything that the answer of a machine's ranks depends on. It names the host, because several may
+    share a home folder."""
     devices = ",".join(gpu.name for gpu in machine.gpus) or "cpu"
-    return f"{backend} {ranks} of {devices} ({machine.visible_devices or 'all'}), torch {version('torch')}"
+    driver = f", driver {driver_version()}" if machine.gpus else ""
+    visible = machine.visible_devices or "all"
+    return f"{host_name()}: {backend} {ranks} of {devices} ({visible}){driver}, torch {version('torch')}"
 
 
 def load(name: str, key: str) -> Any:

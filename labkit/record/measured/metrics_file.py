@@ -14,7 +14,8 @@ the header pairs one of them with the wall clock):
       backward() was called on, or why it is null; "void_after": 0 means that the losses of the steps after that one
       do not belong to the training. "training": 2 is present from a script's second training on)
     {"k": "model", "t": …, "device": "cpu", "limit": bytes, "parameters": bytes, "gradients": bytes, "optimizer": bytes}
-     (the bytes that this rank holds after its first step, and the memory of its device, or of the host)
+     (the bytes that this rank holds after its first step, and the memory of its device, or of the host; on CUDA also
+      the GPU's "uuid")
     {"k": "memory", "t": …, "step": 3, "bytes": …, "phase": "backward", "operation": "aten.mm.default",
      "categories": {"parameters": bytes, …}}
      (the peak of the step that LABKIT_TRACE_MEMORY=1 traced, see peak.py; "missed": tensors that it could not trace)

@@ -1,47 +1,21 @@
-"""Reading a run back: bounded series for figures, totals for tables, and all rows on request."""
+"""Reading a run back: its ranks' histories, and all rows on request."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
-from operator import itemgetter
 from typing import Any
 
-from labkit.record.folder import RunFolder
+from labkit.record.folder import RunFolder, read_json
 from labkit.record.hosts import HostHistory
+from labkit.record.measured.fold import NodeFolds, are_folded
 from labkit.record.measured.metrics_file import Tail, finite, number
-from labkit.record.measured.peak import Peak
+from labkit.record.measured.rank_history import DESCRIBING, KEPT_CHANGES, PHASES, RankHistory
 from labkit.record.measured.series import Series
+from labkit.record.nodes import Nodes
 
 __all__ = ["COLUMNS", "DESCRIBING", "RankHistory", "RunReader", "rows"]
 
-PHASES = ("input", "forward", "backward", "optimizer", "communication")
-KEPT_REPORTS = 1000
-KEPT_NAMES = 1000
-KEPT_CHANGES = 100
 LONGEST_NAME = 60  # in a chart
-CHARTED_RANKS, CHARTED = 8, 16  # ranks whose reported scalars are kept as series, and how many of them
-# Reported values that describe the run, or are recorded otherwise.
-DESCRIBING = {
-    "step",
-    "epoch",
-    "loss",
-    "total_steps",
-    "start_step",
-    "steps_per_epoch",
-    "parameters",
-    "data_ranks",
-    "train_samples",
-    "test_samples",
-    "epoch_seconds",
-    "training_seconds",
-}
-LONGEST_TEXT = 1000  # of a reported value
-RECENT_RECORDS = 50
-RECENT = {name: itemgetter(i) for i, name in enumerate(("steps", "seconds", *PHASES))}
-FIRST_STEPS = 2
-SERIES = ("step", "loss", "step_seconds", "own_seconds", "throughput", "memory", "reserved")
-OWN = ("input", "forward", "optimizer")
 # Every row has these columns, even if nothing was recorded.
 COLUMNS = (
     "rank",
@@ -57,223 +31,6 @@ COLUMNS = (
     "step_seconds_max",
     "throughput",
 )
-PASSED = "as passed to backward()"
-
-
-class RankHistory:
-    """What one rank has written so far, summarized in memory that does not grow with the run.
-
-    `series` are over seconds since `origin`, the launch (or the rank's own start when None): `loss`, `step_seconds`,
-    `throughput` (samples/s of this rank), `memory` (bytes: what the allocator holds on CUDA, else the resident set),
-    `reserved` (bytes that CUDA's allocator took from the device), `own_seconds` (a step's seconds in the phases OWN, in
-    which a rank works alone: backward waits for the slowest rank, so whole steps take equally long on all ranks).
-    `scalars` are series of what the script reported under other names, on the first ranks.
-    `totals` are sums over all steps: `steps`, `samples`, `seconds`, and each phase in seconds.
-    """
-
-    def __init__(self, rank: int, tail: Tail, origin: float | None = None):
-        self.rank = rank
-        self.origin = origin
-        self.tail = tail
-        self.restarts: list[float] = []  # when later attempts of the run started, in the seconds of the series
-        self.meta: dict[str, Any] = {}
-        self.step = 0
-        self.seen = 0.0  # when the newest record was written, in the same seconds
-        self._shift: float | None = None  # from the host's monotonic clock to those seconds
-        self.totals = dict.fromkeys(("steps", "samples", "seconds", *PHASES), 0.0)
-        self.latest: dict[str, float] = {}
-        self.memory_peak = 0.0
-        self.held: dict[str, Any] = {}  # device; bytes of parameters, gradients and optimizer state on this rank
-        self.traced: Peak | None = None  # of the step whose allocations were traced
-        self.untraced = ""  # why no step was traced
-        self.lost_at: int | None = None  # the first step whose recorded loss is not finite
-        self.loss_of = ""  # what the newest loss is, or why there is none; empty if the script reports it
-        self._training = 1  # the number of the current training in this script
-        self._steps_before = 0  # steps of the run that this one resumed
-        self.reports: deque[dict[str, Any]] = deque(maxlen=KEPT_REPORTS)
-        self.values: dict[str, Any] = {}  # the newest value of every name that the script reported
-        self.extremes: dict[str, tuple[float, float]] = {}  # the lowest and highest finite value of each of these names
-        self.end: dict[str, Any] = {}
-        self.series = {name: Series() for name in SERIES}
-        self.scalars: dict[str, Series] = {}
-        self.saved: deque[float] = deque(maxlen=KEPT_CHANGES)  # when checkpoints were saved, in the same seconds
-        self.allocation_retries = 0.0
-        self.communicates = False  # whether the time that it waits for collectives is known
-        self.memory_limit: float | None = None  # bytes of the device, or of the host for ranks on the CPU
-        self._recent: deque[tuple[float, ...]] = deque(maxlen=RECENT_RECORDS)  # the sums that RECENT names
-        self._script_reports_loss = False
-
-    def recent_seconds(self, phase: str) -> float:
-        """Seconds per step spent in a phase, over the newest records; "seconds" is the whole step."""
-        steps = sum(map(RECENT["steps"], self._recent))
-        return sum(map(RECENT[phase], self._recent)) / steps if steps else 0.0
-
-    @property
-    def own_seconds(self) -> float:
-        """Seconds per step that the rank works alone, over the newest records."""
-        return sum(self.recent_seconds(phase) for phase in OWN)
-
-    @property
-    def host(self) -> str:
-        """The machine that the rank is on; empty before its first record."""
-        return str(self.meta.get("host") or "")
-
-    @property
-    def recent_step_seconds(self) -> float:
-        return self.recent_seconds("seconds")
-
-    def recent_share(self, phase: str) -> float:
-        """The fraction of the newest steps' time that a phase took, 0 to 1."""
-        return self.recent_seconds(phase) / self.recent_step_seconds if self.recent_step_seconds else 0.0
-
-    @property
-    def device(self) -> str:
-        return str(self.held.get("device") or self.meta.get("device", "?"))
-
-    @property
-    def held_bytes(self) -> float | None:
-        """Bytes of parameters, gradients and optimizer state on this rank; None before its first step."""
-        sizes = [v for k in ("parameters", "gradients", "optimizer") if (v := number(self.held.get(k))) is not None]
-        return sum(sizes) if sizes else None
-
-    @property
-    def memory_name(self) -> str:
-        """What `memory` measures on this rank: the allocator counts only tensors, the resident set everything."""
-        return "allocated" if self.device.startswith("cuda") else "resident set"
-
-    def poll(self) -> bool:
-        """Read the new records; returns whether there were any."""
-        return self._take_all(self.tail.poll())
-
-    def read_all(self) -> None:
-        """Read all remaining records."""
-        for records in self.tail.chunks():
-            self._take_all(records)
-
-    def continue_with(self, tail: Tail) -> None:
-        """Read the rest of the rank's records in one attempt, then continue with those of the next."""
-        self.read_all()
-        tail.undecodable += self.tail.undecodable
-        self.tail = tail
-        self.meta, self.end, self._shift, self._steps_before, self.step = {}, {}, None, 0, 0
-
-    def _take_all(self, records: list[dict[str, Any]]) -> bool:
-        for record in records:
-            try:
-                self._take(record)
-            except (TypeError, ValueError, OverflowError, KeyError):  # fields that do not match metrics_file.py
-                self.tail.undecodable += 1
-        return bool(records)
-
-    def _take(self, record: dict[str, Any]) -> None:
-        kind = record.get("k")
-        if kind == "meta":
-            self.meta = record
-        if self._shift is None:  # the header pairs the monotonic clock with the wall clock, which ranks share
-            wall = number(record.get("time"))
-            since = max(0.0, wall - self.origin) if wall and self.origin else 0.0
-            self._shift = max(self.seen, since) - record["t"]
-            if self.seen:
-                self.restarts.append(record["t"] + self._shift)
-        t = self.seen = max(self.seen, record["t"] + self._shift)
-        if kind == "step":
-            self._take_step(t, record)
-        elif kind == "report":
-            self._take_report(t, record)
-        elif kind == "model":
-            self.held = {k: v for k, v in record.items() if k not in ("k", "t", "limit")}
-            self.memory_limit = finite(record.get("limit"))
-        elif kind == "memory":
-            self.traced = Peak(*(record[field] for field in Peak._fields))
-        elif kind == "untraced":
-            self.untraced = str(record["why"])[:LONGEST_TEXT]
-        elif kind == "end":
-            self.end = record
-
-    def _take_step(self, t: float, record: dict[str, Any]) -> None:
-        seconds, _fastest, slowest = record.get("seconds", (0, 0, 0))
-        seconds, slowest = finite(seconds) or 0.0, finite(slowest) or 0.0
-        steps, samples = number(record.get("n")) or 1.0, number(record.get("samples")) or 0.0
-        self.step = self._steps_before + int(number(record.get("step")) or 0)
-        self.series["step"].add(t, self.step)
-        totals = self.totals
-        totals["steps"] += steps
-        totals["samples"] += samples
-        totals["seconds"] += seconds
-        phases = [finite(record.get(phase)) or 0.0 for phase in PHASES]
-        for phase, spent in zip(PHASES, phases, strict=True):
-            totals[phase] += spent
-        self.communicates = finite(record.get("communication")) is not None
-        if self.step > FIRST_STEPS:  # the first steps compile, allocate and warm caches
-            self._recent.append((steps, seconds, *phases))
-        self.allocation_retries = max(self.allocation_retries, number(record.get("retries")) or 0.0)
-        self.latest["step_seconds"] = seconds / steps
-        self.series["step_seconds"].add(t, slowest)
-        if own := sum(spent for phase, spent in zip(PHASES, phases, strict=True) if phase in OWN):
-            self.series["own_seconds"].add(t, own / steps)
-        if samples and seconds:
-            self.latest["throughput"] = samples / seconds
-            self.series["throughput"].add(t, samples / seconds)
-        if not self._script_reports_loss:
-            self._take_probed_loss(t, record)
-        if (reserved := number(record.get("reserved"))) is not None:
-            self.latest["reserved"] = reserved
-            self.series["reserved"].add(t, reserved)
-        memory = number(record.get("allocated", record.get("rss")))
-        if memory is not None:
-            self.latest["memory"] = memory
-            self.series["memory"].add(t, memory)
-            self.memory_peak = max(self.memory_peak, number(record.get("peak")) or memory)
-
-    def _take_report(self, t: float, record: dict[str, Any]) -> None:
-        named = {k: v for k, v in record.items() if k not in ("k", "t") and len(k) < LONGEST_TEXT}
-        values = {k: v for k, v in named.items() if number(v) is not None or _is_short(v)}
-        self._steps_before = int(finite(values.get("start_step")) or self._steps_before)
-        self.step = max(self.step, int(finite(values.get("step")) or 0))
-        self.reports.append(values)
-        self.values.update({k: v for k, v in values.items() if k in self.values or len(self.values) < KEPT_NAMES})
-        if str(values.get("checkpoint", "")).removeprefix("step-").isdecimal():  # "step 8 not saved: …" otherwise
-            self.saved.append(t)
-        for name, value in values.items() if self.rank < CHARTED_RANKS else ():
-            scalar = number(value)
-            if scalar is not None and name not in DESCRIBING:
-                if name not in self.scalars and len(self.scalars) < CHARTED:
-                    self.scalars[name] = Series()
-                if name in self.scalars:
-                    self.scalars[name].add(t, scalar)
-        for name in values.keys() & self.values.keys():
-            if (value := finite(values[name])) is not None:
-                low, high = self.extremes.get(name, (value, value))
-                self.extremes[name] = (min(low, value), max(high, value))
-        loss = number(values.get("loss"))
-        if loss is not None:
-            if not self._script_reports_loss:  # the script's own value takes precedence over the probe's
-                self._script_reports_loss, self.loss_of = True, ""
-                self._forget_losses()
-            self._take_loss(t, loss)
-
-    def _take_probed_loss(self, t: float, record: dict[str, Any]) -> None:
-        """The loss that the probe derived from what backward() was called on."""
-        if (training := record.get("training", 1)) != self._training:
-            self._training, self.loss_of = training, ""
-            self.latest.pop("loss", None)
-        if record.get("void_after") == 0:
-            self._forget_losses()
-        if "loss" in record:
-            self.loss_of = str(record.get("loss_of", PASSED))[:LONGEST_TEXT]
-            self.latest.pop("loss", None)
-        loss = number(record.get("loss"))
-        if loss is not None:
-            self._take_loss(t, loss)
-
-    def _forget_losses(self) -> None:
-        self.series["loss"], self.lost_at = Series(), None
-
-    def _take_loss(self, t: float, loss: float) -> None:
-        self.latest["loss"] = loss
-        self.series["loss"].add(t, loss)
-        if self.lost_at is None and self.series["loss"].not_finite:
-            self.lost_at = self.step
 
 
 def _change(name: str, value: Any) -> str:
@@ -282,18 +39,20 @@ def _change(name: str, value: Any) -> str:
     return f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}"
 
 
-def _is_short(value: Any) -> bool:
-    """Whether a value is small enough to keep in memory: a script may report anything."""
-    return value is None or isinstance(value, bool) or (isinstance(value, str) and len(value) < LONGEST_TEXT)
-
-
 class RunReader:
     """All ranks of a run, through all its attempts. `poll()` reads only new records, so watching a long run costs no
-    more than a short one."""
+    more than a short one.
 
-    def __init__(self, folder: RunFolder):
+    Of many ranks on several nodes it reads what their supervisors have folded (`folds`) and rank 0's own records;
+    `ranks` are then those that stand out. `each_rank=True` reads the records of all ranks.
+    """
+
+    def __init__(self, folder: RunFolder, *, each_rank: bool = False):
         self.folder = folder
         self.ranks: dict[int, RankHistory] = {}
+        self.folds: NodeFolds | None = None
+        self._own: dict[int, RankHistory] = {}  # read from the ranks' own files
+        self._nodes = [] if each_rank else _folded_nodes(folder)
         self._launched = folder.launched()
         self.hosts: dict[str, HostHistory] = {}
         self._read: dict[int, int] = {}  # the attempt that each rank's history has reached
@@ -302,24 +61,63 @@ class RunReader:
 
     def poll(self) -> bool:
         """Read what all ranks have written since the last call; returns whether there was anything."""
-        for position, attempt in enumerate(self.folder.attempts()):
+        attempts = self.folder.attempts()
+        is_folded = bool(self._nodes) and (self.folds is not None or NodeFolds.exist(attempts[-1]))
+        for position, attempt in enumerate(attempts):
             if position == len(self._events):
                 self._events.append(Tail(attempt.events))
             self._take_events(self._events[position].poll())
-            for rank in attempt.started_ranks():
-                if rank not in self.ranks:
-                    self.ranks[rank] = RankHistory(rank, Tail(attempt.metrics(rank)), self._launched)
+            for rank in (0,) if is_folded else attempt.started_ranks():
+                if rank not in self._own:
+                    self._own[rank] = RankHistory(rank, Tail(attempt.metrics(rank)), self._launched)
                     self._read[rank] = position
                 elif position > self._read[rank]:
-                    self.ranks[rank].continue_with(Tail(attempt.metrics(rank)))
+                    self._own[rank].continue_with(Tail(attempt.metrics(rank)))
                     self._read[rank] = position
-        if list(self.ranks) != sorted(self.ranks):  # ranks start in any order
-            self.ranks = dict(sorted(self.ranks.items()))
+        if is_folded:
+            return self._poll_folds(attempts)
+        self.ranks = self._own = dict(sorted(self._own.items()))  # ranks start in any order
         for path in self.folder.hosts.glob("*.jsonl"):
             self.hosts.setdefault(path.stem, HostHistory(path.stem, Tail(path)))
         histories: list[RankHistory | HostHistory] = [*self.ranks.values(), *self.hosts.values()]
         polls = [history.poll() for history in histories]
         return any(polls)
+
+    def _poll_folds(self, attempts: list[RunFolder]) -> bool:
+        if self.folds is None or self.folds.attempts != len(attempts):
+            self.folds = NodeFolds(attempts, self._nodes)
+            self._own = {0: self._own[0]}  # others were read before the first fold
+        polls = [self._own[0].poll(), self.folds.poll()]
+        self.ranks, self.hosts = {**self.folds.ranks}, self.folds.machines
+        return any(polls)
+
+    @property
+    def reporting(self) -> list[RankHistory]:
+        """The ranks whose own records are read: all of them, or of many the first."""
+        return list(self._own.values())
+
+    @property
+    def rank_numbers(self) -> range | list[int]:
+        """The ranks that have started; of a folded run all."""
+        return range(self.folds.world_size) if self.folds else list(self.ranks)
+
+    def lines(self, name: str) -> dict[int, Series]:
+        """A metric over time by rank; of a folded run only one line, its median and range over all ranks."""
+        if self.folds:
+            return {0: self.folds.series[name]}
+        return {rank: history.series[name] for rank, history in self.ranks.items()}
+
+    def samples(self) -> list[float]:
+        """How many samples each rank has processed; of a folded run the mean for each."""
+        if self.folds:
+            return [self.folds.samples / self.folds.world_size] * self.folds.world_size
+        return [h.totals["samples"] for h in self.ranks.values() if h.totals["samples"]]
+
+    def throughputs(self) -> list[float]:
+        """Samples per second of each rank, from its newest record; of a folded run the mean for each."""
+        if self.folds:
+            return [self.folds.throughput / self.folds.world_size] * self.folds.world_size
+        return [h.latest["throughput"] for h in self.ranks.values() if "throughput" in h.latest]
 
     def _take_events(self, events: list[dict[str, Any]]) -> None:
         for event in events:
@@ -332,19 +130,32 @@ class RunReader:
     @property
     def restarts(self) -> list[float]:
         """When later attempts started, in seconds since the launch."""
-        return next((history.restarts for history in self.ranks.values()), [])
+        return next((history.restarts for history in self.reporting), [])
 
     def read_all(self) -> RunReader:
         """Read all records of a run that has ended."""
         self.poll()
-        for history in self.ranks.values():
+        for history in self.reporting:
             history.read_all()
         return self
 
     @property
     def undecodable(self) -> int:
         """Lines that were not records: the disk was full, or another program wrote them."""
-        return sum(history.tail.undecodable for history in self.ranks.values())
+        return self.folds.undecodable if self.folds else sum(h.tail.undecodable for h in self.ranks.values())
+
+    @property
+    def dropped(self) -> int:
+        """Measurements that could not be written."""
+        return self.folds.dropped if self.folds else sum(int(h.end.get("dropped") or 0) for h in self.ranks.values())
+
+
+def _folded_nodes(folder: RunFolder) -> list[range]:
+    """The ranks of each node, if the run has so many that they are folded."""
+    nodes = Nodes.read(read_json(folder.manifest))
+    if nodes is None or not are_folded(nodes.world_size, nodes.count):
+        return []
+    return [nodes.ranks_of(node) for node in range(nodes.count)]
 
 
 def rows(folder: RunFolder) -> Iterator[dict[str, Any]]:

@@ -11,15 +11,15 @@ LARGEST = 1e300  # beyond it differences overflow, so a larger loss counts as in
 
 
 class Series:
-    """At most 256 bins, however many points are added. No spike is lost, because each bin keeps its extremes,
+    """At most `bins` bins, however many points are added. No spike is lost, because each bin keeps its extremes,
     and a bin does not move when points are added; `x` must not decrease.
 
     `low`, `high` and `last` are lists of equal length, bin i covering x from `origin + i * width`.
     `points()` skips bins without a point.
     """
 
-    def __init__(self, width: float = 0.1):
-        self.width = width
+    def __init__(self, width: float = 0.1, bins: int = BINS):
+        self.width, self.bins = width, bins
         self.origin: float | None = None
         self.low: list[float] = []
         self.high: list[float] = []
@@ -43,9 +43,16 @@ class Series:
         self.last[index] = value
         self._points = None
 
+    def add_range(self, x: float, low: float, high: float, last: float) -> None:
+        """Add several values at once, such as those of all ranks: their extremes, and the one that stands for them."""
+        self.add(x, last)
+        if self.last and max(abs(low), abs(high)) <= LARGEST:
+            index = min(len(self.last) - 1, max(0, int((x - (self.origin or 0.0)) / self.width)))
+            self.low[index], self.high[index] = min(self.low[index], low), max(self.high[index], high)
+
     def _extend(self, beyond: float) -> int:
         """Add bins up to this distance from the origin; returns the last one's index."""
-        while (index := int(beyond / self.width)) >= BINS:
+        while (index := int(beyond / self.width)) >= self.bins:
             self._double()
         while len(self.last) <= index:
             self.low.append(math.inf)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from operator import attrgetter
 
 from labkit.record import RankHistory, RunReader
 from labkit.record.folder import slug
@@ -16,7 +17,7 @@ def by_host(histories: Iterable[RankHistory]) -> dict[str, list[RankHistory]]:
     """Hosts in the order of their lowest ranks. Ranks whose host is not yet known are listed under "", or with the
     others while those are all on one host."""
     hosts: dict[str, list[RankHistory]] = {}
-    for history in sorted(histories, key=lambda h: h.rank):
+    for history in sorted(histories, key=attrgetter("rank")):
         hosts.setdefault(history.host, []).append(history)
     if len(hosts) == 2 and "" in hosts:
         only = next(filter(None, hosts))

@@ -140,8 +140,8 @@ class Dashboard:
     def _draw(self) -> bool:
         state = self._status()  # read before the records, so that a final state comes with its last record
         self.reader.poll()
-        if len(self._rank.options) != 1 + len(self.reader.ranks):
-            self._rank.options = [(CULPRIT, CULPRIT), *((str(rank), rank) for rank in self.reader.ranks)]
+        if len(self._rank.options) != 1 + len(ranks := self.reader.rank_numbers):
+            self._rank.options = [(CULPRIT, CULPRIT), *((str(rank), rank) for rank in ranks)]
         if [name for name, _ in self._only.options[1:]] != (names := titles(self.reader)):
             kept = self._only.value if self._only.value in names else ""
             self._only.options = [(ALL_CHARTS, ""), *((name, name) for name in names)]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 from labkit.record import RunFolder, RunReader, State
 from labkit.record.folder import read_json
+from labkit.record.measured.fold import NodeFolds
 from labkit.record.text import escaped, plain
 from labkit.view import words
 from labkit.view.charts.bands import MANY
@@ -21,6 +23,7 @@ __all__ = ["attempt_ended", "run_html", "run_text"]
 MARKS = {"starting": "◌", "running": "●", "succeeded": "✔", "failed": "✖", "stopped": "■", "lost": "?"}
 TINTS = {"running": "#2f81f7", "succeeded": "#2da44e", "failed": "#e5534b", "stopped": "#c9a227", "lost": "#e5534b"}
 SHOWN_FAILURES = 8
+STRIPS_SECONDS = 4.0
 
 
 def run_html(
@@ -76,9 +79,8 @@ def _recorded(reader: RunReader, state: State) -> bool:
 
 
 def _unread(reader: RunReader) -> str:
-    dropped = sum(int(history.end.get("dropped") or 0) for history in reader.ranks.values())
     remarks = [f"{reader.undecodable} lines of metrics could not be read"] if reader.undecodable else []
-    remarks += [f"{dropped} measurements were dropped"] if dropped else []
+    remarks += [f"{reader.dropped} measurements were dropped"] if reader.dropped else []
     return f'<div style="opacity:.75">{"; ".join(remarks)}</div>' if remarks else ""
 
 
@@ -123,6 +125,8 @@ def _verdict(reader: RunReader) -> str:
 
 def _strips(reader: RunReader) -> str:
     """When each rank was late; only for many ranks or several hosts."""
+    if reader.folds:
+        return _folded_strips(reader.folds, round(reader.folds.seen / STRIPS_SECONDS))
     histories = reader.ranks.values()
     hosts = {h.rank: h.host for h in histories} if len(by_host(histories)) > 1 else {}
     if len(reader.ranks) <= MANY and not hosts:
@@ -130,6 +134,12 @@ def _strips(reader: RunReader) -> str:
     own = all(h.series["own_seconds"].last for h in histories)
     series = {h.rank: h.series["own_seconds" if own else "step_seconds"] for h in histories}
     return heat_strips("own work (input, forward, optimizer)" if own else "step time", series, hosts)
+
+
+@lru_cache(maxsize=8)
+def _folded_strips(folds: NodeFolds, time: int) -> str:
+    """Drawn again only after STRIPS_SECONDS, because of many ranks it is the most expensive part of the page."""
+    return heat_strips("own work (input, forward, optimizer)", folds.own, folds.hosts, folds.shown)
 
 
 def attempt_ended(number: int, ended: dict[str, Any]) -> str:

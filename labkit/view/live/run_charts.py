@@ -71,36 +71,39 @@ def titles(reader: RunReader) -> list[str]:
 def run_charts(reader: RunReader, look: Look) -> list[Chart]:
     """The four charts of every run, and one of each scalar that the script reported more than once."""
     histories = list(reader.ranks.values())
-    places = {history.rank: _place(reader, history, look.axis) for history in histories}
-    first = places[histories[0].rank] if histories else float
+    reporting = reader.reporting
+    places = {history.rank: _place(reader, history, look.axis) for history in reporting}
+    first = places[reporting[0].rank] if reporting else float
 
-    def shown(history: RankHistory, line: Line, smoothed: bool = False) -> Line:
+    def shown(rank: int, line: Line, smoothed: bool = False) -> Line:
         if look.axis == "time" and not (smoothed and look.smoothing):
             return line
-        return _Shown(line, look.smoothing if smoothed else 0.0, places[history.rank])
+        return _Shown(line, look.smoothing if smoothed else 0.0, places[rank])
 
     def of(name: str) -> dict[int, Line]:
-        return {history.rank: shown(history, history.series[name], name == "loss") for history in histories}
+        return {rank: shown(rank, line, name == "loss") for rank, line in reader.lines(name).items()}
 
     marks: dict[str, Any] = {"restarts": tuple(map(first, reader.restarts))}
-    saved = tuple(map(first, histories[0].saved)) if histories else ()
+    if reader.folds:
+        marks["label"] = f"median and range of {reader.folds.world_size:,} ranks".format
+    saved = tuple(map(first, reporting[0].saved)) if reporting else ()
     changes = tuple((first(x), text) for x, text in reader.changes)
     scale = SCALES[look.scale]
     peak = max((history.memory_peak for history in histories), default=0.0)
     limit = min((h.memory_limit for h in histories if h.memory_limit), default=None)
-    reserved = len(histories) <= MANY and any("reserved" in history.latest for history in histories)
+    reserved = len(reader.lines("memory")) <= MANY and any("reserved" in history.latest for history in histories)
     held = histories[0].memory_name if histories else "allocated"
 
     def scalar(title: str, trained: str, evaluated: str, series: dict[int, Line], note: str) -> Chart:
-        teller = next((h for h in histories if evaluated and _is_curve(h, evaluated)), None)
+        teller = next((h for h in reporting if evaluated and _is_curve(h, evaluated)), None)
         notes = [note] if note else []
         notes += [f"thick: {evaluated}"] if teller and series else [evaluated] if teller else []
         if not series and trained:
-            tellers = [h for h in histories if _is_curve(h, trained)]
+            tellers = [h for h in reporting if _is_curve(h, trained)]
             if len({_extremes(h.scalars[trained]) for h in tellers}) == 1 < len(tellers):
                 del tellers[1:]  # reduced over the ranks
                 notes.append("the same on all ranks")
-            series = {h.rank: shown(h, h.scalars[trained], smoothed=True) for h in tellers}
+            series = {h.rank: shown(h.rank, h.scalars[trained], smoothed=True) for h in tellers}
         return Chart(
             title,
             series,
@@ -108,14 +111,14 @@ def run_charts(reader: RunReader, look: Look) -> list[Chart]:
             changes=changes,
             saved=saved if title == "loss" else (),
             note=" · ".join(notes),
-            evaluated=shown(teller, teller.scalars[evaluated]) if teller else None,
+            evaluated=shown(teller.rank, teller.scalars[evaluated]) if teller else None,
             best=("lowest" if is_lower_better(title) else "highest") if teller else "",
             from_zero=False,
             log=scale,
-            **marks,
+            **(marks if title == "loss" else marks | {"label": Chart.label}),
         )
 
-    pairs = _pairs(histories)
+    pairs = _pairs(reporting)
     _, evaluated_loss = pairs.pop("loss", ("", ""))
     memory = Chart(
         "memory per rank",
@@ -139,11 +142,11 @@ def run_charts(reader: RunReader, look: Look) -> list[Chart]:
 
 def curves(reader: RunReader) -> dict[str, Line]:
     """By title: the loss, the mean over the ranks, and every evaluated metric, over steps."""
-    histories = list(reader.ranks.values())
+    histories = reader.reporting
     if not histories:
         return {}
     place = _place(reader, histories[0], "step")
-    lines: dict[str, Line] = {"loss": _Shown(_Mean([h.series["loss"] for h in histories]), 0.0, place)}
+    lines: dict[str, Line] = {"loss": _Shown(_Mean([*reader.lines("loss").values()]), 0.0, place)}
     for _, name in _pairs(histories).values():
         if teller := next((h for h in histories if name and _is_curve(h, name)), None):
             lines[name] = _Shown(teller.scalars[name], 0.0, _place(reader, teller, "step"))
@@ -188,7 +191,7 @@ def _place(reader: RunReader, history: RankHistory, axis: str) -> Callable[[floa
         return float
     steps = history.series["step"].points()
     times, numbers = [x for x, *_ in steps], [float(last) for *_, last in steps]
-    samples = words.together(reader, [h.totals["samples"] for h in reader.ranks.values() if h.totals["samples"]])
+    samples = words.together(reader, reader.samples())
     per_step = (samples or 0.0) / (history.totals["steps"] or 1.0) if axis == "samples" else 1.0
 
     def place(x: float) -> float:

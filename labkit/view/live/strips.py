@@ -17,21 +17,27 @@ SHADES = {0.10: 0.3, 0.25: 0.5, 0.5: 0.75, 1.0: 1.0}  # fraction slower than the
 WIDTH, LEFT, RIGHT, TOP, BOTTOM = 720, 116, 8, 20, 16
 MOST_STRIPS = 128  # with more ranks, each host has one strip: that of its slowest rank
 HEIGHT, LOWEST, HIGHEST, GAP = 256, 3, 10, 4  # pixels: all strips together, one strip, between hosts
+MOST_NAMED, LINE_HEIGHT = 40, 11  # of more hosts, only those that are late are named
 MOST_BYTES = 9_000  # a larger drawing is redone with fewer, wider cells
 INK = "#e5534b"
 
 Row = tuple[str, list[int]]  # a host, and the ranks whose slowest is drawn
 
 
-def heat_strips(title: str, series: Mapping[int, Series], hosts: Mapping[int, str]) -> str:
-    """SVG on one time axis, relative to the median of all ranks at each time; `hosts` by rank."""
+def heat_strips(
+    title: str, series: Mapping[int, Series], hosts: Mapping[int, str], shown: Mapping[int, range] | None = None
+) -> str:
+    """SVG on one time axis, relative to the median of all ranks at each time; `hosts` by rank. `shown`: the ranks of
+    whose slowest each series is."""
     grid = columns(series)
     if not grid:
         return ""
     groups: dict[str, list[int]] = {}
     for rank in sorted(series):
         groups.setdefault(hosts.get(rank, ""), []).append(rank)
-    single = len(series) > MOST_STRIPS
+    shown = shown or {rank: range(rank, rank + 1) for rank in series}
+    ranks_shown = sum(len(shown[rank]) for rank in series)
+    single = ranks_shown > MOST_STRIPS
     rows: list[Row] = [
         (host, ranks if single else [rank])
         for host, ranks in groups.items()
@@ -39,17 +45,21 @@ def heat_strips(title: str, series: Mapping[int, Series], hosts: Mapping[int, st
     ]
     height = max(LOWEST, min(HIGHEST, HEIGHT // len(rows)))
     tops, top, before = [], TOP, rows[0][0]
+    crowded = len(groups) > MOST_NAMED
     for host, _ in rows:
-        top += GAP if host != before else 0
+        top += GAP if host != before and not crowded else 0
         tops.append(top)
         top, before = top + height, host
     bottom, wide = top, WIDTH - LEFT - RIGHT
-    marks, frames = _marks(groups, rows, tops, height)
+    named = {host: [each for rank in ranks for each in shown[rank]] for host, ranks in groups.items()}
     start, end = grid[0][0], grid[-1][0]
     fewer = 1
-    while len(drawn := _cells(_slower(grid, rows, start, end, fewer), tops, height, wide)) > MOST_BYTES and fewer < 8:
+    while len(drawn := _cells(late := _slower(grid, rows, start, end, fewer), tops, height, wide)) > MOST_BYTES:
+        if fewer >= 8:
+            break
         fewer *= 2
-    label = escaped(f"{title}, {len(series)} ranks")
+    marks, frames = _late_marks(named, rows, tops, late, bottom) if crowded else _marks(named, rows, tops, height)
+    label = escaped(f"{title}, {ranks_shown} ranks")
     what = "of each host's slowest rank" if single else "of each rank"
     axis = (
         f'<text x="{LEFT}" y="{bottom + 12}" opacity=".75">{start:.3g} s</text>'
@@ -123,6 +133,30 @@ def _marks(groups: Mapping[str, list[int]], rows: list[Row], tops: list[int], he
                 f'<text x="{LEFT - 6}" y="{middle + 11 * i:g}" text-anchor="end"{faint}>{escaped(line[:22])}</text>'
             )
     return marks, frames
+
+
+def _late_marks(
+    groups: Mapping[str, list[int]],
+    rows: list[Row],
+    tops: list[int],
+    late: Mapping[float, set[tuple[int, int]]],
+    bottom: int,
+) -> tuple[str, str]:
+    """Of very many hosts, the names of those that were late most, as far as there is room, and one background."""
+    weight = dict.fromkeys(range(len(rows)), 0.0)
+    for shade, cells in late.items():
+        for row, _ in cells:
+            weight[row] += shade
+    names, marks = names_of(groups, 17), ""
+    named: list[int] = []
+    for row in sorted(weight, key=lambda row: -weight[row]):
+        if weight[row] and all(abs(tops[row] - other) >= LINE_HEIGHT for other in named):
+            host = rows[row][0]
+            text = escaped(f"{names[host]} · {ranges(groups[host])}"[:22])
+            marks += f'<text x="{LEFT - 6}" y="{tops[row] + 5}" text-anchor="end">{text}</text>'
+            named.append(tops[row])
+    ground = f'y="{TOP}" width="{WIDTH - LEFT - RIGHT}" height="{bottom - TOP}" fill="#8b949e" fill-opacity=".13"'
+    return marks, f'<rect x="{LEFT}" {ground}/>'
 
 
 def _key() -> str:

@@ -33,7 +33,7 @@ def rank_table(reader: RunReader) -> str:
     marks = [f"{dot(h.rank)} " if len(reader.ranks) <= MANY else "" for h in _shown(reader)]
     hosts = by_host(reader.ranks.values())
     which = "the slowest" if len(hosts) > 1 else "the first and the slowest"
-    more = f"{which} of {len(reader.ranks)} ranks" if len(rows) < len(reader.ranks) else ""
+    more = f"{which} of {len(reader.rank_numbers)} ranks" if len(rows) < len(reader.rank_numbers) else ""
     return grid(rows, marks, sentences=("",) if len(hosts) > 1 else ()) + _remark(more)
 
 
@@ -114,10 +114,11 @@ def _host_row(host: str, ranks: list[RankHistory], samples: HostHistory | None, 
     own = [h.own_seconds for h in ranks if h.own_seconds]
     waits = [share for h in ranks if (share := words.share(h, "input")) is not None]
     peak = max(h.memory_peak for h in ranks)
-    busy = [d["utilisation"] for d in samples.devices if d["utilisation"] is not None] if samples else []
+    devices = samples.used_by({h.uuid for h in ranks if h.uuid}) if samples else []
+    busy = [d["utilisation"] for d in devices if d["utilisation"] is not None]
     return {
         "host": plain(host) or "not known yet",
-        "ranks": ranges(h.rank for h in ranks),
+        "ranks": ranges({rank for h in ranks for rank in h.node_ranks}),
         "own work": words.seconds(median(own) if own else None),
         "input wait": words.percent(max(waits, default=None)),
         f"peak {ranks[0].memory_name}": words.gib(peak or None),

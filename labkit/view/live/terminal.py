@@ -101,7 +101,7 @@ def picture(reader: RunReader, state: State) -> Any:
     parts += [Text(plain(state.notice), "bold yellow")] if state.notice else []
     curves = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
     for name, title in CURVES.items():
-        lines = [h.series[name] for h in reader.ranks.values() if h.series[name].last][:1]
+        lines = [line for line in reader.lines(name).values() if line.last][:1]
         for series in lines:
             curves.add_row(title, Text(spark_text([last for *_, last in series.points()]), "blue"))
     tables = [_table(rows) for rows in (host_rows(reader), rank_rows(reader)) if rows]

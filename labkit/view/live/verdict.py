@@ -108,7 +108,7 @@ def input_bound(histories: list[RankHistory]) -> str:
 def slow_host(histories: list[RankHistory]) -> str:
     """The host that the others wait for: all of its ranks are late, by the measure used in `straggler`."""
     host, extra, phase = _late_host(histories) or ("", 0.0, "")
-    ranks = [h.rank for h in histories if h.host == host]
+    ranks = {rank for h in histories if h.host == host for rank in h.node_ranks}
     if not host or len(ranks) < 2:
         return ""
     name = names_of(by_host(histories))[host]

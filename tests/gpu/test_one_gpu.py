@@ -1,0 +1,252 @@
+"""What one GPU can show, in the order of information per second; on several the same tests use the first."""
+
+from __future__ import annotations
+
+import gzip
+import math
+import os
+import re
+import subprocess
+import sys
+import time
+
+import pytest
+from gpu.devices import CUDA, GPUS, HALF, KIND, difference, in_full, losses, needs_gpu, only_rank, raw, read, tiny
+
+import labkit
+from labkit.launcher.hardware import hardware
+
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1"]
+PHASES = ["input", "forward", "backward", "optimizer", "communication"]
+ASLEEP = """held = torch.ones(1 << 28, device=device)
+print("asleep", flush=True)
+time.sleep(600)
+"""
+EXHAUSTING = """small, held, size = torch.ones(64, 64, device=device), [], 1 << 30
+if sys.argv[1] == "tensor":
+    torch.empty(1 << 50, device=device)
+if sys.argv[1] == "pinned":
+    torch.empty(1 << 45, dtype=torch.uint8, pin_memory=True)
+while size > 1 << 20:
+    try:
+        held.append(torch.empty(size, dtype=torch.uint8, device=device))
+    except torch.OutOfMemoryError:
+        size //= 2
+small @ small
+torch.cuda.synchronize()
+"""
+OVERFLOWING = """half = torch.float16 if cuda else torch.bfloat16
+model = torch.nn.Linear(8, 1).to(device)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+scaler = torch.amp.GradScaler(device.type, init_scale=2.0**127, backoff_factor=2.0**-20)
+skipped = 0
+for _ in range(20):
+    optimizer.zero_grad()
+    with torch.autocast(device.type, half):
+        loss = model(torch.ones(4, 8, device=device)).square().mean() * 1e6
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    before = scaler.get_scale()
+    scaler.update()
+    skipped += scaler.get_scale() < before
+print("skipped", skipped, flush=True)
+dist.destroy_process_group()
+"""
+
+
+def wait_for(run: labkit.Run, text: str) -> None:
+    deadline = time.monotonic() + 120
+    while not (run.folder.log(0).exists() and text in run.logs(rank=0)):
+        assert time.monotonic() < deadline, run.status()
+        time.sleep(0.1)
+
+
+def test_asking_about_the_machine_imports_no_torch_and_opens_no_context(figures):
+    code = "import sys, labkit; print(labkit.doctor()); sys.exit('torch' in sys.modules)"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+
+    assert shown.returncode == 0, shown.stderr
+    figures["devices"] = GPUS
+    assert ("no GPU" in shown.stdout) == (not CUDA)
+
+
+def test_a_run_records_memory_phases_and_losses_also_around_validation_with_workers(figures):
+    """Workers pin their batches on a GPU. After a validation no phase is counted twice."""
+    script = tiny("single", "workers", "validate")
+    run = labkit.launch(script, nproc_per_node=1, steps=40, workers=1, validate_every=15, wait=True)
+    reader, rank, metrics = read(run), only_rank(run), run.metrics()
+    steps = metrics[metrics["step_seconds"].notna()]
+    shares = steps[PHASES].sum(axis=1) / steps["step_seconds"]
+
+    assert rank.device.startswith(KIND)
+    assert rank.memory_peak > 0
+    assert rank.end["dropped"] == 0
+    assert [*run.losses().index[:20], run.losses().index[-1]] == [*range(1, 21), 40]  # then ten a second
+    figures["step, ms"] = 1e3 * steps["step_seconds"].median()
+    figures["phases / step"], figures["at most"] = float(shares.median()), float(shares.max())
+    assert 0.5 < figures["phases / step"] <= 1.05
+    assert figures["at most"] < 1.6
+    if CUDA:
+        devices = [device for host in reader.hosts.values() for device in host.devices]
+        assert f"GPU-{rank.uuid}" in [device["uuid"] for device in devices]
+
+
+def test_a_rank_before_its_first_collective_does_not_hold_the_gil_and_is_stopped_at_once(figures, tmp_path):
+    run = labkit.launch(raw(tmp_path, "asleep", ASLEEP), nproc_per_node=1, wait=False)
+    wait_for(run, "asleep")
+
+    figures["stacks"] = run.stacks().sentence
+    assert "GIL" not in figures["stacks"]
+    started = time.monotonic()
+    run.stop(grace=0)
+    figures["stop, s"] = time.monotonic() - started
+
+
+def test_a_scaler_that_skips_steps_changes_no_count_and_the_gpu_is_free_after_the_stop(figures, tmp_path):
+    run = labkit.launch(raw(tmp_path, "overflowing", OVERFLOWING), nproc_per_node=1, wait=True)
+
+    figures["skipped"] = int(run.logs(rank=0).split("skipped ")[1].split()[0])
+    assert 0 < figures["skipped"] < 20
+    assert only_rank(run).step == 20
+
+
+@pytest.mark.parametrize("how", ["tensor", *(pytest.param(how, marks=needs_gpu) for how in ("cublasCreate", "pinned"))])
+def test_out_of_memory_is_named(how, figures, tmp_path):
+    with pytest.raises(labkit.RankFailedError):
+        labkit.launch(raw(tmp_path, "exhausting", EXHAUSTING), args=[how], nproc_per_node=1, wait=True)
+    cause = labkit.attach("latest").status().cause
+
+    figures["cause"] = cause["sentence"][:200]
+    assert cause["out_of_memory"] == ("device" if CUDA and how != "pinned" else "host")
+
+
+@needs_gpu
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_offloaded_shards_leave_the_gpu_in_view(precision, figures):
+    options = {"clip": 1.0} if precision == "fp16" else {}
+    run = labkit.launch(
+        tiny("fsdp"), nproc_per_node=1, steps=8, cpu_offload=True, precision=precision, wait=True, **options
+    )
+    rank = only_rank(run)
+
+    figures["device"], figures["peak, MiB"] = rank.device, rank.memory_peak / 2**20
+    assert rank.device.startswith("cuda")
+    assert rank.memory_limit == hardware().gpus[0].memory
+    assert all(map(math.isfinite, run.losses()))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "precision"),
+    [
+        ("ddp", "fp32"),
+        ("fsdp", HALF),
+        pytest.param("fsdp", "fp32", marks=in_full),
+        pytest.param("ddp", HALF, marks=in_full),
+    ],
+)
+def test_memory_is_as_planned(strategy, precision, figures):
+    plan = labkit.plan(strategy, nproc_per_node=1, precision=precision)
+    run = labkit.launch(plan, steps=3, trace_memory=True, wait=True)
+    (rank,) = run.memory().ranks
+    assert rank.traced is not None
+    figures |= {name: peak.bytes / 2**20 for name, peak in rank.peaks.items()}
+    figures[f"{rank.process_name}, MiB"] = rank.process / 2**20
+    latest = only_rank(run).latest
+    if "reserved" in latest:
+        figures["reserved - allocated, MiB"] = (latest["reserved"] - latest["memory"]) / 2**20
+
+    assert plan.bytes == pytest.approx(rank.traced.bytes, rel=0.05)
+
+
+def test_a_run_that_a_term_stopped_saves_and_repeats_every_bit(figures, tmp_path):
+    """With dropout, and checkpoints written while training continues."""
+    options = {"nproc_per_node": 1, "deterministic": True, "save_every": 1000, "async_save": True}
+    script = tiny("fsdp", "checkpoints", "deterministic")
+    first = labkit.launch(script, steps=100_000, checkpoint_dir=tmp_path / "parts", wait=False, **options)
+    deadline = time.monotonic() + 120
+    while not len(first.losses()) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    first.stop(grace=30)
+    saved = first.status().checkpoint
+    assert saved, first.status()
+    steps = int(saved.removeprefix("step-"))
+    rest = labkit.launch(script, steps=steps + 4, checkpoint_dir=tmp_path / "parts", wait=True, **options)
+    whole = labkit.launch(script, steps=steps + 4, checkpoint_dir=tmp_path / "whole", wait=True, **options)
+
+    figures["resumed at step"] = steps
+    resumed, expected = rest.losses(), whole.losses()
+    common = resumed.index.intersection(expected.index)
+    assert len(common)
+    assert list(resumed[common]) == list(expected[common])
+
+
+def test_every_strategy_on_one_rank_has_the_losses_of_single(figures):
+    alone = losses(tiny("single"), 1)
+    for name in ("ddp", "zero1", "zero2", "fsdp") if CUDA else ("fsdp",):
+        figures[name] = difference(alone, losses(tiny(name), 1))
+    assert max(figures.values()) < 1e-9
+
+
+@needs_gpu
+@pytest.mark.skipif(GPUS > 1, reason="the ranks share a GPU only where there is one")
+def test_two_ranks_share_the_gpu_over_gloo(figures):
+    alone = losses("single", 1)
+    for name in ("ddp", "zero1", "fsdp", "fsdp1", "tensor_parallel"):
+        figures[name] = difference(alone, losses(name, 2, backend="gloo"))
+    assert max(figures.values()) < 1e-9
+    with pytest.raises(labkit.LabError) as refused:
+        losses("pipeline", 2, backend="gloo")
+    figures["pipeline"] = str(refused.value)[:120]
+
+
+def test_sixteen_bits_train_and_the_profile_has_what_the_device_did(figures):
+    run = labkit.launch(tiny("ddp"), nproc_per_node=1, steps=20, precision=HALF, profile=True, wait=True)
+    values, spans = list(run.losses()), run.timeline().spans
+
+    figures[f"loss in {HALF}"], figures["spans"] = values[-1], len(spans)
+    assert len(values) == 20
+    assert all(map(math.isfinite, values))
+    assert values[-1] < values[0]
+    if CUDA:
+        trace = gzip.decompress(run.folder.profile(0).read_bytes()).decode()
+        figures["kernels"] = len(re.findall(r'"cat": *"kernel"', trace))
+        assert figures["kernels"]
+
+
+@needs_gpu
+def test_compiled_sixteen_bits_train(figures):
+    options = {"nproc_per_node": 1, "steps": 30, "precision": HALF, "wait": True}
+    eager, compiled = (labkit.launch("ddp", **options, **more) for more in ({}, {"compile": True}))
+    for name, run in (("eager", eager), ("compiled", compiled)):
+        figures[f"{name}, ms"] = 1e3 * float(run.metrics()["step_seconds"].dropna().median())
+    assert all(map(math.isfinite, compiled.losses()))
+
+
+def test_a_step_takes_as_long_as_the_data_sheet_lets_expect(figures):
+    """For the report: planned from the data sheet, planned from a measurement, and run."""
+    run = labkit.launch("single", nproc_per_node=1, steps=30, precision=HALF, wait=True)
+    steps = run.metrics()["step_seconds"].dropna()
+    figures["measured, ms"] = 1e3 * float(steps.median())
+    sheet = labkit.plan("single", nproc_per_node=1, precision=HALF).step
+    measured = labkit.plan("single", nproc_per_node=1, precision=HALF, measure=True).step
+    figures["from the data sheet, ms"] = 1e3 * sheet.seconds if sheet else "no data sheet"
+    figures["from a measurement, ms"] = 1e3 * measured.seconds if measured else "n/a"
+
+    assert measured is not None
+
+
+@in_full
+def test_watching_a_run_takes_this_share_of_its_time(figures, tmp_path):
+    """A ratio of alternating runs, for the report only."""
+    script = tmp_path / "train.py"
+    script.write_text(str(tiny("single")))
+    bare, watched = [], []
+    for _ in range(2):
+        began = time.perf_counter()
+        command = [*TORCHRUN, str(script), "--steps", "200"]
+        subprocess.run(command, check=True, capture_output=True, timeout=300, env=os.environ | {"OMP_NUM_THREADS": "1"})
+        middle = time.perf_counter()
+        labkit.launch(script, nproc_per_node=1, args=["--steps", "200"], wait=True)
+        bare.append(middle - began)
+        watched.append(time.perf_counter() - middle)
+    figures["labkit / bare torchrun"] = sum(watched) / sum(bare)
