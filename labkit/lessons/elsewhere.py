@@ -13,7 +13,7 @@ from labkit.planner.planning import plan
 from labkit.record.text import escaped
 from labkit.view import words
 from labkit.view.live.tables import grid
-from labkit.view.plan_tables import aligned
+from labkit.view.plan_tables import aligned, band
 
 __all__ = ["Elsewhere", "elsewhere"]
 
@@ -70,9 +70,8 @@ def elsewhere(scripts: Mapping[str, Any], devices: Sequence[str], options: Mappi
                     "peak of a rank": words.gib(planned.bytes),
                     "it has": words.gib(usable),
                     "fits": {True: "yes", False: "no", None: "n/a"}[planned.fits],
-                    "step": f"{words.seconds(step.seconds)} ({words.seconds(step.low)} to {words.seconds(step.high)})"
-                    if step
-                    else "n/a",
+                    "step": band(step.seconds, step.low, step.high) if step else "n/a",
+                    "of it waiting for others": f"{_waiting(step.parts):.0%}" if step else "n/a",
                     "samples/s": words.quantity(step.samples_per_second) if step else "n/a",
                 }
             )
@@ -85,3 +84,8 @@ def elsewhere(scripts: Mapping[str, Any], devices: Sequence[str], options: Mappi
 
 def _named(device: str) -> str:
     return re.sub(r"^(\d+)x", r"\1 × ", device)
+
+
+def _waiting(parts: Mapping[str, float]) -> float:
+    """The fraction of a step that is communication which nothing hides, or a pipeline's bubble."""
+    return sum(parts.get(name, 0.0) for name in ("communication", "bubble")) / (sum(parts.values()) or 1.0)

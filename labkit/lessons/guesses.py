@@ -21,12 +21,12 @@ class Guess:
     """A question about the claim of the same name. `unit` is that of the answer ("MB", "%", …); with `options`, texts
     and their numbers, one is chosen. Raises LabError when the default is none of them."""
 
-    def __init__(self, name: str, question: str, default: float, unit: str, options: Mapping[str, float] | None):
+    def __init__(self, name: str, about: str, default: float, unit: str, options: Mapping[str, float] | None):
         if options is not None and default not in options.values():
             raise LabError(
                 f"the default of {name!r} must be one of {', '.join(map(str, options.values()))}; got {default}"
             )
-        self.name, self.question, self.unit, self.options = name, question, unit, options
+        self.name, self.about, self.unit, self.options = name, about, unit, options
         self._answer, self._field = float(default), None
         if ui() == "svg":
             self._field = self._widget()
@@ -46,12 +46,16 @@ class Guess:
         if self._field is not None:
             self._field.disabled = True
 
+    def option_near(self, number: float) -> str:
+        """The text of the option that is nearest to a number; empty without options."""
+        options = self.options or {}
+        return min(options, key=lambda text: abs(options[text] - number), default="")
+
     def verdict(self, measured: float) -> str:
         """`right` · `close: 8% too high` · `2.5 times too high`"""
         answer = self.answer
         if self.options:
-            nearest = min(self.options.values(), key=lambda number: abs(number * SCALES.get(self.unit, 1.0) - measured))
-            return "right" if nearest == self._answer else "no"
+            return "right" if self.option_near(measured) == self.text else "no"
         off = abs(answer - measured) / abs(measured) if measured else abs(answer)
         if off <= RIGHT:
             return "right"
@@ -66,10 +70,11 @@ class Guess:
 
         box = (
             f'<div style="border-left:4px solid {YOURS};padding:2px 0 2px 12px;margin:6px 0;max-width:700px">'
-            f"<b>Your prediction.</b> {escaped(self.question)}"
+            f"<b>Your prediction:</b> {escaped(self.name)}?"
+            + (f'<br><span style="opacity:.85">{escaped(self.about)}</span>' if self.about else "")
         )
         stand_in = f"{box}<br><i>Nobody was asked, so {escaped(self.text)} stands in.</i></div>"
-        bundle = {"text/html": stand_in, "text/plain": f"Your prediction. {self.question} ({self.text})"}
+        bundle = {"text/html": stand_in, "text/plain": f"Your prediction: {self.name}? {self.about} ({self.text})"}
         if self._field is not None:
             import ipywidgets as widgets
 

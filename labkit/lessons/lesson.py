@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib.resources import files
 from typing import Any
 
@@ -43,12 +44,14 @@ class Lesson(Claims):
         self._guesses: dict[str, Guess] = {}
 
     def ask(
-        self, name: str, question: str, *, default: float, unit: str = "", options: Mapping[str, float] | None = None
-    ) -> None:
+        self, name: str, *, default: float, unit: str = "", options: Mapping[str, float] | None = None, about: str = ""
+    ) -> str:
         """Ask the reader for a prediction of what will be measured as `name`: a number in `unit` ("MB", "%", …) or one
-        of `options`. Where nobody can answer, the default stands in."""
-        self._guesses[name] = Guess(name, question, default, unit, options)
+        of `options`. Where nobody can answer, the default stands in. `about` explains the question.
+        Returns the name."""
+        self._guesses[name] = Guess(name, about, default, unit, options)
         self._guesses[name].show()
+        return name
 
     def measure(self, name: str, value: float, *, run: Run | None = None, because: str = "") -> float:
         if name in self._guesses:
@@ -90,9 +93,14 @@ class Lesson(Claims):
         `labkit.launch`."""
         return elsewhere(scripts, devices, options, title)
 
-    def explore(self, drawn: Callable[..., Picture], **positions: Sequence[Any]) -> None:
-        """Display `drawn(**values)`, with a slider for each value in a live notebook."""
-        explore(drawn, positions)
+    def explore(self, drawn: Callable[..., Picture], *fixed: Any, **positions: Sequence[Any]) -> None:
+        """Display `drawn(*fixed, **values)`, with a slider for each value in a live notebook."""
+        explore(partial(drawn, *fixed), positions)
+
+    def compare(self, name: str, predicted: float, measured: float, unit: str = "", **how: Any) -> None:
+        """A claim about something that needs no run."""
+        self.predict(name, predicted, unit, **how)
+        self.measure(name, measured)
 
     def score(self) -> Score:
         """Every question beside what was measured. Raises LabError when one of them was not."""
@@ -107,13 +115,11 @@ class Lesson(Claims):
     def _scored(self, guess: Guess) -> dict[str, str]:
         claim = self._claims[guess.name]
         assert claim.measured is not None
-        row = claim.row()
-        measured = {number: text for text, number in (guess.options or {}).items()}.get(round(claim.measured, 6))
         return {
-            "question": guess.question,
+            "question": guess.name,
             "you": guess.text,
-            "the formula": row["predicted"],
-            "measured": measured or amount(claim.measured, claim.unit),
+            "the formula": guess.option_near(claim.predicted) or claim.row()["predicted"],
+            "measured": guess.option_near(claim.measured) or amount(claim.measured, claim.unit),
             "your prediction was": guess.verdict(claim.measured),
         }
 

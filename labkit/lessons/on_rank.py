@@ -89,6 +89,36 @@ def collectives_since(began: int) -> dict[str, dict[str, int]]:
     return {"calls": calls, "bytes": sizes}
 
 
+# %% compared
+import torch
+
+
+def gradients_differ(model: torch.nn.Module, other: torch.nn.Module) -> float:
+    """The largest difference between the gradients of two copies of a model, relative to the largest of its tensor."""
+    pairs = zip(model.parameters(), other.parameters(), strict=True)
+    return max(((p.grad - q.grad).abs().max() / q.grad.abs().max()).item() for p, q in pairs)
+
+
+# %% buckets
+from typing import Any
+
+import torch
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
+
+
+def buckets_of(model: DistributedDataParallel) -> list[int]:
+    """A list to which DDP will add the bytes of every bucket that it sends."""
+    sizes: list[int] = []
+
+    def note(state: object, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+        sizes.append(bucket.buffer().nbytes)
+        return allreduce_hook(state, bucket)  # what DDP does by itself
+
+    model.register_comm_hook(None, note)
+    return sizes
+
+
 # %% held
 from collections.abc import Iterable
 

@@ -7,28 +7,30 @@ from collections.abc import Mapping
 from labkit.lessons.draw.picture import GREY, WIDTH, Picture, box, colour_of, frames, sheet, words
 from labkit.record.units import gib
 
-__all__ = ["MIB", "buckets", "filled"]
+__all__ = ["buckets", "filled"]
 
 MIB = 2**20
 
 
-def filled(sizes: Mapping[str, int], first: float = MIB, others: float = 25 * MIB) -> list[list[str]]:
+def filled(sizes: Mapping[str, int], bucket_cap_mb: float | None = None) -> list[list[str]]:
     """The names in each bucket. `sizes` are bytes in the order of backward; a bucket is closed when it has reached its
-    limit (torch/nn/parallel/distributed.py: 1 MiB for the first, `bucket_cap_mb` for the others)."""
+    limit: `bucket_cap_mb` MiB, or by default 1 for the first and 25 for the others (torch/nn/parallel/distributed.py).
+    """
+    first, others = (1.0, 25.0) if bucket_cap_mb is None else (bucket_cap_mb, bucket_cap_mb)
     result: list[list[str]] = [[]]
-    full, limit = 0.0, first
+    full, limit = 0.0, first * MIB
     for name, size in sizes.items():
         if full >= limit:
             result.append([])
-            full, limit = 0.0, others
+            full, limit = 0.0, others * MIB
         result[-1].append(name)
         full += size
     return result
 
 
-def buckets(sizes: Mapping[str, int], first: float = MIB, others: float = 25 * MIB) -> Picture:
+def buckets(sizes: Mapping[str, int], bucket_cap_mb: float | None = None) -> Picture:
     """Time runs to the right: above, backward; below, what is sent, each bucket once its last gradient is there."""
-    groups = filled(sizes, first, others)
+    groups = filled(sizes, bucket_cap_mb)
     left, step = 96.0, (WIDTH - 200) / max(1, len(sizes))
     number = {name: i for i, names in enumerate(groups) for name in names}
     parts = [words(0, 40, "backward", bold=True), words(0, 116, "all_reduce", bold=True)]

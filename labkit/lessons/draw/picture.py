@@ -51,16 +51,15 @@ def sheet(parts: Sequence[str], height: float, label: str) -> Picture:
 
 def stacked(pictures: Sequence[Picture], titles: Sequence[str] = ()) -> Picture:
     """Pictures below each other, each under its title."""
+    titled = [*zip(pictures, [*titles, *[""] * (len(pictures) - len(titles))], strict=True)]
     body, y = "", 0.0
-    for picture, title in zip(pictures, titles or [""] * len(pictures), strict=True):
+    for picture, title in titled:
         if title:
             body += words(0, y + 16, title, bold=True)
             y += 26
         body += f'<g transform="translate(0 {y:.0f})">{picture.body}</g>'
         y += picture.height + 10
-    return Picture(
-        body, y, "; ".join(f"{t}: {p.label}" if t else p.label for p, t in zip(pictures, titles, strict=True))
-    )
+    return Picture(body, y, "; ".join(f"{title}: {each.label}" if title else each.label for each, title in titled))
 
 
 def colour_of(number: int) -> str:
