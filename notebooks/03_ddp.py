@@ -169,9 +169,9 @@ profiled.timeline()
 from torch.utils.data import DistributedSampler
 
 sampler = DistributedSampler(range(1000), lab.ranks, rank=0)
-lab.compare(orders, 1, len({tuple(sampler) for epoch in range(3)}))
+lab.verify(orders, 1, len({tuple(sampler) for epoch in range(3)}))
 called = {sampler.set_epoch(epoch) or tuple(sampler) for epoch in range(3)}
-lab.compare("different orders of the samples in 3 epochs, with set_epoch", 3, len(called))
+lab.verify("different orders of the samples in 3 epochs, with set_epoch", 3, len(called))
 
 # %% [markdown]
 # **BatchNorm.** All of the above holds while a sample's result does not depend on the others. BatchNorm takes mean and
@@ -182,7 +182,7 @@ lab.compare("different orders of the samples in 3 epochs, with set_epoch", 3, le
 # %%
 x, norm = torch.randn(16 * lab.ranks, 4, 5, 5), nn.BatchNorm2d(4)
 off = torch.cat([norm(share) for share in x.chunk(lab.ranks)]) - norm(x)
-lab.compare("BatchNorm: difference of the shares from the batch", 0.01, off.abs().max().item(), how="at least")
+lab.verify("BatchNorm: difference of the shares from the batch", 0.01, off.abs().max().item(), how="at least")
 lab.score()
 
 # %% [markdown]

@@ -58,6 +58,16 @@ class Lesson(Claims):
             self._guesses[name].freeze()
         return super().measure(name, value, run=run, because=because)
 
+    def predict_each(self, values: Mapping[str, float], unit: str = "", **how: Any) -> None:
+        """`predict` for several claims of the same kind."""
+        for name, value in values.items():
+            self.predict(name, value, unit, **how)
+
+    def measure_each(self, values: Mapping[str, float], *, run: Run | None = None) -> None:
+        """`measure` for several claims."""
+        for name, value in values.items():
+            self.measure(name, value, run=run)
+
     def launch(
         self, script: Any, *, ranks: int | None = None, env: Mapping[str, str] | None = None, **options: Any
     ) -> Run:
@@ -97,7 +107,7 @@ class Lesson(Claims):
         """Display `drawn(*fixed, **values)`, with a slider for each value in a live notebook."""
         explore(partial(drawn, *fixed), positions)
 
-    def compare(self, name: str, predicted: float, measured: float, unit: str = "", **how: Any) -> None:
+    def verify(self, name: str, predicted: float, measured: float, unit: str = "", **how: Any) -> None:
         """A claim about something that needs no run."""
         self.predict(name, predicted, unit, **how)
         self.measure(name, measured)

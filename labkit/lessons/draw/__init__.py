@@ -7,5 +7,6 @@ from labkit.lessons.draw.picture import Picture, stacked
 from labkit.lessons.draw.replicas import replicas
 from labkit.lessons.draw.ring import ring
 from labkit.lessons.draw.shards import shards
+from labkit.lessons.draw.step import step
 
-__all__ = ["Picture", "bars", "buckets", "filled", "grid", "replicas", "ring", "shards", "stacked"]
+__all__ = ["Picture", "bars", "buckets", "filled", "grid", "replicas", "ring", "shards", "stacked", "step"]
