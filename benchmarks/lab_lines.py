@@ -21,7 +21,7 @@ MOST_LINES, MOST_PLUMBING, FIRST_RUN_WITHIN = 80, 0.25, 40  # of a lab in the ne
 # The callees of plumbing: a name, or its first or last part
 PLUMBING = {
     "predict", "predict_each", "measure", "measure_each", "calculated", "verify", "Claims", "Lesson", "doctor", "check",
-    "json", "os", "sys", "pd", "np", "print", "go", "make_subplots", "figure", "logs", "barrier",
+    "json", "os", "sys", "pd", "np", "go", "make_subplots", "figure", "logs", "barrier",
     "init_process_group", "destroy_process_group", "set_device", "init_device_mesh", "update_layout", "read_text",
 }  # fmt: skip
 RUNS = {"launch", "run"}  # labkit.launch(…), lab.launch(…), lab.run(…)

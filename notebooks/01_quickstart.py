@@ -14,8 +14,8 @@
 # %% [markdown]
 # # 01 · One model, two ranks
 #
-# **You will be able to** say what a rank is, train your own model on two of them in two ways, watch them, and tell
-# what each way costs. **10 minutes. You need** a PyTorch training loop that you have written yourself, nothing else.
+# **You will be able to** say what a rank is, train your own model on two of them in two ways, watch them, and tell what
+# each way costs. **10 minutes. You need** a PyTorch training loop that you have written yourself, nothing else.
 #
 # A training that runs on several devices is several ordinary processes. Each of them is called a **rank**, and they are
 # numbered from 0. All ranks run the same script; each works on other samples. A rank usually has a GPU of its own.
@@ -161,8 +161,8 @@ lab.score()
 lab.plans({"DDP": scripts["ddp"], "FSDP": scripts["fsdp"]}, global_batch_size=global_batch_size)
 
 # %% [markdown]
-# A model this small fits everywhere, and eight A100s are hardly faster than two T4s. Labs 06 and 07 have models that
-# do need FSDP.
+# A model this small fits everywhere, and eight A100s are hardly faster than two T4s. Labs 06 and 07 have models that do
+# need FSDP.
 #
 # ## Leave with a plain script
 #
@@ -213,6 +213,5 @@ print(ddp.command)
 # ## Sources
 #
 # The model is that of the article *Distributed Training with PyTorch: DDP vs FSDP* (002), which trains it on MNIST and
-# gives it 120 thousand parameters; it has 405,898. Li et al., *PyTorch Distributed* (2020, arXiv
-# 2006.15704), describes DDP; Zhao et al., *PyTorch FSDP* (2023, arXiv 2304.11277), FSDP. Next: **02**, what ranks say
-# to each other.
+# gives it 120 thousand parameters; it has 405,898. Li et al., *PyTorch Distributed* (2020, arXiv 2006.15704), describes
+# DDP; Zhao et al., *PyTorch FSDP* (2023, arXiv 2304.11277), FSDP. Next: **02**, what ranks say to each other.

@@ -18,8 +18,8 @@
 # do about the rest. **20 minutes. You need** labs 01 and 03.
 #
 # This is a step of a model with 100 million parameters, in fp32 with AdamW, and 2 GB of activations. Parameters and the
-# optimizer's state are there all the time. Activations, what the layers keep for backward, grow in forward; in
-# backward they go, one layer after the other, and gradients come. The highest point is what has to fit.
+# optimizer's state are there all the time. Activations, what the layers keep for backward, grow in forward; in backward
+# they go, one layer after the other, and gradients come. The highest point is what has to fit.
 
 # %% tags=["parameters"]
 nproc_per_node: int = 2  # ranks
@@ -36,8 +36,8 @@ draw.step(parameters=0.4, gradients=0.4, optimizer=0.8, activations=2, unit="GB"
 # %% [markdown]
 # ## Your predictions
 #
-# The model is the small transformer of labkit's scripts, 256 wide: 3.4 million parameters. Four samples of 128 bytes
-# on each of two ranks.
+# The model is the small transformer of labkit's scripts, 256 wide: 3.4 million parameters. Four samples of 128 bytes on
+# each of two ranks.
 
 # %%
 adam = lab.ask("AdamW's state, over the size of the parameters", default=1, unit="times")
@@ -66,13 +66,13 @@ options = {"global_batch_size": global_batch_size}
 scripts = {name: sized(labkit.Script.load(name), width=256) for name in ("ddp", "zero1", "fsdp")}
 plans = {name: labkit.plan(scripts[name], nproc_per_node=lab.ranks, **options) for name in ("ddp", "fsdp")}
 P = 4 * plans["ddp"].facts.elements  # bytes
-lab.predict_each({"DDP: parameters": P, "FSDP: parameters of all ranks": P}, "B")
-lab.predict_each({"ZeRO-1: AdamW of all ranks": 2 * P, "FSDP: AdamW of all ranks": 2 * P}, "B", within=0.001)
+states = {"DDP: parameters": P, "FSDP: parameters of all ranks": P}
+states |= {"ZeRO-1: AdamW of all ranks": 2 * P, "FSDP: AdamW of all ranks": 2 * P}
+lab.predict_each(states, "B", within=0.001)  # AdamW also counts its steps, 4 bytes for each tensor
 lab.predict(adam, 2, "times", within=0.001)
 lab.predict(activations, plans["ddp"].formulas.categories["activations"] / plans["ddp"].bytes, "%", within=0.05)
 lab.predict(saved, 1 / lab.ranks, "%", how="at least", article="FSDP keeps 1/N of everything", said=1 / lab.ranks)
-lab.predict("DDP: peak", plans["ddp"].formulas.bytes, "B", within=0.02)
-lab.predict("FSDP: peak", plans["fsdp"].formulas.bytes, "B", within=0.06)
+lab.predict_each({f"{name.upper()}: peak": plan.formulas.bytes for name, plan in plans.items()}, "B", within=0.06)
 ddp = lab.launch(plans["ddp"], steps=4)
 zero1 = lab.launch(scripts["zero1"], steps=4, trace_memory=True, **options)
 fsdp = lab.launch(plans["fsdp"], steps=4)

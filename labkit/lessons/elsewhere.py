@@ -9,6 +9,7 @@ from typing import Any
 from labkit.errors import LabError
 from labkit.lessons.draw.bars import bars
 from labkit.lessons.draw.picture import Picture, stacked
+from labkit.planner.plan import Plan
 from labkit.planner.planning import plan
 from labkit.record.text import escaped
 from labkit.view import words
@@ -19,16 +20,16 @@ __all__ = ["Elsewhere", "elsewhere"]
 
 
 class Elsewhere:
-    """Rows of a table, and memory by category as bars. `peaks` are bytes by (name, device), None if unknown."""
+    """Rows of a table, and memory by category as bars. `plans` by (name, device)."""
 
     def __init__(
         self,
         rows: list[dict[str, str]],
-        peaks: Mapping[tuple[str, str], int | None],
+        plans: Mapping[tuple[str, str], Plan],
         picture: Picture | None,
         title: str,
     ):
-        self.rows, self.peaks, self._picture = rows, peaks, picture
+        self.rows, self.plans, self._picture = rows, plans, picture
         self._title = title or "On other devices"
 
     def __repr__(self) -> str:
@@ -44,7 +45,7 @@ class Elsewhere:
 def elsewhere(scripts: Mapping[str, Any], devices: Sequence[str], options: Mapping[str, Any], title: str) -> Elsewhere:
     """A plan for each script and device. What cannot be planned says why in its row. Of a pair, the script may be a
     tuple (script, options of its own)."""
-    rows, peaks, pictures = [], {}, []
+    rows, plans, pictures = [], {}, []
     for device in devices:
         held, usable = {}, 0
         for name, value in scripts.items():
@@ -56,7 +57,7 @@ def elsewhere(scripts: Mapping[str, Any], devices: Sequence[str], options: Mappi
                 rows.append(row | {"note": str(error)})
                 continue
             step, usable = planned.step, planned.device.usable_by(planned.ranks)
-            peaks[name, device] = planned.bytes
+            plans[name, device] = planned
             peak = (
                 planned.rehearsed
                 if planned.rehearsed and planned.rehearsed.bytes == planned.bytes
@@ -79,7 +80,7 @@ def elsewhere(scripts: Mapping[str, Any], devices: Sequence[str], options: Mappi
             longest = max(sum(categories.values()) for categories in held.values())
             limit = usable if usable < 4 * longest else None
             pictures.append(bars(predicted=held, unit="B", title=_named(device), limit=limit, limit_name="it has"))
-    return Elsewhere(rows, peaks, stacked(pictures) if pictures else None, title)
+    return Elsewhere(rows, plans, stacked(pictures) if pictures else None, title)
 
 
 def _named(device: str) -> str:

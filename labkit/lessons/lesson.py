@@ -175,11 +175,13 @@ def _script(lab: str, each_rank: Callable[..., Any], own: Mapping[str, Any]) -> 
     ours = Script.parse(files("labkit.lessons").joinpath("on_rank.py").read_text(encoding="utf-8")).cells
     plain = {title: cell.text for title, cell in ours.items()}
     plain["main"] = plain["main"].replace("each_rank", each_rank.__name__)
-    mine = [as_cell(title, value) for title, value in {**own, "each_rank": each_rank}.items()]
-    uses = frozenset().union(*(cell.uses for cell in mine))
-    needed = {title: plain[title] for title, cell in ours.items() if title in ("join", "main") or cell.defines & uses}
+    uses = {name for title, value in {**own, "each_rank": each_rank}.items() for name in as_cell(title, value).uses}
+    needed: dict[str, str] = {}
+    while more := [t for t, cell in ours.items() if t not in needed and (t in ("join", "main") or cell.defines & uses)]:
+        needed |= {title: plain[title] for title in more}
+        uses |= {name for title in more for name in ours[title].uses}
     main = needed.pop("main")
-    return Script.of(lab, **needed, **own, each_rank=each_rank, main=main)
+    return Script.of(lab, **{t: plain[t] for t in ours if t in needed}, **own, each_rank=each_rank, main=main)
 
 
 def _answer(run: Run, rank: int) -> Any:

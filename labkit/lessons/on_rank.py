@@ -100,9 +100,6 @@ def gradients_differ(model: torch.nn.Module, other: torch.nn.Module) -> float:
 
 
 # %% buckets
-from typing import Any
-
-import torch
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
@@ -111,12 +108,37 @@ def buckets_of(model: DistributedDataParallel) -> list[int]:
     """A list to which DDP will add the bytes of every bucket that it sends."""
     sizes: list[int] = []
 
-    def note(state: object, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+    def note(state, bucket):
         sizes.append(bucket.buffer().nbytes)
         return allreduce_hook(state, bucket)  # what DDP does by itself
 
     model.register_comm_hook(None, note)
     return sizes
+
+
+# %% stepped
+import time
+from typing import Any
+
+import torch
+from torch import nn
+
+
+def third_step(model: nn.Module, x: torch.Tensor) -> dict[str, Any]:
+    """Bytes of parameters that this rank holds at moments of a step, and the step's collectives. The third: DDP settles
+    its buckets in the first two. The weights are set so that numbers stay near 1."""
+    for p in model.parameters():
+        nn.init.constant_(p, 1 / x.shape[-1])
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    for _ in range(3):
+        optimizer.zero_grad()
+        began, moments = time.time_ns(), {"before forward": held(model.parameters())}
+        loss = model(x).square().mean()
+        moments["after forward"] = held(model.parameters())
+        loss.backward()
+        moments["gradients"] = held(p.grad for p in model.parameters())
+        optimizer.step()
+    return {**moments, **collectives_since(began)}
 
 
 # %% held
