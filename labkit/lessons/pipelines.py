@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise
 
 from labkit.planner.speed.schedules import actions
 from labkit.record.measured.spans import Span
 
-__all__ = ["bubble", "in_flight", "simulated", "step_seconds"]
+__all__ = ["bubble", "in_flight", "measured", "simulated", "step_seconds"]
 
 KINDS = {"F": "forward", "B": "backward", "I": "backward", "W": "weights"}
 
@@ -41,6 +43,25 @@ def simulated(
                 if seconds:
                     spans.append(Span(rank, KINDS[what], begin, end, stage=stage, chunk=number))
                 place[rank] += 1
+    return spans
+
+
+def measured(done: Sequence[Sequence[tuple[str, int, float, float]]]) -> list[Span]:
+    """The same from what each rank wrote into DONE: (kind, stage, begin, end), with one clock. Forwards and backwards
+    of a stage take the micro-batches in order. Unless the schedule splits backwards (weights are not always computed
+    just before the inputs' gradients), both halves count as backward, as in `simulated`."""
+    split = any(
+        one[0] == "weights" and not (two[0] == "backward" and two[1] == one[1])
+        for rank in done
+        for one, two in pairwise([*rank, ("end", 0, 0.0, 0.0)])
+    )
+    spans = []
+    for rank, actions_done in enumerate(done):
+        numbers: Counter[tuple[str, int]] = Counter()
+        for kind, stage, begin, end in actions_done:
+            as_one = "backward" if kind == "weights" and not split else kind
+            spans.append(Span(rank, as_one, begin, end, stage=stage, chunk=numbers[kind, stage]))
+            numbers[kind, stage] += 1
     return spans
 
 
