@@ -36,7 +36,7 @@ draw.step(parameters=0.4, gradients=0.4, optimizer=0.8, activations=2, unit="GB"
 # %% [markdown]
 # ## Your predictions
 #
-# The model is the small transformer of labkit's scripts, 256 wide: 3.4 million parameters. Four samples of 128 bytes on
+# The model is the small transformer of labkit's scripts, 256 wide: 3.3 million parameters. Four samples of 128 bytes on
 # each of two ranks.
 
 # %%
@@ -71,7 +71,7 @@ states |= {"ZeRO-1: AdamW of all ranks": 2 * P, "FSDP: AdamW of all ranks": 2 * 
 lab.predict_each(states, "B", within=0.001)  # AdamW also counts its steps, 4 bytes for each tensor
 lab.predict(adam, 2, "times", within=0.001)
 lab.predict(activations, plans["ddp"].formulas.categories["activations"] / plans["ddp"].bytes, "%", within=0.05)
-lab.predict(saved, 1 / lab.ranks, "%", how="at least", article="FSDP keeps 1/N of everything", said=1 / lab.ranks)
+lab.predict(saved, 1 / lab.ranks, "%", how="at least", article="articles: FSDP keeps 1/N of everything")
 lab.predict_each({f"{name.upper()}: peak": plan.formulas.bytes for name, plan in plans.items()}, "B", within=0.06)
 ddp = lab.launch(plans["ddp"], steps=4)
 zero1 = lab.launch(scripts["zero1"], steps=4, trace_memory=True, **options)

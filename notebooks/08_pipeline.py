@@ -61,10 +61,10 @@ from torch.distributed.pipelining.schedules import get_schedule_class
 
 def schedule_of(name, v, micro_batches, forward, backward):
     rank, p, cpu = dist.get_rank(), dist.get_world_size(), torch.device("cpu")
-    mine = range(rank, v * p, p)  # rank r has the stages r, r + p, …
-    stages = [PipelineStage(SleepingStage(i, forward / v, backward / v), i, v * p, cpu) for i in mine]
-    stages = stages if v > 1 else stages[0]
-    return get_schedule_class(name)(stages, micro_batches, loss_fn=lambda y, t: (y - t).sum(), scale_grads=False)
+    mine = [SleepingStage(i, forward / v, backward / v) for i in range(rank, v * p, p)]  # stages r, r + p, …
+    stages = [PipelineStage(each, each.index, v * p, cpu) for each in mine]
+    options = {"loss_fn": lambda y, t: (y - t).sum(), "scale_grads": False}
+    return get_schedule_class(name)(stages if v > 1 else stages[0], micro_batches, **options)
 
 
 def each_schedule(device, cases, forward, backward):
@@ -81,26 +81,23 @@ def each_schedule(device, cases, forward, backward):
 
 
 # %%
-cases = [("GPipe", 1, m), ("1F1B", 1, m), ("Interleaved1F1B", 2, m), ("InterleavedZeroBubble", 2, m), ("1F1B", 1, p)]
+cases = [("GPipe", 1, m), ("1F1B", 1, m), ("Interleaved1F1B", 2, m), ("InterleavedZeroBubble", 2, m)]
 ideal = {(name, count): simulated(name, p, count, F, B, v) for name, v, count in cases}
-held = {name: [in_flight(spans, rank) for rank in range(p)] for (name, count), spans in ideal.items() if count == m}
-assert held["1F1B"] == [min(m, p - rank) for rank in range(p)]
+held = {name: [in_flight(spans, rank) for rank in range(p)] for (name, _), spans in ideal.items()}
 right = "{}: ranks that hold as many micro-batches as predicted".format
-lab.predict(idle, (p - 1) / (m + p - 1), "%", within=0.2, timed=True)
+says = {"article": "bubble fraction (p - 1)/m (003, line 302)", "said": (p - 1) / m}
+lab.predict(idle, (p - 1) / (m + p - 1), "%", within=0.2, timed=True, **says)
 lab.predict(holds, min(m, p))
 lab.predict(interleaved, min(m, (p + 2 * (p - 1) + 1) / 2), article="memory: lowest (003, line 314)", said=p - 1)
 lab.predict_each({right(name): p for name in held})
-name = f"1F1B, {p} micro-batches: share that is bubble"
-says = {"article": "bubble fraction (p - 1)/m (003, line 302)", "said": (p - 1) / p}
-lab.predict(name, (p - 1) / (2 * p - 1), "%", within=0.2, timed=True, **says)
 run, answers = lab.run(each_schedule, cases, F, B, env={"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"})
 
 # %%
 seen = {case: measured(done) for case, done in zip(ideal, zip(*answers, strict=True), strict=True)}
 counted = {each: [in_flight(seen[each, m], rank) for rank in range(p)] for each in held}
 found = {right(each): sum(a == b for a, b in zip(held[each], counted[each], strict=True)) for each in held}
-found |= {idle: bubble(seen["1F1B", m]), name: bubble(seen["1F1B", p])}
-lab.measure_each(found | {holds: counted["1F1B"][0], interleaved: counted["Interleaved1F1B"][0]}, run=run)
+found |= {idle: bubble(seen["1F1B", m]), holds: counted["1F1B"][0], interleaved: counted["Interleaved1F1B"][0]}
+lab.measure_each(found, run=run)
 end = max(span.end for spans in ideal.values() for span in spans) * 1.15
 pairs = {f"{each}, {how}": spans[each, m] for each in held for how, spans in (("predicted", ideal), ("measured", seen))}
 draw.stacked([draw.grid(spans, title, seconds=end) for title, spans in pairs.items()])
