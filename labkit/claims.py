@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 from labkit.errors import LabError
 from labkit.record.folder import runs_root, slug, write_json
@@ -16,7 +16,7 @@ from labkit.view import words
 from labkit.view.live.tables import grid
 from labkit.view.plan_tables import aligned
 
-__all__ = ["Claim", "Claims"]
+__all__ = ["Claim", "Claims", "amount"]
 
 WAYS = ("equals", "at least", "at most")
 
@@ -25,7 +25,8 @@ WAYS = ("equals", "at least", "at most")
 class Claim:
     """`within` is relative to the prediction: 0.02 is 2 %, 0 is exact. `article` is what somebody else claims, and
     `said` the number in it, if any; `because` names the reason for the difference. `timed` claims are measured with a
-    clock, so that a busy machine makes them wrong."""
+    clock, so that a busy machine makes them wrong. `planned`: `measured` is what a second, independent calculation
+    gave, and nothing was run."""
 
     name: str
     predicted: float
@@ -38,6 +39,7 @@ class Claim:
     at: float = 0.0  # seconds since the epoch
     measured: float | None = None
     because: str = ""
+    planned: bool = False
 
     @property
     def holds(self) -> bool | None:
@@ -67,7 +69,8 @@ class Claim:
         return {
             "claim": self.name,
             "predicted": bound + self.shown(self.predicted),
-            "measured": "" if self.measured is None else self.shown(self.measured),
+            "measured": "" if self.measured is None or self.planned else self.shown(self.measured),
+            "planned": self.shown(self.measured) if self.planned and self.measured is not None else "",
             "off by": off,
             "allowed": f"{self.within:.1%}" if self.within else "0",
             "verdict": verdict,
@@ -77,14 +80,19 @@ class Claim:
 
     def shown(self, number: float) -> str:
         """A number in the claim's unit, formatted."""
-        if self.unit == "B":
-            return f"{number:,.0f} B" if number < 1 << 20 else gib(number)
-        if self.unit == "s":
-            return words.seconds(number)
-        if self.unit == "%":
-            return f"{number:.1%}"
-        text = f"{number:,.0f}" if float(number).is_integer() else f"{number:.4g}"
-        return f"{text} {self.unit}".strip()
+        return amount(number, self.unit)
+
+
+def amount(number: float, unit: str) -> str:
+    """A number with its unit: "B", "s" and "%" (of 1) are formatted."""
+    if unit == "B":
+        return f"{number:,.0f} B" if number < 1 << 20 else gib(number)
+    if unit == "s":
+        return words.seconds(number)
+    if unit == "%":
+        return f"{number:.1%}"
+    text = f"{number:,.0f}" if float(number).is_integer() else f"{number:.4g}"
+    return f"{text} {unit}".strip()
 
 
 class Claims:
@@ -140,12 +148,23 @@ class Claims:
         self._write()
         return value
 
-    def check(self) -> Claims:
+    def calculated(self, name: str, value: float, *, because: str = "") -> float:
+        """As `measure`, for a value that the planner calculated in another way: it is shown as planned, not measured.
+
+        Raises LabError when there is no prediction.
+        """
+        self.measure(name, value, because=because)
+        self._claims[name] = replace(self._claims[name], planned=True)
+        self._write()
+        return value
+
+    def check(self) -> Self:
         """Raise LabError when a claim that is not timed is false, or any claim is not measured. Returns the claims."""
         wrong = [c.row() for c in self._claims.values() if not c.holds and not (c.timed and c.measured is not None)]
         if wrong:
             details = "; ".join(
-                f"{row['claim']}: predicted {row['predicted']}, measured {row['measured'] or 'nothing'}"
+                f"{row['claim']}: predicted {row['predicted']}, "
+                + (f"planned {row['planned']}" if row["planned"] else f"measured {row['measured'] or 'nothing'}")
                 + (f" ({row['off by']}, allowed {row['allowed']})" if row["off by"] else "")
                 for row in wrong
             )
@@ -159,7 +178,7 @@ class Claims:
 
     def _rows(self) -> list[dict[str, str]]:
         rows = [claim.row() for claim in self._claims.values()]
-        empty = [name for name in ("because", "article") if not any(row[name] for row in rows)]
+        empty = [name for name in ("planned", "because", "article") if not any(row[name] for row in rows)]
         return [{name: text for name, text in row.items() if name not in empty} for row in rows]
 
     def __repr__(self) -> str:

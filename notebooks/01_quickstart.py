@@ -12,149 +12,111 @@
 # ---
 
 # %% [markdown]
-# # 01 · Quickstart: one model, three ways to train it
+# # 01 · One model, two ranks
 #
-# You will train the three-layer CNN of the article *Distributed Training with PyTorch: DDP vs FSDP* on handwritten
-# digits: on one rank, on two with **DDP** (each rank keeps the whole model), on two with **FSDP** (each rank keeps
-# half of it). Every run is a plain torchrun script that this notebook writes, starts and watches. At the end one
-# table compares time, accuracy and memory, all of it measured on the machine in front of you.
+# **You will be able to** say what a rank is, train your own model on two of them in two ways, watch them, and tell what
+# each way costs. **10 minutes. You need** a PyTorch training loop that you have written yourself, nothing else.
+#
+# A training that runs on several devices is several ordinary processes. Each of them is called a **rank**, and they are
+# numbered from 0. All ranks run the same script; each works on other samples. A rank usually has a GPU of its own.
+# Where there are too few GPUs, as on a laptop, it has one core of the processor, and everything else is the same.
 
 # %% tags=["parameters"]
 nproc_per_node: int = 2  # ranks of the DDP and FSDP runs
 epochs: int = 5  # passes over the training data
-global_batch_size: int = 128  # samples per optimizer step, over all ranks
-dataset: str = "digits"  # "digits" (scikit-learn, no download) or "mnist" (from disk, or fetched and checked)
+global_batch_size: int = 128  # samples per step, over all ranks
 
 # %%
 import labkit
+from labkit.lessons import Lesson, draw
 
-machine = labkit.doctor()
-display(machine)
-
-# %% [markdown]
-# With a GPU per rank a rank is a GPU. Otherwise a rank is **one core**: each gets a single thread, so that two ranks
-# have twice the hardware of one, as two GPUs would.
-
-# %%
-on_cpu = machine.gpu_count < nproc_per_node
-env = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"} if on_cpu else {}
+lab = Lesson("01_quickstart", ranks=nproc_per_node)
+draw.replicas(nproc_per_node)
 
 # %% [markdown]
-# ## The model and the data are ordinary cells
+# In every step the batch is dealt out. Each rank computes gradients for its own samples. Then the ranks average their
+# gradients, so that all take the same step. That is all of **DDP** (distributed data parallel).
 #
-# Run them, change them, test them here. labkit copies the whole cell, as you typed it, into the script.
+# ## Your model is an ordinary cell
+#
+# Run it, change it, test it here. When you launch, labkit copies the cell as it stands into the script.
 
 # %%
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 
-class Model(nn.Module):
-    """The article's CNN. Images of 1 x 28 x 28 in, ten logits out."""
-
+class Model(nn.Module):  # images of handwritten digits in, ten scores out
     def __init__(self):
         super().__init__()
         self.conv1 = nn.Conv2d(1, 32, 5, padding=2)
         self.conv2 = nn.Conv2d(32, 64, 5, padding=2)
         self.conv3 = nn.Conv2d(64, 128, 5, padding=2)
-        self.pool = nn.MaxPool2d(2)
         self.fc1 = nn.Linear(128 * 3 * 3, 128)
         self.fc2 = nn.Linear(128, 10)
 
     def forward(self, x):
+        x = F.interpolate(x, size=28)
         for conv in (self.conv1, self.conv2, self.conv3):
-            x = self.pool(torch.relu(conv(x)))
+            x = F.max_pool2d(torch.relu(conv(x)), 2)
         return self.fc2(torch.relu(self.fc1(x.flatten(1))))
 
 
-# %%
-parameters = sum(p.numel() for p in Model().parameters())
-print(f"{parameters:,} parameters (the article says 120 thousand)")
-print("logits:", Model()(torch.zeros(2, 1, 28, 28)).shape)
-
 # %% [markdown]
-# The article decodes every image in Python, item by item. Here the images are decoded once, into one tensor, and a
-# sample is a row of it. How long a step still waits for its batch is measured below.
-
-# %%
-import gzip
-from pathlib import Path
-
-import numpy as np
-import torch
-from torch.nn import functional as F
-from torch.utils.data import TensorDataset
-
-
-def read_idx(folder, name):
-    """One of MNIST's files, packed or not, as an array of bytes with its shape."""
-    path = Path(folder, name)
-    raw = path.read_bytes() if path.exists() else gzip.decompress(Path(folder, f"{name}.gz").read_bytes())
-    shape = np.frombuffer(raw, ">i4", count=raw[3], offset=4)
-    return torch.from_numpy(np.frombuffer(raw, np.uint8, offset=4 + 4 * raw[3]).reshape(shape).copy())
-
-
-def load_datasets(data_dir):
-    """(train, test): MNIST when `data_dir` is given, otherwise scikit-learn's 1,797 digits, enlarged to 28 x 28."""
-    if data_dir:
-        parts = [(read_idx(data_dir, f"{p}-images-idx3-ubyte"), read_idx(data_dir, f"{p}-labels-idx1-ubyte"))
-                 for p in ("train", "t10k")]  # fmt: skip
-        return tuple(TensorDataset(images[:, None] / 255.0, labels.long()) for images, labels in parts)
-    from sklearn.datasets import load_digits
-
-    digits = load_digits()
-    images = F.interpolate(torch.tensor(digits.images, dtype=torch.float32)[:, None] / 16, size=28, mode="bilinear")
-    shuffled = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
-    images, labels = images[shuffled], torch.tensor(digits.target)[shuffled].long()
-    return TensorDataset(images[:1437], labels[:1437]), TensorDataset(images[1437:], labels[1437:])
-
-
-# %%
-data_dir = str(labkit.fetch("mnist")) if dataset == "mnist" else ""
-train, test = load_datasets(data_dir)
-len(train), len(test), train[0][0].shape
-
-# %% [markdown]
-# ## Three scripts from the same cells
+# ## Your predictions
 #
-# A script is a list of titled cells. `Script.load("ddp")` returns a complete one, with a small model and data of its
-# own; `with_cells` puts yours in their place. Click a title to read that cell: the ones that are open are DDP's and
-# yours.
+# Write down what you think before you run anything. A wrong prediction is worth more here than a right one.
+
+# %%
+parts = {"all of it": 1.0, "half of it": 0.5, "nothing: rank 0 has the model": 0.0}
+losses = {"the same": 0.0, "a little higher": 0.05, "half": 0.5}
+loss = lab.ask("the loss on two ranks, compared with one rank, in the first steps", default=0.05, options=losses)
+of_ddp = lab.ask("how much of the model a rank keeps with DDP", default=0.5, options=parts)
+of_fsdp = lab.ask("how much of the model a rank keeps with FSDP", default=0.5, options=parts)
+speed = lab.ask("samples per second of DDP on two ranks, over those of one rank", default=2.0, unit="times")
+
+# %% [markdown]
+# ## Train on one rank
+#
+# `Script.load("single")` is a complete training script of about 300 lines, made of titled cells; `with_cells` puts your
+# model into it. `launch` starts it and shows it live: run another cell meanwhile, if you like. `wait` waits for it.
 
 # %%
 from labkit import Script
 
-scripts = {name: Script.load(name).with_cells(model=Model, data=load_datasets) for name in ("single", "ddp", "fsdp")}
-scripts["ddp"]
-
-# %% [markdown]
-# From DDP to FSDP one cell changes, `strategy`, and the file's first line, which says what it is:
-
-# %%
-scripts["fsdp"].diff(scripts["ddp"])
-
-# %% [markdown]
-# FSDP gathers a model block by block, when it has a list of blocks. This CNN has none, so FSDP treats it as one block
-# and prints that.
-
-# %% [markdown]
-# ## Launch and watch
-#
-# `launch` returns at once: run the cells one by one, and while the picture moves run any other cell. `wait` blocks
-# until the run has finished, so that *Run All* starts one run after the other; interrupting it stops the run.
-
-# %%
-options = {"epochs": epochs, "global_batch_size": global_batch_size, "env": env, "data_dir": data_dir or None}
+options = {"epochs": epochs, "global_batch_size": global_batch_size, "env": lab.env}
+scripts = {name: Script.load(name, task="digits").with_cells(model=Model) for name in ("single", "ddp", "fsdp")}
+lab.predict(loss, 1e-4, how="at most")
+lab.predict_each({of_ddp: 1, of_fsdp: 1 / nproc_per_node}, within=0.02)
+lab.predict(speed, nproc_per_node, "times", within=0.5, timed=True)
 single = labkit.launch(scripts["single"], nproc_per_node=1, **options)
 
 # %%
 single.wait()
+
+# %% [markdown]
+# ## Train on two, with DDP
+#
+# This is what changes in the script. It is one cell; the rest is the same text.
+
+# %%
+scripts["ddp"].diff(scripts["single"])
 
 # %%
 ddp = labkit.launch(scripts["ddp"], nproc_per_node=nproc_per_node, **options)
 
 # %%
 ddp.wait()
+
+# %% [markdown]
+# ## Train on two, with FSDP
+#
+# DDP keeps the whole model on every rank. **FSDP** (fully sharded data parallel) cuts the model up: each rank keeps a
+# part, a **shard**, and the ranks lend each other their parts for as long as they compute with them.
+
+# %%
+draw.replicas(nproc_per_node, share=1 / nproc_per_node)
 
 # %%
 fsdp = labkit.launch(scripts["fsdp"], nproc_per_node=nproc_per_node, **options)
@@ -164,54 +126,92 @@ fsdp.wait()
 
 # %% [markdown]
 # ## Compare
-#
-# *State held* is what a rank keeps of parameters, gradients and optimizer state, counted tensor by tensor inside the
-# rank: FSDP divides it by the number of ranks. On the CPU the *resident set* is the whole process, Python and torch
-# included, and says little about the model; on a GPU the column is torch's allocator.
 
 # %%
 comparison = labkit.compare([single, ddp, fsdp])
 display(comparison)
 
+# %%
+table = comparison.table.set_index("script")
+first = {run.script.name: run.losses().loc[1:5] for run in (single, ddp, fsdp)}
+off = max(((first[name] - first["single"]).abs() / first["single"]).max() for name in ("ddp", "fsdp"))
+held, rate = table.held_bytes / table.held_bytes["single"], table.throughput / table.throughput["single"]
+found = {loss: off, of_ddp: held["ddp"], of_fsdp: held["fsdp"], speed: rate["ddp"]}
+lab.measure_each(found, run=ddp)
+lab.score()
+
 # %% [markdown]
-# **Is it the same training?** All three start from the same weights, and step *k* trains on the same samples whatever
-# the number of ranks. The mean over the ranks of what they report is the loss of the whole batch. So the curves must
-# agree, up to the order in which floating-point numbers are added: to about 7 digits at first, then less, because Adam
-# amplifies rounding. (In float64, `precision="fp64"`, they agree to 9 digits for much longer; labkit's tests check
-# that.)
+# ## Why
+#
+# **The same loss.** The three runs start from the same weights, and step *k* trains on the same 128 samples. A mean
+# over 128 samples is the mean of two means over 64. Only the order of the additions differs, so the losses agree to
+# some seven digits; later they drift apart a little, because the optimizer amplifies rounding.
+#
+# **Whole or sharded.** *State held* in the table is what a rank keeps of parameters, gradients and optimizer state,
+# counted inside the rank. DDP repeats it on every rank; FSDP divides it by the number of ranks.
+#
+# **Not quite twice as fast.** Each rank has half of the samples, but averaging the gradients takes time as well, and
+# this model is small. On two busy cores there may be no gain at all: what you see depends on the machine.
+#
+# ## On 2 × T4 and 8 × A100
+#
+# You need not own them to ask. The planner works out memory and time from the script itself; nothing is run.
 
 # %%
-curves = {run.id: run.losses() for run in (single, ddp, fsdp)}
-reference = curves[single.id]
-for run in (ddp, fsdp):
-    difference = ((curves[run.id] - reference).abs() / reference).loc[1:20]
-    first, last = difference.index[[0, -1]]
-    print(f"{run.script.name}: relative difference to single at step {first}: {difference[first]:.1e}, "
-          f"at step {last}: {difference[last]:.1e}")  # fmt: skip
-    assert difference.loc[1:5].max() < 1e-3, "the strategies did not train the same model"
+lab.plans({"DDP": scripts["ddp"], "FSDP": scripts["fsdp"]}, global_batch_size=global_batch_size)
 
 # %% [markdown]
-# **How long does a step wait for data?**
-
-# %%
-for row in comparison.table.itertuples():
-    print(f"{row.script:>7}: {row.input_share:.2%} of the step time is input wait")
-
-# %% [markdown]
+# A model this small fits everywhere, and eight A100s are hardly faster than two T4s. Labs 06 and 07 have models that do
+# need FSDP.
+#
 # ## Leave with a plain script
 #
-# The run folder holds the script. This line trains the same model without labkit:
+# The folder of a run holds its script. It is plain PyTorch, and this line trains the same model without labkit:
 
 # %%
+lab.check()
 print(ddp.command)
-assert comparison.table["parameters"].eq(parameters).all()
 
 # %% [markdown]
-# ## Try
+# ## Try this
 #
-# - `epochs=20`, and run another cell while it trains; then restart the kernel and call `labkit.attach("latest")`.
-# - `labkit.launch(scripts["ddp"], precision="bf16", save_every=10, **options)`: the options add the cells that declare
-#   them. `run.script` shows the longer script; `Script.names()` lists all there is to add.
-# - `global_batch_size=100` with three ranks: read the error message.
-# - Put `if len(x) > 2: raise ValueError("boom")` into `Model.forward`, run the cells from there on, and see which
-#   line of which cell is named.
+# 1. Run all cells with `global_batch_size = 100` and `nproc_per_node = 3`. What do you expect?
+#    <details><summary>Answer</summary>ANSWER1</details>
+# 2. Put `if len(x) < 64: raise ValueError("boom")` into `Model.forward`, and run the cells from there on. Which run
+#    fails, and what does labkit say?
+#    <details><summary>Answer</summary>ANSWER2</details>
+# 3. Launch DDP with `precision="bf16", save_every=10` besides the options. What has changed in the script?
+#    <details><summary>Answer</summary>ANSWER3</details>
+# 4. Train on MNIST instead: run the cell below, then `Script.load(name, task="digits").with_cells(model=Model,
+#    data=load_datasets)`, and pass `data_dir=labkit.fetch("mnist")` to `launch`.
+#    <details><summary>The cell</summary>
+#
+#    ```python
+#    import gzip
+#    from pathlib import Path
+#
+#    import numpy as np
+#    import torch
+#    from torch.utils.data import TensorDataset
+#
+#
+#    def read_idx(folder, name):  # one of MNIST's files, packed or not
+#        path = Path(folder, name)
+#        raw = path.read_bytes() if path.exists() else gzip.decompress(Path(folder, f"{name}.gz").read_bytes())
+#        shape = np.frombuffer(raw, ">i4", count=raw[3], offset=4)
+#        return torch.from_numpy(np.frombuffer(raw, np.uint8, offset=4 + 4 * raw[3]).reshape(shape).copy())
+#
+#
+#    def load_datasets(data_dir):  # (train, test)
+#        parts = [(read_idx(data_dir, f"{p}-images-idx3-ubyte"), read_idx(data_dir, f"{p}-labels-idx1-ubyte"))
+#                 for p in ("train", "t10k")]
+#        return tuple(TensorDataset(images[:, None] / 255.0, labels.long()) for images, labels in parts)
+#    ```
+#
+#    </details>
+#
+# ## Sources
+#
+# The model is that of the article *Distributed Training with PyTorch: DDP vs FSDP* (002), which trains it on MNIST and
+# gives it 120 thousand parameters; it has 405,898. Li et al., *PyTorch Distributed* (2020, arXiv 2006.15704), describes
+# DDP; Zhao et al., *PyTorch FSDP* (2023, arXiv 2304.11277), FSDP. Next: **02**, what ranks say to each other.

@@ -15,8 +15,9 @@
 # # 02 · Collectives: what ranks say to each other
 #
 # A **rank** is a process, a **process group** is some ranks that talk, and a **collective** is a call that every rank
-# of a group makes together. The labs that follow are made of six of them. Here you write down what each leaves on every
-# rank and how many bytes it costs, then measure both on real ranks; the bytes are the kernel's own TCP counters.
+# of a group makes together. There are six that you will meet; the labs that follow use five of them, and `all_to_all` is
+# what mixtures of experts need. Here you write down what each leaves on every rank and how many bytes it costs, then
+# measure both on real ranks; the bytes are the kernel's own TCP counters.
 # At the end you write DDP's all-reduce by hand. The second article (002, lines 233-234) says of it: "GPU0 receives
 # grad_1, GPU1 receives grad_0". That is tested too.
 

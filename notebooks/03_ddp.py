@@ -14,362 +14,209 @@
 # %% [markdown]
 # # 03 · DDP from its parts
 #
-# DistributedDataParallel does four things: it starts from the same weights, gives each rank other samples, averages the
-# gradients, and does that while backward still computes. You build the first three by hand and claim that they give the
-# gradients of one process with the whole batch. Then you count what DDP sends. The second article (002, line 785) says
-# "1 collective" for its CNN; DDP sends gradients in buckets, and their number and bytes follow from the sizes of the
-# parameters.
+# **You will be able to** build DDP from two collectives, say how many bytes it sends and in how many pieces, send less
+# when you accumulate gradients, and name the cases in which two ranks are not one rank with a bigger batch. **20
+# minutes. You need** labs 01 and 02.
+#
+# DistributedDataParallel averages the gradients of all ranks. It does not wait for the end of backward: gradients are
+# packed into **buckets** as they appear, and a bucket is sent as soon as it is full, while backward goes on.
 
 # %% tags=["parameters"]
 nproc_per_node: int = 2  # ranks
-global_batch_size: int = 32  # samples per optimizer step, over all ranks; a multiple of the ranks times micro_batches
+global_batch_size: int = 32  # samples per step, over all ranks; a multiple of the ranks times micro_batches
 micro_batches: int = 4  # per step and rank, for gradient accumulation
 
 # %%
-import json
-
-import pandas as pd
-
-import labkit
 from labkit import Script
-from labkit.claims import Claims
+from labkit.lessons import Lesson, draw, sized
 
-machine = labkit.doctor()
-on_cpu = machine.gpu_count < nproc_per_node
-env = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"} if on_cpu else {}
-n, ranks = nproc_per_node, range(nproc_per_node)
-claims = Claims("03_ddp")
+lab = Lesson("03_ddp", ranks=nproc_per_node)
+draw.buckets({f"layer {9 - i}": 2**20 for i in range(9)}, bucket_cap_mb=3)
 
 # %% [markdown]
-# ## The model: the article's CNN
-
-# %%
-import torch
-from torch import nn
-
-
-class Model(nn.Module):
-    """The article's CNN. Images of 1 x 28 x 28 in, ten logits out."""
-
-    def __init__(self):
-        super().__init__()
-        self.conv1 = nn.Conv2d(1, 32, 5, padding=2)
-        self.conv2 = nn.Conv2d(32, 64, 5, padding=2)
-        self.conv3 = nn.Conv2d(64, 128, 5, padding=2)
-        self.pool = nn.MaxPool2d(2)
-        self.fc1 = nn.Linear(128 * 3 * 3, 128)
-        self.fc2 = nn.Linear(128, 10)
-
-    def forward(self, x):
-        for conv in (self.conv1, self.conv2, self.conv3):
-            x = self.pool(torch.relu(conv(x)))
-        return self.fc2(torch.relu(self.fc1(x.flatten(1))))
-
-
-# %% [markdown]
-# ## The parts
+# ## Your predictions
 #
-# `by_hand` is DDP without its speed. Every rank seeds its weights differently on purpose: what makes them equal must be
-# part of the method.
+# The model below is the article's CNN: 405,898 parameters in ten tensors, 1.5 MiB. DDP's first bucket is closed when it
+# has 1 MiB, the others at 25 MiB.
 
 # %%
-import os
-from contextlib import nullcontext
+pieces = lab.ask("all-reduces in one backward of this CNN", default=10)
+times = lab.ask("bytes sent for 4 micro-batches, if nothing is done about it, over those of one backward", default=1)
+orders = lab.ask("different orders of the samples in 3 epochs, without set_epoch", default=3)
 
+# %% [markdown]
+# ## DDP by hand
+#
+# Two collectives make it. `broadcast` gives every rank the weights of rank 0; `all_reduce` replaces a tensor on every
+# rank by the sum over all ranks. Every rank below seeds its weights differently, on purpose: what makes them equal must
+# be part of the method. `lab.run` calls a function on every rank. It writes a script for that; `run.script` shows it,
+# and where `gradients_differ` comes from.
+
+# %%
 import torch
 import torch.distributed as dist
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch import nn
 from torch.nn import functional as F
-from torch.nn.parallel import DistributedDataParallel
 
 
-def join_group():
-    """This rank's device, after it has joined the group of all ranks."""
-    cuda = torch.cuda.is_available()
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
-    if cuda:
-        torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if cuda else "gloo")
-    return device
-
-
-def whole_batch(samples, device, dtype):
-    """The same on every rank."""
-    random = torch.Generator().manual_seed(0)
-    x = torch.rand(samples, 1, 28, 28, generator=random, dtype=torch.float64)
-    return x.to(device, dtype), torch.randint(10, (samples,), generator=random).to(device)
-
-
-def mine(batch):
-    """This rank's samples: every N-th one."""
-    return batch[dist.get_rank() :: dist.get_world_size()]
-
-
-def new_model(device, dtype, seed):
+def new_model(seed):
     torch.manual_seed(seed)
-    return Model().to(device, dtype)
+    layers = []
+    for channels, more in ((1, 32), (32, 64), (64, 128)):
+        layers += [nn.Conv2d(channels, more, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(1152, 128), nn.ReLU(), nn.Linear(128, 10))
 
 
 def by_hand(model, x, y):
-    """Forward and backward as DDP does it, one parameter at a time, nothing overlapped."""
     for p in model.parameters():
         dist.broadcast(p.data, src=0)  # the same weights
-    F.cross_entropy(model(mine(x)), mine(y)).backward()  # other samples
+    F.cross_entropy(model(x), y).backward()  # other samples
     for p in model.parameters():
-        dist.all_reduce(p.grad)  # the same gradients: their sum,
-        p.grad /= dist.get_world_size()  # divided
+        dist.all_reduce(p.grad)  # the sum of all ranks' gradients,
+        p.grad /= dist.get_world_size()  # divided: their mean
 
 
-def replicated(model):
-    """DDP around a model, and the list to which it adds the size of every bucket that it sends."""
-    device = next(model.parameters()).device
-    model = DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" else None)
-    sent = []
-
-    def watched(state, bucket):
-        sent.append(bucket.buffer().nbytes)
-        return allreduce_hook(state, bucket)  # what DDP does by itself
-
-    model.register_comm_hook(None, watched)
-    return model, sent
+def compared(device, samples):
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    x, y = torch.rand(samples, 1, 28, 28).double().to(device), torch.randint(10, (samples,)).to(device)
+    alone, shared = new_model(0).double().to(device), new_model(seed=rank).double().to(device)
+    F.cross_entropy(alone(x), y).backward()  # one process, the whole batch
+    by_hand(shared, x[rank::ranks], y[rank::ranks])
+    return gradients_differ(shared, alone)
 
 
-def accumulate(model, x, y, parts, quiet):
-    """One step of `parts` micro-batches. `quiet`: all-reduce only in the last one's backward."""
-    for number, (some_x, some_y) in enumerate(zip(x.chunk(parts), y.chunk(parts), strict=True), 1):
+# %%
+lab.predict("gradients by hand: largest relative difference to one big batch", 1e-9, how="at most")
+run, off = lab.run(compared, global_batch_size)
+lab.measure_each({"gradients by hand: largest relative difference to one big batch": max(off)}, run=run)
+
+# %% [markdown]
+# A mean over *B* samples is the mean of the means of equal shares. So the two ranks have the gradients of one process
+# with the whole batch; in float64 nothing but the order of additions is left of the difference.
+#
+# ## What DDP sends
+#
+# The real one now, with a hook that notes the size of every bucket. `no_sync` keeps DDP quiet during all micro-batches
+# of a step but the last.
+
+# %%
+from contextlib import nullcontext
+
+from torch.nn.parallel import DistributedDataParallel
+
+
+def accumulate(model, parts, quiet, device):
+    for number in range(1, parts + 1):
         with model.no_sync() if quiet and number < parts else nullcontext():
-            (F.cross_entropy(model(some_x), some_y) / parts).backward()
+            x, y = torch.rand(8, 1, 28, 28, device=device), torch.randint(10, (8,), device=device)
+            (F.cross_entropy(model(x), y) / parts).backward()
 
 
-# %% [markdown]
-# ## Predict: the gradients
-#
-# A mean over *B* samples is the mean over *N* equal shares of the shares' means. So DDP, and the same by hand, must
-# have the gradients of one process with the whole batch, up to the order in which numbers are added; in float64 that is
-# far below 1e-9 of the largest one. Micro-batches that are accumulated are shares, too.
-#
-# ## Predict: the buckets
-#
-# DDP does not send one parameter at a time, nor all at once. It fills a bucket with gradients in the order in which
-# backward makes them and sends it when it is full: 1 MiB for the first, so that sending begins early, 25 MiB for the
-# others. (`bucket_cap_mb=25` is not the default: it drops the small first one.) The order is that of a backward here:
-
-# %%
-MIB = 2**20
-
-
-def backward_order(model):
-    """Names of parameters, as their gradients become ready."""
-    order = []
-    for name, p in model.named_parameters():
-        p.register_post_accumulate_grad_hook(lambda _, name=name: order.append(name))
-    model(torch.zeros(2, 1, 28, 28)).sum().backward()
-    return order
-
-
-def buckets(sizes, first=MIB, others=25 * MIB):
-    """Bytes of each bucket."""
-    filled, limit = [0], first
-    for size in sizes:
-        if filled[-1] >= limit:
-            filled, limit = [*filled, 0], others
-        filled[-1] += size
-    return filled
-
-
-model = Model()
-order = backward_order(model)
-expected = buckets([model.get_parameter(name).nbytes for name in order])
-size = sum(p.nbytes for p in model.parameters())
-print(" → ".join(order))
-print(f"{size // 4:,} parameters, {size:,} bytes; buckets of {' + '.join(f'{b:,}' for b in expected)}")
-
-# %% [markdown]
-# With gradient accumulation each micro-batch's backward would send all of them again, though only the sum is needed.
-# `no_sync` keeps DDP quiet until the last one: the bytes of a step divided by the number of micro-batches.
-#
-# labkit's own `ddp` script makes one all-reduce more in a step, of a single number. Its loss is the mean over all
-# predictions of the global batch, and ranks may have different numbers of them (think of texts of other lengths): so it
-# sums their count over the ranks at the beginning of the step, and divides by that.
-#
-# The cell after the predictions is what the ranks run.
-
-# %%
-ways = ("by hand", "DDP", "DDP, accumulated")
-for way in ways:
-    claims.predict(f"gradients {way}: largest relative difference to one big batch", 1e-9, how="at most")
-claims.predict("all-reduces in a backward", len(expected), article='"1 collective" (002, line 785)', said=1)
-claims.predict("all-reduces in a step of the ddp script", len(expected) + 1)
-claims.predict("bytes of the first bucket", expected[0], "B")
-claims.predict("bytes in a backward", size, "B")  # those of the gradients
-claims.predict("bytes in an accumulated step without no_sync", micro_batches * size, "B")
-claims.predict("bytes in an accumulated step with no_sync", size, "B")
-
-# %%
-import json
-import sys
-
-import torch
-import torch.distributed as dist
-from torch.nn import functional as F
-
-
-def gradients_of(device, samples, parts):
-    """How far the gradients of each way are from those of one process: relative to the largest of each parameter."""
-    rank, dtype = dist.get_rank(), torch.float64
-    x, y = whole_batch(samples, device, dtype)
-    alone = new_model(device, dtype, seed=0)
-    F.cross_entropy(alone(x), y).backward()
-
-    hand = new_model(device, dtype, seed=rank)
-    by_hand(hand, x, y)
-    ddp, _ = replicated(new_model(device, dtype, seed=rank))
-    accumulate(ddp, mine(x), mine(y), 1, quiet=False)
-    accumulated, _ = replicated(new_model(device, dtype, seed=rank))
-    accumulate(accumulated, mine(x), mine(y), parts, quiet=True)
-
-    def difference(model):
-        pairs = zip(model.parameters(), alone.parameters(), strict=True)
-        return max(((p.grad - q.grad).abs().max() / q.grad.abs().max()).item() for p, q in pairs)
-
-    return {"by hand": difference(hand), "DDP": difference(ddp), "DDP, accumulated": difference(accumulated)}
-
-
-def sizes_sent(device, samples, parts):
-    """Bytes of every bucket that is sent: in one backward, in an accumulated step, and in one with no_sync."""
-    x, y = whole_batch(samples, device, torch.float32)
-    model, sent = replicated(new_model(device, torch.float32, seed=0))
-    accumulate(model, mine(x), mine(y), 1, quiet=False)  # DDP sees the order and rebuilds its buckets
-    answer = {}
-    for name, some, quiet in (("one backward", 1, False), ("accumulated", parts, False), ("no_sync", parts, True)):
+def sizes_sent(device, parts):
+    model = DistributedDataParallel(new_model(0).to(device))
+    sent, answer = buckets_of(model), {}
+    for name, some, quiet in (("first", 1, False), ("one", 1, False), ("all", parts, False), ("no_sync", parts, True)):
         sent.clear()
-        accumulate(model, mine(x), mine(y), some, quiet)
+        accumulate(model, some, quiet, device)
         answer[name] = list(sent)
     return answer
 
 
-def main():
-    samples, parts = map(int, sys.argv[1:])
-    device = join_group()
-    print(json.dumps([gradients_of(device, samples, parts), sizes_sent(device, samples, parts)]))
-    dist.barrier()
-    dist.destroy_process_group()
-
-
 # %%
-script = Script.of("ddp-parts", model=Model, parts=by_hand, main=main)
-run = labkit.launch(script, nproc_per_node=n, args=[global_batch_size, micro_batches], env=env)
-run.wait()
-
-# %%
-told = [json.loads(run.logs(rank=rank).splitlines()[-1]) for rank in ranks]
-for way in ways:
-    found = max(differences[way] for differences, _ in told)
-    claims.measure(f"gradients {way}: largest relative difference to one big batch", found, run=run)
-sent = told[0][1]
-assert all(each == sent for _, each in told), "every rank sends the same buckets"
-claims.measure("all-reduces in a backward", len(sent["one backward"]), run=run)
-claims.measure("bytes of the first bucket", sent["one backward"][0], run=run)
-claims.measure("bytes in a backward", sum(sent["one backward"]), run=run)
-claims.measure("bytes in an accumulated step without no_sync", sum(sent["accumulated"]), run=run)
-claims.measure("bytes in an accumulated step with no_sync", sum(sent["no_sync"]), run=run)
-display(pd.DataFrame(told[0][0], index=["largest relative difference"]).style.format("{:.1e}"))
-display(pd.DataFrame({name: [len(each), sum(each)] for name, each in sent.items()}, index=["all-reduces", "bytes"]))
+backward = {name: p.nbytes for name, p in reversed([*new_model(0).named_parameters()])}
+size, single, quiet = sum(backward.values()), "bytes in a backward", "bytes in an accumulated step with no_sync"
+lab.predict(pieces, len(draw.filled(backward)), article='"1 collective" (002, line 785)', said=1)
+lab.predict(times, micro_batches)
+lab.predict_each({single: size, quiet: size}, "B")
+run, (sent, *_) = lab.run(sizes_sent, micro_batches, cnn=new_model)
+total = {name: sum(each) for name, each in sent.items()}
+found = {pieces: len(sent["one"]), times: total["all"] / total["one"], single: total["one"], quiet: total["no_sync"]}
+lab.measure_each(found, run=run)
+draw.bars(total, unit="B", title=f"handed to all_reduce: the first backward, one, {micro_batches} micro-batches")
 
 # %% [markdown]
-# ## Overlap: look, do not claim
+# A gradient is sent in fp32, so one backward sends the model once. Every micro-batch's backward would send it again,
+# though only the sum is needed: always use `no_sync` when you accumulate. It must hold during forward, too, because DDP
+# decides there.
 #
-# The first bucket holds the last layers' gradients. They are ready while the first layers' are still to be computed, so
-# it is sent meanwhile. The picture is of labkit's own `ddp` script with this model: where an all-reduce lies under
-# backward, it costs no time. How much of it does depends on the machine, and nothing is claimed about it. The number of
-# all-reduces in a step is claimed, and here torch's profiler counts them: the short one at the beginning of each step
-# is the count of predictions.
+# How large should a bucket be? Small ones start early, large ones cost fewer calls. Move the slider: this is the same
+# CNN, with `bucket_cap_mb` (an option of DistributedDataParallel).
 
 # %%
-import torch
-from torch.utils.data import TensorDataset
-
-
-def load_datasets(data_dir):
-    """(train, test): noise. Nothing here depends on what is learned."""
-    x, y = torch.rand(2048, 1, 28, 28), torch.randint(10, (2048,))
-    return TensorDataset(x, y), TensorDataset(x[:64], y[:64])
-
-
-# %%
-profiled = labkit.launch(
-    Script.load("ddp").with_cells(model=Model, data=load_datasets),
-    nproc_per_node=n,
-    steps=9,
-    global_batch_size=global_batch_size,
-    profile=True,
-    env=env,
-)
-profiled.wait()
-timeline = profiled.timeline()
-steps = timeline.steps[:-1]  # the last one's all-reduce may end after the profiler has
-reduced = [span for span in timeline.spans if span.kind == "all_reduce" and span.step in steps]
-claims.measure("all-reduces in a step of the ddp script", len(reduced) / len(steps) / n, run=profiled)
-display(timeline)
+lab.explore(draw.buckets, backward, bucket_cap_mb=[0.1, 0.25, 0.5, 1, 25])
 
 # %% [markdown]
-# ## Other samples on every rank, another order in every epoch
+# ## Does it hide?
 #
-# `DistributedSampler` deals one permutation out like cards. It draws the permutation from `seed + epoch`, and it learns
-# the epoch only from `set_epoch`. The second article calls it (002, line 362) and is right to: a loop that does not
-# trains on the same order in every epoch, without any warning. No ranks are needed to see it. (labkit's scripts draw
-# their own permutation from `seed + epoch`, in the cell `batches`.)
+# A timeline of labkit's own `ddp` script. Time runs to the right; above, what a rank computes; below, what it sends. An
+# all-reduce that lies under backward costs no time. How much does depends on the machine, so nothing is claimed about
+# it. (The short all-reduce at the beginning of a step adds up how many predictions the ranks have, for texts may differ
+# in length.)
+
+# %%
+profiled = lab.launch(Script.load("ddp", task="digits"), steps=9, profile=True)
+profiled.timeline()
+
+# %% [markdown]
+# ## Where two ranks are not one bigger batch
+#
+# **The order.** `DistributedSampler` deals out one permutation like cards. It draws it from `seed + epoch`, and learns
+# the epoch only from `set_epoch`. Without that, every epoch has the same order, and nothing warns you. No ranks are
+# needed to see it.
 
 # %%
 from torch.utils.data import DistributedSampler
 
-EPOCHS, SAMPLES = 3, 1000
-claims.predict("different orders in 3 epochs without set_epoch", 1)
-claims.predict("different orders in 3 epochs with set_epoch", EPOCHS)
-claims.predict("samples that all ranks together see in an epoch", SAMPLES // n * n)
-
-
-def orders(calls_set_epoch):
-    """For each epoch, the samples of all ranks in their order."""
-    samplers = [DistributedSampler(range(SAMPLES), n, rank, drop_last=True) for rank in ranks]
-    seen = []
-    for epoch in range(EPOCHS):
-        for sampler in samplers if calls_set_epoch else ():
-            sampler.set_epoch(epoch)
-        seen.append(tuple(index for sampler in samplers for index in sampler))
-    return seen
-
-
-claims.measure("different orders in 3 epochs without set_epoch", len(set(orders(calls_set_epoch=False))))
-claims.measure("different orders in 3 epochs with set_epoch", len(set(orders(calls_set_epoch=True))))
-claims.measure("samples that all ranks together see in an epoch", len(set(orders(calls_set_epoch=True)[0])))
-print("rank 0 begins with", *(order[:6] for order in orders(calls_set_epoch=True)))
+sampler = DistributedSampler(range(1000), lab.ranks, rank=0)
+lab.verify(orders, 1, len({tuple(sampler) for epoch in range(3)}))
+print("with set_epoch:", len({sampler.set_epoch(epoch) or tuple(sampler) for epoch in range(3)}))
 
 # %% [markdown]
-# ## Where DDP is not one big batch: BatchNorm
-#
-# All of the above holds while a sample's result does not depend on the others. BatchNorm takes mean and variance over
-# the samples *of its rank*. `SyncBatchNorm`, which the guide recommends (001, line 222), exchanges them in forward and
-# backward; torch runs it on GPUs only (here: `labkit.launch(script, sync_batch_norm=True)`). GroupNorm and LayerNorm
-# look at one sample at a time and need none of it:
+# **BatchNorm.** All of the above holds while a sample's result does not depend on the others. BatchNorm takes mean and
+# variance over the samples of its own rank, so two ranks with 16 samples each are not one with 32. `SyncBatchNorm`
+# exchanges them (here `labkit.launch(script, sync_batch_norm=True)`; torch has it for GPUs only). GroupNorm and
+# LayerNorm look at one sample at a time, and need none of it.
 
 # %%
-claims.predict("BatchNorm: difference between shares and the whole batch", 0.01, how="at least")
-claims.predict("GroupNorm: difference between shares and the whole batch", 1e-9, how="at most")
-x = torch.randn(8 * n, 4, 5, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-for name, norm in (("BatchNorm", nn.BatchNorm2d(4)), ("GroupNorm", nn.GroupNorm(2, 4))):
-    norm = norm.double()
-    shares = torch.cat([norm(share) for share in x.chunk(n)])
-    claims.measure(f"{name}: difference between shares and the whole batch", (shares - norm(x)).abs().max().item())
-
-# %%
-claims.check()
+x, norm = torch.randn(16 * lab.ranks, 4, 5, 5), nn.BatchNorm2d(4)
+off = torch.cat([norm(share) for share in x.chunk(lab.ranks)]) - norm(x)
+lab.verify("BatchNorm: difference of the shares from the batch", 0.01, off.abs().max().item(), how="at least")
+lab.score()
 
 # %% [markdown]
-# ## Try
+# ## On 2 × T4 and 8 × A100
 #
-# - In `by_hand`, leave the division out, or the broadcast: which of the claims fails, and by how much?
-# - Leave `model.no_sync()` out of `accumulate`: the last claim about bytes is off by a factor of `micro_batches`.
-# - Give DDP `bucket_cap_mb=0.25` in `replicated`, and `buckets` the same limits: how many all-reduces now? Then
-#   `labkit.launch(..., bucket_mib=0.25, profile=True)` and compare the timelines.
-# - Put only the backward into `no_sync`, not the forward, and count again: DDP decides in forward.
+# The same question for a decoder-only transformer of 25 million parameters: how much of a step is waiting for the
+# all-reduces that backward does not hide?
+
+# %%
+lab.plans({"DDP": sized(Script.load("ddp"), width=512, layers=8, heads=8)}, global_batch_size=64)
+
+# %% [markdown]
+# ## Try this
+#
+# 1. Leave the division out of `by_hand`. Which number changes, and to what?
+#    <details><summary>Answer</summary>ANSWER1</details>
+# 2. Leave out the broadcast.
+#    <details><summary>Answer</summary>ANSWER2</details>
+# 3. Put only the backward into `no_sync`, not the forward.
+#    <details><summary>Answer</summary>ANSWER3</details>
+# 4. Four ranks with the learning rate of one: what else would you change? (Goyal et al., arXiv 1706.02677.)
+#    <details><summary>Answer</summary>Four ranks with the same samples per rank have a global batch four times as
+#    large. The usual rule multiplies the learning rate by four as well, with a warm-up; it stops helping at some batch
+#    size, which only a sweep tells: `labkit.sweep(script, lr=[…])`. If you keep the global batch, change
+#    nothing.</details>
+#
+# ## Sources
+#
+# Li et al., *PyTorch Distributed: Experiences on Accelerating Data Parallel Training* (arXiv 2006.15704): buckets,
+# overlap, `no_sync`. torch/nn/parallel/distributed.py: the limits of 1 and 25 MiB.
+#
+# ### Appendix: what was claimed, and what the articles say
+#
+# The second article (002) says "1 collective" for this CNN in line 785, and rightly calls `set_epoch` in line 362. The
+# guide (001, line 222) recommends SyncBatchNorm.
+
+# %%
+lab.check()

@@ -14,153 +14,153 @@
 # %% [markdown]
 # # 06 · Memory: where the bytes go
 #
-# A model of 7 billion parameters needs 28 GB, and FSDP on two GPUs 14 GB on each: so says the second article (002,
-# lines 825-827). You will count what a rank really holds, byte by byte: parameters, gradients, optimizer state,
-# activations, communication buffers. Each number is **predicted before the run** and measured in a real training step
-# of real ranks, under DDP, ZeRO-1 and FSDP. At the end the 7B example is worked right.
+# **You will be able to** say what fills a GPU before you rent it, which part of that each strategy divides, and what to
+# do about the rest. **20 minutes. You need** labs 01 and 03.
+#
+# This is a step of a model with 100 million parameters, in fp32 with AdamW, and 2 GB of activations. Parameters and the
+# optimizer's state are there all the time. Activations, what the layers keep for backward, grow in forward; in backward
+# they go, one layer after the other, and gradients come. The highest point is what has to fit.
 
 # %% tags=["parameters"]
 nproc_per_node: int = 2  # ranks
-global_batch_size: int = 8  # samples per optimizer step, over all ranks
-seven_billion: bool = True  # plan the 7B example, too: some ten seconds
+global_batch_size: int = 8  # samples per step, over all ranks
+seven_billion: bool = True  # plan a model of 7 billion parameters, too: some 20 seconds
 
 # %%
 import labkit
-from labkit import Script
-from labkit.claims import Claims
+from labkit.lessons import Lesson, draw, sized
 
-machine = labkit.doctor()
-on_cpu = machine.gpu_count < nproc_per_node
-env = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"} if on_cpu else {}
-claims = Claims("06_memory")
-N = nproc_per_node
+lab = Lesson("06_memory", ranks=nproc_per_node)
+draw.step(parameters=0.4, gradients=0.4, optimizer=0.8, activations=2, unit="GB")
+
+# %% [markdown]
+# ## Your predictions
+#
+# The model is the small transformer of labkit's scripts, 256 wide: 3.3 million parameters. Four samples of 128 bytes on
+# each of two ranks.
+
+# %%
+adam = lab.ask("AdamW's state, over the size of the parameters", default=1, unit="times")
+activations = lab.ask("share of activations in DDP's highest point", default=20, unit="%")
+saved = lab.ask("FSDP's highest point on two ranks, as a share of DDP's", default=50, unit="%")
 
 # %% [markdown]
 # ## Sixteen bytes per parameter
 #
-# In fp32 with AdamW every parameter has a gradient and two moments: 4 + 4 + 8 bytes. (The ZeRO paper, arXiv 1910.02054,
-# section 3.1, has 16 for mixed precision, too: 2 + 2 + 12.) The optimizer also counts its steps, in one number of 4
-# bytes per tensor. What strategy divides which of the three?
+# Each parameter takes 4 bytes, its gradient 4 more, and AdamW keeps two running means, 8 bytes. Mixed precision has 16
+# as well, 2 + 2 + 12. Before the first activation, that is four times what the file with the weights takes. ZeRO
+# divides it in three steps, each by the number of ranks N:
 #
-# | | parameters | gradients | optimizer state |
+# | | parameters | gradients | AdamW |
 # |---|---|---|---|
-# | DDP | 4 P | 4 P | 8 P |
-# | ZeRO-1 | 4 P | 4 P | 8 P / N |
-# | FSDP (ZeRO-3) | 4 P / N | 4 P / N | 8 P / N |
+# | DDP | 4 | 4 | 8 |
+# | ZeRO-1 | 4 | 4 | 8 / N |
+# | ZeRO-2 | 4 | 4 / N | 8 / N |
+# | FSDP (ZeRO-3) | 4 / N | 4 / N | 8 / N |
 #
-# The model is the small decoder-only transformer of labkit's scripts, twice as wide:
+# `labkit.plan` works out the states and the activations without running anything, and `launch(plan)` keeps the
+# prediction with the run. During one step of each run every rank traces all that torch allocates.
 
 # %%
-model = Script.load("ddp").cells["model"].text.replace("width=128", "width=256")
-defined = {}
-exec(model, defined)  # its cell, run here as well, to count
-whole = defined["Model"]()
-P = sum(p.numel() for p in whole.parameters())
-tensors = len(list(whole.parameters()))
-print(f"{P:,} parameters in {tensors} tensors: {16 * P:,} bytes of states")
-print(whole.blocks[0])
-del whole
-
-# %% [markdown]
-# ## Predict
-#
-# The states by the table above. The peak is more: activations, and what strategies need to talk. `labkit.plan` finds it
-# in two independent ways, by formulas and by a rehearsal of the script on tensors that hold no data.
-
-# %%
-scripts = {name: Script.load(name).with_cells(model=model) for name in ("ddp", "zero1", "fsdp")}
 options = {"global_batch_size": global_batch_size}
-plans = {name: labkit.plan(scripts[name], nproc_per_node=N, **options) for name in ("ddp", "fsdp")}
-plans["fsdp"]
+scripts = {name: sized(labkit.Script.load(name), width=256) for name in ("ddp", "zero1", "fsdp")}
+plans = {name: labkit.plan(scripts[name], nproc_per_node=lab.ranks, **options) for name in ("ddp", "fsdp")}
+P = 4 * plans["ddp"].facts.elements  # bytes
+states = {"DDP: parameters": P, "FSDP: parameters of all ranks": P}
+states |= {"ZeRO-1: AdamW of all ranks": 2 * P, "FSDP: AdamW of all ranks": 2 * P}
+lab.predict_each(states, "B", within=0.001)  # AdamW also counts its steps, 4 bytes for each tensor
+lab.predict(adam, 2, "times", within=0.001)
+lab.predict(activations, plans["ddp"].formulas.categories["activations"] / plans["ddp"].bytes, "%", within=0.05)
+lab.predict(saved, 1 / lab.ranks, "%", how="at least", article="articles: FSDP keeps 1/N of everything")
+lab.predict_each({f"{name.upper()}: peak": plan.formulas.bytes for name, plan in plans.items()}, "B", within=0.06)
+ddp = lab.launch(plans["ddp"], steps=4)
+zero1 = lab.launch(scripts["zero1"], steps=4, trace_memory=True, **options)
+fsdp = lab.launch(plans["fsdp"], steps=4)
 
 # %%
-SAYS = "articles: FSDP keeps 1/N of everything"
-claims.predict("DDP: parameters", 4 * P, "B")
-claims.predict("DDP: optimizer state", 8 * P + 4 * tensors, "B")
-claims.predict("DDP: peak", plans["ddp"].formulas.bytes, "B", within=0.02)
-claims.predict("ZeRO-1: optimizer state of all ranks", 8 * P + 4 * tensors, "B")
-claims.predict("FSDP: parameters of all ranks", 4 * P, "B")
-claims.predict("FSDP: optimizer state of all ranks", 8 * P + N * 4 * tensors, "B")
-claims.predict("FSDP: peak", plans["fsdp"].formulas.bytes, "B", within=0.06)
-claims.predict("FSDP: peak over DDP's", 1 / N, "%", how="at least", article=SAYS)
-display(claims)
-
-# %% [markdown]
-# ## Measure
-#
-# `launch(plan)` writes the prediction into the run's folder before the first rank starts. In the run every rank traces
-# what torch allocates during one step, which the plan does not know.
-
-# %%
-runs = {"ddp": labkit.launch(plans["ddp"], steps=4, env=env)}
-runs["ddp"].wait()
-runs["zero1"] = labkit.launch(scripts["zero1"], nproc_per_node=N, steps=4, env=env, trace_memory=True, **options)
-runs["zero1"].wait()
-runs["fsdp"] = labkit.launch(plans["fsdp"], steps=4, env=env)
-runs["fsdp"].wait()
-
-# %%
+runs = {"DDP": ddp, "ZeRO-1": zero1, "FSDP": fsdp}
 held = {name: [rank.traced for rank in run.memory().ranks] for name, run in runs.items()}
-
-
-def everywhere(strategy, category):
-    """Bytes of a category over all ranks."""
-    return sum(peak.categories[category] for peak in held[strategy])
-
-
-ddp, zero1, fsdp = (runs[name] for name in ("ddp", "zero1", "fsdp"))
-claims.measure("DDP: parameters", held["ddp"][0].categories["parameters"], run=ddp)
-claims.measure("DDP: optimizer state", held["ddp"][0].categories["optimizer"], run=ddp)
-claims.measure("ZeRO-1: optimizer state of all ranks", everywhere("zero1", "optimizer"), run=zero1)
-claims.measure("FSDP: parameters of all ranks", everywhere("fsdp", "parameters"), run=fsdp)
-claims.measure("FSDP: optimizer state of all ranks", everywhere("fsdp", "optimizer"), run=fsdp)
-peaks = {name: max(peak.bytes for peak in ranks) for name, ranks in held.items()}
-claims.measure("DDP: peak", peaks["ddp"], run=ddp, because=f"it is in {held['ddp'][0].phase}")
-claims.measure("FSDP: peak", peaks["fsdp"], run=fsdp, because=f"it is in {held['fsdp'][0].phase}")
-claims.measure("FSDP: peak over DDP's", peaks["fsdp"] / peaks["ddp"], run=fsdp, because="activations are not divided")
-display(claims)
+first, top = held["DDP"][0].categories, {name: max(each.bytes for each in ranks) for name, ranks in held.items()}
+found = {
+    "DDP: parameters": first["parameters"],
+    "FSDP: parameters of all ranks": sum(each.categories["parameters"] for each in held["FSDP"]),
+    "ZeRO-1: AdamW of all ranks": sum(each.categories["optimizer"] for each in held["ZeRO-1"]),
+    "FSDP: AdamW of all ranks": sum(each.categories["optimizer"] for each in held["FSDP"]),
+    adam: first["optimizer"] / first["parameters"],
+    activations: first["activations"] / top["DDP"],
+    saved: top["FSDP"] / top["DDP"],
+    "DDP: peak": top["DDP"],
+    "FSDP: peak": top["FSDP"],
+}
+lab.measure_each(found, run=fsdp)
+planned = {name.upper(): each.formulas.categories for name, each in plans.items()}
+draw.bars({name: ranks[0].categories for name, ranks in held.items()}, planned, unit="B", title="rank 0 at its peak")
 
 # %% [markdown]
-# FSDP does not divide the activations, and while a block computes, the whole of it is there. So each of two ranks
-# always needs more than half of what one needs. Category by category:
-
-# %%
-fsdp.memory()
-
-# %% [markdown]
-# ## The 7B example, worked right
+# ## Why
 #
-# The second article gives 28 GB for a 7B model on one GPU and 14 GB each with FSDP on two. 28 GB are the parameters
-# alone. With gradients and AdamW's state it is 112 GB; two ranks hold 56 GB each, before the first activation.
+# **AdamW is the largest part of the states**, so ZeRO-1 alone gets far. **FSDP never reaches 1/N**: it does not divide
+# activations, and while a block computes, all of that block is there. On a model with few parameters and many
+# activations it saves little; lab 07 has both kinds. *Communication* is what collectives need to put their data in:
+# DDP's buckets, FSDP's gathered blocks.
+#
+# What to do about which part? **States:** ZeRO-1, then FSDP. **Activations:** fewer samples at a time (accumulate
+# gradients), recompute them (activation checkpointing), half precision. Move the sliders: GB on each GPU for a model of
+# so many billion parameters, with 1 GB of activations.
+
 
 # %%
+def of_fsdp(ranks, billions):
+    return draw.step(4 * billions / ranks, 4 * billions / ranks, 8 * billions / ranks, 1, "GB")
+
+
+lab.explore(of_fsdp, ranks=[1, 2, 8], billions=[0.1, 0.8, 7])
+lab.score()
+
+# %% [markdown]
+# ## On 2 × T4 and 8 × A100
+#
+# A transformer of 350 million parameters, GPT-2 medium's size. 16 bytes each are 5 GiB, and a T4 has 14 for tensors.
+
+# %%
+medium = {"vocabulary": 50257, "context": 512, "width": 1024, "heads": 16, "layers": 20}
+gpt = {name.upper(): sized(labkit.Script.load(name), **medium) for name in ("ddp", "fsdp")}
 if seven_billion:
-    seven = Script.load("fsdp")
-    sizes = "vocabulary=256, context=128, width=128, heads=4, layers=4"
-    large = "vocabulary=32000, context=2048, width=4096, heads=32, layers=33"
-    data = seven.cells["data"].text.replace("context=128", "context=2048")
-    seven = seven.with_cells(model=seven.cells["model"].text.replace(sizes, large), data=data)
+    display(lab.plans(gpt, global_batch_size=8))
+
+# %% [markdown]
+# The second article gives 28 GB for a model of 7 billion parameters on one GPU, and 14 GB each with FSDP on two. 28 GB
+# are the parameters alone. With gradients and AdamW it is 112 GB, and 56 GB on each of two, before any activation. The
+# planner has two ways to find that, formulas and a rehearsal of the script on tensors without data; nothing is run.
+
+# %%
+large = {"vocabulary": 32000, "context": 2048, "width": 4096, "heads": 32, "layers": 33}
+if seven_billion:
+    seven = sized(labkit.Script.load("fsdp"), **large)
     plan = labkit.plan(seven, nproc_per_node=2, device="A100 80", global_batch_size=2)
-    name = "7B, FSDP on 2: parameters and optimizer state of a rank"
-    claims.predict(name, 12 * plan.facts.elements / 2, "B", within=0.01, article="002, line 827: 14 GB", said=14e9)
-    rehearsed = plan.rehearsed.categories
-    claims.measure(name, rehearsed["parameters"] + rehearsed["optimizer"], because="rehearsed, not run")
+    name, parts = "7B, FSDP on 2: parameters and AdamW of a rank", plan.rehearsed.categories
+    lab.predict(name, 12 * plan.facts.elements / 2, "B", within=0.01, article="002, line 827: 14 GB", said=14e9)
+    lab.calculated(name, parts["parameters"] + parts["optimizer"], because="rehearsed, not run")
     display(plan)
 
 # %% [markdown]
-# Nothing of this was run: the plan's rehearsal goes through the script's own step on tensors without data. That it can
-# be believed is what the small runs above have shown.
+# ## Try this
+#
+# 1. `nproc_per_node = 4` with `global_batch_size = 16`: which parts of the picture change?
+#    <details><summary>Answer</summary>ANSWER1</details>
+# 2. `labkit.plan(scripts["ddp"], nproc_per_node=2, activation_checkpointing=True, **options)`: when is the peak now?
+#    <details><summary>Answer</summary>ANSWER2</details>
+# 3. The same with `precision="bf16"` instead. Do the states shrink?
+#    <details><summary>Answer</summary>ANSWER3</details>
+#
+# ## Sources
+#
+# Rajbhandari et al., *ZeRO* (arXiv 1910.02054): section 3.1 has the 16 bytes, section 5 the three steps. Korthikanti et
+# al. (arXiv 2205.05198): the activations of a transformer layer.
+#
+# ### Appendix: what was claimed, and what the articles say
+#
+# The second article (002, lines 825-827): a 7B model needs 28 GB, with FSDP on two GPUs 14 GB each.
 
 # %%
-claims.check()
-
-# %% [markdown]
-# ## Try
-#
-# - `nproc_per_node = 4`: which rows of the table above change, and which do not?
-# - `labkit.plan(scripts["ddp"], nproc_per_node=N, activation_checkpointing=True, **options)`, which adds the extra that
-#   declares this option: the peak moves to another moment. Where?
-# - `precision="bf16"`: the states stay what they are. Why?
-# - Make a claim fail: let the ranks keep a copy of every weight, of which the plan knows nothing, and see which claims
-#   notice: after the plans are made, `model.replace("return self.unembed(", "self.twice = [p * 1 for p in
-#   self.parameters()]; return self.unembed(")`, and launch scripts with that model instead of the plans.
+lab.check()

@@ -185,8 +185,8 @@ run.timeline()
 # parameters, gradients and optimizer state by all N ranks, while tensor parallelism keeps embeddings, norms and the
 # head whole. (By default the hybrid script also takes all micro-batches forward before the first goes back, as GPipe
 # does, and keeps their activations.) More axes pay when FSDP's gathers no longer hide behind the computation: among
-# many hosts, or when a rank has too few samples left. A model of 70 billion parameters was trained with FSDP alone (the
-# PyTorch team and IBM, fms-fsdp). What the planner says of 838 million parameters and four T4s:
+# A model of 7 billion parameters was trained with FSDP alone by the PyTorch team and IBM (fms-fsdp; for 70 billion they
+# give a throughput, not a trained model). What the planner says of 838 million parameters and four T4s:
 
 # %%
 if large:
@@ -197,7 +197,7 @@ if large:
     alike = 36 * block(1280, 2) + (2 * 50257 + 1024 + 2) * 1280  # on a tensor rank, before the data axis divides it
     told = "838 M, data x tensor on 4: parameters of a rank"
     claims.predict(told, 4 * alike / 2, "B", within=0.01)
-    claims.measure(told, advised.rehearsed.categories["parameters"], because="rehearsed, not run")
+    claims.calculated(told, advised.rehearsed.categories["parameters"], because="rehearsed, not run")
     print(f"FSDP on 4 would keep {advised.facts.elements * 4 / 4 / 2**20:.0f} MiB of parameters on a rank")
     display(advised)
 

@@ -322,7 +322,7 @@ if guides:
         claims.predict(name, int(states < usable), article=article, said=int(said))
         asked = {"precision": "bf16", "global_batch_size": n, "activation_checkpointing": "checkpointing" in article}
         peak = holds(shallower(deepest, DECODERS[size]["layers"]), script_of(strategy, DECODERS[size]), n, **asked)
-        claims.measure(name, int(peak <= usable), because="planned")
+        claims.calculated(name, int(peak <= usable), because="planned")
         gib = {"states": states, "peak": peak, "there are": usable}
         row = {"situation": name.removesuffix(": fits")} | {k: f"{v / 2**30:.1f} GiB" for k, v in gib.items()}
         rows.append(row | {"fits": "yes" if peak <= usable else "no", "article": "yes" if said else "no"})
@@ -364,7 +364,7 @@ if guides:
     alone = holds(two.facts, script_of("single", GPT2), 1, precision="fp16", global_batch_size=2)
     one_nth = {"article": "001, line 38: 1/N of each", "said": alone / 1024}
     claims.predict(name, holds(two.facts, script, 1024, **many), "B", within=0.06, **one_nth)
-    claims.measure(name, rehearse(script, 1024, many).bytes, because="rehearsed")
+    claims.calculated(name, rehearse(script, 1024, many).bytes, because="rehearsed")
     scaling = figures["scaling"]
     scaling.data = [trace for trace in scaling.data if trace.name in ("ddp", "fsdp", "ideal")]
     display(scaling)

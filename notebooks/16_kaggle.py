@@ -122,10 +122,10 @@ if plans:
         planned[name] = blocks, plan
         room = plan.device.usable_by(2) - plan.rehearsed.bytes
         found = blocks + int(room // further[name])  # room for more, or too little: in blocks
-        claims.measure(f"{name.upper()} on 2 x T4: most blocks that fit", found, because="planned, not run")
+        claims.calculated(f"{name.upper()} on 2 x T4: most blocks that fit", found, because="planned, not run")
         if name == "ddp":
             parameters = plan.facts.elements - (blocks - found) * of_block
-            claims.measure("DDP on 2 x T4: parameters of that", parameters, because="planned, not run")
+            claims.calculated("DDP on 2 x T4: parameters of that", parameters, because="planned, not run")
     display(planned["ddp"][1])
 
 # %%
@@ -207,9 +207,9 @@ if plans:
     cnn = Script.load("ddp").with_cells(model=Model, data=load_datasets)
     plan = labkit.plan(cnn, device="2xT4", precision="bf16", global_batch_size=128)
     print(plan.advice.sentences[0])
-    claims.measure("T4: trains in bf16", plan.fits, because="planned, not run")
+    claims.calculated("T4: trains in bf16", plan.fits, because="planned, not run")
     instead = {row.parameters["precision"] for row in plan.advice.rows[1:]}
-    claims.measure("T4: what is planned instead is in fp16", instead == {"fp16"}, because="planned, not run")
+    claims.calculated("T4: what is planned instead is in fp16", instead == {"fp16"}, because="planned, not run")
     large = planned["ddp"][1]
     rows = [
         {"training": "the CNN, 128 samples, DDP", **faster(plan, "ddp"), "article": "1.29x (line 765)"},

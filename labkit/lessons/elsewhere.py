@@ -1,0 +1,92 @@
+"""The same question on other devices, answered by the planner: nothing is run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from labkit.errors import LabError
+from labkit.lessons.draw.bars import bars
+from labkit.lessons.draw.picture import Picture, stacked
+from labkit.planner.plan import Plan
+from labkit.planner.planning import plan
+from labkit.record.text import escaped
+from labkit.view import words
+from labkit.view.live.tables import grid
+from labkit.view.plan_tables import aligned, band
+
+__all__ = ["Elsewhere", "elsewhere"]
+
+
+class Elsewhere:
+    """Rows of a table, and memory by category as bars. `plans` by (name, device)."""
+
+    def __init__(
+        self,
+        rows: list[dict[str, str]],
+        plans: Mapping[tuple[str, str], Plan],
+        picture: Picture | None,
+        title: str,
+    ):
+        self.rows, self.plans, self._picture = rows, plans, picture
+        self._title = title or "On other devices"
+
+    def __repr__(self) -> str:
+        return f"{self._title} (planned, not run)\n{aligned(self.rows)}"
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        head = f"<b>{escaped(self._title)}</b> · <i>planned, not run</i>"
+        picture = self._picture.html() if self._picture else ""
+        table = grid(self.rows, sentences=("note",))
+        return {"text/plain": repr(self), "text/html": f'<div style="max-width:760px">{head}{picture}{table}</div>'}
+
+
+def elsewhere(scripts: Mapping[str, Any], devices: Sequence[str], options: Mapping[str, Any], title: str) -> Elsewhere:
+    """A plan for each script and device. What cannot be planned says why in its row. Of a pair, the script may be a
+    tuple (script, options of its own)."""
+    rows, plans, pictures = [], {}, []
+    for device in devices:
+        held, usable = {}, 0
+        for name, value in scripts.items():
+            script, own = value if isinstance(value, tuple) else (value, {})
+            row = {"": name, "on": _named(device)}
+            try:
+                planned = plan(script, device=device, **{**options, **own})
+            except LabError as error:
+                rows.append(row | {"note": str(error)})
+                continue
+            step, usable = planned.step, planned.device.usable_by(planned.ranks)
+            plans[name, device] = planned
+            peak = (
+                planned.rehearsed
+                if planned.rehearsed and planned.rehearsed.bytes == planned.bytes
+                else planned.formulas
+            )
+            if peak:
+                held[name] = peak.categories
+            rows.append(
+                row
+                | {
+                    "peak of a rank": words.gib(planned.bytes),
+                    "it has": words.gib(usable),
+                    "fits": {True: "yes", False: "no", None: "n/a"}[planned.fits],
+                    "step": band(step.seconds, step.low, step.high) if step else "n/a",
+                    "of it waiting for others": f"{_waiting(step.parts):.0%}" if step else "n/a",
+                    "samples/s": words.quantity(step.samples_per_second) if step else "n/a",
+                }
+            )
+        if held:
+            longest = max(sum(categories.values()) for categories in held.values())
+            limit = usable if usable < 4 * longest else None
+            pictures.append(bars(predicted=held, unit="B", title=_named(device), limit=limit, limit_name="it has"))
+    return Elsewhere(rows, plans, stacked(pictures) if pictures else None, title)
+
+
+def _named(device: str) -> str:
+    return re.sub(r"^(\d+)x", r"\1 × ", device)
+
+
+def _waiting(parts: Mapping[str, float]) -> float:
+    """The fraction of a step that is communication which nothing hides, or a pipeline's bubble."""
+    return sum(parts.get(name, 0.0) for name in ("communication", "bubble")) / (sum(parts.values()) or 1.0)

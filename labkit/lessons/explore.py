@@ -1,0 +1,53 @@
+"""A formula that can be moved: sliders in a live notebook, three of their positions in a saved one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from labkit.lessons.draw.picture import Picture, stacked
+from labkit.view.frontend import ui
+
+__all__ = ["explore"]
+
+
+def explore(drawn: Callable[..., Picture], positions: Mapping[str, Sequence[Any]]) -> None:
+    """Display `drawn(**values)` with a slider for each name. The saved picture varies the first of them."""
+    from IPython.display import display
+
+    values = {name: choices[len(choices) // 2] for name, choices in positions.items()}
+    first, choices = next(iter(positions.items()))
+    three = dict.fromkeys((choices[0], values[first], choices[-1]))
+    titles = [", ".join(f"{_named(n)} {v}" for n, v in (values | {first: value}).items()) for value in three]
+    saved = stacked([drawn(**{**values, first: value}) for value in three], titles)
+    bundle: dict[str, Any] = saved._repr_mimebundle_()
+    if ui() == "svg":
+        bundle |= _sliders(drawn, positions, values)._repr_mimebundle_()
+    display(bundle, raw=True)
+
+
+def _named(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def _sliders(drawn: Callable[..., Picture], positions: Mapping[str, Sequence[Any]], values: Mapping[str, Any]) -> Any:
+    import ipywidgets as widgets
+
+    page = widgets.HTML(drawn(**values).html())
+    sliders = {
+        name: widgets.SelectionSlider(
+            options=[*choices],
+            value=values[name],
+            description=_named(name),
+            style={"description_width": "140px"},
+            layout={"width": "480px", "max_width": "95%"},
+        )
+        for name, choices in positions.items()
+    }
+
+    def changed(_: Any) -> None:
+        page.value = drawn(**{name: slider.value for name, slider in sliders.items()}).html()
+
+    for slider in sliders.values():
+        slider.observe(changed, "value")
+    return widgets.VBox([*sliders.values(), page])

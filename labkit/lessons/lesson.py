@@ -1,0 +1,193 @@
+"""One lab: the reader's predictions, its claims, its runs, and what other devices would do."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from importlib.resources import files
+from typing import Any
+
+from labkit.claims import Claims, amount
+from labkit.errors import LabError
+from labkit.launcher.hardware import hardware
+from labkit.launching import launch
+from labkit.lessons.draw.picture import Picture
+from labkit.lessons.elsewhere import Elsewhere, elsewhere
+from labkit.lessons.explore import explore
+from labkit.lessons.guesses import YOURS, Guess
+from labkit.run import Run
+from labkit.view.live.tables import grid
+from labkit.view.plan_tables import aligned
+from labkit.write import Script
+from labkit.write.contract import as_cell
+
+__all__ = ["Lesson", "sized"]
+
+DEVICES = ("2xT4", "8xA100 80")
+
+
+class Lesson(Claims):
+    """The claims of a lab, and around them what its reader does: predict with `ask`, measure with `run`, compare with
+    `score`.
+
+    `ranks` is the number of ranks of its runs. `env` gives each rank one core where there are fewer GPUs than ranks,
+    so that two ranks have twice the hardware of one.
+    """
+
+    def __init__(self, lab: str, ranks: int = 2):
+        super().__init__(lab)
+        self.ranks = ranks
+        self.on_cpu = len(hardware().gpus) < ranks
+        self.env = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"} if self.on_cpu else {}
+        self._guesses: dict[str, Guess] = {}
+
+    def ask(
+        self, name: str, *, default: float, unit: str = "", options: Mapping[str, float] | None = None, about: str = ""
+    ) -> str:
+        """Ask the reader for a prediction of what will be measured as `name`: a number in `unit` ("MB", "%", …) or one
+        of `options`. Where nobody can answer, the default stands in. `about` explains the question.
+        Returns the name."""
+        self._guesses[name] = Guess(name, about, default, unit, options)
+        self._guesses[name].show()
+        return name
+
+    def measure(self, name: str, value: float, *, run: Run | None = None, because: str = "") -> float:
+        if name in self._guesses:
+            self._guesses[name].freeze()
+        return super().measure(name, value, run=run, because=because)
+
+    def predict_each(self, values: Mapping[str, float], unit: str = "", **how: Any) -> None:
+        """`predict` for several claims of the same kind."""
+        for name, value in values.items():
+            self.predict(name, value, unit, **how)
+
+    def measure_each(self, values: Mapping[str, float], *, run: Run | None = None) -> None:
+        """`measure` for several claims."""
+        for name, value in values.items():
+            self.measure(name, value, run=run)
+
+    def launch(
+        self, script: Any, *, ranks: int | None = None, env: Mapping[str, str] | None = None, **options: Any
+    ) -> Run:
+        """`labkit.launch` on the lesson's ranks, or another number of them, and wait for the end."""
+        count = {} if not isinstance(script, Script) else {"nproc_per_node": ranks or self.ranks}
+        run = launch(script, env={**self.env, **(env or {})}, **count, **options)
+        run.wait()
+        return run
+
+    def run(
+        self,
+        each_rank: Callable[..., Any],
+        *arguments: Any,
+        ranks: int | None = None,
+        env: Mapping[str, str] | None = None,
+        options: Mapping[str, Any] | None = None,
+        **cells: Any,
+    ) -> tuple[Run, list[Any]]:
+        """Call `each_rank(device, *arguments)` on every rank; return the run, and what each rank returned.
+
+        The script has the notebook cell that defines the function, the other `cells`, a few of the package's (`join`,
+        which forms the process group, and those whose names are used) and a main: plain PyTorch, see `run.script`.
+        """
+        script = _script(self.lab, each_rank, cells)
+        args = [json.dumps(arguments)]
+        run = self.launch(script, ranks=ranks, env=env, args=args, **(options or {}))
+        return run, [_answer(run, rank) for rank in range(ranks or self.ranks)]
+
+    def plans(
+        self, scripts: Mapping[str, Any], *, devices: Sequence[str] = DEVICES, title: str = "", **options: Any
+    ) -> Elsewhere:
+        """What the planner expects of the scripts on other devices: planned, nothing is run. `options` are those of
+        `labkit.launch`."""
+        return elsewhere(scripts, devices, options, title)
+
+    def explore(self, drawn: Callable[..., Picture], *fixed: Any, **positions: Sequence[Any]) -> None:
+        """Display `drawn(*fixed, **values)`, with a slider for each value in a live notebook."""
+        explore(partial(drawn, *fixed), positions)
+
+    def verify(self, name: str, predicted: float, measured: float, unit: str = "", **how: Any) -> None:
+        """A claim about something that needs no run."""
+        self.predict(name, predicted, unit, **how)
+        self.measure(name, measured)
+
+    def score(self) -> Score:
+        """Every question beside what was measured. Raises LabError when one of them was not."""
+        missing = [name for name in self._guesses if self._measured(name) is None]
+        if missing:
+            raise LabError(f"asked, but never measured: {', '.join(map(repr, missing))}")
+        return Score([self._scored(guess) for guess in self._guesses.values()])
+
+    def _measured(self, name: str) -> float | None:
+        return self._claims[name].measured if name in self._claims else None
+
+    def _scored(self, guess: Guess) -> dict[str, str]:
+        claim = self._claims[guess.name]
+        assert claim.measured is not None
+        return {
+            "question": guess.name,
+            "you": guess.text,
+            "the formula": guess.option_near(claim.predicted) or claim.row()["predicted"],
+            "measured": guess.option_near(claim.measured) or amount(claim.measured, claim.unit),
+            "your prediction was": guess.verdict(claim.measured),
+        }
+
+
+class Score:
+    """The reader's predictions beside the measurements. It displays itself."""
+
+    def __init__(self, rows: list[dict[str, str]]):
+        self.rows = rows
+
+    @property
+    def right(self) -> int:
+        return sum(row["your prediction was"] == "right" for row in self.rows)
+
+    def __repr__(self) -> str:
+        return f"{self._title()}\n{aligned(self.rows)}"
+
+    def _title(self) -> str:
+        return f"{self.right} of {len(self.rows)} predictions were right."
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        dot = f'<span style="color:{YOURS}">■</span> '
+        table = grid(self.rows, sentences=("question", "your prediction was"))
+        return {"text/plain": repr(self), "text/html": f"<b>{dot}{self._title()}</b>{table}"}
+
+
+def sized(script: Script, **sizes: int) -> Script:
+    """The script with other default sizes in its model and data: `sized(script, width=256, layers=8)`.
+
+    Raises LabError when no function of these cells has such a parameter.
+    """
+    cells = {title: script.cells[title].text for title in ("model", "data") if title in script.cells}
+    for name, value in sizes.items():
+        pattern = re.compile(rf"\b{name}=\d[\d_]*")
+        if not any(pattern.search(text) for text in cells.values()):
+            raise LabError(f"no function in the cells {', '.join(cells)} has a default {name}=…")
+        cells = {title: pattern.sub(f"{name}={value}", text) for title, text in cells.items()}
+    changed = {title: text for title, text in cells.items() if text != script.cells[title].text}
+    return script.with_cells(**changed) if changed else script
+
+
+def _script(lab: str, each_rank: Callable[..., Any], own: Mapping[str, Any]) -> Script:
+    ours = Script.parse(files("labkit.lessons").joinpath("on_rank.py").read_text(encoding="utf-8")).cells
+    plain = {title: cell.text for title, cell in ours.items()}
+    plain["main"] = plain["main"].replace("each_rank", each_rank.__name__)
+    uses = {name for title, value in {**own, "each_rank": each_rank}.items() for name in as_cell(title, value).uses}
+    needed: dict[str, str] = {}
+    while more := [t for t, cell in ours.items() if t not in needed and (t in ("join", "main") or cell.defines & uses)]:
+        needed |= {title: plain[title] for title in more}
+        uses |= {name for title in more for name in ours[title].uses}
+    main = needed.pop("main")
+    return Script.of(lab, **{t: plain[t] for t in ours if t in needed}, **own, each_rank=each_rank, main=main)
+
+
+def _answer(run: Run, rank: int) -> Any:
+    for line in reversed(run.logs(rank=rank).splitlines()):
+        try:
+            return json.loads(line)
+        except ValueError:
+            continue
+    raise LabError(f"rank {rank} of {run.id} printed no answer; run.logs(rank={rank}) shows what it did print")

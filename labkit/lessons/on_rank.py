@@ -1,0 +1,229 @@
+"""Cells that a lab's script gets besides its own: read as text, never imported. Standard library and torch only."""
+
+from typing import Any
+
+
+def each_rank(device: Any, *arguments: Any) -> Any:
+    """The lab's own function stands here."""
+    raise NotImplementedError
+
+
+# %% join
+import os
+
+import torch
+import torch.distributed as dist
+
+
+def join_group() -> torch.device:
+    """This rank's device, after it has joined the group of all ranks. torchrun has told it who it is."""
+    cuda = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
+    if cuda:
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if cuda else "gloo")
+    return device
+
+
+# %% traffic
+import os
+import socket
+import struct
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+SENT = 200  # where `struct tcp_info` has tcpi_bytes_sent; tcpi_bytes_retrans is next to it
+
+
+def bytes_sent() -> int:
+    """What this process has sent over all its TCP connections, once each, as the kernel counts it (Linux, gloo)."""
+    sent = 0
+    for opened in Path("/proc/self/fd").iterdir():
+        try:
+            if str(opened.readlink()).startswith("socket:"):
+                with socket.socket(fileno=os.dup(int(opened.name))) as connection:
+                    counters = connection.getsockopt(socket.IPPROTO_TCP, 11, 256)  # TCP_INFO
+                    first_and_again, again = struct.unpack_from("QQ", counters, SENT)
+                    sent += first_and_again - again
+        except OSError:  # closed by now, or not TCP
+            continue
+    return sent
+
+
+def sent_by(call: Callable[[], Any]) -> int:
+    """Bytes that this rank sends while it makes the call; the call is made once before, to connect."""
+    call()
+    dist.barrier()
+    time.sleep(0.1)  # let the kernel empty its buffers
+    before = bytes_sent()
+    call()
+    time.sleep(0.1)
+    return bytes_sent() - before
+
+
+# %% recorded
+import json
+import math
+from collections import Counter
+
+import torch
+import torch.distributed as dist
+
+
+def collectives_since(began: int) -> dict[str, dict[str, int]]:
+    """Calls and bytes of whole arrays since `time.time_ns()` was `began`, from torch's flight recorder. gloo records
+    its reduce-scatter as the all-reduce that it makes of it, so both count as "sums"."""
+    backend = torch._C._distributed_c10d
+    dump = backend._dump_nccl_trace_json if dist.get_backend() == "nccl" else backend._dump_fr_trace_json
+    calls: Counter[str] = Counter()
+    sizes: Counter[str] = Counter()
+    for entry in json.loads(dump())["entries"]:
+        if entry["time_created_ns"] >= began:
+            kind = "gathers" if "gather" in entry["profiling_name"] else "sums"
+            calls[kind] += 1
+            sizes[kind] += 4 * max(sum(map(math.prod, entry[side])) for side in ("input_sizes", "output_sizes"))
+    return {"calls": calls, "bytes": sizes}
+
+
+# %% compared
+import torch
+
+
+def gradients_differ(model: torch.nn.Module, other: torch.nn.Module) -> float:
+    """The largest difference between the gradients of two copies of a model, relative to the largest of its tensor."""
+    pairs = zip(model.parameters(), other.parameters(), strict=True)
+    return max(((p.grad - q.grad).abs().max() / q.grad.abs().max()).item() for p, q in pairs)
+
+
+# %% buckets
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
+
+
+def buckets_of(model: DistributedDataParallel) -> list[int]:
+    """A list to which DDP will add the bytes of every bucket that it sends."""
+    sizes: list[int] = []
+
+    def note(state, bucket):
+        sizes.append(bucket.buffer().nbytes)
+        return allreduce_hook(state, bucket)  # what DDP does by itself
+
+    model.register_comm_hook(None, note)
+    return sizes
+
+
+# %% stepped
+import time
+from typing import Any
+
+import torch
+from torch import nn
+
+
+def third_step(model: nn.Module, x: torch.Tensor) -> dict[str, Any]:
+    """Bytes of parameters that this rank holds at moments of a step, and the step's collectives. The third: DDP settles
+    its buckets in the first two. The weights are set so that numbers stay near 1."""
+    for p in model.parameters():
+        nn.init.constant_(p, 1 / x.shape[-1])
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    for _ in range(3):
+        optimizer.zero_grad()
+        began, moments = time.time_ns(), {"before forward": held(model.parameters())}
+        loss = model(x).square().mean()
+        moments["after forward"] = held(model.parameters())
+        loss.backward()
+        moments["gradients"] = held(p.grad for p in model.parameters())
+        optimizer.step()
+    return {**moments, **collectives_since(began)}
+
+
+# %% held
+from collections.abc import Iterable
+
+import torch
+from torch.distributed.tensor import DTensor
+
+
+def held(tensors: Iterable[torch.Tensor | None]) -> int:
+    """Bytes of them on this rank. A tensor on the meta device takes none."""
+    local = [t.to_local() if isinstance(t, DTensor) else t for t in tensors if t is not None]
+    return sum(t.nbytes for t in local if not t.is_meta)
+
+
+# %% sleeping
+import time
+from typing import Any
+
+import torch
+from torch import nn
+
+DONE: list[tuple[str, int, float, float]] = []  # kind, stage, begin, end; one clock for all ranks of a machine
+
+
+class Pace:
+    factor = 1.0
+
+
+def work(kind: str, stage: int, seconds: float) -> None:
+    began = time.monotonic()
+    time.sleep(seconds * Pace.factor)
+    DONE.append((kind, stage, began, time.monotonic()))
+
+
+class SleepingLayer(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, stage: int, forward: float, backward: float) -> torch.Tensor:
+        ctx.stage, ctx.seconds = stage, backward / 2
+        work("forward", stage, forward)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        work("backward", ctx.stage, ctx.seconds)
+        return gradients[0], None, None, None
+
+
+class SleepingWeight(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, weight: torch.Tensor, stage: int, backward: float) -> torch.Tensor:
+        ctx.stage, ctx.seconds = stage, backward / 2
+        return weight.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        work("weights", ctx.stage, ctx.seconds)
+        return gradients[0], None, None
+
+
+class SleepingStage(nn.Module):
+    """A stage whose forward, and the two halves of whose backward, are real steps of autograd that only sleep: so they
+    last as long on two busy cores as on four GPUs. Each writes into DONE when it began and ended."""
+
+    def __init__(self, index: int, forward: float, backward: float):
+        super().__init__()
+        self.index, self.seconds = index, (forward, backward)
+        self.first = nn.Parameter(torch.zeros(())) if index == 0 else 0.0  # so that stage 0 has a backward, too
+        self.weight = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        forward, backward = self.seconds
+        y = SleepingLayer.apply(x + self.first, self.index, forward, backward)
+        return y * SleepingWeight.apply(self.weight, self.index, backward)
+
+
+# %% main
+import json
+import sys
+
+import torch.distributed as dist
+
+
+def main() -> None:
+    device = join_group()
+    print(json.dumps(each_rank(device, *json.loads(sys.argv[1]))))
+    dist.barrier()
+    dist.destroy_process_group()
