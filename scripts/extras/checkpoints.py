@@ -172,7 +172,9 @@ class Checkpoints:
             if held == {f"replica-{each}" for each in range(dist.get_world_size())}:  # otherwise all take their mean
                 tensors = {f"replica-{rank}": tensors}
             for name, values in known.items():
-                known[name] = {k: v for k, v in values.items() if k not in self.outer or f"optimizer.{name}.{k}" in names}
+                known[name] = {
+                    k: v for k, v in values.items() if k not in self.outer or f"optimizer.{name}.{k}" in names
+                }
         dcp.load(tensors, checkpoint_id=shards, process_group=self.group)
         if rank == 0 and shards != path:
             shutil.rmtree(shards)

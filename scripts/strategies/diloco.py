@@ -71,7 +71,7 @@ class Rounds:
     @torch.no_grad()
     def after_step(self, *_):
         for p in [p for p in self.early if p.grad is not None]:  # AdamW makes its state where there is none
-            self.optimizer.state[p].update(self.early.pop(p))
+            self.optimizer.state[p] = self.early.pop(p) | self.optimizer.state[p]
         if not any(group["lr"] for group in self.optimizer.param_groups) and not self.steps():
             return  # no step: torch makes the state before it loads a checkpoint
         self.optimizer.param_groups[0]["local_steps"] = self.steps() + 1

@@ -95,8 +95,10 @@ def a_rank(path: Path, rank: int, ranks: int, port: int, options: list[str]) -> 
     path.with_name(f"values{rank}.json").write_text(json.dumps(values))
 
 
-def trained(composed: labkit.Script, ranks: int, options: list[str], folder: Path) -> dict[str, float]:
-    """Losses, gradient norms and test metrics by step, the mean over the ranks."""
+def trained(
+    composed: labkit.Script, ranks: int, options: list[str], folder: Path, losses: int = 0
+) -> dict[str, float]:
+    """Losses, gradient norms and test metrics by step, the mean over the ranks. `losses`: of a resumed training."""
     folder.mkdir(parents=True)
     (path := folder / "train.py").write_text(str(composed))
     with socket.socket() as free:
@@ -113,7 +115,7 @@ def trained(composed: labkit.Script, ranks: int, options: list[str], folder: Pat
     assert not any(process.exitcode for process in processes), (folder / "log0").read_text()[-800:]
     values = [json.loads((folder / f"values{rank}.json").read_text()) for rank in range(ranks)]
     wanted = [name for name in values[0] if name.startswith(("loss ", "gradient_norm ", "test_", "val"))]
-    assert len([name for name in wanted if name.startswith("loss ")]) == STEPS
+    assert len([name for name in wanted if name.startswith("loss ")]) == (losses or STEPS)
     return {name: sum(each[name] for each in values) / ranks for name in wanted}
 
 
