@@ -45,6 +45,8 @@ OPTIONS = {
 CHANGES_THE_TRAINING = ("clip_and_schedule", "streaming")
 RANKS: dict[str, list[tuple[int, list[str]]]] = {
     "single": [(1, [])],
+    # one replica's mean is itself; several are not the same training
+    "diloco": [(1, ["--sync-every", "2", "--outer-lr", "1", "--outer-momentum", "0"])],
     "pipeline": [(n, ["--accumulate", "4"]) for n in (2, 1, 4)],
     "hybrid": [(4, ["--tensor", "2"]), (8, ["--tensor", "2", "--pipeline", "2", "--accumulate", "2"])],
 }
@@ -95,9 +97,7 @@ def a_rank(path: Path, rank: int, ranks: int, port: int, options: list[str]) -> 
     path.with_name(f"values{rank}.json").write_text(json.dumps(values))
 
 
-def trained(
-    composed: labkit.Script, ranks: int, options: list[str], folder: Path, losses: int = 0
-) -> dict[str, float]:
+def trained(composed: labkit.Script, ranks: int, options: list[str], folder: Path, losses: int = 0) -> dict[str, float]:
     """Losses, gradient norms and test metrics by step, the mean over the ranks. `losses`: of a resumed training."""
     folder.mkdir(parents=True)
     (path := folder / "train.py").write_text(str(composed))
