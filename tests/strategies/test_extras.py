@@ -35,6 +35,7 @@ OPTIONS = {
     "export": ["--export-dir", "{folder}/out"],
     "fsdp_options": ["--reshard-after-forward", "always"],
     "gather_metrics": [],
+    "optimizers": [],  # tests/strategies/test_optimizers.py
     "precision": ["--precision", "fp64"],
     "recompute_and_compile": ["--activation-checkpointing"],
     "sequence_parallel": ["--sequence-parallel"],
