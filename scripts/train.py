@@ -347,6 +347,8 @@ def main():
     dtype = torch.promote_types(next(model.parameters()).dtype, torch.float32)
     change_layers(model, args)
     model = parallelize(model.train(), mesh, device, args)
+    for name, parameter in model.named_parameters():
+        parameter.path = name  # an optimizer may treat layers differently
     optimizer = make_optimizer(model, mesh, args)
     torch.manual_seed(args.seed + data.get_local_rank())  # dropout differs between data ranks, not within a replica
 

@@ -18,6 +18,8 @@ __all__ = ["SUPERSEDED", "extras_of", "needed", "own_parameters", "simplicity", 
 ORDER = ("single", "ddp", "zero1", "zero2", "fsdp", "fsdp1", "tensor_parallel", "pipeline", "hybrid")
 # fsdp1 by fsdp: PyTorch's tutorials call FullyShardedDataParallel deprecated (pytorch/tutorials #3358)
 SUPERSEDED = {"fsdp1": "fsdp"}
+# Not the same training as on one rank, so only planned when requested
+OTHER_TRAINING = ("diloco",)
 
 
 def variants(script: Script) -> dict[str, Script]:
@@ -28,7 +30,8 @@ def variants(script: Script) -> dict[str, Script]:
     """
     own, names = strategy_of(script), script_names()
     ordered = (*(name for name in ORDER if name in names), *(name for name in names if name not in ORDER))
-    others = {name: script if name == own else under(script, name, extras_of(script)) for name in ordered}
+    same = [name for name in ordered if name == own or name not in OTHER_TRAINING]
+    others = {name: script if name == own else under(script, name, extras_of(script)) for name in same}
     return others if own else {script.name: script} | others
 
 

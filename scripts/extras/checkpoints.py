@@ -42,6 +42,7 @@ class Checkpoints:
         self.requested = False  # set it on all ranks in the same step to save at its end
         self.model, self.optimizer, self.scaler = model, optimizer, scaler
         self.adapter = hasattr(getattr(model, "module", model), "peft_config")  # LoRA: without what is frozen
+        self.outer = getattr(model, "outer_state", ())  # replicas that differ: what an outer optimizer holds
         self.options = StateDictOptions(ignore_frozen_params=self.adapter, strict=not self.adapter)
         self.local = getattr(optimizer, "optim", optimizer)  # ZeroRedundancyOptimizer has this rank's shard in .optim
         self.group = dist.new_group(backend="gloo")  # separate: a thread may save during the training's collectives
@@ -91,8 +92,11 @@ class Checkpoints:
         beside = self.folder / f"step-{step}.tmp"
         saved = [p for p in self.model.parameters() if p.requires_grad or not self.adapter]
         estimate = 3 * sum(p.numel() * p.element_size() for p in saved)  # AdamW has two moments
+        estimate *= 1 + dist.get_world_size() * bool(self.outer)
         if not from_rank_0(lambda: make_room(beside, estimate, copies=1 + self.full), self.group):
             return False
+        own = self.replica()
+        self.model.eval()  # what is to be used is saved: the mean of replicas
         weights, moments = get_state_dict(self.model, self.local, options=self.options)
         state = {"step": step, "model": self.shapes(weights), "random": self.gather(random_state())}
         state["notes"], state["frozen"] = self.notes, self.fingerprint
@@ -101,7 +105,7 @@ class Checkpoints:
         state["stepped"] = sorted(set().union(*self.gather([*moments["state"]])))  # all but unused parameters
         if dist.get_rank() == 0:
             (beside / "state.json").write_text(json.dumps(state))
-        tensors = {"model": weights, "optimizer": moments["state"]}
+        tensors = {"model": weights, "optimizer": moments["state"], **own}
         how = {"checkpoint_id": beside, "process_group": self.group}
         how["planner"] = DefaultSavePlanner(dedup_save_to_lowest_rank=True)
         if self.background:
@@ -111,7 +115,16 @@ class Checkpoints:
             dcp.save(tensors, **how)
             self.all_written(beside, step)
             dist.barrier(self.group)
+        self.model.train()
         return True
+
+    def replica(self):
+        """This rank's weights and moments by a name of its own, if replicas differ."""
+        if not self.outer:
+            return {}
+        weights, moments = get_state_dict(self.model, self.local, options=self.options)
+        copies = {name: w.clone() if torch.is_tensor(w) else w for name, w in weights.items()}
+        return {f"replica-{dist.get_rank()}": {"model": copies, "optimizer": moments["state"]}}
 
     def all_written(self, beside, step):
         """Of all ranks: rank 0 commits it."""
@@ -136,6 +149,7 @@ class Checkpoints:
         path = from_rank_0(lambda: usable(self.folder), self.group)
         if path is None:
             return 0
+        self.model.eval()
         state, rank = json.loads((path / "state.json").read_text()), dist.get_rank()
         weights, moments = get_state_dict(self.model, self.local, options=self.options)
         here, there = self.shapes(weights), state["model"]
@@ -151,7 +165,17 @@ class Checkpoints:
             whole = torch.load(path / "full.pt", mmap=True, weights_only=True)
             dcp.save(whole, checkpoint_id=shards, process_group=self.group)
         known = {name: moments["state"][name] for name in moments["state"] if name in state["stepped"]}
-        dcp.load({"model": weights, "optimizer": known}, checkpoint_id=shards, process_group=self.group)
+        tensors = {"model": weights, "optimizer": known}
+        if self.outer:
+            names = dcp.FileSystemReader(shards).read_metadata().state_dict_metadata
+            held = {name.partition(".")[0] for name in names if name.startswith("replica-")}
+            if held == {f"replica-{each}" for each in range(dist.get_world_size())}:  # otherwise all take their mean
+                tensors = {f"replica-{rank}": tensors}
+            for name, values in known.items():
+                known[name] = {
+                    k: v for k, v in values.items() if k not in self.outer or f"optimizer.{name}.{k}" in names
+                }
+        dcp.load(tensors, checkpoint_id=shards, process_group=self.group)
         if rank == 0 and shards != path:
             shutil.rmtree(shards)
         set_state_dict(self.model, self.local, model_state_dict=weights, optim_state_dict=moments, options=self.options)
@@ -165,6 +189,7 @@ class Checkpoints:
                 set_random_state(saved)
                 break
         self.notes = state.get("notes", {})
+        self.model.train()
         return state["step"]
 
     def frozen(self):

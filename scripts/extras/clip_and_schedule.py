@@ -70,8 +70,10 @@ def clip_gradients(model, mesh, largest):
         shards[pieces].append(p.grad.to_local() if isinstance(p, DTensor) else p.grad)
     total = torch.zeros((), dtype=torch.float64, device=mesh.device_type)  # offloaded gradients are on the CPU
     for pieces, grads in shards.items():
-        total += get_total_norm(grads).to(total) ** 2 * pieces / dist.get_world_size()
-    dist.all_reduce(total)
+        total += get_total_norm(grads).to(total) ** 2 * pieces
+    if not hasattr(model, "outer_state"):  # a replica that trains alone clips alone
+        dist.all_reduce(total)
+        total /= dist.get_world_size()
     norm = total.sqrt()
     factor = (largest / (norm + 1e-6)).clamp(max=1.0)
     for grads in shards.values():

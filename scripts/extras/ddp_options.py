@@ -1,6 +1,58 @@
-"""DDP's own options: buckets, unused parameters, a static graph, batch statistics over all ranks."""
+"""DDP's own options: buckets, unused parameters, a static graph, batch statistics over all ranks, compression."""
 
 # goes with: ddp
+
+# %% compress
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+
+
+def compress_arguments(parser):
+    parser.add_argument("--compress", choices=["none", "fp16", "bf16", "int8", "powersgd"], default="none",
+                        help="how gradients are sent; fp16 and bf16 halve them")  # fmt: skip
+    parser.add_argument("--powersgd-rank", type=int, default=4, help="of the two factors that are sent of a matrix")
+
+
+def compressed(model, args):
+    """What int8 and PowerSGD leave out is added to the next step's gradient. Checkpoints do not hold it."""
+    if args.compress in ("fp16", "bf16"):
+        model.register_comm_hook(None, getattr(default_hooks, f"{args.compress}_compress_hook"))
+    if args.compress == "int8":
+        model.register_comm_hook({}, in_int8)
+    if args.compress == "powersgd":  # from the third step on: the second has other buckets than the first
+        state = PowerSGDState(None, args.powersgd_rank, start_powerSGD_iter=2, use_error_feedback=True, warm_start=True)
+        model.register_comm_hook(state, powerSGD_hook)
+    return model
+
+
+def in_int8(errors, bucket):
+    """Every rank sends all others its gradients in 8 bits, with a scale for each parameter."""
+    gradients, flat, ranks = bucket.gradients(), bucket.buffer(), dist.get_world_size()
+    key = tuple(map(id, bucket.parameters()))
+    if bucket.index() == 0 and key not in errors:
+        errors.clear()  # DDP has made other buckets
+    sizes = torch.tensor([gradient.numel() for gradient in gradients], device=flat.device)
+    flat += errors.get(key, 0)
+    scales = torch.stack([gradient.abs().max() for gradient in gradients]).clamp(min=1e-30) / 127
+    sent = (flat / scales.repeat_interleave(sizes)).round().to(torch.int8)
+    errors[key] = flat - sent * scales.repeat_interleave(sizes)
+    every_scale, every = scales.new_empty(ranks * len(scales)), sent.new_empty(ranks * len(sent))
+    dist.all_gather_into_tensor(every_scale, scales)
+    return (
+        dist.all_gather_into_tensor(every, sent, async_op=True)
+        .get_future()
+        .then(partial(mean_of, flat, every.view(ranks, -1), every_scale.view(ranks, -1), sizes))
+    )
+
+
+def mean_of(flat, every, scales, sizes, _):
+    torch.sum(torch.stack([e * s.repeat_interleave(sizes) for e, s in zip(every, scales, strict=True)]), 0, out=flat)
+    return flat.div_(len(every))
+
 
 # %% strategy
 import argparse
@@ -26,18 +78,21 @@ def make_mesh(device_type, args):
         raise SystemExit("--sync-batch-norm needs GPUs: torch's SyncBatchNorm does not run on the CPU")
     if args.static_graph and getattr(args, "accumulate", 1) > 1:
         raise SystemExit("--static-graph does not go with --accumulate: torch aborts on no_sync; leave one of them out")
+    if args.compress == "bf16" and dist.get_backend() != "nccl":
+        raise SystemExit("--compress bf16 needs NCCL, which sums bf16: use fp16")
     return init_device_mesh(device_type, (dist.get_world_size(),), mesh_dim_names=("data",))
 
 
 def parallelize(model, mesh, device, args):
     """A full replica on every rank; backward all-reduces gradients bucket by bucket while it still computes."""
-    return DistributedDataParallel(
+    model = DistributedDataParallel(
         placed(nn.SyncBatchNorm.convert_sync_batchnorm(model) if args.sync_batch_norm else model, device, args),
         gradient_as_bucket_view=args.gradient_as_bucket_view,
         find_unused_parameters=args.find_unused_parameters,
         static_graph=args.static_graph,
         bucket_cap_mb=args.bucket_mib or None,  # 25 differs from the default, whose first bucket is smaller
     )
+    return compressed(model, args)
 
 
 def make_optimizer(model, mesh, args):

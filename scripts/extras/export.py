@@ -29,7 +29,7 @@ def export(model, args):
     """Every rank writes the tensors it holds; rank 0 joins them in host memory and writes them once more."""
     if not args.export_dir:
         return
-    folder, whole, model = Path(args.export_dir), model, getattr(model, "module", model)
+    folder, whole, model = Path(args.export_dir), model.eval(), getattr(model, "module", model)
     parts, group = folder.with_name(f"{folder.name}.tmp"), dist.new_group(backend="gloo")
     adapter = hasattr(model, "peft_config")
     weights = get_model_state_dict(whole, options=StateDictOptions(ignore_frozen_params=adapter))

@@ -204,7 +204,7 @@ def test_a_hugging_face_model_on_texts_of_any_length_is_planned_layer_by_layer()
     for state in ("parameters", "optimizer"):
         assert plan.formulas.categories[state] == plan.rehearsed.categories[state]
     assert plan.problems == ("samples differ in length: batches are planned at the longest of the first 64",)
-    assert {row.strategy for row in plan.advice.rows if row.fits} == {*script_names()}
+    assert {row.strategy for row in plan.advice.rows if row.fits} == {*script_names()} - {"diloco"}  # another training
 
 
 @pytest.mark.soak

@@ -18,7 +18,7 @@ from labkit.planner.model.facts import ModelFacts, facts_of
 from labkit.planner.speed.traffic import COUNT, SUM, volume
 
 BATCH = 8
-SIZES = {"Float": 4, "BFloat16": 2, "Int": 4, "Double": 8, "Long": 8}
+SIZES = {"Char": 1, "Half": 2, "Float": 4, "BFloat16": 2, "Int": 4, "Double": 8, "Long": 8}
 KEEP = """
 def keep_collectives(step, began):
     import json
@@ -90,6 +90,9 @@ MORE = [
     ("zero1", 2, {"accumulate": 2}),
     ("ddp", 2, {"accumulate": 2, "bucket_mib": 0.2}),
     ("ddp", 2, {"find_unused_parameters": True}),
+    ("ddp", 2, {"compress": "fp16", "bucket_mib": 0.2}),
+    ("ddp", 2, {"compress": "int8", "bucket_mib": 0.2}),
+    ("diloco", 2, {"sync_every": 1}),
     ("zero2", 2, {"accumulate": 2}),
     ("fsdp", 2, {"accumulate": 2}),
     ("fsdp", 2, {"reshard_after_forward": "never", "activation_checkpointing": True}),

@@ -112,6 +112,7 @@ MATRIX = [
     Row("ddp", 2, {"accumulate": 4, "bucket_mib": 0.01, "gradient_as_bucket_view": False}, often=True),
     Row("ddp", 2, {"static_graph": True}),
     Row("ddp", 4, {"accumulate": 2, "find_unused_parameters": True}),
+    Row("diloco", 1, {"accumulate": 2, "sync_every": 2, "outer_lr": 1, "outer_momentum": 0}),
     Row("zero1", 2, {"accumulate": 2}, often=True),
     Row("zero1", 4),
     Row("zero2", 2, {"accumulate": 2}, often=True),

@@ -63,8 +63,9 @@ def one_step(name: str, ranks: int, kept: Path, *extras: str, **options) -> tupl
     seen = []
     for rank in range(ranks):
         entries = json.loads((kept / f"collectives-{rank}.json").read_text())
-        count, *entries = entries
-        assert (count["profiling_name"], count["output_sizes"]) == ("gloo:all_reduce", [[]])
+        if name != "diloco":  # whose replicas do not add up their numbers of predictions
+            count, *entries = entries
+            assert (count["profiling_name"], count["output_sizes"]) == ("gloo:all_reduce", [[]])
         calls, sizes = Counter(), Counter()
         for entry in entries:
             kind = entry["profiling_name"].removeprefix("gloo:")

@@ -35,6 +35,7 @@ OPTIONS = {
     "export": ["--export-dir", "{folder}/out"],
     "fsdp_options": ["--reshard-after-forward", "always"],
     "gather_metrics": [],
+    "optimizers": [],  # tests/strategies/test_optimizers.py
     "precision": ["--precision", "fp64"],
     "recompute_and_compile": ["--activation-checkpointing"],
     "sequence_parallel": ["--sequence-parallel"],
@@ -45,6 +46,8 @@ OPTIONS = {
 CHANGES_THE_TRAINING = ("clip_and_schedule", "streaming")
 RANKS: dict[str, list[tuple[int, list[str]]]] = {
     "single": [(1, [])],
+    # one replica's mean is itself; several are not the same training
+    "diloco": [(1, ["--sync-every", "2", "--outer-lr", "1", "--outer-momentum", "0"])],
     "pipeline": [(n, ["--accumulate", "4"]) for n in (2, 1, 4)],
     "hybrid": [(4, ["--tensor", "2"]), (8, ["--tensor", "2", "--pipeline", "2", "--accumulate", "2"])],
 }
@@ -95,8 +98,8 @@ def a_rank(path: Path, rank: int, ranks: int, port: int, options: list[str]) -> 
     path.with_name(f"values{rank}.json").write_text(json.dumps(values))
 
 
-def trained(composed: labkit.Script, ranks: int, options: list[str], folder: Path) -> dict[str, float]:
-    """Losses, gradient norms and test metrics by step, the mean over the ranks."""
+def trained(composed: labkit.Script, ranks: int, options: list[str], folder: Path, losses: int = 0) -> dict[str, float]:
+    """Losses, gradient norms and test metrics by step, the mean over the ranks. `losses`: of a resumed training."""
     folder.mkdir(parents=True)
     (path := folder / "train.py").write_text(str(composed))
     with socket.socket() as free:
@@ -113,7 +116,7 @@ def trained(composed: labkit.Script, ranks: int, options: list[str], folder: Pat
     assert not any(process.exitcode for process in processes), (folder / "log0").read_text()[-800:]
     values = [json.loads((folder / f"values{rank}.json").read_text()) for rank in range(ranks)]
     wanted = [name for name in values[0] if name.startswith(("loss ", "gradient_norm ", "test_", "val"))]
-    assert len([name for name in wanted if name.startswith("loss ")]) == STEPS
+    assert len([name for name in wanted if name.startswith("loss ")]) == (losses or STEPS)
     return {name: sum(each[name] for each in values) / ranks for name in wanted}
 
 

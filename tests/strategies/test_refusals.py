@@ -51,6 +51,14 @@ rarely = pytest.mark.soak
         pytest.param(
             "ddp",
             2,
+            {"compress": "bf16"},
+            "--compress bf16 needs NCCL, which sums bf16: use fp16",
+            marks=rarely,
+        ),
+        pytest.param("diloco", 2, {"sync_every": 0}, "--sync-every 0 must be at least 1", marks=rarely),
+        pytest.param(
+            "ddp",
+            2,
             {"static_graph": True, "accumulate": 2},
             "--static-graph does not go with --accumulate: torch aborts on no_sync; leave one of them out",
             marks=rarely,

@@ -29,6 +29,7 @@ UNUSED = DDP_MODEL.replace("to(device)", "to(device), find_unused_parameters=Tru
 CAUSAL = "from transformers import AutoModelForCausalLM\nmodel = AutoModelForCausalLM.from_pretrained(name)\n"
 PADDED = "batches = tokenizer(texts, padding=True)\n"
 PEFT = "import torch\nfrom peft import get_peft_model\nmodel = get_peft_model(base, config)\n"
+OUTER = "outer = torch.optim.SGD(kept, lr=0.7, momentum=0.9, nesterov=True)  # HERE\nouter.step()\n"
 COUNT = "def count_of(b):\n    return b.n\n\n"
 
 
@@ -303,6 +304,12 @@ SEEDED: dict[str, list[tuple[str, str]]] = {
         (
             within("state = torch.load(path, map_location='cpu')  # HERE"),
             within("state = torch.load(path, map_location='cpu', weights_only=True)"),
+        ),
+    ],
+    "optimizer-not-saved": [
+        (
+            within(f"{OUTER}if rank == 0:\n    torch.save({{'o': optimizer.state_dict()}}, path)"),
+            within(f"{OUTER}if rank == 0:\n    torch.save([o.state_dict() for o in (optimizer, outer)], path)"),
         ),
     ],
     "optim-state-dict-order": [

@@ -98,7 +98,11 @@ def test_the_cells_only_define(strategy):
 
 @pytest.mark.parametrize("name", [name for name in script_files() if not name.startswith("tasks/")])
 def test_a_part_imports_only_torch_and_the_standard_library_or_the_library_that_it_is_for(name):
-    own = {"extras/lora.py": {"peft"}, "extras/export.py": {"safetensors"}}.get(name, set())
+    own = {
+        "extras/lora.py": {"peft"},
+        "extras/export.py": {"safetensors"},
+        "extras/optimizers.py": {"torchao"},
+    }.get(name, set())
     tree = ast.walk(ast.parse(script_files()[name].read_text(encoding="utf-8")))
     names = {
         name.split(".")[0]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import re
+from collections import Counter
 from collections.abc import Iterator
 
 from labkit.checking.register import Mistakes, rule
@@ -11,6 +13,7 @@ from labkit.checking.syntax.nodes import MethodCall, has_stars, keyword, spelled
 from labkit.checking.syntax.ranks import may_depend_on_rank, names_rank
 from labkit.checking.syntax.tree import Tree
 
+OPTIMIZER = re.compile(r"torch\.optim\.[A-Z]\w+")
 # Scripts that use one of these handle the other ranks' shards.
 GATHERS = {
     "get_state_dict",
@@ -98,6 +101,35 @@ def save_on_every_rank(tree: Tree) -> Mistakes:
             continue
         if not has_stars(saving) and not _saves_a_shard(tree, saving) and not may_depend_on_rank(tree, saving):
             yield saving, f"every rank writes {ast.unparse(folder)}"
+
+
+@rule(
+    "optimizer-not-saved",
+    "wrong",
+    why="A checkpoint has the state of one optimizer, not of another that steps as well, such as the outer one of "
+    "DiLoCo: after a resume its momentum starts at zero, and the loss jumps.",
+    fix="Save and load the state_dict() of every optimizer that steps.",
+    misses="optimizers that other functions make, get or hold in a list or attribute.",
+)
+def optimizer_not_saved(tree: Tree) -> Mistakes:
+    if not any(_is_torch_save(tree, call) for call in saves(tree)):
+        return
+    made = {
+        target.id: assign.value
+        for assign in tree.nodes[ast.Assign]
+        for target in assign.targets
+        if isinstance(target, ast.Name)
+        and isinstance(assign.value, ast.Call)
+        and OPTIMIZER.fullmatch(tree.names_of_calls[assign.value])
+    }
+    attributes = [node for node in tree.nodes[ast.Attribute] if isinstance(node.value, ast.Name)]
+    uses = {name: {node.attr for node in attributes if spelled(node.value) == name} for name in made}
+    passed = Counter(node.id for node in tree.nodes[ast.Name] if isinstance(node.ctx, ast.Load))
+    passed -= Counter(spelled(node.value) for node in attributes)
+    if any("state_dict" in used for used in uses.values()):
+        for name, used in uses.items():
+            if "step" in used and "state_dict" not in used and not passed[name]:
+                yield made[name], f"no checkpoint has the state of `{name}`"
 
 
 def _is_private(tree: Tree, path: ast.expr) -> bool:

@@ -69,6 +69,8 @@ def moments(facts: ModelFacts, layout: Layout, rank: int = 0, *, on_gpu: bool = 
         raise UnknownToFormulas("the strategy cell is not one of labkit's")
     if layout.selective:
         raise UnknownToFormulas("they do not cover selective checkpointing")
+    if layout.options.get("compress", "none") != "none":
+        raise UnknownToFormulas(f"they do not cover gradients sent as {layout.options['compress']}")
     if why := facts.uncounted.get((variant.precision, variant.half_parameters)):
         raise UnknownToFormulas(f"without data, the model fails in {layout.precision}: {why}")
     if variant.recomputed and variant._replace(recomputed=False) in facts.profiles and variant not in facts.profiles:
@@ -85,6 +87,8 @@ def moments(facts: ModelFacts, layout: Layout, rank: int = 0, *, on_gpu: bool = 
     else:
         keeper, stepped = _keep(ledger, facts, layout, range(len(facts.units)), rank)
         ledger.held["optimizer"] = adamw_state(stepped, size)
+        if layout.strategy == "diloco":  # the parameters at the start of a round, and the outer momentum
+            ledger.held["optimizer"] += 2 * size * sum(stepped)
         if offloaded and isinstance(keeper, Sharded):
             keeper.how = replace(keeper.how, offloaded=True)
             ledger.held |= {"parameters": sum(unit.buffers for unit in facts.units), "optimizer": 0}

@@ -51,6 +51,9 @@ class Replicated(nn.Module):
             if self._views:
                 parameter.grad = self._buckets[parameter]
 
+    def register_comm_hook(self, state: object, hook: object) -> None:
+        raise NotImplementedError("what a communication hook of DDP holds cannot be rehearsed")
+
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         before, self._synchronizes = self._synchronizes, False

@@ -63,6 +63,8 @@ def peak_in_a_step(
     with silence():
         model = script.parallelize(model, mesh, CPU, args)  # a mesh holds real tensors
     fake_run.tell_types(model)
+    for name, parameter in model.named_parameters():
+        parameter.path = name  # as main() does
     with fake_run.fake, silence():
         optimizer = script.make_optimizer(model, mesh, args)
         stepping = getattr(optimizer, "optim", optimizer)  # ZeroRedundancyOptimizer updates its partition with .optim

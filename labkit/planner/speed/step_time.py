@@ -321,6 +321,8 @@ def _assumed(layout: Layout, rates: Rates, link: Link | None, hosts: Hosts | Non
         assumptions.append(
             f"{NETWORK_SHARE:.0%} of {hosts.network / 1e9:.3g} GB/s between hosts of {hosts.each} ranks, {latency}"
         )
+    if layout.options.get("compress") in ("int8", "powersgd"):
+        assumptions.append(f"no time to compress to {layout.options['compress']}, and the bytes of square matrices")
     if layout.strategy == "fsdp1" and layout.options.get("wrap") in ("module", "size"):
         assumptions.append("the number of FullyShardedDataParallel units")
     if _is_offloaded(layout, rates):

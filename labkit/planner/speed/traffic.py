@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from math import sqrt
 
 from labkit.planner.layout import Layout
 from labkit.planner.model.facts import ModelFacts, Unit
@@ -52,6 +53,9 @@ def volume(facts: ModelFacts, layout: Layout, rank: int = 0) -> list[Collective]
     ModelFacts do not tell which layers fsdp1 wraps with `wrap` "module" and "size" (blocks and a root are assumed; the
     bytes are the same), nor the padding of shards.
     """
+    if layout.strategy == "diloco":
+        collectives = [_averaged(facts, layout)]
+        return [each for each in collectives if each.group > 1]
     # the number of predictions of the whole batch
     collectives = [Collective("all_reduce", layout.data, COUNT, 1, "forward", False, layout.tensor)]
     if layout.strategy in ("ddp", "zero1"):
@@ -86,15 +90,30 @@ def _replicated(facts: ModelFacts, layout: Layout) -> Iterator[Collective]:
     backward ends. ZeRO-1 also broadcasts each parameter from the rank that has updated it."""
     gradients = [n * facts.itemsize for unit in facts.units for n in unit.parameters]
     sent = buckets(reversed(gradients), layout.options.get("bucket_mib", 0.0))
-    ranks = layout.data
-    yield Collective("all_reduce", ranks, sum(sent[:-1]), len(sent) - 1, "backward", True)
-    yield Collective("all_reduce", ranks, sent[-1], 1, "backward", False)
+    ranks, compress, kind = layout.data, layout.options.get("compress", "none"), "all_reduce"
+    if compress == "powersgd":  # of square matrices, which have the smallest factors
+        elements, rank = (n // facts.itemsize for n in gradients), layout.options["powersgd_rank"]
+        sent = [round(sum(min(n, 2 * rank * sqrt(n)) for n in elements) * facts.itemsize)]
+    elif compress in HALF:
+        sent = [n * HALF[compress] // facts.itemsize for n in sent]
+    elif compress == "int8":  # and a scale for each parameter
+        yield Collective("all_gather", ranks, ranks * len(gradients) * facts.itemsize, len(sent), "backward", True)
+        sent, kind = [ranks * n // facts.itemsize for n in sent], "all_gather"
+    yield Collective(kind, ranks, sum(sent[:-1]), len(sent) - 1, "backward", True)
+    yield Collective(kind, ranks, sent[-1], 1, "backward", False)
     if layout.options.get("find_unused_parameters"):
         yield Collective("all_reduce", ranks, SCALAR * len(gradients), 1, "backward", False)
     if buffers := sum(unit.buffers for unit in facts.units):
         yield Collective("broadcast", ranks, buffers, 1, "forward", False)
     if layout.strategy == "zero1":
         yield Collective("broadcast", ranks, sum(gradients), len(gradients), "optimizer", False)
+
+
+def _averaged(facts: ModelFacts, layout: Layout) -> Collective:
+    """DiLoCo: one all-reduce per parameter at the end of a round, spread over its steps."""
+    every, parameters = layout.options["sync_every"], [n for unit in facts.units for n in unit.parameters]
+    size, count = sum(parameters) * facts.itemsize // every, -(-len(parameters) // every)
+    return Collective("all_reduce", layout.data, size, count, "optimizer", False)
 
 
 def _sharded(facts: ModelFacts, layout: Layout) -> Iterator[Collective]:

@@ -1,0 +1,46 @@
+"""Muon under every strategy: whoever orthogonalizes a matrix has all of it."""
+
+from __future__ import annotations
+
+import pytest
+from strategies.test_extras import RANKS, composed_of, largest_difference, trained
+
+MUON = ["--optimizer", "muon"]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    return trained(composed_of("single", "transformer", "optimizers"), 1, MUON, tmp_path_factory.mktemp("one") / "rank")
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        "fsdp",
+        *(
+            pytest.param(name, marks=pytest.mark.soak)
+            for name in ("ddp", "zero1", "zero2", "tensor_parallel", "pipeline", "hybrid")
+        ),
+    ],
+)
+def test_muon_trains_the_same_under_every_strategy(strategy, alone, tmp_path):
+    ranks, own = RANKS.get(strategy, [(2, [])])[0]
+    values = trained(composed_of(strategy, "transformer", "optimizers"), ranks, [*own, *MUON], tmp_path / strategy)
+    assert largest_difference(values, alone) < 1e-9
+
+
+def test_a_shard_orthogonalized_alone_is_caught(alone, tmp_path):
+    composed = composed_of("fsdp", "transformer", "optimizers")
+    text, gathered = composed.cells["optimizer"].text, "update.full_tensor() if isinstance(p, DTensor) else update"
+    assert gathered in text
+    alone_on_its_shard = text.replace(
+        gathered, "DTensor.from_local(orthogonalized(update.to_local()), p.device_mesh, p.placements).full_tensor()"
+    )
+    values = trained(composed.with_cells(optimizer=alone_on_its_shard), 2, MUON, tmp_path / "shards")
+    assert largest_difference(values, alone) > 1e-6
+
+
+@pytest.mark.soak
+def test_flat_shards_are_refused(tmp_path):
+    with pytest.raises(AssertionError, match="no matrices in numbered layers here; under fsdp1 use fsdp"):
+        trained(composed_of("fsdp1", "transformer", "optimizers"), 2, MUON, tmp_path / "flat")
