@@ -43,7 +43,7 @@ SECRET_FLAG = re.compile(
     r"|(secret|password|passwd|passphrase|credentials?)([-_][\w-]*)?))(=|$)",
     re.IGNORECASE,
 )
-SPLITS_REPLICAS = re.compile(r'mesh_dim_names=\([^)]*"(tensor|pipeline)"')
+SPLITS_REPLICAS = re.compile(r'mesh_dim_names=\([^)]*"(tensor|pipeline|context)"')
 PROVIDED_BY = {"PIL": "pillow", "cv2": "opencv-python", "skimage": "scikit-image", "sklearn": "scikit-learn"}
 LONGEST_NAME = 100
 LONGEST_WORD = 100_000  # the limit on Linux is 131,072 bytes
