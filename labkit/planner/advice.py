@@ -227,6 +227,6 @@ def _beyond(asked: Candidate, best: Candidate | None, search: Search) -> Iterato
             )
         else:
             yield (
-                "Most of it are activations: offloading them (torch.autograd.graph.save_on_cpu) and context "
-                "parallelism divide them; labkit's scripts have neither."
+                "Most of it are activations: context_parallel divides those of a sequence over ranks; offloading them "
+                "(torch.autograd.graph.save_on_cpu) is not in labkit's scripts."
             )

@@ -49,6 +49,8 @@ class Context:
             raise SystemExit("context parallelism needs scaled_dot_product_attention(q, k, v, is_causal=True): of this "
                              "rank's positions, without a mask or dropout")  # fmt: skip
         self.calls += 1
+        if self.ranks == 1:
+            return self.plain(q, k, v, is_causal=True, **options)
         if self.ring:
             k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))  # grouped heads
             return Ring.apply(q, torch.stack((k, v)), self, options.get("scale") or q.shape[-1] ** -0.5)
@@ -77,8 +79,6 @@ class Context:
 
     def pass_on(self, tensor):
         """Starts to send it to the next rank, and to receive the previous one's."""
-        if self.ranks == 1:
-            return tensor, []
         box = torch.empty_like(tensor)
         operations = (dist.isend, tensor, self.next), (dist.irecv, box, self.previous)
         return box, dist.batch_isend_irecv([dist.P2POp(*operation, group=self.group) for operation in operations])
