@@ -44,8 +44,8 @@ SECRET_FLAG = re.compile(
     r"|(secret|password|passwd|passphrase|credentials?)([-_][\w-]*)?))(=|$)",
     re.IGNORECASE,
 )
-SPLITS_REPLICAS = re.compile(r'mesh_dim_names=\([^)]*"(tensor|pipeline)"')
 MODELS = {"transformers", "datasets", "peft", "safetensors", "pyarrow"}  # packages of labkit's group of this name
+SPLITS_REPLICAS = re.compile(r'mesh_dim_names=\([^)]*"(tensor|pipeline|context)"')
 PROVIDED_BY = {"PIL": "pillow", "cv2": "opencv-python", "skimage": "scikit-image", "sklearn": "scikit-learn"}
 LONGEST_NAME = 100
 LONGEST_WORD = 100_000  # the limit on Linux is 131,072 bytes

@@ -246,8 +246,8 @@ def _not_in_labkit(asked: Candidate, best: Candidate | None, search: Search) -> 
             )
         else:
             yield (
-                "Most of it are activations: offloading them (torch.autograd.graph.save_on_cpu) and context "
-                "parallelism divide them; labkit's scripts have neither."
+                "Most of it are activations: context_parallel divides those of a sequence over ranks; offloading them "
+                "(torch.autograd.graph.save_on_cpu) is not in labkit's scripts."
             )
     if best and best.layout and best.layout.activation_checkpointing and not asked.fits:
         yield "selective_checkpointing=True recomputes less and holds more: plan it to see whether it fits, too."

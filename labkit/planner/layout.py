@@ -41,8 +41,8 @@ SCHEDULES_LOOPED = ("Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble")
 
 @dataclass(frozen=True)
 class Layout:
-    """`ranks` = `data` x `tensor` x `pipeline`. `micro_batch` in samples. `options` are those of the strategy's cells
-    and of extras that work with this strategy only, whether or not the script has them."""
+    """`ranks` = `data` x `tensor` x `pipeline` x `context`. `micro_batch` in samples. `options` are those of the
+    strategy's cells and of extras that work with this strategy only, whether or not the script has them."""
 
     strategy: str  # the name of labkit's script; "" if the strategy cell is the user's own
     ranks: int
@@ -55,6 +55,7 @@ class Layout:
     activation_checkpointing: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
     selective: bool = False  # checkpointing that saves results that are expensive to recompute
+    context: int = 1  # ranks that split each sequence
 
     @property
     def global_batch(self) -> int:
@@ -66,6 +67,8 @@ class Layout:
         """Ranks over which a parameter's states are split, along the data axis."""
         if self.strategy in ("zero2", "hybrid"):
             return self.data
+        if self.strategy == "context_parallel":
+            return self.ranks
         if self.strategy == "fsdp":
             replicas: int = self.options["replicas"]
             return self.data // replicas
@@ -102,7 +105,8 @@ def layout_of(script: Script, ranks: int, parameters: Mapping[str, Any]) -> Layo
     }
     strategy = strategy_of(script)
     tensor, pipeline = _axes(strategy, ranks, values)
-    data = ranks // (tensor * pipeline)
+    context = _context(strategy, ranks, values)
+    data = ranks // (tensor * pipeline * context)
     batch, accumulate = values["global_batch_size"], values.get("accumulate", 1)
     if accumulate < 1 or batch < 1 or batch % (data * accumulate):
         pieces = data * max(1, accumulate)
@@ -123,6 +127,7 @@ def layout_of(script: Script, ranks: int, parameters: Mapping[str, Any]) -> Layo
         values.get("activation_checkpointing", False) and not selective,
         {name: values[name] for name in own},
         selective,
+        context,
     )
 
 
@@ -185,6 +190,14 @@ def _axes(strategy: str, ranks: int, values: Mapping[str, Any]) -> tuple[int, in
     if replicas < 1 or ranks % replicas:
         raise LaunchError(f"{ranks} ranks do not split into replicas={replicas}")
     return tensor, pipeline
+
+
+def _context(strategy: str, ranks: int, values: Mapping[str, Any]) -> int:
+    """Ranks that split each sequence."""
+    context = (values["context_ranks"] or ranks) if strategy == "context_parallel" else 1
+    if context < 1 or ranks % context:
+        raise LaunchError(f"{ranks} ranks do not split into sequences of context_ranks={context}")
+    return context
 
 
 def _typed(kind: str, value: Any) -> Any:

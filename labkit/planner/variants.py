@@ -16,6 +16,8 @@ __all__ = ["SUPERSEDED", "extras_of", "needed", "own_parameters", "simplicity", 
 
 # The simplest first
 ORDER = ("single", "ddp", "zero1", "zero2", "fsdp", "fsdp1", "tensor_parallel", "pipeline", "hybrid")
+# For long sequences and for mixtures of experts: compared with others only if asked for
+ON_REQUEST = ("context_parallel", "expert_parallel")
 # fsdp1 by fsdp: PyTorch's tutorials call FullyShardedDataParallel deprecated (pytorch/tutorials #3358)
 SUPERSEDED = {"fsdp1": "fsdp"}
 # Not the same training as on one rank, so only planned when requested
@@ -28,7 +30,8 @@ def variants(script: Script) -> dict[str, Script]:
     The script has its strategy's name as key; with the user's own strategy cell, it comes first under its own name. The
     others are ordered from the strategy that keeps most on each rank to the one that shards most.
     """
-    own, names = strategy_of(script), script_names()
+    own = strategy_of(script)
+    names = [name for name in script_names() if name == own or name not in ON_REQUEST]
     ordered = (*(name for name in ORDER if name in names), *(name for name in names if name not in ORDER))
     same = [name for name in ordered if name == own or name not in OTHER_TRAINING]
     others = {name: script if name == own else under(script, name, extras_of(script)) for name in same}

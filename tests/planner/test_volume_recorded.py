@@ -79,9 +79,11 @@ def to_itself(layout: Layout) -> list[tuple[str, int]]:
 
 CASES = [
     ("ddp", 2, {}),
+    ("context_parallel", 4, {"context_ranks": 2}),
     ("tensor_parallel", 2, {"sequence_parallel": True, "activation_checkpointing": True, "accumulate": 2}),
 ]
 MORE = [
+    ("context_parallel", 2, {"accumulate": 2, "activation_checkpointing": True}),
     ("fsdp", 2, {"reshard_after_forward": "always", "precision": "bf16"}),
     ("hybrid", 4, {"tensor": 2}),
     ("hybrid", 4, {"tensor": 2, "precision": "bf16", "activation_checkpointing": True}),

@@ -91,7 +91,7 @@ class Row:
     @property
     def models(self) -> list[str]:
         """What this row can train: layers are split only where there is a plan for them, a pipeline needs blocks."""
-        if self.strategy == "tensor_parallel" or self.options.get("tensor", 1) > 1:
+        if self.strategy in ("tensor_parallel", "context_parallel") or self.options.get("tensor", 1) > 1:
             return ["transformer"]
         blocks = self.strategy in ("pipeline", "hybrid") or any("checkpointing" in name for name in self.options)
         return ["transformer", "MLP"] if blocks else ["transformer", "MLP", "CNN"]
@@ -128,6 +128,10 @@ MATRIX = [
     Row("tensor_parallel", 2, {"accumulate": 2}),
     Row("tensor_parallel", 2, {"sequence_parallel": True}),  # tensor parallelism often: lab 09
     Row("tensor_parallel", 4, {"sequence_parallel": True}),
+    Row("context_parallel", 2, {"accumulate": 2, "activation_checkpointing": True}),
+    Row("context_parallel", 2, {"attention": "ring", "accumulate": 2}),
+    Row("context_parallel", 4, {"attention": "ring"}),
+    Row("context_parallel", 4, {"context_ranks": 2}, often=True),
     Row("pipeline", 2, {"accumulate": 4}),
     Row("pipeline", 2, {"accumulate": 4, "schedule": "1F1B"}, often=True),
     Row("pipeline", 4, {"accumulate": 4, "schedule": "1F1B"}),

@@ -48,6 +48,7 @@ RANKS: dict[str, list[tuple[int, list[str]]]] = {
     "single": [(1, [])],
     # one replica's mean is itself; several are not the same training
     "diloco": [(1, ["--sync-every", "2", "--outer-lr", "1", "--outer-momentum", "0"])],
+    "context_parallel": [(2, []), (1, []), (4, ["--context-ranks", "2", "--attention", "ring", "--accumulate", "2"])],
     "pipeline": [(n, ["--accumulate", "4"]) for n in (2, 1, 4)],
     "hybrid": [(4, ["--tensor", "2"]), (8, ["--tensor", "2", "--pipeline", "2", "--accumulate", "2"])],
 }
@@ -129,7 +130,7 @@ def composed_of(strategy: str, model: str, *extras: str) -> labkit.Script:
 
 
 def models_of(strategy: str, extras: tuple[str, ...]) -> list[str]:
-    if strategy in ("tensor_parallel", "hybrid"):
+    if strategy in ("tensor_parallel", "hybrid", "context_parallel"):
         return ["transformer"]  # a plan for the layers of the others there is not
     blocks = strategy == "pipeline" or "recompute_and_compile" in extras
     return ["transformer", "MLP"] if blocks else ["transformer", "MLP", "CNN"]

@@ -15,6 +15,10 @@ rarely = pytest.mark.soak
     ("what", "ranks", "options", "sentence"),
     [
         pytest.param("single", 2, {}, "this script trains on one rank, not on 2: use ddp or fsdp", marks=rarely),
+        pytest.param(
+            "context_parallel", 4, {"context_ranks": 3}, "--context-ranks 3 must divide the 4 ranks", marks=rarely
+        ),
+        ("context_parallel", 3, {}, "128 positions do not split into 2 chunks for each of 3 context ranks"),
         ("tensor_parallel", 5, {}, "96 features of qkv do not split over 5 tensor ranks"),
         pytest.param("pipeline", 3, {}, "4 blocks do not split into 3 pipeline stages", marks=rarely),
         (
@@ -82,12 +86,16 @@ def test_what_does_not_fit_is_refused(what, ranks, options, sentence):
 LOOSE = MLP.replace("        self.last = ", "        self.scale = nn.Parameter(torch.ones(1))\n        self.last = ")
 TIED = MLP.replace("        self.last = ", "        self.blocks[3] = self.blocks[0]\n        self.last = ")
 
+NO_POSITIONS = "context parallelism must tell the model where its positions are: Model has no layer positions"
+
 
 @pytest.mark.parametrize(
     ("what", "model", "sentence"),
     [
         ("pipeline", CNN, "a pipeline needs repeated layers: name a list of them Model.blocks"),
         ("tensor_parallel", MLP, "Sequential has no qkv, out, up, down to split: write another TENSOR_PLAN"),
+        pytest.param("context_parallel", MLP, NO_POSITIONS, marks=rarely),
+        pytest.param("context_parallel", CNN, NO_POSITIONS, marks=rarely),
         pytest.param(
             "tensor_parallel",
             CNN,
@@ -118,6 +126,35 @@ def test_a_sequence_that_does_not_split_is_refused():
         options,
         "--sequence-parallel: 127 positions do not split over 2 tensor ranks",
     )
+
+
+SHIFTED = {
+    "return (batch[1] != -100).sum()": "return (batch[1][:, 1:] != -100).sum()",
+    "logits.flatten(0, -2), batch[1].flatten()": "logits[:, :-1].flatten(0, -2), batch[1][:, 1:].flatten()",
+}
+
+
+@pytest.mark.parametrize(
+    ("title", "edits", "sentence"),
+    [
+        ("task", SHIFTED, "a batch has 508 predictions, its parts 504: context parallelism needs labels that are"),
+        pytest.param(
+            "model",
+            {
+                "F.scaled_dot_product_attention(q, k, v, is_causal=True)": "(q @ k.mT).softmax(-1) @ v",
+            },
+            "does not call F.scaled_dot_product_attention: its ranks would not see one another's positions",
+            marks=rarely,
+        ),
+        pytest.param("model", {", is_causal=True": ""}, "needs scaled_dot_product_attention(q, k, v, is", marks=rarely),
+    ],
+)
+def test_a_model_or_task_that_context_ranks_cannot_split_is_refused(title, edits, sentence):
+    text = script("context_parallel").cells[title].text
+    for before, after in edits.items():
+        assert before in text
+        text = text.replace(before, after)
+    refused(script("context_parallel").with_cells(**{title: text}), 2, {"global_batch_size": 4}, sentence)
 
 
 def test_data_that_is_not_there_is_named(tmp_path):

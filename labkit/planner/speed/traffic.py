@@ -57,11 +57,12 @@ def volume(facts: ModelFacts, layout: Layout, rank: int = 0) -> list[Collective]
         collectives = [_averaged(facts, layout)]
         return [each for each in collectives if each.group > 1]
     # the number of predictions of the whole batch
-    collectives = [Collective("all_reduce", layout.data, COUNT, 1, "forward", False, layout.tensor)]
+    collectives = [Collective("all_reduce", layout.data, COUNT, 1, "forward", False, layout.tensor * layout.context)]
     if layout.strategy in ("ddp", "zero1"):
         collectives += _replicated(facts, layout)
-    elif layout.strategy in ("fsdp", "zero2", "fsdp1"):
+    elif layout.strategy in ("fsdp", "zero2", "fsdp1", "context_parallel"):
         collectives += _sharded(facts, layout)
+        collectives += _context(facts, layout)
     if layout.strategy in ("pipeline", "hybrid"):
         collectives += _staged(facts, layout, rank)
     if layout.tensor > 1:
@@ -127,9 +128,9 @@ def _sharded(facts: ModelFacts, layout: Layout) -> Iterator[Collective]:
     again, root_again, forwards, scatters = True, False, times, 1
     if layout.strategy == "zero2":
         again, forwards, scatters = False, 1, times
-    elif layout.strategy == "fsdp":
-        again = options["reshard_after_forward"] != "never"
-        root_again = options["reshard_after_forward"] == "always"
+    elif layout.strategy in ("fsdp", "context_parallel"):
+        again = options.get("reshard_after_forward") != "never"
+        root_again = options.get("reshard_after_forward") == "always"
     elif options["sharding_strategy"] == "NO_SHARD":
         yield from _scattered(facts, blocks, root, "all_reduce", layout.data, 1)
         return
@@ -148,6 +149,26 @@ def _sharded(facts: ModelFacts, layout: Layout) -> Iterator[Collective]:
     if layout.data > ranks:  # each rank its shard, across the replicas
         copies, shard = layout.data // ranks, facts.elements * facts.itemsize // ranks
         yield Collective("all_reduce", copies, shard, len(blocks) + 1, "backward", True, stride=ranks)
+
+
+def _context(facts: ModelFacts, layout: Layout) -> Iterator[Collective]:
+    """Keys and values of each block, as wide as its output: gathered, and their gradients reduce-scattered (Llama 3,
+    arXiv 2407.21783, section 3.3.2); in a ring, C-1 sends, and in backward C more of their gradients."""
+    if layout.context == 1:
+        return
+    blocks = [unit for unit in facts.units if unit.name.startswith("blocks.")]
+    calls, again = len(blocks) * layout.accumulate, int(layout.activation_checkpointing)
+    size, ranks = HALF.get(layout.precision, facts.itemsize), layout.context
+    whole = 2 * sum(unit.output for unit in blocks) * layout.micro_batch * layout.accumulate * size
+    if layout.options["attention"] == "gather":
+        yield Collective("all_gather", ranks, whole, calls, "forward", False)
+        yield Collective("all_gather", ranks, whole * again, calls * again, "backward", False)
+        yield Collective("reduce_scatter", ranks, whole, calls, "backward", False)
+        return
+    gradients = whole // size * max(4, size)  # added up in fp32 or wider
+    there, back = ranks - 1, (ranks - 1) * (1 + again)
+    yield Collective("send", 2, there * whole // ranks, there * calls, "forward", True)
+    yield Collective("send", 2, back * whole // ranks + gradients, (back + ranks) * calls, "backward", True)
 
 
 def _scattered(

@@ -1,0 +1,117 @@
+"""Train with experts on ranks of their own: torchrun --standalone --nproc-per-node=2 train.py --steps 100"""
+
+# %% experts
+import torch
+import torch.distributed as dist
+
+
+class Exchange(torch.autograd.Function):  # rows for each rank; in backward their gradients return
+    @staticmethod
+    def forward(ctx, rows, sent, received, group):
+        ctx.back = received, sent, group
+        arrived = rows.new_empty(sum(received), *rows.shape[1:])
+        dist.all_to_all_single(arrived, rows.contiguous(), received, sent, group=group)
+        return arrived
+
+    @staticmethod
+    def backward(ctx, grad):
+        return Exchange.apply(grad, *ctx.back), None, None, None
+
+
+def with_tokens_of_all(experts, forward, group, rows, counts):
+    """Sends each token to its expert's rank, and the result back. rows: (tokens, width) sorted by expert."""
+    ranks = dist.get_world_size(group)
+    counts = counts.view(ranks, -1)
+    arriving = torch.empty_like(counts)
+    dist.all_to_all_single(arriving, counts, group=group)
+    sent, received = counts.sum(1).tolist(), arriving.sum(1).tolist()
+    arrived = Exchange.apply(rows, sent, received, group)
+    experts_of = torch.arange(counts.shape[1], device=rows.device).repeat(ranks)  # sorted by rank, then by expert
+    order = experts_of.repeat_interleave(arriving.flatten()).argsort(stable=True)
+    outputs = forward(arrived[order], arriving.sum(0))
+    return Exchange.apply(outputs[order.argsort()], received, sent, group)
+
+
+def on_this_rank(experts, forward, group, rows, counts):
+    """The forward of this rank's experts. Their gradients are sums over the tokens of all ranks of the group, whereas
+    FSDP averages over ranks."""
+    parameters, ranks = dict(experts._parameters), dist.get_world_size(group)
+    for name, parameter in parameters.items():
+        experts._parameters[name] = local = parameter.to_local()
+        if local.requires_grad:
+            local.register_hook(lambda grad: grad / ranks)
+    try:
+        return with_tokens_of_all(experts, forward, group, rows, counts)
+    finally:
+        experts._parameters.update(parameters)
+
+
+# %% strategy
+import inspect
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Shard
+
+
+def strategy_arguments(parser):
+    parser.add_argument("--expert-ranks", type=int, default=0, help="ranks that divide the experts (0: all)")
+
+
+def make_mesh(device_type, args):
+    ranks, expert_ranks = dist.get_world_size(), args.expert_ranks or dist.get_world_size()
+    if expert_ranks < 1 or ranks % expert_ranks:
+        raise SystemExit(f"--expert-ranks {expert_ranks} must divide the {ranks} ranks")
+    return init_device_mesh(device_type, (ranks,), mesh_dim_names=("data",))
+
+
+def parallelize(model, mesh, device, args):
+    """Each rank keeps its experts whole, or with replicas of them its part; tokens come to them. All other parameters
+    are sharded over all ranks. Every rank reads its own samples."""
+    expert_ranks = args.expert_ranks or mesh.size()
+    shape = (mesh.size() // expert_ranks, expert_ranks)  # tokens are exchanged in every layer: adjacent
+    own = init_device_mesh(mesh.device_type, shape, mesh_dim_names=("replica", "expert"))
+    policy = MixedPrecisionPolicy(half_of(args), torch.float32 if half_of(args) else None)  # sum and shard in fp32
+    for experts in experts_of(model, *shape):
+        placed(experts, device, args)
+        for name, p in [*experts.named_parameters()]:
+            share = p.detach().chunk(expert_ranks)[own["expert"].get_local_rank()].clone()
+            share = DTensor.from_local(share, own["expert"], [Shard(0)], run_check=False)
+            setattr(experts, name, nn.Parameter(share, p.requires_grad))
+        experts.forward = partial(on_this_rank, experts, experts.forward, own["expert"].get_group())
+        fully_shard(experts, mesh=own["replica"], mp_policy=policy, shard_placement_fn=lambda p: Shard(1))
+    for module in [*blocks_of(model), model]:  # finally the parameters outside blocks: embeddings, the last norm
+        fully_shard(placed(module, device, args), mesh=mesh, mp_policy=policy)
+    return model
+
+
+def experts_of(model, replicas, ranks):
+    modules = [module for name, module in model.named_modules() if name.rpartition(".")[2] == "experts"]
+    if not modules:
+        raise SystemExit(f"expert parallelism divides modules named experts, and {type(model).__name__} has none: use "
+                         "the task mixture, or fsdp")  # fmt: skip
+    for experts in modules:
+        if len(taken := inspect.signature(experts.forward).parameters) != 2:
+            raise SystemExit("expert parallelism needs experts that take rows sorted by expert and the number of each "
+                             f"one's; {type(experts).__name__} takes {', '.join(taken)}: use fsdp")  # fmt: skip
+        number, width = next(experts.parameters()).shape[:2]
+        if any(p.shape[0] != number for p in experts.parameters()) or number % ranks:
+            raise SystemExit(f"{number} experts do not split over {ranks} expert ranks")
+        if any(p.shape[1] % replicas for p in experts.parameters()):
+            raise SystemExit(f"{width} features of the experts do not split over {replicas} replicas")
+    return modules
+
+
+def make_optimizer(model, mesh, args):
+    optimizer = optimizer_of(model.parameters(), args)
+    for group in optimizer.param_groups:  # torch updates no parameters of different meshes together
+        group["foreach"] = False
+    return optimizer
+
+
+# %% gradient_sync
+# of fsdp.py
