@@ -229,7 +229,7 @@ def _patch_transformers() -> None:
     """Its models look at the values of the positions for packed sequences, and without values take them for packed.
     Positions that the model numbered itself, the same for all samples, are one sequence."""
     masks: Any = sys.modules.get("transformers.masking_utils")
-    indices_in = getattr(masks, "find_packed_sequence_indices", None)
+    indices_in: Any = getattr(masks, "find_packed_sequence_indices", None)
 
     def find(positions: torch.Tensor) -> Any:
         alike = positions.dim() == 2 and (len(positions) == 1 or positions.stride(0) == 0)
