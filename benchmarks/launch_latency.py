@@ -21,7 +21,7 @@ ROUNDS = 7
 RANKS = 2
 PRINTS = "            step += 1\n"  # in the main cell
 LAUNCHES = """
-import sys, time
+import select, sys, time
 import labkit
 from labkit.launcher.warm import client
 
@@ -29,9 +29,7 @@ for launch in range(2):
     began = time.time()
     run = labkit.launch(sys.argv[1], nproc_per_node=int(sys.argv[2]), args=sys.argv[3:], wait=True)
     print("seconds", float(run.logs(rank=0).split("first ")[1].split()[0]) - began, flush=True)
-    while not launch and "libtorch_cpu" not in open(f"/proc/{client._warm[0].process.pid}/maps").read():
-        time.sleep(0.5)
-    time.sleep(2)  # until all of torch is imported
+    select.select([client._warm[0].control], [], [])  # until it is ready
 """
 
 

@@ -134,8 +134,9 @@ def start(
             if not shares_gpus:
                 check_gpus_are_free(gpus)
             with _locked_checkpoints(request, folder) as descriptors:
-                if not warm.supervise(folder, environment, descriptors, tied=tied):
-                    _supervisors.append(_start_supervisor(folder, environment, descriptors, tied=tied))
+                owner = os.getpid() if tied else 0
+                if not warm.supervise(folder, environment, descriptors, owner=owner):
+                    _supervisors.append(_start_supervisor(folder, environment, descriptors, owner=owner))
     warm.prepare(folder, environment)
     return folder
 
@@ -282,12 +283,12 @@ def _locked_checkpoints(request: LaunchRequest, folder: RunFolder) -> Iterator[t
 
 
 def _start_supervisor(
-    folder: RunFolder, environment: Mapping[str, str], descriptors: Sequence[int], *, tied: bool
+    folder: RunFolder, environment: Mapping[str, str], descriptors: Sequence[int], *, owner: int
 ) -> subprocess.Popen[bytes]:
     # The environment may hold secrets: it is inherited and never written to disk.
     with folder.supervisor_log.open("ab") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "labkit.launcher.supervisor", str(folder.path), str(os.getpid() if tied else 0)],
+            [sys.executable, "-m", "labkit.launcher.supervisor", str(folder.path), str(owner)],
             env=dict(environment),
             stdin=subprocess.DEVNULL,
             stdout=log,

@@ -1,8 +1,8 @@
 """The process that owns a run: it starts torchrun, watches it and carries out stop requests. When it exits, no process
 of the run is left and state.json is correct.
 
-It outlives the notebook's kernel, unless it is given the pid of an owner. When the owner is no longer its parent, the
-owner has exited, and the run is stopped. The supervisor does not carry the run's marker, so a sweep spares it.
+It outlives the notebook's kernel, unless it is given the pid of an owner: when that process exits, the run is stopped.
+The supervisor does not carry the run's marker, so a sweep spares it.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ from labkit.record.files import is_deleted
 from labkit.record.folder import read_json, write_json
 from labkit.record.state import FINAL_STATES, StateName
 
+Torchrun = subprocess.Popen[bytes] | ForkedTorchrun
 LIBC = ctypes.CDLL(None)  # loaded here because nothing may be loaded between fork and exec
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 POLL_SECONDS = 0.1
 # The stop request sets how long ranks may save, so torchrun's timeout (30 s, fixed before torch 2.13) must be longer.
-Torchrun = subprocess.Popen[bytes] | ForkedTorchrun
 OWN_GRACE = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(round(2 * SAVING_SECONDS))}
 
 
@@ -74,7 +74,8 @@ class Supervisor:
 
     def __init__(self, folder: RunFolder, *, owner: int = 0, home: RunFolder | None = None, node: int | None = None):
         _prctl(PR_SET_CHILD_SUBREAPER, 1)  # ranks of a killed agent become our children, not init's
-        self.folder, self.owner, self.home, self.node = folder, owner, home or folder, node
+        self.folder, self.home, self.node = folder, home or folder, node
+        self.is_tied, self.owner = bool(owner), Identity.of(owner)
         self.title = "the run's supervisor"
         self.decided: float | None = None  # when the decision to stop the run was made, in seconds since the epoch
         self.signals = _Signals()
@@ -201,7 +202,7 @@ class Supervisor:
         ready, _, _ = select.select([self.signals.descriptor], [], [], POLL_SECONDS)
         if ready:
             return _stopped(f"{self.title} received {self.signals.read()}"), GRACE_SECONDS
-        if self.owner and os.getppid() != self.owner:
+        if self.is_tied and not (self.owner and self.owner.is_alive()):
             return _stopped("the process that started this run has exited"), GRACE_SECONDS
         if is_deleted(self.folder.state):
             return _stopped("the run's folder was deleted"), GRACE_SECONDS

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -15,27 +16,25 @@ import pytest
 from faults.scene import ENDLESS, FAULTY, assert_clean, last_step, read, wait_for_step, wait_until
 
 import labkit
+from labkit.launcher.hardware import usable_cores
 from labkit.launcher.warm import client
 
+pytestmark = pytest.mark.skipif(not client.FORKS, reason="only Linux's processes are forked")
 PRINTS = """
 import os, sys
 print(os.getcwd(), os.environ.get("MINE"), os.environ["OMP_NUM_THREADS"], sys.flags.safe_path)
 print(os.getenv("LABKIT_PLACE"))
 """
 TWICE = f"""
-import os, labkit
+import select, labkit
 from labkit.launcher.warm import client
 labkit.launch({str(FAULTY)!r}, nproc_per_node=1, steps=1, detach=False, wait=True)
+select.select([client._warm[0].control], [], [])
 print(client._warm[0].process.pid, flush=True)
-input()
 for name, detach in (("tied", False), ("free", True)):
     labkit.launch({str(FAULTY)!r}, nproc_per_node=1, steps={ENDLESS}, name=name, detach=detach, wait=False)
 input()
 """
-
-
-def has_imported_torch(pid: int) -> bool:
-    return "libtorch_cpu" in Path(f"/proc/{pid}/maps").read_text()
 
 
 def launch(*args: object, **options: Any) -> labkit.Run:
@@ -48,8 +47,7 @@ def warm() -> int:
     if not client._warm or client._warm[0].process.poll() is not None:
         launch("--steps", 1).wait()
     pid = client._warm[0].process.pid
-    wait_until(lambda: has_imported_torch(pid))
-    wait_until(lambda: psutil.Process(pid).status() == psutil.STATUS_SLEEPING)
+    wait_until(lambda: select.select([client._warm[0].control], [], [], 0)[0])
     return pid
 
 
@@ -81,8 +79,16 @@ def test_torchrun_is_a_fork_that_looks_and_ends_like_any_other(
     monkeypatch.setenv("MINE", "changed")
     run = labkit.launch(script, nproc_per_node=1, wait=False)
     run.wait()
-    assert str(run.logs(rank=0)).split() == [str(here), "changed", str(os.cpu_count()), "True", "None"]
+    assert str(run.logs(rank=0)).split() == [str(here), "changed", str(usable_cores()), "True", "None"]
     assert client._warm[0].process.pid == warm
+
+
+def test_a_tied_run_goes_on_without_the_warm_process(warm: int) -> None:
+    run = launch("--steps", ENDLESS, detach=False)
+    step = last_step(wait_for_step(run, 1), 0)
+    os.kill(warm, signal.SIGKILL)
+    wait_for_step(run, step + 30)
+    assert run.stop().state == "stopped"
 
 
 def test_a_stop_kills_a_deaf_rank(warm: int) -> None:
@@ -108,8 +114,6 @@ def test_when_the_kernel_is_killed_its_tied_runs_stop_and_the_others_go_on(runs_
     ) as kernel:
         assert kernel.stdin and kernel.stdout
         pid = int(next(line for line in kernel.stdout if line.strip().isdigit()))
-        wait_until(lambda: has_imported_torch(pid))
-        print(file=kernel.stdin, flush=True)
         wait_until(lambda: len(labkit.runs()) == 3)
         tied, free = ([r for r in labkit.runs() if name in r.id][0] for name in ("tied", "free"))
         for run in (tied, free):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import select
 import socket
 import subprocess
 import sys
@@ -15,7 +16,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from labkit.launcher.torchrun import without_leftovers
 from labkit.launcher.warm.fork import PLACE
 from labkit.record import RunFolder
 
@@ -23,10 +23,12 @@ __all__ = ["VARIABLE", "prepare", "supervise"]
 
 VARIABLE = "LABKIT_WARM"  # 0 turns it off
 FORKS = sys.platform == "linux"  # elsewhere system libraries may not survive a fork
-READ_AT_IMPORT = ("LD_", "LOGLEVEL", "PYTHON", "PYTORCH", "TMPDIR", "TORCH")  # variables that a fork no longer reads
+# Variables that are read while Python starts or torch is imported. The warm process has no others: they may be secrets.
+READ_AT_IMPORT = ("HOME", "LANG", "LC_", "LD_", "LOGLEVEL", "PATH", "PYTHON", "PYTORCH", "TMPDIR", "TORCH")
+READ_BY_RANKS = ("TORCH_FR_", "TORCH_NCCL_")
 SINGLE_THREADED = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # a fork loses threads
-SEND_SECONDS = 10.0  # a process that is importing torch reads later; what is short fits into the socket
-LONGEST_COMMAND = 5000  # bytes of the command line that a fork may show in place of its own
+REPLY_SECONDS = 10.0
+LONGEST_COMMAND = 5000  # bytes of the command line, in whose place a fork shows its own
 
 
 class _Warm(NamedTuple):
@@ -40,68 +42,78 @@ _warm: list[_Warm] = []  # at most one
 
 
 def prepare(folder: RunFolder, environment: Mapping[str, str]) -> None:
-    """Start the warm process, unless there is one. It imports torch when the run in `folder` has ended, and exits with
-    this process; until then it holds some 20 MiB, afterwards some 200, most of them shared with its forks."""
-    if not FORKS or os.environ.get(VARIABLE) == "0":
+    """Start the warm process, unless there is one that fits. It imports torch when the run in `folder` has ended and
+    exits with this process. Until then it holds some 20 MiB, afterwards some 200, most of them shared with its forks.
+    """
+    if not FORKS or environment.get(VARIABLE) == "0":
         return
-    with _lock:
-        if _warm and _warm[0].process.poll() is None:
+    with _lock, suppress(OSError):  # too little memory, say: launches are only slower
+        surroundings = _surroundings(environment)
+        if _warm and _warm[0].process.poll() is None and _warm[0].surroundings == surroundings:
             return
-        _forget()
+        _close()
         place, dashes = PLACE.decode().split("=")
         ours, theirs = socket.socketpair()
-        with theirs, suppress(OSError):  # too little memory, say: launches are only slower
+        with theirs:
             process = subprocess.Popen(
                 [sys.executable, "-m", "labkit.launcher.warm.server", str(folder.path), " " * LONGEST_COMMAND],
-                env={place: dashes, **without_leftovers(environment), **SINGLE_THREADED},
+                env={place: dashes, **surroundings["variables"], **SINGLE_THREADED},
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,  # a notebook's interrupt reaches the kernel's whole process group
             )
-            _warm.append(_Warm(process, ours, _surroundings(environment)))
+        _warm.append(_Warm(process, ours, surroundings))
 
 
-def supervise(folder: RunFolder, environment: Mapping[str, str], descriptors: Sequence[int], *, tied: bool) -> bool:
-    """Have the warm process start the run's supervisor. False if there is none, or if a fork of it would differ from a
-    new process. `descriptors` stay open until the supervisor exits."""
-    if os.environ.get(VARIABLE) == "0":
-        return False
-    with _lock:
-        if not _warm or _warm[0].process.poll() is not None or _warm[0].surroundings != _surroundings(environment):
+def supervise(folder: RunFolder, environment: Mapping[str, str], descriptors: Sequence[int], *, owner: int) -> bool:
+    """Have the warm process start the run's supervisor. False if there is none that has imported torch, or if a fork of
+    it would differ from a new process. `descriptors` stay open until the supervisor exits; for `owner` see there."""
+    with _lock, suppress(OSError):
+        if environment.get(VARIABLE) == "0" or not _warm or _warm[0].surroundings != _surroundings(environment):
             return False
         process, control, _ = _warm[0]
-        request = json.dumps({"folder": str(folder.path), "tied": tied, "environment": dict(environment)}).encode()
-        with folder.supervisor_log.open("ab") as log:
-            here = os.open(".", os.O_RDONLY)
-            try:
-                control.settimeout(SEND_SECONDS)
+        if not select.select([control], [], [], 0)[0] or not control.recv(1):
+            return False
+        request = json.dumps({"folder": str(folder.path), "owner": owner, "environment": dict(environment)}).encode()
+        here = os.open(".", os.O_PATH | os.O_DIRECTORY)
+        try:
+            with folder.supervisor_log.open("ab") as log:
                 socket.send_fds(control, [len(request).to_bytes(8, "big")], [here, log.fileno(), *descriptors])
-                control.sendall(request)
-            except OSError:  # it has died or hangs, and has not read the whole request
-                process.kill()
-                process.wait()
-                return False
-            finally:
-                os.close(here)
-    return True
+            control.settimeout(REPLY_SECONDS)
+            control.sendall(request)
+            return control.recv(1) == b"y"
+        except BaseException:  # it has died or hangs, or we are interrupted: nothing may start the run later
+            process.kill()
+            process.wait()
+            _close()  # a fork that is only late cannot answer and exits
+            raise
+        finally:
+            os.close(here)
+    return False
 
 
 def _surroundings(environment: Mapping[str, str]) -> dict[str, Any]:
-    """What a fork of the warm process has from its start, where a new process would have that of today."""
-    limits = {name: resource.getrlimit(getattr(resource, name)) for name in dir(resource) if name.startswith("RLIMIT_")}
+    """What a fork inherits, but a new process would read anew."""
     status = Path("/proc/self/status").read_text().splitlines()
     return {
-        "variables": {k: v for k, v in environment.items() if k.startswith(READ_AT_IMPORT)},
-        "limits": limits,
-        "status": [line for line in status if line.startswith(("Umask", "Uid", "Gid", "Groups", "Cap"))],
+        "variables": {
+            name: value
+            for name, value in environment.items()
+            if name.startswith(READ_AT_IMPORT) and not name.startswith(READ_BY_RANKS)
+        },
+        "limits": {name: resource.getrlimit(getattr(resource, name)) for name in dir(resource) if "RLIMIT_" in name},
+        "status": [
+            line for line in status if line.startswith(("Umask", "Uid", "Gid", "Groups", "Cap", "SigBlk", "SigIgn"))
+        ],
         "nice": os.nice(0),
         "cores": os.sched_getaffinity(0),
-        "torch": version("torch"),
+        "versions": (version("torch"), version("labkit")),
     }
 
 
-def _forget() -> None:
+def _close() -> None:
+    """It exits when its socket is closed; its forks go on."""
     while _warm:
         _warm.pop().control.close()
 
@@ -110,7 +122,7 @@ def _after_fork() -> None:
     """In a fork of this process: the warm process is not ours, and nobody will release the lock."""
     global _lock
     _lock = threading.Lock()
-    _forget()
+    _close()
 
 
 if FORKS:

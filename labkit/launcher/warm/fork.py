@@ -7,34 +7,40 @@ import multiprocessing
 import os
 import signal
 import sys
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
 from labkit.record.folder import MARKER
 
-__all__ = ["PLACE", "ForkedTorchrun", "show_command"]
+__all__ = ["PLACE", "ForkedTorchrun", "can_show", "show_command"]
 
 TORCHRUN = "torch.distributed.run"
-PLACE = b"LABKIT_PLACE=".ljust(300, b"-")  # the first variable of a process whose forks show another one there
+PLACE = b"LABKIT_PLACE=".ljust(300, b"-")  # the warm process's first variable, in whose place forks show their marker
+HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # by the supervisor
 
 
 class ForkedTorchrun:
-    """`python -m torch.distributed.run …` with an interface like that of subprocess.Popen."""
+    """`python -m torch.distributed.run …` with an interface like that of subprocess.Popen. `in_child` is called in it
+    before it starts."""
 
     def __init__(
-        self, command: Sequence[str], environment: Mapping[str, str], log: int, before: Callable[[], object]
+        self, command: Sequence[str], environment: Mapping[str, str], log: int, in_child: Callable[[], object]
     ) -> None:
-        arguments = (command, environment, log, before)
+        arguments = (command, environment, log, in_child)
         self._process = multiprocessing.get_context("fork").Process(target=_run, args=arguments)
-        self._process.start()
+        signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)  # until they no longer reach the supervisor's handlers
+        try:
+            self._process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)
         self.pid = self._process.pid or 0
 
     @staticmethod
     def can_run(command: Sequence[str]) -> bool:
         """Whether this process has imported torchrun, and has no other threads, which a fork would lose."""
-        return TORCHRUN in sys.modules and list(command[1:3]) == ["-m", TORCHRUN] and threading.active_count() == 1
+        is_torchrun = TORCHRUN in sys.modules and list(command[1:3]) == ["-m", TORCHRUN]
+        return is_torchrun and can_show() and len([*Path("/proc/self/task").iterdir()]) == 1
 
     def poll(self) -> int | None:
         return self._process.exitcode
@@ -44,12 +50,13 @@ class ForkedTorchrun:
         return cast(int, self._process.exitcode)
 
 
-def _run(command: Sequence[str], environment: Mapping[str, str], log: int, before: Callable[[], object]) -> None:
+def _run(command: Sequence[str], environment: Mapping[str, str], log: int, in_child: Callable[[], object]) -> None:
     signal.set_wakeup_fd(-1)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for number in HANDLED:
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)
     os.setsid()
-    before()
+    in_child()
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.environ.clear()
@@ -64,6 +71,16 @@ def _run(command: Sequence[str], environment: Mapping[str, str], log: int, befor
         sys.exit(1)
 
 
+def can_show() -> bool:
+    """Whether this process is the warm one or a fork of it, on a kernel that says where it reads what /proc shows."""
+    try:
+        (start, end), (first, last) = _memory("arg_start"), _memory("env_start")
+        text = Path("/proc/self/environ").read_bytes()[: len(PLACE)]
+    except (OSError, ValueError, IndexError):
+        return False
+    return 0 < start < end and 0 < first < last and text == PLACE
+
+
 def show_command(command: Sequence[str]) -> None:
     """Let `ps` and /proc/<pid>/cmdline show this command for this process, cut to the length of its own command."""
     start, end = _memory("arg_start")
@@ -74,9 +91,7 @@ def show_command(command: Sequence[str]) -> None:
 def _show_variable(name: str, value: str) -> None:
     """Let /proc/<pid>/environ show this variable in the place that was kept for one: ranks and `sweep` look there."""
     start, _ = _memory("env_start")
-    if ctypes.string_at(start, len(PLACE)) == PLACE:
-        text = os.fsencode(f"{name}={value}")
-        ctypes.memmove(start, text[: len(PLACE) - 1].ljust(len(PLACE), b"\0"), len(PLACE))
+    ctypes.memmove(start, os.fsencode(f"{name}={value}")[: len(PLACE) - 1].ljust(len(PLACE), b"\0"), len(PLACE))
 
 
 def _memory(name: str) -> tuple[int, int]:

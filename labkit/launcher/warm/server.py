@@ -1,9 +1,10 @@
 """The warm process of a session: imports torch when the session's first run has ended, then forks a supervisor for each
-request of client.py. torchrun itself is a fork of that supervisor, unmodified, with the arguments it always has.
+request of client.py. torchrun is a fork of that supervisor, unmodified, with the arguments it always has.
 
     python -m labkit.launcher.warm.server FOLDER      (stdin: the socket of requests; FOLDER: the first run's)
 
-It exits with the process that started it, and runs that are tied to that process stop then.
+It sends one byte when it is ready for a request, and answers a request with another: y when a supervisor has started,
+n when there is none. It exits with the process that started it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from contextlib import suppress
 from typing import Any
 
 from labkit.launcher import supervisor
-from labkit.launcher.warm.fork import show_command
+from labkit.launcher.warm.fork import can_show, show_command
 from labkit.record import RunFolder, read_state
 
 POLL_SECONDS = 0.5
@@ -29,50 +30,84 @@ MOST_DESCRIPTORS = 8
 
 def main() -> None:
     control, folder, parent = socket.socket(fileno=os.dup(0)), RunFolder(sys.argv[1]), os.getppid()
+    if not can_show():
+        return  # forks could not be told apart
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     show_command([sys.executable, "-m", "labkit.launcher.warm.server"])
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the supervisors
-    imported = False
-    while os.getppid() == parent:
-        if select.select([control], [], [], POLL_SECONDS)[0]:
-            size, descriptors, *_ = socket.recv_fds(control, 8, MOST_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
-            if not size:
-                break
-            request = json.loads(control.recv(int.from_bytes(size, "big"), socket.MSG_WAITALL))
-            warm = os.getpid()
-            if not os.fork():
-                control.close()
-                _supervise(request, warm, descriptors)
-            for descriptor in descriptors:
-                os.close(descriptor)
-        elif not imported and read_state(folder).is_final:
-            _import_torchrun()
-            imported = True
-    os._exit(0)  # nothing to clean up
+    while not _has_ended(folder):
+        if _is_readable(control, parent):
+            return
+    if _is_readable(control, parent):  # a program that ends with its run
+        return
+    _import_torchrun(parent)
+    control.sendall(b".")
+    while True:
+        with suppress(ChildProcessError):
+            os.waitpid(-1, os.WNOHANG)
+        if not _is_readable(control, parent):
+            continue
+        size, descriptors, *_ = socket.recv_fds(control, 8, MOST_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
+        if not size:
+            os._exit(0)  # nothing to clean up
+        request = json.loads(control.recv(int.from_bytes(size, "big"), socket.MSG_WAITALL))
+        try:
+            child = os.fork()
+        except OSError:
+            control.sendall(b"n.")
+        else:
+            if not child:
+                _supervise(request, control, descriptors)
+        for descriptor in descriptors:
+            os.close(descriptor)
 
 
-def _import_torchrun() -> None:
+def _is_readable(control: socket.socket, parent: int) -> bool:
+    """Whether there is a request, or the socket was closed by the parent. Exits if another process keeps it open."""
+    ready, _, _ = select.select([control], [], [], POLL_SECONDS)
+    if not ready and os.getppid() != parent:
+        os._exit(0)
+    return bool(ready)
+
+
+def _has_ended(folder: RunFolder) -> bool:
+    try:
+        return read_state(folder).is_final
+    except OSError:  # deleted, or on a file server that does not answer
+        return False
+
+
+def _import_torchrun(parent: int) -> None:
+    def exit_with_parent(*_: object) -> None:
+        if os.getppid() != parent:
+            os._exit(0)
+
+    signal.signal(signal.SIGALRM, exit_with_parent)
+    signal.setitimer(signal.ITIMER_REAL, POLL_SECONDS, POLL_SECONDS)
     gc.disable()  # the import allocates much and frees little
     with suppress(Exception):  # whatever is wrong with torch is shown by the next run's own torchrun
         import torch.distributed.run  # noqa: F401
     gc.enable()
     gc.freeze()  # forks share what is never collected
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
 
 
-def _supervise(request: dict[str, Any], warm: int, descriptors: list[int]) -> None:
+def _supervise(request: dict[str, Any], control: socket.socket, descriptors: list[int]) -> None:
     """Become the supervisor of a run."""
     code = 1
     try:
-        os.setsid()
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         here, log, *_ = descriptors  # the others only stay open
-        os.fchdir(here)
         os.dup2(log, 1)
         os.dup2(log, 2)
+        os.setsid()
+        os.fchdir(here)
+        os.close(here)
         os.environ.clear()
         os.environ.update(request["environment"])
-        sys.argv = ["labkit.launcher.supervisor", request["folder"], str(warm if request["tied"] else 0)]
+        sys.argv = ["labkit.launcher.supervisor", request["folder"], str(request["owner"])]
         show_command([sys.executable, "-m", *sys.argv])
+        control.sendall(b"y.")  # and the warm process is ready for the next one
+        control.close()
         supervisor.main()
         code = 0
     except BaseException:
