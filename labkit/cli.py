@@ -10,23 +10,23 @@ import shutil
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import labkit
-from labkit.batch_jobs import add_verbs as add_slurm_verbs
-from labkit.batch_jobs import follow
-from labkit.checking.source import files_in
 from labkit.errors import LabError
 from labkit.export import FORMATS
 from labkit.kaggle.verbs import add_verbs
 from labkit.record.state import StateName
 from labkit.record.text import plain
+from labkit.slurm_verbs import add_slurm_verbs, follow
 from labkit.sweep_verb import add_sweep_verb
-from labkit.view.run_list import RunList
 from labkit.write import check_flags, completed, extra_options, options_of, read_back, script_names
 from labkit.write.call_options import whole_number
 from labkit.write.launch_options import LaunchOptions
-from labkit.write.options import Option
+
+if TYPE_CHECKING:
+    from labkit.view.run_list import RunList
+    from labkit.write.options import Option
 
 __all__ = ["main"]
 
@@ -194,6 +194,8 @@ def _add_check(verb: AddVerb) -> None:
 
 
 def _check(arguments: argparse.Namespace, rest: list[str]) -> int:
+    from labkit.checking.source import files_in  # as all that the help does not need
+
     if arguments.before:
         return _check_migration(arguments)
     checked, unreadable, clean = [], 0, 0

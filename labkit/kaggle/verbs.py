@@ -9,11 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from labkit.errors import LabError
-from labkit.kaggle.follow import follow
 from labkit.kaggle.kernel import TWO_T4, Kernel, build, check_address
-from labkit.kaggle.pull import pull_runs
 from labkit.kaggle.service import Service
-from labkit.kaggle.wheel import wheel
 from labkit.record import runs_root
 from labkit.record.text import plain
 
@@ -93,6 +90,9 @@ def _pull(arguments: argparse.Namespace, rest: list[str]) -> int:
 
 def _see_through(service: Service, kernel: str, arguments: argparse.Namespace, mark: str = "") -> int:
     """Follow a kernel to its end and fetch its runs. Returns 1 if it failed."""
+    from labkit.kaggle.follow import follow  # imports the views, which the help does not need
+    from labkit.kaggle.pull import pull_runs
+
     try:
         status = follow(service, kernel, mark=mark)
         new, known = pull_runs(service, kernel, runs_root(arguments.runs_dir))
@@ -118,6 +118,8 @@ def _come_back(kernel: str) -> str:
 
 
 def _kernel(arguments: argparse.Namespace) -> Kernel:
+    from labkit.kaggle.wheel import wheel
+
     try:
         text = arguments.notebook.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
