@@ -226,3 +226,21 @@ def test_weights_that_do_not_match_are_named(change, message, loaded, qwen):
 def test_a_model_of_another_kind_is_refused(task, message, loaded, qwen):
     with pytest.raises(SystemExit, match=message):
         loaded(task, model=qwen).Model()
+
+
+def test_counts_and_metrics_may_be_plain_numbers(loaded):
+    script = loaded("digits")
+    script.count_of = lambda batch: len(batch[1])
+    script.metrics_of = lambda outputs, batch: {"first": (float(batch[1][0]), 1)}
+    device, args = script.join_group(), script.parse_args()
+    try:
+        data = script.make_mesh(device.type, args)["data"]
+        model, scaler = script.in_precision(script.Model(), device, args)
+        samples = script.load_datasets("")[1]
+        batch = script.collate([samples[0], samples[1]])
+        loss = script.forward_backward(model, batch, data, scaler, args)
+        measured = script.evaluate(model, [samples[0], samples[1]], 1, data, lambda tensor: tensor, args)
+    finally:
+        torch.distributed.destroy_process_group()
+    assert loss.item() == pytest.approx(measured["test_loss"], rel=1e-3)
+    assert measured["test_first"] == batch[1].float().mean().item()
