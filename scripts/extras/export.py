@@ -17,6 +17,7 @@ from torch.distributed.fsdp import FSDPModule
 
 def export_arguments(parser):
     parser.add_argument("--export-dir", default="", type=unused, help="write the weights to this new folder at the end")
+    parser.add_argument("--export-file-size", default="5GB", help="a larger transformers model gets several files")
 
 
 def unused(folder):
@@ -54,7 +55,7 @@ def write(model, weights, folder, args, adapter):
             whole.generation_config = model.generation_config
         tied, shapes = getattr(whole, "all_tied_weights_keys", {}), {n: p.shape for n, p in whole.named_parameters()}
         weights = {n: w.reshape(shapes.get(n, w.shape)) for n, w in weights.items() if n not in tied}  # scalars as such
-        whole.save_pretrained(folder, state_dict=weights)
+        whole.save_pretrained(folder, state_dict=weights, max_shard_size=args.export_file_size)
     else:
         folder.mkdir(parents=True, exist_ok=True)
         save_file({name: tensor.contiguous() for name, tensor in weights.items()}, folder / "model.safetensors")

@@ -18,11 +18,13 @@ def adapter_arguments(parser):
 
 def can_be_adapted(layer):  # not the projection inside nn.MultiheadAttention, whose weight is used without it
     kind = type(layer).__name__
-    return kind in ("Linear", "Conv1D") or (kind == "Conv2d" and layer.groups == 1)
+    return kind in ("Linear", "Conv1D", "Linear4bit") or (kind == "Conv2d" and layer.groups == 1)
 
 
 def adapted(model, args):
     """Freezes all but a classification head, which is new. Before the first step the added product is 0."""
+    if getattr(args, "four_bit", False) and not getattr(model, "is_loaded_in_4bit", False):
+        raise SystemExit("--four-bit needs --pretrained and a --model of transformers")
     layers = {name: layer for name, layer in model.named_modules() if can_be_adapted(layer)}
     last = {name.rpartition(".")[2] for name in layers}
     if wrong := {*args.lora_targets} - last:

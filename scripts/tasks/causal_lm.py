@@ -42,6 +42,8 @@ def model_of(auto_class, config, args, new=()):
             return auto_class.from_config(config, dtype="float32")
         if not args.model:
             raise SystemExit("--pretrained needs --model: the name or the folder of the model whose weights to read")
+        if base_options := globals().get("base_options"):  # of the extra four_bit
+            options |= base_options(args)
         model, report = from_hub(auto_class, args.model, config=config, dtype="auto", **options)
     except ValueError as error:  # of a class that this auto_class has no model for
         raise SystemExit(f"--model {args.model}: {str(error).splitlines()[0]}") from error

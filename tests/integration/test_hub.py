@@ -50,7 +50,7 @@ def sums(tmp_path_factory):
 @pytest.mark.parametrize(
     ("strategy", "options"),
     [
-        ("fsdp", {}),
+        ("fsdp", {"export_file_size": "200KB"}),
         ("pipeline", {"accumulate": 2}),
         pytest.param("tensor_parallel", {}, marks=pytest.mark.soak),
         pytest.param("ddp", {}, marks=pytest.mark.soak),
@@ -76,6 +76,7 @@ def test_weights_come_from_a_folder_and_go_into_one(strategy, options, qwen, sum
     exported, report = AutoModelForCausalLM.from_pretrained(tmp_path / "out", output_loading_info=True)
     saved = torch.load(tmp_path / "kept" / "step-3" / "full.pt", weights_only=True)["model"]
     assert not any(report.values())
+    assert (tmp_path / "out" / "model.safetensors.index.json").exists() == ("export_file_size" in options)
     assert exported.dtype == torch.float32
     assert exported.state_dict().keys() == saved.keys()
     assert all((tensor == saved[name]).all() for name, tensor in exported.state_dict().items())

@@ -17,6 +17,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+import labkit
 from labkit import Script
 
 SIZES = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "head_dim": 8,
@@ -183,3 +184,63 @@ def test_an_adapter_trains_the_new_head_and_the_layers_of_the_blocks_only(loaded
     heads = {name for name in trained if "classification_head" in name}
     assert heads and not any("lora_" in name for name in heads)
     assert all(".layers." in name and "lora_" in name for name in trained - heads)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU takes 4-bit weights")
+@pytest.mark.parametrize(
+    ("installed", "message"), [(True, "--four-bit needs a GPU"), (False, "pip install bitsandbytes")]
+)
+def test_where_a_four_bit_base_cannot_work_is_said_in_a_sentence(installed, message, loaded, qwen):
+    script = loaded("causal_lm", "lora", "four_bit", model=qwen, pretrained=True, four_bit=True)
+    script.is_bitsandbytes_available = lambda: installed
+    with pytest.raises(SystemExit, match=message):
+        script.Model()
+    with pytest.raises(labkit.ScriptError, match="four_bit"):
+        Script.load("fsdp", "lora", "four_bit", task="causal_lm")
+
+
+def test_a_base_that_is_not_in_four_bits_is_refused(loaded):
+    script = loaded("causal_lm", "lora", "four_bit", four_bit=True)
+    with pytest.raises(SystemExit, match="--four-bit needs --pretrained"):
+        script.adapted(script.Model(), script.parse_args())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"intermediate_size": 48}, "6 weights have another shape: model.layers.0.mlp.down_proj.weight is "),
+        ({"num_hidden_layers": 3}, "lacks 11 weights, model.layers.2"),
+    ],
+)
+def test_weights_that_do_not_match_are_named(change, message, loaded, qwen):
+    config = json.loads((qwen / "config.json").read_text())
+    config.pop("layer_types", None)
+    (qwen / "config.json").write_text(json.dumps(config | change))
+    with pytest.raises(SystemExit, match=message):
+        loaded("causal_lm", model=qwen, pretrained=True).Model()
+
+
+@pytest.mark.parametrize(
+    ("task", "message"), [("seq2seq", "without encoder and decoder: use causal_lm"), ("image_text", "without images")]
+)
+def test_a_model_of_another_kind_is_refused(task, message, loaded, qwen):
+    with pytest.raises(SystemExit, match=message):
+        loaded(task, model=qwen).Model()
+
+
+def test_counts_and_metrics_may_be_plain_numbers(loaded):
+    script = loaded("digits")
+    script.count_of = lambda batch: len(batch[1])
+    script.metrics_of = lambda outputs, batch: {"first": (float(batch[1][0]), 1)}
+    device, args = script.join_group(), script.parse_args()
+    try:
+        data = script.make_mesh(device.type, args)["data"]
+        model, scaler = script.in_precision(script.Model(), device, args)
+        samples = script.load_datasets("")[1]
+        batch = script.collate([samples[0], samples[1]])
+        loss = script.forward_backward(model, batch, data, scaler, args)
+        measured = script.evaluate(model, [samples[0], samples[1]], 1, data, lambda tensor: tensor, args)
+    finally:
+        torch.distributed.destroy_process_group()
+    assert loss.item() == pytest.approx(measured["test_loss"], rel=1e-3)
+    assert measured["test_first"] == batch[1].float().mean().item()
