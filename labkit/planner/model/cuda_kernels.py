@@ -77,13 +77,15 @@ class _Layers(torch.autograd.Function):
         ctx.save_for_backward(x, *tensors, out, reserve)
         multiplied = sum(weight.numel() for weight in weights if weight.dim() == 2)
         read = sum(weight.nbytes for weight in weights) + x.nbytes // steps
-        ctx.step, ctx.steps = (2 * samples * multiplied, read), steps
-        record("recurrent", *ctx.step, calls=steps)
+        flops = 2 * samples * multiplied
+        ctx.step = flops, read, steps
+        record("recurrent", flops, read, steps)
         return (out, *(torch.empty_like(state) for state in states))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         x, *tensors, _, _ = ctx.saved_tensors
-        record("recurrent", *(2 * amount for amount in ctx.step), calls=ctx.steps)
+        flops, read, steps = ctx.step
+        record("recurrent", 2 * flops, 2 * read, steps)
         wanted = zip((x, *tensors), ctx.needs_input_grad[2:], strict=True)
         return (None, None, *(torch.empty_like(tensor) if needed else None for tensor, needed in wanted))
