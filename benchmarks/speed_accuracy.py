@@ -2,9 +2,11 @@
 
     python benchmarks/speed_accuracy.py [repeats [ranks …]]
 
-In each repeat, and for each number of ranks, the rates and the link are measured, then each case is predicted and
-launched. A run's figure is the median of its steps after the first three. Errors compare the prediction and the run of
-one repeat; their median over the repeats is printed with the range. The heading of docs/speed.md is written by hand.
+Other work on the machine changes from minute to minute, so each run is paired with the load around it: the rates and
+the link are measured before it and after it, and its prediction is the mean of both; the band reaches from the lower
+one's to the higher one's. A run's figure is the median of its steps after the first three. Errors compare the
+prediction and the run of one repeat; their median over the repeats is printed with the range. The heading of
+docs/speed.md is written by hand.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
@@ -68,17 +70,23 @@ def measured(case: Case) -> float:
     return float(metrics[metrics["step"] > WARM]["step_seconds"].median())
 
 
-def predicted(ranks: int, facts: ModelFacts) -> dict[Case, StepTime]:
-    """Of all cases with so many ranks, from rates and a link that are measured now."""
-    rates = measure_rates(model_of("single"), ranks, {}, samples=(2, 8) if ranks == 1 else (1, 4))
-    link = measure_link(ranks) if ranks > 1 else None
+def predicted(case: Case, facts: ModelFacts) -> StepTime:
+    """From rates and a link that are measured now."""
+    samples = (2, 8) if case.ranks == 1 else (1, 4)
+    rates = measure_rates(model_of("single"), case.ranks, {}, samples=samples)
+    link = measure_link(case.ranks) if case.ranks > 1 else None
     print(rates, link, sep="\n")
-    layouts = {
-        case: layout_of(model_of(case.strategy), ranks, {"global_batch_size": BATCH, **case.options})
-        for case in CASES
-        if case.ranks == ranks
-    }
-    return {case: step_time(facts, layout, rates, link) for case, layout in layouts.items()}
+    layout = layout_of(model_of(case.strategy), case.ranks, {"global_batch_size": BATCH, **case.options})
+    return step_time(facts, layout, rates, link)
+
+
+def between(before: StepTime, after: StepTime) -> StepTime:
+    return replace(
+        before,
+        seconds=(before.seconds + after.seconds) / 2,
+        low=min(before.low, after.low),
+        high=max(before.high, after.high),
+    )
 
 
 def order(cases: list[Case], seconds: Callable[[Case], float]) -> dict[Case, int]:
@@ -95,14 +103,19 @@ def main() -> None:
     with contextlib.redirect_stdout(sys.stderr):
         for _ in range(repeats):
             for ranks in counts:
-                for case, time in predicted(ranks, facts).items():
-                    said[case].append(time)
+                for case in (case for case in CASES if case.ranks == ranks):
+                    before = predicted(case, facts)
                     seen[case].append(measured(case))
+                    said[case].append(between(before, predicted(case, facts)))
     print(f"<!-- python benchmarks/speed_accuracy.py {' '.join(sys.argv[1:])} > docs/speed.md -->")
     print(
-        "| ranks | strategy | predicted | measured | error | of each repeat | place predicted, measured | parts, ms |"
+        "| ranks | strategy | predicted | band | measured | error | of each repeat | place predicted, measured "
+        "| parts, ms |"
     )
-    print("|---" * 8 + "|")
+    print("|---" * 9 + "|")
+    inside = [
+        time.low <= real <= time.high for case in CASES for time, real in zip(said[case], seen[case], strict=True)
+    ]
     for ranks in counts:
         cases = [case for case in CASES if case.ranks == ranks]
         typical = {case: median(time.seconds for time in said[case]) for case in cases}
@@ -110,12 +123,14 @@ def main() -> None:
         first, then = order(cases, typical.__getitem__), order(cases, found.__getitem__)
         for case in then:
             misses = [time.seconds / real - 1 for time, real in zip(said[case], seen[case], strict=True)]
+            low, high = min(time.low for time in said[case]), max(time.high for time in said[case])
             parts = ", ".join(f"{name} {part * 1e3:.0f}" for name, part in said[case][0].parts.items() if part >= 5e-4)
+            figures = f"{typical[case] * 1e3:.0f} ms | {low * 1e3:.0f} to {high * 1e3:.0f} | {found[case] * 1e3:.0f} ms"
             print(
-                f"| {ranks} | {case} | {typical[case] * 1e3:.0f} ms | {found[case] * 1e3:.0f} ms "
-                f"| {median(misses):+.0%} | {min(misses):+.0%} to {max(misses):+.0%} "
+                f"| {ranks} | {case} | {figures} | {median(misses):+.0%} | {min(misses):+.0%} to {max(misses):+.0%} "
                 f"| {first[case]}, {then[case]} | {parts} |"
             )
+    print(f"\n{sum(inside)} of {len(inside)} runs are inside their own band.")
 
 
 if __name__ == "__main__":

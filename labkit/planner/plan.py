@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from labkit.errors import LaunchError
@@ -12,6 +13,7 @@ from labkit.planner.advice import Advice
 from labkit.planner.candidate import unfit
 from labkit.planner.data_sheets import Device
 from labkit.planner.layout import Layout, layout_of
+from labkit.planner.memory.peak import SHARDED
 from labkit.planner.memory.peak import peak as peak_of
 from labkit.planner.model.facts import ModelFacts
 from labkit.planner.overview import bar_of
@@ -183,4 +185,9 @@ class Plan:
         verdict += [f"{problem}." for problem in self.problems] if self.peaks else []
         rows = [row.row() for row in self.advice.rows] if self.advice else []
         steps = [row.step for row in self.advice.rows if row.step] if self.advice else []
-        return verdict, rows, list(dict.fromkeys(text for step in steps for text in step.assumed))
+        assumed = list(dict.fromkeys(text for step in steps for text in step.assumed))
+        if self.layout.strategy in SHARDED:
+            assumed.append(
+                f"buffers are freed as by torch {version('torch')}; 2.15 frees those of gathered parameters earlier"
+            )
+        return verdict, rows, assumed

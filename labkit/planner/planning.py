@@ -51,8 +51,9 @@ def plan(
     None means this machine. `nodes` is the number of hosts, each with `nproc_per_node` ranks, and `network` the link
     between them: "100GbE", "InfiniBand NDR", "8 x InfiniBand HDR", or bits/s per host, one way.
 
-    The first plan takes about 5 seconds, later ones half as long: one process counts the model, another rehearses a
-    step of the script, both on tensors without data; nothing is launched. With `measure=True`, ranks on this machine
+    The first plan takes about 5 seconds: one process counts the model, another rehearses a step of the script, both on
+    tensors without data; nothing is launched. Later ones take half as long, and less if the options that changed affect
+    neither. With `measure=True`, ranks on this machine
     compute and communicate for about 15 seconds, so that the speed is measured instead of assumed; the result is
     cached.
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from labkit.planner.model.checked_fakes import CheckedFakeMode
+from labkit.planner.model.cuda_kernels import KEPT, follow_kernels
 from labkit.planner.model.unit_costs import UnitTracker
 
 B, T, C = 2, 16, 32
@@ -149,3 +151,37 @@ def test_products_of_experts_are_as_large_as_real_ones(dtype: torch.dtype) -> No
     real = product()
 
     assert (fake.shape, fake.stride(), fake.dtype) == (real.shape, real.stride(), real.dtype)
+
+
+@pytest.fixture
+def kernels(monkeypatch):
+    """What follow_kernels assumed; its patches end with the test."""
+    for name in KEPT:
+        monkeypatch.setattr(torch._VF, name, getattr(torch._VF, name))
+    monkeypatch.setattr(F, "scaled_dot_product_attention", F.scaled_dot_product_attention)
+    assumed = []
+    follow_kernels(assumed.append)
+    return assumed
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_cudnn_has_one_call_for_a_recurrent_layer_and_returns_what_the_cpu_does(kind, kernels, monkeypatch):
+    sizes = {"num_layers": 2, "bidirectional": True, "batch_first": True}
+    model, x = kind(C, 8, **sizes), torch.zeros(B, T, C, requires_grad=True)
+    seen = operators(model, x)
+    both = total(seen, "forward", "recurrent"), total(seen, "backward", "recurrent")
+    out, last = model(x)
+    monkeypatch.undo()
+    real, real_last = model(x)
+
+    assert both[0] == 2 * B * T * sum(p.numel() for p in model.parameters() if p.dim() == 2)
+    assert both[1] == 2 * both[0]
+    assert len([each for each in seen if each.kind == "recurrent" and each.phase == "forward"]) == T
+    assert (out.shape, str(last).count("tensor")) == (real.shape, str(real_last).count("tensor"))
+    assert len(kernels) == 2
+
+
+def test_a_gpu_never_holds_the_scores_of_attention_even_with_dropout(kernels):
+    q = torch.zeros(1, 1, 256, 8, requires_grad=True)
+
+    assert kept(lambda x: F.scaled_dot_product_attention(x, x, x, dropout_p=0.1), q) < 256 * 256 * 4

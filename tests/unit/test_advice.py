@@ -488,3 +488,18 @@ def test_when_nothing_fits_methods_beyond_labkit_are_named_by_what_is_most(facts
 
     assert found.best is None
     assert says in found.sentences[-1]
+
+
+@pytest.mark.parametrize(("name", "is_named"), [("H100", True), ("A100 80", False)])
+def test_fp8_is_named_where_matrix_products_decide_and_the_device_has_it(ddp, name, is_named):
+    facts, device, asked = decoder(layers=2), device_named(name), {"precision": "bf16"}
+    sentences = advise(ddp, facts, device, 2, asked, SpeedModel(ddp, facts, device, 2, asked)).sentences
+
+    assert any("fp8" in each for each in sentences) == is_named
+
+
+def test_expert_parallelism_is_named_if_nothing_fits():
+    facts = replace(decoder(width=40_000, saved=1000), experts=8)
+    found = advice(facts, Script.load("fsdp"), precision="fp16", global_batch_size=2)
+
+    assert "Expert parallelism" in found.sentences[-1]

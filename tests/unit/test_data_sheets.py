@@ -39,6 +39,9 @@ def test_a_device_is_found_however_it_is_spelled(spelled, name):
         ("H200", None, "H200"),
         ("NVIDIA A100 80GB PCIe", None, "A100 PCIe 80"),
         ("8 x AMD Instinct MI300X", 8, "MI300X"),
+        ("Tesla V100-PCIE-16GB", None, "V100 PCIe 16"),
+        ("Kaggle", 2, "T4"),
+        ("colab a100", 1, "A100 40"),
     ],
 )
 def test_several_devices_are_counted(text, count, name):

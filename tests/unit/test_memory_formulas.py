@@ -8,6 +8,7 @@ import pytest
 import labkit
 from labkit.errors import LaunchError
 from labkit.planner.layout import layout_of
+from labkit.planner.memory import fsdp
 from labkit.planner.memory.adamw import adamw_state, adamw_temporary, dealt
 from labkit.planner.memory.peak import COUNT, UnknownToFormulas, moments, peak, states, variant_of
 from labkit.planner.memory.textbook import block_activations
@@ -125,6 +126,17 @@ def test_fsdp_gathers_a_block_while_it_computes_and_zero2_keeps_them_all():
     assert communication("zero2", "forward of blocks.3") == root + 5 * whole + COUNT
     assert communication("fsdp", "loss") == root + COUNT
     assert communication("zero2", "loss") == root + 4 * whole + COUNT
+
+
+def test_since_torch_2_15_a_gathering_buffer_is_freed_before_the_next_is_made(monkeypatch):
+    def gathering():
+        each = moments(FACTS, layout("zero2", 4))
+        return max(m.categories["communication"] for m in each if m.operation == "gathering blocks.3")
+
+    monkeypatch.setattr(fsdp, "RELEASES_FIRST", False)
+    before = gathering()
+    monkeypatch.setattr(fsdp, "RELEASES_FIRST", True)
+    assert before - gathering() == 4 * sum(BLOCK)
 
 
 def test_replicas_of_fsdp_split_over_fewer_ranks():

@@ -58,6 +58,8 @@ class CheckedFakeMode(FakeTensorMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is DEVICE and isinstance(args[0], FakeTensor):
             return args[0].fake_device
+        if func.namespace == "labkit":  # a record of work
+            return None
         if func.overloadpacket in SELECTING and any(
             map(_is_condition, tree_leaves(args[SELECTING[func.overloadpacket]]))
         ):

@@ -29,6 +29,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from labkit.planner.model.answers import Watched
 from labkit.planner.model.checked_fakes import CheckedFakeMode
 from labkit.planner.model.cuda_autocast import follow_cuda
+from labkit.planner.model.cuda_kernels import follow_kernels
 from labkit.planner.model.fakes import (
     KnownStage,
     Replicated,
@@ -55,8 +56,10 @@ class FakeRun:
 
     def __init__(self, text: str, argv: Sequence[str], path: str = "", on_gpu: bool = False, skewed: bool = False):
         _patch_torch()
+        self.fake = CheckedFakeMode(skewed)
         if on_gpu:
             follow_cuda()
+            follow_kernels(self.fake.assumed.add)
         gc.freeze()  # exempts torch's objects from collection; a large fake model adds millions
         self.script = _loaded(text, path)
         _patch_transformers()
@@ -70,7 +73,6 @@ class FakeRun:
             self.args.precision = "bf16"  # same size; scripts accept fp16 on a GPU only
         if args.get("compile"):
             self.args.compile = False  # its memory cannot be predicted
-        self.fake = CheckedFakeMode(skewed)
 
     def option(self, name: str) -> Any:
         """The value of an option; None if the script does not have it."""

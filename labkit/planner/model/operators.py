@@ -62,6 +62,9 @@ NOTHING = {aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten
 def operator_of(func: Any, args: Sequence[Any], kwargs: Any, out: Any, phase: str) -> Operator | None:
     """The operator's work; None for views and allocations, which launch no kernel."""
     packet = getattr(func, "overloadpacket", None)
+    if func.namespace == "labkit":
+        kind, flops, moved, _ = args
+        return Operator(kind, phase, flops, moved)
     if func.namespace != "aten" or packet in NOTHING or _is_view(func):
         return None
     flops = flops_of(packet, args, kwargs or {}, out)

@@ -91,7 +91,7 @@ class UnitTracker(Tracker):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = super().__torch_dispatch__(func, types, args, kwargs)
         if operator := operator_of(func, args, kwargs, out, self.phase):
-            self.operators.append(operator)
+            self.operators += [operator] * (args[-1] if func.namespace == "labkit" else 1)
         return out
 
     @property
