@@ -41,7 +41,7 @@ def sweep_html(title: str, state: SweepState, results: Sequence[Result], seen: R
     """Headline, overlay of the losses, and a table with a row for each point; all text is escaped here."""
     tint = TINTS.get(state.state, "#8b949e")
     mark = (
-        f'<b style="color:{tint};border:1px solid {tint};border-radius:10px;padding:0 9px">'
+        f'<b style="border:1px solid {tint};background:{tint}30;border-radius:10px;padding:0 9px">'
         f"{MARKS.get(state.state, '?')} {escaped(state.state)}</b>"
     )
     shown = _shown(results, seen)

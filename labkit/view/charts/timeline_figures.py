@@ -22,7 +22,7 @@ KIND_COLOURS = {
     "weights": YELLOW,
     "optimizer": GREEN,
     "input": PURPLE,
-    WAITING: "#d8dee4",
+    WAITING: "#8a939d",
     "all_reduce": RED,
     "all_gather": TEAL,
     "reduce_scatter": "#c2577e",
@@ -32,7 +32,7 @@ KIND_COLOURS = {
     "barrier": GREY,
 }
 PATTERNS = {WAITING: "/", "weights": "\\", "backward": "."}  # colour is never the only cue
-IDLE = "#eef1f4"
+IDLE = "rgba(139,148,158,.25)"
 MOMENTS = 32
 MILLISECONDS = 1e3
 
