@@ -12,6 +12,7 @@ TOOLTIPS = re.compile(r'<g fill="none" pointer-events="all">.*?</g>|<title>.*?</
 # An image does not inherit the page's colour: a contrast of 4.3 on white and on JupyterLab's dark #111, the most that
 # one colour can have on both.
 BOTH_THEMES = "#797979"
+SMALL = 120  # pixels: a mark or a curve among text
 FAINT = re.compile(r'(<(?:text|tspan|g)\b[^>]*?) (?:fill-)?opacity="\.[5-9]\d*"')  # it would be fainter still
 
 
@@ -26,7 +27,8 @@ def _replaced(match: re.Match[str]) -> str:
     space = "" if "xmlns" in head else 'xmlns="http://www.w3.org/2000/svg" '
     drawing = FAINT.sub(r"\1", TOOLTIPS.sub("", match[0])).replace("<svg ", f'<svg {space}color="{BOTH_THEMES}" ', 1)
     source = base64.b64encode(drawing.encode()).decode()
+    fits = "max-width:100%;" if float(width) > SMALL else ""  # in a table's cell it would count as no width at all
     return (
         f'<img src="data:image/svg+xml;base64,{source}" width="{width}" alt="{head.get("aria-label", "")}" '
-        'style="max-width:100%;margin:0;display:inline">'
+        f'style="{fits}margin:0;display:inline">'
     )
