@@ -27,8 +27,8 @@ def _replaced(match: re.Match[str]) -> str:
     space = "" if "xmlns" in head else 'xmlns="http://www.w3.org/2000/svg" '
     drawing = FAINT.sub(r"\1", TOOLTIPS.sub("", match[0])).replace("<svg ", f'<svg {space}color="{BOTH_THEMES}" ', 1)
     source = base64.b64encode(drawing.encode()).decode()
-    fits = "max-width:100%;" if float(width) > SMALL else ""  # in a table's cell it would count as no width at all
+    fits = "100%" if float(width) > SMALL else "none"  # 100% of a table's cell is no width at all
     return (
         f'<img src="data:image/svg+xml;base64,{source}" width="{width}" alt="{head.get("aria-label", "")}" '
-        f'style="{fits}margin:0;display:inline">'
+        f'style="max-width:{fits};margin:0;display:inline">'
     )
