@@ -99,11 +99,15 @@ def _overlay(shown: Sequence[Result], lines: dict[int, int], seen: Results) -> s
     overlaid = [result for result in shown if result.point in lines]
     if not overlaid:
         return ""
-    series = {lines[result.point]: result.series for result in overlaid if result.series is not None}
     names = {lines[result.point]: f"point {result.point} ({named(result, seen)})" for result in overlaid}
     note = "" if len(overlaid) == len(seen.points) else f"of the best {len(overlaid)} points"
-    chart = Chart("loss", series, words.quantity, note=note, label=names.__getitem__, from_zero=False, log=None)
-    return charts([chart], 1, show_step, "")
+    drawn = []
+    for title, of in (("loss", [r.series for r in overlaid]), (seen.metric, [r.evaluated for r in overlaid])):
+        series = {lines[r.point]: line for r, line in zip(overlaid, of, strict=True) if line and line.points()}
+        if series:
+            label = names.__getitem__
+            drawn.append(Chart(title, series, words.quantity, note=note, label=label, from_zero=False, log=None))
+    return charts(drawn, 2, show_step, "")
 
 
 def _losses(result: Result) -> list[float]:
