@@ -26,8 +26,11 @@ THEMES = {"light": ("#ffffff", "#1f2328"), "dark": ("#111111", "#dddddd")}
 TRACE = ["Traceback (most recent call last):\n", '  File "train.py", line 41, in main\n', "ValueError: boom\n"]
 
 
-def made_up(root: Path, name: str, ranks: int, steps: int, *, hosts: int = 1, cuda: bool = True) -> RunFolder:
-    """A run folder of ranks that have made some steps; the middle one is slow for a while."""
+def made_up(
+    root: Path, name: str, ranks: int, steps: int, *, hosts: int = 1, cuda: bool = True, best_at: int = 0
+) -> RunFolder:
+    """A run folder of ranks that have made some steps; the middle one is slow for a while. The validation loss, if
+    there is any, is lowest at the step `best_at`."""
     folder = RunFolder(root / f"20260102T030405Z-{name}-0a1b")
     folder.ranks.mkdir(parents=True)
     folder.hosts.mkdir()
@@ -56,6 +59,12 @@ def made_up(root: Path, name: str, ranks: int, steps: int, *, hosts: int = 1, cu
             else:
                 record |= {"rss": used / 10, "peak": 0.55 * GIB}
             records.append(record)
+            if best_at and rank == 0 and step % 40 == 0:
+                off = abs(step - best_at) / 400
+                accuracy = 0.8 - 0.3 * off + 0.01 * chance.random()
+                records.append(
+                    {"k": "report", "t": record["t"], "step": step, "val_loss": 0.5 + off, "val_accuracy": accuracy}
+                )
         folder.metrics(rank).write_text("".join(json.dumps(record) + "\n" for record in records))
         folder.log(rank).write_text("".join(f"epoch {n}: loss {2.5 * math.exp(-n):.3f}\n" for n in range(steps // 60)))
     for host in range(hosts if cuda and steps else 0):
@@ -95,6 +104,8 @@ def every_state(root: Path) -> dict[str, str]:
         "starting": (made_up(root, "starting", 2, 0), State("starting", now - 3)),
         "running on one CPU": (made_up(root, "cpu", 1, 400, cuda=False), State("running", now - 48)),
         "running on two GPUs": (made_up(root, "running", 2, 400), State("running", now - 48)),
+        "still improving": (made_up(root, "improving", 2, 400, best_at=400), State("running", now - 48)),
+        "overfitting": (made_up(root, "overfitting", 2, 400, best_at=160), State("running", now - 48)),
         "stuck": (made_up(root, "stuck", 2, 400), State("running", now - 60, notice=stuck)),
         "failed": (made_up(root, "failed", 2, 200), State("failed", **ended, exit_code=1, cause=failed)),
         "out of memory": (made_up(root, "memory", 2, 0), State("failed", **ended, exit_code=1, cause=memory)),

@@ -14,8 +14,9 @@ from labkit.checking.before_launch import warn
 from labkit.cluster.job_options import JobOptions
 from labkit.errors import LabError, LaunchError, RankFailedError
 from labkit.export import check_live
+from labkit.launcher.start import removed_on_failure
 from labkit.launching import settings_for
-from labkit.record import RunReader
+from labkit.record import RunFolder, RunReader
 from labkit.record.text import plain
 from labkit.run import Interrupted, Run
 from labkit.sweeps import array
@@ -76,6 +77,9 @@ def sweep(script: Script | str | os.PathLike[str], **parameters: Any) -> Sweep:
     warn(script)
     settings = {name: str(value) for name, value in (options.env or {}).items()} if job else settings_for(options)
     handle = Sweep(create(script, options, parameters, settings, job))
+    if job:
+        with removed_on_failure(RunFolder(handle.path)):
+            array.submit_points(handle.folder, range(len(handle._results.points)), settings)
     return handle._start(settings, wait=options.wait, detach=options.detach)
 
 

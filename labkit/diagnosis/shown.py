@@ -19,7 +19,7 @@ NAMES: dict[Level, str] = {
     "fine": "facts",
 }
 MARKS: dict[Level, str] = {"stop": "✖", "warning": "▲", "note": "●", "fine": "✔"}
-TINTS: dict[Level, str] = {"stop": "#e5534b", "warning": "#c9a227", "note": "#2f81f7", "fine": "#2da44e"}
+TINTS: dict[Level, str] = {"stop": "#e5534b", "warning": "#b08d1c", "note": "#2f81f7", "fine": "#2da44e"}
 
 
 def headline(findings: Sequence[Diagnosis]) -> str:
@@ -86,7 +86,7 @@ def _problem(finding: Diagnosis) -> str:
     why = f'<div style="opacity:.75">{escaped(finding.why)}</div>' if finding.why else ""
     return (
         f'<div style="border-left:4px solid {tint};padding:1px 10px;margin:6px 0">'
-        f'<span style="color:{tint};font-weight:600">{MARKS[level]} {level}</span> '
+        f'<span style="border-bottom:2px solid {tint};font-weight:600">{MARKS[level]} {level}</span> '
         f"<b>{escaped(finding.what)}</b>: {escaped(finding.value)}{why}{todo}</div>"
     )
 
@@ -99,6 +99,7 @@ def _facts(findings: Sequence[Diagnosis]) -> str:
         f"{escaped(_more(finding))}</td></tr>"
         for finding in findings
     )
-    summary = f'<span style="color:{TINTS["fine"]};font-weight:600">{MARKS["fine"]}</span> {len(findings)} facts'
+    style = f"border-bottom:2px solid {TINTS['fine']};font-weight:600"
+    summary = f'<span style="{style}">{MARKS["fine"]}</span> {len(findings)} facts'
     table = f'<table style="border-collapse:collapse;margin:4px 0;font-size:12px">{rows}</table>'
     return f'<details style="margin:6px 0"><summary style="cursor:pointer">{summary}</summary>{table}</details>'

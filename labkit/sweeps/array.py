@@ -41,6 +41,8 @@ def check(options: SweepOptions, job: JobOptions) -> JobOptions:
 
 def missing(folder: SweepFolder, *, failed: bool = False) -> list[int]:
     """The points that have neither run to their end nor wait in Slurm's queue; with `failed` also those that failed."""
+    if array := folder.array():
+        slurm.ask_array(array)
     index = RunIndex(folder).poll()
     kept = ("succeeded",) if failed else ("succeeded", "failed")
 

@@ -31,7 +31,7 @@ class Measured(NamedTuple):
 class Result:
     """One point: its parameters, its newest run and what that has reached. `seconds` is how long that run took or has
     taken; `best` is the best finite value of the sweep's metric, as the lowest rank that has it reported it; `series`
-    is the loss by step."""
+    is the loss by step, `evaluated` the metric if it is another one."""
 
     point: int
     parameters: dict[str, Any]
@@ -46,6 +46,7 @@ class Result:
     seconds: float | None = None
     why: str = ""
     series: Line | None = None
+    evaluated: Line | None = None
     folder: RunFolder | None = None
 
     @property
@@ -101,7 +102,7 @@ class Results:
         state = state_of(run)  # read before the records, so that a final state comes with the last record
         reader = self._readers.setdefault(run.id, RunReader(run))
         reader.read_all() if state.is_final else reader.poll()
-        values = measured(reader, self.metric)
+        values, lines = measured(reader, self.metric), curves(reader)
         result = Result(
             job.point,
             self.points[job.point],
@@ -115,7 +116,8 @@ class Results:
             values.lowest if self.lowest else values.highest,
             state.seconds,
             str((state.cause or {}).get("sentence") or state.notice or ""),
-            curves(reader).get("loss"),
+            lines.get("loss"),
+            lines.get(self.metric) if self.metric != "loss" else None,
             run,
         )
         if state.is_final:

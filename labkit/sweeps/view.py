@@ -41,7 +41,7 @@ def sweep_html(title: str, state: SweepState, results: Sequence[Result], seen: R
     """Headline, overlay of the losses, and a table with a row for each point; all text is escaped here."""
     tint = TINTS.get(state.state, "#8b949e")
     mark = (
-        f'<b style="color:{tint};border:1px solid {tint};border-radius:10px;padding:0 9px">'
+        f'<b style="border:1px solid {tint};background:{tint}30;border-radius:10px;padding:0 9px">'
         f"{MARKS.get(state.state, '?')} {escaped(state.state)}</b>"
     )
     shown = _shown(results, seen)
@@ -99,11 +99,15 @@ def _overlay(shown: Sequence[Result], lines: dict[int, int], seen: Results) -> s
     overlaid = [result for result in shown if result.point in lines]
     if not overlaid:
         return ""
-    series = {lines[result.point]: result.series for result in overlaid if result.series is not None}
     names = {lines[result.point]: f"point {result.point} ({named(result, seen)})" for result in overlaid}
     note = "" if len(overlaid) == len(seen.points) else f"of the best {len(overlaid)} points"
-    chart = Chart("loss", series, words.quantity, note=note, label=names.__getitem__, from_zero=False, log=None)
-    return charts([chart], 1, show_step, "")
+    drawn = []
+    for title, of in (("loss", [r.series for r in overlaid]), (seen.metric, [r.evaluated for r in overlaid])):
+        series = {lines[r.point]: line for r, line in zip(overlaid, of, strict=True) if line and line.points()}
+        if series:
+            label = names.__getitem__
+            drawn.append(Chart(title, series, words.quantity, note=note, label=label, from_zero=False, log=None))
+    return charts(drawn, 2, show_step, "")
 
 
 def _losses(result: Result) -> list[float]:

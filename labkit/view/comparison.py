@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from labkit.errors import LabError
 from labkit.record import Nodes, RankHistory, RunFolder, RunReader, find_run, read_state
 from labkit.record.folder import slug
+from labkit.record.measured.metric_names import is_lower_better
 from labkit.record.measured.metrics_file import finite, number
 from labkit.record.text import escaped, plain
 from labkit.view import words
@@ -162,10 +163,12 @@ class Comparison:
     def _rows(self) -> list[dict[str, str]]:
         tested = dict.fromkeys(name for s in self.summaries for name in s if is_tested(name))
         given = differing([s["parameters_given"] for s in self.summaries])
+        reached = self._reached()
         return [
             {
                 "run": plain(s["name"]),
                 **{name: s["parameters_given"].get(name, "")[:LONGEST_VALUE] for name in given},
+                **{title: values[i] for title, values in reached.items()},
                 "ranks": str(s["ranks"]) + (f" on {s['nodes']} nodes" if s["nodes"] > 1 else ""),
                 "training time": words.seconds(s["training_seconds"]),
                 "per epoch": words.seconds(s["epoch_seconds"]),
@@ -179,8 +182,27 @@ class Comparison:
                 "parameters": "n/a" if s["parameters"] is None else f"{s['parameters']:,.0f}",
                 "result": s["state"],
             }
-            for s, speedup in zip(self.summaries, self._speedups(), strict=True)
+            for i, (s, speedup) in enumerate(zip(self.summaries, self._speedups(), strict=True))
         ]
+
+    def _reached(self) -> dict[str, list[str]]:
+        """By column a text for each run: the newest loss, and the best value of every evaluated metric; the best of all
+        runs is marked."""
+        columns = {}
+        for title in list(dict.fromkeys(title for lines in self.curves for title in lines))[:MOST_CURVES]:
+            if is_tested(title) and any(s.get(title) is not None for s in self.summaries):
+                continue  # it has a column of its own
+            pick = min if title == "loss" or is_lower_better(title) else max
+            points = [lines[title].points() if title in lines else [] for lines in self.curves]
+            if title == "loss":
+                values = [line[-1][3] if line else None for line in points]
+            else:
+                values = [pick(point[3] for point in line) if line else None for line in points]
+            known = [value for value in values if value is not None]
+            best = pick(known) if len(known) > 1 else None
+            texts = [f"{'★ ' if v is not None and v == best else ''}{words.quantity(v, 4)}" for v in values]
+            columns["loss" if title == "loss" else f"best {tested_name(title)}"] = texts
+        return columns
 
     def __str__(self) -> str:
         rows = self._rows()
@@ -201,8 +223,8 @@ class Comparison:
         shared = ", ".join(f"{name} {text}" for name, text in common.items() if text not in ("", "n/a"))
         remarks = [f"the same in all runs: {shared}"] if shared else []
         text = "".join(f"<div>{escaped(remark)}</div>" for remark in [*remarks, *self._remarks()])
-        marks = [dot(i) for i in range(len(rows))] if any(self.curves) else None
-        html = f"{self._overlay()}{grid(rows, marks)}{text}{self._bars()}"
+        marks = [f"{dot(i)} " for i in range(len(rows))] if any(self.curves) else None
+        html = f"{self._overlay()}{grid(rows, marks, narrow=True)}{text}{self._bars()}"
         return {"text/plain": str(self), "text/html": as_image(html)}
 
     def _overlay(self) -> str:

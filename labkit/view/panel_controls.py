@@ -19,7 +19,7 @@ LABEL = {"description_width": "150px"}
 WIDTH = "390px"
 
 
-TINTS = {"fits": "#2da44e", "does not fit": "#e5534b", "impossible": "#c9a227", "": "#8b949e"}
+TINTS = {"fits": "#2da44e", "does not fit": "#e5534b", "impossible": "#b08d1c", "": "#8b949e"}
 
 
 class Controls:
@@ -118,7 +118,7 @@ def panel_page(
     """`verdict` is "fits", "does not fit", "impossible", or "" while unknown; `runs` are table rows of texts."""
     tint = TINTS[verdict]
     pill = (
-        f'<b style="color:{tint};border:1px solid {tint};border-radius:10px;padding:0 9px;white-space:nowrap">'
+        f'<b style="border:1px solid {tint};background:{tint}30;border-radius:10px;padding:0 9px;white-space:nowrap">'
         f"{escaped(verdict)}</b> "
     )
     head = f'<div style="min-height:3em">{pill if verdict else ""}{escaped(sentence)}</div>'

@@ -35,7 +35,7 @@ STYLE = (
     ".read{display:block;min-height:2.6em;font-size:12px;font-variant-numeric:tabular-nums}.read span{margin-left:1em}"
     "i{display:inline-block;width:10px;height:10px;border-radius:2px;margin-right:4px}"
     "button{font:inherit;font-size:12px;margin-right:4px;border:1px solid #8b949e80;border-radius:10px;background:none;"
-    "color:inherit}button[aria-pressed=false]{opacity:.45;text-decoration:line-through}"
+    "color:inherit}button[aria-pressed=false]{opacity:.6;text-decoration:line-through}"
 )
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data: blob:"
 

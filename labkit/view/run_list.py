@@ -85,10 +85,13 @@ class RunList(list[Any]):
         if not (rows := self._rows()):
             return "no runs yet"
         cell = 'style="text-align:left;padding:2px 8px;vertical-align:middle"'
+        wide = f'{cell[:-1]};min-width:16em"'  # a row is not to be as high as its sentence is long
         columns = _columns(rows)
         head = "".join(f"<th {cell}>{escaped(name)}</th>" for name in columns)
         body = "".join(
-            "<tr>" + "".join(f"<td {cell}>{_html(row.get(name, ''))}</td>" for name in columns) + "</tr>"
+            "<tr>"
+            + "".join(f"<td {wide if name == 'why' else cell}>{_html(row.get(name, ''))}</td>" for name in columns)
+            + "</tr>"
             for row in rows
         )
         left_out = f"<div>{escaped(self._left_out())}</div>" if self._left_out() else ""

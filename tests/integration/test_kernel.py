@@ -76,7 +76,8 @@ def papermill(cells: list[str], tmp_path: Path, **env: str) -> tuple[int, str, n
 
 def test_papermill_waits_and_keeps_static_figures_only(tmp_path):
     quick = LAUNCH.replace("10_000", "20")
-    code, errors, book = papermill([quick, "print(run.status().state)", "run"], tmp_path)
+    figures = ["labkit.compare([run]).figure()", "import plotly.express as px\npx.line(y=[1, 2], title='mine')"]
+    code, errors, book = papermill([quick, "print(run.status().state)", "run", *figures], tmp_path)
     assert code == 0, errors
     assert book.cells[1].outputs[0].text.strip() == "succeeded"
     (bundle,) = [output.data for output in book.cells[0].outputs if "data" in output]  # and lines of progress
@@ -94,7 +95,7 @@ def test_papermill_waits_and_keeps_static_figures_only(tmp_path):
 
     page = as_html(book)
     picture = ' src="data:image/svg+xml;base64,'
-    assert page.count(picture) == bundle["text/html"].count(picture) * 2 == 6
+    assert page.count(picture) == bundle["text/html"].count(picture) * 2 + len(figures) == 8
     assert page.count("<script") == as_html(without_outputs(book)).count("<script")
     assert "succeeded" in page
 

@@ -12,7 +12,8 @@ import pytest
 
 from labkit import LabError, LaunchError, Script
 from labkit.cluster.job_options import JobOptions
-from labkit.cluster.sbatch import NODE, LaunchFile, sbatch_text
+from labkit.cluster.sbatch import NODE, LaunchFile, array_text, sbatch_text
+from labkit.cluster.slurm import tasks_in
 from labkit.cluster.submission import plain_text, prepare
 from labkit.cluster.timelimit import seconds_of
 from labkit.write.launch_options import LaunchOptions
@@ -241,3 +242,30 @@ def test_a_user_s_usual_account_and_partition_are_taken_unless_others_are_given(
     text = plain_text("ddp", LaunchOptions(), replace(TWO_NODES, account="other"))
     assert "#SBATCH --account=other\n" in text
     assert "#SBATCH --partition=usual-nodes\n" in text
+
+
+@pytest.mark.parametrize("words", ["plain", 'odd "name" $HOME `id` é'])
+def test_a_task_of_an_array_runs_the_launch_file_of_its_point_and_no_other(tmp_path, words):
+    folder = tmp_path / words
+    folder.mkdir()
+    files = [folder / f"{i}.sbatch" for i in range(3)]
+    for i, file in enumerate(files):
+        file.write_text(f"echo point {i} $$\n")
+    job = JobOptions(time="10", nproc_per_node=1, cpus_per_task=1)
+    one = LaunchFile(job, name="sweep", cwd="/", output=str(folder / "slurm"), python="python", program=())
+    array = folder / "array.sbatch"
+    array.write_text(array_text(one, "0-2%2", list(map(str, files))))
+
+    assert "#SBATCH --array=0-2%2" in array.read_text()
+    assert "slurm-%A-%a.out" in array.read_text()
+    for i in range(3):
+        process = subprocess.Popen(
+            ["bash", array], stdout=subprocess.PIPE, env={"SLURM_ARRAY_TASK_ID": str(i)}, text=True
+        )
+        assert process.communicate()[0] == f"point {i} {process.pid}\n"  # the same process, so signals reach it
+
+
+def test_the_tasks_that_slurm_names_together():
+    assert tasks_in("0,3-5,8-12:2%4") == [0, 3, 4, 5, 8, 10, 12]
+    assert tasks_in("7") == [7]
+    assert tasks_in("") == []

@@ -260,7 +260,7 @@ def test_everything_that_the_view_shows_is_escaped(sweep):
 
 def test_the_live_view_shows_the_same_page_and_ends_with_the_sweep(sweep):
     add_run(sweep, 0)
-    dashboard = SweepDashboard(sweep, stop=lambda: None)
+    dashboard = SweepDashboard(sweep, stop=lambda: None, status=sweep.read_state)
     try:
         assert dashboard._draw()
         seen = Results(sweep)

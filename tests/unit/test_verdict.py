@@ -97,3 +97,35 @@ def test_a_few_steps_say_nothing(say):
 
 def test_at_most_two_sentences(say):
     assert len(say({"retries": 3, "input": 0.05, "peak": 15.9 * GIB, "loss": "nan"}, {})) == 2
+
+
+def evaluations(folder, write_metrics, losses, evaluated):
+    """The verdict on 40 steps with a loss each and an evaluation after every fifth."""
+    write_metrics(0, {"k": "meta", "t": 0.0})
+    for i in range(1, 41):
+        step = {"k": "step", "t": i / 10, "step": i, "n": 1, "seconds": [0.1] * 3, "loss": losses(i)}
+        reports = (
+            [{"k": "report", "t": i / 10 + 0.01, "step": i, "val_loss": evaluated[i // 5 - 1]}] if i % 5 == 0 else []
+        )
+        write_metrics(0, step, *reports)
+    return verdict(RunReader(folder).read_all())
+
+
+@pytest.mark.parametrize(
+    ("losses", "evaluated", "sentence"),
+    [
+        (lambda i: 1 / i, [8, 7, 6, 5, 4, 3, 2, 1], "val_loss still improves: 1, the best so far"),
+        (
+            lambda i: 1 / i,
+            [8, 4, 3, 4, 5, 6, 7, 8],
+            "val_loss rises since step 15 while the training loss falls: overfitting",
+        ),
+        (lambda i: 1.0, [8, 4, 3, 4, 5, 6, 7, 8], "val_loss was best at step 15: 3, no better in 5 evaluations since"),
+    ],
+)
+def test_whether_it_learns(folder, write_metrics, losses, evaluated, sentence):
+    assert evaluations(folder, write_metrics, losses, evaluated) == [sentence]
+
+
+def test_two_worse_evaluations_are_no_news(folder, write_metrics):
+    assert evaluations(folder, write_metrics, lambda i: 1 / i, [8, 7, 6, 5, 4, 3, 4, 5]) == []

@@ -75,7 +75,7 @@ def test_a_run_without_a_job_is_what_its_folder_says(run, tmp_path):
     assert not (tmp_path / "asked").exists()
 
 
-@pytest.mark.parametrize("job", ["-uada", "--me", "", "7,8", "7_1", None, ["7"], "7\n", "٧"])
+@pytest.mark.parametrize("job", ["-uada", "--me", "", "7,8", "7_", "7_1_2", None, ["7"], "7\n", "٧"])
 def test_what_is_no_job_s_number_is_no_word_of_a_command_line(run, tmp_path, job):
     scancel = tmp_path / "scancel"
     scancel.write_text(f"#!/bin/sh\necho >>{tmp_path}/asked\n")

@@ -58,5 +58,5 @@ def band(
     return (
         f'<path d="M{path(lows)}L{path(highs[::-1])}Z" fill="#2f81f7" fill-opacity=".25"/>'
         f'<path d="M{path(middles)}" fill="none" stroke="#2f81f7" stroke-width="1.6"/>'
-        f'<path d="M{path(line)}" fill="none" stroke="#e8833a" stroke-width="1.4" stroke-dasharray="6 3"/>'
+        f'<path d="M{path(line)}" fill="none" stroke="#d8752b" stroke-width="1.4" stroke-dasharray="6 3"/>'
     ), outlier

@@ -93,7 +93,7 @@ def _bar(row: Bar, y: float, scale: float, *, first: bool) -> str:
         width = min(size * scale, end - x)
         if width > 0:
             shown = _cut(category, width - 4) if len(category) * LETTER < width - 4 else ""
-            inside = f'<text x="{x + 3:.1f}" y="{middle}" fill="#fff">{shown}</text>' if shown else ""
+            inside = f'<text x="{x + 3:.1f}" y="{middle}" fill="#000">{shown}</text>' if shown else ""
             drawn += (
                 f'<g><title>{escaped(f"{category} {gib(size)}")}</title><rect x="{x:.1f}" y="{y}" '
                 f'width="{width:.1f}" height="{ROW - 2}" fill="{colour}"/>{inside}</g>'

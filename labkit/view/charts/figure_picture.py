@@ -44,6 +44,10 @@ def figure_picture(figure: Figure) -> str:
 class _Picture:
     def __init__(self, layout: dict[str, Any], traces: list[dict[str, Any]], other: set[str]):
         self.layout, self.traces, self.other = layout, traces, other
+        for trace in traces:  # plotly counts what has only one coordinate
+            for way, other_way in (("x", "y"), ("y", "x")):
+                if trace.get(way) is None and trace.get(other_way) is not None:
+                    trace[way] = range(len(trace[other_way]))
         self.margins = MARGINS | {k: v for k, v in (layout.get("margin") or {}).items() if k in MARGINS}
         self.margins["l"] = max(self.margins["l"], 60)
         self.width, self.height = WIDTH, int(layout.get("height") or HEIGHT)

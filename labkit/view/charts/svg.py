@@ -17,7 +17,7 @@ from labkit.view.charts.bands import CELLS, MANY, Line, band
 __all__ = ["COLOURS", "DASHES", "Chart", "charts", "clock", "dot"]
 
 # Mid-tones with contrast on white and on near-black; dashes distinguish ranks without colour.
-COLOURS = ("#2f81f7", "#e8833a", "#2da44e", "#bf5bd7", "#c9a227", "#e5534b", "#1aa6b7", "#8b949e")
+COLOURS = ("#2f81f7", "#d8752b", "#2da44e", "#bf5bd7", "#b08d1c", "#e5534b", "#189aaa", "#8b949e")
 DASHES = ("", "6 3", "2 2", "8 3 2 3", "12 3", "4 6", "1 3", "10 3 2 3 2 3")
 
 WIDTH, HEIGHT = 360, 132
@@ -171,7 +171,7 @@ def _chart(chart: Chart, sheet: _Sheet, banded: bool) -> str:
     evaluated = _thinned(chart.evaluated, each // 4) if chart.evaluated else []
     points = [point for line in (*drawn.values(), evaluated) for point in line]
     if not points:
-        middle = f'x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT / 2}" text-anchor="middle" opacity=".55"'
+        middle = f'x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT / 2}" text-anchor="middle" opacity=".75"'
         return f"{title}<text {middle}>no data</text>"
     high = max([chart.peak or -math.inf, *(point[2] for line in (points, *thin.values()) for point in line)])
     near = chart.limit is not None and chart.limit <= NEAR * high

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.record.measured.spans import COMMUNICATION, COMPUTE, WAITING, Span
 from labkit.record.text import escaped
+from labkit.view.charts.images import BOTH_THEMES
 from labkit.view.charts.svg import COLOURS
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ KIND_COLOURS = {
     "weights": YELLOW,
     "optimizer": GREEN,
     "input": PURPLE,
-    WAITING: "#d8dee4",
+    WAITING: "#8a939d",
     "all_reduce": RED,
     "all_gather": TEAL,
     "reduce_scatter": "#c2577e",
@@ -32,7 +33,8 @@ KIND_COLOURS = {
     "barrier": GREY,
 }
 PATTERNS = {WAITING: "/", "weights": "\\", "backward": "."}  # colour is never the only cue
-IDLE = "#eef1f4"
+IDLE = "rgba(139,148,158,.25)"
+BELOW_THE_TOOLBAR = {"x": 0.01, "y": 1, "yref": "container", "yanchor": "top", "pad": {"t": 34}}
 MOMENTS = 32
 MILLISECONDS = 1e3
 
@@ -84,7 +86,7 @@ def animated(spans: Sequence[Span], ranks: Sequence[int], title: str) -> Figure:
     ]
     _finish(figure, ranks, title, xaxis="xaxis2", yaxis="yaxis2")
     figure.update_layout(
-        height=400 + 50 * len(ranks),
+        height=430 + 50 * len(ranks),
         xaxis={"visible": False, "range": [-0.6, len(ranks) - 0.4], "fixedrange": True},
         yaxis={"visible": False, "range": [-1.5, 0.7], "fixedrange": True},
         updatemenus=[_buttons()],
@@ -241,12 +243,15 @@ def _finish(figure: Figure, ranks: Sequence[int], title: str, xaxis: str = "xaxi
         },
     }
     figure.update_layout(
-        title={"text": escaped(title), "font": {"size": 14}},
+        title={"text": escaped(title), "font": {"size": 14}, **BELOW_THE_TOOLBAR},
         barmode="overlay",
         bargap=0,
         template="none",
-        height=150 + 60 * len(ranks),
-        margin={"l": 70, "r": 20, "t": 60, "b": 50},
+        paper_bgcolor="rgba(0,0,0,0)",
+        plot_bgcolor="rgba(0,0,0,0)",
+        font={"color": BOTH_THEMES},
+        height=180 + 60 * len(ranks),
+        margin={"l": 70, "r": 20, "t": 90, "b": 50},
         legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
         **axes,
     )

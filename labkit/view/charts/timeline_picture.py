@@ -32,7 +32,7 @@ def picture(spans: Sequence[Span], ranks: Sequence[int], title: str) -> str:
         talks = span.kind in COMMUNICATION
         drawn += _bar(x, y + THICK + 2 if talks else y, width, THIN if talks else THICK, KIND_COLOURS[span.kind])
         if span.chunk is not None and width > 9:
-            drawn += f'<text x="{x + width / 2:.1f}" y="{y + 12}" text-anchor="middle" fill="#fff">{span.chunk}</text>'
+            drawn += f'<text x="{x + width / 2:.1f}" y="{y + 12}" text-anchor="middle" fill="#000">{span.chunk}</text>'
     bottom = TOP + ROW * len(ranks)
     axis = "".join(
         f'<text x="{LEFT + end * part * scale:.0f}" y="{bottom + 8}" text-anchor="middle" opacity=".7">'

@@ -21,7 +21,7 @@ from labkit.view.live.verdict import verdict
 __all__ = ["attempt_ended", "run_html", "run_text"]
 
 MARKS = {"starting": "◌", "running": "●", "succeeded": "✔", "failed": "✖", "stopped": "■", "lost": "?"}
-TINTS = {"running": "#2f81f7", "succeeded": "#2da44e", "failed": "#e5534b", "stopped": "#c9a227", "lost": "#e5534b"}
+TINTS = {"running": "#2f81f7", "succeeded": "#2da44e", "failed": "#e5534b", "stopped": "#b08d1c", "lost": "#e5534b"}
 SHOWN_FAILURES = 8
 STRIPS_SECONDS = 4.0
 
@@ -88,7 +88,7 @@ def _head(folder: RunFolder, reader: RunReader, state: State, watched: bool) -> 
     tint = TINTS.get(state.state, "#8b949e")
     suffix = "" if watched else " when last seen"
     mark = (
-        f'<b style="color:{tint};border:1px solid {tint};border-radius:10px;padding:0 9px">'
+        f'<b style="border:1px solid {tint};background:{tint}30;border-radius:10px;padding:0 9px">'
         f"{MARKS[state.state]} {state.state}{suffix}</b>"
     )
     time = words.seconds(state.seconds)
@@ -158,7 +158,7 @@ def _explanation(state: State) -> list[str]:
 
 def _notices(folder: RunFolder, state: State) -> str:
     return "".join(
-        f'<div style="border-left:4px solid #c9a227;padding:2px 10px;margin:6px 0"><b>{escaped(text)}</b></div>'
+        f'<div style="border-left:4px solid #b08d1c;padding:2px 10px;margin:6px 0"><b>{escaped(text)}</b></div>'
         for text in (state.notice, *_failed_exports(folder))
         if text
     )

@@ -19,6 +19,7 @@ AXES = ("time", "step", "samples")
 SCALES = {"automatic": None, "linear": False, "logarithmic": True}
 SIZES = {"small": 2, "large": 1}  # charts in a row
 MOST_SCALARS = 12
+SLOW_FIRST = 5.0  # times the slowest of all other steps: it compiled, or loaded what it needed
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ def titles(reader: RunReader) -> list[str]:
 
 
 def run_charts(reader: RunReader, look: Look) -> list[Chart]:
-    """The four charts of every run, and one of each scalar that the script reported more than once."""
+    """The charts of every run, and one of each scalar that the script reported more than once."""
     histories = list(reader.ranks.values())
     reporting = reader.reporting
     places = {history.rank: _place(reader, history, look.axis) for history in reporting}
@@ -131,13 +132,37 @@ def run_charts(reader: RunReader, look: Look) -> list[Chart]:
         note=f"{held}{' · thin: reserved' if reserved else ''} · dotted: peak",
         **marks,
     )
+    throughput = Chart("throughput per rank", of("throughput"), words.quantity, note="samples/s", **marks)
+    counts = any(line.points() for line in throughput.series.values())
+    times, first_step = _without_a_slow_first(of("step_seconds"))
+    notes = [words.skew(reader), f"without the first, {words.seconds(first_step)}" if first_step else ""]
     return [
         scalar("loss", "", evaluated_loss, of("loss"), words.loss_of(reader)),
-        Chart("throughput per rank", of("throughput"), words.quantity, note="samples/s", **marks),
-        Chart("step time", of("step_seconds"), words.seconds, note=words.skew(reader), **marks),
+        # no chart if the script's batches cannot be counted
+        *([throughput] if counts or not any(history.step for history in histories) else []),
+        Chart("step time", times, words.seconds, note=" · ".join(filter(None, notes)), **marks),
         memory,
         *(scalar(title, *names, {}, "") for title, names in list(pairs.items())[:MOST_SCALARS]),
     ]
+
+
+def _without_a_slow_first(lines: dict[int, Line]) -> tuple[dict[int, Line], float | None]:
+    """The lines without their first point, and its highest value, if that would flatten all that follows."""
+    points = [line.points() for line in lines.values()]
+    if not points or any(len(each) < 3 for each in points):
+        return lines, None
+    first = max(each[0][2] for each in points)
+    if first < SLOW_FIRST * max(high for each in points for _, _, high, _ in each[1:]):
+        return lines, None
+    return {rank: _AfterFirst(line) for rank, line in lines.items()}, first
+
+
+@dataclass(frozen=True)
+class _AfterFirst:
+    line: Line
+
+    def points(self) -> list[tuple[float, float, float, float]]:
+        return self.line.points()[1:]
 
 
 def curves(reader: RunReader) -> dict[str, Line]:

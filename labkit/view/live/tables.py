@@ -37,16 +37,24 @@ def rank_table(reader: RunReader) -> str:
     return grid(rows, marks, sentences=("",) if len(hosts) > 1 else ()) + _remark(more)
 
 
-def grid(rows: list[dict[str, str]], marks: list[str] | None = None, *, sentences: Collection[str] = ()) -> str:
-    """A table of text with an SVG mark before each row. If `sentences` names columns, only those wrap."""
+def grid(
+    rows: list[dict[str, str]],
+    marks: list[str] | None = None,
+    *,
+    sentences: Collection[str] = (),
+    narrow: bool = False,
+) -> str:
+    """A table of text with an SVG mark before each row. Only the columns that `sentences` names wrap, and the names of
+    columns if it is to be `narrow`."""
     if not rows:
         return ""
     marks = marks or [""] * len(rows)
     names = list(dict.fromkeys(name for row in rows for name in row))  # a rank that has not started has fewer
-    text_cell, figure_cell = f"{CELL};text-align:left", f"{CELL};white-space:nowrap" if sentences else CELL
-    head = f'<th style="{HEAD};text-align:left">{escaped(names[0])}</th>'
+    text_cell, figure_cell = f"{CELL};text-align:left", f"{CELL};white-space:nowrap"
+    head_cell = HEAD.replace("nowrap", "normal;vertical-align:bottom") if narrow else HEAD
+    head = f'<th style="{head_cell};text-align:left">{escaped(names[0])}</th>'
     sides = {name: "left" if name in sentences else "right" for name in names}
-    head += "".join(f'<th style="{HEAD};text-align:{sides[name]}">{escaped(name)}</th>' for name in names[1:])
+    head += "".join(f'<th style="{head_cell};text-align:{sides[name]}">{escaped(name)}</th>' for name in names[1:])
     body = ""
     for row, mark in zip(rows, marks, strict=True):
         first, *others = (escaped(row.get(name, "")) for name in names)

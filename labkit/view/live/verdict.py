@@ -12,6 +12,7 @@ from statistics import median
 from labkit.record import RankHistory, RunReader
 from labkit.record.units import gib
 from labkit.view.live.by_host import by_host, names_of, ranges, watched
+from labkit.view.live.learning import learning
 
 __all__ = ["host_verdicts", "verdict"]
 
@@ -169,7 +170,8 @@ def no_problem(histories: list[RankHistory]) -> str:
     return f"memory {'flat at' if flat else 'peaks at'} {gib(worst.memory_peak)}{of}"
 
 
-RULES: tuple[Rule, ...] = (retries, nearly_full, slow_host, input_bound, straggler, communication, grows, no_problem)
+PROBLEMS: tuple[Rule, ...] = (retries, nearly_full, slow_host, input_bound, straggler, communication, grows)
+RULES: tuple[Rule, ...] = (*PROBLEMS, learning, no_problem)
 
 
 def _filled(reader: RunReader, host: str) -> str:
