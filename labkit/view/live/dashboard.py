@@ -24,7 +24,7 @@ CULPRIT = "culprit or 0"  # whose log is shown unless another rank's is chosen
 SMOOTHINGS = {"none": 0.0, "some": 0.6, "strong": 0.9}  # the share of the value before that an average keeps
 PERIOD_SECONDS = 0.5
 LONGEST_PERIOD_SECONDS = 5.0
-MANY_NODES_SECONDS = 2.0  # between readings of the state, which is spread over several files a node
+MANY_NODES_SECONDS = 4.0  # between readings of the state, which is spread over several files a node
 STRIKES = 3
 OPEN: dict[Path, Dashboard] = {}  # at most one view of each run per kernel
 
