@@ -68,6 +68,9 @@ class Simulated:
             with self.folder.metrics(rank).open("a") as file:
                 file.write("".join(LINE % (s / HZ, s, 2.5 / (1 + s / 500) + rank % 7 / 100) for s in steps))
         self.step += round(seconds * HZ)
+
+    def fold(self) -> None:
+        """What the nodes' supervisors do once a second."""
         for fold in self.folds:
             fold.update()
 
@@ -98,9 +101,8 @@ class Slow:
 def measure(root: Path, world: int, answer_seconds: float) -> None:
     run = Simulated(root, world)
     run.write(BEFORE)
-    if run.folds:  # the bounded series are written with every tenth fold
-        for _ in range(9):
-            run.write(0)
+    for _ in range(11):  # the bounded series are written with every tenth fold
+        run.fold()
     gc.collect()
     gc.freeze()  # the nodes' memory is not the reader's
     with Slow(answer_seconds) as files:
@@ -113,9 +115,11 @@ def measure(root: Path, world: int, answer_seconds: float) -> None:
         files.opened = 0
     for update in range(UPDATES):
         run.write(PERIOD_SECONDS)
+        if update % 2 == 0:
+            run.fold()
         with files:
             began, wall = time.process_time(), time.perf_counter()
-            if update % 4 == 0:
+            if world <= 16 or update % 8 == 0:  # as the live view does
                 read_state(run.folder)
             reader.poll()
             sizes.append(len(run_html(run.folder, reader, state).encode()))

@@ -8,10 +8,12 @@ from collections.abc import Sequence
 from labkit.diagnosis.detections import Diagnosis, detection
 from labkit.diagnosis.facts import MachineFacts
 from labkit.launcher.hardware import Gpu, without_kernels
+from labkit.launcher.wheels import install_for
 from labkit.planner.data_sheets import OUTSIDE_TENSORS
 from labkit.record.units import gib
 
 FLASH = (8, 0)
+OLDEST_WITH_ALL_WHEELS = (7, 5)  # NVML, asked without torch, does not tell what the GPUs can do
 
 
 @detection
@@ -76,8 +78,8 @@ def _old(facts: MachineFacts) -> str:
 @detection
 def kernels(facts: MachineFacts) -> Diagnosis | None:
     """A P100 and torch's default wheel: `is_available()` is true and the first operation fails."""
-    built = facts.torch_build.kernels if facts.torch_build else ()
-    without = without_kernels(facts.hardware.gpus, built)
+    built, here = facts.torch_build.kernels if facts.torch_build else (), facts.hardware
+    without = without_kernels(here.gpus, built)
     if not without:
         return None
     torch = (facts.packages or {}).get("torch")
@@ -86,7 +88,8 @@ def kernels(facts: MachineFacts) -> Diagnosis | None:
         ", ".join(dict.fromkeys(f"none for {gpu.name} ({gpu.sm})" for gpu in without)),
         f"this torch {torch} is compiled for {', '.join(built)}: the first operation on the GPU fails, although "
         "torch.cuda.is_available() is true",
-        "use another GPU (on Kaggle: GPU T4 x2), hide it with CUDA_VISIBLE_DEVICES='', or install a torch for it",
+        "use another GPU (on Kaggle: GPU T4 x2), hide it with CUDA_VISIBLE_DEVICES='', or install a torch for it"
+        + (f": {command}" if (command := install_for(here.gpus, facts.nvml.cuda if facts.nvml else None)) else ""),
         "stop",
     )
 
@@ -102,7 +105,8 @@ def unseen(facts: MachineFacts) -> Diagnosis | None:
         why, todo = "this torch is built without CUDA", "install one with: https://pytorch.org/get-started/locally"
     elif nvml.cuda and int(nvml.cuda.split(".")[0]) < int(build.cuda.split(".")[0]):
         why = f"this torch is built for CUDA {build.cuda}, but the driver {nvml.driver} supports up to {nvml.cuda}"
-        todo = f"install a torch for CUDA {nvml.cuda.split('.')[0]}, or a newer driver"
+        command = install_for([Gpu("", 0, OLDEST_WITH_ALL_WHEELS)], nvml.cuda)
+        todo = f"install a newer driver, or a torch for CUDA {nvml.cuda.split('.')[0]}: {command}"
     else:
         why, todo = "torch gives no reason", "python -c 'import torch; torch.cuda.init()' shows the error"
     return Diagnosis("unseen GPUs", there, f"{why}: ranks train on the CPU", todo, "warning")

@@ -51,6 +51,28 @@ def front_end(facts: MachineFacts) -> Diagnosis:
 
 
 @detection
+def colab(facts: MachineFacts) -> Iterator[Diagnosis]:
+    """A Colab session. Limits are from research.google.com/colaboratory/faq.html."""
+    if facts.hardware.platform != "colab":
+        return
+    yield Diagnosis(
+        "Colab",
+        "a session without a known end",
+        "it ends after at most 12 hours without payment, earlier if it is idle, and its files and runs with it",
+        "save_every= with checkpoint_dir= on a mounted Google Drive; runs_dir= there keeps the runs",
+        "note",
+    )
+    if facts.front_end == "display":
+        yield Diagnosis(
+            "widgets",
+            "not used",
+            f"Colab's widget manager is made for ipywidgets 7, this is {(facts.packages or {}).get('ipywidgets')}",
+            "run.wait() redraws the view; LABKIT_UI=svg tries widgets all the same",
+            "note",
+        )
+
+
+@detection
 def refused(facts: MachineFacts) -> Iterator[Diagnosis]:
     for what, sentence in (facts.refusals or {}).items():
         yield Diagnosis(what, sentence, "launch refuses to start", "fix it first", "stop")

@@ -17,6 +17,7 @@ import psutil
 from labkit.errors import LaunchError
 from labkit.launcher.hardware import Hardware, torch_report, without_kernels
 from labkit.launcher.torchrun import LEFTOVER_PREFIXES
+from labkit.launcher.wheels import install_for
 from labkit.write import Script, is_composed, options_of
 
 __all__ = [
@@ -115,6 +116,7 @@ def _check_kernels(hardware: Hardware, ranks: int) -> None:
             f"torch {version('torch')} has no kernels for {gpu.name} ({gpu.sm}), only for {', '.join(built)}: the "
             "first operation on it would fail. Take another GPU (on Kaggle: GPU T4 x2), pass "
             f"env={{'CUDA_VISIBLE_DEVICES': ''}} to train on the CPU, or install a torch that has {gpu.sm}"
+            + (f": {command}" if (command := install_for([gpu], None)) else "")
         )
 
 

@@ -37,7 +37,7 @@ DRIVER_FILES = (
     Path("/dev/dxg"),
 )  # of a driver; dxg is WSL2's
 KERNEL = re.compile(r"(sm|compute)_(\d+)(\d)([af]?)")
-Platform = Literal["kaggle", "wsl2", "linux", "macos", "windows"]
+Platform = Literal["kaggle", "colab", "wsl2", "linux", "macos", "windows"]
 
 
 @dataclass(frozen=True)
@@ -116,6 +116,8 @@ def hardware(visible_devices: str | None = None) -> Hardware:
 def platform_name() -> Platform:
     if "KAGGLE_KERNEL_RUN_TYPE" in os.environ:
         return "kaggle"
+    if "COLAB_RELEASE_TAG" in os.environ:
+        return "colab"
     system = platform.system()
     if system == "Linux":
         return "wsl2" if "microsoft" in platform.release().lower() else "linux"

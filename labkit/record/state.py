@@ -6,6 +6,7 @@ import time
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, get_args
 
+from labkit.record.files import in_parallel
 from labkit.record.folder import RunFolder, read_json, write_json
 from labkit.record.identity import Identity
 from labkit.record.measured.metrics_file import finite
@@ -98,8 +99,8 @@ def _of_nodes(folder: RunFolder, root: State) -> State:
 
 def _of_attempt(attempt: RunFolder, nodes: Nodes, root: State) -> State:
     each = [attempt.node(node) for node in range(nodes.count)]
-    heard = [is_heard(node) for node in each]  # read before the states: a node writes its final state before it exits
-    return merged(root, [_written(node) if node.state.exists() else None for node in each], heard)
+    heard = in_parallel(is_heard, each)  # read before the states: a node writes its final state before it exits
+    return merged(root, in_parallel(lambda node: _written(node) if node.state.exists() else None, each), heard)
 
 
 def _written(folder: RunFolder) -> State:

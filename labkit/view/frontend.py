@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal, cast
 
 import psutil
@@ -31,6 +32,8 @@ def ui() -> Ui:
     run_type = os.environ.get("KAGGLE_KERNEL_RUN_TYPE")
     if run_type:
         return "static" if run_type == "Batch" else "svg"
+    if "COLAB_RELEASE_TAG" in os.environ and not _colab_draws_widgets():
+        return "display"
     return "svg" if any(mark in os.environ and not _is_inherited(mark) for mark in INTERACTIVE_MARKS) else "static"
 
 
@@ -42,6 +45,14 @@ def check_kernel(version: str) -> None:
             f"Install another: {sys.executable} -m pip install 'ipykernel!=7.0.0,!=7.0.1', then restart the kernel; "
             "or set LABKIT_UI=static"
         )
+
+
+def _colab_draws_widgets() -> bool:
+    """Colab's own widget manager is made for ipywidgets 7 (googlecolab/colabtools #3020, #4525)."""
+    try:
+        return version("ipywidgets").startswith("7.")
+    except PackageNotFoundError:
+        return False
 
 
 def _is_inherited(mark: str) -> bool:
@@ -65,7 +76,8 @@ def is_headless() -> bool:
 def notebook_shell() -> Any:
     """IPython's shell when it belongs to a notebook kernel, else None."""
     shell = _shell()
-    return shell if type(shell).__name__ == "ZMQInteractiveShell" else None
+    is_kernels = any(kind.__name__ == "ZMQInteractiveShell" for kind in type(shell).__mro__)  # Colab's is derived
+    return shell if is_kernels else None
 
 
 def execution_count() -> int | None:

@@ -4,6 +4,7 @@ build/gpu/<machine>.json and .md. On GPUs it stops in time for a session of ten 
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 import time
@@ -27,6 +28,7 @@ except PackageNotFoundError:  # with another environment's Python, labkit is on 
     information.mkdir(parents=True, exist_ok=True)
     (information / "METADATA").write_text("Metadata-Version: 2.1\nName: labkit\nVersion: 0.0\n")
     sys.path.append(str(OUT))
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(OUT))))
 
 from labkit.launcher.hardware import driver_version, hardware  # noqa: E402
 

@@ -26,10 +26,12 @@ from labkit.errors import LabError, LaunchError
 from labkit.launcher import hardware as hardware_module
 from labkit.launcher.hardware import Gpu, hardware, has_kernels
 from labkit.launcher.link.preflight import preflight, remembered
+from labkit.launcher.wheels import install_for
 from labkit.machine import Machine
 from labkit.planner.data_sheets import this_machine
 from labkit.record import container, session
 from labkit.record.folder import check_root
+from labkit.view import frontend
 from labkit.worker.measures import memory as worker_memory
 
 MACHINES = sorted((Path(__file__).parent / "machines").glob("*.json"))
@@ -92,6 +94,8 @@ CASES = {
     ("internet", "fine"): ("kaggle-2xt4-interactive", "kaggle-batch"),
     ("internet", "note"): ("kaggle-batch", "kaggle-2xt4-interactive"),
     ("ipykernel", "warning"): ("wsl2-rtx", "8xa100"),
+    ("Colab", "note"): ("colab-t4", "kaggle-batch"),
+    ("widgets", "note"): ("colab-t4", "laptop-cpu"),
     ("kernels", "stop"): ("kaggle-p100", "kaggle-2xt4-interactive"),
     ("links", "fine"): ("8xa100", "kaggle-2xt4-interactive"),
     ("links", "note"): ("kaggle-2xt4-interactive", "8xa100"),
@@ -258,6 +262,47 @@ def test_different_gpus_are_listed_one_by_one():
 def test_kernels_run_on_the_gpus_they_are_compiled_for(capability, built, runs):
     """By the CUDA C++ programming guide: binaries within a major version, PTX on all newer."""
     assert has_kernels(capability, built) is runs
+
+
+@pytest.mark.parametrize(
+    ("capability", "driver", "wheels"),
+    [
+        ((6, 0), "12.4", "'torch<2.15' --index-url https://download.pytorch.org/whl/cu126"),  # P100
+        ((6, 0), "13.0", "'torch<2.15' --index-url https://download.pytorch.org/whl/cu126"),
+        ((7, 0), None, "'torch<2.15' --index-url https://download.pytorch.org/whl/cu126"),  # V100
+        ((7, 5), "13.0", "torch --index-url https://download.pytorch.org/whl/cu130"),  # T4
+        ((7, 5), "12.2", "'torch<2.12' --index-url https://download.pytorch.org/whl/cu128"),
+        ((10, 0), "12.8", "'torch<2.12' --index-url https://download.pytorch.org/whl/cu128"),  # B200
+        ((12, 0), "13.2", "torch --index-url https://download.pytorch.org/whl/cu130"),  # RTX 5090
+        ((7, 5), "11.8", ""),
+        ((3, 7), "13.0", ""),
+    ],
+)
+def test_the_newest_torch_for_a_made_up_gpu_and_driver(capability, driver, wheels):
+    command = install_for([Gpu("made up", 16 << 30, capability)], driver)
+
+    assert command == (f"python -m pip install {wheels}" if wheels else "")
+
+
+def test_the_doctor_names_the_wheel_for_a_p100_and_for_an_old_driver():
+    assert "whl/cu126" in found(facts_of("kaggle-p100"))["kernels"].todo
+    assert "whl/cu128" in found(facts_of("new-torch-old-driver"))["unseen GPUs"].todo
+
+
+def test_colab_is_a_platform_and_its_simulated_shell_a_notebook(monkeypatch):
+    monkeypatch.setenv("COLAB_RELEASE_TAG", "release-colab_20261101")
+    monkeypatch.delenv("KAGGLE_KERNEL_RUN_TYPE", raising=False)
+    shell = type("Shell", (type("ZMQInteractiveShell", (), {}),), {})()
+    monkeypatch.setattr(frontend, "_shell", lambda: shell)
+    monkeypatch.setattr(frontend, "version", lambda _: "8.1.7")
+
+    assert hardware().platform == "colab"
+    assert frontend.ui() == "display"
+    assert not frontend.is_headless()
+    monkeypatch.setattr(frontend, "version", lambda _: "7.7.1")
+    assert frontend.ui() == "svg"
+    monkeypatch.setenv("LABKIT_UI", "svg")
+    assert frontend.ui() == "svg"
 
 
 def test_a_torch_that_does_not_tell_its_kernels_is_not_blamed():

@@ -10,11 +10,13 @@ import pytest
 from many_hosts import many_hosts
 from rich.console import Console
 
-from labkit.record import RunReader, Series, State
+from labkit.record import RunReader, Series, State, files
+from labkit.record.measured import metrics_file
+from labkit.view import words
 from labkit.view.live.by_host import by_host, names_of, ranges
 from labkit.view.live.page import run_html, run_text
 from labkit.view.live.strips import heat_strips
-from labkit.view.live.tables import host_rows, rank_rows
+from labkit.view.live.tables import host_rows, rank_rows, rank_table
 from labkit.view.live.terminal import picture
 from labkit.view.live.verdict import host_verdicts, verdict
 from labkit.view.report import static_bundle, write_report
@@ -225,3 +227,71 @@ def test_gpus_that_the_ranks_do_not_use_are_not_counted_as_theirs(tmp_path):
         folder.host(host).write_text("".join(json.dumps(line) + "\n" for line in lines))
 
     assert [row["GPUs busy"] for row in host_rows(RunReader(folder).read_all())] == ["90%", "50%"]
+
+
+@pytest.fixture(scope="module")
+def folded(tmp_path_factory):
+    """The 64 ranks again, as their nodes' simulated supervisors fold them."""
+    return many_hosts(
+        tmp_path_factory.mktemp("runs"),
+        EIGHT,
+        8,
+        late={EIGHT[4]: FORWARD, 13: ("input", 0.02)},
+        memory_used={EIGHT[6]: 250},
+        folded=True,
+    )
+
+
+def test_folded_ranks_tell_the_same_as_all_ranks(folded, reader):
+    few = RunReader(folded).read_all()
+
+    assert len(few.ranks) < 40
+    assert few.rank_numbers == range(64)
+    assert verdict(few) == verdict(reader)
+    assert host_verdicts(few) == host_verdicts(reader)
+    same = ("host", "ranks", "GPUs busy", "memory in use", "peak allocated", "")
+    assert [[row[k] for k in same] for row in host_rows(few)] == [[row[k] for k in same] for row in host_rows(reader)]
+    assert words.throughput(few) == pytest.approx(words.throughput(reader), rel=1e-4)
+    assert words.progress(few, RUNNING) == words.progress(reader, RUNNING)
+    assert words.mean_latest(few, "loss") == pytest.approx(words.mean_latest(reader, "loss"), rel=0.05)
+    assert {13, 33} & {int(row["rank"]) for row in rank_rows(few)}
+    assert "8 that stand out among 64 ranks" in rank_table(few)
+
+
+def test_a_reader_of_folded_ranks_opens_few_files_and_all_ranks_when_it_is_told_to(folded, monkeypatch):
+    opened = []
+    real = files.opened
+    for module in (files, metrics_file):
+        monkeypatch.setattr(module, "opened", lambda path: opened.append(path) or real(path))
+    few = RunReader(folded)
+    few.poll()
+    opened.clear()
+    few.poll()
+
+    assert len([path for path in opened if path.name == "fold.json"]) == 8
+    assert len(opened) <= 8 + 2  # and rank 0's records, and the events
+    assert len(RunReader(folded, each_rank=True).read_all().ranks) == 64
+
+
+def test_a_fold_that_is_damaged_or_another_versions_changes_nothing(folded):
+    few = RunReader(folded)
+    few.poll()
+    before, kept = {**few.ranks}, folded.node(2).fold.read_bytes()
+    for text in (kept[:200], b"null", b'{"v": 2}', kept.replace(b'"first"', b"[["), b"[" * 5000):
+        folded.node(2).fold.write_bytes(text)
+        few.poll()
+        assert few.ranks == before
+    folded.node(2).fold.write_bytes(kept)
+
+
+def test_the_page_of_1024_simulated_ranks_keeps_to_its_size_and_names_the_late_host(tmp_path):
+    names = [f"gpu-{n:03}.cluster.example.org" for n in range(128)]
+    folder = many_hosts(tmp_path, names, 8, steps=12, late={names[77]: FORWARD}, folded=True)
+    found = RunReader(folder).read_all()
+    page = run_html(folder, found, RUNNING)
+
+    assert len(page.encode()) < 40_000
+    assert "host gpu-077 is the straggler" in page
+    assert "gpu-077 · 616-623" in page  # beside its strip
+    assert "median and range of 1,024 ranks" in page
+    assert len(found.ranks) <= 4 * 128

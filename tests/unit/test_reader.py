@@ -3,7 +3,8 @@ import math
 import pytest
 
 from labkit.record import RunReader
-from labkit.record.measured.reader import KEPT_NAMES, KEPT_REPORTS, rows
+from labkit.record.measured.rank_history import KEPT_NAMES, KEPT_REPORTS
+from labkit.record.measured.reader import rows
 
 META = {"k": "meta", "t": 100.0, "rank": 0, "device": "cpu"}
 

@@ -215,6 +215,7 @@ class NodeFolds:
         self.ranks: dict[int, FoldedRank] = {}
         self.seen = self.samples = self.throughput = 0.0
         self.undecodable = self.dropped = self.started = 0
+        self._texts: dict[int, str] = {}
         self._made: dict[int, FoldedRank] = {}
         self._newest: dict[int, dict[str, Any]] = {}
         for attempt in attempts:
@@ -227,14 +228,15 @@ class NodeFolds:
     def poll(self) -> bool:
         """Read the newest fold of every node; returns whether any was new."""
         changed = False
-        for node, fold in enumerate(in_parallel(_read, self._files)):
-            if not isinstance(fold, dict) or fold.get("seen") == self._newest.get(node, {}).get("seen", -1.0):
+        for node, text in enumerate(in_parallel(_read, self._files)):
+            if text is None or text == self._texts.get(node):
                 continue
             try:
+                fold = json.loads(text)
                 self._take_node(self._nodes[node], fold)
-            except (KeyError, TypeError, ValueError, AttributeError):
-                continue  # another version's, or damaged
-            self._newest[node], changed = fold, True
+            except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
+                continue  # read while it was written, another version's, or damaged
+            self._texts[node], self._newest[node], changed = text, fold, True
         if changed:
             self._take_all(list(self._newest.values()))
         return changed
@@ -290,10 +292,10 @@ class NodeFolds:
                     _add_together(self.own.setdefault(rank, Series(bins=BINS)), [points], longest=True)
 
 
-def _read(path: Path) -> Any:
+def _read(path: Path) -> str | None:
     try:
-        return json.loads(read_text(path))
-    except (OSError, ValueError, RecursionError):  # not there yet, or read while it was written
+        return read_text(path)
+    except OSError:  # not there yet
         return None
 
 

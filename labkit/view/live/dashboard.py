@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -23,6 +24,7 @@ CULPRIT = "culprit or 0"  # whose log is shown unless another rank's is chosen
 SMOOTHINGS = {"none": 0.0, "some": 0.6, "strong": 0.9}  # the share of the value before that an average keeps
 PERIOD_SECONDS = 0.5
 LONGEST_PERIOD_SECONDS = 5.0
+MANY_NODES_SECONDS = 4.0  # between readings of the state, which is spread over several files a node
 STRIKES = 3
 OPEN: dict[Path, Dashboard] = {}  # at most one view of each run per kernel
 
@@ -43,6 +45,7 @@ class Dashboard:
         self.folder = folder
         self.reader = RunReader(folder)
         self._stop, self._stacks, self._status = stop, stacks, status
+        self._state, self._asked = State("starting", time.time()), -math.inf
         self._closed, self._changed = threading.Event(), threading.Event()
         self._handle: Any = None
         self._html = widgets.HTML()
@@ -138,7 +141,10 @@ class Dashboard:
             period = min(LONGEST_PERIOD_SECONDS, max(PERIOD_SECONDS, 5 * cost))
 
     def _draw(self) -> bool:
-        state = self._status()  # read before the records, so that a final state comes with its last record
+        if self.reader.folds is None or time.monotonic() - self._asked >= MANY_NODES_SECONDS:
+            # read before the records, so that a final state comes with its last record
+            self._state, self._asked = self._status(), time.monotonic()
+        state = self._state
         self.reader.poll()
         if len(self._rank.options) != 1 + len(ranks := self.reader.rank_numbers):
             self._rank.options = [(CULPRIT, CULPRIT), *((str(rank), rank) for rank in ranks)]

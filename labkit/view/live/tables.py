@@ -33,7 +33,8 @@ def rank_table(reader: RunReader) -> str:
     marks = [f"{dot(h.rank)} " if len(reader.ranks) <= MANY else "" for h in _shown(reader)]
     hosts = by_host(reader.ranks.values())
     which = "the slowest" if len(hosts) > 1 else "the first and the slowest"
-    more = f"{which} of {len(reader.rank_numbers)} ranks" if len(rows) < len(reader.rank_numbers) else ""
+    which = f"{len(rows)} that stand out among" if reader.folds else f"{which} of"
+    more = f"{which} {len(reader.rank_numbers)} ranks" if len(rows) < len(reader.rank_numbers) else ""
     return grid(rows, marks, sentences=("",) if len(hosts) > 1 else ()) + _remark(more)
 
 
