@@ -29,7 +29,18 @@ comes to here, and whether that is within what the claim allows. The labs name t
 | 003 | Distributed Training Techniques: DDP, Pipeline Parallelism, and FSDP | the third article |
 | 004 | FSDP vs. DDP | the fourth article |
 """
-COLUMNS = ("claim", "predicted", "measured", "planned", "off by", "allowed", "because", "article", "its figure", "agrees")
+COLUMNS = (
+    "claim",
+    "predicted",
+    "measured",
+    "planned",
+    "off by",
+    "allowed",
+    "because",
+    "article",
+    "its figure",
+    "agrees",
+)
 AGREES = {None: "", True: "yes", False: "**no**"}
 
 

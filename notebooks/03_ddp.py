@@ -116,7 +116,8 @@ def accumulate(model, parts, quiet, device):
 def sizes_sent(device, parts):
     model = DistributedDataParallel(new_model(0).to(device))
     sent, answer = buckets_of(model), {}
-    for name, some, quiet in (("first", 1, False), ("one", 1, False), ("all", parts, False), ("no_sync", parts, True)):
+    accumulate(model, 1, False, device)  # the first backward shows DDP the order; then it arranges its buckets
+    for name, some, quiet in (("one backward", 1, False), ("accumulated", parts, False), ("no_sync", parts, True)):
         sent.clear()
         accumulate(model, some, quiet, device)
         answer[name] = list(sent)
@@ -131,9 +132,10 @@ lab.predict(times, micro_batches)
 lab.predict_each({single: size, quiet: size}, "B")
 run, (sent, *_) = lab.run(sizes_sent, micro_batches, cnn=new_model)
 total = {name: sum(each) for name, each in sent.items()}
-found = {pieces: len(sent["one"]), times: total["all"] / total["one"], single: total["one"], quiet: total["no_sync"]}
+once = total["one backward"]
+found = {pieces: len(sent["one backward"]), times: total["accumulated"] / once, single: once, quiet: total["no_sync"]}
 lab.measure_each(found, run=run)
-draw.bars(total, unit="B", title=f"handed to all_reduce: the first backward, one, {micro_batches} micro-batches")
+draw.bars(total, unit="B", title=f"handed to all_reduce: one backward, and a step of {micro_batches} micro-batches")
 
 # %% [markdown]
 # A gradient is sent in fp32, so one backward sends the model once. Every micro-batch's backward would send it again,

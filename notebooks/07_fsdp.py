@@ -54,7 +54,6 @@ gpt_saves = lab.ask("the same for a small transformer with 16 samples a rank", d
 # %%
 import torch
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
@@ -77,7 +76,7 @@ def wrapped(level, device):
     with torch.device("meta"):
         model = Model()
     for module in [*model.blocks, model]:
-        fully_shard(module, mesh=init_device_mesh(device.type, (-1,)), reshard_after_forward=LEVELS[level])
+        fully_shard(module, reshard_after_forward=LEVELS[level])
     return model.to_empty(device=device)
 
 
