@@ -27,7 +27,7 @@ micro_batches: int = 8  # m; a multiple of the ranks
 forward_ms: int = 50  # a rank's forward of one micro-batch; its backward takes twice as long
 
 # %%
-from labkit.lessons import Lesson, draw
+from labkit.lessons import Lesson, draw, sized
 from labkit.lessons.pipelines import bubble, in_flight, measured, simulated
 
 lab, p, m, F = Lesson("08_pipeline", ranks=nproc_per_node), nproc_per_node, micro_batches, forward_ms / 1000
@@ -136,7 +136,6 @@ lab.explore(step_of, micro_batches=[8, 16, 32], ranks=[2, 4, 8], schedule=["GPip
 
 # %%
 from labkit import Script
-from labkit.lessons import sized
 
 sizes, few, many = {"width": 768, "layers": 16, "heads": 12}, {"accumulate": 4}, {"accumulate": 16}
 gpt = {name: sized(Script.load(name), **sizes) for name in ("ddp", "pipeline")}

@@ -91,7 +91,7 @@ class Lesson(Claims):
         The script has the notebook cell that defines the function, the other `cells`, a few of the package's (`join`,
         which forms the process group, and those whose names are used) and a main: plain PyTorch, see `run.script`.
         """
-        script = _script(self.lab, each_rank, cells)
+        script = _script(self.lab, each_rank.__name__, {**cells, "each_rank": each_rank})
         args = [json.dumps(arguments)]
         run = self.launch(script, ranks=ranks, env=env, args=args, **(options or {}))
         return run, [_answer(run, rank) for rank in range(ranks or self.ranks)]
@@ -171,17 +171,17 @@ def sized(script: Script, **sizes: int) -> Script:
     return script.with_cells(**changed) if changed else script
 
 
-def _script(lab: str, each_rank: Callable[..., Any], own: Mapping[str, Any]) -> Script:
-    ours = Script.parse(files("labkit.lessons").joinpath("on_rank.py").read_text(encoding="utf-8")).cells
-    plain = {title: cell.text for title, cell in ours.items()}
-    plain["main"] = plain["main"].replace("each_rank", each_rank.__name__)
-    uses = {name for title, value in {**own, "each_rank": each_rank}.items() for name in as_cell(title, value).uses}
-    needed: dict[str, str] = {}
-    while more := [t for t, cell in ours.items() if t not in needed and (t in ("join", "main") or cell.defines & uses)]:
-        needed |= {title: plain[title] for title in more}
+def _script(lab: str, called: str, own: Mapping[str, Any]) -> Script:
+    """A script that calls the function `called` of the `own` cells on every rank and prints what it returns."""
+    text = files("labkit.lessons").joinpath("on_rank.py").read_text(encoding="utf-8")
+    ours = Script.parse(text.replace("each_rank(", f"{called}(")).cells
+    uses = {name for title, value in own.items() for name in as_cell(title, value).uses}
+    needed: set[str] = set()
+    while more := {t for t, cell in ours.items() if t in ("join", "main") or cell.defines & uses} - needed:
+        needed |= more
         uses |= {name for title in more for name in ours[title].uses}
-    main = needed.pop("main")
-    return Script.of(lab, **{t: plain[t] for t in ours if t in needed}, **own, each_rank=each_rank, main=main)
+    before = {title: cell.text for title, cell in ours.items() if title in needed - {"main"}}
+    return Script.of(lab, **before, **own, main=ours["main"].text)
 
 
 def _answer(run: Run, rank: int) -> Any:
