@@ -102,7 +102,7 @@ draw.bars({name: ranks[0].categories for name, ranks in held.items()}, planned, 
 # **AdamW is the largest part of the states**, so ZeRO-1 alone gets far. **FSDP never reaches 1/N**: it does not divide
 # activations, and while a block computes, all of that block is there. On a model with few parameters and many
 # activations it saves little; lab 07 has both kinds. *Communication* is what collectives need to put their data in:
-# DDP's buckets, FSDP's gathered blocks.
+# DDP's buckets, FSDP's gathered blocks. DDP keeps a place for every gradient, so at its peak they are all there.
 #
 # What to do about which part? **States:** ZeRO-1, then FSDP. **Activations:** fewer samples at a time (accumulate
 # gradients), recompute them (activation checkpointing), half precision. Move the sliders: GB on each GPU for a model of
@@ -111,7 +111,8 @@ draw.bars({name: ranks[0].categories for name, ranks in held.items()}, planned, 
 
 # %%
 def of_fsdp(ranks, billions):
-    return draw.step(4 * billions / ranks, 4 * billions / ranks, 8 * billions / ranks, 1, "GB")
+    share = billions / ranks
+    return draw.step(4 * share, 4 * share, 8 * share, 1, "GB", top=16 * billions + 1)
 
 
 lab.explore(of_fsdp, ranks=[1, 2, 8], billions=[0.1, 0.8, 7])

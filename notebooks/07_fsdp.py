@@ -52,12 +52,7 @@ gpt_saves = lab.ask("the same for a small transformer with 16 samples a rank", d
 # once. torch's flight recorder counts the collectives.
 
 # %%
-import torch
 from torch import nn
-from torch.distributed.fsdp import fully_shard
-from torch.nn.parallel import DistributedDataParallel
-
-LEVELS = {"always": True, "auto": None, "never": False}
 
 
 class Model(nn.Module):
@@ -68,6 +63,14 @@ class Model(nn.Module):
 
     def forward(self, x):
         return self.last(self.blocks(x))
+
+
+# %%
+import torch
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+LEVELS = {"always": True, "auto": None, "never": False}
 
 
 def wrapped(level, device):
@@ -89,7 +92,7 @@ L, P, root = 23, 4 * 24 * (256 * 256 + 256), 4 * (256 * 256 + 256)  # blocks, by
 calls = {"always": 2 * (L + 1), "auto": 2 * L + 1, "never": L + 1}
 expected = {f"{level}: all-gathers": n for level, n in calls.items()}
 lab.predict_each(expected | {gathers: calls["auto"], traffic: (2 * P - root + P) / (2 * P)})
-run, (seen, *_) = lab.run(each_level, env={"TORCH_FR_BUFFER_SIZE": "4000"})
+run, (seen, *_) = lab.run(each_level, model=Model, env={"TORCH_FR_BUFFER_SIZE": "4000"})
 
 # %%
 auto, of_ddp = seen["auto"], 2 * seen["ddp"]["bytes"]["sums"]  # an all-reduce sends each byte twice
