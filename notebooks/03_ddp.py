@@ -199,11 +199,15 @@ lab.plans({"DDP": sized(Script.load("ddp"), width=512, layers=8, heads=8)}, glob
 # ## Try this
 #
 # 1. Leave the division out of `by_hand`. Which number changes, and to what?
-#    <details><summary>Answer</summary>ANSWER1</details>
+#    <details><summary>Answer</summary>The difference to one big batch is 1.0 instead of 6e-15: the gradients are twice
+#    as large. With SGD that is a doubled learning rate. Adam, which divides by the gradients' size, hides it; nobody
+#    would notice.</details>
 # 2. Leave out the broadcast.
-#    <details><summary>Answer</summary>ANSWER2</details>
+#    <details><summary>Answer</summary>The difference is 2.3. Each rank has the gradients of another model, and their
+#    mean belongs to none of them. DDP broadcasts when it wraps the model.</details>
 # 3. Put only the backward into `no_sync`, not the forward.
-#    <details><summary>Answer</summary>ANSWER3</details>
+#    <details><summary>Answer</summary>Eight all-reduces and 6.2 MiB for four micro-batches, as without `no_sync`:
+#    nothing is gained, and nothing warns you.</details>
 # 4. Four ranks with the learning rate of one: what else would you change? (Goyal et al., arXiv 1706.02677.)
 #    <details><summary>Answer</summary>Four ranks with the same samples per rank have a global batch four times as
 #    large. The usual rule multiplies the learning rate by four as well, with a warm-up; it stops helping at some batch

@@ -78,11 +78,10 @@ def test_measured_actions_become_the_same_spans():
     halves = [[("forward", 0, 0, 1), ("forward", 0, 1, 2), ("weights", 0, 2, 3), ("backward", 0, 3, 4)]]
     split = [[*halves[0][:3], ("forward", 0, 3, 4), ("backward", 0, 4, 5)]]
 
-    assert [(s.kind, s.chunk) for s in measured(halves)] == [
-        ("forward", 0),
-        ("forward", 1),
-        ("backward", 0),
-        ("backward", 0),
+    assert [(s.kind, s.chunk, s.start, s.end) for s in measured(halves)] == [
+        ("forward", 0, 0, 1),
+        ("forward", 1, 1, 2),
+        ("backward", 0, 2, 4),
     ]
     assert [s.kind for s in measured(split)] == ["forward", "forward", "weights", "forward", "backward"]
 
