@@ -163,9 +163,9 @@ wide = {name.upper(): sized(script, width=16384, layers=5) for name, script in t
 lab.plans(wide, global_batch_size=32)
 
 # %% [markdown]
-# **A model that DDP cannot train on two T4s:** GPT-2 large with a head of its own, 838 million parameters, one sample
-# of 1,024 tokens on each rank. FSDP is one of several ways that fit; the planner's table lists the others, DDP with
-# activation checkpointing not among them.
+# **A model that plain DDP cannot train on two T4s:** GPT-2 large with a head of its own, 838 million parameters, one
+# sample of 1,024 tokens on each rank. FSDP is one way that fits. It is not the only one: the table under the plan lists
+# others, among them ZeRO-1, ZeRO-2, a pipeline, and DDP itself with activation checkpointing.
 
 # %%
 if flagship:
@@ -179,7 +179,9 @@ if flagship:
 #
 # 1. Call `fully_shard` on the whole model only, not on its blocks. How many all-gathers, and what is held after
 #    forward?
-#    <details><summary>Answer</summary>ANSWER1</details>
+#    <details><summary>Answer</summary>One gather in forward instead of 24, and none in backward, for there is only the
+#    root. After forward a rank holds the whole model, 6.3 MB instead of 3.3: FSDP on an unwrapped model saves no
+#    parameters at the peak. This is what happens to a model in which no blocks are found; labkit says so.</details>
 # 2. `layers=5` in `Model`, as in the article. Does FSDP still save 40 %?
 #    <details><summary>Answer</summary>ANSWER2</details>
 # 3. Launch the transformer with `activation_checkpointing=True` under FSDP. Which part shrinks?
