@@ -147,12 +147,19 @@ if seven_billion:
 # %% [markdown]
 # ## Try this
 #
-# 1. `nproc_per_node = 4` with `global_batch_size = 16`: which parts of the picture change?
-#    <details><summary>Answer</summary>ANSWER1</details>
-# 2. `labkit.plan(scripts["ddp"], nproc_per_node=2, activation_checkpointing=True, **options)`: when is the peak now?
-#    <details><summary>Answer</summary>ANSWER2</details>
+# 1. `labkit.plan(scripts["fsdp"], nproc_per_node=4, global_batch_size=16)`: which parts shrink with four ranks, and
+#    which do not?
+#    <details><summary>Answer</summary>Parameters and AdamW halve again, 6.3 to 3.2 MiB and 12.7 to 6.3. Activations
+#    stay at 32 MiB, for a rank still has four samples. So the peak goes from 61.5 to 52.0 MiB only, and DDP's stays at
+#    86.3 whatever the number of ranks.</details>
+# 2. `labkit.plan(scripts["ddp"], nproc_per_node=2, activation_checkpointing=True, **options)`: what is left of the
+#    activations?
+#    <details><summary>Answer</summary>2 MiB of 32: the inputs of the blocks. The peak falls from 86.3 to 63.7 MiB. It
+#    is still in backward, while one block is computed once more (11 MiB of temporary tensors).</details>
 # 3. The same with `precision="bf16"` instead. Do the states shrink?
-#    <details><summary>Answer</summary>ANSWER3</details>
+#    <details><summary>Answer</summary>No: parameters, gradients and AdamW take 50.7 MiB, as before. `precision="bf16"`
+#    computes in 16 bits and keeps its weights in 32. Activations shrink, from 32.1 to 25.5 MiB, but do not
+#    halve.</details>
 #
 # ## Sources
 #

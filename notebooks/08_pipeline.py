@@ -149,9 +149,11 @@ lab.plans(ways, global_batch_size=32)
 # ## Try this
 #
 # 1. `micro_batches = 16`: what happens to the bubble, and to what GPipe and 1F1B hold?
-#    <details><summary>Answer</summary>ANSWER1</details>
+#    <details><summary>Answer</summary>The bubble shrinks from 27 % to 16 % (measured with other work on the machine: 20
+#    %). GPipe now holds 16 micro-batches on every rank, 1F1B still 4, 3, 2 and 1.</details>
 # 2. `micro_batches = 4`: which difference between GPipe and 1F1B is left?
-#    <details><summary>Answer</summary>ANSWER2</details>
+#    <details><summary>Answer</summary>On rank 0 none: both hold 4. The last rank holds 4 with GPipe, 1 with 1F1B. The
+#    bubble is 43 % with both (measured 44 to 47 %).</details>
 # 3. `forward_ms = 5`: why do the measured bubbles no longer agree?
 #    <details><summary>Answer</summary>ANSWER3</details>
 #
