@@ -31,7 +31,7 @@ from labkit import Script
 from labkit.lessons import Lesson, draw, sized
 
 lab = Lesson("03_ddp", ranks=nproc_per_node)
-draw.buckets({f"layer {9 - i}": 2**20 for i in range(9)}, bucket_cap_mb=3)
+draw.buckets({f"layer{9 - i}": 2**20 for i in range(9)}, bucket_cap_mb=3)
 
 # %% [markdown]
 # ## Your predictions
