@@ -180,7 +180,8 @@ print(ddp.command)
 #    nearest sizes that do are 99 or 102".</details>
 # 2. Put `if len(x) == 64: raise ValueError("boom")` into `Model.forward`, and run the cells from there on. Which run
 #    fails, and what does labkit say?
-#    <details><summary>Answer</summary>ANSWER2</details>
+#    <details><summary>Answer</summary>DDP fails: each of its two ranks gets 64 samples, the single rank all 128. "ranks
+#    0, 1 failed: ValueError: boom", and then the cell, `model`, and the line in it.</details>
 # 3. Launch DDP with `precision="bf16", save_every=10` besides the options. What has changed in the script?
 #    <details><summary>Answer</summary>Two cells, `precision` and `checkpoints`, have taken the place of trivial ones.
 #    The script has 705 lines instead of 357; what you do not ask for is not in it.</details>

@@ -163,9 +163,10 @@ wide = {name.upper(): sized(script, width=16384, layers=5) for name, script in t
 lab.plans(wide, global_batch_size=32)
 
 # %% [markdown]
-# **A model that plain DDP cannot train on two T4s:** GPT-2 large with a head of its own, 838 million parameters, one
-# sample of 1,024 tokens on each rank. FSDP is one way that fits. It is not the only one: the table under the plan lists
-# others, among them ZeRO-1, ZeRO-2, a pipeline, and DDP itself with activation checkpointing.
+# **A model that DDP cannot train on two T4s:** GPT-2 large with a head of its own, 838 million parameters, one sample
+# of 1,024 tokens on each rank. FSDP is one way that fits, not the only one: the table under the plan has ZeRO-1,
+# ZeRO-2, tensor parallelism and a pipeline as well. Activation checkpointing alone does not save DDP: the peak moves to
+# the optimizer's step.
 
 # %%
 if flagship:
