@@ -175,13 +175,16 @@ print(ddp.command)
 # %% [markdown]
 # ## Try this
 #
-# 1. Run all cells with `global_batch_size = 100` and `nproc_per_node = 3`. What do you expect?
-#    <details><summary>Answer</summary>ANSWER1</details>
-# 2. Put `if len(x) < 64: raise ValueError("boom")` into `Model.forward`, and run the cells from there on. Which run
+# 1. Launch DDP with `nproc_per_node=3` and `global_batch_size=100`. What do you expect?
+#    <details><summary>Answer</summary>Nothing is started: "global_batch_size=100 does not split into 3 ranks; the
+#    nearest sizes that do are 99 or 102".</details>
+# 2. Put `if len(x) == 64: raise ValueError("boom")` into `Model.forward`, and run the cells from there on. Which run
 #    fails, and what does labkit say?
-#    <details><summary>Answer</summary>ANSWER2</details>
+#    <details><summary>Answer</summary>DDP fails: each of its two ranks gets 64 samples, the single rank all 128. "ranks
+#    0, 1 failed: ValueError: boom", and then the cell, `model`, and the line in it.</details>
 # 3. Launch DDP with `precision="bf16", save_every=10` besides the options. What has changed in the script?
-#    <details><summary>Answer</summary>ANSWER3</details>
+#    <details><summary>Answer</summary>Two cells, `precision` and `checkpoints`, have taken the place of trivial ones.
+#    The script has 705 lines instead of 357; what you do not ask for is not in it.</details>
 # 4. Train on MNIST instead: run the cell below, then `Script.load(name, task="digits").with_cells(model=Model,
 #    data=load_datasets)`, and pass `data_dir=labkit.fetch("mnist")` to `launch`.
 #    <details><summary>The cell</summary>

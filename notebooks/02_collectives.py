@@ -15,11 +15,11 @@
 # # 02 · Collectives: what ranks say to each other
 #
 # A **rank** is a process, a **process group** is some ranks that talk, and a **collective** is a call that every rank
-# of a group makes together. There are six that you will meet; the labs that follow use five of them, and `all_to_all` is
-# what mixtures of experts need. Here you write down what each leaves on every rank and how many bytes it costs, then
-# measure both on real ranks; the bytes are the kernel's own TCP counters.
-# At the end you write DDP's all-reduce by hand. The second article (002, lines 233-234) says of it: "GPU0 receives
-# grad_1, GPU1 receives grad_0". That is tested too.
+# of a group makes together. There are six that you will meet; the labs that follow use five of them, and `all_to_all`
+# is what mixtures of experts need. Here you write down what each leaves on every rank and how many bytes it costs, then
+# measure both on real ranks; the bytes are the kernel's own TCP counters. At the end you write DDP's all-reduce by
+# hand. The second article (002, lines 233-234) says of it: "GPU0 receives grad_1, GPU1 receives grad_0". That is tested
+# too.
 
 # %% tags=["parameters"]
 nproc_per_node: int = 2  # ranks; try 4 as well, a ring of two hides much
@@ -276,8 +276,8 @@ if countable:
 # the gradients of all others, as the article has it, it would be *(N - 1) S*: the same for two ranks, 3 *S* for four.
 #
 # What does rank 0 receive of rank 1's gradient, as such? Only what its left neighbour passes on in the first step: one
-# chunk. All that comes later is sums. To see that, the second tensor is a power of two, *2 ** rank*: the bits of
-# a sum say which ranks are in it.
+# chunk. All that comes later is sums. To see that, the second tensor is a power of two, *2 ** rank*: the bits of a sum
+# say which ranks are in it.
 
 # %%
 import json

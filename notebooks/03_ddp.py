@@ -31,7 +31,7 @@ from labkit import Script
 from labkit.lessons import Lesson, draw, sized
 
 lab = Lesson("03_ddp", ranks=nproc_per_node)
-draw.buckets({f"layer {9 - i}": 2**20 for i in range(9)}, bucket_cap_mb=3)
+draw.buckets({f"layer{9 - i}": 2**20 for i in range(9)}, bucket_cap_mb=3)
 
 # %% [markdown]
 # ## Your predictions
@@ -116,7 +116,8 @@ def accumulate(model, parts, quiet, device):
 def sizes_sent(device, parts):
     model = DistributedDataParallel(new_model(0).to(device))
     sent, answer = buckets_of(model), {}
-    for name, some, quiet in (("first", 1, False), ("one", 1, False), ("all", parts, False), ("no_sync", parts, True)):
+    accumulate(model, 1, False, device)  # the first backward shows DDP the order; then it arranges its buckets
+    for name, some, quiet in (("one backward", 1, False), ("accumulated", parts, False), ("no_sync", parts, True)):
         sent.clear()
         accumulate(model, some, quiet, device)
         answer[name] = list(sent)
@@ -131,9 +132,10 @@ lab.predict(times, micro_batches)
 lab.predict_each({single: size, quiet: size}, "B")
 run, (sent, *_) = lab.run(sizes_sent, micro_batches, cnn=new_model)
 total = {name: sum(each) for name, each in sent.items()}
-found = {pieces: len(sent["one"]), times: total["all"] / total["one"], single: total["one"], quiet: total["no_sync"]}
+once = total["one backward"]
+found = {pieces: len(sent["one backward"]), times: total["accumulated"] / once, single: once, quiet: total["no_sync"]}
 lab.measure_each(found, run=run)
-draw.bars(total, unit="B", title=f"handed to all_reduce: the first backward, one, {micro_batches} micro-batches")
+draw.bars(total, unit="B", title=f"handed to all_reduce: one backward, and a step of {micro_batches} micro-batches")
 
 # %% [markdown]
 # A gradient is sent in fp32, so one backward sends the model once. Every micro-batch's backward would send it again,
@@ -197,11 +199,15 @@ lab.plans({"DDP": sized(Script.load("ddp"), width=512, layers=8, heads=8)}, glob
 # ## Try this
 #
 # 1. Leave the division out of `by_hand`. Which number changes, and to what?
-#    <details><summary>Answer</summary>ANSWER1</details>
+#    <details><summary>Answer</summary>The difference to one big batch is 1.0 instead of 6e-15: the gradients are twice
+#    as large. With SGD that is a doubled learning rate. Adam, which divides by the gradients' size, hides it; nobody
+#    would notice.</details>
 # 2. Leave out the broadcast.
-#    <details><summary>Answer</summary>ANSWER2</details>
+#    <details><summary>Answer</summary>The difference is 2.3. Each rank has the gradients of another model, and their
+#    mean belongs to none of them. DDP broadcasts when it wraps the model.</details>
 # 3. Put only the backward into `no_sync`, not the forward.
-#    <details><summary>Answer</summary>ANSWER3</details>
+#    <details><summary>Answer</summary>Eight all-reduces and 6.2 MiB for four micro-batches, as without `no_sync`:
+#    nothing is gained, and nothing warns you.</details>
 # 4. Four ranks with the learning rate of one: what else would you change? (Goyal et al., arXiv 1706.02677.)
 #    <details><summary>Answer</summary>Four ranks with the same samples per rank have a global batch four times as
 #    large. The usual rule multiplies the learning rate by four as well, with a warm-up; it stops helping at some batch

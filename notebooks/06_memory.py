@@ -102,7 +102,7 @@ draw.bars({name: ranks[0].categories for name, ranks in held.items()}, planned, 
 # **AdamW is the largest part of the states**, so ZeRO-1 alone gets far. **FSDP never reaches 1/N**: it does not divide
 # activations, and while a block computes, all of that block is there. On a model with few parameters and many
 # activations it saves little; lab 07 has both kinds. *Communication* is what collectives need to put their data in:
-# DDP's buckets, FSDP's gathered blocks.
+# DDP's buckets, FSDP's gathered blocks. DDP keeps a place for every gradient, so at its peak they are all there.
 #
 # What to do about which part? **States:** ZeRO-1, then FSDP. **Activations:** fewer samples at a time (accumulate
 # gradients), recompute them (activation checkpointing), half precision. Move the sliders: GB on each GPU for a model of
@@ -111,7 +111,8 @@ draw.bars({name: ranks[0].categories for name, ranks in held.items()}, planned, 
 
 # %%
 def of_fsdp(ranks, billions):
-    return draw.step(4 * billions / ranks, 4 * billions / ranks, 8 * billions / ranks, 1, "GB")
+    share = billions / ranks
+    return draw.step(4 * share, 4 * share, 8 * share, 1, "GB", top=16 * billions + 1)
 
 
 lab.explore(of_fsdp, ranks=[1, 2, 8], billions=[0.1, 0.8, 7])
@@ -146,12 +147,19 @@ if seven_billion:
 # %% [markdown]
 # ## Try this
 #
-# 1. `nproc_per_node = 4` with `global_batch_size = 16`: which parts of the picture change?
-#    <details><summary>Answer</summary>ANSWER1</details>
-# 2. `labkit.plan(scripts["ddp"], nproc_per_node=2, activation_checkpointing=True, **options)`: when is the peak now?
-#    <details><summary>Answer</summary>ANSWER2</details>
+# 1. `labkit.plan(scripts["fsdp"], nproc_per_node=4, global_batch_size=16)`: which parts shrink with four ranks, and
+#    which do not?
+#    <details><summary>Answer</summary>Parameters and AdamW halve again, 6.3 to 3.2 MiB and 12.7 to 6.3. Activations
+#    stay at 32 MiB, for a rank still has four samples. So the peak goes from 61.5 to 52.0 MiB only, and DDP's stays at
+#    86.3 whatever the number of ranks.</details>
+# 2. `labkit.plan(scripts["ddp"], nproc_per_node=2, activation_checkpointing=True, **options)`: what is left of the
+#    activations?
+#    <details><summary>Answer</summary>2 MiB of 32: the inputs of the blocks. The peak falls from 86.3 to 63.7 MiB. It
+#    is still in backward, while one block is computed once more (11 MiB of temporary tensors).</details>
 # 3. The same with `precision="bf16"` instead. Do the states shrink?
-#    <details><summary>Answer</summary>ANSWER3</details>
+#    <details><summary>Answer</summary>No: parameters, gradients and AdamW take 50.7 MiB, as before. `precision="bf16"`
+#    computes in 16 bits and keeps its weights in 32. Activations shrink, from 32.1 to 25.5 MiB, but do not
+#    halve.</details>
 #
 # ## Sources
 #

@@ -15,9 +15,9 @@
 # # 10 · Meshes: several strategies at once
 #
 # "Use 3D Parallelism (Data + Pipeline + Tensor) for even bigger models (100B+ parameters)", says the third article
-# (003, line 484). What is that? Ranks get coordinates, like seats in rows, and each axis has a strategy of its own.
-# You will predict what a rank says on each axis and what it holds, as products of small numbers, for three meshes of
-# four ranks; then run them. All train exactly what one device trains.
+# (003, line 484). What is that? Ranks get coordinates, like seats in rows, and each axis has a strategy of its own. You
+# will predict what a rank says on each axis and what it holds, as products of small numbers, for three meshes of four
+# ranks; then run them. All train exactly what one device trains.
 
 # %% tags=["parameters"]
 nproc_per_node: int = 4  # ranks, on two cores, too; 8 gives a mesh of 2 x 2 x 2
@@ -185,8 +185,9 @@ run.timeline()
 # parameters, gradients and optimizer state by all N ranks, while tensor parallelism keeps embeddings, norms and the
 # head whole. (By default the hybrid script also takes all micro-batches forward before the first goes back, as GPipe
 # does, and keeps their activations.) More axes pay when FSDP's gathers no longer hide behind the computation: among
-# A model of 7 billion parameters was trained with FSDP alone by the PyTorch team and IBM (fms-fsdp; for 70 billion they
-# give a throughput, not a trained model). What the planner says of 838 million parameters and four T4s:
+# many hosts, or when a rank has too few samples left. A model of 7 billion parameters was trained with FSDP alone by
+# the PyTorch team and IBM (fms-fsdp; for 70 billion they give a throughput, not a trained model). What the planner says
+# of 838 million parameters and four T4s:
 
 # %%
 if large:

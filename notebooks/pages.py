@@ -39,7 +39,8 @@ def write_page(executed: Path, folder: Path) -> Path:
     for cell in book.cells:
         for output in cell.get("outputs", []):
             if PLOTLY in output.get("data", {}):
-                output.data["text/html"] = _drawn(output.data.pop(PLOTLY))
+                picture = f"<noscript>{output.data.get('text/html', '')}</noscript>"
+                output.data["text/html"] = _drawn(output.data.pop(PLOTLY)) + picture
     # plotly does not become a global where require.js is loaded first
     exporter = HTMLExporter(require_js_url="", mathjax_url="")
     page, _ = exporter.from_notebook_node(book, {"metadata": {"name": executed.stem}})

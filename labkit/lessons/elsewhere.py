@@ -68,11 +68,11 @@ def elsewhere(scripts: Mapping[str, Any], devices: Sequence[str], options: Mappi
             rows.append(
                 row
                 | {
-                    "peak of a rank": words.gib(planned.bytes),
+                    "peak": words.gib(planned.bytes),
                     "it has": words.gib(usable),
                     "fits": {True: "yes", False: "no", None: "n/a"}[planned.fits],
                     "step": band(step.seconds, step.low, step.high) if step else "n/a",
-                    "of it waiting for others": f"{_waiting(step.parts):.0%}" if step else "n/a",
+                    "waiting": f"{_waiting(step.parts):.0%}" if step else "n/a",
                     "samples/s": words.quantity(step.samples_per_second) if step else "n/a",
                 }
             )
@@ -84,7 +84,7 @@ def elsewhere(scripts: Mapping[str, Any], devices: Sequence[str], options: Mappi
 
 
 def _named(device: str) -> str:
-    return re.sub(r"^(\d+)x", r"\1 × ", device)
+    return re.sub(r" (\d+)$", r", \1 GB", re.sub(r"^(\d+)x", r"\1 × ", device))
 
 
 def _waiting(parts: Mapping[str, float]) -> float:

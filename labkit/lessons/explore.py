@@ -19,7 +19,7 @@ def explore(drawn: Callable[..., Picture], positions: Mapping[str, Sequence[Any]
     first, choices = next(iter(positions.items()))
     three = dict.fromkeys((choices[0], values[first], choices[-1]))
     titles = [", ".join(f"{_named(n)} {v}" for n, v in (values | {first: value}).items()) for value in three]
-    saved = stacked([drawn(**{**values, first: value}) for value in three], titles)
+    saved = stacked([drawn(**{**values, first: value}).still() for value in three], titles)
     bundle: dict[str, Any] = saved._repr_mimebundle_()
     if ui() == "svg":
         bundle |= _sliders(drawn, positions, values)._repr_mimebundle_()
@@ -33,7 +33,7 @@ def _named(name: str) -> str:
 def _sliders(drawn: Callable[..., Picture], positions: Mapping[str, Sequence[Any]], values: Mapping[str, Any]) -> Any:
     import ipywidgets as widgets
 
-    page = widgets.HTML(drawn(**values).html())
+    page = widgets.HTML(drawn(**values).still().html())
     sliders = {
         name: widgets.SelectionSlider(
             options=[*choices],
@@ -46,7 +46,7 @@ def _sliders(drawn: Callable[..., Picture], positions: Mapping[str, Sequence[Any
     }
 
     def changed(_: Any) -> None:
-        page.value = drawn(**{name: slider.value for name, slider in sliders.items()}).html()
+        page.value = drawn(**{name: slider.value for name, slider in sliders.items()}).still().html()
 
     for slider in sliders.values():
         slider.observe(changed, "value")

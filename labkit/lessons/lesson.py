@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.resources import files
@@ -40,6 +41,7 @@ class Lesson(Claims):
         super().__init__(lab)
         self.ranks = ranks
         self.on_cpu = len(hardware().gpus) < ranks
+        self.counts_bytes = self.on_cpu and sys.platform == "linux"  # the kernel counts gloo's
         self.env = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"} if self.on_cpu else {}
         self._guesses: dict[str, Guess] = {}
 
@@ -91,7 +93,7 @@ class Lesson(Claims):
         The script has the notebook cell that defines the function, the other `cells`, a few of the package's (`join`,
         which forms the process group, and those whose names are used) and a main: plain PyTorch, see `run.script`.
         """
-        script = _script(self.lab, each_rank, cells)
+        script = _script(self.lab, each_rank.__name__, {**cells, "each_rank": each_rank})
         args = [json.dumps(arguments)]
         run = self.launch(script, ranks=ranks, env=env, args=args, **(options or {}))
         return run, [_answer(run, rank) for rank in range(ranks or self.ranks)]
@@ -113,8 +115,8 @@ class Lesson(Claims):
         self.measure(name, measured)
 
     def score(self) -> Score:
-        """Every question beside what was measured. Raises LabError when one of them was not."""
-        missing = [name for name in self._guesses if self._measured(name) is None]
+        """Every question beside what was measured. Raises LabError when something was predicted but not measured."""
+        missing = [name for name in self._guesses if name in self._claims and self._measured(name) is None]
         if missing:
             raise LabError(f"asked, but never measured: {', '.join(map(repr, missing))}")
         return Score([self._scored(guess) for guess in self._guesses.values()])
@@ -123,8 +125,9 @@ class Lesson(Claims):
         return self._claims[name].measured if name in self._claims else None
 
     def _scored(self, guess: Guess) -> dict[str, str]:
-        claim = self._claims[guess.name]
-        assert claim.measured is not None
+        claim = self._claims.get(guess.name)
+        if claim is None or claim.measured is None:
+            return {"question": guess.name, "you": guess.text, "measured": "not on this machine"}
         return {
             "question": guess.name,
             "you": guess.text,
@@ -142,7 +145,7 @@ class Score:
 
     @property
     def right(self) -> int:
-        return sum(row["your prediction was"] == "right" for row in self.rows)
+        return sum(row.get("your prediction was") == "right" for row in self.rows)
 
     def __repr__(self) -> str:
         return f"{self._title()}\n{aligned(self.rows)}"
@@ -171,17 +174,17 @@ def sized(script: Script, **sizes: int) -> Script:
     return script.with_cells(**changed) if changed else script
 
 
-def _script(lab: str, each_rank: Callable[..., Any], own: Mapping[str, Any]) -> Script:
-    ours = Script.parse(files("labkit.lessons").joinpath("on_rank.py").read_text(encoding="utf-8")).cells
-    plain = {title: cell.text for title, cell in ours.items()}
-    plain["main"] = plain["main"].replace("each_rank", each_rank.__name__)
-    uses = {name for title, value in {**own, "each_rank": each_rank}.items() for name in as_cell(title, value).uses}
-    needed: dict[str, str] = {}
-    while more := [t for t, cell in ours.items() if t not in needed and (t in ("join", "main") or cell.defines & uses)]:
-        needed |= {title: plain[title] for title in more}
+def _script(lab: str, called: str, own: Mapping[str, Any]) -> Script:
+    """A script that calls the function `called` of the `own` cells on every rank and prints what it returns."""
+    text = files("labkit.lessons").joinpath("on_rank.py").read_text(encoding="utf-8")
+    ours = Script.parse(text.replace("each_rank(", f"{called}(")).cells
+    uses = {name for title, value in own.items() for name in as_cell(title, value).uses}
+    needed: set[str] = set()
+    while more := {t for t, cell in ours.items() if t in ("join", "main") or cell.defines & uses} - needed:
+        needed |= more
         uses |= {name for title in more for name in ours[title].uses}
-    main = needed.pop("main")
-    return Script.of(lab, **{t: plain[t] for t in ours if t in needed}, **own, each_rank=each_rank, main=main)
+    before = {title: cell.text for title, cell in ours.items() if title in needed - {"main"}}
+    return Script.of(lab, **before, **own, main=ours["main"].text)
 
 
 def _answer(run: Run, rank: int) -> Any:

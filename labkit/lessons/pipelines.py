@@ -49,7 +49,7 @@ def simulated(
 def measured(done: Sequence[Sequence[tuple[str, int, float, float]]]) -> list[Span]:
     """The same from what each rank wrote into DONE: (kind, stage, begin, end), with one clock. Forwards and backwards
     of a stage take the micro-batches in order. Unless the schedule splits backwards (weights are not always computed
-    just before the inputs' gradients), both halves count as backward, as in `simulated`."""
+    just before the inputs' gradients), the halves are one backward, as in `simulated`."""
     split = any(
         one[0] == "weights" and not (two[0] == "backward" and two[1] == one[1])
         for rank in done
@@ -58,10 +58,15 @@ def measured(done: Sequence[Sequence[tuple[str, int, float, float]]]) -> list[Sp
     spans = []
     for rank, actions_done in enumerate(done):
         numbers: Counter[tuple[str, int]] = Counter()
+        began = None  # of a backward whose first half is over
         for kind, stage, begin, end in actions_done:
-            as_one = "backward" if kind == "weights" and not split else kind
-            spans.append(Span(rank, as_one, begin, end, stage=stage, chunk=numbers[kind, stage]))
+            if kind == "weights" and not split:
+                began = begin
+                continue
+            start = began if kind == "backward" and began is not None else begin
+            spans.append(Span(rank, kind, start, end, stage=stage, chunk=numbers[kind, stage]))
             numbers[kind, stage] += 1
+            began = None
     return spans
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import re
+import textwrap
 import threading
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -96,14 +98,13 @@ def test_an_unknown_data_set_is_named():
         labkit.fetch("minst")
 
 
-def test_the_quickstarts_data_cell_reads_idx_files_and_digits(files):
-    cells = [cell.source for cell in nbformat.read(NOTEBOOK, 4).cells if "def load_datasets" in cell.source]
+def test_the_data_cell_that_the_quickstart_offers_reads_idx_files(files):
+    text = "\n".join(cell.source for cell in nbformat.read(NOTEBOOK, 4).cells)
+    offered = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     namespace: dict = {}
-    exec(cells[0], namespace)
+    exec(textwrap.dedent(offered[0]), namespace)
     train, test = namespace["load_datasets"](str(files))
     assert (len(train), len(test)) == (8, 4)
     assert train.tensors[0].shape == (8, 1, 28, 28)
     assert train.tensors[0].max() <= 1
     assert train.tensors[1].tolist() == list(range(8))
-    train, test = namespace["load_datasets"]("")
-    assert (len(train), len(test)) == (1437, 360)

@@ -23,6 +23,7 @@ MAY_IMPORT = {
     "sweeps": {"errors", "record", "write", "launcher", "cluster", "view", "sweeps"},
     "export": {"errors", "record", "view", "export"},
     "planner": {"errors", "record", "write", "worker", "launcher", "view", "planner"},
+    "lessons": {"claims", "errors", "launching", "record", "run", "write", "launcher", "view", "planner", "lessons"},
     "diagnosis": {"data", "errors", "record", "launcher", "view", "planner", "diagnosis"},
 }
 # An installed package also holds the training scripts, which have tests of their own.

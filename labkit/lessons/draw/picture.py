@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from labkit.record.text import escaped
@@ -34,6 +35,10 @@ class Picture:
             f'aria-label="{escaped(self.label)}" style="width:100%;max-width:{WIDTH}px;height:auto;color:{INK}" '
             f'font-family="system-ui,sans-serif" font-size="13" fill="currentColor">{self.body}</svg>'
         )
+
+    def still(self) -> Picture:
+        """The end of what moves."""
+        return replace(self, body=re.sub(r"<animate\w*[^>]*/>", "", self.body))
 
     def html(self) -> str:
         return as_image(self.svg)

@@ -11,10 +11,12 @@ LEFT, TOP, TALL = 8.0, 26.0, 150.0
 PHASES = (("forward", 0.0, 0.32), ("backward", 0.32, 0.84), ("optimizer", 0.84, 1.0))
 
 
-def step(parameters: float, gradients: float, optimizer: float, activations: float, unit: str = "") -> Picture:
+def step(
+    parameters: float, gradients: float, optimizer: float, activations: float, unit: str = "", *, top: float = 0.0
+) -> Picture:
     """Activations grow in forward and shrink in backward, while gradients appear. Parameters and the optimizer's state
-    are there all the time. All in the same unit."""
-    highest = parameters + optimizer + max(activations, gradients) or 1.0
+    are there all the time. All in the same unit, also `top`, the end of the axis."""
+    highest = top or parameters + optimizer + max(activations, gradients) or 1.0
     flat = [(0.0, 1.0), (1.0, 1.0)]
     layers = (
         ("parameters", parameters, flat),

@@ -1,0 +1,181 @@
+"""What labs are made of: predictions that are scored, drawings that are sound, schedules that agree with formulas."""
+
+from __future__ import annotations
+
+import ast
+import math
+import sys
+import xml.etree.ElementTree as ElementTree
+from importlib.resources import files
+
+import pytest
+
+import labkit
+from labkit import LabError, Script
+from labkit.lessons import Lesson, draw, sized
+from labkit.lessons.elsewhere import elsewhere
+from labkit.lessons.guesses import Guess
+from labkit.lessons.lesson import _script
+from labkit.lessons.pipelines import bubble, in_flight, measured, simulated
+
+SPANS = simulated("InterleavedZeroBubble", 2, 4, 1, 2, 2)
+SIZES = {"c.weight": 900_000, "b.weight": 400_000, "a.weight": 100}
+PICTURES = {
+    "bars": draw.bars(
+        {"a": {"parameters": 2, "other": 1}, "b": 1}, {"a": 3}, unit="B", limit=5, limit_name="T4", title="<&>"
+    ),
+    "buckets": draw.buckets(SIZES),
+    "grid": draw.grid(SPANS, "zero <bubble>", moving=True),
+    "replicas": draw.replicas(3, share=1 / 3),
+    "ring": draw.ring(4),
+    "ring of two": draw.ring(2),
+    "shards": draw.shards(3, 2, reshard=False),
+    "step": draw.step(4, 4, 8, 0, "GB"),
+    "stacked": draw.stacked([draw.ring(2), draw.bars({"a": 0})], ["first"]),
+}
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_a_picture_is_sound_svg_within_700_pixels_in_every_viewer(name):
+    picture = PICTURES[name]
+    root = ElementTree.fromstring(picture.svg)
+    shown = picture._repr_mimebundle_()
+
+    assert root.get("viewBox").split()[2] == "700"
+    assert root.get("aria-label") == picture.label == shown["text/plain"] == repr(picture)
+    assert shown["text/html"].startswith('<img src="data:image/svg+xml;base64,')
+    assert shown["image/svg+xml"] == picture.svg
+    assert "<script" not in picture.svg
+    assert len(picture.svg) < 32_000
+    ElementTree.fromstring(picture.still().svg)
+    assert "<animate" not in picture.still().svg
+
+
+def test_where_nothing_moves_the_last_frame_is_seen():
+    still = draw.shards(2, 2).still().svg
+    assert still.count('<g opacity="1">') == 1
+    assert still.count('<g opacity="0">') == 4
+    assert still.index('<g opacity="1">') > still.rindex('<g opacity="0">')
+
+
+def test_a_bucket_is_closed_when_it_has_reached_its_limit():
+    assert draw.filled(SIZES) == [["c.weight", "b.weight"], ["a.weight"]]
+    assert draw.filled(SIZES, bucket_cap_mb=0.1) == [["c.weight"], ["b.weight"], ["a.weight"]]
+    assert draw.filled(SIZES, bucket_cap_mb=25) == [[*SIZES]]
+
+
+@pytest.mark.parametrize(("ranks", "micro_batches"), [(2, 4), (4, 8), (4, 16)])
+def test_simulated_bubbles_and_memory_are_those_of_the_formulas(ranks, micro_batches):
+    for schedule, stages in (("GPipe", 1), ("1F1B", 1), ("Interleaved1F1B", 2)):
+        spans = simulated(schedule, ranks, micro_batches, 1, 2, stages)
+        assert math.isclose(bubble(spans), (ranks - 1) / (stages * micro_batches + ranks - 1))
+    assert in_flight(simulated("GPipe", ranks, micro_batches, 1, 2), 0) == micro_batches
+    held = [in_flight(simulated("1F1B", ranks, micro_batches, 1, 2), rank) for rank in range(ranks)]
+    assert held == [min(micro_batches, ranks - rank) for rank in range(ranks)]
+
+
+def test_measured_actions_become_the_same_spans():
+    halves = [[("forward", 0, 0, 1), ("forward", 0, 1, 2), ("weights", 0, 2, 3), ("backward", 0, 3, 4)]]
+    split = [[*halves[0][:3], ("forward", 0, 3, 4), ("backward", 0, 4, 5)]]
+
+    assert [(s.kind, s.chunk, s.start, s.end) for s in measured(halves)] == [
+        ("forward", 0, 0, 1),
+        ("forward", 1, 1, 2),
+        ("backward", 0, 2, 4),
+    ]
+    assert [s.kind for s in measured(split)] == ["forward", "forward", "weights", "forward", "backward"]
+
+
+@pytest.mark.parametrize(
+    ("default", "unit", "options", "measured_as", "verdict", "text"),
+    [
+        (4, "", None, 4, "right", "4"),
+        (1.5, "MB", None, 1_550_000, "right", "1.4 MiB"),
+        (50, "%", None, 0.4, "close: 25% too high", "50.0%"),
+        (10, "", None, 2, "5.0 times too high", "10"),
+        (1, "", None, 4, "4.0 times too low", "1"),
+        (0.5, "", {"half": 0.5, "all": 1.0}, 0.498, "right", "half"),
+        (0.5, "", {"half": 0.5, "all": 1.0}, 1.02, "no", "half"),
+    ],
+)
+def test_a_prediction_is_scored(default, unit, options, measured_as, verdict, text):
+    guess = Guess("x", "", default, unit, options)
+    assert guess.verdict(measured_as) == verdict
+    assert guess.text == text
+
+
+def test_a_default_that_cannot_be_chosen_is_refused():
+    with pytest.raises(LabError, match="the default of 'x' must be one of 1, 2; got 3"):
+        Guess("x", "", 3, "", {"one": 1, "two": 2})
+
+
+def test_the_score_holds_every_question_and_wants_all_measured(runs_dir, capsys):
+    lab = Lesson("99 a lab")
+    lab.ask("bytes", default=1, unit="MB", about="How many?")
+    lab.predict("bytes", 2_000_000, "B")
+    with pytest.raises(LabError, match="asked, but never measured: 'bytes'"):
+        lab.score()
+    lab.measure("bytes", 2_000_000)
+    score = lab.score()
+    assert score.rows == [
+        {
+            "question": "bytes",
+            "you": "1,000,000 B",
+            "the formula": "1.9 MiB",
+            "measured": "1.9 MiB",
+            "your prediction was": "2.0 times too low",
+        }
+    ]
+    assert "0 of 1 predictions were right" in repr(score)
+    lab.verify("sum", 4, 2 + 2)
+    assert lab.check() is lab
+
+
+def test_what_was_calculated_is_not_called_measured(runs_dir):
+    lab = Lesson("99 a lab")
+    lab.predict("peak", 100, "B")
+    lab.calculated("peak", 90, because="rehearsed")
+    with pytest.raises(LabError, match=r"peak: predicted 100 B, planned 90 B"):
+        lab.check()
+    row = lab._claims["peak"].row()
+    assert (row["measured"], row["planned"]) == ("", "90 B")
+    assert "planned" in lab._repr_mimebundle_()["text/html"]
+
+
+def test_a_lessons_script_is_plain_pytorch_and_has_only_the_helpers_it_uses():
+    mine = "import torch\n\n\ndef step(device):\n    return third_step(torch.nn.Linear(2, 2), torch.ones(2, 2))\n"
+    script = _script("99 a lab", "step", {"each_rank": mine})
+    imports = {node.module or "" for node in ast.walk(ast.parse(str(script))) if isinstance(node, ast.ImportFrom)}
+
+    assert [*script.cells] == ["join", "recorded", "stepped", "held", "each_rank", "main", "run"]
+    assert "json.dumps(step(device" in script.cells["main"].text
+    assert not any(name.startswith("labkit") for name in imports)
+
+
+def test_the_cells_of_ranks_are_never_imported():
+    text = files("labkit.lessons").joinpath("on_rank.py").read_text(encoding="utf-8")
+    assert "import labkit" not in text
+    assert "labkit.lessons.on_rank" not in sys.modules
+    assert [*Script.parse(text).cells][-1] == "main"
+
+
+def test_sizes_are_changed_in_model_and_data():
+    script = sized(Script.load("fsdp"), context=64, width=32)
+    assert "context=64, width=32" in script.cells["model"].text
+    assert "context=64" in script.cells["data"].text
+    with pytest.raises(LabError, match="no function in the cells model, data has a default depth="):
+        sized(script, depth=3)
+
+
+def test_what_cannot_be_planned_says_why_in_its_row(monkeypatch):
+    def refused(*_, **__):
+        raise LabError("no such layout")
+
+    monkeypatch.setattr("labkit.lessons.elsewhere.plan", refused)
+    rows = elsewhere({"DDP": "ddp"}, ["2xT4"], {}, "")
+    assert rows.rows == [{"": "DDP", "on": "2 × T4", "note": "no such layout"}]
+    assert "planned, not run" in rows._repr_mimebundle_()["text/html"]
+
+
+def test_lessons_are_not_among_the_public_names():
+    assert not {"Lesson", "draw", "lessons"} & set(labkit.__all__)
