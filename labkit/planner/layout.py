@@ -55,6 +55,7 @@ class Layout:
     activation_checkpointing: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
     selective: bool = False  # checkpointing that saves results that are expensive to recompute
+    offloads: bool = False  # activations of blocks are kept in host memory
 
     @property
     def global_batch(self) -> int:
@@ -123,6 +124,7 @@ def layout_of(script: Script, ranks: int, parameters: Mapping[str, Any]) -> Layo
         values.get("activation_checkpointing", False) and not selective,
         {name: values[name] for name in own},
         selective,
+        values.get("offload_activations", False),
     )
 
 

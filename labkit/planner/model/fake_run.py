@@ -29,6 +29,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from labkit.planner.model.checked_fakes import CheckedFakeMode
 from labkit.planner.model.cuda_autocast import follow_cuda
 from labkit.planner.model.fakes import (
+    InHostMemory,
     KnownStage,
     Replicated,
     Shards,
@@ -54,6 +55,7 @@ class FakeRun:
         _patch_torch()
         if on_gpu:
             follow_cuda()
+            torch.autograd.graph.save_on_cpu = InHostMemory  # type: ignore[misc, assignment]
         gc.freeze()  # exempts torch's objects from collection; a large fake model adds millions
         self.script = _loaded(text, path)
         sys.argv = [SCRIPT_FILE, *argv]
