@@ -69,6 +69,8 @@ def moments(facts: ModelFacts, layout: Layout, rank: int = 0, *, on_gpu: bool = 
         raise UnknownToFormulas("the strategy cell is not one of labkit's")
     if layout.selective:
         raise UnknownToFormulas("they do not cover selective checkpointing")
+    if layout.options.get("loss_chunk"):
+        raise UnknownToFormulas("they do not cover a loss in chunks")
     if layout.offloads and on_gpu:
         raise UnknownToFormulas("they do not cover activations in host memory")
     if layout.options.get("compress", "none") != "none":
