@@ -246,8 +246,8 @@ def _not_in_labkit(asked: Candidate, best: Candidate | None, search: Search) -> 
             )
         else:
             yield (
-                "Most of it are activations: context_parallel divides those of a sequence over ranks; offloading them "
-                "(torch.autograd.graph.save_on_cpu) is not in labkit's scripts."
+                "Most of it are activations: context_parallel divides those of a sequence over ranks, and "
+                "offload_activations=True keeps those of blocks in host memory, at the speed of its link."
             )
     if best and best.layout and best.layout.activation_checkpointing and not asked.fits:
         yield "selective_checkpointing=True recomputes less and holds more: plan it to see whether it fits, too."
@@ -255,8 +255,8 @@ def _not_in_labkit(asked: Candidate, best: Candidate | None, search: Search) -> 
     waits = step is not None and 4 * step.parts.get("communication", 0.0) > step.seconds
     if facts.experts and asked.ranks > 1 and (best is None or waits):
         yield (
-            "Expert parallelism would divide the experts among ranks and send tokens instead of parameters; labkit's "
-            "scripts do not have it."
+            "Expert parallelism would divide the experts among ranks and send tokens instead of parameters; labkit has "
+            "it for its own mixture (expert_parallel, task mixture)."
         )
     if best and step and best.layout and best.layout.precision in HALF and device.has_fp8 and device.bandwidth:
         share = matrix_share(facts, device, best.layout.precision, best.layout.micro_batch)

@@ -56,6 +56,7 @@ class Layout:
     options: Mapping[str, Any] = field(default_factory=dict)
     selective: bool = False  # checkpointing that saves results that are expensive to recompute
     context: int = 1  # ranks that split each sequence
+    offloads: bool = False  # activations of blocks are kept in host memory
 
     @property
     def global_batch(self) -> int:
@@ -128,6 +129,7 @@ def layout_of(script: Script, ranks: int, parameters: Mapping[str, Any]) -> Layo
         {name: values[name] for name in own},
         selective,
         context,
+        values.get("offload_activations", False),
     )
 
 

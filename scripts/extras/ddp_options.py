@@ -40,13 +40,10 @@ def in_int8(errors, bucket):
     scales = torch.stack([gradient.abs().max() for gradient in gradients]).clamp(min=1e-30) / 127
     sent = (flat / scales.repeat_interleave(sizes)).round().to(torch.int8)
     errors[key] = flat - sent * scales.repeat_interleave(sizes)
-    every_scale, every = scales.new_empty(ranks * len(scales)), sent.new_empty(ranks * len(sent))
-    dist.all_gather_into_tensor(every_scale, scales)
-    return (
-        dist.all_gather_into_tensor(every, sent, async_op=True)
-        .get_future()
-        .then(partial(mean_of, flat, every.view(ranks, -1), every_scale.view(ranks, -1), sizes))
-    )
+    every_scale, every = scales.new_empty(ranks, len(scales)), sent.new_empty(ranks, len(sent))
+    dist.all_gather([*every_scale], scales)
+    gathered = dist.all_gather([*every], sent, async_op=True).get_future()
+    return gathered.then(partial(mean_of, flat, every, every_scale, sizes))
 
 
 def mean_of(flat, every, scales, sizes, _):

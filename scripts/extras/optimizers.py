@@ -66,7 +66,7 @@ class Muon(torch.optim.Optimizer):
 
     def step_of_adamw(self, p, grad, state, group):
         if not state:
-            state |= {"step": torch.zeros(()), "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
+            state |= {"step": torch.tensor(0.0), "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
         state["step"] += 1
         (first, second), step = group["betas"], state["step"].item()
         state["exp_avg"].lerp_(grad, 1 - first)

@@ -28,6 +28,7 @@ FORKS.set_forkserver_preload(["torch", "torch.distributed.fsdp", "torch.distribu
 STEPS = 6
 OPTIONS = {
     "checkpoints": ["--checkpoint-dir", "{folder}/checkpoints", "--save-every", "4"],
+    "chunked_loss": ["--loss-chunk", "100"],
     "clip_and_schedule": ["--clip", "0.5", "--lr-schedule", "cosine", "--warmup-steps", "2"],
     "accumulate": ["--accumulate", "2"],
     "ddp_options": ["--bucket-mib", "0.01", "--no-gradient-as-bucket-view"],

@@ -31,6 +31,7 @@ from labkit.planner.model.checked_fakes import CheckedFakeMode
 from labkit.planner.model.cuda_autocast import follow_cuda
 from labkit.planner.model.cuda_kernels import follow_kernels
 from labkit.planner.model.fakes import (
+    InHostMemory,
     KnownStage,
     Replicated,
     Shards,
@@ -60,6 +61,7 @@ class FakeRun:
         if on_gpu:
             follow_cuda()
             follow_kernels(self.fake.assumed.add)
+            torch.autograd.graph.save_on_cpu = InHostMemory  # type: ignore[misc, assignment]
         gc.freeze()  # exempts torch's objects from collection; a large fake model adds millions
         self.script = _loaded(text, path)
         _patch_transformers()

@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 __all__ = [
+    "InHostMemory",
     "KnownStage",
     "Replicated",
     "Shards",
@@ -90,6 +91,16 @@ class SharedOptimizer(torch.optim.Optimizer):
 
     def step(self, closure: Any = None) -> Any:
         self.optim.step()
+
+
+class InHostMemory(torch.autograd.graph.saved_tensors_hooks):
+    """save_on_cpu: what is saved is not in the device's memory until backward needs it."""
+
+    def __init__(self, *_: Any, **__: Any):
+        def pack(tensor: torch.Tensor) -> Any:
+            return tensor.shape, tensor.stride(), tensor.dtype
+
+        super().__init__(pack, lambda packed: torch.empty_strided(packed[0], packed[1], dtype=packed[2]))
 
 
 class KnownStage(PipelineStage):

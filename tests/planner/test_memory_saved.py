@@ -1,0 +1,52 @@
+"""Extras that save memory: the same losses, with the saving planned and measured."""
+
+from __future__ import annotations
+
+import pytest
+from strategies.matrix import script
+
+import labkit
+from labkit import Script
+from labkit.planner.model.rehearsal import rehearse
+
+SMALL = {"global_batch_size": 16}
+VOCABULARY = 2048
+LOGITS = 16 * 128 * VOCABULARY * 4  # bytes of one copy
+
+
+def with_a_large_head() -> Script:
+    composed = script("single")
+    model = composed.cells["model"].text
+    assert "vocabulary=256" in model
+    data = composed.cells["data"].text.replace("limit=2**20", "limit=2**16")
+    return composed.with_cells(model=model.replace("vocabulary=256", f"vocabulary={VOCABULARY}"), data=data)
+
+
+def test_a_loss_in_chunks_never_holds_all_logits():
+    cells = with_a_large_head().cells
+    what = Script.load("single", "chunked_loss").with_cells(model=cells["model"].text, data=cells["data"].text)
+    whole, chunked = (rehearse(what, 1, {**SMALL, "loss_chunk": size}) for size in (0, 128))
+    run = labkit.launch(what, nproc_per_node=1, steps=3, trace_memory=True, loss_chunk=128, **SMALL)
+
+    assert whole.bytes - chunked.bytes > LOGITS  # the logits and their gradient, less what is computed elsewhere
+    assert run.memory().ranks[0].traced.bytes == pytest.approx(chunked.bytes, rel=0.05, abs=2**16)
+
+
+def test_offloaded_activations_are_in_no_gpus_plan():
+    """Planned only: on the CPU they are where they were."""
+    kept, offloaded = (
+        rehearse(Script.load("ddp"), 2, {**SMALL, **options}, on_gpu=True)
+        for options in ({}, {"offload_activations": True})
+    )
+    assert offloaded.bytes < 0.5 * kept.bytes
+    assert offloaded.categories["activations"] < 0.01 * kept.categories["activations"]
+    for state in ("parameters", "gradients", "optimizer"):
+        assert kept.categories[state] == offloaded.categories[state]
+
+
+def test_muon_holds_one_moment_of_a_matrix():
+    adamw, muon = (rehearse(script("fsdp"), 2, {**SMALL, **options}) for options in ({}, {"optimizer": "muon"}))
+    run = labkit.launch(script("fsdp"), nproc_per_node=2, steps=3, trace_memory=True, optimizer="muon", **SMALL)
+
+    assert muon.categories["optimizer"] < 0.8 * adamw.categories["optimizer"]
+    assert run.memory().ranks[-1].traced.categories["optimizer"] == muon.categories["optimizer"]
