@@ -364,11 +364,10 @@ def main():
         for batch in batches(train, batch_size, data, args, checkpoints.notes, epoch, start):
             loss = forward_backward(model, map_tensors(batch, on_device), data, scaler, args)
             values = {"loss": loss, **update(model, optimizer, scaler, mesh, step, total_steps, args)}
-            if observed := globals().get("observed"):  # a task may have one
-                values |= observed(model)
             step += 1
             if step <= 20 or step == total_steps or time.monotonic() - reported >= 0.1:  # own clock: no collectives
                 reported = time.monotonic()
+                values |= globals().get("observed", lambda model: {})(model)  # a task may have more to report
                 report(step=step, epoch=epoch, **{name: float(value) for name, value in values.items()})
             paused = time.monotonic()
             stopped = validate(step, total_steps, measure, checkpoints.notes, args)

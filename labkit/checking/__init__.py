@@ -19,6 +19,7 @@ from labkit.checking.rules import (  # noqa: F401  (each registers its rules)
     sampling,
     saving,
     speed,
+    splitting,
     wrapping,
 )
 from labkit.checking.source import Piece, Source, explain, read

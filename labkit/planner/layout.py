@@ -68,7 +68,7 @@ class Layout:
         """Ranks over which a parameter's states are split, along the data axis."""
         if self.strategy in ("zero2", "hybrid"):
             return self.data
-        if self.strategy == "context_parallel":
+        if self.strategy in ("context_parallel", "expert_parallel"):
             return self.ranks
         if self.strategy == "fsdp":
             replicas: int = self.options["replicas"]

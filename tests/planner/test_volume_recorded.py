@@ -128,3 +128,26 @@ def test_the_formulas_agree_with_what_ranks_said_to_each_other(name, ranks, opti
             amounts[kind] += size
         assert calls == expected
         assert sizes == amounts
+
+
+def test_a_ring_sends_what_the_formulas_say(facts):
+    """gloo's sends are counted by the script: keys and values, and in backward their gradients as well."""
+    text = str(able_to(Script.load("context_parallel"), {"accumulate": 2}))
+    for line, say in (
+        (
+            "        box = torch.empty_like(tensor)\n",
+            'print("sent", tensor.numel() * tensor.element_size(), flush=True)',
+        ),
+        ("            step += 1\n", '    print("step ends", flush=True)'),
+    ):
+        assert text.count(line) == 1
+        text = text.replace(line, f"{line}        {say}\n")
+    options = {"global_batch_size": BATCH, "accumulate": 2, "attention": "ring", "context_ranks": 2}
+    script = Script.parse(text, name="context_parallel")
+    run = labkit.launch(script, nproc_per_node=2, steps=1, wait=True, **options)
+    sends = [each for each in volume(facts, layout_of(script, 2, options)) if each.kind == "send"]
+    for rank in range(2):
+        step, _, _ = run.logs(rank=rank).partition("step ends")
+        sent = [int(line.split()[1]) for line in step.splitlines() if line.startswith("sent ")]
+        assert len(sent) == sum(each.count for each in sends)
+        assert sum(sent) == sum(each.bytes for each in sends)

@@ -93,6 +93,8 @@ class Row:
         """What this row can train: layers are split only where there is a plan for them, a pipeline needs blocks."""
         if self.strategy in ("tensor_parallel", "context_parallel") or self.options.get("tensor", 1) > 1:
             return ["transformer"]
+        if self.strategy == "expert_parallel":
+            return ["mixture"]
         blocks = self.strategy in ("pipeline", "hybrid") or any("checkpointing" in name for name in self.options)
         return ["transformer", "MLP"] if blocks else ["transformer", "MLP", "CNN"]
 
@@ -132,6 +134,10 @@ MATRIX = [
     Row("context_parallel", 2, {"attention": "ring", "accumulate": 2}),
     Row("context_parallel", 4, {"attention": "ring"}),
     Row("context_parallel", 4, {"context_ranks": 2}, often=True),
+    Row("expert_parallel", 2, {"accumulate": 2}, often=True),
+    Row("expert_parallel", 2, {"activation_checkpointing": True}),
+    Row("expert_parallel", 4),
+    Row("expert_parallel", 4, {"expert_ranks": 2, "accumulate": 2}),
     Row("pipeline", 2, {"accumulate": 4}),
     Row("pipeline", 2, {"accumulate": 4, "schedule": "1F1B"}, often=True),
     Row("pipeline", 4, {"accumulate": 4, "schedule": "1F1B"}),
@@ -148,8 +154,8 @@ MATRIX = [
 
 def script(name: str, model: str = "transformer", *extras: str) -> Script:
     """One of labkit's scripts with a model that trains in a second."""
-    composed = Script.load(name, *extras)
-    if model != "transformer":
+    composed = Script.load(name, *extras, task="mixture" if model == "mixture" else "bytes")
+    if model in ("CNN", "MLP"):
         return composed.with_cells(model={"CNN": CNN, "MLP": MLP}[model], data=IMAGES)
     text, sizes = composed.cells["model"].text, "width=128, heads=4, layers=4"
     assert sizes in text

@@ -50,6 +50,7 @@ RANKS: dict[str, list[tuple[int, list[str]]]] = {
     # one replica's mean is itself; several are not the same training
     "diloco": [(1, ["--sync-every", "2", "--outer-lr", "1", "--outer-momentum", "0"])],
     "context_parallel": [(2, []), (1, []), (4, ["--context-ranks", "2", "--attention", "ring", "--accumulate", "2"])],
+    "expert_parallel": [(2, []), (1, []), (4, ["--expert-ranks", "2"])],
     "pipeline": [(n, ["--accumulate", "4"]) for n in (2, 1, 4)],
     "hybrid": [(4, ["--tensor", "2"]), (8, ["--tensor", "2", "--pipeline", "2", "--accumulate", "2"])],
 }
@@ -100,8 +101,8 @@ def a_rank(path: Path, rank: int, ranks: int, port: int, options: list[str]) -> 
     path.with_name(f"values{rank}.json").write_text(json.dumps(values))
 
 
-def trained(composed: labkit.Script, ranks: int, options: list[str], folder: Path, losses: int = 0) -> dict[str, float]:
-    """Losses, gradient norms and test metrics by step, the mean over the ranks. `losses`: of a resumed training."""
+def trained(composed: labkit.Script, ranks: int, options: list[str], folder: Path, start: int = 0) -> dict[str, float]:
+    """Losses, gradient norms and test metrics by step, the mean over the ranks, after the step `start`."""
     folder.mkdir(parents=True)
     (path := folder / "train.py").write_text(str(composed))
     with socket.socket() as free:
@@ -118,19 +119,21 @@ def trained(composed: labkit.Script, ranks: int, options: list[str], folder: Pat
     assert not any(process.exitcode for process in processes), (folder / "log0").read_text()[-800:]
     values = [json.loads((folder / f"values{rank}.json").read_text()) for rank in range(ranks)]
     wanted = [name for name in values[0] if name.startswith(("loss ", "gradient_norm ", "test_", "val"))]
-    assert len([name for name in wanted if name.startswith("loss ")]) == (losses or STEPS)
+    assert len([name for name in wanted if name.startswith("loss ")]) == STEPS - start
     return {name: sum(each[name] for each in values) / ranks for name in wanted}
 
 
 def composed_of(strategy: str, model: str, *extras: str) -> labkit.Script:
     made = script(strategy, model, *extras)
-    if model == "transformer":
+    if model in ("transformer", "mixture"):
         assert "limit=2**20" in (data := made.cells["data"].text)
         made = made.with_cells(data=data.replace("limit=2**20", "limit=2**16"))
     return made.with_cells(data=made.cells["data"].text.rstrip() + IN_ORDER) if "streaming" in extras else made
 
 
 def models_of(strategy: str, extras: tuple[str, ...]) -> list[str]:
+    if strategy == "expert_parallel":
+        return ["mixture"]
     if strategy in ("tensor_parallel", "hybrid", "context_parallel"):
         return ["transformer"]  # a plan for the layers of the others there is not
     blocks = strategy == "pipeline" or "recompute_and_compile" in extras

@@ -35,7 +35,8 @@ def assert_the_same(row: Row, model: str, reference) -> None:
     trained = curve_of(run, **row.options)
     assert difference(trained, expected) < 1e-9
     assert trained[1]["test_accuracy"] == expected[1]["test_accuracy"]
-    assert_held_as_rehearsed(run, row, what)
+    if model != "mixture":  # which depends on its data
+        assert_held_as_rehearsed(run, row, what)
 
 
 def assert_held_as_rehearsed(run: labkit.Run, row: Row, what: Script) -> None:
@@ -51,7 +52,7 @@ def assert_held_as_rehearsed(run: labkit.Run, row: Row, what: Script) -> None:
 @pytest.mark.timeout(600)  # eight ranks on two cores
 @pytest.mark.parametrize("row", [row for row in MATRIX if row.often], ids=str)
 def test_every_strategy_trains_what_one_rank_trains(row, reference):
-    assert_the_same(row, "transformer", reference)
+    assert_the_same(row, row.models[0], reference)
 
 
 @pytest.mark.soak

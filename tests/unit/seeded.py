@@ -32,6 +32,20 @@ PEFT = "import torch\nfrom peft import get_peft_model\nmodel = get_peft_model(ba
 OUTER = "outer = torch.optim.SGD(kept, lr=0.7, momentum=0.9, nesterov=True)  # HERE\nouter.step()\n"
 COUNT = "def count_of(b):\n    return b.n\n\n"
 
+IN_CONTEXT = "from torch.distributed.tensor.experimental import context_parallel\nfreqs_cis = rotary(length)\n"
+DISPATCH = "dist.all_to_all_single(arrived, rows, received, sent)\n"
+ROUTED = """
+class Mixture(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.router = nn.Linear(8, 4)
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Mixture() for _ in range(2))
+"""
+
 
 def within(body: str, model: str = DDP_MODEL) -> str:
     """A whole script round some lines of it."""
@@ -558,6 +572,26 @@ SEEDED: dict[str, list[tuple[str, str]]] = {
         (
             "from torch.utils.checkpoint import checkpoint\ny = checkpoint(block, x)  # HERE\n",
             "from torch.utils.checkpoint import checkpoint\ny = checkpoint(block, x, use_reentrant=False)\n",
+        ),
+    ],
+    "positions-not-split": [
+        (
+            within(
+                "with context_parallel(mesh, buffers=[x, y], buffer_seq_dims=[1, 1]):  # HERE\n"
+                "    loss = model(x, freqs_cis)",
+                IN_CONTEXT,
+            ),
+            within(
+                "with context_parallel(mesh, buffers=[x, y, freqs_cis], buffer_seq_dims=[1, 1, 0]):\n"
+                "    loss = model(x, freqs_cis)",
+                IN_CONTEXT,
+            ),
+        ),
+    ],
+    "router-seeded-by-rank": [
+        (
+            within(f"torch.manual_seed(seed + rank)  # HERE\nmodel = Model()\n{DISPATCH}", ROUTED),
+            within(f"torch.manual_seed(seed)\nmodel = Model()\ntorch.manual_seed(seed + rank)\n{DISPATCH}", ROUTED),
         ),
     ],
 }

@@ -23,8 +23,12 @@ from labkit.record.measured.peak import Peak
 
 __all__ = ["UnknownToFormulas", "moments", "peak", "states", "variant_of", "worst"]
 
+UNCOVERED = {
+    "context_parallel": "sequences that are split over ranks",
+    "expert_parallel": "experts on ranks of their own",
+}
 DEALT_RANKS = 8  # with more ranks the partitions are nearly equal
-SHARDED = ("fsdp", "zero2", "hybrid", "context_parallel")
+SHARDED = ("fsdp", "zero2", "hybrid", *UNCOVERED)
 COUNT = 8  # bytes of the number of predictions, which ranks sum before they compute
 
 
@@ -67,8 +71,8 @@ def moments(facts: ModelFacts, layout: Layout, rank: int = 0, *, on_gpu: bool = 
     variant = variant_of(layout)
     if not layout.strategy:
         raise UnknownToFormulas("the strategy cell is not one of labkit's")
-    if layout.strategy == "context_parallel":
-        raise UnknownToFormulas("they do not cover sequences that are split over ranks")
+    if layout.strategy in UNCOVERED:
+        raise UnknownToFormulas(f"they do not cover {UNCOVERED[layout.strategy]}")
     if layout.selective:
         raise UnknownToFormulas("they do not cover selective checkpointing")
     if layout.options.get("loss_chunk"):

@@ -1,0 +1,98 @@
+"""What ranks that split sequences or hold experts compute, send, report and save, on real gloo ranks."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from strategies.matrix import edited
+from strategies.test_extras import OPTIONS, composed_of, largest_difference, trained
+
+PAIRS = {
+    "gather": ("            mask = self.mask(", "size * keys"),
+    "ring": ("            yield slice(first, last)", "(last - first) * keys - int(hidden.sum())"),
+}
+EXCHANGE = "        arrived = rows.new_empty(sum(received), *rows.shape[1:])\n"
+BATCH, LAYERS, TIME, WIDTH, TOP_K, DOUBLE = 16, 4, 128, 32, 2, 8  # of strategies.test_extras and the task mixture
+
+
+def counted(folder: Path, rank: int) -> list[int]:
+    return [int(number) for number in re.findall(r"^counted (\d+)$", (folder / f"log{rank}").read_text(), re.MULTILINE)]
+
+
+@pytest.mark.parametrize("attention", ["gather", pytest.param("ring", marks=pytest.mark.soak)])
+def test_ranks_of_a_sequence_compute_alike_because_of_the_zigzag_order(attention, tmp_path):
+    """Pairs of a query and a key."""
+    line, pairs = PAIRS[attention]
+    say = f'            print("counted", {pairs}, flush=True)\n'
+    zigzag = edited(composed_of("context_parallel", "transformer"), {line: say + line})
+    trained(zigzag, 2, ["--attention", attention], tmp_path / "zigzag")
+    pairs_of = [sum(counted(tmp_path / "zigzag", rank)) for rank in range(2)]
+    assert max(pairs_of) <= 1.05 * min(pairs_of)
+
+    if attention == "gather":
+        in_order = edited(zigzag, {"return rank, 2 * self.ranks - 1 - rank": "return 2 * rank, 2 * rank + 1"})
+        trained(in_order, 2, [], tmp_path / "in order")
+        pairs_of = [sum(counted(tmp_path / "in order", rank)) for rank in range(2)]
+        assert pairs_of[1] > 1.05 * pairs_of[0]  # its positions see more keys
+
+
+def test_each_token_goes_to_its_experts_and_back_and_their_shares_are_reported(tmp_path):
+    """A copy of a token for each of its experts, there and back, in forward and in backward."""
+    say = '        print("counted", sum(sent) * rows[0].numel() * rows.element_size(), flush=True)\n'
+    composed = edited(composed_of("expert_parallel", "mixture"), {EXCHANGE: say + EXCHANGE})
+    trained(composed, 2, [], tmp_path / "run")
+
+    sent = [counted(tmp_path / "run", rank)[: 4 * LAYERS] for rank in range(2)]  # of the first step
+    assert sum(map(sum, sent)) == 4 * LAYERS * TOP_K * BATCH * TIME * WIDTH * DOUBLE
+    for rank in range(2):
+        values = json.loads((tmp_path / "run" / f"values{rank}.json").read_text())
+        shares = [values[f"expert_{expert} 6"] for expert in range(8)]
+        assert sum(shares) == pytest.approx(1)
+        assert values["busiest_expert 6"] == max(shares)
+
+
+@pytest.mark.soak
+def test_a_capacity_drops_the_same_tokens_wherever_the_experts_are(tmp_path):
+    there, here = (
+        trained(composed_of(name, "mixture"), 2, ["--capacity", "1.0"], tmp_path / name)
+        for name in ("expert_parallel", "ddp")
+    )
+    every = trained(composed_of("ddp", "mixture"), 2, [], tmp_path / "every")
+    assert largest_difference(there, here) < 1e-9
+    assert largest_difference(there, every) > 1e-6
+
+
+def resumed(strategy: str, ranks: int, saved: Path, folder: Path) -> dict[str, float]:
+    """What is trained after step 4, from another training's checkpoint."""
+    shutil.copytree(saved / "checkpoints", folder / "checkpoints")
+    options = ["--checkpoint-dir", str(folder / "checkpoints")]
+    return trained(composed_of(strategy, MODEL[strategy], "checkpoints"), ranks, options, folder / "run", start=4)
+
+
+MODEL = {"single": "mixture", "expert_parallel": "mixture", "context_parallel": "transformer"}
+
+
+@pytest.mark.parametrize(
+    ("saves", "loads"),
+    [
+        ("expert_parallel", "single"),
+        pytest.param("single", "expert_parallel", marks=pytest.mark.soak),
+        pytest.param("expert_parallel", "expert_parallel", marks=pytest.mark.soak),
+        pytest.param("context_parallel", "context_parallel", marks=pytest.mark.soak),
+    ],
+)
+def test_a_checkpoint_is_resumed_with_the_experts_on_other_ranks(saves, loads, tmp_path):
+    ranks = {"single": 1}
+    whole = trained(
+        composed_of(saves, MODEL[saves], "checkpoints"), ranks.get(saves, 2), OPTIONS["checkpoints"], tmp_path / "saves"
+    )
+    shutil.rmtree(tmp_path / "saves" / "checkpoints" / "step-6")
+
+    rest = resumed(loads, ranks.get(loads, 2), tmp_path / "saves", tmp_path / "loads")
+
+    assert rest.keys() == {name for name in whole if name not in {f"loss {step}" for step in (1, 2, 3, 4)}}
+    assert largest_difference({**whole, **rest}, whole) < (1e-15 if saves == loads else 1e-9)
