@@ -83,11 +83,11 @@ def test_a_round_goes_on_after_a_checkpoint_in_its_middle(uninterrupted, tmp_pat
     monkeypatch.setattr("strategies.test_extras.STEPS", 3)
     trained(composed, 2, saved, tmp_path / "first")
     monkeypatch.setattr("strategies.test_extras.STEPS", 6)
-    resumed = trained(composed, 2, saved, tmp_path / "second", losses=3)
+    resumed = trained(composed, 2, saved, tmp_path / "second", start=3)
     assert resumed["loss 6"] and largest_difference(resumed, {n: uninterrupted[n] for n in resumed}) < 1e-12
 
     monkeypatch.setattr("strategies.test_extras.STEPS", 7)  # another strategy goes on from the mean of the replicas
-    trained(composed_of("ddp", "transformer", "checkpoints"), 2, saved[-2:], tmp_path / "third", losses=1)
+    trained(composed_of("ddp", "transformer", "checkpoints"), 2, saved[-2:], tmp_path / "third", start=6)
 
 
 def matrices_and_rest(rank: int) -> int:
