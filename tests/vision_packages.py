@@ -24,7 +24,8 @@ def main(folder: str) -> None:
     wanted = ["timm>=1.0.20", f"torchvision==0.{minor + 15}.*"]  # torch 2.13 goes with torchvision 0.28
     subprocess.run([sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", folder, *wanted], check=True)
     extension = Path(folder, "torchvision", "extension.py")
-    extension.write_text(extension.read_text() + DECLARED)
+    if DECLARED not in (text := extension.read_text()):
+        extension.write_text(text + DECLARED)
 
 
 if __name__ == "__main__":

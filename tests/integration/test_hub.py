@@ -88,13 +88,13 @@ def test_weights_come_from_a_folder_and_go_into_one(strategy, options, qwen, sum
 @pytest.mark.parametrize(
     "strategy", ["fsdp", *(pytest.param(name, marks=pytest.mark.soak) for name in ("ddp", "zero1", "zero2"))]
 )
-def test_an_adapter_is_all_that_is_saved_and_it_resumes(strategy, qwen, sums, tmp_path):
+def test_an_adapter_is_all_that_is_saved_and_it_resumes_and_is_merged(strategy, qwen, sums, tmp_path):
     script = Script.load(strategy, "precision", "lora", "checkpoints", "export", task="causal_lm")
     options = SHORT | {"nproc_per_node": 2, "model": qwen, "data_dir": sums, "precision": "bf16", "lr": 0.01}
     whole = labkit.launch(script, **options, export_dir=tmp_path / "whole")
     kept = {"checkpoint_dir": tmp_path / "kept", "full_checkpoints": True}
     labkit.launch(script, **options | {"steps": 2}, **kept)
-    resumed = labkit.launch(script, **options, **kept, export_dir=tmp_path / "out")
+    resumed = labkit.launch(script, **options, **kept, export_dir=tmp_path / "out", merge_adapter=True)
 
     saved = torch.load(tmp_path / "kept" / "step-3" / "full.pt", weights_only=True)
     assert saved["model"] and all("lora_" in name for name in saved["model"])
@@ -102,14 +102,14 @@ def test_an_adapter_is_all_that_is_saved_and_it_resumes(strategy, qwen, sums, tm
     moments = sum(t.numel() * t.element_size() for each in saved["optimizer"].values() for t in each.values())
     assert moments == pytest.approx(2 * trained, rel=0.01)
     assert resumed.metrics()["loss"].dropna().iloc[-1] == whole.metrics()["loss"].dropna().iloc[-1]
-    base = AutoModelForCausalLM.from_pretrained(qwen, dtype=torch.float32)
-    adapted = PeftModel.from_pretrained(base, tmp_path / "out").state_dict()
-    again = PeftModel.from_pretrained(
-        AutoModelForCausalLM.from_pretrained(qwen, dtype=torch.float32), tmp_path / "whole"
-    )
-    for name, tensor in again.state_dict().items():
-        assert torch.equal(tensor, adapted[name]), name
-    assert any(tensor.any() for name, tensor in adapted.items() if "lora_B" in name)
+    base = AutoModelForCausalLM.from_pretrained(qwen, dtype=torch.bfloat16)
+    adapted = PeftModel.from_pretrained(base, tmp_path / "whole")
+    assert any(tensor.any() for name, tensor in adapted.state_dict().items() if "lora_B" in name)
+    expected = adapted.merge_and_unload().state_dict()
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "out").state_dict()
+    assert merged.keys() == expected.keys()
+    for name, tensor in merged.items():
+        assert torch.equal(tensor, expected[name]), name
 
 
 def test_an_adapter_of_another_base_is_refused(qwen, sums, tmp_path):
