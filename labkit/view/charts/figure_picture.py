@@ -60,7 +60,7 @@ class _Picture:
         below = [s for s in self._shapes() if s["layer"] == "below"]
         body += "".join(self._frame(x, y) for x, y in self._cells())
         body += "".join(self._shape(s) for s in below)
-        body += "".join(self._bars()) + "".join(map(self._scatter, self.traces))
+        body += self._bars() + "".join(map(self._scatter, self.traces))
         body += "".join(self._shape(s) for s in self._shapes() if s["layer"] != "below")
         body += "".join(map(self._annotation, self.layout.get("annotations") or ()))
         keys, height = self._legend()
@@ -179,7 +179,9 @@ class _Picture:
                 placed.append((trace, centre, start, start + size, width, i))
         return placed
 
-    def _bars(self) -> Iterator[str]:
+    def _bars(self) -> str:
+        paths: dict[tuple[str, Any], str] = defaultdict(str)
+        drawn = texts = ""
         grouped = (self.layout.get("barmode") or "group") == "group"
         traces = [t for t in self.traces if t["type"] == "bar"]
         for trace, centre, start, end, width, i in self.bars:
@@ -204,10 +206,15 @@ class _Picture:
                 continue
             marker = trace.get("marker") or {}
             colour, opacity = _nth(marker.get("color"), i) or self._colour(trace), _nth(marker.get("opacity"), i)
-            yield _rectangle(first, second, colour, opacity if opacity is not None else trace.get("opacity"))
+            look = (str(colour), opacity if opacity is not None else trace.get("opacity"))
+            paths[look] += _rectangle(first, second)
             text = _plain(str(_nth(trace.get("text"), i) or ""))
             if text and abs(second[0] - first[0]) > len(text) * LETTER:
-                yield _text((first[0] + second[0]) / 2, (first[1] + second[1]) / 2 + 3, "middle", text)
+                texts += _text((first[0] + second[0]) / 2, (first[1] + second[1]) / 2 + 3, "middle", text)
+        for (colour, opacity), path in paths.items():  # one path for each style: a notebook stores every picture
+            strength = f' opacity="{opacity}"' if opacity not in (None, 1) else ""
+            drawn += f'<path d="{path}" fill="{escaped(colour)}"{strength}/>'
+        return drawn + texts
 
     def _scatter(self, trace: dict[str, Any]) -> str:
         if trace["type"] == "bar":
@@ -415,12 +422,9 @@ def _marker(x: float, y: float, symbol: str, size: float, colour: str) -> str:
     )
 
 
-def _rectangle(first: tuple[float, float], second: tuple[float, float], colour: Any, opacity: Any) -> str:
-    x, y = min(first[0], second[0]), min(first[1], second[1])
-    width, height = abs(second[0] - first[0]), abs(second[1] - first[1])
-    strength = f' opacity="{opacity}"' if opacity not in (None, 1, 1.0) else ""
-    look = f'fill="{escaped(str(colour))}"{strength}'
-    return f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" {look}/>'
+def _rectangle(first: tuple[float, float], second: tuple[float, float]) -> str:
+    wide, high = second[0] - first[0], second[1] - first[1]
+    return f"M{first[0]:.1f} {first[1]:.1f}h{wide:.1f}v{high:.1f}h{-wide:.1f}z"
 
 
 def _text(x: float, y: float, anchor: str, text: str) -> str:
