@@ -32,7 +32,7 @@ parser.add_argument(
     help="a parameter, of those notebooks that have it",
 )
 parser.add_argument("-j", "--jobs", type=int, default=1, help="how many notebooks run at the same time (default: 1)")
-MOST_BYTES = 300_000  # of an executed notebook, with its figures
+MOST_BYTES = 320_000  # of an executed notebook, with its figures and their pictures
 
 
 def main() -> int:

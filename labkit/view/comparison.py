@@ -222,7 +222,7 @@ class Comparison:
         rows = [{name: text for name, text in row.items() if name not in common} for row in rows]
         shared = ", ".join(f"{name} {text}" for name, text in common.items() if text not in ("", "n/a"))
         remarks = [f"the same in all runs: {shared}"] if shared else []
-        text = "".join(f"<div>{escaped(remark)}</div>" for remark in [*remarks, *self._remarks()])
+        text = "".join(f'<div style="font-size:12px">{escaped(each)}</div>' for each in [*remarks, *self._remarks()])
         marks = [f"{dot(i)} " for i in range(len(rows))] if any(self.curves) else None
         html = f"{self._overlay()}{grid(rows, marks, narrow=True)}{text}{self._bars()}"
         return {"text/plain": str(self), "text/html": as_image(html)}

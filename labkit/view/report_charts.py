@@ -10,6 +10,7 @@ from typing import Any
 
 from labkit.errors import LabError
 from labkit.record import RunReader
+from labkit.record.measured.metrics_file import finite
 from labkit.record.measured.spans import COMMUNICATION
 from labkit.record.text import plain
 from labkit.view.charts.bands import MANY, Line, columns
@@ -101,7 +102,7 @@ def _held(reader: RunReader) -> str:
     gradients and optimizer state are shown; on a GPU also the rest at the peak."""
     drawn = []
     for history in reader.ranks.values():
-        held = {name: int(size) for name in CATEGORIES if isinstance(size := history.held.get(name), int | float)}
+        held = {name: int(size) for name in CATEGORIES if (size := finite(history.held.get(name))) is not None}
         if held and history.memory_name == "allocated":
             held["activations"] = max(0, int(history.memory_peak) - sum(held.values()))
         if held:

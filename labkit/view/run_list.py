@@ -55,11 +55,11 @@ class RunList(list[Any]):
             {
                 "run": run.id,
                 "state": state.state,
-                "ranks": str(manifest["world_size"]),
-                **{name: str(manifest["parameters"].get(name, ""))[:LONGEST_VALUE] for name in parameters},
                 "loss": words.quantity(seen.losses[-1] if seen.losses else None, 4),
                 "loss so far": seen,
                 **{f"best {name}": words.quantity(seen.best.get(name), 4) for name in metrics},
+                **{name: str(manifest["parameters"].get(name, ""))[:LONGEST_VALUE] for name in parameters},
+                "ranks": str(manifest["world_size"]),
                 "time": words.seconds(state.seconds),
                 **({"tags": ", ".join(run.tags), "note": run.note} if tagged else {}),
                 "why": _sentence(state) or _sweep_of(manifest),

@@ -47,19 +47,17 @@ def test_stacked_bars_start_where_the_one_below_ends_and_a_limit_crosses_them():
     figure.add_hline(y=5, line_color="#333333", annotation_text="limit")
     tree = drawn(figure)
 
-    low, high = (
-        [r for r in tree.iter(f"{SVG}rect") if r.get("fill") == c and r.get("width") != "12"]
-        for c in ("#111111", "#222222")
-    )
-    top = float(low[0].get("y"))
-    assert float(high[0].get("y")) + float(high[0].get("height")) == pytest.approx(top, abs=0.2)
-    assert float(low[0].get("height")) == pytest.approx(4 * float(low[1].get("height")), abs=0.5)
-    limit = float(
-        re.search(
-            r"M[\d.]+ ([\d.]+)", next(p for p in tree.iter(f"{SVG}path") if p.get("stroke") == "#333333").get("d")
-        )[1]
-    )
-    assert float(high[0].get("y")) < limit < top
+    def bars(colour):
+        """(top, bottom) of each bar of a colour."""
+        (path,) = (p.get("d") for p in tree.iter(f"{SVG}path") if p.get("fill") == colour)
+        ends = [(float(y), float(y) + float(v)) for y, v in re.findall(r"M[\d.]+ ([\d.]+)h[\d.-]+v([\d.-]+)", path)]
+        return [(min(pair), max(pair)) for pair in ends]
+
+    low, high = bars("#111111"), bars("#222222")
+    assert high[0][1] == pytest.approx(low[0][0], abs=0.2)
+    assert low[0][1] - low[0][0] == pytest.approx(4 * (low[1][1] - low[1][0]), abs=0.5)
+    line = next(p.get("d") for p in tree.iter(f"{SVG}path") if p.get("stroke") == "#333333")
+    assert high[0][0] < float(re.search(r"M[\d.]+ ([\d.]+)", line)[1]) < high[0][1]
     assert {"ddp", "fsdp", "parameters", "gradients", "limit"} <= {*tree.itertext()}
 
 

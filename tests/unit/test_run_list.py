@@ -40,7 +40,8 @@ def test_the_table_has_what_differs_and_the_best_of_each_evaluated_metric(root):
     text = repr(labkit.runs())
     newest, older = text.splitlines()[1:]
 
-    assert text.split()[:8] == ["run", "state", "ranks", "lr", "loss", "loss", "so", "far"]
+    assert text.splitlines()[0].split()[:8] == ["run", "state", "loss", "loss", "so", "far", "best", "val/loss"]
+    assert text.splitlines()[0].split()[-3:] == ["lr", "ranks", "time"]
     assert "steps" not in text
     assert "0.01" in newest and "0.25" in newest and "0.5" in newest
     assert "0.001" in older and "0.75" in older and "█" in older

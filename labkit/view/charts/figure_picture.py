@@ -6,16 +6,25 @@ logarithmic and category axes in any grid. Traces of other types are named inste
 
 from __future__ import annotations
 
-import html
-import math
-import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from labkit.record.text import escaped
 from labkit.view.charts.figure_axes import Axis
+from labkit.view.charts.figure_marks import (
+    BREAK,
+    ends_of,
+    finite_or_zero,
+    line_path,
+    marker_at,
+    nth,
+    rectangle,
+    text_at,
+    values_of,
+    walked,
+    without_markup,
+)
 from labkit.view.charts.svg import COLOURS
 
 if TYPE_CHECKING:
@@ -28,10 +37,6 @@ MARGINS = {"l": 80, "r": 20, "t": 50, "b": 60}
 LETTER = 5.6  # pixels per character at this font size
 DASHES = {"dash": "6 3", "dot": "2 2", "dashdot": "8 3 2 3", "longdash": "12 3", "longdashdot": "12 3 2 3"}
 DRAWN = ("scatter", "scattergl", "bar")
-MOST_POINTS = 400  # of a line
-TOKEN = re.compile(r"[MLHVZ]|-?[\d.]+(?:e[+-]?\d+)?", re.IGNORECASE)
-TAG = re.compile(r"<[^>]*>")
-BREAK = re.compile(r"<br ?/?>")
 
 
 def figure_picture(figure: Figure) -> str:
@@ -55,16 +60,16 @@ class _Picture:
         self.axes = self._axes()
 
     def svg(self) -> str:
-        title = _plain((self.layout.get("title") or {}).get("text") or "")
+        title = without_markup((self.layout.get("title") or {}).get("text") or "")
         body = f'<text x="4" y="18" font-size="13" font-weight="600">{escaped(title)}</text>' if title else ""
         below = [s for s in self._shapes() if s["layer"] == "below"]
         body += "".join(self._frame(x, y) for x, y in self._cells())
         body += "".join(self._shape(s) for s in below)
-        body += "".join(self._bars()) + "".join(map(self._scatter, self.traces))
+        body += self._bars() + "".join(map(self._scatter, self.traces))
         body += "".join(self._shape(s) for s in self._shapes() if s["layer"] != "below")
         body += "".join(map(self._annotation, self.layout.get("annotations") or ()))
         keys, height = self._legend()
-        label = escaped(title or "figure") + escaped("".join(f"; {_plain(t['name'])}" for t in self._named()))
+        label = escaped(title or "figure") + escaped("".join(f"; {without_markup(t['name'])}" for t in self._named()))
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {self.width} {height}" role="img" '
             f'aria-label="{label}" style="width:100%;max-width:{self.width}px;height:auto" '
@@ -94,7 +99,7 @@ class _Picture:
         for shape in self._shapes():
             for way in "xy":
                 if (name := shape[f"{way}ref"]) in options:
-                    values[options[name].get("matches") or name] += _ends(shape, way)
+                    values[options[name].get("matches") or name] += ends_of(shape, way)
         return {name: Axis(o, values[o.get("matches") or name]) for name, o in options.items()}
 
     def _options(self, name: str) -> dict[str, Any]:
@@ -102,7 +107,7 @@ class _Picture:
 
     def _extent(self, trace: dict[str, Any], way: str) -> list[Any]:
         if trace["type"] != "bar":
-            return _values(trace.get(way))
+            return values_of(trace.get(way))
         long = "x" if trace.get("orientation") == "h" else "y"
         bars = [bar for bar in self.bars if bar[0] is trace]
         if way == long:
@@ -145,10 +150,10 @@ class _Picture:
                 line = f"M{at:.1f} {top:.0f}V{bottom:.0f}" if horizontal else f"M{left:.0f} {at:.1f}H{right:.0f}"
                 drawn += f'<path d="{line}" stroke="currentColor" stroke-opacity=".15"/>' if grid else ""
                 place = (at, bottom + 13, "middle") if horizontal else (left - 5, at + 3, "end")
-                drawn += _text(*place, text) if shown else ""
-            title = _plain((axis.options.get("title") or {}).get("text") or "")
+                drawn += text_at(*place, text) if shown else ""
+            title = without_markup((axis.options.get("title") or {}).get("text") or "")
             if title and horizontal:
-                drawn += _text((left + right) / 2, bottom + 28, "middle", title)
+                drawn += text_at((left + right) / 2, bottom + 28, "middle", title)
             elif title:
                 middle = (top + bottom) / 2
                 drawn += (
@@ -166,20 +171,22 @@ class _Picture:
         ends: dict[Any, float] = defaultdict(float)
         for trace in traces:
             flat = trace.get("orientation") == "h"
-            lengths, centres = _values(trace.get("x" if flat else "y")), _values(trace.get("y" if flat else "x"))
+            lengths, centres = values_of(trace.get("x" if flat else "y")), values_of(trace.get("y" if flat else "x"))
             bases, widths = trace.get("base"), trace.get("width")
             for i, (centre, length) in enumerate(zip(centres, lengths, strict=False)):
-                size, start = _finite(length), 0.0
+                size, start = finite_or_zero(length), 0.0
                 if bases is not None:
-                    start = _finite(_nth(bases, i))
+                    start = finite_or_zero(nth(bases, i))
                 elif mode in ("stack", "relative"):
                     start = ends[flat, str(centre)]
                     ends[flat, str(centre)] += size
-                width = _finite(_nth(widths, i)) if widths is not None else 0.7
+                width = finite_or_zero(nth(widths, i)) if widths is not None else 0.7
                 placed.append((trace, centre, start, start + size, width, i))
         return placed
 
-    def _bars(self) -> Iterator[str]:
+    def _bars(self) -> str:
+        paths: dict[tuple[str, Any], str] = defaultdict(str)
+        drawn = texts = ""
         grouped = (self.layout.get("barmode") or "group") == "group"
         traces = [t for t in self.traces if t["type"] == "bar"]
         for trace, centre, start, end, width, i in self.bars:
@@ -203,21 +210,28 @@ class _Picture:
             if (first := corners[0]) is None or (second := corners[1]) is None:
                 continue
             marker = trace.get("marker") or {}
-            colour, opacity = _nth(marker.get("color"), i) or self._colour(trace), _nth(marker.get("opacity"), i)
-            yield _rectangle(first, second, colour, opacity if opacity is not None else trace.get("opacity"))
-            text = _plain(str(_nth(trace.get("text"), i) or ""))
+            colour, opacity = nth(marker.get("color"), i) or self._colour(trace), nth(marker.get("opacity"), i)
+            look = (str(colour), opacity if opacity is not None else trace.get("opacity"))
+            paths[look] += rectangle(first, second)
+            text = without_markup(str(nth(trace.get("text"), i) or ""))
             if text and abs(second[0] - first[0]) > len(text) * LETTER:
-                yield _text((first[0] + second[0]) / 2, (first[1] + second[1]) / 2 + 3, "middle", text)
+                texts += text_at((first[0] + second[0]) / 2, (first[1] + second[1]) / 2 + 3, "middle", text)
+        for (colour, opacity), path in paths.items():  # one path for each style: a notebook stores every picture
+            strength = f' opacity="{opacity}"' if opacity not in (None, 1) else ""
+            drawn += f'<path d="{path}" fill="{escaped(colour)}"{strength}/>'
+        return drawn + texts
 
     def _scatter(self, trace: dict[str, Any]) -> str:
         if trace["type"] == "bar":
             return ""
         names = (trace.get("xaxis") or "x", trace.get("yaxis") or "y")
-        points = [self._at(x, y, names) for x, y in zip(_values(trace.get("x")), _values(trace.get("y")), strict=False)]
+        points = [
+            self._at(x, y, names) for x, y in zip(values_of(trace.get("x")), values_of(trace.get("y")), strict=False)
+        ]
         mode = trace.get("mode") or ("lines+markers" if len(points) < 20 else "lines")
         colour, line, marker = self._colour(trace), trace.get("line") or {}, trace.get("marker") or {}
         drawn, strength = "", "" if trace.get("opacity") is None else f' opacity="{trace["opacity"]}"'
-        path = _path(points, line.get("shape") or "")
+        path = line_path(points, line.get("shape") or "")
         if fill := trace.get("fill") if trace.get("fill") not in (None, "none") else "":
             area = path
             if fill == "tozeroy" and (placed := [p for p in points if p]):
@@ -237,16 +251,16 @@ class _Picture:
             if point is None:
                 continue
             if "markers" in mode:
-                own = _nth(marker.get("color"), i)
-                size, symbol = _nth(marker.get("size"), i), str(_nth(marker.get("symbol"), i) or "")
-                drawn += _marker(
+                own = nth(marker.get("color"), i)
+                size, symbol = nth(marker.get("size"), i), str(nth(marker.get("symbol"), i) or "")
+                drawn += marker_at(
                     *point, symbol, 6 if size is None else float(size), own if isinstance(own, str) else colour
                 )
             if "text" in mode and texts is not None:
                 shift = (trace.get("marker") or {}).get("size") or 0
-                below = 12 + _finite(shift) / 2 if "bottom" in str(trace.get("textposition")) else 3
-                for row, part in enumerate(BREAK.split(str(_nth(texts, i) or ""))):
-                    drawn += _text(point[0], point[1] + below + 12 * row, "middle", _plain(part))
+                below = 12 + finite_or_zero(shift) / 2 if "bottom" in str(trace.get("textposition")) else 3
+                for row, part in enumerate(BREAK.split(str(nth(texts, i) or ""))):
+                    drawn += text_at(point[0], point[1] + below + 12 * row, "middle", without_markup(part))
         return f"<g{strength}>{drawn}</g>"
 
     # what is drawn over them
@@ -263,7 +277,7 @@ class _Picture:
         if ref == "paper":
             wide, high = self.width - self.margins["r"], self.height - self.margins["b"]
             box = (self.margins["l"], self.margins["t"], wide, high)
-        part = _finite(value) if domain else self.axes[name](value) if name in self.axes else None
+        part = finite_or_zero(value) if domain else self.axes[name](value) if name in self.axes else None
         if part is None:
             return None
         return box[0] + part * (box[2] - box[0]) if horizontal else box[3] - part * (box[3] - box[1])
@@ -289,7 +303,7 @@ class _Picture:
     def _converted(self, path: str, xref: str, yref: str) -> str:
         """A path in data coordinates as one in pixels."""
         result = ""
-        for token, horizontal in _walked(path):
+        for token, horizontal in walked(path):
             if token.isalpha():
                 result += token
             else:
@@ -306,12 +320,12 @@ class _Picture:
         down = {"bottom": -4, "top": 11}.get(note.get("yanchor") or "", 3)
         if x > self.width - self.margins["r"] - 2 and anchor == "start":  # beside the axes there is no room
             x, anchor, down = x - 2, "end", -4
-        return _text(x, y + down, anchor, _plain(str(note.get("text") or "")))
+        return text_at(x, y + down, anchor, without_markup(str(note.get("text") or "")))
 
     def _legend(self) -> tuple[str, float]:
         """(keys, height of the whole picture): the names in rows below the axes."""
         drawn, x, y = "", float(self.margins["l"]), self.height - self.margins["b"] + 46.0
-        named = [(_plain(t["name"]), self._colour(t), t) for t in self._named()]
+        named = [(without_markup(t["name"]), self._colour(t), t) for t in self._named()]
         for name, colour, trace in named:
             width = 24 + LETTER * len(name)
             if x + width > self.width and x > self.margins["l"]:
@@ -321,112 +335,9 @@ class _Picture:
             mark = f'<path d="M{x:.0f} {y - 3:.0f}h14" {style}/>'
             if trace["type"] == "bar":
                 mark = f'<rect x="{x:.0f}" y="{y - 9:.0f}" width="12" height="10" fill="{escaped(colour)}"/>'
-            drawn += mark + _text(x + 18, y, "start", name)
+            drawn += mark + text_at(x + 18, y, "start", name)
             x += width + 8
         if self.other:
             y += 15
-            drawn += _text(self.margins["l"], y, "start", f"{', '.join(sorted(self.other))}: only drawn by plotly")
+            drawn += text_at(self.margins["l"], y, "start", f"{', '.join(sorted(self.other))}: only drawn by plotly")
         return drawn, max(self.height - self.margins["b"] + 36.0, y + 8 if drawn else 0.0)
-
-
-def _values(values: Any) -> list[Any]:
-    """A trace's values as a list; of categories in two levels, their names joined."""
-    if values is None:
-        return []
-    listed = list(values)
-    if len(listed) == 2 and all(isinstance(each, list | tuple) for each in listed):
-        return [f"{first} {second}" for first, second in zip(*listed, strict=False)]
-    return listed
-
-
-def _ends(shape: dict[str, Any], way: str) -> list[Any]:
-    """Where a shape begins and ends along an axis."""
-    if shape.get("type") != "path":
-        return [shape[f"{way}{i}"] for i in (0, 1)]
-    walked = _walked(str(shape.get("path")))
-    return [float(token) for token, horizontal in walked if not token.isalpha() and horizontal == (way == "x")]
-
-
-def _walked(path: str) -> Iterator[tuple[str, bool]]:
-    """The commands and coordinates of an SVG path, and whether a coordinate is horizontal."""
-    command, horizontal = "M", True
-    for token in TOKEN.findall(path):
-        if token.isalpha():
-            command, horizontal = token.upper(), token.upper() != "V"
-            yield command, False
-        else:
-            yield token, horizontal
-            horizontal = not horizontal if command in "ML" else horizontal
-
-
-def _nth(values: Any, i: int) -> Any:
-    """The value of point `i`: one for all, or one each."""
-    if values is None or isinstance(values, str | int | float):
-        return values
-    return values[i] if i < len(values) else None
-
-
-def _finite(value: Any) -> float:
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        return 0.0
-    return number if math.isfinite(number) else 0.0
-
-
-def _path(points: Iterable[tuple[float, float] | None], shape: str) -> str:
-    pieces: list[list[tuple[float, float]]] = [[]]
-    for point in points:
-        if point is None:
-            pieces.append([])
-        else:
-            pieces[-1].append(point)
-    return "".join(_piece(piece, shape) for piece in pieces if piece)
-
-
-def _piece(points: list[tuple[float, float]], shape: str) -> str:
-    if len(points) > MOST_POINTS:  # of neighbours the highest and the lowest, so that no spike is lost
-        group = math.ceil(2 * len(points) / MOST_POINTS)
-        chunks = [points[i : i + group] for i in range(0, len(points), group)]
-        ends = ({min(c, key=lambda p: p[1]), max(c, key=lambda p: p[1])} for c in chunks)
-        points = [point for pair in ends for point in sorted(pair)]
-    path = f"M{points[0][0]:.1f} {points[0][1]:.1f}"
-    for x, y in points[1:]:
-        path += f"H{x:.1f}V{y:.1f}" if shape == "hv" else f"V{y:.1f}H{x:.1f}" if shape == "vh" else f"L{x:.1f} {y:.1f}"
-    return path if len(points) > 1 else f"{path}h.1"
-
-
-def _marker(x: float, y: float, symbol: str, size: float, colour: str) -> str:
-    half, hollow = size / 2, symbol.endswith("-open") or symbol in ("x", "cross")
-    look = f'fill="none" stroke="{escaped(colour)}" stroke-width="1.5"' if hollow else f'fill="{escaped(colour)}"'
-    kind = symbol.removesuffix("-open")
-    paths = {
-        "square": f"M{x - half:.1f} {y - half:.1f}h{size}v{size}h-{size}z",
-        "diamond": f"M{x:.1f} {y - half:.1f}l{half} {half}l-{half} {half}l-{half} -{half}z",
-        "x": f"M{x - half:.1f} {y - half:.1f}l{size} {size}m0 -{size}l-{size} {size}",
-        "cross": f"M{x - half:.1f} {y:.1f}h{size}m-{half} -{half}v{size}",
-        "line-ns": f"M{x:.1f} {y - half:.1f}v{size}",
-        "triangle-up": f"M{x:.1f} {y - half:.1f}l{half} {size}h-{size}z",
-    }
-    return (
-        f'<path d="{paths[kind]}" {look}/>'
-        if kind in paths
-        else f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{half}" {look}/>'
-    )
-
-
-def _rectangle(first: tuple[float, float], second: tuple[float, float], colour: Any, opacity: Any) -> str:
-    x, y = min(first[0], second[0]), min(first[1], second[1])
-    width, height = abs(second[0] - first[0]), abs(second[1] - first[1])
-    strength = f' opacity="{opacity}"' if opacity not in (None, 1, 1.0) else ""
-    look = f'fill="{escaped(str(colour))}"{strength}'
-    return f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" {look}/>'
-
-
-def _text(x: float, y: float, anchor: str, text: str) -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escaped(text)}</text>'
-
-
-def _plain(text: str) -> str:
-    """Text without plotly's markup."""
-    return html.unescape(TAG.sub("", BREAK.sub(" ", text)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 from labkit.record.measured.spans import COMMUNICATION, Span
@@ -24,15 +25,21 @@ def picture(spans: Sequence[Span], ranks: Sequence[int], title: str) -> str:
     if chunks := [span for span in spans if span.chunk is not None]:
         first, last = min(s.start for s in chunks), max(s.end for s in chunks)
         drawn += "".join(_bar(LEFT + first * scale, y, (last - first) * scale, THICK, IDLE) for y in rows.values())
+    bars: dict[str, str] = defaultdict(str)  # one path for each colour: a notebook stores every picture
+    numbers = ""
     for span in spans:
         width = span.seconds * scale
         if width < SMALLEST:
             continue
         x, y = LEFT + span.start * scale, rows[span.rank]
         talks = span.kind in COMMUNICATION
-        drawn += _bar(x, y + THICK + 2 if talks else y, width, THIN if talks else THICK, KIND_COLOURS[span.kind])
+        top, height = (y + THICK + 2, THIN) if talks else (y, THICK)
+        bars[KIND_COLOURS[span.kind]] += f"M{x:.1f} {top}h{width:.1f}v{height}h-{width:.1f}z"
         if span.chunk is not None and width > 9:
-            drawn += f'<text x="{x + width / 2:.1f}" y="{y + 12}" text-anchor="middle" fill="#000">{span.chunk}</text>'
+            numbers += (
+                f'<text x="{x + width / 2:.1f}" y="{y + 12}" text-anchor="middle" fill="#000">{span.chunk}</text>'
+            )
+    drawn += "".join(f'<path d="{path}" fill="{colour}"/>' for colour, path in bars.items()) + numbers
     bottom = TOP + ROW * len(ranks)
     axis = "".join(
         f'<text x="{LEFT + end * part * scale:.0f}" y="{bottom + 8}" text-anchor="middle" opacity=".7">'
