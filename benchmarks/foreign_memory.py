@@ -26,6 +26,9 @@ def row_of(name: str, strategy: str, runs: str) -> tuple[list[str], float, bool]
     script = Script.load(strategy).with_cells(model=model, data=data)
     with contextlib.redirect_stdout(sys.stderr):
         plan = labkit.plan(script, nproc_per_node=RANKS, global_batch_size=BATCH)
+        if any("find_unused_parameters" in problem for problem in plan.problems):  # as the plan advises
+            strategy += ", find_unused_parameters"
+            plan = labkit.plan(script, nproc_per_node=RANKS, global_batch_size=BATCH, find_unused_parameters=True)
         run = labkit.launch(plan, steps=3, trace_memory=True, runs_dir=runs, wait=True)
     traced = run.memory().ranks[plan.rank].traced
     assert traced, run

@@ -57,7 +57,7 @@ class Model(nn.Module):
 
 LAYERS = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 128}
 LLAMA = LAYERS | {"num_key_value_heads": 2, "vocab_size": 256}
-MIXTRAL = LLAMA | {"num_local_experts": 4, "experts_implementation": "eager"}
+MIXTRAL = LLAMA | {"num_local_experts": 4}
 WAVES = LAYERS | {
     "conv_dim": (32, 32, 32),
     "conv_stride": (5, 4, 2),

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from labkit.planner.model.checked_fakes import CheckedFakeMode
 from labkit.planner.model.cuda_kernels import KEPT, follow_kernels
+from labkit.planner.model.fake_run import _patch_transformers
 from labkit.planner.model.unit_costs import UnitTracker
 
 B, T, C = 2, 16, 32
@@ -185,3 +186,13 @@ def test_a_gpu_never_holds_the_scores_of_attention_even_with_dropout(kernels):
     q = torch.zeros(1, 1, 256, 8, requires_grad=True)
 
     assert kept(lambda x: F.scaled_dot_product_attention(x, x, x, dropout_p=0.1), q) < 256 * 256 * 4
+
+
+def test_positions_that_a_model_of_transformers_numbered_itself_are_one_sequence(monkeypatch):
+    masks = pytest.importorskip("transformers.masking_utils")
+    monkeypatch.setattr(masks, "find_packed_sequence_indices", masks.find_packed_sequence_indices)
+    _patch_transformers()
+    with CheckedFakeMode():
+        assert masks.find_packed_sequence_indices(torch.arange(T)[None].expand(B, T)) is None
+        assert masks.find_packed_sequence_indices(torch.zeros(B, T, dtype=torch.int64)).shape == (B, T)
+    assert masks.find_packed_sequence_indices(torch.arange(T)[None].expand(B, T)) is None

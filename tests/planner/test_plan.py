@@ -129,6 +129,16 @@ def test_what_cannot_be_followed_through_a_step_is_said_and_its_states_are_plann
         assert "its activations need more, but that is unknown" in str(plan)
 
 
+def test_a_parameter_without_a_gradient_is_said_before_ddp_stops_at_it():
+    idle = MODEL.replace(
+        "        self.norm, self.head", "        self.idle = nn.Parameter(torch.zeros(3))\n        self.norm, self.head"
+    )
+    script = DDP.with_cells(model=idle)
+
+    assert "no gradient for idle, so DDP stops in the second step" in labkit.plan(script, nproc_per_node=2).problems[0]
+    assert not labkit.plan(script, nproc_per_node=2, find_unused_parameters=True).problems
+
+
 def test_a_strategy_of_the_users_own_is_rehearsed():
     own = Script.load("fsdp")
     cell = own.cells["strategy"].text.replace("mp_policy=policy)", "mp_policy=policy, shard_placement_fn=None)")

@@ -40,12 +40,10 @@ class Reads:
         sys.addaudithook(self._note)
 
     def _note(self, event: str, args: tuple[Any, ...]) -> None:
-        if event == "open":
-            path, _, flags = args
-            if isinstance(path, str | bytes) and not flags & (os.O_WRONLY | os.O_RDWR):
-                self.paths.add(str(Path(os.fsdecode(path)).absolute()))
-        elif event in ("os.listdir", "os.scandir") and isinstance(args[0], str | bytes | None):
-            self.paths.add(str(Path(os.fsdecode(args[0] or ".")).absolute()))
+        read = event == "open" and not (isinstance(args[-1], int) and args[-1] & (os.O_WRONLY | os.O_RDWR))
+        if (read or event in ("os.listdir", "os.scandir")) and isinstance(args[0], str | bytes | None):
+            with suppress(OSError, ValueError):  # must never stop the script
+                self.paths.add(str(Path(os.fsdecode(args[0] or ".")).absolute()))
 
     def all(self, declared: set[str]) -> dict[str, Any]:
         """In JSON's types. `declared` are the names of all options."""

@@ -35,9 +35,17 @@ INT = torch.int64
 class Replicated(nn.Module):
     """DistributedDataParallel: buckets for all gradients, into which each gradient is copied when it is ready."""
 
-    def __init__(self, module: nn.Module, *, gradient_as_bucket_view: bool = False, **_: Any):
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        gradient_as_bucket_view: bool = False,
+        find_unused_parameters: bool = False,
+        **_: Any,
+    ):
         super().__init__()
         self.module = module
+        self._finds_unused = find_unused_parameters
         self._synchronizes = True
         trained: list[torch.Tensor] = [p for p in module.parameters() if p.requires_grad]
         self._buckets = {p: torch.empty_like(p.detach()) for p in trained}
@@ -54,6 +62,15 @@ class Replicated(nn.Module):
 
     def register_comm_hook(self, state: object, hook: object) -> None:
         raise NotImplementedError("what a communication hook of DDP holds cannot be rehearsed")
+
+    def check(self) -> None:
+        """Call it after backward: DDP's reducer waits for each gradient, and in the next step raises an error."""
+        unused = [name for name, p in self.module.named_parameters() if p.requires_grad and p.grad is None]
+        if unused and not self._finds_unused:
+            more = f" and {len(unused) - 1} more" if len(unused) > 1 else ""
+            raise RuntimeError(
+                f"no gradient for {unused[0]}{more}, so DDP stops in the second step; use find_unused_parameters=True"
+            )
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:

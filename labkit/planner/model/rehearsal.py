@@ -46,7 +46,7 @@ def peak_in_a_step(
     text: str, argv: list[str], path: str, ranks: int, rank: int, on_gpu: bool, skewed: bool = False
 ) -> Peak:
     from labkit.planner.model.fake_run import CPU, FakeRun
-    from labkit.planner.model.fakes import silence
+    from labkit.planner.model.fakes import Replicated, silence
     from labkit.worker.measures.tracker import Tracker
 
     fake_run = FakeRun(text, argv, path, on_gpu, skewed)
@@ -79,6 +79,8 @@ def peak_in_a_step(
         tracker.mark(batches.tensors(batch), "activations")
         with tracker:
             script.forward_backward(model, batch, data, scaler, args)
+            if isinstance(model, Replicated):
+                model.check()
             tracker.before_step(optimizer)
             with _only(stepping, {first for first, *_ in alike}):
                 optimizer.step()
