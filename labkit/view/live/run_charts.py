@@ -84,7 +84,9 @@ def run_charts(reader: RunReader, look: Look) -> list[Chart]:
         return {rank: shown(rank, line, name == "loss") for rank, line in reader.lines(name).items()}
 
     marks: dict[str, Any] = {"restarts": tuple(map(first, reader.restarts))}
+    rate = "samples/s"
     if reader.folds:
+        rate += " · lines: median and range"
         marks["label"] = f"median and range of {reader.folds.world_size:,} ranks".format
     saved = tuple(map(first, reporting[0].saved)) if reporting else ()
     changes = tuple((first(x), text) for x, text in reader.changes)
@@ -133,7 +135,7 @@ def run_charts(reader: RunReader, look: Look) -> list[Chart]:
     )
     return [
         scalar("loss", "", evaluated_loss, of("loss"), words.loss_of(reader)),
-        Chart("throughput per rank", of("throughput"), words.quantity, note="samples/s", **marks),
+        Chart("throughput per rank", of("throughput"), words.quantity, note=rate, **marks),
         Chart("step time", of("step_seconds"), words.seconds, note=words.skew(reader), **marks),
         memory,
         *(scalar(title, *names, {}, "") for title, names in list(pairs.items())[:MOST_SCALARS]),
