@@ -67,6 +67,13 @@ MUTANTS = [
     Mutant("host memory", WORKER + "failure.py", "HOST_MEMORY.search(_text(error))", "False", matrix("I4")),
     Mutant("the other failure", CAUSES + "explain.py", "others[:NAMED_FAILURES]", "others[:0]", matrix("I2")),
     Mutant(
+        "ranks that see no TERM",
+        "labkit/launcher/supervisor.py",
+        "not (pids := closing.overdue())",
+        "not (pids := set[int]())",
+        ("test_gpus.py", "term_are_ended"),
+    ),
+    Mutant(
         "the original class",
         "labkit/errors.py",
         "if original is not None and",

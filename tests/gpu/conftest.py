@@ -1,5 +1,5 @@
 """Figures of this suite as one JSON file and one page per machine, written after every test:
-build/gpu/<machine>.json and .md. On GPUs it stops in time for a session of ten minutes."""
+build/gpu/<machine>.json and .md. On GPUs each suite ends within nine minutes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 OUT = Path(__file__).parents[2] / "build" / "gpu"
-LATEST_SECONDS = 480.0  # no test starts later than this on GPUs
+LATEST_SECONDS = 480.0  # no test of a suite starts later than this on GPUs
 STARTED = time.monotonic()
 RESULTS: dict[str, dict[str, Any]] = {}  # by test
 
@@ -43,8 +43,9 @@ def figures(request: pytest.FixtureRequest) -> Iterator[dict[str, Any]]:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    if hardware().gpus and time.monotonic() - STARTED > LATEST_SECONDS:
-        pytest.skip(f"not started: {LATEST_SECONDS:.0f} s have passed")
+    latest = LATEST_SECONDS * (2 if item.path.stem == "test_two_gpus" else 1)
+    if hardware().gpus and time.monotonic() - STARTED > latest:
+        pytest.skip(f"not started: {latest:.0f} s have passed")
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

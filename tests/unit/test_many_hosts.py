@@ -277,7 +277,8 @@ def test_a_fold_that_is_damaged_or_another_versions_changes_nothing(folded):
     few = RunReader(folded)
     few.poll()
     before, kept = {**few.ranks}, folded.node(2).fold.read_bytes()
-    for text in (kept[:200], b"null", b'{"v": 2}', kept.replace(b'"first"', b"[["), b"[" * 5000):
+    damaged = (kept[:200], b"null", b'{"v": 2}', b"[" * 5000, kept.replace(b'"seen":', b'"seen":1e999,"x":'))
+    for text in (*damaged, kept.replace(b'"ranges":{', b'"ranges":{"x":[1,"2",{}],')):
         folded.node(2).fold.write_bytes(text)
         few.poll()
         assert few.ranks == before

@@ -19,7 +19,7 @@ from typing import Any
 from labkit.record.files import in_parallel, read_text
 from labkit.record.folder import RunFolder, read_json, slug, write_json
 from labkit.record.hosts import HostHistory
-from labkit.record.measured.metrics_file import Tail, finite
+from labkit.record.measured.metrics_file import LATEST_SECONDS, Tail, finite
 from labkit.record.measured.rank_history import OWN, PHASES, SERIES, RankHistory
 from labkit.record.measured.series import Series
 
@@ -169,12 +169,13 @@ class FoldedRank(RankHistory):
         self._host, self.meta = host, {"host": host}
         self.held = {"device": str(shown["device"]), **shown["held"]}
         self.uuid, self.step = str(shown["uuid"]), int(shown["step"])
-        self.latest = {k: v for k, v in shown["latest"].items() if v is not None}
-        self.totals = self.totals | shown["totals"]
+        self.latest = {str(k): n for k, v in shown["latest"].items() if (n := finite(v)) is not None}
+        self.totals = self.totals | {str(k): finite(v) or 0.0 for k, v in shown["totals"].items()}
         self._recent_seconds = {phase: float(shown["recent"][phase] or 0.0) for phase in ("seconds", *PHASES)}
         self._own_seconds = sum(self._recent_seconds[phase] for phase in OWN)
         self.communicates, self.memory_peak = bool(shown["communicates"]), float(shown["peak"])
-        self.memory_limit, self.lost_at = finite(shown["limit"]), shown["lost_at"]
+        self.memory_limit = finite(shown["limit"])
+        self.lost_at = None if shown["lost_at"] is None else int(shown["lost_at"])
         self.allocation_retries, self.end = float(shown["retries"]), dict(shown["end"])
 
     @property
@@ -232,9 +233,9 @@ class NodeFolds:
             if text is None or text == self._texts.get(node):
                 continue
             try:
-                fold = json.loads(text)
+                fold = _sound(json.loads(text))
                 self._take_node(self._nodes[node], fold)
-            except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
+            except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError):
                 continue  # read while it was written, another version's, or damaged
             self._texts[node], self._newest[node], changed = text, fold, True
         if changed:
@@ -292,6 +293,16 @@ class NodeFolds:
                     _add_together(self.own.setdefault(rank, Series(bins=BINS)), [points], longest=True)
 
 
+def _sound(fold: Any) -> dict[str, Any]:
+    """The fold with the numbers that are computed with. Raises ValueError, TypeError, KeyError or AttributeError."""
+    numbers = {name: float(fold[name]) for name in ("seen", "throughput", "samples")}
+    counts = {name: int(fold[name]) for name in ("undecodable", "dropped", "started")}
+    ranges = {name: (float(low), float(high), float(last)) for name, (low, high, last) in fold["ranges"].items()}
+    if not 0 <= numbers["seen"] < LATEST_SECONDS:
+        raise ValueError(f"a fold at {numbers['seen']} s")
+    return {**fold, **numbers, **counts, "ranges": ranges}
+
+
 def _read(path: Path) -> str | None:
     try:
         return read_text(path)
@@ -306,8 +317,12 @@ def _read_series(node: RunFolder) -> Any:
 def _points(value: Mapping[str, Any], kind: str, name: str) -> list[Point]:
     lines = value.get(kind)
     line = lines.get(name) if isinstance(lines, dict) else None
-    points = [point for point in line if isinstance(point, list)] if isinstance(line, list) else []
-    return [(x, low, high, last) for x, low, high, last in points if None not in (x, low, high, last)]
+    points: list[Point] = []
+    for point in line if isinstance(line, list) else []:
+        numbers = [n for each in point if (n := finite(each)) is not None] if isinstance(point, list) else []
+        if len(numbers) == 4 and 0 <= numbers[0] < LATEST_SECONDS:
+            points.append((numbers[0], numbers[1], numbers[2], numbers[3]))
+    return points
 
 
 def _together(ranges: Sequence[Sequence[float]], *, longest: bool = False) -> tuple[float, float, float]:

@@ -85,7 +85,9 @@ def run_charts(reader: RunReader, look: Look) -> list[Chart]:
         return {rank: shown(rank, line, name == "loss") for rank, line in reader.lines(name).items()}
 
     marks: dict[str, Any] = {"restarts": tuple(map(first, reader.restarts))}
+    rate = "samples/s"
     if reader.folds:
+        rate += " · lines: median and range"
         marks["label"] = f"median and range of {reader.folds.world_size:,} ranks".format
     saved = tuple(map(first, reporting[0].saved)) if reporting else ()
     changes = tuple((first(x), text) for x, text in reader.changes)
@@ -132,7 +134,7 @@ def run_charts(reader: RunReader, look: Look) -> list[Chart]:
         note=f"{held}{' · thin: reserved' if reserved else ''} · dotted: peak",
         **marks,
     )
-    throughput = Chart("throughput per rank", of("throughput"), words.quantity, note="samples/s", **marks)
+    throughput = Chart("throughput per rank", of("throughput"), words.quantity, note=rate, **marks)
     counts = any(line.points() for line in throughput.series.values())
     times, first_step = _without_a_slow_first(of("step_seconds"))
     notes = [words.skew(reader), f"without the first, {words.seconds(first_step)}" if first_step else ""]
