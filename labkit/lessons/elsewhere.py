@@ -69,11 +69,9 @@ def elsewhere(scripts: Mapping[str, Any], devices: Sequence[str], options: Mappi
                 row
                 | {
                     "peak": words.gib(planned.bytes),
-                    "it has": words.gib(usable),
-                    "fits": {True: "yes", False: "no", None: "n/a"}[planned.fits],
+                    "fits": f"{ {True: 'yes', False: 'no', None: 'n/a'}[planned.fits] }, of {words.gib(usable)}",
                     "step": band(step.seconds, step.low, step.high) if step else "n/a",
                     "waiting": f"{_waiting(step.parts):.0%}" if step else "n/a",
-                    "samples/s": words.quantity(step.samples_per_second) if step else "n/a",
                 }
             )
         if held:
