@@ -161,8 +161,8 @@ lab.score()
 lab.plans({"DDP": scripts["ddp"], "FSDP": scripts["fsdp"]}, global_batch_size=global_batch_size)
 
 # %% [markdown]
-# A model this small fits everywhere, and eight A100s are hardly faster than two T4s. Labs 06 and 07 have models that do
-# need FSDP.
+# A model this small fits everywhere, so FSDP has nothing to give here; it only waits a little longer. Labs 06 and 07
+# have models that need it.
 #
 # ## Leave with a plain script
 #

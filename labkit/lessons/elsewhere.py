@@ -9,6 +9,7 @@ from typing import Any
 from labkit.errors import LabError
 from labkit.lessons.draw.bars import bars
 from labkit.lessons.draw.picture import Picture, stacked
+from labkit.planner.candidate import Candidate
 from labkit.planner.plan import Plan
 from labkit.planner.planning import plan
 from labkit.record.text import escaped
@@ -43,37 +44,39 @@ class Elsewhere:
 
 
 def elsewhere(scripts: Mapping[str, Any], devices: Sequence[str], options: Mapping[str, Any], title: str) -> Elsewhere:
-    """A plan for each script and device. What cannot be planned says why in its row. Of a pair, the script may be a
+    """A plan for each script and device. What cannot be planned says why in its row. Instead of a script there may be a
     tuple (script, options of its own)."""
     rows, plans, pictures = [], {}, []
     for device in devices:
-        held, usable = {}, 0
+        held: dict[str, Mapping[str, int]] = {}
+        usable, known = 0, dict[str, Candidate]()  # by the script's text: a plan judges the other strategies as well
         for name, value in scripts.items():
             script, own = value if isinstance(value, tuple) else (value, {})
             row = {"": name, "on": _named(device)}
-            try:
-                planned = plan(script, device=device, **{**options, **own})
-            except LabError as error:
-                rows.append(row | {"note": str(error)})
-                continue
-            step, usable = planned.step, planned.device.usable_by(planned.ranks)
-            plans[name, device] = planned
-            peak = (
-                planned.rehearsed
-                if planned.rehearsed and planned.rehearsed.bytes == planned.bytes
-                else planned.formulas
-            )
+            found = None if own else known.get(str(script))
+            if found is None:
+                try:
+                    planned = plan(script, device=device, **{**options, **own})
+                except LabError as error:
+                    rows.append(row | {"note": str(error)})
+                    continue
+                plans[name, device], usable = planned, planned.device.usable_by(planned.ranks)
+                both = (planned.rehearsed, planned.formulas)
+                peak = next((each for each in both if each and each.bytes == planned.bytes), None)
+                step, fits = planned.step, planned.fits
+                others = planned.advice.rows[1:] if planned.advice and not own else ()
+                known |= {str(each.script): each for each in others if each.peak and each.step and not each.changes}
+            else:
+                peak, step, fits = found.peak, found.step, found.fits
             if peak:
                 held[name] = peak.categories
             rows.append(
                 row
                 | {
-                    "peak": words.gib(planned.bytes),
-                    "it has": words.gib(usable),
-                    "fits": {True: "yes", False: "no", None: "n/a"}[planned.fits],
+                    "peak": words.gib(peak.bytes if peak else None),
+                    "fits": f"{_answered(fits)}, of {words.gib(usable)}",
                     "step": band(step.seconds, step.low, step.high) if step else "n/a",
                     "waiting": f"{_waiting(step.parts):.0%}" if step else "n/a",
-                    "samples/s": words.quantity(step.samples_per_second) if step else "n/a",
                 }
             )
         if held:
@@ -81,6 +84,10 @@ def elsewhere(scripts: Mapping[str, Any], devices: Sequence[str], options: Mappi
             limit = usable if usable < 4 * longest else None
             pictures.append(bars(predicted=held, unit="B", title=_named(device), limit=limit, limit_name="it has"))
     return Elsewhere(rows, plans, stacked(pictures) if pictures else None, title)
+
+
+def _answered(fits: bool | None) -> str:
+    return {True: "yes", False: "no", None: "n/a"}[fits]
 
 
 def _named(device: str) -> str:

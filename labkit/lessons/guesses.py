@@ -27,9 +27,8 @@ class Guess:
                 f"the default of {name!r} must be one of {', '.join(map(str, options.values()))}; got {default}"
             )
         self.name, self.about, self.unit, self.options = name, about, unit, options
-        self._answer, self._field = float(default), None
-        if ui() == "svg":
-            self._field = self._widget()
+        self._answer = float(default)
+        self._handle: Any = None  # of the widget's output, until it is frozen
 
     @property
     def answer(self) -> float:
@@ -42,9 +41,10 @@ class Guess:
         return chosen[0] if chosen else amount(self.answer, {"kB": "B", "MB": "B", "GB": "B"}.get(self.unit, self.unit))
 
     def freeze(self) -> None:
-        """The answer has been measured: it no longer changes."""
-        if self._field is not None:
-            self._field.disabled = True
+        """The answer has been measured: it no longer changes, and is text in the saved notebook."""
+        if self._handle is not None:
+            self._handle.update(self._bundle(f"You predicted {self.text}."), raw=True)
+            self._handle = None
 
     def option_near(self, number: float) -> str:
         """The text of the option that is nearest to a number; empty without options."""
@@ -68,19 +68,28 @@ class Guess:
     def show(self) -> None:
         from IPython.display import display
 
-        box = (
+        bundle = self._bundle(f"Nobody was asked, so {self.text} stands in.")
+        if ui() != "svg":
+            display(bundle, raw=True)
+            return
+        import ipywidgets as widgets
+
+        whole = widgets.VBox([widgets.HTML(self._html("")), self._widget()])
+        self._handle = display(bundle | whole._repr_mimebundle_(), raw=True, display_id=True)
+
+    def _bundle(self, note: str) -> dict[str, Any]:
+        return {
+            "text/html": self._html(note),
+            "text/plain": f"Your prediction: {self.name}? {self.about} ({self.text})",
+        }
+
+    def _html(self, note: str) -> str:
+        return (
             f'<div style="border-left:4px solid {YOURS};padding:2px 0 2px 12px;margin:6px 0;max-width:700px">'
             f"<b>Your prediction:</b> {escaped(self.name)}?"
             + (f'<br><span style="opacity:.85">{escaped(self.about)}</span>' if self.about else "")
+            + (f"<br><i>{escaped(note)}</i></div>" if note else "</div>")
         )
-        stand_in = f"{box}<br><i>Nobody was asked, so {escaped(self.text)} stands in.</i></div>"
-        bundle = {"text/html": stand_in, "text/plain": f"Your prediction: {self.name}? {self.about} ({self.text})"}
-        if self._field is not None:
-            import ipywidgets as widgets
-
-            whole = widgets.VBox([widgets.HTML(f"{box}</div>"), self._field])
-            bundle |= whole._repr_mimebundle_()
-        display(bundle, raw=True)
 
     def _widget(self) -> Any:
         import ipywidgets as widgets

@@ -52,10 +52,12 @@ def test_a_picture_is_sound_svg_within_700_pixels_in_every_viewer(name):
 
 
 def test_where_nothing_moves_the_last_frame_is_seen():
-    still = draw.shards(2, 2).still().svg
-    assert still.count('<g opacity="1">') == 1
-    assert still.count('<g opacity="0">') == 4
-    assert still.index('<g opacity="1">') > still.rindex('<g opacity="0">')
+    picture = draw.shards(2, 2)
+    assert picture.svg.count('<g opacity="1">') == 1
+    assert picture.svg.count('<g opacity="0">') == 4
+    assert picture.svg.index('<g opacity="1">') > picture.svg.rindex('<g opacity="0">')
+    assert "optimizer: each rank" in picture.still().svg
+    assert "forward, unit" not in picture.still().svg
 
 
 def test_a_bucket_is_closed_when_it_has_reached_its_limit():

@@ -18,6 +18,7 @@ INK = (
     "#747c86"  # contrast 4.2 on white and 4.5 on JupyterLab's dark background; an image does not know the page's theme
 )
 GREY = "#8b949e"
+FRAME = "<!--f-->"  # ends a frame
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,8 @@ class Picture:
 
     def still(self) -> Picture:
         """The end of what moves."""
-        return replace(self, body=re.sub(r"<animate\w*[^>]*/>", "", self.body))
+        shown = re.sub(rf'<g opacity="0">(?:(?!{FRAME}).)*</g>{FRAME}', "", self.body)
+        return replace(self, body=re.sub(r"<animate\w*[^>]*/>", "", shown))
 
     def html(self) -> str:
         return as_image(self.svg)
@@ -117,6 +119,6 @@ def frames(parts: Sequence[str], seconds: float) -> str:
         drawn += (
             f'<g opacity="{int(last)}"><animate attributeName="opacity" calcMode="discrete" '
             f'values="{";".join(map(str, values))}" keyTimes="{";".join(f"{t:.4f}" for t in times)}" '
-            f'dur="{count * seconds:g}s" repeatCount="indefinite"/>{part}</g>'
+            f'dur="{count * seconds:g}s" repeatCount="indefinite"/>{part}</g>{FRAME}'
         )
     return drawn
