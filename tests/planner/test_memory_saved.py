@@ -36,10 +36,10 @@ def test_a_loss_in_chunks_never_holds_all_logits():
 def test_offloaded_activations_are_in_no_gpus_plan():
     """Planned only: on the CPU they are where they were."""
     kept, offloaded = (
-        rehearse(Script.load("ddp"), 2, {**SMALL, **options}, on_gpu=True)
+        rehearse(Script.load("ddp"), 2, {"global_batch_size": 64, **options}, on_gpu=True)
         for options in ({}, {"offload_activations": True})
     )
-    assert offloaded.bytes < 0.5 * kept.bytes
+    assert offloaded.bytes < 0.4 * kept.bytes
     assert offloaded.categories["activations"] < 0.01 * kept.categories["activations"]
     for state in ("parameters", "gradients", "optimizer"):
         assert kept.categories[state] == offloaded.categories[state]
