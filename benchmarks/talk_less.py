@@ -124,15 +124,19 @@ def main() -> None:
                 whole = {"steps": args.steps, "global_batch_size": batch, "seed": seed, **options}
                 losses[name, seed] = trained(path, whole, args.ranks)
                 print(f"{name}, seed {seed}: {losses[name, seed]:.3f}", file=sys.stderr, flush=True)
-    whole = bytes_sent(*WAYS["ddp"], args.ranks, batch)
     print(f"{args.ranks} ranks, {args.steps} steps of {batch} samples, seeds {' '.join(map(str, args.seeds))}\n")
+    table(losses, args.seeds, args.ranks, batch, args.compute_seconds)
+
+
+def table(losses: dict[tuple[str, int], float], seeds: list[int], ranks: int, batch: int, seconds: float) -> None:
+    whole = bytes_sent(*WAYS["ddp"], ranks, batch)
     print("| way | test loss | against ddp: median (range) | bytes sent per step and rank | of ddp's | faster below |")
     print("|---|---|---|---|---|---|")
     for name, (strategy, options) in WAYS.items():
-        sent = bytes_sent(strategy, options, args.ranks, batch)
-        apart = [losses[name, seed] - losses["ddp", seed] for seed in args.seeds]
-        loss = median(losses[name, seed] for seed in args.seeds)
-        below = break_even(sent, whole, args.compute_seconds, hidden=strategy == "ddp") * 8 / 1e6
+        sent = bytes_sent(strategy, options, ranks, batch)
+        apart = [losses[name, seed] - losses["ddp", seed] for seed in seeds]
+        loss = median(losses[name, seed] for seed in seeds)
+        below = break_even(sent, whole, seconds, hidden=strategy == "ddp") * 8 / 1e6
         faster = "" if name == "ddp" else f"{below:.3g} Mbit/s"
         change = "" if name == "ddp" else f"{median(apart):+.3f} ({min(apart):+.3f} to {max(apart):+.3f})"
         print(f"| {name} | {loss:.3f} | {change} | {sent:,.0f} | {sent / whole:.1%} | {faster} |")

@@ -32,7 +32,8 @@ NOT_EXECUTED = (
 )
 # What every page's sidebar lists. GitHub shows the README, which has no sidebar.
 CONTENTS = {
-    "Guide": ["scripts", "models", "launch", "view", "reach", "sweep", "export", "plan", "check", "cluster", "kaggle"],
+    "Guide": ["scripts", "models", "launch", "view", "reach", "sweep", "export", "plan", "check", "beyond"]
+    + ["cluster", "kaggle"],
     "Reference": ["api", "faults", "memory", "model_memory", "speed", "published_speed", "parity", "platforms"]
     + ["security", "log"],
     "The source articles": ["articles/claims", "articles/decisions"],

@@ -9,9 +9,9 @@ import labkit
 from labkit import Script
 from labkit.planner.model.rehearsal import rehearse
 
-SMALL = {"global_batch_size": 16}
-VOCABULARY = 2048
-LOGITS = 16 * 128 * VOCABULARY * 4  # bytes of one copy
+SMALL = {"global_batch_size": 8}
+VOCABULARY = 1024
+LOGITS = 8 * 128 * VOCABULARY * 4  # bytes of one copy
 
 
 def with_a_large_head() -> Script:
@@ -22,6 +22,7 @@ def with_a_large_head() -> Script:
     return composed.with_cells(model=model.replace("vocabulary=256", f"vocabulary={VOCABULARY}"), data=data)
 
 
+@pytest.mark.timeout(600)
 def test_a_loss_in_chunks_never_holds_all_logits():
     cells = with_a_large_head().cells
     what = Script.load("single", "chunked_loss").with_cells(model=cells["model"].text, data=cells["data"].text)
@@ -35,15 +36,16 @@ def test_a_loss_in_chunks_never_holds_all_logits():
 def test_offloaded_activations_are_in_no_gpus_plan():
     """Planned only: on the CPU they are where they were."""
     kept, offloaded = (
-        rehearse(Script.load("ddp"), 2, {**SMALL, **options}, on_gpu=True)
+        rehearse(Script.load("ddp"), 2, {"global_batch_size": 64, **options}, on_gpu=True)
         for options in ({}, {"offload_activations": True})
     )
-    assert offloaded.bytes < 0.5 * kept.bytes
+    assert offloaded.bytes < 0.4 * kept.bytes
     assert offloaded.categories["activations"] < 0.01 * kept.categories["activations"]
     for state in ("parameters", "gradients", "optimizer"):
         assert kept.categories[state] == offloaded.categories[state]
 
 
+@pytest.mark.timeout(600)
 def test_muon_holds_one_moment_of_a_matrix():
     adamw, muon = (rehearse(script("fsdp"), 2, {**SMALL, **options}) for options in ({}, {"optimizer": "muon"}))
     run = labkit.launch(script("fsdp"), nproc_per_node=2, steps=3, trace_memory=True, optimizer="muon", **SMALL)

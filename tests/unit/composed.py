@@ -12,18 +12,18 @@ def goes(strategy, *extras, task="bytes"):
         return None
 
 
-def together(strategy, first=()):
+def together(strategy, first=(), task="bytes"):
     """As many extras as go together, the first ones whatever comes."""
     chosen = list(first)
     for extra in library().extras:
-        if extra not in chosen and goes(strategy, *chosen, extra):
+        if extra not in chosen and goes(strategy, *chosen, extra, task=task):
             chosen.append(extra)
     return chosen
 
 
-def combinations(strategy):
+def combinations(strategy, task="bytes"):
     """None, each extra alone, and all that go together; each extra is in one of the latter."""
-    alone = [[extra] for extra in library().extras if goes(strategy, extra)]
-    every = [together(strategy)]
-    every += [together(strategy, extra) for extra in alone if extra[0] not in every[0]]
+    alone = [[extra] for extra in library().extras if goes(strategy, extra, task=task)]
+    every = [together(strategy, task=task)]
+    every += [together(strategy, extra, task) for extra in alone if extra[0] not in every[0]]
     return [[], *alone, *every]

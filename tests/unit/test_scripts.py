@@ -54,7 +54,7 @@ def test_single_is_train_py_itself():
 @pytest.mark.parametrize("task", TASKS)
 @each_strategy
 def test_every_combination_is_a_sound_script(strategy, task):
-    tried = combinations(strategy)
+    tried = combinations(strategy, task)
     assert {extra for extras in tried for extra in extras} >= {"checkpoints", "precision"}
     for extras in tried:
         script = Script.load(strategy, *extras, task=task)
