@@ -64,8 +64,8 @@ for name, chunks_of in orders.items():
 # ## The script
 #
 # The model is an ordinary one: it calls `F.scaled_dot_product_attention(q, k, v, is_causal=True)`, which the strategy
-# replaces, and counts its positions from 0, which a hook corrects. Without that hook nothing would fail: each rank would
-# train on its tokens with the positions of the sequence's start.
+# replaces, and counts its positions from 0, which a hook corrects. Without that hook nothing would fail: each rank
+# would train on its tokens with the positions of the sequence's start.
 
 
 # %%
@@ -119,8 +119,8 @@ display(claims)
 
 # %% [markdown]
 # Both train what one rank trains. `gather` keeps keys and values of the whole sequence for backward, and a mask; the
-# ring keeps a rank's own part. Activation checkpointing frees both between forward and backward, which is how long contexts
-# are trained: `labkit.launch(split, activation_checkpointing=True, …)`.
+# ring keeps a rank's own part. Activation checkpointing frees both between forward and backward, which is how long
+# contexts are trained: `labkit.launch(split, activation_checkpointing=True, …)`.
 
 # %%
 claims.check()
