@@ -20,7 +20,7 @@ from strategies.matrix import MATRIX, OPTIONS, STEPS, Row, curve, difference, sc
 
 import labkit  # noqa: E402
 
-MODELS = ("transformer", "MLP", "CNN")
+MODELS = ("transformer", "MLP", "CNN", "mixture")
 HEAD = f"""<!-- python benchmarks/parity_table.py > docs/parity.md -->
 # Every strategy trains the same model
 

@@ -18,21 +18,28 @@ class Exchange(torch.autograd.Function):  # rows for each rank; in backward thei
         return Exchange.apply(grad, *ctx.back), None, None, None
 
 
-def with_tokens_of_all(experts, forward, group, rows, counts):
-    """Sends each token to its expert's rank, and the result back. rows: (tokens, width) sorted by expert."""
-    ranks = dist.get_world_size(group)
-    counts = counts.view(ranks, -1)
-    arriving = torch.empty_like(counts)
-    dist.all_to_all_single(arriving, counts, group=group)
-    sent, received = counts.sum(1).tolist(), arriving.sum(1).tolist()
-    arrived = Exchange.apply(rows, sent, received, group)
-    experts_of = torch.arange(counts.shape[1], device=rows.device).repeat(ranks)  # sorted by rank, then by expert
-    order = experts_of.repeat_interleave(arriving.flatten()).argsort(stable=True)
-    outputs = forward(arrived[order], arriving.sum(0))
-    return Exchange.apply(outputs[order.argsort()], received, sent, group)
+def arriving_of(sizes, group, device):
+    """By rank, how many rows it sends to each of this rank's experts; sizes are those that this rank sends to all."""
+    sent = torch.tensor(sizes, device=device).view(dist.get_world_size(group), -1)
+    arriving = torch.empty_like(sent)
+    dist.all_to_all_single(arriving, sent, group=group)
+    return arriving.tolist()
 
 
-def on_this_rank(experts, forward, group, rows, counts):
+def with_tokens_of_all(forward, group, rows, sizes):
+    """Sends each row to its expert's rank, and the result back. rows: (tokens, width), sorted by expert."""
+    arriving = arriving_of(sizes, group, rows.device)
+    ranks, own = len(arriving), len(arriving[0])
+    sent, received = [sum(sizes[i * own : (i + 1) * own]) for i in range(ranks)], [sum(row) for row in arriving]
+    parts = Exchange.apply(rows, sent, received, group).split([size for row in arriving for size in row])
+    sorted_by_expert = torch.cat([part for expert in range(own) for part in parts[expert::own]])
+    outputs = forward(sorted_by_expert, [sum(of_expert) for of_expert in zip(*arriving, strict=True)])
+    parts = outputs.split([size for of_expert in zip(*arriving, strict=True) for size in of_expert])
+    sorted_by_rank = torch.cat([part for rank in range(ranks) for part in parts[rank::ranks]])
+    return Exchange.apply(sorted_by_rank, received, sent, group)
+
+
+def on_this_rank(experts, forward, group, rows, sizes):
     """The forward of this rank's experts. Their gradients are sums over the tokens of all ranks of the group, whereas
     FSDP averages over ranks."""
     parameters, ranks = dict(experts._parameters), dist.get_world_size(group)
@@ -41,7 +48,7 @@ def on_this_rank(experts, forward, group, rows, counts):
         if local.requires_grad:
             local.register_hook(lambda grad: grad / ranks)
     try:
-        return with_tokens_of_all(experts, forward, group, rows, counts)
+        return with_tokens_of_all(forward, group, rows, sizes)
     finally:
         experts._parameters.update(parameters)
 

@@ -1,6 +1,8 @@
 """Predicts the next byte with a mixture of experts: each token is computed by the few experts that a router chooses."""
 
 # %% model
+import math
+
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -13,35 +15,34 @@ def model_arguments(parser):
                         help="most tokens of an expert, in multiples of an even share (0: all)")  # fmt: skip
 
 
-class Experts(nn.Module):  # rows: (tokens, width), sorted by expert; counts: the number of each expert's
+class Experts(nn.Module):  # rows: (tokens, width), sorted by expert; sizes: how many are each expert's
     def __init__(self, experts, width, hidden):
         super().__init__()
         self.up = nn.Parameter(torch.empty(experts, width, hidden).uniform_(-1, 1) * width**-0.5)
         self.down = nn.Parameter(torch.empty(experts, hidden, width).uniform_(-1, 1) * hidden**-0.5)
 
-    def forward(self, rows, counts):
-        parts = zip(rows.split(counts.tolist()), self.up, self.down, strict=True)
-        return torch.cat([F.gelu(part @ up) @ down for part, up, down in parts])
+    def forward(self, rows, sizes):
+        return torch.cat([F.gelu(part @ up) @ down
+                          for part, up, down in zip(rows.split(sizes), self.up, self.down, strict=True)])  # fmt: skip
 
 
 class Mixture(nn.Module):  # in the place of an MLP
     def __init__(self, width, hidden, experts, top_k, capacity):
         super().__init__()
-        self.top_k, self.capacity, self.share = top_k, capacity, torch.zeros(())
+        self.top_k, self.capacity, self.sizes = top_k, capacity, [1] * experts
         self.router, self.experts = nn.Linear(width, experts, bias=False), Experts(experts, width, hidden)
 
     def forward(self, x):
         tokens = x.flatten(0, -2)
         scores, chosen = self.router(tokens).softmax(-1).topk(self.top_k)
         scores, chosen = (scores / scores.sum(-1, keepdim=True)).flatten(), chosen.flatten()
-        order, counts = chosen.argsort(stable=True), chosen.bincount(minlength=self.router.out_features)
+        places = [torch.where(chosen == expert)[0] for expert in range(self.router.out_features)]
         if self.training:
-            self.share = counts.detach() / len(chosen)
-        if self.capacity:
-            kept = counts.clamp(max=int(self.capacity * len(chosen) / len(counts)))
-            places = torch.arange(len(order), device=x.device) - (counts.cumsum(0) - counts)[chosen[order]]
-            order, counts = order[places < kept[chosen[order]]], kept
-        outputs = self.experts(tokens[order // self.top_k], counts) * scores[order, None]
+            self.sizes = [len(own) for own in places]
+        if self.capacity:  # the last ones of an expert are dropped
+            places = [own[: math.ceil(self.capacity * len(chosen) / len(places))] for own in places]
+        order = torch.cat(places)
+        outputs = self.experts(tokens[order // self.top_k], [len(own) for own in places]) * scores[order, None]
         return torch.zeros_like(tokens).index_add(0, order // self.top_k, outputs.to(tokens.dtype)).view_as(x)
 
 
@@ -83,6 +84,7 @@ class Model(nn.Module):  # a small decoder over bytes: (batch, time) of int64 in
 
 
 def observed(model):
-    """What main reports with the loss: of each expert, the share of this rank's tokens that it gets."""
-    shares = torch.stack([m.share for m in model.modules() if isinstance(m, Mixture)]).mean(0).tolist()
-    return {"busiest_expert": max(shares), **{f"expert_{i}": share for i, share in enumerate(shares)}}
+    """What main reports with the loss: of each expert, the share of this rank's tokens that chose it."""
+    sizes = [sum(each) for each in zip(*(m.sizes for m in model.modules() if isinstance(m, Mixture)), strict=True)]
+    shares = {f"expert_{expert}": size / sum(sizes) for expert, size in enumerate(sizes)}
+    return {"busiest_expert": max(shares.values()), **shares}

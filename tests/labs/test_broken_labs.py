@@ -131,6 +131,13 @@ BROKEN = [
         "parameter += 0",
         "after the repair: largest loss of any rank",
     ),
+    (
+        "21_long_context",
+        "return loaded.with_cells(model=model,",
+        'cells = {title: loaded.cells[title].text.replace("embedding.register_forward_pre_hook", "str") for title in '
+        '("strategy",)}\n    return loaded.with_cells(**cells, model=model,',
+        "gather: largest difference of a loss",
+    ),
 ]
 QUICK = "02_collectives"  # the others take minutes together: make soak
 

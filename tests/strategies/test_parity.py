@@ -35,7 +35,7 @@ def assert_the_same(row: Row, model: str, reference) -> None:
     trained = curve_of(run, **row.options)
     assert difference(trained, expected) < 1e-9
     assert trained[1]["test_accuracy"] == expected[1]["test_accuracy"]
-    if model != "mixture":  # which depends on its data
+    if model != "mixture":  # its routers do not choose evenly
         assert_held_as_rehearsed(run, row, what)
 
 

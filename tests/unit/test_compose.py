@@ -94,7 +94,7 @@ def test_an_extra_that_is_named_twice_is_taken_once():
                 "pipeline already has --accumulate",
             ],
         ),
-        (("mine.py", "accumulate"), ["mine.py is your own file", "single, ddp"]),
+        (("mine.py", "accumulate"), ["mine.py is your own file", "single, context_parallel, ddp"]),
     ],
     ids=str,
 )

@@ -65,6 +65,7 @@ class FakeRun:
         gc.freeze()  # exempts torch's objects from collection; a large fake model adds millions
         self.script = _loaded(text, path)
         _patch_transformers()
+        self.script.arriving_of = _as_many_from_each_rank
         self.script.check_parts = lambda batch, context: None  # it counts labels, which are not known
         sys.argv = [SCRIPT_FILE, *argv]
         args = vars(self.script.parse_args())
@@ -253,6 +254,12 @@ def _moved(module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
     dtype = torch._C._nn._parse_to(*args, **kwargs)[1]
     moved: nn.Module = module._apply(lambda t: t.to(dtype) if dtype and t.is_floating_point() else t)
     return moved
+
+
+def _as_many_from_each_rank(sizes: list[int], group: Any, device: Any) -> list[list[int]]:
+    """Rows for this rank's experts, by rank, if routers divide their tokens evenly."""
+    ranks = dist.get_world_size(group)
+    return [sizes[: len(sizes) // ranks]] * ranks
 
 
 def _tensors_of(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
