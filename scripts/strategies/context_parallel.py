@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch.nn import functional as F
 
 POSITIONS = "positions"  # the model's layer that embeds positions
-TILE = 512  # queries whose scores the ring computes at once
+TILE = 128  # queries whose scores the ring computes at once
 
 
 class Context:
@@ -125,7 +125,7 @@ class Ring(torch.autograd.Function):
                 scores = (q[..., rows, :] @ k.mT).to(wide).mul_(scale).masked_fill_(mask, float("-inf"))
                 more = scores.logsumexp(-1)
                 both = torch.logaddexp(logs[..., rows], more)
-                values = (scores - both[..., None]).exp_().to(v.dtype) @ v
+                values = scores.sub_(both[..., None]).exp_().to(v.dtype) @ v
                 out[..., rows, :] = out[..., rows, :] * (logs[..., rows] - both).exp_()[..., None] + values
                 logs[..., rows] = both
             kv = arrived(coming) if coming else kv
@@ -145,7 +145,7 @@ class Ring(torch.autograd.Function):
                 queries, of_outputs = q[..., rows, :], grad[..., rows, :]
                 scores = (queries @ k.mT).to(logs.dtype).mul_(ctx.scale).masked_fill_(mask, float("-inf"))
                 weights = scores.sub_(logs[..., rows, None]).exp_()
-                of_scores = weights * ((of_outputs @ v.mT) - delta[..., rows, :]) * ctx.scale
+                of_scores = (of_outputs @ v.mT).to(logs.dtype).sub_(delta[..., rows, :]).mul_(weights).mul_(ctx.scale)
                 q_grad[..., rows, :] += of_scores.to(q.dtype) @ k
                 seen = kv_grad[..., : k.shape[-2], :]
                 seen[0] += of_scores.mT.to(q.dtype) @ queries
@@ -166,7 +166,7 @@ from torch.nn import functional as F
 def strategy_arguments(parser):
     parser.add_argument("--context-ranks", type=int, default=0, help="ranks that split each sequence (0: all)")
     parser.add_argument("--attention", choices=["gather", "ring"], default="gather",
-                        help="gather keys and values, or pass them round: less memory, more bytes")  # fmt: skip
+                        help="gather keys and values, or pass them round, for very long sequences")  # fmt: skip
 
 
 def make_mesh(device_type, args):  # ranks of one sequence communicate in every layer: adjacent
