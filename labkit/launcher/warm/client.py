@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import select
 import socket
 import subprocess
@@ -94,7 +93,9 @@ def supervise(folder: RunFolder, environment: Mapping[str, str], descriptors: Se
 
 
 def _surroundings(environment: Mapping[str, str]) -> dict[str, Any]:
-    """What a fork inherits, but a new process would read anew."""
+    """What a fork inherits, but a new process would read again."""
+    import resource  # missing on native Windows, where the launch is refused earlier
+
     status = Path("/proc/self/status").read_text().splitlines()
     return {
         "variables": {
