@@ -7,9 +7,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from labkit.planner.model.checked_fakes import CheckedFakeMode
-from labkit.planner.model.cuda_kernels import KEPT, follow_kernels
-from labkit.planner.model.fake_run import _patch_transformers
+from labkit.planner.model.fake.checked_fakes import CheckedFakeMode
+from labkit.planner.model.fake.cuda_kernels import KEPT, follow_kernels
+from labkit.planner.model.fake.fake_run import _patch_transformers
 from labkit.planner.model.unit_costs import UnitTracker
 
 B, T, C = 2, 16, 32

@@ -1,4 +1,4 @@
-"""Muon under every strategy: whoever orthogonalizes a matrix has all of it."""
+"""Muon under every strategy: the rank that orthogonalizes a matrix has all of it."""
 
 from __future__ import annotations
 

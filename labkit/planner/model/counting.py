@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from labkit.planner.model.facts import ByteCount, ModelFacts, Profile, Unit, Variant
-from labkit.planner.model.fake_run import FakeRun
+from labkit.planner.model.fake.fake_run import FakeRun
 from labkit.planner.model.forward_order import NotFollowedError
 from labkit.planner.model.unit_costs import Computed, profile
 from labkit.planner.model.units import Model, Part, mesh_of

@@ -45,8 +45,8 @@ def rehearse(
 def peak_in_a_step(
     text: str, argv: list[str], path: str, ranks: int, rank: int, on_gpu: bool, skewed: bool = False
 ) -> Peak:
-    from labkit.planner.model.fake_run import CPU, FakeRun
-    from labkit.planner.model.fakes import Replicated, silence
+    from labkit.planner.model.fake.fake_run import CPU, FakeRun
+    from labkit.planner.model.fake.fakes import Replicated, silence
     from labkit.worker.measures.tracker import Tracker
 
     fake_run = FakeRun(text, argv, path, on_gpu, skewed)

@@ -35,7 +35,7 @@ def states_alone(script: Script, layout: Layout, parameters: Mapping[str, Any], 
 
 
 def sizes_of(text: str, argv: Sequence[str], path: str) -> dict[str, int]:
-    from labkit.planner.model.fake_run import FakeRun
+    from labkit.planner.model.fake.fake_run import FakeRun
 
     fake_run = FakeRun(text, argv, path)
     model = fake_run.model()

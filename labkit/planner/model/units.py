@@ -19,8 +19,8 @@ from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
 
 from labkit.planner.model.facts import Variant
-from labkit.planner.model.fake_run import Batches, FakeRun
-from labkit.planner.model.fakes import silence
+from labkit.planner.model.fake.fake_run import Batches, FakeRun
+from labkit.planner.model.fake.fakes import silence
 from labkit.planner.model.forward_order import Call, Followed
 from labkit.planner.model.unit_costs import Beside, Compute, Flow, Take
 from labkit.write import Script

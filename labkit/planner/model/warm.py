@@ -26,7 +26,7 @@ import labkit.planner.model.rehearsal
 import labkit.planner.model.sizes
 import labkit.worker.measures.tracker  # noqa: F401
 from labkit.planner.model.answers import Reads
-from labkit.planner.model.fake_run import DEPENDS_ON_DATA, SCRIPT_FILE, FakeRun
+from labkit.planner.model.fake.fake_run import DEPENDS_ON_DATA, SCRIPT_FILE, FakeRun
 
 PR_SET_PDEATHSIG = 1
 

@@ -27,10 +27,10 @@ from torch.distributed.pipelining import schedules
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from labkit.planner.model.answers import Watched
-from labkit.planner.model.checked_fakes import CheckedFakeMode
-from labkit.planner.model.cuda_autocast import follow_cuda
-from labkit.planner.model.cuda_kernels import follow_kernels
-from labkit.planner.model.fakes import (
+from labkit.planner.model.fake.checked_fakes import CheckedFakeMode
+from labkit.planner.model.fake.cuda_autocast import follow_cuda
+from labkit.planner.model.fake.cuda_kernels import follow_kernels
+from labkit.planner.model.fake.fakes import (
     InHostMemory,
     KnownStage,
     Replicated,
