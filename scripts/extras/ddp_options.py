@@ -25,8 +25,17 @@ def compressed(model, args):
         model.register_comm_hook({}, in_int8)
     if args.compress == "powersgd":  # from the third step on: the second has other buckets than the first
         state = PowerSGDState(None, args.powersgd_rank, start_powerSGD_iter=2, use_error_feedback=True, warm_start=True)
-        model.register_comm_hook(state, powerSGD_hook)
+        model.register_comm_hook(state, in_turn)
     return model
+
+
+def in_turn(state, bucket):
+    """PowerSGD sends several times for a bucket. Gloo calls what follows a collective from a thread of its own, so that
+    ranks might send those of two buckets in different orders; NCCL queues them at once, in the order of the buckets."""
+    mean = powerSGD_hook(state, bucket)
+    if dist.get_backend() != "nccl":
+        mean.wait()
+    return mean
 
 
 def in_int8(errors, bucket):

@@ -169,7 +169,7 @@ def largest_difference(values: dict[str, float], expected: dict[str, float]) -> 
 
 
 def test_every_extra_is_here():
-    of_hub_models = {"lora"}  # tests/integration/test_hub.py
+    of_hub_models = {"four_bit", "lora"}  # tests/integration/test_hub.py
     assert OPTIONS.keys() | of_hub_models == labkit.Script.names().extras.keys()
 
 
