@@ -5,6 +5,7 @@ Runs in a child process (see child.py), whose torch it patches permanently.
 
 from __future__ import annotations
 
+import argparse
 import gc
 import linecache
 import sys
@@ -26,7 +27,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import schedules
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from labkit.planner.model.answers import Watched
+from labkit.planner.model.answers import Reads, Watched
 from labkit.planner.model.fake.checked_fakes import CheckedFakeMode
 from labkit.planner.model.fake.cuda_autocast import follow_cuda
 from labkit.planner.model.fake.cuda_kernels import follow_kernels
@@ -68,7 +69,7 @@ class FakeRun:
         self.script.arriving_of = _as_many_from_each_rank
         self.script.check_parts = lambda batch, context: None  # it counts labels, which are not known
         sys.argv = [SCRIPT_FILE, *argv]
-        args = vars(self.script.parse_args())
+        args = _parsed(self.script.parse_args)
         FakeRun.options.update(args)
         self.args = Watched(**args)
         torch.use_deterministic_algorithms(False)  # parsing options may have enabled it
@@ -228,6 +229,25 @@ def _patch_torch() -> None:
     ]
     for owner, name, replacement in replacements:
         setattr(owner, name, replacement)
+
+
+def _parsed(parse_args: Callable[[], argparse.Namespace]) -> dict[str, Any]:
+    """The script's options. Those that act while they are parsed, or are read then, count as read."""
+    parse = argparse.ArgumentParser.parse_known_args
+
+    def watched(parser: argparse.ArgumentParser, *args: Any, **kwargs: Any) -> Any:
+        options, rest = parse(parser, *args, **kwargs)
+        acting = (
+            a for a in parser._actions if type(a).__module__ != "argparse" or isinstance(a.type, types.FunctionType)
+        )
+        Reads.options.update(action.dest for action in acting)
+        return Watched(**vars(options)), rest
+
+    argparse.ArgumentParser.parse_known_args = watched  # type: ignore[method-assign, assignment]
+    try:
+        return dict(object.__getattribute__(parse_args(), "__dict__"))
+    finally:
+        argparse.ArgumentParser.parse_known_args = parse  # type: ignore[method-assign]
 
 
 def _patch_transformers() -> None:
