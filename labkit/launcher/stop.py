@@ -67,7 +67,9 @@ def stop(folder: RunFolder, *, grace: float = GRACE_SECONDS) -> State:
     for supervisor in _supervisors(folder):  # after the sweep, which finds their descendants through them
         with suppress(psutil.Error):
             if supervisor.status() == psutil.STATUS_STOPPED:
+                its_own = [supervisor, *supervisor.children()]  # the sampler is killed with it
                 supervisor.kill()
+                psutil.wait_procs(its_own, timeout=KILL_SECONDS)
     if not state.is_final and (nodes := heard_nodes(folder)):
         raise RunFolderError(
             f"{folder.id} was asked to stop but has not ended on {', '.join(nodes)}, which still sends heartbeats; see "
