@@ -15,7 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from labkit.launcher.warm.fork import PLACE
+from labkit.launcher.warm import PLACE
 from labkit.record import RunFolder
 
 __all__ = ["VARIABLE", "prepare", "supervise"]

@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
+from labkit.launcher.warm import PLACE
 from labkit.record.folder import MARKER
 
-__all__ = ["PLACE", "ForkedTorchrun", "can_show", "show_command"]
+__all__ = ["ForkedTorchrun", "can_show", "show_command"]
 
 TORCHRUN = "torch.distributed.run"
-PLACE = b"LABKIT_PLACE=".ljust(300, b"-")  # the warm process's first variable, in whose place forks show their marker
 HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # by the supervisor
 
 
