@@ -154,12 +154,12 @@ def test_a_report_draws_its_figures_offline_without_an_error(notebook, tmp_path)
     loss = page.locator(".charts svg").first
     loss.wait_for(timeout=20_000)
     box = loss.bounding_box()
-    ends = loss.locator("text").all_inner_texts()
+    ends = loss.locator("text").all_text_contents()
     page.mouse.move(box["x"] + 120, box["y"] + 60)
     page.mouse.down()
     page.mouse.move(box["x"] + 250, box["y"] + 60, steps=3)
     page.mouse.up()
-    assert loss.locator("text").all_inner_texts() != ends  # zoomed
+    assert loss.locator("text").all_text_contents() != ends  # zoomed
     page.mouse.move(box["x"] + 200, box["y"] + 60)
     assert "rank 1" in page.locator(".read").nth(1).inner_text()  # values are read in all charts
     assert not errors, json.dumps(errors)
