@@ -1,6 +1,7 @@
-"""What several unit tests start from: an empty run folder and a way to fill a rank's metrics.jsonl."""
+"""What several unit tests start from: an empty run folder, a way to fill a rank's metrics.jsonl, an IPython shell."""
 
 import json
+import sys
 
 import pytest
 from hypothesis import settings
@@ -30,3 +31,21 @@ def write_metrics(folder):
             file.writelines(lines)
 
     return write
+
+
+@pytest.fixture(scope="module")
+def shell(tmp_path_factory):
+    """IPython's shell, of which nothing is left afterwards."""
+    from IPython.core.interactiveshell import InteractiveShell  # slow to import
+    from traitlets.config import Config
+
+    config = Config()
+    config.HistoryManager.enabled = False
+    before = sys.modules["__main__"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("IPYTHONDIR", str(tmp_path_factory.mktemp("ipython")))
+        yield InteractiveShell.instance(config=config)
+    InteractiveShell.clear_instance()
+    for prompt in ("ps1", "ps2", "ps3"):  # IPython sets them, and this process would pass for an interactive one
+        vars(sys).pop(prompt, None)
+    sys.modules["__main__"] = before

@@ -8,7 +8,6 @@ from xml.etree import ElementTree
 
 import plotly.graph_objects as go
 import pytest
-from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
 from plotly.subplots import make_subplots
 
@@ -88,26 +87,22 @@ def test_text_of_a_figure_stays_text_and_what_cannot_be_drawn_is_named():
     assert "heatmap: only drawn by plotly" in "".join(tree.itertext())
 
 
-def test_a_notebook_shows_every_figure_with_its_picture_unless_the_user_chose_a_renderer(monkeypatch):
+def test_a_notebook_shows_every_figure_with_its_picture_unless_the_user_chose_a_renderer(shell, monkeypatch):
     import plotly.io
 
-    shell = InteractiveShell.instance()
-    try:
-        plotly_pictures.register(shell)
-        monkeypatch.setattr(plotly.io.renderers, "default", "plotly_mimetype")
-        figure = go.Figure(layout={"title": {"text": "losses"}}).add_scatter(y=[1, 2])
-        with capture_output() as captured:
-            shell.display_formatter.format(figure)
-        (output,) = captured.outputs
-        assert output.data["text/html"].startswith('<img src="data:image/svg+xml;base64,')
-        assert output.data["application/vnd.plotly.v1+json"]["data"][0]["type"] == "scatter"
-        assert output.data["text/plain"] == "figure: losses"
-        assert len(json.dumps(output.data)) < 20_000
-
-        monkeypatch.setattr(plotly.io.renderers, "default", "png")
-        shown = []
-        monkeypatch.setattr(go.Figure, "show", lambda figure: shown.append(figure))
+    plotly_pictures.register(shell)
+    monkeypatch.setattr(plotly.io.renderers, "default", "plotly_mimetype")
+    figure = go.Figure(layout={"title": {"text": "losses"}}).add_scatter(y=[1, 2])
+    with capture_output() as captured:
         shell.display_formatter.format(figure)
-        assert shown == [figure]
-    finally:
-        InteractiveShell.clear_instance()
+    (output,) = captured.outputs
+    assert output.data["text/html"].startswith('<img src="data:image/svg+xml;base64,')
+    assert output.data["application/vnd.plotly.v1+json"]["data"][0]["type"] == "scatter"
+    assert output.data["text/plain"] == "figure: losses"
+    assert len(json.dumps(output.data)) < 20_000
+
+    monkeypatch.setattr(plotly.io.renderers, "default", "png")
+    shown = []
+    monkeypatch.setattr(go.Figure, "show", lambda figure: shown.append(figure))
+    shell.display_formatter.format(figure)
+    assert shown == [figure]

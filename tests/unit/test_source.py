@@ -3,26 +3,10 @@ import linecache
 import sys
 
 import pytest
-from IPython.core.interactiveshell import InteractiveShell
-from traitlets.config import Config
 
 from labkit.errors import ScriptError
 from labkit.write import Script
 from labkit.write.source import cell_of, import_of
-
-
-@pytest.fixture(scope="module")
-def shell(tmp_path_factory):
-    config = Config()
-    config.HistoryManager.enabled = False
-    before = sys.modules["__main__"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("IPYTHONDIR", str(tmp_path_factory.mktemp("ipython")))
-        yield InteractiveShell.instance(config=config)
-    InteractiveShell.clear_instance()
-    for prompt in ("ps1", "ps2", "ps3"):  # IPython sets them, and this process would pass for an interactive one
-        vars(sys).pop(prompt, None)
-    sys.modules["__main__"] = before
 
 
 @pytest.fixture
