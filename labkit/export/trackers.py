@@ -70,16 +70,19 @@ def wandb_log(folder: RunFolder, path: Path, project: str) -> Iterator[Log]:
         import wandb
     _make(path)
     # the defaults would record this process and its machine, which are not the run's
-    of_this_process = {"disable_git": True, "disable_code": True, "x_disable_meta": True, "x_disable_stats": True}
+    settings = wandb.Settings(
+        console="off", disable_git=True, disable_code=True, x_disable_meta=True, x_disable_stats=True
+    )
+    mode: Any = os.environ.get("WANDB_MODE", "offline")
     with wandb.init(
         project=project,
         id=folder.id,
         name=folder.id,
         config=_parameters(folder),
         dir=str(path),
-        mode=os.environ.get("WANDB_MODE", "offline"),
+        mode=mode,
         reinit="create_new",  # a run of the caller's own stays open
-        settings=wandb.Settings(console="off", **of_this_process),
+        settings=settings,
     ) as run:
         yield Log(Path(run.dir).parent, lambda p: run.log({**p.values, "_timestamp": p.time}, step=p.step))
 

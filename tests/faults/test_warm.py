@@ -16,14 +16,25 @@ import pytest
 from faults.scene import ENDLESS, FAULTY, assert_clean, last_step, read, wait_for_step, wait_until
 
 import labkit
-from labkit.launcher.hardware import usable_cores
-from labkit.launcher.warm import client
+from labkit.launcher.warm import client, ranks
 
 pytestmark = pytest.mark.skipif(not client.FORKS, reason="only Linux's processes are forked")
 PRINTS = """
-import os, sys
-print(os.getcwd(), os.environ.get("MINE"), os.environ["OMP_NUM_THREADS"], sys.flags.safe_path)
-print(os.getenv("LABKIT_PLACE"))
+import json, multiprocessing, os, random, sys, warnings
+import numpy, torch
+from threadpoolctl import threadpool_info
+
+print(json.dumps({
+    "folder": os.getcwd(), "mine": os.getenv("MINE"), "place": os.getenv("LABKIT_PLACE"), "argv": sys.argv[1:],
+    "flags": repr(sys.flags), "path": sys.path, "umask": os.umask(0), "session": os.getsid(0) == os.getpid(),
+    "signals": [str(__import__("signal").getsignal(n)) for n in (2, 10, 15, 17)], "name": __name__,
+    "torch threads": torch.get_num_threads(), "safe": sys.flags.safe_path,
+    "threads": sorted((p["user_api"], p["num_threads"]) for p in threadpool_info()),
+    "process": multiprocessing.current_process().name, "start": multiprocessing.process.ORIGINAL_DIR,
+    "buffered": sys.stdout.write_through, "main": sys.modules["__main__"].__file__,
+    "forked": "labkit.launcher.warm.ranks" in sys.modules,
+    "random": [random.random(), numpy.random.random(), torch.rand(()).item()],
+}))
 """
 TWICE = f"""
 import select, labkit
@@ -71,15 +82,55 @@ def test_torchrun_is_a_fork_that_looks_and_ends_like_any_other(
         run.wait()
     assert_clean(run, state="failed")
 
+    assert client._warm[0].process.pid == warm
+
+
+def seen(script: Path, ranks: int = 1, **options: Any) -> list[dict[str, Any]]:
+    run = labkit.launch(script, nproc_per_node=ranks, args=["a b", "--c"], wait=True, **options)
+    return [json.loads(str(run.logs(rank=rank))) for rank in range(ranks)]
+
+
+def test_a_rank_is_a_fork_that_sees_what_a_new_process_sees(
+    warm: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     script = tmp_path / "prints.py"
     script.write_text(PRINTS)
     (here := tmp_path / "here").mkdir()
     monkeypatch.chdir(here)
     monkeypatch.setenv("MINE", "changed")
-    run = labkit.launch(script, nproc_per_node=1, wait=False)
-    run.wait()
-    assert str(run.logs(rank=0)).split() == [str(here), "changed", str(usable_cores()), "True", "None"]
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    forks = seen(script, 2)
+    monkeypatch.setenv(client.VARIABLE, "0")
+    new = seen(script, 2)
+
+    drawn = [number for rank in (*forks, *new) for number in rank.pop("random")]
+    assert len({*drawn}) == len(drawn)
+    assert [rank.pop("forked") for rank in (*forks, *new)] == [True, True, False, False]
+    for fork, other in zip(forks, new, strict=True):
+        assert {k: (v, other[k]) for k, v in fork.items() if v != other[k]} == {}
     assert client._warm[0].process.pid == warm
+
+
+def test_what_a_forked_rank_would_see_otherwise_is_run_by_a_new_process(
+    warm: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "prints.py"
+    script.write_text(PRINTS)
+    assert not seen(script, env={"OPENBLAS_NUM_THREADS": "2"})[0]["forked"]
+    assert seen(script)[0]["forked"]
+    (tmp_path / "mpmath.py").touch()  # torch's imports have loaded another module of this name
+    assert not seen(script)[0]["forked"]
+    assert client._warm[0].process.pid == warm
+
+
+def test_a_process_with_an_initialized_mock_gpu_is_not_forked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = {"OMP_NUM_THREADS": "1", "LABKIT_SCRIPT_DIR": str(tmp_path)}
+    monkeypatch.setattr(ranks, "NEEDED", ())
+    monkeypatch.setattr(ranks, "DEVICES", "nowhere")
+    assert ranks._would_be_the_same(environment)
+    monkeypatch.setattr(ranks, "DEVICES", os.devnull)
+    with Path(os.devnull).open():
+        assert not ranks._would_be_the_same(environment)
 
 
 def test_a_tied_run_goes_on_without_the_warm_process(warm: int) -> None:

@@ -1,3 +1,5 @@
-"""Quicker launches: from a session's second run on, torchrun is a fork of a process that has imported torch already."""
+"""Quicker launches: from a session's second run on, torchrun and its ranks are forks of a process that has imported
+torch already."""
 
-PLACE = b"LABKIT_PLACE=".ljust(300, b"-")  # the warm process's first variable, in whose place forks show their marker
+PLACE = b"LABKIT_PLACE=".ljust(300, b"-")  # the warm process's first variable, in whose place forks show their own
+SINGLE_THREADED = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # a fork loses threads

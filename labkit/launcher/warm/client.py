@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import socket
@@ -15,7 +14,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from labkit.launcher.warm import PLACE
+from labkit.launcher.warm import PLACE, SINGLE_THREADED
+from labkit.launcher.warm.messages import send
 from labkit.record import RunFolder
 
 __all__ = ["VARIABLE", "prepare", "supervise"]
@@ -25,7 +25,6 @@ FORKS = sys.platform == "linux"  # elsewhere system libraries may not survive a 
 # Variables that are read while Python starts or torch is imported. The warm process has no others: they may be secrets.
 READ_AT_IMPORT = ("HOME", "LANG", "LC_", "LD_", "LOGLEVEL", "PATH", "PYTHON", "PYTORCH", "TMPDIR", "TORCH")
 READ_BY_RANKS = ("TORCH_FR_", "TORCH_NCCL_")
-SINGLE_THREADED = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # a fork loses threads
 REPLY_SECONDS = 10.0
 LONGEST_COMMAND = 5000  # bytes of the command line, in whose place a fork shows its own
 
@@ -74,13 +73,12 @@ def supervise(folder: RunFolder, environment: Mapping[str, str], descriptors: Se
         process, control, _ = _warm[0]
         if not select.select([control], [], [], 0)[0] or not control.recv(1):
             return False
-        request = json.dumps({"folder": str(folder.path), "owner": owner, "environment": dict(environment)}).encode()
+        request = {"folder": str(folder.path), "owner": owner, "environment": dict(environment)}
         here = os.open(".", os.O_PATH | os.O_DIRECTORY)
         try:
-            with folder.supervisor_log.open("ab") as log:
-                socket.send_fds(control, [len(request).to_bytes(8, "big")], [here, log.fileno(), *descriptors])
             control.settimeout(REPLY_SECONDS)
-            control.sendall(request)
+            with folder.supervisor_log.open("ab") as log:
+                send(control, request, [here, log.fileno(), *descriptors])
             return control.recv(1) == b"y"
         except BaseException:  # it has died or hangs, or we are interrupted: nothing may start the run later
             process.kill()

@@ -10,7 +10,6 @@ n when there is none. It exits with the process that started it.
 from __future__ import annotations
 
 import gc
-import json
 import os
 import select
 import signal
@@ -21,11 +20,11 @@ from contextlib import suppress
 from typing import Any
 
 from labkit.launcher import supervisor
-from labkit.launcher.warm.fork import can_show, show_command
+from labkit.launcher.warm.messages import receive
+from labkit.launcher.warm.shown import can_show, show_command
 from labkit.record import RunFolder, read_state
 
 POLL_SECONDS = 0.5
-MOST_DESCRIPTORS = 8
 
 
 def main() -> None:
@@ -46,10 +45,9 @@ def main() -> None:
             os.waitpid(-1, os.WNOHANG)
         if not _is_readable(control, parent):
             continue
-        size, descriptors, *_ = socket.recv_fds(control, 8, MOST_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
-        if not size:
+        request, descriptors = receive(control)
+        if request is None:
             os._exit(0)  # nothing to clean up
-        request = json.loads(control.recv(int.from_bytes(size, "big"), socket.MSG_WAITALL))
         try:
             child = os.fork()
         except OSError:
@@ -85,7 +83,10 @@ def _import_torchrun(parent: int) -> None:
     signal.setitimer(signal.ITIMER_REAL, POLL_SECONDS, POLL_SECONDS)
     gc.disable()  # the import allocates much and frees little
     with suppress(Exception):  # whatever is wrong with torch is shown by the next run's own torchrun
-        import torch.distributed.run  # noqa: F401
+        import torch.distributed.run
+    with suppress(Exception):
+        import threadpoolctl  # noqa: F401
+        import torch._dynamo  # noqa: F401  # every optimizer imports it when it is created
     gc.enable()
     gc.freeze()  # forks share what is never collected
     signal.setitimer(signal.ITIMER_REAL, 0)

@@ -1,0 +1,154 @@
+"""Ranks as forks of torchrun's agent, made before the agent has threads. They wait until torchrun starts them."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import socket
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from labkit.launcher.warm import SINGLE_THREADED
+from labkit.launcher.warm.messages import receive, send
+from labkit.launcher.warm.shown import show_command, show_variables
+from labkit.record.folder import MARKER, NODE_MARKER
+from labkit.worker.guard import die_with_parent
+
+__all__ = ["Child", "prepare"]
+
+HANDLER = "torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler"
+WORKER = ("-u", "-m", "labkit.worker")
+# Variables that libraries of torch read when they are loaded, before a fork.
+READ_WHEN_LOADED = ("GOMP_", "KMP_", "MALLOC_", "MKL_", "NPY_", "OMP_", "OPENBLAS_", "GLIBC_")
+DEVICES = ("/dev/nvidia", "/dev/kfd")
+SHOWN = (MARKER, NODE_MARKER, "RANK", "LOCAL_RANK", "WORLD_SIZE")
+NEEDED = ("multiprocessing.process", "numpy", "threadpoolctl", "torch", HANDLER)  # modules
+POLL_SECONDS = 0.01
+
+
+class Child:
+    """A fork of this process, with the part of subprocess.Popen that torchrun and the supervisor use."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+    def wait(self, timeout: float = float("inf")) -> int:
+        """Its exit code, minus the signal's number if a signal ended it; raises TimeoutExpired after `timeout` s."""
+        deadline = time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired(str(self.pid), timeout)
+            time.sleep(POLL_SECONDS)
+        return code
+
+
+class _Waiting(Child):
+    """A fork that becomes a rank when `start` is called."""
+
+    def __init__(self) -> None:
+        self._control, theirs = socket.socketpair()
+        super().__init__(os.fork())
+        if not self.pid:
+            self._control.close()
+            _become_rank(theirs)
+        theirs.close()
+
+    def start(self, command: Sequence[str], environment: Mapping[str, str], descriptors: Sequence[int]) -> bool:
+        """False if it has died."""
+        with self._control:
+            try:
+                if not self._control.recv(1):
+                    return False
+                send(self._control, {"command": list(command), "environment": dict(environment)}, descriptors)
+            except OSError:
+                return False
+        return True
+
+
+def prepare(command: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Let torchrun's agent, which this process is about to become, start its ranks without a new interpreter.
+    `environment` is what they will inherit. Whatever a fork would do differently is left to torchrun's own way."""
+    if not _would_be_the_same(environment):
+        return
+    imported: Any = sys.modules
+    handler: Any = getattr(imported[HANDLER], "SubprocessHandler", object)
+    if not hasattr(handler, "_popen"):
+        return  # another version of torch
+    waiting = [_Waiting() for _ in range(int(command[command.index("--nproc-per-node") + 1]))]
+    start = handler._popen
+
+    def start_rank(self: Any, command: Sequence[str], environment: Mapping[str, str]) -> Any:
+        if waiting and command[0] == sys.executable and tuple(command[1:4]) == WORKER:  # not bound to a NUMA node, say
+            rank = waiting.pop()
+            if rank.start(command, environment, [self._stdout.fileno(), self._stderr.fileno()]):
+                return rank
+        return start(self, command, environment)
+
+    handler._popen = start_rank
+
+
+def _would_be_the_same(environment: Mapping[str, str]) -> bool:
+    """Whether a fork of this process behaves like a new process with this environment."""
+    if not sys.modules.keys() >= {*NEEDED}:
+        return False
+    for name, value in environment.items():
+        if name.startswith(READ_WHEN_LOADED) and name != "OMP_NUM_THREADS" and value != SINGLE_THREADED.get(name):
+            return False
+    if not environment.get("OMP_NUM_THREADS", "").isdecimal():
+        return False
+    descriptors = Path("/proc/self/fd").iterdir()
+    if any(os.path.realpath(descriptor).startswith(DEVICES) for descriptor in descriptors):
+        return False  # an initialized CUDA does not survive a fork
+    try:
+        beside_script = {path.stem for path in Path(environment["LABKIT_SCRIPT_DIR"]).iterdir()}
+    except OSError:
+        return False
+    return not beside_script & sys.modules.keys()  # the script would get the module that is already imported
+
+
+def _become_rank(control: socket.socket) -> NoReturn:
+    """Wait for torchrun; then be `python -u -m labkit.worker …`."""
+    code = 1
+    try:
+        die_with_parent()
+        os.setsid()  # torchrun signals the process group of a rank
+        control.sendall(b".")
+        message, descriptors = receive(control)
+        if message is None:
+            os._exit(0)
+        control.close()
+        for number, descriptor in enumerate(descriptors, start=1):
+            os.dup2(descriptor, number)
+            os.close(descriptor)
+        command, environment = message["command"], message["environment"]
+        os.environ.clear()
+        os.environ.update(environment)
+        show_command(command)
+        show_variables({name: environment[name] for name in SHOWN if name in environment})
+        imported: Any = sys.modules
+        imported["numpy"].random.seed()  # Python's own generator is seeded by the fork
+        imported["torch"].default_generator.seed()
+        threads = min(int(environment["OMP_NUM_THREADS"]), len(os.sched_getaffinity(0)))
+        imported["threadpoolctl"].threadpool_limits(threads)  # of numpy's operators
+        imported["torch"].set_num_threads(threads)
+        imported["multiprocessing.process"].ORIGINAL_DIR = str(Path.cwd())  # where processes that it spawns start
+        sys.argv = ["-m", *command[4:]]
+        runpy.run_module("labkit.worker", run_name="__main__", alter_sys=True)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
