@@ -41,7 +41,7 @@ _warm: list[_Warm] = []  # at most one
 
 def prepare(folder: RunFolder, environment: Mapping[str, str]) -> None:
     """Start the warm process, unless there is one that fits. It imports torch when the run in `folder` has ended and
-    exits with this process. Until then it holds some 20 MiB, afterwards some 200, most of them shared with its forks.
+    exits with this process. Until then it holds some 20 MiB, afterwards some 300, most of them shared with its forks.
     """
     if not FORKS or environment.get(VARIABLE) == "0":
         return
