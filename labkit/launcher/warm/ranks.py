@@ -25,7 +25,7 @@ HANDLER = "torch.distributed.elastic.multiprocessing.subprocess_handler.subproce
 WORKER = ("-u", "-m", "labkit.worker")
 # Variables that libraries of torch read when they are loaded, before a fork.
 READ_WHEN_LOADED = ("GOMP_", "KMP_", "MALLOC_", "MKL_", "NPY_", "OMP_", "OPENBLAS_", "GLIBC_")
-DEVICES = ("/dev/nvidia", "/dev/kfd")
+DEVICES = ("/dev/nvidia", "/dev/dxg", "/dev/kfd")  # of CUDA, of CUDA in WSL2, of ROCm
 SHOWN = (MARKER, NODE_MARKER, "RANK", "LOCAL_RANK", "WORLD_SIZE")
 NEEDED = ("multiprocessing.process", "numpy", "threadpoolctl", "torch", HANDLER)  # modules
 POLL_SECONDS = 0.01
