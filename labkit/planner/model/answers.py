@@ -30,7 +30,7 @@ class Watched(argparse.Namespace):
 
 
 class Reads:
-    """What this process reads from its creation on. There is one in each child of warm.py."""
+    """What this process reads from its creation on. There is one in each child of question_server.py."""
 
     options: set[str] = set()  # read from Watched
 
