@@ -12,6 +12,8 @@ from typing import Any
 from labkit.errors import LaunchError
 from labkit.launcher.hardware import hardware
 from labkit.planner.advice import advise
+from labkit.planner.alternatives import half_of
+from labkit.planner.candidate import lacks
 from labkit.planner.constraints import refusal
 from labkit.planner.data_sheets import Device, devices_named
 from labkit.planner.layout import Layout, able_to, layout_of
@@ -84,7 +86,7 @@ def plan(
     if measure and not kind.is_this_machine:
         problems.append(f"nothing was measured: this machine has no {kind.name}; the speed is from its data sheet")
     with asking() as threads:
-        precisions = [variant_of(layout).precision]
+        precisions = ["fp32" if lacks(kind, layout) and not half_of(kind) else variant_of(layout).precision]
         where: dict[str, Any] = {"path": path, "on_gpu": not kind.shared}
         counted = threads.submit(facts_of, script, parameters, _splits(layout), precisions=precisions, **where)
         play = partial(rehearse, script, ranks, parameters, **where)

@@ -96,6 +96,22 @@ def test_an_lstm_keeps_its_workspace_which_torchs_fake_kernel_leaves_out(checked
         assert fake.corrected == {"aten.mkldnn_rnn_layer"}
 
 
+@pytest.mark.parametrize(
+    ("dtype", "weight"),
+    [(torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16), (torch.bfloat16, torch.float32)],
+)
+def test_a_layer_norms_statistics_are_as_large_as_real_ones(dtype: torch.dtype, weight: torch.dtype) -> None:
+    def sizes() -> list[int]:
+        x, scale = torch.zeros(4096, 8, dtype=dtype), torch.zeros(8, dtype=weight)
+        return [out.untyped_storage().nbytes() for out in torch.native_layer_norm(x, [8], scale, scale, 1e-5)]
+
+    real = sizes()
+    with CheckedFakeMode() as fake:
+        assert sizes() == real
+
+    assert bool(fake.corrected) == (dtype != weight)
+
+
 def test_what_real_operators_cannot_do_with_zeros_is_left_as_it_is():
     with CheckedFakeMode() as fake:
         ill = torch.linalg.cholesky(torch.zeros(3, 3))

@@ -65,7 +65,7 @@ def pipelined(
 
 
 def _forward(ledger: Ledger, stage: Stage, samples: int) -> None:
-    held, received, output = ledger.held, _received(stage, samples), _output(stage, samples)
+    held, received, output = ledger.held, _received(stage, samples), stage.profiles[-1].output.at(samples)
     held["activations"] -= received  # it is in the receive buffer
     forward(ledger, stage.keeper, stage.names, stage.profiles, samples)
     held["activations"] += received - _kept(stage, samples) + output
@@ -79,22 +79,29 @@ def _forward(ledger: Ledger, stage: Stage, samples: int) -> None:
 def _backward(ledger: Ledger, stage: Stage, samples: int) -> None:
     held, last = ledger.held, stage.profiles[-1]
     if stage.loss:
-        held["activations"] -= _saved(stage.loss, samples)
-        note(ledger, "backward", "backward of the loss", stage.loss.backward, samples)
+        _backward_of_loss(ledger, stage.loss, stage.wide, samples)
     else:  # the gradient of the output is in the receive buffer
         last = replace(last, backward=tuple(_without(moment, last.output) for moment in last.backward))
+    if last.keeps_output:  # the stage holds it
+        last = replace(last, backward=tuple(_without(moment, last.output, kept=True) for moment in last.backward))
     backward(ledger, stage.keeper, stage.names, [*stage.profiles[:-1], last], samples)
     held["activations"] += _kept(stage, samples)
     if not stage.loss:
-        held["activations"] -= _output(stage, samples)
+        held["activations"] -= stage.profiles[-1].output.at(samples)
+
+
+def _backward_of_loss(ledger: Ledger, loss: Profile, wide: bool, samples: int) -> None:
+    again = loss.input.at(samples) if wide and loss.keeps_input else 0  # the stage holds it
+    ledger.held["activations"] -= _saved(loss, samples) + again
+    note(ledger, "backward", "backward of the loss", loss.backward, samples)
+    ledger.held["activations"] += again
 
 
 def _input_gradients(ledger: Ledger, stage: Stage, samples: int) -> None:
     """The first half of a backward: it frees nothing and adds what the weight gradients need."""
     held = ledger.held
     if stage.loss:
-        held["activations"] -= _saved(stage.loss, samples)
-        note(ledger, "backward", "backward of the loss", stage.loss.backward, samples)
+        _backward_of_loss(ledger, stage.loss, stage.wide, samples)
     for unit, name in reversed([*enumerate(stage.names)]):
         profile = stage.profiles[unit]
         most = max(moment.held.per_sample - moment.kept.per_sample for moment in profile.backward)
@@ -115,12 +122,7 @@ def _weight_gradients(ledger: Ledger, stage: Stage, samples: int) -> None:
         stage.keeper.after_backward(unit, 0)
     held["activations"] += _kept(stage, samples)
     if not stage.loss:
-        held["activations"] -= _output(stage, samples)
-
-
-def _output(stage: Stage, samples: int) -> int:
-    """Bytes of a stage's output, unless its last unit already counts it as kept."""
-    return 0 if stage.profiles[-1].keeps_output else stage.profiles[-1].output.at(samples)
+        held["activations"] -= stage.profiles[-1].output.at(samples)
 
 
 def _saved(loss: Profile, samples: int) -> int:
@@ -137,6 +139,10 @@ def _kept(stage: Stage, samples: int) -> int:
     return _received(stage, samples) if stage.profiles[0].keeps_input else 0
 
 
-def _without(moment: Moment, line: ByteCount) -> Moment:
-    held = ByteCount(moment.held.fixed - line.fixed, moment.held.per_sample - line.per_sample)
-    return moment._replace(held=held)
+def _without(moment: Moment, line: ByteCount, *, kept: bool = False) -> Moment:
+    """The moment without these bytes, which autograd keeps or not."""
+
+    def less(count: ByteCount) -> ByteCount:
+        return ByteCount(count.fixed - line.fixed, count.per_sample - line.per_sample)
+
+    return moment._replace(held=less(moment.held), kept=less(moment.kept) if kept else moment.kept)

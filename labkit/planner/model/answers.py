@@ -1,16 +1,18 @@
 """Answers of the planner's children that need not be computed again: a child reports which options of the script it
-read and which files it opened, and as long as these are the same, so is the answer.
+read and which files it opened, and as long as these are the same, so is the answer. Of a number that only scales
+values, such as the learning rate, only the sign needs to be the same.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import stat
 import sys
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,14 +27,16 @@ class Watched(argparse.Namespace):
     """A script's options, which remember the names that were read."""
 
     def __getattribute__(self, name: str) -> Any:
-        Reads.options.add(name)
+        (Reads.signs if name in Reads.scaling else Reads.options).add(name)
         return super().__getattribute__(name)
 
 
 class Reads:
-    """What this process reads from its creation on. There is one in each child of warm.py."""
+    """What this process reads from its creation on. There is one in each child of question_server.py."""
 
     options: set[str] = set()  # read from Watched
+    signs: set[str] = set()  # options of which only the sign was read
+    scaling: frozenset[str] = frozenset()  # options of which only the sign is read now
 
     def __init__(self) -> None:
         self.paths: set[str] = set()
@@ -45,13 +49,24 @@ class Reads:
             with suppress(OSError, ValueError):  # must never stop the script
                 self.paths.add(str(Path(os.fsdecode(args[0] or ".")).absolute()))
 
-    def all(self, declared: set[str]) -> dict[str, Any]:
-        """In JSON's types. `declared` are the names of all options."""
+    @classmethod
+    @contextmanager
+    def only_signs(cls, names: frozenset[str]) -> Iterator[None]:
+        """A context in which code reads these options that only multiplies by them and compares them with zero."""
+        before, cls.scaling = cls.scaling, names
+        try:
+            yield
+        finally:
+            cls.scaling = before
+
+    def all(self, declared: Mapping[str, Any]) -> dict[str, Any]:
+        """In JSON's types. `declared` are the defaults of all options by name."""
         imported = (sys.modules[name] for name in sys.modules.keys() - self.modules)
         sources = {path for module in imported if isinstance(path := getattr(module, "__file__", None), str)}
         seen = {path: stamp for path in self.paths | sources if (stamp := _stamp(path))}
-        read = declared if "__dict__" in self.options else self.options
-        return {"read": sorted(read & declared), "declared": sorted(declared), "files": seen}
+        read = declared.keys() & (declared if "__dict__" in self.options else self.options)
+        signs = {name: str(declared[name]) for name in self.signs & declared.keys() - read}
+        return {"read": sorted(read), "signs": signs, "declared": sorted(declared), "files": seen}
 
 
 @dataclass(frozen=True)
@@ -66,7 +81,7 @@ class _Answer:
         )
 
     def _relevant(self, argv: Sequence[str]) -> dict[str, list[str]]:
-        """The arguments that the child read, and those of which it cannot be known."""
+        """The arguments that the child read, the signs that it read, and what it may have read."""
         options: dict[str, list[str]] = {}
         values: list[str] = []
         for argument in argv:
@@ -78,7 +93,12 @@ class _Answer:
         declared, read = self.reads["declared"], self.reads["read"]
         names = {flag: flag[2:].replace("-", "_") for flag in options}
         names |= {flag: name[3:] for flag, name in names.items() if name not in declared and name.startswith("no_")}
-        return {flag: values for flag, values in options.items() if names[flag] in read or names[flag] not in declared}
+        signs = {name: _sign(default) for name, default in self.reads["signs"].items()}
+        signs |= {name: _sign(*options[flag]) for flag, name in names.items() if name in signs}
+        unknown = {
+            flag: values for flag, values in options.items() if names[flag] in read or names[flag] not in declared
+        }
+        return unknown | signs
 
 
 class Answers:
@@ -98,6 +118,14 @@ class Answers:
         del self._known[question][MOST:]
         while len(self._known) > MOST:
             self._known.popitem(last=False)
+
+
+def _sign(*values: str) -> list[str]:
+    """The sign of an option's value; the values themselves if they are not one finite number."""
+    with suppress(ValueError):
+        (value,) = map(float, values)
+        return [f"{math.copysign(bool(value), value):+g}"] if math.isfinite(value) else [*values]
+    return [*values]
 
 
 def _stamp(path: str) -> list[int] | None:

@@ -2,7 +2,7 @@
 without data end with the child.
 
 The first question starts a server that imports torch, which takes seconds, and forks a child for each question
-(warm.py). It holds some 300 MiB and ends with this process.
+(question_server.py). It holds some 300 MiB and ends with this process.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def _hand_over(question: socket.socket, printed: IO[bytes]) -> tuple[subprocess.
 
 def _started(stdin: socket.socket, printed: IO[bytes], *arguments: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-m", "labkit.planner.model.warm", *arguments],
+        [sys.executable, "-m", "labkit.planner.model.question_server", *arguments],
         stdin=stdin.fileno(),
         stdout=printed,
         stderr=printed,

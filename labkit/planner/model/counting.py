@@ -28,8 +28,8 @@ def count(
     precisions: Sequence[str] = (),
     on_gpu: bool = False,
 ) -> dict[str, Any]:
-    """ModelFacts as JSON. If `precisions` is not empty, split layers are counted in these precisions only; so is fp64
-    for a model that does not name its parts."""
+    """ModelFacts as JSON. If `precisions` is not empty, layers are counted in these only, except whole ones in 16 bits,
+    which are a remedy, and those that the sizes come from."""
     fake_run = FakeRun(text, argv, path, on_gpu)
     mesh_of(1)  # a task may gather from all ranks
     batches = fake_run.batches()
@@ -42,8 +42,8 @@ def count(
     unsplit: dict[int, str] = {}
     uncounted: dict[tuple[str, bool], str] = {}
     for (ranks, sequence), variant in itertools.product([(1, False), *tensor], variants):
-        seldom = ranks > 1 or (variant.precision == "fp64" and not model.names_its_parts)
-        skipped = seldom and precisions and variant.precision not in precisions
+        always = ranks == 1 and (variant.precision == "16" or variant == Variant())
+        skipped = precisions and variant.precision not in precisions and not always
         if ranks not in unsplit and not skipped:
             variant = variant._replace(tensor=ranks, sequence=sequence)
             try:

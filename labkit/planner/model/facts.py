@@ -77,7 +77,7 @@ class Profile:
     input: ByteCount
     output: ByteCount
     forward: tuple[Moment, ...]
-    saved: ByteCount  # kept from forward to backward
+    saved: ByteCount  # kept from forward to backward, without the output
     keeps_input: bool
     keeps_output: bool
     cached: int  # bytes kept until the whole model's forward ends: casts held only by autocast's cache
@@ -165,7 +165,7 @@ def facts_of(
     on_gpu: bool = False,
 ) -> ModelFacts:
     """Determine the facts in a child process. `tensor` lists splits of layers as (ranks, with sequence parallel);
-    `precisions` limits their precisions. `on_gpu`: with CUDA's autocast rules.
+    `precisions`: those that will be asked for; empty for all. `on_gpu`: with CUDA's autocast rules.
 
     Raises LaunchError if the script refuses its options, Unplannable if its model cannot be built without data.
     """

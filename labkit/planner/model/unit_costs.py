@@ -226,7 +226,8 @@ def _run(
         cached, out, output = inside - ledger.held, Flow.of(y), ledger.alive(y)
         end = _Sink.apply(y, anchor) if y.dim() else y  # type: ignore[no-untyped-call]
         del y
-        backward, saved, keeps_input, keeps_output = ledger.now, ledger.held, input_(), output()
+        backward, keeps_input, keeps_output = ledger.now, input_(), output()
+        saved = ledger.held - (samples * out.bytes if keeps_output else 0)  # the next unit counts its input
         between = Between(parting(end.grad_fn, begin, parameters))
         end.backward()
         del end

@@ -75,7 +75,7 @@ class Model:
                     kinds[kind] = len(kept)
                     kept.append(block)
                 self.which.append(kinds[kind])
-            whole.blocks = nn.ModuleList(kept)
+            _set_blocks(whole, kept)
 
     @cached_property
     def is_one_unit(self) -> bool:
@@ -85,9 +85,11 @@ class Model:
         try:
             followed = self._followed(self.module, Variant())
             with self.fake_run.fake, torch.no_grad():
-                batch = self.batches.make(2)
-                x = followed.embed(lambda: batch, batch)
-                followed.unembed(lambda: x, batch, followed.calls[2])
+                batch, calls = self.batches.make(2), followed.calls[2]
+                last = calls[-1].flow
+                assert last
+                followed.embed(lambda: batch, batch)
+                followed.unembed(lambda: last.make(2), batch, calls)
         except Exception:  # any error: as one unit it is only called as in the script
             return True
         return False
@@ -113,7 +115,7 @@ class Model:
                 ends = [(kind, i == 0, i == len(which) - 1) for i, kind in enumerate(which)]
                 kinds = list(dict.fromkeys(ends))
                 which = [kinds.index(end) for end in ends]
-                module.blocks = nn.ModuleList(copy.deepcopy(module.blocks[kind]) for kind, *_ in kinds)
+                _set_blocks(module, [copy.deepcopy(module.blocks[kind]) for kind, *_ in kinds])
             module.to(TYPES[variant.itemsize])
         module.train()
         blocks = self.script.blocks_of(module, needed_by="tensor parallelism" if mesh else "")
@@ -227,6 +229,12 @@ class Model:
     def input_bytes(self, variant: Variant) -> int:
         """Bytes of the first unit's input per sample."""
         return self.first(variant).bytes if self.names_its_parts else self.batches.bytes(_dtype(variant))
+
+
+def _set_blocks(model: Any, blocks: Sequence[nn.Module]) -> None:
+    """Replace them in the module that owns them: the wrapper of an adapter only passes its attributes on."""
+    owner = next((each for each in model.modules() if each._modules.get("blocks") is model.blocks), model)
+    owner.blocks = nn.ModuleList(blocks)
 
 
 def _called(module: nn.Module, variant: Variant, *args: Any, **others: Any) -> Any:

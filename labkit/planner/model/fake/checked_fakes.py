@@ -25,6 +25,7 @@ KNOWN = {aten._scaled_dot_product_flash_attention_for_cpu, aten._unsafe_view, at
          aten.var_mean}  # fmt: skip
 FACTORIES = ("empty", "full", "new_", "ones", "zeros")
 GROUPED: Any = getattr(getattr(aten, "_grouped_mm", None), "default", None)  # older torch has none
+LAYER_NORM: Any = aten.native_layer_norm.default
 ROUTING = {aten.topk, aten.argmax}
 # by the argument that may be a condition
 SELECTING = {aten.nonzero: 0, aten.masked_select: 1, aten.index: 1, aten.index_put: 1, aten.index_put_: 1}
@@ -71,7 +72,7 @@ class CheckedFakeMode(FakeTensorMode):
             self._experts, self._left = args[0].shape[-1], -1
             self._each = args[1] if func.overloadpacket is aten.topk else 1
             self.experts = max(self.experts, self._experts)
-        if not _is_suspect(func):
+        if not _is_suspect(func) or (func is LAYER_NORM and not _mixes_types(args)):
             return out
         leaves, spec = tree_flatten(out)
         if not any(isinstance(leaf, FakeTensor) for leaf in leaves):
@@ -148,9 +149,16 @@ def _is_suspect(func: Any) -> bool:
     is_new = any(r.alias_info is None for r in returns)
     is_backward = "backward" in func.__name__  # what it makes lives briefly
     is_known = func.overloadpacket in {*KNOWN, *flop_registry} or func.__name__.startswith(FACTORIES)
-    is_core = torch.Tag.core in func.tags and func.overloadpacket is not aten.native_layer_norm  # in 16 bits too small
+    is_core = torch.Tag.core in func.tags and func is not LAYER_NORM
     is_defined = is_core or torch.Tag.pointwise in func.tags
     return is_new and not (is_backward or is_known or is_defined)
+
+
+def _mixes_types(args: Any) -> bool:
+    """Whether a layer norm's input and weight differ in type: its fake statistics have the input's, real ones the
+    weight's."""
+    x, _, weight, *_ = args
+    return weight is not None and weight.dtype != x.dtype
 
 
 def _larger(real: Any, fake: Any) -> Shape | None:

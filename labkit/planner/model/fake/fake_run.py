@@ -41,6 +41,8 @@ from labkit.planner.model.fake.fakes import (
     with_known_numbers,
 )
 from labkit.planner.model.samples import longest
+from labkit.write import Script
+from labkit.write.compose import library
 
 __all__ = ["DEPENDS_ON_DATA", "SCRIPT_FILE", "Batches", "FakeRun"]
 
@@ -54,7 +56,7 @@ class FakeRun:
     """`script` has the script's names, `args` its options; in the mode `fake` new tensors have no data. `on_gpu`: with
     CUDA's autocast rules, until the process ends. `skewed`: a router sends all tokens to the same experts."""
 
-    options: ClassVar[set[str]] = set()  # the names of the script's
+    options: ClassVar[dict[str, Any]] = {}  # the defaults of the script's, by name
 
     def __init__(self, text: str, argv: Sequence[str], path: str = "", on_gpu: bool = False, skewed: bool = False):
         _patch_torch()
@@ -68,9 +70,11 @@ class FakeRun:
         _patch_transformers()
         self.script.arriving_of = _as_many_from_each_rank
         self.script.check_parts = lambda batch, context: None  # it counts labels, which are not known
+        if _makes_labkits_optimizer(Script.parse(text)):
+            self.script.optimizer_of = _scaled(self.script.optimizer_of)
         sys.argv = [SCRIPT_FILE, *argv]
-        args = _parsed(self.script.parse_args)
-        FakeRun.options.update(args)
+        args, defaults = _parsed(self.script.parse_args)
+        FakeRun.options.update({name: defaults.get(name) for name in args})
         self.args = Watched(**args)
         torch.use_deterministic_algorithms(False)  # parsing options may have enabled it
         if args.get("precision") == "fp16":
@@ -231,9 +235,26 @@ def _patch_torch() -> None:
         setattr(owner, name, replacement)
 
 
-def _parsed(parse_args: Callable[[], argparse.Namespace]) -> dict[str, Any]:
-    """The script's options. Those that act while they are parsed, or are read then, count as read."""
-    parse = argparse.ArgumentParser.parse_known_args
+def _makes_labkits_optimizer(script: Script) -> bool:
+    """Whether all of the script that knows its optimizer is labkit's own."""
+    cells = {name: cell for cell in script.cells.values() for name in cell.defines}
+    return all(name in cells and library().owners(cells[name]) for name in ("optimizer_of", "make_optimizer"))
+
+
+def _scaled(optimizer_of: Callable[..., Any]) -> Callable[..., Any]:
+    """labkit's optimizers only multiply by the learning rate and the decay, and compare them with zero."""
+
+    def call(parameters: Any, args: Any) -> Any:
+        with Reads.only_signs(frozenset({"lr", "weight_decay"})):
+            return optimizer_of(parameters, args)
+
+    return call
+
+
+def _parsed(parse_args: Callable[[], argparse.Namespace]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The script's options and their defaults. Options that act while they are parsed, or are read then, count as
+    read."""
+    parse, defaults = argparse.ArgumentParser.parse_known_args, dict[str, Any]()
 
     def watched(parser: argparse.ArgumentParser, *args: Any, **kwargs: Any) -> Any:
         options, rest = parse(parser, *args, **kwargs)
@@ -241,11 +262,12 @@ def _parsed(parse_args: Callable[[], argparse.Namespace]) -> dict[str, Any]:
             a for a in parser._actions if type(a).__module__ != "argparse" or isinstance(a.type, types.FunctionType)
         )
         Reads.options.update(action.dest for action in acting)
+        defaults.update({action.dest: action.default for action in parser._actions})
         return Watched(**vars(options)), rest
 
     argparse.ArgumentParser.parse_known_args = watched  # type: ignore[method-assign, assignment]
     try:
-        return dict(object.__getattribute__(parse_args(), "__dict__"))
+        return dict(object.__getattribute__(parse_args(), "__dict__")), defaults
     finally:
         argparse.ArgumentParser.parse_known_args = parse  # type: ignore[method-assign]
 

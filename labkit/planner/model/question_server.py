@@ -1,7 +1,7 @@
 """Answers the questions of child.py: a server that imports torch once and forks a child for each question.
 
-    python -m labkit.planner.model.warm          (stdin: a socket of sockets, each with a file for what is printed)
-    python -m labkit.planner.model.warm once     (stdin: the socket of one question)
+    python -m labkit.planner.model.question_server        (stdin: a socket of sockets, each with a file for output)
+    python -m labkit.planner.model.question_server once   (stdin: the socket of one question)
 
 The server ends when the process that asks does. A child is killed when the other end of its socket is closed.
 """
@@ -9,6 +9,7 @@ The server ends when the process that asks does. A child is killed when the othe
 from __future__ import annotations
 
 import ctypes
+import gc
 import importlib
 import json
 import linecache
@@ -21,18 +22,14 @@ import traceback
 from contextlib import suppress
 from typing import Any
 
-import labkit.planner.model.counting
-import labkit.planner.model.rehearsal
-import labkit.planner.model.sizes
-import labkit.worker.measures.tracker  # noqa: F401
 from labkit.planner.model.answers import Reads
-from labkit.planner.model.fake.fake_run import DEPENDS_ON_DATA, SCRIPT_FILE, FakeRun
 
 PR_SET_PDEATHSIG = 1
 
 
 def serve(control: socket.socket) -> None:
     """Answer questions until the process that asks ends."""
+    _import_torch()
     woken, wakes = socket.socketpair()
     wakes.setblocking(False)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
@@ -77,6 +74,17 @@ def serve(control: socket.socket) -> None:
             poll.register(question, 0)  # tells only that the other end was closed
 
 
+def _import_torch() -> None:
+    gc.disable()  # the import allocates much and frees little: a fifth of its time
+    import labkit.planner.model.counting
+    import labkit.planner.model.rehearsal
+    import labkit.planner.model.sizes
+    import labkit.worker.measures.tracker  # noqa: F401
+
+    gc.enable()
+    gc.freeze()  # children share what is never collected
+
+
 def _report_exit(question: socket.socket, status: int) -> None:
     """Append the child's exit code to its reply and end the reply, whoever else still holds the socket."""
     with question, suppress(OSError):
@@ -86,6 +94,8 @@ def _report_exit(question: socket.socket, status: int) -> None:
 
 def answer(question: socket.socket) -> None:
     """Answer one question and exit."""
+    from labkit.planner.model.fake.fake_run import FakeRun
+
     request = json.loads(question.makefile("rb").readline())
     module, _, name = request["function"].partition(".")
     reads = Reads()
@@ -107,6 +117,8 @@ def answer(question: socket.socket) -> None:
 
 
 def _why(error: Exception) -> str:
+    from labkit.planner.model.fake.fake_run import DEPENDS_ON_DATA
+
     if type(error).__name__ in DEPENDS_ON_DATA:
         return "the result depends on a tensor's values, but tensors in a plan have none"
     return f"{type(error).__name__}: {str(error).strip()}"
@@ -114,6 +126,8 @@ def _why(error: Exception) -> str:
 
 def _where(error: BaseException) -> str:
     """The last line of the script in the traceback, numbered within its cell."""
+    from labkit.planner.model.fake.fake_run import SCRIPT_FILE
+
     lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == SCRIPT_FILE]
     if not lines:
         return ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -10,13 +11,14 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import IO
 
 import psutil
 import pytest
 
 import labkit
 from labkit.planner.model import child
-from labkit.planner.model.answers import Answers
+from labkit.planner.model.answers import Answers, _sign
 from labkit.planner.model.child import FORKS, _servers, close
 
 pytestmark = pytest.mark.skipif(not FORKS, reason="there is a process for each question")
@@ -158,6 +160,49 @@ def test_only_what_the_options_and_files_change_is_computed_again(
     assert larger.rehearsed.bytes > first.rehearsed.bytes
     (tmp_path / "width").write_text("16")
     assert labkit.plan(script, nproc_per_node=1).facts.elements == 2 * first.facts.elements
+
+
+def test_a_learning_rate_is_rehearsed_again_only_with_an_optimizer_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = labkit.Script.load("ddp")
+    asked: list[str] = []
+    reply = child._reply
+
+    def counted(request: bytes, printed: IO[bytes]) -> tuple[bytes, str]:
+        asked.append(json.loads(request)["function"])
+        return reply(request, printed)
+
+    monkeypatch.setattr(child, "_reply", counted)
+
+    def planned(script: labkit.Script, **options: float) -> list[str]:
+        asked.clear()
+        labkit.plan(script, nproc_per_node=1, **options)
+        return asked
+
+    planned(script)
+    assert planned(script, lr=1e-5, weight_decay=0.3) == []
+    assert planned(script, weight_decay=0) == ["rehearsal.peak_in_a_step"]  # without a decay less is computed
+    assert planned(script, lr=-1e-3) == ["rehearsal.peak_in_a_step"]  # torch refuses it
+    own = script.with_cells(
+        optimizer=script.cells["optimizer"].text.replace("parameters, args)", "parameters, args, *_)")
+    )
+    planned(own)
+    assert planned(own, lr=1e-5) == ["rehearsal.peak_in_a_step"]
+
+
+@pytest.mark.parametrize(
+    ("values", "sign"),
+    [
+        (["1e-3"], ["+1"]),
+        (["-2"], ["-1"]),
+        (["0"], ["+0"]),
+        (["inf"], ["inf"]),
+        (["nan"], ["nan"]),
+        (["a"], ["a"]),
+        ([], []),
+    ],
+)
+def test_the_sign_of_an_option_that_is_no_number_is_the_option(values: list[str], sign: list[str]) -> None:
+    assert _sign(*values) == sign
 
 
 def test_it_ends_with_the_process_that_asks() -> None:
