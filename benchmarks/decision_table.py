@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+from beyond_situations import SITUATIONS
 from decision_judges import (
     Judge,
     Situation,
@@ -56,6 +57,13 @@ page is written: memory of the rank that holds most against what the device has 
 The times come from data sheets and assumed shares of them, with a wide band; strategies within 5 percent of each other
 count as equally fast, and the simpler is chosen.
 """
+BEYOND = """## Where no strategy of the articles is the choice
+
+Four situations in which one of [docs/beyond.md](../beyond.md) is, with the best of the others (or the one that holds
+least). The figures are `labkit.plan`'s, calculated, not measured; "waiting" is communication that does not overlap.
+
+| situation | the planner's choice, per rank and step | the best of the others | why |
+| --- | --- | --- | --- |"""
 DDP, FSDP = ("ddp", {}), ("fsdp", {})
 ALWAYS, NEVER = ("fsdp", {"reshard_after_forward": "always"}), ("fsdp", {"reshard_after_forward": "never"})
 STATES = "fp32 weights, gradients and AdamW's moments are 16 bytes a parameter, under autocast too (ZeRO, section 3.1)"
@@ -393,7 +401,10 @@ def main() -> None:
         print(
             f"| {ARTICLES[row.article]}, {row.section} | {row.claim} | {situations} | {found} | {verdict} | {row.why} |"
         )
-    print(f"\n{len(ROWS)} claims: " + ", ".join(f"{n} {verdict}" for verdict, n in counts.most_common()) + ".")
+    counted = f"{len(ROWS)} claims: " + ", ".join(f"{n} {verdict}" for verdict, n in counts.most_common()) + "."
+    print(f"\n{counted}\n\n{BEYOND}")
+    for situation in SITUATIONS:
+        print(situation.row())
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
 """How far every strategy's losses and gradient norms are from one rank's, for docs/parity.md.
 
-python benchmarks/parity_table.py > docs/parity.md        (about twenty minutes)
+python benchmarks/parity_table.py > docs/parity.md        (about twenty minutes; --only ddp fsdp: those rows)
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import functools
 import os
@@ -49,10 +50,13 @@ def cell(row: Row, model: str) -> str:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--only", nargs="+", help="strategies")
+    only = parser.parse_args().only
     with tempfile.TemporaryDirectory(prefix="parity-") as runs, contextlib.redirect_stdout(sys.stderr):
         os.environ["LABKIT_RUNS"] = runs
         lines = [f"| strategy | ranks | options | {' | '.join(MODELS)} |", "|---" * (3 + len(MODELS)) + "|"]
-        for row in MATRIX:
+        for row in (row for row in MATRIX if not only or row.strategy in only):
             options = ", ".join(f"{name} {value}" for name, value in row.options.items())
             cells = " | ".join(cell(row, model) for model in MODELS)
             lines.append(f"| {row.strategy} | {row.ranks} | {options} | {cells} |")

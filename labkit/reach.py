@@ -13,6 +13,7 @@ from labkit.errors import LabError
 from labkit.record import RunFolder
 from labkit.record.measured.metrics_file import Tail
 from labkit.record.requests import Meeting, RequestFolder, post
+from labkit.record.state import current_ranks
 from labkit.record.text import plain
 
 if TYPE_CHECKING:
@@ -176,7 +177,7 @@ class Reachable:
     ) -> dict[int, dict[str, Any]]:
         """The answers by rank."""
         attempt = self._reachable_attempt(timeout)
-        world = range(self.folder.read_manifest()["world_size"])
+        world = current_ranks(self.folder)
         if ranks is not None and (not ranks or not {*ranks} <= {*world}):
             raise LabError(f"ranks must be some of {', '.join(map(str, world))}; got {ranks!r}")
         asked = sorted(world if ranks is None else {*ranks})

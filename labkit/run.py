@@ -23,7 +23,7 @@ from labkit.record.files import opened, read_text
 from labkit.record.folder import read_json, unfinished_launches, write_json
 from labkit.record.measured.reader import COLUMNS, rows
 from labkit.record.session import is_session
-from labkit.record.state import StateName
+from labkit.record.state import StateName, current_ranks
 from labkit.record.text import plain
 from labkit.view.frontend import check_kernel, execution_count, is_headless, ui
 from labkit.view.live.dashboard import Dashboard
@@ -211,7 +211,7 @@ class Run(Reachable):
         """
         if stream not in ("stdout", "stderr"):
             raise LabError(f"stream must be 'stdout' or 'stderr', got {stream!r}")
-        folder, ranks = self.folder.latest, range(self.folder.read_manifest()["world_size"])
+        folder, ranks = self.folder.latest, current_ranks(self.folder)
         if rank is not None and rank not in ranks:
             raise LabError(f"{self.id} has no rank {rank!r}; its ranks are {', '.join(map(str, ranks))}")
         if rank is not None:

@@ -45,10 +45,10 @@ def begin(
     prediction: Mapping[str, Any] | None = None,
 ) -> RunFolder:
     """Start a run on every host and return its folder. Raises LaunchError before any rank starts."""
-    if options.retries:
+    if options.retries or options.min_ranks is not None:
         raise LaunchError(
-            "retries work on one machine only; on several, a scheduler (labkit slurm) or you restart a run from its "
-            "newest checkpoint"
+            "retries and min_ranks work on one machine only; on several, a scheduler (labkit slurm) or you restart a "
+            "run from its newest checkpoint"
         )
     names = check_names(options.hosts)
     env = {name: str(value) for name, value in (options.env or {}).items()}

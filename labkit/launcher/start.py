@@ -15,7 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from labkit.errors import RunFolderError, ScriptError
+from labkit.errors import LaunchError, RunFolderError, ScriptError
 from labkit.launcher import checks
 from labkit.launcher.checkpoint_lock import lock_checkpoints
 from labkit.launcher.gpu_lock import check_gpus_are_free, gpus_of, launching
@@ -93,6 +93,7 @@ def start(
     checks.check_precision(None if request.path else request.options.get("precision"), machine, ranks)
     checks.check_interface({**os.environ, **env}.get("GLOO_SOCKET_IFNAME", ""))
     checks.check_care(options.retries, options.watchdog)
+    fewer = _fewer_ranks(options, request, ranks)
     folder = RunFolder.create(runs_root(options.runs_dir), str(options.name or request.script.name))
     deadline = _session_deadline(request) if request.path is None and ends_with_session else {}
     request = with_options(request, deadline)
@@ -122,6 +123,7 @@ def start(
             "env": recorded_environment(environment),
             "env_dropped": dropped,
             "retries": options.retries,
+            "fewer_ranks": fewer,
             "watchdog": options.watchdog,
             "gpus": gpus,
             **({"sweep": dict(sweep)} if sweep else {}),
@@ -139,6 +141,28 @@ def start(
                     _supervisors.append(_start_supervisor(folder, environment, descriptors, owner=owner))
     warm.prepare(folder, environment)
     return folder
+
+
+def _fewer_ranks(options: LaunchOptions, request: LaunchRequest, ranks: int) -> list[int]:
+    """The numbers of ranks with which a retry may go on, the largest first. Raises LaunchError if `min_ranks` is no
+    such number or allows none."""
+    least = options.min_ranks
+    if least is None:
+        return []
+    if isinstance(least, bool) or not isinstance(least, int) or not 1 <= least < ranks:
+        raise LaunchError(f"min_ranks must be a whole number, 1 or more and fewer than {ranks} ranks, got {least!r}")
+    if options.retries < 2:
+        raise LaunchError("min_ranks needs retries=2 or more: the first retry has all ranks, the next one fewer")
+    fewer = []
+    for count in range(ranks - 1, least - 1, -1):
+        try:
+            checks.check_batch(request.script, request.options, count)
+            fewer.append(count)
+        except LaunchError as error:
+            refused = error
+    if not fewer:
+        raise LaunchError(f"min_ranks={least} leaves no number of ranks to go on with: {refused}")
+    return fewer
 
 
 @contextmanager

@@ -40,7 +40,7 @@ from labkit.launcher.stop import (
 )
 from labkit.launcher.torchrun import attempt_command, marked
 from labkit.launcher.warm.fork import ForkedTorchrun
-from labkit.record import Identity, RunFolder, State, read_state, write_state
+from labkit.record import Identity, RunFolder, State, Tail, read_state, write_state
 from labkit.record.files import is_deleted
 from labkit.record.folder import read_json, write_json
 from labkit.record.state import FINAL_STATES, StateName
@@ -84,6 +84,7 @@ class Supervisor:
         self.stalled_ranks: set[int] = set()  # named in the notice in state.json
         self.stall_notice: str | None = None
         self.saving = Saving(folder)
+        self.devices: list[str] = []  # that CUDA shows to the ranks, once one of them is left out
         self.inspection: Future[Any] | None = None
         self.inspector = ThreadPoolExecutor(1)
         own = Identity.of(os.getpid())
@@ -96,26 +97,41 @@ class Supervisor:
     def run(self) -> None:
         """Run attempts until one succeeds, one is stopped, or none is left."""
         retries = self.manifest.get("retries", 0)
+        fewer: list[int] = self.manifest.get("fewer_ranks", [])
         final = self.state
         while not self.has_ended():
             final = self.attempt()
             if final.state != "failed" or final.attempt > retries or requested_grace(self.folder) is not None:
                 break
-            ended = {"ended": final.ended, "exit_code": final.exit_code, "cause": final.cause}
-            earlier = [*final.earlier, ended | {"checkpoint": final.checkpoint}]
-            self.state = State("starting", final.started, attempt=final.attempt + 1, earlier=earlier)
+            ended: dict[str, Any] = {"ended": final.ended, "exit_code": final.exit_code, "cause": final.cause}
+            ended["checkpoint"], ranks = final.checkpoint, final.ranks
+            if fewer and final.attempt > 1 and not has_stepped(self.folder.attempt(final.attempt)):
+                self.leave_out((final.cause or {}).get("rank"))
+                ended["restarted_ranks"] = ranks = fewer.pop(0)
+            earlier = [*final.earlier, ended]
+            self.state = State("starting", final.started, attempt=final.attempt + 1, earlier=earlier, ranks=ranks)
         self.write(final)
         for folder in self.folder.attempts():
             folder.reserve.unlink(missing_ok=True)
+
+    def leave_out(self, local_rank: int | None) -> None:
+        """Further attempts do not have the device of this rank, or if it is None of the last one."""
+        if not self.devices:
+            visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+            ranks = self.manifest["world_size"]
+            self.devices = (visible.split(",") if visible else [str(device) for device in range(ranks)])[:ranks]
+        del self.devices[-1 if local_rank is None or local_rank >= len(self.devices) else local_rank]
 
     def attempt(self) -> State:
         """Start torchrun, wait for it to exit, and return the final state."""
         folder = self.folder.attempt(self.state.attempt)
         prepare(self.folder, folder)
         self.saving = Saving(folder)
-        command = attempt_command(self.manifest["torchrun"], self.folder, folder, time.monotonic() - self.clock)
+        elapsed, devices = time.monotonic() - self.clock, ",".join(self.devices)
+        command = attempt_command(self.manifest["torchrun"], self.folder, folder, elapsed, self.state.ranks)
+        environment = {**os.environ} | ({"CUDA_VISIBLE_DEVICES": devices} if devices else {})
         try:
-            agent = self.start_agent(command, os.environ, folder, folder.torchrun_log)
+            agent = self.start_agent(command, environment, folder, folder.torchrun_log)
         except OSError as error:
             sentence = f"torchrun could not be started: {error}"
             return self.ended("failed", cause={"kind": "torchrun", "sentence": sentence})
@@ -269,6 +285,12 @@ class Supervisor:
             write_state(self.home, state)
         except OSError as error:  # a full disk, a deleted folder: supervising the processes matters more
             print(f"state.json could not be written: {error}", flush=True)
+
+
+def has_stepped(attempt: RunFolder) -> bool:
+    """Whether any of its ranks has completed a step."""
+    files = [Tail(attempt.metrics(rank)) for rank in attempt.started_ranks()]
+    return any(record["k"] == "step" for file in files for records in file.chunks() for record in records)
 
 
 def prepare(run: RunFolder, attempt: RunFolder) -> None:

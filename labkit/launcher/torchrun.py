@@ -113,9 +113,14 @@ def without_leftovers(environment: Mapping[str, str]) -> dict[str, str]:
     return {k: v for k, v in environment.items() if k not in theirs and not k.startswith(LEFTOVER_PREFIXES)}
 
 
-def attempt_command(command: Sequence[str], run: RunFolder, attempt: RunFolder, elapsed: float) -> list[str]:
-    """The command of a run with the logs in one attempt's folder and the rest of its deadline. `elapsed` is seconds."""
+def attempt_command(
+    command: Sequence[str], run: RunFolder, attempt: RunFolder, elapsed: float, ranks: int | None = None
+) -> list[str]:
+    """The command of a run with the logs in one attempt's folder and the rest of its deadline. `elapsed` is seconds,
+    `ranks` the number of ranks if it is not that of the launch."""
     words = [str(attempt.torchrun_logs) if word == str(run.torchrun_logs) else word for word in command]
+    if ranks is not None:
+        words[words.index("--nproc-per-node") + 1] = str(ranks)
     if attempt is not run and "--deadline-seconds" in words[:-1]:
         where = words.index("--deadline-seconds") + 1
         with suppress(ValueError):  # the script refuses it

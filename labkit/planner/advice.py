@@ -8,7 +8,7 @@ from typing import Any
 
 from labkit.launcher.causes.advice import EXPANDABLE
 from labkit.planner.alternatives import HALF, half_of
-from labkit.planner.candidate import ALIKE, MARGIN, Candidate, fastest, held_by, judged, lacks, when
+from labkit.planner.candidate import ALIKE, MARGIN, Candidate, evaluate, fastest, held_by, judged, lacks, when
 from labkit.planner.data_sheets import Device
 from labkit.planner.layout import Layout, layout_of
 from labkit.planner.memory.peak import worst
@@ -18,7 +18,7 @@ from labkit.planner.scaling import largest_micro_batch, largest_model
 from labkit.planner.search import Search
 from labkit.planner.speed.kernels import matrix_share
 from labkit.planner.speed.speed_model import SpeedModel
-from labkit.planner.variants import SUPERSEDED, own_parameters, simplicity, variants
+from labkit.planner.variants import SUPERSEDED, extras_of, own_parameters, simplicity, under, variants
 from labkit.record.measured.peak import Peak
 from labkit.record.units import gib
 from labkit.view import words
@@ -56,7 +56,7 @@ def advise(
     Raises LabError if the script itself has no valid layout: then there is nothing to compare with.
     """
     layout = layout_of(script, ranks, parameters)
-    scripts = variants(script)
+    scripts = variants(script, facts.divides)
     search = Search(scripts, facts, device, speed_model)
     name = strategy_of(script) or script.name
     asked = search.look(name, ranks, parameters)
@@ -74,7 +74,7 @@ def advise(
         options = own_parameters(scripts[other], parameters)
         at = 1 if other == "single" else ranks  # the others have to beat a single device
         candidates = search.ways(other, at, options, layout.accumulate)
-        row = fastest(candidates) or min((one for one in candidates if one.peak), key=held_by, default=candidates[0])
+        row = fastest(candidates) or min((one for one in candidates if one.peak), key=_smallest, default=candidates[0])
         rows += [row] if row.fits else (search.rescue(row) or [_hopeless(row)])
     best = _choice([row for row in rows if row.ranks <= ranks], layout.precision)
     rows = [_beside(row, best) for row in rows]
@@ -103,6 +103,11 @@ def _choice(rows: list[Candidate], precision: str) -> Candidate | None:
         if best := fastest(row for row in among if row.layout and row.layout.precision == precision):
             return best
     return fastest(current) or fastest(rows)
+
+
+def _smallest(one: Candidate) -> tuple[int, int]:
+    """The most promising to rescue holds least; but a sequence split over more ranks leaves more micro-batches."""
+    return -one.layout.context if one.layout else 0, held_by(one)
 
 
 def _hopeless(row: Candidate) -> Candidate:
@@ -233,6 +238,28 @@ def _fused(asked: Candidate, search: Search) -> Iterator[str]:
         yield f"AdamW(…, fused=True) in make_optimizer has no temporaries: with it {gib(held)} are held, which fits."
 
 
+def _waits(one: Candidate) -> bool:
+    """Whether communication takes a quarter of the step."""
+    return one.step is not None and 4 * one.step.parts.get("communication", 0.0) > one.step.seconds
+
+
+def _diloco(asked: Candidate, best: Candidate | None, search: Search) -> Iterator[str]:
+    """What DiLoCo would save of a step that waits for communication."""
+    alone = best and best.ranks < asked.ranks  # because several would wait
+    if not best or not best.step or asked.strategy == "diloco" or not (alone or _waits(best)):
+        return
+    script = under(asked.script, "diloco", extras_of(asked.script))
+    parameters = own_parameters(script, asked.parameters)
+    other = evaluate(
+        Candidate("diloco", script, asked.ranks, parameters), search.facts, search.device, search.speed_model
+    )
+    if other.layout and other.fits and other.step and other.step.seconds * ALIKE < best.step.seconds:
+        yield (
+            f"diloco, which communicates every {other.layout.options['sync_every']} steps and trains differently, "
+            f"fits, and its step takes {words.seconds(other.step.seconds)}."
+        )
+
+
 def _not_in_labkit(asked: Candidate, best: Candidate | None, search: Search) -> Iterator[str]:
     """Methods that labkit does not have or vary, where they would decide."""
     facts, device = search.facts, search.device
@@ -246,18 +273,19 @@ def _not_in_labkit(asked: Candidate, best: Candidate | None, search: Search) -> 
             )
         else:
             yield (
-                "Most of it are activations: context_parallel divides those of a sequence over ranks, and "
-                "offload_activations=True keeps those of blocks in host memory, at the speed of its link."
+                "Most of it are activations: offload_activations=True keeps those of blocks in host memory, at the "
+                "speed of its link."
             )
     if best and best.layout and best.layout.activation_checkpointing and not asked.fits:
         yield "selective_checkpointing=True recomputes less and holds more: plan it to see whether it fits, too."
     step = best.step if best else None
-    waits = step is not None and 4 * step.parts.get("communication", 0.0) > step.seconds
-    if facts.experts and asked.ranks > 1 and (best is None or waits):
+    wanted = asked.ranks > 1 and (best is None or _waits(best))
+    if facts.experts and "expert_parallel" not in facts.divides and wanted:
         yield (
             "Expert parallelism would divide the experts among ranks and send tokens instead of parameters; labkit has "
-            "it for its own mixture (expert_parallel, task mixture)."
+            "it for modules named experts that take rows sorted by expert (expert_parallel, task mixture)."
         )
+    yield from _diloco(asked, best, search)
     if best and step and best.layout and best.layout.precision in HALF and device.has_fp8 and device.bandwidth:
         share = matrix_share(facts, device, best.layout.precision, best.layout.micro_batch)
         if share > 0.5:

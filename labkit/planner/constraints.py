@@ -15,12 +15,20 @@ __all__ = ["refusal"]
 
 def refusal(facts: ModelFacts, layout: Layout) -> str:
     """Why the script would stop before its first step; "" if it would start."""
-    return _data(facts, layout) or _pipeline(facts, layout) or _uncounted(facts, layout)
+    return _data(facts, layout) or _divided(facts, layout) or _pipeline(facts, layout) or _uncounted(facts, layout)
 
 
 def _data(facts: ModelFacts, layout: Layout) -> str:
     if layout.global_batch > facts.samples:
         return f"global_batch_size={layout.global_batch:,} exceeds the {facts.samples:,} training samples"
+    return ""
+
+
+def _divided(facts: ModelFacts, layout: Layout) -> str:
+    if layout.context > 1 and facts.positions % (2 * layout.context):
+        return f"{facts.positions:,} positions do not split into 2 chunks for each of {layout.context} context ranks"
+    if layout.strategy == "expert_parallel" and facts.experts % layout.expert_ranks:
+        return f"{facts.experts} experts do not split over {layout.expert_ranks} expert ranks"
     return ""
 
 

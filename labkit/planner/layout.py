@@ -78,6 +78,14 @@ class Layout:
         return 1
 
     @property
+    def expert_ranks(self) -> int:
+        """Ranks that divide the experts; the others hold replicas of them."""
+        if self.strategy != "expert_parallel":
+            return 1
+        own: int = self.options["expert_ranks"]
+        return own or self.ranks
+
+    @property
     def stages(self) -> int:
         """Number of pipeline stages over all ranks."""
         if self.pipeline == 1 and self.strategy != "pipeline":
@@ -107,6 +115,9 @@ def layout_of(script: Script, ranks: int, parameters: Mapping[str, Any]) -> Layo
     strategy = strategy_of(script)
     tensor, pipeline = _axes(strategy, ranks, values)
     context = _context(strategy, ranks, values)
+    expert_ranks = values.get("expert_ranks") or ranks
+    if expert_ranks < 1 or ranks % expert_ranks:
+        raise LaunchError(f"{ranks} ranks do not split into replicas of expert_ranks={expert_ranks}")
     data = ranks // (tensor * pipeline * context)
     batch, accumulate = values["global_batch_size"], values.get("accumulate", 1)
     if accumulate < 1 or batch < 1 or batch % (data * accumulate):

@@ -54,6 +54,12 @@ class Hosts:
         """Bytes/s of one group: interleaved groups share the network."""
         return NETWORK_SHARE * self.network / min(stride, self.each)
 
+    def exchanged(self, group: int, stride: int) -> float:
+        """Seconds for a byte of what a rank of the group has for all of it: the part for ranks of other hosts. All
+        ranks of a host share its network."""
+        here = max(1, min(group, self.each // stride))
+        return (group - here) / group * min(self.each, group * stride) / (NETWORK_SHARE * self.network)
+
 
 def bandwidth_of(network: str | float) -> float:
     """Bytes/s, one way, of a host's network: "100GbE", "InfiniBand NDR", "8 x InfiniBand HDR", or bits/s.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -15,23 +15,26 @@ from labkit.write.compose import library, with_extra
 __all__ = ["SUPERSEDED", "extras_of", "needed", "own_parameters", "simplicity", "under", "variants"]
 
 # The simplest first
-ORDER = ("single", "ddp", "zero1", "zero2", "fsdp", "fsdp1", "tensor_parallel", "pipeline", "hybrid")
-# For long sequences and for mixtures of experts: compared with others only if asked for
-ON_REQUEST = ("context_parallel", "expert_parallel")
+ORDER = (
+    *("single", "ddp", "zero1", "zero2", "fsdp", "fsdp1", "tensor_parallel", "pipeline", "hybrid"),
+    *("context_parallel", "expert_parallel"),
+)
+# Their cells accept only models with causal attention and with experts
+FOR_SOME = ("context_parallel", "expert_parallel")
 # fsdp1 by fsdp: PyTorch's tutorials call FullyShardedDataParallel deprecated (pytorch/tutorials #3358)
 SUPERSEDED = {"fsdp1": "fsdp"}
 # Not the same training as on one rank, so only planned when requested
 OTHER_TRAINING = ("diloco",)
 
 
-def variants(script: Script) -> dict[str, Script]:
-    """By name: the script itself, and its cells under every other strategy.
+def variants(script: Script, divides: Collection[str] = ()) -> dict[str, Script]:
+    """By name: the script itself, and its cells under every other strategy; of FOR_SOME, those in `divides`.
 
     The script has its strategy's name as key; with the user's own strategy cell, it comes first under its own name. The
     others are ordered from the strategy that keeps most on each rank to the one that shards most.
     """
     own = strategy_of(script)
-    names = [name for name in script_names() if name == own or name not in ON_REQUEST]
+    names = [name for name in script_names() if name in (own, *divides) or name not in FOR_SOME]
     ordered = (*(name for name in ORDER if name in names), *(name for name in names if name not in ORDER))
     same = [name for name in ordered if name == own or name not in OTHER_TRAINING]
     others = {name: script if name == own else under(script, name, extras_of(script)) for name in same}

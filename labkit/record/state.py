@@ -12,7 +12,7 @@ from labkit.record.identity import Identity
 from labkit.record.measured.metrics_file import finite
 from labkit.record.nodes import Nodes, is_heard, merged
 
-__all__ = ["FINAL_STATES", "State", "StateName", "read_state", "write_state"]
+__all__ = ["FINAL_STATES", "State", "StateName", "current_ranks", "read_state", "write_state"]
 
 StateName = Literal["starting", "running", "succeeded", "failed", "stopped", "lost"]
 FINAL_STATES = ("succeeded", "failed", "stopped", "lost")
@@ -27,7 +27,8 @@ class State:
 
     `cause` is None for a run that succeeded or is active, otherwise a dictionary with at least `sentence`.
     `notice` is a warning of the supervisor: that ranks make no progress, or that the newest checkpoint was not saved.
-    `attempt` counts from 1; `earlier` holds `exit_code`, `ended`, `cause` and `checkpoint` of those before it.
+    `attempt` counts from 1; `earlier` holds `exit_code`, `ended`, `cause` and `checkpoint` of those before it, and
+    `restarted_ranks` where the next one had fewer ranks. `ranks` of this attempt, if fewer than were launched.
     """
 
     state: StateName
@@ -40,6 +41,7 @@ class State:
     notice: str | None = None
     attempt: int = 1
     earlier: list[dict[str, Any]] = field(default_factory=list)
+    ranks: int | None = None
     format: int = 1
 
     @property
@@ -140,9 +142,15 @@ def _is_sound(value: Any) -> bool:
         and (cause is None or (isinstance(cause, dict) and isinstance(cause.get("sentence"), str)))
         and isinstance(value.get("notice"), str | None)
         and isinstance(value.get("attempt", 1), int)
+        and isinstance(value.get("ranks"), int | None)
         and isinstance(earlier, list)
         and all(isinstance(attempt, dict) for attempt in earlier)
     )
+
+
+def current_ranks(folder: RunFolder) -> range:
+    """The ranks of the newest attempt."""
+    return range(read_state(folder).ranks or folder.read_manifest()["world_size"])
 
 
 def supervisor_is_alive(folder: RunFolder, state: State) -> bool:

@@ -24,12 +24,14 @@ class LaunchOptions(CallOptions):
     `nproc_per_node`: ranks on each machine; "auto" is one per GPU, or two on the CPU. `backend`: "gloo" lets more ranks
     than there are GPUs share them; the script itself chooses its backend. `args` are passed to the script unchanged.
     `name` becomes part of the run folder's name, `runs_dir` is its parent folder. `env` is added to the environment of
-    the ranks. `retries`: how many times a failed run is restarted. `watchdog`: seconds without progress after which the
-    run is stopped. `wait`: return when the run has ended; None waits if the session is not interactive. `detach`: the
-    run outlives this process; None detaches if the session is interactive. `trace_memory` traces all allocations of one
-    step, `profile` records three steps. `reachable`: its owner can ask, change and pause the ranks; None is yes, except
-    in a notebook that runs headless. `hosts`: the machines to launch on, by ssh. `export`: one or several of "csv",
-    "parquet", "tensorboard", "trackio" and "wandb", which a process of its own keeps up to date while the run goes on.
+    the ranks. `retries`: how many times a failed run is restarted. `min_ranks`: when a restarted attempt fails before
+    its first step, the next one has fewer ranks, at least so many, and not the device of the rank that failed.
+    `watchdog`: seconds without progress after which the run is stopped. `wait`: return when the run has ended; None
+    waits if the session is not interactive. `detach`: the run outlives this process; None detaches if the session is
+    interactive. `trace_memory` traces all allocations of one step, `profile` records three steps. `reachable`: its
+    owner can ask, change and pause the ranks; None is yes, except in a notebook that runs headless. `hosts`: the
+    machines to launch on, by ssh. `export`: one or several of "csv", "parquet", "tensorboard", "trackio" and "wandb",
+    which a process of its own keeps up to date while the run goes on.
     """
 
     nproc_per_node: int | str = field(
@@ -43,6 +45,10 @@ class LaunchOptions(CallOptions):
     runs_dir: str | os.PathLike[str] | None = None
     env: Mapping[str, str] | None = None
     retries: int = field(default=0, metadata=flag("restart a failed run up to N times", type=int, metavar="N"))
+    min_ranks: int | None = field(
+        default=None,
+        metadata=flag("after a restart that fails at its start, go on with fewer ranks", type=int, metavar="N"),
+    )
     watchdog: float | None = field(
         default=None, metadata=flag("stop a run that makes no progress for SECONDS", type=float, metavar="SECONDS")
     )

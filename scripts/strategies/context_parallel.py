@@ -181,14 +181,7 @@ def make_mesh(device_type, args):  # ranks of one sequence communicate in every 
 def parallelize(model, mesh, device, args):
     """Attention across the ranks of a sequence; everything else is computed position by position. Parameters are
     sharded over all ranks: those of one sequence have different gradients, as those of different samples have."""
-    if hasattr(model, "config"):
-        raise SystemExit("context parallelism cannot split models of Hugging Face, which make masks of their own and "
-                         "whose labels are shifted in the loss: use fsdp")  # fmt: skip
-    embedding = dict(model.named_modules()).get(POSITIONS)
-    if embedding is None:
-        raise SystemExit(f"context parallelism must tell the model where its positions are: {type(model).__name__} has "
-                         f"no layer {POSITIONS}; write its name into POSITIONS")  # fmt: skip
-    context = Context(mesh["context"], args)
+    context, embedding = Context(mesh["context"], args), positions_of(model)
     F.scaled_dot_product_attention = context.attention
     embedding.register_forward_pre_hook(lambda layer, inputs: (context.positions(inputs[0]),))
     everyone = init_device_mesh(mesh.device_type, (mesh.size(),), mesh_dim_names=("everyone",))
@@ -197,6 +190,17 @@ def parallelize(model, mesh, device, args):
         fully_shard(placed(module, device, args), mesh=everyone, mp_policy=policy)
     model.context = context
     return model
+
+
+def positions_of(model):
+    if hasattr(model, "config"):
+        raise SystemExit("context parallelism cannot split models of Hugging Face, which make masks of their own and "
+                         "whose labels are shifted in the loss: use fsdp")  # fmt: skip
+    embedding = dict(model.named_modules()).get(POSITIONS)
+    if embedding is None:
+        raise SystemExit(f"context parallelism must tell the model where its positions are: {type(model).__name__} has "
+                         f"no layer {POSITIONS}; write its name into POSITIONS")  # fmt: skip
+    return embedding
 
 
 def make_optimizer(model, mesh, args):

@@ -16,8 +16,12 @@ WIDE = MLP.replace("width=64, layers=4", "width=512, layers=4")
 
 
 def script(strategy, model):
-    found = Script.load(strategy)
-    return found if model == "transformer" else found.with_cells(model={"CNN": CNN, "MLP": WIDE}[model], data=IMAGES)
+    found = Script.load(strategy, task="mixture" if model == "mixture" else "bytes")
+    return (
+        found
+        if model in ("transformer", "mixture")
+        else found.with_cells(model={"CNN": CNN, "MLP": WIDE}[model], data=IMAGES)
+    )
 
 
 @functools.cache
@@ -38,6 +42,13 @@ ROWS = [
     ("pipeline", 2, "transformer", {"accumulate": 4, "schedule": "1F1B"}, 0.06),
     ("pipeline", 2, "transformer", {"accumulate": 4, "schedule": "InterleavedZeroBubble"}, 0.1),
     ("hybrid", 4, "transformer", {"tensor": 2}, 0.06),
+    ("context_parallel", 4, "transformer", {}, 0.06),
+    ("context_parallel", 4, "transformer", {"context_ranks": 2, "accumulate": 2}, 0.06),
+    ("context_parallel", 4, "transformer", {"activation_checkpointing": True}, 0.06),
+    ("context_parallel", 4, "transformer", {"attention": "ring"}, 0.06),
+    ("expert_parallel", 4, "mixture", {}, 0.06),
+    ("expert_parallel", 4, "mixture", {"expert_ranks": 2, "precision": "bf16"}, 0.06),
+    ("expert_parallel", 4, "mixture", {"activation_checkpointing": True, "accumulate": 2}, 0.1),
 ]
 
 

@@ -20,7 +20,7 @@ from labkit.planner.memory.peak import UnknownToFormulas, peak, worst
 from labkit.planner.model.facts import facts_of
 from labkit.planner.model.rehearsal import rehearse
 from labkit.planner.speed.speed_model import SpeedModel
-from labkit.planner.variants import ON_REQUEST, OTHER_TRAINING
+from labkit.planner.variants import FOR_SOME, OTHER_TRAINING
 from labkit.write import script_names
 
 DDP = Script.load("ddp")
@@ -215,7 +215,7 @@ def test_a_hugging_face_model_on_texts_of_any_length_is_planned_layer_by_layer()
     for state in ("parameters", "optimizer"):
         assert plan.formulas.categories[state] == plan.rehearsed.categories[state]
     assert plan.problems == ("samples differ in length: batches are planned at the longest of the first 64",)
-    assert {row.strategy for row in plan.advice.rows if row.fits} == {*script_names()} - {*ON_REQUEST, *OTHER_TRAINING}
+    assert {row.strategy for row in plan.advice.rows if row.fits} == {*script_names()} - {*FOR_SOME, *OTHER_TRAINING}
 
 
 @pytest.mark.soak

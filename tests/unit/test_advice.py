@@ -480,7 +480,7 @@ def test_sixteen_bits_are_said_beside_a_choice_in_fp32(ddp):
     ("facts", "says"),
     [
         (decoder(width=40_000, saved=1000), "8-bit AdamW"),
-        (decoder(saved=10**12), "context_parallel"),
+        (decoder(saved=10**12), "offload_activations"),
     ],
 )
 def test_when_nothing_fits_methods_beyond_labkit_are_named_by_what_is_most(facts, says):

@@ -185,3 +185,11 @@ def test_memory_of_hosts_is_not_shared_between_them():
     two = dataclasses.replace(here, nodes=2)
 
     assert two.usable_by(4) == here.usable_by(2)
+
+
+def test_what_ranks_exchange_with_other_hosts_shares_their_network():
+    hosts = Hosts(8, 1e9)
+
+    assert hosts.exchanged(8, 1) == 0
+    assert hosts.exchanged(16, 1) == pytest.approx(8 * (1 / 2) / (NETWORK_SHARE * 1e9))  # half of it, of eight ranks
+    assert hosts.exchanged(2, 8) == pytest.approx(8 * (1 / 2) / (NETWORK_SHARE * 1e9))

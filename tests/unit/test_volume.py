@@ -43,6 +43,7 @@ def total(found, kind, of="count"):
         ("all_reduce", 1.5),
         ("all_gather", 0.75),
         ("reduce_scatter", 0.75),
+        ("all_to_all", 0.75),
         ("broadcast", 1),
         ("send", 1),
     ],

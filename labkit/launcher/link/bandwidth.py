@@ -22,7 +22,7 @@ __all__ = ["KINDS", "CollectiveTime", "Link", "fit", "measure_link", "remembered
 
 COLLECTIVES = Path(__file__).with_name("collective_times.py")
 LIMIT_SECONDS = 60.0
-KINDS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "send")
+KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send")
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def remembered_link(machine: Hardware, ranks: int, backend: str) -> Link | None:
             Link(
                 **{
                     **stored,
-                    "kinds": {k: CollectiveTime(**v) for k, v in stored["kinds"].items()},
+                    "kinds": {kind: CollectiveTime(**stored["kinds"][kind]) for kind in KINDS},
                     "sharding": (*stored["sharding"],),
                 }
             )

@@ -36,7 +36,7 @@ def calls(size: int, device: torch.device) -> dict[str, Callable[[], None]]:
     # renamed in torch 2.13
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-    partner = rank ^ 1
+    partner, arrived = rank ^ 1, torch.empty_like(whole)
 
     def ping_pong() -> None:
         if partner < ranks:
@@ -47,6 +47,7 @@ def calls(size: int, device: torch.device) -> dict[str, Callable[[], None]]:
         "all_reduce": lambda: dist.all_reduce(whole),
         "all_gather": lambda: gather(whole, part),
         "reduce_scatter": lambda: scatter(part, whole),
+        "all_to_all": lambda: dist.all_to_all_single(arrived, whole),
         "broadcast": lambda: dist.broadcast(whole, 0),
         "send": ping_pong,
     }

@@ -30,22 +30,30 @@ class Group:
     name: str
     elements: int
     shard: int  # per rank: every parameter's first dimension is rounded up to a multiple of the ranks
+    whole: int  # gathered
     local: tuple[int, ...]  # per parameter on this rank, as the optimizer sees it
 
 
-def groups_of(names: Sequence[str], profiles: Sequence[Profile], ranks: int, rank: int) -> list[Group]:
-    """The group of each unit: a block has its own; all others are in the root."""
+def groups_of(
+    names: Sequence[str], profiles: Sequence[Profile], ranks: Sequence[Sequence[int]], rank: int
+) -> list[Group]:
+    """The group of each unit: a block has its own; all others are in the root. `ranks`: over how many each unit's
+    parameters are sharded."""
     alone = [(name,) if name.startswith("blocks.") else () for name in names]
     groups = {}
     for key in dict.fromkeys(alone):
         members = [profile for profile, of in zip(profiles, alone, strict=True) if of == key]
+        over = [n for each, of in zip(ranks, alone, strict=True) if of == key for n in each]
         shapes = [pair for p in members for pair in zip(p.parameters, p.rows, strict=True)]
-        cuts = [(size // max(1, rows), rows, -(-rows // ranks)) for size, rows in shapes]
+        cuts = [(size // max(1, rows), rows, -(-rows // n)) for (size, rows), n in zip(shapes, over, strict=True)]
         groups[key] = Group(
             name=key[0] if key else "the root",
             elements=sum(size for size, _ in shapes),
             shard=sum(row * cut for row, _, cut in cuts),
-            local=tuple(row * max(0, min(cut, rows - rank * cut)) for row, rows, cut in cuts),
+            whole=sum(row * cut * n for (row, _, cut), n in zip(cuts, over, strict=True)),
+            local=tuple(
+                row * max(0, min(cut, rows - rank % n * cut)) for (row, rows, cut), n in zip(cuts, over, strict=True)
+            ),
         )
     return [groups[key] for key in alone]
 
@@ -148,10 +156,11 @@ class Sharded:
         self._reduction(0)
         shard = self.how.reduce * group.shard
         what = f"reducing the gradients of {group.name}"
-        self.ledger.note("backward", what, communication=shard * self.how.ranks, temporary=result)
+        whole = self.how.reduce * group.whole
+        self.ledger.note("backward", what, communication=whole, temporary=result)
         held["gradients"] -= raw
         self.accumulated.discard(group)
-        self._reduction(shard * self.how.ranks)
+        self._reduction(whole)
         if group not in self.reduced and not self.how.offloaded:
             held["gradients"] += shard
             self.reduced.add(group)
@@ -198,7 +207,7 @@ class Sharded:
         return self.how.reduce * group.elements
 
     def _whole(self, group: Group) -> int:
-        return self.how.compute * group.shard * self.how.ranks
+        return self.how.compute * group.whole
 
     def _reshard(self, group: Group) -> None:
         self.ledger.held["communication"] -= self._whole(group)

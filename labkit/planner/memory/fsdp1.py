@@ -30,7 +30,7 @@ def flat_groups_of(
         mine = range(rank * shard, (rank + 1) * shard)
         spans = zip(pairwise(starts), sizes, strict=True)
         local = [min(start + size, mine.stop) - max(start, mine.start) for (start, _), size in spans]
-        groups[key] = Group(key, length, shard, tuple(size for size in local if size > 0))
+        groups[key] = Group(key, length, shard, shard * ranks, tuple(size for size in local if size > 0))
     return [groups[key] for key in alone]
 
 

@@ -12,23 +12,20 @@ from dataclasses import replace
 from labkit.errors import LaunchError
 from labkit.planner.layout import Layout
 from labkit.planner.memory.adamw import adamw_state, adamw_temporary, dealt
+from labkit.planner.memory.divided import mask_bytes, on_rank, shards_of
 from labkit.planner.memory.fsdp import Sharded, Sharding, groups_of
 from labkit.planner.memory.fsdp1 import Flat, flat_groups_of
 from labkit.planner.memory.ledger import Ledger, backward, forward, loss
 from labkit.planner.memory.pipeline import Stage, pipelined
 from labkit.planner.memory.replicated import Whole
-from labkit.planner.model.facts import ModelFacts, Variant
+from labkit.planner.model.facts import ModelFacts, Profile, Variant
 from labkit.planner.speed.schedules import actions
 from labkit.record.measured.peak import Peak
 
 __all__ = ["UnknownToFormulas", "moments", "peak", "states", "variant_of", "worst"]
 
-UNCOVERED = {
-    "context_parallel": "sequences that are split over ranks",
-    "expert_parallel": "experts on ranks of their own",
-}
 DEALT_RANKS = 8  # with more ranks the partitions are nearly equal
-SHARDED = ("fsdp", "zero2", "hybrid", *UNCOVERED)
+SHARDED = ("fsdp", "zero2", "hybrid", "context_parallel", "expert_parallel")
 COUNT = 8  # bytes of the number of predictions, which ranks sum before they compute
 
 
@@ -71,8 +68,6 @@ def moments(facts: ModelFacts, layout: Layout, rank: int = 0, *, on_gpu: bool = 
     variant = variant_of(layout)
     if not layout.strategy:
         raise UnknownToFormulas("the strategy cell is not one of labkit's")
-    if layout.strategy in UNCOVERED:
-        raise UnknownToFormulas(f"they do not cover {UNCOVERED[layout.strategy]}")
     if layout.selective:
         raise UnknownToFormulas("they do not cover selective checkpointing")
     if layout.options.get("loss_chunk"):
@@ -89,8 +84,10 @@ def moments(facts: ModelFacts, layout: Layout, rank: int = 0, *, on_gpu: bool = 
         raise LaunchError(facts.unsplit.get(layout.tensor, f"no facts for layers split over {layout.tensor} ranks"))
     size = 8 if layout.precision == "fp64" else 4
     offloaded = on_gpu and bool(layout.options.get("cpu_offload"))
-    profiles, names = facts.profiles[variant], [unit.name for unit in facts.units]
+    profiles, names = _profiles(facts, layout), [unit.name for unit in facts.units]
     inputs = input_bytes(facts, variant, layout.micro_batch * layout.accumulate)
+    if layout.context > 1:
+        inputs += inputs // layout.context + mask_bytes(facts.positions, layout, variant.itemsize)
     ledger = Ledger(activations=inputs, communication=COUNT)
     if layout.strategy in ("pipeline", "hybrid"):
         stepped = _pipeline(ledger, facts, layout, rank, size)
@@ -114,6 +111,17 @@ def moments(facts: ModelFacts, layout: Layout, rank: int = 0, *, on_gpu: bool = 
     return list(ledger.moments.values())
 
 
+def _profiles(facts: ModelFacts, layout: Layout) -> Sequence[Profile]:
+    """The profiles of this rank's part of each unit, and of the loss."""
+    variant = variant_of(layout)
+    profiles = facts.profiles[variant]
+    if layout.context == layout.expert_ranks == 1:
+        return profiles
+    itemsize = 2 if variant.precision == "16" else variant.itemsize
+    units = [*facts.units, None]
+    return [on_rank(profile, unit, layout, itemsize) for profile, unit in zip(profiles, units, strict=True)]
+
+
 def _keep(
     ledger: Ledger, facts: ModelFacts, layout: Layout, units: Sequence[int], rank: int
 ) -> tuple[Whole | Sharded, list[int]]:
@@ -124,11 +132,13 @@ def _keep(
     variant = variant_of(layout)
     size = 8 if layout.precision == "fp64" else 4
     names = [facts.units[unit].name for unit in units]
-    profiles = [facts.profiles[variant][unit] for unit in units]
+    each = _profiles(facts, layout)
+    profiles = [each[unit] for unit in units]
     ledger.held["parameters"] += sum(facts.units[unit].buffers for unit in units)
     frozen = size * sum(facts.units[unit].frozen for unit in units)
     if layout.strategy in SHARDED:
-        groups = groups_of(names, profiles, layout.shards, rank % layout.shards)
+        shards = [shards_of(facts.units[unit], layout) for unit in units]
+        groups = groups_of(names, profiles, shards, rank % layout.shards)
         elements = [sum(profile.parameters) for profile in profiles]
         ledger.held["parameters"] += size * sum(group.shard for group in set(groups)) + frozen // layout.shards
         sizes = [n for group in dict.fromkeys(groups) for n in group.local]
@@ -208,12 +218,12 @@ def sharding_of(layout: Layout, variant: Variant) -> Sharding:
     if layout.strategy == "fsdp1":
         full = layout.options["sharding_strategy"] == "FULL_SHARD"
         return Sharding(layout.shards, computing, reducing, full, kept_between=not full, reduced_once=True)
-    if layout.strategy != "fsdp":
+    if layout.strategy in ("zero2", "hybrid"):
         once = layout.strategy == "hybrid"  # a pipeline reduces at its end
         return Sharding(
             layout.shards, computing, reducing, blocks_after_forward=False, kept_between=True, reduced_once=once
         )
-    reshard = layout.options["reshard_after_forward"]
+    reshard = layout.options.get("reshard_after_forward", "auto")
     return Sharding(
         layout.shards,
         computing,

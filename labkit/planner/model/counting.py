@@ -5,7 +5,7 @@ child process. Identical units are computed once.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,8 +14,8 @@ import torch
 from labkit.planner.model.facts import ByteCount, ModelFacts, Profile, Unit, Variant
 from labkit.planner.model.fake.fake_run import FakeRun
 from labkit.planner.model.forward_order import NotFollowedError
-from labkit.planner.model.unit_costs import Computed, profile
-from labkit.planner.model.units import Model, Part, mesh_of
+from labkit.planner.model.unit_costs import SAMPLES, Computed, profile
+from labkit.planner.model.units import Experts, Model, Part, mesh_of
 
 NOTHING = Profile((), (), ByteCount(), ByteCount(), (), ByteCount(), False, False, 0, ())
 
@@ -48,7 +48,7 @@ def count(
             variant = variant._replace(tensor=ranks, sequence=sequence)
             try:
                 parts = model.variant(variant, mesh_of(ranks) if ranks > 1 else None)
-                with fake_run.fake:
+                with fake_run.fake, model.watching_attention():
                     computed = _computed(model, parts, variant)
             except (SystemExit, NotFollowedError) as error:  # other strategies can still be planned
                 unsplit[ranks] = str(error)
@@ -62,7 +62,7 @@ def count(
             if ranks > 1 or variant.recomputed:
                 computed = [each._replace(profile=replace(each.profile, work=())) for each in computed]
             if variant == Variant():
-                units = _units(parts, computed)
+                units, divides = _units(parts, computed, model.experts), model.divides()
             loss = NOTHING if model.is_one_unit else computed[-1].profile
             profiles[variant] = (*_each_once(parts[: len(units)], computed), loss)
     itemsize = 8 if fake_run.option("precision") == "fp64" else 4
@@ -83,6 +83,8 @@ def count(
         tuple(sorted(fake_run.fake.corrected)),
         tuple(sorted(fake_run.fake.assumed)),
         fake_run.fake.experts if fake_run.fake.assumed else 0,
+        divides,
+        model.positions(),
     ).to_json()
 
 
@@ -124,7 +126,7 @@ def _each_once(parts: list[Part], computed: list[Computed]) -> list[Profile]:
     return profiles[::-1]
 
 
-def _units(parts: list[Part], computed: list[Computed]) -> list[Unit]:
+def _units(parts: list[Part], computed: list[Computed], experts: Mapping[torch.Tensor, Experts]) -> list[Unit]:
     """Sizes and FLOPs. Parameters that no unit trains belong to the first unit."""
     trained_somewhere = {p for each in computed for p in each.trained}
     units: list[Unit] = []
@@ -138,6 +140,7 @@ def _units(parts: list[Part], computed: list[Computed]) -> list[Unit]:
         idle = [p for p in parameters if p not in trained_somewhere and p not in taken]
         taken |= {*own, *([] if part.is_block else idle)}
         forward = [work for work in each.profile.work if work.phase == "forward"]
+        of_experts = [i for i, p in enumerate(own) if p in experts]
         units.append(
             Unit(
                 name=part.name,
@@ -146,6 +149,8 @@ def _units(parts: list[Part], computed: list[Computed]) -> list[Unit]:
                 buffers=sum(b.numel() * b.element_size() for b in part.buffers),
                 flops=sum(work.calls * work.flops.per_sample for work in forward),
                 output=each.profile.output.per_sample // each.out.dtype.itemsize,
+                experts=tuple(of_experts),
+                routed=sum(module.rows // SAMPLES[-1] for module in {experts[own[i]] for i in of_experts}),
             )
         )
     return units

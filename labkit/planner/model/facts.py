@@ -21,9 +21,9 @@ class ByteCount(NamedTuple):
     fixed: int = 0
     per_sample: int = 0
 
-    def at(self, samples: int) -> int:
-        """Bytes for this number of samples."""
-        return self.fixed + self.per_sample * samples
+    def at(self, samples: float) -> int:
+        """Bytes for this number of samples, of which one may be a part."""
+        return self.fixed + round(self.per_sample * samples)
 
 
 class Moment(NamedTuple):
@@ -97,6 +97,8 @@ class Unit:
     buffers: int  # bytes
     flops: int  # of forward, per sample
     output: int  # elements per sample passed to the next unit
+    experts: tuple[int, ...] = ()  # which of `parameters` are those of experts, along their first dimension
+    routed: int = 0  # elements per sample that are sent to experts
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,9 @@ class ModelFacts:
     it. `layers`: the number of repeated layers if the model is one unit. `looked_at`: the number
     of samples among which the longest was chosen, if they differ. `corrected`: operators whose fake kernels return too
     little, and whose results therefore have the sizes that they have on this CPU. `assumed`: sentences on what depends
-    on values. `experts`: among which a router chooses.
+    on values. `experts`: among which a router chooses. `divides`: of the strategies that suit some models only
+    (context_parallel, expert_parallel), those whose cells accept this one. `positions` of each sample, 0 if the tensors
+    of a batch differ in them.
     """
 
     units: tuple[Unit, ...]
@@ -125,6 +129,8 @@ class ModelFacts:
     corrected: tuple[str, ...] = ()
     assumed: tuple[str, ...] = ()
     experts: int = 0
+    divides: tuple[str, ...] = ()
+    positions: int = 0
 
     @property
     def elements(self) -> int:
@@ -143,7 +149,9 @@ class ModelFacts:
     @classmethod
     def from_json(cls, written: Mapping[str, Any]) -> ModelFacts:
         """ModelFacts from the output of to_json."""
-        units = [Unit(**unit | {"parameters": tuple(unit["parameters"])}) for unit in written["units"]]
+        units = [
+            Unit(**unit | {name: tuple(unit[name]) for name in ("parameters", "experts")}) for unit in written["units"]
+        ]
         profiles = {}
         for variant, distinct, which in written["profiles"]:
             each = [_profile(**profile) for profile in distinct]
@@ -152,7 +160,8 @@ class ModelFacts:
             "unsplit": dict(written["unsplit"]),
             "uncounted": {tuple(key): why for key, why in written["uncounted"]},
         }
-        return cls(**dict(written) | by_key | {"units": tuple(units), "profiles": profiles})
+        divides = {"divides": tuple(written["divides"])}
+        return cls(**dict(written) | by_key | divides | {"units": tuple(units), "profiles": profiles})
 
 
 def facts_of(

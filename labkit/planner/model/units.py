@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import cached_property, partial
 from types import ModuleType
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch._subclasses.fake_tensor import FakeCopyMode
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.nn import functional as F
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
@@ -25,7 +28,7 @@ from labkit.planner.model.forward_order import Call, Followed
 from labkit.planner.model.unit_costs import Beside, Compute, Flow, Take
 from labkit.write import Script
 
-__all__ = ["Model", "Part", "mesh_of", "split"]
+__all__ = ["Experts", "Model", "Part", "mesh_of", "split"]
 
 TYPES = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}  # by itemsize
 EMBED, UNEMBED, LOSS = "embed", "unembed", "loss"
@@ -49,6 +52,16 @@ class Part(NamedTuple):
         return self.name.startswith("blocks.")
 
 
+@dataclass(eq=False)
+class Experts:
+    """A module of experts; `rows`: the elements of the rows that it got last."""
+
+    rows: int = 0
+
+    def note(self, module: nn.Module, arguments: tuple[Any, ...]) -> None:
+        self.rows = arguments[0].numel()
+
+
 class Model:
     """A script's model, with copies for each variant.
 
@@ -66,6 +79,8 @@ class Model:
         self.uncut = self._uncut(named)
         self.names_its_parts = named and len(fake_run.inputs_of(batches.make(2))) == 1
         self.which: list[int] = []  # for each block, its index among the distinct ones
+        self.experts: dict[torch.Tensor, Experts] = {}  # of the last copy, by their parameters
+        self.is_causal: list[bool] = []  # whether each call of attention is one that context_parallel divides
         if self.names_its_parts:
             kinds: dict[str, int] = {}
             kept: list[nn.Module] = []
@@ -94,10 +109,54 @@ class Model:
             return True
         return False
 
+    @contextmanager
+    def watching_attention(self) -> Iterator[None]:
+        """Notes the calls of scaled_dot_product_attention."""
+        plain, self.is_causal = F.scaled_dot_product_attention, []
+
+        def attention(*args: Any, **options: Any) -> torch.Tensor:
+            masked = len(args) > 3 or options.get("attn_mask") is not None or options.get("dropout_p")
+            self.is_causal.append(bool(options.get("is_causal")) and not masked)
+            return plain(*args, **options)
+
+        with patch.object(F, "scaled_dot_product_attention", attention):
+            yield
+
+    def positions(self) -> int:
+        """Positions of each sample, the second axis of every tensor of a batch; 0 if it is not the same."""
+        with self.fake_run.fake:
+            tensors = self.batches.tensors(self.batches.make(2))
+        sizes = {tensor.shape[1] if tensor.dim() > 1 else 0 for tensor in tensors}
+        return sizes.pop() if len(sizes) == 1 else 0
+
+    def divides(self) -> tuple[str, ...]:
+        """Of context_parallel and expert_parallel, those whose cells accept the model; known after its forward."""
+        if self.is_one_unit:
+            return ()
+        accepted = ("expert_parallel",) if self.experts else ()
+        try:
+            _cells_of("context_parallel", "context", "strategy").positions_of(self.module)
+        except SystemExit:
+            return accepted
+        splits = self.is_causal and all(self.is_causal) and self.positions()
+        return (*accepted, "context_parallel") if splits else accepted
+
+    def _experts(self, module: nn.Module) -> dict[torch.Tensor, Experts]:
+        """The experts that expert_parallel divides, by their parameters."""
+        try:
+            modules = _cells_of("expert_parallel", "strategy").experts_of(module, 1, 1)
+        except SystemExit:
+            return {}
+        experts: dict[torch.Tensor, Experts] = {}
+        for each in modules:
+            noted = Experts()
+            each.register_forward_pre_hook(noted.note)
+            experts |= dict.fromkeys(each.parameters(), noted)
+        return experts
+
     def _uncut(self, named: bool) -> str:
         """Why it does not form pipeline stages, by the pipeline's own check; "" if it does."""
-        pipeline = ModuleType("pipeline")
-        exec(Script.load("pipeline").cells["step"].text, vars(pipeline))
+        pipeline = _cells_of("pipeline", "step")
         check = getattr(self.script, "check_model", pipeline.check_model)
         try:
             check(self.module, self.script.blocks_of(self.module, needed_by="a pipeline"), 1, named)
@@ -118,6 +177,7 @@ class Model:
                 _set_blocks(module, [copy.deepcopy(module.blocks[kind]) for kind, *_ in kinds])
             module.to(TYPES[variant.itemsize])
         module.train()
+        self.experts = self._experts(module)
         blocks = self.script.blocks_of(module, needed_by="tensor parallelism" if mesh else "")
         for block in blocks if variant.recomputed else []:
             block.forward = partial(checkpoint, block.forward, use_reentrant=False)
@@ -235,6 +295,13 @@ def _set_blocks(model: Any, blocks: Sequence[nn.Module]) -> None:
     """Replace them in the module that owns them: the wrapper of an adapter only passes its attributes on."""
     owner = next((each for each in model.modules() if each._modules.get("blocks") is model.blocks), model)
     owner.blocks = nn.ModuleList(blocks)
+
+
+def _cells_of(strategy: str, *titles: str) -> Any:
+    """The names that cells of a strategy define."""
+    module, cells = ModuleType(strategy), Script.load(strategy).cells
+    exec("\n".join(cells[title].text for title in titles), vars(module))
+    return module
 
 
 def _called(module: nn.Module, variant: Variant, *args: Any, **others: Any) -> Any:

@@ -33,7 +33,7 @@ class KernelTimes:
 
 
 def kernel_times(
-    facts: ModelFacts, device: Device, precision: str, samples: int, half_parameters: bool = False
+    facts: ModelFacts, device: Device, precision: str, samples: float, half_parameters: bool = False
 ) -> KernelTimes:
     """The longer of the GPU's and the host's time: the host launches operators ahead of the GPU. `half_parameters`: as
     FSDP computes in 16 bits, not autocast alone; the host launches as many casts, when it gathers parameters."""
@@ -55,7 +55,7 @@ def kernel_times(
     return KernelTimes(longer * total["forward"], longer * both, longer * ends)
 
 
-def matrix_share(facts: ModelFacts, device: Device, precision: str, samples: int) -> float:
+def matrix_share(facts: ModelFacts, device: Device, precision: str, samples: float) -> float:
     """The fraction of the GPU's time in products of matrices."""
     seconds = {False: 0.0, True: 0.0}
     for profile in _profiles(facts, precision, True):
@@ -71,7 +71,7 @@ def _profiles(facts: ModelFacts, precision: str, half_parameters: bool) -> tuple
     return facts.profiles.get(plain._replace(half_parameters=is_half and half_parameters)) or facts.profiles[plain]
 
 
-def _seconds(profile: Profile, device: Device, precision: str, samples: int) -> dict[str, float]:
+def _seconds(profile: Profile, device: Device, precision: str, samples: float) -> dict[str, float]:
     """Seconds of the GPU by phase."""
     return {
         phase: sum(_operator(work, device, precision, samples) for work in profile.work if work.phase == phase)
@@ -79,7 +79,7 @@ def _seconds(profile: Profile, device: Device, precision: str, samples: int) -> 
     }
 
 
-def _operator(work: Work, device: Device, precision: str, samples: int) -> float:
+def _operator(work: Work, device: Device, precision: str, samples: float) -> float:
     assert device.bandwidth is not None
     moving = work.bytes.at(samples) / (device.bandwidth * device.moved * MOVED.get(work.kind, 1.0))
     return work.calls * max(work.flops.at(samples) / _rate(work.kind, device, precision), moving, SHORTEST)

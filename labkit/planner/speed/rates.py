@@ -106,7 +106,7 @@ def remembered_rates(
 
 
 def assumed_rates(
-    facts: ModelFacts, device: Device, precision: str, samples: int, half_parameters: bool = False
+    facts: ModelFacts, device: Device, precision: str, samples: float, half_parameters: bool = False
 ) -> Rates:
     """Rates from a data sheet for micro-batches of this size, with a wide band. `half_parameters`: under FSDP. Raises
     LaunchError for a precision that the hardware does not support."""

@@ -85,7 +85,8 @@ class SpeedModel:
         if known := next(measured, None):
             return known
         half = variant_of(layout).half_parameters
-        return assumed_rates(self.facts, self.device, layout.precision, layout.micro_batch, half)
+        samples = layout.micro_batch / layout.context
+        return assumed_rates(self.facts, self.device, layout.precision, samples, half)
 
     def _link(self, ranks: int) -> Link | None:
         here = hardware() if self.device.is_this_machine else None
@@ -102,7 +103,7 @@ class SpeedModel:
 
 
 def _key(layout: Layout, ranks: int) -> tuple[Any, ...]:
-    return "rates", layout.precision, variant_of(layout).half_parameters, layout.micro_batch, ranks
+    return "rates", layout.precision, variant_of(layout).half_parameters, layout.micro_batch / layout.context, ranks
 
 
 def crowded(rates: Rates, ranks: int) -> Rates:

@@ -17,7 +17,7 @@ from labkit.planner.speed.traffic import Collective, held, volume, wire
 
 __all__ = ["StepTime", "scaling", "step_time"]
 
-FSDP2 = ("fsdp", "zero2", "hybrid")
+FSDP2 = ("fsdp", "zero2", "hybrid", "context_parallel", "expert_parallel")
 # The bubble as a fraction of 1F1B's (Qi et al., arXiv 2401.10241, table 1: (p-1)(f+b-2w) with f=b=w is a third). ZBV's
 # would be 0, but measured with sleeping stages it and DualPipeV equal InterleavedZeroBubble.
 ZERO_BUBBLE, ZERO_BUBBLE_STAGES = 1 / 3, 2
@@ -106,7 +106,8 @@ def scaling(
 
 def _compute(facts: ModelFacts, layout: Layout, rates: Rates) -> float:
     """Computation of all micro-batches; in a pipeline, of the rank with the most work."""
-    whole, ends, alike = (_line(line, layout.micro_batch) for line in (rates.both, rates.ends, rates.alike))
+    samples = layout.micro_batch / layout.context
+    whole, ends, alike = (_line(line, samples) for line in (rates.both, rates.ends, rates.alike))
     blocks = max(0.0, whole - ends)
     if layout.tensor > 1:
         undivided = min(rates.alike[0] if layout.options.get("sequence_parallel") else alike, blocks)
@@ -119,7 +120,8 @@ def _recompute(facts: ModelFacts, layout: Layout, rates: Rates) -> float:
     """Activation checkpointing repeats the forward of each block."""
     if not layout.activation_checkpointing:
         return 0.0
-    forward = _line(rates.forward, layout.micro_batch) - _line(rates.ends, layout.micro_batch) / 3
+    samples = layout.micro_batch / layout.context
+    forward = _line(rates.forward, samples) - _line(rates.ends, samples) / 3
     shared = layout.pipeline * layout.tensor
     return _slowed(rates, layout) * layout.accumulate * max(0.0, forward) / shared
 
@@ -241,7 +243,7 @@ def _slowest(layout: Layout) -> int:
     return last * layout.data * layout.tensor
 
 
-def _line(line: tuple[float, float], samples: int) -> float:
+def _line(line: tuple[float, float], samples: float) -> float:
     return line[0] + line[1] * samples
 
 
@@ -261,7 +263,7 @@ def _held_units(facts: ModelFacts, layout: Layout, *, ends: bool = True) -> list
 def _spread(facts: ModelFacts, layout: Layout, ranks: int) -> Layout | None:
     """The layout on `ranks` ranks with the same micro-batch per rank; None if the strategy cannot use them. Tensor
     parallelism stays within a box."""
-    own = layout.tensor * layout.pipeline
+    own = layout.tensor * layout.pipeline * layout.context
     if layout.strategy == "tensor_parallel":
         return replace(layout, ranks=ranks, tensor=ranks) if ranks <= WITHIN_BOX else None
     if layout.strategy == "pipeline":
@@ -284,7 +286,10 @@ def _among(each: Collective, layout: Layout, link: Link, hosts: Hosts | None) ->
     group = layout.pipeline if each.kind == "send" else each.group  # a pipeline is as slow as its slowest send
     across = 1.0
     if hosts and hosts.cross(group, each.stride, layout.ranks):
-        per_byte = max(per_byte, wire(each.kind, each.group) / hosts.share(each.stride))
+        network = wire(each.kind, each.group) / hosts.share(each.stride)
+        if each.kind == "all_to_all":
+            network = hosts.exchanged(each.group, each.stride)
+        per_byte = max(per_byte, network)
         across = each.group * each.stride / hosts.each
     if link.backend == "nccl":
         latency = line.latency + _hops(each, link, across)
@@ -301,7 +306,7 @@ def _among(each: Collective, layout: Layout, link: Link, hosts: Hosts | None) ->
 def _hops(each: Collective, link: Link, across: float) -> float:
     """Seconds by which a group on `across` hosts waits longer than one of `link.ranks` ranks on one host. NCCL's
     all-gathers and reduce-scatters are rings, so they pass every rank; its small sums follow a tree of hosts."""
-    if each.kind == "send":
+    if each.kind in ("send", "all_to_all"):
         return NETWORK_HOP if across > 1 else 0.0
     if each.kind in ("all_reduce", "broadcast"):
         return 2 * log2(across) * NETWORK_HOP if across > 1 else 0.0
@@ -323,6 +328,10 @@ def _assumed(layout: Layout, rates: Rates, link: Link | None, hosts: Hosts | Non
         )
     if layout.options.get("compress") in ("int8", "powersgd"):
         assumptions.append(f"no time to compress to {layout.options['compress']}, and the bytes of square matrices")
+    if layout.context > 1:
+        assumptions.append("attention across ranks at the speed of torch's kernel for whole sequences")
+    if layout.expert_ranks > 1:
+        assumptions.append("a router that divides its tokens evenly")
     if layout.strategy == "fsdp1" and layout.options.get("wrap") in ("module", "size"):
         assumptions.append("the number of FullyShardedDataParallel units")
     if _is_offloaded(layout, rates):

@@ -27,10 +27,10 @@ WHOLE = 6  # parameters of labkit's block that every tensor rank holds
 @dataclass(frozen=True)
 class Collective:
     """`count` calls in a group of `group` ranks, which are `stride` apart. `bytes` is the sum over all calls of the
-    full array (the output of an all-gather, the input of a reduce-scatter), as in nccl-tests. `hidden`: the strategy
-    overlaps it with computation."""
+    full array (the output of an all-gather, the input of a reduce-scatter and of an all-to-all), as in nccl-tests.
+    `hidden`: the strategy overlaps it with computation."""
 
-    kind: str  # all_reduce, all_gather, reduce_scatter, broadcast, send
+    kind: str  # all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, send
     group: int
     bytes: int
     count: int
@@ -41,10 +41,10 @@ class Collective:
 
 def wire(kind: str, group: int) -> float:
     """Minimum bytes that each rank sends, relative to the bytes of the array: 2(n-1)/n for an all-reduce, (n-1)/n for
-    an all-gather and a reduce-scatter, 1 for a broadcast and a send (Thakur, Rabenseifner, Gropp 2005, section 4;
-    nccl-tests, doc/PERFORMANCE.md)."""
+    an all-gather, a reduce-scatter and an all-to-all, 1 for a broadcast and a send (Thakur, Rabenseifner, Gropp 2005,
+    section 4; nccl-tests, doc/PERFORMANCE.md)."""
     share = (group - 1) / group
-    return {"all_reduce": 2 * share, "all_gather": share, "reduce_scatter": share, "broadcast": 1.0, "send": 1.0}[kind]
+    return {"all_reduce": 2 * share, "broadcast": 1.0, "send": 1.0}.get(kind, share)
 
 
 def volume(facts: ModelFacts, layout: Layout, rank: int = 0) -> list[Collective]:
@@ -60,9 +60,10 @@ def volume(facts: ModelFacts, layout: Layout, rank: int = 0) -> list[Collective]
     collectives = [Collective("all_reduce", layout.data, COUNT, 1, "forward", False, layout.tensor * layout.context)]
     if layout.strategy in ("ddp", "zero1"):
         collectives += _replicated(facts, layout)
-    elif layout.strategy in ("fsdp", "zero2", "fsdp1", "context_parallel"):
+    elif layout.strategy in ("fsdp", "zero2", "fsdp1", "context_parallel", "expert_parallel"):
         collectives += _sharded(facts, layout)
         collectives += _context(facts, layout)
+        collectives += _experts(facts, layout)
     if layout.strategy in ("pipeline", "hybrid"):
         collectives += _staged(facts, layout, rank)
     if layout.tensor > 1:
@@ -128,7 +129,7 @@ def _sharded(facts: ModelFacts, layout: Layout) -> Iterator[Collective]:
     again, root_again, forwards, scatters = True, False, times, 1
     if layout.strategy == "zero2":
         again, forwards, scatters = False, 1, times
-    elif layout.strategy in ("fsdp", "context_parallel"):
+    elif layout.strategy in ("fsdp", "context_parallel", "expert_parallel"):
         again = options.get("reshard_after_forward") != "never"
         root_again = options.get("reshard_after_forward") == "always"
     elif options["sharding_strategy"] == "NO_SHARD":
@@ -137,7 +138,8 @@ def _sharded(facts: ModelFacts, layout: Layout) -> Iterator[Collective]:
     elif options["sharding_strategy"] == "SHARD_GRAD_OP":  # within no_sync parameters stay gathered
         again, forwards = False, 1
     ranks, size = layout.shards, HALF.get(layout.precision, facts.itemsize)
-    whole = [_elements(blocks) * size, _elements(root) * size]
+    divided = _of_experts(blocks) if layout.expert_ranks > 1 else 0  # not with all ranks
+    whole = [(_elements(blocks) - divided) * size, _elements(root) * size]
     # The first all-gather of a forward cannot overlap with computation; all others do.
     yield Collective("all_gather", ranks, whole[1] * forwards, forwards, "forward", False)
     yield Collective("all_gather", ranks, whole[0] * forwards, len(blocks) * forwards, "forward", True)
@@ -145,7 +147,7 @@ def _sharded(facts: ModelFacts, layout: Layout) -> Iterator[Collective]:
         yield Collective("all_gather", ranks, whole[0] * forwards, len(blocks) * forwards, "backward", True)
     if root_again:
         yield Collective("all_gather", ranks, whole[1] * forwards, forwards, "backward", False)
-    yield from _scattered(facts, blocks, root, "reduce_scatter", ranks, scatters)
+    yield from _scattered(facts, blocks, root, "reduce_scatter", ranks, scatters, divided)
     if layout.data > ranks:  # each rank its shard, across the replicas
         copies, shard = layout.data // ranks, facts.elements * facts.itemsize // ranks
         yield Collective("all_reduce", copies, shard, len(blocks) + 1, "backward", True, stride=ranks)
@@ -171,11 +173,35 @@ def _context(facts: ModelFacts, layout: Layout) -> Iterator[Collective]:
     yield Collective("send", 2, back * whole // ranks + gradients, (back + ranks) * calls, "backward", True)
 
 
+def _experts(facts: ModelFacts, layout: Layout) -> Iterator[Collective]:
+    """Of each mixture: how many rows a rank sends to each expert, then the rows to the ranks of their experts and the
+    results back, and in backward their gradients (GShard, arXiv 2006.16668, section 3.2). A router that divides its
+    tokens evenly is assumed; over all ranks the rows are as many with any. With replicas of the experts, FSDP gathers
+    and reduce-scatters each rank's among them."""
+    ranks, replicas = layout.expert_ranks, layout.ranks // layout.expert_ranks
+    units = [unit for unit in facts.units if unit.routed] if ranks > 1 else []
+    calls, again = len(units) * layout.accumulate, int(layout.activation_checkpointing)
+    size = HALF.get(layout.precision, facts.itemsize)
+    rows = sum(unit.routed for unit in units) * layout.micro_batch * layout.accumulate * size
+    for phase, times in (("forward", 1), ("backward", again)):
+        counts = COUNT * facts.experts * calls * times
+        yield Collective("all_to_all", ranks, counts, calls * times, phase, False)
+    yield Collective("all_to_all", ranks, 2 * rows, 2 * calls, "forward", False)
+    yield Collective("all_to_all", ranks, 2 * (1 + again) * rows, 2 * (1 + again) * calls, "backward", False)
+    whole = _of_experts(units) // ranks
+    for phase in ("forward", "backward"):
+        gathered = whole * size * layout.accumulate
+        yield Collective("all_gather", replicas, gathered, calls, phase, True, ranks)
+    yield Collective("reduce_scatter", replicas, whole * facts.itemsize, len(units), "backward", True, ranks)
+
+
 def _scattered(
-    facts: ModelFacts, blocks: list[Unit], root: list[Unit], kind: str, ranks: int, times: int
+    facts: ModelFacts, blocks: list[Unit], root: list[Unit], kind: str, ranks: int, times: int, divided: int = 0
 ) -> Iterator[Collective]:
-    """Gradients in the parameters' precision. The root's come last, because its embedding is the first layer."""
-    sizes = [sum(sum(unit.parameters) for unit in units) * facts.itemsize * times for units in (blocks, root)]
+    """Gradients in the parameters' precision, but not of `divided` elements of the blocks. The root's come last,
+    because its embedding is the first layer."""
+    elements = [sum(sum(unit.parameters) for unit in units) for units in (blocks, root)]
+    sizes = [n * facts.itemsize * times for n in (elements[0] - divided, elements[1])]
     yield Collective(kind, ranks, sizes[0], len(blocks) * times, "backward", True)
     yield Collective(kind, ranks, sizes[1], times, "backward", False)
 
@@ -269,6 +295,10 @@ def _tensor(facts: ModelFacts, layout: Layout, rank: int) -> Iterator[Collective
     # Gradients of a block's two norms and two biases are partial sums, and AdamW reads each of them twice.
     sums = WHOLE * 2 * sum(min(unit.parameters) for unit in mine) * facts.itemsize
     yield Collective("all_reduce", layout.tensor, sums, WHOLE * 2 * len(mine), "optimizer", False)
+
+
+def _of_experts(units: Iterable[Unit]) -> int:
+    return sum(unit.parameters[i] for unit in units for i in unit.experts)
 
 
 def _elements(units: Iterable[Unit]) -> int:

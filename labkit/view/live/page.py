@@ -148,7 +148,9 @@ def attempt_ended(number: int, ended: dict[str, Any]) -> str:
     why = str(cause.get("sentence", "")) if isinstance(cause, dict) else ""
     checkpoint = ended.get("checkpoint")
     how = "" if isinstance(cause, dict) and cause.get("goes_on") else " failed"  # near the time limit
-    return f"attempt {number}{how}: {why}; restarted from {checkpoint or 'the start'}"
+    ranks = ended.get("restarted_ranks")
+    fewer = f" on {ranks} ranks" if isinstance(ranks, int) else ""
+    return f"attempt {number}{how}: {why}; restarted from {checkpoint or 'the start'}{fewer}"
 
 
 def _explanation(state: State) -> list[str]:
