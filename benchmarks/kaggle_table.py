@@ -26,7 +26,14 @@ from labkit.kaggle.service import LoginError, Service
 ROOT = Path(__file__).parents[1]
 LABS = [ROOT / "notebooks" / f"{name}.ipynb" for name in ("03_ddp", "05_mixed_precision", "07_fsdp")]
 FLOOR_HOURS = 8.0  # of the week's 30 GPU hours, left to the account's owner
-SUITE_FILES = ["pyproject.toml", "tests/gpu", "tests/scripts"]
+SUITE_FILES = [
+    "pyproject.toml",
+    "tests/gpu",
+    "tests/scripts",
+    "scripts",
+    "benchmarks/loops.py",
+    "benchmarks/script_speed.py",
+]
 BEGIN, END = "<<< page", ">>> page"
 SUITE_CELL = f'''\
 import base64, io, pathlib, subprocess, sys, tarfile, tempfile
