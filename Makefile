@@ -15,6 +15,7 @@
 #   make browser     JupyterLab in a real Chromium
 #   make gpu         what only GPUs can show, on as many as there are; a page in build/gpu. GPU_PYTHON: with your torch
 #   make kaggle      what is exported for Kaggle, with Kaggle's versions, offline; makes them in build/kaggle-image
+#   make kaggle-table  the GPU suite and three labs on Kaggle's two T4s, with your account; docs/kaggle_runs.md
 #   make soak        many launches, for figures
 #   make bench       side-by-side measurements
 #   make docs        the documentation as a site that opens offline, in build/docs; labs with results after make notebooks
@@ -31,7 +32,7 @@ unexport LABKIT_UI
 # Otherwise every rank, kernel and test compiles labkit anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo lab quick test integration check format notebooks strategies planner faults cluster cluster-demo browser gpu kaggle soak bench gallery docs constraints clean
+.PHONY: demo lab quick test integration check format notebooks strategies planner faults cluster cluster-demo browser gpu kaggle kaggle-table soak bench gallery docs constraints clean
 
 demo: .venv/notebooks
 	$(BIN)/python notebooks/run.py --into build/demo notebooks/01_quickstart.ipynb
@@ -95,6 +96,9 @@ gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),.venv/dev)
 
 kaggle: .venv/dev
 	$(BIN)/python -m pytest -m kaggle tests/integration/test_kaggle_batch.py
+
+kaggle-table: .venv/dev
+	$(BIN)/python benchmarks/kaggle_table.py docs/kaggle_runs.md
 
 soak: .venv/dev
 	PYTHONPATH=$(CURDIR)/build/vision $(BIN)/python -m pytest -m soak -s tests/integration tests/strategies tests/planner tests/faults tests/labs tests/cluster

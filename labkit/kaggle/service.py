@@ -11,11 +11,15 @@ from typing import Any
 
 from labkit.errors import LabError
 
-__all__ = ["OVER", "Service", "Status"]
+__all__ = ["OVER", "LoginError", "Service", "Status"]
 
 OVER = ("COMPLETE", "ERROR", "CANCEL_ACKNOWLEDGED")
 # Checkpoints are not downloaded: they may be gigabytes, and comparisons do not need them.
 RUNS_WITHOUT_CHECKPOINTS = r"(^|/)runs/(?!.*/checkpoints/)"
+
+
+class LoginError(LabError):
+    """Nobody is logged in to Kaggle."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +35,7 @@ class Status:
 
 
 class Service:
-    """A logged-in user. Raises LabError if the client or the login is missing, or if a call fails."""
+    """A logged-in user. Raises LoginError without a login, LabError without the client or if a call fails."""
 
     def __init__(self) -> None:
         self._api = _logged_in()
@@ -39,6 +43,14 @@ class Service:
     @property
     def user(self) -> str:
         return str(self._api.get_config_value("username") or "")
+
+    def gpu_hours_left(self) -> float:
+        """Of this week's quota, less what running sessions have reserved. Raises LabError if Kaggle does not say."""
+        with _explained("the GPU quota is not available"):
+            quota = self._api.quota_view().gpu_quota
+        if quota is None:
+            raise LabError("Kaggle: the GPU quota is not available")
+        return float((quota.total_time_allowed - quota.time_used - quota.time_reserved).total_seconds()) / 3600
 
     def push(self, folder: Path) -> str:
         """Upload the kernel in a folder, which starts it; returns its URL."""
@@ -78,7 +90,7 @@ def _logged_in() -> Any:
     except ImportError:
         raise LabError("Kaggle's client is missing; install it: pip install 'labkit[kaggle]'") from None
     except SystemExit:
-        raise LabError(
+        raise LoginError(
             "you are not logged in to Kaggle: run `kaggle auth login`, or put a token from "
             "https://www.kaggle.com/settings/api into ~/.kaggle/access_token or KAGGLE_API_TOKEN"
         ) from None

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.errors import LabError
-from labkit.kaggle.kernel import TWO_T4, Kernel, build, check_address
+from labkit.kaggle.kernel_files import TWO_T4, Kernel, build, check_address
 from labkit.kaggle.service import Service
 from labkit.record import runs_root
 from labkit.record.text import plain

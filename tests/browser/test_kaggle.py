@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import nbformat
 
-from labkit.kaggle.kernel import build
+from labkit.kaggle.kernel_files import build
 from labkit.kaggle.wheel import wheel
 
 SESSION = "import os\nos.environ |= {'KAGGLE_KERNEL_RUN_TYPE': 'Interactive', 'LABKIT_SESSION_SECONDS': '1000000000'}"

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from gpu.devices import CUDA, GPUS, HALF, KIND, difference, in_full, losses, needs_gpu, only_rank, raw, read, tiny
@@ -16,6 +17,7 @@ from gpu.devices import CUDA, GPUS, HALF, KIND, difference, in_full, losses, nee
 import labkit
 from labkit.launcher.hardware import hardware
 
+SCRIPT_SPEED = Path(__file__).parents[2] / "benchmarks" / "script_speed.py"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1"]
 PHASES = ["input", "forward", "backward", "optimizer", "communication"]
 ASLEEP = """held = torch.ones(1 << 28, device=device)
@@ -251,3 +253,15 @@ def test_watching_a_run_takes_this_share_of_its_time(figures, tmp_path):
         bare.append(middle - began)
         watched.append(time.perf_counter() - middle)
     figures["labkit / bare torchrun"] = sum(watched) / sum(bare)
+
+
+@in_full
+def test_the_script_is_timed_beside_a_loop_by_hand_and_the_devices_peak(figures):
+    """One pair each, for the report only; benchmarks/script_speed.py alone makes more."""
+    command = [sys.executable, str(SCRIPT_SPEED), "--repeats", "1", "--strategies", "single"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=170)
+    rows = [line.strip("| ").split(" | ") for line in done.stdout.splitlines() if line.startswith("| single |")]
+    assert rows, done.stderr[-2000:]
+    for _, _, step, share, means, ratio, _ in (row for row in rows if len(row) == 7):
+        figures["step"], figures["of the device's peak"] = step, share.strip() or "no data sheet"
+        figures[f"over {means}'s time"] = ratio

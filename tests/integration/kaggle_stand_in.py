@@ -34,6 +34,7 @@ class StandIn:
         self.status, self.message = "COMPLETE", ""
         self.log = ["of the version before\n"]
         self.late: list[str] = []  # what is answered before the truth when the status is asked for
+        self.used_hours = 2.0  # of 30 GPU hours; half an hour more is reserved
         self.cut_after = 0  # events after which the first connection to the log ends
         self.process: subprocess.Popen[str] | None = None
 
@@ -43,6 +44,10 @@ class StandIn:
 
     def _IntrospectToken(self, body: dict[str, Any]) -> dict[str, Any]:
         return {"active": body["token"] == TOKEN, "username": USER}
+
+    def _GetAcceleratorQuotaStatistics(self, body: dict[str, Any]) -> dict[str, Any]:
+        seconds = {"timeUsed": self.used_hours * 3600, "timeReserved": 1800, "totalTimeAllowed": 30 * 3600}
+        return {"gpuQuota": {name: f"{value:.0f}s" for name, value in seconds.items()}}
 
     def _SaveKernel(self, body: dict[str, Any]) -> dict[str, Any]:
         self.saved, slug = body, body["slug"]

@@ -21,7 +21,7 @@ import labkit
 from labkit.errors import LabError
 from labkit.kaggle import follow
 from labkit.kaggle.follow import _show
-from labkit.kaggle.kernel import MOST_BYTES, TWO_T4, build
+from labkit.kaggle.kernel_files import MOST_BYTES, TWO_T4, build
 from labkit.kaggle.service import Status
 from labkit.kaggle.session import previous_checkpoints
 from labkit.kaggle.wheel import wheel

@@ -1,4 +1,4 @@
-"""Converts a notebook to a self-contained kernel: pure text in, text out."""
+"""The two files of a Kaggle kernel, made from a notebook: text in, text out. service.py pushes them."""
 
 from __future__ import annotations
 

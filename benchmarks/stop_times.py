@@ -1,0 +1,72 @@
+"""Seconds from a stop until no rank is alive: ranks that obey, and ranks that ignore SIGTERM and SIGINT.
+
+    python benchmarks/stop_times.py [repeats]            (three repeats: about five minutes on two quiet cores)
+
+Budgets for labkit: 1.5 s for willing ranks, the grace period and 1 s for deaf ones. Beside it torchrun and
+accelerate launch, by SIGTERM, where it is installed: `python benchmarks/peers.py` installs it and compares others.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from launchers import LAUNCHERS, POLL_SECONDS, SCRIPT, Launcher, launched
+
+import labkit
+from labkit.launcher.stop import GRACE_SECONDS
+
+STARTING_SECONDS, LIMIT_SECONDS = 90.0, 45.0
+BUDGETS = {"willing": 1.5, "deaf": GRACE_SECONDS + 1.0}
+OPTIONS = {"willing": [], "deaf": ["--fault", "deaf"]}
+OTHERS = [launcher for launcher in LAUNCHERS if launcher.name in ("bare torchrun", "accelerate launch")]
+
+
+def of_labkit(options: list[str]) -> float:
+    """`Run.stop()` returns when nothing of the run is left."""
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = [folder, "--steps", "1000000", *options]
+        run = labkit.launch(SCRIPT, nproc_per_node=2, args=arguments, runs_dir=Path(folder, "runs"), wait=False)
+        deadline = time.monotonic() + STARTING_SECONDS
+        while not Path(folder, "first").exists():
+            if time.monotonic() > deadline or run.status().is_final:
+                raise SystemExit(f"no step was made: {run.status()}")
+            time.sleep(POLL_SECONDS)
+        began = time.monotonic()
+        run.stop()
+        return time.monotonic() - began
+
+
+def of(launcher: Launcher, options: list[str]) -> float:
+    with launched(launcher, "--steps", "1000000", *options) as launch:
+        launch.wait_for_first_step(STARTING_SECONDS)
+        return launch.stop_seconds(LIMIT_SECONDS)[0]
+
+
+def main() -> None:
+    repeats = int(sys.argv[1]) if len(sys.argv) > 1 else 3
+    ways: dict[str, Callable[[list[str]], float]] = {"labkit": of_labkit}
+    for launcher in OTHERS:
+        if Path(launcher.command(2, [], Path())[0]).exists():
+            ways[launcher.name] = lambda options, launcher=launcher: of(launcher, options)
+    late = []
+    print("| ranks | launcher | median | range | budget |\n|---|---|---|---|---|")
+    for ranks, options in OPTIONS.items():
+        seconds: dict[str, list[float]] = {name: [] for name in ways}
+        for _ in range(repeats):
+            for name, way in ways.items():
+                seconds[name].append(way(options))
+        for name, values in seconds.items():
+            budget = f"{BUDGETS[ranks]:.1f} s" if name == "labkit" else ""
+            spread = f"{min(values):.2f} to {max(values):.2f} s"
+            print(f"| {ranks} | {name} | {statistics.median(values):.2f} s | {spread} | {budget} |", flush=True)
+        late += [ranks] if statistics.median(seconds["labkit"]) > BUDGETS[ranks] else []
+    raise SystemExit(f"over its budget: {', '.join(late)}" if late else 0)
+
+
+if __name__ == "__main__":
+    main()
