@@ -168,6 +168,62 @@ def held(tensors: Iterable[torch.Tensor | None]) -> int:
     return sum(t.nbytes for t in local if not t.is_meta)
 
 
+# %% slow
+import os
+import time
+
+import torch
+from torch.utils.data import Dataset
+
+
+class Slow(Dataset):
+    """Samples that take `seconds` each to load. A sample is the number of the process that loaded it."""
+
+    def __init__(self, samples: int, seconds: float = 0.0):
+        self.seconds = seconds
+        self.loaded = torch.zeros(samples, dtype=torch.int64).share_memory_()  # workers write, the rank reads
+
+    def __len__(self) -> int:
+        return len(self.loaded)
+
+    def __getitem__(self, index: int) -> int:
+        time.sleep(self.seconds)
+        self.loaded[index] += 1
+        return os.getpid()
+
+
+# %% loading
+import statistics
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader
+
+
+def step_seconds(loader: DataLoader[Any], compute: float) -> float:
+    """From step to step, when the loader has settled; a step computes for a time, then ranks all-reduce. W workers
+    deliver W batches at once, so W steps are measured at once."""
+    ends, w = list[float](), max(1, loader.num_workers)
+    device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+    for _ in loader:
+        time.sleep(compute)
+        dist.all_reduce(torch.zeros(1, device=device))
+        ends.append(time.monotonic())
+    return statistics.median((later - earlier) / w for earlier, later in zip(ends[w:], ends[2 * w :], strict=False))
+
+
+def batches_ahead(loader: DataLoader[Any]) -> int:
+    """Batches of a `Slow` that are loaded beyond the first one, in a first step that never ends."""
+    stream, data, before, loaded = iter(loader), loader.dataset, -1, 0
+    next(stream)
+    while before != loaded:
+        time.sleep(0.4)
+        before, loaded = loaded, int(data.loaded.sum())
+    return loaded // (loader.batch_size or 1) - 1
+
+
 # %% sleeping
 import time
 from typing import Any

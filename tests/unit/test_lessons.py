@@ -26,6 +26,8 @@ PICTURES = {
     ),
     "buckets": draw.buckets(SIZES),
     "grid": draw.grid(SPANS, "zero <bubble>", moving=True),
+    "loader": draw.loader(2, 1, 2, moving=True),
+    "loader without workers": draw.loader(1, 1, 0),
     "replicas": draw.replicas(3, share=1 / 3),
     "ring": draw.ring(4),
     "ring of two": draw.ring(2),
