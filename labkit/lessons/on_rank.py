@@ -99,8 +99,32 @@ def collectives_since(began: int) -> dict[str, dict[str, int]]:
         if entry["time_created_ns"] >= began:
             kind = "gathers" if "gather" in entry["profiling_name"] else "sums"
             calls[kind] += 1
-            sizes[kind] += 4 * max(sum(map(math.prod, entry[side])) for side in ("input_sizes", "output_sizes"))
+            each = 2 if "Half" in entry["input_dtypes"][0] or "BFloat16" in entry["input_dtypes"][0] else 4
+            sizes[kind] += each * max(sum(map(math.prod, entry[side])) for side in ("input_sizes", "output_sizes"))
     return {"calls": calls, "bytes": sizes}
+
+
+# %% tower
+import torch
+from torch import nn
+
+
+def tower(width: int, layers: int, device: torch.device) -> nn.Sequential:
+    """Linear layers with the same random weights on every rank."""
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Linear(width, width) for _ in range(layers))).to(device)
+
+
+# %% finite
+import torch
+from torch.distributed.tensor import DTensor
+
+
+def all_finite(model: torch.nn.Module) -> bool:
+    """Whether the gradients that this rank holds are; it asks no other rank."""
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    local = [g.to_local() if isinstance(g, DTensor) else g for g in gradients]
+    return all(bool(g.isfinite().all()) for g in local)
 
 
 # %% compared

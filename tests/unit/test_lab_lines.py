@@ -15,6 +15,7 @@ REWRITTEN = (
     "02_collectives",
     "03_ddp",
     "04_input_pipeline",
+    "05_mixed_precision",
     "06_memory",
     "07_fsdp",
     "08_pipeline",
