@@ -4,6 +4,6 @@
 """
 
 from labkit.lessons import draw
-from labkit.lessons.lesson import Lesson, sized
+from labkit.lessons.lesson import Lesson, defined, sized
 
-__all__ = ["Lesson", "draw", "sized"]
+__all__ = ["Lesson", "defined", "draw", "sized"]

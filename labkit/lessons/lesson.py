@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.resources import files
+from types import SimpleNamespace
 from typing import Any
 
 from labkit.claims import Claims, amount
@@ -24,7 +25,7 @@ from labkit.view.plan_tables import aligned
 from labkit.write import Script
 from labkit.write.contract import as_cell
 
-__all__ = ["Lesson", "sized"]
+__all__ = ["Lesson", "defined", "sized"]
 
 DEVICES = ("2xT4", "8xA100 80")
 
@@ -42,6 +43,7 @@ class Lesson(Claims):
         self.ranks = ranks
         self.on_cpu = len(hardware().gpus) < ranks
         self.counts_bytes = self.on_cpu and sys.platform == "linux"  # the kernel counts gloo's
+        self.half = "bf16" if self.on_cpu else hardware().precision  # 16 bits that work here
         self.env = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"} if self.on_cpu else {}
         self._guesses: dict[str, Guess] = {}
 
@@ -172,6 +174,14 @@ def sized(script: Script, **sizes: int) -> Script:
         cells = {title: pattern.sub(f"{name}={value}", text) for title, text in cells.items()}
     changed = {title: text for title, text in cells.items() if text != script.cells[title].text}
     return script.with_cells(**changed) if changed else script
+
+
+def defined(script: Script, *titles: str) -> SimpleNamespace:
+    """What these cells of a script define, here in the notebook's process: to count, or to try without ranks."""
+    names: dict[str, Any] = {}
+    for title in titles:
+        exec(script.cells[title].text, names)
+    return SimpleNamespace(**{name: value for name, value in names.items() if not name.startswith("__")})
 
 
 def _script(lab: str, called: str, own: Mapping[str, Any]) -> Script:

@@ -99,8 +99,32 @@ def collectives_since(began: int) -> dict[str, dict[str, int]]:
         if entry["time_created_ns"] >= began:
             kind = "gathers" if "gather" in entry["profiling_name"] else "sums"
             calls[kind] += 1
-            sizes[kind] += 4 * max(sum(map(math.prod, entry[side])) for side in ("input_sizes", "output_sizes"))
+            each = 2 if "Half" in entry["input_dtypes"][0] or "BFloat16" in entry["input_dtypes"][0] else 4
+            sizes[kind] += each * max(sum(map(math.prod, entry[side])) for side in ("input_sizes", "output_sizes"))
     return {"calls": calls, "bytes": sizes}
+
+
+# %% tower
+import torch
+from torch import nn
+
+
+def tower(width: int, layers: int, device: torch.device) -> nn.Sequential:
+    """Linear layers with the same random weights on every rank."""
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Linear(width, width) for _ in range(layers))).to(device)
+
+
+# %% finite
+import torch
+from torch.distributed.tensor import DTensor
+
+
+def all_finite(model: torch.nn.Module) -> bool:
+    """Whether the gradients that this rank holds are; it asks no other rank."""
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    local = [g.to_local() if isinstance(g, DTensor) else g for g in gradients]
+    return all(bool(g.isfinite().all()) for g in local)
 
 
 # %% compared
@@ -166,6 +190,62 @@ def held(tensors: Iterable[torch.Tensor | None]) -> int:
     """Bytes of them on this rank. A tensor on the meta device takes none."""
     local = [t.to_local() if isinstance(t, DTensor) else t for t in tensors if t is not None]
     return sum(t.nbytes for t in local if not t.is_meta)
+
+
+# %% slow
+import os
+import time
+
+import torch
+from torch.utils.data import Dataset
+
+
+class Slow(Dataset):
+    """Samples that take `seconds` each to load. A sample is the number of the process that loaded it."""
+
+    def __init__(self, samples: int, seconds: float = 0.0):
+        self.seconds = seconds
+        self.loaded = torch.zeros(samples, dtype=torch.int64).share_memory_()  # workers write, the rank reads
+
+    def __len__(self) -> int:
+        return len(self.loaded)
+
+    def __getitem__(self, index: int) -> int:
+        time.sleep(self.seconds)
+        self.loaded[index] += 1
+        return os.getpid()
+
+
+# %% loading
+import statistics
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader
+
+
+def step_seconds(loader: DataLoader[Any], compute: float) -> float:
+    """From step to step, when the loader has settled; a step computes for a time, then ranks all-reduce. W workers
+    deliver W batches at once, so W steps are measured at once."""
+    ends, w = list[float](), max(1, loader.num_workers)
+    device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+    for _ in loader:
+        time.sleep(compute)
+        dist.all_reduce(torch.zeros(1, device=device))
+        ends.append(time.monotonic())
+    return statistics.median((later - earlier) / w for earlier, later in zip(ends[w:], ends[2 * w :], strict=False))
+
+
+def batches_ahead(loader: DataLoader[Any]) -> int:
+    """Batches of a `Slow` that are loaded beyond the first one, in a first step that never ends."""
+    stream, data, before, loaded = iter(loader), loader.dataset, -1, 0
+    next(stream)
+    while before != loaded:
+        time.sleep(0.4)
+        before, loaded = loaded, int(data.loaded.sum())
+    return loaded // (loader.batch_size or 1) - 1
 
 
 # %% sleeping

@@ -39,7 +39,7 @@ BROKEN = [
         "04_input_pipeline",
         "self.rank * worker.num_workers + worker.id, self.ranks * worker.num_workers",
         "worker.id, worker.num_workers",
-        "stream by worker and rank: times a sample comes",
+        "the same by worker and rank",
     ),
     (
         "05_mixed_precision",

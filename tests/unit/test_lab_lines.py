@@ -10,7 +10,16 @@ import nbformat
 import pytest
 
 ROOT = Path(__file__).parents[2]
-REWRITTEN = ("01_quickstart", "02_collectives", "03_ddp", "06_memory", "07_fsdp", "08_pipeline")
+REWRITTEN = (
+    "01_quickstart",
+    "02_collectives",
+    "03_ddp",
+    "04_input_pipeline",
+    "05_mixed_precision",
+    "06_memory",
+    "07_fsdp",
+    "08_pipeline",
+)
 SECTIONS = (
     "You will be able to",
     "minutes",

@@ -12,7 +12,9 @@ import pytest
 
 import labkit
 from labkit import LabError, Script
-from labkit.lessons import Lesson, draw, sized
+from labkit.lessons import Lesson, defined, draw, sized
+from labkit.lessons.draw.formats import FORMATS, limits
+from labkit.lessons.draw.mesh import groups
 from labkit.lessons.elsewhere import elsewhere
 from labkit.lessons.guesses import Guess
 from labkit.lessons.lesson import _script
@@ -25,12 +27,18 @@ PICTURES = {
         {"a": {"parameters": 2, "other": 1}, "b": 1}, {"a": 3}, unit="B", limit=5, limit_name="T4", title="<&>"
     ),
     "buckets": draw.buckets(SIZES),
+    "formats": draw.formats(),
+    "gradients": draw.gradients({-30: 0.2, -20: 0.5, -10: 0.3}, scale=2**16),
     "grid": draw.grid(SPANS, "zero <bubble>", moving=True),
+    "loader": draw.loader(2, 1, 2, moving=True),
+    "loader without workers": draw.loader(1, 1, 0),
+    "mesh": draw.mesh(2, 2, 2),
     "replicas": draw.replicas(3, share=1 / 3),
     "ring": draw.ring(4),
     "ring of two": draw.ring(2),
     "shards": draw.shards(3, 2, reshard=False),
     "step": draw.step(4, 4, 8, 0, "GB"),
+    "split": draw.split(4),
     "stacked": draw.stacked([draw.ring(2), draw.bars({"a": 0})], ["first"]),
 }
 
@@ -64,6 +72,25 @@ def test_a_bucket_is_closed_when_it_has_reached_its_limit():
     assert draw.filled(SIZES) == [["c.weight", "b.weight"], ["a.weight"]]
     assert draw.filled(SIZES, bucket_cap_mb=0.1) == [["c.weight"], ["b.weight"], ["a.weight"]]
     assert draw.filled(SIZES, bucket_cap_mb=25) == [[*SIZES]]
+
+
+def test_the_limits_of_a_format_are_those_of_torch():
+    torch = pytest.importorskip("torch")
+    for dtype, name in ((torch.float16, "fp16"), (torch.bfloat16, "bf16"), (torch.float32, "fp32")):
+        info, (largest, smallest, step) = torch.finfo(dtype), limits(*FORMATS[name])
+        assert (largest, smallest, step) == (info.max, info.smallest_normal * info.eps, info.eps)
+
+
+def test_the_groups_of_a_mesh_are_those_of_torch():
+    torch = pytest.importorskip("torch")
+    ranks = torch.arange(8).view(2, 2, 2)
+    names = ("pipeline", "data", "tensor")
+    assert groups(2, 2, 2) == {name: ranks.movedim(i, -1).flatten(0, 1).tolist() for i, name in enumerate(names)}
+
+
+def test_what_a_cell_defines_can_be_tried_without_ranks():
+    ours = defined(Script.load("ddp"), "model")
+    assert ours.Model(width=16, layers=1).blocks
 
 
 @pytest.mark.parametrize(("ranks", "micro_batches"), [(2, 4), (4, 8), (4, 16)])

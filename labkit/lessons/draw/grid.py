@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from labkit.lessons.draw.picture import GREY, WIDTH, Picture, box, boxes, sheet, words
+from labkit.lessons.draw.picture import GREY, WIDTH, Picture, box, boxes, sheet, sweep, words
 from labkit.lessons.pipelines import bubble, step_seconds
 from labkit.record.measured.spans import Span
 from labkit.view.charts.timeline_figures import KIND_COLOURS
@@ -41,12 +41,7 @@ def grid(spans: Sequence[Span], title: str = "", *, seconds: float | None = None
         bars += boxes(places, colour, f' fill-opacity="{opacity}"' if opacity < 1 else "")
     bars += f'<g fill="#fff" text-anchor="middle" font-size="11">{numbers}</g>'
     height = top + ranks * ROW + 6
-    if moving:
-        sweep = (
-            f'<clipPath id="sweep"><rect x="0" y="0" width="{WIDTH}" height="{height}"><animate attributeName="width" '
-            f'values="{LEFT};{WIDTH};{WIDTH}" keyTimes="0;.8;1" dur="8s" repeatCount="indefinite"/></rect></clipPath>'
-        )
-        bars = f'{sweep}<g clip-path="url(#sweep)">{bars}</g>'
+    bars = sweep(bars, LEFT, height, moving)
     head = words(LEFT, 15, f"{title}: bubble {share:.0%}" if title else f"bubble {share:.0%}", bold=True)
     label = f"{title or 'pipeline'} on {ranks} ranks, {length:.3g} s, bubble {share:.1%}"
     return sheet([head, _key(spans), back, bars], height, label)

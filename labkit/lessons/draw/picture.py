@@ -11,7 +11,7 @@ from labkit.record.text import escaped
 from labkit.view.charts.images import as_image
 from labkit.view.charts.svg import COLOURS
 
-__all__ = ["GREY", "WIDTH", "Picture", "box", "boxes", "colour_of", "frames", "sheet", "stacked", "words"]
+__all__ = ["GREY", "WIDTH", "Picture", "box", "boxes", "colour_of", "frames", "sheet", "stacked", "sweep", "words"]
 
 WIDTH = 700
 INK = (
@@ -122,3 +122,14 @@ def frames(parts: Sequence[str], seconds: float) -> str:
             f'dur="{count * seconds:g}s" repeatCount="indefinite"/>{part}</g>{FRAME}'
         )
     return drawn
+
+
+def sweep(drawn: str, left: float, height: float, moving: bool = True) -> str:
+    """What is drawn to the right of `left`, uncovered from left to right again and again."""
+    if not moving:
+        return drawn
+    return (
+        f'<clipPath id="sweep"><rect x="0" y="0" width="{WIDTH}" height="{height}"><animate attributeName="width" '
+        f'values="{left};{WIDTH};{WIDTH}" keyTimes="0;.8;1" dur="8s" repeatCount="indefinite"/></rect></clipPath>'
+        f'<g clip-path="url(#sweep)">{drawn}</g>'
+    )
