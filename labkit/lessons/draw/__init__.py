@@ -2,11 +2,28 @@
 
 from labkit.lessons.draw.bars import bars
 from labkit.lessons.draw.buckets import buckets, filled
+from labkit.lessons.draw.calls import calls
+from labkit.lessons.draw.curves import curves
 from labkit.lessons.draw.grid import grid
+from labkit.lessons.draw.lanes import lanes
 from labkit.lessons.draw.picture import Picture, stacked
 from labkit.lessons.draw.replicas import replicas
 from labkit.lessons.draw.ring import ring
 from labkit.lessons.draw.shards import shards
 from labkit.lessons.draw.step import step
 
-__all__ = ["Picture", "bars", "buckets", "filled", "grid", "replicas", "ring", "shards", "stacked", "step"]
+__all__ = [
+    "Picture",
+    "bars",
+    "buckets",
+    "calls",
+    "curves",
+    "filled",
+    "grid",
+    "lanes",
+    "replicas",
+    "ring",
+    "shards",
+    "stacked",
+    "step",
+]
