@@ -3,8 +3,10 @@
 from labkit.lessons.draw.bars import bars
 from labkit.lessons.draw.buckets import buckets, filled
 from labkit.lessons.draw.calls import calls
+from labkit.lessons.draw.cells import cells
 from labkit.lessons.draw.curves import curves
 from labkit.lessons.draw.grid import grid
+from labkit.lessons.draw.hosts import hosts
 from labkit.lessons.draw.lanes import lanes
 from labkit.lessons.draw.picture import Picture, stacked
 from labkit.lessons.draw.replicas import replicas
@@ -17,9 +19,11 @@ __all__ = [
     "bars",
     "buckets",
     "calls",
+    "cells",
     "curves",
     "filled",
     "grid",
+    "hosts",
     "lanes",
     "replicas",
     "ring",
