@@ -8,17 +8,19 @@ from labkit.lessons.draw.picture import GREY, WIDTH, Picture, box, colour_of, fr
 
 __all__ = ["calls"]
 
-LEFT, ROW, APART = 60.0, 38, "#d1495b"
+LEFT, ROW, APART = 66.0, 38, "#d1495b"
 
 
-def calls(made: Mapping[int, Sequence[str]], first: int = 1) -> Picture:
-    """`made`: by rank, the names of its calls in order, numbered from `first`. Calls with the same number must have the
-    same name; where they do not, all ranks wait."""
+def calls(made: Mapping[int | str, Sequence[str]], first: int = 1) -> Picture:
+    """`made`: by rank, or by another name, the names of its calls in order, numbered from `first`; "" is no call. Calls
+    with the same number must have the same name; where they do not, all wait."""
     count = max(map(len, made.values()))
     wide = (WIDTH - LEFT) / (count + 1)
-    columns = [{rank: names[i] for rank, names in made.items() if i < len(names)} for i in range(count)]
+    columns = [
+        {rank: names[i] for rank, names in made.items() if names[i : i + 1] not in ([], [""])} for i in range(count)
+    ]
     apart = next((i for i, column in enumerate(columns) if len(set(column.values())) > 1), None)
-    parts = [words(0, 44 + row * ROW, f"rank {rank}", size=12) for row, rank in enumerate(made)]
+    parts = [words(0, 44 + row * ROW, _named(rank), size=12) for row, rank in enumerate(made)]
     shown, done = [], ""
     for i, column in enumerate(columns[: None if apart is None else apart + 1]):
         x = LEFT + i * wide
@@ -37,8 +39,12 @@ def calls(made: Mapping[int, Sequence[str]], first: int = 1) -> Picture:
     return sheet([*parts, frames(shown, 0.7)], 30 + len(made) * ROW, _label(made, first, apart))
 
 
-def _label(made: Mapping[int, Sequence[str]], first: int, apart: int | None) -> str:
+def _named(rank: int | str) -> str:
+    return rank if isinstance(rank, str) else f"rank {rank}"
+
+
+def _label(made: Mapping[int | str, Sequence[str]], first: int, apart: int | None) -> str:
     if apart is None:
-        return f"{len(made)} ranks make the same calls"
-    last = ", ".join(f"rank {rank} {names[apart]}" for rank, names in made.items())
+        return "; ".join(f"{_named(rank)}: {', '.join(filter(None, names))}" for rank, names in made.items())
+    last = ", ".join(f"{_named(rank)} {names[apart]}" for rank, names in made.items())
     return f"call {first + apart} differs: {last}; all of them wait"

@@ -6,8 +6,6 @@ from labkit.lessons.draw.picture import GREY, WIDTH, Picture, box, colour_of, sh
 
 __all__ = ["hosts"]
 
-MOST = 64  # ranks that are drawn with a number
-
 
 def hosts(nnodes: int, nproc_per_node: int) -> Picture:
     """rank = node_rank * nproc_per_node + local_rank."""
@@ -24,7 +22,7 @@ def hosts(nnodes: int, nproc_per_node: int) -> Picture:
             rank = node * nproc_per_node + local
             left = x + 8 + local * wide
             parts.append(box(left, 66, max(2.0, wide - 4), 46, colour_of(node), opacity=0.8, round=4))
-            if nnodes * nproc_per_node <= MOST and wide > 16:
+            if wide > 22:
                 middle = left + wide / 2 - 2
                 parts.append(words(middle, 86, f"{rank}", anchor="middle", bold=True, fill="#fff"))
                 if wide > 52:
