@@ -14,120 +14,124 @@
 # %% [markdown]
 # # 21 · Long context: a sequence on several ranks
 #
-# *About a minute on a laptop's CPU. You should know what FSDP (lab 07) does.*
+# **You will be able to** divide one sequence among ranks so that all have the same work, choose between gathering keys
+# and passing them round, and say what a rank then holds. **15 minutes. You need** labs 06 and 07.
 #
 # One sequence is longer than a device's memory. Samples cannot be divided further: there is one. **Context
-# parallelism** divides the sequence. Almost everything in a transformer looks at one position at a time, so each rank
-# computes its own positions, alone. Only attention looks back: a query needs the keys and values of all earlier
-# positions, also those of other ranks.
+# parallelism** divides the sequence. Almost everything in a transformer looks at one position at a time. Only attention
+# looks back: a query needs the keys and values of all earlier positions, also those of other ranks. Each row below is a
+# query; what is colored are the keys that it sees.
 
 # %% tags=["parameters"]
 nproc_per_node: int = 2  # ranks that split each sequence
 context: int = 512  # positions
 
 # %%
-import torch
-
 import labkit
-from labkit import Script
-from labkit.claims import Claims
+from labkit.lessons import Lesson, draw, sized
+from labkit.lessons.sequences import divided, in_order, pairs, zigzag
 
-N, T, L, STEPS = nproc_per_node, context, 2, 4
-env = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-claims = Claims("21_long_context")
+lab = Lesson("21_long_context", ranks=nproc_per_node)
+divided(2)
 
 # %% [markdown]
-# ## Who computes how much?
+# ## Your predictions
 #
-# A query at position p sees p + 1 keys. If rank 0 takes the first part of the sequence and rank 1 the second, they
-# compute different numbers of pairs of a query and a key, and all wait for the last rank.
-#
-# *Zigzag*: cut the sequence into 2N chunks, and give rank r chunk r and chunk 2N − 1 − r.
-
+# *In order*: rank 0 takes the first part, rank 1 the second, … *Zigzag*: cut the sequence into 2N chunks and give rank
+# r chunk r and chunk 2N − 1 − r. In **gather** every rank collects the keys and values of the whole sequence, one layer
+# at a time; in **ring** they go from rank to rank, and a rank never holds more than two parts.
 
 # %%
-def pairs(chunks):
-    """The pairs of a query in these chunks of T / 2N positions and a key that it sees, counted in the mask."""
-    mask = torch.ones(T, T, dtype=torch.bool).tril()
-    return sum(int(rows.sum()) for number, rows in enumerate(mask.chunk(2 * N)) if number in chunks)
-
-
-orders = {"in order": lambda rank: (2 * rank, 2 * rank + 1), "zigzag": lambda rank: (rank, 2 * N - 1 - rank)}
-claims.predict("in order: pairs of the last rank over the mean", 2 - 1 / N, within=0.01)
-claims.predict("zigzag: pairs of the last rank over the mean", 1, within=0.01)
-for name, chunks_of in orders.items():
-    work = [pairs(chunks_of(rank)) for rank in range(N)]
-    claims.measure(f"{name}: pairs of the last rank over the mean", work[-1] / (sum(work) / N))
-    print(f"{name:>8}: {work}")
+uneven = lab.ask("in order: work of the last rank over the mean", default=1, unit="times")
+apart = lab.ask("gather: largest difference of a loss to one rank's, in float64", default=1e-3)
+saves = lab.ask("ring: its peak over gather's, at this length", default=0.6, unit="times")
 
 # %% [markdown]
-# ## The script
+# ## Run both
 #
 # The model is an ordinary one: it calls `F.scaled_dot_product_attention(q, k, v, is_causal=True)`, which the strategy
 # replaces, and counts its positions from 0, which a hook corrects. Without that hook nothing would fail: each rank
 # would train on its tokens with the positions of the sequence's start.
 
+# %%
+sizes = {"width": 32, "layers": 2, "context": context}
+single, split = (sized(labkit.Script.load(name, "precision"), **sizes) for name in ("single", "context_parallel"))
+options = {"global_batch_size": 4, "precision": "fp64"}
+planned = {
+    way: labkit.plan(split, nproc_per_node=lab.ranks, attention=way, **options).bytes for way in ("gather", "ring")
+}
+lab.predict_each({f"{way}: peak of a rank": size for way, size in planned.items()}, "B", within=0.06)
+lab.predict_each({apart: 1e-9, "ring: largest difference of a loss": 1e-9}, how="at most")
+ratio = planned["ring"] / planned["gather"]
+lab.predict(saves, ratio, "times", within=0.08)
+print(f"planned peaks of a rank, in bytes: {planned}; ring over gather {ratio:.2f}")
+one = lab.launch(single, ranks=1, steps=4, **options)
+runs = {way: lab.launch(split, attention=way, steps=4, trace_memory=True, **options) for way in planned}
 
 # %%
-def longer(strategy):
-    loaded = Script.load(strategy, "precision")
-    model, data = (loaded.cells[title].text.replace("context=128", f"context={T}") for title in ("model", "data"))
-    model = model.replace("width=128, heads=4, layers=4", f"width=32, heads=4, layers={L}")
-    return loaded.with_cells(model=model, data=data.replace("2**20", "2**18"))
-
-
-split = longer("context_parallel")
-print(split.cells["context"].text)
+off = {way: (run.losses() / one.losses() - 1).abs().max() for way, run in runs.items()}
+held = {way: run.memory().ranks[0].traced.categories for way, run in runs.items()}
+peaks = {way: max(rank.traced.bytes for rank in run.memory().ranks) for way, run in runs.items()}
+found = {f"{way}: peak of a rank": size for way, size in peaks.items()} | {saves: peaks["ring"] / peaks["gather"]}
+lab.measure_each(found | {apart: off["gather"], "ring: largest difference of a loss": off["ring"]})
+draw.bars(held, unit="B", title="rank 0 at its peak")
 
 # %% [markdown]
-# Keys and values reach the other ranks in one of two ways. `gather`: every rank holds those of the whole sequence, one
-# layer at a time, and backward sums up their gradients by a reduce-scatter. `ring`: they go from rank to rank, and a
-# rank never holds more than two parts; it sends N − 1 times in forward, and 2N − 1 times in backward, where gradients
-# travel along and make one more hop, home.
-#
-# ## Predict
-#
-# - By how much may the losses differ from one rank's, in float64?
-# - What does a rank hold at the peak? The plan rehearses a step on tensors without data.
-# - Which of the two holds less at this length, and which at a hundred times it?
-
-# %%
-options = {"global_batch_size": 4, "precision": "fp64", "steps": STEPS, "env": env}
-plans = {}
-for attention in ("gather", "ring"):
-    planned = {"attention": attention, "global_batch_size": 4, "precision": "fp64"}
-    plans[attention] = labkit.plan(split, nproc_per_node=N, **planned)
-    claims.predict(f"{attention}: largest difference of a loss", 1e-9, how="at most")
-    claims.predict(f"{attention}: peak of a rank", plans[attention].bytes, "B", within=0.06)
-
-# %% [markdown]
-# ## Measure
-
-# %%
-alone = labkit.launch(longer("single"), nproc_per_node=1, wait=True, **options)
-for attention in plans:
-    run = labkit.launch(split, nproc_per_node=N, attention=attention, trace_memory=True, wait=True, **options)
-    apart = (run.losses() / alone.losses() - 1).abs().dropna()
-    assert len(apart) == STEPS
-    peak = max(rank.traced.bytes for rank in run.memory().ranks)
-    claims.measure(f"{attention}: largest difference of a loss", apart.max(), run=run)
-    claims.measure(f"{attention}: peak of a rank", peak, run=run)
-display(claims)
-
-# %% [markdown]
-# Both train what one rank trains. `gather` keeps keys and values of the whole sequence for backward, and a mask; the
+# Both train what one rank trains. `gather` keeps keys and values of the whole sequence for backward, and a mask. The
 # ring keeps a rank's own part, but also holds the scores of 128 queries at a time, which torch's attention kernels
-# never write out: at this length that is more. Activation checkpointing frees what is kept between forward and
-# backward, which is how long contexts are trained: `labkit.launch(split, activation_checkpointing=True, …)`.
+# never write out: at this length that is more. It sends N − 1 times in forward, and 2N − 1 times in backward, where
+# gradients travel along and make one more hop, home.
+#
+# ## Who computes how much?
+#
+# Count the pairs of a query and a key that it sees, for each rank, in the mask.
 
 # %%
-claims.check()
+zig = "zigzag: work of the last rank over the mean"
+for name, owners, expected in ((uneven, in_order(lab.ranks), 2 - 1 / lab.ranks), (zig, zigzag(lab.ranks), 1)):
+    work = pairs(owners, context)
+    mean = sum(work) / lab.ranks
+    print(f"owners of the chunks: {owners}, pairs of each rank: {work}")
+    lab.verify(name, expected, work[-1] / mean, "times", within=0.01)
+lab.score()
 
 # %% [markdown]
-# ## Try
+# ## Why
 #
-# - `nproc_per_node = 4` and `context_ranks=2` in the launch: a mesh of data and context ranks.
-# - `nproc_per_node = 3`: 512 positions do not split into six chunks. When does the script say so?
-# - Remove the line with `register_forward_pre_hook` from the strategy cell. Which claims become false?
-# - `context = 2048` and one sequence, `global_batch_size=1` with `nproc_per_node = 2`: plan it. Which holds less now?
-# - Plan a context of 65,536 on four T4s: `labkit.plan(split, device="4xT4", activation_checkpointing=True, …)`.
+# In order, the last rank sees (2 − 1/N) times the mean: with many ranks all wait for one that has twice their work. A
+# chunk near the begin and one near the end together are always the mean. This cell of the script does both:
+
+# %%
+print(split.cells["context"].text)
+lab.explore(divided, ranks=[2, 4, 8, 16])
+
+# %% [markdown]
+# ## On 2 × T4 and 8 × A100
+#
+# One sequence of 4,096 positions, 4 layers of width 512. Which way holds less now?
+
+# %%
+long = sized(labkit.Script.load("context_parallel"), width=512, layers=4, heads=8, context=4096)
+ways = {way: (long, {"attention": way}) for way in ("gather", "ring")}
+lab.plans(ways, global_batch_size=1)
+
+# %% [markdown]
+# ## Try this
+#
+# 1. `nproc_per_node = 3`: 512 positions do not split into six chunks. When does the script say so?
+#    <details><summary>Answer</summary>In the first step, which is when it sees a sequence: "512 positions do not split
+#    into 2 chunks for each of 3 context ranks".</details>
+# 2. Take the hook out of the strategy: `str` in place of `embedding.register_forward_pre_hook`.
+#    <details><summary>Answer</summary>It trains. After four steps the largest difference of a loss to one rank's is
+#    0.001, not 2e-16: the tokens have wrong positions. Only a comparison shows it.</details>
+# 3. A sequence of 2,048 positions (`context = 2048`, one sample a step): which way holds less?
+#    <details><summary>Answer</summary>Planned: gather 29.0 MiB, ring 23.1. What gather keeps grows with the sequence,
+#    its mask with the square; the ring's scores are those of 128 queries at a time.</details>
+#
+# ## Sources
+#
+# Liu et al., *Ring Attention* (arXiv 2310.01889). Llama Team, *The Llama 3 Herd of Models* (arXiv 2407.21783), section
+# 3.3.2: all-gather of keys and values, 2N chunks. torch/distributed/tensor/experimental: context parallelism.
+
+# %%
+lab.check()

@@ -2,8 +2,13 @@
 
 from labkit.lessons.draw.bars import bars
 from labkit.lessons.draw.buckets import buckets, filled
+from labkit.lessons.draw.calls import calls
+from labkit.lessons.draw.cells import cells
+from labkit.lessons.draw.curves import curves
 from labkit.lessons.draw.formats import exponents, formats, gradients
 from labkit.lessons.draw.grid import grid
+from labkit.lessons.draw.hosts import hosts
+from labkit.lessons.draw.lanes import lanes
 from labkit.lessons.draw.loader import loader
 from labkit.lessons.draw.mesh import mesh
 from labkit.lessons.draw.picture import Picture, stacked
@@ -14,6 +19,25 @@ from labkit.lessons.draw.split import split
 from labkit.lessons.draw.step import step
 
 __all__ = [
-    "Picture", "bars", "buckets", "exponents", "filled", "formats", "gradients", "grid", "loader", "mesh", "replicas",
-    "ring", "shards", "split", "stacked", "step",
-]  # fmt: skip
+    "Picture",
+    "bars",
+    "buckets",
+    "calls",
+    "cells",
+    "curves",
+    "exponents",
+    "filled",
+    "formats",
+    "gradients",
+    "grid",
+    "hosts",
+    "lanes",
+    "loader",
+    "mesh",
+    "replicas",
+    "ring",
+    "shards",
+    "split",
+    "stacked",
+    "step",
+]

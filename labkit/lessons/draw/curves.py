@@ -1,0 +1,53 @@
+"""Numbers by step, as lines: each thinner than the one below it, so that equal ones are seen."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+from labkit.lessons.draw.picture import GREY, WIDTH, Picture, box, colour_of, sheet, words
+
+__all__ = ["curves"]
+
+LEFT, TOP, TALL = 52.0, 44.0, 170.0
+
+
+def curves(
+    lines: Mapping[str, Iterable[tuple[float, float]]],
+    title: str = "",
+    *,
+    log: bool = False,
+    marks: Mapping[float, str] | None = None,
+) -> Picture:
+    """`lines`: pairs of a step and a number; what is not finite is left out. `marks`: texts at steps. `log`: the scale
+    of the numbers."""
+    kept = {name: [(x, y) for x, y in line if math.isfinite(y) and (y > 0 or not log)] for name, line in lines.items()}
+    steps = [x for line in kept.values() for x, _ in line]
+    numbers = [math.log10(y) if log else y for line in kept.values() for _, y in line]
+    if not steps:
+        raise ValueError("there is no finite number to draw")
+    first, last, low, high = min(steps), max(steps), min(numbers), max(numbers)
+
+    def place(x: float, y: float) -> tuple[float, float]:
+        height = ((math.log10(y) if log else y) - low) / ((high - low) or 1.0)
+        return LEFT + (x - first) / ((last - first) or 1.0) * (WIDTH - LEFT - 8), TOP + (1 - height) * TALL
+
+    drawn = [words(0, 15, title, bold=True), box(LEFT, TOP, WIDTH - LEFT - 8, TALL, line=GREY, round=0)]
+    for value, y in ((high, TOP + 10), (low, TOP + TALL)):
+        drawn.append(words(LEFT - 6, y, f"{10**value if log else value:.3g}", anchor="end", size=11))
+    for step, anchor in ((first, "start"), (last, "end")):
+        x = LEFT if anchor == "start" else WIDTH - 8
+        drawn.append(words(x, TOP + TALL + 16, f"step {step:g}", anchor=anchor, size=11))
+    left = 0.0
+    for number, (name, line) in enumerate(kept.items()):
+        colour, wide = colour_of(number), max(1.5, 7 - 2.5 * number)
+        points = " ".join(f"{x:.1f},{y:.1f}" for x, y in (place(*point) for point in line))
+        drawn.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="{wide}"/>')
+        drawn.append(box(left, 24, 14, 6, colour) + words(left + 19, 32, name, size=12))
+        left += 36 + 7 * len(name)
+    for row, (step, text) in enumerate(sorted((marks or {}).items())):
+        x, _ = place(step, 1.0)
+        drawn.append(f'<path d="M{x:.1f} {TOP}V{TOP + TALL}" stroke="{GREY}" stroke-dasharray="4 3"/>')
+        drawn.append(words(x + 4, TOP + 14 + 15 * (row % 5), text, size=11))
+    seen = ", ".join(f"{name} ends at {line[-1][1]:.4g}" for name, line in kept.items() if line)
+    return sheet(drawn, TOP + TALL + 22, f"{title}: {seen}" if title else seen)
