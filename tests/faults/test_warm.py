@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
+import torch  # noqa: F401  # the process that is asked has imported it
 from faults.scene import ENDLESS, FAULTY, assert_clean, last_step, read, wait_for_step, wait_until
 
 import labkit
@@ -20,9 +21,14 @@ from labkit.launcher.warm import client, ranks
 
 pytestmark = pytest.mark.skipif(not client.FORKS, reason="only Linux's processes are forked")
 PRINTS = """
-import json, multiprocessing, os, random, sys, warnings
+import json, multiprocessing, os, random, sys, time
 import numpy, torch
 from threadpoolctl import threadpool_info
+
+
+def opened(descriptor):
+    return os.path.basename(os.path.realpath(f"/proc/self/fd/{descriptor}")).partition(":")[0]
+
 
 print(json.dumps({
     "folder": os.getcwd(), "mine": os.getenv("MINE"), "place": os.getenv("LABKIT_PLACE"), "argv": sys.argv[1:],
@@ -32,6 +38,8 @@ print(json.dumps({
     "threads": sorted((p["user_api"], p["num_threads"]) for p in threadpool_info()),
     "process": multiprocessing.current_process().name, "start": multiprocessing.process.ORIGINAL_DIR,
     "buffered": sys.stdout.write_through, "main": sys.modules["__main__"].__file__,
+    "descriptors": sorted(map(opened, os.listdir("/proc/self/fd"))),
+    "time": time.strftime("%H", time.gmtime(0)) + time.strftime("%H", time.localtime(0)), "command": sys.orig_argv,
     "forked": "labkit.launcher.warm.ranks" in sys.modules,
     "random": [random.random(), numpy.random.random(), torch.rand(()).item()],
 }))
@@ -116,7 +124,7 @@ def test_what_a_forked_rank_would_see_otherwise_is_run_by_a_new_process(
 ) -> None:
     script = tmp_path / "prints.py"
     script.write_text(PRINTS)
-    assert not seen(script, env={"OPENBLAS_NUM_THREADS": "2"})[0]["forked"]
+    assert not seen(script, env={"OPENBLAS_NUM_THREADS": "1"})[0]["forked"]
     assert seen(script)[0]["forked"]
     (tmp_path / "mpmath.py").touch()  # torch's imports have loaded another module of this name
     assert not seen(script)[0]["forked"]

@@ -2,4 +2,3 @@
 torch already."""
 
 PLACE = b"LABKIT_PLACE=".ljust(300, b"-")  # the warm process's first variable, in whose place forks show their own
-SINGLE_THREADED = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # a fork loses threads

@@ -10,11 +10,10 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from labkit.launcher.warm import PLACE, SINGLE_THREADED
+from labkit.launcher.warm import PLACE
 from labkit.launcher.warm.messages import send
 from labkit.record import RunFolder
 
@@ -23,8 +22,13 @@ __all__ = ["VARIABLE", "prepare", "supervise"]
 VARIABLE = "LABKIT_WARM"  # 0 turns it off
 FORKS = sys.platform == "linux"  # elsewhere system libraries may not survive a fork
 # Variables that are read while Python starts or torch is imported. The warm process has no others: they may be secrets.
-READ_AT_IMPORT = ("HOME", "LANG", "LC_", "LD_", "LOGLEVEL", "PATH", "PYTHON", "PYTORCH", "TMPDIR", "TORCH")
+READ_AT_IMPORT = (
+    "AOT", "CUTLASS_", "CXX", "ENABLE_", "FAKE_", "FX_", "HOME", "INDUCTOR_", "KINETO_", "LANG", "LC_", "LD_",
+    "LOGLEVEL", "LOGNAME", "MPMATH_", "NPY_", "NUMPY_", "PARTITIONER_", "PATH", "PYTHON", "PYTORCH", "SYMPY_", "TEMP",
+    "TMP", "TORCH", "TQDM_", "TZ", "USER",
+)  # fmt: skip
 READ_BY_RANKS = ("TORCH_FR_", "TORCH_NCCL_")
+SINGLE_THREADED = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # a fork loses threads
 REPLY_SECONDS = 10.0
 LONGEST_COMMAND = 5000  # bytes of the command line, in whose place a fork shows its own
 
@@ -107,7 +111,8 @@ def _surroundings(environment: Mapping[str, str]) -> dict[str, Any]:
         ],
         "nice": os.nice(0),
         "cores": os.sched_getaffinity(0),
-        "versions": (version("torch"), version("labkit")),
+        # pip changes them
+        "packages": {str(p): p.stat().st_mtime_ns for p in map(Path, sys.path) if p.name.endswith("-packages")},
     }
 
 

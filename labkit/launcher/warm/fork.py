@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from labkit.launcher.warm import ranks
-from labkit.launcher.warm.shown import can_show, show_command, show_variables
+from labkit.launcher.warm.proc import can_show, show_command, show_variables
+from labkit.launcher.warm.ranks import close_others, leave
 from labkit.record.folder import MARKER, NODE_MARKER
 from labkit.worker.failure import exit_code
 
@@ -52,6 +53,7 @@ def _run(command: Sequence[str], environment: Mapping[str, str], log: int, in_ch
         in_child()
         os.dup2(log, 1)
         os.dup2(log, 2)
+        close_others()
         os.environ.clear()
         os.environ.update(environment)
         sys.argv = list(command[2:])
@@ -65,6 +67,4 @@ def _run(command: Sequence[str], environment: Mapping[str, str], log: int, in_ch
     except BaseException:  # shown as the interpreter does
         sys.excepthook(*sys.exc_info())
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+        leave(code)

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import os
 import runpy
+import signal
 import socket
 import subprocess
 import sys
 import time
 import traceback
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from labkit.launcher.warm import SINGLE_THREADED
+import psutil
+
 from labkit.launcher.warm.messages import receive, send
-from labkit.launcher.warm.shown import show_command, show_variables
+from labkit.launcher.warm.proc import show_command, show_variables
 from labkit.record.folder import MARKER, NODE_MARKER
 from labkit.worker.guard import die_with_parent
 
-__all__ = ["Child", "prepare"]
+__all__ = ["Child", "close_others", "leave", "prepare"]
 
 HANDLER = "torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler"
 WORKER = ("-u", "-m", "labkit.worker")
@@ -29,6 +32,24 @@ DEVICES = ("/dev/nvidia", "/dev/dxg", "/dev/kfd")  # of CUDA, of CUDA in WSL2, o
 SHOWN = (MARKER, NODE_MARKER, "RANK", "LOCAL_RANK", "WORLD_SIZE")
 NEEDED = ("multiprocessing.process", "numpy", "threadpoolctl", "torch", HANDLER)  # modules
 POLL_SECONDS = 0.01
+START_SECONDS = 10.0
+
+
+def close_others(*kept: int) -> None:
+    """Close what a new process would not have: every descriptor but the three standard ones and those `kept`."""
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
+        if int(name) > 2 and int(name) not in kept:
+            with suppress(OSError):  # the one of this list
+                os.close(int(name))
+
+
+def leave(code: int) -> NoReturn:
+    """Exit without returning into the stack of the process that was forked."""
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
 
 
 class Child:
@@ -62,20 +83,19 @@ class _Waiting(Child):
         self._control, theirs = socket.socketpair()
         super().__init__(os.fork())
         if not self.pid:
-            self._control.close()
             _become_rank(theirs)
         theirs.close()
 
     def start(self, command: Sequence[str], environment: Mapping[str, str], descriptors: Sequence[int]) -> bool:
-        """False if it has died."""
-        with self._control:
-            try:
-                if not self._control.recv(1):
-                    return False
+        """False if it has died or does not answer."""
+        with self._control, suppress(OSError):
+            self._control.settimeout(START_SECONDS)
+            if self._control.recv(1):
                 send(self._control, {"command": list(command), "environment": dict(environment)}, descriptors)
-            except OSError:
-                return False
-        return True
+                return True
+        os.kill(self.pid, signal.SIGKILL)
+        self.wait()
+        return False
 
 
 def prepare(command: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -87,7 +107,10 @@ def prepare(command: Sequence[str], environment: Mapping[str, str]) -> None:
     handler: Any = getattr(imported[HANDLER], "SubprocessHandler", object)
     if not hasattr(handler, "_popen"):
         return  # another version of torch
-    waiting = [_Waiting() for _ in range(int(command[command.index("--nproc-per-node") + 1]))]
+    waiting: list[_Waiting] = []
+    with suppress(OSError):  # too many processes, say
+        for _ in range(int(command[command.index("--nproc-per-node") + 1])):
+            waiting.append(_Waiting())
     start = handler._popen
 
     def start_rank(self: Any, command: Sequence[str], environment: Mapping[str, str]) -> Any:
@@ -104,16 +127,16 @@ def _would_be_the_same(environment: Mapping[str, str]) -> bool:
     """Whether a fork of this process behaves like a new process with this environment."""
     if not sys.modules.keys() >= {*NEEDED}:
         return False
-    for name, value in environment.items():
-        if name.startswith(READ_WHEN_LOADED) and name != "OMP_NUM_THREADS" and value != SINGLE_THREADED.get(name):
-            return False
-    if not environment.get("OMP_NUM_THREADS", "").isdecimal():
+    if any(name.startswith(READ_WHEN_LOADED) and name != "OMP_NUM_THREADS" for name in environment):
         return False
-    descriptors = Path("/proc/self/fd").iterdir()
-    if any(os.path.realpath(descriptor).startswith(DEVICES) for descriptor in descriptors):
+    if not environment.get("OMP_NUM_THREADS", "").isdecimal() or not int(environment["OMP_NUM_THREADS"]):
+        return False
+    imported: Any = sys.modules
+    open_files = map(os.path.realpath, Path("/proc/self/fd").iterdir())
+    if imported["torch"].cuda._is_in_bad_fork() or any(path.startswith(DEVICES) for path in open_files):
         return False  # an initialized CUDA does not survive a fork
     try:
-        beside_script = {path.stem for path in Path(environment["LABKIT_SCRIPT_DIR"]).iterdir()}
+        beside_script = {path.name.partition(".")[0] for path in Path(environment["LABKIT_SCRIPT_DIR"]).iterdir()}
     except OSError:
         return False
     return not beside_script & sys.modules.keys()  # the script would get the module that is already imported
@@ -124,6 +147,7 @@ def _become_rank(control: socket.socket) -> NoReturn:
     code = 1
     try:
         die_with_parent()
+        close_others(control.fileno())
         os.setsid()  # torchrun signals the process group of a rank
         control.sendall(b".")
         message, descriptors = receive(control)
@@ -141,14 +165,15 @@ def _become_rank(control: socket.socket) -> NoReturn:
         imported: Any = sys.modules
         imported["numpy"].random.seed()  # Python's own generator is seeded by the fork
         imported["torch"].default_generator.seed()
-        threads = min(int(environment["OMP_NUM_THREADS"]), len(os.sched_getaffinity(0)))
+        cores = psutil.cpu_count(logical=False) or 1  # MKL, and so torch, does not start more threads
+        threads = min(int(environment["OMP_NUM_THREADS"]), cores, len(os.sched_getaffinity(0)))
         imported["threadpoolctl"].threadpool_limits(threads)  # of numpy's operators
         imported["torch"].set_num_threads(threads)
         imported["multiprocessing.process"].ORIGINAL_DIR = str(Path.cwd())  # where processes that it spawns start
-        sys.argv = ["-m", *command[4:]]
+        sys.argv, sys.orig_argv = ["-m", *command[4:]], list(command)
         runpy.run_module("labkit.worker", run_name="__main__", alter_sys=True)
         code = 0
     except BaseException:
         traceback.print_exc()
     finally:
-        os._exit(code)
+        leave(code)

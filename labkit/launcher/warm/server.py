@@ -21,7 +21,8 @@ from typing import Any
 
 from labkit.launcher import supervisor
 from labkit.launcher.warm.messages import receive
-from labkit.launcher.warm.shown import can_show, show_command
+from labkit.launcher.warm.proc import can_show, show_command
+from labkit.launcher.warm.ranks import leave
 from labkit.record import RunFolder, read_state
 
 POLL_SECONDS = 0.5
@@ -114,9 +115,7 @@ def _supervise(request: dict[str, Any], control: socket.socket, descriptors: lis
     except BaseException:
         traceback.print_exc()
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+        leave(code)
 
 
 if __name__ == "__main__":
