@@ -221,7 +221,7 @@ def _beyond(asked: Candidate, best: Candidate | None, search: Search) -> Iterato
                 f"rounding{tf32}."
             )
     yield from _fused(asked, search)
-    yield from _not_in_labkit(asked, best, search)
+    yield from _other_methods(asked, best, search)
 
 
 def _fused(asked: Candidate, search: Search) -> Iterator[str]:
@@ -233,16 +233,17 @@ def _fused(asked: Candidate, search: Search) -> Iterator[str]:
         yield f"AdamW(…, fused=True) in make_optimizer has no temporaries: with it {gib(held)} are held, which fits."
 
 
-def _not_in_labkit(asked: Candidate, best: Candidate | None, search: Search) -> Iterator[str]:
-    """Methods that labkit does not have or vary, where they would decide."""
+def _other_methods(asked: Candidate, best: Candidate | None, search: Search) -> Iterator[str]:
+    """Methods that the comparison does not vary, or that labkit does not have, where they would decide."""
     facts, device = search.facts, search.device
     if asked.peak and (best is None or best.parameters.get("cpu_offload")):
         held = asked.peak.categories
         states = sum(held.get(name, 0) for name in ("parameters", "gradients", "optimizer"))
         if 2 * states > asked.peak.bytes:
             yield (
-                "Most of it are the model's states: LoRA (lora_rank=8) trains a small part of them, and an 8-bit "
-                "AdamW (bitsandbytes, torchao) holds 2 instead of 8 bytes per parameter; labkit plans neither here."
+                "Most of it are the model's states: LoRA (lora_rank=8) trains a small part of them, and an 8-bit AdamW "
+                "(optimizer='adamw8bit', with torchao) holds 2 instead of 8 bytes per parameter; plan with either to "
+                "see whether it fits."
             )
         else:
             yield (
