@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from labkit.launcher.causes.advice import EXPANDABLE
+from labkit.launcher.causes.failure_advice import EXPANDABLE
 from labkit.planner.alternatives import HALF, half_of
 from labkit.planner.candidate import ALIKE, MARGIN, Candidate, fastest, held_by, judged, lacks, when
 from labkit.planner.data_sheets import Device

@@ -13,7 +13,7 @@ import pytest
 
 from labkit import Run
 from labkit.launcher.causes import advice
-from labkit.launcher.causes.advice import disk_advice, fragmented, memory_advice, memory_in_words
+from labkit.launcher.causes.failure_advice import disk_advice, fragmented, memory_advice, memory_in_words
 from labkit.launcher.torchrun import attempt_command
 from labkit.record import RunFolder, RunReader, State, read_state, write_state
 from labkit.record import folder as folder_module
