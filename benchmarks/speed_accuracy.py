@@ -1,12 +1,6 @@
 """The planner's step time, predicted before the run, and the measured one: every strategy on 1, 2 and 4 gloo ranks.
 
-    python benchmarks/speed_accuracy.py [repeats [ranks …]]
-
-Other work on the machine changes from minute to minute, so each run is paired with the load around it: the rates and
-the link are measured before it and after it, and its prediction is the mean of both; the band reaches from the lower
-one's to the higher one's. A run's figure is the median of its steps after the first three. Errors compare the
-prediction and the run of one repeat; their median over the repeats is printed with the range. The heading of
-docs/speed.md is written by hand.
+python benchmarks/speed_accuracy.py [repeats [ranks …]] > docs/speed.md      (one repeat: about ten minutes)
 """
 
 from __future__ import annotations
@@ -17,17 +11,26 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import labkit
 from labkit import Script
-from labkit.launcher.link.bandwidth import measure_link
+from labkit.launcher.link.bandwidth import Link, measure_link
 from labkit.planner.layout import layout_of
 from labkit.planner.model.facts import ModelFacts, facts_of
-from labkit.planner.speed.rates import measure_rates
+from labkit.planner.speed.rates import Rates, measure_rates
 from labkit.planner.speed.step_time import StepTime, step_time
 
+HEADING = """# The planner's step times, predicted, and the measured ones
+
+{cores} cores, gloo, one thread per rank, 8 blocks of width 256, 8 samples per step, {date}. Other work on
+the machine changes from minute to minute, so each run is paired with the load around it: the rates and the link are
+measured before it and after it. Its prediction is the mean of both, and the band reaches from the lower one's to the
+higher one's. The measured value is the median over ranks and a run's last {steps} steps. Errors compare the prediction
+and the run of one repeat; with several, their median is shown with the range. Repeats: {repeats}.
+"""
 BATCH, STEPS, WARM = 8, 15, 3
 DEFAULT, SIZES = "width=128, heads=4, layers=4", "width=256, heads=8, layers=8"
 
@@ -70,14 +73,24 @@ def measured(case: Case) -> float:
     return float(metrics[metrics["step"] > WARM]["step_seconds"].median())
 
 
-def predicted(case: Case, facts: ModelFacts) -> StepTime:
-    """From rates and a link that are measured now."""
-    samples = (2, 8) if case.ranks == 1 else (1, 4)
-    rates = measure_rates(model_of("single"), case.ranks, {}, samples=samples)
-    link = measure_link(case.ranks) if case.ranks > 1 else None
-    print(rates, link, sep="\n")
-    layout = layout_of(model_of(case.strategy), case.ranks, {"global_batch_size": BATCH, **case.options})
-    return step_time(facts, layout, rates, link)
+class Load(NamedTuple):
+    """What `ranks` processes reach on the machine at a moment, under the load of that moment."""
+
+    rates: Rates
+    link: Link | None
+
+    @classmethod
+    def now(cls, ranks: int) -> Load:
+        """Measured now."""
+        rates = measure_rates(model_of("single"), ranks, {}, samples=(2, 8) if ranks == 1 else (1, 4))
+        load = cls(rates, measure_link(ranks) if ranks > 1 else None)
+        print(*load, sep="\n")
+        return load
+
+    def predicts(self, case: Case, facts: ModelFacts) -> StepTime:
+        """The step time of a case."""
+        layout = layout_of(model_of(case.strategy), case.ranks, {"global_batch_size": BATCH, **case.options})
+        return step_time(facts, layout, self.rates, self.link)
 
 
 def between(before: StepTime, after: StepTime) -> StepTime:
@@ -94,7 +107,7 @@ def order(cases: list[Case], seconds: Callable[[Case], float]) -> dict[Case, int
 
 
 def main() -> None:
-    repeats, *chosen = map(int, sys.argv[1:] or ["3"])
+    repeats, *chosen = map(int, sys.argv[1:] or ["1"])
     counts = [ranks for ranks in (1, 2, 4) if ranks in (chosen or (1, 2, 4))]
     os.environ |= {"LABKIT_RUNS": tempfile.mkdtemp(), "LABKIT_UI": "text"}
     facts = facts_of(model_of("single"), {"global_batch_size": BATCH})
@@ -103,11 +116,14 @@ def main() -> None:
     with contextlib.redirect_stdout(sys.stderr):
         for _ in range(repeats):
             for ranks in counts:
+                before = Load.now(ranks)
                 for case in (case for case in CASES if case.ranks == ranks):
-                    before = predicted(case, facts)
                     seen[case].append(measured(case))
-                    said[case].append(between(before, predicted(case, facts)))
-    print(f"<!-- python benchmarks/speed_accuracy.py {' '.join(sys.argv[1:])} > docs/speed.md -->")
+                    after = Load.now(ranks)
+                    said[case].append(between(before.predicts(case, facts), after.predicts(case, facts)))
+                    before = after
+    print(f"<!-- python benchmarks/speed_accuracy.py {' '.join(sys.argv[1:])} > docs/speed.md -->\n")
+    print(HEADING.format(cores=os.cpu_count(), steps=STEPS - WARM, date=datetime.now(UTC).date(), repeats=repeats))
     print(
         "| ranks | strategy | predicted | band | measured | error | of each repeat | place predicted, measured "
         "| parts, ms |"

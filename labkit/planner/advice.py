@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from labkit.launcher.causes.advice import EXPANDABLE
+from labkit.launcher.causes.failure_advice import EXPANDABLE
 from labkit.planner.alternatives import HALF, half_of
 from labkit.planner.candidate import ALIKE, MARGIN, Candidate, evaluate, fastest, held_by, judged, lacks, when
 from labkit.planner.data_sheets import Device
@@ -226,7 +226,7 @@ def _beyond(asked: Candidate, best: Candidate | None, search: Search) -> Iterato
                 f"rounding{tf32}."
             )
     yield from _fused(asked, search)
-    yield from _not_in_labkit(asked, best, search)
+    yield from _other_methods(asked, best, search)
 
 
 def _fused(asked: Candidate, search: Search) -> Iterator[str]:
@@ -260,20 +260,21 @@ def _diloco(asked: Candidate, best: Candidate | None, search: Search) -> Iterato
         )
 
 
-def _not_in_labkit(asked: Candidate, best: Candidate | None, search: Search) -> Iterator[str]:
-    """Methods that labkit does not have or vary, where they would decide."""
+def _other_methods(asked: Candidate, best: Candidate | None, search: Search) -> Iterator[str]:
+    """Methods that the comparison does not vary, or that labkit does not have, where they would decide."""
     facts, device = search.facts, search.device
     if asked.peak and (best is None or best.parameters.get("cpu_offload")):
         held = asked.peak.categories
         states = sum(held.get(name, 0) for name in ("parameters", "gradients", "optimizer"))
         if 2 * states > asked.peak.bytes:
             yield (
-                "Most of it are the model's states: LoRA (lora_rank=8) trains a small part of them, and an 8-bit "
-                "AdamW (bitsandbytes, torchao) holds 2 instead of 8 bytes per parameter; labkit plans neither here."
+                "Most of it is the model's states: LoRA (lora_rank=8) trains a small part of them, and an 8-bit AdamW "
+                "(optimizer='adamw8bit', with torchao) holds 2 instead of 8 bytes per parameter; plan with either to "
+                "see whether it fits."
             )
         else:
             yield (
-                "Most of it are activations: offload_activations=True keeps those of blocks in host memory, at the "
+                "Most of it is activations: offload_activations=True keeps those of blocks in host memory, at the "
                 "speed of its link."
             )
     if best and best.layout and best.layout.activation_checkpointing and not asked.fits:

@@ -6,22 +6,49 @@ import pytest
 from strategies.matrix import CNN, IMAGES, MLP
 
 from labkit import Script
-from labkit.planner.layout import layout_of
+from labkit.planner.layout import able_to, layout_of
 from labkit.planner.memory.peak import peak
 from labkit.planner.memory.textbook import block_activations
 from labkit.planner.model.facts import Variant, facts_of
 from labkit.planner.model.rehearsal import rehearse
 
 WIDE = MLP.replace("width=64, layers=4", "width=512, layers=4")
+# Both ends of a ReLU keep the same tensor: its backward and the next block.
+RESIDUAL = """import torch
+from torch import nn
+
+
+class Block(nn.Module):
+    def __init__(self, into, out):
+        super().__init__()
+        self.up, self.down, self.beside = nn.Linear(into, 256), nn.Linear(256, out), nn.Linear(into, out)
+
+    def forward(self, x):
+        return torch.relu(self.down(torch.relu(self.up(x))) + self.beside(x))
+
+
+class Model(nn.Module):
+    def __init__(self, widths=(64, 64, 64, 64, 64)):
+        super().__init__()
+        self.embed = nn.Embedding(256, widths[0])
+        self.blocks = nn.ModuleList(Block(*pair) for pair in zip(widths, widths[1:]))
+        self.unembed = nn.Sequential(nn.Linear(widths[-1], 256), nn.ReLU())
+
+    def forward(self, x):
+        x = self.embed(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.unembed(x)
+"""
+NARROWING = RESIDUAL.replace("64, 64, 64, 64, 64", "64, 64, 32, 32, 16").replace("embed", "first")
+MODELS = {"CNN": CNN, "MLP": WIDE, "residual": RESIDUAL, "narrowing": NARROWING}
 
 
 def script(strategy, model):
-    found = Script.load(strategy, task="mixture" if model == "mixture" else "bytes")
-    return (
-        found
-        if model in ("transformer", "mixture")
-        else found.with_cells(model={"CNN": CNN, "MLP": WIDE}[model], data=IMAGES)
-    )
+    script = Script.load(strategy, task="mixture" if model == "mixture" else "bytes")
+    if model in ("transformer", "mixture"):
+        return script
+    return script.with_cells(model=MODELS[model], **({"data": IMAGES} if model in ("CNN", "MLP") else {}))
 
 
 @functools.cache
@@ -49,6 +76,8 @@ ROWS = [
     ("expert_parallel", 4, "mixture", {}, 0.06),
     ("expert_parallel", 4, "mixture", {"expert_ranks": 2, "precision": "bf16"}, 0.06),
     ("expert_parallel", 4, "mixture", {"activation_checkpointing": True, "accumulate": 2}, 0.1),
+    ("ddp", 2, "residual", {}, 0.001),
+    ("fsdp", 2, "narrowing", {}, 0.001),
 ]
 
 
@@ -63,6 +92,21 @@ def test_the_formulas_agree_with_the_rehearsal(strategy, ranks, model, options, 
         assert planned.phase == seen.phase
     for state in ("parameters", "optimizer"):
         assert planned.categories[state] == seen.categories[state]
+
+
+def test_the_last_stage_holds_what_its_loss_keeps_once():
+    what, options = script("pipeline", "residual"), {"global_batch_size": 16, "accumulate": 4, "schedule": "GPipe"}
+    planned = peak(facts("residual"), layout_of(what, 2, options), 1)
+    assert planned.bytes == pytest.approx(rehearse(what, 2, options, rank=1).bytes, rel=0.001)
+
+
+def test_what_lora_freezes_is_counted_once():
+    pytest.importorskip("peft")
+    what, options = Script.load("ddp"), {"global_batch_size": 16, "lora_rank": 8}
+    planned = peak(facts_of(what, options), layout_of(able_to(what, options), 2, options))
+    seen = rehearse(what, 2, options)
+    assert planned.bytes == pytest.approx(seen.bytes, rel=0.02)
+    assert planned.categories["parameters"] == seen.categories["parameters"]
 
 
 def test_a_block_keeps_what_the_paper_says():

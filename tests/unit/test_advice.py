@@ -479,7 +479,7 @@ def test_sixteen_bits_are_said_beside_a_choice_in_fp32(ddp):
 @pytest.mark.parametrize(
     ("facts", "says"),
     [
-        (decoder(width=40_000, saved=1000), "8-bit AdamW"),
+        (decoder(width=40_000, saved=1000), "adamw8bit"),
         (decoder(saved=10**12), "offload_activations"),
     ],
 )

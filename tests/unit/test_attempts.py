@@ -12,8 +12,8 @@ from types import SimpleNamespace
 import pytest
 
 from labkit import Run
-from labkit.launcher.causes import advice
-from labkit.launcher.causes.advice import disk_advice, fragmented, memory_advice, memory_in_words
+from labkit.launcher.causes import failure_advice
+from labkit.launcher.causes.failure_advice import disk_advice, fragmented, memory_advice, memory_in_words
 from labkit.launcher.torchrun import attempt_command
 from labkit.record import RunFolder, RunReader, State, read_state, write_state
 from labkit.record import folder as folder_module
@@ -238,7 +238,7 @@ def test_advice_is_what_the_script_offers_and_does_not_do_yet():
 
 def test_a_full_disk_is_recognised_by_what_torch_makes_of_it(folder, monkeypatch):
     assert disk_advice(folder, "RuntimeError: unexpected pos 704 vs 598") == ""  # there is room here
-    monkeypatch.setattr(advice.shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
+    monkeypatch.setattr(failure_advice.shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
     assert disk_advice(folder, "RuntimeError: unexpected pos 704 vs 598").endswith(str(folder.path))
     assert disk_advice(folder, "RuntimeError: boom") == ""
     (folder.checkpoints / "step-3").mkdir(parents=True)

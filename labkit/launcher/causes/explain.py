@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from labkit.launcher.causes.advice import disk_advice, fragmented, memory_advice, memory_in_words
 from labkit.launcher.causes.evidence import LAST_WORDS_BYTES, Evidence, tail_text
+from labkit.launcher.causes.failure_advice import disk_advice, fragmented, memory_advice, memory_in_words
 from labkit.launcher.causes.no_error import disagreed, exited, hung, left_early, vanished
 from labkit.launcher.causes.node_loss import agent_killed, gone, parted
 from labkit.launcher.causes.signals import killed, signal_name

@@ -7,8 +7,8 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from labkit.launcher.causes.advice import CHECKED_CALLS, memory_advice
 from labkit.launcher.causes.evidence import Evidence, tail_text
+from labkit.launcher.causes.failure_advice import CHECKED_CALLS, memory_advice
 from labkit.launcher.causes.stacks import crash_frames
 from labkit.record import RankHistory, RunFolder
 from labkit.record.folder import read_json
