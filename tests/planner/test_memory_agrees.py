@@ -72,7 +72,6 @@ ROWS = [
     ("context_parallel", 4, "transformer", {}, 0.06),
     ("context_parallel", 4, "transformer", {"context_ranks": 2, "accumulate": 2}, 0.06),
     ("context_parallel", 4, "transformer", {"activation_checkpointing": True}, 0.06),
-    ("context_parallel", 4, "transformer", {"attention": "ring"}, 0.06),
     ("expert_parallel", 4, "mixture", {}, 0.06),
     ("expert_parallel", 4, "mixture", {"expert_ranks": 2, "precision": "bf16"}, 0.06),
     ("expert_parallel", 4, "mixture", {"activation_checkpointing": True, "accumulate": 2}, 0.1),

@@ -227,6 +227,11 @@ def test_what_formulas_do_not_know_they_say():
     whole = replace(FACTS, units=(replace(FACTS.units[0], name="model"),), layers=4)
     for facts, where, why in (
         (FACTS, layout("ddp", 2, selective_checkpointing=True), "they do not cover selective checkpointing"),
+        (
+            FACTS,
+            layout("context_parallel", 2, attention="ring"),
+            "they do not cover the scores that a ring of attention",
+        ),
         (FACTS, replace(layout("ddp", 2), strategy=""), "the strategy cell is not one of labkit's"),
         (whole, layout("pipeline", 2), "they cover pipelines only for models of embed, blocks and unembed"),
     ):

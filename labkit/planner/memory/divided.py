@@ -30,34 +30,28 @@ def shards_of(unit: Unit, layout: Layout) -> tuple[int, ...]:
 
 def mask_bytes(positions: int, layout: Layout, itemsize: int) -> int:
     """Of the masks of a rank's two chunks of a sequence, (r+1) and (2C-r) chunks wide, shared by all blocks."""
-    if layout.context == 1 or layout.options["attention"] != "gather":
-        return 0
     chunk = positions // (2 * layout.context)
     return chunk * chunk * (2 * layout.context + 1) * itemsize
 
 
 def _of_a_part(profile: Profile, layout: Layout, keys_and_values: int) -> Profile:
     """A part of each sample, and for attention the keys and values of all positions, in bytes a sample. They are kept
-    for backward unless they are gathered again, and have gradients. In a ring a rank holds two parts of them at a time,
-    and in backward of their gradients as well."""
+    for backward unless they are gathered again, and have gradients."""
     ranks, again = layout.context, layout.activation_checkpointing
-    kept, forward, backward = keys_and_values, keys_and_values, keys_and_values * (1 if again else 2)
-    if layout.options["attention"] == "ring":
-        kept, forward, backward = 0, 2 * keys_and_values // ranks, 4 * keys_and_values // ranks
 
     def part(line: ByteCount, more: int = 0) -> ByteCount:
         return ByteCount(line.fixed, line.per_sample // ranks + more)
 
     def moments(each: tuple[Moment, ...], more: int) -> tuple[Moment, ...]:
-        return tuple(Moment(part(m.held, more), part(m.kept, kept), m.settled) for m in each)
+        return tuple(Moment(part(m.held, more), part(m.kept, keys_and_values), m.settled) for m in each)
 
     lines: dict[str, Any] = {name: part(getattr(profile, name)) for name in ("input", "output", "between")}
     return replace(
         profile,
         **lines,
-        saved=part(profile.saved, 0 if again else kept),
-        forward=moments(profile.forward, forward),
-        backward=moments(profile.backward, backward),
+        saved=part(profile.saved, 0 if again else keys_and_values),
+        forward=moments(profile.forward, keys_and_values),
+        backward=moments(profile.backward, keys_and_values * (1 if again else 2)),
     )
 
 

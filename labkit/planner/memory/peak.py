@@ -74,6 +74,8 @@ def moments(facts: ModelFacts, layout: Layout, rank: int = 0, *, on_gpu: bool = 
         raise UnknownToFormulas("they do not cover a loss in chunks")
     if layout.offloads and on_gpu:
         raise UnknownToFormulas("they do not cover activations in host memory")
+    if layout.options.get("attention") == "ring":
+        raise UnknownToFormulas("they do not cover the scores that a ring of attention holds")
     if layout.options.get("compress", "none") != "none":
         raise UnknownToFormulas(f"they do not cover gradients sent as {layout.options['compress']}")
     if why := facts.uncounted.get((variant.precision, variant.half_parameters)):
