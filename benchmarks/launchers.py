@@ -138,6 +138,19 @@ def versions() -> dict[str, str]:
     return dict(zip(names, answer.split(), strict=True))
 
 
+def ranks_alive(folder: Path) -> list[psutil.Process]:
+    """The processes that have written their id into a folder of the script's, and still run."""
+    alive = []
+    for file in folder.glob("rank-*"):
+        try:
+            process = psutil.Process(int(file.read_text()))
+            if process.create_time() <= file.stat().st_mtime and process.status() != psutil.STATUS_ZOMBIE:
+                alive.append(process)
+        except (psutil.NoSuchProcess, ValueError):
+            continue
+    return alive
+
+
 class Launch:
     """A started launcher, its folder and its log."""
 
@@ -176,15 +189,7 @@ class Launch:
             time.sleep(POLL_SECONDS)
 
     def ranks_alive(self) -> list[psutil.Process]:
-        alive = []
-        for file in self.folder.glob("rank-*"):
-            try:
-                process = psutil.Process(int(file.read_text()))
-                if process.create_time() >= self.began - 1 and process.status() != psutil.STATUS_ZOMBIE:
-                    alive.append(process)
-            except (psutil.NoSuchProcess, ValueError):
-                continue
-        return alive
+        return ranks_alive(self.folder)
 
     def stop(self) -> None:
         self.process.send_signal(self.launcher.stop)
