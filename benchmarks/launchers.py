@@ -196,6 +196,8 @@ class Launch:
 
     def stop_seconds(self, limit: float) -> tuple[float, int]:
         """Stop it; seconds until no rank was alive, at most `limit`, and how many ranks then were."""
+        if not self.ranks_alive():
+            raise RuntimeError(f"{self.launcher.name} had no rank to stop: {self.log[-800:]}")
         began = time.monotonic()
         self.stop()
         while (alive := self.ranks_alive()) and time.monotonic() - began < limit:
