@@ -14,7 +14,7 @@ import tempfile
 import time
 import venv
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from sysconfig import get_path
@@ -213,10 +213,8 @@ def launched(launcher: Launcher, *options: str, ranks: int = 2) -> Iterator[Laun
         try:
             yield launch
         finally:
-            family = [*launch.ranks_alive()]
-            if launch.process.poll() is None:
-                family += [psutil.Process(launch.process.pid), *psutil.Process(launch.process.pid).children(True)]
-            for process in family:
-                if process.is_running():
-                    process.kill()
+            for process in psutil.process_iter(["cmdline"]):  # torchrunx's agent outlives its launcher's SIGTERM
+                if any(folder in part for part in process.info["cmdline"] or []):
+                    with suppress(psutil.NoSuchProcess):
+                        process.kill()
             launch.process.wait()
