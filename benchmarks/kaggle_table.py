@@ -28,6 +28,7 @@ LABS = [ROOT / "notebooks" / f"{name}.ipynb" for name in ("03_ddp", "05_mixed_pr
 FLOOR_HOURS = 8.0  # of the week's 30 GPU hours, left to the account's owner
 SUITE_FILES = [
     "pyproject.toml",
+    "tests/conftest.py",
     "tests/gpu",
     "tests/scripts",
     "scripts",

@@ -14,7 +14,7 @@ import tempfile
 import time
 import venv
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from sysconfig import get_path
@@ -138,6 +138,19 @@ def versions() -> dict[str, str]:
     return dict(zip(names, answer.split(), strict=True))
 
 
+def ranks_alive(folder: Path) -> list[psutil.Process]:
+    """The processes that have written their id into a folder of the script's, and still run."""
+    alive = []
+    for file in folder.glob("rank-*"):
+        try:
+            process = psutil.Process(int(file.read_text()))
+            if process.create_time() <= file.stat().st_mtime and process.status() != psutil.STATUS_ZOMBIE:
+                alive.append(process)
+        except (psutil.NoSuchProcess, ValueError):
+            continue
+    return alive
+
+
 class Launch:
     """A started launcher, its folder and its log."""
 
@@ -176,21 +189,15 @@ class Launch:
             time.sleep(POLL_SECONDS)
 
     def ranks_alive(self) -> list[psutil.Process]:
-        alive = []
-        for file in self.folder.glob("rank-*"):
-            try:
-                process = psutil.Process(int(file.read_text()))
-                if process.create_time() >= self.began - 1 and process.status() != psutil.STATUS_ZOMBIE:
-                    alive.append(process)
-            except (psutil.NoSuchProcess, ValueError):
-                continue
-        return alive
+        return ranks_alive(self.folder)
 
     def stop(self) -> None:
         self.process.send_signal(self.launcher.stop)
 
     def stop_seconds(self, limit: float) -> tuple[float, int]:
         """Stop it; seconds until no rank was alive, at most `limit`, and how many ranks then were."""
+        if not self.ranks_alive():
+            raise RuntimeError(f"{self.launcher.name} had no rank to stop: {self.log[-800:]}")
         began = time.monotonic()
         self.stop()
         while (alive := self.ranks_alive()) and time.monotonic() - began < limit:
@@ -206,10 +213,8 @@ def launched(launcher: Launcher, *options: str, ranks: int = 2) -> Iterator[Laun
         try:
             yield launch
         finally:
-            family = [*launch.ranks_alive()]
-            if launch.process.poll() is None:
-                family += [psutil.Process(launch.process.pid), *psutil.Process(launch.process.pid).children(True)]
-            for process in family:
-                if process.is_running():
-                    process.kill()
+            for process in psutil.process_iter(["cmdline"]):  # torchrunx's agent outlives its launcher's SIGTERM
+                if any(folder in part for part in process.info["cmdline"] or []):
+                    with suppress(psutil.NoSuchProcess):
+                        process.kill()
             launch.process.wait()

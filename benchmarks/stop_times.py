@@ -8,14 +8,16 @@ accelerate launch, by SIGTERM, where it is installed: `python benchmarks/peers.p
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from launchers import LAUNCHERS, POLL_SECONDS, SCRIPT, Launcher, launched
+from launchers import LAUNCHERS, POLL_SECONDS, SCRIPT, Launcher, launched, ranks_alive
 
 import labkit
 from labkit.launcher.stop import GRACE_SECONDS
@@ -23,48 +25,53 @@ from labkit.launcher.stop import GRACE_SECONDS
 STARTING_SECONDS, LIMIT_SECONDS = 90.0, 45.0
 BUDGETS = {"willing": 1.5, "deaf": GRACE_SECONDS + 1.0}
 OPTIONS = {"willing": [], "deaf": ["--fault", "deaf"]}
+RANKS_ENDED, RETURNED = "no rank of {} is alive", "labkit's `Run.stop()` has returned"
 OTHERS = [launcher for launcher in LAUNCHERS if launcher.name in ("bare torchrun", "accelerate launch")]
 
 
-def of_labkit(options: list[str]) -> float:
-    """`Run.stop()` returns when nothing of the run is left."""
-    with tempfile.TemporaryDirectory() as folder:
-        arguments = [folder, "--steps", "1000000", *options]
-        run = labkit.launch(SCRIPT, nproc_per_node=2, args=arguments, runs_dir=Path(folder, "runs"), wait=False)
+def of_labkit(options: list[str]) -> dict[str, float]:
+    """Until no rank is alive, and until `Run.stop()` has returned, which it does when nothing of the run is left."""
+    with tempfile.TemporaryDirectory() as name, contextlib.redirect_stdout(sys.stderr):
+        folder = Path(name)
+        arguments = [name, "--steps", "1000000", *options]
+        run = labkit.launch(SCRIPT, nproc_per_node=2, args=arguments, runs_dir=folder / "runs", wait=False)
         deadline = time.monotonic() + STARTING_SECONDS
-        while not Path(folder, "first").exists():
+        while not (folder / "first").exists():
             if time.monotonic() > deadline or run.status().is_final:
                 raise SystemExit(f"no step was made: {run.status()}")
             time.sleep(POLL_SECONDS)
         began = time.monotonic()
-        run.stop()
-        return time.monotonic() - began
+        with ThreadPoolExecutor(1) as pool:
+            stopping = pool.submit(run.stop)
+            while ranks_alive(folder) and not stopping.done():
+                time.sleep(POLL_SECONDS)
+            ended = time.monotonic() - began
+            stopping.result()
+        return {RANKS_ENDED.format("labkit"): ended, RETURNED: time.monotonic() - began}
 
 
-def of(launcher: Launcher, options: list[str]) -> float:
+def of(launcher: Launcher, options: list[str]) -> dict[str, float]:
     with launched(launcher, "--steps", "1000000", *options) as launch:
         launch.wait_for_first_step(STARTING_SECONDS)
-        return launch.stop_seconds(LIMIT_SECONDS)[0]
+        return {RANKS_ENDED.format(launcher.name): launch.stop_seconds(LIMIT_SECONDS)[0]}
 
 
 def main() -> None:
     repeats = int(sys.argv[1]) if len(sys.argv) > 1 else 3
-    ways: dict[str, Callable[[list[str]], float]] = {"labkit": of_labkit}
-    for launcher in OTHERS:
-        if Path(launcher.command(2, [], Path())[0]).exists():
-            ways[launcher.name] = lambda options, launcher=launcher: of(launcher, options)
+    there = [launcher for launcher in OTHERS if Path(launcher.command(2, [], Path())[0]).exists()]
     late = []
-    print("| ranks | launcher | median | range | budget |\n|---|---|---|---|---|")
+    print("| ranks | seconds until | median | range | budget |\n|---|---|---|---|---|")
     for ranks, options in OPTIONS.items():
-        seconds: dict[str, list[float]] = {name: [] for name in ways}
+        seconds: dict[str, list[float]] = defaultdict(list)
         for _ in range(repeats):
-            for name, way in ways.items():
-                seconds[name].append(way(options))
-        for name, values in seconds.items():
-            budget = f"{BUDGETS[ranks]:.1f} s" if name == "labkit" else ""
+            for measured in (of_labkit(options), *(of(launcher, options) for launcher in there)):
+                for what, value in measured.items():
+                    seconds[what].append(value)
+        for what, values in seconds.items():
+            budget = f"{BUDGETS[ranks]:.1f} s" if what == RETURNED else ""
             spread = f"{min(values):.2f} to {max(values):.2f} s"
-            print(f"| {ranks} | {name} | {statistics.median(values):.2f} s | {spread} | {budget} |", flush=True)
-        late += [ranks] if statistics.median(seconds["labkit"]) > BUDGETS[ranks] else []
+            print(f"| {ranks} | {what} | {statistics.median(values):.2f} s | {spread} | {budget} |", flush=True)
+        late += [ranks] if statistics.median(seconds[RETURNED]) > BUDGETS[ranks] else []
     raise SystemExit(f"over its budget: {', '.join(late)}" if late else 0)
 
 
