@@ -2,6 +2,7 @@
 
 from labkit.lessons.draw.bars import bars
 from labkit.lessons.draw.buckets import buckets, filled
+from labkit.lessons.draw.choice import choice
 from labkit.lessons.draw.formats import exponents, formats, gradients
 from labkit.lessons.draw.grid import grid
 from labkit.lessons.draw.loader import loader
@@ -14,6 +15,6 @@ from labkit.lessons.draw.split import split
 from labkit.lessons.draw.step import step
 
 __all__ = [
-    "Picture", "bars", "buckets", "exponents", "filled", "formats", "gradients", "grid", "loader", "mesh", "replicas",
-    "ring", "shards", "split", "stacked", "step",
+    "Picture", "bars", "buckets", "choice", "exponents", "filled", "formats", "gradients", "grid", "loader", "mesh",
+    "replicas", "ring", "shards", "split", "stacked", "step",
 ]  # fmt: skip
