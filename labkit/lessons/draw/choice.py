@@ -20,7 +20,7 @@ def choice(predicted: Places, measured: Places | None = None) -> Picture:
     right, top = (1.15 * max(each[axis] for each in every) or 1.0 for axis in (0, 1))
     drawn = f'<path d="M{LEFT} {TOP}V{TOP + TALL}H{LEFT + WIDE}" stroke="{GREY}" fill="none"/>'
     drawn += words(LEFT, TOP - 10, "held by a rank at its peak", size=12)
-    drawn += words(LEFT + WIDE, TOP + TALL + 18, "sent by all ranks in a step", anchor="end", size=12)
+    drawn += words(LEFT + WIDE, TOP + TALL + 34, "sent by all ranks in a step", anchor="end", size=12)
     for share in (0.5, 1.0):
         y, x = TOP + TALL * (1 - share / 1.15), LEFT + WIDE * share / 1.15
         drawn += words(LEFT - 6, y + 4, amount(share * top / 1.15, "B"), anchor="end", size=11)
@@ -38,4 +38,4 @@ def choice(predicted: Places, measured: Places | None = None) -> Picture:
                 )
     said = "; ".join(f"{name} sends {amount(s, 'B')} and holds {amount(h, 'B')}" for name, (s, h) in predicted.items())
     seen = "; ".join(f"{name} {amount(s, 'B')} and {amount(h, 'B')}" for name, (s, h) in measured.items())
-    return sheet([drawn], TOP + TALL + 28, f"predicted: {said}" + (f"; measured: {seen}" if seen else ""))
+    return sheet([drawn], TOP + TALL + 42, f"predicted: {said}" + (f"; measured: {seen}" if seen else ""))
