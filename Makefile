@@ -64,7 +64,7 @@ format: .venv/dev
 	$(BIN)/ruff check --fix .
 
 # What makes the labs small: two epochs, three strategies instead of six, no plans of large models. SMALL= runs all.
-SMALL := -p epochs 2 -p strategies "ddp fsdp pipeline" -p measure_speed False \
+SMALL := -p epochs 2 -p strategies "ddp fsdp pipeline" \
 	-p seven_billion False -p flagship False -p large False -p guides False -p plans False
 
 LABS := notebooks/[0-9]*.ipynb

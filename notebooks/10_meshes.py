@@ -14,202 +14,159 @@
 # %% [markdown]
 # # 10 · Meshes: several strategies at once
 #
-# "Use 3D Parallelism (Data + Pipeline + Tensor) for even bigger models (100B+ parameters)", says the third article
-# (003, line 484). What is that? Ranks get coordinates, like seats in rows, and each axis has a strategy of its own. You
-# will predict what a rank says on each axis and what it holds, as products of small numbers, for three meshes of four
-# ranks; then run them. All train exactly what one device trains.
+# **You will be able to** read a mesh, say what a rank sends along each of its axes and what it holds, and tell when
+# more axes are worth it. **25 minutes. You need** labs 07, 08 and 09.
+#
+# Ranks get coordinates, like seats in rows, and each axis has a strategy of its own. Along an axis lies a process
+# group: the ranks that differ in this coordinate only. labkit's `hybrid` script has the axes pipeline, data (FSDP) and
+# tensor, in this order. These are eight ranks, 2 × 2 × 2; one colour is one group:
 
 # %% tags=["parameters"]
 nproc_per_node: int = 4  # ranks, on two cores, too; 8 gives a mesh of 2 x 2 x 2
 accumulate: int = 2  # micro-batches per step
-large: bool = True  # plan a GPT of 838 million parameters for four T4s, too: some ten seconds
+large: bool = True  # plan a GPT of 838 million parameters, too: a minute
 
 # %%
-import labkit
 from labkit import Script
-from labkit.claims import Claims
+from labkit.lessons import Lesson, draw, sized
 
-machine = labkit.doctor()
-on_cpu = machine.gpu_count < nproc_per_node
-env = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"} if on_cpu else {}
-claims = Claims("10_meshes")
-N, m = nproc_per_node, accumulate
-
-# %% [markdown]
-# ## A mesh is an array of ranks
-#
-# labkit's `hybrid` script has the axes pipeline, data and tensor, in this order. Along each axis lies a process group:
-# the ranks that differ in this coordinate only. Of eight ranks:
-
-# %%
-import torch
-
-
-def groups(shape):
-    """The ranks of each process group, by axis."""
-    mesh = torch.arange(shape[0] * shape[1] * shape[2]).view(shape)
-    names = ("pipeline", "data", "tensor")
-    return {name: mesh.movedim(axis, -1).flatten(0, 1).tolist() for axis, name in enumerate(names)}
-
-
-for name, ranks in groups((2, 2, 2)).items():
-    print(f"{name:>8}: {ranks}")
+lab, N, m = Lesson("10_meshes", ranks=nproc_per_node), nproc_per_node, accumulate
+draw.mesh(pipeline=2, data=2, tensor=2)
 
 # %% [markdown]
 # Neighbours are in one tensor group: they talk most, in the middle of every block, and want the fastest link. A
 # pipeline says least, so its stages may be far apart, on other hosts.
 #
-# ## Predict
+# ## Your predictions
 #
-# A mesh of p x d x t ranks, L blocks, m micro-batches. On a rank, in one step:
+# A transformer of four blocks, 64 wide, on four ranks: data × tensor, 2 × 2. Each step has two micro-batches.
+
+# %%
+sums = lab.ask("all-reduces of a rank in a step of data × tensor", default=16)
+gathers = lab.ask("all-gathers of a rank in the same step", default=10)
+share = lab.ask("share of the parameters that a rank of data × tensor holds between two steps", default=25, unit="%")
+
+# %% [markdown]
+# ## Run three meshes
 #
-# | axis | says | calls |
+# With p × d × t ranks, L blocks and m micro-batches a rank makes in one step:
+#
+# | axis | sends | calls |
 # |---|---|---|
 # | tensor | sums of activations, in each of its blocks | 4 (L / p) m all-reduces |
-# | data | its blocks, and what its stage has besides | L / p + 1 all-gathers, L / p + 1 reduce-scatters |
-# | pipeline | activations in or gradients in, at a border | m receives for each border |
+# | data | weights and gradients of its blocks and the rest | L / p + 1 all-gathers, as many reduce-scatters |
+# | pipeline | activations or their gradients, at a border | m receives |
 #
-# Parameters are kept gathered for the whole step, so the data axis does not know of m. At the start of each step it
-# all-reduces two numbers: how many predictions all ranks make together, by which the loss is divided, and whether any
-# rank's batch has a shape that its pipeline does not know yet. An axis of one rank says nothing, with one exception:
-# gloo records the first of these even within a single rank; NCCL, by its source, launches nothing there. (At the end of
-# a step the last stage also tells the others the loss.)
+# Along the data axis two numbers are all-reduced as well: how many predictions a step has, and whether a batch has a
+# new shape. (gloo records the first even in a group of one rank.) Everything is in fp64, so that losses can be
+# compared.
 
 # %%
-L, WIDTH, CONTEXT, VOCABULARY = 4, 64, 128, 256
-FLOAT = 8  # bytes: the runs are in fp64, so that losses can be compared
-NUMBERS = 2  # all-reduces of one number each, along the data axis
-meshes = {
-    "data x tensor": {"tensor": 2},
-    "pipeline x data": {"pipeline": 2},
-    "pipeline x tensor" if N == 4 else "pipeline x data x tensor": {"pipeline": 2, "tensor": 2},
-}
+L, WIDTH, VOCABULARY, CONTEXT = 4, 64, 256, 128
+third = "pipeline × tensor" if N == 4 else "pipeline × data × tensor"
+meshes = {"data × tensor": (1, N // 2, 2), "pipeline × data": (2, N // 2, 1), third: (2, N // 4, 2)}
 
 
-def shape(name):
-    p, t = meshes[name].get("pipeline", 1), meshes[name].get("tensor", 1)
-    return p, N // (p * t), t
+def calls(p, d, t):
+    units, numbers = (L // p + 1) * (d > 1), 2 if d > 1 else int(lab.on_cpu)
+    sums = 4 * (L // p) * m * (t > 1) + numbers
+    return {"all_reduce": sums, "all_gather": units, "reduce_scatter": units, "send_recv": m * (p > 1)}
 
 
-def calls(name):
-    """Of a rank in one step; with at most two stages every rank has one border."""
-    p, d, t = shape(name)
-    units = L // p + 1
-    return {
-        "all_reduce": (4 * (L // p) * m if t > 1 else 0) + (NUMBERS if d > 1 else int(on_cpu)),
-        "all_gather": units if d > 1 else 0,
-        "reduce_scatter": units if d > 1 else 0,
-        "send_recv": m if p > 1 else 0,
-    }
+def parameters(p, d, t):
+    """Bytes of the first rank: its blocks, of which tensor ranks split four layers, and the embeddings."""
+    block = (12 * WIDTH * WIDTH + 7 * WIDTH) // t + 6 * WIDTH
+    last_stage = (VOCABULARY + 2) * WIDTH if p == 1 else 0
+    return 8 * (L // p * block + (VOCABULARY + CONTEXT) * WIDTH + last_stage) // d
 
-
-def block(width, t):
-    """Its elements on each of t tensor ranks: four layers are split, two norms and the biases after a sum are not."""
-    return (12 * width * width + 7 * width) // t + 6 * width
-
-
-def parameters(name, last):
-    """Bytes on the first or the last rank: its blocks' share, and the embeddings, the head, or both."""
-    p, d, t = shape(name)
-    first_end, last_end = (VOCABULARY + CONTEXT) * WIDTH, (VOCABULARY + 2) * WIDTH
-    ends = first_end + last_end if p == 1 else last_end if last else first_end
-    return FLOAT * (L // p * block(WIDTH, t) + ends) // d
-
-
-kinds = [kind for kind in ("all_reduce", "all_gather", "reduce_scatter", "send_recv") if on_cpu or kind != "send_recv"]
-for name in meshes:
-    for kind in kinds:
-        claims.predict(f"{name}: {kind}", calls(name)[kind], "calls")
-    for which in ("first", "last"):
-        claims.predict(f"{name}: parameters, {which} rank", parameters(name, which == "last"), "B")
-    claims.predict(f"{name}: loss apart from one device's", 1e-9, how="at most")
-
-# %% [markdown]
-# For the peak ask `labkit.plan`. Its table also says what else four ranks could do with this model.
 
 # %%
-sizes = "vocabulary=256, context=128, width=128, heads=4, layers=4"
-loaded = Script.load("hybrid")
-assert sizes in loaded.cells["model"].text
-cells = {"model": loaded.cells["model"].text.replace("width=128, heads", f"width={WIDTH}, heads")}
-cells["data"] = loaded.cells["data"].text.replace("2**20", "2**15")
-hybrid, single = loaded.with_cells(**cells), Script.load("single").with_cells(**cells)
-options = {"global_batch_size": 2 * N, "precision": "fp64"}
-
-plan = labkit.plan(hybrid, nproc_per_node=N, accumulate=m, **meshes["data x tensor"], **options)
-claims.predict("data x tensor: peak", plan.bytes, "B", within=0.06)
-display(plan)
-
-# %% [markdown]
-# ## Measure
+script, single = sized(Script.load("hybrid"), width=WIDTH), sized(Script.load("single"), width=WIDTH)
+kinds = [kind for kind in calls(1, 1, 1) if lab.on_cpu or kind != "send_recv"]
+lab.predict_each({f"{name}: {kind}": calls(*mesh)[kind] for name, mesh in meshes.items() for kind in kinds})
+lab.predict_each({f"{name}: parameters, rank 0": parameters(*mesh) for name, mesh in meshes.items()}, "B")
+lab.predict_each({f"{name}: loss, compared with one device": 1e-9 for name in meshes}, how="at most")
+lab.predict_each({sums: calls(1, N // 2, 2)["all_reduce"], gathers: calls(1, N // 2, 2)["all_gather"]})
+lab.predict(share, parameters(1, N // 2, 2) / parameters(1, 1, 1), "%")
+options = {"global_batch_size": 2 * N, "precision": "fp64", "steps": 9}
+alone = lab.launch(single, ranks=1, **options)
+options |= {"accumulate": m, "profile": True, "trace_memory": True}
+runs = {name: lab.launch(script, pipeline=p, tensor=t, **options) for name, (p, _, t) in meshes.items()}
 
 # %%
-alone = labkit.launch(single, nproc_per_node=1, steps=9, env=env, **options)
-alone.wait()
-runs = {"data x tensor": labkit.launch(plan, steps=9, profile=True, env=env)}
-runs["data x tensor"].wait()
-options |= {"accumulate": m, "nproc_per_node": N, "profile": True, "trace_memory": True}
-for name in list(meshes)[1:]:
-    runs[name] = labkit.launch(hybrid, steps=9, env=env, **meshes[name], **options)
-    runs[name].wait()
-
-# %%
-from collections import Counter
-
-
+held = {}
 for name, run in runs.items():
-    seen = [Counter(span.kind for span in run.timeline().of_step() if span.rank == rank) for rank in range(N)]
-    for kind in kinds:
-        assert len({each[kind] for each in seen}) == 1, (name, kind, seen)
-        claims.measure(f"{name}: {kind}", seen[0][kind], run=run)
-    held = [rank.traced for rank in run.memory().ranks]
-    claims.measure(f"{name}: parameters, first rank", held[0].categories["parameters"], run=run)
-    claims.measure(f"{name}: parameters, last rank", held[-1].categories["parameters"], run=run)
-    off = (run.losses() / alone.losses() - 1).abs().dropna()
-    assert len(off) == 9
-    claims.measure(f"{name}: loss apart from one device's", off.max(), run=run)
-peak = max(rank.traced.bytes for rank in runs["data x tensor"].memory().ranks)
-claims.measure("data x tensor: peak", peak, run=runs["data x tensor"])
-display(claims)
+    spans = run.timeline().of_step()
+    found = {f"{name}: {kind}": sum(span.kind == kind for span in spans) / N for kind in kinds}  # of a rank
+    held[name] = run.memory().ranks[0].traced.categories
+    found[f"{name}: parameters, rank 0"] = held[name]["parameters"]
+    found[f"{name}: loss, compared with one device"] = (run.losses() / alone.losses() - 1).abs().max()
+    lab.measure_each(found, run=run)
+    if name == "data × tensor":
+        both = {sums: found[f"{name}: all_reduce"], gathers: found[f"{name}: all_gather"]}
+        lab.measure_each(both | {share: held[name]["parameters"] / parameters(1, 1, 1)}, run=run)
+display(draw.bars(held, unit="B", title="rank 0 at its peak"))
+lab.score()
 
 # %% [markdown]
-# One step of the last mesh: stages compute in turn, and within a stage the tensor ranks wait for each other.
+# ## Why
+#
+# All three train what one device trains; only who talks to whom differs. The tensor axis sends in every block and
+# micro-batch. The data axis gathers its weights once for the whole step and does not know of m. A rank of 2 × 2 holds
+# more than a quarter: tensor parallelism splits four layers of a block, while norms, embeddings and the head stay whole
+# on every tensor rank.
+#
+# One step of the last mesh. Stages compute in turn, and within a stage the tensor ranks wait for each other:
 
 # %%
-run.timeline()
+runs[third].timeline()
 
 # %% [markdown]
-# ## Is it worth it?
+# Move the sliders. Which ranks should share a host?
+
+# %%
+lab.explore(draw.mesh, pipeline=[1, 2, 4], data=[1, 2, 4], tensor=[1, 2, 4])
+
+# %% [markdown]
+# ## On 2 × T4 and 8 × A100
 #
-# The articles reach for three axes because a model is large. Of what a rank holds, though, FSDP alone divides the most:
-# parameters, gradients and optimizer state by all N ranks, while tensor parallelism keeps embeddings, norms and the
-# head whole. (By default the hybrid script also takes all micro-batches forward before the first goes back, as GPipe
-# does, and keeps their activations.) More axes pay when FSDP's gathers no longer hide behind the computation: among
-# many hosts, or when a rank has too few samples left. A model of 7 billion parameters was trained with FSDP alone by
-# the PyTorch team and IBM (fms-fsdp; for 70 billion they give a throughput, not a trained model). What the planner says
-# of 838 million parameters and four T4s:
+# Is it worth it? A GPT of 838 million parameters, one sample of 1,024 tokens on each rank. FSDP alone divides
+# parameters, gradients and optimizer state by all ranks. More axes pay when its gathers no longer hide behind the
+# computation: on many hosts, or when a rank has too few samples left.
 
 # %%
 if large:
-    wanted = "vocabulary=50257, context=1024, width=1280, heads=20, layers=36"
-    big = {"model": loaded.cells["model"].text.replace(sizes, wanted)}
-    big["data"] = loaded.cells["data"].text.replace("context=128", "context=1024")
-    advised = labkit.plan(loaded.with_cells(**big), device="4xT4", global_batch_size=4, tensor=2)
-    alike = 36 * block(1280, 2) + (2 * 50257 + 1024 + 2) * 1280  # on a tensor rank, before the data axis divides it
-    told = "838 M, data x tensor on 4: parameters of a rank"
-    claims.predict(told, 4 * alike / 2, "B", within=0.01)
-    claims.calculated(told, advised.rehearsed.categories["parameters"], because="rehearsed, not run")
-    print(f"FSDP on 4 would keep {advised.facts.elements * 4 / 4 / 2**20:.0f} MiB of parameters on a rank")
-    display(advised)
-
-# %%
-claims.check()
+    sizes = {"vocabulary": 50257, "context": 1024, "width": 1280, "heads": 20, "layers": 36}
+    gpt = {name: sized(Script.load(name), **sizes) for name in ("fsdp", "hybrid")}
+    ways = {"FSDP": gpt["fsdp"], "data × tensor": (gpt["hybrid"], {"tensor": 2})}
+    display(lab.plans(ways | {"pipeline × data": (gpt["hybrid"], {"pipeline": 2})}, global_batch_size=8))
 
 # %% [markdown]
-# ## Try
+# ## Try this
 #
-# - `accumulate = 4`: which counts double, and which do not?
-# - `nproc_per_node = 8`: three axes at once. Predict the third mesh before you look.
-# - `labkit.launch(hybrid, nproc_per_node=4, tensor=4)`: what is left to the data axis?
-# - Make claims fail: gather again in every micro-batch, `reshard_after_forward=True` in the strategy cell
-#   (`hybrid.with_cells(strategy=…)`). Which axis says more now, and does the loss notice?
+# 1. `draw.mesh(pipeline=4, data=2, tensor=1)`: to which ranks does rank 3 send, and what?
+#    <details><summary>Answer</summary>It is the second replica of the second stage. It sends activations to rank 5 and
+#    gradients to rank 1 (its pipeline group is 1, 3, 5, 7), and shares weights and gradients with rank 2. Along the
+#    tensor axis it is alone.</details>
+# 2. The plans above with `{"tensor": 4}` instead of `{"tensor": 2}`, on 8 × A100: does a rank hold less?
+#    <details><summary>Answer</summary>No: 10.9 GiB instead of 8.2. Only two ranks are left on the data axis,
+#    so less is sharded, and a rank works on twice the samples. A step takes 439 ms instead of 372, with FSDP alone
+#    331.</details>
+# 3. Gather again in every micro-batch: `reshard_after_forward=True` in the strategy cell of `script`. Which axis sends
+#    more now, and does the loss notice?
+#    <details><summary>Answer</summary>The data axis: 15 all-gathers instead of 5 in data × tensor, 9 instead of 3
+#    in pipeline × data. Reduce-scatters and the loss are the same, so nothing but the time tells you.</details>
+#
+# ## Sources
+#
+# Narayanan et al. (arXiv 2104.04473): the three axes and their order. torch/distributed/device_mesh.py. The PyTorch
+# team and IBM trained a model of 7 billion parameters with FSDP alone (fms-fsdp); for 70 billion they give a
+# throughput, not a trained model.
+#
+# ### Appendix: what was claimed, and what the articles say
+#
+# "Use 3D Parallelism (Data + Pipeline + Tensor) for even bigger models (100B+ parameters)", says the third article
+# (003, line 484).
+
+# %%
+lab.check()

@@ -43,9 +43,9 @@ BROKEN = [
     ),
     (
         "05_mixed_precision",
-        "        return DistributedDataParallel(model)",
-        "        return model",
-        "ddp, fp16: ranks that see the overflow of one",
+        "overflowing(DistributedDataParallel(tower(64, 5, device)), x)",
+        "overflowing(tower(64, 5, device), x)",
+        "DDP: ranks that see one's infinity",
     ),
     (
         "06_memory",
@@ -62,15 +62,15 @@ BROKEN = [
     ),
     (
         "09_tensor_parallel",
-        'with_cells(data=text.replace("2**20", "2**17")) for',
-        f'with_cells(data=text.replace("2**20", "2**17"), **({{}} if name == "single" else dict({PARTIAL}))) for',
+        'Script.load("tensor_parallel"), Script.load("single")',
+        f'Script.load("tensor_parallel").with_cells({PARTIAL}), Script.load("single")',
         "loss",
     ),
     (
         "10_meshes",
-        "loaded.with_cells(**cells), Script",
-        'loaded.with_cells(**cells, strategy=loaded.cells["strategy"]'
-        '.text.replace("reshard_after_forward=False", "reshard_after_forward=True")), Script',
+        'sized(Script.load("hybrid"), width=WIDTH), sized',
+        'sized(Script.load("hybrid"), width=WIDTH).with_cells(strategy=Script.load("hybrid").cells["strategy"]'
+        '.text.replace("reshard_after_forward=False", "reshard_after_forward=True")), sized',
         "all_gather",
     ),
     (
@@ -82,8 +82,8 @@ BROKEN = [
     ),
     (
         "12_which_strategy",
-        "steps=STEPS, trace_memory=True",
-        'steps=STEPS, precision="bf16", trace_memory=True',
+        "lab.launch(planned, steps=steps)",
+        'lab.launch(planned.script, steps=steps, precision="bf16", global_batch_size=batch, trace_memory=True)',
         "fsdp: sent by all ranks in a step",
     ),
     (

@@ -19,6 +19,9 @@ REWRITTEN = (
     "06_memory",
     "07_fsdp",
     "08_pipeline",
+    "09_tensor_parallel",
+    "10_meshes",
+    "12_which_strategy",
 )
 SECTIONS = (
     "You will be able to",

@@ -7,6 +7,7 @@ import math
 import sys
 import xml.etree.ElementTree as ElementTree
 from importlib.resources import files
+from types import SimpleNamespace
 
 import pytest
 
@@ -19,6 +20,7 @@ from labkit.lessons.elsewhere import elsewhere
 from labkit.lessons.guesses import Guess
 from labkit.lessons.lesson import _script
 from labkit.lessons.pipelines import bubble, in_flight, measured, simulated
+from labkit.lessons.sending import noting_bytes, sent_in_a_step
 
 SPANS = simulated("InterleavedZeroBubble", 2, 4, 1, 2, 2)
 SIZES = {"c.weight": 900_000, "b.weight": 400_000, "a.weight": 100}
@@ -27,6 +29,7 @@ PICTURES = {
         {"a": {"parameters": 2, "other": 1}, "b": 1}, {"a": 3}, unit="B", limit=5, limit_name="T4", title="<&>"
     ),
     "buckets": draw.buckets(SIZES),
+    "choice": draw.choice({"a": (2e6, 3e6), "<b>": (0, 1e6)}, {"a": (2.1e6, 2.9e6)}),
     "formats": draw.formats(),
     "gradients": draw.gradients({-30: 0.2, -20: 0.5, -10: 0.3}, scale=2**16),
     "grid": draw.grid(SPANS, "zero <bubble>", moving=True),
@@ -86,6 +89,15 @@ def test_the_groups_of_a_mesh_are_those_of_torch():
     ranks = torch.arange(8).view(2, 2, 2)
     names = ("pipeline", "data", "tensor")
     assert groups(2, 2, 2) == {name: ranks.movedim(i, -1).flatten(0, 1).tolist() for i, name in enumerate(names)}
+
+
+def test_a_script_that_notes_its_bytes_is_composed_and_read_back(tmp_path):
+    script = noting_bytes(Script.load("ddp"))
+    assert "register_optimizer_step_post_hook(note_bytes)" in str(script)
+    ast.parse(str(script))
+    for rank, lines in enumerate(("10 20 30", "1 11 12 22 23 33")):  # the second has two optimizers
+        (tmp_path / f"sent-{rank}.txt").write_text(lines.replace(" ", "\n") + "\n")
+    assert sent_in_a_step(SimpleNamespace(path=tmp_path), ranks=2, steps=3) == (30 - 10) / 2 + (33 - 11) / 2
 
 
 def test_what_a_cell_defines_can_be_tried_without_ranks():

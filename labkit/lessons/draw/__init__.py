@@ -4,6 +4,7 @@ from labkit.lessons.draw.bars import bars
 from labkit.lessons.draw.buckets import buckets, filled
 from labkit.lessons.draw.calls import calls
 from labkit.lessons.draw.cells import cells
+from labkit.lessons.draw.choice import choice
 from labkit.lessons.draw.curves import curves
 from labkit.lessons.draw.formats import exponents, formats, gradients
 from labkit.lessons.draw.grid import grid
@@ -24,6 +25,7 @@ __all__ = [
     "buckets",
     "calls",
     "cells",
+    "choice",
     "curves",
     "exponents",
     "filled",

@@ -69,7 +69,7 @@ def _x(exponent: float, first: int, last: int) -> float:
 
 
 def _axis(y: float, first: int, last: int, every: int) -> str:
-    ticks = range(-(-first // every) * every, last + 1, every)
+    ticks = range(-(-first // every) * every, last, every)
     line = f'<path d="M{LEFT} {y + 3}H{WIDTH - 8}" stroke="{GREY}"/>'
     return line + "".join(words(_x(at, first, last), y + 17, f"2^{at}", anchor="middle", size=11) for at in ticks)
 
