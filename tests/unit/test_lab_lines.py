@@ -10,7 +10,23 @@ import nbformat
 import pytest
 
 ROOT = Path(__file__).parents[2]
-REWRITTEN = ("01_quickstart", "02_collectives", "03_ddp", "06_memory", "07_fsdp", "08_pipeline")
+REWRITTEN = (
+    "01_quickstart",
+    "02_collectives",
+    "03_ddp",
+    "06_memory",
+    "07_fsdp",
+    "08_pipeline",
+    "13_profiling",
+    "14_when_it_breaks",
+    "15_your_own_model",
+    "16_kaggle",
+    "17_cluster",
+    "18_fine_tuning",
+    "19_images",
+    "20_taken_apart",
+    "21_long_context",
+)
 SECTIONS = (
     "You will be able to",
     "minutes",
