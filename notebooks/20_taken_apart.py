@@ -39,7 +39,7 @@ draw.calls({rank: ["step", "step, answer", "paused", "exec", "step"] for rank in
 # 1201 of 1280, is broken. Nothing is shuffled; `DistributedSampler` deals the samples out in turn. Two ranks:
 
 # %%
-before = lab.ask("dead layer: gradient norm of the layers before it", default=0.1)
+before = lab.ask("dead layer: gradient norm of the layers before it", default=1)
 meets = lab.ask("broken sample: rank whose loss it raises", default=0, options={"0": 0, "1": 1, "both": 2})
 damaged = lab.ask("broken sample: ranks whose gradients it is in", default=1)
 differ = lab.ask("losses that differ because the run was asked and paused", default=10)

@@ -88,17 +88,22 @@ BROKEN = [
     ),
     (
         "13_profiling",
-        'if os.environ["RANK"] == str(TIMES["slow_rank"]):',
-        'if TIMES["slow_rank"] >= 0:',
+        'profiled("dawdler", slow=slow,',
+        'profiled("dawdler", slow=0.0,',
         "dawdler: the rank that labkit names",
     ),
     (
         "14_when_it_breaks",
-        'changed(sound, "train", "            dist.barrier()", "                dist.barrier()")',
+        'broken(sound, "        dist.barrier()", "            dist.barrier()")',
         "sound",
-        "hang: rank that called barrier",
+        "four spaces: rank that called barrier",
     ),
-    ("15_your_own_model", "    random.manual_seed(0)", "    random.seed()", "loss"),
+    (
+        "15_your_own_model",
+        "    random = torch.Generator().manual_seed(0)",
+        "    random = torch.Generator()\n    random.seed()",
+        "largest relative difference to a loss",
+    ),
     (
         "16_kaggle",
         'shutil.copytree(working[0] / "checkpoints", working[1] / "checkpoints")',
@@ -121,8 +126,8 @@ BROKEN = [
     ),
     (
         "19_images",
-        '"trained, DDP": ("ddp", {"weights": weights})',
-        '"trained, DDP": ("ddp", {})',
+        '{"weights": weights} if name.startswith("trained") else {}',
+        "{}",
         "test loss from trained weights, over that from random ones",
     ),
     (
@@ -133,9 +138,9 @@ BROKEN = [
     ),
     (
         "21_long_context",
-        "return loaded.with_cells(model=model,",
-        'cells = {title: loaded.cells[title].text.replace("embedding.register_forward_pre_hook", "str") for title in '
-        '("strategy",)}\n    return loaded.with_cells(**cells, model=model,',
+        'for name in ("single", "context_parallel"))\n',
+        'for name in ("single", "context_parallel"))\nsplit = split.with_cells(strategy=split.cells["strategy"].text'
+        '.replace("embedding.register_forward_pre_hook", "str"))\n',
         "gather: largest difference of a loss",
     ),
 ]

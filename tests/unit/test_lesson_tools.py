@@ -1,0 +1,105 @@
+"""Tools of single labs: scripts broken on purpose, steps that are calculated, sequences that are divided, drawings."""
+
+from __future__ import annotations
+
+import math
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+
+from labkit import LabError, Script
+from labkit.lessons import draw
+from labkit.lessons.away import changed
+from labkit.lessons.broken import broken
+from labkit.lessons.nodes import differing_words, names_in
+from labkit.lessons.overlap import pauses, simulated, sleeping
+from labkit.lessons.sequences import divided, in_order, pairs, zigzag
+from labkit.lessons.tuning import adapter
+
+TITLES = [*Script.load("ddp").cells]
+PICTURES = {
+    "adapter": adapter(128, 256, 8),
+    "calls": draw.calls({0: ["all_gather", "barrier"], 1: ["all_gather", "<all_gather>"]}, first=24),
+    "cells": draw.cells(TITLES, {"yours": ["model"], "the strategy": ["strategy"]}),
+    "curves": draw.curves({"a": [(1, 2.0), (2, math.nan), (3, 0.5)]}, "<loss>", log=True, marks={2: "here"}),
+    "divided": divided(8),
+    "hosts": draw.hosts(4, 8),
+    "lanes": draw.lanes(simulated(4, 1, 4, 8, slow=10), "a <dawdler>", moving=True),
+}
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_a_picture_is_sound_svg(name):
+    root = ElementTree.fromstring(PICTURES[name].svg)
+
+    assert root.get("viewBox").split()[2] == "700"
+    assert root.get("aria-label") == PICTURES[name].label
+    assert len(PICTURES[name].svg) < 16_000
+    assert "<animate" not in PICTURES[name].still().svg
+
+
+def test_where_the_names_of_calls_differ_all_wait():
+    same = draw.calls({0: ["step", "save"], "later": ["", "", "load"]})
+    assert "waits" not in same.svg
+    assert same.label == "rank 0: step, save; later: load"
+    assert PICTURES["calls"].svg.count(">waits<") == 2
+    assert PICTURES["calls"].label == "call 25 differs: rank 0 barrier, rank 1 <all_gather>; all of them wait"
+
+
+def test_nothing_finite_cannot_be_drawn():
+    with pytest.raises(ValueError, match="no finite number"):
+        draw.curves({"a": [(1, math.nan)]})
+
+
+def test_one_place_of_a_script_is_changed():
+    script = Script.load("ddp")
+    assert changed(broken(script, "gradient_as_bucket_view=True", "gradient_as_bucket_view=False"), script) == [
+        "strategy"
+    ]
+    with pytest.raises(LabError, match="must be in the script once; it is there 0 times"):
+        broken(script, "no such text", "")
+    with pytest.raises(LabError, match=r"once; it is there \d+ times"):
+        broken(script, "import torch", "")
+
+
+@pytest.mark.parametrize("buckets", [1, 2, 4])
+def test_backward_hides_all_buckets_but_the_last(buckets):
+    spans = simulated(4, 1, 4, 8, buckets=buckets)
+    ends = {span.rank: span.end for span in spans if span.kind == "backward"}
+    sent = [span for span in spans if span.kind == "all_reduce" and span.rank == 0]
+    waited = [span.seconds for span in spans if span.kind == "waiting"]
+
+    assert [span.end <= ends[0] for span in sent] == [True] * (buckets - 1) + [False]
+    assert waited == [8 / buckets] * 2
+
+
+def test_the_others_wait_for_a_slow_rank_within_their_own_all_reduces():
+    spans = simulated(4, 1, 4, 8, slow=10, slow_rank=1)
+    waited = {span.rank: span.seconds for span in spans if span.kind == "waiting"}
+    sending = {rank: sum(s.seconds for s in spans if s.rank == rank and s.kind == "all_reduce") for rank in (0, 1)}
+
+    assert waited == {0: 12, 1: 2}
+    assert sending[0] > sending[1] == 8
+
+
+def test_layers_that_sleep_are_a_script_of_any_strategy():
+    script = sleeping("fsdp")
+    assert changed(script, Script.load("fsdp")) == ["model", "data"]
+    assert "labkit" not in str(script)
+    assert pauses(4, 0.01, 0.04)["PAUSES"].endswith('"slow_rank": -1}')
+
+
+def test_a_zigzag_gives_all_ranks_the_same_work():
+    assert in_order(2) == [0, 0, 1, 1]
+    assert zigzag(2) == [0, 1, 1, 0]
+    assert pairs(in_order(1), 4) == [10]
+    for ranks in (2, 3, 8):
+        work, even = (pairs(owners(ranks), 48 * ranks) for owners in (in_order, zigzag))
+        assert len(set(even)) == 1
+        assert sum(even) == sum(work)
+        assert math.isclose(work[-1] / (sum(work) / ranks), 2 - 1 / ranks, rel_tol=0.01)
+
+
+def test_launch_lines_are_compared_word_by_word():
+    assert differing_words("torchrun --node-rank 0 x\ntorchrun --node-rank 1 x") == 1
+    assert {"LOCAL_RANK"} <= {*names_in(Script.load("ddp"))}
