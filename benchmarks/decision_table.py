@@ -57,10 +57,11 @@ page is written: memory of the rank that holds most against what the device has 
 The times come from data sheets and assumed shares of them, with a wide band; strategies within 5 percent of each other
 count as equally fast, and the simpler is chosen.
 """
-BEYOND = """## Where no strategy of the articles is the choice
+BEYOND = """## Beyond the articles' strategies
 
-Four situations in which one of [docs/beyond.md](../beyond.md) is, with the best of the others (or the one that holds
-least). The figures are `labkit.plan`'s, calculated, not measured; "waiting" is communication that does not overlap.
+Four situations where a strategy from [docs/beyond.md](../beyond.md) is the better choice, next to the best alternative
+(or the one that needs least memory). diloco trains differently, so `plan` compares it only when it is asked for. The
+figures are `labkit.plan`'s, calculated, not measured; "waiting" is communication that does not overlap.
 
 | situation | the planner's choice, per rank and step | the best of the others | why |
 | --- | --- | --- | --- |"""

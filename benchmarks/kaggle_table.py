@@ -110,16 +110,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         notebooks = [suite(folder), *LABS]
-        for notebook in notebooks:
-            if (left := service.gpu_hours_left()) < chosen.floor:
-                print(f"not run: {notebook.stem} and later ones: {left:.1f} GPU hours left, {chosen.floor:g} are kept")
-                break
-            rows.append(pushed(notebook, folder / notebook.stem))
-            page = page or page_in(list(service.log(f"{service.user}/labkit-gpu-suite")))
-    if not rows:
-        return 0
-    head = INTRODUCTION.format(user=service.user, version=labkit.__version__, day=time.strftime("%Y-%m-%d"))
-    chosen.table.write_text(head + "\n".join([*rows, "", *page]) + "\n", encoding="utf-8")
+        try:
+            for notebook in notebooks:
+                if (left := service.gpu_hours_left()) < chosen.floor:
+                    kept = f"{left:.1f} GPU hours left, {chosen.floor:g} are kept"
+                    print(f"not run: {notebook.stem} and later ones: {kept}")
+                    break
+                rows.append(pushed(notebook, folder / notebook.stem))
+                page = page or page_in(list(service.log(f"{service.user}/labkit-gpu-suite")))
+        finally:  # what has taken GPU hours is kept, also if Kaggle fails later
+            if rows:
+                head = INTRODUCTION.format(user=service.user, version=labkit.__version__, day=time.strftime("%Y-%m-%d"))
+                chosen.table.write_text(head + "\n".join([*rows, "", *page]) + "\n", encoding="utf-8")
     return int(any("**failed**" in row for row in rows))
 
 

@@ -153,6 +153,11 @@ def _fewer_ranks(options: LaunchOptions, request: LaunchRequest, ranks: int) -> 
         raise LaunchError(f"min_ranks must be a whole number, 1 or more and fewer than {ranks} ranks, got {least!r}")
     if options.retries < 2:
         raise LaunchError("min_ranks needs retries=2 or more: the first retry has all ranks, the next one fewer")
+    if checks.SPLITS_REPLICAS.search(str(request.script)):
+        raise LaunchError(
+            f"min_ranks is for ranks that each train on a part of the batch (ddp, zero1, zero2, fsdp, fsdp1); those of "
+            f"{request.script.name} split one model or sequence"
+        )
     fewer = []
     for count in range(ranks - 1, least - 1, -1):
         try:

@@ -105,8 +105,10 @@ class Supervisor:
                 break
             ended: dict[str, Any] = {"ended": final.ended, "exit_code": final.exit_code, "cause": final.cause}
             ended["checkpoint"], ranks = final.checkpoint, final.ranks
-            if fewer and final.attempt > 1 and not has_stepped(self.folder.attempt(final.attempt)):
-                self.leave_out((final.cause or {}).get("rank"))
+            rank = (final.cause or {}).get("rank")
+            retried = final.attempt > 1 and not has_stepped(self.folder.attempt(final.attempt))
+            if fewer and retried and rank is not None:
+                self.leave_out(rank)
                 ended["restarted_ranks"] = ranks = fewer.pop(0)
             earlier = [*final.earlier, ended]
             self.state = State("starting", final.started, attempt=final.attempt + 1, earlier=earlier, ranks=ranks)
@@ -114,13 +116,15 @@ class Supervisor:
         for folder in self.folder.attempts():
             folder.reserve.unlink(missing_ok=True)
 
-    def leave_out(self, local_rank: int | None) -> None:
-        """Further attempts do not have the device of this rank, or if it is None of the last one."""
+    def leave_out(self, rank: int) -> None:
+        """Further attempts do not see the device of this rank, if each rank has one of its own."""
         if not self.devices:
             visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+            devices = visible.split(",") if visible else [] if visible == "" else self.manifest.get("gpus") or []
             ranks = self.manifest["world_size"]
-            self.devices = (visible.split(",") if visible else [str(device) for device in range(ranks)])[:ranks]
-        del self.devices[-1 if local_rank is None or local_rank >= len(self.devices) else local_rank]
+            self.devices = devices[:ranks] if len(devices) >= ranks else []
+        if rank < len(self.devices):
+            del self.devices[rank]
 
     def attempt(self) -> State:
         """Start torchrun, wait for it to exit, and return the final state."""

@@ -42,8 +42,8 @@ def ways(strategy: str, ranks: int, accumulate: int, box: int = BOX) -> Iterator
             for context in (n for n in range(2, ranks) if ranks % n == 0 and n & (n - 1) == 0):
                 yield {"context_ranks": context}, (f"context_ranks={context}",)
         elif strategy == "expert_parallel":
-            if ranks > box and ranks % box == 0:  # tokens stay within a host
-                yield {"expert_ranks": box}, (f"expert_ranks={box}",)
+            for experts in (n for n in range(2, min(box + 1, ranks)) if ranks % n == 0):  # tokens stay within a host
+                yield {"expert_ranks": experts}, (f"expert_ranks={experts}",)
         elif strategy == "fsdp":
             yield {"reshard_after_forward": "never"}, ("reshard never",)
             for shards in (box, 8 * box, 64 * box):  # fewer ranks in a ring, more states on each

@@ -27,8 +27,13 @@ def _data(facts: ModelFacts, layout: Layout) -> str:
 def _divided(facts: ModelFacts, layout: Layout) -> str:
     if layout.context > 1 and facts.positions % (2 * layout.context):
         return f"{facts.positions:,} positions do not split into 2 chunks for each of {layout.context} context ranks"
-    if layout.strategy == "expert_parallel" and facts.experts % layout.expert_ranks:
-        return f"{facts.experts} experts do not split over {layout.expert_ranks} expert ranks"
+    if layout.strategy == "expert_parallel":
+        replicas = layout.ranks // layout.expert_ranks
+        for number, features in (size for unit in facts.units for size in unit.expert_sizes):
+            if number % layout.expert_ranks:
+                return f"{number} experts do not split over {layout.expert_ranks} expert ranks"
+            if features % replicas:
+                return f"{features:,} features of the experts do not split over {replicas} replicas"
     return ""
 
 

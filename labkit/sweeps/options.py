@@ -70,6 +70,8 @@ class SweepOptions(LaunchOptions):
         """Raises LaunchError for a value that no sweep can have."""
         if self.hosts is not None:
             raise LaunchError("a sweep runs on one machine; leave hosts out, or launch its points one by one")
+        if self.min_ranks is not None:
+            raise LaunchError("a sweep does not change the number of ranks of a run; leave min_ranks out")
         if self.trace_memory or self.profile:
             raise LaunchError("a sweep neither traces memory nor profiles; launch one of its points with it")
         if self.mode not in (None, *MODES):

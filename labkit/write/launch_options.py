@@ -24,8 +24,8 @@ class LaunchOptions(CallOptions):
     `nproc_per_node`: ranks on each machine; "auto" is one per GPU, or two on the CPU. `backend`: "gloo" lets more ranks
     than there are GPUs share them; the script itself chooses its backend. `args` are passed to the script unchanged.
     `name` becomes part of the run folder's name, `runs_dir` is its parent folder. `env` is added to the environment of
-    the ranks. `retries`: how many times a failed run is restarted. `min_ranks`: when a restarted attempt fails before
-    its first step, the next one has fewer ranks, at least so many, and not the device of the rank that failed.
+    the ranks. `retries`: how many times a failed run is restarted. `min_ranks`: when a rank fails in a restarted
+    attempt before its first step, the next attempt has fewer ranks, but at least this many, and not that rank's GPU.
     `watchdog`: seconds without progress after which the run is stopped. `wait`: return when the run has ended; None
     waits if the session is not interactive. `detach`: the run outlives this process; None detaches if the session is
     interactive. `trace_memory` traces all allocations of one step, `profile` records three steps. `reachable`: its

@@ -150,6 +150,7 @@ def _units(parts: list[Part], computed: list[Computed], experts: Mapping[torch.T
                 flops=sum(work.calls * work.flops.per_sample for work in forward),
                 output=each.profile.output.per_sample // each.out.dtype.itemsize,
                 experts=tuple(of_experts),
+                expert_sizes=tuple({(own[i].shape[0], own[i].shape[1]) for i in of_experts}),
                 routed=sum(module.rows // SAMPLES[-1] for module in {experts[own[i]] for i in of_experts}),
             )
         )

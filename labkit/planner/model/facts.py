@@ -98,6 +98,7 @@ class Unit:
     flops: int  # of forward, per sample
     output: int  # elements per sample passed to the next unit
     experts: tuple[int, ...] = ()  # which of `parameters` are those of experts, along their first dimension
+    expert_sizes: tuple[tuple[int, int], ...] = ()  # number of experts and features, which replicas of them divide
     routed: int = 0  # elements per sample that are sent to experts
 
 
@@ -150,7 +151,8 @@ class ModelFacts:
     def from_json(cls, written: Mapping[str, Any]) -> ModelFacts:
         """ModelFacts from the output of to_json."""
         units = [
-            Unit(**unit | {name: tuple(unit[name]) for name in ("parameters", "experts")}) for unit in written["units"]
+            Unit(**unit | {name: tuple(unit[name]) for name in ("parameters", "experts", "expert_sizes")})
+            for unit in written["units"]
         ]
         profiles = {}
         for variant, distinct, which in written["profiles"]:

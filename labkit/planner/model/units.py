@@ -58,8 +58,8 @@ class Experts:
 
     rows: int = 0
 
-    def note(self, module: nn.Module, arguments: tuple[Any, ...]) -> None:
-        self.rows = arguments[0].numel()
+    def note(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        self.rows = next(iter([*arguments, *keywords.values()])).numel()
 
 
 class Model:
@@ -150,7 +150,7 @@ class Model:
         experts: dict[torch.Tensor, Experts] = {}
         for each in modules:
             noted = Experts()
-            each.register_forward_pre_hook(noted.note)
+            each.register_forward_pre_hook(noted.note, with_kwargs=True)
             experts |= dict.fromkeys(each.parameters(), noted)
         return experts
 

@@ -274,7 +274,12 @@ def _spread(facts: ModelFacts, layout: Layout, ranks: int) -> Layout | None:
         return layout if ranks == 1 else None
     if ranks % own or ranks % layout.options.get("replicas", 1):
         return None
-    return replace(layout, ranks=ranks, data=ranks // own)
+    spread = replace(layout, ranks=ranks, data=ranks // own)
+    experts = [number for unit in facts.units for number, _ in unit.expert_sizes]
+    is_divided = layout.strategy == "expert_parallel" and not ranks % spread.expert_ranks
+    if layout.strategy == "expert_parallel" and (not is_divided or any(n % spread.expert_ranks for n in experts)):
+        return None
+    return spread
 
 
 def _among(each: Collective, layout: Layout, link: Link, hosts: Hosts | None) -> CollectiveTime:
