@@ -35,7 +35,8 @@ def test_a_run_goes_on_without_the_device_that_is_gone(strategy):
     whole = labkit.launch(strategy, **OPTIONS, wait=True).metrics()
 
     script = losing_a_device(Script.load(strategy))
-    run = labkit.launch(script, **OPTIONS, save_every=2, retries=2, min_ranks=2, wait=True)
+    devices = {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}
+    run = labkit.launch(script, **OPTIONS, env=devices, save_every=2, retries=2, min_ranks=2, wait=True)
 
     state, metrics = run.status(), run.metrics()
     assert (state.state, state.attempt, state.ranks) == ("succeeded", 3, 3)
@@ -68,3 +69,8 @@ def test_a_run_goes_on_without_the_device_that_is_gone(strategy):
 def test_what_cannot_be_is_refused(options, message):
     with pytest.raises(labkit.LaunchError, match=message):
         labkit.launch("ddp", **OPTIONS | options)
+
+
+def test_ranks_that_split_one_sequence_are_refused():
+    with pytest.raises(labkit.LaunchError, match="those of context_parallel split one model or sequence"):
+        labkit.launch("context_parallel", **OPTIONS, retries=2, min_ranks=2)

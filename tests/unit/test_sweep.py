@@ -107,6 +107,7 @@ def test_what_makes_no_points_is_refused_with_what_would(parameters, options, sa
         ({"mode": "lowest"}, "mode must be 'min' or 'max'"),
         ({"metric": ""}, "metric must be the name of a reported value"),
         ({"hosts": ["a"]}, "a sweep runs on one machine"),
+        ({"min_ranks": 1, "retries": 2}, "a sweep does not change the number of ranks"),
         ({"profile": True}, "neither traces memory nor profiles"),
     ],
 )
