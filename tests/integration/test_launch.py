@@ -250,7 +250,8 @@ def test_a_run_is_found_again_by_any_part_of_its_id():
         labkit.attach("nothing like it")
 
 
-def test_what_a_loop_does_is_recorded_though_it_reports_nothing():
+def test_what_a_loop_does_is_recorded_though_it_reports_nothing(monkeypatch):
+    monkeypatch.setenv("LABKIT_WARM", "0")  # a forked rank has imported torch already
     run = labkit.launch(SCRIPTS / "phases.py", nproc_per_node=1, wait=False)
     seen = []
     while not (state := run.status()).is_final:

@@ -13,7 +13,6 @@ from labkit.launcher.warm import ranks
 from labkit.launcher.warm.proc import can_show, show_command, show_variables
 from labkit.launcher.warm.ranks import close_others, leave
 from labkit.record.folder import MARKER, NODE_MARKER
-from labkit.worker.failure import exit_code
 
 __all__ = ["ForkedTorchrun"]
 
@@ -63,7 +62,9 @@ def _run(command: Sequence[str], environment: Mapping[str, str], log: int, in_ch
         sys.modules[TORCHRUN].main()
         code = 0
     except SystemExit as error:
-        code = exit_code(error)
+        if error.code is not None and not isinstance(error.code, int):
+            print(error.code, file=sys.stderr)
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
     except BaseException:  # shown as the interpreter does
         sys.excepthook(*sys.exc_info())
     finally:

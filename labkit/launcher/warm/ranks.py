@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import runpy
 import signal
@@ -20,7 +21,6 @@ import psutil
 from labkit.launcher.warm.messages import receive, send
 from labkit.launcher.warm.proc import show_command, show_variables
 from labkit.record.folder import MARKER, NODE_MARKER
-from labkit.worker.guard import die_with_parent
 
 __all__ = ["Child", "close_others", "leave", "prepare"]
 
@@ -31,6 +31,8 @@ READ_WHEN_LOADED = ("GOMP_", "KMP_", "MALLOC_", "MKL_", "NPY_", "OMP_", "OPENBLA
 DEVICES = ("/dev/nvidia", "/dev/dxg", "/dev/kfd")  # of CUDA, of CUDA in WSL2, of ROCm
 SHOWN = (MARKER, NODE_MARKER, "RANK", "LOCAL_RANK", "WORLD_SIZE")
 NEEDED = ("multiprocessing.process", "numpy", "threadpoolctl", "torch", HANDLER)  # modules
+LIBC = ctypes.CDLL(None)
+PR_SET_PDEATHSIG = 1
 POLL_SECONDS = 0.01
 START_SECONDS = 10.0
 
@@ -81,9 +83,10 @@ class _Waiting(Child):
 
     def __init__(self) -> None:
         self._control, theirs = socket.socketpair()
+        agent = os.getpid()
         super().__init__(os.fork())
         if not self.pid:
-            _become_rank(theirs)
+            _become_rank(theirs, agent)
         theirs.close()
 
     def start(self, command: Sequence[str], environment: Mapping[str, str], descriptors: Sequence[int]) -> bool:
@@ -142,11 +145,13 @@ def _would_be_the_same(environment: Mapping[str, str]) -> bool:
     return not beside_script & sys.modules.keys()  # the script would get the module that is already imported
 
 
-def _become_rank(control: socket.socket) -> NoReturn:
+def _become_rank(control: socket.socket, agent: int) -> NoReturn:
     """Wait for torchrun; then be `python -u -m labkit.worker …`."""
     code = 1
     try:
-        die_with_parent()
+        LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != agent:  # it has died before
+            os._exit(1)
         close_others(control.fileno())
         os.setsid()  # torchrun signals the process group of a rank
         control.sendall(b".")
