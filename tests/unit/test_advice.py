@@ -498,6 +498,24 @@ def test_fp8_is_named_where_matrix_products_decide_and_the_device_has_it(ddp, na
     assert any("fp8" in each for each in sentences) == is_named
 
 
+@pytest.mark.parametrize(
+    ("ranks", "expert_ranks", "says"),
+    [
+        (4, 4, ""),
+        (8, 4, ""),
+        (16, 0, "8 experts do not split over 16 expert ranks"),
+        (12, 4, "100 features of the experts do not split over 3 replicas"),
+    ],
+)
+def test_ranks_that_cannot_divide_the_experts_are_refused(ranks, expert_ranks, says):
+    facts = decoder()
+    units = [replace(unit, expert_sizes=((8, 100),)) if unit.name == "blocks.0" else unit for unit in facts.units]
+    script = Script.load("expert_parallel", task="mixture")
+    layout = layout_of(script, ranks, {"expert_ranks": expert_ranks, "global_batch_size": 16 * ranks})
+
+    assert refusal(replace(facts, units=tuple(units)), layout) == says
+
+
 def test_expert_parallelism_is_named_if_nothing_fits():
     facts = replace(decoder(width=40_000, saved=1000), experts=8)
     found = advice(facts, Script.load("fsdp"), precision="fp16", global_batch_size=2)
