@@ -28,6 +28,8 @@ HANDLER = "torch.distributed.elastic.multiprocessing.subprocess_handler.subproce
 WORKER = ("-u", "-m", "labkit.worker")
 # Variables that libraries of torch read when they are loaded, before a fork.
 READ_WHEN_LOADED = ("GOMP_", "KMP_", "MALLOC_", "MKL_", "NPY_", "OMP_", "OPENBLAS_", "GLIBC_")
+# Set for the ranks of a fork; set by scikit-learn in each process that imports it, for another OpenMP than torch's.
+LEFT_OUT = ("OMP_NUM_THREADS", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK")
 DEVICES = ("/dev/nvidia", "/dev/dxg", "/dev/kfd")  # of CUDA, of CUDA in WSL2, of ROCm
 SHOWN = (MARKER, NODE_MARKER, "RANK", "LOCAL_RANK", "WORLD_SIZE")
 NEEDED = ("multiprocessing.process", "numpy", "threadpoolctl", "torch", HANDLER)  # modules
@@ -130,7 +132,7 @@ def _would_be_the_same(environment: Mapping[str, str]) -> bool:
     """Whether a fork of this process behaves like a new process with this environment."""
     if not sys.modules.keys() >= {*NEEDED}:
         return False
-    if any(name.startswith(READ_WHEN_LOADED) and name != "OMP_NUM_THREADS" for name in environment):
+    if any(name.startswith(READ_WHEN_LOADED) and name not in LEFT_OUT for name in environment):
         return False
     if not environment.get("OMP_NUM_THREADS", "").isdecimal() or not int(environment["OMP_NUM_THREADS"]):
         return False
