@@ -56,10 +56,12 @@ class Guess:
         answer = self.answer
         if self.options:
             return "right" if self.option_near(measured) == self.text else "no"
-        off = abs(answer - measured) / abs(measured) if measured else abs(answer)
+        side = "too high" if answer > measured else "too low"
+        if not measured:
+            return side if answer else "right"
+        off = abs(answer - measured) / abs(measured)
         if off <= RIGHT:
             return "right"
-        side = "too high" if answer > measured else "too low"
         if off <= 0.3:
             return f"close: {off:.0%} {side}"
         ratio = max(abs(answer), abs(measured)) / (min(abs(answer), abs(measured)) or 1)

@@ -10,7 +10,7 @@ import nbformat
 import pytest
 
 ROOT = Path(__file__).parents[2]
-REWRITTEN = tuple(path.stem for path in sorted((ROOT / "notebooks").glob("[0-9]*.py")) if "11_" not in path.stem)
+REWRITTEN = tuple(path.stem for path in sorted((ROOT / "notebooks").glob("[0-9]*.py")))
 SECTIONS = (
     "You will be able to",
     "minutes",

@@ -8,11 +8,12 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from labkit import LabError, Script
-from labkit.lessons import draw
+from labkit.lessons import defined, draw
 from labkit.lessons.away import changed
 from labkit.lessons.broken import broken
 from labkit.lessons.nodes import differing_words, names_in
 from labkit.lessons.overlap import pauses, simulated, sleeping
+from labkit.lessons.saving import copy_with_a_bit_flipped, lost, on_slow_disk
 from labkit.lessons.sequences import divided, in_order, pairs, zigzag
 from labkit.lessons.tuning import adapter
 
@@ -25,6 +26,7 @@ PICTURES = {
     "divided": divided(8),
     "hosts": draw.hosts(4, 8),
     "lanes": draw.lanes(simulated(4, 1, 4, 8, slow=10), "a <dawdler>", moving=True),
+    "lost": lost(save_every_minutes=20, hours_between_failures=3, save_seconds=60),
 }
 
 
@@ -103,3 +105,25 @@ def test_a_zigzag_gives_all_ranks_the_same_work():
 def test_launch_lines_are_compared_word_by_word():
     assert differing_words("torchrun --node-rank 0 x\ntorchrun --node-rank 1 x") == 1
     assert {"LOCAL_RANK"} <= {*names_in(Script.load("ddp"))}
+
+
+def test_a_slow_disk_only_delays_the_mark():
+    script = Script.load("fsdp", "checkpoints")
+    slow = on_slow_disk(script, "60 if step == 8 else 0")
+
+    assert changed(script, slow) == ["checkpoints"]
+    assert {"commit", "write_mark"} <= vars(defined(slow, "checkpoints")).keys()
+
+
+def test_one_bit_of_a_copy_is_flipped(tmp_path):
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "file").write_bytes(bytes(5))
+
+    copy = copy_with_a_bit_flipped(tmp_path / "kept", "file")
+    assert (copy / "file").read_bytes() == b"\0\0\1\0\0"
+    assert (tmp_path / "kept" / "file").read_bytes() == bytes(5)
+
+
+def test_least_is_lost_where_saving_costs_as_much_as_failures():
+    assert "least with a save every 19 minutes" in lost(20, 3, 60).label
+    assert "10.6%" in lost(20, 3, 60).label  # 60 / 1200 + 600 / 10800
