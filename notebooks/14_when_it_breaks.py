@@ -173,7 +173,7 @@ lab.score()
 #
 # `torch.multiprocessing.spawn` starts ranks from a Python program and raises **one** error, that of the first process
 # that it finds dead. Four gloo ranks, of which the last raises in step 3: in 2 of 13 tries it raised the lost
-# connection of rank 2, and the cause was nowhere. torchrun listed all four, and rank 3 as the root cause, in 5 of 5.
+# connection of rank 2, and the cause was not in it. torchrun listed all four, and rank 3 as the root cause, in 5 of 5.
 #
 # `nn.DataParallel` has no ranks: one process, a thread for each GPU, and in every forward the model is copied to all of
 # them and the outputs are gathered on one. So nothing can hang between ranks, but torch recommends DDP even on one
