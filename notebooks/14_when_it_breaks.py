@@ -5,6 +5,8 @@
 #     text_representation:
 #       extension: .py
 #       format_name: percent
+#       format_version: '1.3'
+#       jupytext_version: 1.19.6
 #   kernelspec:
 #     display_name: Python 3
 #     language: python
@@ -166,6 +168,26 @@ lab.score()
 # %% [markdown]
 # A run that has failed looks from the outside like one that hangs, or one that has ended. Ask three things: which rank
 # was first, at which step, in which call.
+#
+# ## Other launchers, and what NCCL says
+#
+# `torch.multiprocessing.spawn` starts ranks from a Python program and raises **one** error, that of the first process
+# that it finds dead. Four gloo ranks, of which the last raises in step 3: in 2 of 13 tries it raised the lost
+# connection of rank 2, and the cause was not in it. torchrun listed all four, and rank 3 as the root cause, in 5 of 5.
+#
+# `nn.DataParallel` has no ranks: one process, a thread for each GPU, and in every forward the model is copied to all of
+# them and the outputs are gathered on one. So nothing can hang between ranks, but torch recommends DDP even on one
+# machine.
+#
+# With NCCL, `NCCL_DEBUG=INFO` makes every rank print how it reaches the others (not run here; these lines are from
+# NCCL's issues 952 and 1817):
+#
+#     [7] NCCL INFO Channel 03/0 : 15[7] -> 6[6] [send] via NET/Socket/3
+#     [2] NCCL INFO Channel 00/0 : 10[2] -> 9[1] via P2P/IPC/read
+#     [3] NCCL INFO Channel 00 : 3[3] -> 7[7] via SHM/direct/direct
+#
+# Rank 15, on GPU 7 of its host, sends to rank 6 by TCP: where you have paid for InfiniBand, that is the fault. `P2P` is
+# directly from GPU to GPU, `SHM` through the host's memory.
 #
 # ## On 2 × T4 and 8 × A100
 #
