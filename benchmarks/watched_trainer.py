@@ -1,6 +1,7 @@
 """What watching costs a training by transformers' Trainer, as a share of its step.
 
     python benchmarks/watched_trainer.py            (about a minute on an idle machine)
+    python benchmarks/watched_trainer.py 3200       (3,200 blocks instead of 160: a narrower interval)
 
 Within one launched process labkit's hooks are taken off and put back every two steps. The figures are CPU time of the
 training thread, which other programs on the machine slow but do not add to: the median over pairs of neighbouring
@@ -20,7 +21,7 @@ from pathlib import Path
 
 import labkit
 
-BLOCKS, BLOCK = 160, 2
+BLOCKS, BLOCK = int(sys.argv[1]) if len(sys.argv) > 1 else 160, 2
 SCRIPT = """
 import json
 import os
