@@ -19,10 +19,8 @@ import traceback
 from contextlib import suppress
 from typing import Any
 
-from labkit.launcher import supervisor
 from labkit.launcher.warm.messages import receive
 from labkit.launcher.warm.proc import can_show, show_command
-from labkit.launcher.warm.ranks import leave
 from labkit.record import RunFolder, read_state
 
 POLL_SECONDS = 0.5
@@ -82,6 +80,8 @@ def _import_torchrun(parent: int) -> None:
 
     signal.signal(signal.SIGALRM, exit_with_parent)
     signal.setitimer(signal.ITIMER_REAL, POLL_SECONDS, POLL_SECONDS)
+    import labkit.launcher.supervisor  # noqa: F401  # not earlier: the first run is starting meanwhile
+
     gc.disable()  # the import allocates much and frees little
     with suppress(Exception):  # whatever is wrong with torch is shown by the next run's own torchrun
         import torch.distributed.run
@@ -96,6 +96,9 @@ def _import_torchrun(parent: int) -> None:
 
 def _supervise(request: dict[str, Any], control: socket.socket, descriptors: list[int]) -> None:
     """Become the supervisor of a run."""
+    from labkit.launcher import supervisor
+    from labkit.launcher.warm.ranks import leave
+
     code = 1
     try:
         here, log, *_ = descriptors  # the others only stay open
