@@ -106,8 +106,7 @@ def experts_of(model, replicas, ranks):
             raise SystemExit("expert parallelism needs experts that take rows sorted by expert and the number of each "
                              f"one's; {type(experts).__name__} takes {', '.join(taken)}: use fsdp")  # fmt: skip
         if not all(p.dim() > 1 for p in experts.parameters()) or not [*experts.parameters()]:
-            raise SystemExit("expert parallelism needs parameters of all experts together, by expert in their first "
-                             f"dimension; {type(experts).__name__} has others: use fsdp")  # fmt: skip
+            raise SystemExit(f"{type(experts).__name__} has parameters that are not indexed by expert: use fsdp")
         number, width = next(experts.parameters()).shape[:2]
         if any(p.shape[0] != number for p in experts.parameters()) or number % ranks:
             raise SystemExit(f"{number} experts do not split over {ranks} expert ranks")

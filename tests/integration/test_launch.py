@@ -262,7 +262,7 @@ def test_what_a_loop_does_is_recorded_though_it_reports_nothing(monkeypatch):
 
     assert seen[0] == "starting the ranks"
     between = {f"step {n}" for n in range(1, 5)}  # whichever of the quick steps a look happened to meet
-    assert "preparing: importing torch" in seen
+    assert any(s.startswith("preparing: importing torch") for s in seen)
     assert [s for s in seen[1:] if s not in between and not s.startswith("preparing: ")] == [
         "in the first step",
         "step 4, evaluating",
