@@ -143,7 +143,7 @@ if guides:
 #
 # 1. `batch = 64`: which rings move, and in which direction?
 #    <details><summary>Answer</summary>Planned: what is sent by tensor parallelism grows from 12 to 96 MiB, far
-#    to the right of DDP, which still sends 28; the pipeline's goes from 0.4 to 3 MiB. Upward goes whoever holds the
+#    to the right of DDP, which still sends 28; the pipeline's goes from 0.4 to 3 MiB. Higher up is whatever holds the
 #    activations: DDP from 69 to 157 MiB, FSDP from 39 to 126. The pipeline stays at 36, for its micro-batches are as
 #    small as before.</details>
 # 2. `nproc_per_node = 4`: whose bytes grow by 3, and who holds half as much?

@@ -28,7 +28,7 @@ HANDLER = "torch.distributed.elastic.multiprocessing.subprocess_handler.subproce
 WORKER = ("-u", "-m", "labkit.worker")
 # Variables that libraries of torch read when they are loaded, before a fork.
 READ_WHEN_LOADED = ("GOMP_", "KMP_", "MALLOC_", "MKL_", "NPY_", "OMP_", "OPENBLAS_", "GLIBC_")
-# Set for the ranks of a fork; set by scikit-learn in each process that imports it, for another OpenMP than torch's.
+# The first is applied in each fork; scikit-learn sets the others, for an OpenMP that torch does not use.
 LEFT_OUT = ("OMP_NUM_THREADS", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK")
 DEVICES = ("/dev/nvidia", "/dev/dxg", "/dev/kfd")  # of CUDA, of CUDA in WSL2, of ROCm
 SHOWN = (MARKER, NODE_MARKER, "RANK", "LOCAL_RANK", "WORLD_SIZE")
