@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from concurrent.futures import Future
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,72 +69,27 @@ def plan(
     if nodes != 1 or network is not None:
         ranks, kind = _on_hosts(nodes, ranks, kind, network)
     layout = layout_of(script, ranks, parameters)
-    problems: list[str] = []
-    if parameters.get("compile"):
-        problems.append("compile is not planned: figures are for eager mode; a compiled model often holds less")
-
-    def result_of(future: Future[Any], what: str) -> Any:
-        try:
-            return future.result()
-        except Unplannable as error:
-            why = str(error).rstrip(".")
-            if any(why.partition("): ")[0] in problem for problem in problems):  # the same line again
-                problems[:] = [f"cannot be planned: {why}"]
-            else:
-                problems.append(f"{what}: {why}")
-
-    if measure and not kind.is_this_machine:
-        problems.append(f"nothing was measured: this machine has no {kind.name}; the speed is from its data sheet")
     with asking() as threads:
-        precisions = ["fp32" if lacks(kind, layout) and not half_of(kind) else variant_of(layout).precision]
-        where: dict[str, Any] = {"path": path, "on_gpu": not kind.shared}
-        counted = threads.submit(facts_of, script, parameters, _splits(layout), precisions=precisions, **where)
-        play = partial(rehearse, script, ranks, parameters, **where)
-        alike = layout.pipeline == 1 and layout.strategy != "zero1"
-        playing = {0: threads.submit(play)} if alike else {}
-        facts, formulas, rank = result_of(counted, "not planned by formulas"), None, None
-        if facts and (reason := refusal(facts, layout)):
-            raise LaunchError(reason)
-        try:
-            rank, formulas = worst(facts, layout, on_gpu=not kind.shared) if facts else (None, None)
-        except UnknownToFormulas as error:
-            problems.append(f"not planned by formulas: {error}")
-        ends = {0, ranks - ranks // layout.pipeline}  # the first or the last stage of a pipeline holds most
-        planned = sorted(ends if rank is None else {rank})
-        playing = playing or {each: threads.submit(play, rank=each) for each in planned}
-        peaks = {each: peak for each, future in playing.items() if (peak := result_of(future, "not rehearsed"))}
-        rank = max(peaks, key=lambda each: peaks[each].bytes, default=rank or 0) if rank is None else rank
-        rehearsed, advice, states = peaks.get(rank), None, None
-        skewed = threads.submit(play, rank=rank, skewed=True) if facts and facts.experts and rehearsed else None
+        questions = _Questions(threads, script, path, ranks, parameters, kind, layout)
+        facts, rank, formulas, rehearsed = questions.memory()
+        skewed = questions.rehearsal(rank=rank, skewed=True) if facts and facts.experts and rehearsed else None
+        advice = None
         if facts:
             if measure and kind.is_this_machine:  # nothing else may run while ranks are timed
                 measure_speed(script, ranks // kind.nodes, parameters, again=False, nodes=kind.nodes)
             alone = rehearsed if facts.layers or not formulas else None
             speed_model = SpeedModel(script, facts, kind, ranks, parameters)
             advice = advise(script, facts, kind, ranks, parameters, speed_model, alone)
-            if facts.corrected and not kind.shared:
-                problems.append(
-                    f"the memory of {', '.join(facts.corrected)} is what it takes on this CPU; a GPU's kernel differs"
-                )
-            problems += facts.assumed
-            if skewed and (most := result_of(skewed, "not rehearsed with all tokens at the same experts")):
-                fits = "fits" if most.bytes <= kind.usable_by(ranks) else "does not fit"
-                problems.append(f"if all tokens go to the same experts, a rank holds {gib(most.bytes)}, which {fits}")
-            if facts.looked_at:
-                problems.append(
-                    f"samples differ in length: batches are planned at the longest of the first {facts.looked_at}"
-                )
-        if not formulas and not rehearsed:
-            future = threads.submit(states_alone, script, layout, parameters, path=path)
-            states = result_of(future, "nothing more is known about the model")
+        states = None if formulas or rehearsed else questions.states()
+        problems = questions.problems
+        if measure and not kind.is_this_machine:
+            problems.append(f"nothing was measured: this machine has no {kind.name}; the speed is from its data sheet")
+        problems += _about_facts(facts, kind) if facts else []
+        if skewed and (most := questions.answer(skewed, "not rehearsed with all tokens at the same experts")):
+            fits = "fits" if most.bytes <= kind.usable_by(ranks) else "does not fit"
+            problems.append(f"if all tokens go to the same experts, a rank holds {gib(most.bytes)}, which {fits}")
     if formulas and rehearsed:
-        one_by_one = peak_of(facts, layout, rank)
-        problems += _disagreement(facts, one_by_one, rehearsed)
-        if more := formulas.bytes - one_by_one.bytes:
-            problems.append(
-                f"on a GPU torch's AdamW updates all parameters at once, so the formulas add {gib(more)} to the peak; "
-                "the rehearsal updates one at a time, as with fused=True"
-            )
+        problems += _about_peaks(facts, layout, rank, formulas, rehearsed)
     if rehearsed and layout.options.get("cpu_offload") and not kind.shared:
         problems.append(f"the rehearsed {gib(rehearsed.bytes)} include what is offloaded to the host: use the formulas")
         rehearsed = None
@@ -153,6 +108,106 @@ def plan(
         advice,
         tuple(problems),
     )
+
+
+class _Questions:
+    """Asks the planning processes about one script; what they cannot answer is added to `problems`."""
+
+    def __init__(
+        self,
+        threads: ThreadPoolExecutor,
+        script: Script,
+        path: str,
+        ranks: int,
+        parameters: Mapping[str, Any],
+        kind: Device,
+        layout: Layout,
+    ):
+        self._threads, self._script, self._path, self._ranks = threads, script, path, ranks
+        self._parameters, self._kind, self._layout = parameters, kind, layout
+        self.problems: list[str] = []
+        if parameters.get("compile"):
+            self.problems.append(
+                "compile is not planned: figures are for eager mode; a compiled model often holds less"
+            )
+
+    def answer(self, future: Future[Any], what: str) -> Any:
+        """The result, or None with a line in `problems` that starts with `what`."""
+        try:
+            return future.result()
+        except Unplannable as error:
+            why = str(error).rstrip(".")
+            if any(why.partition("): ")[0] in problem for problem in self.problems):  # the same line again
+                self.problems[:] = [f"cannot be planned: {why}"]
+            else:
+                self.problems.append(f"{what}: {why}")
+
+    def memory(self) -> tuple[ModelFacts | None, int, Peak | None, Peak | None]:
+        """The model's facts, the rank that holds most, and its peak by formulas and by rehearsal.
+
+        Raises LaunchError if the strategy cannot train this model."""
+        layout, on_gpu = self._layout, not self._kind.shared
+        counted = self._facts()
+        alike = layout.pipeline == 1 and layout.strategy != "zero1"
+        rehearsals = {0: self.rehearsal()} if alike else {}
+        rank, formulas = None, None
+        if facts := self.answer(counted, "not planned by formulas"):
+            if reason := refusal(facts, layout):
+                raise LaunchError(reason)
+            try:
+                rank, formulas = worst(facts, layout, on_gpu=on_gpu)
+            except UnknownToFormulas as error:
+                self.problems.append(f"not planned by formulas: {error}")
+        ends = {0, self._ranks - self._ranks // layout.pipeline}  # the first or the last stage of a pipeline holds most
+        planned = sorted(ends if rank is None else {rank})
+        rehearsals = rehearsals or {each: self.rehearsal(rank=each) for each in planned}
+        peaks = {each: peak for each, future in rehearsals.items() if (peak := self.answer(future, "not rehearsed"))}
+        if rank is None:
+            rank = max(peaks, key=lambda each: peaks[each].bytes, default=0)
+        return facts, rank, formulas, peaks.get(rank)
+
+    def _facts(self) -> Future[Any]:
+        kind, layout = self._kind, self._layout
+        precision = "fp32" if lacks(kind, layout) and not half_of(kind) else variant_of(layout).precision
+        return self._threads.submit(
+            facts_of,
+            self._script,
+            self._parameters,
+            _splits(layout),
+            precisions=[precision],
+            path=self._path,
+            on_gpu=not kind.shared,
+        )
+
+    def rehearsal(self, **which: Any) -> Future[Any]:
+        where: dict[str, Any] = {"path": self._path, "on_gpu": not self._kind.shared}
+        return self._threads.submit(rehearse, self._script, self._ranks, self._parameters, **where, **which)
+
+    def states(self) -> Any:
+        """Parameters, gradients and optimizer state alone, if the model could be made."""
+        future = self._threads.submit(states_alone, self._script, self._layout, self._parameters, path=self._path)
+        return self.answer(future, "nothing more is known about the model")
+
+
+def _about_facts(facts: ModelFacts, kind: Device) -> list[str]:
+    notes = []
+    if facts.corrected and not kind.shared:
+        notes.append(f"the memory of {', '.join(facts.corrected)} is what it takes on this CPU; a GPU's kernel differs")
+    notes += facts.assumed
+    if facts.looked_at:
+        notes.append(f"samples differ in length: batches are planned at the longest of the first {facts.looked_at}")
+    return notes
+
+
+def _about_peaks(facts: ModelFacts, layout: Layout, rank: int, formulas: Peak, rehearsed: Peak) -> list[str]:
+    one_by_one = peak_of(facts, layout, rank)
+    notes = _disagreement(facts, one_by_one, rehearsed)
+    if more := formulas.bytes - one_by_one.bytes:
+        notes.append(
+            f"on a GPU torch's AdamW updates all parameters at once, so the formulas add {gib(more)} to the peak; "
+            "the rehearsal updates one at a time, as with fused=True"
+        )
+    return notes
 
 
 def _script(script: Script | str | os.PathLike[str]) -> tuple[Script, str]:

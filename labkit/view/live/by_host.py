@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from operator import attrgetter
 
 from labkit.record import RankHistory, RunReader
 from labkit.record.folder import slug
@@ -14,10 +13,10 @@ __all__ = ["by_host", "names_of", "ranges", "watched"]
 
 
 def by_host(histories: Iterable[RankHistory]) -> dict[str, list[RankHistory]]:
-    """Hosts in the order of their lowest ranks. Ranks whose host is not yet known are listed under "", or with the
-    others while those are all on one host."""
+    """Hosts in the order of their lowest ranks, of histories in the order of ranks. Ranks whose host is not yet known
+    are listed under "", or with the others while those are all on one host."""
     hosts: dict[str, list[RankHistory]] = {}
-    for history in sorted(histories, key=attrgetter("rank")):
+    for history in histories:
         hosts.setdefault(history.host, []).append(history)
     if len(hosts) == 2 and "" in hosts:
         only = next(filter(None, hosts))
