@@ -28,6 +28,7 @@ from labkit.launcher.torchrun import (
     torchrun_command,
 )
 from labkit.launcher.warm import client as warm
+from labkit.launcher.warm.proc import with_room
 from labkit.record import RunFolder, State, runs_root, write_state
 from labkit.record.folder import write_json
 from labkit.record.session import current_folder, seconds_to_train
@@ -315,10 +316,16 @@ def _start_supervisor(
     folder: RunFolder, environment: Mapping[str, str], descriptors: Sequence[int], *, owner: int
 ) -> subprocess.Popen[bytes]:
     # The environment may hold secrets: it is inherited and never written to disk.
+    command, variables = (
+        [sys.executable, "-m", "labkit.launcher.supervisor", str(folder.path), str(owner)],
+        dict(environment),
+    )
+    if warm.may_fork(environment):
+        command, variables = with_room(command, variables)
     with folder.supervisor_log.open("ab") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "labkit.launcher.supervisor", str(folder.path), str(owner)],
-            env=dict(environment),
+            command,
+            env=variables,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,

@@ -39,7 +39,9 @@ from labkit.launcher.stop import (
     terminate,
 )
 from labkit.launcher.torchrun import attempt_command, marked
-from labkit.launcher.warm.fork import ForkedTorchrun
+from labkit.launcher.warm import PLACE
+from labkit.launcher.warm.fork import TORCHRUN, ForkedTorchrun, import_torchrun
+from labkit.launcher.warm.proc import can_show, show_command
 from labkit.record import Identity, RunFolder, State, Tail, read_state, write_state
 from labkit.record.files import is_deleted
 from labkit.record.folder import read_json, write_json
@@ -49,13 +51,17 @@ Torchrun = subprocess.Popen[bytes] | ForkedTorchrun
 LIBC = ctypes.CDLL(None)  # loaded here because nothing may be loaded between fork and exec
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
-POLL_SECONDS = 0.1
+LOOK_SECONDS = 0.1
+IMPORTING_LOOK_SECONDS = 0.5
 # The stop request sets how long ranks may save, so torchrun's timeout (30 s, fixed before torch 2.13) must be longer.
 OWN_GRACE = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(round(2 * SAVING_SECONDS))}
 
 
 def main() -> None:
     folder = RunFolder(sys.argv[1])
+    os.environ.pop(PLACE.decode().split("=")[0], None)
+    if can_show():
+        show_command([sys.executable, "-m", "labkit.launcher.supervisor", *sys.argv[1:3]])
     try:
         Supervisor(folder, owner=int(sys.argv[2])).run()
     except Exception as error:
@@ -131,6 +137,8 @@ class Supervisor:
         folder = self.folder.attempt(self.state.attempt)
         prepare(self.folder, folder)
         self.saving = Saving(folder)
+        if early := self.import_torchrun():
+            return self.ended("stopped", cause=early)
         elapsed, devices = time.monotonic() - self.clock, ",".join(self.devices)
         command = attempt_command(self.manifest["torchrun"], self.folder, folder, elapsed, self.state.ranks)
         environment = {**os.environ} | ({"CUDA_VISIBLE_DEVICES": devices} if devices else {})
@@ -140,6 +148,29 @@ class Supervisor:
             sentence = f"torchrun could not be started: {error}"
             return self.ended("failed", cause={"kind": "torchrun", "sentence": sentence})
         return self.verdict(folder, *self.supervise(agent, folder))
+
+    def import_torchrun(self) -> dict[str, Any] | None:
+        """Import torch here, once, so that torchrun and its ranks can be forks. Returns why the run must stop, if it
+        must meanwhile."""
+        if not can_show() or TORCHRUN in sys.modules:
+            return None
+        why: tuple[dict[str, Any], float] | None = None
+
+        def look(*_: object) -> None:
+            nonlocal why
+            if why := self.reason_to_stop(0.0):
+                raise _StopImporting
+
+        signal.signal(signal.SIGALRM, look)
+        signal.setitimer(signal.ITIMER_REAL, IMPORTING_LOOK_SECONDS, IMPORTING_LOOK_SECONDS)
+        try:
+            import_torchrun()
+        except _StopImporting:
+            pass
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        return why[0] if why else None
 
     def supervise(self, agent: Torchrun, folder: RunFolder) -> tuple[int, dict[str, Any] | None, int]:
         """Wait until torchrun and everything it started have exited. Returns torchrun's exit code, why it was stopped
@@ -217,9 +248,9 @@ class Supervisor:
             print(f"the machine is not sampled: {error}", flush=True)
             return None
 
-    def reason_to_stop(self) -> tuple[dict[str, Any], float] | None:
-        """Wait a moment; returns the cause and the grace period in seconds if the run must stop."""
-        ready, _, _ = select.select([self.signals.descriptor], [], [], POLL_SECONDS)
+    def reason_to_stop(self, wait: float = LOOK_SECONDS) -> tuple[dict[str, Any], float] | None:
+        """Wait so many seconds; returns the cause and the grace period in seconds if the run must stop."""
+        ready, _, _ = select.select([self.signals.descriptor], [], [], wait)
         if ready:
             return _stopped(f"{self.title} received {self.signals.read()}"), GRACE_SECONDS
         if self.is_tied and not (self.owner and self.owner.is_alive()):
@@ -319,15 +350,17 @@ def _stopped(sentence: str) -> dict[str, Any]:
     return {"kind": "stopped", "sentence": sentence}
 
 
+class _StopImporting(BaseException):
+    """Not an Exception, which imports may catch."""
+
+
 class _Signals:
     """TERM, INT and HUP as a descriptor for select, so that each stops the run in an orderly way."""
 
     def __init__(self) -> None:
         self.descriptor, writer = os.pipe()
-        os.set_blocking(writer, False)
-        signal.set_wakeup_fd(writer)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, lambda *_: None)
+            signal.signal(number, lambda number, _: os.write(writer, bytes([number])))
 
     def read(self) -> str:
         return signal.Signals(os.read(self.descriptor, 1)[0]).name

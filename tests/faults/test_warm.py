@@ -1,4 +1,5 @@
-"""Launches from the second on: torchrun is a fork of a process that has imported torch. What a run promises stays."""
+"""torchrun and its ranks are forks of a process that has imported torch: the supervisor, and from the second launch on
+the warm process. What a run promises stays."""
 
 from __future__ import annotations
 
@@ -8,6 +9,8 @@ import select
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +59,15 @@ input()
 """
 
 
+FIRST = f"""
+import sys, labkit
+launch = dict(nproc_per_node=2, steps={ENDLESS}, detach=False, wait=False)
+run = labkit.launch({str(FAULTY)!r}, **launch)
+input()
+print(run.stop().state, flush=True)
+"""
+
+
 def launch(*args: object, **options: Any) -> labkit.Run:
     return labkit.launch(FAULTY, nproc_per_node=1, args=list(args), wait=False, **options)
 
@@ -67,6 +79,42 @@ def warm() -> int:
     pid = client._warm[0].process.pid
     wait_until(lambda: select.select([client._warm[0].control], [], [], 0)[0])
     return pid
+
+
+@pytest.fixture
+def kernel(runs_dir: Path) -> Iterator[subprocess.Popen[str]]:
+    """A session that has just launched its first run, which it stops when it reads a line."""
+    command = [sys.executable, "-c", FIRST]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as kernel:
+        wait_until(lambda: len(labkit.runs()) == 1)
+        yield kernel
+        kernel.kill()
+
+
+def test_the_first_run_s_ranks_are_forks_of_its_supervisor(kernel: subprocess.Popen[str]) -> None:
+    (run,) = labkit.runs()
+    wait_for_step(run, 2)
+    ranks = psutil.Process(read(run.folder.agent)["agent"]["pid"]).children()
+    assert len(ranks) == 2
+
+    for rank in ranks:
+        assert [word for word in rank.cmdline() if word][1:4] == ["-u", "-m", "labkit.worker"]
+        assert rank.environ()["LABKIT_RUN"] == run.id
+        assert rank.memory_full_info().uss < 150 << 20  # torch's libraries and modules are shared
+
+    assert kernel.communicate("\n")[0].split()[-1] == "stopped"
+    assert_clean(run)
+
+
+def test_a_first_run_can_be_stopped_while_its_supervisor_imports_torch(kernel: subprocess.Popen[str]) -> None:
+    (run,) = labkit.runs()
+    began = time.monotonic()
+    assert kernel.communicate("\n")[0].split()[-1] == "stopped"
+    took = time.monotonic() - began
+
+    assert not run.folder.started_ranks()
+    assert_clean(run)
+    assert took < 10
 
 
 def test_torchrun_is_a_fork_that_looks_and_ends_like_any_other(

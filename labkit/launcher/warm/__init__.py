@@ -1,4 +1,4 @@
-"""Quicker launches: from a session's second run on, torchrun and its ranks are forks of a process that has imported
-torch already."""
+"""Quicker launches: torchrun and its ranks are forks of the supervisor, which has imported torch. From a session's
+second run on, the supervisor is itself a fork of a process that has done so already."""
 
-PLACE = b"LABKIT_PLACE=".ljust(300, b"-")  # the warm process's first variable, in whose place forks show their own
+PLACE = b"LABKIT_PLACE=".ljust(300, b"-")  # the first variable of a process whose forks show their own in its place

@@ -13,11 +13,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from labkit.launcher.warm import PLACE
 from labkit.launcher.warm.messages import send
+from labkit.launcher.warm.proc import with_room
 from labkit.record import RunFolder
 
-__all__ = ["VARIABLE", "prepare", "supervise"]
+__all__ = ["VARIABLE", "may_fork", "prepare", "supervise"]
 
 VARIABLE = "LABKIT_WARM"  # 0 turns it off
 FORKS = sys.platform == "linux"  # elsewhere system libraries may not survive a fork
@@ -28,9 +28,7 @@ READ_AT_IMPORT = (
     "TMP", "TORCH", "TQDM_", "TZ", "USER",
 )  # fmt: skip
 READ_BY_RANKS = ("TORCH_FR_", "TORCH_NCCL_")
-SINGLE_THREADED = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # a fork loses threads
 REPLY_SECONDS = 10.0
-LONGEST_COMMAND = 5000  # bytes of the command line, in whose place a fork shows its own
 
 
 class _Warm(NamedTuple):
@@ -43,23 +41,28 @@ _lock = threading.Lock()
 _warm: list[_Warm] = []  # at most one
 
 
+def may_fork(environment: Mapping[str, str]) -> bool:
+    return FORKS and environment.get(VARIABLE) != "0"
+
+
 def prepare(folder: RunFolder, environment: Mapping[str, str]) -> None:
     """Start the warm process, unless there is one that fits. It imports torch when the run in `folder` has ended and
     exits with this process. Until then it holds some 20 MiB, afterwards some 300, most of them shared with its forks.
     """
-    if not FORKS or environment.get(VARIABLE) == "0":
+    if not may_fork(environment):
         return
     with _lock, suppress(OSError):  # too little memory, say: launches are only slower
         surroundings = _surroundings(environment)
         if _warm and _warm[0].process.poll() is None and _warm[0].surroundings == surroundings:
             return
         _close()
-        place, dashes = PLACE.decode().split("=")
+        command = [sys.executable, "-m", "labkit.launcher.warm.server", str(folder.path)]
+        command, variables = with_room(command, surroundings["variables"])
         ours, theirs = socket.socketpair()
         with theirs:
             process = subprocess.Popen(
-                [sys.executable, "-m", "labkit.launcher.warm.server", str(folder.path), " " * LONGEST_COMMAND],
-                env={place: dashes, **surroundings["variables"], **SINGLE_THREADED},
+                command,
+                env=variables,
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -72,7 +75,7 @@ def supervise(folder: RunFolder, environment: Mapping[str, str], descriptors: Se
     """Have the warm process start the run's supervisor. False if there is none that has imported torch, or if a fork of
     it would differ from a new process. `descriptors` stay open until the supervisor exits; for `owner` see there."""
     with _lock, suppress(OSError):
-        if environment.get(VARIABLE) == "0" or not _warm or _warm[0].surroundings != _surroundings(environment):
+        if not may_fork(environment) or not _warm or _warm[0].surroundings != _surroundings(environment):
             return False
         process, control, _ = _warm[0]
         if not select.select([control], [], [], 0)[0] or not control.recv(1):

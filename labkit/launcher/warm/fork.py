@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -14,10 +16,30 @@ from labkit.launcher.warm.proc import can_show, show_command, show_variables
 from labkit.launcher.warm.ranks import close_others, leave
 from labkit.record.folder import MARKER, NODE_MARKER
 
-__all__ = ["ForkedTorchrun"]
+__all__ = ["ForkedTorchrun", "import_torchrun"]
 
 TORCHRUN = "torch.distributed.run"
+SINGLE_THREADED = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # a fork loses threads
 HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # by the supervisor
+
+
+def import_torchrun() -> None:
+    """Import what torchrun and its ranks import first, so that forks of this process need not."""
+    given = {name: os.environ.get(name) for name in SINGLE_THREADED}
+    os.environ |= SINGLE_THREADED
+    gc.disable()  # the import allocates much and frees little
+    try:
+        with suppress(Exception):  # whatever is wrong with torch is shown by torchrun itself
+            import torch.distributed.run
+        with suppress(Exception):
+            import threadpoolctl  # noqa: F401
+            import torch._dynamo  # noqa: F401  # every optimizer imports it when it is created
+    finally:
+        gc.enable()
+        gc.freeze()  # forks share what is never collected
+        for name, value in given.items():
+            del os.environ[name]
+            os.environ |= {} if value is None else {name: value}
 
 
 class ForkedTorchrun(ranks.Child):

@@ -1,4 +1,4 @@
-"""What /proc, and so `ps`, shows of a fork of the warm process: a command and variables of its own."""
+"""What /proc, and so `ps`, shows of a fork: a command and variables of its own, where its first ancestor left room."""
 
 from __future__ import annotations
 
@@ -9,11 +9,19 @@ from pathlib import Path
 
 from labkit.launcher.warm import PLACE
 
-__all__ = ["can_show", "show_command", "show_variables"]
+__all__ = ["can_show", "show_command", "show_variables", "with_room"]
+
+LONGEST_COMMAND = 5000  # bytes
+
+
+def with_room(command: Sequence[str], environment: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
+    """A command and an environment with room for those that forks of the process show."""
+    name, dashes = PLACE.decode().split("=")
+    return [*command, " " * LONGEST_COMMAND], {name: dashes, **environment}
 
 
 def can_show() -> bool:
-    """Whether this process is the warm one or a fork of it, on a kernel that says where it reads what /proc shows."""
+    """Whether this process has such room, on a kernel that says where it reads what /proc shows."""
     try:
         (start, end), (first, last) = _memory("arg_start"), _memory("env_start")
         text = Path("/proc/self/environ").read_bytes()[: len(PLACE)]
@@ -23,7 +31,7 @@ def can_show() -> bool:
 
 
 def show_command(command: Sequence[str]) -> None:
-    """Let `ps` and /proc/<pid>/cmdline show this command for this process, cut to the length of its own command."""
+    """Let `ps` and /proc/<pid>/cmdline show this command for this process, cut to the room there is."""
     start, end = _memory("arg_start")
     text = b"\0".join(os.fsencode(word) for word in command)
     ctypes.memmove(start, text[: end - start - 1].ljust(end - start, b"\0"), end - start)

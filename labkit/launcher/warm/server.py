@@ -9,7 +9,6 @@ n when there is none. It exits with the process that started it.
 
 from __future__ import annotations
 
-import gc
 import os
 import select
 import signal
@@ -37,7 +36,7 @@ def main() -> None:
             return
     if _is_readable(control, parent):  # a program that ends with its run
         return
-    _import_torchrun(parent)
+    _import_torchrun_unless_alone(parent)
     control.sendall(b".")
     while True:
         with suppress(ChildProcessError):
@@ -73,7 +72,7 @@ def _has_ended(folder: RunFolder) -> bool:
         return False
 
 
-def _import_torchrun(parent: int) -> None:
+def _import_torchrun_unless_alone(parent: int) -> None:
     def exit_with_parent(*_: object) -> None:
         if os.getppid() != parent:
             os._exit(0)
@@ -81,15 +80,9 @@ def _import_torchrun(parent: int) -> None:
     signal.signal(signal.SIGALRM, exit_with_parent)
     signal.setitimer(signal.ITIMER_REAL, POLL_SECONDS, POLL_SECONDS)
     import labkit.launcher.supervisor  # noqa: F401  # not earlier: the first run is starting meanwhile
+    from labkit.launcher.warm.fork import import_torchrun
 
-    gc.disable()  # the import allocates much and frees little
-    with suppress(Exception):  # whatever is wrong with torch is shown by the next run's own torchrun
-        import torch.distributed.run
-    with suppress(Exception):
-        import threadpoolctl  # noqa: F401
-        import torch._dynamo  # noqa: F401  # every optimizer imports it when it is created
-    gc.enable()
-    gc.freeze()  # forks share what is never collected
+    import_torchrun()
     signal.setitimer(signal.ITIMER_REAL, 0)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
 
