@@ -63,10 +63,8 @@ format: .venv/dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# What makes the labs small: two epochs, three strategies instead of six, no plans of large models. SMALL= runs all.
-SMALL := -p epochs 2 -p strategies "ddp fsdp pipeline" \
-	-p seven_billion False -p flagship False -p large False -p guides False -p plans False
-
+# SMALL= runs all: five epochs, six strategies, plans of large models.
+SMALL := --small
 LABS := notebooks/[0-9]*.ipynb
 notebooks: .venv/dev build/vision
 	PYTHONPATH=$(CURDIR)/build/vision $(BIN)/python notebooks/run.py --jobs 2 --into build/notebooks $(SMALL) $(LABS)

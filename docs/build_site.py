@@ -30,6 +30,7 @@ PLOTLY = "application/vnd.plotly.v1+json"
 NOT_EXECUTED = (
     "*This page shows the notebook as it is, without results: `make notebooks docs` executes the labs first.*"
 )
+DOWNLOAD = "{{download}}`Download this notebook <../downloads/{name}>`"  # without results, to be executed
 # What every page's sidebar lists. GitHub shows the README, which has no sidebar.
 CONTENTS = {
     "Guide": ["scripts", "models", "launch", "view", "reach", "sweep", "export", "plan", "check", "beyond"]
@@ -83,6 +84,9 @@ def write_labs() -> int:
                     figures = True
         if not executed.exists():
             book.cells.insert(1, nbformat.v4.new_markdown_cell(NOT_EXECUTED))
+        (SOURCE / "downloads").mkdir(exist_ok=True)
+        shutil.copy2(ROOT / "notebooks" / path.name, SOURCE / "downloads")
+        book.cells.insert(1, nbformat.v4.new_markdown_cell(DOWNLOAD.format(name=path.name)))
         if figures:
             script = nbformat.v4.new_markdown_cell('<script src="../_static/plotly.min.js"></script>')
             book.cells.insert(1, script)

@@ -18,7 +18,9 @@
 # several ranks, and leave with a file that plain `timm` loads. **15 minutes. You need** labs 03 and 07, and `timm`.
 #
 # Each rank gets other pictures of the batch; gradients are averaged. What a **BatchNorm** layer keeps besides its
-# parameters, a running mean and variance, each rank takes from its own pictures.
+# parameters, a running mean and variance, each rank takes from its own pictures, and DDP spreads those of rank 0.
+# `SyncBatchNorm` takes them from the pictures of all ranks, by collectives in every such layer: worth it where a GPU
+# has few pictures (`labkit.launch(script, sync_batch_norm=True)` under DDP; torch has it for GPUs only).
 #
 # On Kaggle: set `model` to, for example, `vit_small_patch16_224.augreg_in21k_ft_in1k`, `weights` to its file in
 # `/kaggle/input` (or turn the internet on and add `pretrained=True` below), and `data_dir` to a folder with `train` and

@@ -21,6 +21,7 @@ from nbconvert import HTMLExporter
 from plotly.offline import get_plotlyjs
 
 PLOTLY = "application/vnd.plotly.v1+json"
+SCRIPTED = {PLOTLY, "application/vnd.jupyter.widget-view+json", "application/javascript"}
 PICTURE = re.compile(r'<img src="(data:image/[^"]{2000,})"')  # less is a bar in a table
 STYLE = """<style>
 :root { color-scheme: light dark }
@@ -50,6 +51,21 @@ def write_page(executed: Path, folder: Path) -> Path:
     written = folder / f"{executed.stem}.html"
     written.write_text(page.replace("<head>", '<head><script src="plotly.min.js"></script>', 1), encoding="utf-8")
     return written
+
+
+def unseen(executed: Path) -> list[int]:
+    """The numbers of the cells with an output that only scripts draw: GitHub, and a page without them, show nothing."""
+    cells = nbformat.read(executed, 4).cells
+    shown = [(n, output.get("data", {})) for n, cell in enumerate(cells) for output in cell.get("outputs", [])]
+    return [number for number, data in shown if _needs_scripts(data) and not _is_picture(data)]
+
+
+def _needs_scripts(data: dict[str, Any]) -> bool:
+    return not SCRIPTED.isdisjoint(data) or "<script" in data.get("text/html", "")
+
+
+def _is_picture(data: dict[str, Any]) -> bool:
+    return any(kind.startswith("image/") for kind in data) or "<script" not in data.get("text/html", "<script")
 
 
 def _drawn(figure: dict[str, Any]) -> str:

@@ -2,8 +2,8 @@
 
     python notebooks/run.py --into build/demo -p epochs 2 notebooks/01_quickstart.ipynb
 
-The runs' folders are in `<into>/runs`. Exits non-zero, after the cause, when a notebook failed or is too heavy to
-be saved.
+The runs' folders are in `<into>/runs`. Exits non-zero, after the cause, when a notebook failed, is too heavy to be
+saved, or displays something that GitHub cannot show.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from pages import write_index, write_page
+from pages import unseen, write_index, write_page
 from papermill import inspect_notebook
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -31,7 +31,10 @@ parser.add_argument(
     metavar=("NAME", "VALUE"),
     help="a parameter, of those notebooks that have it",
 )
+parser.add_argument("--small", action="store_true", help="two epochs, three strategies, no plans of large models")
 parser.add_argument("-j", "--jobs", type=int, default=1, help="how many notebooks run at the same time (default: 1)")
+SMALL = {"epochs": "2", "strategies": "ddp fsdp pipeline"}
+SMALL |= dict.fromkeys(("seven_billion", "flagship", "large", "guides", "plans"), "False")
 MOST_BYTES = 320_000  # of an executed notebook, with its figures and their pictures
 
 
@@ -58,7 +61,8 @@ def run(notebook: Path, into: Path, known: Any, arguments: argparse.Namespace) -
     env = {**os.environ, "LABKIT_UI": "static", "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
     executed = into / notebook.name
     papermill = [sys.executable, "-m", "papermill", str(notebook.absolute()), str(executed)]
-    own = [word for name, value in arguments.p if name in known for word in ("-p", name, value)]
+    values = {**(SMALL if arguments.small else {}), **dict(arguments.p)}
+    own = [word for name, value in values.items() if name in known for word in ("-p", name, value)]
     flags = ["--cwd", str(into), "--kernel", "python3", "--log-output", "--no-progress-bar", *own]
     started = time.monotonic()
     output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT} if arguments.jobs > 1 else {}
@@ -71,6 +75,9 @@ def run(notebook: Path, into: Path, known: Any, arguments: argparse.Namespace) -
         print(f"FAILED {notebook}", flush=True)
     elif (size := executed.stat().st_size) > MOST_BYTES:
         print(f"{notebook} is too heavy to be saved: {size:,} bytes, {MOST_BYTES:,} are allowed", file=sys.stderr)
+        return 1
+    elif cells := unseen(executed):
+        print(f"{notebook}: GitHub cannot show what cells {cells} display, which only scripts draw", file=sys.stderr)
         return 1
     return done.returncode
 

@@ -22,6 +22,7 @@ from labkit.lessons.lesson import _script
 from labkit.lessons.pipelines import bubble, in_flight, measured, simulated
 from labkit.lessons.sending import noting_bytes, sent_in_a_step
 
+SVG = "{http://www.w3.org/2000/svg}"
 SPANS = simulated("InterleavedZeroBubble", 2, 4, 1, 2, 2)
 SIZES = {"c.weight": 900_000, "b.weight": 400_000, "a.weight": 100}
 PICTURES = {
@@ -60,6 +61,20 @@ def test_a_picture_is_sound_svg_within_700_pixels_in_every_viewer(name):
     assert len(picture.svg) < 32_000
     ElementTree.fromstring(picture.still().svg)
     assert "<animate" not in picture.still().svg
+
+
+def test_what_was_predicted_and_what_was_measured_have_the_same_colour():
+    drawn = ElementTree.fromstring(draw.bars({"a": {"x": 1, "y": 2}}, {"a": {"y": 3, "x": 4}}).svg)
+    bars = [each.attrib for each in drawn.iter(f"{SVG}rect") if each.get("height") == "16.0"]
+    predicted = [bar["fill"] for bar in bars if bar.get("fill-opacity") == "0.45"]
+    assert predicted == [bar["fill"] for bar in bars if "fill-opacity" not in bar][::-1]
+    assert len({*predicted}) == 2
+
+    places = ElementTree.fromstring(draw.choice({"a": (1, 1), "b": (2, 2)}, {"b": (2, 1), "a": (1, 2)}).svg)
+    rings = [ring.get("stroke") for ring in places.iter(f"{SVG}circle")]
+    crosses = [cross.get("stroke") for cross in places.iter(f"{SVG}path") if cross.get("stroke-width") == "2.5"]
+    assert rings == crosses
+    assert len({*rings}) == 2
 
 
 def test_where_nothing_moves_the_last_frame_is_seen():

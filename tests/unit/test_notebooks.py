@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
 import jupytext
@@ -34,3 +35,21 @@ def test_a_notebook_has_no_outputs_one_parameters_cell_and_at_most_25_code_cells
     assert len(code) <= 25
     assert all(cell.source.strip() for cell in book.cells)
     assert book.metadata.kernelspec.name == "python3"
+
+
+SCRIPT = {"text/html": "<script>draw()</script>"}
+FIGURE = {"application/vnd.plotly.v1+json": {"data": []}}
+WIDGET = {"application/vnd.jupyter.widget-view+json": {"model_id": "0"}}
+PNG = {"image/png": "iVBORw0KGgo="}
+
+
+def test_what_only_scripts_draw_is_found_in_an_executed_notebook(tmp_path):
+    spec = importlib.util.spec_from_file_location("pages", FOLDER / "pages.py")
+    pages = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(pages)
+    shown = [FIGURE, SCRIPT, WIDGET | {"text/plain": "HTML()"}]
+    shown += [FIGURE | PNG, SCRIPT | PNG, WIDGET | {"text/html": "<img>"}, PNG, {"text/plain": "1"}]
+    cells = [nbformat.v4.new_code_cell("x", outputs=[nbformat.v4.new_output("display_data", data)]) for data in shown]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), tmp_path / "lab.ipynb")
+
+    assert pages.unseen(tmp_path / "lab.ipynb") == [0, 1, 2]
