@@ -2,13 +2,15 @@
 
 python benchmarks/browser_view.py [--minutes 10]
 
-One view of two real ranks, and one of eight that a small process writes, ten records a second each.
+One view of two real ranks, and one of eight that a small process writes: each rank ten steps a second, and with each
+step twelve metrics of its own.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
@@ -27,11 +29,13 @@ from live_view import HZ, record
 from labkit.record import Identity, RunFolder, State, Tail, list_runs, write_state
 from labkit.record.folder import write_json
 
+LOOP = Path(__file__).with_name("metrics_loop.py")
 TESTS = Path(__file__).parents[1] / "tests"
 sys.path.insert(0, str(TESTS))
 from browser.conftest import Notebook, chromium, jupyterlab  # noqa: E402
 from browser.test_numbers import kernel_process, metrics  # noqa: E402
 
+METRICS = 12  # as in metrics_loop.py
 WARM_UP_SECONDS = 10
 RERUNS = 10
 SETTLING_SECONDS = 2
@@ -74,8 +78,7 @@ def main() -> None:
 @contextmanager
 def launched() -> Iterator[list[str]]:
     """Cells that show a run of two real ranks, show it again, and end it."""
-    script = TESTS / "scripts" / "faulty.py"
-    launch = f"import labkit\nrun = labkit.launch({str(script)!r}, nproc_per_node=2, steps=1_000_000, sleep=0.1)"
+    launch = f"import labkit\nrun = labkit.launch({str(LOOP)!r}, nproc_per_node=2, args=[1_000_000])"
     yield [launch, "labkit.attach('latest')", "run.stop()\nprint('the end')"]
 
 
@@ -110,7 +113,10 @@ def write(folder: RunFolder, ranks: int) -> None:
         step += 1
         time.sleep(max(0.0, began + step / HZ - time.monotonic()))
         for rank in range(ranks):
-            files[rank].write(record(step, rank, time.monotonic()))
+            now = time.monotonic()
+            metrics = {f"metric_{i}": rank + 2 + math.sin(step * i) for i in range(METRICS)}
+            reported = {"k": "report", "t": now, "step": step} | metrics
+            files[rank].write(f"{record(step, rank, now)}{json.dumps(reported)}\n")
             logs[rank].write(f"step {step} of rank {rank}\n")
 
 

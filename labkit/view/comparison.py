@@ -10,7 +10,7 @@ from statistics import mean, variance
 from typing import TYPE_CHECKING, Any
 
 from labkit.errors import LabError
-from labkit.record import Nodes, RankHistory, RunFolder, RunReader, find_run, read_state
+from labkit.record import Nodes, RankHistory, RunFolder, RunReader, State, find_run, read_state
 from labkit.record.folder import slug
 from labkit.record.measured.metric_names import is_lower_better
 from labkit.record.measured.metrics_file import finite, number
@@ -65,8 +65,9 @@ def summary(reader: RunReader) -> dict[str, Any]:
         "name": folder.id.partition("-")[2],
         "script": manifest["name"],
         "ranks": manifest["world_size"],
+        "last_ranks": state.ranks,
         "nodes": _nodes(manifest),
-        "recipe": _recipe(manifest),
+        "recipe": _recipe(manifest, state),
         "parameters_given": {name: str(value) for name, value in manifest["parameters"].items()},
         "state": state.state,
         "notice": state.notice,
@@ -99,13 +100,13 @@ def _shares(histories: list[RankHistory], phase: str) -> list[float]:
     return [share for h in histories if (share := words.share(h, phase)) is not None]
 
 
-def _recipe(manifest: dict[str, Any]) -> str:
-    """Runs with equal recipes are repeats: same script text, arguments, number of ranks and of nodes."""
+def _recipe(manifest: dict[str, Any], state: State) -> str:
+    """Runs with equal recipes are repeats: same script text, arguments, numbers of ranks and of nodes."""
     script, args = manifest.get("script"), manifest.get("args")
     text = script.get("sha256") if isinstance(script, dict) else None
     own = str(manifest.get("id"))  # the run's own checkpoint folder does not count
     arguments = [arg for arg in args if own not in str(arg)] if isinstance(args, list) else []
-    return json.dumps([text, arguments, manifest.get("world_size"), _nodes(manifest)], default=str)
+    return json.dumps([text, arguments, manifest.get("world_size"), state.ranks, _nodes(manifest)], default=str)
 
 
 def _tested(name: str, value: float | None) -> str:
@@ -143,8 +144,10 @@ class Comparison:
         return runs_together({folder.id: RunReader(folder, each_rank=True).read_all() for folder in self.folders})
 
     def scaling(self) -> Figure:
-        """Throughput over the number of ranks, a line per script, as a plotly figure."""
-        return scaling([(s["script"], s["ranks"], s["throughput"]) for s in self.summaries if s["throughput"]])
+        """Throughput over the number of ranks, a line per script, as a plotly figure. Runs that were restarted on fewer
+        ranks are left out."""
+        steady = [s for s in self.summaries if s["throughput"] and not s["last_ranks"]]
+        return scaling([(s["script"], s["ranks"], s["throughput"]) for s in steady])
 
     @property
     def table(self) -> pd.DataFrame:
@@ -169,7 +172,8 @@ class Comparison:
                 "run": plain(s["name"]),
                 **{name: s["parameters_given"].get(name, "")[:LONGEST_VALUE] for name in given},
                 **{title: values[i] for title, values in reached.items()},
-                "ranks": str(s["ranks"]) + (f" on {s['nodes']} nodes" if s["nodes"] > 1 else ""),
+                "ranks": words.ranks(s["ranks"], s["last_ranks"])
+                + (f" on {s['nodes']} nodes" if s["nodes"] > 1 else ""),
                 "training time": words.seconds(s["training_seconds"]),
                 "per epoch": words.seconds(s["epoch_seconds"]),
                 **{tested_name(name): _tested(name, s.get(name)) for name in tested},
@@ -324,4 +328,4 @@ def _difference(figure: str, label: str, base: list[dict[str, Any]], other: list
 def _name(group: list[dict[str, Any]]) -> str:
     first, runs = group[0], f"{len(group)} run{'' if len(group) == 1 else 's'}"
     nodes = f" on {first['nodes']} nodes" if first["nodes"] > 1 else ""
-    return f"{first['script']} on {first['ranks']} ranks{nodes} ({runs})"
+    return f"{first['script']} on {words.ranks(first['ranks'], first['last_ranks'])} ranks{nodes} ({runs})"

@@ -14,6 +14,7 @@ from typing import Any
 from labkit.record import RunFolder, RunReader, State, read_state
 from labkit.record.files import read_text
 from labkit.record.text import escaped
+from labkit.view import words
 from labkit.view.charts.bands import MANY, columns
 from labkit.view.charts.images import as_image
 from labkit.view.charts.svg import Chart
@@ -57,6 +58,7 @@ def write_report(folder: RunFolder) -> Path:
     manifest, latest = folder.read_manifest(), folder.latest
     logs = {rank: "\n".join(tail_of_log(latest, rank, REPORT_LOG_LINES)) for rank in latest.started_ranks()}
     facts = {name: manifest.get(name) for name in ("name", "created", "world_size", "devices", "cwd")}
+    facts["world_size"] = words.ranks(manifest["world_size"], state.ranks)
     for group in (manifest.get("versions"), manifest.get("parameters"), manifest.get("env")):
         facts |= group if isinstance(group, dict) else {}
     rows = "".join(f"<tr><th>{_escaped(name)}</th><td>{_escaped(value)}</td></tr>" for name, value in facts.items())

@@ -59,7 +59,7 @@ class RunList(list[Any]):
                 "loss so far": seen,
                 **{f"best {name}": words.quantity(seen.best.get(name), 4) for name in metrics},
                 **{name: str(manifest["parameters"].get(name, ""))[:LONGEST_VALUE] for name in parameters},
-                "ranks": str(manifest["world_size"]),
+                "ranks": words.ranks(manifest["world_size"], state.ranks),
                 "time": words.seconds(state.seconds),
                 **({"tags": ", ".join(run.tags), "note": run.note} if tagged else {}),
                 "why": _sentence(state) or _sweep_of(manifest),

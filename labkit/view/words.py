@@ -12,7 +12,7 @@ from labkit.record.measured.reader import DESCRIBING
 from labkit.record.text import plain
 from labkit.record.units import gib
 
-__all__ = ["gib", "headline", "progress", "quantity", "reported", "seconds", "throughput", "together"]
+__all__ = ["gib", "headline", "progress", "quantity", "ranks", "reported", "seconds", "throughput", "together"]
 
 SHOWN_VALUES = 12
 SHOWN_RANKS = 8
@@ -45,6 +45,11 @@ def seconds(value: float | None) -> str:
     return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
+def ranks(launched: int, last: int | None) -> str:
+    """`4`, or `4 → 3` for a run that was restarted on fewer ranks."""
+    return f"{launched} → {last}" if last else str(launched)
+
+
 def throughput(reader: RunReader) -> float | None:
     """Samples per second over all ranks, from each rank's newest record; None before the first record."""
     return together(reader, reader.throughputs())
@@ -64,7 +69,7 @@ def together(reader: RunReader, samples: list[float]) -> float | None:
 
 def slowest_step(reader: RunReader) -> int:
     """The lowest step among the ranks that have written a readable record."""
-    return min((h.step for h in reader.ranks.values() if h.meta or h.step), default=0)
+    return min((h.step for h in reader.current.values() if h.meta or h.step), default=0)
 
 
 def total_steps(reader: RunReader) -> int:
@@ -110,7 +115,7 @@ def progress(reader: RunReader, state: State) -> str:
 
 def starting(reader: RunReader) -> str:
     """What the ranks are doing before their first step: `importing torch`, or by rank where they differ."""
-    beats = {rank: _last_beat(reader.folder.latest, rank) for rank in list(reader.ranks)[:SHOWN_RANKS]}
+    beats = {rank: _last_beat(reader.folder.latest, rank) for rank in list(reader.current)[:SHOWN_RANKS]}
     each = {rank: plain(str(beat.get("starting") or "no step yet"))[:LONGEST_TEXT] for rank, beat in beats.items()}
     if len(set(each.values())) == 1:
         return next(iter(each.values()))
@@ -125,7 +130,7 @@ def _last_beat(folder: RunFolder, rank: int) -> dict[str, Any]:
 
 def skew(reader: RunReader) -> str:
     """`skew 12 ms (rank 1 slowest)`: the newest step time of the slowest rank minus that of the fastest."""
-    steps = {rank: h.latest["step_seconds"] for rank, h in reader.ranks.items() if "step_seconds" in h.latest}
+    steps = {rank: h.latest["step_seconds"] for rank, h in reader.current.items() if "step_seconds" in h.latest}
     if len(steps) < 2:
         return ""
     slowest = max(steps, key=lambda rank: steps[rank])
@@ -157,7 +162,7 @@ def loss_of(reader: RunReader) -> str:
 def mean_latest(reader: RunReader, name: str) -> float | None:
     if reader.folds:
         return reader.folds.series[name].last[-1] if reader.folds.series[name].last else None
-    values = [h.latest[name] for h in reader.ranks.values() if name in h.latest]
+    values = [h.latest[name] for h in reader.current.values() if name in h.latest]
     return sum(values) / len(values) if values else None
 
 

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
+import labkit
 from labkit import Run
 from labkit.launcher.causes import failure_advice
 from labkit.launcher.causes.failure_advice import disk_advice, fragmented, memory_advice, memory_in_words
@@ -22,6 +23,7 @@ from labkit.record.measured.reader import rows
 from labkit.view.charts.svg import charts
 from labkit.view.live.page import attempt_ended, run_html, run_text
 from labkit.view.live.run_charts import Look, run_charts
+from labkit.view.run_list import RunList
 from labkit.write import Script
 
 
@@ -55,6 +57,22 @@ def begun_again(folder):
         step(22, 2, loss=6.0),
     )
     return folder
+
+
+def test_a_run_restarted_on_fewer_ranks_is_shown_with_those_that_are_left(folder):
+    write_json(folder.manifest, {"format": 1, "name": "demo", "world_size": 3, "parameters": {}})
+    for attempt, ranks, first in ((folder, 3, 1), (folder.attempt(2), 2, 3)):
+        for rank in range(ranks):
+            meta = {"k": "meta", "t": 0.0, "world_size": ranks}
+            lines(attempt.metrics(rank), meta, *(step(i, i, loss=1.0) for i in range(first, first + 3)))
+    earlier = [{"cause": {"sentence": "rank 2 was killed"}, "checkpoint": "step-2", "restarted_ranks": 2}]
+    write_state(folder, State("succeeded", 0.0, 9.0, attempt=2, earlier=earlier, ranks=2))
+    reader, run = RunReader(folder).read_all(), Run(folder)
+
+    assert list(reader.ranks) == [0, 1, 2] and list(reader.current) == reader.rank_numbers == [0, 1]
+    assert "step 5" in repr(run) and "8 samples/s" in repr(run) and "rank 2  device" not in repr(run)
+    assert "3 → 2" in repr(RunList([run])) and "3 → 2" in str(labkit.compare([run]))
+    assert "<th>world_size</th><td>3 → 2</td>" in run.report().read_text()
 
 
 def test_the_first_attempt_is_the_folder_itself_and_others_lie_within_it(folder):

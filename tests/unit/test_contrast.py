@@ -10,9 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from labkit import Run, compare
+from labkit.record import list_runs
 from labkit.view.charts.images import BOTH_THEMES, as_image
 from labkit.view.charts.svg import COLOURS
 from labkit.view.charts.timeline_figures import KIND_COLOURS
+from labkit.view.run_list import RunList
 
 # JupyterLab's: the ground, the text and its opacity
 THEMES = {"light": ("#ffffff", "#000000", 0.87), "dark": ("#111111", "#ffffff", 0.87)}
@@ -82,11 +85,17 @@ def pages(tmp_path_factory):
     spec = importlib.util.spec_from_file_location("gallery", file)
     gallery = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(gallery)
-    return gallery.every_state(tmp_path_factory.mktemp("gallery"))
+    root = tmp_path_factory.mktemp("gallery")
+    pages = gallery.every_state(root)
+    runs = [Run(folder) for folder in list_runs(root) if "improving" in folder.id or "overfitting" in folder.id]
+    assert len(runs) == 2
+    pages["compared"] = compare(runs)._repr_mimebundle_()["text/html"]
+    pages["listed"] = RunList(runs)._repr_html_()
+    return pages
 
 
 @pytest.mark.parametrize("theme", THEMES)
-def test_every_text_of_the_view_in_every_state(pages, theme):
+def test_every_text_of_the_view_in_every_state_of_compare_and_of_lists(pages, theme):
     texts = [(name, *text) for name, page in pages.items() for text in Texts(page, *THEMES[theme]).found]
 
     assert len(texts) > 500

@@ -12,6 +12,7 @@ def run(recipe, seconds, state="succeeded", **more):
         "recipe": recipe,
         "script": recipe,
         "ranks": 2,
+        "last_ranks": None,
         "nodes": 1,
         "state": state,
         "training_seconds": seconds,

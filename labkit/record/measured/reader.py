@@ -97,9 +97,15 @@ class RunReader:
         return list(self._own.values())
 
     @property
+    def current(self) -> dict[int, RankHistory]:
+        """`ranks` without those that are gone since the run was restarted on fewer."""
+        size = self.reporting[0].meta.get("world_size") if self._own else None
+        return {rank: history for rank, history in self.ranks.items() if not isinstance(size, int) or rank < size}
+
+    @property
     def rank_numbers(self) -> range | list[int]:
-        """The ranks that have started; of a folded run all."""
-        return range(self.folds.world_size) if self.folds else list(self.ranks)
+        """The ranks of the newest attempt that have started; of a folded run all."""
+        return range(self.folds.world_size) if self.folds else list(self.current)
 
     def lines(self, name: str) -> dict[int, Series]:
         """A metric over time by rank; of a folded run only one line, its median and range over all ranks."""
@@ -117,7 +123,7 @@ class RunReader:
         """Samples per second of each rank, from its newest record; of a folded run the mean for each."""
         if self.folds:
             return [self.folds.throughput / self.folds.world_size] * self.folds.world_size
-        return [h.latest["throughput"] for h in self.ranks.values() if "throughput" in h.latest]
+        return [h.latest["throughput"] for h in self.current.values() if "throughput" in h.latest]
 
     def _take_events(self, events: list[dict[str, Any]]) -> None:
         for event in events:

@@ -12,7 +12,7 @@ from operator import itemgetter
 from statistics import median
 
 from labkit.record.text import escaped
-from labkit.view.charts.bands import CELLS, MANY, Line, band
+from labkit.view.charts.bands import CELLS, MANY, Line, band, path
 
 __all__ = ["COLOURS", "DASHES", "Chart", "charts", "clock", "dot"]
 
@@ -24,8 +24,9 @@ WIDTH, HEIGHT = 360, 132
 LEFT, RIGHT, TOP, BOTTOM = 52, 8, 20, 18
 POINTS = 320  # of each of four charts, over all ranks; fewer of more charts, so that all fit into one 40 kB message
 FEWEST = 12  # points of a line
-LINES = 40  # over all charts; the ranks of further charts are drawn as a band
+LINES = 32  # over all charts; the ranks of further charts are drawn as a band
 HOVERED = 160  # values over all charts
+NAMED = 8  # restarts, and changes, the newest of which are marked
 MARKED = 40  # points of an evaluated line beyond which they are not marked
 VISIBLE = 2  # pixels between a bin's last value and its extremes before they are drawn
 LOW, HIGH = itemgetter(1), itemgetter(2)  # of a series' point
@@ -38,11 +39,11 @@ NICE = (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10)
 @dataclass(frozen=True)
 class Chart:
     """`series` by rank, or by another number that `label` names; `show` formats a y value; axis labels are round in
-    `unit`; `restarts` are the x of restarts, `changes` also say what was set, `saved` are those of checkpoints; `limit`
-    is drawn as a line unless it is far beyond the data; `peak` is a dotted line; `thin` are fainter lines of the same
-    ranks; `evaluated` is one thick line, whose `best` ("lowest" or "highest") point is marked; `note` follows the
-    title. The y axis starts at zero if `from_zero`; it is logarithmic if `log`, or if that is None and the values,
-    which need not start at zero, span more than 1.5 decades.
+    `unit`; `restarts` are the x of restarts, `changes` also what was set, which the first chart of a sheet names,
+    `saved` those of checkpoints; `limit` is drawn as a line unless it is far beyond the data; `peak` is a dotted line;
+    `thin` are fainter lines of the same ranks; `evaluated` is one thick line, whose `best` ("lowest" or "highest")
+    point is marked; `note` follows the title. The y axis starts at zero if `from_zero`; it is logarithmic if `log`, or
+    if that is None and the values, which need not start at zero, span more than 1.5 decades.
     """
 
     title: str
@@ -100,13 +101,14 @@ def charts(
     span = (min(times), max(times)) if times else (0.0, 1.0)  # common to all charts
     hovered = HOVERED // max(1, sum(min(len(chart.series), MANY) for chart in all_charts))
     sheet = _Sheet(*span, show_x, origin, len(all_charts), min(hovered, 24) if hovered >= 5 else 0)
-    cells, total = "", 0
+    cells, summaries, total = "", [], 0
     for i, chart in enumerate(all_charts):
         total += len(chart.series)
         banded = len(chart.series) > (2 if total > LINES else MANY)
         place = f"translate({(i % columns) * WIDTH} {(i // columns) * HEIGHT})"
-        cells += f'<g transform="{place}">{_chart(chart, sheet, banded)}</g>'
-    label = escaped("; ".join(_summary(chart) for chart in all_charts))
+        cells += f'<g transform="{place}">{_chart(chart, sheet, banded, is_first=i == 0)}</g>'
+        summaries.append(_summary(chart, banded))
+    label = escaped("; ".join(summaries))
     width, height = columns * WIDTH, rows * HEIGHT
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" aria-label="{label}" '
@@ -162,7 +164,7 @@ class _Frame:
         return [10.0**power for power in decades[:: math.ceil(len(decades) / 4)]]
 
 
-def _chart(chart: Chart, sheet: _Sheet, banded: bool) -> str:
+def _chart(chart: Chart, sheet: _Sheet, banded: bool, is_first: bool) -> str:
     note = f'<tspan font-weight="400" fill-opacity=".75"> {escaped(chart.note)}</tspan>' if chart.note else ""
     title = f'<text x="{LEFT}" y="12" font-weight="600">{escaped(chart.title)}{note}</text>'
     each, ranks = min(POINTS, 16 * POINTS // sheet.charts**2), max(1, len(chart.series))
@@ -177,19 +179,20 @@ def _chart(chart: Chart, sheet: _Sheet, banded: bool) -> str:
     near = chart.limit is not None and chart.limit <= NEAR * high
     frame = _frame(chart, sheet, min(map(LOW, points)), max(high, chart.limit or 0.0) if near else high)
     if banded:
-        lines, outlier = band(chart.series, frame.x, frame.y, CELLS if sheet.charts <= 4 else CELLS // 2)
+        lines, outlier = band(chart.series, frame.x, frame.y, CELLS if sheet.charts <= 4 else CELLS // 3)
         key = f"band: all · dashed: {chart.label(outlier)}" if outlier is not None else ""
         lines += f'<text x="{WIDTH - 50}" y="{HEIGHT - 5}" text-anchor="end" opacity=".75">{key}</text>'
     else:
         lines = "".join(_line(rank, line, frame) for rank, line in drawn.items() if line)
         lines += "".join(_thin_line(rank, line, frame) for rank, line in thin.items() if line)
+        lines = f'<g fill="none" stroke-linejoin="round">{lines}</g>'
     lines += _evaluated(chart, evaluated, frame) if evaluated else ""
     hovered = {chart.label(rank): line for rank, line in drawn.items()} | (
         {"evaluated": evaluated} if evaluated else {}
     )
     return (
         title
-        + _axes(chart, frame, sheet)
+        + _axes(chart, frame, sheet, is_first)
         + _levels(chart, frame, near)
         + lines
         + _hover(chart, hovered, frame, sheet, banded)
@@ -215,17 +218,19 @@ def _decades(low: float, high: float) -> tuple[float, float]:
     return (bottom, top) if top > bottom else (bottom, 10 * bottom)
 
 
-def _axes(chart: Chart, frame: _Frame, sheet: _Sheet) -> str:
+def _axes(chart: Chart, frame: _Frame, sheet: _Sheet, is_first: bool) -> str:
     heights = {round(frame.y(y)): chart.show(y) for y in frame.ticks()}
     lines = "".join(f"M{LEFT} {y}H{WIDTH - RIGHT}" for y in heights)
     labels = "".join(f'<text x="{LEFT - 4}" y="{y + 3}">{escaped(text)}</text>' for y, text in heights.items())
-    marks = [(x, "↻") for x in chart.restarts] + list(chart.changes)
-    again = "".join(
-        f'<path d="M{frame.x(x):.0f} {TOP}V{HEIGHT - BOTTOM}" stroke="currentColor" stroke-dasharray="2 3" '
-        f'stroke-opacity=".6"/><text x="{frame.x(x) + 2:.0f}" y="{TOP + 8}" opacity=".75">{escaped(text)}</text>'
-        for x, text in marks
-        if frame.x0 <= x <= frame.x1
-    )
+    marks = [(x, "↻") for x in chart.restarts[-NAMED:]]
+    marks += [(x, text if is_first else "") for x, text in chart.changes[-NAMED:]]
+    marks = [(frame.x(x), text) for x, text in marks if frame.x0 <= x <= frame.x1]
+    again = ""
+    if marks:
+        upright = "".join(f"M{x:.0f} {TOP}V{HEIGHT - BOTTOM}" for x, _ in marks)
+        names = "".join(f'<text x="{x + 2:.0f}" y="{TOP + 8}">{escaped(text)}</text>' for x, text in marks if text)
+        again = f'<path d="{upright}" stroke="currentColor" stroke-dasharray="2 3" stroke-opacity=".6"/>'
+        again += f'<g opacity=".75">{names}</g>' if names else ""
     if places := sorted({round(frame.x(x)) for x in chart.saved if frame.x0 <= x <= frame.x1}):
         triangles = "".join(f"M{x} {HEIGHT - BOTTOM - 5}l3 5h-6z" for x in places)
         again += f'<path d="{triangles}" fill-opacity=".6"><title>checkpoints</title></path>'
@@ -239,10 +244,9 @@ def _axes(chart: Chart, frame: _Frame, sheet: _Sheet) -> str:
 
 def _evaluated(chart: Chart, line: list[tuple[float, ...]], frame: _Frame) -> str:
     """A thick line in the text's colour; its points are marked while they are few, the best one always."""
-    places = [(frame.x(x), frame.y(last)) for x, _, _, last in line]
-    path = "L".join(f"{x:.0f} {y:.0f}" for x, y in places)
-    dots = "".join(f'<circle cx="{x:.0f}" cy="{y:.0f}" r="2"/>' for x, y in places) if len(places) <= MARKED else ""
-    drawn = f'<path d="M{path}" fill="none" stroke="currentColor" stroke-width="2.2" stroke-opacity=".8"/>{dots}'
+    places = _pixels(line, frame)
+    dots = "".join(f'<circle cx="{x}" cy="{y}" r="2"/>' for x, y in places) if len(places) <= MARKED else ""
+    drawn = f'<path d="{path(places)}" fill="none" stroke="currentColor" stroke-width="2.2" stroke-opacity=".8"/>{dots}'
     if best := chart.best_point():
         x, y = frame.x(best[0]), frame.y(best[1])
         side, anchor = (x - 6, "end") if x > WIDTH / 2 else (x + 6, "start")
@@ -303,28 +307,25 @@ def _levels(chart: Chart, frame: _Frame, near: bool) -> str:
     return drawn
 
 
+def _pixels(line: list[tuple[float, ...]], frame: _Frame) -> list[tuple[int, int]]:
+    return [(round(frame.x(x)), round(frame.y(last))) for x, _, _, last in line]
+
+
 def _line(rank: int, line: list[tuple[float, ...]], frame: _Frame) -> str:
     """A line through every bin's last value, with faint strokes to its extremes, so that no spike is lost."""
-    through, strokes = [], []
-    for x, low, high, last in line:
-        px, py = round(frame.x(x)), round(frame.y(last))
+    places, strokes = _pixels(line, frame), ""
+    for (x, y), (_, low, high, _) in zip(places, line, strict=True):
         bottom, top = round(frame.y(low)), round(frame.y(high))
-        through.append(f"{px} {py}")
-        if max(bottom - py, py - top) >= VISIBLE:
-            strokes.append(f"M{px} {bottom}V{top}")
+        if max(bottom - y, y - top) >= VISIBLE:
+            strokes += f"M{x} {bottom}V{top}"
     colour, dash = COLOURS[rank % len(COLOURS)], DASHES[rank % len(DASHES)]
-    start, *rest = through
-    path = f"M{start}" + ("L" + " ".join(rest) if rest else "h2")
-    return (
-        f'<g fill="none" stroke="{colour}"><path d="{"".join(strokes)}" stroke-opacity=".4"/><path d="{path}" '
-        f'stroke-width="1.6" stroke-dasharray="{dash}" stroke-linejoin="round"/></g>'
-    )
+    faint = f'<path d="{strokes}" stroke="{colour}" stroke-opacity=".4"/>' if strokes else ""
+    return f'{faint}<path d="{path(places)}" stroke="{colour}" stroke-width="1.6" stroke-dasharray="{dash}"/>'
 
 
 def _thin_line(rank: int, line: list[tuple[float, ...]], frame: _Frame) -> str:
-    start, *rest = (f"{frame.x(x):.0f} {frame.y(last):.0f}" for x, _, _, last in line)
     colour = COLOURS[rank % len(COLOURS)]
-    return f'<path d="M{start}L{" ".join(rest)}" fill="none" stroke="{colour}" stroke-width=".8" stroke-opacity=".7"/>'
+    return f'<path d="{path(_pixels(line, frame))}" stroke="{colour}" stroke-width=".8" stroke-opacity=".7"/>'
 
 
 def _round_up(value: float, unit: float) -> float:
@@ -345,7 +346,13 @@ def _thinned(line: Line, most: int) -> list[tuple[float, ...]]:
     return [(c[-1][0], min(map(LOW, c)), max(map(HIGH, c)), c[-1][3]) for c in chunks]
 
 
-def _summary(chart: Chart) -> str:
-    ends = [f"{chart.label(r)} {chart.show(s.points()[-1][3])}" for r, s in chart.series.items() if s.points()]
+def _summary(chart: Chart, banded: bool) -> str:
+    """The chart in words: the newest value of each line, or their range if they are drawn as a band."""
+    newest = {rank: line.points()[-1][3] for rank, line in chart.series.items() if line.points()}
+    if banded and newest:
+        lowest, highest = (chart.show(pick(newest.values())) for pick in (min, max))
+        ends = [f"{lowest} to {highest} on {len(newest)} lines"]
+    else:
+        ends = [f"{chart.label(rank)} {chart.show(value)}" for rank, value in newest.items()]
     best = [f"best evaluated {chart.show(point[1])}"] if (point := chart.best_point()) else []
-    return f"{chart.title}: " + (", ".join(ends[:8] + best) or "no data")
+    return f"{chart.title}: " + (", ".join(ends + best) or "no data")

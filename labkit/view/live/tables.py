@@ -31,7 +31,7 @@ TABLE = (
 def rank_table(reader: RunReader) -> str:
     rows = rank_rows(reader)
     marks = [f"{dot(h.rank)} " if len(reader.ranks) <= MANY else "" for h in _shown(reader)]
-    hosts = by_host(reader.ranks.values())
+    hosts = by_host(reader.current.values())
     which = "the slowest" if len(hosts) > 1 else "the first and the slowest"
     which = f"{len(rows)} that stand out among" if reader.folds else f"{which} of"
     more = f"{which} {len(reader.rank_numbers)} ranks" if len(rows) < len(reader.rank_numbers) else ""
@@ -67,13 +67,13 @@ def grid(
 
 
 def rank_rows(reader: RunReader) -> list[dict[str, str]]:
-    names = names_of(by_host(reader.ranks.values()))
+    names = names_of(by_host(reader.current.values()))
     return [_rank_row(history, names[history.host] if len(names) > 1 else "") for history in _shown(reader)]
 
 
 def _shown(reader: RunReader) -> list[RankHistory]:
     """All ranks; if there are too many, the first and the slowest, or with several hosts the slowest only."""
-    histories = list(reader.ranks.values())
+    histories = list(reader.current.values())
     if len(histories) <= TABLE_ROWS:
         return histories
     if len(by_host(histories)) > 1:

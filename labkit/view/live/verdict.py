@@ -30,7 +30,7 @@ Rule = Callable[[list[RankHistory]], str]
 
 def verdict(reader: RunReader, limit: int = 2) -> list[str]:
     """At most `limit` sentences, the most urgent first; empty during warm-up."""
-    histories = [h for h in reader.ranks.values() if h.totals["steps"] >= WARM_STEPS]
+    histories = [h for h in reader.current.values() if h.totals["steps"] >= WARM_STEPS]
     if not histories:
         return []
     first = [not_a_number(histories), host_memory(histories, reader)]
@@ -40,7 +40,7 @@ def verdict(reader: RunReader, limit: int = 2) -> list[str]:
 
 def host_verdicts(reader: RunReader) -> dict[str, str]:
     """By host if there are several: its problem in a few words, or an empty string."""
-    histories = [h for h in reader.ranks.values() if h.totals["steps"] >= WARM_STEPS]
+    histories = [h for h in reader.current.values() if h.totals["steps"] >= WARM_STEPS]
     hosts, late, waiting = by_host(histories), _late_host(histories), _waiting_hosts(histories)
     verdicts = {}
     for host in hosts if len(hosts) > 1 else ():
