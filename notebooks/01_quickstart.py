@@ -14,11 +14,11 @@
 # %% [markdown]
 # # 01 · One model, two ranks
 #
-# **You will be able to** say what a rank is, train your own model on two of them in two ways, watch them, and tell what
-# each way costs. **10 minutes. You need** a PyTorch training loop that you have written yourself, nothing else.
+# **You will be able to** say what a rank is, train your own model on two of them in two ways, watch them, and say what
+# each way costs. **10 minutes. You need** to have trained a PyTorch or Hugging Face model on one device.
 #
-# A training that runs on several devices is several ordinary processes. Each of them is called a **rank**, and they are
-# numbered from 0. All ranks run the same script; each works on other samples. A rank usually has a GPU of its own.
+# Training on several devices means running several ordinary processes. Each of them is called a **rank**, and they are
+# numbered from 0. All ranks run the same script; each works on different samples. A rank usually has a GPU of its own.
 # Where there are too few GPUs, as on a laptop, it has one core of the processor, and everything else is the same.
 
 # %% tags=["parameters"]
@@ -66,7 +66,8 @@ class Model(nn.Module):  # images of handwritten digits in, ten scores out
 # %% [markdown]
 # ## Your predictions
 #
-# Write down what you think before you run anything. A wrong prediction is worth more here than a right one.
+# Write down what you think before you run anything. A wrong prediction is worth more here than a right one. **DDP** is
+# what the picture above shows; **FSDP** cuts the model up, so that each rank keeps only a part of it.
 
 # %%
 parts = {"all of it": 1.0, "half of it": 0.5, "nothing: rank 0 has the model": 0.0}
@@ -80,7 +81,7 @@ speed = lab.ask("samples per second of DDP on two ranks, over those of one rank"
 # ## Train on one rank
 #
 # `Script.load("single")` is a complete training script of about 300 lines, made of titled cells; `with_cells` puts your
-# model into it. `launch` starts it and shows it live: run another cell meanwhile, if you like. `wait` waits for it.
+# model into it. `launch` starts it and shows it live: you can run other cells while it trains. `wait` waits for it.
 
 # %%
 from labkit import Script
@@ -98,7 +99,8 @@ single.wait()
 # %% [markdown]
 # ## Train on two, with DDP
 #
-# This is what changes in the script. It is one cell; the rest is the same text.
+# This is what changes in labkit's script, which starts a process group and deals out samples on one rank, too. It is
+# one cell, and in it the line that matters is the one with `DistributedDataParallel`.
 
 # %%
 scripts["ddp"].diff(scripts["single"])
@@ -145,13 +147,16 @@ lab.score()
 #
 # **The same loss.** The three runs start from the same weights, and step *k* trains on the same 128 samples. A mean
 # over 128 samples is the mean of two means over 64. Only the order of the additions differs, so the losses agree to
-# some seven digits; later they drift apart a little, because the optimizer amplifies rounding.
+# some seven digits; later they drift apart a little, because the optimizer amplifies rounding. A rank's own log has the
+# loss of its own 64 samples; the mean over both ranks is what agrees.
 #
 # **Whole or sharded.** *State held* in the table is what a rank keeps of parameters, gradients and optimizer state,
-# counted inside the rank. DDP repeats it on every rank; FSDP divides it by the number of ranks.
+# counted inside the rank: 16 bytes per parameter, 4 of the weight, 4 of its gradient, 8 of Adam. DDP repeats it on
+# every rank; FSDP divides it by the number of ranks.
 #
 # **Not quite twice as fast.** Each rank has half of the samples, but averaging the gradients takes time as well, and
-# this model is small. On two busy cores there may be no gain at all: what you see depends on the machine.
+# this model is small. On two busy cores there may be no gain at all, and DDP and FSDP may change places in another run:
+# the table has the mean of a whole training, the panels the last steps.
 #
 # ## On 2 × T4 and 8 × A100
 #
@@ -161,12 +166,14 @@ lab.score()
 lab.plans({"DDP": scripts["ddp"], "FSDP": scripts["fsdp"]}, global_batch_size=global_batch_size)
 
 # %% [markdown]
-# A model this small fits everywhere, so FSDP has nothing to give here; it only waits a little longer. Labs 06 and 07
-# have models that need it.
+# A model this small fits everywhere, so FSDP has nothing to give here; it waits for a larger part of a step. Labs 06
+# and 07 have models that need it.
 #
 # ## Leave with a plain script
 #
-# The folder of a run holds its script. It is plain PyTorch, and this line trains the same model without labkit:
+# The folder of a run holds its script. It is plain PyTorch, and this line trains the same model without labkit (on
+# GPUs, leave out `CUDA_VISIBLE_DEVICES`). Your own script goes the same way: `labkit.launch("my_trainer.py",
+# nproc_per_node=2)` starts it with torchrun and watches it, a Hugging Face Trainer included; lab 15 has more.
 
 # %%
 lab.check()
@@ -180,9 +187,9 @@ print(ddp.command)
 #    nearest sizes that do are 99 or 102".</details>
 # 2. Put `if len(x) == 64: raise ValueError("boom")` into `Model.forward`, and run the cells from there on. Which run
 #    fails, and what does labkit say?
-#    <details><summary>Answer</summary>DDP fails: each of its two ranks gets 64 samples, the single rank all 128. "ranks
-#    0, 1 failed: ValueError: boom", and then the cell, `model`, and the line in it.</details>
-# 3. Launch DDP with `precision="bf16", save_every=10` besides the options. What has changed in the script?
+#    <details><summary>Answer</summary>DDP and FSDP fail: each of their two ranks gets 64 samples, the single rank all
+#    128. "ranks 0, 1 failed: ValueError: boom", and then the cell, `model`, and the line in it.</details>
+# 3. Launch DDP with `precision="bf16", save_every=10` in addition to the options. What has changed in the script?
 #    <details><summary>Answer</summary>Two cells, `precision` and `checkpoints`, have taken the place of trivial ones.
 #    The script has 705 lines instead of 357; what you do not ask for is not in it.</details>
 # 4. Train on MNIST instead: run the cell below, then `Script.load(name, task="digits").with_cells(model=Model,

@@ -41,16 +41,16 @@ draw.buckets({f"layer{9 - i}": 2**20 for i in range(9)}, bucket_cap_mb=3)
 
 # %%
 pieces = lab.ask("all-reduces in one backward of this CNN", default=10)
-times = lab.ask("bytes sent for 4 micro-batches, if nothing is done about it, over those of one backward", default=1)
-orders = lab.ask("different orders of the samples in 3 epochs, without set_epoch", default=3)
+times = lab.ask("bytes of 4 micro-batches' backwards under plain DDP, over those of one backward", default=1)
+orders = lab.ask("different orders of the samples in 3 epochs, if nobody calls sampler.set_epoch", default=3)
 
 # %% [markdown]
 # ## DDP by hand
 #
 # Two collectives make it. `broadcast` gives every rank the weights of rank 0; `all_reduce` replaces a tensor on every
-# rank by the sum over all ranks. Every rank below seeds its weights differently, on purpose: what makes them equal must
-# be part of the method. `lab.run` calls a function on every rank. It writes a script for that; `run.script` shows it,
-# and where `gradients_differ` comes from.
+# rank by the sum over all ranks. Every rank below seeds its weights differently, on purpose: so the method itself has
+# to make them equal. `lab.run` calls a function on every rank. It writes a script for that; `run.script` shows it, and
+# where `gradients_differ` comes from.
 
 # %%
 import torch
@@ -93,12 +93,12 @@ lab.measure_each({"gradients by hand: largest relative difference to one big bat
 
 # %% [markdown]
 # A mean over *B* samples is the mean of the means of equal shares. So the two ranks have the gradients of one process
-# with the whole batch; in float64 nothing but the order of additions is left of the difference.
+# with the whole batch; in float64 only rounding is left of the difference.
 #
 # ## What DDP sends
 #
-# The real one now, with a hook that notes the size of every bucket. `no_sync` keeps DDP quiet during all micro-batches
-# of a step but the last.
+# The real one now, with a hook (`buckets_of`) that notes the size of every bucket in a list. `no_sync` keeps DDP quiet
+# during all micro-batches of a step but the last.
 
 # %%
 from contextlib import nullcontext
@@ -138,12 +138,14 @@ lab.measure_each(found, run=run)
 draw.bars(total, unit="B", title=f"handed to all_reduce: one backward, and a step of {micro_batches} micro-batches")
 
 # %% [markdown]
-# A gradient is sent in fp32, so one backward sends the model once. Every micro-batch's backward would send it again,
-# though only the sum is needed: always use `no_sync` when you accumulate. It must hold during forward, too, because DDP
-# decides there.
+# A gradient is sent in its parameter's dtype, here fp32, so one backward hands the model to `all_reduce` once (lab 07
+# counts what that puts on the wire). Every micro-batch's backward would send it again, though only the sum is needed:
+# always use `no_sync` when you accumulate, as Hugging Face's Trainer does for you, and Accelerate within
+# `accelerator.accumulate`. Put forward inside the `with` as well: DDP decides there whether to send.
 #
-# How large should a bucket be? Small ones start early, large ones cost fewer calls. Move the slider: this is the same
-# CNN, with `bucket_cap_mb` (an option of DistributedDataParallel).
+# How large should a bucket be? Small ones start early, large ones cost fewer calls; leave the default unless a timeline
+# shows a gap. Move the slider: this is the same CNN, with `bucket_cap_mb` (an option of DistributedDataParallel). Once
+# it is set, it is the limit of the first bucket, too.
 
 # %%
 lab.explore(draw.buckets, backward, bucket_cap_mb=[0.1, 0.25, 0.5, 1, 25])
@@ -152,9 +154,9 @@ lab.explore(draw.buckets, backward, bucket_cap_mb=[0.1, 0.25, 0.5, 1, 25])
 # ## Does it hide?
 #
 # A timeline of labkit's own `ddp` script. Time runs to the right; above, what a rank computes; below, what it sends. An
-# all-reduce that lies under backward costs no time. How much does depends on the machine, so nothing is claimed about
-# it. (The short all-reduce at the beginning of a step adds up how many predictions the ranks have, for texts may differ
-# in length.)
+# all-reduce drawn below a piece of backward runs at the same time and costs nothing. How many do depends on the
+# machine, so nothing is claimed about it. (The short one at the beginning of a step adds up how many predictions the
+# ranks have.)
 
 # %%
 profiled = lab.launch(Script.load("ddp", task="digits"), steps=9, profile=True)
@@ -178,7 +180,10 @@ print("with set_epoch:", len({sampler.set_epoch(epoch) or tuple(sampler) for epo
 # **BatchNorm.** All of the above holds while a sample's result does not depend on the others. BatchNorm takes mean and
 # variance over the samples of its own rank, so two ranks with 16 samples each are not one with 32. `SyncBatchNorm`
 # exchanges them (here `labkit.launch(script, sync_batch_norm=True)`; torch has it for GPUs only). GroupNorm and
-# LayerNorm look at one sample at a time, and need none of it.
+# LayerNorm look at one sample at a time, and do not need this.
+#
+# **Unequal shares.** Texts differ in length, so ranks differ in the number of tokens that they predict, and a mean of
+# their means is not the mean. labkit's scripts add up the numbers first and weight each rank's loss by its own.
 
 # %%
 x, norm = torch.randn(16 * lab.ranks, 4, 5, 5), nn.BatchNorm2d(4)
@@ -200,18 +205,18 @@ lab.plans({"DDP": sized(Script.load("ddp"), width=512, layers=8, heads=8)}, glob
 #
 # 1. Leave the division out of `by_hand`. Which number changes, and to what?
 #    <details><summary>Answer</summary>The difference to one big batch is 1.0 instead of 6e-15: the gradients are twice
-#    as large. With SGD that is a doubled learning rate. Adam, which divides by the gradients' size, hides it; nobody
-#    would notice.</details>
+#    as large. With SGD that is a doubled learning rate. Adam, which divides by the gradients' size, hides it, unless
+#    you clip them.</details>
 # 2. Leave out the broadcast.
-#    <details><summary>Answer</summary>The difference is 2.3. Each rank has the gradients of another model, and their
-#    mean belongs to none of them. DDP broadcasts when it wraps the model.</details>
+#    <details><summary>Answer</summary>The difference is 2.3. Each rank has the gradients of a different model, and
+#    their mean belongs to none of them. DDP broadcasts when it wraps the model.</details>
 # 3. Put only the backward into `no_sync`, not the forward.
 #    <details><summary>Answer</summary>Eight all-reduces and 6.2 MiB for four micro-batches, as without `no_sync`:
 #    nothing is gained, and nothing warns you.</details>
-# 4. Four ranks with the learning rate of one: what else would you change? (Goyal et al., arXiv 1706.02677.)
+# 4. You go from one rank to four. Must the learning rate change? (Goyal et al., arXiv 1706.02677.)
 #    <details><summary>Answer</summary>Four ranks with the same samples per rank have a global batch four times as
-#    large. The usual rule multiplies the learning rate by four as well, with a warm-up; it stops helping at some batch
-#    size, which only a sweep tells: `labkit.sweep(script, lr=[…])`. If you keep the global batch, change
+#    large. The usual rule for SGD multiplies the learning rate by four as well, with a warm-up; it stops helping at
+#    some batch size, which only a sweep tells: `labkit.sweep(script, lr=[…])`. If you keep the global batch, change
 #    nothing.</details>
 #
 # ## Sources

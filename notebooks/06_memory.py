@@ -47,9 +47,11 @@ saved = lab.ask("FSDP's highest point on two ranks, as a share of DDP's", defaul
 # %% [markdown]
 # ## Sixteen bytes per parameter
 #
-# Each parameter takes 4 bytes, its gradient 4 more, and AdamW keeps two running means, 8 bytes. Mixed precision has 16
-# as well, 2 + 2 + 12. Before the first activation, that is four times what the file with the weights takes. ZeRO
-# divides it in three steps, each by the number of ranks N:
+# Each parameter takes 4 bytes, its gradient 4 more, and AdamW keeps two running means, 8 bytes. Autocast keeps that;
+# weights in bf16 with a copy in fp32 have 16 as well, 2 + 2 + 12. Before the first activation, that is four times what
+# an fp32 file with the weights takes. On a GPU torch's AdamW updates all parameters at once and needs 4 bytes more for
+# that moment, unless `fused=True`: 20, as the plans below show. ZeRO divides the 16 in three steps, each by the number
+# of ranks N:
 #
 # | | parameters | gradients | AdamW |
 # |---|---|---|---|
@@ -99,8 +101,9 @@ draw.bars({name: ranks[0].categories for name, ranks in held.items()}, planned, 
 # %% [markdown]
 # ## Why
 #
-# **AdamW is the largest part of the states**, so ZeRO-1 alone gets far. **FSDP never reaches 1/N**: it does not divide
-# activations, and while a block computes, all of that block is there. On a model with few parameters and many
+# **AdamW is the largest part of the states**, so ZeRO-1 alone helps a lot. **FSDP's peak reaches 1/N only where it is
+# the optimizer's step.** In forward and backward it does not: activations are not divided, and while a block computes,
+# all of that block is there. On a model with few parameters and many
 # activations it saves little; lab 07 has both kinds. *Communication* is what collectives need to put their data in:
 # DDP's buckets, FSDP's gathered blocks. DDP keeps a place for every gradient, so at its peak they are all there.
 #

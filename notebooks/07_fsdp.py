@@ -35,8 +35,10 @@ draw.shards(4, nproc_per_node)
 # %% [markdown]
 # ## Your predictions
 #
-# The model is a tower of 23 blocks, each a linear layer of 256 x 256, and a last layer of its own. FSDP makes each
-# block a unit, and what is left, the last layer, another one: the root.
+# The model is a tower, a plain stack of 23 linear layers of 256 x 256, the blocks, and a last layer of its own. A unit
+# is what `fully_shard` (FSDP2) is called on: each block, and what is left, the last layer, is the root. By default a
+# unit is freed after forward, except for the root, which backward needs at once. DDP's all-reduce is a reduce-scatter
+# followed by an all-gather, so it sends each byte twice.
 
 # %%
 gathers = lab.ask("all-gathers in a step of FSDP, 23 blocks and the root", default=24)
@@ -47,9 +49,9 @@ gpt_saves = lab.ask("the same for a small transformer with 16 samples a rank", d
 # %% [markdown]
 # ## Count
 #
-# The model is made on the *meta* device, where it takes no bytes; only shards ever get any. `reshard_after_forward`
-# says whether a unit is freed after forward: always, never, or (auto) always but for the root, which backward needs at
-# once. torch's flight recorder counts the collectives.
+# The model is made on the *meta* device, which allocates nothing; memory is allocated only for the shards.
+# `reshard_after_forward` says whether a unit is freed after forward: always, never, or (auto) always, except for the
+# root. torch's flight recorder counts the collectives.
 
 # %%
 from torch import nn
@@ -80,7 +82,7 @@ def wrapped(level, device):
         model = Model()
     for module in [*model.blocks, model]:
         fully_shard(module, reshard_after_forward=LEVELS[level])
-    return model.to_empty(device=device)
+    return model.to_empty(device=device)  # uninitialized, good for counting only: to train, load or initialize here
 
 
 def each_level(device):
@@ -106,9 +108,10 @@ draw.bars({"ddp": {"summed": of_ddp}} | sent, unit="B", title="bytes of a step (
 # ## Why
 #
 # An all-reduce is a reduce-scatter followed by an all-gather. So **never** freeing sends what DDP sends; freeing and
-# gathering again costs half as much more. And what does a rank hold? Between two steps its shards, in all three ways.
-# `never` (older: SHARD_GRAD_OP) keeps the whole model from forward to backward. Of the gradients a rank only ever gets
-# its own share.
+# gathering again costs 50 % more. And what does a rank hold? Between two steps its shards, in all three modes. `never`
+# (older: SHARD_GRAD_OP) keeps the whole model from forward to backward. Of the gradients a rank only keeps its own
+# share. So choose `never` if the whole parameters fit beside the activations, or if links are slow; else keep the
+# default.
 
 # %%
 never, share = seen["never"], P // lab.ranks
@@ -129,7 +132,8 @@ from torch.utils.data import TensorDataset
 
 
 def load_datasets(data_dir, width=256):
-    x, y = torch.randn(512, width), torch.randint(width, (512,))
+    same = torch.Generator().manual_seed(0)  # every run trains on the same samples
+    x, y = torch.randn(512, width, generator=same), torch.randint(width, (512,), generator=same)
     return TensorDataset(x[:448], y[:448]), TensorDataset(x[448:], y[448:])
 
 

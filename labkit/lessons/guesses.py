@@ -70,7 +70,7 @@ class Guess:
     def show(self) -> None:
         from IPython.display import display
 
-        bundle = self._bundle(f"Nobody was asked, so {self.text} stands in.")
+        bundle = self._bundle(f"No answer given: {self.text} is used.")
         if ui() != "svg":
             display(bundle, raw=True)
             return

@@ -153,7 +153,7 @@ class Score:
         return f"{self._title()}\n{aligned(self.rows)}"
 
     def _title(self) -> str:
-        return f"{self.right} of {len(self.rows)} predictions were right."
+        return f"{self.right} of {len(self.rows)} predictions {'was' if self.right == 1 else 'were'} right."
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         dot = f'<span style="color:{YOURS}">■</span> '
