@@ -18,6 +18,7 @@ SHOWN_VALUES = 12
 SHOWN_RANKS = 8
 LONGEST_TEXT = 80
 LONGEST_NAME = 40
+EVEN = 0.05  # of a step
 
 
 def quantity(value: float | None, digits: int = 3) -> str:
@@ -129,12 +130,16 @@ def _last_beat(folder: RunFolder, rank: int) -> dict[str, Any]:
 
 
 def skew(reader: RunReader) -> str:
-    """`skew 12 ms (rank 1 slowest)`: the newest step time of the slowest rank minus that of the fastest."""
-    steps = {rank: h.latest["step_seconds"] for rank, h in reader.current.items() if "step_seconds" in h.latest}
+    """`last steps: rank 1 slowest, by 34 ms`: the mean step time of the slowest rank over its newest records minus that
+    of the fastest. No rank is named for less than EVEN of a step, which is noise."""
+    steps = {rank: took for rank, h in reader.current.items() if (took := h.recent_step_seconds)}
     if len(steps) < 2:
         return ""
     slowest = max(steps, key=lambda rank: steps[rank])
-    return f"skew {seconds(steps[slowest] - min(steps.values()))} (rank {slowest} slowest)"
+    behind = steps[slowest] - min(steps.values())
+    if behind <= EVEN * steps[slowest]:
+        return "last steps: equally long on all ranks"
+    return f"last steps: rank {slowest} slowest, by {seconds(behind)}"
 
 
 def headline(reader: RunReader, state: State) -> str:

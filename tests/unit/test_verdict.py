@@ -29,7 +29,20 @@ def say(folder, write_metrics):
 
 
 def test_a_run_at_ease_says_how_much_memory_it_takes(say):
-    assert say({}, {}) == ["memory flat at 5.00 GiB of 16.00 GiB"]
+    assert say({}, {}) == ["memory fits: peak 5.00 GiB, 31% of 16.00 GiB"]
+
+
+def test_what_a_step_consists_of_where_nothing_else_limits_it(say):
+    waits_more = {"forward": 0.02, "backward": 0.05, "communication": 0.02}
+
+    said = say({"forward": 0.024, "backward": 0.055, "communication": 0.012, "input": 0.004}, waits_more)
+
+    assert said[-1] == "compute-bound: 84% compute, 12% communication, 4% input"
+
+
+def test_no_one_is_called_compute_bound_without_phases(say):
+    assert not any("compute" in one for one in say({}, {}))  # two ranks wait for each other in backward
+    assert not any("compute" in one for one in say({"forward": None, "backward": None, "optimizer": None}))
 
 
 def test_waiting_for_data(say):

@@ -235,6 +235,18 @@ def test_the_headline_tells_loss_speed_and_memory(reader):
     )
 
 
+@pytest.mark.parametrize(
+    ("took", "text"), [(0.134, "last steps: rank 1 slowest, by 34 ms"), (0.104, "last steps: equally long on all ranks")]
+)
+def test_a_rank_is_named_slowest_only_for_more_than_noise(folder, write_metrics, took, text):
+    for rank, usual in enumerate((0.1, took)):
+        write_metrics(rank, {"k": "meta", "t": 0.0})
+        for i in range(1, 21):
+            write_metrics(rank, {"k": "step", "t": i, "step": i, "n": 1, "seconds": [usual, usual, usual]})
+
+    assert words.skew(RunReader(folder).read_all()) == text
+
+
 def test_what_a_script_measured_itself_is_in_the_view_the_text_and_the_report(whole_folder, write_metrics):
     for rank in (0, 1):
         write_metrics(

@@ -17,12 +17,12 @@ from labkit.view.live.learning import learning
 __all__ = ["host_verdicts", "verdict"]
 
 WARM_STEPS = 5  # no verdict before that
-INPUT_BOUND = 0.15  # fraction of the step time, as are the next two
+INPUT_BOUND = 0.15  # fraction of the step time, as are the next three
 STRAGGLES = 0.10
 COMMUNICATES = 0.20
+COMPUTES = 0.50
 NEARLY_FULL = 0.92
 GROWS = 1.10
-FLAT = 1.03
 PHASES = {"input": "input wait", "forward": "forward", "optimizer": "optimizer"}
 
 Rule = Callable[[list[RankHistory]], str]
@@ -164,14 +164,28 @@ def no_problem(histories: list[RankHistory]) -> str:
     worst = max(histories, key=lambda h: h.memory_peak)
     if not worst.memory_peak:
         return ""
-    of = f" of {gib(worst.memory_limit)}" if worst.memory_limit else ""
-    lows = [low for _, low, _, _ in worst.series["memory"].points()]
-    flat = len(lows) >= 4 and max(lows[1:]) <= FLAT * min(lows[1:])
-    return f"memory {'flat at' if flat else 'peaks at'} {gib(worst.memory_peak)}{of}"
+    if not worst.memory_limit:
+        return f"memory peaks at {gib(worst.memory_peak)}"
+    share = worst.memory_peak / worst.memory_limit
+    return f"memory fits: peak {gib(worst.memory_peak)}, {share:.0%} of {gib(worst.memory_limit)}"
 
 
-PROBLEMS: tuple[Rule, ...] = (retries, nearly_full, slow_host, input_bound, straggler, communication, grows)
-RULES: tuple[Rule, ...] = (*PROBLEMS, learning, no_problem)
+def compute_bound(histories: list[RankHistory]) -> str:
+    """What a step consists of if no other rule names what limits it, on the rank that waits least. Empty if the phases
+    are unknown, or how long several ranks wait for each other, which they do in backward."""
+    if any(rule(histories) for rule in LIMITS) or (len(histories) > 1 and not all(h.communicates for h in histories)):
+        return ""
+    least = min(histories, key=lambda h: h.recent_share("input") + h.recent_share("communication"))
+    waits = {phase: least.recent_share(phase) for phase in ("communication", "input")}
+    computes = sum(least.recent_share(phase) for phase in ("forward", "backward", "optimizer"))
+    if computes < COMPUTES:
+        return ""
+    shares = {"compute": computes, **waits, "other": 1 - computes - sum(waits.values())}
+    return "compute-bound: " + ", ".join(f"{share:.0%} {name}" for name, share in shares.items() if share >= 0.005)
+
+
+LIMITS: tuple[Rule, ...] = (slow_host, input_bound, straggler, communication)  # of the speed
+RULES: tuple[Rule, ...] = (retries, nearly_full, *LIMITS, grows, learning, no_problem, compute_bound)
 
 
 def _filled(reader: RunReader, host: str) -> str:
