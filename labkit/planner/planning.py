@@ -88,7 +88,7 @@ def plan(
         if skewed and (most := questions.answer(skewed, "not rehearsed with all tokens at the same experts")):
             fits = "fits" if most.bytes <= kind.usable_by(ranks) else "does not fit"
             problems.append(f"if all tokens go to the same experts, a rank holds {gib(most.bytes)}, which {fits}")
-    if formulas and rehearsed:
+    if facts and formulas and rehearsed:
         problems += _about_peaks(facts, layout, rank, formulas, rehearsed)
     if rehearsed and layout.options.get("cpu_offload") and not kind.shared:
         problems.append(f"the rehearsed {gib(rehearsed.bytes)} include what is offloaded to the host: use the formulas")
