@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from strategies.matrix import script
+from strategies.matrix import IMAGES, MLP, script
 
 import labkit
 from labkit import Script
@@ -52,3 +52,16 @@ def test_muon_holds_one_moment_of_a_matrix():
 
     assert muon.categories["optimizer"] < 0.8 * adamw.categories["optimizer"]
     assert run.memory().ranks[-1].traced.categories["optimizer"] == muon.categories["optimizer"]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("strategy", "ranks"), [("fsdp", 2), pytest.param("single", 1, marks=pytest.mark.soak)])
+def test_updates_in_backward_never_hold_all_gradients(strategy, ranks):
+    """A wide MLP: its activations are small, so that the states are what is held."""
+    what = Script.load(strategy).with_cells(model=MLP.replace("width=64", "width=512"), data=IMAGES)
+    after, within = (rehearse(what, ranks, {**SMALL, **options}) for options in ({}, {"optimizer_in_backward": True}))
+    run = labkit.launch(what, nproc_per_node=ranks, steps=3, trace_memory=True, optimizer_in_backward=True, **SMALL)
+
+    assert after.bytes - within.bytes > 0.2 * after.categories["parameters"]
+    assert within.categories["optimizer"] == after.categories["optimizer"]
+    assert run.memory().ranks[0].traced.bytes == pytest.approx(within.bytes, rel=0.05, abs=2**16)

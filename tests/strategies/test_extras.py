@@ -37,6 +37,7 @@ OPTIONS = {
     "fsdp_options": ["--reshard-after-forward", "always"],
     "gather_metrics": [],
     "optimizers": [],  # tests/strategies/test_optimizers.py
+    "optimizer_in_backward": ["--optimizer-in-backward"],
     "precision": ["--precision", "fp64"],
     "recompute_and_compile": ["--activation-checkpointing"],
     "sequence_parallel": ["--sequence-parallel"],

@@ -44,3 +44,35 @@ def test_a_shard_orthogonalized_alone_is_caught(alone, tmp_path):
 def test_flat_shards_are_refused(tmp_path):
     with pytest.raises(AssertionError, match="no matrices in numbered layers here; under fsdp1 use fsdp"):
         trained(composed_of("fsdp1", "transformer", "optimizers"), 2, MUON, tmp_path / "flat")
+
+
+@pytest.fixture(scope="module")
+def after_backward(tmp_path_factory):
+    return trained(composed_of("single", "transformer"), 1, [], tmp_path_factory.mktemp("after") / "rank")
+
+
+IN_BACKWARD = ["--optimizer-in-backward"]
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", *(pytest.param(s, marks=pytest.mark.soak) for s in ("single", "zero2"))])
+def test_updates_in_backward_train_the_same(strategy, after_backward, tmp_path):
+    ranks, _ = RANKS.get(strategy, [(2, [])])[0]
+    composed = composed_of(strategy, "transformer", "optimizer_in_backward")
+    values = trained(composed, ranks, IN_BACKWARD, tmp_path / strategy)
+    assert largest_difference(values, after_backward) < 1e-9
+
+
+def test_a_run_that_updates_in_backward_resumes_exactly(after_backward, tmp_path, monkeypatch):
+    composed = composed_of("fsdp", "transformer", "optimizer_in_backward", "checkpoints")
+    options = [*IN_BACKWARD, "--checkpoint-dir", str(tmp_path / "checkpoints")]
+    monkeypatch.setattr("strategies.test_extras.STEPS", 3)
+    trained(composed, 2, options, tmp_path / "first")
+    monkeypatch.setattr("strategies.test_extras.STEPS", 6)
+    resumed = trained(composed, 2, options, tmp_path / "second", start=3)
+    assert largest_difference(resumed, {name: after_backward[name] for name in resumed}) < 1e-9
+
+
+def test_updates_in_backward_refuse_what_needs_all_gradients(tmp_path):
+    composed = composed_of("single", "transformer", "optimizer_in_backward", "clip_and_schedule")
+    with pytest.raises(AssertionError, match="--clip needs the norm of all gradients; leave one of them out"):
+        trained(composed, 1, [*IN_BACKWARD, "--clip", "1"], tmp_path / "clipped")

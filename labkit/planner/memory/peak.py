@@ -72,6 +72,8 @@ def moments(facts: ModelFacts, layout: Layout, rank: int = 0, *, on_gpu: bool = 
         raise UnknownToFormulas("they do not cover selective checkpointing")
     if layout.options.get("loss_chunk"):
         raise UnknownToFormulas("they do not cover a loss in chunks")
+    if layout.options.get("optimizer_in_backward"):
+        raise UnknownToFormulas("they do not cover an optimizer that updates in backward")
     if layout.offloads and on_gpu:
         raise UnknownToFormulas("they do not cover activations in host memory")
     if layout.options.get("attention") == "ring":

@@ -114,8 +114,10 @@ def _make_state(optimizer: Any, alike: list[list[Any]]) -> None:
     optimizer.zero_grad()
     for first, *others in alike:
         for p in others if first in optimizer.state else []:
-            values = {name: getattr(value, "_local_tensor", value) for name, value in optimizer.state[first].items()}
-            optimizer.state[p] = {name: value.clone() for name, value in values.items()}  # never updated
+            values = optimizer.state[first]
+            if not getattr(p, "_post_accumulate_grad_hooks", None):  # never updated, not even in backward
+                values = {name: getattr(value, "_local_tensor", value) for name, value in values.items()}
+            optimizer.state[p] = {name: value.clone() for name, value in values.items()}
 
 
 @contextmanager
