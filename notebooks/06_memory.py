@@ -19,7 +19,7 @@
 #
 # This is a step of a model with 100 million parameters, in fp32 with AdamW, and 2 GB of activations. Parameters and the
 # optimizer's state are there all the time. Activations, what the layers keep for backward, grow in forward; in backward
-# they go, one layer after the other, and gradients come. The highest point is what has to fit.
+# they go, one layer after the other, and gradients come. The peak is what has to fit.
 
 # %% tags=["parameters"]
 nproc_per_node: int = 2  # ranks
@@ -36,22 +36,22 @@ draw.step(parameters=0.4, gradients=0.4, optimizer=0.8, activations=2, unit="GB"
 # %% [markdown]
 # ## Your predictions
 #
-# The model is the small transformer of labkit's scripts, 256 wide: 3.3 million parameters. Four samples of 128 bytes on
-# each of two ranks.
+# The model is the small transformer of labkit's scripts, 256 wide with four blocks: 3.3 million parameters. Each of
+# two ranks has four samples of 128 bytes, a token each.
 
 # %%
 adam = lab.ask("AdamW's state, over the size of the parameters", default=1, unit="times")
-activations = lab.ask("share of activations in DDP's highest point", default=20, unit="%")
-saved = lab.ask("FSDP's highest point on two ranks, as a share of DDP's", default=50, unit="%")
+activations = lab.ask("share of activations in DDP's peak", default=20, unit="%")
+saved = lab.ask("FSDP's peak on two ranks, as a share of DDP's", default=50, unit="%")
 
 # %% [markdown]
 # ## Sixteen bytes per parameter
 #
-# Each parameter takes 4 bytes, its gradient 4 more, and AdamW keeps two running means, 8 bytes. Autocast keeps that;
-# weights in bf16 with a copy in fp32 have 16 as well, 2 + 2 + 12. Before the first activation, that is four times what
-# an fp32 file with the weights takes. On a GPU torch's AdamW updates all parameters at once and needs 4 bytes more for
-# that moment, unless `fused=True`: 20, as the plans below show. ZeRO divides the 16 in three steps, each by the number
-# of ranks N:
+# Each parameter takes 4 bytes, its gradient 4 more, and AdamW keeps two running means, 8 bytes: 16 with fp32 or
+# autocast. So have bf16 weights with an fp32 master copy, 2 + 2 + 12; bf16 throughout has 8. Before the first
+# activation, 16 bytes are four times an fp32 file of the weights, eight times a bf16 one. On a GPU, AdamW updates all
+# parameters at once and needs 4 bytes more for that moment (20), unless `fused=True`. ZeRO divides the states in
+# three steps, each by the number of ranks N:
 #
 # | | parameters | gradients | AdamW |
 # |---|---|---|---|
@@ -101,15 +101,19 @@ draw.bars({name: ranks[0].categories for name, ranks in held.items()}, planned, 
 # %% [markdown]
 # ## Why
 #
-# **AdamW is the largest part of the states**, so ZeRO-1 alone helps a lot. **FSDP's peak reaches 1/N only where it is
-# the optimizer's step.** In forward and backward it does not: activations are not divided, and while a block computes,
-# all of that block is there. On a model with few parameters and many
-# activations it saves little; lab 07 has both kinds. *Communication* is what collectives need to put their data in:
-# DDP's buckets, FSDP's gathered blocks. DDP keeps a place for every gradient, so at its peak they are all there.
+# **AdamW is the largest part of the states**, so ZeRO-1 alone gets far. **FSDP does not reach 1/N while the peak is
+# in forward or backward**: it does not divide activations, and while a block computes, all of that block is there.
+# Where the optimizer's step is the peak, it gets there. On a model with few parameters and many activations it saves
+# little; lab 07 has both kinds. *Communication* is what collectives need to put their data in: DDP's buckets, FSDP's
+# gathered blocks. DDP's gradients lie in its buckets (`gradient_as_bucket_view`), so at its peak they are all there.
+#
+# **Activations of a block:** without dropout, and with attention that keeps no scores, 16 values for each token and
+# unit of width: 64 bytes in fp32, 32 in 16 bits (Korthikanti et al. have 34, two of them for dropout). Here: 4 blocks
+# × 512 tokens × 256 × 64 bytes = 32 MiB.
 #
 # What to do about which part? **States:** ZeRO-1, then FSDP. **Activations:** fewer samples at a time (accumulate
-# gradients), recompute them (activation checkpointing), half precision. Move the sliders: GB on each GPU for a model of
-# so many billion parameters, with 1 GB of activations.
+# gradients), recompute them (activation checkpointing), half precision. Move the sliders: GB on each GPU for a model
+# of the given size, in billions of parameters, with 1 GB of activations.
 
 
 # %%
@@ -124,7 +128,8 @@ lab.score()
 # %% [markdown]
 # ## On 2 × T4 and 8 × A100
 #
-# A transformer of 350 million parameters, GPT-2 medium's size. 16 bytes each are 5 GiB, and a T4 has 14 for tensors.
+# A transformer of 350 million parameters, GPT-2 medium's size. At 16 bytes each that is 5 GiB, and a T4 has 14 for
+# tensors. The global batch is fixed, so a rank has four samples on 2 × T4 and one on 8 × A100.
 
 # %%
 medium = {"vocabulary": 50257, "context": 512, "width": 1024, "heads": 16, "layers": 20}
@@ -133,9 +138,10 @@ if seven_billion:
     display(lab.plans(gpt, global_batch_size=8))
 
 # %% [markdown]
-# The second article gives 28 GB for a model of 7 billion parameters on one GPU, and 14 GB each with FSDP on two. 28 GB
-# are the parameters alone. With gradients and AdamW it is 112 GB, and 56 GB on each of two, before any activation. The
-# planner has two ways to find that, formulas and a rehearsal of the script on tensors without data; nothing is run.
+# The second article gives 28 GB for a model of 7 billion parameters on one GPU, and 14 GB each with FSDP on two. 28
+# GB are the parameters alone, and 14 GB half of them. With gradients and AdamW it is 112 GB, and 56 GB on each of
+# two, before any activation. The planner has two ways to find that, formulas and a rehearsal of the script on tensors
+# without data; nothing is run.
 
 # %%
 large = {"vocabulary": 32000, "context": 2048, "width": 4096, "heads": 32, "layers": 33}
@@ -153,8 +159,8 @@ if seven_billion:
 # 1. `labkit.plan(scripts["fsdp"], nproc_per_node=4, global_batch_size=16)`: which parts shrink with four ranks, and
 #    which do not?
 #    <details><summary>Answer</summary>Parameters and AdamW halve again, 6.3 to 3.2 MiB and 12.7 to 6.3. Activations
-#    stay at 32 MiB, for a rank still has four samples. So the peak goes from 61.5 to 52.0 MiB only, and DDP's stays at
-#    86.3 whatever the number of ranks.</details>
+#    stay at 32 MiB, because a rank still has four samples. So the peak goes from 61.5 to 52.0 MiB only, and DDP's
+#    stays at 86.3 whatever the number of ranks.</details>
 # 2. `labkit.plan(scripts["ddp"], nproc_per_node=2, activation_checkpointing=True, **options)`: what is left of the
 #    activations?
 #    <details><summary>Answer</summary>2 MiB of 32: the inputs of the blocks. The peak falls from 86.3 to 63.7 MiB. It
@@ -163,6 +169,9 @@ if seven_billion:
 #    <details><summary>Answer</summary>No: parameters, gradients and AdamW take 50.7 MiB, as before. `precision="bf16"`
 #    computes in 16 bits and keeps its weights in 32. Activations shrink, from 32.1 to 25.5 MiB, but do not
 #    halve.</details>
+#
+# **In your own code:** LoRA freezes most weights, which then need neither gradients nor AdamW's state; activations
+# mostly stay. bf16 weights without a master copy halve all states, but small updates are lost when they are rounded.
 #
 # ## Sources
 #

@@ -35,10 +35,11 @@ draw.shards(4, nproc_per_node)
 # %% [markdown]
 # ## Your predictions
 #
-# The model is a tower, a plain stack of 23 linear layers of 256 x 256, the blocks, and a last layer of its own. A unit
-# is what `fully_shard` (FSDP2) is called on: each block, and what is left, the last layer, is the root. By default a
-# unit is freed after forward, except for the root, which backward needs at once. DDP's all-reduce is a reduce-scatter
-# followed by an all-gather, so it sends each byte twice.
+# The model is a tower, a plain stack of linear layers: 23 blocks of 256 x 256 each, and a last layer. FSDP makes each
+# block a unit, and what is left, the last layer, another one: the root.
+#
+# By default the root is not freed after forward, because backward needs it at once. DDP's all-reduce is a
+# reduce-scatter followed by an all-gather, so it sends each byte twice.
 
 # %%
 gathers = lab.ask("all-gathers in a step of FSDP, 23 blocks and the root", default=24)
@@ -51,7 +52,7 @@ gpt_saves = lab.ask("the same for a small transformer with 16 samples a rank", d
 #
 # The model is made on the *meta* device, which allocates nothing; memory is allocated only for the shards.
 # `reshard_after_forward` says whether a unit is freed after forward: always, never, or (auto) always, except for the
-# root. torch's flight recorder counts the collectives.
+# root. `fully_shard` is FSDP2. torch's flight recorder counts the collectives.
 
 # %%
 from torch import nn
@@ -82,7 +83,7 @@ def wrapped(level, device):
         model = Model()
     for module in [*model.blocks, model]:
         fully_shard(module, reshard_after_forward=LEVELS[level])
-    return model.to_empty(device=device)  # uninitialized, good for counting only: to train, load or initialize here
+    return model.to_empty(device=device)  # uninitialized: fine for counting; to train, initialize or load here
 
 
 def each_level(device):
@@ -107,10 +108,11 @@ draw.bars({"ddp": {"summed": of_ddp}} | sent, unit="B", title="bytes of a step (
 # %% [markdown]
 # ## Why
 #
-# An all-reduce is a reduce-scatter followed by an all-gather. So **never** freeing sends what DDP sends; freeing and
-# gathering again costs 50 % more. And what does a rank hold? Between two steps its shards, in all three modes. `never`
-# (older: SHARD_GRAD_OP) keeps the whole model from forward to backward. Of the gradients a rank only keeps its own
-# share. So choose `never` if the whole parameters fit beside the activations, or if links are slow; else keep the
+# **Never** freeing sends what DDP sends; freeing and gathering again costs 50 % more. And what does a rank hold?
+# Between two steps its shards, in all three modes. `never` (older: SHARD_GRAD_OP) keeps the whole model from forward
+# to backward. Of the gradients a rank only ever keeps its own share.
+#
+# **Which to choose?** Never, if the whole parameters fit beside the activations or links are slow; otherwise the
 # default.
 
 # %%
@@ -132,8 +134,8 @@ from torch.utils.data import TensorDataset
 
 
 def load_datasets(data_dir, width=256):
-    same = torch.Generator().manual_seed(0)  # every run trains on the same samples
-    x, y = torch.randn(512, width, generator=same), torch.randint(width, (512,), generator=same)
+    torch.manual_seed(0)  # the same samples on every rank and in every run
+    x, y = torch.randn(512, width), torch.randint(width, (512,))
     return TensorDataset(x[:448], y[:448]), TensorDataset(x[448:], y[448:])
 
 
@@ -154,8 +156,11 @@ display(draw.bars(peaks, unit="B", title="rank 0 at its peak"))
 lab.score()
 
 # %% [markdown]
-# So ask first what fills the memory. States: shard them. Activations: recompute them (`activation_checkpointing=True`),
-# or take fewer samples at a time. FSDP on two ranks never saves half, for one unit at a time is whole.
+# So ask first what fills the memory. States: shard them. Activations: recompute them
+# (`activation_checkpointing=True`), or take fewer samples at a time. While the peak is in forward or backward, FSDP
+# on two ranks does not save half, because one unit at a time is whole; where the optimizer's step is the peak, it
+# does. An estimate of the share saved: states × (1 - 1/N) / (states + activations). That is near 1 - 1/N for the
+# tower, and small for a transformer with a large batch.
 #
 # ## On 2 × T4 and 8 × A100
 #
@@ -167,7 +172,11 @@ wide = {name.upper(): sized(script, width=16384, layers=5) for name, script in t
 lab.plans(wide, devices=("2xT4", "4xA100 80", "8xA100 80"), global_batch_size=32)
 
 # %% [markdown]
-# **A model that DDP cannot train on two T4s:** GPT-2 large with a head of its own, 838 million parameters, one sample
+# 14.50 GiB do not fit a T4's 14.24. On the A100s FSDP waits for more of its step and sends 1.5 times as much, and its
+# step is still shorter, by the planner: each rank updates only its own part of the parameters, and AdamW is most of
+# DDP's step here.
+#
+# **A model that DDP cannot train on two T4s:** GPT-2 large with an untied LM head, 838 million parameters, one sample
 # of 1,024 tokens on each rank. FSDP is one way that fits, not the only one: the table under the plan has ZeRO-1,
 # ZeRO-2, tensor parallelism and a pipeline as well. Activation checkpointing alone does not save DDP: the peak moves to
 # the optimizer's step.
@@ -176,7 +185,7 @@ lab.plans(wide, devices=("2xT4", "4xA100 80", "8xA100 80"), global_batch_size=32
 if flagship:
     large = {"vocabulary": 50257, "context": 1024, "width": 1280, "heads": 20, "layers": 36}
     gpt = {name.upper(): sized(Script.load(name), **large) for name in ("ddp", "fsdp")}
-    planned = lab.plans(gpt, global_batch_size=2)
+    planned = lab.plans(gpt, devices=("2xT4",), global_batch_size=2)
     display(planned, planned.plans["DDP", "2xT4"])
 
 # %% [markdown]
@@ -184,17 +193,25 @@ if flagship:
 #
 # 1. Call `fully_shard` on the whole model only, not on its blocks. How many all-gathers, and what is held after
 #    forward?
-#    <details><summary>Answer</summary>One gather in forward instead of 24, and none in backward, for there is only the
-#    root. After forward a rank holds the whole model, 6.3 MB instead of 3.3: FSDP on an unwrapped model saves no
-#    parameters at the peak. This is what happens to a model in which no blocks are found; labkit says so.</details>
+#    <details><summary>Answer</summary>One gather in forward instead of 24, and none in backward, because there is
+#    only the root. After forward a rank holds the whole model, 6.3 MB instead of 3.3: FSDP on an unwrapped model
+#    saves no parameters at the peak. This is what happens to a model in which no blocks are found; labkit says
+#    so.</details>
 # 2. `layers=5` in `Model`, as in the article. Does FSDP still save 40 %?
 #    <details><summary>Answer</summary>No: 3.7 MiB instead of 5.5, a third less. A unit is now a fifth of the model, and
 #    while it computes all of it is there, with buffers to gather it and to reduce its gradients. Many small units save
 #    more than few large ones.</details>
 # 3. Launch the transformer with `activation_checkpointing=True` under FSDP. Which part shrinks?
-#    <details><summary>Answer</summary>Activations, from 68 to 3 MiB: a block keeps its input only. In their place come
-#    20 MiB of temporary tensors, for one block at a time is computed again, and the logits are large. The peak falls
-#    from 77.6 to 31.4 MiB; FSDP alone saved 8.</details>
+#    <details><summary>Answer</summary>Activations, from 68 to 3 MiB: a block keeps its input only. In their place
+#    come 20 MiB of temporary tensors, because one block at a time is computed again, and the logits are large. The
+#    peak falls from 77.6 to 31.4 MiB; FSDP alone saved 8.</details>
+# 4. `labkit.plan(wide["FSDP"], device="2xT4", global_batch_size=32, cpu_offload=True)` keeps shards and AdamW in host
+#    memory. Does the article's tower fit now?
+#    <details><summary>Answer</summary>By the plan, yes: 6.0 GiB instead of 14.5. A step takes some 6 s instead of
+#    1.7, because AdamW runs on the CPU and shards cross PCIe; both times are assumed, not measured.</details>
+#
+# **In your own code:** Transformers' `Trainer` takes `fsdp` and `fsdp_config`, Accelerate its FSDP plugin. Either way
+# look up which class is wrapped: it decides how large a unit is.
 #
 # ## Sources
 #

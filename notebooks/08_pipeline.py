@@ -31,25 +31,26 @@ from labkit.lessons import Lesson, draw, sized
 from labkit.lessons.pipelines import bubble, in_flight, measured, simulated
 
 lab, p, m, F = Lesson("08_pipeline", ranks=nproc_per_node), nproc_per_node, micro_batches, forward_ms / 1000
-draw.grid(simulated("1F1B", p, m, F, 2 * F), moving=True)
+draw.grid(simulated("1F1B", p, m, F, 2 * F), moving=True, share=False)
 
 # %% [markdown]
 # ## Your predictions
 #
-# Four ranks, eight micro-batches. The picture has two of the answers; count. GPipe does all forwards first. 1F1B,
-# above, starts a backward as soon as it can: one forward, one backward. Interleaved 1F1B gives each rank two stages of
-# half the length: count each of their micro-batches as one half.
+# Four ranks, eight micro-batches. The picture has two of the answers; count. GPipe does all forwards first. 1F1B (one
+# forward, one backward), above, starts a backward as soon as it can. Interleaved 1F1B gives each rank two stages of
+# half the length; count each stage's micro-batch as 1/2.
 
 # %%
 idle = lab.ask("share of the ranks' time that is bubble, with 1F1B", default=37.5, unit="%")
 holds = lab.ask("micro-batches whose activations rank 0 holds at once, with 1F1B", default=8)
-interleaved = lab.ask("the same with Interleaved1F1B, counted in whole micro-batches", default=3)
+interleaved = lab.ask("the same with Interleaved1F1B (a micro-batch in one of two stages counts 1/2)", default=3)
 
 # %% [markdown]
 # ## Run four schedules
 #
-# The schedules are torch's own. The stages are real steps of autograd that only sleep, so a stage lasts as long here as
-# on four GPUs. Python and gloo add some milliseconds to each action.
+# The schedules are torch's own. The stages are real steps of autograd that only sleep, so a stage lasts as long here
+# as on four GPUs. Python and gloo add some milliseconds to each action, so the measured share of the bubble may be a
+# fifth off the formula's.
 
 # %%
 import torch
@@ -104,19 +105,19 @@ draw.stacked([draw.grid(spans, title, seconds=end) for title, spans in pairs.ite
 # %% [markdown]
 # ## Why
 #
-# **Time.** A rank is busy for *m* forwards and *m* backwards, and the whole takes *p - 1* of both longer: until the
-# last rank has work, and until the first has its gradients. Wherever a rank's gap falls, the share is (p - 1)/(m + p -
-# 1): 27 % here, for GPipe and 1F1B (one forward, one backward) alike. With *v* stages on a rank it is (p - 1)/(*v* m +
-# p - 1). Zero bubble cuts a backward in two: another rank waits only for the gradients of the inputs; those of the
-# weights (yellow) fill gaps.
+# **Time.** Each rank is busy for *m* forwards and *m* backwards; the whole takes *p - 1* of both longer, wherever the
+# gap falls. So the share is (p - 1)/(m + p - 1): 27 % here, for GPipe and 1F1B alike. With *v* stages on a rank each
+# wait is 1/*v* as long: (p - 1)/(v m + p - 1). Zero bubble cuts a backward in two: another rank waits only for the
+# gradients of the inputs; those of the weights (yellow) fill gaps.
 #
 # **Memory.** From its forward to its backward a micro-batch's activations stay. GPipe holds all *m*; 1F1B on rank *r*
 # at most *p - r*, whatever *m* is. That, and not time, is what 1F1B is for. Interleaved 1F1B starts more forwards
-# before its first backward, and so holds more than 1F1B.
+# before its first backward, and so holds more than 1F1B: rank 0 starts p + 2(p - 1) + 1 forwards of half a
+# micro-batch before its first backward, so (p + 2(p - 1) + 1)/2 are held: 5.5 here.
 #
-# **Choose** GPipe only to start with. 1F1B idles as long and holds less: the default. Interleaved 1F1B if the bubble
-# still hurts and links are fast: with *v* stages on a rank, activations travel *v* times as often. Zero bubble if each
-# layer's backward splits well; its halves for the weights run late, and keep their inputs until then.
+# **Which to choose?** 1F1B is the default. GPipe if all *m* fit in memory anyway: it is the simplest. Interleaved or
+# zero bubble if the bubble hurts and more micro-batches cannot shrink it; the two here send *v* times as often, and
+# zero bubble computes the weights' gradients late and holds their inputs until then.
 
 # %%
 table = {each: " · ".join(f"{number:g}" for number in numbers) for each, numbers in counted.items()}
@@ -149,9 +150,9 @@ ways = {"DDP": gpt["ddp"], "pipeline, 4": (gpt["pipeline"], few), "pipeline, 16"
 lab.plans(ways, global_batch_size=32)
 
 # %% [markdown]
-# Where the model fits on each device, DDP waits less. A pipeline sends only the activations between two stages: it is
-# for models that do not fit, where links are too slow for FSDP. Hugging Face's Trainer has none; `device_map="auto"` is
-# not one, because one device works at a time.
+# The schedule is GPipe, the script's default, and its waiting is close to the formula's (p - 1)/(m + p - 1). Where
+# the model fits on each device, DDP waits less. A pipeline sends only the activations between two stages, and their
+# gradients: it is for models that do not fit.
 #
 # ## Try this
 #
@@ -164,8 +165,11 @@ lab.plans(ways, global_batch_size=32)
 # 3. `forward_ms = 5`: why do the measured bubbles no longer agree?
 #    <details><summary>Answer</summary>Measured on a busy machine, half of the time is bubble with GPipe and 1F1B, not
 #    27 %, and 41 % with zero bubble, not 6. Each action costs Python and gloo some milliseconds, which are no longer
-#    negligible next to a stage of 5 ms; schedules with more and shorter actions suffer most. Real stages must be long,
+#    negligible next to a 5 ms stage; schedules with more and shorter actions suffer most. Real stages must be long,
 #    too. What is held does not change.</details>
+#
+# **In your own code:** Transformers' `Trainer` has no pipeline. `device_map="auto"` is not one: layers are spread
+# over the devices, but one device works at a time.
 #
 # ## Sources
 #

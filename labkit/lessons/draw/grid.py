@@ -15,14 +15,21 @@ __all__ = ["grid"]
 LEFT, ROW = 56.0, 26
 
 
-def grid(spans: Sequence[Span], title: str = "", *, seconds: float | None = None, moving: bool = False) -> Picture:
+def grid(
+    spans: Sequence[Span],
+    title: str = "",
+    *,
+    seconds: float | None = None,
+    moving: bool = False,
+    share: bool = True,
+) -> Picture:
     """A row for each rank; grey is bubble, numbers are micro-batches. `seconds` is the length of the axis, by default
-    that of the step; `moving` lets the step pass again and again."""
+    that of the step; `moving` lets the step pass again and again; `share` writes the bubble's share above."""
     spans = [span for span in spans if span.chunk is not None]
     ranks = 1 + max(span.rank for span in spans)
     begin, length = min(span.start for span in spans), step_seconds(spans)
     scale = (WIDTH - LEFT - 4) / (seconds or length)
-    share = bubble(spans)
+    parts = [title, f"bubble {bubble(spans):.0%}" if share else ""]
     top = 24
     back, bars = "", ""
     for rank in range(ranks):
@@ -42,8 +49,10 @@ def grid(spans: Sequence[Span], title: str = "", *, seconds: float | None = None
     bars += f'<g fill="#fff" text-anchor="middle" font-size="11">{numbers}</g>'
     height = top + ranks * ROW + 6
     bars = sweep(bars, LEFT, height, moving)
-    head = words(LEFT, 15, f"{title}: bubble {share:.0%}" if title else f"bubble {share:.0%}", bold=True)
-    label = f"{title or 'pipeline'} on {ranks} ranks, {length:.3g} s, bubble {share:.1%}"
+    head = words(LEFT, 15, ": ".join(filter(None, parts)), bold=True)
+    label = f"{title or 'pipeline'} on {ranks} ranks, {length:.3g} s" + (
+        f", bubble {bubble(spans):.1%}" if share else ""
+    )
     return sheet([head, _key(spans), back, bars], height, label)
 
 
