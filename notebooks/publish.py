@@ -68,7 +68,7 @@ def listed(books: dict[str, Any], repository: str, commit: str) -> str:
     at = f"https://github.com/{repository}/tree/{commit}"
     return (
         f"# labkit's labs, with their results\n\nExecuted at commit [{commit[:7]}]({at}), on a machine without a GPU: "
-        f"`make notebooks`. This branch is written anew each time; change the notebooks [there]({at}/notebooks).\n\n"
+        f"`make notebooks`. This branch is overwritten each time; change the notebooks [there]({at}/notebooks).\n\n"
         f"| lab | opens in |\n|---|---|\n{rows}"
     )
 

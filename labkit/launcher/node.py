@@ -33,7 +33,7 @@ from labkit.launcher.hardware import usable_cores
 from labkit.launcher.network_interface import interface_of, is_loopback, own_address_towards, resolved
 from labkit.launcher.progress import Progress
 from labkit.launcher.stop import GRACE_SECONDS, SAVING_SECONDS
-from labkit.launcher.supervisor import LOOK_SECONDS, Supervisor, prepare
+from labkit.launcher.supervisor import Supervisor, prepare
 from labkit.launcher.torchrun import rank_environment, script_folder
 from labkit.record import Identity, Nodes, RunFolder, State, read_state, write_state
 from labkit.record.files import refresh
@@ -214,8 +214,8 @@ class NodeSupervisor(Supervisor):
         addresses = (peer.address for peer in self.peers.values())
         return interface_of(own_address_towards(next(filter(None, addresses), self.address)))
 
-    def reason_to_stop(self, wait: float = LOOK_SECONDS) -> tuple[dict[str, Any], float] | None:
-        reason = super().reason_to_stop(wait)
+    def reason_to_stop(self, *, wait: bool = True) -> tuple[dict[str, Any], float] | None:
+        reason = super().reason_to_stop(wait=wait)
         if reason is None and time.monotonic() - self.polled > self.peer_poll_seconds:
             self.polled = time.monotonic()
             if self.peer_ended is None and not all(peer.is_fine() for peer in self.peers.values()):

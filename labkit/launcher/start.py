@@ -316,10 +316,8 @@ def _start_supervisor(
     folder: RunFolder, environment: Mapping[str, str], descriptors: Sequence[int], *, owner: int
 ) -> subprocess.Popen[bytes]:
     # The environment may hold secrets: it is inherited and never written to disk.
-    command, variables = (
-        [sys.executable, "-m", "labkit.launcher.supervisor", str(folder.path), str(owner)],
-        dict(environment),
-    )
+    command = [sys.executable, "-m", "labkit.launcher.supervisor", str(folder.path), str(owner)]
+    variables = dict(environment)
     if warm.may_fork(environment):
         command, variables = with_room(command, variables)
     with folder.supervisor_log.open("ab") as log:

@@ -39,9 +39,8 @@ from labkit.launcher.stop import (
     terminate,
 )
 from labkit.launcher.torchrun import attempt_command, marked
-from labkit.launcher.warm import PLACE
 from labkit.launcher.warm.fork import TORCHRUN, ForkedTorchrun, import_torchrun
-from labkit.launcher.warm.proc import can_show, show_command
+from labkit.launcher.warm.proc import ROOM, can_show, show_command
 from labkit.record import Identity, RunFolder, State, Tail, read_state, write_state
 from labkit.record.files import is_deleted
 from labkit.record.folder import read_json, write_json
@@ -51,15 +50,14 @@ Torchrun = subprocess.Popen[bytes] | ForkedTorchrun
 LIBC = ctypes.CDLL(None)  # loaded here because nothing may be loaded between fork and exec
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
-LOOK_SECONDS = 0.1
-IMPORTING_LOOK_SECONDS = 0.5
+POLL_SECONDS, POLL_SECONDS_OF_IMPORT = 0.1, 0.5
 # The stop request sets how long ranks may save, so torchrun's timeout (30 s, fixed before torch 2.13) must be longer.
 OWN_GRACE = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(round(2 * SAVING_SECONDS))}
 
 
 def main() -> None:
     folder = RunFolder(sys.argv[1])
-    os.environ.pop(PLACE.decode().split("=")[0], None)
+    os.environ.pop(ROOM, None)
     if can_show():
         show_command([sys.executable, "-m", "labkit.launcher.supervisor", *sys.argv[1:3]])
     try:
@@ -137,8 +135,10 @@ class Supervisor:
         folder = self.folder.attempt(self.state.attempt)
         prepare(self.folder, folder)
         self.saving = Saving(folder)
-        if early := self.import_torchrun():
-            return self.ended("stopped", cause=early)
+        try:
+            self.import_torchrun()
+        except _StopImporting as stop:
+            return self.ended("stopped", cause=stop.cause)
         elapsed, devices = time.monotonic() - self.clock, ",".join(self.devices)
         command = attempt_command(self.manifest["torchrun"], self.folder, folder, elapsed, self.state.ranks)
         environment = {**os.environ} | ({"CUDA_VISIBLE_DEVICES": devices} if devices else {})
@@ -149,28 +149,32 @@ class Supervisor:
             return self.ended("failed", cause={"kind": "torchrun", "sentence": sentence})
         return self.verdict(folder, *self.supervise(agent, folder))
 
-    def import_torchrun(self) -> dict[str, Any] | None:
-        """Import torch here, once, so that torchrun and its ranks can be forks. Returns why the run must stop, if it
-        must meanwhile."""
+    def import_torchrun(self) -> None:
+        """Import torch here, once, so that torchrun and its ranks can be forks. Raises _StopImporting if the run must
+        stop meanwhile."""
         if not can_show() or TORCHRUN in sys.modules:
-            return None
-        why: tuple[dict[str, Any], float] | None = None
+            return
+        stop: _StopImporting | None = None
 
         def look(*_: object) -> None:
-            nonlocal why
-            if why := self.reason_to_stop(0.0):
-                raise _StopImporting
+            nonlocal stop
+            if why := self.reason_to_stop(wait=False):
+                stop = _StopImporting(why[0])
+                raise stop
+            signal.setitimer(
+                signal.ITIMER_REAL, POLL_SECONDS_OF_IMPORT
+            )  # not after raising: nobody would catch another
 
         signal.signal(signal.SIGALRM, look)
-        signal.setitimer(signal.ITIMER_REAL, IMPORTING_LOOK_SECONDS, IMPORTING_LOOK_SECONDS)
+        signal.setitimer(signal.ITIMER_REAL, POLL_SECONDS_OF_IMPORT)
         try:
             import_torchrun()
-        except _StopImporting:
-            pass
         finally:
+            signal.signal(signal.SIGALRM, signal.SIG_IGN)  # one that is under way must not kill this process
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        return why[0] if why else None
+        if stop:  # a destructor swallowed it
+            raise stop
 
     def supervise(self, agent: Torchrun, folder: RunFolder) -> tuple[int, dict[str, Any] | None, int]:
         """Wait until torchrun and everything it started have exited. Returns torchrun's exit code, why it was stopped
@@ -248,9 +252,10 @@ class Supervisor:
             print(f"the machine is not sampled: {error}", flush=True)
             return None
 
-    def reason_to_stop(self, wait: float = LOOK_SECONDS) -> tuple[dict[str, Any], float] | None:
-        """Wait so many seconds; returns the cause and the grace period in seconds if the run must stop."""
-        ready, _, _ = select.select([self.signals.descriptor], [], [], wait)
+    def reason_to_stop(self, *, wait: bool = True) -> tuple[dict[str, Any], float] | None:
+        """Wait a moment, unless told otherwise; returns the cause and the grace period in seconds if the run must
+        stop."""
+        ready, _, _ = select.select([self.signals.descriptor], [], [], POLL_SECONDS if wait else 0.0)
         if ready:
             return _stopped(f"{self.title} received {self.signals.read()}"), GRACE_SECONDS
         if self.is_tied and not (self.owner and self.owner.is_alive()):
@@ -351,7 +356,10 @@ def _stopped(sentence: str) -> dict[str, Any]:
 
 
 class _StopImporting(BaseException):
-    """Not an Exception, which imports may catch."""
+    """The run must stop while torch is imported. Not an Exception, which imports may catch."""
+
+    def __init__(self, cause: dict[str, Any]):
+        self.cause = cause
 
 
 class _Signals:

@@ -102,7 +102,9 @@ def a_rank(path: Path, rank: int, ranks: int, port: int, options: list[str]) -> 
     path.with_name(f"values{rank}.json").write_text(json.dumps(values))
 
 
-def trained(composed: labkit.Script, ranks: int, options: list[str], folder: Path, start: int = 0) -> dict[str, float]:
+def trained(
+    composed: labkit.Script, ranks: int, options: list[str], folder: Path, *, start: int = 0, steps: int = STEPS
+) -> dict[str, float]:
     """Losses, gradient norms and test metrics by step, the mean over the ranks, after the step `start`."""
     folder.mkdir(parents=True)
     (path := folder / "train.py").write_text(str(composed))
@@ -110,7 +112,7 @@ def trained(composed: labkit.Script, ranks: int, options: list[str], folder: Pat
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     options = [option.format(folder=folder) for option in options]
-    options += ["--steps", str(STEPS), "--global-batch-size", "16", "--lr", "1e-2"]
+    options += ["--steps", str(steps), "--global-batch-size", "16", "--lr", "1e-2"]
     processes = [FORKS.Process(target=a_rank, args=(path, rank, ranks, port, options)) for rank in range(ranks)]
     for process in processes:
         process.start()
@@ -120,7 +122,7 @@ def trained(composed: labkit.Script, ranks: int, options: list[str], folder: Pat
     assert not any(process.exitcode for process in processes), (folder / "log0").read_text()[-800:]
     values = [json.loads((folder / f"values{rank}.json").read_text()) for rank in range(ranks)]
     wanted = [name for name in values[0] if name.startswith(("loss ", "gradient_norm ", "test_", "val"))]
-    assert len([name for name in wanted if name.startswith("loss ")]) == STEPS - start
+    assert len([name for name in wanted if name.startswith("loss ")]) == steps - start
     return {name: sum(each[name] for each in values) / ranks for name in wanted}
 
 

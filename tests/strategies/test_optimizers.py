@@ -62,12 +62,10 @@ def test_updates_in_backward_train_the_same(strategy, after_backward, tmp_path):
     assert largest_difference(values, after_backward) < 1e-9
 
 
-def test_a_run_that_updates_in_backward_resumes_exactly(after_backward, tmp_path, monkeypatch):
+def test_a_run_that_updates_in_backward_resumes_exactly(after_backward, tmp_path):
     composed = composed_of("fsdp", "transformer", "optimizer_in_backward", "checkpoints")
     options = [*IN_BACKWARD, "--checkpoint-dir", str(tmp_path / "checkpoints")]
-    monkeypatch.setattr("strategies.test_extras.STEPS", 3)
-    trained(composed, 2, options, tmp_path / "first")
-    monkeypatch.setattr("strategies.test_extras.STEPS", 6)
+    trained(composed, 2, options, tmp_path / "first", steps=3)
     resumed = trained(composed, 2, options, tmp_path / "second", start=3)
     assert largest_difference(resumed, {name: after_backward[name] for name in resumed}) < 1e-9
 

@@ -76,18 +76,16 @@ def test_the_ranks_train_what_the_paper_says(uninterrupted, in_fp64):
     assert max(abs(uninterrupted[name] / expected[name] - 1) for name in expected) < 1e-9
 
 
-def test_a_round_goes_on_after_a_checkpoint_in_its_middle(uninterrupted, tmp_path, monkeypatch):
+def test_a_round_goes_on_after_a_checkpoint_in_its_middle(uninterrupted, tmp_path):
     """Each replica, its inner optimizer, the start of the round and the outer momentum are restored."""
     composed = composed_of("diloco", "transformer", "checkpoints", "clip_and_schedule")
     saved = [*ROUNDS, "--checkpoint-dir", str(tmp_path / "checkpoints")]
-    monkeypatch.setattr("strategies.test_extras.STEPS", 3)
-    trained(composed, 2, saved, tmp_path / "first")
-    monkeypatch.setattr("strategies.test_extras.STEPS", 6)
+    trained(composed, 2, saved, tmp_path / "first", steps=3)
     resumed = trained(composed, 2, saved, tmp_path / "second", start=3)
     assert resumed["loss 6"] and largest_difference(resumed, {n: uninterrupted[n] for n in resumed}) < 1e-12
 
-    monkeypatch.setattr("strategies.test_extras.STEPS", 7)  # another strategy goes on from the mean of the replicas
-    trained(composed_of("ddp", "transformer", "checkpoints"), 2, saved[-2:], tmp_path / "third", start=6)
+    other = composed_of("ddp", "transformer", "checkpoints")  # goes on from the mean of the replicas
+    trained(other, 2, saved[-2:], tmp_path / "third", start=6, steps=7)
 
 
 def matrices_and_rest(rank: int) -> int:

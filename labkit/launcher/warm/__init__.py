@@ -1,4 +1,2 @@
 """Quicker launches: torchrun and its ranks are forks of the supervisor, which has imported torch. From a session's
 second run on, the supervisor is itself a fork of a process that has done so already."""
-
-PLACE = b"LABKIT_PLACE=".ljust(300, b"-")  # the first variable of a process whose forks show their own in its place

@@ -42,6 +42,7 @@ _warm: list[_Warm] = []  # at most one
 
 
 def may_fork(environment: Mapping[str, str]) -> bool:
+    """Whether processes of a run with this environment may be forks."""
     return FORKS and environment.get(VARIABLE) != "0"
 
 

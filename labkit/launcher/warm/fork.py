@@ -66,7 +66,6 @@ class ForkedTorchrun(ranks.Child):
 def _run(command: Sequence[str], environment: Mapping[str, str], log: int, in_child: Callable[[], object]) -> NoReturn:
     code = 1
     try:
-        signal.set_wakeup_fd(-1)
         for number in HANDLED:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)

@@ -7,17 +7,16 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from labkit.launcher.warm import PLACE
+__all__ = ["ROOM", "can_show", "show_command", "show_variables", "with_room"]
 
-__all__ = ["can_show", "show_command", "show_variables", "with_room"]
-
+ROOM, DASHES = "LABKIT_PLACE", "-" * 300  # a process's first variable, in whose place its forks show their own
+PLACE = f"{ROOM}={DASHES}".encode()
 LONGEST_COMMAND = 5000  # bytes
 
 
 def with_room(command: Sequence[str], environment: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
     """A command and an environment with room for those that forks of the process show."""
-    name, dashes = PLACE.decode().split("=")
-    return [*command, " " * LONGEST_COMMAND], {name: dashes, **environment}
+    return [*command, " " * LONGEST_COMMAND], {ROOM: DASHES, **environment}
 
 
 def can_show() -> bool:

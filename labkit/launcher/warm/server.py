@@ -36,7 +36,7 @@ def main() -> None:
             return
     if _is_readable(control, parent):  # a program that ends with its run
         return
-    _import_torchrun_unless_alone(parent)
+    _import_torchrun_unless_orphaned(parent)
     control.sendall(b".")
     while True:
         with suppress(ChildProcessError):
@@ -72,7 +72,7 @@ def _has_ended(folder: RunFolder) -> bool:
         return False
 
 
-def _import_torchrun_unless_alone(parent: int) -> None:
+def _import_torchrun_unless_orphaned(parent: int) -> None:
     def exit_with_parent(*_: object) -> None:
         if os.getppid() != parent:
             os._exit(0)

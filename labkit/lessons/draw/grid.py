@@ -29,7 +29,7 @@ def grid(
     ranks = 1 + max(span.rank for span in spans)
     begin, length = min(span.start for span in spans), step_seconds(spans)
     scale = (WIDTH - LEFT - 4) / (seconds or length)
-    parts = [title, f"bubble {bubble(spans):.0%}" if share else ""]
+    idle = bubble(spans)
     top = 24
     back, bars = "", ""
     for rank in range(ranks):
@@ -49,10 +49,8 @@ def grid(
     bars += f'<g fill="#fff" text-anchor="middle" font-size="11">{numbers}</g>'
     height = top + ranks * ROW + 6
     bars = sweep(bars, LEFT, height, moving)
-    head = words(LEFT, 15, ": ".join(filter(None, parts)), bold=True)
-    label = f"{title or 'pipeline'} on {ranks} ranks, {length:.3g} s" + (
-        f", bubble {bubble(spans):.1%}" if share else ""
-    )
+    head = words(LEFT, 15, ": ".join(filter(None, [title, f"bubble {idle:.0%}" if share else ""])), bold=True)
+    label = f"{title or 'pipeline'} on {ranks} ranks, {length:.3g} s{f', bubble {idle:.1%}' if share else ''}"
     return sheet([head, _key(spans), back, bars], height, label)
 
 

@@ -25,13 +25,13 @@ def replicas(ranks: int, batch: int = 8, *, share: float = 1.0) -> Picture:
         parts.append(box(x, TOP, SAMPLE, SAMPLE, colour_of(rank), opacity=0.35))
         parts.append(f"<g>{move}{box(x, TOP, SAMPLE, SAMPLE, colour_of(rank))}</g>")
     for rank in range(ranks):
-        x, colour, part = room * rank + 10, colour_of(rank), rank % max(1, round(1 / share))
+        x, colour = room * rank + 10, colour_of(rank)
         parts += [
             box(x, 84, room - 20, 132, line=colour, round=8),
             words(x + 12, 132, f"rank {rank}", bold=True, fill=colour),
             words(x + room - 32, 132, "a process", anchor="end", size=12),
             box(x + 12, 142, room - 44, 32, line=GREY),
-            box(x + 12 + (room - 44) * share * part, 142, (room - 44) * share, 32, colour, opacity=0.35),
+            box(x + 12 + (room - 44) * (rank * share % 1), 142, (room - 44) * share, 32, colour, opacity=0.35),
             words(x + room / 2 - 10, 163, "the model" if share == 1 else f"{share:.0%} of the model", anchor="middle"),
             words(x + room / 2 - 10, 200, "its own gradients", anchor="middle", size=12),
         ]

@@ -33,8 +33,11 @@ def verdict(reader: RunReader, limit: int = 2) -> list[str]:
     histories = [h for h in reader.current.values() if h.totals["steps"] >= WARM_STEPS]
     if not histories:
         return []
-    first = [not_a_number(histories), host_memory(histories, reader)]
-    sentences = [*first, *(rule(histories) for rule in RULES)]
+    limits = [rule(histories) for rule in LIMITS]
+    sentences = [not_a_number(histories), host_memory(histories, reader)]
+    sentences += [retries(histories), nearly_full(histories), *limits]
+    sentences += [rule(histories) for rule in (grows, learning, no_problem)]
+    sentences.append("" if any(limits) else compute_bound(histories))
     return [sentence for sentence in sentences if sentence][:limit]
 
 
@@ -171,9 +174,9 @@ def no_problem(histories: list[RankHistory]) -> str:
 
 
 def compute_bound(histories: list[RankHistory]) -> str:
-    """What a step consists of if no other rule names what limits it, on the rank that waits least. Empty if the phases
-    are unknown, or how long several ranks wait for each other, which they do in backward."""
-    if any(rule(histories) for rule in LIMITS) or (len(histories) > 1 and not all(h.communicates for h in histories)):
+    """What a step consists of, on the rank that waits least. Empty if the phases are unknown, or how long several ranks
+    wait for each other, which they do in backward."""
+    if len(histories) > 1 and not all(h.communicates for h in histories):
         return ""
     least = min(histories, key=lambda h: h.recent_share("input") + h.recent_share("communication"))
     waits = {phase: least.recent_share(phase) for phase in ("communication", "input")}
@@ -185,7 +188,6 @@ def compute_bound(histories: list[RankHistory]) -> str:
 
 
 LIMITS: tuple[Rule, ...] = (slow_host, input_bound, straggler, communication)  # of the speed
-RULES: tuple[Rule, ...] = (retries, nearly_full, *LIMITS, grows, learning, no_problem, compute_bound)
 
 
 def _filled(reader: RunReader, host: str) -> str:
