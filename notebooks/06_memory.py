@@ -48,7 +48,7 @@ saved = lab.ask("FSDP's peak on two ranks, as a share of DDP's", default=50, uni
 # ## Sixteen bytes per parameter
 #
 # Each parameter takes 4 bytes, its gradient 4 more, and AdamW keeps two running means, 8 bytes: 16 with fp32 or
-# autocast. So have bf16 weights with an fp32 master copy, 2 + 2 + 12; bf16 throughout has 8. Before the first
+# autocast. bf16 weights with an fp32 master copy take 16 as well, 2 + 2 + 12; bf16 throughout takes 8. Before the first
 # activation, 16 bytes are four times an fp32 file of the weights, eight times a bf16 one. On a GPU, AdamW updates all
 # parameters at once and needs 4 bytes more for that moment (20), unless `fused=True`. ZeRO divides the states in
 # three steps, each by the number of ranks N:
@@ -101,8 +101,8 @@ draw.bars({name: ranks[0].categories for name, ranks in held.items()}, planned, 
 # %% [markdown]
 # ## Why
 #
-# **AdamW is the largest part of the states**, so ZeRO-1 alone gets far. **FSDP does not reach 1/N while the peak is
-# in forward or backward**: it does not divide activations, and while a block computes, all of that block is there.
+# **AdamW is the largest part of the states**, so ZeRO-1 alone already helps. **FSDP does not reach 1/N while the peak
+# is in forward or backward**: it does not divide activations, and while a block computes, all of that block is there.
 # Where the optimizer's step is the peak, it gets there. On a model with few parameters and many activations it saves
 # little; lab 07 has both kinds. *Communication* is what collectives need to put their data in: DDP's buckets, FSDP's
 # gathered blocks. DDP's gradients lie in its buckets (`gradient_as_bucket_view`), so at its peak they are all there.
