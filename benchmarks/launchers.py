@@ -96,10 +96,11 @@ def _torchrunx(ranks: int, arguments: list[str], folder: Path) -> list[str]:
 
 def _traceml(ranks: int, arguments: list[str], folder: Path) -> list[str]:
     script, *its = arguments
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    places = ["--logs-dir", str(folder / "traceml"), "--run-name", "run", "--aggregator-port", str(port)]
-    return [str(PEERS / "bin" / "traceml"), "run", script, "--nproc-per-node", str(ranks), *places, "--args", *its]
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
+        own_ports = [str(free.getsockname()[1]) for free in (one, other)]
+    options = ["--nproc-per-node", str(ranks), "--logs-dir", str(folder / "traceml"), "--run-name", "run"]
+    options += ["--aggregator-port", own_ports[0], "--master-port", own_ports[1]]
+    return [str(PEERS / "bin" / "traceml"), "run", script, *options, "--args", *its]
 
 
 def _notebook(ranks: int, arguments: list[str], folder: Path) -> list[str]:
