@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -40,6 +41,9 @@ PEERS = ROOT / "build" / "peers"
 PACKAGES = ["accelerate", "torchrunx", "traceml-ai", "trackio"]
 PYTHON = str(PEERS / "bin" / "python")
 POLL_SECONDS = 0.02
+
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # in a shell's background job, and every child would inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TORCHRUNX = """
 import logging, runpy, sys
@@ -92,8 +96,11 @@ def _torchrunx(ranks: int, arguments: list[str], folder: Path) -> list[str]:
 
 def _traceml(ranks: int, arguments: list[str], folder: Path) -> list[str]:
     script, *its = arguments
-    places = ["--logs-dir", str(folder / "traceml"), "--run-name", "run"]
-    return [str(PEERS / "bin" / "traceml"), "run", script, "--nproc-per-node", str(ranks), *places, "--args", *its]
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
+        own_ports = [str(free.getsockname()[1]) for free in (one, other)]
+    options = ["--nproc-per-node", str(ranks), "--logs-dir", str(folder / "traceml"), "--run-name", "run"]
+    options += ["--aggregator-port", own_ports[0], "--master-port", own_ports[1]]
+    return [str(PEERS / "bin" / "traceml"), "run", script, *options, "--args", *its]
 
 
 def _notebook(ranks: int, arguments: list[str], folder: Path) -> list[str]:
@@ -213,8 +220,9 @@ def launched(launcher: Launcher, *options: str, ranks: int = 2) -> Iterator[Laun
         try:
             yield launch
         finally:
-            for process in psutil.process_iter(["cmdline"]):  # torchrunx's agent outlives its launcher's SIGTERM
-                if any(folder in part for part in process.info["cmdline"] or []):
+            # torchrunx's agent and TraceML's aggregator outlive their launcher's SIGTERM.
+            for process in psutil.process_iter(["cmdline", "cwd"]):
+                if any(folder in part for part in [*(process.info["cmdline"] or []), process.info["cwd"] or ""]):
                     with suppress(psutil.NoSuchProcess):
                         process.kill()
             launch.process.wait()
