@@ -35,8 +35,8 @@ DOWNLOAD = "{{download}}`Download this notebook <../downloads/{name}>`"  # witho
 CONTENTS = {
     "Guide": ["scripts", "models", "launch", "view", "reach", "sweep", "export", "plan", "check", "beyond"]
     + ["cluster", "kaggle"],
-    "Reference": ["api", "faults", "memory", "model_memory", "speed", "published_speed", "parity", "platforms"]
-    + ["security", "log"],
+    "Reference": ["api", "faults", "memory", "model_memory", "speed", "published_speed", "script_speed", "parity"]
+    + ["peers", "platforms", "security", "log"],
     "The source articles": ["articles/claims", "articles/decisions"],
 }
 DIAGRAM = "docs/static/diagram.svg"
