@@ -16,7 +16,7 @@ from pathlib import Path
 
 from labkit.errors import LabError
 from labkit.export import FILES, log_of
-from labkit.export.points import Point, attempt_starts, points
+from labkit.export.scalars import Point, attempt_starts, points
 from labkit.export.trackers import Log
 from labkit.record import RunFolder, read_state
 from labkit.record.files import write_json

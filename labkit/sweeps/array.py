@@ -11,8 +11,8 @@ from pathlib import Path
 
 from labkit.cluster import slurm
 from labkit.cluster.job_options import JobOptions
+from labkit.cluster.slurm_runs import job_of, state_of, stop
 from labkit.cluster.submission import prepare, resolved, submit_array
-from labkit.cluster.watching import job_of, state_of, stop
 from labkit.errors import LaunchError
 from labkit.launcher.start import removed_on_failure
 from labkit.record.files import write_json

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from labkit.cluster import slurm
-from labkit.cluster.queued import with_job
+from labkit.cluster.slurm_state import with_job
 from labkit.errors import LabError, RunFolderError
 from labkit.launcher import stop as stopping
 from labkit.launcher.causes.evidence import tail_text

@@ -11,8 +11,8 @@ import labkit
 from labkit import LaunchError
 from labkit.cluster import slurm
 from labkit.cluster.job_options import JobOptions
-from labkit.cluster.queued import with_job
 from labkit.cluster.slurm import Job, most_gpus
+from labkit.cluster.slurm_state import with_job
 from labkit.cluster.submission import prepare
 from labkit.record import State
 from labkit.view.live.page import attempt_ended
