@@ -103,7 +103,7 @@ CASES = {
     ("memory limit", "note"): ("docker-small-shm", "8xa100"),
     ("memory", "fine"): ("laptop-cpu", "shared-box-busy"),
     ("memory", "warning"): ("shared-box-busy", "laptop-cpu"),
-    ("not asked", "note"): ("shared-box-busy", "laptop-cpu"),
+    ("undetermined", "note"): ("shared-box-busy", "laptop-cpu"),
     ("open files", "fine"): ("laptop-cpu", "mac"),
     ("open files", "warning"): ("mac", "laptop-cpu"),
     ("pinned memory", "note"): ("wsl2-rtx", "8xa100"),
@@ -498,7 +498,7 @@ def test_what_cannot_be_asked_is_none_and_told(monkeypatch):
 
     assert facts.nvml is None
     assert facts.problems["nvml"] == "RuntimeError: boom"
-    assert "nvml: RuntimeError: boom" in found(facts)["not asked"].why
+    assert "nvml: RuntimeError: boom" in found(facts)["undetermined"].why
     assert str(Machine(facts.hardware, facts))
 
 

@@ -90,11 +90,11 @@ def environment(facts: MachineFacts) -> Diagnosis | None:
 
 
 @detection
-def not_asked(facts: MachineFacts) -> Diagnosis | None:
+def undetermined(facts: MachineFacts) -> Diagnosis | None:
     """Facts that could not be determined, except the front end, which has its own detection."""
     failed = {name: why for name, why in facts.problems.items() if name not in ("front_end", "is_headless")}
     if not failed:
         return None
     reasons = "; ".join(f"{name.replace('_', ' ')}: {why}" for name, why in failed.items())
     todo = "nothing, or report it with the output of labkit doctor --json"
-    return Diagnosis("not asked", ", ".join(name.replace("_", " ") for name in failed), reasons, todo, "note")
+    return Diagnosis("undetermined", ", ".join(name.replace("_", " ") for name in failed), reasons, todo, "note")

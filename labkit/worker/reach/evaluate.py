@@ -47,7 +47,7 @@ def names_around(optimizer: Any) -> dict[str, Any]:
 
 
 def evaluate(expression: str, names: dict[str, Any], *, together: bool, limit: float) -> list[dict[str, Any]]:
-    """The value of an expression, or of each element of a tuple, as JSON. Whatever is raised is a value.
+    """The value of an expression, or of each element of a tuple, as JSON. An exception is a value, too.
 
     `together`: all ranks evaluate it, so tensors that are sharded over them may be gathered. `limit` in seconds.
     """
