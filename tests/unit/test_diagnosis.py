@@ -153,7 +153,7 @@ def test_every_finding_of_every_machine_has_its_two_cases():
     "function", detections._detections, ids=lambda f: f"{f.__module__.split('.')[-1]}.{f.__name__}"
 )
 def test_every_detection_says_something_somewhere(function):
-    assert any(detections._found(function, facts_of(name)) for name in NAMES)
+    assert any(detections._findings_of(function, facts_of(name)) for name in NAMES)
 
 
 @pytest.mark.parametrize("path", MACHINES, ids=NAMES)

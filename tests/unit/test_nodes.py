@@ -21,6 +21,7 @@ from labkit.launcher.multinode import create, node_command, torchrun_of_node
 from labkit.launcher.network_interface import interface_of, own_address_towards, resolved
 from labkit.launcher.node import check_port, main
 from labkit.launcher.torchrun import rank_environment
+from labkit.launcher.watch import peers
 from labkit.launcher.watch.peers import Peer
 from labkit.launcher.watch.progress import Progress
 from labkit.record import Identity, Nodes, State, read_state, write_state
@@ -142,7 +143,7 @@ def counted(monkeypatch, module, name):
 
 def test_what_a_node_has_said_once_is_read_once(run, monkeypatch):
     peer = Peer(begun(run, 1))
-    identities, outcomes = counted(monkeypatch, node, "supervisor_of"), counted(monkeypatch, node, "read_json")
+    identities, outcomes = counted(monkeypatch, peers, "supervisor_of"), counted(monkeypatch, peers, "read_json")
     assert all(peer.is_fine() for _ in range(5))
     assert len(identities) == 1
     outcomes.clear()
