@@ -45,7 +45,9 @@ MUTANTS = [
         "False",
         matrix("I6-return-2"),
     ),
-    Mutant("who left early", CAUSES + "no_error.py", "if not left or not stayed:", "if True:", matrix("I6-return-2")),
+    Mutant(
+        "who left early", CAUSES + "no_error.py", "if not finished or not running:", "if True:", matrix("I6-return-2")
+    ),
     Mutant(
         "who vanished",
         CAUSES + "no_error.py",
@@ -62,7 +64,9 @@ MUTANTS = [
         matrix("I9-collective"),
     ),
     Mutant("killed by a signal", CAUSES + "signals.py", "    if not ranks:", "    if True:", matrix("I3-sigkill-2")),
-    Mutant("where a signal hit", WORKER + "guard.py", "    faulthandler.enable(file)\n", "", matrix("I5-sigsegv")),
+    Mutant(
+        "where a signal hit", WORKER + "process_setup.py", "    faulthandler.enable(file)\n", "", matrix("I5-sigsegv")
+    ),
     Mutant("what C++ threw", CAUSES + "signals.py", "if thrown else", "if False else", matrix("I9s")),
     Mutant("host memory", WORKER + "failure.py", "HOST_MEMORY.search(_text(error))", "False", matrix("I4")),
     Mutant("the other failure", CAUSES + "explain.py", "others[:NAMED_FAILURES]", "others[:0]", matrix("I2")),
@@ -138,14 +142,14 @@ MUTANTS = [
     ),
     Mutant(
         "the notice",
-        LAUNCHER + "supervisor.py",
-        "stalled and set(stalled) != self.stalled_ranks:",
+        LAUNCHER + "watch/stalls.py",
+        "stalled and set(stalled) != self._ranks:",
         "False:",
         ("test_stuck.py", "is_found and hang"),
     ),
     Mutant(
         "slow is not stuck",
-        LAUNCHER + "progress.py",
+        LAUNCHER + "watch/progress.py",
         "PATIENCE_SECONDS + 2 * self._step_seconds",
         "1.2",
         ("test_stuck.py", "slow"),
@@ -260,7 +264,11 @@ MUTANTS = [
     ),
     Mutant("no terminal codes", RECORD + "text.py", 'ANSI.sub("", ', "str(", ("test_load.py", "hostile")),
     Mutant(
-        "held GPUs", LAUNCHER + "start.py", "if not shares_gpus:", "if False:", ("test_gpus.py", "refused_to_the_next")
+        "held GPUs",
+        LAUNCHER + "start.py",
+        "if not shares_gpus and",
+        "if False and",
+        ("test_gpus.py", "refused_to_the_next"),
     ),
     Mutant(
         "the ladder",

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from labkit.cluster import watching
+from labkit.cluster import slurm_runs
 from labkit.errors import LabError
 from labkit.record import RunFolder
 from labkit.record.measured.metrics_file import Tail
@@ -155,7 +155,7 @@ class Reachable:
     def _new_records(self, tail: Tail, attempt: RunFolder, awaited: str) -> Iterator[dict[str, Any]]:
         """The records of a file as they are written. Raises LabError when the attempt ends."""
         while True:
-            state = watching.state_of(self.folder)  # before the records, so that the last ones are read
+            state = slurm_runs.state_of(self.folder)  # before the records, so that the last ones are read
             for records in tail.chunks():
                 yield from records
             if state.is_final or self.folder.latest.path != attempt.path:
@@ -198,7 +198,7 @@ class Reachable:
         run, deadline = self.folder, time.monotonic() + timeout
         if run.path.stat().st_uid != os.geteuid():
             raise LabError(plain(f"{run.id} belongs to another user; only its owner can reach into it"))
-        while (state := watching.state_of(run)).state == "starting" and time.monotonic() < deadline:
+        while (state := slurm_runs.state_of(run)).state == "starting" and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
         if state.state != "running":
             raise LabError(plain(f"{run.id} is not running: {state.state}"))
@@ -219,7 +219,7 @@ class Reachable:
         while len(answers := request.answers(asked)) < len(asked):
             time.sleep(POLL_SECONDS)
             now, meeting = time.monotonic(), request.look()
-            if (state := watching.state_of(self.folder)).is_final or self.folder.latest.path != attempt.path:
+            if (state := slurm_runs.state_of(self.folder)).is_final or self.folder.latest.path != attempt.path:
                 raise LabError(plain(f"{self.folder.id} ended before every rank had answered: {state}"))
             if meeting.decision == "agreed" and not agreed:
                 agreed, limit = True, now + timeout + SEEN_SECONDS

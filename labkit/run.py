@@ -10,20 +10,20 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from labkit.cluster import watching
+from labkit.cluster import slurm_runs
 from labkit.errors import LabError, RankFailedError, RunFolderError, rank_failed
 from labkit.export import export
 from labkit.launcher import stop as stopping
 from labkit.launcher.causes.stuck import Stacks, look_at
-from labkit.launcher.checkpoint_lock import run_that_saves_to
+from labkit.launcher.locks.checkpoints import run_that_saves_to
 from labkit.planner.measured import Memory
 from labkit.reach import Reachable
 from labkit.record import RunFolder, RunReader, State, find_run, list_runs
-from labkit.record.files import opened, read_text
-from labkit.record.folder import read_json, unfinished_launches, write_json
+from labkit.record.files import opened, read_json, read_text, write_json
 from labkit.record.measured.reader import COLUMNS, rows
 from labkit.record.session import is_session
 from labkit.record.state import StateName, current_ranks
+from labkit.record.stored_runs import unfinished_launches
 from labkit.record.text import plain
 from labkit.view.frontend import check_kernel, execution_count, is_headless, ui
 from labkit.view.live.dashboard import Dashboard
@@ -154,7 +154,7 @@ class Run(Reachable):
 
     def status(self) -> State:
         """The state of the run: `.state`, `.cause`, `.exit_code`, times in seconds since the epoch."""
-        return watching.state_of(self.folder)
+        return slurm_runs.state_of(self.folder)
 
     def wait(self, timeout: float | None = None, *, stop_on_interrupt: bool = True, watch: bool = False) -> State:
         """Block until the run has ended, at most `timeout` seconds; returns its state.
@@ -183,10 +183,10 @@ class Run(Reachable):
         It is safe to call this again, from another process, or after the run has ended.
         """
         had_ended = self.status().is_final
-        state = watching.stop(self.folder, grace=grace)
+        state = slurm_runs.stop(self.folder, grace=grace)
         self._finish_view()
         # only Slurm knows the processes on a job's nodes
-        left = watching.job_in_words(self.folder) or f"{len(stopping.processes_of(self.folder))} processes left"
+        left = slurm_runs.job_in_words(self.folder) or f"{len(stopping.processes_of(self.folder))} processes left"
         killed = f"{state.killed} had to be killed; " if state.killed else ""
         already = "had already ended, " if had_ended else ""
         print(f"{plain(self.id)}: {already}{state.state}; {killed}{left}", flush=True)
@@ -324,14 +324,14 @@ class Run(Reachable):
             self._handle = None
 
     def _stop_from_button(self, at_once: bool) -> None:
-        watching.stop(self.folder, grace=0.0 if at_once else stopping.GRACE_SECONDS)
+        slurm_runs.stop(self.folder, grace=0.0 if at_once else stopping.GRACE_SECONDS)
 
     def _stop_interrupted(self) -> None:
         print("interrupted: stopping the run; interrupt again to kill it", flush=True)
         try:
-            watching.stop(self.folder)
+            slurm_runs.stop(self.folder)
         except KeyboardInterrupt:
-            watching.stop(self.folder, grace=0.0)
+            slurm_runs.stop(self.folder, grace=0.0)
 
     def _bundle(self) -> dict[str, str]:
         state = self.status()  # read before the records, so that a final state is shown with the last record

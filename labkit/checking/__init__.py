@@ -12,10 +12,10 @@ from labkit.checking.register import RULES
 from labkit.checking.rules import (  # noqa: F401  (each registers its rules)
     ending,
     hanging,
+    hard_coded,
     hugging_face,
     numerics,
     outdated,
-    places,
     sampling,
     saving,
     speed,

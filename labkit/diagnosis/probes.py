@@ -23,7 +23,7 @@ from typing import Any
 import psutil
 
 from labkit.diagnosis.facts import UNLIMITED, MachineFacts, NotebookKernel, Nvml, TorchBuild, nvml_from_json
-from labkit.diagnosis.on_kaggle import kaggle
+from labkit.diagnosis.kaggle_facts import kaggle
 from labkit.errors import LabError
 from labkit.launcher.checks import check_interface
 from labkit.launcher.hardware import DRIVER_FILES, Hardware, hardware, torch_report
@@ -44,7 +44,7 @@ WINDOWS_USERS = Path("/mnt/c/Users")
 
 
 def gather(here: Hardware | None = None) -> MachineFacts:
-    """Gather all facts in some tenths of a second. It does not raise: a fact that cannot be determined is None."""
+    """Gather all facts within a few tenths of a second. It never raises: a fact that cannot be determined is None."""
     here = here or hardware()
     answers: dict[str, Any] = {}
     problems: dict[str, str] = {}

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from labkit.errors import LabError
 from labkit.export import tables, trackers
-from labkit.export.points import points
+from labkit.export.scalars import points
 from labkit.record import RunFolder
 
 __all__ = ["FILES", "FORMATS", "check_live", "export", "log_of"]

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from labkit.export.points import Point
 from labkit.export.refusals import needs, not_written
+from labkit.export.scalars import Point
 from labkit.record import RunFolder
 
 __all__ = ["Log", "tensorboard_log", "trackio_log", "wandb_log"]

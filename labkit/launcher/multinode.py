@@ -10,12 +10,13 @@ from typing import Any
 
 from labkit.errors import RunFolderError
 from labkit.launcher import checks
-from labkit.launcher.gpu_lock import gpus_of
 from labkit.launcher.hardware import Hardware, platform_name
-from labkit.launcher.start import check, checkpoint_arguments, removed_on_failure, with_options, write_folder
+from labkit.launcher.locks.gpus import gpus_of
+from labkit.launcher.request import check, checkpoint_arguments, with_options
+from labkit.launcher.start import removed_on_failure, write_folder
 from labkit.launcher.torchrun import assignments, node_torchrun_command, recorded_environment, worker_arguments
 from labkit.record import Nodes, RunFolder, runs_root
-from labkit.record.folder import write_json
+from labkit.record.files import write_json
 from labkit.write import Script
 from labkit.write.launch_options import LaunchOptions
 
@@ -40,9 +41,8 @@ def create(
     None if it is not known yet. `saves`: a script that can save checkpoints does, so that the run can be resumed.
     """
     checks.check_torch(platform_name())
-    env = {name: str(value) for name, value in (options.env or {}).items()}
-    checks.check_environment(env)
-    checks.check_care(0, options.watchdog)
+    env = checks.check_environment(options.env or {})
+    checks.check_retries_and_watchdog(0, options.watchdog)
     request = check(script, options.args, parameters, nodes.world_size, env.get("PYTHONPATH", ""))
     request = with_options(request, ["checkpoint_dir"]) if saves else request
     folder = RunFolder.create(runs_root(options.runs_dir), str(options.name or request.script.name))

@@ -3,7 +3,7 @@
     python -m labkit.launcher.node RUN_FOLDER NODE_RANK [--attempt N] -- torchrun --nnodes 2 … train.py
 
 It waits for the other nodes in the run folder, which all hosts share, starts torchrun, and stops it when another node
-has ended. Then it records its outcome and waits for the others' outcomes, from which every node derives the same cause.
+has ended. Then it records its outcome and waits for the others' outcomes, from which all nodes derive the same cause.
 Exits with 0 when the run succeeded, 143 when it was stopped, otherwise with torchrun's exit code.
 """
 
@@ -28,37 +28,31 @@ from labkit.launcher import checks
 from labkit.launcher.causes.node_loss import MEETING_SECONDS
 from labkit.launcher.causes.several_nodes import conclusion
 from labkit.launcher.causes.signals import oom_kills
-from labkit.launcher.checkpoint_lock import lock_checkpoints
 from labkit.launcher.hardware import usable_cores
+from labkit.launcher.locks.checkpoints import lock_checkpoints
 from labkit.launcher.network_interface import interface_of, is_loopback, own_address_towards, resolved
-from labkit.launcher.progress import Progress
 from labkit.launcher.stop import GRACE_SECONDS, SAVING_SECONDS
 from labkit.launcher.supervisor import Supervisor, prepare
 from labkit.launcher.torchrun import rank_environment, script_folder
-from labkit.record import Identity, Nodes, RunFolder, State, read_state, write_state
-from labkit.record.files import refresh
-from labkit.record.folder import NODE_MARKER, read_json, write_json
-from labkit.record.identity import HOST, boot_id, host_name
+from labkit.launcher.watch.peers import CONCLUSIONS, ENDING_TIMEOUT_SECONDS, POLL_SECONDS, Peer
+from labkit.launcher.watch.progress import Progress
+from labkit.record import Nodes, RunFolder, State, write_state
+from labkit.record.files import read_json, refresh, write_json
+from labkit.record.folder import NODE_MARKER
+from labkit.record.identity import HOST, host_name
 from labkit.record.measured.fold import NodeFold, are_folded
-from labkit.record.nodes import beat, is_on_this_host, last_beat, supervisor_of
+from labkit.record.nodes import beat, is_on_this_host, supervisor_of
 
 __all__ = ["main"]
 
 BEAT_SECONDS = 1.0
-# How old another node's heartbeat may be. NFS caches file attributes for 3 to 60 s, but revalidates a file when it is
-# opened.
-HEARTBEAT_TIMEOUT_SECONDS = 15.0
-# The same once torchrun has ended here, when a shorter silence is enough evidence.
-ENDING_TIMEOUT_SECONDS = 6.0
 # When another node has ended, ranks here usually fail by themselves within seconds, with a better message than a TERM.
 OWN_FAILURE_SECONDS = 5.0
 # A node may save its checkpoint before it ends, which may be slow.
 AGREE_SECONDS = SAVING_SECONDS + 30.0
-POLL_SECONDS = 0.2
 # How often to read the peers' files during training. With many nodes it is less often: all read from one file server.
 PEER_POLL_SECONDS = 0.5
 PEERS_PER_SECOND = 16.0
-CONCLUSIONS = ("succeeded", "failed", "stopped")
 STOPPED = 128 + signal.SIGTERM
 
 
@@ -100,16 +94,16 @@ class NodeSupervisor(Supervisor):
     """One node of one attempt, from waiting for the other nodes to the cause that all of them agree on."""
 
     def __init__(self, folder: RunFolder, nodes: Nodes, node: int, attempt: int, command: Sequence[str]):
-        self.nodes, self.command, self.place = nodes, list(command), folder.attempt(attempt)
-        home = self.place.node(node)
-        _check_is_free(folder, self.place, nodes, node)
+        self.nodes, self.command, self.attempt_folder = nodes, list(command), folder.attempt(attempt)
+        home = self.attempt_folder.node(node)
+        _check_is_free(folder, self.attempt_folder, nodes, node)
         os.environ[HOST] = self.name = os.environ.get(HOST) or nodes.name(node) or host_name()
         home.path.mkdir(parents=True, exist_ok=True)
         super().__init__(folder, home=home, node=node)
         self.node: int = node
         self.title = f"the supervisor on {self.name}"
         self.state = replace(self.state, attempt=attempt)
-        self.peers = {n: _Peer(self.place.node(n)) for n in range(nodes.count) if n != node}
+        self.peers = {n: Peer(self.attempt_folder.node(n)) for n in range(nodes.count) if n != node}
         self.head = _option(self.command, "--master-addr") or "localhost"
         self.address = None
         with suppress(LaunchError):  # raised later, by `interface`, where it becomes the outcome
@@ -122,7 +116,7 @@ class NodeSupervisor(Supervisor):
     def run_node(self) -> int:
         self.write(self.state)
         if self.node == 0:
-            prepare(self.folder, self.place)
+            prepare(self.folder, self.attempt_folder)
         self.home.keep_reserve()
         self.home.outcome.write_text("null\n")  # exists before a peer looks for it, see `refresh`
         threading.Thread(target=self.beat, name="labkit-node", daemon=True).start()
@@ -137,11 +131,11 @@ class NodeSupervisor(Supervisor):
                 outcome |= {"exit_code": code, "why": why, "killed": killed}
         except LabError as error:  # this host is misconfigured
             outcome["why"] = {"kind": "host", "sentence": f"{self.name}: {error}"}
-        except Exception as error:  # leave no process of the run behind, whatever failed here
+        except Exception as error:  # whatever failed here, leave no process of the run behind
             sentence = f"labkit's supervisor on {self.name} failed and the run was stopped: {error!r}"
             outcome |= {"why": {"kind": "supervisor", "sentence": sentence}, "killed": self.sweep()}
         final = self.agree(outcome)
-        for folder in (self.home, *([self.place] if self.node == 0 else [])):
+        for folder in (self.home, *([self.attempt_folder] if self.node == 0 else [])):
             folder.reserve.unlink(missing_ok=True)
         if final.state == "stopped":
             return STOPPED
@@ -157,7 +151,7 @@ class NodeSupervisor(Supervisor):
 
     def fold(self) -> None:
         """Fold this node's ranks for readers, as long as this process lives. Nothing depends on it."""
-        fold = NodeFold(self.folder, self.place, self.home, self.nodes.ranks_of(self.node))
+        fold = NodeFold(self.folder, self.attempt_folder, self.home, self.nodes.ranks_of(self.node))
         while True:
             with suppress(Exception):  # a full disk, a deleted folder
                 fold.update()
@@ -181,15 +175,15 @@ class NodeSupervisor(Supervisor):
         """Start torchrun and wait for it to exit."""
         logs = str(self.folder.node(self.node).torchrun_logs)
         command = [str(self.home.torchrun_logs) if word == logs else word for word in self.command]
-        agent = self.start_agent(command, self.environment(), self.place, self.home.torchrun_log)
-        return self.supervise(agent, self.place)
+        agent = self.start_agent(command, self.environment(), self.attempt_folder, self.home.torchrun_log)
+        return self.supervise(agent, self.attempt_folder)
 
     def environment(self) -> dict[str, str]:
         """The environment of this node's ranks, with the settings of this host. Raises LaunchError."""
         path = self.manifest["script"]["path"]
         environment, _ = rank_environment(
             os.environ,
-            self.place,
+            self.attempt_folder,
             nproc_per_node=self.nodes.nproc_per_node,
             cores=usable_cores() // self.nodes.sharing(self.node),
             script_dir=script_folder(path) if path else str(self.manifest["cwd"]),
@@ -244,11 +238,11 @@ class NodeSupervisor(Supervisor):
         deadline = math.inf if went_well else time.monotonic() + AGREE_SECONDS
         while not all(peer.has_ended() for peer in self.peers.values()) and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
-        refresh(self.place.ranks)
+        refresh(self.attempt_folder.ranks)
         counts = {"exit_code": outcome["exit_code"], "killed": outcome["killed"]}
         settled = next((state for peer in self.peers.values() if (state := peer.conclusion()) is not None), None)
         try:
-            name, cause = (settled.state, settled.cause) if settled else conclusion(self.folder, self.place)
+            name, cause = (settled.state, settled.cause) if settled else conclusion(self.folder, self.attempt_folder)
         except Exception as error:  # a correct "failed" matters more than its explanation
             sentence = f"torchrun exited with code {outcome['exit_code']}; explaining it failed: {error!r}"
             name, cause = "failed", {"kind": "unknown", "sentence": sentence}
@@ -267,75 +261,14 @@ class NodeSupervisor(Supervisor):
                     write_state(peer.home, replace(final, exit_code=None, killed=0))
 
 
-class _Peer:
-    """Another node, as seen through its files."""
-
-    def __init__(self, home: RunFolder):
-        self.home = home
-        self._beat: Any = None
-        self._identity: Identity | None = None  # both are written once
-        self._outcome: dict[str, Any] | None = None
-        self._beat_time = time.monotonic()
-        self._polled = -POLL_SECONDS
-
-    def has_started(self) -> bool:
-        self._poll()
-        return self._beat is not None
-
-    @property
-    def address(self) -> str | None:
-        """Its own address, None if other hosts cannot reach it."""
-        address = (last_beat(self.home) or {}).get("address")
-        return address if isinstance(address, str) and not is_loopback(address) else None
-
-    def is_alive(self, patience: float = HEARTBEAT_TIMEOUT_SECONDS) -> bool:
-        """Whether it has started and still sends heartbeats, by this host's clock only: clocks may differ."""
-        self._poll()
-        if self._beat is None or time.monotonic() - self._beat_time > patience:
-            return False
-        self._identity = identity = self._identity or supervisor_of(self.home)
-        return identity is None or identity.boot != boot_id() or identity.is_alive()
-
-    def is_fine(self) -> bool:
-        """Whether no problem is known: it has not started yet, is running, or has succeeded."""
-        if (end := self._end()) is not None:
-            return end.get("exit_code") == 0 and end.get("why") is None
-        return not self.has_started() or self.is_alive() or self._end() is not None
-
-    def has_ended(self) -> bool:
-        """Whether it has written its outcome, or is gone."""
-        return self._end() is not None or not self.is_alive(ENDING_TIMEOUT_SECONDS)
-
-    def conclusion(self) -> State | None:
-        """Its final state; None if it has not written one."""
-        state = read_state(self.home) if self.home.state.exists() else None
-        return state if state is not None and state.state in CONCLUSIONS else None
-
-    def _end(self) -> dict[str, Any] | None:
-        if self._outcome is None and isinstance(end := read_json(self.home.outcome), dict):
-            self._outcome = end
-        return self._outcome
-
-    def _poll(self) -> None:
-        if time.monotonic() - self._polled < POLL_SECONDS:
-            return
-        self._polled = time.monotonic()
-        if self._beat is None:
-            refresh(self.home.path.parent)
-            refresh(self.home.path)
-        newest = last_beat(self.home)
-        if newest != self._beat:
-            self._beat, self._beat_time = newest, self._polled
-
-
-def _check_is_free(run: RunFolder, place: RunFolder, nodes: Nodes, node: int) -> None:
+def _check_is_free(run: RunFolder, attempt: RunFolder, nodes: Nodes, node: int) -> None:
     """A node of an attempt starts once, and not after the others have ended: its command may have been pasted late, or
     its job requeued after the run was stopped. Raises LaunchError."""
-    identity = supervisor_of(place.node(node))
+    identity = supervisor_of(attempt.node(node))
     if identity is not None:
         where = f"pid {identity.pid} on {identity.host}"
         raise LaunchError(f"node {node} of this run was already started ({where}); launch the run again")
-    for home in (run, place, *(place.node(n) for n in range(nodes.count))):
+    for home in (run, attempt, *(attempt.node(n) for n in range(nodes.count))):
         state = read_json(home.state)
         if isinstance(state, dict) and state.get("state") in CONCLUSIONS:
             sentence = (state.get("cause") or {}).get("sentence") or state["state"]

@@ -16,7 +16,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -26,8 +25,6 @@ import psutil
 
 from labkit.launcher.causes.explain import find_cause
 from labkit.launcher.causes.signals import oom_kills
-from labkit.launcher.causes.stuck import look_at
-from labkit.launcher.progress import Closing, Progress, Saving
 from labkit.launcher.stop import (
     GRACE_SECONDS,
     SAMPLER,
@@ -41,9 +38,10 @@ from labkit.launcher.stop import (
 from labkit.launcher.torchrun import attempt_command, marked
 from labkit.launcher.warm.fork import TORCHRUN, ForkedTorchrun, import_torchrun
 from labkit.launcher.warm.proc import ROOM, can_show, show_command
+from labkit.launcher.watch.progress import Closing, Progress, Saving
+from labkit.launcher.watch.stalls import Stalls
 from labkit.record import Identity, RunFolder, State, Tail, read_state, write_state
-from labkit.record.files import is_deleted
-from labkit.record.folder import read_json, write_json
+from labkit.record.files import is_deleted, read_json, write_json
 from labkit.record.state import FINAL_STATES, StateName
 
 Torchrun = subprocess.Popen[bytes] | ForkedTorchrun
@@ -63,7 +61,7 @@ def main() -> None:
     try:
         Supervisor(folder, owner=int(sys.argv[2])).run()
     except Exception as error:
-        sweep(folder)  # leave no process of the run behind, whatever failed here
+        sweep(folder)  # whatever failed here, leave no process of the run behind
         cause = {"kind": "supervisor", "sentence": f"labkit's supervisor failed and the run was stopped: {error!r}"}
         if not (state := read_state(folder)).is_final:
             write_state(folder, replace(state, state="failed", ended=time.time(), cause=cause))
@@ -85,12 +83,9 @@ class Supervisor:
         self.signals = _Signals()
         self.manifest = folder.read_manifest()
         self.watchdog: float | None = self.manifest.get("watchdog")
-        self.stalled_ranks: set[int] = set()  # named in the notice in state.json
-        self.stall_notice: str | None = None
+        self.stalls = Stalls(folder)
         self.saving = Saving(folder)
         self.devices: list[str] = []  # that CUDA shows to the ranks, once one of them is left out
-        self.inspection: Future[Any] | None = None
-        self.inspector = ThreadPoolExecutor(1)
         own = Identity.of(os.getpid())
         self.identities: dict[str, Any] = {"supervisor": own.as_dict() if own else None, "oom_kills": oom_kills()}
         write_json(self.home.agent, self.identities)
@@ -151,7 +146,7 @@ class Supervisor:
 
     def import_torchrun(self) -> None:
         """Import torch here, once, so that torchrun and its ranks can be forks. Raises _StopImporting if the run must
-        stop meanwhile."""
+        stop before it is done."""
         if not can_show() or TORCHRUN in sys.modules:
             return
         stop: _StopImporting | None = None
@@ -170,7 +165,7 @@ class Supervisor:
         try:
             import_torchrun()
         finally:
-            signal.signal(signal.SIGALRM, signal.SIG_IGN)  # one that is under way must not kill this process
+            signal.signal(signal.SIGALRM, signal.SIG_IGN)  # a pending one must not kill this process
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
         if stop:  # a destructor swallowed it
@@ -202,8 +197,8 @@ class Supervisor:
         return agent.wait(), why, killed
 
     def end_survivors(self, closing: Closing) -> int:
-        """KILL ranks that torchrun has told to exit because another one failed, and that wait on their GPUs for it: a
-        handler of TERM in Python does not run before torchrun's own time limit. Returns how many."""
+        """KILL ranks that torchrun has told to exit because another one failed, but that wait for it on their GPUs:
+        there Python runs no handler of TERM before torchrun's own time limit. Returns how many."""
         if self.manifest.get("backend") != "nccl" or not (pids := closing.overdue()):
             return 0
         if self.folder.checkpoint_being_saved():
@@ -211,7 +206,7 @@ class Supervisor:
         closing.ended |= pids
         ranks = [process for process in processes_of(self.folder, self.node) if process.pid in pids]
         for rank in ranks:
-            with suppress(psutil.Error):  # it has exited meanwhile
+            with suppress(psutil.Error):  # it has already exited
                 rank.kill()
         return len(ranks)
 
@@ -266,31 +261,18 @@ class Supervisor:
         return None if grace is None else (request_in_words(self.folder), grace)
 
     def watch(self, folder: RunFolder, progress: Progress) -> tuple[dict[str, Any], float] | None:
-        """Report stalled ranks and where they are in state.json; stop the run when its watchdog expires."""
+        """Report in state.json what hinders the run; stop it when its watchdog expires."""
         if progress.update():
             self.saving.update()
-        stalled = progress.stalled()
-        if self.inspection is None and stalled and set(stalled) != self.stalled_ranks:
-            self.stalled_ranks = set(stalled)
-            self.inspection = self.inspector.submit(look_at, folder, self.folder)  # takes seconds; a stop must not wait
-        elif self.inspection is not None and self.inspection.done():
-            stacks, self.inspection = self.inspection, None
-            if stalled and stacks.exception() is None and not stacks.result().are_gone:
-                self.stall_notice = _notice(stalled, folder, stacks.result().sentence)
-        elif not stalled and self.stalled_ranks:
-            self.stalled_ranks, self.stall_notice = set(), None
+        self.stalls.update(folder, progress)
         why = f" because {progress.hit}" if progress.hit else ""
         paused = f"paused{why}; run.resume() continues it" if progress.paused else None
-        notice = "; ".join(filter(None, [paused, self.stall_notice, self.saving.failure])) or None
+        notice = "; ".join(filter(None, [paused, self.stalls.notice, self.saving.failure])) or None
         if notice != self.state.notice:
             self.write(replace(self.state, notice=notice))
         if self.watchdog is None or progress.idle_seconds <= self.watchdog:
             return None
-        try:
-            where = look_at(folder, self.folder).sentence
-        except OSError as error:  # a full disk; the run is stopped regardless
-            where = f"its ranks could not be inspected: {error}"
-        sentence = f"stopped by the watchdog after {self.watchdog:g} s without progress: {where}"
+        sentence = f"stopped by the watchdog after {self.watchdog:g} s without progress: {self.stalls.where(folder)}"
         return {"kind": "stuck", "sentence": sentence}, GRACE_SECONDS
 
     def verdict(self, folder: RunFolder, code: int, why: dict[str, Any] | None, killed: int) -> State:
@@ -341,14 +323,6 @@ def prepare(run: RunFolder, attempt: RunFolder) -> None:
     attempt.keep_reserve()
     if os.environ.get("LABKIT_REACHABLE") != "0":
         attempt.requests.mkdir(mode=0o700, exist_ok=True)
-
-
-def _notice(stalled: dict[int, float], folder: RunFolder, where: str) -> str:
-    since = time.strftime("%H:%M:%S", time.localtime(time.time() - min(stalled.values())))
-    if len(stalled) == len(folder.started_ranks()):
-        return f"no rank has made progress since {since}: {where}"
-    who = "rank " + ", ".join(map(str, sorted(stalled)))
-    return f"{who} {'has' if len(stalled) == 1 else 'have'} made no progress since {since}: {where}"
 
 
 def _stopped(sentence: str) -> dict[str, Any]:

@@ -18,17 +18,12 @@ from labkit.cluster.job_options import JobOptions
 from labkit.errors import LabError, RunFolderError, ScriptError
 from labkit.launcher import checks
 from labkit.launcher.hardware import platform_name
-from labkit.launcher.start import (
-    LaunchRequest,
-    check,
-    check_values,
-    checkpoint_arguments,
-    removed_on_failure,
-    script_and_file,
-)
+from labkit.launcher.request import LaunchRequest, check, check_values, checkpoint_arguments, script_and_file
+from labkit.launcher.start import removed_on_failure
 from labkit.launcher.torchrun import recorded_environment
 from labkit.record import RunFolder, runs_root
-from labkit.record.folder import check_root, write_json
+from labkit.record.files import write_json
+from labkit.record.folder import check_root
 from labkit.record.session import current_folder
 from labkit.sweeps.devices import room_for
 from labkit.sweeps.folder import SweepFolder, SweepState
@@ -58,7 +53,7 @@ def create(
     options.check()
     points = expanded(parameters, points=options.points, samples=options.samples, seed=options.sample_seed)
     checks.check_torch(platform_name())
-    checks.check_care(options.retries, options.watchdog)
+    checks.check_retries_and_watchdog(options.retries, options.watchdog)
     args = checks.check_arguments(options.args)
     text, source = script_and_file(script)
     if job is None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from labkit.cluster.slurm import ask_array
-from labkit.cluster.watching import state_of
+from labkit.cluster.slurm_runs import state_of
 from labkit.record import RunFolder, RunReader
 from labkit.record.measured.metrics_file import finite
 from labkit.sweeps.folder import Job, RunIndex, SweepFolder, SweepState

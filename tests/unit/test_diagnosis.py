@@ -18,15 +18,15 @@ import pytest
 
 import labkit
 from labkit import cli, data
-from labkit.diagnosis import Diagnosis, MachineFacts, detections, diagnose, gather, on_kaggle, probes
+from labkit.diagnosis import Diagnosis, MachineFacts, detections, diagnose, gather, kaggle_facts, probes
 from labkit.diagnosis.ask_nvml import report
+from labkit.diagnosis.display import COLUMNS
 from labkit.diagnosis.facts import UNLIMITED, NotebookKernel, Process, TorchBuild, nvml_from_json
-from labkit.diagnosis.shown import COLUMNS
 from labkit.errors import LabError, LaunchError
 from labkit.launcher import hardware as hardware_module
 from labkit.launcher.hardware import Gpu, hardware, has_kernels
 from labkit.launcher.link.preflight import preflight, remembered
-from labkit.launcher.wheels import install_for
+from labkit.launcher.torch_wheels import install_for
 from labkit.machine import Machine
 from labkit.planner.data_sheets import this_machine
 from labkit.record import container, session
@@ -103,7 +103,7 @@ CASES = {
     ("memory limit", "note"): ("docker-small-shm", "8xa100"),
     ("memory", "fine"): ("laptop-cpu", "shared-box-busy"),
     ("memory", "warning"): ("shared-box-busy", "laptop-cpu"),
-    ("not asked", "note"): ("shared-box-busy", "laptop-cpu"),
+    ("undetermined", "note"): ("shared-box-busy", "laptop-cpu"),
     ("open files", "fine"): ("laptop-cpu", "mac"),
     ("open files", "warning"): ("mac", "laptop-cpu"),
     ("pinned memory", "note"): ("wsl2-rtx", "8xa100"),
@@ -153,7 +153,7 @@ def test_every_finding_of_every_machine_has_its_two_cases():
     "function", detections._detections, ids=lambda f: f"{f.__module__.split('.')[-1]}.{f.__name__}"
 )
 def test_every_detection_says_something_somewhere(function):
-    assert any(detections._found(function, facts_of(name)) for name in NAMES)
+    assert any(detections._findings_of(function, facts_of(name)) for name in NAMES)
 
 
 @pytest.mark.parametrize("path", MACHINES, ids=NAMES)
@@ -498,7 +498,7 @@ def test_what_cannot_be_asked_is_none_and_told(monkeypatch):
 
     assert facts.nvml is None
     assert facts.problems["nvml"] == "RuntimeError: boom"
-    assert "nvml: RuntimeError: boom" in found(facts)["not asked"].why
+    assert "nvml: RuntimeError: boom" in found(facts)["undetermined"].why
     assert str(Machine(facts.hardware, facts))
 
 
@@ -732,7 +732,7 @@ def test_a_made_up_kaggle_session_is_asked_about_itself(on_made_up_kaggle):
         ("mnist",),
     )
     assert said.internet is False
-    assert on_made_up_kaggle == [(on_kaggle.OUTSIDE, 0.5)]  # once, and no name is looked up
+    assert on_made_up_kaggle == [(kaggle_facts.OUTSIDE, 0.5)]  # once, and no name is looked up
     assert said.session_seconds > 0
 
 
@@ -762,7 +762,7 @@ def test_the_doctor_and_the_launch_know_one_length_of_a_session(
 
 
 def test_a_folder_of_too_many_files_is_given_up(on_made_up_kaggle, monkeypatch):
-    monkeypatch.setattr(on_kaggle, "LOOK_SECONDS", -1)
+    monkeypatch.setattr(kaggle_facts, "LOOK_SECONDS", -1)
     said = gather().kaggle
 
     assert (said.disk_used, said.data_sets) == (None, ())

@@ -14,7 +14,7 @@ import labkit
 from labkit import LabError, Run
 from labkit.cli import main
 from labkit.export import live
-from labkit.export.points import points
+from labkit.export.scalars import points
 from labkit.record import State, write_state
 
 LAUNCHED = 1_700_000_000.0

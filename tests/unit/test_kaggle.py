@@ -20,13 +20,13 @@ from slugify import slugify
 import labkit
 from labkit.errors import LabError
 from labkit.kaggle import follow
+from labkit.kaggle.earlier_checkpoints import previous_checkpoints
 from labkit.kaggle.follow import _show
 from labkit.kaggle.kernel_files import MOST_BYTES, TWO_T4, build
 from labkit.kaggle.service import Status
-from labkit.kaggle.session import previous_checkpoints
 from labkit.kaggle.wheel import wheel
 from labkit.record import RunFolder, runs_root
-from labkit.record.folder import write_json
+from labkit.record.files import write_json
 from labkit.record.session import RESERVED_SECONDS, seconds_left, seconds_to_train, working_folder
 from labkit.view.live.terminal import StatusLine
 

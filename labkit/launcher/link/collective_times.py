@@ -1,6 +1,6 @@
 """How long collectives take: each kind at sizes from 4 KiB to 64 MiB. A plain torchrun script, run by bandwidth.py.
 
-torchrun --standalone --nproc-per-node=2 collectives.py gloo answer.json
+torchrun --standalone --nproc-per-node=2 collective_times.py gloo answer.json
 """
 
 import json

@@ -1,0 +1,147 @@
+"""The state of a run whose nodes are started by Slurm, and how to stop it."""
+
+from __future__ import annotations
+
+import re
+import time
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from labkit.cluster import slurm
+from labkit.cluster.slurm_state import with_job
+from labkit.errors import LabError, RunFolderError
+from labkit.launcher import stop as stopping
+from labkit.launcher.causes.evidence import tail_text
+from labkit.record import FINAL_STATES, RunFolder, State, read_state, write_state
+from labkit.record.files import read_json, refresh, write_json
+
+__all__ = ["job_in_words", "job_of", "state_of", "stop"]
+
+# Slurm waits KillWait, by default 30 s, between TERM and KILL of a cancelled job; then nodes clean up.
+ENDING_SECONDS = 90.0
+LOOK_SECONDS = 0.5
+LAST_LINES_BYTES = 4000
+
+
+def job_of(folder: RunFolder) -> str | None:
+    """The id of the job that starts a run's nodes; None for a run that Slurm has nothing to do with.
+
+    It becomes a word of scancel's command line, and the folder may be somebody else's: so it is a number, with that of
+    the task in an array, or nothing.
+    """
+    said = read_json(folder.job)
+    number = str(said.get("job")) if isinstance(said, dict) else ""
+    return number if re.fullmatch("[0-9]+(_[0-9]+)?", number) else None
+
+
+def job_in_words(folder: RunFolder) -> str | None:
+    """Whether the job of a stopped run has ended, in words; None for a run without a job."""
+    job_id = job_of(folder)
+    job = slurm.ask(job_id, output=_output(folder)) if job_id else None
+    if job is None:
+        return job_id and f"Slurm cannot be queried here about job {job_id}"
+    return f"job {job.id} {'has ended' if job.is_over else f'is {job.state}'}"
+
+
+def state_of(folder: RunFolder) -> State:
+    """The state of a run, including its job.
+
+    Once the job has ended, its result is kept in state.json, because Slurm forgets it, and Slurm is not asked again.
+    """
+    job_id = job_of(folder)
+    own = read_state(folder)
+    if job_id is None or _is_settled(folder):
+        return own
+    job = slurm.ask(job_id, output=_output(folder))
+    if job is None:
+        return own
+    if job.is_over:
+        _refresh(folder)
+        own = read_state(folder)  # its nodes may have written their last words before it ended
+    state = with_job(own, job, _last_line(folder))
+    # a job that is gone may wait in the queue of another cluster than the one that was asked
+    is_known = job.state != "GONE" or (own.state in ("succeeded", "failed") and state == own)
+    if job.is_over and state.is_final and is_known:
+        state = replace(state, ended=state.ended or time.time())
+        with suppress(OSError):  # of somebody else's run, or on a full disk
+            write_state(folder, state)
+    return state
+
+
+def _output(folder: RunFolder) -> Path | None:
+    """Where Slurm writes the job's output; None for a task of an array, whose output it names only once it runs."""
+    return None if folder.job_output.is_symlink() else folder.job_output
+
+
+def _refresh(folder: RunFolder) -> None:
+    """Refresh the file system's cache before concluding that a node has written no result."""
+    refresh(folder.path)
+    refresh(folder.path / "attempts")
+    newest = folder.latest
+    for place in (newest.path, newest.nodes):
+        refresh(place)
+    for node in newest.nodes.glob("*"):
+        refresh(node)
+
+
+def _is_settled(folder: RunFolder) -> bool:
+    """Whether the run's own state.json, not only those of its nodes, has a final state."""
+    said = read_json(folder.state)
+    return isinstance(said, dict) and said.get("state") in FINAL_STATES
+
+
+def stop(folder: RunFolder, *, grace: float = stopping.GRACE_SECONDS) -> State:
+    """End a run: request a stop of its nodes, cancel its job, and wait until Slurm reports its end.
+
+    Raises LabError if it does not end.
+    """
+    job_id = job_of(folder)
+    job = slurm.ask(job_id, output=_output(folder), refresh=True) if job_id else None
+    if job is None:
+        return stopping.stop(folder, grace=grace)
+    if job.is_over:
+        return state_of(folder)
+    refused = _end_nodes(folder, job, grace)
+    slurm.cancel(job.id)
+    _await_end(folder, job, refused)
+    state = read_state(folder)
+    if state.is_final and state.state != "lost":
+        return state_of(folder)
+    state = replace(
+        state,
+        state="stopped",
+        ended=time.time(),
+        notice=None,
+        cause={"kind": "stopped", "sentence": "stopped on request"},
+    )
+    write_state(folder, state)
+    return state
+
+
+def _end_nodes(folder: RunFolder, job: slurm.Job, grace: float) -> str:
+    """Request a stop from the supervisors of its nodes; returns their error if they did not stop."""
+    if job.is_waiting:  # if it starts right now, it finds the request
+        write_json(folder.stop_request, {"time": time.time(), "grace": grace}, reserve=folder.reserve)
+        return ""
+    try:
+        stopping.stop(folder, grace=grace)
+    except RunFolderError as error:
+        return f": {error}"
+    return ""
+
+
+def _await_end(folder: RunFolder, job: slurm.Job, refused: str) -> None:
+    deadline = time.monotonic() + ENDING_SECONDS
+    while not job.is_over:
+        if time.monotonic() > deadline:
+            raise LabError(f"job {job.id} was cancelled and is {job.state} after {ENDING_SECONDS:.0f} s{refused}")
+        time.sleep(LOOK_SECONDS)
+        job = slurm.ask(job.id, output=_output(folder), refresh=True) or job
+
+
+def _last_line(folder: RunFolder) -> str:
+    """The last line printed by the launch file, preferably labkit's message on a node rather than srun's."""
+    lines = tail_text(folder.job_output, LAST_LINES_BYTES).strip().splitlines()
+    ours = [line.partition(": ")[2] for line in lines if re.match(r"\d+: labkit: ", line)]
+    return (ours or lines or [""])[-1].strip()

@@ -1,0 +1,112 @@
+"""The GPUs: memory, precisions, and whether torch can use them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from labkit.diagnosis.detections import Diagnosis, detection
+from labkit.diagnosis.facts import MachineFacts
+from labkit.launcher.hardware import Gpu, without_kernels
+from labkit.launcher.torch_wheels import install_for
+from labkit.planner.data_sheets import OUTSIDE_TENSORS
+from labkit.record.units import gib
+
+FLASH = (8, 0)
+OLDEST_WITH_ALL_WHEELS = (7, 5)  # NVML, asked without torch, does not tell what the GPUs can do
+
+
+@detection
+def devices(facts: MachineFacts) -> Diagnosis:
+    here = facts.hardware
+    hidden = here.visible_devices is not None
+    decides = f"CUDA_VISIBLE_DEVICES={here.visible_devices!r} determines the visible GPUs" if hidden else ""
+    if here.gpu_problem:
+        todo = "python -c 'import torch; print(torch.cuda.get_device_properties(0))' shows the whole error"
+        return Diagnosis("devices", "n/a", here.gpu_problem, todo, "warning")
+    if not here.gpus:
+        if hidden:
+            return Diagnosis("devices", "no GPU", decides, "unset it to use all GPUs, or select others", "note")
+        return Diagnosis("devices", "no GPU", "ranks train on the CPU: correct, but slow")
+    less = f"usable: without CUDA's context and NCCL's buffers, assumed to take {gib(OUTSIDE_TENSORS)}"
+    return Diagnosis("devices", _listed(here.gpus), "; ".join(filter(None, (less, decides))))
+
+
+def _listed(gpus: Sequence[Gpu]) -> str:
+    """Identical GPUs together: `2 x Tesla T4 (14.24 GiB usable of 14.74 GiB, sm_75)`."""
+    return ", ".join(
+        f"{f'{count} x ' if count > 1 else ''}{gpu.name} ({gib(max(0, gpu.memory - OUTSIDE_TENSORS))} usable of "
+        f"{gib(gpu.memory)}, {gpu.sm})"
+        for gpu, count in Counter(gpus).items()
+    )
+
+
+@detection
+def precision(facts: MachineFacts) -> Diagnosis:
+    name = facts.hardware.precision
+    if name == "fp16":
+        return Diagnosis(
+            "precision",
+            name,
+            f"{_old(facts)}: no bf16 hardware before sm_80; torch emulates it, slower than fp32",
+            'precision="fp16"; the scripts include the gradient scaler that it needs',
+            "note",
+        )
+    whys = {"fp32": "fp16 has no benefit on a CPU; bf16 is slower on most", "bf16": "no gradient scaler needed"}
+    return Diagnosis("precision", name, whys[name])
+
+
+@detection
+def attention(facts: MachineFacts) -> Diagnosis | None:
+    if not _old(facts):
+        return None
+    return Diagnosis(
+        "attention",
+        "no flash attention",
+        f"{_old(facts)}: its kernels need sm_80 or newer; torch's scaled_dot_product_attention uses the "
+        "memory-efficient or the math kernel",
+        "leave the choice to scaled_dot_product_attention; requesting flash attention fails",
+        "note",
+    )
+
+
+def _old(facts: MachineFacts) -> str:
+    """The GPUs before sm_80."""
+    return ", ".join(dict.fromkeys(f"{g.name} is {g.sm}" for g in facts.hardware.gpus if g.capability < FLASH))
+
+
+@detection
+def kernels(facts: MachineFacts) -> Diagnosis | None:
+    """A P100 and torch's default wheel: `is_available()` is true and the first operation fails."""
+    built, here = facts.torch_build.kernels if facts.torch_build else (), facts.hardware
+    without = without_kernels(here.gpus, built)
+    if not without:
+        return None
+    torch = (facts.packages or {}).get("torch")
+    return Diagnosis(
+        "kernels",
+        ", ".join(dict.fromkeys(f"none for {gpu.name} ({gpu.sm})" for gpu in without)),
+        f"this torch {torch} is compiled for {', '.join(built)}: the first operation on the GPU fails, although "
+        "torch.cuda.is_available() is true",
+        "use another GPU (on Kaggle: GPU T4 x2), hide it with CUDA_VISIBLE_DEVICES='', or install a torch for it"
+        + (f": {command}" if (command := install_for(here.gpus, facts.nvml.cuda if facts.nvml else None)) else ""),
+        "stop",
+    )
+
+
+@detection
+def unseen(facts: MachineFacts) -> Diagnosis | None:
+    """The driver has GPUs, but torch has none."""
+    here, build, nvml = facts.hardware, facts.torch_build, facts.nvml
+    if here.gpus or here.gpu_problem or here.visible_devices is not None or not (nvml and nvml.cards and build):
+        return None
+    there = ", ".join(str(card.name) for card in nvml.cards)
+    if build.cuda is None:
+        why, todo = "this torch is built without CUDA", "install one with: https://pytorch.org/get-started/locally"
+    elif nvml.cuda and int(nvml.cuda.split(".")[0]) < int(build.cuda.split(".")[0]):
+        why = f"this torch is built for CUDA {build.cuda}, but the driver {nvml.driver} supports up to {nvml.cuda}"
+        command = install_for([Gpu("", 0, OLDEST_WITH_ALL_WHEELS)], nvml.cuda)
+        todo = f"install a newer driver, or a torch for CUDA {nvml.cuda.split('.')[0]}: {command}"
+    else:
+        why, todo = "torch gives no reason", "python -c 'import torch; torch.cuda.init()' shows the error"
+    return Diagnosis("unseen GPUs", there, f"{why}: ranks train on the CPU", todo, "warning")

@@ -1,0 +1,79 @@
+"""Which of this user's runs hold which GPUs of this machine."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+from labkit.errors import LaunchError
+from labkit.launcher.hardware import Hardware
+from labkit.launcher.stop import supervised
+from labkit.record import RunFolder
+from labkit.record.files import read_json
+from labkit.record.state import read_state
+
+__all__ = ["GpusInUseError", "check_gpus_are_free", "gpus_in_use", "gpus_of", "one_launch_at_a_time"]
+
+
+class GpusInUseError(LaunchError):
+    """Another run holds a GPU that the launch needs."""
+
+
+def gpus_of(machine: Hardware, ranks: int) -> list[str]:
+    """The GPUs that this many ranks will use, as `CUDA_VISIBLE_DEVICES` names them."""
+    if not machine.gpus:
+        return []
+    named = machine.visible_devices.split(",") if machine.visible_devices else map(str, range(len(machine.gpus)))
+    return [name.strip() for name in named][: min(ranks, len(machine.gpus))]
+
+
+def check_gpus_are_free(wanted: list[str]) -> None:
+    """Raises LaunchError when an active run holds one of these GPUs: a second run would run out of memory."""
+    for folder, gpus in gpus_in_use():
+        if busy := [gpu for gpu in wanted if gpu in gpus]:
+            raise GpusInUseError(
+                f"run {folder.id} uses GPU {', '.join(busy)}. Wait for it: labkit.attach({str(folder.path)!r}).wait(), "
+                f"stop it: labkit stop {folder.path}, use other GPUs: env={{'CUDA_VISIBLE_DEVICES': …}}, "
+                "or share them: env={'LABKIT_SHARE_GPUS': '1'}"
+            )
+
+
+def gpus_in_use() -> list[tuple[RunFolder, list[str]]]:
+    """The active runs on this machine, each with its GPUs as `CUDA_VISIBLE_DEVICES` names them."""
+    manifests = [(folder, read_json(folder.manifest)) for folder in active_runs()]
+    uses = [(folder, manifest.get("gpus")) for folder, manifest in manifests if isinstance(manifest, dict)]
+    return [(folder, gpus) for folder, gpus in uses if isinstance(gpus, list)]
+
+
+def active_runs() -> list[RunFolder]:
+    """The runs that have a supervisor on this machine, wherever their folders are."""
+    runs = []
+    for process in psutil.process_iter():
+        try:
+            folder = supervised(process)
+            if folder is None or process.uids().real != os.getuid():
+                continue
+            if not read_state(folder).is_final:  # the supervisor writes the final state just before it exits
+                runs.append(folder)
+        except (psutil.Error, OSError):
+            continue
+    return runs
+
+
+@contextmanager
+def one_launch_at_a_time() -> Iterator[None]:
+    """One launch at a time per user, so that no other launch sees the GPUs as free before this one holds them."""
+    import fcntl  # missing on native Windows, where the launch is refused earlier
+
+    lock = Path(tempfile.gettempdir(), f"labkit-{os.getuid()}.lock")
+    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,116 @@
+"""Does a run make progress? Reads the heartbeats of its ranks once a second: a few bytes each, however long the run."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from labkit.launcher.causes.evidence import CLOSED_BY_TORCHRUN, tail_text
+from labkit.record import RunFolder
+from labkit.record.files import read_json
+from labkit.record.measured.metrics_file import Tail, end_record
+
+__all__ = ["Closing", "Progress", "Saving"]
+
+POLL_SECONDS = 1.0
+# Slow is not stuck: a rank is reported after this long plus twice its own step time.
+PATIENCE_SECONDS = 5.0
+LEFT_SECONDS = 3.0  # a rank whose script has ended has exited after this long without a heartbeat
+SURVIVOR_SECONDS = 2.5  # torchrun itself waits 30 s or longer for ranks that it has told to exit
+FIRST_STEP_SECONDS = 30.0  # until the first step: imports, data, compilation
+
+
+class Progress:
+    """When each rank of an attempt last made progress: a batch, a backward, a step, a record of its own."""
+
+    def __init__(self, folder: RunFolder):
+        self._folder = folder
+        self._started = time.monotonic()
+        self._polled = 0.0
+        self._signs: dict[int, Any] = {}
+        self._changed: dict[int, float] = {}
+        self._beats: dict[int, tuple[Any, float]] = {}  # the newest beat's own time, and when it was first read
+        self._ended: set[int] = set()  # ranks whose script has ended
+        self.paused: set[int] = set()
+        self.hit: str | None = None  # the condition of the breakpoint that they are paused at
+        self._step_seconds = 0.0  # of the slowest rank, 0 before the first step
+
+    def update(self) -> bool:
+        """Read the heartbeats, at most once a second; returns whether they were read."""
+        now = time.monotonic()
+        if now - self._polled < POLL_SECONDS:
+            return False
+        self._polled = now
+        for rank in self._folder.started_ranks():
+            beat = read_json(self._folder.heartbeat(rank))
+            if not isinstance(beat, dict):
+                continue
+            metrics = self._folder.metrics(rank)
+            paused = beat.get("paused")
+            alive = beat.get("t") if paused else None  # all that is expected of a rank that is paused
+            sign = (beat.get("step"), beat.get("moved"), metrics.stat().st_size if metrics.exists() else 0, alive)
+            self.paused = self.paused | {rank} if paused else self.paused - {rank}
+            self.hit = beat.get("hit") or (self.hit if self.paused else None)
+            if self._signs.get(rank) != sign:
+                self._signs[rank], self._changed[rank] = sign, now
+            elif rank not in self._ended and now - self._changed[rank] > LEFT_SECONDS and end_record(metrics):
+                self._ended.add(rank)
+            if self._beats.get(rank, (None, now))[0] != beat.get("t"):
+                self._beats[rank] = beat.get("t"), now
+            seconds = beat.get("step_seconds")
+            if isinstance(seconds, int | float):
+                self._step_seconds = max(self._step_seconds, seconds)
+        return True
+
+    @property
+    def idle_seconds(self) -> float:
+        """Seconds since any rank made progress."""
+        return time.monotonic() - max([self._started, *self._changed.values()])
+
+    def stalled(self) -> dict[int, float]:
+        """Seconds since each overdue rank made progress. A rank whose script has ended is expected to exit."""
+        now = time.monotonic()
+        exited = {rank for rank in self._ended if now - self._beats.get(rank, (None, 0.0))[1] > LEFT_SECONDS}
+        idle = {rank: now - changed for rank, changed in self._changed.items() if rank not in exited}
+        working = PATIENCE_SECONDS + 2 * self._step_seconds if self._step_seconds else FIRST_STEP_SECONDS
+        patience = {rank: PATIENCE_SECONDS if rank in self._ended else working for rank in idle}
+        return {rank: seconds for rank, seconds in idle.items() if seconds > patience[rank]}
+
+
+class Closing:
+    """The ranks that torchrun has told to exit because another one failed. `attempt` is the attempt's folder, `home`
+    the one with torchrun's log."""
+
+    def __init__(self, attempt: RunFolder, home: RunFolder):
+        self._attempt, self._log = attempt, home.torchrun_log
+        self._polled = 0.0
+        self._signalled: dict[int, float] = {}  # when torchrun's message about each pid was first read
+        self.ended: set[int] = set()  # pids that need no more attention
+
+    def overdue(self) -> set[int]:
+        """The pids of those that were told SURVIVOR_SECONDS ago. It reads the log at most once a second, and only after
+        a failure."""
+        now = time.monotonic()
+        if now - self._polled >= POLL_SECONDS:
+            self._polled = now
+            if any(self._attempt.error(rank).exists() for rank in self._attempt.started_ranks()):
+                for pid in CLOSED_BY_TORCHRUN.findall(tail_text(self._log)):
+                    self._signalled.setdefault(int(pid), now)
+        return {pid for pid, signalled in self._signalled.items() if now - signalled >= SURVIVOR_SECONDS} - self.ended
+
+
+class Saving:
+    """Follows rank 0 of an attempt, which reports `checkpoint` as "step-8" or as "step 8 not saved: 12 bytes free"."""
+
+    def __init__(self, attempt: RunFolder):
+        self._tail = Tail(attempt.metrics(0))
+        self.failure: str | None = None  # why the newest checkpoint was not saved
+
+    def update(self) -> str | None:
+        """Read the new records; returns `failure`."""
+        for records in self._tail.chunks():
+            for record in records:
+                checkpoint = record.get("checkpoint") if record.get("k") == "report" else None
+                if isinstance(checkpoint, str):
+                    self.failure = checkpoint if " not saved" in checkpoint else None
+        return self.failure

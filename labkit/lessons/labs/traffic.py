@@ -1,0 +1,41 @@
+"""What ranks send while one of labkit's scripts trains, as the kernel counts it (Linux, gloo)."""
+
+from __future__ import annotations
+
+from labkit.lessons.on_ranks import cells_text
+from labkit.run import Run
+from labkit.write import Script
+
+__all__ = ["noting_bytes", "sent_in_a_step"]
+
+NOTE = """
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+
+def note_bytes(*_):
+    with Path(os.environ["LABKIT_RUN_DIR"], f"sent-{os.environ['RANK']}.txt").open("a") as file:
+        file.write(f"{bytes_sent()}\\n")
+
+
+def load_datasets(data_dir):
+    if "LABKIT_RUN_DIR" in os.environ and Path("/proc/self/fd").exists():
+        register_optimizer_step_post_hook(note_bytes)
+    return whole_datasets(data_dir)
+"""
+
+
+def noting_bytes(script: Script) -> Script:
+    """The script, each of whose ranks also notes after every optimizer step how much it has sent so far."""
+    ours = Script.parse(cells_text("cells")).cells
+    loading = script.cells["data"].text.replace("def load_datasets(", "def whole_datasets(")
+    return script.with_cells(data=f"{loading}\n\n{ours['traffic'].text}\n{NOTE}")
+
+
+def sent_in_a_step(run: Run, ranks: int, steps: int) -> float:
+    """Bytes of all ranks, the mean from the end of the first of `steps` steps to that of the last."""
+    total = 0.0
+    for rank in range(ranks):
+        counts = [int(line) for line in (run.path / f"sent-{rank}.txt").read_text().split()]
+        first = len(counts) // steps - 1  # a rank with two optimizers notes each step twice
+        total += (counts[-1] - counts[first]) / (steps - 1)
+    return total

@@ -1,0 +1,178 @@
+"""Evaluates a user's expressions where the training stands, without changing it.
+
+Names are those of the nearest frame of the user's own code, then those of the frames between it and the optimizer (the
+loop of a Trainer: `inputs`, `self`), then those of the functions that called it, then `optimizer` and the quantities.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import ctypes
+import io
+import random
+import sys
+import sysconfig
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from labkit.record.text import shortened
+from labkit.worker.reach import quantities
+
+__all__ = ["evaluate", "execute", "names_around", "value_of"]
+
+OURS = str(Path(__file__).parents[1])  # labkit/worker
+LIBRARIES = tuple({OURS, *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))})
+MOST_ELEMENTS = 10_000
+LONGEST_TEXT = 10_000
+
+
+class OutOfTime(BaseException):
+    """Raised inside an evaluation that takes too long; not an Exception, which the expression might catch."""
+
+
+def names_around(optimizer: Any) -> dict[str, Any]:
+    """The names that an expression can use at the end of this optimizer's step, which is on the stack."""
+    frames = [frame for frame in _stack() if not (_is_of_torch(frame) or _is_step(frame))] or [sys._getframe()]
+    own = next((place for place, frame in enumerate(frames) if _is_users(frame)), len(frames) - 1)
+    names = {name: getattr(quantities, name) for name in quantities.__all__} | {"optimizer": optimizer}
+    for frame in (*filter(_is_users, reversed(frames[own + 1 :])), *reversed(frames[:own])):
+        names |= frame.f_locals
+    return names | frames[own].f_globals | frames[own].f_locals
+
+
+def evaluate(expression: str, names: dict[str, Any], *, together: bool, limit: float) -> list[dict[str, Any]]:
+    """The value of an expression, or of each element of a tuple, as JSON. An exception is a value, too.
+
+    `together`: all ranks evaluate it, so tensors that are sharded over them may be gathered. `limit` in seconds.
+    """
+    body = ast.parse(expression.strip(), mode="eval").body
+    parts = body.elts if isinstance(body, ast.Tuple) else [body]
+    names = names | {f"_labkit_{name}": getattr(quantities, name) for name in quantities.__all__}
+    for node in ast.walk(body):  # many scripts have a number called grad_norm
+        if isinstance(node, ast.Call) and isinstance(called := node.func, ast.Name) and called.id in quantities.__all__:
+            called.id = called.id if callable(names.get(called.id)) else f"_labkit_{called.id}"
+
+    def value(part: ast.expr) -> dict[str, Any]:
+        return value_of(eval(compile(ast.Expression(part), "<labkit>", "eval"), names), together=together)
+
+    return [_caught(partial(value, part), limit) for part in parts]
+
+
+def execute(cell: str, names: dict[str, Any], limit: float) -> list[dict[str, Any]]:
+    """What a cell of statements prints, and the value of its last expression, as in a notebook."""
+    printed = io.StringIO()
+
+    def run() -> dict[str, Any]:
+        *statements, last = [*ast.parse(cell).body] or [ast.Pass()]
+        if not isinstance(last, ast.Expr):
+            statements.append(last)
+        with contextlib.redirect_stdout(printed):
+            exec(compile(ast.Module(statements, []), "<cell>", "exec"), names)
+            if isinstance(last, ast.Expr):
+                value = eval(compile(ast.Expression(last.value), "<cell>", "eval"), names)
+                if value is not None:
+                    print(repr(value))
+        return {}
+
+    result = _caught(run, limit, whole_traceback=True)
+    return [result | {"printed": shortened(printed.getvalue(), LONGEST_TEXT)}]
+
+
+def value_of(value: Any, *, together: bool) -> dict[str, Any]:
+    """Scalars and arrays as values, everything else as text."""
+    if together and hasattr(value, "full_tensor"):
+        value = value.full_tensor()
+    if hasattr(value, "detach") and not hasattr(value, "full_tensor"):
+        value = value.detach().cpu()
+        value = (value.float() if str(value.dtype) == "torch.bfloat16" else value).numpy()
+    if getattr(value, "shape", None) == () and hasattr(value, "item"):
+        value = value.item()
+    if value is None or isinstance(value, bool | int | float | str):
+        return {"value": shortened(value, LONGEST_TEXT) if isinstance(value, str) else value}
+    if type(value).__module__ == "numpy" and value.dtype.kind in "biuf" and value.size <= MOST_ELEMENTS:
+        return {"array": value.tolist(), "dtype": str(value.dtype)}
+    return {"value": shortened(repr(value), LONGEST_TEXT)}
+
+
+def _caught(evaluation: Callable[[], dict[str, Any]], limit: float, *, whole_traceback: bool = False) -> dict[str, Any]:
+    """The result of an evaluation, or the exception that ended it, with the random state as it was before."""
+    try:
+        with _same_random_state(), _time_limit(limit):
+            return evaluation()
+    except OutOfTime:
+        return {"error": f"TimeoutError: not evaluated within {limit:g} s"}
+    except BaseException as error:
+        trace = error.__traceback__
+        while trace is not None and trace.tb_frame.f_code.co_filename.startswith(OURS):
+            trace = trace.tb_next
+        error.__traceback__ = trace
+        lines = traceback.format_exception(error) if whole_traceback else traceback.format_exception_only(error)
+        return {"error": shortened("".join(lines).strip(), LONGEST_TEXT)}
+
+
+@contextlib.contextmanager
+def _same_random_state() -> Iterator[None]:
+    """Expressions that draw random numbers leave the training's unchanged."""
+    import torch
+
+    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+    state, numpy = random.getstate(), sys.modules.get("numpy")
+    of_numpy = numpy.random.get_state() if numpy else None
+    try:
+        with torch.random.fork_rng(devices):
+            yield
+    finally:
+        random.setstate(state)
+        if numpy:
+            numpy.random.set_state(of_numpy)
+
+
+@contextlib.contextmanager
+def _time_limit(seconds: float) -> Iterator[None]:
+    """Raise OutOfTime in this thread after some seconds, as soon as it executes Python's bytecode again."""
+    thread, lock, running = threading.get_ident(), threading.Lock(), True
+    raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
+
+    def expire() -> None:
+        with lock:
+            if running:
+                raise_in(ctypes.c_ulong(thread), ctypes.py_object(OutOfTime))
+
+    timer = threading.Timer(seconds, expire)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        with lock:
+            running = False
+            raise_in(ctypes.c_ulong(thread), None)  # one that was not delivered must not reach the training
+
+
+def _stack() -> Iterator[FrameType]:
+    """The frames outside this package, the innermost first."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if not frame.f_code.co_filename.startswith(OURS):
+            yield frame
+        frame = frame.f_back
+
+
+def _is_of_torch(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__")).partition(".")[0] in ("torch", "contextlib", "functools")
+
+
+def _is_users(frame: FrameType) -> bool:
+    return not frame.f_code.co_filename.startswith((*LIBRARIES, "<"))
+
+
+def _is_step(frame: FrameType) -> bool:
+    """Whether it is a method of an optimizer, or of one that wraps another."""
+    return frame.f_code.co_name == "step" and hasattr(frame.f_locals.get("self"), "param_groups")

@@ -1,0 +1,311 @@
+"""Requests of the run's owner to a running training, carried out where an optimizer's step ends.
+
+A thread looks for requests; the training's own thread only compares two attributes after a step, and meets the other
+ranks (record/requests.py) when there is one.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from labkit.record.files import read_json, write_json
+from labkit.record.folder import RunFolder
+from labkit.record.requests import Decision, RequestFolder, is_only_writable_by
+from labkit.worker.reach.breakpoint import Breakpoint
+from labkit.worker.reach.evaluate import evaluate, execute, names_around
+from labkit.worker.reach.events import append_event
+from labkit.worker.reach.quantities import remove_hooks
+from labkit.worker.reach.settings import Settings
+from labkit.worker.recorder import Recorder
+
+__all__ = ["Reach"]
+
+LISTEN_SECONDS = 0.1
+LOOK_SECONDS = 0.002
+PAUSED_SECONDS = 0.02
+MEETING_SECONDS = 5.0  # besides two steps: how long ranks wait for one that does not come
+
+
+class Request:
+    """A request that this rank has read, from then on."""
+
+    def __init__(self, folder: RequestFolder, content: Mapping[str, Any], world_size: int):
+        self.folder, self.content = folder, content
+        self.kind = str(content["kind"])
+        self.ranks: list[int] = [*range(world_size)] if content["ranks"] is None else content["ranks"]
+        self.meets = content["ranks"] is None
+        self.limit = float(content["timeout"])
+        self.expires = time.monotonic() + self.limit
+
+
+class Reach:
+    """One rank's part in requests. `step` returns the number of steps done.
+
+    `flagged` and `due` tell the training's thread to call `at_boundary`: a request has come, or a step is reached.
+    """
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        rank: int,
+        world_size: int,
+        recorder: Recorder,
+        settings: Settings,
+        step: Callable[[], int],
+    ):
+        self.flagged = False
+        self.due: float = math.inf
+        self._folder, self._rank, self._world_size = folder, rank, world_size
+        self._recorder, self._settings, self._step = recorder, settings, step
+        self._released = folder.requests / "released"  # the supervisor stops the run
+        self._number = 1
+        self._request: Request | None = None
+        self._pause_at: float = math.inf  # the step at whose end this rank waits
+        self._stepping: Request | None = None  # it lets this rank make a number of steps
+        self._watched: dict[str, tuple[str, int]] = {}  # expression and interval in steps, by name
+        self._breakpoint: Breakpoint | None = None
+        self.hit: str | None = None  # the condition that paused this run, and where it held
+        self._optimizer: Any = None
+
+    def start(self) -> None:
+        threading.Thread(target=self._listen, name="labkit-reach", daemon=True).start()
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                self._advance()
+            except Exception as error:  # a full disk, a deleted folder, an invalid request
+                self._recorder.drop(error)
+                if not self.flagged:
+                    self._request, self._number = None, self._number + 1
+            time.sleep(LISTEN_SECONDS)
+
+    def _advance(self) -> None:
+        request = self._request = self._request or self._newest()
+        if request is None or self.flagged:
+            return
+        meeting = request.folder.look()
+        if meeting.decision or time.monotonic() > request.expires:  # the process that asked has given up, or is gone
+            request.folder.decide("given-up")
+            self._request, self._number = None, self._number + 1
+        elif meeting.seen >= {*request.ranks}:
+            self.flagged = True  # first, so that the end of the step after this one cannot miss it
+            step = self._step()
+            request.folder.mark(f"step-{self._rank}-{max(step, min(step + 1, self._pause_at)):.0f}")
+
+    @property
+    def paused(self) -> bool:
+        return self._pause_at <= self._step()
+
+    def _newest(self) -> Request | None:
+        """The next request, unless there is none or it does not concern this rank."""
+        folder = RequestFolder(self._folder.requests / str(self._number))
+        if not folder.path.exists():
+            return None
+        if not is_only_writable_by(os.geteuid(), self._folder.requests, folder.path, folder.text):
+            raise PermissionError(f"{folder.path} is not only the owner's, so it was refused")
+        request = Request(folder, read_json(folder.text), self._world_size)
+        if self._rank not in request.ranks:
+            self._number += 1
+            return None
+        folder.mark(f"seen-{self._rank}")
+        return request
+
+    # Called by the training's thread.
+
+    def at_boundary(self, optimizer: Any, step: int, step_seconds: float) -> None:
+        """At the end of a step. Returns when the training may continue."""
+        self._optimizer = optimizer
+        self._record_watched(step)
+        if self._breakpoint is not None:
+            self._stop_at(self._breakpoint, step)
+        if self.flagged:
+            self._meet(step, MEETING_SECONDS + 2 * step_seconds)
+        if self.paused and self._stepping is not None:
+            self._answer(self._stepping, step, [])
+            self._stepping = None
+        while self.paused:
+            time.sleep(PAUSED_SECONDS)
+            if self.flagged:
+                self._meet(step, MEETING_SECONDS)
+            elif self._released.exists():
+                self._pause_at = math.inf
+        self.hit = None
+        watched = min((every - step % every for _, every in self._watched.values()), default=math.inf)
+        self.due = step + 1 if self._breakpoint is not None else min(self._pause_at, step + watched)
+
+    def _meet(self, step: int, patience: float) -> None:
+        """Carry out the request if all its ranks are here. Returns at once if they meet at a later step."""
+        request = self._request
+        assert request is not None
+        try:
+            decision = self._decision(request, step, patience)
+        except OSError as error:  # a full disk: without this rank the others do not agree
+            self._recorder.drop(error)
+            decision = "given-up"
+        if decision is None:
+            return
+        try:
+            if decision == "agreed":
+                self._carry_out(request, step)
+        finally:
+            self._number += 1
+            self.flagged = False
+            self._request = None  # last: from here on the other thread looks for the next request
+
+    def _decision(self, request: Request, step: int, patience: float) -> Decision | None:
+        """Wait for the other ranks. None if they meet at a later step."""
+        folder, deadline = request.folder, min(time.monotonic() + patience, request.expires)
+        while (meeting := folder.look()).decision is None:
+            at = meeting.step(request.ranks)
+            if time.monotonic() > deadline:
+                folder.decide("given-up")
+            elif at is not None and step < at:
+                return None
+            elif at is not None and self._rank not in meeting.here:
+                folder.mark(f"here-{self._rank}")
+            elif meeting.here >= {*request.ranks}:
+                folder.decide("agreed")
+            else:
+                time.sleep(LOOK_SECONDS)
+        return meeting.decision
+
+    def _carry_out(self, request: Request, step: int) -> None:
+        if self._stepping is not None and (request.kind in ("pause", "resume") or request.content.get("resume")):
+            self._answer(self._stepping, step, [])
+            self._stepping = None
+        try:
+            results = self._results(request, step)
+        except Exception as error:  # an unusual optimizer or frame
+            results = [{"error": repr(error)}]
+        if self._rank == request.ranks[0]:
+            self._note(request, step, [result["error"] for result in results if "error" in result])
+        if request.content.get("steps"):
+            self._stepping = request  # answered when the steps are done
+        else:
+            self._answer(request, step, results)
+
+    def _answer(self, request: Request, step: int, results: list[dict[str, Any]]) -> None:
+        try:
+            write_json(request.folder.answer(self._rank), {"step": step, "results": results})
+        except (OSError, ValueError) as error:
+            self._recorder.drop(error)
+
+    def _results(self, request: Request, step: int) -> list[dict[str, Any]]:
+        import torch
+
+        content = request.content
+        if request.kind == "ask":
+            with torch.no_grad():
+                names = names_around(self._optimizer)
+                return evaluate(content["expression"], names, together=request.meets, limit=request.limit)
+        if request.kind == "exec":
+            return execute(content["cell"], names_around(self._optimizer), request.limit)
+        if request.kind == "set":
+            try:
+                self._settings.change(content["values"], self._optimizer)
+            except ValueError as error:
+                return [{"error": str(error)}]
+            return []
+        if request.kind == "watch":
+            (result,) = self._evaluated({content["name"]: content["expression"]}).values()
+            if "error" not in result:
+                self._watched[content["name"]] = content["expression"], content["every"]
+            return [result]
+        if request.kind == "breakpoint":
+            if content["resume"]:
+                self._pause_at = math.inf
+            return [self._set_breakpoint(content["condition"])]
+        if request.kind == "save":
+            return [self._save()]
+        if request.kind == "unwatch":
+            self._watched.pop(content["name"], None)
+            remove_hooks()
+        elif request.kind == "pause":
+            self._pause_at = step
+        elif request.kind == "resume":
+            self._pause_at = step + (content["steps"] or math.inf)
+        return []
+
+    def _save(self) -> dict[str, Any]:
+        """Have the checkpoints of one of labkit's scripts save at the end of this step."""
+        checkpoints: Any = names_around(self._optimizer).get("checkpoints")
+        if not (hasattr(checkpoints, "requested") and checkpoints.on):
+            return {"error": "save() needs the checkpoints of labkit's scripts, launched with a checkpoint_dir"}
+        if self.paused:
+            return {"error": "the run is paused inside a step and saves at its end; resume() it first"}
+        checkpoints.requested = True
+        return {}
+
+    def _set_breakpoint(self, condition: str | None) -> dict[str, Any]:
+        result: dict[str, Any] = {}
+        self._remove_breakpoint()
+        if condition is not None:
+            (result,) = self._evaluated({condition: condition}).values()
+            try:
+                self._breakpoint = Breakpoint(condition, self._rank, self._world_size)
+            except LookupError as error:
+                return {"error": str(error)}
+        return result
+
+    def _remove_breakpoint(self) -> None:
+        if self._breakpoint is not None:
+            self._breakpoint.remove()
+        self._breakpoint = None
+
+    def _stop_at(self, point: Breakpoint, step: int) -> None:
+        """Pause if the condition holds on any rank, and remove it."""
+        (result,) = self._evaluated({point.condition: point.condition}).values()
+        if "error" in result:
+            self._recorder.drop(ValueError(f"{point.condition}: {result['error']}"))
+        try:
+            ranks = point.ranks_where(bool(result.get("value")))
+        except Exception as error:  # a rank has ended
+            self._recorder.drop(error)
+            self._remove_breakpoint()
+            return
+        if ranks:
+            self._pause_at = step
+            self.hit = f"{point.condition} holds on rank {', '.join(map(str, ranks))}"
+            if self._rank == 0:
+                self._append({"kind": "hit", "condition": point.condition, "ranks": ranks}, step)
+            self._remove_breakpoint()
+
+    def _record_watched(self, step: int) -> None:
+        due = {name: expression for name, (expression, every) in self._watched.items() if step % every == 0}
+        for name, result in self._evaluated(due).items() if due else ():
+            if "error" in result:
+                self._recorder.drop(ValueError(f"{name}: {result['error']}"))
+            else:
+                self._recorder.write({"k": "report", "step": step, name: result["value"]})
+
+    def _evaluated(self, expressions: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+        """The results, of which those that are not numbers are errors."""
+        import torch
+
+        with torch.no_grad():
+            names = names_around(self._optimizer)
+            results = {
+                name: evaluate(f"({expression}),", names, together=True, limit=MEETING_SECONDS)[0]
+                for name, expression in expressions.items()
+            }
+        return {
+            name: result
+            if "error" in result or isinstance(result.get("value"), int | float)
+            else {"error": f"expected a number, got {result.get('value', 'an array')}"}
+            for name, result in results.items()
+        }
+
+    def _note(self, request: Request, step: int, errors: list[str]) -> None:
+        self._append({**request.content, "errors": errors} if errors else request.content, step)
+
+    def _append(self, event: Mapping[str, Any], step: int) -> None:
+        try:
+            append_event(self._folder, step, **event)
+        except OSError as error:
+            self._recorder.drop(error)
