@@ -28,7 +28,7 @@ forward_ms: int = 50  # a rank's forward of one micro-batch; its backward takes 
 
 # %%
 from labkit.lessons import Lesson, draw, sized
-from labkit.lessons.pipelines import bubble, in_flight, measured, simulated
+from labkit.lessons.labs.pipelines import bubble, in_flight, measured, simulated
 
 lab, p, m, F = Lesson("08_pipeline", ranks=nproc_per_node), nproc_per_node, micro_batches, forward_ms / 1000
 draw.grid(simulated("1F1B", p, m, F, 2 * F), moving=True, share=False)

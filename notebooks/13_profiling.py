@@ -30,7 +30,7 @@ backward_ms: int = 40  # how long each layer's backward sleeps; it must be longe
 
 # %%
 from labkit.lessons import Lesson, draw, sized
-from labkit.lessons.overlap import all_reduces, operators, parts, pauses, simulated, sleeping, straggler
+from labkit.lessons.labs.overlap import all_reduces, operators, parts, pauses, simulated, sleeping, straggler
 
 lab = Lesson("13_profiling", ranks=nproc_per_node)
 draw.lanes(simulated(4, 0.01, 0.04, 0.08), "DDP, a bucket for each of four layers", moving=True)

@@ -28,7 +28,7 @@ nproc_per_node: int = 2  # ranks
 
 # %%
 from labkit.lessons import Lesson, draw
-from labkit.lessons.broken import attempt, broken
+from labkit.lessons.labs.broken_scripts import attempt, broken
 
 lab, last = Lesson("14_when_it_breaks", ranks=nproc_per_node), nproc_per_node - 1
 draw.calls(

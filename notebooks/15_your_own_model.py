@@ -28,7 +28,7 @@ global_batch_size: int = 32  # samples per optimizer step, over all ranks
 # %%
 import labkit
 from labkit.lessons import Lesson, draw, sized
-from labkit.lessons.away import Away, changed, largest_difference
+from labkit.lessons.labs.without_labkit import Away, changed, largest_difference
 
 lab, load = Lesson("15_your_own_model", ranks=nproc_per_node), labkit.Script.load
 draw.cells([*load("ddp").cells], {"yours": ["model", "data", "task"], "the strategy": ["strategy"]})

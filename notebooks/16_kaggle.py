@@ -31,7 +31,7 @@ plans: bool = True  # plan for two T4s, too: some 40 seconds
 # %%
 from labkit import Script
 from labkit.lessons import Lesson, draw, sized
-from labkit.lessons.sessions import folders, losses, newest, size_of, steps_of, test_loss, twice
+from labkit.lessons.labs.sessions import folders, losses, newest, size_of, steps_of, test_loss, twice
 
 lab = Lesson("16_kaggle", ranks=nproc_per_node)
 draw.calls({"session 1": ["step", "step", "save"], "session 2": ["", "", "", "load", "step", "step"]}, first=7)

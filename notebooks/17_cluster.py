@@ -28,7 +28,7 @@ batch: int = 8  # samples in a step, over all ranks
 # %%
 import labkit
 from labkit.lessons import Lesson, draw, sized
-from labkit.lessons.nodes import (
+from labkit.lessons.labs.nodes import (
     differing_words, job_text, kill_node, left_over, names_in, nodes_that_say, of_ranks, slurm,
 )  # fmt: skip
 

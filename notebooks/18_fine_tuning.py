@@ -35,7 +35,7 @@ from pathlib import Path
 
 from labkit import Script
 from labkit.lessons import Lesson, draw
-from labkit.lessons.tuning import adapter, numbers_exported, numbers_saved, qwen3_1_7b, small_model, sums
+from labkit.lessons.labs.fine_tuning import adapter, numbers_exported, numbers_saved, qwen3_1_7b, small_model, sums
 
 lab, folder = Lesson("18_fine_tuning", ranks=nproc_per_node), Path(tempfile.mkdtemp(prefix="fine-tuning-"))
 adapter(128, 256, rank=8)

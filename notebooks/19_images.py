@@ -41,7 +41,7 @@ from pathlib import Path
 
 from labkit import Script
 from labkit.lessons import Lesson, draw
-from labkit.lessons.pictures import filled, recognized, strip
+from labkit.lessons.labs.images import filled, recognized, strip
 
 lab, folder = Lesson("19_images", ranks=nproc_per_node), Path(tempfile.mkdtemp(prefix="images-"))
 draw.replicas(nproc_per_node, 8)

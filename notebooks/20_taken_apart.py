@@ -27,7 +27,7 @@ nproc_per_node: int = 2  # ranks
 # %%
 import labkit
 from labkit.lessons import Lesson, draw, sized
-from labkit.lessons.reached import differing, done_to, loss_lines, stopped_after
+from labkit.lessons.labs.live_changes import differing, done_to, loss_lines, stopped_after
 
 lab = Lesson("20_taken_apart", ranks=nproc_per_node)
 draw.calls({rank: ["step", "step, answer", "paused", "exec", "step"] for rank in range(lab.ranks)}, first=41)

@@ -29,7 +29,7 @@ context: int = 512  # positions
 # %%
 import labkit
 from labkit.lessons import Lesson, draw, sized
-from labkit.lessons.sequences import divided, in_order, pairs, zigzag
+from labkit.lessons.labs.sequences import divided, in_order, pairs, zigzag
 
 lab = Lesson("21_long_context", ranks=nproc_per_node)
 divided(2)

@@ -1,9 +1,11 @@
 """What the labs in `notebooks/` are made of, so that a lab holds its lesson and little else.
 
-`Lesson` keeps predictions, claims and measurements; `draw` has the pictures. Neither is for training scripts.
+`Lesson` keeps predictions, claims and measurements, `draw` has the pictures, `labs` what single labs need, and
+`on_ranks` the cells that become part of a lab's scripts.
 """
 
 from labkit.lessons import draw
+from labkit.lessons.labs import saving
 from labkit.lessons.lesson import Lesson, defined, sized
 
-__all__ = ["Lesson", "defined", "draw", "sized"]
+__all__ = ["Lesson", "defined", "draw", "saving", "sized"]

@@ -7,7 +7,6 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from importlib.resources import files
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,9 +15,10 @@ from labkit.errors import LabError
 from labkit.launcher.hardware import hardware
 from labkit.launching import launch
 from labkit.lessons.draw.picture import Picture
-from labkit.lessons.elsewhere import Elsewhere, elsewhere
 from labkit.lessons.explore import explore
 from labkit.lessons.guesses import YOURS, Guess
+from labkit.lessons.on_ranks import cells_text
+from labkit.lessons.other_devices import Elsewhere, elsewhere
 from labkit.run import Run
 from labkit.view.live.tables import grid
 from labkit.view.plan_tables import aligned
@@ -186,8 +186,7 @@ def defined(script: Script, *titles: str) -> SimpleNamespace:
 
 def _script(lab: str, called: str, own: Mapping[str, Any]) -> Script:
     """A script that calls the function `called` of the `own` cells on every rank and prints what it returns."""
-    text = files("labkit.lessons").joinpath("on_rank.py").read_text(encoding="utf-8")
-    ours = Script.parse(text.replace("each_rank(", f"{called}(")).cells
+    ours = Script.parse(cells_text("cells").replace("each_rank(", f"{called}(")).cells
     uses = {name for title, value in own.items() for name in as_cell(title, value).uses}
     needed: set[str] = set()
     while more := {t for t, cell in ours.items() if t in ("join", "main") or cell.defines & uses} - needed:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from labkit.errors import LabError
-from labkit.lessons.draw.bars import bars
+from labkit.lessons.draw.charts.bars import bars
 from labkit.lessons.draw.picture import Picture, stacked
 from labkit.planner.candidate import Candidate
 from labkit.planner.plan import Plan

@@ -9,13 +9,13 @@ import pytest
 
 from labkit import LabError, Script
 from labkit.lessons import defined, draw
-from labkit.lessons.away import changed
-from labkit.lessons.broken import broken
-from labkit.lessons.nodes import differing_words, names_in
-from labkit.lessons.overlap import pauses, simulated, sleeping
-from labkit.lessons.saving import copy_with_a_bit_flipped, lost, on_slow_disk
-from labkit.lessons.sequences import divided, in_order, pairs, zigzag
-from labkit.lessons.tuning import adapter
+from labkit.lessons.labs.broken_scripts import broken
+from labkit.lessons.labs.fine_tuning import adapter
+from labkit.lessons.labs.nodes import differing_words, names_in
+from labkit.lessons.labs.overlap import pauses, simulated, sleeping
+from labkit.lessons.labs.saving import copy_with_a_bit_flipped, lost, on_slow_disk
+from labkit.lessons.labs.sequences import divided, in_order, pairs, zigzag
+from labkit.lessons.labs.without_labkit import changed
 
 TITLES = [*Script.load("ddp").cells]
 PICTURES = {

@@ -6,7 +6,6 @@ import ast
 import math
 import sys
 import xml.etree.ElementTree as ElementTree
-from importlib.resources import files
 from types import SimpleNamespace
 
 import pytest
@@ -14,13 +13,14 @@ import pytest
 import labkit
 from labkit import LabError, Script
 from labkit.lessons import Lesson, defined, draw, sized
-from labkit.lessons.draw.formats import FORMATS, limits
-from labkit.lessons.draw.mesh import groups
-from labkit.lessons.elsewhere import elsewhere
+from labkit.lessons.draw.charts.float_formats import FORMATS, limits
+from labkit.lessons.draw.over_ranks.mesh import groups
 from labkit.lessons.guesses import Guess
+from labkit.lessons.labs.pipelines import bubble, in_flight, measured, simulated
+from labkit.lessons.labs.traffic import noting_bytes, sent_in_a_step
 from labkit.lessons.lesson import _script
-from labkit.lessons.pipelines import bubble, in_flight, measured, simulated
-from labkit.lessons.sending import noting_bytes, sent_in_a_step
+from labkit.lessons.on_ranks import cells_text
+from labkit.lessons.other_devices import elsewhere
 
 SVG = "{http://www.w3.org/2000/svg}"
 SPANS = simulated("InterleavedZeroBubble", 2, 4, 1, 2, 2)
@@ -212,9 +212,9 @@ def test_a_lessons_script_is_plain_pytorch_and_has_only_the_helpers_it_uses():
 
 
 def test_the_cells_of_ranks_are_never_imported():
-    text = files("labkit.lessons").joinpath("on_rank.py").read_text(encoding="utf-8")
+    text = cells_text("cells")
     assert "import labkit" not in text
-    assert "labkit.lessons.on_rank" not in sys.modules
+    assert "labkit.lessons.on_ranks.cells" not in sys.modules
     assert [*Script.parse(text).cells][-1] == "main"
 
 
@@ -230,7 +230,7 @@ def test_what_cannot_be_planned_says_why_in_its_row(monkeypatch):
     def refused(*_, **__):
         raise LabError("no such layout")
 
-    monkeypatch.setattr("labkit.lessons.elsewhere.plan", refused)
+    monkeypatch.setattr("labkit.lessons.other_devices.plan", refused)
     rows = elsewhere({"DDP": "ddp"}, ["2xT4"], {}, "")
     assert rows.rows == [{"": "DDP", "on": "2 × T4", "note": "no such layout"}]
     assert "planned, not run" in rows._repr_mimebundle_()["text/html"]

@@ -1,23 +1,23 @@
 """The drawings of the labs."""
 
-from labkit.lessons.draw.bars import bars
-from labkit.lessons.draw.buckets import buckets, filled
-from labkit.lessons.draw.calls import calls
 from labkit.lessons.draw.cells import cells
-from labkit.lessons.draw.choice import choice
-from labkit.lessons.draw.curves import curves
-from labkit.lessons.draw.formats import exponents, formats, gradients
-from labkit.lessons.draw.grid import grid
-from labkit.lessons.draw.hosts import hosts
-from labkit.lessons.draw.lanes import lanes
-from labkit.lessons.draw.loader import loader
-from labkit.lessons.draw.mesh import mesh
+from labkit.lessons.draw.charts.bars import bars
+from labkit.lessons.draw.charts.curves import curves
+from labkit.lessons.draw.charts.float_formats import exponents, formats, gradients
+from labkit.lessons.draw.charts.strategy_map import choice
+from labkit.lessons.draw.over_ranks.fsdp_shards import shards
+from labkit.lessons.draw.over_ranks.hosts import hosts
+from labkit.lessons.draw.over_ranks.mesh import mesh
+from labkit.lessons.draw.over_ranks.replicas import replicas
+from labkit.lessons.draw.over_ranks.ring_all_reduce import ring
+from labkit.lessons.draw.over_ranks.tensor_parallel import split
+from labkit.lessons.draw.over_time.collective_calls import calls
+from labkit.lessons.draw.over_time.data_loader import loader
+from labkit.lessons.draw.over_time.ddp_buckets import buckets, filled
+from labkit.lessons.draw.over_time.lanes import lanes
+from labkit.lessons.draw.over_time.pipeline import grid
+from labkit.lessons.draw.over_time.step_memory import step
 from labkit.lessons.draw.picture import Picture, stacked
-from labkit.lessons.draw.replicas import replicas
-from labkit.lessons.draw.ring import ring
-from labkit.lessons.draw.shards import shards
-from labkit.lessons.draw.split import split
-from labkit.lessons.draw.step import step
 
 __all__ = [
     "Picture",

@@ -7,9 +7,9 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping
-from importlib.resources import files
 from statistics import median
 
+from labkit.lessons.on_ranks import cells_text
 from labkit.record.measured.intervals import intersection, subtracted, total, union
 from labkit.record.measured.spans import COMMUNICATION, COMPUTE, WAITING, Span
 from labkit.run import Run
@@ -49,7 +49,7 @@ def simulated(
 
 def sleeping(strategy: str) -> Script:
     """A script of that strategy whose layers sleep, as `pauses` says; its samples are noise."""
-    cells = Script.parse(files("labkit.lessons").joinpath("sleeping_model.py").read_text(encoding="utf-8")).cells
+    cells = Script.parse(cells_text("sleeping_model")).cells
     return Script.load(strategy).with_cells(model=cells["model"].text, data=cells["data"].text)
 
 

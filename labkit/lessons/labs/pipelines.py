@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from labkit.planner.speed.schedules import actions
-from labkit.record.measured.spans import Span
+from labkit.record.measured.spans import Span, bubble
 
-__all__ = ["bubble", "in_flight", "measured", "simulated", "step_seconds"]
+__all__ = ["bubble", "in_flight", "measured", "simulated"]
 
 KINDS = {"F": "forward", "B": "backward", "I": "backward", "W": "weights"}
 
@@ -68,16 +68,6 @@ def measured(done: Sequence[Sequence[tuple[str, int, float, float]]]) -> list[Sp
             numbers[kind, stage] += 1
             began = None
     return spans
-
-
-def step_seconds(spans: Sequence[Span]) -> float:
-    return max(span.end for span in spans) - min(span.start for span in spans)
-
-
-def bubble(spans: Sequence[Span]) -> float:
-    """The share of all ranks' time in which they do nothing."""
-    ranks = len({span.rank for span in spans})
-    return 1 - sum(span.seconds for span in spans) / (ranks * step_seconds(spans))
 
 
 def in_flight(spans: Sequence[Span], rank: int) -> float:

@@ -15,7 +15,7 @@ from typing import Any
 
 from labkit.errors import LabError, RankFailedError
 from labkit.launching import launch
-from labkit.lessons.draw.bars import bars
+from labkit.lessons.draw.charts.bars import bars
 from labkit.lessons.draw.picture import Picture
 from labkit.lessons.lesson import Lesson
 from labkit.run import Run

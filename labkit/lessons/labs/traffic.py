@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from importlib.resources import files
-
+from labkit.lessons.on_ranks import cells_text
 from labkit.run import Run
 from labkit.write import Script
 
@@ -27,7 +26,7 @@ def load_datasets(data_dir):
 
 def noting_bytes(script: Script) -> Script:
     """The script, each of whose ranks also notes after every optimizer step how much it has sent so far."""
-    ours = Script.parse(files("labkit.lessons").joinpath("on_rank.py").read_text(encoding="utf-8")).cells
+    ours = Script.parse(cells_text("cells")).cells
     loading = script.cells["data"].text.replace("def load_datasets(", "def whole_datasets(")
     return script.with_cells(data=f"{loading}\n\n{ours['traffic'].text}\n{NOTE}")
 

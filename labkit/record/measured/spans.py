@@ -11,14 +11,14 @@ import json
 import re
 import zlib
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from labkit.record.measured.intervals import Interval, intersection, subtracted, union
 
-__all__ = ["COMMUNICATION", "COMPUTE", "WAITING", "Span", "read_spans"]
+__all__ = ["COMMUNICATION", "COMPUTE", "WAITING", "Span", "bubble", "elapsed", "read_spans"]
 
 COMPUTE = ("forward", "backward", "weights", "optimizer", "input")
 COMMUNICATION = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "send_recv", "all_to_all", "barrier")
@@ -64,6 +64,17 @@ class _Event(NamedTuple):
     end: float
     thread: Any
     correlation: int | None
+
+
+def elapsed(spans: Sequence[Span]) -> float:
+    """Seconds from the first start to the last end."""
+    return max(span.end for span in spans) - min(span.start for span in spans)
+
+
+def bubble(spans: Sequence[Span]) -> float:
+    """The share of all ranks' time in which they do nothing."""
+    ranks = len({span.rank for span in spans})
+    return 1 - sum(span.seconds for span in spans) / (ranks * elapsed(spans))
 
 
 def read_spans(traces: dict[int, Path]) -> list[Span]:

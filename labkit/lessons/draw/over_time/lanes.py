@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from labkit.lessons.draw.picture import WIDTH, Picture, box, boxes, sheet, words
+from labkit.lessons.draw.picture import WIDTH, Picture, box, boxes, sheet, sweep, words
 from labkit.record.measured.spans import COMMUNICATION, Span
 from labkit.view import words as texts
 from labkit.view.charts.timeline_figures import KIND_COLOURS
@@ -28,12 +28,7 @@ def lanes(spans: Sequence[Span], title: str = "", *, moving: bool = False) -> Pi
         places[span.kind].append((LEFT + span.start * scale, y, max(0.3, span.seconds * scale - 1), tall))
     bars = "".join(boxes(each, KIND_COLOURS[kind]) for kind, each in places.items())
     height = TOP + len(ranks) * ROW
-    if moving:
-        bars = (
-            f'<clipPath id="passing"><rect x="0" y="0" width="{WIDTH}" height="{height}"><animate '
-            f'attributeName="width" values="{LEFT};{WIDTH};{WIDTH}" keyTimes="0;.8;1" dur="8s" '
-            f'repeatCount="indefinite"/></rect></clipPath><g clip-path="url(#passing)">{bars}</g>'
-        )
+    bars = sweep(bars, LEFT, height, moving)
     names = "".join(words(0, y + 14, f"rank {rank}", size=12) for rank, y in rows.items())
     label = f"{title or 'a step'} of {len(ranks)} ranks: {', '.join(places)}; {texts.seconds(end)}"
     return sheet([words(0, 15, title, bold=True) if title else "", _key([*places]), names, bars], height, label)

@@ -6,8 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from labkit.lessons.draw.picture import GREY, WIDTH, Picture, box, boxes, sheet, sweep, words
-from labkit.lessons.pipelines import bubble, step_seconds
-from labkit.record.measured.spans import Span
+from labkit.record.measured.spans import Span, bubble, elapsed
 from labkit.view.charts.timeline_figures import KIND_COLOURS
 
 __all__ = ["grid"]
@@ -27,7 +26,7 @@ def grid(
     that of the step; `moving` lets the step pass again and again; `share` writes the bubble's share above."""
     spans = [span for span in spans if span.chunk is not None]
     ranks = 1 + max(span.rank for span in spans)
-    begin, length = min(span.start for span in spans), step_seconds(spans)
+    begin, length = min(span.start for span in spans), elapsed(spans)
     scale = (WIDTH - LEFT - 4) / (seconds or length)
     idle = bubble(spans)
     top = 24

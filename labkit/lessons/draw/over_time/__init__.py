@@ -1,0 +1,1 @@
+"""What ranks do in the course of a step."""
