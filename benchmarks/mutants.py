@@ -62,7 +62,9 @@ MUTANTS = [
         matrix("I9-collective"),
     ),
     Mutant("killed by a signal", CAUSES + "signals.py", "    if not ranks:", "    if True:", matrix("I3-sigkill-2")),
-    Mutant("where a signal hit", WORKER + "guard.py", "    faulthandler.enable(file)\n", "", matrix("I5-sigsegv")),
+    Mutant(
+        "where a signal hit", WORKER + "process_setup.py", "    faulthandler.enable(file)\n", "", matrix("I5-sigsegv")
+    ),
     Mutant("what C++ threw", CAUSES + "signals.py", "if thrown else", "if False else", matrix("I9s")),
     Mutant("host memory", WORKER + "failure.py", "HOST_MEMORY.search(_text(error))", "False", matrix("I4")),
     Mutant("the other failure", CAUSES + "explain.py", "others[:NAMED_FAILURES]", "others[:0]", matrix("I2")),

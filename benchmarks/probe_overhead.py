@@ -18,7 +18,7 @@ import torch
 
 from labkit.record import RunFolder
 from labkit.worker.probe import Probe
-from labkit.worker.reach import Reach
+from labkit.worker.reach.requests import Reach
 
 REPEATS, STEPS = 7, 20_000
 STEP_SECONDS = 0.010

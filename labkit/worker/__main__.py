@@ -15,23 +15,23 @@ import types
 from contextlib import suppress
 
 from labkit.record.folder import RunFolder
-from labkit.worker import failure, guard, reports
+from labkit.worker import failure, metrics_logger, process_setup
 from labkit.worker.heartbeat import Heartbeat
 from labkit.worker.measures.profile import VARIABLE
 from labkit.worker.probe import Probe
-from labkit.worker.reach import Reach
-from labkit.worker.settings import Settings
+from labkit.worker.reach.requests import Reach
+from labkit.worker.reach.settings import Settings
 
 
 def main() -> None:
     folder, rank = RunFolder(os.environ["LABKIT_RUN_DIR"]), int(os.environ["RANK"])
     folder.rank(rank).mkdir(parents=True, exist_ok=True)
-    guard.redirect_output(folder, rank)
-    guard.die_with_parent()
-    guard.leave_no_core()
-    guard.dump_stacks_on_signal(folder, rank)
+    process_setup.redirect_output(folder, rank)
+    process_setup.die_with_parent()
+    process_setup.leave_no_core()
+    process_setup.dump_stacks_on_signal(folder, rank)
     probe = Probe(folder.metrics(rank), folder.profile(rank) if os.environ.get(VARIABLE) == "1" else None)
-    reported = reports.listen(probe.recorder)
+    reported = metrics_logger.listen(probe.recorder)
     atexit.register(reported.flush, everything=True)  # registered before the script's handlers, so called after them
     probe.settings = Settings(None if rank else folder)
     if folder.requests.is_dir():

@@ -16,7 +16,7 @@ from typing import Any
 
 from labkit.record.folder import RunFolder, write_json
 from labkit.record.text import first_line, shortened
-from labkit.worker.heartbeat import record_collectives
+from labkit.worker.flight_recorder import record_collectives
 from labkit.worker.measures.memory import resident_set
 
 __all__ = ["exit_code", "show", "write"]

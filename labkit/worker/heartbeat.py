@@ -13,35 +13,33 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any
+from types import FrameType
 
-from labkit.record.folder import RunFolder, read_json, write_json
+from labkit.record.folder import RunFolder, read_json
+from labkit.worker.flight_recorder import record_collectives
 from labkit.worker.measures.memory import resident_set
+from labkit.worker.metrics_logger import Reports
 from labkit.worker.probe import Probe
-from labkit.worker.reports import Reports
-from labkit.worker.starting import doing_now
 
-__all__ = ["Heartbeat", "record_collectives"]
+__all__ = ["Heartbeat", "doing_now"]
 
 BEAT_SECONDS = 1.0
 LINE_BYTES = 512  # a fixed size, written in place, so that the file never grows and is never incomplete
-KEPT_COLLECTIVES = 64  # calls before the oldest that has not completed
-DUMPS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")  # of gloo and NCCL; private functions
-COLLECTIVE_FIELDS = (
-    "process_group",
-    "ranks",
-    "collective_seq_id",
-    "p2p_seq_id",
-    "is_p2p",
-    "profiling_name",
-    "input_sizes",
-    "input_dtypes",
-    "retired",
-    "state",
-    "time_created_ns",
-)
+LONGEST_DOING = 80
+# What a rank is doing while one of these functions, or a function of these modules, is running
+STARTING_CALLS = {
+    "init_process_group": "joining the process group",
+    "fully_shard": "sharding the model",
+    "from_pretrained": "loading pretrained weights",
+    "load_state_dict": "loading weights",
+}
+STARTING_MODULES = {
+    "torch.nn.parallel.distributed": "wrapping the model in DDP",
+    "torch.distributed.fsdp": "sharding the model",
+    "torch._dynamo": "compiling the model",
+    "torch._inductor": "compiling the model",
+}
 
 
 class Heartbeat:
@@ -98,27 +96,28 @@ class Heartbeat:
         self._answered = number  # reported by the next beat, when everything is written
 
 
-def record_collectives(folder: RunFolder, rank: int) -> None:
-    """Write this rank's newest collectives from torch's flight recorders, if there are any."""
-    entries = sorted(_recorded(), key=lambda entry: entry.get("time_created_ns", 0))
-    waiting = (place for place, entry in enumerate(entries) if entry.get("retired") is False)
-    oldest = next(waiting, len(entries))
-    collectives = [
-        {name: entry[name] for name in COLLECTIVE_FIELDS if name in entry}
-        for entry in entries[max(0, oldest - KEPT_COLLECTIVES) :]
-    ]
-    write_json(folder.collectives(rank), {"collectives": collectives})
+def doing_now() -> str:
+    """`importing transformers` · `joining the process group` · `line 40, in build`; at most 80 ASCII characters, empty
+    if unknown. The outermost call that says something is taken: what it calls in turn is a detail."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    stack: list[FrameType] = []
+    while frame is not None:
+        stack.append(frame)
+        frame = frame.f_back
+    main = sys.modules.get("__main__")
+    own = getattr(main, "__file__", "") if getattr(main, "__spec__", None) is None else ""  # not yet the worker
+    script = [frame for frame in stack if frame.f_code.co_filename == own]
+    words = next(filter(None, map(_words, reversed(stack))), "")
+    if not words and script:
+        name = script[0].f_code.co_name
+        words = f"line {script[0].f_lineno}" + ("" if name == "<module>" else f", in {name}")
+    return words.encode("ascii", "replace").decode()[:LONGEST_DOING]
 
 
-def _recorded() -> Iterator[dict[str, Any]]:
-    """The entries of every backend's recorder, each with the ranks of its process group if they are known, because
-    groups that were split from each other share a name."""
-    dist = sys.modules.get("torch.distributed")  # not imported here, because the script may be importing it
-    if dist is None or not (dist.is_available() and dist.is_initialized()):
-        return
-    for name in DUMPS:
-        dump = getattr(sys.modules["torch._C._distributed_c10d"], name, None)
-        record = json.loads(dump()) if dump else {}
-        for entry in record.get("entries", []):  # absent before the first entry
-            group = record.get("pg_config", {}).get(entry["process_group"][0], {})
-            yield entry | {"ranks": group.get("ranks", "")}
+def _words(frame: FrameType) -> str:
+    module, name = str(frame.f_globals.get("__name__")), frame.f_code.co_name
+    if module == "importlib._bootstrap" and name == "_find_and_load":
+        return f"importing {frame.f_locals.get('name', '')}"
+    return STARTING_CALLS.get(name, "") or next(
+        (text for prefix, text in STARTING_MODULES.items() if module.startswith(prefix)), ""
+    )

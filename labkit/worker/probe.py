@@ -10,7 +10,6 @@ import gc
 import math
 import os
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -25,9 +24,10 @@ from labkit.worker.measures.memory import allocator, held_by, host_memory, resid
 from labkit.worker.measures.profile import StepProfile
 from labkit.worker.measures.trace import VARIABLE as TRACE_MEMORY
 from labkit.worker.measures.trace import StepTrace
-from labkit.worker.reach import Reach
+from labkit.worker.optimizers import Optimizers
+from labkit.worker.reach.requests import Reach
+from labkit.worker.reach.settings import Settings
 from labkit.worker.recorder import Recorder
-from labkit.worker.settings import Settings
 
 __all__ = ["Probe"]
 
@@ -40,8 +40,8 @@ FIRST_STEPS = 100  # their losses are always kept, because the training may be s
 
 
 class Probe:
-    """One rank's observer. `step` counts steps of the optimizer that steps most regularly, usually the first one.
-    If `profile` is set, a few steps are recorded there with torch's profiler.
+    """One rank's observer. `step` counts the steps of the training (see optimizers.py). If `profile` is set, a few
+    steps are recorded there with torch's profiler.
     """
 
     def __init__(self, path: Path, profile: Path | None = None):
@@ -49,19 +49,13 @@ class Probe:
         self.recorder = Recorder(path)
         self._memory: Callable[[], dict[str, float]] = resident_set()
         self._optimizer: Any = None  # the outermost optimizer whose step() is running
-        self._counted: Callable[[], Any] = _nothing  # weak reference to the optimizer whose steps are counted
-        self._others: dict[int, tuple[Callable[[], Any], bool]] = {}  # those that stepped since; after a backward?
-        self._earlier: list[Callable[[], Any]] = []  # those whose steps were counted before
-        self._training = 0  # how many optimizers have been counted
-        self._training_start = 0  # the step after which the current training started
-        self._settled = FIRST_STEPS  # the step up to which every loss is kept
+        self._optimizers = Optimizers()
         self.passes = 0  # backward passes since any optimizer's last step
         self._most = 0  # most passes in a step so far
         self._whole = 0  # complete passes since the last step
         self._batches: deque[int] = deque(maxlen=UNCONSUMED_BATCHES)
         self._losses: StepLoss | None = None  # of the passes since the last step, if they are kept
         self._loss: StepLoss | None = None  # of the newest step
-        self._several = self._mixed = False  # whether several optimizers step; whether each has its own loss
         self._latest = math.inf  # seconds of the newest step
         self._evaluates = False
         self._step_started = self._step_ended = self._fetched = self.stepping = 0.0  # marks on the clock within a step
@@ -173,7 +167,8 @@ class Probe:
         now = clock()
         self._forward += now - (self._fetched or self._step_started) - self._waiting_since_mark()
         if not self.passes:
-            is_needed = now + self._latest >= self._due or self.step < self._settled  # will probably be written
+            # it will probably be written
+            is_needed = now + self._latest >= self._due or self.step < self._optimizers.start + FIRST_STEPS
             self._losses = StepLoss(alone=self._most == 1) if is_needed else None
         self.passes += 1
         if self._losses is not None and loss is not None:
@@ -201,7 +196,7 @@ class Probe:
             self._waited = self._communication.waited
             if not self.step:
                 self._restore_settings(optimizer)
-            if self.settings.pinned and self._counted() in (optimizer, None):
+            if self.settings.pinned and self._optimizers.counted() in (optimizer, None):
                 self.settings.pin(optimizer)
             self.stepping = clock()
             if self._timed is not None:
@@ -225,7 +220,10 @@ class Probe:
         passes, self.passes = self.passes, 0
         if passes > self._most:
             self._most = passes
-        steps = 1 if self._counted() is optimizer and not self._others else self._steps_made(optimizer, passes)
+        counted = self._optimizers.counted
+        steps = self._optimizers.steps_made(optimizer, passes, self.step)
+        if self._optimizers.counted is not counted:
+            self._begin_training(passes)
         if not steps:
             return
         self._stepped += now - self.stepping - self._waiting_since_mark()
@@ -265,6 +263,12 @@ class Probe:
             self.reach.at_boundary(optimizer, self.step, self._latest)
             self._begin_step(clock())  # the time that it took is not part of the next step
 
+    def _begin_training(self, passes: int) -> None:
+        """Another optimizer's steps are counted from this one on, which followed `passes` backward passes."""
+        self._most = passes
+        if not passes:
+            self._losses = StepLoss(alone=True)
+
     def _begin_step(self, now: float) -> None:
         self._step_started = now
         self._waited = self._waited_before = self._communication.waited
@@ -273,41 +277,6 @@ class Probe:
         """Seconds spent waiting for collectives since the last mark; sets the next mark."""
         before, self._waited = self._waited, self._communication.waited
         return self._waited - before
-
-    def _steps_made(self, optimizer: Any, passes: int) -> int:
-        """How many steps of the training an optimizer's step accounts for, `passes` backward passes after the last."""
-        if self._counted() is optimizer:  # and others have stepped since
-            self._several = True
-            self._mixed |= passes > 0 and any(own for _, own in self._others.values())
-            self._others.clear()
-            return 1
-        stepped, own = self._others.get(id(optimizer), (_nothing, False))
-        if stepped() is optimizer:
-            # It steps again without the counted optimizer. Its previous step was not counted: it might have been
-            # a GAN's second optimizer, or torch's checkpointing, which steps an optimizer once to create its state.
-            self._begin_training(optimizer, passes)
-            return 2 if own or not passes else 1
-        if passes and self._counted() is None:
-            self._begin_training(optimizer, passes)
-            return 1
-        self._others[id(optimizer)] = weakref.ref(optimizer), passes > 0
-        return 0
-
-    def _begin_training(self, optimizer: Any, passes: int) -> None:
-        """Count this optimizer's steps from now on."""
-        if any(earlier() is optimizer for earlier in self._earlier):  # optimizers that alternate, many steps each
-            self._mixed, self._training_start = True, 0
-        else:
-            self._several = self._mixed = False
-            self._training += 1
-            self._training_start = self.step
-            self._settled = self.step + FIRST_STEPS
-        self._earlier = [*(earlier for earlier in self._earlier if earlier()), self._counted]
-        self._counted = weakref.ref(optimizer)
-        self._others.clear()
-        self._most = passes
-        if not passes:
-            self._losses = StepLoss(alone=True)
 
     # Off the step path: called at most ten times a second.
 
@@ -347,9 +316,9 @@ class Probe:
         if what is not None:
             record |= {"loss_of": what} if loss is not None else {"loss": None, "loss_of": what}
             if what is SEVERAL_OPTIMIZERS:
-                record["void_after"] = self._training_start
-        if self._training > 1:
-            record["training"] = self._training
+                record["void_after"] = self._optimizers.start
+        if self._optimizers.trainings > 1:
+            record["training"] = self._optimizers.trainings
         if self._device_clock is not None:
             # the host measured only the queueing
             record |= dict.fromkeys(("forward", "backward", "optimizer", "communication"))
@@ -364,10 +333,10 @@ class Probe:
     def _loss_of_step(self) -> tuple[Any, str | None]:
         """The newest step's loss and its description, both None if it was not kept."""
         losses, self._loss = self._loss, None
-        if self._mixed:
+        if self._optimizers.mixed:
             return None, SEVERAL_OPTIMIZERS
         try:
-            return losses.total(self._most, self._several) if losses is not None else (None, None)
+            return losses.total(self._most, self._optimizers.several) if losses is not None else (None, None)
         except RuntimeError as error:  # tensors on several devices
             self.recorder.drop(error)
             return None, None
@@ -384,10 +353,6 @@ class Probe:
             record["backward"] -= communicated
             record["communication"] = (record["communication"] or 0.0) + communicated
         self.recorder.write(record)
-
-
-def _nothing() -> None:
-    """Stands for a weak reference to nothing."""
 
 
 def _length(batch: Any) -> int:

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from labkit.record.requests import RequestFolder, post
-from labkit.worker import observed, ready
-from labkit.worker.evaluate import evaluate, execute, names_around
-from labkit.worker.reach import Reach
+from labkit.worker.reach import quantities
+from labkit.worker.reach.evaluate import evaluate, execute, names_around
+from labkit.worker.reach.requests import Reach
+from labkit.worker.reach.settings import Settings
 from labkit.worker.recorder import Recorder
-from labkit.worker.settings import Settings
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_a_link_or_another_users_request_is_never_evaluated(folder, reach, monke
 
     request.text.unlink()
     elsewhere.rename(request.text)
-    monkeypatch.setattr("labkit.worker.reach.os.geteuid", lambda: 12345)
+    monkeypatch.setattr("labkit.worker.reach.requests.os.geteuid", lambda: 12345)
     with pytest.raises(PermissionError):
         reach._advance()
 
@@ -181,7 +181,7 @@ def test_a_cell_prints_like_one_in_a_notebook():
 @pytest.fixture
 def hooks():
     yield
-    observed.release()
+    quantities.remove_hooks()
 
 
 def test_updates_outputs_and_dead_units_are_what_a_step_has_made_of_them(hooks):
@@ -199,10 +199,10 @@ def test_updates_outputs_and_dead_units_are_what_a_step_has_made_of_them(hooks):
         optimizer.step()
         seen.append(
             (
-                ready.update_ratio(optimizer),
-                ready.dead_share(model),
-                ready.largest_output(model),
-                ready.largest_output(model, "1"),
+                quantities.update_ratio(optimizer),
+                quantities.dead_share(model),
+                quantities.largest_output(model),
+                quantities.largest_output(model, "1"),
             )
         )
     assert all(map(math.isnan, seen[0]))
@@ -217,11 +217,11 @@ def test_updates_outputs_and_dead_units_are_what_a_step_has_made_of_them(hooks):
 
 def test_what_hooks_cannot_see_is_said(hooks):
     with pytest.raises(ValueError, match="Linear has no modules such as nn.ReLU"):
-        ready.dead_share(torch.nn.Linear(2, 2))
+        quantities.dead_share(torch.nn.Linear(2, 2))
     model = torch.nn.Sequential(torch.nn.Sequential(torch.nn.Linear(2, 2)), torch.nn.ReLU())
     model[0].compile()
     with pytest.raises(ValueError, match="Linear is compiled"):
-        ready.largest_output(model, "0.0")
-    assert math.isnan(ready.largest_output(model))
+        quantities.largest_output(model, "0.0")
+    assert math.isnan(quantities.largest_output(model))
     with pytest.raises(AttributeError, match="nope"):
-        ready.largest_output(model, "nope")
+        quantities.largest_output(model, "nope")

@@ -19,9 +19,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labkit.worker import reports as module
+from labkit.worker import metrics_logger as module
+from labkit.worker.metrics_logger import BURST, MOST_VALUES, RECORDS_A_SECOND, Reports, listen
 from labkit.worker.recorder import Recorder
-from labkit.worker.reports import BURST, MOST_VALUES, RECORDS_A_SECOND, Reports, listen
 
 
 class Clock:
@@ -140,7 +140,7 @@ if sys.argv[1] == "heard":
     os.environ["RANK"] = "0"
     from pathlib import Path
     from labkit.worker.recorder import Recorder
-    from labkit.worker.reports import listen
+    from labkit.worker.metrics_logger import listen
     listen(Recorder(Path(sys.argv[2])))
 metrics = logging.getLogger("metrics")
 metrics.info("before")

@@ -9,7 +9,7 @@ import pytest
 
 SCRIPT = """
 import sys, threading, time, types
-from labkit.worker.starting import doing_now
+from labkit.worker.heartbeat import doing_now
 
 seen = []
 stop = threading.Event()

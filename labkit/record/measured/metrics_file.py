@@ -21,8 +21,8 @@ the header pairs one of them with the wall clock):
      (the peak of the step that LABKIT_TRACE_MEMORY=1 traced, see peak.py; "missed": tensors that it could not trace)
     {"k": "untraced", "t": …, "why": …}                                                or why there is none
     {"k": "report", "t": …, "step": 40, "f1": 0.7}
-     (what the script logged to the logger "metrics", see worker/reports.py; names and values are the script's own, and
-      "step" may be missing. Scripts written out by labkit 0.1 append these lines themselves)
+     (what the script logged to the logger "metrics", see worker/metrics_logger.py; names and values are the script's
+      own, and "step" may be missing. Scripts written out by labkit 0.1 append these lines themselves)
     {"k": "end", "t": …, "step": 200, "outcome": "finished" | "raised" | "exited", "dropped": 0}
      ("passes": backward passes, if there was no step)
 """

@@ -15,12 +15,12 @@ from typing import Any
 
 from labkit.record.folder import RunFolder, read_json, write_json
 from labkit.record.requests import Decision, RequestFolder, is_only_writable_by
-from labkit.worker.breakpoint import Breakpoint
-from labkit.worker.evaluate import evaluate, execute, names_around
-from labkit.worker.events import append_event
-from labkit.worker.observed import release
+from labkit.worker.reach.breakpoint import Breakpoint
+from labkit.worker.reach.evaluate import evaluate, execute, names_around
+from labkit.worker.reach.events import append_event
+from labkit.worker.reach.quantities import remove_hooks
+from labkit.worker.reach.settings import Settings
 from labkit.worker.recorder import Recorder
-from labkit.worker.settings import Settings
 
 __all__ = ["Reach"]
 
@@ -224,7 +224,7 @@ class Reach:
             return [self._save()]
         if request.kind == "unwatch":
             self._watched.pop(content["name"], None)
-            release()
+            remove_hooks()
         elif request.kind == "pause":
             self._pause_at = step
         elif request.kind == "resume":

@@ -1,7 +1,7 @@
 """Evaluates a user's expressions where the training stands, without changing it.
 
 Names are those of the nearest frame of the user's own code, then those of the frames between it and the optimizer (the
-loop of a Trainer: `inputs`, `self`), then those of the functions that called it, then `optimizer` and `ready.py`.
+loop of a Trainer: `inputs`, `self`), then those of the functions that called it, then `optimizer` and the quantities.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from types import FrameType
 from typing import Any
 
 from labkit.record.text import shortened
-from labkit.worker import ready
+from labkit.worker.reach import quantities
 
 __all__ = ["evaluate", "execute", "names_around", "value_of"]
 
-OURS = str(Path(__file__).parent)
+OURS = str(Path(__file__).parents[1])  # labkit/worker
 LIBRARIES = tuple({OURS, *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))})
 MOST_ELEMENTS = 10_000
 LONGEST_TEXT = 10_000
@@ -40,7 +40,7 @@ def names_around(optimizer: Any) -> dict[str, Any]:
     """The names that an expression can use at the end of this optimizer's step, which is on the stack."""
     frames = [frame for frame in _stack() if not (_is_of_torch(frame) or _is_step(frame))] or [sys._getframe()]
     own = next((place for place, frame in enumerate(frames) if _is_users(frame)), len(frames) - 1)
-    names = {name: getattr(ready, name) for name in ready.__all__} | {"optimizer": optimizer}
+    names = {name: getattr(quantities, name) for name in quantities.__all__} | {"optimizer": optimizer}
     for frame in (*filter(_is_users, reversed(frames[own + 1 :])), *reversed(frames[:own])):
         names |= frame.f_locals
     return names | frames[own].f_globals | frames[own].f_locals
@@ -53,9 +53,9 @@ def evaluate(expression: str, names: dict[str, Any], *, together: bool, limit: f
     """
     body = ast.parse(expression.strip(), mode="eval").body
     parts = body.elts if isinstance(body, ast.Tuple) else [body]
-    names = names | {f"_labkit_{name}": getattr(ready, name) for name in ready.__all__}
+    names = names | {f"_labkit_{name}": getattr(quantities, name) for name in quantities.__all__}
     for node in ast.walk(body):  # many scripts have a number called grad_norm
-        if isinstance(node, ast.Call) and isinstance(called := node.func, ast.Name) and called.id in ready.__all__:
+        if isinstance(node, ast.Call) and isinstance(called := node.func, ast.Name) and called.id in quantities.__all__:
             called.id = called.id if callable(names.get(called.id)) else f"_labkit_{called.id}"
 
     def value(part: ast.expr) -> dict[str, Any]:

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from labkit.record.folder import RunFolder
-from labkit.worker.evaluate import names_around
-from labkit.worker.events import append_event
+from labkit.worker.reach.evaluate import names_around
+from labkit.worker.reach.events import append_event
 
 __all__ = ["Settings"]
 
