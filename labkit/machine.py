@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from labkit.diagnosis import Diagnosis, MachineFacts, diagnose, gather
-from labkit.diagnosis.shown import as_html, as_text
+from labkit.diagnosis.display import as_html, as_text
 from labkit.launcher.hardware import Hardware, hardware
 from labkit.launcher.link import bandwidth as _bandwidth
 from labkit.launcher.link import preflight as _preflight

@@ -23,7 +23,7 @@ from typing import Any
 import psutil
 
 from labkit.diagnosis.facts import UNLIMITED, MachineFacts, NotebookKernel, Nvml, TorchBuild, nvml_from_json
-from labkit.diagnosis.on_kaggle import kaggle
+from labkit.diagnosis.kaggle_facts import kaggle
 from labkit.errors import LabError
 from labkit.launcher.checks import check_interface
 from labkit.launcher.hardware import DRIVER_FILES, Hardware, hardware, torch_report

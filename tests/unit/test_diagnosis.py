@@ -18,10 +18,10 @@ import pytest
 
 import labkit
 from labkit import cli, data
-from labkit.diagnosis import Diagnosis, MachineFacts, detections, diagnose, gather, on_kaggle, probes
+from labkit.diagnosis import Diagnosis, MachineFacts, detections, diagnose, gather, kaggle_facts, probes
 from labkit.diagnosis.ask_nvml import report
+from labkit.diagnosis.display import COLUMNS
 from labkit.diagnosis.facts import UNLIMITED, NotebookKernel, Process, TorchBuild, nvml_from_json
-from labkit.diagnosis.shown import COLUMNS
 from labkit.errors import LabError, LaunchError
 from labkit.launcher import hardware as hardware_module
 from labkit.launcher.hardware import Gpu, hardware, has_kernels
@@ -732,7 +732,7 @@ def test_a_made_up_kaggle_session_is_asked_about_itself(on_made_up_kaggle):
         ("mnist",),
     )
     assert said.internet is False
-    assert on_made_up_kaggle == [(on_kaggle.OUTSIDE, 0.5)]  # once, and no name is looked up
+    assert on_made_up_kaggle == [(kaggle_facts.OUTSIDE, 0.5)]  # once, and no name is looked up
     assert said.session_seconds > 0
 
 
@@ -762,7 +762,7 @@ def test_the_doctor_and_the_launch_know_one_length_of_a_session(
 
 
 def test_a_folder_of_too_many_files_is_given_up(on_made_up_kaggle, monkeypatch):
-    monkeypatch.setattr(on_kaggle, "LOOK_SECONDS", -1)
+    monkeypatch.setattr(kaggle_facts, "LOOK_SECONDS", -1)
     said = gather().kaggle
 
     assert (said.disk_used, said.data_sets) == (None, ())

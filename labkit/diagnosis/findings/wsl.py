@@ -88,7 +88,7 @@ def pinned_memory(facts: MachineFacts) -> Diagnosis | None:
 
 @detection
 def several_gpus(facts: MachineFacts) -> Diagnosis | None:
-    """`links.preflight` reports the required P2P and SHM settings after a preflight."""
+    """`communication.preflight` reports the required P2P and SHM settings after a preflight."""
     if not is_wsl2(facts) or len(facts.hardware.gpus) < 2 or facts.preflight is not None:
         return None
     return Diagnosis(
