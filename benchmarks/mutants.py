@@ -140,14 +140,14 @@ MUTANTS = [
     ),
     Mutant(
         "the notice",
-        LAUNCHER + "supervisor.py",
-        "stalled and set(stalled) != self.stalled_ranks:",
+        LAUNCHER + "watch/stalls.py",
+        "stalled and set(stalled) != self._ranks:",
         "False:",
         ("test_stuck.py", "is_found and hang"),
     ),
     Mutant(
         "slow is not stuck",
-        LAUNCHER + "progress.py",
+        LAUNCHER + "watch/progress.py",
         "PATIENCE_SECONDS + 2 * self._step_seconds",
         "1.2",
         ("test_stuck.py", "slow"),
@@ -262,7 +262,11 @@ MUTANTS = [
     ),
     Mutant("no terminal codes", RECORD + "text.py", 'ANSI.sub("", ', "str(", ("test_load.py", "hostile")),
     Mutant(
-        "held GPUs", LAUNCHER + "start.py", "if not shares_gpus:", "if False:", ("test_gpus.py", "refused_to_the_next")
+        "held GPUs",
+        LAUNCHER + "start.py",
+        "if not shares_gpus and",
+        "if False and",
+        ("test_gpus.py", "refused_to_the_next"),
     ),
     Mutant(
         "the ladder",

@@ -15,7 +15,7 @@ from labkit.errors import LabError, RankFailedError, RunFolderError, rank_failed
 from labkit.export import export
 from labkit.launcher import stop as stopping
 from labkit.launcher.causes.stuck import Stacks, look_at
-from labkit.launcher.checkpoint_lock import run_that_saves_to
+from labkit.launcher.locks.checkpoints import run_that_saves_to
 from labkit.planner.measured import Memory
 from labkit.reach import Reachable
 from labkit.record import RunFolder, RunReader, State, find_run, list_runs

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from labkit.errors import LabError, LaunchError
-from labkit.launcher.gpu_lock import check_gpus_are_free
 from labkit.launcher.hardware import hardware
+from labkit.launcher.locks.gpus import check_gpus_are_free
 from labkit.launcher.network_interface import own_address_towards
 from labkit.record import RunFolder
 from labkit.record.nodes import last_beat

@@ -15,7 +15,8 @@ from labkit.cluster.job_options import JobOptions
 from labkit.cluster.sbatch import HEAD, NODE, PORT, LaunchFile, array_text, sbatch_text
 from labkit.errors import LaunchError
 from labkit.launcher import multinode
-from labkit.launcher.start import check, removed_on_failure
+from labkit.launcher.request import check
+from labkit.launcher.start import removed_on_failure
 from labkit.launcher.torchrun import without_leftovers
 from labkit.record import RunFolder
 from labkit.record.folder import slug, write_json

@@ -16,8 +16,8 @@ import psutil
 
 from labkit.errors import LaunchError
 from labkit.launcher.hardware import Hardware, torch_report, without_kernels
+from labkit.launcher.torch_wheels import install_for
 from labkit.launcher.torchrun import LEFTOVER_PREFIXES
-from labkit.launcher.wheels import install_for
 from labkit.write import Script, is_composed, options_of
 
 __all__ = [
@@ -215,8 +215,8 @@ def check_arguments(args: Any) -> list[str]:
     return texts
 
 
-def check_environment(env: Mapping[str, Any]) -> None:
-    """The names and values are valid environment variables, and none of them changes what torchrun does."""
+def check_environment(env: Mapping[str, Any]) -> dict[str, str]:
+    """The variables as text. Raises LaunchError if a name or value is not valid, or changes what torchrun does."""
     if not isinstance(env, Mapping):
         raise LaunchError(f"env must be a mapping such as {{'NCCL_DEBUG': 'INFO'}}, got {env!r}")
     for name in env:
@@ -228,6 +228,7 @@ def check_environment(env: Mapping[str, Any]) -> None:
         if not isinstance(name, str) or not name or "=" in name:
             raise LaunchError(f"env: {name!r} is not a valid name of an environment variable")
         _check_word(f"env[{name!r}]", str(value))
+    return {name: str(value) for name, value in env.items()}
 
 
 def check_interface(names: str) -> None:

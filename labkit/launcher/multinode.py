@@ -10,9 +10,10 @@ from typing import Any
 
 from labkit.errors import RunFolderError
 from labkit.launcher import checks
-from labkit.launcher.gpu_lock import gpus_of
 from labkit.launcher.hardware import Hardware, platform_name
-from labkit.launcher.start import check, checkpoint_arguments, removed_on_failure, with_options, write_folder
+from labkit.launcher.locks.gpus import gpus_of
+from labkit.launcher.request import check, checkpoint_arguments, with_options
+from labkit.launcher.start import removed_on_failure, write_folder
 from labkit.launcher.torchrun import assignments, node_torchrun_command, recorded_environment, worker_arguments
 from labkit.record import Nodes, RunFolder, runs_root
 from labkit.record.folder import write_json
@@ -40,8 +41,7 @@ def create(
     None if it is not known yet. `saves`: a script that can save checkpoints does, so that the run can be resumed.
     """
     checks.check_torch(platform_name())
-    env = {name: str(value) for name, value in (options.env or {}).items()}
-    checks.check_environment(env)
+    env = checks.check_environment(options.env or {})
     checks.check_care(0, options.watchdog)
     request = check(script, options.args, parameters, nodes.world_size, env.get("PYTHONPATH", ""))
     request = with_options(request, ["checkpoint_dir"]) if saves else request

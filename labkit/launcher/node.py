@@ -28,37 +28,31 @@ from labkit.launcher import checks
 from labkit.launcher.causes.node_loss import MEETING_SECONDS
 from labkit.launcher.causes.several_nodes import conclusion
 from labkit.launcher.causes.signals import oom_kills
-from labkit.launcher.checkpoint_lock import lock_checkpoints
 from labkit.launcher.hardware import usable_cores
+from labkit.launcher.locks.checkpoints import lock_checkpoints
 from labkit.launcher.network_interface import interface_of, is_loopback, own_address_towards, resolved
-from labkit.launcher.progress import Progress
 from labkit.launcher.stop import GRACE_SECONDS, SAVING_SECONDS
 from labkit.launcher.supervisor import Supervisor, prepare
 from labkit.launcher.torchrun import rank_environment, script_folder
-from labkit.record import Identity, Nodes, RunFolder, State, read_state, write_state
+from labkit.launcher.watch.peers import CONCLUSIONS, ENDING_TIMEOUT_SECONDS, POLL_SECONDS, Peer
+from labkit.launcher.watch.progress import Progress
+from labkit.record import Nodes, RunFolder, State, write_state
 from labkit.record.files import refresh
 from labkit.record.folder import NODE_MARKER, read_json, write_json
-from labkit.record.identity import HOST, boot_id, host_name
+from labkit.record.identity import HOST, host_name
 from labkit.record.measured.fold import NodeFold, are_folded
-from labkit.record.nodes import beat, is_on_this_host, last_beat, supervisor_of
+from labkit.record.nodes import beat, is_on_this_host, supervisor_of
 
 __all__ = ["main"]
 
 BEAT_SECONDS = 1.0
-# How old another node's heartbeat may be. NFS caches file attributes for 3 to 60 s, but revalidates a file when it is
-# opened.
-HEARTBEAT_TIMEOUT_SECONDS = 15.0
-# The same once torchrun has ended here, when a shorter silence is enough evidence.
-ENDING_TIMEOUT_SECONDS = 6.0
 # When another node has ended, ranks here usually fail by themselves within seconds, with a better message than a TERM.
 OWN_FAILURE_SECONDS = 5.0
 # A node may save its checkpoint before it ends, which may be slow.
 AGREE_SECONDS = SAVING_SECONDS + 30.0
-POLL_SECONDS = 0.2
 # How often to read the peers' files during training. With many nodes it is less often: all read from one file server.
 PEER_POLL_SECONDS = 0.5
 PEERS_PER_SECOND = 16.0
-CONCLUSIONS = ("succeeded", "failed", "stopped")
 STOPPED = 128 + signal.SIGTERM
 
 
@@ -109,7 +103,7 @@ class NodeSupervisor(Supervisor):
         self.node: int = node
         self.title = f"the supervisor on {self.name}"
         self.state = replace(self.state, attempt=attempt)
-        self.peers = {n: _Peer(self.place.node(n)) for n in range(nodes.count) if n != node}
+        self.peers = {n: Peer(self.place.node(n)) for n in range(nodes.count) if n != node}
         self.head = _option(self.command, "--master-addr") or "localhost"
         self.address = None
         with suppress(LaunchError):  # raised later, by `interface`, where it becomes the outcome
@@ -265,67 +259,6 @@ class NodeSupervisor(Supervisor):
                 with suppress(OSError):  # a full disk; or the run was deleted
                     peer.home.path.mkdir(exist_ok=True)
                     write_state(peer.home, replace(final, exit_code=None, killed=0))
-
-
-class _Peer:
-    """Another node, as seen through its files."""
-
-    def __init__(self, home: RunFolder):
-        self.home = home
-        self._beat: Any = None
-        self._identity: Identity | None = None  # both are written once
-        self._outcome: dict[str, Any] | None = None
-        self._beat_time = time.monotonic()
-        self._polled = -POLL_SECONDS
-
-    def has_started(self) -> bool:
-        self._poll()
-        return self._beat is not None
-
-    @property
-    def address(self) -> str | None:
-        """Its own address, None if other hosts cannot reach it."""
-        address = (last_beat(self.home) or {}).get("address")
-        return address if isinstance(address, str) and not is_loopback(address) else None
-
-    def is_alive(self, patience: float = HEARTBEAT_TIMEOUT_SECONDS) -> bool:
-        """Whether it has started and still sends heartbeats, by this host's clock only: clocks may differ."""
-        self._poll()
-        if self._beat is None or time.monotonic() - self._beat_time > patience:
-            return False
-        self._identity = identity = self._identity or supervisor_of(self.home)
-        return identity is None or identity.boot != boot_id() or identity.is_alive()
-
-    def is_fine(self) -> bool:
-        """Whether no problem is known: it has not started yet, is running, or has succeeded."""
-        if (end := self._end()) is not None:
-            return end.get("exit_code") == 0 and end.get("why") is None
-        return not self.has_started() or self.is_alive() or self._end() is not None
-
-    def has_ended(self) -> bool:
-        """Whether it has written its outcome, or is gone."""
-        return self._end() is not None or not self.is_alive(ENDING_TIMEOUT_SECONDS)
-
-    def conclusion(self) -> State | None:
-        """Its final state; None if it has not written one."""
-        state = read_state(self.home) if self.home.state.exists() else None
-        return state if state is not None and state.state in CONCLUSIONS else None
-
-    def _end(self) -> dict[str, Any] | None:
-        if self._outcome is None and isinstance(end := read_json(self.home.outcome), dict):
-            self._outcome = end
-        return self._outcome
-
-    def _poll(self) -> None:
-        if time.monotonic() - self._polled < POLL_SECONDS:
-            return
-        self._polled = time.monotonic()
-        if self._beat is None:
-            refresh(self.home.path.parent)
-            refresh(self.home.path)
-        newest = last_beat(self.home)
-        if newest != self._beat:
-            self._beat, self._beat_time = newest, self._polled
 
 
 def _check_is_free(run: RunFolder, place: RunFolder, nodes: Nodes, node: int) -> None:

@@ -16,7 +16,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -26,8 +25,6 @@ import psutil
 
 from labkit.launcher.causes.explain import find_cause
 from labkit.launcher.causes.signals import oom_kills
-from labkit.launcher.causes.stuck import look_at
-from labkit.launcher.progress import Closing, Progress, Saving
 from labkit.launcher.stop import (
     GRACE_SECONDS,
     SAMPLER,
@@ -41,6 +38,8 @@ from labkit.launcher.stop import (
 from labkit.launcher.torchrun import attempt_command, marked
 from labkit.launcher.warm.fork import TORCHRUN, ForkedTorchrun, import_torchrun
 from labkit.launcher.warm.proc import ROOM, can_show, show_command
+from labkit.launcher.watch.progress import Closing, Progress, Saving
+from labkit.launcher.watch.stalls import Stalls
 from labkit.record import Identity, RunFolder, State, Tail, read_state, write_state
 from labkit.record.files import is_deleted
 from labkit.record.folder import read_json, write_json
@@ -85,12 +84,9 @@ class Supervisor:
         self.signals = _Signals()
         self.manifest = folder.read_manifest()
         self.watchdog: float | None = self.manifest.get("watchdog")
-        self.stalled_ranks: set[int] = set()  # named in the notice in state.json
-        self.stall_notice: str | None = None
+        self.stalls = Stalls(folder)
         self.saving = Saving(folder)
         self.devices: list[str] = []  # that CUDA shows to the ranks, once one of them is left out
-        self.inspection: Future[Any] | None = None
-        self.inspector = ThreadPoolExecutor(1)
         own = Identity.of(os.getpid())
         self.identities: dict[str, Any] = {"supervisor": own.as_dict() if own else None, "oom_kills": oom_kills()}
         write_json(self.home.agent, self.identities)
@@ -266,31 +262,18 @@ class Supervisor:
         return None if grace is None else (request_in_words(self.folder), grace)
 
     def watch(self, folder: RunFolder, progress: Progress) -> tuple[dict[str, Any], float] | None:
-        """Report stalled ranks and where they are in state.json; stop the run when its watchdog expires."""
+        """Report in state.json what hinders the run; stop it when its watchdog expires."""
         if progress.update():
             self.saving.update()
-        stalled = progress.stalled()
-        if self.inspection is None and stalled and set(stalled) != self.stalled_ranks:
-            self.stalled_ranks = set(stalled)
-            self.inspection = self.inspector.submit(look_at, folder, self.folder)  # takes seconds; a stop must not wait
-        elif self.inspection is not None and self.inspection.done():
-            stacks, self.inspection = self.inspection, None
-            if stalled and stacks.exception() is None and not stacks.result().are_gone:
-                self.stall_notice = _notice(stalled, folder, stacks.result().sentence)
-        elif not stalled and self.stalled_ranks:
-            self.stalled_ranks, self.stall_notice = set(), None
+        self.stalls.update(folder, progress)
         why = f" because {progress.hit}" if progress.hit else ""
         paused = f"paused{why}; run.resume() continues it" if progress.paused else None
-        notice = "; ".join(filter(None, [paused, self.stall_notice, self.saving.failure])) or None
+        notice = "; ".join(filter(None, [paused, self.stalls.notice, self.saving.failure])) or None
         if notice != self.state.notice:
             self.write(replace(self.state, notice=notice))
         if self.watchdog is None or progress.idle_seconds <= self.watchdog:
             return None
-        try:
-            where = look_at(folder, self.folder).sentence
-        except OSError as error:  # a full disk; the run is stopped regardless
-            where = f"its ranks could not be inspected: {error}"
-        sentence = f"stopped by the watchdog after {self.watchdog:g} s without progress: {where}"
+        sentence = f"stopped by the watchdog after {self.watchdog:g} s without progress: {self.stalls.where(folder)}"
         return {"kind": "stuck", "sentence": sentence}, GRACE_SECONDS
 
     def verdict(self, folder: RunFolder, code: int, why: dict[str, Any] | None, killed: int) -> State:
@@ -341,14 +324,6 @@ def prepare(run: RunFolder, attempt: RunFolder) -> None:
     attempt.keep_reserve()
     if os.environ.get("LABKIT_REACHABLE") != "0":
         attempt.requests.mkdir(mode=0o700, exist_ok=True)
-
-
-def _notice(stalled: dict[int, float], folder: RunFolder, where: str) -> str:
-    since = time.strftime("%H:%M:%S", time.localtime(time.time() - min(stalled.values())))
-    if len(stalled) == len(folder.started_ranks()):
-        return f"no rank has made progress since {since}: {where}"
-    who = "rank " + ", ".join(map(str, sorted(stalled)))
-    return f"{who} {'has' if len(stalled) == 1 else 'have'} made no progress since {since}: {where}"
 
 
 def _stopped(sentence: str) -> dict[str, Any]:

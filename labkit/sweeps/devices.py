@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from labkit.errors import LaunchError
 from labkit.launcher import checks
-from labkit.launcher.gpu_lock import gpus_in_use, gpus_of
 from labkit.launcher.hardware import hardware
+from labkit.launcher.locks.gpus import gpus_in_use, gpus_of
 
 __all__ = ["Room", "chosen", "room_for"]
 

@@ -18,14 +18,8 @@ from labkit.cluster.job_options import JobOptions
 from labkit.errors import LabError, RunFolderError, ScriptError
 from labkit.launcher import checks
 from labkit.launcher.hardware import platform_name
-from labkit.launcher.start import (
-    LaunchRequest,
-    check,
-    check_values,
-    checkpoint_arguments,
-    removed_on_failure,
-    script_and_file,
-)
+from labkit.launcher.request import LaunchRequest, check, check_values, checkpoint_arguments, script_and_file
+from labkit.launcher.start import removed_on_failure
 from labkit.launcher.torchrun import recorded_environment
 from labkit.record import RunFolder, runs_root
 from labkit.record.folder import check_root, write_json

@@ -23,7 +23,7 @@ from typing import Any
 
 from labkit.errors import LabError
 from labkit.launcher.exporter import start_exporter
-from labkit.launcher.gpu_lock import GpusInUseError
+from labkit.launcher.locks.gpus import GpusInUseError
 from labkit.launcher.start import start
 from labkit.launcher.stop import stop
 from labkit.record import RunFolder, RunReader, read_state

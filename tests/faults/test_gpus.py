@@ -11,10 +11,11 @@ from faults.matrix import FAULTY
 from faults.scene import assert_over, read, wait_for_step
 
 import labkit
-from labkit.launcher import gpu_lock, start
 from labkit.launcher import hardware as hardware_module
+from labkit.launcher import start
 from labkit.launcher.hardware import Gpu, hardware
 from labkit.launcher.link import preflight, short_run
+from labkit.launcher.locks.gpus import gpus_of
 from labkit.machine import Machine
 from labkit.write.launch_options import LaunchOptions
 
@@ -103,7 +104,7 @@ def test_simulated_gpus_are_held_by_the_names_they_are_asked_for(
 ) -> None:
     machine = dataclasses.replace(hardware(), gpus=(T4, T4), visible_devices=visible)
 
-    assert gpu_lock.gpus_of(machine, ranks) == expected
+    assert gpus_of(machine, ranks) == expected
 
 
 def test_ranks_meet_and_what_they_said_is_kept_for_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import pytest
 import labkit
 from labkit import Script, ScriptError
 from labkit.cli import main
-from labkit.launcher.start import check
+from labkit.launcher.request import check
 from labkit.write import (
     command_line,
     completed,
@@ -247,7 +247,7 @@ def test_a_launch_refuses_a_cell_of_ones_own_that_defines_no_more_what_an_extra_
 
 
 def test_a_session_that_ends_brings_the_checkpoints_unless_they_are_ones_own(monkeypatch, tmp_path):
-    monkeypatch.setattr("labkit.launcher.start.seconds_to_train", lambda: 1000.0)
+    monkeypatch.setattr("labkit.launcher.request.seconds_to_train", lambda: 1000.0)
     ddp = Script.load("ddp")
     mine = ddp.with_cells(checkpoints=ddp.cells["checkpoints"].text + "\nMINE = 1\n")
     nowhere = {"PYTHONHOME": str(tmp_path / "nowhere")}  # no rank ever runs

@@ -26,7 +26,7 @@ from labkit.errors import LabError, LaunchError
 from labkit.launcher import hardware as hardware_module
 from labkit.launcher.hardware import Gpu, hardware, has_kernels
 from labkit.launcher.link.preflight import preflight, remembered
-from labkit.launcher.wheels import install_for
+from labkit.launcher.torch_wheels import install_for
 from labkit.machine import Machine
 from labkit.planner.data_sheets import this_machine
 from labkit.record import container, session

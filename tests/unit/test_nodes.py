@@ -12,15 +12,17 @@ import labkit
 from labkit.cluster import hosts, remote, ssh, watching
 from labkit.cluster.hosts import _ranks
 from labkit.errors import LaunchError
-from labkit.launcher import gpu_lock, node
+from labkit.launcher import node
 from labkit.launcher.causes import stacks
 from labkit.launcher.causes.several_nodes import conclusion
 from labkit.launcher.hardware import Gpu, Hardware
+from labkit.launcher.locks import gpus
 from labkit.launcher.multinode import create, node_command, torchrun_of_node
 from labkit.launcher.network_interface import interface_of, own_address_towards, resolved
-from labkit.launcher.node import _Peer, check_port, main
-from labkit.launcher.progress import Progress
+from labkit.launcher.node import check_port, main
 from labkit.launcher.torchrun import rank_environment
+from labkit.launcher.watch.peers import Peer
+from labkit.launcher.watch.progress import Progress
 from labkit.record import Identity, Nodes, State, read_state, write_state
 from labkit.record.files import is_deleted
 from labkit.record.folder import write_json
@@ -139,7 +141,7 @@ def counted(monkeypatch, module, name):
 
 
 def test_what_a_node_has_said_once_is_read_once(run, monkeypatch):
-    peer = _Peer(begun(run, 1))
+    peer = Peer(begun(run, 1))
     identities, outcomes = counted(monkeypatch, node, "supervisor_of"), counted(monkeypatch, node, "read_json")
     assert all(peer.is_fine() for _ in range(5))
     assert len(identities) == 1
@@ -410,7 +412,7 @@ def test_a_transient_error_of_the_file_server_ends_no_run(run, monkeypatch, numb
 
 
 def test_gpus_that_a_run_holds_on_a_host_are_not_given_to_another(run, folder, monkeypatch):
-    monkeypatch.setattr(gpu_lock, "active_runs", lambda: [folder])
+    monkeypatch.setattr(gpus, "active_runs", lambda: [folder])
     manifest = json.loads(run.manifest.read_text())
     write_json(run.manifest, manifest | {"gpus": ["0", "1"]})
     with pytest.raises(LaunchError, match=r"uses GPU 0, 1\. Wait for it"):

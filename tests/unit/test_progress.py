@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from labkit.launcher import progress as progress_module
-from labkit.launcher.progress import FIRST_STEP_SECONDS, PATIENCE_SECONDS, Progress
+from labkit.launcher.watch import progress as progress_module
+from labkit.launcher.watch.progress import FIRST_STEP_SECONDS, PATIENCE_SECONDS, Progress
 
 
 @pytest.fixture

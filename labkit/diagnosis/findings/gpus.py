@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from labkit.diagnosis.detections import Diagnosis, detection
 from labkit.diagnosis.facts import MachineFacts
 from labkit.launcher.hardware import Gpu, without_kernels
-from labkit.launcher.wheels import install_for
+from labkit.launcher.torch_wheels import install_for
 from labkit.planner.data_sheets import OUTSIDE_TENSORS
 from labkit.record.units import gib
 

@@ -1,0 +1,158 @@
+"""What is launched: a script, its file, arguments and options, checked before anything is created."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from labkit.errors import LaunchError, ScriptError
+from labkit.launcher import checks
+from labkit.launcher.torchrun import script_folder
+from labkit.record import RunFolder
+from labkit.record.session import seconds_to_train
+from labkit.write import Script, check_flags, command_line, completed, options_of, read_back, script_names
+from labkit.write.launch_options import LaunchOptions
+
+__all__ = [
+    "LaunchRequest",
+    "check",
+    "check_values",
+    "checkpoint_arguments",
+    "fewer_ranks",
+    "script_and_file",
+    "session_deadline",
+    "with_options",
+]
+
+
+@dataclass(frozen=True)
+class LaunchRequest:
+    """A script that passed the checks. `path` is the file of a user's own script, which runs from there (`__file__` is
+    correct); `argv` are its arguments, `options` the options among them."""
+
+    script: Script
+    path: Path | None
+    argv: list[str]
+    options: dict[str, str]
+
+    def file(self, folder: RunFolder) -> str:
+        return str(self.path or folder.script)
+
+
+def script_and_file(script: Script | str | os.PathLike[str]) -> tuple[Script, Path | None]:
+    """The script, and its file if it is the user's own."""
+    if isinstance(script, Script):
+        return script, None
+    if not isinstance(script, str | os.PathLike):
+        raise ScriptError(f"launch takes a Script, the name of one, or a path; got {script!r}")
+    if isinstance(script, str) and script in script_names():
+        return Script.load(script), None
+    path = Path(script).absolute()
+    if str(path) != str(path).encode("utf-8", "replace").decode():
+        raise ScriptError(f"the path {ascii(str(path))} is not UTF-8 and cannot be recorded; rename the script")
+    return Script.load(script), path
+
+
+def check(
+    script: Script | str | os.PathLike[str],
+    args: Sequence[Any],
+    parameters: Mapping[str, Any],
+    ranks: int,
+    python_path: str = "",
+    *,
+    source: Path | None = None,
+) -> LaunchRequest:
+    """Check a script with its arguments for this number of ranks; one of labkit's own gets the extras that its options
+    need. `python_path` is the ranks' PYTHONPATH, `source` the user's own file from which a Script was read. Raises
+    LaunchError or ScriptError when it could not train.
+    """
+    script, path = script_and_file(script)
+    path = path or source
+    script.check()
+    if path is None:
+        names = [name for name, value in parameters.items() if value is not None]
+        script = _completed(script, names, checks.check_arguments(args))
+    checks.check_imports(script, [script_folder(path), *filter(None, python_path.split(os.pathsep))])
+    return check_values(script, path, args, parameters, ranks)
+
+
+def check_values(
+    script: Script, path: Path | None, args: Sequence[Any], parameters: Mapping[str, Any], ranks: int
+) -> LaunchRequest:
+    """Check arguments for a script that has been checked itself. Raises LaunchError or ScriptError."""
+    argv = checks.check_arguments([*command_line(script, parameters), *checks.check_arguments(args)])
+    if path is None:  # a user's own script may add options in another module
+        check_flags(script, argv)
+    options = read_back(script, argv)
+    if path is None:
+        checks.check_numbers(script, options)
+    checks.check_batch(script, options, ranks)
+    return LaunchRequest(script, path, argv, options)
+
+
+def _completed(script: Script, names: Sequence[str], args: Sequence[str] = ()) -> Script:
+    whole = completed(script, names, args)
+    if whole is not script:
+        whole.check()
+    return whole
+
+
+def with_options(request: LaunchRequest, options: Iterable[str]) -> LaunchRequest:
+    """The request with the extras that declare these options, which the launch sets itself. A user's own file is left
+    unchanged, and so is a script whose own cells conflict with the extra's."""
+    if request.path is not None:
+        return request
+    try:
+        return replace(request, script=_completed(request.script, list(options)))
+    except ScriptError:
+        return request
+
+
+def session_deadline(request: LaunchRequest) -> dict[str, str]:
+    """`deadline_seconds`, if this process runs in a session with a time limit. Prints what the run will do."""
+    seconds = seconds_to_train()
+    if seconds is None or "deadline_seconds" in request.options:
+        return {}
+    if "deadline_seconds" not in options_of(with_options(request, ["deadline_seconds"]).script):
+        return {}
+    print(f"Kaggle's session is limited: this run saves and stops after {seconds:.0f} s (deadline_seconds=0: never)")
+    return {"deadline_seconds": f"{seconds:.0f}"}
+
+
+def checkpoint_arguments(request: LaunchRequest, added: Mapping[str, str], folder: RunFolder) -> list[str]:
+    """`--checkpoint-dir` in the run folder, unless the user chose one. `added` are options on top of the request's."""
+    values, options = {**request.options, **added}, options_of(request.script)
+    saves = any(values.get(option, "0") != "0" for option in ("save_every", "deadline_seconds", "validate_every"))
+    if not saves or "checkpoint_dir" in values or "checkpoint_dir" not in options:
+        return []
+    return ["--checkpoint-dir", str(folder.checkpoints)]
+
+
+def fewer_ranks(request: LaunchRequest, ranks: int, options: LaunchOptions) -> list[int]:
+    """The numbers of ranks with which a retry may continue, the largest first. Raises LaunchError if `min_ranks` is not
+    a number of ranks or allows none."""
+    least = options.min_ranks
+    if least is None:
+        return []
+    if isinstance(least, bool) or not isinstance(least, int) or not 1 <= least < ranks:
+        raise LaunchError(f"min_ranks must be a whole number, 1 or more and fewer than {ranks} ranks, got {least!r}")
+    if options.retries < 2:
+        raise LaunchError("min_ranks needs retries=2 or more: the first retry has all ranks, the next one fewer")
+    if checks.SPLITS_REPLICAS.search(str(request.script)):
+        raise LaunchError(
+            f"min_ranks is for ranks that each train on a part of the batch (ddp, zero1, zero2, fsdp, fsdp1); those of "
+            f"{request.script.name} split one model or sequence"
+        )
+    fewer = []
+    for count in range(ranks - 1, least - 1, -1):
+        try:
+            checks.check_batch(request.script, request.options, count)
+            fewer.append(count)
+        except LaunchError as error:
+            refused = error
+    if not fewer:
+        raise LaunchError(f"min_ranks={least} leaves no number of ranks to continue with: {refused}")
+    return fewer

@@ -1,0 +1,84 @@
+"""The other nodes of a run, as one node sees them through their files."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from labkit.launcher.network_interface import is_loopback
+from labkit.record import Identity, RunFolder, State, read_state
+from labkit.record.files import refresh
+from labkit.record.folder import read_json
+from labkit.record.identity import boot_id
+from labkit.record.nodes import last_beat, supervisor_of
+
+__all__ = ["CONCLUSIONS", "ENDING_TIMEOUT_SECONDS", "POLL_SECONDS", "Peer"]
+
+# How old another node's heartbeat may be. NFS caches file attributes for 3 to 60 s, but revalidates a file when it is
+# opened.
+HEARTBEAT_TIMEOUT_SECONDS = 15.0
+# The same once torchrun has ended here, when a shorter silence is enough evidence.
+ENDING_TIMEOUT_SECONDS = 6.0
+POLL_SECONDS = 0.2
+CONCLUSIONS = ("succeeded", "failed", "stopped")
+
+
+class Peer:
+    """Another node, as seen through its files."""
+
+    def __init__(self, home: RunFolder):
+        self.home = home
+        self._beat: Any = None
+        self._identity: Identity | None = None  # both are written once
+        self._outcome: dict[str, Any] | None = None
+        self._beat_time = time.monotonic()
+        self._polled = -POLL_SECONDS
+
+    def has_started(self) -> bool:
+        self._poll()
+        return self._beat is not None
+
+    @property
+    def address(self) -> str | None:
+        """Its own address, None if other hosts cannot reach it."""
+        address = (last_beat(self.home) or {}).get("address")
+        return address if isinstance(address, str) and not is_loopback(address) else None
+
+    def is_alive(self, patience: float = HEARTBEAT_TIMEOUT_SECONDS) -> bool:
+        """Whether it has started and still sends heartbeats, by this host's clock only: clocks may differ."""
+        self._poll()
+        if self._beat is None or time.monotonic() - self._beat_time > patience:
+            return False
+        self._identity = identity = self._identity or supervisor_of(self.home)
+        return identity is None or identity.boot != boot_id() or identity.is_alive()
+
+    def is_fine(self) -> bool:
+        """Whether no problem is known: it has not started yet, is running, or has succeeded."""
+        if (end := self._end()) is not None:
+            return end.get("exit_code") == 0 and end.get("why") is None
+        return not self.has_started() or self.is_alive() or self._end() is not None
+
+    def has_ended(self) -> bool:
+        """Whether it has written its outcome, or is gone."""
+        return self._end() is not None or not self.is_alive(ENDING_TIMEOUT_SECONDS)
+
+    def conclusion(self) -> State | None:
+        """Its final state; None if it has not written one."""
+        state = read_state(self.home) if self.home.state.exists() else None
+        return state if state is not None and state.state in CONCLUSIONS else None
+
+    def _end(self) -> dict[str, Any] | None:
+        if self._outcome is None and isinstance(end := read_json(self.home.outcome), dict):
+            self._outcome = end
+        return self._outcome
+
+    def _poll(self) -> None:
+        if time.monotonic() - self._polled < POLL_SECONDS:
+            return
+        self._polled = time.monotonic()
+        if self._beat is None:
+            refresh(self.home.path.parent)
+            refresh(self.home.path)
+        newest = last_beat(self.home)
+        if newest != self._beat:
+            self._beat, self._beat_time = newest, self._polled
