@@ -27,7 +27,7 @@ import psutil
 from live_view import HZ, record
 
 from labkit.record import Identity, RunFolder, State, Tail, list_runs, write_state
-from labkit.record.folder import write_json
+from labkit.record.files import write_json
 
 LOOP = Path(__file__).with_name("metrics_loop.py")
 TESTS = Path(__file__).parents[1] / "tests"

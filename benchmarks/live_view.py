@@ -15,7 +15,7 @@ from statistics import median
 import psutil
 
 from labkit.record import RunFolder, RunReader, State
-from labkit.record.folder import write_json
+from labkit.record.files import write_json
 from labkit.record.measured.reader import rows
 from labkit.view.live.page import run_html
 from labkit.view.report import static_bundle

@@ -19,7 +19,7 @@ from typing import Any
 
 from labkit.record import Nodes, RunFolder, RunReader, State, read_state
 from labkit.record import files as record_files
-from labkit.record.folder import write_json
+from labkit.record.files import write_json
 from labkit.record.measured.fold import NodeFold, are_folded
 from labkit.view.live.page import run_html
 

@@ -8,7 +8,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
 from labkit.errors import LabError
-from labkit.record.folder import runs_root, slug, write_json
+from labkit.record.files import write_json
+from labkit.record.folder import slug
+from labkit.record.stored_runs import runs_root
 from labkit.record.text import plain
 from labkit.record.units import gib
 from labkit.run import Run

@@ -19,11 +19,11 @@ from labkit.launcher.locks.checkpoints import run_that_saves_to
 from labkit.planner.measured import Memory
 from labkit.reach import Reachable
 from labkit.record import RunFolder, RunReader, State, find_run, list_runs
-from labkit.record.files import opened, read_text
-from labkit.record.folder import read_json, unfinished_launches, write_json
+from labkit.record.files import opened, read_json, read_text, write_json
 from labkit.record.measured.reader import COLUMNS, rows
 from labkit.record.session import is_session
 from labkit.record.state import StateName, current_ranks
+from labkit.record.stored_runs import unfinished_launches
 from labkit.record.text import plain
 from labkit.view.frontend import check_kernel, execution_count, is_headless, ui
 from labkit.view.live.dashboard import Dashboard

@@ -19,7 +19,7 @@ from labkit.export import FILES, log_of
 from labkit.export.points import Point, attempt_starts, points
 from labkit.export.trackers import Log
 from labkit.record import RunFolder, read_state
-from labkit.record.folder import write_json
+from labkit.record.files import write_json
 from labkit.record.measured.reader import rows
 from labkit.record.text import plain
 

@@ -16,7 +16,7 @@ from labkit.launcher.request import check, checkpoint_arguments, with_options
 from labkit.launcher.start import removed_on_failure, write_folder
 from labkit.launcher.torchrun import assignments, node_torchrun_command, recorded_environment, worker_arguments
 from labkit.record import Nodes, RunFolder, runs_root
-from labkit.record.folder import write_json
+from labkit.record.files import write_json
 from labkit.write import Script
 from labkit.write.launch_options import LaunchOptions
 

@@ -37,8 +37,8 @@ from labkit.launcher.torchrun import rank_environment, script_folder
 from labkit.launcher.watch.peers import CONCLUSIONS, ENDING_TIMEOUT_SECONDS, POLL_SECONDS, Peer
 from labkit.launcher.watch.progress import Progress
 from labkit.record import Nodes, RunFolder, State, write_state
-from labkit.record.files import refresh
-from labkit.record.folder import NODE_MARKER, read_json, write_json
+from labkit.record.files import read_json, refresh, write_json
+from labkit.record.folder import NODE_MARKER
 from labkit.record.identity import HOST, host_name
 from labkit.record.measured.fold import NodeFold, are_folded
 from labkit.record.nodes import beat, is_on_this_host, supervisor_of

@@ -19,7 +19,7 @@ import psutil
 
 from labkit.launcher.stop import descendants
 from labkit.record import Identity, RunFolder
-from labkit.record.folder import write_json
+from labkit.record.files import write_json
 from labkit.record.identity import host_name
 
 __all__ = ["main"]

@@ -37,7 +37,7 @@ from labkit.launcher.torchrun import (
 from labkit.launcher.warm import client as warm
 from labkit.launcher.warm.proc import with_room
 from labkit.record import RunFolder, State, runs_root, write_state
-from labkit.record.folder import write_json
+from labkit.record.files import write_json
 from labkit.record.session import current_folder
 from labkit.write import Script, command_line
 from labkit.write.launch_options import LaunchOptions

@@ -18,7 +18,8 @@ import psutil
 
 from labkit.errors import RunFolderError
 from labkit.record import Identity, RunFolder, State, read_state, write_state
-from labkit.record.folder import MARKER, NODE_MARKER, read_json, write_json
+from labkit.record.files import read_json, write_json
+from labkit.record.folder import MARKER, NODE_MARKER
 from labkit.record.measured.metrics_file import finite
 from labkit.record.nodes import heard_nodes, supervisor_of
 from labkit.record.state import supervisor_is_elsewhere

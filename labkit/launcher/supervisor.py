@@ -41,8 +41,7 @@ from labkit.launcher.warm.proc import ROOM, can_show, show_command
 from labkit.launcher.watch.progress import Closing, Progress, Saving
 from labkit.launcher.watch.stalls import Stalls
 from labkit.record import Identity, RunFolder, State, Tail, read_state, write_state
-from labkit.record.files import is_deleted
-from labkit.record.folder import read_json, write_json
+from labkit.record.files import is_deleted, read_json, write_json
 from labkit.record.state import FINAL_STATES, StateName
 
 Torchrun = subprocess.Popen[bytes] | ForkedTorchrun

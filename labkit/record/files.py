@@ -1,18 +1,20 @@
-"""Opening files of a run folder that may come from another user."""
+"""Files of a run folder: read as untrusted, because they may come from another user, and replaced atomically."""
 
 from __future__ import annotations
 
 import errno
+import json
 import os
+import secrets
 import stat
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
-__all__ = ["in_parallel", "is_deleted", "opened", "read_text", "refresh"]
+__all__ = ["in_parallel", "is_deleted", "opened", "read_json", "read_text", "refresh", "write_json"]
 
 PROBED, SLOW_SECONDS, READERS = 2, 0.003, 32
 Item = TypeVar("Item")
@@ -68,3 +70,37 @@ def read_text(path: Path) -> str:
         if os.fstat(file.fileno()).st_size > LARGEST_BYTES:
             raise OSError(errno.EFBIG, "too large", str(path))
         return file.read().decode("utf-8", "replace")
+
+
+def read_json(path: Path) -> Any:
+    """The JSON value in a file, or None if it cannot be read."""
+    try:
+        return json.loads(read_text(path))
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def write_json(path: Path, value: Mapping[str, Any], *, reserve: Path | None = None) -> None:
+    """Replace a JSON file atomically: a reader sees either the old text or the new text.
+
+    On a full disk half of the `reserve` file, if there is one, is released for it. Raises OSError.
+    """
+    try:
+        _replace(path, value)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT) or reserve is None or not reserve.exists():
+            raise
+        os.truncate(reserve, reserve.stat().st_size // 2)
+        _replace(path, value)
+
+
+def _replace(path: Path, value: Mapping[str, Any]) -> None:
+    new = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(2)}")
+    # ASCII only: a file name that is not UTF-8 contains surrogates, which cannot be encoded
+    text = json.dumps(value, indent=1) + "\n"
+    try:
+        new.write_text(text, encoding="ascii")
+        new.replace(path)
+    except OSError:
+        new.unlink(missing_ok=True)
+        raise

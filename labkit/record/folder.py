@@ -3,32 +3,19 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import re
 import secrets
-import stat
 import time
-from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from labkit.errors import RunFolderError
-from labkit.record.files import read_text
-from labkit.record.session import working_folder
+from labkit.record.files import read_json
 from labkit.record.text import plain
 
-__all__ = [
-    "MARKER",
-    "NODE_MARKER",
-    "RunFolder",
-    "check_root",
-    "find_run",
-    "list_runs",
-    "runs_root",
-    "unfinished_launches",
-]
+__all__ = ["MARKER", "NODE_MARKER", "RUN_ID", "RunFolder", "check_root"]
 
 # Set in the environment of every process of a run, so that all of them can be found.
 MARKER = "LABKIT_RUN"
@@ -37,7 +24,6 @@ MOST_RANKS = 1_000_000
 # Disk space that is released for the final records when the disk is full.
 RESERVE_BYTES = 256 << 10
 RUN_ID = re.compile(r"\d{8}T\d{6}Z-.+-[0-9a-f]{4}")
-LAUNCHING_SECONDS = 60.0  # a launch writes run.json within this time
 # A checkpoint that has not grown for this long is no longer being saved.
 FRESH_SECONDS = 5.0
 
@@ -260,105 +246,3 @@ def _format_of(manifest: Any) -> str:
 def slug(name: str) -> str:
     """`name` reduced to characters that are safe in a file name on every system, never empty or hidden."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip(".-_")[:60] or "run"
-
-
-def runs_root(runs_dir: str | os.PathLike[str] | None = None) -> Path:
-    """Where runs are stored: the argument, `LABKIT_RUNS`, or `runs` in the current folder (on Kaggle in its output)."""
-    return Path(runs_dir or os.environ.get("LABKIT_RUNS") or working_folder() / "runs").absolute()
-
-
-def list_runs(runs_dir: str | os.PathLike[str] | None = None) -> list[RunFolder]:
-    """Run folders under the runs root, oldest first. Symbolic links are not followed."""
-    try:
-        with os.scandir(runs_root(runs_dir)) as entries:
-            folders = [Path(entry) for entry in entries if entry.is_dir(follow_symlinks=False)]
-    except (OSError, ValueError):
-        return []
-    ordered = {path: order for path in folders if (order := _launch_order(path))}
-    return [RunFolder(path) for path in sorted(ordered, key=lambda path: ordered[path])]
-
-
-def unfinished_launches(runs_dir: str | os.PathLike[str] | None = None) -> list[Path]:
-    """Folders of launches that were killed before they wrote `run.json`. New ones may still be starting."""
-    root = runs_root(runs_dir)
-    if not is_a(Path.is_dir, root):
-        return []
-    folders = [path for path in root.iterdir() if RUN_ID.fullmatch(path.name) and is_a(Path.is_dir, path)]
-    return sorted(p for p in folders if not _holds_a_run(p) and time.time() - p.stat().st_mtime > LAUNCHING_SECONDS)
-
-
-def is_a(test: Callable[[Path], bool], path: Path) -> bool:
-    """`test(path)`; False for a path that is invalid, such as one that is too long or contains a NUL."""
-    try:
-        return test(path)
-    except (OSError, ValueError):
-        return False
-
-
-def _holds_a_run(path: Path) -> bool:
-    return is_a(Path.is_file, path / "run.json") and not (path / "run.json").is_symlink()
-
-
-def _launch_order(path: Path) -> tuple[str, int] | None:
-    """None if the folder holds no run. run.json is written once, at launch: its time orders runs of the same second."""
-    try:
-        status = (path / "run.json").lstat()
-    except (OSError, ValueError):
-        return None
-    return (path.name.split("-")[0], status.st_mtime_ns) if stat.S_ISREG(status.st_mode) else None
-
-
-def find_run(which: str | os.PathLike[str], runs_dir: str | os.PathLike[str] | None = None) -> RunFolder:
-    """The run that `which` identifies: a path, "latest", a run's id, or a part of only one run's id."""
-    if not isinstance(which, str | os.PathLike):
-        raise RunFolderError(f"a run is identified by its id, a part of it, a path, or 'latest'; got {which!r}")
-    if isinstance(which, os.PathLike) or _holds_a_run(Path(which)):
-        if not _holds_a_run(Path(which)):
-            raise RunFolderError(plain(f"{which} is not a run folder: it has no run.json"))
-        return RunFolder(which)
-    folders = list_runs(runs_dir)
-    if not folders:
-        raise RunFolderError(plain(f"no run in {runs_root(runs_dir)} yet. Start one with labkit.launch(…)"))
-    if which == "latest":
-        return folders[-1]
-    matching = [f for f in folders if which in f.id]
-    exact = [f for f in matching if f.id == which]
-    if len(exact or matching) == 1:
-        return (exact or matching)[0]
-    newest = ", ".join(f.id for f in (matching or folders)[-5:])
-    problem = f"{len(matching)} runs match {which!r}" if matching else f"no run matches {which!r}"
-    raise RunFolderError(plain(f"{problem} in {runs_root(runs_dir)}; the newest are: {newest}"))
-
-
-def read_json(path: Path) -> Any:
-    """The JSON value in a file, or None if it cannot be read."""
-    try:
-        return json.loads(read_text(path))
-    except (OSError, ValueError, RecursionError):
-        return None
-
-
-def write_json(path: Path, value: Mapping[str, Any], *, reserve: Path | None = None) -> None:
-    """Replace a JSON file atomically: a reader sees either the old text or the new text.
-
-    On a full disk half of the `reserve` file, if there is one, is released for it. Raises OSError.
-    """
-    try:
-        _replace(path, value)
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT) or reserve is None or not reserve.exists():
-            raise
-        os.truncate(reserve, reserve.stat().st_size // 2)
-        _replace(path, value)
-
-
-def _replace(path: Path, value: Mapping[str, Any]) -> None:
-    new = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(2)}")
-    # ASCII only: a file name that is not UTF-8 contains surrogates, which cannot be encoded
-    text = json.dumps(value, indent=1) + "\n"
-    try:
-        new.write_text(text, encoding="ascii")
-        new.replace(path)
-    except OSError:
-        new.unlink(missing_ok=True)
-        raise

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeGuard
 
-from labkit.record.folder import MOST_RANKS, RunFolder, read_json
+from labkit.record.files import read_json
+from labkit.record.folder import MOST_RANKS, RunFolder
 from labkit.record.identity import Identity, boot_id
 from labkit.record.measured.metrics_file import finite
 

@@ -6,8 +6,8 @@ import time
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, get_args
 
-from labkit.record.files import in_parallel
-from labkit.record.folder import RunFolder, read_json, write_json
+from labkit.record.files import in_parallel, read_json, write_json
+from labkit.record.folder import RunFolder
 from labkit.record.identity import Identity
 from labkit.record.measured.metrics_file import finite
 from labkit.record.nodes import Nodes, is_heard, merged

@@ -16,7 +16,7 @@ from labkit.cluster.submission import prepare, resolved, submit_array
 from labkit.cluster.watching import job_of, state_of, stop
 from labkit.errors import LabError, LaunchError
 from labkit.launcher.start import removed_on_failure
-from labkit.record.folder import write_json
+from labkit.record.files import write_json
 from labkit.sweeps.folder import Job, RunIndex, SweepFolder, SweepState
 from labkit.sweeps.options import SweepOptions
 from labkit.sweeps.points import parameters_of

@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 
 from labkit.errors import RunFolderError
 from labkit.record import FINAL_STATES, Identity, RunFolder, runs_root
-from labkit.record.files import read_text
-from labkit.record.folder import RUN_ID, read_json, write_json
+from labkit.record.files import read_json, read_text, write_json
+from labkit.record.folder import RUN_ID
 from labkit.record.text import plain
 from labkit.write import Script
 

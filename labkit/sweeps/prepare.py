@@ -22,7 +22,8 @@ from labkit.launcher.request import LaunchRequest, check, check_values, checkpoi
 from labkit.launcher.start import removed_on_failure
 from labkit.launcher.torchrun import recorded_environment
 from labkit.record import RunFolder, runs_root
-from labkit.record.folder import check_root, write_json
+from labkit.record.files import write_json
+from labkit.record.folder import check_root
 from labkit.record.session import current_folder
 from labkit.sweeps.devices import room_for
 from labkit.sweeps.folder import SweepFolder, SweepState

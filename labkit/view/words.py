@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from labkit.record import RankHistory, RunFolder, RunReader, State
-from labkit.record.folder import read_json
+from labkit.record.files import read_json
 from labkit.record.measured.metrics_file import finite, number
 from labkit.record.measured.reader import DESCRIBING
 from labkit.record.text import plain

@@ -14,7 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from labkit.record.folder import RunFolder, write_json
+from labkit.record.files import write_json
+from labkit.record.folder import RunFolder
 from labkit.record.text import first_line, shortened
 from labkit.worker.flight_recorder import record_collectives
 from labkit.worker.measures.memory import resident_set

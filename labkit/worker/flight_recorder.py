@@ -7,7 +7,8 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from labkit.record.folder import RunFolder, write_json
+from labkit.record.files import write_json
+from labkit.record.folder import RunFolder
 
 __all__ = ["record_collectives"]
 

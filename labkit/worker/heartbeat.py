@@ -16,7 +16,8 @@ import time
 from contextlib import suppress
 from types import FrameType
 
-from labkit.record.folder import RunFolder, read_json
+from labkit.record.files import read_json
+from labkit.record.folder import RunFolder
 from labkit.worker.flight_recorder import record_collectives
 from labkit.worker.measures.memory import resident_set
 from labkit.worker.metrics_logger import Reports

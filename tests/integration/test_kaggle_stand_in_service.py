@@ -19,7 +19,7 @@ import labkit
 from labkit.cli import main
 from labkit.kaggle import follow
 from labkit.record import RunFolder, State, write_state
-from labkit.record.folder import write_json
+from labkit.record.files import write_json
 from labkit.view.live.progress_line import read_progress_line
 
 KERNEL = "me/labkit-small"

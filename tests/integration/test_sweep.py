@@ -20,7 +20,7 @@ import labkit
 from labkit import LabError, LaunchError, RankFailedError, RunFolderError, ScriptError, Sweep
 from labkit.launcher import hardware as hardware_module
 from labkit.launcher.hardware import Gpu
-from labkit.record.folder import read_json
+from labkit.record.files import read_json
 from labkit.sweeps.folder import RunIndex
 from labkit.sweeps.options import SweepOptions
 from labkit.sweeps.prepare import create

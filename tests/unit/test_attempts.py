@@ -17,8 +17,9 @@ from labkit.launcher.causes import failure_advice
 from labkit.launcher.causes.failure_advice import disk_advice, fragmented, memory_advice, memory_in_words
 from labkit.launcher.torchrun import attempt_command
 from labkit.record import RunFolder, RunReader, State, read_state, write_state
-from labkit.record import folder as folder_module
-from labkit.record.folder import RESERVE_BYTES, write_json
+from labkit.record import files as files_module
+from labkit.record.files import write_json
+from labkit.record.folder import RESERVE_BYTES
 from labkit.record.measured.reader import rows
 from labkit.view.charts.svg import charts
 from labkit.view.live.page import attempt_ended, run_html, run_text
@@ -199,14 +200,14 @@ def test_a_save_is_going_on_while_its_folder_is_written_to(folder):
 
 def test_on_a_full_disk_the_reserve_is_given_up_bit_by_bit(folder, monkeypatch):
     folder.keep_reserve()
-    real, full = folder_module._replace, [OSError(errno.ENOSPC, "No space left on device")] * 2
+    real, full = files_module._replace, [OSError(errno.ENOSPC, "No space left on device")] * 2
 
     def replace(path, value):
         if full:
             raise full.pop()
         real(path, value)
 
-    monkeypatch.setattr(folder_module, "_replace", replace)
+    monkeypatch.setattr(files_module, "_replace", replace)
     with pytest.raises(OSError, match="No space"):
         write_json(folder.state, {"a": 1}, reserve=folder.reserve)
     assert folder.reserve.stat().st_size == RESERVE_BYTES // 2

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from labkit.errors import RunFolderError
 from labkit.record import RunFolder, find_run, list_runs, runs_root
-from labkit.record.folder import read_json, slug, write_json
+from labkit.record.files import read_json, write_json
+from labkit.record.folder import slug
 
 HOSTILE = [
     "../../etc/x",

@@ -26,7 +26,7 @@ from labkit.kaggle.service import Status
 from labkit.kaggle.session import previous_checkpoints
 from labkit.kaggle.wheel import wheel
 from labkit.record import RunFolder, runs_root
-from labkit.record.folder import write_json
+from labkit.record.files import write_json
 from labkit.record.session import RESERVED_SECONDS, seconds_left, seconds_to_train, working_folder
 from labkit.view.live.terminal import StatusLine
 

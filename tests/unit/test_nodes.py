@@ -24,8 +24,7 @@ from labkit.launcher.torchrun import rank_environment
 from labkit.launcher.watch.peers import Peer
 from labkit.launcher.watch.progress import Progress
 from labkit.record import Identity, Nodes, State, read_state, write_state
-from labkit.record.files import is_deleted
-from labkit.record.folder import write_json
+from labkit.record.files import is_deleted, write_json
 from labkit.record.identity import HOST, host_name
 from labkit.record.nodes import beat, heard_nodes, is_heard, last_beat, merged
 from labkit.write.launch_options import LaunchOptions

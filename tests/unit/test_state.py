@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from labkit.record import FINAL_STATES, Identity, State, read_state, write_state
-from labkit.record.folder import write_json
+from labkit.record.files import write_json
 
 FINAL = ("succeeded", "failed", "stopped", "lost")
 

@@ -12,7 +12,8 @@ from conftest import SCRIPTS
 
 from labkit.errors import LabError, LaunchError, RunFolderError
 from labkit.record import Identity, RunFolder, list_runs
-from labkit.record.folder import unfinished_launches, write_json
+from labkit.record.files import write_json
+from labkit.record.stored_runs import unfinished_launches
 from labkit.sweep_verb import parameters_in
 from labkit.sweeps.devices import chosen
 from labkit.sweeps.folder import Job, RunIndex, SweepFolder, SweepState, find_sweep

@@ -9,8 +9,7 @@ from typing import Any
 
 from labkit.launcher.causes.flight_record import Call, calls_of
 from labkit.record import Nodes, RankHistory, RunFolder, RunReader
-from labkit.record.files import opened, read_text
-from labkit.record.folder import read_json
+from labkit.record.files import opened, read_json, read_text
 from labkit.record.text import last_line, shortened
 from labkit.write import Script
 

@@ -11,7 +11,7 @@ from labkit.launcher.causes.evidence import Evidence, tail_text
 from labkit.launcher.causes.failure_advice import CHECKED_CALLS, memory_advice
 from labkit.launcher.causes.stacks import crash_frames
 from labkit.record import RankHistory, RunFolder
-from labkit.record.folder import read_json
+from labkit.record.files import read_json
 from labkit.record.measured.metrics_file import finite, number
 from labkit.record.units import gib
 

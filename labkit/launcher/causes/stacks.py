@@ -21,7 +21,7 @@ import psutil
 
 from labkit.launcher.stop import processes_of
 from labkit.record import Nodes, RunFolder
-from labkit.record.folder import read_json, write_json
+from labkit.record.files import read_json, write_json
 from labkit.record.measured.metrics_file import end_record
 from labkit.record.nodes import is_on_this_host
 from labkit.record.state import supervisor_is_elsewhere

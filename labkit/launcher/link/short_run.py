@@ -18,7 +18,7 @@ from labkit.launcher.hardware import Hardware, driver_version
 from labkit.launcher.start import start
 from labkit.launcher.stop import stop
 from labkit.record import read_state
-from labkit.record.folder import read_json, write_json
+from labkit.record.files import read_json, write_json
 from labkit.record.identity import host_name
 from labkit.write.launch_options import LaunchOptions
 

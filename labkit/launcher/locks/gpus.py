@@ -14,7 +14,7 @@ from labkit.errors import LaunchError
 from labkit.launcher.hardware import Hardware
 from labkit.launcher.stop import supervised
 from labkit.record import RunFolder
-from labkit.record.folder import read_json
+from labkit.record.files import read_json
 from labkit.record.state import read_state
 
 __all__ = ["GpusInUseError", "check_gpus_are_free", "gpus_in_use", "gpus_of", "launching"]

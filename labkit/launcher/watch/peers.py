@@ -7,8 +7,7 @@ from typing import Any
 
 from labkit.launcher.network_interface import is_loopback
 from labkit.record import Identity, RunFolder, State, read_state
-from labkit.record.files import refresh
-from labkit.record.folder import read_json
+from labkit.record.files import read_json, refresh
 from labkit.record.identity import boot_id
 from labkit.record.nodes import last_beat, supervisor_of
 

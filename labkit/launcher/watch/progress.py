@@ -7,7 +7,7 @@ from typing import Any
 
 from labkit.launcher.causes.evidence import CLOSED_BY_TORCHRUN, tail_text
 from labkit.record import RunFolder
-from labkit.record.folder import read_json
+from labkit.record.files import read_json
 from labkit.record.measured.metrics_file import Tail, end_record
 
 __all__ = ["Closing", "Progress", "Saving"]

@@ -16,8 +16,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from labkit.record.files import in_parallel, read_text
-from labkit.record.folder import RunFolder, read_json, slug, write_json
+from labkit.record.files import in_parallel, read_json, read_text, write_json
+from labkit.record.folder import RunFolder, slug
 from labkit.record.hosts import HostHistory
 from labkit.record.measured.metrics_file import LATEST_SECONDS, Tail, finite
 from labkit.record.measured.rank_history import OWN, PHASES, SERIES, RankHistory

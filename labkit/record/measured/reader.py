@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from labkit.record.folder import RunFolder, read_json
+from labkit.record.files import read_json
+from labkit.record.folder import RunFolder
 from labkit.record.hosts import HostHistory
 from labkit.record.measured.fold import NodeFolds, are_folded
 from labkit.record.measured.metrics_file import Tail, finite, number

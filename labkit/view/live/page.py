@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import Any
 
 from labkit.record import RunFolder, RunReader, State
-from labkit.record.folder import read_json
+from labkit.record.files import read_json
 from labkit.record.measured.fold import NodeFolds
 from labkit.record.text import escaped, plain
 from labkit.view import words
