@@ -1,4 +1,4 @@
-"""A run on several nodes: its nodes, which of them send heartbeats, and the run's state from the states of all nodes.
+"""A run on several nodes: its nodes, and which of them send heartbeats.
 
 A node is one torchrun agent with its ranks, usually one per host. Only its supervisor writes `nodes/<k>/`.
 """
@@ -8,24 +8,19 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeGuard
+from dataclasses import dataclass
+from typing import Any, TypeGuard
 
 from labkit.record.files import read_json
 from labkit.record.folder import MOST_RANKS, RunFolder
 from labkit.record.identity import Identity, boot_id
 from labkit.record.measured.metrics_file import finite
 
-if TYPE_CHECKING:
-    from labkit.record.state import State, StateName
-
-__all__ = ["Nodes", "beat", "heard_nodes", "is_on_this_host", "is_heard", "last_beat", "merged"]
+__all__ = ["Nodes", "beat", "heard_nodes", "is_on_this_host", "is_heard", "last_beat", "supervisor_of"]
 
 # Generous, because a reader on another machine compares clocks, and a shared file system shows changes late.
 LOST_SECONDS = 60.0
 BEAT_BYTES = 512  # a fixed size, because it is written in place
-WORST_FIRST = ("failed", "stopped", "lost", "succeeded")
 
 
 @dataclass(frozen=True)
@@ -105,6 +100,7 @@ def _is_count(value: Any) -> TypeGuard[int]:
 
 
 def supervisor_of(node: RunFolder) -> Identity | None:
+    """The supervisor of a node, or of a run on one machine, by `agent.json`."""
     agent = read_json(node.agent)
     return Identity.read(agent.get("supervisor")) if isinstance(agent, dict) else None
 
@@ -130,28 +126,3 @@ def heard_nodes(folder: RunFolder) -> list[str]:
         return []
     each = [(node, attempt.node(node)) for node in range(nodes.count)]
     return [nodes.shown(node, attempt) for node, own in each if is_heard(own) and not read_json(own.outcome)]
-
-
-def merged(root: State, states: Sequence[State | None], heard: Sequence[bool]) -> State:
-    """The state of a run from the state of each node (None if it has not started) and whether the node is alive.
-
-    `root` is the run's own state, written at the launch.
-    """
-    started = [state for state in states if state is not None]
-    active = [s for s, is_alive in zip(states, heard, strict=True) if s is not None and not s.is_final and is_alive]
-    ended = sorted((s for s in started if s.is_final), key=lambda s: WORST_FIRST.index(s.state))
-    if not started:
-        return replace(root, state="starting", notice=f"none of its {len(states)} nodes has started yet")
-    launched, killed = root.started, sum(s.killed for s in started)
-    if active:
-        name: StateName = "running" if any(s.state == "running" for s in started) else "starting"
-        notice = next((s.notice for s in active if s.notice), None)
-        return replace(active[0], state=name, notice=notice, started=launched, killed=killed)
-    if not ended or (ended[0].state == "succeeded" and len(ended) < len(states)):
-        sentence = "the supervisors of this run's nodes are gone and left no result"
-        cause = {"kind": "lost", "sentence": sentence}
-        return replace(started[0], state="lost", cause=cause, started=launched, killed=killed)
-    code = next((s.exit_code for s in ended if s.exit_code), ended[0].exit_code)
-    notice = next((s.notice for s in ended if s.notice), None)
-    latest = max(s.ended or 0.0 for s in ended)
-    return replace(ended[0], ended=latest, exit_code=code, notice=notice, started=launched, killed=killed)

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, get_args
 
 from labkit.record.files import in_parallel, read_json, write_json
 from labkit.record.folder import RunFolder
-from labkit.record.identity import Identity
 from labkit.record.measured.metrics_file import finite
-from labkit.record.nodes import Nodes, is_heard, merged
+from labkit.record.nodes import Nodes, is_heard, supervisor_of
 
-__all__ = ["FINAL_STATES", "State", "StateName", "current_ranks", "read_state", "write_state"]
+__all__ = ["FINAL_STATES", "State", "StateName", "current_ranks", "merged", "read_state", "write_state"]
 
 StateName = Literal["starting", "running", "succeeded", "failed", "stopped", "lost"]
 FINAL_STATES = ("succeeded", "failed", "stopped", "lost")
+WORST_FIRST = ("failed", "stopped", "lost", "succeeded")
 
 # How long a run may be without a supervisor before it counts as lost: a launch needs this long to start one.
 STARTING_SECONDS = 30.0
@@ -105,6 +106,31 @@ def _of_attempt(attempt: RunFolder, nodes: Nodes, root: State) -> State:
     return merged(root, in_parallel(lambda node: _written(node) if node.state.exists() else None, each), heard)
 
 
+def merged(root: State, states: Sequence[State | None], heard: Sequence[bool]) -> State:
+    """The state of a run from the state of each node (None if it has not started) and whether the node is alive.
+
+    `root` is the run's own state, written at the launch.
+    """
+    started = [state for state in states if state is not None]
+    active = [s for s, is_alive in zip(states, heard, strict=True) if s is not None and not s.is_final and is_alive]
+    ended = sorted((s for s in started if s.is_final), key=lambda s: WORST_FIRST.index(s.state))
+    if not started:
+        return replace(root, state="starting", notice=f"none of its {len(states)} nodes has started yet")
+    launched, killed = root.started, sum(s.killed for s in started)
+    if active:
+        name: StateName = "running" if any(s.state == "running" for s in started) else "starting"
+        notice = next((s.notice for s in active if s.notice), None)
+        return replace(active[0], state=name, notice=notice, started=launched, killed=killed)
+    if not ended or (ended[0].state == "succeeded" and len(ended) < len(states)):
+        sentence = "the supervisors of this run's nodes are gone and left no result"
+        cause = {"kind": "lost", "sentence": sentence}
+        return replace(started[0], state="lost", cause=cause, started=launched, killed=killed)
+    code = next((s.exit_code for s in ended if s.exit_code), ended[0].exit_code)
+    notice = next((s.notice for s in ended if s.notice), None)
+    latest = max(s.ended or 0.0 for s in ended)
+    return replace(ended[0], ended=latest, exit_code=code, notice=notice, started=launched, killed=killed)
+
+
 def _written(folder: RunFolder) -> State:
     value = read_json(folder.state)
     if not _is_sound(value):
@@ -154,7 +180,7 @@ def current_ranks(folder: RunFolder) -> range:
 
 
 def supervisor_is_alive(folder: RunFolder, state: State) -> bool:
-    supervisor = _supervisor(folder)
+    supervisor = supervisor_of(folder)
     if supervisor is None:
         return abs(time.time() - state.started) < STARTING_SECONDS
     return supervisor.is_elsewhere or supervisor.is_alive()
@@ -162,10 +188,5 @@ def supervisor_is_alive(folder: RunFolder, state: State) -> bool:
 
 def supervisor_is_elsewhere(folder: RunFolder) -> bool:
     """Whether the run belongs to another machine, so that its state can be read here but not checked."""
-    supervisor = _supervisor(folder)
+    supervisor = supervisor_of(folder)
     return supervisor is not None and supervisor.is_elsewhere
-
-
-def _supervisor(folder: RunFolder) -> Identity | None:
-    agent = read_json(folder.agent)
-    return Identity.read(agent.get("supervisor")) if isinstance(agent, dict) else None

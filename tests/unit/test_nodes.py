@@ -26,7 +26,8 @@ from labkit.launcher.watch.progress import Progress
 from labkit.record import Identity, Nodes, State, read_state, write_state
 from labkit.record.files import is_deleted, write_json
 from labkit.record.identity import HOST, host_name
-from labkit.record.nodes import beat, heard_nodes, is_heard, last_beat, merged
+from labkit.record.nodes import beat, heard_nodes, is_heard, last_beat
+from labkit.record.state import merged
 from labkit.write.launch_options import LaunchOptions
 
 ROOT = State("starting", 100.0)
