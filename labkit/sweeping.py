@@ -15,6 +15,7 @@ from labkit.cluster.job_options import JobOptions
 from labkit.errors import LabError, LaunchError, RankFailedError
 from labkit.export import check_live
 from labkit.launcher.start import removed_on_failure
+from labkit.launcher.stop import stop
 from labkit.launching import settings_for
 from labkit.record import RunFolder, RunReader
 from labkit.record.text import plain
@@ -25,7 +26,7 @@ from labkit.sweeps.live import SweepDashboard
 from labkit.sweeps.options import SweepOptions
 from labkit.sweeps.prepare import create, environment_of, start_process
 from labkit.sweeps.results import Result, Results, best_of
-from labkit.sweeps.sweeper import stop_runs
+from labkit.sweeps.stopping import stop_runs
 from labkit.sweeps.view import headline, named, sweep_bundle, sweep_text
 from labkit.view.charts.run_figures import runs_together
 from labkit.view.frontend import check_kernel, is_headless, ui
@@ -258,7 +259,7 @@ class Sweep:
             time.sleep(POLL_SECONDS / 4)
         # whatever its process has not stopped: it may have been killed
         active = [result for result in seen.poll() if result.is_active and point in (None, result.point)]
-        stop_runs([result.folder for result in active if result.folder is not None])
+        stop_runs([result.folder for result in active if result.folder is not None], stop)
 
     def _follow(self, timeout: float | None) -> None:
         deadline = None if timeout is None else time.monotonic() + timeout

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -14,18 +13,17 @@ from labkit.cluster import slurm
 from labkit.cluster.job_options import JobOptions
 from labkit.cluster.submission import prepare, resolved, submit_array
 from labkit.cluster.watching import job_of, state_of, stop
-from labkit.errors import LabError, LaunchError
+from labkit.errors import LaunchError
 from labkit.launcher.start import removed_on_failure
 from labkit.record.files import write_json
 from labkit.sweeps.folder import Job, RunIndex, SweepFolder, SweepState
 from labkit.sweeps.options import SweepOptions
 from labkit.sweeps.points import parameters_of
 from labkit.sweeps.results import Result, counted
+from labkit.sweeps.stopping import stop_runs
 from labkit.write.launch_options import LaunchOptions
 
 __all__ = ["check", "missing", "settled", "stop_points", "submit_points"]
-
-STOPPING_AT_ONCE = 16
 
 
 def check(options: SweepOptions, job: JobOptions) -> JobOptions:
@@ -92,12 +90,7 @@ def stop_points(results: Sequence[Result]) -> None:
     """Stop runs, also those that wait in the queue: these first, so that none starts instead of one that has ended."""
     runs = [result.folder for result in results if result.folder is not None and result.is_pending]
     runs.sort(key=lambda run: not _waits(job_of(run)))
-    with ThreadPoolExecutor(STOPPING_AT_ONCE) as pool:
-        for done in [pool.submit(stop, run) for run in runs]:
-            try:
-                done.result()
-            except LabError as error:  # the others are stopped all the same
-                print(error, flush=True)
+    stop_runs(runs, stop)
 
 
 def _waits(job: str | None) -> bool:

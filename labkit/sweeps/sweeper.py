@@ -15,7 +15,6 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,13 +32,11 @@ from labkit.sweeps.folder import Job, RunIndex, SweepFolder, SweepState
 from labkit.sweeps.points import parameters_of
 from labkit.sweeps.results import counted, measured
 from labkit.sweeps.schedule import due
+from labkit.sweeps.stopping import STOPPING_AT_ONCE, stop_runs
 from labkit.write.launch_options import LaunchOptions
-
-__all__ = ["stop_runs"]
 
 POLL_SECONDS = 0.1
 GPU_POLL_SECONDS = 1.0  # looking for GPUs that other runs hold reads every process of the machine
-STOPPING_AT_ONCE = 16
 
 
 @dataclass(frozen=True)
@@ -94,7 +91,7 @@ class Sweeper:
         while True:
             self.look()
             if why := self.reason_to_stop():
-                stop_runs(self.active.values())
+                stop_runs(self.active.values(), stop)
                 self.look()
                 return self.end("stopped", why)
             if not self.fill() and not self.active:
@@ -225,16 +222,6 @@ class Sweeper:
 
     def on_signal(self, number: int, _: object) -> None:
         self.signalled = signal.Signals(number).name
-
-
-def stop_runs(runs: Iterable[RunFolder]) -> None:
-    """Stop runs at the same time; each may take the grace period of a run."""
-    with ThreadPoolExecutor(STOPPING_AT_ONCE) as pool:
-        for done in [pool.submit(stop, run) for run in runs]:
-            try:
-                done.result()
-            except LabError as error:  # the others are stopped all the same
-                print(error, flush=True)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ LABKIT_GPU_REHEARSAL=1 runs all but the latter on the CPU.
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,17 @@ def read(run: labkit.Run) -> RunReader:
 def only_rank(run: labkit.Run) -> RankHistory:
     (rank,) = read(run).ranks.values()
     return rank
+
+
+def stopped_and_saved(run: labkit.Run) -> int:
+    """Stop a run once it has trained, and return the step of the checkpoint that it saved."""
+    deadline = time.monotonic() + 120
+    while not len(run.losses()) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    run.stop(grace=30)
+    saved = run.status().checkpoint
+    assert saved, run.status()
+    return int(saved.removeprefix("step-"))
 
 
 def losses(name: str | Script, ranks: int, **options: Any) -> list[float]:

@@ -12,7 +12,21 @@ import time
 from pathlib import Path
 
 import pytest
-from gpu.devices import CUDA, GPUS, HALF, KIND, difference, in_full, losses, needs_gpu, only_rank, raw, read, tiny
+from gpu.devices import (
+    CUDA,
+    GPUS,
+    HALF,
+    KIND,
+    difference,
+    in_full,
+    losses,
+    needs_gpu,
+    only_rank,
+    raw,
+    read,
+    stopped_and_saved,
+    tiny,
+)
 
 import labkit
 from labkit.launcher.hardware import hardware
@@ -165,13 +179,7 @@ def test_a_run_that_a_term_stopped_saves_and_repeats_every_bit(figures, tmp_path
     options = {"nproc_per_node": 1, "deterministic": True, "save_every": 1000, "async_save": True}
     script = tiny("fsdp", "checkpoints", "deterministic")
     first = labkit.launch(script, steps=100_000, checkpoint_dir=tmp_path / "parts", wait=False, **options)
-    deadline = time.monotonic() + 120
-    while not len(first.losses()) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    first.stop(grace=30)
-    saved = first.status().checkpoint
-    assert saved, first.status()
-    steps = int(saved.removeprefix("step-"))
+    steps = stopped_and_saved(first)
     rest = labkit.launch(script, steps=steps + 4, checkpoint_dir=tmp_path / "parts", wait=True, **options)
     whole = labkit.launch(script, steps=steps + 4, checkpoint_dir=tmp_path / "whole", wait=True, **options)
 

@@ -20,6 +20,7 @@ from gpu.devices import (
     needs_two_gpus,
     raw,
     read,
+    stopped_and_saved,
     tiny,
 )
 
@@ -141,19 +142,13 @@ def test_a_rank_that_left_early_is_named_at_the_groups_time_limit_and_the_dump_i
 def test_a_run_is_stopped_in_mid_training_and_resumed_by_other_strategies(figures, tmp_path):
     options = {"checkpoint_dir": tmp_path / "kept", "save_every": 1000}
     first = labkit.launch(tiny("ddp", "checkpoints"), nproc_per_node=2, steps=100_000, wait=False, **options)
-    deadline = time.monotonic() + 120
-    while not len(first.losses()) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    first.stop(grace=30)
-    saved = first.status().checkpoint
-    assert saved, first.status()
-    step = int(saved.removeprefix("step-"))
+    step = saved = stopped_and_saved(first)
     for name, ranks, more in (("fsdp", 2, {"deadline_seconds": 600}), ("single", 1, {})):
         resumed = labkit.launch(tiny(name, "checkpoints"), nproc_per_node=ranks, steps=step + 4, **options, **more)
         resumed.wait()
         figures[f"{name} from"] = resumed.losses().index[0] - 1 if len(resumed.losses()) else step
         step += 4
-    assert figures["fsdp from"] == int(saved.removeprefix("step-"))
+    assert figures["fsdp from"] == saved
     assert figures["single from"] == figures["fsdp from"] + 4
 
 

@@ -7,12 +7,11 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import nbformat
 import pytest
-from integration.kaggle_stand_in import TOKEN, StandIn, stand_in
+from integration.kaggle_stand_in import TOKEN, StandIn
 from kagglesdk import kaggle_env
 
 import labkit
@@ -23,17 +22,6 @@ from labkit.record.files import write_json
 from labkit.view.live.progress_line import read_progress_line
 
 KERNEL = "me/labkit-small"
-
-
-@pytest.fixture
-def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
-    monkeypatch.setattr(follow, "LOOK_SECONDS", 0.1)
-    monkeypatch.setenv("KAGGLE_API_TOKEN", TOKEN)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    with stand_in(tmp_path / "kaggle") as service:
-        # the client's own table of addresses; all else in it is as Kaggle made it
-        monkeypatch.setitem(kaggle_env._env_to_endpoint, kaggle_env.KaggleEnv.PROD, service.url)
-        yield service
 
 
 @pytest.fixture

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import nbformat
 import pytest
-from integration.kaggle_stand_in import TOKEN, StandIn, stand_in
-from kagglesdk import kaggle_env
-
-from labkit.kaggle import follow
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import kaggle_table  # noqa: E402
@@ -19,16 +14,6 @@ import kaggle_table  # noqa: E402
 pytestmark = pytest.mark.timeout(400)  # three kernels, one after the other
 
 LAUNCH = "import labkit\nrun = labkit.launch('single', nproc_per_node=1, steps=2, global_batch_size=4)"
-
-
-@pytest.fixture
-def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
-    monkeypatch.setattr(follow, "LOOK_SECONDS", 0.1)
-    monkeypatch.setenv("KAGGLE_API_TOKEN", TOKEN)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    with stand_in(tmp_path / "kaggle") as service:
-        monkeypatch.setitem(kaggle_env._env_to_endpoint, kaggle_env.KaggleEnv.PROD, service.url)
-        yield service
 
 
 def lab(folder: Path, name: str, source: str) -> Path:

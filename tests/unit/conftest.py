@@ -33,6 +33,19 @@ def write_metrics(folder):
     return write
 
 
+@pytest.fixture
+def write_eight_steps(write_metrics):
+    """`write_eight_steps(*more, **fields)`: eight steps of two ranks with these `fields`, then `more` records."""
+
+    def write(*more, **fields):
+        step = {"k": "step", "n": 1, "seconds": [0.1] * 3, "samples": 8, "rss": 1e9} | fields
+        steps = [step | {"t": float(i), "step": i, "loss": 10.0 - i} for i in range(1, 9)]
+        for rank in (0, 1):
+            write_metrics(rank, {"k": "meta", "t": 0.0}, *steps, *more)
+
+    return write
+
+
 @pytest.fixture(scope="module")
 def shell(tmp_path_factory):
     """IPython's shell, of which nothing is left afterwards."""

@@ -12,26 +12,8 @@ from labkit.view.words import headline
 
 
 @pytest.fixture
-def reader(folder, write_metrics):
-    for rank in (0, 1):
-        write_metrics(
-            rank,
-            {"k": "meta", "t": 0.0},
-            *(
-                {
-                    "k": "step",
-                    "t": float(i),
-                    "step": i,
-                    "n": 1,
-                    "seconds": [0.1] * 3,
-                    "samples": 8,
-                    "loss": 10.0 - i,
-                    "rss": 1e9,
-                }
-                for i in range(1, 9)
-            ),
-            {"k": "report", "t": 9.0, "total_steps": 16},
-        )
+def reader(folder, write_eight_steps):
+    write_eight_steps({"k": "report", "t": 9.0, "total_steps": 16})
     return RunReader(folder).read_all()
 
 

@@ -23,26 +23,8 @@ def drawn(reader, state):
 
 
 @pytest.fixture
-def reader(folder, write_metrics):
-    for rank in (0, 1):
-        write_metrics(
-            rank,
-            {"k": "meta", "t": 0.0},
-            *(
-                {
-                    "k": "step",
-                    "t": float(i),
-                    "step": i,
-                    "n": 1,
-                    "seconds": [0.1] * 3,
-                    "samples": 8,
-                    "input": 0.06,
-                    "loss": 10.0 - i,
-                    "rss": 1e9,
-                }
-                for i in range(1, 9)
-            ),
-        )
+def reader(folder, write_eight_steps):
+    write_eight_steps(input=0.06)
     folder.log(0).write_bytes(
         b"[bold red]markup[/] \x1b[31mred\x1b[0m \x1b]8;;javascript:alert(1)\x07link\x1b]8;;\x07\n"
     )
