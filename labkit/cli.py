@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import argparse
 import errno
-import json
 import os
 import shutil
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 import labkit
 from labkit.errors import LabError
 from labkit.export import FORMATS
-from labkit.kaggle.verbs import add_verbs
 from labkit.record.state import StateName
 from labkit.record.text import plain
-from labkit.slurm_verbs import add_slurm_verbs, follow
-from labkit.sweep_verb import add_sweep_verb
+from labkit.verbs.check import add_check_verb
+from labkit.verbs.kaggle import add_kaggle_verbs
+from labkit.verbs.slurm import add_slurm_verbs, follow
+from labkit.verbs.sweep import add_sweep_verb
 from labkit.write import check_flags, completed, extra_options, options_of, read_back, script_names
 from labkit.write.call_options import whole_number
 from labkit.write.launch_options import LaunchOptions
@@ -42,14 +41,6 @@ EXAMPLES = """examples:
   labkit sweep ddp --lr 1e-3,3e-4 --seed 0,1 --steps 200
   labkit runs
   labkit stop latest
-"""
-
-CHECK_EXAMPLES = """examples:
-  labkit check train.py lab.ipynb
-  labkit check src/
-  labkit check --from ddp.py fsdp.py
-
-A comment `# labkit: ignore[rule]` silences a rule on its line. docs/check.md lists the rules.
 """
 
 
@@ -104,12 +95,12 @@ def _parser() -> argparse.ArgumentParser:
         sub.set_defaults(run=run, parser=sub)
         return sub
 
-    for add in (_add_doctor, _add_launch, _add_check, _add_plan, _add_run_verbs, _add_script_verbs, add_sweep_verb):
+    for add in (_add_doctor, _add_launch, add_check_verb, _add_plan, _add_run_verbs, _add_script_verbs, add_sweep_verb):
         add(verb)
     slurm = "submit a training to Slurm, or print its launch file"
     add_slurm_verbs(verbs.add_parser("slurm", help=slurm, description=slurm))
     kaggle = "run a notebook on Kaggle's two T4s, follow it here, fetch its runs"
-    add_verbs(verbs.add_parser("kaggle", help=kaggle, description=kaggle))
+    add_kaggle_verbs(verbs.add_parser("kaggle", help=kaggle, description=kaggle))
     return parser
 
 
@@ -170,64 +161,6 @@ def _print_lines(script: str, options: LaunchOptions) -> int:
         print(f"# on {host}, within a minute of each other:\n{line}\n")
     print(f"# follow it from any of them: labkit attach {folder.path}")
     return 0
-
-
-def _add_check(verb: AddVerb) -> None:
-    check = verb(
-        "check",
-        _check,
-        "find errors in a training script that hang, corrupt or slow down distributed training; "
-        "exits with 0 without findings, 1 with findings, 2 when a file cannot be read",
-        epilog=CHECK_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    files = "scripts, notebooks, Markdown pages, folders, names of labkit's own scripts, or - for standard input"
-    check.add_argument("files", nargs="+", metavar="FILE", help=files)
-    check.add_argument(
-        "--from",
-        dest="before",
-        metavar="BEFORE",
-        help="compare FILE with this script as a migration, for example from DDP to FSDP: what changed, "
-        "and what was forgotten (exits with 1 if anything was)",
-    )
-    check.add_argument("--json", action="store_true", help="print the findings as JSON")
-
-
-def _check(arguments: argparse.Namespace, rest: list[str]) -> int:
-    from labkit.checking.source import files_in  # as all that the help does not need
-
-    if arguments.before:
-        return _check_migration(arguments)
-    checked, unreadable, clean = [], 0, 0
-    folders = [file for file in arguments.files if file not in script_names() and Path(file).is_dir()]
-    files: list[Any] = [each for file in arguments.files for each in (files_in(file) if file in folders else [file])]
-    for file in files:
-        try:
-            findings = labkit.check(labkit.Script.parse(sys.stdin.read(), name="stdin") if file == "-" else file)
-        except LabError as error:  # the other files are still checked
-            unreadable += 1
-            print(f"labkit: {plain(str(error))}", file=sys.stderr)
-            continue
-        if findings or not folders:
-            checked.append(findings)
-        else:
-            clean += 1
-    if arguments.json:
-        print(json.dumps([record for findings in checked for record in findings.records()], indent=2))
-    else:
-        for findings in checked:
-            print(findings)
-        if folders:
-            print(f"{len(files)} files checked, {clean} without findings")
-    return 2 if unreadable else 1 if any(checked) else 0
-
-
-def _check_migration(arguments: argparse.Namespace) -> int:
-    if len(arguments.files) != 1:
-        raise LabError(f"--from compares two scripts: expected one FILE, got {len(arguments.files)}")
-    migration = labkit.check(arguments.before, arguments.files[0])
-    print(json.dumps(migration.record(), indent=2) if arguments.json else migration)
-    return 1 if migration.forgotten else 0
 
 
 def _add_plan(verb: AddVerb) -> None:

@@ -14,7 +14,6 @@ from labkit.errors import LabError, LaunchError, RunFolderError
 from labkit.record import Identity, RunFolder, list_runs
 from labkit.record.files import write_json
 from labkit.record.stored_runs import unfinished_launches
-from labkit.sweep_verb import parameters_in
 from labkit.sweeps.devices import chosen
 from labkit.sweeps.folder import Job, RunIndex, SweepFolder, SweepState, find_sweep
 from labkit.sweeps.live import SweepDashboard
@@ -25,6 +24,7 @@ from labkit.sweeps.results import Results, best_of
 from labkit.sweeps.schedule import due, rungs_of
 from labkit.sweeps.sweeper import Request, Sweeper
 from labkit.sweeps.view import sweep_bundle, sweep_html, sweep_text
+from labkit.verbs.sweep import parameters_in
 from labkit.view.live.dashboard import close
 
 

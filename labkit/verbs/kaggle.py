@@ -14,21 +14,21 @@ from labkit.kaggle.service import Service
 from labkit.record import runs_root
 from labkit.record.text import plain
 
-__all__ = ["add_verbs"]
+__all__ = ["add_kaggle_verbs"]
 
 
-def add_verbs(parser: argparse.ArgumentParser) -> None:
+def add_kaggle_verbs(parser: argparse.ArgumentParser) -> None:
     """Add the verbs of `labkit kaggle`."""
     verbs = parser.add_subparsers(dest="kaggle", required=True, metavar="VERB")
-    export = verbs.add_parser("export", help=(said := "write the kernel's folder without pushing it"), description=said)
+    export = verbs.add_parser("export", help=(text := "write the kernel's folder without pushing it"), description=text)
     _kernel_options(export)
     export.add_argument("--into", type=Path, metavar="DIR", help="default: a new folder named like its address")
     export.set_defaults(run=_export)
-    push = verbs.add_parser("push", help=(said := "run a notebook on Kaggle and fetch its runs"), description=said)
+    push = verbs.add_parser("push", help=(text := "run a notebook on Kaggle and fetch its runs"), description=text)
     _kernel_options(push)
     push.add_argument("--no-follow", action="store_true", help="return after the upload")
     push.set_defaults(run=_push)
-    pull = verbs.add_parser("pull", help=(said := "follow a kernel to its end, fetch its runs"), description=said)
+    pull = verbs.add_parser("pull", help=(text := "follow a kernel to its end, fetch its runs"), description=text)
     pull.add_argument("kernel", help="USER/ADDRESS, as in kaggle.com/code/USER/ADDRESS")
     pull.set_defaults(run=_pull)
     for verb in (export, push, pull):
