@@ -45,7 +45,9 @@ MUTANTS = [
         "False",
         matrix("I6-return-2"),
     ),
-    Mutant("who left early", CAUSES + "no_error.py", "if not left or not stayed:", "if True:", matrix("I6-return-2")),
+    Mutant(
+        "who left early", CAUSES + "no_error.py", "if not finished or not running:", "if True:", matrix("I6-return-2")
+    ),
     Mutant(
         "who vanished",
         CAUSES + "no_error.py",

@@ -41,13 +41,13 @@ def detection(function: Detection) -> Detection:
 
 def diagnose(facts: MachineFacts) -> tuple[Diagnosis, ...]:
     """All findings, the most urgent first."""
-    found = [finding for function in _detections for finding in _found(function, facts)]
+    findings = [finding for function in _detections for finding in _findings_of(function, facts)]
     if facts.hardware.platform == "windows":  # labkit does not run there, so nothing else matters
-        found = [finding for finding in found if finding.level == "stop"]
-    return tuple(sorted(found, key=lambda finding: LEVELS.index(finding.level)))
+        findings = [finding for finding in findings if finding.level == "stop"]
+    return tuple(sorted(findings, key=lambda finding: LEVELS.index(finding.level)))
 
 
-def _found(function: Detection, facts: MachineFacts) -> tuple[Diagnosis, ...]:
+def _findings_of(function: Detection, facts: MachineFacts) -> tuple[Diagnosis, ...]:
     try:
         result = function(facts)
         return () if result is None else (result,) if isinstance(result, Diagnosis) else tuple(result)

@@ -86,7 +86,7 @@ def _data_sets(root: Path) -> set[str]:
     names = set()
     try:
         for _, files in _folders(root):
-            names |= {name for name, (_, wanted) in SOURCES.items() if complete(wanted, files)}
+            names |= {name for name, (_, required) in SOURCES.items() if complete(required, files)}
     except OSError:  # too many or unreadable files: return those found so far
         pass
     return names

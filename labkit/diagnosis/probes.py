@@ -44,7 +44,7 @@ WINDOWS_USERS = Path("/mnt/c/Users")
 
 
 def gather(here: Hardware | None = None) -> MachineFacts:
-    """Gather all facts in some tenths of a second. It does not raise: a fact that cannot be determined is None."""
+    """Gather all facts within a few tenths of a second. It never raises: a fact that cannot be determined is None."""
     here = here or hardware()
     answers: dict[str, Any] = {}
     problems: dict[str, str] = {}

@@ -24,7 +24,7 @@ __all__ = [
     "TORCH_FLOOR",
     "check_arguments",
     "check_batch",
-    "check_care",
+    "check_retries_and_watchdog",
     "check_environment",
     "check_imports",
     "check_interface",
@@ -144,23 +144,21 @@ def check_batch(script: Script, parameters: Mapping[str, Any], ranks: int) -> No
     # Ranks that split one replica share its samples; only the script knows how many replicas there are.
     shares = 1 if SPLITS_REPLICAS.search(str(script)) else ranks
     try:
-        wanted, pieces = int(str(batch)), shares * int(str(parts))
+        size, pieces = int(str(batch)), shares * int(str(parts))
     except ValueError:  # left to the script, or computed in it
         return
-    if pieces < 1 or wanted < 1:
+    if pieces < 1 or size < 1:
         raise LaunchError(f"global_batch_size{' and accumulate' if splits else ''} must be at least 1")
-    if wanted % pieces:
-        below, above = wanted - wanted % pieces, wanted - wanted % pieces + pieces
+    if size % pieces:
+        below, above = size - size % pieces, size - size % pieces + pieces
         near = f"{below} or {above}" if below else str(above)
         micro = [f"{pieces // shares} micro-batches"] if splits else []
         over = " x ".join([f"{shares} ranks", *micro] if shares > 1 else micro)
-        raise LaunchError(
-            f"global_batch_size={wanted} does not split into {over}; the nearest sizes that do are {near}"
-        )
+        raise LaunchError(f"global_batch_size={size} does not split into {over}; the nearest sizes that do are {near}")
 
 
 def check_numbers(script: Script, parameters: Mapping[str, str]) -> None:
-    """No numeric option of labkit's own scripts is negative or not a number: these are typos."""
+    """Numeric options of labkit's own scripts are numbers of at least 0; anything else is a typo."""
     for name, option in options_of(script).items():
         if option.kind not in ("int", "float") or name not in parameters:
             continue
@@ -232,7 +230,7 @@ def check_environment(env: Mapping[str, Any]) -> dict[str, str]:
 
 
 def check_interface(names: str) -> None:
-    """The network interfaces that gloo is told to use exist; torch would say "ifa != nullptr"."""
+    """The network interfaces that gloo is told to use exist; torch's own message is "ifa != nullptr"."""
     here = psutil.net_if_addrs()
     for name in filter(None, names.split(",")):
         if name not in here:
@@ -242,7 +240,7 @@ def check_interface(names: str) -> None:
             )
 
 
-def check_care(retries: Any, watchdog: Any) -> None:
+def check_retries_and_watchdog(retries: Any, watchdog: Any) -> None:
     """`retries` and `watchdog` (in seconds) are valid numbers."""
     if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
         raise LaunchError(f"retries must be a whole number, 0 or more, got {retries!r}")

@@ -1,4 +1,4 @@
-"""Starts the process that exports a run while it goes on."""
+"""Starts the process that exports a run while it trains."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ EXPORTER = "labkit.export.live"
 
 
 def start_exporter(folder: RunFolder, formats: Sequence[str]) -> None:
-    """Start it in a session of its own, without the run's marker and without GPUs: it is no part of the run, which
-    neither waits for it nor ends with it. It ends by itself soon after the run."""
+    """Start it in a session of its own, without the run's marker and without GPUs: it is not part of the run,
+    which does not wait for it. It ends by itself soon after the run."""
     inherited = {name: value for name, value in os.environ.items() if name not in (MARKER, NODE_MARKER)}
     try:
         with folder.export_log.open("ab") as log:

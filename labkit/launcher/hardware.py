@@ -95,7 +95,7 @@ def hardware(visible_devices: str | None = None) -> Hardware:
     Imports torch, in a separate process, only if an NVIDIA driver is installed.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES") if visible_devices is None else visible_devices
-    memory, left = psutil.virtual_memory(), memory_left()
+    memory, allowed = psutil.virtual_memory(), memory_left()
     try:
         gpus, problem = _gpus(visible), ""
     except (OSError, subprocess.SubprocessError, ValueError) as error:
@@ -107,7 +107,7 @@ def hardware(visible_devices: str | None = None) -> Hardware:
         gpu_problem=problem,
         cores=usable_cores(),
         memory=memory.total,
-        memory_available=memory.available if left is None else min(memory.available, left),
+        memory_available=memory.available if allowed is None else min(memory.available, allowed),
         shared_memory=shutil.disk_usage(shm).total if shm.exists() else None,
         visible_devices=visible,
     )
@@ -157,9 +157,9 @@ def torch_report(visible: str | None) -> dict[str, Any] | None:
     # In a separate process: reading the properties opens a context that would hold memory on GPU 0.
     code = (
         "import json, torch\n"
-        "found = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]\n"
-        "print(json.dumps({'gpus': [[p.name, p.total_memory, [p.major, p.minor]] for p in found],\n"
-        "                  'uuids': [str(getattr(p, 'uuid', '')) for p in found],\n"
+        "gpus = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]\n"
+        "print(json.dumps({'gpus': [[p.name, p.total_memory, [p.major, p.minor]] for p in gpus],\n"
+        "                  'uuids': [str(getattr(p, 'uuid', '')) for p in gpus],\n"
         "                  'cuda': torch.version.cuda, 'kernels': torch.cuda.get_arch_list()}))"
     )
     env = os.environ | {"PYTHONSAFEPATH": "1"} | ({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})

@@ -42,7 +42,7 @@ def create(
     """
     checks.check_torch(platform_name())
     env = checks.check_environment(options.env or {})
-    checks.check_care(0, options.watchdog)
+    checks.check_retries_and_watchdog(0, options.watchdog)
     request = check(script, options.args, parameters, nodes.world_size, env.get("PYTHONPATH", ""))
     request = with_options(request, ["checkpoint_dir"]) if saves else request
     folder = RunFolder.create(runs_root(options.runs_dir), str(options.name or request.script.name))

@@ -3,7 +3,7 @@
     python -m labkit.launcher.node RUN_FOLDER NODE_RANK [--attempt N] -- torchrun --nnodes 2 … train.py
 
 It waits for the other nodes in the run folder, which all hosts share, starts torchrun, and stops it when another node
-has ended. Then it records its outcome and waits for the others' outcomes, from which every node derives the same cause.
+has ended. Then it records its outcome and waits for the others' outcomes, from which all nodes derive the same cause.
 Exits with 0 when the run succeeded, 143 when it was stopped, otherwise with torchrun's exit code.
 """
 
@@ -94,16 +94,16 @@ class NodeSupervisor(Supervisor):
     """One node of one attempt, from waiting for the other nodes to the cause that all of them agree on."""
 
     def __init__(self, folder: RunFolder, nodes: Nodes, node: int, attempt: int, command: Sequence[str]):
-        self.nodes, self.command, self.place = nodes, list(command), folder.attempt(attempt)
-        home = self.place.node(node)
-        _check_is_free(folder, self.place, nodes, node)
+        self.nodes, self.command, self.attempt_folder = nodes, list(command), folder.attempt(attempt)
+        home = self.attempt_folder.node(node)
+        _check_is_free(folder, self.attempt_folder, nodes, node)
         os.environ[HOST] = self.name = os.environ.get(HOST) or nodes.name(node) or host_name()
         home.path.mkdir(parents=True, exist_ok=True)
         super().__init__(folder, home=home, node=node)
         self.node: int = node
         self.title = f"the supervisor on {self.name}"
         self.state = replace(self.state, attempt=attempt)
-        self.peers = {n: Peer(self.place.node(n)) for n in range(nodes.count) if n != node}
+        self.peers = {n: Peer(self.attempt_folder.node(n)) for n in range(nodes.count) if n != node}
         self.head = _option(self.command, "--master-addr") or "localhost"
         self.address = None
         with suppress(LaunchError):  # raised later, by `interface`, where it becomes the outcome
@@ -116,7 +116,7 @@ class NodeSupervisor(Supervisor):
     def run_node(self) -> int:
         self.write(self.state)
         if self.node == 0:
-            prepare(self.folder, self.place)
+            prepare(self.folder, self.attempt_folder)
         self.home.keep_reserve()
         self.home.outcome.write_text("null\n")  # exists before a peer looks for it, see `refresh`
         threading.Thread(target=self.beat, name="labkit-node", daemon=True).start()
@@ -131,11 +131,11 @@ class NodeSupervisor(Supervisor):
                 outcome |= {"exit_code": code, "why": why, "killed": killed}
         except LabError as error:  # this host is misconfigured
             outcome["why"] = {"kind": "host", "sentence": f"{self.name}: {error}"}
-        except Exception as error:  # leave no process of the run behind, whatever failed here
+        except Exception as error:  # whatever failed here, leave no process of the run behind
             sentence = f"labkit's supervisor on {self.name} failed and the run was stopped: {error!r}"
             outcome |= {"why": {"kind": "supervisor", "sentence": sentence}, "killed": self.sweep()}
         final = self.agree(outcome)
-        for folder in (self.home, *([self.place] if self.node == 0 else [])):
+        for folder in (self.home, *([self.attempt_folder] if self.node == 0 else [])):
             folder.reserve.unlink(missing_ok=True)
         if final.state == "stopped":
             return STOPPED
@@ -151,7 +151,7 @@ class NodeSupervisor(Supervisor):
 
     def fold(self) -> None:
         """Fold this node's ranks for readers, as long as this process lives. Nothing depends on it."""
-        fold = NodeFold(self.folder, self.place, self.home, self.nodes.ranks_of(self.node))
+        fold = NodeFold(self.folder, self.attempt_folder, self.home, self.nodes.ranks_of(self.node))
         while True:
             with suppress(Exception):  # a full disk, a deleted folder
                 fold.update()
@@ -175,15 +175,15 @@ class NodeSupervisor(Supervisor):
         """Start torchrun and wait for it to exit."""
         logs = str(self.folder.node(self.node).torchrun_logs)
         command = [str(self.home.torchrun_logs) if word == logs else word for word in self.command]
-        agent = self.start_agent(command, self.environment(), self.place, self.home.torchrun_log)
-        return self.supervise(agent, self.place)
+        agent = self.start_agent(command, self.environment(), self.attempt_folder, self.home.torchrun_log)
+        return self.supervise(agent, self.attempt_folder)
 
     def environment(self) -> dict[str, str]:
         """The environment of this node's ranks, with the settings of this host. Raises LaunchError."""
         path = self.manifest["script"]["path"]
         environment, _ = rank_environment(
             os.environ,
-            self.place,
+            self.attempt_folder,
             nproc_per_node=self.nodes.nproc_per_node,
             cores=usable_cores() // self.nodes.sharing(self.node),
             script_dir=script_folder(path) if path else str(self.manifest["cwd"]),
@@ -238,11 +238,11 @@ class NodeSupervisor(Supervisor):
         deadline = math.inf if went_well else time.monotonic() + AGREE_SECONDS
         while not all(peer.has_ended() for peer in self.peers.values()) and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
-        refresh(self.place.ranks)
+        refresh(self.attempt_folder.ranks)
         counts = {"exit_code": outcome["exit_code"], "killed": outcome["killed"]}
         settled = next((state for peer in self.peers.values() if (state := peer.conclusion()) is not None), None)
         try:
-            name, cause = (settled.state, settled.cause) if settled else conclusion(self.folder, self.place)
+            name, cause = (settled.state, settled.cause) if settled else conclusion(self.folder, self.attempt_folder)
         except Exception as error:  # a correct "failed" matters more than its explanation
             sentence = f"torchrun exited with code {outcome['exit_code']}; explaining it failed: {error!r}"
             name, cause = "failed", {"kind": "unknown", "sentence": sentence}
@@ -261,14 +261,14 @@ class NodeSupervisor(Supervisor):
                     write_state(peer.home, replace(final, exit_code=None, killed=0))
 
 
-def _check_is_free(run: RunFolder, place: RunFolder, nodes: Nodes, node: int) -> None:
+def _check_is_free(run: RunFolder, attempt: RunFolder, nodes: Nodes, node: int) -> None:
     """A node of an attempt starts once, and not after the others have ended: its command may have been pasted late, or
     its job requeued after the run was stopped. Raises LaunchError."""
-    identity = supervisor_of(place.node(node))
+    identity = supervisor_of(attempt.node(node))
     if identity is not None:
         where = f"pid {identity.pid} on {identity.host}"
         raise LaunchError(f"node {node} of this run was already started ({where}); launch the run again")
-    for home in (run, place, *(place.node(n) for n in range(nodes.count))):
+    for home in (run, attempt, *(attempt.node(n) for n in range(nodes.count))):
         state = read_json(home.state)
         if isinstance(state, dict) and state.get("state") in CONCLUSIONS:
             sentence = (state.get("cause") or {}).get("sentence") or state["state"]

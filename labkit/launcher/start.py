@@ -18,7 +18,7 @@ from labkit.errors import RunFolderError
 from labkit.launcher import checks
 from labkit.launcher.hardware import Hardware, hardware, platform_name
 from labkit.launcher.locks.checkpoints import lock_checkpoints
-from labkit.launcher.locks.gpus import check_gpus_are_free, gpus_of, launching
+from labkit.launcher.locks.gpus import check_gpus_are_free, gpus_of, one_launch_at_a_time
 from labkit.launcher.request import (
     LaunchRequest,
     check,
@@ -79,8 +79,9 @@ def start(
     request = check(script, options.args, parameters, ranks, env.get("PYTHONPATH", ""), source=source)
     checks.check_precision(None if request.path else request.options.get("precision"), machine, ranks)
     checks.check_interface({**os.environ, **env}.get("GLOO_SOCKET_IFNAME", ""))
-    checks.check_care(options.retries, options.watchdog)
+    checks.check_retries_and_watchdog(options.retries, options.watchdog)
     fewer = fewer_ranks(request, ranks, options)
+
     folder = RunFolder.create(runs_root(options.runs_dir), str(options.name or request.script.name))
     deadline = session_deadline(request) if request.path is None and ends_with_session else {}
     request = with_options(request, deadline)
@@ -95,6 +96,7 @@ def start(
     )
     if ranks > CROWDED * machine.cores and not machine.gpus:
         print(f"{ranks} ranks on {machine.cores} cores: they start one after another, and times will mean little")
+
     gpus = gpus_of(machine, ranks)
     with removed_on_failure(folder):
         manifest = {
@@ -112,7 +114,7 @@ def start(
         write_folder(folder, request, args, lines, manifest)
         if prediction:
             write_json(folder.plan, prediction)
-        with launching() if gpus else nullcontext():
+        with one_launch_at_a_time() if gpus else nullcontext():
             if not shares_gpus and environment.get("LABKIT_SHARE_GPUS") != "1":
                 check_gpus_are_free(gpus)
             _supervise(folder, request, environment, owner=os.getpid() if tied else 0)

@@ -1,4 +1,4 @@
-"""Stop a run so that no process of it is left: one TERM to the agent, a grace period of our own, KILL, verify.
+"""Stop a run so that none of its processes is left: one TERM to the agent, our own grace period, KILL, verify.
 
 A process of a run carries the run's marker or descends from its supervisor, which adopts the orphans of its ranks. The
 sampler records these descendants, because a supervisor that is killed leaves them to a parent that does not know them.
@@ -42,7 +42,7 @@ KILL_SECONDS = 4.0  # how long processes may take to exit after KILL
 
 
 def stop(folder: RunFolder, *, grace: float = GRACE_SECONDS) -> State:
-    """Stop a run, whatever state its processes are in; returns its final state. Calling it again is harmless.
+    """Stop a run, whatever state its processes are in, and return its final state. Calling it again is harmless.
 
     The run's supervisor does the work. If it is gone or does not finish, this process does the work, and kills a
     supervisor that is suspended by a signal. The state of a run that was lost stays "lost".
@@ -58,10 +58,10 @@ def stop(folder: RunFolder, *, grace: float = GRACE_SECONDS) -> State:
     # immediately: the supervisor may still be in an earlier grace period
     killed = sweep(folder) if grace <= 0 else 0
     started = time.monotonic()
-    latest = started + (SAVING_SECONDS if grace > 0 else 0.0)
+    saving_until = started + (SAVING_SECONDS if grace > 0 else 0.0)
     margin, period = (AGREEING_SECONDS, POLL_NODES_SECONDS) if folder.nodes.is_dir() else (5.0, POLL_SECONDS)
     while not (state := read_state(folder)).is_final and time.monotonic() < started + patience(folder, grace) + margin:
-        if time.monotonic() < latest and folder.checkpoint_being_saved():
+        if time.monotonic() < saving_until and folder.checkpoint_being_saved():
             started = time.monotonic()
         time.sleep(period)
     killed += sweep(folder)
@@ -93,14 +93,14 @@ def terminate(agent: Identity, folder: RunFolder, grace: float, node: int | None
     Ranks that save when they are stopped may finish their step. A checkpoint that is being saved, whether before the
     TERM or because of it, may finish unless `grace` is 0 or a later stop request has a grace of 0.
     """
-    latest = time.monotonic() + SAVING_SECONDS
+    saving_until = time.monotonic() + SAVING_SECONDS
 
     def current_grace() -> float:
         requested = requested_grace(folder)
         return grace if requested is None else min(grace, requested)
 
     def saving() -> bool:
-        return current_grace() > 0 and time.monotonic() < latest and folder.checkpoint_being_saved()
+        return current_grace() > 0 and time.monotonic() < saving_until and folder.checkpoint_being_saved()
 
     newest = folder.newest_checkpoint()
     while agent.is_alive() and saving() and folder.newest_checkpoint() == newest:
@@ -139,7 +139,7 @@ def sweep(folder: RunFolder, node: int | None = None) -> int:
     deadline = time.monotonic() + KILL_SECONDS
     while (left := processes_of(folder, node)) and time.monotonic() < deadline:
         for process in left:
-            with suppress(psutil.Error):  # it has exited meanwhile, or belongs to another user
+            with suppress(psutil.Error):  # it has exited, or belongs to another user
                 process.kill()
                 killed.add(process.pid)
         time.sleep(POLL_SECONDS)
@@ -149,8 +149,8 @@ def sweep(folder: RunFolder, node: int | None = None) -> int:
 def processes_of(folder: RunFolder, node: int | None = None) -> list[psutil.Process]:
     """Every live process of the run, or of one node of it: this user's processes with the run's marker in their
     environment, and the descendants of its supervisor, including those that the sampler recorded last."""
-    wanted = {MARKER: folder.id} | ({} if node is None else {NODE_MARKER: str(node)})
-    candidates = [process for process in psutil.process_iter() if _is_marked(process, wanted)]
+    markers = {MARKER: folder.id} | ({} if node is None else {NODE_MARKER: str(node)})
+    candidates = [process for process in psutil.process_iter() if _is_marked(process, markers)]
     for home in _homes(folder, node):
         candidates += _recorded(home)
     ours = {p.pid: p for supervisor in _supervisors(folder, node) for p in descendants(supervisor, folder.id)}
@@ -215,9 +215,9 @@ def _recorded(home: RunFolder) -> list[psutil.Process]:
     return processes
 
 
-def _is_marked(process: psutil.Process, wanted: Mapping[str, str]) -> bool:
+def _is_marked(process: psutil.Process, markers: Mapping[str, str]) -> bool:
     try:
-        return process.uids().real == os.getuid() and wanted.items() <= process.environ().items()
+        return process.uids().real == os.getuid() and markers.items() <= process.environ().items()
     except (psutil.Error, OSError):  # gone, or not readable for us
         return False
 
@@ -228,7 +228,7 @@ def _is_another_runs(process: psutil.Process, run_id: str) -> bool:
         if not {SAMPLER, *SUPERVISORS}.isdisjoint(process.cmdline()):
             return True
         return process.environ().get(MARKER, run_id) != run_id
-    except (psutil.Error, OSError):  # if it cannot be inspected, its parent decides
+    except (psutil.Error, OSError):  # its parent decides
         return False
 
 

@@ -61,7 +61,7 @@ def main() -> None:
     try:
         Supervisor(folder, owner=int(sys.argv[2])).run()
     except Exception as error:
-        sweep(folder)  # leave no process of the run behind, whatever failed here
+        sweep(folder)  # whatever failed here, leave no process of the run behind
         cause = {"kind": "supervisor", "sentence": f"labkit's supervisor failed and the run was stopped: {error!r}"}
         if not (state := read_state(folder)).is_final:
             write_state(folder, replace(state, state="failed", ended=time.time(), cause=cause))
@@ -146,7 +146,7 @@ class Supervisor:
 
     def import_torchrun(self) -> None:
         """Import torch here, once, so that torchrun and its ranks can be forks. Raises _StopImporting if the run must
-        stop meanwhile."""
+        stop before it is done."""
         if not can_show() or TORCHRUN in sys.modules:
             return
         stop: _StopImporting | None = None
@@ -165,7 +165,7 @@ class Supervisor:
         try:
             import_torchrun()
         finally:
-            signal.signal(signal.SIGALRM, signal.SIG_IGN)  # one that is under way must not kill this process
+            signal.signal(signal.SIGALRM, signal.SIG_IGN)  # a pending one must not kill this process
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
         if stop:  # a destructor swallowed it
@@ -197,8 +197,8 @@ class Supervisor:
         return agent.wait(), why, killed
 
     def end_survivors(self, closing: Closing) -> int:
-        """KILL ranks that torchrun has told to exit because another one failed, and that wait on their GPUs for it: a
-        handler of TERM in Python does not run before torchrun's own time limit. Returns how many."""
+        """KILL ranks that torchrun has told to exit because another one failed, but that wait for it on their GPUs, where
+        Python runs no handler of TERM before torchrun's own time limit. Returns how many."""
         if self.manifest.get("backend") != "nccl" or not (pids := closing.overdue()):
             return 0
         if self.folder.checkpoint_being_saved():
@@ -206,7 +206,7 @@ class Supervisor:
         closing.ended |= pids
         ranks = [process for process in processes_of(self.folder, self.node) if process.pid in pids]
         for rank in ranks:
-            with suppress(psutil.Error):  # it has exited meanwhile
+            with suppress(psutil.Error):  # it has already exited
                 rank.kill()
         return len(ranks)
 

@@ -32,15 +32,19 @@ class Observer(Protocol):
 
 def hook(torch: Any, probe: Observer, before_fetches: Sequence[Callable[[], None]]) -> None:
     """Hook torch, once in a process. `before_fetches` are called before each batch of the training."""
-    from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+    _hook_data_loader(torch, probe, before_fetches)
+    _hook_autograd(torch, probe)
+    _hook_grad_scaler(torch, probe)
+    _hook_optimizer(probe)
+
+
+def _hook_data_loader(torch: Any, probe: Observer, before_fetches: Sequence[Callable[[], None]]) -> None:
     from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-    fetch, scale, scaled_step = _BaseDataLoaderIter.__next__, torch.amp.GradScaler.scale, torch.amp.GradScaler.step
-    after_evaluation_fetch = probe.after_evaluation_fetch
-    is_training, drop = torch.is_grad_enabled, probe.recorder.drop
-    after_fetch, before_backward, after_backward = probe.after_fetch, probe.before_backward, probe.after_backward
-    before_step, after_step = probe.before_step, probe.after_step
+    fetch, is_training, drop = _BaseDataLoaderIter.__next__, torch.is_grad_enabled, probe.recorder.drop
+    after_fetch, after_evaluation_fetch = probe.after_fetch, probe.after_evaluation_fetch
 
+    @functools.wraps(fetch)
     def __next__(loader: Any) -> Any:
         if not is_training():
             batch = fetch(loader)
@@ -62,6 +66,12 @@ def hook(torch: Any, probe: Observer, before_fetches: Sequence[Callable[[], None
             drop(error)
         return batch
 
+    _BaseDataLoaderIter.__next__ = __next__  # type: ignore[method-assign, assignment]
+
+
+def _hook_autograd(torch: Any, probe: Observer) -> None:
+    before_backward, after_backward, drop = probe.before_backward, probe.after_backward, probe.recorder.drop
+
     def observed(differentiate: Callable[..., Any], *, whole: bool) -> Callable[..., Any]:
         @functools.wraps(differentiate)
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -78,23 +88,40 @@ def hook(torch: Any, probe: Observer, before_fetches: Sequence[Callable[[], None
 
         return call
 
-    def scale_(scaler: Any, outputs: Any) -> Any:
+    torch.autograd.backward = observed(torch.autograd.backward, whole=True)  # Tensor.backward calls it
+    torch.autograd.grad = observed(torch.autograd.grad, whole=False)
+
+
+def _hook_grad_scaler(torch: Any, probe: Observer) -> None:
+    scale, step = torch.amp.GradScaler.scale, torch.amp.GradScaler.step
+
+    @functools.wraps(scale)
+    def observed_scale(scaler: Any, outputs: Any) -> Any:
         scaled = scale(scaler, outputs)
         # A disabled scaler returns the loss itself, which must not reference itself.
         if scaled is not outputs and isinstance(scaled, torch.Tensor):
             scaled._labkit_unscaled = outputs
         return scaled
 
-    def step_(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+    @functools.wraps(step)
+    def observed_step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         newest = probe.stepping
-        done = scaled_step(scaler, optimizer, *args, **kwargs)
+        result = step(scaler, optimizer, *args, **kwargs)
         try:
             if probe.stepping == newest:  # skipped because of infinite gradients, but still a step of the script
-                before_step(optimizer)
-                after_step(optimizer)
+                probe.before_step(optimizer)
+                probe.after_step(optimizer)
         except Exception as error:
-            drop(error)
-        return done
+            probe.recorder.drop(error)
+        return result
+
+    torch.amp.GradScaler.scale, torch.amp.GradScaler.step = observed_scale, observed_step
+
+
+def _hook_optimizer(probe: Observer) -> None:
+    from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+    drop = probe.recorder.drop
 
     def on_step(hook: Callable[[Any], None]) -> Callable[..., None]:
         def call(optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -105,10 +132,5 @@ def hook(torch: Any, probe: Observer, before_fetches: Sequence[Callable[[], None
 
         return call
 
-    _BaseDataLoaderIter.__next__ = functools.wraps(fetch)(__next__)  # type: ignore[method-assign, assignment]
-    torch.autograd.backward = observed(torch.autograd.backward, whole=True)  # Tensor.backward calls it
-    torch.autograd.grad = observed(torch.autograd.grad, whole=False)
-    torch.amp.GradScaler.scale = functools.wraps(scale)(scale_)
-    torch.amp.GradScaler.step = functools.wraps(scaled_step)(step_)
-    register_optimizer_step_pre_hook(on_step(before_step))
-    register_optimizer_step_post_hook(on_step(after_step))
+    register_optimizer_step_pre_hook(on_step(probe.before_step))
+    register_optimizer_step_post_hook(on_step(probe.after_step))

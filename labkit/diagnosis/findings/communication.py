@@ -23,28 +23,28 @@ def ranks(facts: MachineFacts) -> Diagnosis:
 
 @detection
 def preflight(facts: MachineFacts) -> Diagnosis:
-    found = facts.preflight
-    if found is None:
+    result = facts.preflight
+    if result is None:
         return Diagnosis(
             "preflight",
             "not done yet",
             "whether the ranks can communicate is unknown until they have tried",
             "labkit doctor --preflight starts them and sums a number",
         )
-    tested = f"tested on {found['when']}; valid until the GPUs or torch change"
-    if found["env"] is None:
+    tested = f"tested on {result['when']}; valid until the GPUs or torch change"
+    if result["env"] is None:
         todo = "use nproc_per_node=1, or check the driver; labkit doctor --preflight tests again"
         then = (
             "a launch on all of them is refused"
             if facts.hardware.backend == "nccl"
             else "a launch would fail the same way"
         )
-        return Diagnosis("preflight", found["said"], f"{tested}; {then}", todo, "stop")
-    if found["env"]:
+        return Diagnosis("preflight", result["said"], f"{tested}; {then}", todo, "stop")
+    if result["env"]:
         why = f"{tested}; without these variables ranks cannot communicate; with them communication is slower"
         todo = "nothing: launch sets these variables automatically"
-        return Diagnosis("preflight", found["said"], why, todo, "note")
-    return Diagnosis("preflight", found["said"], tested)
+        return Diagnosis("preflight", result["said"], why, todo, "note")
+    return Diagnosis("preflight", result["said"], tested)
 
 
 @detection

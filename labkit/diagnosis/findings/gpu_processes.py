@@ -19,7 +19,7 @@ def others(facts: MachineFacts) -> Diagnosis | None:
     busy = [(card, processes) for card in facts.cards if (processes := _others(card)) or _unexplained(card)]
     if not busy:
         return None
-    value = "; ".join(_told(card, processes) for card, processes in busy)
+    value = "; ".join(_described(card, processes) for card, processes in busy)
     runs = sorted({process.run for _, processes in busy for process in processes if process.run})
     ours = f"labkit stop {runs[0]}; " if runs else ""
     hidden = "; this kernel is one of them" if _is_hidden(facts) else ""
@@ -49,10 +49,10 @@ def _unexplained(card: Card) -> bool:
     return not mine and bool(card.memory) and card.free is not None and card.free < MOSTLY_FREE * (card.memory or 0)
 
 
-def _told(card: Card, found: list[Process]) -> str:
+def _described(card: Card, processes: list[Process]) -> str:
     free = f" ({gib(card.free)} free of {gib(card.memory)})" if card.free is not None else ""
-    who = ", ".join(_named(process) for process in found[:SHOWN]) or "processes that are not visible from here"
-    more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+    who = ", ".join(_named(process) for process in processes[:SHOWN]) or "processes that are not visible from here"
+    more = f" and {len(processes) - SHOWN} more" if len(processes) > SHOWN else ""
     return f"GPU {card.index}{free}: {who}{more}"
 
 

@@ -67,7 +67,7 @@ def colab(facts: MachineFacts) -> Iterator[Diagnosis]:
             "widgets",
             "not used",
             f"Colab's widget manager is made for ipywidgets 7, this is {(facts.packages or {}).get('ipywidgets')}",
-            "run.wait() redraws the view; LABKIT_UI=svg tries widgets all the same",
+            "run.wait() redraws the view; LABKIT_UI=svg tries widgets anyway",
             "note",
         )
 

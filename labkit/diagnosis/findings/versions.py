@@ -10,32 +10,32 @@ from labkit.view.frontend import BROKEN_KERNELS
 
 @detection
 def versions(facts: MachineFacts) -> Diagnosis:
-    named = [f"{name} {found or 'missing'}" for name, found in (facts.packages or {}).items()]
-    return Diagnosis("versions", ", ".join([f"Python {facts.python}", *named]), "of this process and thus of the ranks")
+    named = [f"{name} {installed or 'missing'}" for name, installed in (facts.packages or {}).items()]
+    return Diagnosis("versions", ", ".join([f"Python {facts.python}", *named]), "of this process, and so of the ranks")
 
 
 @detection
 def torch(facts: MachineFacts) -> Diagnosis | None:
     if facts.packages is None:
         return None
-    found = facts.packages.get("torch")
-    if found is None:
+    installed = facts.packages.get("torch")
+    if installed is None:
         return Diagnosis("torch", "missing", "nothing can be trained", "python -m pip install torch", "stop")
-    if release_of(found) >= TORCH_FLOOR:
+    if release_of(installed) >= TORCH_FLOOR:
         return None
     floor = ".".join(map(str, TORCH_FLOOR))
     why = "launch refuses it: older versions hang or compute wrong sums with gloo"
-    return Diagnosis("torch", found, why, f"python -m pip install 'torch>={floor}'", "stop")
+    return Diagnosis("torch", installed, why, f"python -m pip install 'torch>={floor}'", "stop")
 
 
 @detection
 def ipykernel(facts: MachineFacts) -> Diagnosis | None:
-    found = (facts.packages or {}).get("ipykernel")
-    if found not in BROKEN_KERNELS:
+    installed = (facts.packages or {}).get("ipykernel")
+    if installed not in BROKEN_KERNELS:
         return None
     return Diagnosis(
         "ipykernel",
-        found,
+        installed,
         "it raises LookupError when a thread updates a widget: no live view",
         "python -m pip install 'ipykernel!=7.0.0,!=7.0.1' and restart the kernel, or LABKIT_UI=static",
         "warning",

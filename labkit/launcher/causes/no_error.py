@@ -46,23 +46,23 @@ def hung(evidence: Evidence, notice: str | None) -> dict[str, Any] | None:
 
 def left_early(evidence: Evidence) -> dict[str, Any] | None:
     """A rank whose script ended without an error while other ranks still ran."""
-    left = [h for h in evidence.histories.values() if h.end.get("outcome") in ("finished", "exited")]
-    stayed = [h for h in evidence.histories.values() if h not in left]
-    if not left or not stayed:
+    finished = [h for h in evidence.histories.values() if h.end.get("outcome") in ("finished", "exited")]
+    running = [h for h in evidence.histories.values() if h not in finished]
+    if not finished or not running:
         return None
-    first = min(left, key=lambda h: h.step)
+    first = min(finished, key=lambda h: h.step)
     sentence = (
         f"rank {first.rank}{evidence.on_host(first.rank)} ended at step {first.step} without an error while rank "
-        f"{stayed[0].rank} was at step {stayed[0].step} and waited for it; do the ranks have different amounts of "
-        f"data, does one of them `break`, or does rank {stayed[0].rank} call one collective more?"
+        f"{running[0].rank} was at step {running[0].step} and waited for it; do the ranks have different amounts of "
+        f"data, does one of them `break`, or does rank {running[0].rank} call one more collective?"
     )
     return {"kind": "early", "rank": first.rank, "step": first.step, "sentence": sentence}
 
 
 def vanished(evidence: Evidence) -> dict[str, Any] | None:
     """A rank that left no record and that torchrun did not stop: `os._exit`, or a library that calls it."""
-    spoke = {f["rank"] for f in evidence.failures} | evidence.exits.keys()
-    for rank in sorted(rank for rank in evidence.histories.keys() - spoke if not evidence.was_ended(rank)):
+    explained = {f["rank"] for f in evidence.failures} | evidence.exits.keys()
+    for rank in sorted(rank for rank in evidence.histories.keys() - explained if not evidence.was_ended(rank)):
         if evidence.failures and evidence.closed_by_torchrun(rank) is False:
             step = evidence.histories[rank].step
             sentence = (

@@ -27,24 +27,24 @@ def lock_checkpoints(checkpoints: Path, run: RunFolder) -> int | None:
     try:
         lock.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    except OSError:  # the script reports by itself that it cannot save there
+    except OSError:  # the script itself reports that it cannot save there
         return None
-    latest = time.monotonic() + ENDING_SECONDS
+    deadline = time.monotonic() + ENDING_SECONDS
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             holder = read_json(lock)
             path, host = (holder.get("run"), holder.get("host")) if isinstance(holder, dict) else (None, None)
-            if path and time.monotonic() < latest and Path(path).exists() and read_state(RunFolder(path)).is_final:
+            if path and time.monotonic() < deadline and Path(path).exists() and read_state(RunFolder(path)).is_final:
                 time.sleep(0.05)
                 continue
             os.close(descriptor)
             name = f"run {Path(path).name} on {host}" if path else "another run"
-            how = f": labkit.attach({path!r}).wait(), stop it: labkit stop {path}" if path else ""
+            remedy = f": labkit.attach({path!r}).wait(), stop it: labkit stop {path}" if path else ""
             raise LaunchError(
-                f"{name} is still running and saves its checkpoints to {checkpoints}. Wait for it{how}, or use another "
-                "checkpoint_dir"
+                f"{name} is still running and saves its checkpoints to {checkpoints}. Wait for it{remedy}, or use "
+                "another checkpoint_dir"
             ) from None
         except OSError:  # a file system without locks
             return descriptor

@@ -17,7 +17,7 @@ from labkit.record import RunFolder
 from labkit.record.files import read_json
 from labkit.record.state import read_state
 
-__all__ = ["GpusInUseError", "check_gpus_are_free", "gpus_in_use", "gpus_of", "launching"]
+__all__ = ["GpusInUseError", "check_gpus_are_free", "gpus_in_use", "gpus_of", "one_launch_at_a_time"]
 
 
 class GpusInUseError(LaunchError):
@@ -46,8 +46,8 @@ def check_gpus_are_free(wanted: list[str]) -> None:
 def gpus_in_use() -> list[tuple[RunFolder, list[str]]]:
     """The active runs on this machine, each with its GPUs as `CUDA_VISIBLE_DEVICES` names them."""
     manifests = [(folder, read_json(folder.manifest)) for folder in active_runs()]
-    held = [(folder, manifest.get("gpus")) for folder, manifest in manifests if isinstance(manifest, dict)]
-    return [(folder, gpus) for folder, gpus in held if isinstance(gpus, list)]
+    uses = [(folder, manifest.get("gpus")) for folder, manifest in manifests if isinstance(manifest, dict)]
+    return [(folder, gpus) for folder, gpus in uses if isinstance(gpus, list)]
 
 
 def active_runs() -> list[RunFolder]:
@@ -66,7 +66,7 @@ def active_runs() -> list[RunFolder]:
 
 
 @contextmanager
-def launching() -> Iterator[None]:
+def one_launch_at_a_time() -> Iterator[None]:
     """One launch at a time per user, so that no other launch sees the GPUs as free before this one holds them."""
     import fcntl  # missing on native Windows, where the launch is refused earlier
 

@@ -1,4 +1,4 @@
-"""Hands a run to the warm process of this session (server.py). Any doubt whether it fits ends in an ordinary launch."""
+"""Hands a run to the warm process of this session (server.py), or, if it may not fit, to an ordinary launch."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def may_fork(environment: Mapping[str, str]) -> bool:
 
 
 def prepare(folder: RunFolder, environment: Mapping[str, str]) -> None:
-    """Start the warm process, unless there is one that fits. It imports torch when the run in `folder` has ended and
-    exits with this process. Until then it holds some 20 MiB, afterwards some 300, most of them shared with its forks.
+    """Start the warm process unless one that fits is running. It imports torch when the run in `folder` has ended, and
+    exits with this process. It holds about 20 MiB before the import and 300 after it, most of it shared with its forks.
     """
     if not may_fork(environment):
         return
-    with _lock, suppress(OSError):  # too little memory, say: launches are only slower
+    with _lock, suppress(OSError):  # such as too little memory: launches are only slower
         surroundings = _surroundings(environment)
         if _warm and _warm[0].process.poll() is None and _warm[0].surroundings == surroundings:
             return
@@ -73,8 +73,8 @@ def prepare(folder: RunFolder, environment: Mapping[str, str]) -> None:
 
 
 def supervise(folder: RunFolder, environment: Mapping[str, str], descriptors: Sequence[int], *, owner: int) -> bool:
-    """Have the warm process start the run's supervisor. False if there is none that has imported torch, or if a fork of
-    it would differ from a new process. `descriptors` stay open until the supervisor exits; for `owner` see there."""
+    """Have the warm process start the run's supervisor. False if no warm process has imported torch, or if a fork of it
+    would differ from a new process. `descriptors` stay open until the supervisor exits; `owner` is the supervisor's."""
     with _lock, suppress(OSError):
         if not may_fork(environment) or not _warm or _warm[0].surroundings != _surroundings(environment):
             return False
@@ -88,7 +88,7 @@ def supervise(folder: RunFolder, environment: Mapping[str, str], descriptors: Se
             with folder.supervisor_log.open("ab") as log:
                 send(control, request, [here, log.fileno(), *descriptors])
             return control.recv(1) == b"y"
-        except BaseException:  # it has died or hangs, or we are interrupted: nothing may start the run later
+        except BaseException:  # it has died or hangs, or this is an interrupt: nothing may start the run later
             process.kill()
             process.wait()
             _close()  # a fork that is only late cannot answer and exits
@@ -121,7 +121,7 @@ def _surroundings(environment: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _close() -> None:
-    """It exits when its socket is closed; its forks go on."""
+    """Let it exit, which it does when its socket is closed. Its forks continue."""
     while _warm:
         _warm.pop().control.close()
 

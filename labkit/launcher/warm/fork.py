@@ -25,11 +25,11 @@ HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # by the supervisor
 
 def import_torchrun() -> None:
     """Import what torchrun and its ranks import first, so that forks of this process need not."""
-    given = {name: os.environ.get(name) for name in SINGLE_THREADED}
+    before = {name: os.environ.get(name) for name in SINGLE_THREADED}
     os.environ |= SINGLE_THREADED
     gc.disable()  # the import allocates much and frees little
     try:
-        with suppress(Exception):  # whatever is wrong with torch is shown by torchrun itself
+        with suppress(Exception):  # torchrun itself shows what is wrong with torch
             import torch.distributed.run
         with suppress(Exception):
             import threadpoolctl  # noqa: F401
@@ -37,7 +37,7 @@ def import_torchrun() -> None:
     finally:
         gc.enable()
         gc.freeze()  # forks share what is never collected
-        for name, value in given.items():
+        for name, value in before.items():
             del os.environ[name]
             os.environ |= {} if value is None else {name: value}
 

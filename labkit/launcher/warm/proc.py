@@ -1,4 +1,4 @@
-"""What /proc, and so `ps`, shows of a fork: a command and variables of its own, where its first ancestor left room."""
+"""What /proc, and so `ps`, shows for a fork: its own command and variables, in room that its first ancestor left."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def with_room(command: Sequence[str], environment: Mapping[str, str]) -> tuple[l
 
 
 def can_show() -> bool:
-    """Whether this process has such room, on a kernel that says where it reads what /proc shows."""
+    """Whether this process has such room, and the kernel says where it reads what /proc shows."""
     try:
         (start, end), (first, last) = _memory("arg_start"), _memory("env_start")
         text = Path("/proc/self/environ").read_bytes()[: len(PLACE)]
@@ -30,15 +30,15 @@ def can_show() -> bool:
 
 
 def show_command(command: Sequence[str]) -> None:
-    """Let `ps` and /proc/<pid>/cmdline show this command for this process, cut to the room there is."""
+    """Let `ps` and /proc/<pid>/cmdline show this command for this process, cut to the room."""
     start, end = _memory("arg_start")
     text = b"\0".join(os.fsencode(word) for word in command)
     ctypes.memmove(start, text[: end - start - 1].ljust(end - start, b"\0"), end - start)
 
 
 def show_variables(variables: Mapping[str, str]) -> None:
-    """Let /proc/<pid>/environ show these variables in the place that was kept for them, as far as it holds them: ranks
-    and `sweep` look for the run's marker there."""
+    """Let /proc/<pid>/environ show these variables in the room that was kept for them, as many as fit. `sweep` looks
+    for the run's marker there."""
     start, _ = _memory("env_start")
     text = b""
     for name, value in variables.items():

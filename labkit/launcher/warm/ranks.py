@@ -40,7 +40,7 @@ START_SECONDS = 10.0
 
 
 def close_others(*kept: int) -> None:
-    """Close what a new process would not have: every descriptor but the three standard ones and those `kept`."""
+    """Close what a new process would not have: every descriptor except the three standard ones and those in `kept`."""
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
         if int(name) > 2 and int(name) not in kept:
             with suppress(OSError):  # the one of this list
@@ -105,7 +105,7 @@ class _Waiting(Child):
 
 def prepare(command: Sequence[str], environment: Mapping[str, str]) -> None:
     """Let torchrun's agent, which this process is about to become, start its ranks without a new interpreter.
-    `environment` is what they will inherit. Whatever a fork would do differently is left to torchrun's own way."""
+    `environment` is what they will inherit. Where a fork would behave differently, torchrun starts the ranks itself."""
     if not _would_be_the_same(environment):
         return
     imported: Any = sys.modules
@@ -113,13 +113,15 @@ def prepare(command: Sequence[str], environment: Mapping[str, str]) -> None:
     if not hasattr(handler, "_popen"):
         return  # another version of torch
     waiting: list[_Waiting] = []
-    with suppress(OSError):  # too many processes, say
+    with suppress(OSError):  # such as too many processes
         for _ in range(int(command[command.index("--nproc-per-node") + 1])):
             waiting.append(_Waiting())
     start = handler._popen
 
     def start_rank(self: Any, command: Sequence[str], environment: Mapping[str, str]) -> Any:
-        if waiting and command[0] == sys.executable and tuple(command[1:4]) == WORKER:  # not bound to a NUMA node, say
+        if (
+            waiting and command[0] == sys.executable and tuple(command[1:4]) == WORKER
+        ):  # and not, for example, bound to a NUMA node
             rank = waiting.pop()
             if rank.start(command, environment, [self._stdout.fileno(), self._stderr.fileno()]):
                 return rank
@@ -152,7 +154,7 @@ def _become_rank(control: socket.socket, agent: int) -> NoReturn:
     code = 1
     try:
         LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != agent:  # it has died before
+        if os.getppid() != agent:  # it has already died
             os._exit(1)
         close_others(control.fileno())
         os.setsid()  # torchrun signals the process group of a rank

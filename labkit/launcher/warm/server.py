@@ -79,7 +79,7 @@ def _import_torchrun_unless_orphaned(parent: int) -> None:
 
     signal.signal(signal.SIGALRM, exit_with_parent)
     signal.setitimer(signal.ITIMER_REAL, POLL_SECONDS, POLL_SECONDS)
-    import labkit.launcher.supervisor  # noqa: F401  # not earlier: the first run is starting meanwhile
+    import labkit.launcher.supervisor  # noqa: F401  # not earlier, while the first run starts
     from labkit.launcher.warm.fork import import_torchrun
 
     import_torchrun()

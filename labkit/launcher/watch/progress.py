@@ -84,19 +84,19 @@ class Closing:
     def __init__(self, attempt: RunFolder, home: RunFolder):
         self._attempt, self._log = attempt, home.torchrun_log
         self._polled = 0.0
-        self._told: dict[int, float] = {}  # when the message to each pid was first read
-        self.ended: set[int] = set()  # pids that need no attention any more
+        self._signalled: dict[int, float] = {}  # when torchrun's message about each pid was first read
+        self.ended: set[int] = set()  # pids that need no more attention
 
     def overdue(self) -> set[int]:
-        """The pids of those that were told SURVIVOR_SECONDS ago. It reads the log at most once a second, and only
-        after a failure."""
+        """The pids of those that were told SURVIVOR_SECONDS ago. It reads the log at most once a second, and only after
+        a failure."""
         now = time.monotonic()
         if now - self._polled >= POLL_SECONDS:
             self._polled = now
             if any(self._attempt.error(rank).exists() for rank in self._attempt.started_ranks()):
                 for pid in CLOSED_BY_TORCHRUN.findall(tail_text(self._log)):
-                    self._told.setdefault(int(pid), now)
-        return {pid for pid, told in self._told.items() if now - told >= SURVIVOR_SECONDS} - self.ended
+                    self._signalled.setdefault(int(pid), now)
+        return {pid for pid, signalled in self._signalled.items() if now - signalled >= SURVIVOR_SECONDS} - self.ended
 
 
 class Saving:

@@ -47,10 +47,10 @@ class Tracker(TorchDispatchMode):
 
     def mark(self, tensors: Iterable[Any], category: str) -> None:
         """Set the category of storages; new ones are taken to exist since the start."""
-        wanted = CATEGORIES.index(category)
+        index = CATEGORIES.index(category)
         for storage in self._storages_in(list(tensors)):
             number = self._number_of(storage, before=True)
-            self._categories[number] = min(self._categories[number], wanted)
+            self._categories[number] = min(self._categories[number], index)
 
     def mark_training(self, modules: Iterable[torch.nn.Module], optimizers: Iterable[torch.optim.Optimizer]) -> None:
         """Mark parameters, gradients and optimizer state. Call it before the step, and again in the step before the
@@ -99,10 +99,10 @@ class Tracker(TorchDispatchMode):
             number = self._number_of(storage, before=True)
             # FSDP frees and reallocates gathered parameters by resizing
             self._categories[number] = min(self._categories[number], COMMUNICATION)
-            done = resize(storage, size)
+            result = resize(storage, size)
             if not self._is_elsewhere(storage):
                 self._change(number, storage.nbytes())
-            return done
+            return result
 
         def in_backward(differentiate: Callable[..., Any]) -> Callable[..., Any]:
             def call(*args: Any, **kwargs: Any) -> Any:

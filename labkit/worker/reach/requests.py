@@ -28,7 +28,7 @@ __all__ = ["Reach"]
 LISTEN_SECONDS = 0.1
 LOOK_SECONDS = 0.002
 PAUSED_SECONDS = 0.02
-MEETING_SECONDS = 5.0  # besides two steps: how long ranks wait for the one that does not come
+MEETING_SECONDS = 5.0  # besides two steps: how long ranks wait for one that does not come
 
 
 class Request:
@@ -79,7 +79,7 @@ class Reach:
         while True:
             try:
                 self._advance()
-            except Exception as error:  # a full disk, a deleted folder, a request that is not one
+            except Exception as error:  # a full disk, a deleted folder, an invalid request
                 self._recorder.drop(error)
                 if not self.flagged:
                     self._request, self._number = None, self._number + 1
@@ -90,7 +90,7 @@ class Reach:
         if request is None or self.flagged:
             return
         meeting = request.folder.look()
-        if meeting.decision or time.monotonic() > request.expires:  # its asker has given up, or is gone
+        if meeting.decision or time.monotonic() > request.expires:  # the process that asked has given up, or is gone
             request.folder.decide("given-up")
             self._request, self._number = None, self._number + 1
         elif meeting.seen >= {*request.ranks}:
@@ -181,7 +181,7 @@ class Reach:
             self._stepping = None
         try:
             results = self._results(request, step)
-        except Exception as error:  # an optimizer or a frame that is unlike any other
+        except Exception as error:  # an unusual optimizer or frame
             results = [{"error": repr(error)}]
         if self._rank == request.ranks[0]:
             self._note(request, step, [result["error"] for result in results if "error" in result])
@@ -233,7 +233,7 @@ class Reach:
         return []
 
     def _save(self) -> dict[str, Any]:
-        """Have the checkpoints of a script of labkit's save at the end of this step."""
+        """Have the checkpoints of one of labkit's scripts save at the end of this step."""
         checkpoints: Any = names_around(self._optimizer).get("checkpoints")
         if not (hasattr(checkpoints, "requested") and checkpoints.on):
             return {"error": "save() needs the checkpoints of labkit's scripts, launched with a checkpoint_dir"}

@@ -1,4 +1,4 @@
-"""Options that the run's owner has changed while it trains. Scripts of labkit's keep them in their checkpoints."""
+"""Options that the run's owner has changed while it trains. labkit's own scripts keep them in their checkpoints."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from labkit.worker.reach.events import append_event
 __all__ = ["Settings"]
 
 READ_AT_EVERY_STEP = ("clip", "validate_every", "patience")  # of the options of labkit's scripts; at least 0
-KEY = "set"  # in the notes of a checkpoint: {name: [value, what the command line said]}
+KEY = "set"  # in the notes of a checkpoint: {name: [value, that of the command line]}
 
 
 class Settings:
-    """One rank's. Options of the optimizer hold whatever a schedule of the script says. `folder` is that of the run, if
-    this rank writes what a checkpoint brought back to its events."""
+    """One rank's. They override the script's own schedule of an optimizer's options. `folder` is the run's, if this
+    rank writes to its events what a checkpoint has brought back."""
 
     def __init__(self, folder: RunFolder | None = None):
         self.pinned: dict[str, Any] = {}  # options of the optimizer
         self._folder = folder
-        self._given: dict[str, Any] = {}  # what the command line said of options of the script that have been changed
+        self._originals: dict[str, Any] = {}  # the command line's values of the script's options that have been changed
 
     def pin(self, optimizer: Any) -> None:
         """Before a step."""
@@ -38,28 +38,31 @@ class Settings:
         """None gives an option back to the script. Raises ValueError, and changes nothing, if one cannot be set."""
         args, notes = _of_our_script(optimizer)
         for name, value in values.items():
-            held = _held(name, args, optimizer)
-            whole = isinstance(held[0], int) and hasattr(args, name)
-            if value is not None and (any(_kind(value) is not _kind(each) for each in held) or (whole and value % 1)):
-                raise ValueError(f"{name} is {held[0]!r}, expected a value of that type, got {value!r}")
-            if _kind(value) is float and not (math.isfinite(value) and (value >= 0 or held[0] < 0)):
+            current = _current(name, args, optimizer)
+            whole = isinstance(current[0], int) and hasattr(args, name)
+            if value is not None and (
+                any(_kind(value) is not _kind(each) for each in current) or (whole and value % 1)
+            ):
+                raise ValueError(f"{name} is {current[0]!r}, expected a value of that type, got {value!r}")
+            if _kind(value) is float and not (math.isfinite(value) and (value >= 0 or current[0] < 0)):
                 raise ValueError(f"{name} must be 0 or more, got {value!r}")
         kept = notes.get(KEY, {})
         for name, value in values.items():
-            given = self._given.setdefault(name, getattr(args, name, None))
-            kept[name] = [value, given]
+            original = self._originals.setdefault(name, getattr(args, name, None))
+            kept[name] = [value, original]
             if name in READ_AT_EVERY_STEP and hasattr(args, name):
-                setattr(args, name, given if value is None else value)
+                setattr(args, name, original if value is None else value)
             else:
                 self.pinned[name] = tuple(value) if isinstance(value, list) else value
         self.pinned = {name: value for name, value in self.pinned.items() if value is not None}
         notes[KEY] = {name: pair for name, pair in kept.items() if pair[0] is not None}
 
     def restore(self, optimizer: Any) -> None:
-        """Before the first step: what the checkpoint has that it resumes from, except what the command line changes."""
+        """Before the first step: the settings in the checkpoint that the run resumes from, except those that the command
+        line changes."""
         args, notes = _of_our_script(optimizer)
         kept = notes.pop(KEY, {})
-        values = {name: value for name, (value, given) in kept.items() if getattr(args, name, None) == given}
+        values = {name: value for name, (value, original) in kept.items() if getattr(args, name, None) == original}
         if values:
             self.change(values, optimizer)
             if self._folder is not None:
@@ -73,8 +76,8 @@ def _of_our_script(optimizer: Any) -> tuple[Any, dict[str, Any]]:
     return (names.get("args"), notes) if isinstance(notes, dict) else (None, {})
 
 
-def _held(name: str, args: Any, optimizer: Any) -> list[Any]:
-    """The values of an option. Raises ValueError if there is none."""
+def _current(name: str, args: Any, optimizer: Any) -> list[Any]:
+    """The values of an option, one for each parameter group. Raises ValueError if it does not exist."""
     groups, own = optimizer.param_groups, [each for each in READ_AT_EVERY_STEP if hasattr(args, each)]
     if name in own:
         return [getattr(args, name)]
