@@ -197,8 +197,8 @@ class Supervisor:
         return agent.wait(), why, killed
 
     def end_survivors(self, closing: Closing) -> int:
-        """KILL ranks that torchrun has told to exit because another one failed, but that wait for it on their GPUs, where
-        Python runs no handler of TERM before torchrun's own time limit. Returns how many."""
+        """KILL ranks that torchrun has told to exit because another one failed, but that wait for it on their GPUs:
+        there Python runs no handler of TERM before torchrun's own time limit. Returns how many."""
         if self.manifest.get("backend") != "nccl" or not (pids := closing.overdue()):
             return 0
         if self.folder.checkpoint_being_saved():

@@ -119,9 +119,8 @@ def prepare(command: Sequence[str], environment: Mapping[str, str]) -> None:
     start = handler._popen
 
     def start_rank(self: Any, command: Sequence[str], environment: Mapping[str, str]) -> Any:
-        if (
-            waiting and command[0] == sys.executable and tuple(command[1:4]) == WORKER
-        ):  # and not, for example, bound to a NUMA node
+        # not, for example, a command that binds the rank to a NUMA node
+        if waiting and command[0] == sys.executable and tuple(command[1:4]) == WORKER:
             rank = waiting.pop()
             if rank.start(command, environment, [self._stdout.fileno(), self._stderr.fileno()]):
                 return rank

@@ -40,9 +40,8 @@ class Settings:
         for name, value in values.items():
             current = _current(name, args, optimizer)
             whole = isinstance(current[0], int) and hasattr(args, name)
-            if value is not None and (
-                any(_kind(value) is not _kind(each) for each in current) or (whole and value % 1)
-            ):
+            kinds = {_kind(each) for each in current}
+            if value is not None and (kinds != {_kind(value)} or (whole and value % 1)):
                 raise ValueError(f"{name} is {current[0]!r}, expected a value of that type, got {value!r}")
             if _kind(value) is float and not (math.isfinite(value) and (value >= 0 or current[0] < 0)):
                 raise ValueError(f"{name} must be 0 or more, got {value!r}")
@@ -58,8 +57,8 @@ class Settings:
         notes[KEY] = {name: pair for name, pair in kept.items() if pair[0] is not None}
 
     def restore(self, optimizer: Any) -> None:
-        """Before the first step: the settings in the checkpoint that the run resumes from, except those that the command
-        line changes."""
+        """Before the first step: the settings in the checkpoint that the run resumes from, except those that the
+        command line changes."""
         args, notes = _of_our_script(optimizer)
         kept = notes.pop(KEY, {})
         values = {name: value for name, (value, original) in kept.items() if getattr(args, name, None) == original}
