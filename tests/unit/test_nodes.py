@@ -4,6 +4,7 @@ import os
 import re
 import socket
 import time
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -137,10 +138,10 @@ def test_a_final_state_of_the_run_itself_wins(run):
 
 def test_ranks_of_a_job_may_wait_on_made_up_gpus_that_its_submitter_did_not_know(run, monkeypatch):
     monkeypatch.setattr(hardware, "DRIVER_FILES", (run.script,))
-    supervisor = Supervisor(run, home=run.node(0), node=0)
-    assert supervisor.may_wait_on_gpus()
+    supervisor = SimpleNamespace(manifest=run.read_manifest())
+    assert Supervisor.may_wait_on_gpus(supervisor)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert not supervisor.may_wait_on_gpus()
+    assert not Supervisor.may_wait_on_gpus(supervisor)
 
 
 def counted(monkeypatch, module, name):
