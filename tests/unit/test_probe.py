@@ -275,6 +275,7 @@ def test_on_made_up_cuda_a_record_that_ends_early_has_the_phases_of_its_first_st
         probe._due = math.inf
         step(probe, Loader(), optimizer, loss)
     probe.after_evaluation_fetch()
+    probe._flush()
     line = records(tmp_path)[-1]
     assert (line["step"], line["n"]) == (4, 3)
     assert line["forward"] == line["backward"] == line["optimizer"] == pytest.approx(0.03)

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from labkit.errors import ScriptError
 from labkit.write import Script, is_library, options_of, script_files, script_names, strategy_of
@@ -156,7 +157,7 @@ def test_offloaded_shards_stay_in_host_memory_whatever_the_device(tmp_path, monk
     module = loaded(Script.load("fsdp", "fsdp_options"), tmp_path, monkeypatch)
     monkeypatch.setattr(sys, "argv", ["train.py", "--cpu-offload"])
     args = module.parse_args()
-    module.dist.init_process_group("gloo", store=module.dist.HashStore(), rank=0, world_size=1)
+    module.dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
     try:
         mesh = module.make_mesh("cpu", args)
         model = module.parallelize(module.Model(), mesh, module.torch.device("meta"), args)
