@@ -87,10 +87,15 @@ def check_ranks(nproc_per_node: Any, backend: Any, hardware: Hardware) -> int:
         )
     if backend not in (None, "nccl", "gloo"):
         raise LaunchError(f"backend must be 'nccl' or 'gloo', got {backend!r}")
+    if hardware.gpu_problem:  # the ranks might find them, and use them unchecked
+        raise LaunchError(
+            f"{hardware.gpu_problem}. Run `python -c 'import torch; torch.cuda.init()'` to see why, or pass "
+            "env={'CUDA_VISIBLE_DEVICES': ''} to train on the CPU"
+        )
     gpus = len(hardware.gpus)
     if backend == "nccl" and not gpus:
-        setting = "" if hardware.visible_devices is None else f"CUDA_VISIBLE_DEVICES={hardware.visible_devices!r}"
-        why = f" ({reason})" if (reason := hardware.gpu_problem or setting) else ""
+        visible = hardware.visible_devices
+        why = "" if visible is None else f" (CUDA_VISIBLE_DEVICES={visible!r})"
         raise LaunchError(f"backend='nccl' needs a GPU for every rank; none is visible here{why}. Leave backend out")
     if gpus and nproc_per_node > gpus and backend != "gloo":
         raise LaunchError(

@@ -27,6 +27,7 @@ __all__ = [
     "driver_version",
     "has_kernels",
     "hardware",
+    "may_have_gpus",
     "platform_name",
     "torch_report",
     "without_kernels",
@@ -148,11 +149,16 @@ def _gpus(visible: str | None) -> tuple[Gpu, ...]:
     return tuple(Gpu(name, memory, (major, minor)) for name, memory, (major, minor) in report["gpus"])
 
 
+def may_have_gpus(visible: str | None) -> bool:
+    """Whether an NVIDIA driver is installed and `CUDA_VISIBLE_DEVICES` hides not all of its GPUs."""
+    return visible != "" and any(file.exists() for file in DRIVER_FILES)
+
+
 @cache
 def torch_report(visible: str | None) -> dict[str, Any] | None:
     """What torch reports about the visible GPUs (`gpus`, and their `uuids` in the same order) and about its own build:
     its CUDA version (`cuda`, None for a CPU build) and `kernels` ("sm_75", …). None if no driver is installed."""
-    if visible == "" or not any(file.exists() for file in DRIVER_FILES):
+    if not may_have_gpus(visible):
         return None
     # In a separate process: reading the properties opens a context that would hold memory on GPU 0.
     code = (

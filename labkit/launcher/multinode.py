@@ -44,6 +44,8 @@ def create(
     env = checks.check_environment(options.env or {})
     checks.check_retries_and_watchdog(0, options.watchdog)
     request = check(script, options.args, parameters, nodes.world_size, env.get("PYTHONPATH", ""))
+    if machine and not request.path:
+        checks.check_precision(request.options.get("precision"), machine, nodes.nproc_per_node)
     request = with_options(request, ["checkpoint_dir"]) if saves else request
     folder = RunFolder.create(runs_root(options.runs_dir), str(options.name or request.script.name))
     with removed_on_failure(folder):

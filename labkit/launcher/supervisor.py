@@ -25,6 +25,7 @@ import psutil
 
 from labkit.launcher.causes.explain import find_cause
 from labkit.launcher.causes.signals import oom_kills
+from labkit.launcher.hardware import may_have_gpus
 from labkit.launcher.stop import (
     GRACE_SECONDS,
     SAMPLER,
@@ -199,7 +200,7 @@ class Supervisor:
     def end_survivors(self, closing: Closing) -> int:
         """KILL ranks that torchrun has told to exit because another one failed, but that wait for it on their GPUs:
         there Python runs no handler of TERM before torchrun's own time limit. Returns how many."""
-        if self.manifest.get("backend") != "nccl" or not (pids := closing.overdue()):
+        if not self.may_wait_on_gpus() or not (pids := closing.overdue()):
             return 0
         if self.folder.checkpoint_being_saved():
             return 0
@@ -209,6 +210,11 @@ class Supervisor:
             with suppress(psutil.Error):  # it has already exited
                 rank.kill()
         return len(ranks)
+
+    def may_wait_on_gpus(self) -> bool:
+        """Whether the ranks here use NCCL; before a job was submitted, nobody knew its machines."""
+        backend = self.manifest.get("backend")
+        return backend == "nccl" or (backend is None and may_have_gpus(os.environ.get("CUDA_VISIBLE_DEVICES")))
 
     def sweep(self) -> int:
         return sweep(self.folder, self.node)

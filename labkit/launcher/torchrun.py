@@ -36,6 +36,8 @@ RECORDED_PREFIXES = ("CUDA_", "NCCL_", "GLOO_", "TORCH_", "PYTORCH_", "OMP_", "M
 RECORDED = ("KAGGLE_KERNEL_RUN_TYPE", "PYTHONPATH", "PYTHONSAFEPATH", "LD_PRELOAD")
 # Where NCCL's watchdog writes its flight record at a time limit, followed by the rank; the second name is the older.
 NCCL_DUMPS = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+# The watchdog sleeps four times as long after a time limit before it ends the rank: 60 s by torch's default.
+DUMP_MILLISECONDS = "2500"
 SECRET_WORDS = ("TOKEN", "SECRET", "PASSWORD", "PASSWD", "PWD", "KEY", "CREDENTIAL", "AUTH")
 
 
@@ -131,6 +133,7 @@ def attempt_command(
 def marked(environment: Mapping[str, str], run: RunFolder, attempt: RunFolder, number: int) -> dict[str, str]:
     """The environment with the marker of the run's processes, and the folder that this attempt's ranks write to."""
     dumps = dict.fromkeys(NCCL_DUMPS, str(attempt.ranks / "fr_")) | {"TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
+    dumps["TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"] = DUMP_MILLISECONDS
     ours = {MARKER: run.id, "LABKIT_RUN_DIR": str(attempt.path), "LABKIT_ATTEMPT": str(number)}
     return {**dumps, **environment, **ours}
 

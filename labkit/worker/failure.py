@@ -28,7 +28,10 @@ OURS = str(Path(__file__).parent)
 FROM_WORKER = "Original Traceback (most recent call last):"
 LONGEST_TRACEBACK = 100_000  # characters
 NAMED_CAUSES = 3
-DEVICE_MEMORY = re.compile(r"CUDA error: out of memory|CU(BLAS|DNN)_STATUS_ALLOC_FAILED|Cuda failure (2\b|'out of)")
+DEVICE_MEMORY = re.compile(
+    r"CUDA (driver )?error: out of memory|CU(BLAS|DNN)_STATUS_ALLOC_FAILED|NOT_INITIALIZED when calling .cublasCreate"
+    r"|Cuda failure (2\b|'out of)|Failed to CUDA [cm]alloc"
+)
 HOST_MEMORY = re.compile(r"DefaultCPUAllocator: (can't allocate|not enough) memory|Cannot allocate memory")
 
 
@@ -79,10 +82,12 @@ def show(error: BaseException) -> None:
 def _memory(error: BaseException) -> dict[str, Any]:
     """For an out-of-memory error: which memory ran out, and how many bytes of it this rank used."""
     is_torch_error = type(error).__name__ == "OutOfMemoryError" and type(error).__module__.startswith("torch")
-    on_device = is_torch_error or DEVICE_MEMORY.search(_text(error))
-    if on_device and not any("pin_memory" in entry for entry in traceback.format_tb(error.__traceback__)[-1:]):
+    text, (*_, last_frame) = _text(error), ["", *traceback.format_tb(error.__traceback__)]
+    on_device = is_torch_error or DEVICE_MEMORY.search(text)
+    pinned = "pin_memory" in last_frame or "in pin memory thread" in text  # a DataLoader's error is raised again
+    if on_device and not pinned:
         return {"out_of_memory": "device", "memory": _device_memory()}
-    if on_device or isinstance(error, MemoryError) or HOST_MEMORY.search(_text(error)):  # pinned memory is the host's
+    if on_device or isinstance(error, MemoryError) or HOST_MEMORY.search(text):  # pinned memory is the host's
         return {"out_of_memory": "host", "memory": resident_set()()}
     return {}
 

@@ -36,6 +36,7 @@ clock = time.perf_counter
 RECORD_SECONDS = 0.1
 UNCONSUMED_BATCHES = 4096  # batch sizes; scripts may fetch all micro-batches of a step at once
 UNREAD_RECORDS = 64
+LAST_RECORDS_SECONDS, POLL_SECONDS = 0.5, 0.001  # for the device to finish the steps of the last records
 FIRST_STEPS = 100  # their losses are always kept, because the training may be short
 
 
@@ -63,6 +64,7 @@ class Probe:
         self._waited = self._waited_before = 0.0  # for collectives: until the last mark, and until this step
         self._device_clock: Callable[[], DeviceClock] | None = None  # once the script trains on CUDA
         self._timed: DeviceClock | None = None  # while a step on CUDA is timed
+        self._measured: DeviceClock | None = None  # of the newest timed step of this record
         self._waiting: deque[tuple[dict[str, Any], DeviceClock, float | None]] = deque(maxlen=UNREAD_RECORDS)
         self._trace = StepTrace(self.recorder) if os.environ.get(TRACE_MEMORY) == "1" else None
         self._profile = StepProfile(profile) if profile is not None else None
@@ -115,14 +117,18 @@ class Probe:
         return None if self._latest == math.inf else self._latest
 
     def finish(self, outcome: str) -> None:
-        """Write the remaining records and how the script ended. Never raises, never waits for the device."""
+        """Write the remaining records and how the script ended. Never raises, never waits long for the device."""
         try:
             for watching in (self._trace, self._profile):
                 if watching is not None:
                     watching.stop()
             if self._n:
                 self._record()
-            self._flush()
+            deadline = clock() + LAST_RECORDS_SECONDS
+            while self._flush() and clock() < deadline:
+                time.sleep(POLL_SECONDS)
+            if self._waiting:
+                raise TimeoutError(f"the device had not finished the last {len(self._waiting)} records' steps")
         except Exception as error:
             self.recorder.drop(error)
         end = {"k": "end", "step": self.step, "outcome": outcome, "dropped": self.recorder.dropped}
@@ -230,6 +236,7 @@ class Probe:
         self._communicated += self._waited - self._waited_before
         if self._timed is not None:
             self._timed.end("optimizer")
+            self._measured = self._timed
         seconds = now - self._step_started
         self._seconds += seconds
         if steps > 1:
@@ -258,7 +265,8 @@ class Probe:
         if self._profile is not None:
             self._profile.after_counted_step(self.step)
         if self._device_clock is not None:  # events on every step would be too expensive
-            self._timed = self._device_clock() if now + self._latest >= self._due else None
+            will_be_last = now + self._latest >= self._due
+            self._timed = self._device_clock() if will_be_last or not self._n else None
         if self.reach is not None and (self.reach.flagged or self.step >= self.reach.due):
             self.reach.at_boundary(optimizer, self.step, self._latest)
             self._begin_step(clock())  # the time that it took is not part of the next step
@@ -322,7 +330,7 @@ class Probe:
         if self._device_clock is not None:
             # the host measured only the queueing
             record |= dict.fromkeys(("forward", "backward", "optimizer", "communication"))
-            timed = self._timed or self._device_clock()
+            timed, self._measured = self._measured or self._device_clock(), None
             if loss is not None:
                 timed.keep(loss)
             self._waiting.append((record, timed, in_backward))
@@ -341,11 +349,13 @@ class Probe:
             self.recorder.drop(error)
             return None, None
 
-    def _flush(self) -> None:
-        """Write the records whose step the device has finished; a device that hangs keeps them forever."""
+    def _flush(self) -> int:
+        """Write the records whose step the device has finished; a device that hangs keeps them forever. Returns how
+        many remain."""
         while self._waiting and self._waiting[0][1].is_done:
             record, timed, in_backward = self._waiting.popleft()
             self._write(record | timed.read(record["n"]), in_backward)
+        return len(self._waiting)
 
     def _write(self, record: dict[str, Any], in_backward: float | None) -> None:
         if in_backward is not None and record["backward"] is not None:  # the phases exclude each other

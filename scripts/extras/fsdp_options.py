@@ -37,8 +37,9 @@ def parallelize(model, mesh, device, args):
         options["mesh"] = init_device_mesh(mesh.device_type, shape, mesh_dim_names=("replicate", "shard"))
     if args.cpu_offload:  # pinned memory needs a GPU
         options["offload_policy"] = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
+    place = torch.device("cpu") if args.cpu_offload else device  # fully_shard moves each part to the GPU and back
     for module in [*blocks_of(model), model]:  # finally the parameters outside blocks: embeddings, the last norm
-        fully_shard(placed(module, device, args), **options)
+        fully_shard(placed(module, place, args), **options)
     return model
 
 

@@ -89,7 +89,20 @@ NCCL = "NCCL error in: …, unhandled cuda error\\nLast error:\\nCuda failure 2 
         ("raise RuntimeError('CUDA error: out of memory')", "device"),
         ("raise RuntimeError('CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`')", "device"),
         (f'raise torch.distributed.DistBackendError("{NCCL}")', "device"),
+        ("raise RuntimeError('CUDA driver error: out of memory')", "device"),
+        (
+            "raise RuntimeError('CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`')",
+            "device",
+        ),
+        ("raise torch.distributed.DistBackendError('Last error:\\nFailed to CUDA calloc async 608 bytes')", "device"),
         ("def pin_memory():\n    raise RuntimeError('CUDA error: out of memory')\n\npin_memory()", "host"),
+        (
+            "from torch._utils import ExceptionWrapper\n"
+            "try:\n    raise RuntimeError('CUDA error: out of memory')\n"
+            "except RuntimeError:\n    caught = ExceptionWrapper(where='in pin memory thread for device 0')\n"
+            "caught.reraise()",
+            "host",
+        ),
     ],
 )
 def test_simulated_cuda_out_of_memory_errors_in_other_words(raising: str, memory: str, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ import torch  # noqa: F401  # the process that is asked has imported it
 from faults.scene import ENDLESS, FAULTY, assert_clean, last_step, read, wait_for_step, wait_until
 
 import labkit
-from labkit.launcher.warm import client, ranks
+from labkit.launcher.warm import client, fork
 
 pytestmark = pytest.mark.skipif(not client.FORKS, reason="only Linux's processes are forked")
 PRINTS = """
@@ -162,8 +162,8 @@ def test_a_rank_is_a_fork_that_sees_what_a_new_process_sees(
     drawn = [number for rank in (*forks, *new) for number in rank.pop("random")]
     assert len({*drawn}) == len(drawn)
     assert [rank.pop("forked") for rank in (*forks, *new)] == [True, True, False, False]
-    for fork, other in zip(forks, new, strict=True):
-        assert {k: (v, other[k]) for k, v in fork.items() if v != other[k]} == {}
+    for forked, other in zip(forks, new, strict=True):
+        assert {k: (v, other[k]) for k, v in forked.items() if v != other[k]} == {}
     assert client._warm[0].process.pid == warm
 
 
@@ -179,14 +179,11 @@ def test_what_a_forked_rank_would_see_otherwise_is_run_by_a_new_process(
     assert client._warm[0].process.pid == warm
 
 
-def test_a_process_with_an_initialized_mock_gpu_is_not_forked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    environment = {"OMP_NUM_THREADS": "1", "LABKIT_SCRIPT_DIR": str(tmp_path)}
-    monkeypatch.setattr(ranks, "NEEDED", ())
-    monkeypatch.setattr(ranks, "DEVICES", "nowhere")
-    assert ranks._would_be_the_same(environment)
-    monkeypatch.setattr(ranks, "DEVICES", os.devnull)
-    with Path(os.devnull).open():
-        assert not ranks._would_be_the_same(environment)
+def test_an_open_mock_gpu_is_seen_before_a_fork(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fork, "DEVICES", (str(tmp_path),))
+    assert not fork.has_open_gpu()
+    with (tmp_path / "nvidiactl").open("w"):
+        assert fork.has_open_gpu()
 
 
 def test_a_tied_run_goes_on_without_the_warm_process(warm: int) -> None:

@@ -77,7 +77,7 @@ def wait_for(run: labkit.Run, text: str) -> None:
         time.sleep(0.1)
 
 
-def test_asking_about_the_machine_imports_no_torch_and_opens_no_context(figures):
+def test_asking_about_the_machine_imports_no_torch(figures):
     code = "import sys, labkit; print(labkit.doctor()); sys.exit('torch' in sys.modules)"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
 

@@ -326,6 +326,14 @@ def test_a_nul_byte_in_an_argument_is_refused():
         check_arguments(["a\0b"])
 
 
+def test_made_up_gpus_that_torch_could_not_list_are_not_trained_on_unchecked():
+    machine = replace(
+        made_up(0), gpu_problem="an NVIDIA driver is installed, but torch could not list the GPUs: timeout"
+    )
+    with pytest.raises(LaunchError, match=r"could not list the GPUs: timeout\. Run .*CUDA_VISIBLE_DEVICES"):
+        check_ranks(1, None, machine)
+
+
 def test_bf16_is_refused_where_a_made_up_gpu_would_emulate_it():
     turing, ampere = Gpu("Tesla T4", 15 << 30, (7, 5)), Gpu("A100", 40 << 30, (8, 0))
     machine = replace(made_up(0), gpus=(ampere, turing))

@@ -4,6 +4,7 @@ import os
 import re
 import socket
 import time
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -12,7 +13,7 @@ import labkit
 from labkit.cluster import hosts, remote, slurm_runs, ssh
 from labkit.cluster.hosts import _ranks
 from labkit.errors import LaunchError
-from labkit.launcher import node
+from labkit.launcher import hardware, node
 from labkit.launcher.causes import stacks
 from labkit.launcher.causes.several_nodes import conclusion
 from labkit.launcher.hardware import Gpu, Hardware
@@ -20,6 +21,7 @@ from labkit.launcher.locks import gpus
 from labkit.launcher.multinode import create, node_command, torchrun_of_node
 from labkit.launcher.network_interface import interface_of, own_address_towards, resolved
 from labkit.launcher.node import check_port, main
+from labkit.launcher.supervisor import Supervisor
 from labkit.launcher.torchrun import rank_environment
 from labkit.launcher.watch import peers
 from labkit.launcher.watch.peers import Peer
@@ -133,6 +135,14 @@ def test_a_final_state_of_the_run_itself_wins(run):
     assert read_state(run).state == "running"
     write_state(run, STOPPED)
     assert read_state(run) == STOPPED
+
+
+def test_ranks_of_a_job_may_wait_on_made_up_gpus_that_its_submitter_did_not_know(run, monkeypatch):
+    monkeypatch.setattr(hardware, "DRIVER_FILES", (run.script,))
+    supervisor = SimpleNamespace(manifest=run.read_manifest())
+    assert Supervisor.may_wait_on_gpus(supervisor)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert not Supervisor.may_wait_on_gpus(supervisor)
 
 
 def counted(monkeypatch, module, name):

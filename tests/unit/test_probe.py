@@ -42,6 +42,11 @@ class MadeUpEvent:
 class MadeUpTorch:
     class cuda:
         Event = MadeUpEvent
+        captures = False
+
+        @staticmethod
+        def is_current_stream_capturing():
+            return MadeUpTorch.cuda.captures
 
         @staticmethod
         def current_stream(device):
@@ -242,6 +247,50 @@ def test_on_made_up_cuda_a_record_waits_for_the_device_and_speaks_of_all_its_ste
     line = records(tmp_path)[-1]
     assert (line["step"], line["n"], line["loss"]) == (2, 2, 2.5)
     assert line["forward"] == line["backward"] == line["optimizer"] == pytest.approx(0.02)
+
+
+def test_on_made_up_cuda_the_last_record_waits_for_the_device(probe, tmp_path, monkeypatch):
+    probe._device_clock = lambda: DeviceClock(MadeUpTorch, "cuda:0")
+    (optimizer,), loss = made()
+    probe._due = math.inf
+    for _ in range(2):
+        step(probe, Loader(), optimizer, loss)
+    asked = iter([False] * 20)
+    monkeypatch.setattr(MadeUpEvent, "query", lambda event: next(asked, True))
+    probe.finish("finished")
+    assert [(r["k"], r["step"]) for r in records(tmp_path)[1:]] == [("step", 2), ("end", 2)]
+
+    step(probe, Loader(), optimizer, loss)
+    monkeypatch.setattr(MadeUpEvent, "query", lambda event: False)
+    probe.finish("finished")
+    assert records(tmp_path)[-1]["dropped"] == 1
+
+
+def test_on_made_up_cuda_a_record_that_ends_early_has_the_phases_of_its_first_step(probe, tmp_path):
+    probe._device_clock = lambda: DeviceClock(MadeUpTorch, "cuda:0")
+    (optimizer,), loss = made()
+    probe._due = 0.0
+    step(probe, Loader(), optimizer, loss)  # a record of its own; the next one begins
+    for _ in range(3):
+        probe._due = math.inf
+        step(probe, Loader(), optimizer, loss)
+    probe.after_evaluation_fetch()
+    probe._flush()
+    line = records(tmp_path)[-1]
+    assert (line["step"], line["n"]) == (4, 3)
+    assert line["forward"] == line["backward"] == line["optimizer"] == pytest.approx(0.03)
+
+
+def test_on_made_up_cuda_nothing_is_recorded_while_a_graph_is_captured(monkeypatch):
+    clock = DeviceClock(MadeUpTorch, "cuda:0")
+    monkeypatch.setattr(MadeUpTorch.cuda, "captures", True)
+    monkeypatch.setattr(MadeUpEvent, "query", lambda event: pytest.fail("queried during a capture"))
+    monkeypatch.setattr(MadeUpEvent, "record", lambda event, stream: pytest.fail("recorded during a capture"))
+    clock.begin()
+    clock.end("forward")
+    clock.keep(torch.tensor(1.0))
+    assert not clock.is_done
+    assert clock.read(1) == {}
 
 
 def test_on_made_up_cuda_an_offloaded_optimizer_does_not_hide_the_gpu(probe, tmp_path, monkeypatch):

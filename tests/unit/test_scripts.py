@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from labkit.errors import ScriptError
 from labkit.write import Script, is_library, options_of, script_files, script_names, strategy_of
@@ -149,6 +150,20 @@ def test_a_scripts_options_are_what_its_parser_takes(strategy, tmp_path, monkeyp
         assert options.keys() == taken.keys()
         for name, option in options.items():
             assert taken[name] == option.default or not (taken[name] or option.default), name
+
+
+def test_offloaded_shards_stay_in_host_memory_whatever_the_device(tmp_path, monkeypatch):
+    """FSDP2 moves each part to the GPU itself, and refuses shards that are there before the first step."""
+    module = loaded(Script.load("fsdp", "fsdp_options"), tmp_path, monkeypatch)
+    monkeypatch.setattr(sys, "argv", ["train.py", "--cpu-offload"])
+    args = module.parse_args()
+    module.dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        mesh = module.make_mesh("cpu", args)
+        model = module.parallelize(module.Model(), mesh, module.torch.device("meta"), args)
+        assert {parameter.device.type for parameter in model.parameters()} == {"cpu"}
+    finally:
+        module.dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("strategy", MOST_LINES)

@@ -182,6 +182,7 @@ def test_the_supervisor_carries_no_marker_and_its_processes_do(environment_of, f
     second = folder.attempt(2)
     told = {MARKER: folder.id, "LABKIT_RUN_DIR": str(folder.path / "attempts" / "2"), "LABKIT_ATTEMPT": "2"}
     told |= dict.fromkeys(NCCL_DUMPS, f"{second.ranks}/fr_") | {"TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
+    told["TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"] = "2500"
     assert marked(environment, folder, second, 2) == environment | told
     assert marked({NCCL_DUMPS[0]: "/theirs"}, folder, second, 2)[NCCL_DUMPS[0]] == "/theirs"
 

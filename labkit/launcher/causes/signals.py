@@ -42,7 +42,9 @@ def killed(evidence: Evidence) -> dict[str, Any] | None:
     message = f": {thrown[-1].strip()}" if thrown else ""
     who = f"rank {rank}{evidence.on_host(rank)}"
     cause = {"kind": "signal", "rank": rank, "signal": name, "step": history.step if history else None} | where
-    if code == signal.SIGABRT:
+    if code == signal.SIGABRT and "CUDA error" in message:
+        cause["advice"] = "env={'CUDA_LAUNCH_BLOCKING': '1'} names the line whose kernel failed"
+    elif code == signal.SIGABRT:
         cause["advice"] = f"if the ranks called collectives of different shapes or types, {CHECKED_CALLS}"
     if out_of_memory:
         advice = memory_advice("host", evidence.script, {})

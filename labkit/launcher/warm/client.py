@@ -25,7 +25,7 @@ FORKS = sys.platform == "linux"  # elsewhere system libraries may not survive a 
 READ_AT_IMPORT = (
     "AOT", "CUTLASS_", "CXX", "ENABLE_", "FAKE_", "FX_", "HOME", "INDUCTOR_", "KINETO_", "LANG", "LC_", "LD_",
     "LOGLEVEL", "LOGNAME", "MPMATH_", "NPY_", "NUMPY_", "PARTITIONER_", "PATH", "PYTHON", "PYTORCH", "SYMPY_", "TEMP",
-    "TMP", "TORCH", "TQDM_", "TZ", "USER",
+    "TMP", "TORCH", "TQDM_", "TRITON_", "TZ", "USER",
 )  # fmt: skip
 READ_BY_RANKS = ("TORCH_FR_", "TORCH_NCCL_")
 REPLY_SECONDS = 10.0

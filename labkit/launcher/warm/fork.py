@@ -20,6 +20,7 @@ __all__ = ["ForkedTorchrun", "import_torchrun"]
 
 TORCHRUN = "torch.distributed.run"
 SINGLE_THREADED = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # a fork loses threads
+DEVICES = ("/dev/nvidia", "/dev/dxg", "/dev/kfd")  # of CUDA, of CUDA in WSL2, of ROCm
 HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # by the supervisor
 
 
@@ -58,9 +59,16 @@ class ForkedTorchrun(ranks.Child):
 
     @staticmethod
     def can_run(command: Sequence[str]) -> bool:
-        """Whether this process has imported torchrun, and has no other threads, which a fork would lose."""
+        """Whether this process has imported torchrun, and has neither other threads nor an open GPU, which a fork
+        would lose."""
         is_torchrun = TORCHRUN in sys.modules and list(command[1:3]) == ["-m", TORCHRUN]
-        return is_torchrun and can_show() and len([*Path("/proc/self/task").iterdir()]) == 1
+        is_alone = len([*Path("/proc/self/task").iterdir()]) == 1
+        return is_torchrun and can_show() and is_alone and not has_open_gpu()
+
+
+def has_open_gpu() -> bool:
+    """Whether this process has opened a GPU, say with NVML."""
+    return any(os.path.realpath(path).startswith(DEVICES) for path in Path("/proc/self/fd").iterdir())
 
 
 def _run(command: Sequence[str], environment: Mapping[str, str], log: int, in_child: Callable[[], object]) -> NoReturn:

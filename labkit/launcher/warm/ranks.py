@@ -30,7 +30,6 @@ WORKER = ("-u", "-m", "labkit.worker")
 READ_WHEN_LOADED = ("GOMP_", "KMP_", "MALLOC_", "MKL_", "NPY_", "OMP_", "OPENBLAS_", "GLIBC_")
 # The first is applied in each fork; scikit-learn sets the others, for an OpenMP that torch does not use.
 LEFT_OUT = ("OMP_NUM_THREADS", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK")
-DEVICES = ("/dev/nvidia", "/dev/dxg", "/dev/kfd")  # of CUDA, of CUDA in WSL2, of ROCm
 SHOWN = (MARKER, NODE_MARKER, "RANK", "LOCAL_RANK", "WORLD_SIZE")
 NEEDED = ("multiprocessing.process", "numpy", "threadpoolctl", "torch", HANDLER)  # modules
 LIBC = ctypes.CDLL(None)
@@ -138,8 +137,7 @@ def _would_be_the_same(environment: Mapping[str, str]) -> bool:
     if not environment.get("OMP_NUM_THREADS", "").isdecimal() or not int(environment["OMP_NUM_THREADS"]):
         return False
     imported: Any = sys.modules
-    open_files = map(os.path.realpath, Path("/proc/self/fd").iterdir())
-    if imported["torch"].cuda._is_in_bad_fork() or any(path.startswith(DEVICES) for path in open_files):
+    if imported["torch"].cuda._is_in_bad_fork():
         return False  # an initialized CUDA does not survive a fork
     try:
         beside_script = {path.name.partition(".")[0] for path in Path(environment["LABKIT_SCRIPT_DIR"]).iterdir()}
