@@ -17,6 +17,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import pytest
+from kagglesdk import kaggle_env
+
+from labkit.kaggle import follow
+
 TOKEN, USER = "not-a-secret", "me"
 PAGE = 20  # files of an output in one answer
 
@@ -168,3 +173,15 @@ class Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *_: Any) -> None:
         """Nothing on the test's stderr."""
+
+
+@pytest.fixture
+def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
+    """The stand-in, to which Kaggle's own client goes."""
+    monkeypatch.setattr(follow, "LOOK_SECONDS", 0.1)
+    monkeypatch.setenv("KAGGLE_API_TOKEN", TOKEN)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with stand_in(tmp_path / "kaggle") as service:
+        # the client's own table of addresses; all else in it is as Kaggle made it
+        monkeypatch.setitem(kaggle_env._env_to_endpoint, kaggle_env.KaggleEnv.PROD, service.url)
+        yield service

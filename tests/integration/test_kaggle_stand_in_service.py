@@ -21,6 +21,7 @@ from labkit.record import RunFolder, State, write_state
 from labkit.record.files import write_json
 from labkit.view.live.progress_line import read_progress_line
 
+pytest_plugins = ["integration.kaggle_stand_in"]  # its fixture `service`
 KERNEL = "me/labkit-small"
 
 

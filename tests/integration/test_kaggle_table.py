@@ -11,6 +11,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import kaggle_table  # noqa: E402
 
+pytest_plugins = ["integration.kaggle_stand_in"]  # its fixture `service`
 pytestmark = pytest.mark.timeout(400)  # three kernels, one after the other
 
 LAUNCH = "import labkit\nrun = labkit.launch('single', nproc_per_node=1, steps=2, global_batch_size=4)"
