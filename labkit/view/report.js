@@ -45,6 +45,10 @@ function draw(data) {
     return found.filter((_, i) => few || i % Math.ceil(found.length / 4) === 0);
   }
 
+  function closest(line, x) {
+    return line.points.reduce((best, point) => Math.abs(point[0] - x) < Math.abs(best[0] - x) ? point : best);
+  }
+
   class Group { // charts with one x axis: they are zoomed and read together
     constructor(name, charts) {
       this.name = name; this.zoom = null;
@@ -82,12 +86,17 @@ function draw(data) {
       const px = (event.clientX - box.left) / box.width * this.width;
       return a + (b - a) * Math.min(1, Math.max(0, (px - LEFT) / (this.width - LEFT - RIGHT)));
     }
+    shown() { return this.chart.lines.filter((line) => !hidden.has(line.name) && line.points.length); }
+    nearest(x) { // of the points that are drawn here
+      if (this.chart.bars || !this.shown().length) return x;
+      return this.shown().map((line) => closest(line, x)[0]).reduce((best, at) => Math.abs(at - x) < Math.abs(best - x) ? at : best);
+    }
     listen() {
       let from = null;
       this.svg.addEventListener("pointerdown", (event) => { from = this.at(event); this.svg.setPointerCapture(event.pointerId); });
       this.svg.addEventListener("pointermove", (event) => {
         const x = this.at(event);
-        this.group.read(x);
+        this.group.read(this.nearest(x));
         if (from === null) return;
         this.chosen.setAttribute("x", Math.min(this.x(from), this.x(x)));
         this.chosen.setAttribute("width", Math.abs(this.x(from) - this.x(x)));
@@ -103,6 +112,7 @@ function draw(data) {
     }
     draw() {
       this.svg.replaceChildren();
+      this.y = null;
       const [a, b] = this.group.range, bottom = this.height - BOTTOM, right = this.width - RIGHT;
       const marks = spots(a, b, this.group.name);
       svg("path", {d: marks.map((x) => `M${this.x(x)} ${bottom}v4`).join(""), stroke: "currentColor", opacity: .5}, this.svg);
@@ -117,6 +127,7 @@ function draw(data) {
         svg("text", {x: this.x(x) + 3, y: TOP + 8}, this.inside, text);
       }
       this.cursor = svg("path", {stroke: "currentColor", opacity: .5}, this.inside);
+      this.dots = svg("g", {}, this.inside);
       this.chosen = svg("rect", {y: TOP, height: bottom - TOP, fill: "currentColor", opacity: .15}, this.inside);
     }
     drawBars() {
@@ -140,7 +151,7 @@ function draw(data) {
       if (low === high) { high += Math.abs(high) / 2 || 1; low -= log || low === 0 ? 0 : Math.abs(low) / 2; }
       const room = log ? 0 : (high - low) * .04, of = log ? Math.log : Number;
       const [bot, top] = [of(low) - (chart.from_zero ? 0 : room), of(high) + room];
-      const y = (value) => bottom - (bottom - TOP) * (of(value) - bot) / (top - bot);
+      const y = this.y = (value) => bottom - (bottom - TOP) * (of(value) - bot) / (top - bot);
       for (const value of log ? decades(low, high) : ticks(low, high)) {
         svg("path", {d: `M${LEFT} ${y(value)}H${right}`, stroke: "currentColor", opacity: .15}, this.svg);
         svg("text", {x: LEFT - 4, y: y(value) + 3, "text-anchor": "end"}, this.svg, number(value));
@@ -168,12 +179,13 @@ function draw(data) {
       this.cursor.setAttribute("d", x === null ? "" : `M${this.x(x)} ${TOP}V${this.height - BOTTOM}`);
       if (this.chart.bars) return;
       this.said.replaceChildren();
+      this.dots.replaceChildren();
       if (x === null) return;
       this.said.append(along(x, this.group.name));
-      for (const line of this.chart.lines) {
-        if (hidden.has(line.name) || !line.points.length) continue;
-        const nearest = line.points.reduce((best, point) => Math.abs(point[0] - x) < Math.abs(best[0] - x) ? point : best);
-        this.said.append(html("span", {}, html("i", {style: `background:${line.colour}`}), `${line.name} ${number(nearest[1])}`));
+      for (const line of this.shown()) {
+        const point = closest(line, x);
+        this.said.append(html("span", {}, html("i", {style: `background:${line.colour}`}), `${line.name} ${number(point[1])}`));
+        if (this.y) svg("circle", {cx: this.x(point[0]), cy: this.y(point[1]), r: 3, fill: line.colour}, this.dots);
       }
     }
   }

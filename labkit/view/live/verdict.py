@@ -13,6 +13,7 @@ from labkit.record import RankHistory, RunReader
 from labkit.record.units import gib
 from labkit.view.live.by_host import by_host, names_of, ranges, watched
 from labkit.view.live.learning import learning
+from labkit.view.words import seconds
 
 __all__ = ["host_verdicts", "verdict"]
 
@@ -112,11 +113,13 @@ def input_bound(histories: list[RankHistory]) -> str:
 def slow_host(histories: list[RankHistory]) -> str:
     """The host that the others wait for: all of its ranks are late, by the measure used in `straggler`."""
     host, extra, phase = _late_host(histories) or ("", 0.0, "")
+    step = max(h.recent_step_seconds for h in histories)
     ranks = {rank for h in histories if h.host == host for rank in h.node_ranks}
     if not host or len(ranks) < 2:
         return ""
     name = names_of(by_host(histories))[host]
-    return f"host {name} is the straggler: +{extra:.0%} of the step time on its ranks {ranges(ranks)}, {PHASES[phase]}"
+    behind = f"{seconds(extra * step)} ({extra:.0%} of the step) behind the others"
+    return f"host {name} is the straggler: its ranks {ranges(ranks)} are {behind}, mostly {PHASES[phase]}"
 
 
 def straggler(histories: list[RankHistory]) -> str:
@@ -138,7 +141,9 @@ def straggler(histories: list[RankHistory]) -> str:
         return ""
     others = [h for h in histories if h is not late]
     phase = _most_apart([late], others)
-    return f"{_who(late, histories)} is the straggler: +{extra / step:.0%} of the step time, its {PHASES[phase]}"
+    behind = f"{seconds(extra)} ({extra / step:.0%} of the step) behind "
+    behind += _who(others[0], histories) if len(others) == 1 else "the median rank"
+    return f"{_who(late, histories)} is the straggler: {behind}, mostly {PHASES[phase]}"
 
 
 def communication(histories: list[RankHistory]) -> str:
