@@ -146,7 +146,7 @@ class _Sheet:
         """Round values of x; times are round in the unit in which `clock` shows them, others are whole numbers."""
         is_time = self.show_x is clock
         unit = 1.0 if not is_time or self.x1 < 100 else 60.0 if self.x1 < 6000 else 3600.0
-        values = _round_values(self.x0, self.x1, unit, TICKS if self.charts <= 4 and self.origin else 3)
+        values = _round_values(self.x0, self.x1, unit, TICKS if self.charts <= 8 and self.origin else 3)
         return [x for x in values if is_time or x == round(x)]
 
 

@@ -6,6 +6,7 @@ from bisect import bisect_right
 
 from labkit.record import RankHistory
 from labkit.record.measured.metric_names import is_evaluated, is_lower_better, parted
+from labkit.record.measured.metrics_file import finite
 from labkit.view import words
 
 __all__ = ["learning"]
@@ -33,7 +34,7 @@ def learning(histories: list[RankHistory]) -> str:
     since = len(points) - 1 - best
     if not since:
         return f"{name} still improves: {words.quantity(value, 4)}, the best so far"
-    where, figure = f"step {_step_at(history, at):,}", words.quantity(value, 4)
+    where, figure = f"step {_step_of(history, name, value, at):,}", words.quantity(value, 4)
     if since < PATIENCE:
         return ""
     if parted(name)[1] == "loss" and newest > RISES * value > 0 and _falls(history, at):
@@ -41,7 +42,11 @@ def learning(histories: list[RankHistory]) -> str:
     return f"{name} was best at {where}: {figure}, no better in {since} evaluations since"
 
 
-def _step_at(history: RankHistory, x: float) -> int:
+def _step_of(history: RankHistory, name: str, value: float, x: float) -> int:
+    """The step that the script reported with a value, or the last one before x, which is the middle of a bin."""
+    reported = (finite(report.get("step")) for report in reversed(history.reports) if report.get(name) == value)
+    if (step := next(reported, None)) is not None:
+        return int(step)
     steps = history.series["step"].points()
     return int(steps[max(0, bisect_right([point[0] for point in steps], x) - 1)][3]) if steps else 0
 

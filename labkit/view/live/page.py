@@ -106,7 +106,7 @@ def _tint(state: State) -> str:
 def _progress(reader: RunReader, state: State) -> str:
     return (
         f"{_bar(words.fraction(reader), _tint(state))}<div>{escaped(words.headline(reader, state))}</div>"
-        f"{_reported(reader)}{_verdict(reader)}"
+        f"{_reported(reader)}{_verdict(reader, state)}"
     )
 
 
@@ -136,9 +136,11 @@ def _bar(fraction: float | None, tint: str) -> str:
     return f'<div aria-hidden="true" style="margin:5px 0 3px;border-radius:2px;background:#8b949e40">{done}</div>'
 
 
-def _verdict(reader: RunReader) -> str:
-    sentences = "; ".join(verdict(reader))
-    return f"<div><b>{escaped(sentences)}</b></div>" if sentences else ""
+def _verdict(reader: RunReader, state: State) -> str:
+    sentences = escaped("; ".join(verdict(reader)))
+    if sentences and state.stuck_seconds is not None:
+        return f"<div>until then: {sentences}</div>"
+    return f"<div><b>{sentences}</b></div>" if sentences else ""
 
 
 def _strips(reader: RunReader) -> str:

@@ -137,7 +137,7 @@ def run_charts(reader: RunReader, look: Look) -> list[Chart]:
     throughput = Chart("throughput per rank", of("throughput"), words.quantity, note=rate, **marks)
     counts = any(line.points() for line in throughput.series.values())
     times, first_step = _without_a_slow_first(of("step_seconds"))
-    notes = [words.skew(reader), f"not drawn: the first, {words.seconds(first_step)}" if first_step else ""]
+    notes = [words.skew(reader), f"↑ first: {words.seconds(first_step)}" if first_step else ""]
     return [
         scalar("loss", "", evaluated_loss, of("loss"), words.loss_of(reader)),
         # no chart if the script's batches cannot be counted

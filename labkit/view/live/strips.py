@@ -15,7 +15,7 @@ __all__ = ["heat_strips"]
 
 SHADES = {0.10: 0.3, 0.25: 0.5, 0.5: 0.75, 1.0: 1.0}  # fraction slower than the median of all ranks: opacity
 WIDTH, LEFT, RIGHT, TOP, BOTTOM = 720, 116, 58, 20, 16
-STANDS_OUT = 2.0  # times as late as is usual on its host
+STANDS_OUT, SERIOUS = 2.0, 1.0  # times as late as is usual on its host, and in all cells at least this late
 MOST_STRIPS = 128  # with more ranks, each host has one strip: that of its slowest rank
 HEIGHT, LOWEST, HIGHEST, GAP = 256, 3, 10, 4  # pixels: all strips together, one strip, between hosts
 MOST_NAMED, LINE_HEIGHT = 40, 11  # of more hosts, only those that are late are named
@@ -142,7 +142,8 @@ def _latest(rows: list[Row], tops: list[int], late: Mapping[float, set[tuple[int
     weight, own = _lateness(rows, late), dict[str, list[float]]()
     for row, (host, _) in enumerate(rows):
         own.setdefault(host, []).append(weight[row])
-    alone = [row for row, (host, _) in enumerate(rows) if weight[row] > STANDS_OUT * median(own[host])]
+    usual = {host: max(SERIOUS, STANDS_OUT * median(weights)) for host, weights in own.items()}
+    alone = [row for row, (host, _) in enumerate(rows) if weight[row] > usual[host]]
     if not alone:
         return ""
     row = max(alone, key=lambda row: weight[row])

@@ -172,7 +172,7 @@ def _machines(reader: RunReader) -> str:
 
 
 def _remark(text: str) -> str:
-    return f'<div style="opacity:.75">{text}</div>' if text else ""
+    return f'<div style="opacity:.75;font-size:12px">{text}</div>' if text else ""
 
 
 def _host_rows(host: HostHistory) -> list[dict[str, str]]:
