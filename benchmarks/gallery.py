@@ -81,7 +81,8 @@ class MadeUp:
         return self.folder, State(state, self.launched, self.launched + self.seconds + 0.4, **fields)
 
     def _first_records(self, rank: int, ranks: int, first: int, last: int) -> list[dict]:
-        held = {"parameters": GIB, "gradients": GIB, "optimizer": 2 * GIB, "limit": 14.75 * GIB}
+        size = GIB if self.cuda else GIB / 20
+        held = {"parameters": size, "gradients": size, "optimizer": 2 * size, "limit": 14.75 * GIB}
         device, now = f"cuda:{rank % 8}" if self.cuda else "cpu", self.seconds
         return [
             {"k": "meta", "t": now, "after": now, "host": f"node{rank * self.hosts // ranks}"},

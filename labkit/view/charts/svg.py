@@ -34,7 +34,7 @@ NEAR = 4.0  # a limit up to this multiple of the data is drawn to scale
 FLAT = 0.5  # an axis that need not start at zero does not if the lowest value exceeds this share of the highest
 DECADES = 30.0  # a loss that falls by more than this factor is drawn on a logarithmic axis
 NICE = (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10)
-TICKS = 5  # at most so many intervals; fewer where many charts share the message
+X_TICKS, Y_TICKS, FEW_TICKS = 6, 5, 3  # at most so many intervals; few where many charts share the message
 AMBER = "#b08d1c"
 
 
@@ -146,7 +146,7 @@ class _Sheet:
         """Round values of x; times are round in the unit in which `clock` shows them, others are whole numbers."""
         is_time = self.show_x is clock
         unit = 1.0 if not is_time or self.x1 < 100 else 60.0 if self.x1 < 6000 else 3600.0
-        values = _round_values(self.x0, self.x1, unit, TICKS if self.charts <= 8 and self.origin else 3)
+        values = _round_values(self.x0, self.x1, unit, X_TICKS if self.charts <= 8 and self.origin else FEW_TICKS)
         return [x for x in values if is_time or x == round(x)]
 
 
@@ -248,7 +248,7 @@ def _named(name: str, x: float, y: float) -> str:
 
 
 def _axes(chart: Chart, frame: _Frame, sheet: _Sheet, is_first: bool) -> str:
-    most = TICKS if sheet.charts <= 8 else 3
+    most = Y_TICKS if sheet.charts <= 8 else FEW_TICKS
     heights = {round(frame.y(y)): chart.show(y) for y in frame.ticks(chart.unit, most)}
     lines = "".join(f"M{LEFT} {y}H{WIDTH - RIGHT}" for y in heights)
     places = {round(frame.x(x)): sheet.show_x(x).removeprefix(f"{sheet.origin} ") for x in sheet.ticks()}

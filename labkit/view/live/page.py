@@ -138,7 +138,7 @@ def _bar(fraction: float | None, tint: str) -> str:
 
 def _verdict(reader: RunReader, state: State) -> str:
     sentences = escaped("; ".join(verdict(reader)))
-    if sentences and state.stuck_seconds is not None:
+    if sentences and (state.stuck_seconds is not None or state.state in ("failed", "lost")):
         return f"<div>until then: {sentences}</div>"
     return f"<div><b>{sentences}</b></div>" if sentences else ""
 
