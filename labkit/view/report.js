@@ -33,7 +33,7 @@ function draw(data) {
     return ticks(low / unit, high / unit).map((x) => x * unit);
   }
   function ticks(low, high) {
-    const power = 10 ** Math.floor(Math.log10((high - low) / 3)), rough = (high - low) / 3 / power;
+    const power = 10 ** Math.floor(Math.log10((high - low) / 4)), rough = (high - low) / 4 / power;
     const step = power * (rough < 1.5 ? 1 : rough < 3.5 ? 2 : rough < 7.5 ? 5 : 10), found = [];
     for (let i = Math.ceil(low / step - 1e-9); i * step <= high + step * 1e-9; i++) found.push(i * step);
     return found;
@@ -171,7 +171,8 @@ function draw(data) {
       }
       if (chart.best) {
         svg("circle", {cx: this.x(chart.best[0]), cy: y(chart.best[1]), r: 5, fill: "none", stroke: "#e5534b", "stroke-width": 1.6}, this.inside);
-        svg("text", {x: this.x(chart.best[0]) - 8, y: y(chart.best[1]) - 6, "text-anchor": this.x(chart.best[0]) > 2 * LEFT ? "end" : "start", "font-weight": 600}, this.inside,
+        const above = y(chart.best[1]) > TOP + 14;
+        svg("text", {x: this.x(chart.best[0]) - 8, y: y(chart.best[1]) + (above ? -6 : 14), "text-anchor": this.x(chart.best[0]) > 2 * LEFT ? "end" : "start", "font-weight": 600}, this.inside,
           `best ${number(chart.best[1])}`);
       }
     }

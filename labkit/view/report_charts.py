@@ -83,8 +83,8 @@ def _lines(reader: RunReader, chart: Chart) -> Iterator[tuple[str, list[list[flo
         summaries = (("median", median, 2), ("lowest", min, 0), ("highest", max, 1))
         for name, pick, which in summaries:
             yield f"{name} of {len(chart.series)} ranks", _over_ranks(chart.series, pick, which, chart.unit)
-    if (rank := outlier(columns(chart.series))) is not None:
-        yield chart.label(rank), _points(chart.series[rank], chart.unit)
+    if (out := outlier(columns(chart.series))) is not None:
+        yield chart.label(out), _points(chart.series[out], chart.unit)
 
 
 def _over_ranks(series: Any, pick: Callable[[list[float]], float], which: int, unit: float) -> list[list[float]]:

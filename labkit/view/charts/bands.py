@@ -53,8 +53,12 @@ def outlier(grid: list[tuple[float, Column]]) -> int | None:
         centre = median(v[2] for v in column.values())
         for rank, (_, _, last) in column.items():
             distances[rank] = distances.get(rank, 0.0) + abs(last - centre)
-    rank = max(distances, key=lambda rank: distances[rank], default=None)
-    return rank if rank is not None and distances[rank] > STANDS_OUT * median(distances.values()) else None
+    usual = median(distances.values()) if distances else 0.0
+    return max(
+        (rank for rank in distances if distances[rank] > STANDS_OUT * usual),
+        key=lambda rank: distances[rank],
+        default=None,
+    )
 
 
 def band(

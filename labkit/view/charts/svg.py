@@ -254,8 +254,9 @@ def _axes(chart: Chart, frame: _Frame, sheet: _Sheet, is_first: bool) -> str:
     places = {round(frame.x(x)): sheet.show_x(x).removeprefix(f"{sheet.origin} ") for x in sheet.ticks()}
     upright = "".join(f"M{x} {HEIGHT - BOTTOM}v3" for x in places)
     below = "".join(
-        f'<text x="{min(x, WIDTH - RIGHT - 3 * len(text) + 4)}" y="{HEIGHT - 5}">{escaped(text)}</text>'
+        f'<text x="{min(max(x, LEFT + half - 4), WIDTH - RIGHT - half + 4)}" y="{HEIGHT - 5}">{escaped(text)}</text>'
         for x, text in places.items()
+        for half in [3 * len(text)]  # about half its width
     )
     labels = "".join(f'<text x="{LEFT - 4}" y="{y + 3}">{escaped(text)}</text>' for y, text in heights.items())
     marks = [(x, "↻") for x in chart.restarts[-NAMED:]]

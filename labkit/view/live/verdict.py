@@ -99,8 +99,8 @@ def input_bound(histories: list[RankHistory]) -> str:
     share = worst.recent_share("input")
     if share < INPUT_BOUND:
         return ""
-    late, bound = _late_rank(histories), [h for h in histories if h.recent_share("input") >= INPUT_BOUND]
-    if late and (late[0], late[2]) == (worst, "input") and len(bound) == 1:
+    alone = sum(h.recent_share("input") >= INPUT_BOUND for h in histories) == 1
+    if alone and (behind := _late_rank(histories)) and (behind[0], behind[2]) == (worst, "input"):
         return ""  # straggler reports it
     waiting = _waiting_hosts(histories)
     if waiting and len(waiting) < len(by_host(histories)):
