@@ -274,8 +274,10 @@ class Supervisor:
         why = f" because {progress.hit}" if progress.hit else ""
         paused = f"paused{why}; run.resume() continues it" if progress.paused else None
         notice = "; ".join(filter(None, [paused, self.stalls.notice, self.saving.failure])) or None
-        if notice != self.state.notice:
-            self.write(replace(self.state, notice=notice))
+        is_stuck = self.stalls.notice is not None and progress.is_stuck()
+        stuck_since = (self.state.stuck_since or time.time() - progress.idle_seconds) if is_stuck else None
+        if (notice, stuck_since) != (self.state.notice, self.state.stuck_since):
+            self.write(replace(self.state, notice=notice, stuck_since=stuck_since))
         if self.watchdog is None or progress.idle_seconds <= self.watchdog:
             return None
         sentence = f"stopped by the watchdog after {self.watchdog:g} s without progress: {self.stalls.where(folder)}"

@@ -28,6 +28,7 @@ class State:
 
     `cause` is None for a run that succeeded or is active, otherwise a dictionary with at least `sentence`.
     `notice` is a warning of the supervisor: that ranks make no progress, or that the newest checkpoint was not saved.
+    `stuck_since` is when the last rank made progress, in seconds since the epoch, if none does any more.
     `attempt` counts from 1; `earlier` holds `exit_code`, `ended`, `cause` and `checkpoint` of those before it, and
     `restarted_ranks` where the next one had fewer ranks. `ranks` of this attempt, if fewer than were launched.
     """
@@ -40,6 +41,7 @@ class State:
     killed: int = 0
     checkpoint: str | None = None
     notice: str | None = None
+    stuck_since: float | None = None
     attempt: int = 1
     earlier: list[dict[str, Any]] = field(default_factory=list)
     ranks: int | None = None
@@ -53,6 +55,13 @@ class State:
     def seconds(self) -> float:
         """How long the run took, or has taken so far, in seconds."""
         return (self.ended or time.time()) - self.started
+
+    @property
+    def stuck_seconds(self) -> float | None:
+        """How long no rank of a running run has made progress; None while one does."""
+        if self.state != "running" or self.stuck_since is None:
+            return None
+        return max(0.0, time.time() - self.stuck_since)
 
     def __repr__(self) -> str:
         sentence = f": {self.cause['sentence']}" if self.cause else f", but {self.notice}" if self.notice else ""
@@ -138,7 +147,8 @@ def _written(folder: RunFolder) -> State:
         now = time.time()
         return State("lost", now, ended=now, cause={"kind": "lost", "sentence": gone})
     known = {f.name for f in fields(State)}
-    sound = {k: finite(value.get(k)) for k in ("started", "ended")} | {"cause": _sound_cause(value.get("cause"))}
+    sound: dict[str, Any] = {k: finite(value.get(k)) for k in ("started", "ended", "stuck_since")}
+    sound["cause"] = _sound_cause(value.get("cause"))
     return State(**{k: v for k, v in value.items() if k in known} | sound)
 
 

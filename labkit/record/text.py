@@ -6,7 +6,7 @@ import html
 import re
 from collections.abc import Iterable
 
-__all__ = ["escaped", "first_line", "last_line", "plain", "shortened"]
+__all__ = ["escaped", "first_line", "in_lines", "last_line", "plain", "shortened"]
 
 # Terminal escape sequences for colors and cursor movements, and other control characters.
 ANSI = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?|.)")
@@ -24,6 +24,15 @@ def plain(text: str) -> str:
 def escaped(text: str) -> str:
     """`plain(text)` as HTML, for an element's content or an attribute's value."""
     return html.escape(plain(text), quote=True)
+
+
+def in_lines(notice: str) -> str:
+    """A notice about ranks as HTML: what is wrong, then where each rank is, on a line of its own; code as code."""
+    parts = re.split("`([^`]*)`", notice)
+    parts[::2] = ["\0".join(map(escaped, re.split(r"; |\. (?=Ranks? )", text))) for text in parts[::2]]
+    parts[1::2] = [f"<code>{escaped(code)}</code>" for code in parts[1::2]]
+    first, *ranks = "".join(parts).split("\0")
+    return f"<b>{first}</b>" + "".join(f"<div>{rank[:1].upper()}{rank[1:]}</div>" for rank in ranks)
 
 
 def shortened(text: str, longest: int = LONGEST) -> str:

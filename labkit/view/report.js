@@ -33,7 +33,7 @@ function draw(data) {
     return ticks(low / unit, high / unit).map((x) => x * unit);
   }
   function ticks(low, high) {
-    const power = 10 ** Math.floor(Math.log10((high - low) / 3)), rough = (high - low) / 3 / power;
+    const power = 10 ** Math.floor(Math.log10((high - low) / 4)), rough = (high - low) / 4 / power;
     const step = power * (rough < 1.5 ? 1 : rough < 3.5 ? 2 : rough < 7.5 ? 5 : 10), found = [];
     for (let i = Math.ceil(low / step - 1e-9); i * step <= high + step * 1e-9; i++) found.push(i * step);
     return found;
@@ -43,6 +43,10 @@ function draw(data) {
     for (let power = 10 ** Math.floor(Math.log10(low)); power <= high; power *= 10)
       for (const times of few ? [1, 2, 5] : [1]) if (power * times >= low && power * times <= high) found.push(power * times);
     return found.filter((_, i) => few || i % Math.ceil(found.length / 4) === 0);
+  }
+
+  function closest(line, x) {
+    return line.points.reduce((best, point) => Math.abs(point[0] - x) < Math.abs(best[0] - x) ? point : best);
   }
 
   class Group { // charts with one x axis: they are zoomed and read together
@@ -82,12 +86,17 @@ function draw(data) {
       const px = (event.clientX - box.left) / box.width * this.width;
       return a + (b - a) * Math.min(1, Math.max(0, (px - LEFT) / (this.width - LEFT - RIGHT)));
     }
+    shown() { return this.chart.lines.filter((line) => !hidden.has(line.name) && line.points.length); }
+    nearest(x) { // of the points that are drawn here
+      if (this.chart.bars || !this.shown().length) return x;
+      return this.shown().map((line) => closest(line, x)[0]).reduce((best, at) => Math.abs(at - x) < Math.abs(best - x) ? at : best);
+    }
     listen() {
       let from = null;
       this.svg.addEventListener("pointerdown", (event) => { from = this.at(event); this.svg.setPointerCapture(event.pointerId); });
       this.svg.addEventListener("pointermove", (event) => {
         const x = this.at(event);
-        this.group.read(x);
+        this.group.read(this.nearest(x));
         if (from === null) return;
         this.chosen.setAttribute("x", Math.min(this.x(from), this.x(x)));
         this.chosen.setAttribute("width", Math.abs(this.x(from) - this.x(x)));
@@ -103,6 +112,7 @@ function draw(data) {
     }
     draw() {
       this.svg.replaceChildren();
+      this.y = null;
       const [a, b] = this.group.range, bottom = this.height - BOTTOM, right = this.width - RIGHT;
       const marks = spots(a, b, this.group.name);
       svg("path", {d: marks.map((x) => `M${this.x(x)} ${bottom}v4`).join(""), stroke: "currentColor", opacity: .5}, this.svg);
@@ -117,6 +127,7 @@ function draw(data) {
         svg("text", {x: this.x(x) + 3, y: TOP + 8}, this.inside, text);
       }
       this.cursor = svg("path", {stroke: "currentColor", opacity: .5}, this.inside);
+      this.dots = svg("g", {}, this.inside);
       this.chosen = svg("rect", {y: TOP, height: bottom - TOP, fill: "currentColor", opacity: .15}, this.inside);
     }
     drawBars() {
@@ -140,7 +151,7 @@ function draw(data) {
       if (low === high) { high += Math.abs(high) / 2 || 1; low -= log || low === 0 ? 0 : Math.abs(low) / 2; }
       const room = log ? 0 : (high - low) * .04, of = log ? Math.log : Number;
       const [bot, top] = [of(low) - (chart.from_zero ? 0 : room), of(high) + room];
-      const y = (value) => bottom - (bottom - TOP) * (of(value) - bot) / (top - bot);
+      const y = this.y = (value) => bottom - (bottom - TOP) * (of(value) - bot) / (top - bot);
       for (const value of log ? decades(low, high) : ticks(low, high)) {
         svg("path", {d: `M${LEFT} ${y(value)}H${right}`, stroke: "currentColor", opacity: .15}, this.svg);
         svg("text", {x: LEFT - 4, y: y(value) + 3, "text-anchor": "end"}, this.svg, number(value));
@@ -160,7 +171,8 @@ function draw(data) {
       }
       if (chart.best) {
         svg("circle", {cx: this.x(chart.best[0]), cy: y(chart.best[1]), r: 5, fill: "none", stroke: "#e5534b", "stroke-width": 1.6}, this.inside);
-        svg("text", {x: this.x(chart.best[0]) - 8, y: y(chart.best[1]) - 6, "text-anchor": this.x(chart.best[0]) > 2 * LEFT ? "end" : "start", "font-weight": 600}, this.inside,
+        const above = y(chart.best[1]) > TOP + 14;
+        svg("text", {x: this.x(chart.best[0]) - 8, y: y(chart.best[1]) + (above ? -6 : 14), "text-anchor": this.x(chart.best[0]) > 2 * LEFT ? "end" : "start", "font-weight": 600}, this.inside,
           `best ${number(chart.best[1])}`);
       }
     }
@@ -168,12 +180,13 @@ function draw(data) {
       this.cursor.setAttribute("d", x === null ? "" : `M${this.x(x)} ${TOP}V${this.height - BOTTOM}`);
       if (this.chart.bars) return;
       this.said.replaceChildren();
+      this.dots.replaceChildren();
       if (x === null) return;
       this.said.append(along(x, this.group.name));
-      for (const line of this.chart.lines) {
-        if (hidden.has(line.name) || !line.points.length) continue;
-        const nearest = line.points.reduce((best, point) => Math.abs(point[0] - x) < Math.abs(best[0] - x) ? point : best);
-        this.said.append(html("span", {}, html("i", {style: `background:${line.colour}`}), `${line.name} ${number(nearest[1])}`));
+      for (const line of this.shown()) {
+        const point = closest(line, x);
+        this.said.append(html("span", {}, html("i", {style: `background:${line.colour}`}), `${line.name} ${number(point[1])}`));
+        if (this.y) svg("circle", {cx: this.x(point[0]), cy: this.y(point[1]), r: 3, fill: line.colour}, this.dots);
       }
     }
   }

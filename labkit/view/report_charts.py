@@ -13,7 +13,7 @@ from labkit.record import RunReader
 from labkit.record.measured.metrics_file import finite
 from labkit.record.measured.spans import COMMUNICATION
 from labkit.record.text import plain
-from labkit.view.charts.bands import MANY, Line, columns
+from labkit.view.charts.bands import MANY, Line, columns, outlier
 from labkit.view.charts.bars import Bar, bars, key
 from labkit.view.charts.svg import COLOURS, DASHES, Chart
 from labkit.view.charts.timeline_figures import KIND_COLOURS
@@ -67,7 +67,8 @@ def _chart(reader: RunReader, chart: Chart) -> dict[str, Any]:
 
 
 def _lines(reader: RunReader, chart: Chart) -> Iterator[tuple[str, list[list[float]]]]:
-    """A line per rank. Of many ranks: the median of each host, or the lowest, median and highest of all."""
+    """A line per rank. Of many ranks: the median of each host, or the lowest, median and highest of all; and the one
+    that stands out."""
     if len(chart.series) <= MANY:
         for rank, line in chart.series.items():
             yield chart.label(rank), _points(line, chart.unit)
@@ -77,11 +78,13 @@ def _lines(reader: RunReader, chart: Chart) -> Iterator[tuple[str, list[list[flo
         for host, histories in hosts.items():
             own = {h.rank: chart.series[h.rank] for h in histories if h.rank in chart.series}
             yield plain(host), _over_ranks(own, median, 2, chart.unit)
-        return
-    summaries: tuple[tuple[str, Callable[[list[float]], float], int], ...]
-    summaries = (("median", median, 2), ("lowest", min, 0), ("highest", max, 1))
-    for name, pick, which in summaries:
-        yield f"{name} of {len(chart.series)} ranks", _over_ranks(chart.series, pick, which, chart.unit)
+    else:
+        summaries: tuple[tuple[str, Callable[[list[float]], float], int], ...]
+        summaries = (("median", median, 2), ("lowest", min, 0), ("highest", max, 1))
+        for name, pick, which in summaries:
+            yield f"{name} of {len(chart.series)} ranks", _over_ranks(chart.series, pick, which, chart.unit)
+    if (out := outlier(columns(chart.series))) is not None:
+        yield chart.label(out), _points(chart.series[out], chart.unit)
 
 
 def _over_ranks(series: Any, pick: Callable[[list[float]], float], which: int, unit: float) -> list[list[float]]:

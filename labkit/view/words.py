@@ -12,7 +12,18 @@ from labkit.record.measured.reader import DESCRIBING
 from labkit.record.text import plain
 from labkit.record.units import gib
 
-__all__ = ["gib", "headline", "progress", "quantity", "ranks", "reported", "seconds", "throughput", "together"]
+__all__ = [
+    "gib",
+    "headline",
+    "progress",
+    "quantity",
+    "ranks",
+    "reported",
+    "seconds",
+    "status",
+    "throughput",
+    "together",
+]
 
 SHOWN_VALUES = 12
 SHOWN_RANKS = 8
@@ -44,6 +55,14 @@ def seconds(value: float | None) -> str:
         return f"{value:.3g} s"
     minutes, rest = divmod(round(value), 60)
     return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def status(state: State) -> str:
+    """`running` · `stuck 12 s` · `failed: out of device memory`"""
+    if (stuck := state.stuck_seconds) is not None:
+        return f"stuck {seconds(round(stuck))}"
+    memory = (state.cause or {}).get("out_of_memory")
+    return f"{state.state}: out of {memory} memory" if memory in ("device", "host") else state.state
 
 
 def ranks(launched: int, last: int | None) -> str:
@@ -108,7 +127,7 @@ def progress(reader: RunReader, state: State) -> str:
         return f"{text}, saving a checkpoint"
     if doing == "evaluating" or (total and step >= total and not state.is_final):
         return f"{text}, evaluating"
-    if state.is_final or not total or not first.totals["steps"]:
+    if state.is_final or state.stuck_seconds is not None or not total or not first.totals["steps"]:
         return text
     left = (total - step) * elapsed / first.totals["steps"]
     return f"{text}, about {seconds(round(left) or 1)} left"
@@ -150,7 +169,7 @@ def headline(reader: RunReader, state: State) -> str:
         parts.append(f"loss {quantity(loss, 4)}")
     elif reason := loss_of(reader):
         parts.append(f"loss {reason}")
-    if (rate := throughput(reader)) is not None:
+    if state.stuck_seconds is None and (rate := throughput(reader)) is not None:
         parts.append(f"{quantity(rate)} samples/s")
     peaks = [h for h in reader.ranks.values() if h.memory_peak]
     if peaks:

@@ -162,6 +162,7 @@ def test_a_report_draws_its_figures_offline_without_an_error(notebook, tmp_path)
     assert loss.locator("text").all_text_contents() != ends  # zoomed
     page.mouse.move(box["x"] + 200, box["y"] + 60)
     assert "rank 1" in page.locator(".read").nth(1).inner_text()  # values are read in all charts
+    assert loss.locator("circle").count() >= 2  # at points that were recorded
     assert not errors, json.dumps(errors)
     page.context.set_offline(False)
     notebook.picture("report")

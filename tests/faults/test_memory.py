@@ -76,7 +76,7 @@ def test_a_simulated_cuda_error_says_what_held_the_memory_and_can_be_caught_as_t
     assert isinstance(caught.value, labkit.RankFailedError)
     assert str(caught.value).startswith("rank 1 ran out of device memory: OutOfMemoryError: CUDA out of memory. Tried")
     assert "parameters 1.0 MiB" in str(caught.value)
-    assert "to make it fit: " in str(caught.value)
+    assert "to make it fit:" in str(caught.value)
     assert "Script.load('fsdp')" in str(caught.value)
 
 

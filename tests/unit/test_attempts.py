@@ -250,8 +250,8 @@ def test_advice_is_what_the_script_offers_and_does_not_do_yet():
     assert "activation_checkpointing=True" in ddp
     assert "precision='bf16'" in ddp
     assert "fsdp" in ddp
-    assert fsdp == "to make it fit: raise accumulate (it is 1)"
-    assert own == "to make it fit: shard the model: Script.load('fsdp')"
+    assert fsdp == "to make it fit:\n- raise accumulate (it is 1)"
+    assert own == "to make it fit:\n- shard the model: Script.load('fsdp')"
     assert "fewer DataLoader workers" in memory_advice("host", Script.load("ddp"), {})
 
 

@@ -49,10 +49,11 @@ def seen(tmp_path, hosts=("hA", "hB"), ranks_each=2, **given):
 
 
 def test_the_verdict_names_hosts(reader):
-    assert verdict(reader) == [
-        "host gpu-06: memory nearly full, 250.00 GiB of 256.00 GiB",
-        "host gpu-04 is the straggler: +26% of the step time on its ranks 32-39, forward",
-    ]
+    memory, late = verdict(reader)
+
+    assert memory == "host gpu-06: memory nearly full, 250.00 GiB of 256.00 GiB"
+    ranks = r"its ranks 32-39 are 3\d(\.\d)? ms \(26% of the step\) behind the others, mostly forward"
+    assert re.fullmatch(f"host gpu-04 is the straggler: {ranks}", late)
 
 
 def test_every_host_has_its_verdict(reader):
@@ -82,7 +83,8 @@ def test_a_host_with_one_rank_is_late_as_that_rank(tmp_path):
 def test_a_host_that_waits_for_data_is_named_once(tmp_path):
     first, second = verdict(seen(tmp_path, late={"hB": ("input", 0.03)}))
 
-    assert re.fullmatch(r"host hB is the straggler: \+2\d% of the step time on its ranks 2, 3, input wait", first)
+    ranks = r"its ranks 2, 3 are 2\d(\.\d)? ms \(2\d% of the step\) behind the others, mostly input wait"
+    assert re.fullmatch(f"host hB is the straggler: {ranks}", first)
     assert "input" not in second
 
 
@@ -121,6 +123,13 @@ def test_a_terminal_shows_hosts_and_ranks(reader):
     assert re.search(r"gpu-04 +32-39 +7\d(\.\d)? ms .* slow: \+26%, forward", screen.file.getvalue())
 
 
+def test_of_many_ranks_on_one_host_the_one_that_the_others_wait_for_is_shown(tmp_path):
+    found = seen(tmp_path, hosts=["hA"], ranks_each=24, late={20: ("input", 0.02)})
+
+    assert "20" in [row["rank"] for row in rank_rows(found)]
+    assert "the first and the slowest of 24 ranks" in rank_table(found)
+
+
 @pytest.mark.parametrize(("hosts", "ranks_each", "steps"), [(2, 1, 900), (4, 2, 900), (8, 8, 300), (32, 8, 60)])
 def test_the_page_keeps_to_its_size(tmp_path, hosts, ranks_each, steps):
     names = [f"gpu-{n:02}.cluster.example.org" for n in range(hosts)]
@@ -154,6 +163,7 @@ def test_strips_are_by_host_with_its_ranks(reader):
     rows = {float(y) for _, y in late}
 
     assert [t for t in texts if t in {"gpu-04", "ranks 32-39"}] == ["gpu-04", "ranks 32-39"]
+    assert [t for t in texts if "◂" in t] == ["◂ rank 13"]
     assert len(rows) == 9  # eight of gpu-04, and rank 13
     assert min(int(x) for x, _ in late) > 300  # the second half
 

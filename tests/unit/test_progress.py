@@ -38,9 +38,17 @@ def test_a_rank_that_stops_is_stalled_after_its_patience_and_no_longer_when_it_m
     beat(folder, 0, 6)
     watch(progress, now, 2)
     assert list(progress.stalled()) == [1]
+    assert not progress.is_stuck()
+    watch(progress, now, 6)
+    assert list(progress.stalled()) == [0, 1]
+    assert progress.is_stuck()
     beat(folder, 1, 6)
     watch(progress, now, 1)
+    assert list(progress.stalled()) == [0]
+    beat(folder, 0, 7)
+    watch(progress, now, 1)
     assert progress.stalled() == {}
+    assert not progress.is_stuck()
 
 
 def test_slow_steps_are_given_twice_their_time(folder, now):

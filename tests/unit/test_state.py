@@ -42,6 +42,14 @@ def test_a_state_is_written_and_read_back(folder):
     assert read_state(folder) == state
 
 
+def test_only_a_run_that_has_not_ended_is_stuck():
+    now = time.time()
+
+    assert State("running", now - 60).stuck_seconds is None
+    assert State("running", now - 60, stuck_since=now - 12).stuck_seconds == pytest.approx(12, abs=1)
+    assert State("failed", now - 60, now, stuck_since=now - 12).stuck_seconds is None
+
+
 def test_the_final_states_are_those_that_never_change():
     assert set(FINAL_STATES) == set(FINAL)
     assert all(State(name, 0.0).is_final for name in FINAL)

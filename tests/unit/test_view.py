@@ -5,7 +5,9 @@ import math
 import random
 import re
 import sys
+import time
 import xml.etree.ElementTree as ET
+from datetime import UTC, datetime
 from types import SimpleNamespace
 
 import pytest
@@ -19,6 +21,8 @@ from labkit.view.comparison import compare
 from labkit.view.live.log_tail import tail_of_log
 from labkit.view.live.page import plain, run_html, run_text
 from labkit.view.live.run_charts import Look, charts_svg, run_charts
+from labkit.view.live.tables import rank_rows, rank_table
+from labkit.view.live.verdict import verdict
 from labkit.view.report import static_bundle, write_report
 
 IMAGE = "<img src=x onerror=alert(1)>"
@@ -28,6 +32,7 @@ ALLOWED = {
     "b",
     "code",
     "span",
+    "style",
     "svg",
     "g",
     "text",
@@ -246,6 +251,51 @@ def test_a_rank_is_named_slowest_only_for_more_than_noise(folder, write_metrics,
             write_metrics(rank, {"k": "step", "t": i, "step": i, "n": 1, "seconds": [usual, usual, usual]})
 
     assert words.skew(RunReader(folder).read_all()) == text
+
+
+def test_a_stuck_run_does_not_look_like_a_running_one(folder, reader):
+    now = time.time()
+    folder.manifest.write_text(json.dumps({"created": datetime.fromtimestamp(now - 60, UTC).isoformat()}))
+    notice = (
+        "no rank has made progress since 12:00:00: rank 1 has not entered `all_reduce` #5. Rank 1 is at step 30 in "
+        "a.py line 8: `work(); time.sleep(600)`; rank 0 is at step 30, waits in `all_reduce` (a.py line 9)"
+    )
+    state = State("running", now - 60, notice=notice, stuck_since=now - 12)
+
+    page, text = run_html(folder, reader, state), run_text(folder, reader, state)
+
+    assert re.search(r"stuck 1[23] s</b>", page)
+    assert "<div>Rank 1 is at step 30 in a.py line 8: <code>work(); time.sleep(600)</code></div>" in page
+    assert "<div>Rank 0 is at step 30, waits in <code>all_reduce</code> (a.py line 9)</div>" in page
+    assert page.index("no rank has made progress") < page.index("step 30 of 60") < page.index("input-bound")
+    assert "no progress</text>" in page
+    assert all(promise not in page + text for promise in ("about 3 s left", "1,280 samples/s"))
+    assert words.status(State("failed", 0.0, 5.0, 1, {"sentence": "", "out_of_memory": "device"})) == (
+        "failed: out of device memory"
+    )
+
+
+def test_the_cause_of_a_failure_comes_first_with_its_traceback_open(folder, reader):
+    folder.error(0).write_text(json.dumps({"exception": "E", "message": "closed", "traceback": ["of rank 0"]}))
+    cause = {"sentence": "rank 1 failed", "advice": "do:\n- this", "rank": 1, "traceback": ["of rank 1"]}
+
+    page = run_html(folder, reader, State("failed", 0.0, 5.0, 1, cause))
+
+    assert page.index("rank 1 failed") < page.index("of rank 1") < page.index("of rank 0") < page.index("step 30 of 60")
+    assert re.findall(r"<details( open)?>", page) == [" open", ""]
+    assert '"white-space:pre-line">do:\n- this<' in page
+
+
+def test_the_shares_in_the_table_are_of_the_steps_that_the_verdict_is_about(folder, write_metrics):
+    write_metrics(0, {"k": "meta", "t": 0.0})
+    for i in range(1, 201):
+        times = {"seconds": [0.1] * 3, "input": 0.09 if i < 100 else 0.02}
+        write_metrics(0, {"k": "step", "t": i / 10, "step": i, "n": 1, **times})
+    reader = RunReader(folder).read_all()
+
+    assert verdict(reader)[0].startswith("input-bound: 20%")
+    assert rank_rows(reader)[0]["input wait"] == "20.0%"
+    assert "means of the last 50 steps" in rank_table(reader)
 
 
 def test_what_a_script_measured_itself_is_in_the_view_the_text_and_the_report(whole_folder, write_metrics):
@@ -656,6 +706,18 @@ def test_twelve_metrics_fit_into_one_message(tmp_path, ranks, kind):
 
     assert ("<title>" in page) == (ranks < 8)
     assert len(json.dumps(page, ensure_ascii=False).encode()) < 38_000  # as it is sent; a message's frame is 1 kB
+
+
+def test_a_band_names_the_rank_that_stands_out_though_it_has_caught_up_at_the_end():
+    draw = random.Random(0)
+    lines = {rank: series_of((i, 10 + draw.random()) for i in range(60)) for rank in range(64)}
+    alike = charts([Chart("loss", lines, words.quantity)])
+    lines[35] = series_of((i, 10.5 + (3 if 20 < i < 50 else 0)) for i in range(60))
+
+    drawn = charts([Chart("loss", lines, words.quantity)])
+
+    assert re.findall(r">(rank \d+)</text>", alike) == []
+    assert re.findall(r">(rank \d+)</text>", drawn) == ["rank 35"]
 
 
 def test_a_band_is_told_to_a_screen_reader_as_a_range():

@@ -50,16 +50,17 @@ def fragmented(memory: Mapping[str, Any]) -> float:
 
 
 def memory_advice(kind: str, script: Script, parameters: Mapping[str, Any], fragments: float = 0.0) -> str:
-    """The changes that would make it fit, among the options that this script has and does not use yet. `fragments`:
-    bytes that the allocator had reserved in vain."""
+    """The changes that would make it fit, one a line, among the options that this script has and does not use yet.
+    `fragments`: bytes that the allocator had reserved in vain."""
     try:
         options = options_of(script)
         for more in extra_options(script).values():  # an option adds its extra
             options |= more
     except SyntaxError:
         options = {}
-    ways = []
+    ways = ["a smaller batch", "fewer DataLoader workers", "fewer ranks", "less data in memory at once"]
     if kind == "device":
+        ways = []
         if fragments:
             ways.append(f"env={EXPANDABLE}, which lets the allocator use what it has reserved")
         if "accumulate" in options:
@@ -70,8 +71,8 @@ def memory_advice(kind: str, script: Script, parameters: Mapping[str, Any], frag
             ways.append("precision='bf16', or 'fp16' on a T4")
         if "fully_shard" not in str(script):
             ways.append("shard the model: Script.load('fsdp')")
-        return "to make it fit: " + ", ".join(ways or ["a smaller batch", "activation checkpointing"])
-    return "to make it fit: a smaller batch, fewer DataLoader workers, fewer ranks, less data in memory at once"
+        ways = ways or ["a smaller batch", "activation checkpointing"]
+    return "to make it fit:" + "".join(f"\n- {way}" for way in ways)
 
 
 def disk_advice(folder: RunFolder, message: str) -> str:

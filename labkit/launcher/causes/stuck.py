@@ -15,7 +15,7 @@ from labkit.launcher.causes.flight_record import absent, calls_of, disagreement,
 from labkit.launcher.causes.stacks import RankStack, ask, threads
 from labkit.record import RunFolder
 from labkit.record.files import read_text
-from labkit.record.text import escaped, plain
+from labkit.record.text import escaped, in_lines, plain
 from labkit.write import Script
 
 __all__ = ["Stacks", "explain", "look_at"]
@@ -48,7 +48,7 @@ class Stacks:
             f"<pre>{escaped(r.text.strip())}</pre></details>"
             for r in self.ranks
         )
-        return {"text/plain": repr(self), "text/html": f"<b>{escaped(self.sentence)}</b>{folded}"}
+        return {"text/plain": repr(self), "text/html": in_lines(self.sentence) + folded}
 
 
 def look_at(folder: RunFolder, run: RunFolder) -> Stacks:

@@ -69,12 +69,20 @@ class Progress:
 
     def stalled(self) -> dict[int, float]:
         """Seconds since each overdue rank made progress. A rank whose script has ended is expected to exit."""
-        now = time.monotonic()
-        exited = {rank for rank in self._ended if now - self._beats.get(rank, (None, 0.0))[1] > LEFT_SECONDS}
-        idle = {rank: now - changed for rank, changed in self._changed.items() if rank not in exited}
+        idle = self._idle()
         working = PATIENCE_SECONDS + 2 * self._step_seconds if self._step_seconds else FIRST_STEP_SECONDS
         patience = {rank: PATIENCE_SECONDS if rank in self._ended else working for rank in idle}
         return {rank: seconds for rank, seconds in idle.items() if seconds > patience[rank]}
+
+    def is_stuck(self) -> bool:
+        """Whether every rank that has not exited is overdue."""
+        return bool(stalled := self.stalled()) and len(stalled) == len(self._idle())
+
+    def _idle(self) -> dict[int, float]:
+        """Seconds since each rank that has not exited made progress."""
+        now = time.monotonic()
+        exited = {rank for rank in self._ended if now - self._beats.get(rank, (None, 0.0))[1] > LEFT_SECONDS}
+        return {rank: now - changed for rank, changed in self._changed.items() if rank not in exited}
 
 
 class Closing:

@@ -91,6 +91,11 @@ class RankHistory:
         return sum(map(RECENT[phase], self._recent)) / steps if steps else 0.0
 
     @property
+    def recent_steps(self) -> int:
+        """How many steps the newest records are about."""
+        return int(sum(map(RECENT["steps"], self._recent)))
+
+    @property
     def own_seconds(self) -> float:
         """Seconds per step that the rank works alone, over the newest records."""
         return sum(self.recent_seconds(phase) for phase in OWN)

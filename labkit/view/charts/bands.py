@@ -1,4 +1,4 @@
-"""Many ranks in one chart: the band from minimum to maximum, the median, and the outlier."""
+"""Many ranks in one chart: the band from minimum to maximum, the median, and the rank that stands out."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterable, Mapping
 from statistics import median
 from typing import Protocol
 
-__all__ = ["CELLS", "MANY", "Column", "Line", "band", "columns", "path"]
+__all__ = ["CELLS", "MANY", "Column", "Line", "band", "columns", "outlier", "path"]
 
 MANY = 8  # more lines than this are indistinguishable
 CELLS = 60
+STANDS_OUT = 2.0  # times the usual distance from the median
 Column = dict[int, tuple[float, float, float]]  # by rank: low, high, last
 
 
@@ -45,28 +46,46 @@ def path(pixels: Iterable[tuple[int, int]]) -> str:
     return f"{start}l{' '.join(moves)}".replace(" -", "-") if moves else f"{start}h2"
 
 
+def outlier(grid: list[tuple[float, Column]]) -> int | None:
+    """The rank that is furthest from the median in the sum over all columns, if it is much further than is usual."""
+    distances: dict[int, float] = {}
+    for _, column in grid:
+        centre = median(v[2] for v in column.values())
+        for rank, (_, _, last) in column.items():
+            distances[rank] = distances.get(rank, 0.0) + abs(last - centre)
+    usual = median(distances.values()) if distances else 0.0
+    return max(
+        (rank for rank in distances if distances[rank] > STANDS_OUT * usual),
+        key=lambda rank: distances[rank],
+        default=None,
+    )
+
+
 def band(
     series: Mapping[int, Line],
     place_x: Callable[[float], float],
     place_y: Callable[[float], float],
     cells: int = CELLS,
-) -> tuple[str, int | None]:
-    """(SVG, outlier): the band, the median, and the rank furthest from it at the end."""
+) -> tuple[str, tuple[int, float, float] | None]:
+    """SVG of the band, the median and the outlier, if any; and its rank, with the pixel where it is furthest out."""
     grid = columns(series, cells)
     if not grid:
         return "", None
     lows = [(x, min(v[0] for v in column.values())) for x, column in grid]
     highs = [(x, max(v[1] for v in column.values())) for x, column in grid]
     middles = [(x, median(v[2] for v in column.values())) for x, column in grid]
-    newest, centre = grid[-1][1], middles[-1][1]
-    outlier = max(newest, key=lambda rank: abs(newest[rank][2] - centre))
-    line = [(x, column[outlier][2]) for x, column in grid if outlier in column]
 
     def through(points: list[tuple[float, float]]) -> str:
         return path((round(place_x(x)), round(place_y(y))) for x, y in points)
 
-    return (
-        f'<path d="{through(lows + highs[::-1])}Z" fill="#2f81f7" fill-opacity=".25"/>'
-        f'<path d="{through(middles)}" fill="none" stroke="#2f81f7" stroke-width="1.6"/>'
-        f'<path d="{through(line)}" fill="none" stroke="#d8752b" stroke-width="1.4" stroke-dasharray="6 3"/>'
-    ), outlier
+    drawn = (
+        f'<path d="{through(lows + highs[::-1])}Z" fill="#2f81f7" fill-opacity=".25" stroke="#2f81f7" '
+        f'stroke-width=".6"/><path d="{through(middles)}" fill="none" stroke="#2f81f7" stroke-width="1.6"/>'
+    )
+    if (rank := outlier(grid)) is None:
+        return drawn, None
+    line = [(x, column[rank][2]) for x, column in grid if rank in column]
+    usual = dict(middles)
+    x, y = max(line, key=lambda point: abs(point[1] - usual[point[0]]))
+    drawn += f'<path d="{through(line)}" fill="none" stroke="#d8752b" stroke-width="1.4" stroke-dasharray="6 3"/>'
+    return drawn, (rank, place_x(x), place_y(y))

@@ -34,6 +34,8 @@ NEAR = 4.0  # a limit up to this multiple of the data is drawn to scale
 FLAT = 0.5  # an axis that need not start at zero does not if the lowest value exceeds this share of the highest
 DECADES = 30.0  # a loss that falls by more than this factor is drawn on a logarithmic axis
 NICE = (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10)
+X_TICKS, Y_TICKS, FEW_TICKS = 6, 5, 3  # at most so many intervals; few where many charts share the message
+AMBER = "#b08d1c"
 
 
 @dataclass(frozen=True)
@@ -90,17 +92,19 @@ def charts(
     all_charts: list[Chart],
     columns: int = 2,
     show_x: Callable[[float], str] = clock,
-    origin: str = "after launch",
+    origin: str = "launch +",
+    stall: tuple[float, float] | None = None,
 ) -> str:
     """One SVG with all charts in a grid; its height depends only on their number. `show_x` formats an x value, which
-    is counted from the `origin`."""
+    starts with or is counted from the `origin`; between the two of `stall` no rank made progress."""
     rows = math.ceil(len(all_charts) / columns)
     lines = [line for chart in all_charts for line in (*chart.series.values(), chart.evaluated) if line]
     drawn = [points for line in lines if (points := line.points())]
     times = [point[0] for points in drawn for point in (points[0], points[-1])]
+    times += stall or ()
     span = (min(times), max(times)) if times else (0.0, 1.0)  # common to all charts
     hovered = HOVERED // max(1, sum(min(len(chart.series), MANY) for chart in all_charts))
-    sheet = _Sheet(*span, show_x, origin, len(all_charts), min(hovered, 24) if hovered >= 5 else 0)
+    sheet = _Sheet(*span, show_x, origin, stall, len(all_charts), min(hovered, 24) if hovered >= 5 else 0)
     cells, summaries, total = "", [], 0
     for i, chart in enumerate(all_charts):
         total += len(chart.series)
@@ -134,8 +138,16 @@ class _Sheet:
     x1: float
     show_x: Callable[[float], str]
     origin: str
+    stall: tuple[float, float] | None
     charts: int
     columns: int  # that show values under the pointer
+
+    def ticks(self) -> list[float]:
+        """Round values of x; times are round in the unit in which `clock` shows them, others are whole numbers."""
+        is_time = self.show_x is clock
+        unit = 1.0 if not is_time or self.x1 < 100 else 60.0 if self.x1 < 6000 else 3600.0
+        values = _round_values(self.x0, self.x1, unit, X_TICKS if self.charts <= 8 and self.origin else FEW_TICKS)
+        return [x for x in values if is_time or x == round(x)]
 
 
 @dataclass(frozen=True)
@@ -157,15 +169,20 @@ class _Frame:
             low, high, value = math.log(low), math.log(high), math.log(max(value, low))
         return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * (value - low) / (high - low)
 
-    def ticks(self) -> list[float]:
+    def ticks(self, unit: float, most: int) -> list[float]:
         if not self.log:
-            return [self.y0, (self.y0 + self.y1) / 2, self.y1]
+            return _round_values(self.y0, self.y1, unit, most)
         decades = range(math.ceil(math.log10(self.y0) - 1e-9), math.floor(math.log10(self.y1) + 1e-9) + 1)
-        return [10.0**power for power in decades[:: math.ceil(len(decades) / 4)]]
+        if len(decades) <= 3:
+            between = (1, 2, 5) if len(decades) <= 2 else (1, 3)
+            values = (n * 10.0**power for power in decades for n in between)
+            return [value for value in values if value <= self.y1 * 1.0001]
+        return [10.0**power for power in decades[:: math.ceil(len(decades) / most)]]
 
 
 def _chart(chart: Chart, sheet: _Sheet, banded: bool, is_first: bool) -> str:
-    note = f'<tspan font-weight="400" fill-opacity=".75"> {escaped(chart.note)}</tspan>' if chart.note else ""
+    text = " · ".join(filter(None, [chart.note, "band: all ranks" if banded and is_first else ""]))
+    note = f'<tspan font-weight="400" fill-opacity=".75"> {escaped(text)}</tspan>' if text else ""
     title = f'<text x="{LEFT}" y="12" font-weight="600">{escaped(chart.title)}{note}</text>'
     each, ranks = min(POINTS, 16 * POINTS // sheet.charts**2), max(1, len(chart.series))
     drawn = {rank: _thinned(series, each // ranks) for rank, series in chart.series.items()}
@@ -178,10 +195,13 @@ def _chart(chart: Chart, sheet: _Sheet, banded: bool, is_first: bool) -> str:
     high = max([chart.peak or -math.inf, *(point[2] for line in (points, *thin.values()) for point in line)])
     near = chart.limit is not None and chart.limit <= NEAR * high
     frame = _frame(chart, sheet, min(map(LOW, points)), max(high, chart.limit or 0.0) if near else high)
+    outlier = ""
     if banded:
-        lines, outlier = band(chart.series, frame.x, frame.y, CELLS if sheet.charts <= 4 else CELLS // 3)
-        key = f"band: all · dashed: {chart.label(outlier)}" if outlier is not None else ""
-        lines += f'<text x="{WIDTH - 50}" y="{HEIGHT - 5}" text-anchor="end" opacity=".75">{key}</text>'
+        lines, furthest = band(chart.series, frame.x, frame.y, CELLS if sheet.charts <= 4 else CELLS // 3)
+        if furthest:
+            rank, *place = furthest
+            outlier = chart.label(rank)
+            lines += _named(outlier, *place)
     else:
         lines = "".join(_line(rank, line, frame) for rank, line in drawn.items() if line)
         lines += "".join(_thin_line(rank, line, frame) for rank, line in thin.items() if line)
@@ -195,7 +215,7 @@ def _chart(chart: Chart, sheet: _Sheet, banded: bool, is_first: bool) -> str:
         + _axes(chart, frame, sheet, is_first)
         + _levels(chart, frame, near)
         + lines
-        + _hover(chart, hovered, frame, sheet, banded)
+        + _hover(chart, hovered, frame, sheet, banded, outlier)
     )
 
 
@@ -218,27 +238,48 @@ def _decades(low: float, high: float) -> tuple[float, float]:
     return (bottom, top) if top > bottom else (bottom, 10 * bottom)
 
 
+def _named(name: str, x: float, y: float) -> str:
+    """The name of a line beside one of its points."""
+    side, anchor = (x - 5, "end") if x > WIDTH / 2 else (x + 5, "start")
+    return (
+        f'<text x="{side:.0f}" y="{y - 4 if y > TOP + 14 else y + 12:.0f}" text-anchor="{anchor}" '
+        f'font-weight="600">{escaped(name)}</text>'
+    )
+
+
 def _axes(chart: Chart, frame: _Frame, sheet: _Sheet, is_first: bool) -> str:
-    heights = {round(frame.y(y)): chart.show(y) for y in frame.ticks()}
+    most = Y_TICKS if sheet.charts <= 8 else FEW_TICKS
+    heights = {round(frame.y(y)): chart.show(y) for y in frame.ticks(chart.unit, most)}
     lines = "".join(f"M{LEFT} {y}H{WIDTH - RIGHT}" for y in heights)
+    places = {round(frame.x(x)): sheet.show_x(x).removeprefix(f"{sheet.origin} ") for x in sheet.ticks()}
+    upright = "".join(f"M{x} {HEIGHT - BOTTOM}v3" for x in places)
+    below = "".join(
+        f'<text x="{min(max(x, LEFT + half - 4), WIDTH - RIGHT - half + 4)}" y="{HEIGHT - 5}">{escaped(text)}</text>'
+        for x, text in places.items()
+        for half in [3 * len(text)]  # about half its width
+    )
     labels = "".join(f'<text x="{LEFT - 4}" y="{y + 3}">{escaped(text)}</text>' for y, text in heights.items())
     marks = [(x, "↻") for x in chart.restarts[-NAMED:]]
     marks += [(x, text if is_first else "") for x, text in chart.changes[-NAMED:]]
     marks = [(frame.x(x), text) for x, text in marks if frame.x0 <= x <= frame.x1]
     again = ""
     if marks:
-        upright = "".join(f"M{x:.0f} {TOP}V{HEIGHT - BOTTOM}" for x, _ in marks)
+        at = "".join(f"M{x:.0f} {TOP}V{HEIGHT - BOTTOM}" for x, _ in marks)
         names = "".join(f'<text x="{x + 2:.0f}" y="{TOP + 8}">{escaped(text)}</text>' for x, text in marks if text)
-        again = f'<path d="{upright}" stroke="currentColor" stroke-dasharray="2 3" stroke-opacity=".6"/>'
+        again = f'<path d="{at}" stroke="currentColor" stroke-dasharray="2 3" stroke-opacity=".6"/>'
         again += f'<g opacity=".75">{names}</g>' if names else ""
-    if places := sorted({round(frame.x(x)) for x in chart.saved if frame.x0 <= x <= frame.x1}):
-        triangles = "".join(f"M{x} {HEIGHT - BOTTOM - 5}l3 5h-6z" for x in places)
+    if saved := sorted({round(frame.x(x)) for x in chart.saved if frame.x0 <= x <= frame.x1}):
+        triangles = "".join(f"M{x} {HEIGHT - BOTTOM - 5}l3 5h-6z" for x in saved)
         again += f'<path d="{triangles}" fill-opacity=".6"><title>checkpoints</title></path>'
-    start, end = (escaped(sheet.show_x(x)) for x in (frame.x0, frame.x1))
+    if sheet.stall:
+        start, end = (round(frame.x(x)) for x in sheet.stall)
+        again += f'<path d="M{start} {TOP}H{end}V{HEIGHT - BOTTOM}H{start}" fill="{AMBER}" fill-opacity=".2"/>'
+        again += f'<text x="{end - 4}" y="{TOP + 10}" text-anchor="end">no progress</text>' if is_first else ""
     return (
-        f'<path d="{lines}" stroke="currentColor" stroke-opacity=".15"/>{again}'
-        f'<g opacity=".75"><text x="{LEFT}" y="{HEIGHT - 5}">{start} {sheet.origin}</text>'
-        f'<g text-anchor="end">{labels}<text x="{WIDTH - RIGHT}" y="{HEIGHT - 5}">{end}</text></g></g>'
+        f'<path d="{lines}" stroke="currentColor" stroke-opacity=".15"/>'
+        f'<path d="{upright}" stroke="currentColor" stroke-opacity=".6"/>{again}'
+        f'<g opacity=".75"><g text-anchor="end">{labels}<text x="{LEFT - 8}" y="{HEIGHT - 5}">{sheet.origin}</text></g>'
+        f'<g text-anchor="middle">{below}</g></g>'
     )
 
 
@@ -249,20 +290,21 @@ def _evaluated(chart: Chart, line: list[tuple[float, ...]], frame: _Frame) -> st
     drawn = f'<path d="{path(places)}" fill="none" stroke="currentColor" stroke-width="2.2" stroke-opacity=".8"/>{dots}'
     if best := chart.best_point():
         x, y = frame.x(best[0]), frame.y(best[1])
-        side, anchor = (x - 6, "end") if x > WIDTH / 2 else (x + 6, "start")
-        above = y - 5 if y > TOP + 14 else y + 13
-        drawn += (
-            f'<circle cx="{x:.0f}" cy="{y:.0f}" r="4" fill="none" stroke="#e5534b" stroke-width="1.6"/>'
-            f'<text x="{side:.0f}" y="{above:.0f}" text-anchor="{anchor}" font-weight="600">'
-            f"best {escaped(chart.show(best[1]))}</text>"
-        )
+        drawn += f'<circle cx="{x:.0f}" cy="{y:.0f}" r="4" fill="none" stroke="#e5534b" stroke-width="1.6"/>'
+        drawn += _named(f"best {chart.show(best[1])}", x, y)
     return drawn
 
 
 def _hover(
-    chart: Chart, lines: Mapping[str, list[tuple[float, ...]]], frame: _Frame, sheet: _Sheet, banded: bool
+    chart: Chart,
+    lines: Mapping[str, list[tuple[float, ...]]],
+    frame: _Frame,
+    sheet: _Sheet,
+    banded: bool,
+    outlier: str,
 ) -> str:
-    """Invisible columns; the title of each has every line's newest value up to the column's right edge."""
+    """Invisible columns; the title of each has every line's newest value up to the column's right edge, or of a band
+    its range, median and outlier."""
     if not sheet.columns:
         return ""
     width, read = (WIDTH - LEFT - RIGHT) / sheet.columns, dict.fromkeys(lines, 0)
@@ -280,7 +322,8 @@ def _hover(
             continue
         shown = {name: point[3] for name, point in newest.items()}
         if banded:
-            shown = {f.__name__: f(shown.values()) for f in (min, median, max)}
+            extremes = {f.__name__: f(shown.values()) for f in (min, median, max)}
+            shown = extremes | {name: value for name, value in shown.items() if name == outlier}
         x = sheet.show_x(max(point[0] for point in newest.values()))
         text = escaped("\n".join([x, *(f"{name} {chart.show(value)}" for name, value in shown.items())]))
         left = LEFT + column * width
@@ -326,6 +369,16 @@ def _line(rank: int, line: list[tuple[float, ...]], frame: _Frame) -> str:
 def _thin_line(rank: int, line: list[tuple[float, ...]], frame: _Frame) -> str:
     colour = COLOURS[rank % len(COLOURS)]
     return f'<path d="{path(_pixels(line, frame))}" stroke="{colour}" stroke-width=".8" stroke-opacity=".7"/>'
+
+
+def _round_values(low: float, high: float, unit: float, most: int) -> list[float]:
+    """Round multiples of `unit` from `low` to `high`, in at most so many intervals."""
+    rough = (high - low) / most / unit
+    if rough < 1e-300:
+        return [low]
+    power: float = 10 ** math.floor(math.log10(rough))
+    step = next(n * power * unit for n in (1, 2, 5, 10) if n * power >= rough * 0.9999)
+    return [i * step for i in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
 
 
 def _round_up(value: float, unit: float) -> float:

@@ -49,28 +49,32 @@ class Dashboard:
         self._closed, self._changed = threading.Event(), threading.Event()
         self._handle: Any = None
         self._html = widgets.HTML()
-        self._stop_button = widgets.Button(description="Stop", icon="stop", tooltip="End the run on every rank")
-        detach = widgets.Button(description="Detach", icon="eye-slash", tooltip="Stop watching; the run continues")
-        why = widgets.Button(description="Why is it stuck?", icon="question", tooltip="Ask every rank where it is")
-        for button in (self._stop_button, why, detach):
-            button.layout.width = "auto"
+        narrow = {"layout": widgets.Layout(width="auto")}  # shared: each layout and style is a message of its own
+        self._stop_button = widgets.Button(
+            description="Stop", icon="stop", tooltip="End the run on every rank", **narrow
+        )
+        detach = widgets.Button(
+            description="Detach", icon="eye-slash", tooltip="Stop watching; the run continues", **narrow
+        )
+        why = widgets.Button(
+            description="Why is it stuck?", icon="question", tooltip="Ask every rank where it is", **narrow
+        )
         self._answer = widgets.HTML()
-        self._rank = widgets.Dropdown(description="Log of rank", options=[(CULPRIT, CULPRIT)])
+        self._rank = widgets.Dropdown(description="Log of rank", options=[(CULPRIT, CULPRIT)], **narrow)
+        self._rank.style.description_width = "auto"
+        narrow["style"] = self._rank.style
         self._search = widgets.Text(description="Search", placeholder="text in the log", continuous_update=False)
-        self._only = widgets.Dropdown(description="Show", options=[(ALL_CHARTS, "")])
-        self._axis = widgets.Dropdown(description="over", options=AXES)
-        self._scale = widgets.Dropdown(description="Scale", options=list(SCALES))
-        self._smoothing = widgets.Dropdown(description="Smoothing", options=SMOOTHINGS.items())
-        self._size = widgets.Dropdown(description="Size", options=SIZES.items())
+        self._only = widgets.Dropdown(description="Show", options=[(ALL_CHARTS, "")], **narrow)
+        self._axis = widgets.Dropdown(description="over", options=AXES, **narrow)
+        self._scale = widgets.Dropdown(description="Scale", options=list(SCALES), **narrow)
+        self._smoothing = widgets.Dropdown(description="Smoothing", options=SMOOTHINGS.items(), **narrow)
+        self._size = widgets.Dropdown(description="Size", options=SIZES.items(), **narrow)
         look = [self._only, self._axis, self._scale, self._smoothing, self._size]
-        for control in look:
-            control.layout.width, control.style.description_width = "auto", "auto"
         for control in (self._rank, self._search, *look):
             control.observe(lambda _: self._changed.set(), names="value")
         why.on_click(self._on_why)
         self._stop_button.on_click(self._on_stop)
         detach.on_click(lambda _: self._finish_from_thread())
-        self._rank.layout.width, self._rank.style.description_width = "auto", "auto"
         self._search.layout.width, self._search.style.description_width = "200px", "auto"
         self._reach = ReachControls(run, self._answer)
         buttons = widgets.HBox([self._stop_button, why, detach, self._reach.box, self._rank, self._search])

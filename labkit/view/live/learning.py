@@ -6,6 +6,7 @@ from bisect import bisect_right
 
 from labkit.record import RankHistory
 from labkit.record.measured.metric_names import is_evaluated, is_lower_better, parted
+from labkit.record.measured.metrics_file import finite
 from labkit.view import words
 
 __all__ = ["learning"]
@@ -16,8 +17,8 @@ RISES = 1.05  # a loss this many times its best
 
 
 def learning(histories: list[RankHistory]) -> str:
-    """`val_loss rises since step 300 while the training loss falls: overfitting`. Of several evaluated metrics a loss
-    counts, otherwise the first. Empty for fewer than four evaluations."""
+    """`val_loss has risen since step 300 (best 0.5) while the training loss fell: overfitting`. Of several evaluated
+    metrics a loss counts, otherwise the first. Empty for fewer than four evaluations."""
     evaluated = [
         (name, history)
         for history in histories[:1]
@@ -33,15 +34,19 @@ def learning(histories: list[RankHistory]) -> str:
     since = len(points) - 1 - best
     if not since:
         return f"{name} still improves: {words.quantity(value, 4)}, the best so far"
-    where = f"step {_step_at(history, at):,}"
+    where, figure = f"step {_step_of(history, name, value, at):,}", words.quantity(value, 4)
     if since < PATIENCE:
         return ""
     if parted(name)[1] == "loss" and newest > RISES * value > 0 and _falls(history, at):
-        return f"{name} rises since {where} while the training loss falls: overfitting"
-    return f"{name} was best at {where}: {words.quantity(value, 4)}, no better in {since} evaluations since"
+        return f"{name} has risen since {where} (best {figure}) while the training loss fell: overfitting"
+    return f"{name} was best at {where}: {figure}, no better in {since} evaluations since"
 
 
-def _step_at(history: RankHistory, x: float) -> int:
+def _step_of(history: RankHistory, name: str, value: float, x: float) -> int:
+    """The step that the script reported with a value, or the last one before x, which is the middle of a bin."""
+    reported = (finite(report.get("step")) for report in reversed(history.reports) if report.get(name) == value)
+    if (step := next(reported, None)) is not None:
+        return int(step)
     steps = history.series["step"].points()
     return int(steps[max(0, bisect_right([point[0] for point in steps], x) - 1)][3]) if steps else 0
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from functools import lru_cache
 from typing import Any
 
 from labkit.record import RunFolder, RunReader, State
 from labkit.record.files import read_json
 from labkit.record.measured.fold import NodeFolds
-from labkit.record.text import escaped, plain
+from labkit.record.text import escaped, in_lines, plain
 from labkit.view import words
 from labkit.view.charts.bands import MANY
 from labkit.view.live.by_host import by_host
@@ -22,6 +23,8 @@ __all__ = ["attempt_ended", "run_html", "run_text"]
 
 MARKS = {"starting": "◌", "running": "●", "succeeded": "✔", "failed": "✖", "stopped": "■", "lost": "?"}
 TINTS = {"running": "#2f81f7", "succeeded": "#2da44e", "failed": "#e5534b", "stopped": "#b08d1c", "lost": "#e5534b"}
+AMBER = "#b08d1c"
+TRACE = "max-height:260px;overflow:auto;white-space:pre-wrap;margin:4px 0;font-size:12px"
 SHOWN_FAILURES = 8
 STRIPS_SECONDS = 4.0
 
@@ -38,7 +41,7 @@ def run_html(
     search: str = "",
     look: Look | None = None,
 ) -> str:
-    """Headline, verdict, cause of a failure, charts, tables of ranks and machines, and the end of a log.
+    """State, notices, cause of a failure, headline, verdict, charts, tables of ranks and machines, end of a log.
 
     The log is that of `log_rank`, by default the culprit or rank 0; `search` selects lines that contain that text.
     Pass `watched=False` for a snapshot of a run that continues unwatched. `look` is how the charts are drawn.
@@ -48,9 +51,9 @@ def run_html(
         log_rank = int((state.cause or {}).get("rank") or 0)
     return (
         '<div style="font-family:system-ui,sans-serif;font-size:13px;line-height:1.5;max-width:760px">'
-        f"{_head(folder, reader, state, watched)}{_notices(folder, state)}{_earlier(state)}"
-        f"{_cause(state)}{_tracebacks(folder, state)}"
-        f"{charts_svg(reader, look or Look()) if drawn else ''}{_strips(reader)}"
+        f"{_pill(folder, state, watched)}{_notices(folder, state)}{_cause(state)}{_tracebacks(folder, state)}"
+        f"{_progress(reader, state)}{_earlier(state)}"
+        f"{charts_svg(reader, look or Look(), _stall(folder, state)) if drawn else ''}{_strips(reader)}"
         f"{_tables(reader, state)}{_unread(reader)}"
         f"{log_html(folder.latest, log_rank, search) if with_log else ''}</div>"
     )
@@ -69,7 +72,8 @@ def run_text(folder: RunFolder, reader: RunReader, state: State) -> str:
 
 def _tables(reader: RunReader, state: State) -> str:
     """The ranks, then the machine; with several hosts, the hosts first, because there are fewer of them."""
-    ranks, machines = (rank_table(reader) if _recorded(reader, state) else ""), machine_table(reader)
+    ranks = rank_table(reader) if _recorded(reader, state) else ""
+    machines = machine_table(reader, has_ended=state.is_final)
     return machines + ranks if len(by_host(reader.ranks.values())) > 1 else ranks + machines
 
 
@@ -84,20 +88,34 @@ def _unread(reader: RunReader) -> str:
     return f'<div style="opacity:.75">{"; ".join(remarks)}</div>' if remarks else ""
 
 
-def _head(folder: RunFolder, reader: RunReader, state: State, watched: bool) -> str:
-    tint = TINTS.get(state.state, "#8b949e")
+def _pill(folder: RunFolder, state: State, watched: bool) -> str:
+    tint, mark = _tint(state), "▲" if state.stuck_seconds is not None else MARKS[state.state]
     suffix = "" if watched else " when last seen"
-    mark = (
-        f'<b style="border:1px solid {tint};background:{tint}30;border-radius:10px;padding:0 9px">'
-        f"{MARKS[state.state]} {state.state}{suffix}</b>"
-    )
-    time = words.seconds(state.seconds)
-    name = escaped(folder.id)
     return (
-        f'<div style="display:flex;gap:12px;flex-wrap:wrap;align-items:baseline">{mark}<code>{name}</code>'
-        f"<span>{time}</span></div>{_bar(words.fraction(reader), tint)}"
-        f"<div>{escaped(words.headline(reader, state))}</div>{_reported(reader)}{_verdict(reader)}"
+        '<div style="display:flex;gap:12px;flex-wrap:wrap;align-items:baseline">'
+        f'<b style="border:1px solid {tint};background:{tint}30;border-radius:10px;padding:0 9px">'
+        f"{mark} {escaped(words.status(state))}{suffix}</b>"
+        f"<code>{escaped(folder.id)}</code><span>{words.seconds(state.seconds)}</span></div>"
     )
+
+
+def _tint(state: State) -> str:
+    return AMBER if state.stuck_seconds is not None else TINTS.get(state.state, "#8b949e")
+
+
+def _progress(reader: RunReader, state: State) -> str:
+    return (
+        f"{_bar(words.fraction(reader), _tint(state))}<div>{escaped(words.headline(reader, state))}</div>"
+        f"{_reported(reader)}{_verdict(reader, state)}"
+    )
+
+
+def _stall(folder: RunFolder, state: State) -> tuple[float, float] | None:
+    """From when to when no rank made progress, in seconds since the launch."""
+    launched = folder.launched()
+    if launched is None or state.stuck_since is None:
+        return None
+    return state.stuck_since - launched, (state.ended or time.time()) - launched
 
 
 def _reported(reader: RunReader) -> str:
@@ -118,9 +136,11 @@ def _bar(fraction: float | None, tint: str) -> str:
     return f'<div aria-hidden="true" style="margin:5px 0 3px;border-radius:2px;background:#8b949e40">{done}</div>'
 
 
-def _verdict(reader: RunReader) -> str:
-    sentences = "; ".join(verdict(reader))
-    return f"<div><b>{escaped(sentences)}</b></div>" if sentences else ""
+def _verdict(reader: RunReader, state: State) -> str:
+    sentences = escaped("; ".join(verdict(reader)))
+    if sentences and (state.stuck_seconds is not None or state.state in ("failed", "lost")):
+        return f"<div>until then: {sentences}</div>"
+    return f"<div><b>{sentences}</b></div>" if sentences else ""
 
 
 def _strips(reader: RunReader) -> str:
@@ -160,7 +180,7 @@ def _explanation(state: State) -> list[str]:
 
 def _notices(folder: RunFolder, state: State) -> str:
     return "".join(
-        f'<div style="border-left:4px solid #b08d1c;padding:2px 10px;margin:6px 0"><b>{escaped(text)}</b></div>'
+        f'<div style="border-left:4px solid {AMBER};padding:2px 10px;margin:6px 0">{in_lines(text)}</div>'
         for text in (state.notice, *_failed_exports(folder))
         if text
     )
@@ -186,7 +206,7 @@ def _tracebacks(folder: RunFolder, state: State) -> str:
     return "".join(
         f"<details><summary>rank {rank}: {escaped(str(failure.get('exception')))}: "
         f"{escaped(str(failure.get('message'))[:200])}</summary>"
-        f"<pre>{escaped(''.join(map(str, trace)))}</pre></details>"
+        f'<pre style="{TRACE}">{escaped("".join(map(str, trace)))}</pre></details>'
         for rank, failure in list(failures.items())[:SHOWN_FAILURES]
         if isinstance(failure, dict) and isinstance(trace := failure.get("traceback"), list)
     )
@@ -197,7 +217,6 @@ def _cause(state: State) -> str:
         return ""
     sentence, advice = (escaped(text) for text in _explanation(state))
     trace = escaped("".join(state.cause.get("traceback") or []))
-    more = f"<details><summary>traceback</summary><pre>{trace}</pre></details>" if trace else ""
-    tint = TINTS.get(state.state, "#8b949e")
-    text = f"<b>{sentence}</b>" + (f"<div>{advice}</div>" if advice else "")
-    return f'<div style="border-left:4px solid {tint};padding:2px 10px;margin:6px 0">{text}{more}</div>'
+    more = f'<details open><summary>traceback</summary><pre style="{TRACE}">{trace}</pre></details>' if trace else ""
+    text = f"<b>{sentence}</b>" + (f'<div style="white-space:pre-line">{advice}</div>' if advice else "")
+    return f'<div style="border-left:4px solid {_tint(state)};padding:2px 10px;margin:6px 0">{text}{more}</div>'

@@ -19,7 +19,7 @@ AXES = ("time", "step", "samples")
 SCALES = {"automatic": None, "linear": False, "logarithmic": True}
 SIZES = {"small": 2, "large": 1}  # charts in a row
 MOST_SCALARS = 12
-SLOW_FIRST = 5.0  # times the slowest of all other steps: it compiled, or loaded what it needed
+SLOW_FIRST = 2.0  # times the slowest of all other steps: it compiled, or loaded what it needed
 
 
 @dataclass(frozen=True)
@@ -50,14 +50,14 @@ class _Shown:
         return shown
 
 
-def charts_svg(reader: RunReader, look: Look) -> str:
-    """The run's charts as one SVG."""
+def charts_svg(reader: RunReader, look: Look, stall: tuple[float, float] | None = None) -> str:
+    """The run's charts as one SVG. `stall`: from when to when no rank made progress, in seconds since the launch."""
     drawn = run_charts(reader, look)
     if look.only in (names := [chart.title for chart in drawn]):
         drawn = [drawn[names.index(look.only)]]
     if look.axis == "time":
-        return charts(drawn, look.columns)
-    return charts(drawn, look.columns, lambda x: f"{look.axis} {words.quantity(round(x))}", "")
+        return charts(drawn, look.columns, stall=stall)
+    return charts(drawn, look.columns, lambda x: f"{look.axis} {words.quantity(round(x))}", look.axis)
 
 
 def show_step(x: float) -> str:
@@ -137,7 +137,7 @@ def run_charts(reader: RunReader, look: Look) -> list[Chart]:
     throughput = Chart("throughput per rank", of("throughput"), words.quantity, note=rate, **marks)
     counts = any(line.points() for line in throughput.series.values())
     times, first_step = _without_a_slow_first(of("step_seconds"))
-    notes = [words.skew(reader), f"without the first, {words.seconds(first_step)}" if first_step else ""]
+    notes = [words.skew(reader), f"↑ first: {words.seconds(first_step)}" if first_step else ""]
     return [
         scalar("loss", "", evaluated_loss, of("loss"), words.loss_of(reader)),
         # no chart if the script's batches cannot be counted

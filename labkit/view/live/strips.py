@@ -14,7 +14,8 @@ from labkit.view.live.by_host import names_of, ranges
 __all__ = ["heat_strips"]
 
 SHADES = {0.10: 0.3, 0.25: 0.5, 0.5: 0.75, 1.0: 1.0}  # fraction slower than the median of all ranks: opacity
-WIDTH, LEFT, RIGHT, TOP, BOTTOM = 720, 116, 8, 20, 16
+WIDTH, LEFT, RIGHT, TOP, BOTTOM = 720, 116, 58, 20, 16
+STANDS_OUT, SERIOUS = 2.0, 1.0  # times as late as is usual on its host, and in all cells at least this late
 MOST_STRIPS = 128  # with more ranks, each host has one strip: that of its slowest rank
 HEIGHT, LOWEST, HIGHEST, GAP = 256, 3, 10, 4  # pixels: all strips together, one strip, between hosts
 MOST_NAMED, LINE_HEIGHT = 40, 11  # of more hosts, only those that are late are named
@@ -59,6 +60,7 @@ def heat_strips(
             break
         fewer *= 2
     marks, frames = _late_marks(named, rows, tops, late, bottom) if crowded else _marks(named, rows, tops, height)
+    marks += "" if single else _latest(rows, tops, late, height)
     label = escaped(f"{title}, {ranks_shown} ranks")
     what = "of each host's slowest rank" if single else "of each rank"
     axis = (
@@ -135,6 +137,29 @@ def _marks(groups: Mapping[str, list[int]], rows: list[Row], tops: list[int], he
     return marks, frames
 
 
+def _latest(rows: list[Row], tops: list[int], late: Mapping[float, set[tuple[int, int]]], height: int) -> str:
+    """The number of the rank that was late most of those that were late more than is usual on their hosts."""
+    weight, own = _lateness(rows, late), dict[str, list[float]]()
+    for row, (host, _) in enumerate(rows):
+        own.setdefault(host, []).append(weight[row])
+    usual = {host: max(SERIOUS, STANDS_OUT * median(weights)) for host, weights in own.items()}
+    alone = [row for row, (host, _) in enumerate(rows) if weight[row] > usual[host]]
+    if not alone:
+        return ""
+    row = max(alone, key=lambda row: weight[row])
+    y = tops[row] + height / 2 + 3.5
+    return f'<text x="{WIDTH - RIGHT + 4}" y="{y:g}" font-weight="600">◂ rank {rows[row][1][0]}</text>'
+
+
+def _lateness(rows: list[Row], late: Mapping[float, set[tuple[int, int]]]) -> dict[int, float]:
+    """By row: its cells, each weighted by how late it was."""
+    weight = dict.fromkeys(range(len(rows)), 0.0)
+    for shade, cells in late.items():
+        for row, _ in cells:
+            weight[row] += shade
+    return weight
+
+
 def _late_marks(
     groups: Mapping[str, list[int]],
     rows: list[Row],
@@ -143,10 +168,7 @@ def _late_marks(
     bottom: int,
 ) -> tuple[str, str]:
     """Of very many hosts, the names of those that were late most, as far as there is room, and one background."""
-    weight = dict.fromkeys(range(len(rows)), 0.0)
-    for shade, cells in late.items():
-        for row, _ in cells:
-            weight[row] += shade
+    weight = _lateness(rows, late)
     names, marks = names_of(groups, 17), ""
     named: list[int] = []
     for row in sorted(weight, key=lambda row: -weight[row]):
@@ -161,7 +183,7 @@ def _late_marks(
 
 def _key() -> str:
     """How much slower than the median each shade is."""
-    drawn, x = "", WIDTH - RIGHT - 58 * len(SHADES) - 128
+    drawn, x = "", WIDTH - 8 - 58 * len(SHADES) - 128
     drawn += f'<text x="{x + 122}" y="12" text-anchor="end" opacity=".75">slower than the median:</text>'
     for i, (shade, opacity) in enumerate(SHADES.items()):
         left = x + 128 + 58 * i

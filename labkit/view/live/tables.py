@@ -19,12 +19,21 @@ __all__ = ["grid", "host_rows", "machine_table", "rank_rows", "rank_table"]
 
 TABLE_ROWS = 16
 
+# Of tables that are sent once.
 CELL = "border:0;padding:1px 12px 1px 0"
 HEAD = f"{CELL};white-space:nowrap;font-weight:500;opacity:.7"
 ROW = '<tr style="background:none">'
 TABLE = (
     '<table style="border-collapse:collapse;margin:6px 0;text-align:right;font-size:12px;'
     'font-variant-numeric:tabular-nums">'
+)
+# Classes take a fourth of the bytes of styles in every cell. Notebooks have rules of their own for tables.
+STYLE = (
+    "<style>.labkit-grid{border-collapse:collapse;margin:6px 0;font-size:12px;font-variant-numeric:tabular-nums}"
+    ".labkit-grid tr{background:none!important}"
+    ".labkit-grid :is(td,th){border:0;padding:1px 12px 1px 0;white-space:nowrap;text-align:right!important}"
+    ".labkit-grid :is(.text,:first-child){text-align:left!important}.labkit-grid td.text{white-space:normal}"
+    ".labkit-grid th{font-weight:500;opacity:1}.labkit-grid.narrow th{white-space:normal;vertical-align:bottom}</style>"
 )
 
 
@@ -35,7 +44,16 @@ def rank_table(reader: RunReader) -> str:
     which = "the slowest" if len(hosts) > 1 else "the first and the slowest"
     which = f"{len(rows)} that stand out among" if reader.folds else f"{which} of"
     more = f"{which} {len(reader.rank_numbers)} ranks" if len(rows) < len(reader.rank_numbers) else ""
-    return grid(rows, marks, sentences=("",) if len(hosts) > 1 else ()) + _remark(more)
+    remarks = [more, _window(list(reader.current.values()))]
+    return grid(rows, marks, sentences=("",) if len(hosts) > 1 else ()) + _remark("; ".join(filter(None, remarks)))
+
+
+def _window(histories: list[RankHistory]) -> str:
+    """Over which steps the shares in the table and in the verdict are means."""
+    if not any(h.recent_step_seconds for h in histories):
+        return ""
+    steps = max(h.recent_steps for h in histories)
+    return f"shares and step times, here and above: means of the last {f'{steps:,} ' if steps else ''}steps"
 
 
 def grid(
@@ -51,19 +69,17 @@ def grid(
         return ""
     marks = marks or [""] * len(rows)
     names = list(dict.fromkeys(name for row in rows for name in row))  # a rank that has not started has fewer
-    text_cell, figure_cell = f"{CELL};text-align:left", f"{CELL};white-space:nowrap"
-    head_cell = HEAD.replace("nowrap", "normal;vertical-align:bottom") if narrow else HEAD
-    head = f'<th style="{head_cell};text-align:left">{escaped(names[0])}</th>'
-    sides = {name: "left" if name in sentences else "right" for name in names}
-    head += "".join(f'<th style="{head_cell};text-align:{sides[name]}">{escaped(name)}</th>' for name in names[1:])
+    kinds = {name: ' class="text"' if name in sentences else "" for name in names}
+    head = "".join(f"<th{kind}>{escaped(name)}</th>" for name, kind in kinds.items())
     body = ""
     for row, mark in zip(rows, marks, strict=True):
-        first, *others = (escaped(row.get(name, "")) for name in names)
-        wrapped = "" if names[0] in sentences else ";white-space:nowrap"
-        body += f'{ROW}<td style="{text_cell}{wrapped}">{mark}{first}</td>'
-        styles = [text_cell if name in sentences else figure_cell for name in names[1:]]
-        body += "".join(f'<td style="{s}">{text}</td>' for s, text in zip(styles, others, strict=True)) + "</tr>"
-    return f'<div style="overflow-x:auto">{TABLE}{ROW}{head}</tr>{body}</table></div>'
+        cells = [escaped(row.get(name, "")) for name in names]
+        cells[0] = mark + cells[0]
+        body += f"<tr>{''.join(f'<td{kinds[n]}>{cell}</td>' for n, cell in zip(names, cells, strict=True))}</tr>"
+    return (
+        f'<div style="overflow-x:auto">{STYLE}<table class="labkit-grid{" narrow" if narrow else ""}">'
+        f'<tr style="opacity:.7">{head}</tr>{body}</table></div>'
+    )
 
 
 def rank_rows(reader: RunReader) -> list[dict[str, str]]:
@@ -72,15 +88,14 @@ def rank_rows(reader: RunReader) -> list[dict[str, str]]:
 
 
 def _shown(reader: RunReader) -> list[RankHistory]:
-    """All ranks; if there are too many, the first and the slowest, or with several hosts the slowest only."""
+    """All ranks; if there are too many, the first and those with the most work of their own, in which they do not wait
+    for others; with several hosts only the latter."""
     histories = list(reader.current.values())
     if len(histories) <= TABLE_ROWS:
         return histories
-    if len(by_host(histories)) > 1:
-        latest = sorted(histories, key=lambda h: h.own_seconds or h.recent_step_seconds, reverse=True)
-        return sorted(latest[: TABLE_ROWS // 2], key=lambda h: h.rank)
-    slowest = sorted(histories, key=lambda h: h.latest.get("step_seconds", 0.0), reverse=True)[: TABLE_ROWS // 2]
-    rows = {h.rank: h for h in (*histories[: TABLE_ROWS // 2], *slowest)}
+    slowest = sorted(histories, key=lambda h: h.own_seconds or h.recent_step_seconds, reverse=True)
+    first = histories[: TABLE_ROWS // 2] if len(by_host(histories)) < 2 else []
+    rows = {h.rank: h for h in (*first, *slowest[: TABLE_ROWS // 2])}
     return [rows[rank] for rank in sorted(rows)]
 
 
@@ -93,9 +108,9 @@ def _rank_row(history: RankHistory, host: str) -> dict[str, str]:
         "step": f"{history.step:,}",
         "loss": words.quantity(latest.get("loss"), 4),
         "samples/s": words.quantity(latest.get("throughput")),
-        "step time": words.seconds(latest.get("step_seconds")),
-        "input wait": words.percent(words.share(history, "input")),
-        **({"communication": f"{waits:.1%}"} if (waits := words.share(history, "communication")) is not None else {}),
+        "step time": words.seconds(history.recent_step_seconds or latest.get("step_seconds")),
+        "input wait": words.percent(history.recent_share("input") if history.recent_step_seconds else None),
+        **({"communication": words.percent(history.recent_share("communication"))} if history.communicates else {}),
         **({} if host else {"state held": words.gib(history.held_bytes)}),
         f"peak {history.memory_name}": words.gib(history.memory_peak or None),
         **({"reserved": words.gib(latest["reserved"])} if "reserved" in latest and not host else {}),
@@ -121,7 +136,7 @@ def host_rows(reader: RunReader) -> list[dict[str, str]]:
 
 def _host_row(host: str, ranks: list[RankHistory], samples: HostHistory | None, verdict: str) -> dict[str, str]:
     own = [h.own_seconds for h in ranks if h.own_seconds]
-    waits = [share for h in ranks if (share := words.share(h, "input")) is not None]
+    waits = [h.recent_share("input") for h in ranks if h.recent_step_seconds]
     peak = max(h.memory_peak for h in ranks)
     devices = samples.used_by({h.uuid for h in ranks if h.uuid}) if samples else []
     busy = [d["utilisation"] for d in devices if d["utilisation"] is not None]
@@ -143,9 +158,14 @@ def _share(used: float | None, total: float | None) -> str:
     return "n/a" if used is None or not total else f"{used / 2**30:.0f} of {total / 2**30:.0f} GiB"
 
 
-def machine_table(reader: RunReader) -> str:
+def machine_table(reader: RunReader, *, has_ended: bool) -> str:
     """Readings of the driver and the system, beside those of torch's allocator: a row for each machine and device.
     With several hosts, a row for each host, and the devices only if they are few."""
+    table = _machines(reader)
+    return table + (_remark("the last sample before the end") if table and has_ended else "")
+
+
+def _machines(reader: RunReader) -> str:
     hosts = by_host(reader.ranks.values())
     above = host_rows(reader)
     table = grid(above, sentences=("",)) if above else ""
@@ -160,7 +180,7 @@ def machine_table(reader: RunReader) -> str:
 
 
 def _remark(text: str) -> str:
-    return f'<div style="opacity:.75">{text}</div>' if text else ""
+    return f'<div style="opacity:.75;font-size:12px">{text}</div>' if text else ""
 
 
 def _host_rows(host: HostHistory) -> list[dict[str, str]]:

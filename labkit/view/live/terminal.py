@@ -91,14 +91,15 @@ def picture(reader: RunReader, state: State) -> Any:
     from rich.table import Table
     from rich.text import Text
 
-    head = Text(f"● {state.state}", STYLES.get(state.state, ""))
+    is_stuck = state.stuck_seconds is not None
+    head = Text(f"● {plain(words.status(state))}", "bold yellow" if is_stuck else STYLES.get(state.state, ""))
     head.append(f"  {reader.folder.id}  {words.seconds(state.seconds)}", "default")
-    parts: list[Any] = [head, Text(words.headline(reader, state))]
+    parts: list[Any] = [head, *([Text(plain(state.notice), "bold yellow")] if state.notice else [])]
+    parts += [Text(words.headline(reader, state))]
     values = words.reported(reader)
     parts += [Text(plain("  ".join(f"{name} {value}" for name, value in values)))] if values else []
     parts += [Text(sentence, "dim") for sentence in verdict(reader)]
     parts += [Text(f"↻ {plain(attempt_ended(n, e))}") for n, e in enumerate(state.earlier, 1)]
-    parts += [Text(plain(state.notice), "bold yellow")] if state.notice else []
     curves = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
     for name, title in CURVES.items():
         lines = [line for line in reader.lines(name).values() if line.last][:1]

@@ -13,6 +13,7 @@ from labkit.record import RankHistory, RunReader
 from labkit.record.units import gib
 from labkit.view.live.by_host import by_host, names_of, ranges, watched
 from labkit.view.live.learning import learning
+from labkit.view.words import seconds
 
 __all__ = ["host_verdicts", "verdict"]
 
@@ -98,6 +99,9 @@ def input_bound(histories: list[RankHistory]) -> str:
     share = worst.recent_share("input")
     if share < INPUT_BOUND:
         return ""
+    alone = sum(h.recent_share("input") >= INPUT_BOUND for h in histories) == 1
+    if alone and (behind := _late_rank(histories)) and (behind[0], behind[2]) == (worst, "input"):
+        return ""  # straggler reports it
     waiting = _waiting_hosts(histories)
     if waiting and len(waiting) < len(by_host(histories)):
         host = max(waiting, key=lambda name: waiting[name])
@@ -112,11 +116,13 @@ def input_bound(histories: list[RankHistory]) -> str:
 def slow_host(histories: list[RankHistory]) -> str:
     """The host that the others wait for: all of its ranks are late, by the measure used in `straggler`."""
     host, extra, phase = _late_host(histories) or ("", 0.0, "")
+    step = max(h.recent_step_seconds for h in histories)
     ranks = {rank for h in histories if h.host == host for rank in h.node_ranks}
     if not host or len(ranks) < 2:
         return ""
     name = names_of(by_host(histories))[host]
-    return f"host {name} is the straggler: +{extra:.0%} of the step time on its ranks {ranges(ranks)}, {PHASES[phase]}"
+    behind = f"{seconds(extra * step)} ({extra:.0%} of the step) behind the others"
+    return f"host {name} is the straggler: its ranks {ranges(ranks)} are {behind}, mostly {PHASES[phase]}"
 
 
 def straggler(histories: list[RankHistory]) -> str:
@@ -125,20 +131,14 @@ def straggler(histories: list[RankHistory]) -> str:
     In synchronous training all ranks have similar step times, because fast ranks wait in backward for slow ones. The
     time that a rank spends on its own work (input, forward, optimizer) shows which one is late.
     """
-    if len(histories) < 2:
+    late, extra, phase = _late_rank(histories) or (None, 0.0, "")
+    if late is None:
         return ""
-    if slow_host(histories):
-        return ""
-    step = max(h.recent_step_seconds for h in histories)
-    own = {h.rank: h.own_seconds for h in histories}
-    usual = median(own.values()) if len(own) > 2 else min(own.values())
-    late = max(histories, key=lambda h: own[h.rank])
-    extra = own[late.rank] - usual
-    if not step or extra < STRAGGLES * step:
-        return ""
-    others = [h for h in histories if h is not late]
-    phase = _most_apart([late], others)
-    return f"{_who(late, histories)} is the straggler: +{extra / step:.0%} of the step time, its {PHASES[phase]}"
+    others = [_who(h, histories) for h in histories if h is not late]
+    other = others[0] if len(others) == 1 else "the median rank"
+    share = extra / max(h.recent_step_seconds for h in histories)
+    behind = f"{seconds(extra)} ({share:.0%} of the step) behind {other}"
+    return f"{_who(late, histories)} is the straggler: {behind}, mostly {PHASES[phase]}"
 
 
 def communication(histories: list[RankHistory]) -> str:
@@ -195,6 +195,20 @@ def _filled(reader: RunReader, host: str) -> str:
     if samples is None or not samples.memory_total or (samples.memory_used or 0.0) < NEARLY_FULL * samples.memory_total:
         return ""
     return f"memory nearly full, {gib(samples.memory_used)} of {gib(samples.memory_total)}"
+
+
+def _late_rank(histories: list[RankHistory]) -> tuple[RankHistory, float, str] | None:
+    """(history, how many seconds of a step it is behind, phase) of the rank that the others wait for, unless they wait
+    for its whole host."""
+    if len(histories) < 2 or slow_host(histories):
+        return None
+    step = max(h.recent_step_seconds for h in histories)
+    own = {h.rank: h.own_seconds for h in histories}
+    late = max(histories, key=lambda h: own[h.rank])
+    extra = own[late.rank] - (median(own.values()) if len(own) > 2 else min(own.values()))
+    if not step or extra < STRAGGLES * step:
+        return None
+    return late, extra, _most_apart([late], [h for h in histories if h is not late])
 
 
 def _late_host(histories: list[RankHistory]) -> tuple[str, float, str] | None:
