@@ -20,7 +20,6 @@ from labkit.view.plan_tables import aligned
 __all__ = ["headline", "named", "sweep_bundle", "sweep_html", "sweep_text"]
 
 MOST_ROWS = 40
-LONGEST_VALUE = 40
 
 
 def headline(results: Sequence[Result], seen: Results) -> str:
@@ -34,7 +33,7 @@ def headline(results: Sequence[Result], seen: Results) -> str:
 
 def named(result: Result, seen: Results) -> str:
     """`lr=0.001, seed=0`: the parameters that differ between points."""
-    return ", ".join(f"{name}={result.parameters.get(name)}"[:LONGEST_VALUE] for name in seen.varied)
+    return ", ".join(f"{name}={words.parameter(result.parameters.get(name))}" for name in seen.varied)
 
 
 def sweep_html(title: str, state: SweepState, results: Sequence[Result], seen: Results) -> str:
@@ -52,7 +51,7 @@ def sweep_html(title: str, state: SweepState, results: Sequence[Result], seen: R
         f"<div>{mark} <b>{escaped(title)}</b> · {words.seconds(state.seconds)}</div>"
         f"<div>{escaped(headline(results, seen))}</div>{_why(state, results)}"
         f"{_overlay(shown, lines, seen)}{_table([_row(result, seen) for result in shown], pictures)}"
-        f"{_more(len(results) - len(shown))}</div>"
+        f"{_more(len(results) - len(shown))}{''.join(f'<div>{escaped(each)}</div>' for each in _reasons(shown))}</div>"
     )
 
 
@@ -67,8 +66,7 @@ def sweep_text(title: str, state: SweepState, results: Sequence[Result], seen: R
         aligned([_row(result, seen) for result in shown]),
     ]
     more = len(results) - len(shown)
-    reasons = [f"point {r.point}: {r.state}: {_first_line(r.why)}" for r in shown if r.why and not r.is_active]
-    return plain("\n".join([*lines, *([f"  and {more} more"] if more else []), *reasons]))
+    return plain("\n".join([*lines, *([f"  and {more} more"] if more else []), *_reasons(shown)]))
 
 
 def sweep_bundle(title: str, state: SweepState, results: Sequence[Result], seen: Results) -> dict[str, str]:
@@ -135,7 +133,7 @@ def _row(result: Result, seen: Results) -> dict[str, str]:
         figures[seen.metric] = _value(result.last, result)
     return {
         "point": str(result.point),
-        **{name: str(result.parameters.get(name))[:LONGEST_VALUE] for name in seen.varied},
+        **{name: words.parameter(result.parameters.get(name)) for name in seen.varied},
         "state": result.state,
         **({"rung": str(result.rung)} if seen.manifest["rungs"] else {}),
         "step": step,
@@ -160,6 +158,12 @@ def _says_why(state: SweepState, results: Sequence[Result]) -> bool:
 
 def _more(count: int) -> str:
     return f'<div style="opacity:.75">{count} more points: sweep.table()</div>' if count else ""
+
+
+def _reasons(shown: Sequence[Result]) -> list[str]:
+    """Why points failed or were stopped."""
+    ended = [result for result in shown if result.why and not result.is_active]
+    return [f"point {result.point} {result.state}: {_first_line(result.why)}" for result in ended]
 
 
 def _first_line(text: str) -> str:
