@@ -16,6 +16,7 @@ from labkit.view.live.page import MARKS, TINTS
 from labkit.view.live.run_charts import show_step
 from labkit.view.live.tables import CELL, HEAD, ROW, TABLE
 from labkit.view.plan_tables import aligned
+from labkit.view.run_list import parameter_text
 
 __all__ = ["headline", "named", "sweep_bundle", "sweep_html", "sweep_text"]
 
@@ -33,7 +34,7 @@ def headline(results: Sequence[Result], seen: Results) -> str:
 
 def named(result: Result, seen: Results) -> str:
     """`lr=0.001, seed=0`: the parameters that differ between points."""
-    return ", ".join(f"{name}={words.parameter(result.parameters.get(name))}" for name in seen.varied)
+    return ", ".join(f"{name}={parameter_text(result.parameters.get(name))}" for name in seen.varied)
 
 
 def sweep_html(title: str, state: SweepState, results: Sequence[Result], seen: Results) -> str:
@@ -133,7 +134,7 @@ def _row(result: Result, seen: Results) -> dict[str, str]:
         figures[seen.metric] = _value(result.last, result)
     return {
         "point": str(result.point),
-        **{name: words.parameter(result.parameters.get(name)) for name in seen.varied},
+        **{name: parameter_text(result.parameters.get(name)) for name in seen.varied},
         "state": result.state,
         **({"rung": str(result.rung)} if seen.manifest["rungs"] else {}),
         "step": step,

@@ -19,13 +19,13 @@ from labkit.record.measured.metrics_file import finite, number
 from labkit.record.measured.rank_history import DESCRIBING
 from labkit.record.text import escaped, plain
 from labkit.view import words
-from labkit.view.charts.bands import Line
+from labkit.view.charts.bands import MANY, Line
 from labkit.view.charts.images import as_image
 from labkit.view.charts.run_figures import runs_together, scaling
 from labkit.view.charts.svg import COLOURS, Chart, charts, dot
 from labkit.view.live.run_charts import curves, show_step
 from labkit.view.live.tables import grid
-from labkit.view.run_list import SortKeys, differing, metric_columns, sort_keys, sorted_by
+from labkit.view.run_list import SortKeys, differing, metric_columns, parameter_text, sort_keys, sorted_by
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -213,7 +213,7 @@ class Comparison:
         return [
             {
                 "run": plain(s["name"]),
-                **{name: words.parameter(s["parameters_given"].get(name, "")) for name in given},
+                **{name: parameter_text(s["parameters_given"].get(name, "")) for name in given},
                 **{title: texts[i] for title, texts in columns.items()},
                 "ranks": words.ranks(s["ranks"], s["last_ranks"])
                 + (f" on {s['nodes']} nodes" if s["nodes"] > 1 else ""),
@@ -238,8 +238,11 @@ class Comparison:
         texts = [_measured(name, value) for value in values]
         if name != "loss" and not is_evaluated(name):
             return texts
-        usable = [s["state"] not in ("failed", "lost") for s in self.summaries]
-        known = {v: text for v, text, good in zip(values, texts, usable, strict=True) if good and finite(v) is not None}
+        known = {
+            value: text
+            for summary, each, text in zip(self.summaries, values, texts, strict=True)
+            if summary["state"] not in ("failed", "lost") and (value := finite(each)) is not None
+        }
         pick = min if is_lower_better(name) else max
         best = known[pick(known)] if len({*known.values()}) > 1 else ""
         return [f"★ {text}" if text == best else text for text in texts]
@@ -273,13 +276,15 @@ class Comparison:
         return rows, [f"the same in all runs: {shared}"] if shared else []
 
     def _overlay(self) -> str:
-        """The loss and the evaluated metrics of all runs over each other, by step."""
+        """The loss and the evaluated metrics of the first MANY runs over each other, by step."""
         titles = list(dict.fromkeys(title for lines in self.curves for title in lines))[:MOST_CURVES]
+        note = f"the first {MANY} of {len(self.curves)} runs" if len(self.curves) > MANY else ""
         drawn = [
             Chart(
                 title,
-                {i: lines[title] for i, lines in enumerate(self.curves) if title in lines},
+                {i: lines[title] for i, lines in enumerate(self.curves[:MANY]) if title in lines},
                 words.quantity,
+                note=note,
                 from_zero=False,
                 log=None,
                 label=lambda i: slug(self.summaries[i]["name"]),
@@ -382,7 +387,7 @@ def _name(group: list[dict[str, Any]], varied: Sequence[str]) -> str:
     """`ddp lr=0.1 on 2 ranks (3 runs)`"""
     first, runs = group[0], f"{len(group)} run{'s' * (len(group) > 1)}"
     given = first.get("parameters_given", {})
-    parameters = "".join(f" {name}={words.parameter(given[name])}" for name in varied if name in given)
+    parameters = "".join(f" {name}={parameter_text(given[name])}" for name in varied if name in given)
     ranks = words.ranks(first["ranks"], first["last_ranks"])
     where = f"{ranks} rank{'s' * (ranks != '1')}" + (f" on {first['nodes']} nodes" if first["nodes"] > 1 else "")
     return f"{first['script']}{parameters} on {where} ({runs})"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, SupportsIndex, TypeVar, overload
 
@@ -15,9 +17,10 @@ from labkit.record.text import escaped, plain
 from labkit.view import words
 from labkit.view.charts.images import as_image
 from labkit.view.charts.spark import spark_svg, spark_text
+from labkit.view.live.tables import CELL, HEAD, ROW, TABLE
 from labkit.write.compose import nearest
 
-__all__ = ["RunList", "SortKeys", "differing", "metric_columns", "sort_keys", "sorted_by"]
+__all__ = ["RunList", "SortKeys", "differing", "metric_columns", "parameter_text", "sort_keys", "sorted_by"]
 
 T = TypeVar("T")
 SortKeys = dict[str, tuple[int, float | str]]
@@ -25,7 +28,8 @@ SortKeys = dict[str, tuple[int, float | str]]
 KILLED = "its launch was killed before the run started; labkit runs --clean deletes the folder"
 SHOWN = 50
 PARAMETERS, METRICS = 6, 3  # columns
-LONGEST_NAME = 40
+LONGEST_NAME, LONGEST_VALUE = 40, 24
+DRAWN_DIGITS = 10
 
 
 def sort_keys(state: State, ranks: int, metrics: Mapping[str, float], parameters: Mapping[str, Any]) -> SortKeys:
@@ -101,11 +105,12 @@ class RunList(list[Any]):
         rows = [
             {
                 "run": run.id,
+                "started": time.strftime("%b %d %H:%M", time.localtime(state.started)),
                 "state": state.state,
                 "loss": words.quantity(seen.loss, 4),
                 "loss so far": seen,
                 **{title: words.quantity(seen.metrics.get(name), 4) for name, title in metrics.items()},
-                **{name: words.parameter(manifest["parameters"].get(name, "")) for name in parameters},
+                **{name: parameter_text(manifest["parameters"].get(name, "")) for name in parameters},
                 "ranks": words.ranks(manifest["world_size"], state.ranks),
                 "duration": words.seconds(state.seconds),
                 **({"tags": ", ".join(run.tags), "note": run.note} if tagged else {}),
@@ -114,7 +119,7 @@ class RunList(list[Any]):
             }
             for run, manifest, state, seen in shown
         ]
-        killed = {"state": "lost", "duration": "n/a", "why": KILLED}
+        killed = {"state": "lost", "why": KILLED}
         return [*rows, *({"run": path.name, **killed} for path in self.unfinished)]
 
     def _left_out(self) -> str:
@@ -124,7 +129,7 @@ class RunList(list[Any]):
     def __repr__(self) -> str:
         if not (rows := self._rows()):
             return self.empty
-        columns = _columns(rows)
+        columns = [name for name in _columns(rows) if name != "started"]  # the ids say it
         texts = [columns, *([_text(row.get(name, "")) for name in columns] for row in rows)]
         widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
         lines = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in texts]
@@ -133,18 +138,23 @@ class RunList(list[Any]):
     def _repr_html_(self) -> str:
         if not (rows := self._rows()):
             return self.empty
-        cell = 'style="text-align:left;padding:2px 8px;vertical-align:middle"'
-        wide = f'{cell[:-1]};min-width:16em"'  # a row is not to be as high as its sentence is long
+        rows = [row | {"run": str(row["run"]).partition("-")[2]} for row in rows]  # enough to attach to it
+        cell = f"{CELL};text-align:left;vertical-align:middle;white-space:nowrap"
+        wide = cell.replace("nowrap", "normal;min-width:16em")  # a row is not to be as high as its sentence is long
         columns = _columns(rows)
-        head = "".join(f"<th {cell}>{escaped(name)}</th>" for name in columns)
+        head = "".join(f'<th style="{HEAD};text-align:left">{escaped(name)}</th>' for name in columns)
         body = "".join(
-            "<tr>"
-            + "".join(f"<td {wide if name == 'why' else cell}>{_html(row.get(name, ''))}</td>" for name in columns)
+            ROW
+            + "".join(
+                f'<td style="{wide if name in ("note", "why") else cell}">{_html(row.get(name, ""))}</td>'
+                for name in columns
+            )
             + "</tr>"
             for row in rows
         )
         left_out = f"<div>{escaped(self._left_out())}</div>" if self._left_out() else ""
-        return f"{as_image(f'<table><tr>{head}</tr>{body}</table>')}{left_out}"
+        table = as_image(f'<div style="overflow-x:auto">{TABLE}{ROW}{head}</tr>{body}</table></div>')
+        return f"{table}{left_out}"
 
 
 def _in_any(name: str, mappings: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -169,6 +179,15 @@ def differing(parameters: Sequence[Mapping[str, Any]], by: str = "") -> list[str
     """The options that the runs do not have in common, first the one that they are sorted by."""
     names = dict.fromkeys([*_in_any(by, parameters), *(name for each in parameters for name in each)])
     return [name for name in names if name == by or len({str(each.get(name)) for each in parameters}) > 1][:PARAMETERS]
+
+
+def parameter_text(value: Any) -> str:
+    """At most 24 characters of a script's parameter; of a number that was drawn at random five digits."""
+    text = plain(str(value))
+    if len(text) > DRAWN_DIGITS and not text.lstrip("-").isdecimal():
+        with suppress(ValueError):
+            return f"{float(text):.5g}"
+    return text[:LONGEST_VALUE]
 
 
 def _text(value: str | Glance) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from contextlib import suppress
 from typing import Any
 
 from labkit.record import RankHistory, RunFolder, RunReader, State
@@ -13,24 +12,12 @@ from labkit.record.measured.reader import DESCRIBING
 from labkit.record.text import plain
 from labkit.record.units import gib
 
-__all__ = [
-    "gib",
-    "headline",
-    "parameter",
-    "progress",
-    "quantity",
-    "ranks",
-    "reported",
-    "seconds",
-    "throughput",
-    "together",
-]
+__all__ = ["gib", "headline", "progress", "quantity", "ranks", "reported", "seconds", "throughput", "together"]
 
 SHOWN_VALUES = 12
 SHOWN_RANKS = 8
 LONGEST_TEXT = 80
 LONGEST_NAME = 40
-LONGEST_VALUE, DRAWN_DIGITS = 24, 10
 EVEN = 0.05  # of a step
 
 
@@ -57,15 +44,6 @@ def seconds(value: float | None) -> str:
         return f"{value:.3g} s"
     minutes, rest = divmod(round(value), 60)
     return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
-
-
-def parameter(value: Any) -> str:
-    """A script's parameter, at most 24 characters; a drawn number with five digits: `0.00031623`."""
-    text = plain(str(value))
-    if len(text) > DRAWN_DIGITS and not text.lstrip("-").isdecimal():
-        with suppress(ValueError):
-            return f"{float(text):.5g}"
-    return text[:LONGEST_VALUE]
 
 
 def ranks(launched: int, last: int | None) -> str:

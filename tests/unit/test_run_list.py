@@ -122,7 +122,7 @@ def test_a_slice_is_a_table_too(root):
 
     assert "and 10 more: runs()[50:]" in repr(labkit.runs())
     assert "and 10 more: runs(sort='loss')[50:]" in repr(labkit.runs(sort="loss"))
-    assert len(labkit.runs()[50:]._repr_html_().split("<tr>")) == 12
+    assert len(labkit.runs()[50:]._repr_html_().split("<tr")) == 12
 
 
 def test_only_runs_that_have_ended_are_deleted(root, capsys):
