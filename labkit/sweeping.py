@@ -28,6 +28,7 @@ from labkit.sweeps.prepare import create, environment_of, start_process
 from labkit.sweeps.results import Result, Results, best_of
 from labkit.sweeps.stopping import stop_runs
 from labkit.sweeps.view import headline, named, sweep_bundle, sweep_text
+from labkit.view import words
 from labkit.view.charts.run_figures import runs_together
 from labkit.view.frontend import check_kernel, is_headless, ui
 from labkit.view.run_list import RunList
@@ -290,9 +291,8 @@ class Sweep:
         return not result.is_pending and (final or not self._results.manifest["rungs"])
 
     def _line(self, result: Result) -> str:
-        parts = [f"point {result.point} ({named(result, self._results)}): {result.state}"]
-        if result.seconds is not None and result.run:
-            parts.append(f"after {result.seconds:.1f} s")
+        took = f" after {words.seconds(result.seconds)}" if result.seconds is not None and result.run else ""
+        parts = [f"point {result.point} ({named(result, self._results)}): {result.state}{took}"]
         if result.best is not None:
             parts.append(f"best {self._results.metric} {result.best:.4g}")
         return " · ".join([*parts, *([result.why.partition("\n")[0]] if result.why else [])])

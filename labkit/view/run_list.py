@@ -11,13 +11,13 @@ from typing import Any, SupportsIndex, TypeVar, overload
 from labkit.errors import LabError
 from labkit.record import State
 from labkit.record.measured.glance import Glance, glance
-from labkit.record.measured.metric_names import TRAINED, is_lower_better, parted
+from labkit.record.measured.metric_names import is_lower_better, parted
 from labkit.record.measured.metrics_file import finite
 from labkit.record.text import escaped, plain
 from labkit.view import words
 from labkit.view.charts.images import as_image
 from labkit.view.charts.spark import spark_svg, spark_text
-from labkit.view.live.tables import CELL, HEAD, ROW, TABLE
+from labkit.view.live.tables import CELL, ROW, TABLE
 from labkit.write.compose import nearest
 
 __all__ = ["RunList", "SortKeys", "differing", "metric_columns", "parameter_text", "sort_keys", "sorted_by"]
@@ -30,6 +30,7 @@ SHOWN = 50
 PARAMETERS, METRICS = 6, 3  # columns
 LONGEST_NAME, LONGEST_VALUE = 40, 24
 DRAWN_DIGITS = 10
+HEAD = "vertical-align:bottom;font-weight:500;opacity:.7"
 
 
 def sort_keys(state: State, ranks: int, metrics: Mapping[str, float], parameters: Mapping[str, Any]) -> SortKeys:
@@ -139,19 +140,20 @@ class RunList(list[Any]):
         if not (rows := self._rows()):
             return self.empty
         rows = [row | {"run": str(row["run"]).partition("-")[2]} for row in rows]  # enough to attach to it
-        cell = f"{CELL};text-align:left;vertical-align:middle;white-space:nowrap"
-        wide = cell.replace("nowrap", "normal;min-width:16em")  # a row is not to be as high as its sentence is long
-        columns = _columns(rows)
-        head = "".join(f'<th style="{HEAD};text-align:left">{escaped(name)}</th>' for name in columns)
-        body = "".join(
-            ROW
-            + "".join(
-                f'<td style="{wide if name in ("note", "why") else cell}">{_html(row.get(name, ""))}</td>'
+        columns = [name for name in _columns(rows) if name != "why"]
+        cell = f"{CELL};text-align:left;vertical-align:middle"
+        head = "".join(f'<th style="{CELL};{HEAD};text-align:left">{escaped(name)}</th>' for name in columns)
+        body = ""
+        for row in rows:
+            cells = (
+                f'<td style="{cell}{"" if name == "note" else ";white-space:nowrap"}">{_html(row.get(name, ""))}</td>'
                 for name in columns
             )
-            + "</tr>"
-            for row in rows
-        )
+            body += f"{ROW}{''.join(cells)}</tr>"
+            if why := row.get("why"):
+                body += (
+                    f'{ROW}<td></td><td colspan="{len(columns) - 1}" style="{cell};opacity:.75">{_html(why)}</td></tr>'
+                )
         left_out = f"<div>{escaped(self._left_out())}</div>" if self._left_out() else ""
         table = as_image(f'<div style="overflow-x:auto">{TABLE}{ROW}{head}</tr>{body}</table></div>')
         return f"{table}{left_out}"
@@ -162,9 +164,11 @@ def _in_any(name: str, mappings: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def metric_columns(glances: Sequence[Glance], by: str, most: int = METRICS) -> dict[str, str]:
-    """Of the metrics that have a column the titles: the one that sorts the runs, the evaluated ones, then others."""
+    """Of the metrics that have a column the titles: the one that sorts the runs, the evaluated ones, then those that
+    are not also evaluated."""
     evaluated = dict.fromkeys(name for glance in glances for name in glance.best)
-    others = (name for glance in glances for name in glance.newest if parted(name)[0] not in TRAINED)
+    metrics = {parted(name)[1] for name in evaluated}
+    others = (name for glance in glances for name in glance.newest if parted(name)[1] not in metrics)
     names = dict.fromkeys([*_in_any(by, [glance.newest for glance in glances]), *evaluated, *others])
     titles = {name: plain(" ".join(name.split()))[:LONGEST_NAME] for name in [*names][:most]}
     return {name: f"best {title}" if name in evaluated else title for name, title in titles.items()}

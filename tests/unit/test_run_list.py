@@ -94,7 +94,7 @@ def test_the_best_run_is_first_and_one_without_the_value_last(root, capsys, sort
 
 def test_a_name_that_no_run_has_is_refused_with_those_there_are(root):
     assert labkit.runs(sort="val_loss") == []
-    ended(root, 1, parameters={"lr": "0.1"}, reports=[{"val_loss": 0.5, "train_accuracy": 0.5}])
+    ended(root, 1, parameters={"lr": "0.1"}, reports=[{"val_loss": 0.5, "train_loss": 0.5}])
 
     says = (
         r"cannot sort by 'vall_loss'; did you mean 'val_loss'\? There are: started, duration, ranks, .*val_loss.*, lr"
@@ -103,8 +103,8 @@ def test_a_name_that_no_run_has_is_refused_with_those_there_are(root):
         labkit.runs(sort="vall_loss")
     with pytest.raises(LabError, match=says):
         labkit.compare(labkit.runs(), sort="vall_loss")
-    assert "train_accuracy" in repr(labkit.runs(sort="train_accuracy"))
-    assert "train_accuracy" not in repr(labkit.runs())
+    assert "train_loss" in repr(labkit.runs(sort="train_loss"))
+    assert "train_loss" not in repr(labkit.runs())
 
 
 def test_only_a_best_run_is_marked(root):

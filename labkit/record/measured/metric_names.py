@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["TRAINED", "is_evaluated", "is_lower_better", "parted"]
+__all__ = ["is_evaluated", "is_lower_better", "parted"]
 
 EVALUATED = ("test", "val", "valid", "validation", "eval", "evaluation", "dev")
 TRAINED = ("train", "training")
