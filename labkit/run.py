@@ -30,7 +30,7 @@ from labkit.view.live.dashboard import Dashboard
 from labkit.view.live.page import attempt_ended, run_text
 from labkit.view.live.terminal import Screen, StatusLine
 from labkit.view.live.verdict import verdict
-from labkit.view.report import static_bundle, write_report
+from labkit.view.report import ReportPath, static_bundle, write_report
 from labkit.view.run_list import RunList
 from labkit.view.timeline import Timeline
 from labkit.write import Script
@@ -261,13 +261,8 @@ class Run(Reachable):
         return Timeline(self.folder)
 
     def report(self) -> Path:
-        """Write `report.html` into the run folder and return its path; a notebook shows a link to it."""
-        path = write_report(self.folder)
-        if ui() != "text":
-            from IPython.display import FileLink, display
-
-            display(FileLink(os.path.relpath(path)))
-        return path
+        """Write `report.html` into the run folder and return its path, which a notebook shows as a link."""
+        return ReportPath(write_report(self.folder))
 
     def export(self, to: str, path: str | os.PathLike[str] | None = None, *, project: str = "labkit") -> Path:
         """Write the run's records for another tool and return where they are. Writing them again replaces them, except
