@@ -7,19 +7,21 @@ The runs follow each other, so that their seconds can be compared with those of 
 
 from __future__ import annotations
 
+import io
 import os
 import statistics
 import sys
 import tempfile
 import time
 from collections import Counter
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import psutil
 
 import labkit
 from labkit.launcher.stop import processes_of
-from labkit.record.folder import read_json
+from labkit.record.files import read_json
 
 LAUNCHES = 10
 TOY = "import argparse, pathlib\np = argparse.ArgumentParser()\np.add_argument('--point', type=int)\n"
@@ -30,8 +32,8 @@ TOY += (
 
 def main() -> None:
     points = int(sys.argv[1]) if len(sys.argv) > 1 else 100
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ |= {"LABKIT_RUNS": f"{folder}/runs", "LABKIT_UI": "static"}
+    with tempfile.TemporaryDirectory() as folder, redirect_stdout(io.StringIO()):
+        os.environ |= {"LABKIT_RUNS": f"{folder}/runs", "LABKIT_UI": "text"}
         script, ran = Path(folder, "toy.py"), Path(folder, "ran")
         script.write_text(TOY)
         alone = []
