@@ -42,6 +42,7 @@ def main() -> None:
         timed("runs(), shown", lambda: repr(labkit.runs(runs_dir=root)))
         timed('runs(script="ddp"), shown', lambda: repr(labkit.runs(script="ddp", runs_dir=root)))
         timed('runs(state="failed"), shown', lambda: repr(labkit.runs(state="failed", runs_dir=root)))
+        timed('runs(sort="loss"), shown', lambda: repr(labkit.runs(sort="loss", runs_dir=root)))
 
 
 if __name__ == "__main__":

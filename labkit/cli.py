@@ -43,6 +43,8 @@ EXAMPLES = """examples:
   labkit stop latest
 """
 
+SORT = "a metric (the best first), a parameter, duration, ranks, or started (the newest first)"
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb. Exit codes: 0 success, 1 the training failed or does not fit, a check has findings, or the doctor
@@ -233,12 +235,19 @@ def _add_run_verbs(verb: AddVerb) -> None:
     listing = verb("runs", _runs, "list runs: states, the options they differ in, losses")
     listing.add_argument("--clean", action="store_true", help="delete the folders of launches that were killed")
     prune = verb("prune", _prune, "delete the folders of ended runs, with logs and checkpoints")
-    prune.add_argument("--keep", type=int, default=0, metavar="N", help="except the newest N (default: 0)")
+    prune.add_argument(
+        "--keep",
+        type=int,
+        default=0,
+        metavar="N",
+        help="except the first N, the newest or the best by --sort (default: 0)",
+    )
     prune.add_argument("--yes", action="store_true", help="delete; without it the runs are only listed")
     for sub in (listing, prune):
         sub.add_argument("--script", help="only runs of the script of this name")
         sub.add_argument("--state", choices=get_args(StateName), help="only runs in this state")
         sub.add_argument("--tag", help="only runs with this tag")
+        sub.add_argument("--sort", metavar="NAME", help=SORT)
     remove = verb("rm", _rm, "delete the folders of these runs, with logs and checkpoints")
     remove.add_argument("which", nargs="+", help="ids, parts of them, or paths")
     for name, run, help, default in (
@@ -263,11 +272,12 @@ def _add_run_verbs(verb: AddVerb) -> None:
     compare = verb("compare", _compare, "compare runs side by side; speed-ups are relative to the first")
     compare.add_argument("which", nargs="*", help="ids or paths, oldest first")
     compare.add_argument("--last", type=int, default=0, metavar="N", help="compare the newest N runs instead")
+    compare.add_argument("--sort", metavar="NAME", help=SORT)
 
 
 def _chosen(arguments: argparse.Namespace) -> RunList:
-    filters = {name: getattr(arguments, name) for name in ("script", "state", "tag", "runs_dir")}
-    return labkit.runs(**filters)
+    options = {name: getattr(arguments, name) for name in ("script", "state", "tag", "sort", "runs_dir")}
+    return labkit.runs(**options)
 
 
 def _prune(arguments: argparse.Namespace, rest: list[str]) -> None:
@@ -278,9 +288,10 @@ def _prune(arguments: argparse.Namespace, rest: list[str]) -> None:
         deleted = runs.rm(keep=arguments.keep)
     else:
         deleted = [run.id for run in runs if run.status().is_final][arguments.keep :]
-    print("\n".join(map(plain, deleted)) or "there is nothing to delete")
+    print("\n".join(map(plain, deleted)) or "nothing to delete")
     if deleted:
-        print(f"{len(deleted)} runs were deleted" if arguments.yes else f"--yes deletes these {len(deleted)} runs")
+        count = f"{len(deleted)} run{'s' * (len(deleted) > 1)}"
+        print(f"deleted {count}" if arguments.yes else f"add --yes to delete {count}")
 
 
 def _rm(arguments: argparse.Namespace, rest: list[str]) -> None:
@@ -353,7 +364,7 @@ def _compare(arguments: argparse.Namespace, rest: list[str]) -> None:
         chosen = list(reversed(labkit.runs(runs_dir=arguments.runs_dir)))[-arguments.last :]
     else:
         chosen = [labkit.attach(which, runs_dir=arguments.runs_dir) for which in arguments.which]
-    print(labkit.compare(chosen))
+    print(labkit.compare(chosen, sort=arguments.sort))
 
 
 def _add_script_verbs(verb: AddVerb) -> None:

@@ -30,7 +30,7 @@ from labkit.view.live.dashboard import Dashboard
 from labkit.view.live.page import attempt_ended, run_text
 from labkit.view.live.terminal import Screen, StatusLine
 from labkit.view.live.verdict import verdict
-from labkit.view.report import static_bundle, write_report
+from labkit.view.report import ReportPath, static_bundle, write_report
 from labkit.view.run_list import RunList
 from labkit.view.timeline import Timeline
 from labkit.write import Script
@@ -70,10 +70,16 @@ def runs(
     script: str | None = None,
     state: str | None = None,
     tag: str | None = None,
+    sort: str | None = None,
     runs_dir: str | os.PathLike[str] | None = None,
 ) -> RunList:
     """All runs, newest first, or those of a script's name, in a state such as "failed", with a tag. Displays as a table
-    of the newest 50. Raises LabError for a state that does not exist."""
+    of the first 50.
+
+    `sort` is the name of a metric, the best run first (the lowest "loss", the highest "val_accuracy"), of a parameter,
+    the lowest value first, or "duration", "ranks" or "started", the newest first. Runs without a value are last. Raises
+    LabError for a state that does not exist, or if no run has what `sort` names.
+    """
     if state is not None and state not in get_args(StateName):
         raise LabError(f"there is no state {state!r}; a run is {', '.join(get_args(StateName))}")
     chosen = [Run(folder) for folder in reversed(list_runs(runs_dir))]
@@ -84,7 +90,9 @@ def runs(
     if state is not None:
         chosen = [run for run in chosen if run.status().state == state]
     is_filtered = (script, state, tag) != (None, None, None)
-    return RunList(chosen, [] if is_filtered else unfinished_launches(runs_dir))
+    unfinished = [] if is_filtered else unfinished_launches(runs_dir)
+    listed = RunList(chosen, unfinished, empty="no run matches" if is_filtered else "no runs yet")
+    return listed if sort is None else listed.sorted(sort)
 
 
 class Run(Reachable):
@@ -253,13 +261,8 @@ class Run(Reachable):
         return Timeline(self.folder)
 
     def report(self) -> Path:
-        """Write `report.html` into the run folder and return its path; a notebook shows a link to it."""
-        path = write_report(self.folder)
-        if ui() != "text":
-            from IPython.display import FileLink, display
-
-            display(FileLink(os.path.relpath(path)))
-        return path
+        """Write `report.html` into the run folder and return its path, which a notebook shows as a link."""
+        return ReportPath(write_report(self.folder))
 
     def export(self, to: str, path: str | os.PathLike[str] | None = None, *, project: str = "labkit") -> Path:
         """Write the run's records for another tool and return where they are. Writing them again replaces them, except

@@ -28,8 +28,9 @@ from labkit.sweeps.prepare import create, environment_of, start_process
 from labkit.sweeps.results import Result, Results, best_of
 from labkit.sweeps.stopping import stop_runs
 from labkit.sweeps.view import headline, named, sweep_bundle, sweep_text
+from labkit.view import words
 from labkit.view.charts.run_figures import runs_together
-from labkit.view.frontend import check_kernel, is_headless, ui
+from labkit.view.frontend import check_kernel, execution_count, is_headless, ui
 from labkit.view.run_list import RunList
 from labkit.write import Script
 
@@ -103,6 +104,7 @@ class Sweep:
         self._results = Results(folder)
         self._dashboard: SweepDashboard | None = None
         self._handle: Any = None
+        self._shown_in: int | None = None  # the number of the cell
 
     @classmethod
     def attach(
@@ -213,6 +215,7 @@ class Sweep:
         """Display the sweep: live while it runs, if the front end supports it, otherwise as a static table."""
         from IPython.display import display
 
+        self._shown_in = execution_count()
         if ui() == "svg" and not self.status().is_final:
             self._dashboard = SweepDashboard(self.folder, stop=self._stop, status=self.status)
             self._dashboard.show()
@@ -290,9 +293,8 @@ class Sweep:
         return not result.is_pending and (final or not self._results.manifest["rungs"])
 
     def _line(self, result: Result) -> str:
-        parts = [f"point {result.point} ({named(result, self._results)}): {result.state}"]
-        if result.seconds is not None and result.run:
-            parts.append(f"after {result.seconds:.1f} s")
+        took = f" after {words.seconds(result.seconds)}" if result.seconds is not None and result.run else ""
+        parts = [f"point {result.point} ({named(result, self._results)}): {result.state}{took}"]
         if result.best is not None:
             parts.append(f"best {self._results.metric} {result.best:.4g}")
         return " · ".join([*parts, *([result.why.partition("\n")[0]] if result.why else [])])
@@ -326,5 +328,5 @@ class Sweep:
     def _ipython_display_(self) -> None:
         if ui() == "text":
             print(repr(self))
-        elif self._dashboard is None or not self._dashboard.is_open:
+        elif self._shown_in is None or self._shown_in != execution_count():  # this cell has shown it
             self.show()

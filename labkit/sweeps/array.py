@@ -29,10 +29,12 @@ __all__ = ["check", "missing", "settled", "stop_points", "submit_points"]
 def check(options: SweepOptions, job: JobOptions) -> JobOptions:
     """The job of every point with numbers for all counts. Raises LaunchError for options that Slurm cannot have."""
     if options.halving is not None:
-        raise LaunchError("halving needs a queue that chooses who goes on; under Slurm leave it out")
+        raise LaunchError(
+            "halving needs labkit's own queue, which chooses the points to continue; leave it out under Slurm"
+        )
     if options.retries or options.watchdog is not None or options.backend or options.export:
         raise LaunchError(
-            "retries, watchdog, backend and export are options of launches here; leave them out for Slurm"
+            "retries, watchdog, backend and export are options of launches on this machine; leave them out under Slurm"
         )
     return resolved(job)
 

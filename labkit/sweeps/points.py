@@ -107,7 +107,7 @@ def _checked(ranges: Mapping[str, tuple[Any, ...]]) -> dict[str, tuple[Any, ...]
         if len(value) not in (2, 3) or scale not in (None, "log") or not numbers or not low < high:
             raise LabError(f'{name} must be (low, high) or (low, high, "log") with low < high, or a list; got {value}')
         if scale and low <= 0:
-            raise LabError(f"{name} is drawn in the logarithm, so low must be above 0; got {value}")
+            raise LabError(f"{name} is drawn on a logarithmic scale, so low must be above 0; got {value}")
     return dict(ranges)
 
 

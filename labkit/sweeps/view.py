@@ -16,11 +16,11 @@ from labkit.view.live.page import MARKS, TINTS
 from labkit.view.live.run_charts import show_step
 from labkit.view.live.tables import CELL, HEAD, ROW, TABLE
 from labkit.view.plan_tables import aligned
+from labkit.view.run_list import parameter_text
 
 __all__ = ["headline", "named", "sweep_bundle", "sweep_html", "sweep_text"]
 
 MOST_ROWS = 40
-LONGEST_VALUE = 40
 
 
 def headline(results: Sequence[Result], seen: Results) -> str:
@@ -34,7 +34,8 @@ def headline(results: Sequence[Result], seen: Results) -> str:
 
 def named(result: Result, seen: Results) -> str:
     """`lr=0.001, seed=0`: the parameters that differ between points."""
-    return ", ".join(f"{name}={result.parameters.get(name)}"[:LONGEST_VALUE] for name in seen.varied)
+    given = {name: value for name in seen.varied if (value := result.parameters.get(name)) is not None}
+    return ", ".join(f"{name}={parameter_text(value)}" for name, value in given.items())
 
 
 def sweep_html(title: str, state: SweepState, results: Sequence[Result], seen: Results) -> str:
@@ -51,8 +52,8 @@ def sweep_html(title: str, state: SweepState, results: Sequence[Result], seen: R
         '<div style="font-family:system-ui,sans-serif;font-size:13px;line-height:1.5;max-width:760px">'
         f"<div>{mark} <b>{escaped(title)}</b> · {words.seconds(state.seconds)}</div>"
         f"<div>{escaped(headline(results, seen))}</div>{_why(state, results)}"
-        f"{_overlay(shown, lines, seen)}{_table([_row(result, seen) for result in shown], pictures)}"
-        f"{_more(len(results) - len(shown))}</div>"
+        f"{_overlay(shown, lines, seen)}{_table(_rows(shown, results, seen), pictures)}"
+        f"{_more(len(results) - len(shown))}{''.join(f'<div>{escaped(each)}</div>' for each in _reasons(shown))}</div>"
     )
 
 
@@ -64,11 +65,10 @@ def sweep_text(title: str, state: SweepState, results: Sequence[Result], seen: R
         f"{title}: {state.state} after {words.seconds(state.seconds)}",
         *why,
         headline(results, seen),
-        aligned([_row(result, seen) for result in shown]),
+        aligned(_rows(shown, results, seen)),
     ]
     more = len(results) - len(shown)
-    reasons = [f"point {r.point}: {r.state}: {_first_line(r.why)}" for r in shown if r.why and not r.is_active]
-    return plain("\n".join([*lines, *([f"  and {more} more"] if more else []), *reasons]))
+    return plain("\n".join([*lines, *([f"  and {more} more"] if more else []), *_reasons(shown)]))
 
 
 def sweep_bundle(title: str, state: SweepState, results: Sequence[Result], seen: Results) -> dict[str, str]:
@@ -128,20 +128,25 @@ def _table(rows: Sequence[Mapping[str, str]], pictures: Sequence[str]) -> str:
     return f'<div style="overflow-x:auto">{TABLE}{ROW}{head}</tr>{body}</table></div>'
 
 
-def _row(result: Result, seen: Results) -> dict[str, str]:
+def _rows(shown: Sequence[Result], results: Sequence[Result], seen: Results) -> list[dict[str, str]]:
+    best = best_of(list(results), seen.lowest)
+    return [_row(result, seen, is_best=result is best) for result in shown]
+
+
+def _row(result: Result, seen: Results, is_best: bool) -> dict[str, str]:
     step = f"{result.step:,} of {result.steps:,}" if result.steps else f"{result.step:,}" if result.run else ""
     figures = {"loss": _value(result.loss, result)}
     if seen.metric != "loss":
         figures[seen.metric] = _value(result.last, result)
     return {
         "point": str(result.point),
-        **{name: str(result.parameters.get(name))[:LONGEST_VALUE] for name in seen.varied},
+        **{name: parameter_text(result.parameters.get(name, "")) for name in seen.varied},
         "state": result.state,
         **({"rung": str(result.rung)} if seen.manifest["rungs"] else {}),
         "step": step,
         **figures,
-        f"best {seen.metric}": _value(result.best, result),
-        "time": words.seconds(result.seconds) if result.run else "",
+        f"best {seen.metric}": ("★ " if is_best else "") + _value(result.best, result),
+        "duration": words.seconds(result.seconds) if result.run else "",
     }
 
 
@@ -160,6 +165,12 @@ def _says_why(state: SweepState, results: Sequence[Result]) -> bool:
 
 def _more(count: int) -> str:
     return f'<div style="opacity:.75">{count} more points: sweep.table()</div>' if count else ""
+
+
+def _reasons(shown: Sequence[Result]) -> list[str]:
+    """Why points failed or were stopped."""
+    ended = [result for result in shown if result.why and not result.is_active]
+    return [f"point {result.point} {result.state}: {_first_line(result.why)}" for result in ended]
 
 
 def _first_line(text: str) -> str:

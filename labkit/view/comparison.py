@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
 from statistics import mean, variance
@@ -12,17 +13,19 @@ from typing import TYPE_CHECKING, Any
 from labkit.errors import LabError
 from labkit.record import Nodes, RankHistory, RunFolder, RunReader, State, find_run, read_state
 from labkit.record.folder import slug
-from labkit.record.measured.metric_names import is_lower_better
+from labkit.record.measured.glance import Glance
+from labkit.record.measured.metric_names import is_evaluated, is_lower_better
 from labkit.record.measured.metrics_file import finite, number
+from labkit.record.measured.rank_history import DESCRIBING
 from labkit.record.text import escaped, plain
 from labkit.view import words
-from labkit.view.charts.bands import Line
+from labkit.view.charts.bands import MANY, Line
 from labkit.view.charts.images import as_image
 from labkit.view.charts.run_figures import runs_together, scaling
 from labkit.view.charts.svg import COLOURS, Chart, charts, dot
 from labkit.view.live.run_charts import curves, show_step
 from labkit.view.live.tables import grid
-from labkit.view.run_list import differing
+from labkit.view.run_list import SortKeys, differing, metric_columns, parameter_text, sort_keys, sorted_by
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,25 +34,57 @@ if TYPE_CHECKING:
 __all__ = ["Comparison", "compare", "findings", "is_tested", "tested_name"]
 
 
-FIGURES = {"training_seconds": "training time", "throughput": "samples/s", "memory_peak": "peak memory"}
-TIMES_NOISE = 2.0
+FIGURES = {"training_seconds": "training time", "throughput": "mean samples/s", "memory_peak": "peak memory"}
+STUDENTS_T = (12.7, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20)  # two-sided 95%, by degrees of freedom
+SEED = re.compile(r"--seed[=\n][^\n]*\n?")
 LONGEST_NAME = 40
-LONGEST_VALUE = 24
 MOST_CURVES = 6
 
 
-def compare(runs: Sequence[Any]) -> Comparison:
+def compare(runs: Sequence[Any], *, sort: str | None = None) -> Comparison:
     """Runs (or their ids or folders) in one table; speed-ups are relative to the first.
 
-    `.table` is a DataFrame. Raises LabError if there is nothing to compare.
+    `sort` is what `labkit.runs` sorts by: the name of a metric, the best run first, of a parameter, "duration", …
+    `.table` is a DataFrame. Raises LabError if there is nothing to compare, or if no run has what `sort` names.
     """
     if isinstance(runs, str) or hasattr(runs, "folder"):
         runs = [runs]
-    if not isinstance(runs, Sequence) or not runs:
+    if not isinstance(runs, Sequence):
         raise LabError(f"compare takes a list of runs, for example compare([a, b]); got {type(runs).__name__}")
+    if not runs:
+        raise LabError("there is no run to compare; pass a list of runs, or in a terminal their ids or --last 3")
     folders = [run.folder if hasattr(run, "folder") else find_run(run) for run in runs]
     readers = [RunReader(folder, each_rank=True).read_all() for folder in folders]
-    return Comparison(tuple(map(summary, readers)), tuple(folders), tuple(map(curves, readers)))
+    if sort is not None:
+        readers = sorted_by(sort, readers, [_sort_keys(reader) for reader in readers])
+    return Comparison(
+        tuple(map(summary, readers)),
+        tuple(reader.folder for reader in readers),
+        tuple(map(curves, readers)),
+        tuple(map(_glance, readers)),
+        sort or "",
+    )
+
+
+def _sort_keys(reader: RunReader) -> SortKeys:
+    manifest = reader.folder.read_manifest()
+    return sort_keys(read_state(reader.folder), manifest["world_size"], _glance(reader).metrics, manifest["parameters"])
+
+
+def _glance(reader: RunReader) -> Glance:
+    """What the run reported: newest values are the mean over ranks, best ones those of the lowest rank that has them.
+    What was measured on the test set counts at the end of the run."""
+    seen, newest = Glance(words.mean_latest(reader, "loss")), dict[str, list[float]]()
+    for history in reader.reporting:
+        for name, value in history.values.items():
+            if name in DESCRIBING or name.startswith("best_") or (figure := number(value)) is None:
+                continue
+            newest.setdefault(name, []).append(figure)
+            if is_evaluated(name) and not is_tested(name) and name in history.extremes:
+                lowest, highest = history.extremes[name]
+                seen.best.setdefault(name, lowest if is_lower_better(name) else highest)
+    seen.newest = {name: mean(figures) for name, figures in newest.items()}
+    return seen
 
 
 def summary(reader: RunReader) -> dict[str, Any]:
@@ -101,15 +136,16 @@ def _shares(histories: list[RankHistory], phase: str) -> list[float]:
 
 
 def _recipe(manifest: dict[str, Any], state: State) -> str:
-    """Runs with equal recipes are repeats: same script text, arguments, numbers of ranks and of nodes."""
+    """Runs with equal recipes are repeats: same script text, arguments but the seed, numbers of ranks and of nodes."""
     script, args = manifest.get("script"), manifest.get("args")
     text = script.get("sha256") if isinstance(script, dict) else None
     own = str(manifest.get("id"))  # the run's own checkpoint folder does not count
-    arguments = [arg for arg in args if own not in str(arg)] if isinstance(args, list) else []
+    arguments = [str(arg) for arg in args if own not in str(arg)] if isinstance(args, list) else []
+    arguments = SEED.sub("", "\n".join(arguments)).split("\n")
     return json.dumps([text, arguments, manifest.get("world_size"), state.ranks, _nodes(manifest)], default=str)
 
 
-def _tested(name: str, value: float | None) -> str:
+def _measured(name: str, value: float | None) -> str:
     return f"{value:.2%}" if name == "test_accuracy" and value is not None else words.quantity(value, 4)
 
 
@@ -133,11 +169,14 @@ class Comparison:
     summaries: tuple[dict[str, Any], ...]
     folders: tuple[RunFolder, ...] = ()
     curves: tuple[Mapping[str, Line], ...] = ()
+    glances: tuple[Glance, ...] = ()
+    sorted_by: str = ""
 
     @property
     def findings(self) -> list[str]:
         """Differences compared with the noise between repeats; empty if no run was repeated."""
-        return findings(self.summaries)
+        glances = self.glances or (Glance(),) * len(self.summaries)
+        return findings([s | glance.best for s, glance in zip(self.summaries, glances, strict=True)])
 
     def figure(self) -> Figure:
         """The runs' losses, aligned by step and by time, as a plotly figure."""
@@ -164,21 +203,25 @@ class Comparison:
         return [_speedup(self.summaries[0], summary) for summary in self.summaries]
 
     def _rows(self) -> list[dict[str, str]]:
+        given = differing([s["parameters_given"] for s in self.summaries], self.sorted_by)
+        columns = {"loss": self._marked("loss")}
+        for name, title in metric_columns(self.glances, self.sorted_by, MOST_CURVES).items():
+            if not is_tested(name):
+                columns[title] = self._marked(name)
         tested = dict.fromkeys(name for s in self.summaries for name in s if is_tested(name))
-        given = differing([s["parameters_given"] for s in self.summaries])
-        reached = self._reached()
+        results = {tested_name(name): self._marked(name) for name in tested}
         return [
             {
                 "run": plain(s["name"]),
-                **{name: s["parameters_given"].get(name, "")[:LONGEST_VALUE] for name in given},
-                **{title: values[i] for title, values in reached.items()},
+                **{name: parameter_text(s["parameters_given"].get(name, "")) for name in given},
+                **{title: texts[i] for title, texts in columns.items()},
                 "ranks": words.ranks(s["ranks"], s["last_ranks"])
                 + (f" on {s['nodes']} nodes" if s["nodes"] > 1 else ""),
                 "training time": words.seconds(s["training_seconds"]),
                 "per epoch": words.seconds(s["epoch_seconds"]),
-                **{tested_name(name): _tested(name, s.get(name)) for name in tested},
+                **{title: texts[i] for title, texts in results.items()},
                 "speed-up": "n/a" if speedup is None else f"{speedup:.2f}x",
-                "samples/s": words.quantity(s["throughput"]),
+                "mean samples/s": words.quantity(s["throughput"]),
                 "state held per rank": words.gib(s["held_bytes"]),
                 f"peak {s['memory_kind'] or 'memory'} per rank": words.gib(s["memory_peak"]),
                 "input wait": words.percent(s["input_share"]),
@@ -189,56 +232,59 @@ class Comparison:
             for i, (s, speedup) in enumerate(zip(self.summaries, self._speedups(), strict=True))
         ]
 
-    def _reached(self) -> dict[str, list[str]]:
-        """By column a text for each run: the newest loss, and the best value of every evaluated metric; the best of all
-        runs is marked."""
-        columns = {}
-        for title in list(dict.fromkeys(title for lines in self.curves for title in lines))[:MOST_CURVES]:
-            if is_tested(title) and any(s.get(title) is not None for s in self.summaries):
-                continue  # it has a column of its own
-            pick = min if title == "loss" or is_lower_better(title) else max
-            points = [lines[title].points() if title in lines else [] for lines in self.curves]
-            if title == "loss":
-                values = [line[-1][3] if line else None for line in points]
-            else:
-                values = [pick(point[3] for point in line) if line else None for line in points]
-            known = [value for value in values if value is not None]
-            best = pick(known) if len(known) > 1 else None
-            texts = [f"{'★ ' if v is not None and v == best else ''}{words.quantity(v, 4)}" for v in values]
-            columns["loss" if title == "loss" else f"best {tested_name(title)}"] = texts
-        return columns
+    def _marked(self, name: str) -> list[str]:
+        """A metric of each run as text, with ★ at the best loss or evaluation, unless all look equal."""
+        values = [glance.metrics.get(name) for glance in self.glances]
+        texts = [_measured(name, value) for value in values]
+        if name != "loss" and not is_evaluated(name):
+            return texts
+        known = {
+            value: text
+            for summary, each, text in zip(self.summaries, values, texts, strict=True)
+            if summary["state"] not in ("failed", "lost") and (value := finite(each)) is not None
+        }
+        pick = min if is_lower_better(name) else max
+        best = known[pick(known)] if len({*known.values()}) > 1 else ""
+        return [f"★ {text}" if text == best else text for text in texts]
 
     def __str__(self) -> str:
-        rows = self._rows()
+        rows, common = self._folded()
         names = list(dict.fromkeys(name for row in rows for name in row))
         grid = [names, *([row.get(name, "") for name in names] for row in rows)]
         widths = [max(len(line[i]) for line in grid) for i in range(len(names))]
         lines = ["  ".join(text.rjust(w) for text, w in zip(line, widths, strict=True)) for line in grid]
-        return "\n".join([*lines, *self._remarks()])
+        return "\n".join([*lines, *common, *self._remarks()])
 
     __repr__ = __str__
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        rows = self._rows()
-        names = list(dict.fromkeys(name for row in rows for name in row))
-        common = {} if len(rows) < 2 else {n: rows[0].get(n, "") for n in names if len({r.get(n) for r in rows}) == 1}
-        common = {name: text for name, text in common.items() if name not in ("run", "result", "speed-up")}
-        rows = [{name: text for name, text in row.items() if name not in common} for row in rows]
-        shared = ", ".join(f"{name} {text}" for name, text in common.items() if text not in ("", "n/a"))
-        remarks = [f"the same in all runs: {shared}"] if shared else []
-        text = "".join(f'<div style="font-size:12px">{escaped(each)}</div>' for each in [*remarks, *self._remarks()])
+        rows, common = self._folded()
+        text = "".join(f'<div style="font-size:12px">{escaped(each)}</div>' for each in [*common, *self._remarks()])
         marks = [f"{dot(i)} " for i in range(len(rows))] if any(self.curves) else None
         html = f"{self._overlay()}{grid(rows, marks, narrow=True)}{text}{self._bars()}"
         return {"text/plain": str(self), "text/html": as_image(html)}
 
+    def _folded(self) -> tuple[list[dict[str, str]], list[str]]:
+        """The rows without what no run has and what is the same in all of them, and a sentence with the latter."""
+        rows = self._rows()
+        names = [name for name in dict.fromkeys(name for row in rows for name in row) if name != "run"]
+        common = {name: rows[0].get(name, "") for name in names if len({row.get(name) for row in rows}) == 1}
+        if len(rows) < 2:
+            common = {name: text for name, text in common.items() if text in ("", "n/a")}
+        rows = [{name: text for name, text in row.items() if name not in common} for row in rows]
+        shared = ", ".join(f"{name} {text}" for name, text in common.items() if text not in ("", "n/a"))
+        return rows, [f"the same in all runs: {shared}"] if shared else []
+
     def _overlay(self) -> str:
-        """The loss and the evaluated metrics of all runs over each other, by step."""
+        """The loss and the evaluated metrics of the first MANY runs over each other, by step."""
         titles = list(dict.fromkeys(title for lines in self.curves for title in lines))[:MOST_CURVES]
+        note = f"the first {MANY} of {len(self.curves)} runs" if len(self.curves) > MANY else ""
         drawn = [
             Chart(
                 title,
-                {i: lines[title] for i, lines in enumerate(self.curves) if title in lines},
+                {i: lines[title] for i, lines in enumerate(self.curves[:MANY]) if title in lines},
                 words.quantity,
+                note=note,
                 from_zero=False,
                 log=None,
                 label=lambda i: slug(self.summaries[i]["name"]),
@@ -278,11 +324,11 @@ class Comparison:
 
 
 def findings(summaries: Sequence[dict[str, Any]]) -> list[str]:
-    """One sentence per figure and group of repeats, relative to the first group; none if no run was repeated.
+    """One sentence per group of repeats, relative to the first group; none if no run was repeated.
 
-    Repeats are runs of the same script text, arguments and number of ranks. The noise is the standard deviation
-    within repeats, pooled over all groups of two or more; a difference of means is significant if it is larger than
-    twice its standard error.
+    Repeats are runs of the same script text, number of ranks and arguments, except the seed. The noise is the standard
+    deviation within repeats, pooled over all groups of two or more. A difference of means is more than noise if it is
+    outside the 95% confidence interval of Student's t.
     """
     groups: dict[Any, list[dict[str, Any]]] = {}
     for summary in summaries:
@@ -291,13 +337,21 @@ def findings(summaries: Sequence[dict[str, Any]]) -> list[str]:
     if len(groups) < 2 or all(len(group) < 2 for group in groups.values()):
         return []
     base, *others = groups.values()
-    tested = {name: tested_name(name) for summary in summaries for name in summary if is_tested(name)}
-    return [
-        finding
-        for other in others
-        for figure, name in (FIGURES | tested).items()
-        if (finding := _difference(figure, name, base, other, groups.values()))
-    ]
+    evaluated = dict.fromkeys(name for summary in summaries for name in summary if is_evaluated(name))
+    figures = FIGURES | {name: tested_name(name) for name in evaluated if name != "test_samples"}
+    given = [group[0].get("parameters_given", {}) for group in groups.values()]
+    varied = [name for name in differing(given) if name != "seed"]
+    sentences = []
+    for other in others:
+        differences: dict[bool, list[str]] = {True: [], False: []}
+        for figure, label in figures.items():
+            if difference := _difference(figure, base, other, groups.values()):
+                is_significant, size = difference
+                differences[is_significant].append(f"{label} {size}")
+        parts = [("more than noise", differences[True]), ("within the noise", differences[False])]
+        text = "; ".join(f"{verdict}: {', '.join(sizes)}" for verdict, sizes in parts if sizes)
+        sentences += [f"{_name(other, varied)} vs. {_name(base, varied)}: {text}"] if text else []
+    return sentences
 
 
 def is_tested(name: str) -> bool:
@@ -310,22 +364,30 @@ def tested_name(name: str) -> str:
     return plain(" ".join(name.replace("_", " ").split()))[:LONGEST_NAME]
 
 
-def _difference(figure: str, label: str, base: list[dict[str, Any]], other: list[dict[str, Any]], groups: Any) -> str:
-    values = [[v for s in group if (v := finite(s.get(figure))) is not None] for group in groups]
-    ours, theirs = ([v for s in group if (v := finite(s.get(figure))) is not None] for group in (base, other))
-    degrees = sum(len(group) - 1 for group in values if len(group) > 1)
+def _difference(
+    figure: str, base: list[dict[str, Any]], other: list[dict[str, Any]], groups: Collection[list[dict[str, Any]]]
+) -> tuple[bool, str] | None:
+    """Whether the groups differ by more than noise, and `+19.8% (repeats differ by 1.4%)`; None if it is unknown."""
+    repeated = [values for group in groups if len(values := _values(figure, group)) > 1]
+    ours, theirs = _values(figure, base), _values(figure, other)
+    degrees = sum(len(values) - 1 for values in repeated)
     if not degrees or not ours or not theirs or not mean(ours):
-        return ""
-    noise = sqrt(sum(variance(group) * (len(group) - 1) for group in values if len(group) > 1) / degrees)
+        return None
+    noise = sqrt(sum(variance(values) * (len(values) - 1) for values in repeated) / degrees)
     change, error = mean(theirs) - mean(ours), noise * sqrt(1 / len(ours) + 1 / len(theirs))
-    significant = abs(change) > TIMES_NOISE * error
-    name, against = _name(other), _name(base)
-    size = f"{change / mean(ours):+.1%}, repeats differ by {noise / mean(ours):.1%}"
-    verdict = "more than noise" if significant else "within the noise"
-    return f"{label} of {name} against {against}: {size}: {verdict}"
+    size = f"{change / mean(ours):+.1%} (repeats differ by {noise / abs(mean(ours)):.1%})"
+    return abs(change) > STUDENTS_T[min(degrees, len(STUDENTS_T)) - 1] * error, size
 
 
-def _name(group: list[dict[str, Any]]) -> str:
-    first, runs = group[0], f"{len(group)} run{'' if len(group) == 1 else 's'}"
-    nodes = f" on {first['nodes']} nodes" if first["nodes"] > 1 else ""
-    return f"{first['script']} on {words.ranks(first['ranks'], first['last_ranks'])} ranks{nodes} ({runs})"
+def _values(figure: str, group: list[dict[str, Any]]) -> list[float]:
+    return [value for summary in group if (value := finite(summary.get(figure))) is not None]
+
+
+def _name(group: list[dict[str, Any]], varied: Sequence[str]) -> str:
+    """`ddp lr=0.1 on 2 ranks (3 runs)`"""
+    first, runs = group[0], f"{len(group)} run{'s' * (len(group) > 1)}"
+    given = first.get("parameters_given", {})
+    parameters = "".join(f" {name}={parameter_text(given[name])}" for name in varied if name in given)
+    ranks = words.ranks(first["ranks"], first["last_ranks"])
+    where = f"{ranks} rank{'s' * (ranks != '1')}" + (f" on {first['nodes']} nodes" if first["nodes"] > 1 else "")
+    return f"{first['script']}{parameters} on {where} ({runs})"

@@ -6,6 +6,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import os
 from hashlib import sha256
 from pathlib import Path
 from statistics import median
@@ -24,7 +25,7 @@ from labkit.view.live.page import run_html, run_text
 from labkit.view.live.run_charts import Look, run_charts
 from labkit.view.report_charts import LIBRARY, chart_data, still_charts
 
-__all__ = ["static_bundle", "write_report"]
+__all__ = ["ReportPath", "static_bundle", "write_report"]
 
 REPORT_LOG_LINES = 200
 MOST_PICTURED = 8
@@ -39,6 +40,14 @@ STYLE = (
     "color:inherit}button[aria-pressed=false]{opacity:.6;text-decoration:line-through}"
 )
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data: blob:"
+
+
+class ReportPath(type(Path())):  # type: ignore[misc]
+    """A path that a notebook shows as a link."""
+
+    def _repr_html_(self) -> str:
+        link = escaped(os.path.relpath(self))
+        return f'<a href="{link}" target="_blank">{link}</a>'
 
 
 def static_bundle(folder: RunFolder, reader: RunReader, state: State) -> dict[str, str]:

@@ -2,32 +2,75 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, SupportsIndex, overload
+from typing import Any, SupportsIndex, TypeVar, overload
 
+from labkit.errors import LabError
 from labkit.record import State
 from labkit.record.measured.glance import Glance, glance
+from labkit.record.measured.metric_names import is_lower_better, parted
+from labkit.record.measured.metrics_file import finite
 from labkit.record.text import escaped, plain
 from labkit.view import words
 from labkit.view.charts.images import as_image
 from labkit.view.charts.spark import spark_svg, spark_text
+from labkit.view.live.tables import CELL, ROW, TABLE
+from labkit.write.compose import nearest
 
-__all__ = ["RunList", "differing"]
+__all__ = ["RunList", "SortKeys", "differing", "metric_columns", "parameter_text", "sort_keys", "sorted_by"]
+
+T = TypeVar("T")
+SortKeys = dict[str, tuple[int, float | str]]
 
 KILLED = "its launch was killed before the run started; labkit runs --clean deletes the folder"
 SHOWN = 50
 PARAMETERS, METRICS = 6, 3  # columns
-LONGEST_VALUE = 24
+LONGEST_NAME, LONGEST_VALUE = 40, 24
+DRAWN_DIGITS = 10
+HEAD = "vertical-align:bottom;font-weight:500;opacity:.7"
+
+
+def sort_keys(state: State, ranks: int, metrics: Mapping[str, float], parameters: Mapping[str, Any]) -> SortKeys:
+    """What a run can be sorted by. Ascending keys put the newest start, the shortest duration, the best metric and the
+    lowest parameter first. The loss is one of the `metrics`."""
+    keys: SortKeys = {"started": (0, -state.started), "duration": (0, state.seconds), "ranks": (0, ranks)}
+    for name, value in metrics.items():
+        if finite(value) is not None:
+            keys[name] = (0, value if is_lower_better(name) else -value)
+    for name, value in parameters.items():
+        keys.setdefault(name, _parameter_key(str(value)))
+    return keys
+
+
+def _parameter_key(text: str) -> tuple[int, float | str]:
+    """Numbers before text."""
+    try:
+        number = finite(float(text))
+    except ValueError:
+        number = None
+    return (1, text) if number is None else (0, number)
+
+
+def sorted_by(name: str, runs: Sequence[T], keys: Sequence[SortKeys]) -> list[T]:
+    """The runs by one of their `keys`, those without it last. Raises LabError if none has it."""
+    known = dict.fromkeys(each for run_keys in keys for each in run_keys)
+    if runs and name not in known:
+        raise LabError(f"cannot sort by {name!r}{nearest(name, known)}")
+    order = sorted(range(len(runs)), key=lambda i: (name not in keys[i], keys[i].get(name)))
+    return [runs[i] for i in order]
 
 
 class RunList(list[Any]):
-    """Runs, newest first; displays as a table of the newest 50, and a slice is a RunList, too. `unfinished` are the
-    folders of launches that were killed."""
+    """Runs, newest first; displays as a table of the first 50, and a slice is a RunList, too. `unfinished` are the
+    folders of launches that were killed. `by` is what the runs are sorted by: it has a column. `empty` is displayed
+    instead of a table without rows."""
 
-    def __init__(self, runs: Iterable[Any], unfinished: Sequence[Path] = ()):
+    def __init__(self, runs: Iterable[Any], unfinished: Sequence[Path] = (), *, by: str = "", empty: str = "no runs"):
         super().__init__(runs)
-        self.unfinished = unfinished
+        self.unfinished, self.by, self.empty = unfinished, by, empty
 
     @overload
     def __getitem__(self, which: SupportsIndex) -> Any: ...
@@ -35,47 +78,59 @@ class RunList(list[Any]):
     def __getitem__(self, which: slice) -> RunList: ...
     def __getitem__(self, which: Any) -> Any:
         chosen = super().__getitem__(which)
-        return RunList(chosen) if isinstance(which, slice) else chosen
+        return RunList(chosen, by=self.by) if isinstance(which, slice) else chosen
 
     def rm(self, *, keep: int = 0) -> list[str]:
-        """Delete the folders of these runs, with logs and checkpoints, except those that are active and the newest
-        `keep` of the others. Returns the ids of the deleted runs."""
+        """Delete the folders of these runs, with logs and checkpoints, except those that are active and the first
+        `keep` of the others: the newest, or the best of a sorted list. Returns the ids of the deleted runs."""
         ended = [run for run in self if run.status().is_final][keep:]
         for run in ended:
             run.rm()
         return [run.id for run in ended]
 
+    def sorted(self, name: str) -> RunList:
+        """The runs sorted by `name`, see `labkit.runs`. Raises LabError if no run has it."""
+        keys = []
+        for run in self:
+            manifest, seen = run.folder.glimpsed_manifest(), glance(run.folder)
+            keys.append(sort_keys(run.status(), manifest["world_size"], seen.metrics, manifest["parameters"]))
+        return RunList(sorted_by(name, self, keys), self.unfinished, by=name, empty=self.empty)
+
     def _rows(self) -> list[dict[str, str | Glance]]:
         """One row per shown run, all with the same columns."""
         shown = [(run, run.folder.glimpsed_manifest(), run.status(), glance(run.folder)) for run in self[:SHOWN]]
-        parameters = differing([manifest["parameters"] for _, manifest, _, _ in shown])
-        metrics = list(dict.fromkeys(name for *_, seen in shown for name in seen.best))[:METRICS]
+        given = [manifest["parameters"] for _, manifest, _, _ in shown]
+        parameters = differing(given, self.by)
+        metrics = metric_columns([seen for *_, seen in shown], self.by)
         tagged = any(run.tags or run.note for run, *_ in shown)
         rows = [
             {
                 "run": run.id,
+                "started": time.strftime("%b %d %H:%M", time.localtime(state.started)),
                 "state": state.state,
-                "loss": words.quantity(seen.losses[-1] if seen.losses else None, 4),
+                "loss": words.quantity(seen.loss, 4),
                 "loss so far": seen,
-                **{f"best {name}": words.quantity(seen.best.get(name), 4) for name in metrics},
-                **{name: str(manifest["parameters"].get(name, ""))[:LONGEST_VALUE] for name in parameters},
+                **{title: words.quantity(seen.metrics.get(name), 4) for name, title in metrics.items()},
+                **{name: parameter_text(manifest["parameters"].get(name, "")) for name in parameters},
                 "ranks": words.ranks(manifest["world_size"], state.ranks),
-                "time": words.seconds(state.seconds),
+                "duration": words.seconds(state.seconds),
                 **({"tags": ", ".join(run.tags), "note": run.note} if tagged else {}),
-                "why": _sentence(state) or _sweep_of(manifest),
+                "sweep": _sweep_of(manifest),
+                "why": _sentence(state),
             }
             for run, manifest, state, seen in shown
         ]
-        killed = {"state": "lost", "time": "n/a", "why": KILLED}
+        killed = {"state": "lost", "why": KILLED}
         return [*rows, *({"run": path.name, **killed} for path in self.unfinished)]
 
     def _left_out(self) -> str:
-        return f"and {len(self) - SHOWN:,} older runs: runs()[{SHOWN}:]" if len(self) > SHOWN else ""
+        more, call = len(self) - SHOWN, f"runs(sort={self.by!r})" if self.by else "runs()"
+        return f"and {more:,} more: {call}[{SHOWN}:]" if more > 0 else ""
 
     def __repr__(self) -> str:
         if not (rows := self._rows()):
-            return "no runs yet"
-        columns = _columns(rows)
+            return self.empty
+        columns = [name for name in _columns(rows) if name != "started"]  # the ids say it
         texts = [columns, *([_text(row.get(name, "")) for name in columns] for row in rows)]
         widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
         lines = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in texts]
@@ -83,19 +138,40 @@ class RunList(list[Any]):
 
     def _repr_html_(self) -> str:
         if not (rows := self._rows()):
-            return "no runs yet"
-        cell = 'style="text-align:left;padding:2px 8px;vertical-align:middle"'
-        wide = f'{cell[:-1]};min-width:16em"'  # a row is not to be as high as its sentence is long
-        columns = _columns(rows)
-        head = "".join(f"<th {cell}>{escaped(name)}</th>" for name in columns)
-        body = "".join(
-            "<tr>"
-            + "".join(f"<td {wide if name == 'why' else cell}>{_html(row.get(name, ''))}</td>" for name in columns)
-            + "</tr>"
-            for row in rows
-        )
+            return self.empty
+        rows = [row | {"run": str(row["run"]).partition("-")[2]} for row in rows]  # enough to attach to it
+        columns = [name for name in _columns(rows) if name != "why"]
+        cell = f"{CELL};text-align:left;vertical-align:middle"
+        head = "".join(f'<th style="{CELL};{HEAD};text-align:left">{escaped(name)}</th>' for name in columns)
+        body = ""
+        for row in rows:
+            cells = (
+                f'<td style="{cell}{"" if name == "note" else ";white-space:nowrap"}">{_html(row.get(name, ""))}</td>'
+                for name in columns
+            )
+            body += f"{ROW}{''.join(cells)}</tr>"
+            if why := row.get("why"):
+                body += (
+                    f'{ROW}<td></td><td colspan="{len(columns) - 1}" style="{cell};opacity:.75">{_html(why)}</td></tr>'
+                )
         left_out = f"<div>{escaped(self._left_out())}</div>" if self._left_out() else ""
-        return f"{as_image(f'<table><tr>{head}</tr>{body}</table>')}{left_out}"
+        table = as_image(f'<div style="overflow-x:auto">{TABLE}{ROW}{head}</tr>{body}</table></div>')
+        return f"{table}{left_out}"
+
+
+def _in_any(name: str, mappings: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [name] if any(name in each for each in mappings) else []
+
+
+def metric_columns(glances: Sequence[Glance], by: str, most: int = METRICS) -> dict[str, str]:
+    """Of the metrics that have a column the titles: the one that sorts the runs, the evaluated ones, then those that
+    are not also evaluated."""
+    evaluated = dict.fromkeys(name for glance in glances for name in glance.best)
+    metrics = {parted(name)[1] for name in evaluated}
+    others = (name for glance in glances for name in glance.newest if parted(name)[1] not in metrics)
+    names = dict.fromkeys([*_in_any(by, [glance.newest for glance in glances]), *evaluated, *others])
+    titles = {name: plain(" ".join(name.split()))[:LONGEST_NAME] for name in [*names][:most]}
+    return {name: f"best {title}" if name in evaluated else title for name, title in titles.items()}
 
 
 def _columns(rows: Sequence[dict[str, Any]]) -> list[str]:
@@ -103,10 +179,19 @@ def _columns(rows: Sequence[dict[str, Any]]) -> list[str]:
     return [name for name in dict.fromkeys(name for row in rows for name in row) if any(row.get(name) for row in rows)]
 
 
-def differing(parameters: Sequence[dict[str, Any]]) -> list[str]:
-    """The options that the runs do not have in common."""
-    names = dict.fromkeys(name for each in parameters for name in each)
-    return [name for name in names if len({str(each.get(name)) for each in parameters}) > 1][:PARAMETERS]
+def differing(parameters: Sequence[Mapping[str, Any]], by: str = "") -> list[str]:
+    """The options that the runs do not have in common, first the one that they are sorted by."""
+    names = dict.fromkeys([*_in_any(by, parameters), *(name for each in parameters for name in each)])
+    return [name for name in names if name == by or len({str(each.get(name)) for each in parameters}) > 1][:PARAMETERS]
+
+
+def parameter_text(value: Any) -> str:
+    """At most 24 characters of a script's parameter; of a number that was drawn at random five digits."""
+    text = plain(str(value))
+    if len(text) > DRAWN_DIGITS and not text.lstrip("-").isdecimal():
+        with suppress(ValueError):
+            return f"{float(text):.5g}"
+    return text[:LONGEST_VALUE]
 
 
 def _text(value: str | Glance) -> str:
@@ -118,9 +203,11 @@ def _html(value: str | Glance) -> str:
 
 
 def _sweep_of(manifest: dict[str, Any]) -> str:
-    """`point 3 of the sweep …`, if the run is one of a sweep."""
+    """`ddp-3f2a, point 3`, if the run is one of a sweep."""
     mark = manifest.get("sweep")
-    return plain(f"point {mark.get('point')} of the sweep {mark.get('id')}") if isinstance(mark, dict) else ""
+    return (
+        plain(f"{str(mark.get('id')).partition('-')[2]}, point {mark.get('point')}") if isinstance(mark, dict) else ""
+    )
 
 
 def _sentence(state: State) -> str:

@@ -11,7 +11,11 @@ from pathlib import Path
 import pytest
 
 from labkit import Run, compare
-from labkit.record import list_runs
+from labkit.record import RunFolder, list_runs
+from labkit.record.files import write_json
+from labkit.sweeps.folder import SweepFolder, SweepState
+from labkit.sweeps.results import Results
+from labkit.sweeps.view import sweep_html
 from labkit.view.charts.images import BOTH_THEMES, as_image
 from labkit.view.charts.svg import COLOURS
 from labkit.view.charts.timeline_figures import KIND_COLOURS
@@ -91,11 +95,29 @@ def pages(tmp_path_factory):
     assert len(runs) == 2
     pages["compared"] = compare(runs)._repr_mimebundle_()["text/html"]
     pages["listed"] = RunList(runs)._repr_html_()
+    pages["swept"] = swept(root, runs)
     return pages
 
 
+def swept(root, runs):
+    """The page of a stopped sweep of these runs, and of a point that could not be launched."""
+    sweep = SweepFolder(RunFolder.create(root / "sweeps", "toy").path)
+    points = [{"lr": point, "seed": 0} for point in range(len(runs) + 1)]
+    options = {"metric": "val_loss", "lowest": True}
+    write_json(sweep.manifest, {"format": 1, "name": "toy", "points": points, "options": options, "rungs": None})
+    refused = {str(len(runs)): ["failed", "the disk is full"]}
+    sweep.write_state(SweepState("stopped", 0.0, 60.0, "stopped on request", refused))
+    for point, run in enumerate(runs):
+        manifest = run.folder.read_manifest()
+        write_json(run.folder.manifest, manifest | {"sweep": {"id": sweep.id, "point": point}})
+    seen = Results(sweep)
+    page = sweep_html(sweep.id, sweep.read_state(), seen.poll(), seen)
+    assert "val_loss" in page and "the disk is full" in page
+    return page
+
+
 @pytest.mark.parametrize("theme", THEMES)
-def test_every_text_of_the_view_in_every_state_of_compare_and_of_lists(pages, theme):
+def test_every_text_of_the_view_in_every_state_of_compare_lists_and_sweeps(pages, theme):
     texts = [(name, *text) for name, page in pages.items() for text in Texts(page, *THEMES[theme]).found]
 
     assert len(texts) > 500

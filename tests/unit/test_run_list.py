@@ -41,7 +41,7 @@ def test_the_table_has_what_differs_and_the_best_of_each_evaluated_metric(root):
     newest, older = text.splitlines()[1:]
 
     assert text.splitlines()[0].split()[:8] == ["run", "state", "loss", "loss", "so", "far", "best", "val/loss"]
-    assert text.splitlines()[0].split()[-3:] == ["lr", "ranks", "time"]
+    assert text.splitlines()[0].split()[-3:] == ["lr", "ranks", "duration"]
     assert "steps" not in text
     assert "0.01" in newest and "0.25" in newest and "0.5" in newest
     assert "0.001" in older and "0.75" in older and "█" in older
@@ -62,12 +62,67 @@ def test_filters_select_by_script_state_and_tag(root):
         labkit.runs(state="crashed")
 
 
+@pytest.mark.parametrize(
+    ("sort", "order"),
+    [
+        ("started", "3210"),
+        ("loss", "0123"),
+        ("duration", "1320"),
+        ("lr", "2013"),
+        ("val_accuracy", "1032"),
+        ("accuracy", "0321"),
+    ],
+)
+def test_the_best_run_is_first_and_one_without_the_value_last(root, capsys, sort, order):
+    runs = [
+        ended(root, 0, parameters={"lr": "0.01"}, losses=[1.0], reports=[{"accuracy": 0.5, "val_accuracy": 0.5}]),
+        ended(root, 1, parameters={"lr": "0.1"}, losses=[2.0], reports=[{"val_accuracy": 0.75}, {"val_accuracy": 0.5}]),
+        ended(root, 2, parameters={"lr": "1e-3"}, losses=[9.0, 3.0]),
+        ended(root, 3, parameters={"lr": "auto"}, losses=["nan"], reports=[{"accuracy": 0.25}]),
+    ]
+    for run, (started, seconds) in zip(runs, [(1, 9), (2, 1), (3, 3), (4, 2)], strict=True):
+        write_state(run, State("succeeded", started, ended=started + seconds))
+    expected = [runs[int(number)].id for number in order]
+
+    assert [run.id for run in labkit.runs(sort=sort)] == expected
+    assert [summary["run"] for summary in labkit.compare(labkit.runs(), sort=sort).summaries] == expected
+    assert cli.main(["runs", "--sort", sort]) == cli.main(["compare", "--last", "4", "--sort", sort]) == 0
+    listed, compared = capsys.readouterr().out.split("    run  ", 1)
+    assert sorted(expected, key=listed.index) == expected
+    assert min(expected, key=lambda id: compared.index(id.partition("-")[2])) == expected[0]
+
+
+def test_a_name_that_no_run_has_is_refused_with_those_there_are(root):
+    assert labkit.runs(sort="val_loss") == []
+    ended(root, 1, parameters={"lr": "0.1"}, reports=[{"val_loss": 0.5, "train_loss": 0.5}])
+
+    says = (
+        r"cannot sort by 'vall_loss'; did you mean 'val_loss'\? There are: started, duration, ranks, .*val_loss.*, lr"
+    )
+    with pytest.raises(LabError, match=says):
+        labkit.runs(sort="vall_loss")
+    with pytest.raises(LabError, match=says):
+        labkit.compare(labkit.runs(), sort="vall_loss")
+    assert "train_loss" in repr(labkit.runs(sort="train_loss"))
+    assert "train_loss" not in repr(labkit.runs())
+
+
+def test_only_a_best_run_is_marked(root):
+    for number, (loss, accuracy) in enumerate([(1.00001, 0.5), (1.00002, 0.75), (1.0, 0.75)]):
+        ended(root, number, losses=[loss], reports=[{"val_accuracy": accuracy}])
+    rows = labkit.compare(labkit.runs())._rows()
+
+    assert [row["loss"] for row in rows] == ["1", "1", "1"]
+    assert [row["best val_accuracy"] for row in rows] == ["★ 0.75", "★ 0.75", "0.5"]
+
+
 def test_a_slice_is_a_table_too(root):
     for number in range(60):
-        ended(root, number)
+        ended(root, number, losses=[number])
 
-    assert "and 10 older runs: runs()[50:]" in repr(labkit.runs())
-    assert len(labkit.runs()[50:]._repr_html_().split("<tr>")) == 12
+    assert "and 10 more: runs()[50:]" in repr(labkit.runs())
+    assert "and 10 more: runs(sort='loss')[50:]" in repr(labkit.runs(sort="loss"))
+    assert len(labkit.runs()[50:]._repr_html_().split("<tr")) == 12
 
 
 def test_only_runs_that_have_ended_are_deleted(root, capsys):
@@ -78,7 +133,7 @@ def test_only_runs_that_have_ended_are_deleted(root, capsys):
     with pytest.raises(LabError, match="is active; stop it before you delete it"):
         labkit.attach(active.id).rm()
     assert cli.main(["prune", "--keep", "1"]) == 0
-    assert f"{old.id}\n--yes deletes these 1 runs" in capsys.readouterr().out
+    assert f"{old.id}\nadd --yes to delete 1 run" in capsys.readouterr().out
     assert cli.main(["prune", "--keep", "1", "--yes"]) == 0
     assert sorted(path.name for path in root.iterdir()) == [new.id, active.id]
     assert cli.main(["rm", new.id]) == 0

@@ -71,6 +71,23 @@ def test_ranks_wait_where_nothing_runs_while_something_is_sent(tmp_path):
     assert seen(spans, "all_reduce") == [("all_reduce", 150, 280)]
 
 
+@pytest.mark.parametrize(("waits", "end"), [([], 300), ([("user_annotation", "labkit:wait", 302, 6)], 320)])
+def test_a_collective_of_backward_ends_with_it_unless_it_is_waited_for_later(tmp_path, waits, end):
+    path = trace(
+        tmp_path / "rank0.json.gz",
+        STEP,
+        ("user_annotation", "labkit:backward", 0, 300),
+        ("user_annotation", "gloo:all_reduce", 150, 170, 7),
+        *waits,
+        ("user_annotation", "Optimizer.step#SGD.step", 310, 50),
+        ("cpu_op", "aten::add_", 310, 50),
+    )
+    spans = read_spans({0: path})
+
+    assert seen(spans, "all_reduce") == [("all_reduce", 150, end)]
+    assert seen(spans, "optimizer") == [("optimizer", 310, 360)]
+
+
 def test_a_collective_is_called_what_the_script_called(tmp_path):
     """gloo makes reduce-scatters of all-reduces."""
     path = trace(
@@ -178,7 +195,7 @@ def test_a_rank_that_recorded_nothing_is_left_out_and_a_step_that_is_not_there_i
 
 def test_a_saved_notebook_has_a_picture_and_jupyterlab_a_figure(run):
     run.profile(0).parent.mkdir()
-    marks = ("user_annotation", "labkit:backward", 100, 200), ("user_annotation", "gloo:all_reduce", 280, 800, 7)
+    marks = ("user_annotation", "labkit:backward", 100, 200), ("user_annotation", "gloo:all_reduce", 350, 730, 7)
     trace(run.profile(0), STEP, *marks)
     timeline = Timeline(run)
 

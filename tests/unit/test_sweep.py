@@ -82,7 +82,7 @@ def test_samples_of_a_small_grid_are_all_of_it():
         ({"lr": [object()]}, {}, "lr of a point must be a number, text, True, False or None; got <object"),
         ({"lr": (1e-4, 1e-2)}, {}, r"lr=\(0.0001, 0.01\) is a range, which needs samples=N"),
         ({"lr": (1e-2, 1e-4)}, {"samples": 2}, "with low < high"),
-        ({"lr": (0, 1, "log")}, {"samples": 2}, "drawn in the logarithm, so low must be above 0"),
+        ({"lr": (0, 1, "log")}, {"samples": 2}, "drawn on a logarithmic scale, so low must be above 0"),
         ({"lr": (1, 2, "lin")}, {"samples": 2}, r'must be \(low, high\) or \(low, high, "log"\)'),
         ({"lr": [1]}, {"points": [{"lr": 1}]}, "points and lr both say what to run"),
         ({}, {"points": [{"lr": 1}], "samples": 2}, "points and samples both say what to run"),
@@ -257,7 +257,8 @@ def test_everything_that_the_view_shows_is_escaped(sweep):
     assert "because &lt;i&gt;" in page
     assert "<b>" not in page.replace("<b style", "").replace("<b>" + sweep.id, "")
     assert "1 of 3 points succeeded, 1 failed · best test_loss 0.5 at point 0 (lr=1, tag=<b>)" in text
-    assert "point 2: failed: no <disk>" in text
+    assert "point 2 failed: no <disk>" in text
+    assert "point 2 failed: no &lt;disk&gt;" in page
 
 
 def test_the_live_view_shows_the_same_page_and_ends_with_the_sweep(sweep):

@@ -1,51 +1,74 @@
 """A run at a glance, for lists of many: some of its losses, and the newest and best values that it reported.
 
-It reads at most 256 KiB of one rank's records, whatever the length of the run.
+It reads at most 256 KiB of one rank's records and the ends of seven others', whatever the length of the run.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from math import isfinite
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from labkit.record.files import opened
 from labkit.record.folder import RunFolder
 from labkit.record.measured.metric_names import is_evaluated, is_lower_better
-from labkit.record.measured.metrics_file import finite
+from labkit.record.measured.metrics_file import finite, number
 from labkit.record.measured.reader import DESCRIBING
 
 __all__ = ["Glance", "glance"]
 
 WHOLE_BYTES = 1 << 18  # a longer file is sampled
 PARTS = 32
+RANKS = 8
+TAIL_BYTES = 1 << 13  # of the other ranks
 
 
 @dataclass
 class Glance:
-    """`losses` in order; `newest` and `best` by name of a metric, best for those of an evaluation only."""
+    """The newest `loss`, which may be NaN, and the finite `losses` in order; `newest` and `best` by name of a metric,
+    best for those of an evaluation only."""
 
+    loss: float | None = None
     losses: list[float] = field(default_factory=list)
     newest: dict[str, float] = field(default_factory=dict)
     best: dict[str, float] = field(default_factory=dict)
 
+    @property
+    def metrics(self) -> dict[str, float]:
+        """By name the best value of each evaluated metric, the newest of each other one, and the newest loss."""
+        return self.newest | self.best | ({} if self.loss is None else {"loss": self.loss})
+
 
 def glance(folder: RunFolder) -> Glance:
-    """The first rank's records of the newest attempt. In a run of more than 256 KiB a best value that the script does
-    not report (as `best_…`) is the best of those read."""
+    """The newest attempt: what its first rank recorded, and for newest values the mean over its first eight ranks. In a
+    run of more than 256 KiB a best value that the script does not report (as `best_…`) is the best of those read."""
     latest = folder.latest
-    ranks = latest.started_ranks()
+    first, *others = latest.started_ranks()[:RANKS] or [0]
+    seen = _seen(_records(latest.metrics(first), WHOLE_BYTES, PARTS))
+    ends = [_seen(_records(latest.metrics(rank), TAIL_BYTES)) for rank in others]
+    if losses := [end.loss for end in (seen, *ends) if end.loss is not None]:
+        seen.loss = fmean(losses)
+    for name in seen.newest:
+        seen.newest[name] = fmean(end.newest[name] for end in (seen, *ends) if name in end.newest)
+    return seen
+
+
+def _seen(records: Iterable[dict[str, Any]]) -> Glance:
     seen, reported, measured = Glance(), [], []
-    for record in _records(latest.metrics(ranks[0])) if ranks else ():
-        loss = finite(record.get("loss"))
+    for record in records:
+        loss = number(record.get("loss"))
         if record.get("k") == "step" and loss is not None:
             measured.append(loss)
         elif record.get("k") == "report":
             reported += [loss] if loss is not None else []
             _take(seen, record)
-    seen.losses = reported or measured
+    losses = reported or measured
+    seen.loss, seen.losses = losses[-1] if losses else None, list(filter(isfinite, losses))
     return seen
 
 
@@ -61,19 +84,19 @@ def _take(seen: Glance, record: dict[str, Any]) -> None:
             seen.best[name] = pick(value, own, seen.best.get(name, value))
 
 
-def _records(path: Path) -> list[dict[str, Any]]:
-    """The records of a short file; of a long one those of evenly spaced parts, and of its end."""
+def _records(path: Path, most: int, parts: int = 1) -> list[dict[str, Any]]:
+    """The records of a file; of one with more than `most` bytes those of evenly spaced parts, and of its end."""
     try:
         with opened(path) as file:
             size = file.seek(0, 2)
-            starts = [0] if size <= WHOLE_BYTES else [size * part // PARTS for part in range(PARTS)]
-            most = min(size, WHOLE_BYTES) // len(starts)
-            if size > WHOLE_BYTES:
-                starts[-1] = size - most
+            starts = [0] if size <= most else [size * part // parts for part in range(parts)]
+            each = min(size, most) // len(starts)
+            if size > most:
+                starts[-1] = size - each
             lines: list[bytes] = []
             for start in starts:
                 file.seek(start)
-                lines += file.read(most).split(b"\n")[1 if start else 0 :]
+                lines += file.read(each).split(b"\n")[1 if start else 0 :]
     except OSError:
         return []
     records = []

@@ -222,7 +222,9 @@ class RankHistory:
         named = {k: v for k, v in record.items() if k not in ("k", "t") and len(k) < LONGEST_TEXT}
         values = {k: v for k, v in named.items() if number(v) is not None or _is_short(v)}
         self._steps_before = int(finite(values.get("start_step")) or self._steps_before)
-        self.step = max(self.step, int(finite(values.get("step")) or 0))
+        if step := int(finite(values.get("step")) or 0):
+            self.step = max(self.step, step)
+            self.series["step"].add(t, self.step)
         self.reports.append(values)
         self.values.update({k: v for k, v in values.items() if k in self.values or len(self.values) < KEPT_NAMES})
         if str(values.get("checkpoint", "")).removeprefix("step-").isdecimal():  # "step 8 not saved: …" otherwise

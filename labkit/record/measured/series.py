@@ -7,6 +7,7 @@ import math
 __all__ = ["Series"]
 
 BINS = 256
+NARROWEST = 1e-3  # seconds: a run may take less than one
 LARGEST = 1e300  # beyond it differences overflow, so a larger loss counts as infinite
 
 
@@ -18,7 +19,7 @@ class Series:
     `points()` skips bins without a point.
     """
 
-    def __init__(self, width: float = 0.1, bins: int = BINS):
+    def __init__(self, width: float = NARROWEST, bins: int = BINS):
         self.width, self.bins = width, bins
         self.origin: float | None = None
         self.low: list[float] = []

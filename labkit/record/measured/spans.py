@@ -127,6 +127,8 @@ def _spans(rank: int, events: list[_Event], steps: list[_Event]) -> list[Span]:
     phases = _phases(on_main, steps)
     sent = _collectives(inside, on_main)
     kernels = [e for e in inside if e.category == "kernel" and not _is_nccl(e)]
+    if not kernels:
+        sent = [(kind, label, _ended_with_backward(e, phases, on_main)) for kind, label, e in sent]
     spans = _on_device(rank, phases, kernels, inside, sent) if kernels else _on_host(rank, phases, on_main, sent)
     spans += [Span(rank, kind, e.start, e.end, label) for kind, label, e in sent]
     return sorted(
@@ -176,6 +178,23 @@ def _collectives(events: list[_Event], on_main: list[_Event]) -> list[tuple[str,
     return collectives
 
 
+def _ended_with_backward(event: _Event, phases: list[Span], on_main: list[_Event]) -> _Event:
+    """gloo's threads may record the end of a collective late: one that started in backward, and that nothing waits for
+    afterwards, was complete when backward ended."""
+    of = next((p for p in phases if p.kind == "backward" and p.chunk is None and p.start <= event.start < p.end), None)
+    if (
+        of is None
+        or event.end <= of.end
+        or any(_is_wait(e) and of.end <= e.end and e.start < event.end for e in on_main)
+    ):
+        return event
+    return event._replace(end=of.end)
+
+
+def _is_wait(event: _Event) -> bool:
+    return event.name == "labkit:wait" or event.name.endswith("::wait_tensor")
+
+
 def _kind(name: str) -> str | None:
     plain = re.sub(r"[^a-z]", "", name.lower().replace("gloo:", "").replace("c10d::", ""))
     return next((kind for spelled, kind in KINDS.items() if spelled in plain), None)
@@ -188,7 +207,7 @@ def _is_nccl(event: _Event) -> bool:
 def _on_host(rank: int, phases: list[Span], on_main: list[_Event], sent: list[tuple[str, str, _Event]]) -> list[Span]:
     """Phases without the main thread's waits: time that is marked, or without an operator during communication."""
     busy = union((e.start, e.end) for e in on_main if e.category == "cpu_op" and not _talks(e))
-    marked = union((e.start, e.end) for e in on_main if e.name == "labkit:wait" or e.name.endswith("::wait_tensor"))
+    marked = union((e.start, e.end) for e in on_main if _is_wait(e))
     in_flight = union((e.start, e.end) for _, _, e in sent)
     spans = []
     for phase in phases:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 
@@ -41,10 +42,13 @@ def picture(spans: Sequence[Span], ranks: Sequence[int], title: str) -> str:
             )
     drawn += "".join(f'<path d="{path}" fill="{colour}"/>' for colour, path in bars.items()) + numbers
     bottom = TOP + ROW * len(ranks)
+    power = 10.0 ** math.floor(math.log10(end / 2))
+    tick = max(power * factor for factor in (1, 2, 5) if power * factor <= end / 2)  # two to four of them
     axis = "".join(
-        f'<text x="{LEFT + end * part * scale:.0f}" y="{bottom + 8}" text-anchor="middle" opacity=".7">'
-        f"{end * part * 1e3:.4g} ms</text>"
-        for part in (0, 0.25, 0.5, 0.75)
+        f'<text x="{LEFT + tick * i * scale:.0f}" y="{bottom + 8}" text-anchor="middle" opacity=".7">'
+        f"{tick * i * 1e3:.4g} ms</text>"
+        for i in range(math.floor(end / tick) + 1)
+        if LEFT + tick * i * scale < WIDTH - LEFT / 2
     )
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {bottom + 14}" role="img" '
