@@ -61,6 +61,10 @@ class Device:
         """Bytes for the tensors of each rank if `ranks` ranks use such devices."""
         return max(0, self.usable // -(-ranks // self.nodes) - self.outside) if self.shared else self.usable
 
+    def times(self, ranks: int) -> str:
+        """`8 x A100 80`, or `2 ranks of this machine` if they share it."""
+        return f"{ranks:,} rank{'s' if ranks > 1 else ''} of {self.name}" if self.shared else f"{ranks:,} x {self.name}"
+
     @property
     def has_fp8(self) -> bool:
         """Whether its tensor cores multiply in 8 bits: Ada, Hopper, Blackwell (NVIDIA's data sheets) and CDNA 3."""
