@@ -44,6 +44,7 @@ def profile(elements, saved, itemsize, tokens):
         cached=0,
         between=ByteCount(),
         backward=(Moment(kept, kept, 0), Moment(ByteCount(gradients, 0), ByteCount(), gradients)),
+        backward_in_stage=(Moment(kept, kept, 0), Moment(ByteCount(gradients, 0), ByteCount(), gradients)),
         work=(
             Work("matmul", "forward", ByteCount(0, flops), ByteCount(), 1),
             Work("matmul", "backward", ByteCount(0, 2 * flops), ByteCount(), 1),

@@ -38,17 +38,19 @@ def pipelined(
     ledger: Ledger, stages: dict[int, Stage], order: Sequence[Action], samples: int, count: int, schedule: str
 ) -> None:
     """Record the moments of a step with `count` micro-batches of `samples` in this order. 1F1B sends an input's
-    gradient together with the next receive and holds it until the next backward ends.
+    gradient together with the next receive and holds it until the next backward ends, and the output that its warm-up
+    sent last until the step ends.
     """
-    held = ledger.held
-    keeps_sent, sent = schedule in (*SCHEDULES_LOOPED, *SCHEDULES_THERE_AND_BACK), {"activations": 0, "temporary": 0}
+    held, sent = ledger.held, {"activations": 0, "temporary": 0}
+    keeps_sent = schedule in (*SCHEDULES_LOOPED, *SCHEDULES_THERE_AND_BACK)
+    warm_up = next(place for place, (what, *_) in enumerate(order) if what != "F")
     for stage in stages.values():
         if not stage.first:
             held["activations"] += count * stage.profiles[0].input.at(samples)
         if not stage.loss:
             held["temporary"] += count * stage.profiles[-1].output.at(samples)
     begun: set[int] = set()
-    for what, number, _ in order:
+    for what, number, micro_batch in order:
         stage = stages[number]
         output = stage.profiles[-1].output.at(samples)
         gradient = 0 if number - 1 in stages else _received(stage, samples)
@@ -64,12 +66,12 @@ def pipelined(
             half = what == "W" and not stage.first
             (_weight_gradients if half else _backward)(ledger, stage, samples)
             if number + 1 not in stages and not stage.loss:
-                held["activations"] -= 0 if keeps_sent else output
-                sent["activations"] += output if keeps_sent else 0
-            if not half and keeps_sent:
-                held["temporary"] += gradient
+                held["activations"] -= output
+                if keeps_sent or (schedule == "1F1B" and micro_batch == warm_up - 2):
+                    sent["activations"] += output
+                    held["activations"] += output
+            if not half and (keeps_sent or (schedule == "1F1B" and number not in begun)):
                 sent["temporary"] += gradient
-            elif schedule == "1F1B" and number not in begun:
                 held["temporary"] += gradient
             begun.add(number)
     for category, size in sent.items():
@@ -95,12 +97,12 @@ def _forward(ledger: Ledger, stage: Stage, samples: int) -> None:
 
 def _backward(ledger: Ledger, stage: Stage, samples: int) -> None:
     held, last = ledger.held, stage.profiles[-1]
+    if not stage.loss:
+        last = replace(last, backward=last.backward_in_stage)
+    elif last.keeps_output:  # the stage holds it
+        last = replace(last, backward=tuple(_without(moment, last.output) for moment in last.backward))
     if stage.loss:
         _backward_of_loss(ledger, stage.loss, stage.wide, samples)
-    else:  # the gradient of the output is in the receive buffer
-        last = replace(last, backward=tuple(_without(moment, last.output) for moment in last.backward))
-    if last.keeps_output:  # the stage holds it
-        last = replace(last, backward=tuple(_without(moment, last.output, kept=True) for moment in last.backward))
     backward(ledger, stage.keeper, stage.names, [*stage.profiles[:-1], last], samples)
     held["activations"] += _kept(stage, samples)
 
@@ -114,14 +116,17 @@ def _backward_of_loss(ledger: Ledger, loss: Profile, wide: bool, samples: int) -
 
 def _input_gradients(ledger: Ledger, stage: Stage, samples: int) -> None:
     """The first half of a backward: it frees nothing and adds what the weight gradients need."""
-    held = ledger.held
+    held, loss = ledger.held, _saved(stage.loss, samples) if stage.loss else 0
     if stage.loss:
         _backward_of_loss(ledger, stage.loss, stage.wide, samples)
+    held["activations"] += loss  # until the last input's gradient is computed
     for unit, name in reversed([*enumerate(stage.names)]):
         profile = stage.profiles[unit]
-        most = max(moment.held.per_sample - moment.kept.per_sample for moment in profile.backward)
+        moments = profile.backward if stage.loss or unit < len(stage.names) - 1 else profile.backward_in_stage
+        most = max(moment.held.per_sample - moment.kept.per_sample for moment in moments)
         ledger.note("backward", f"gradients of the inputs of {name}", temporary=samples * most)
         held["temporary"] += profile.between.at(samples)
+    held["activations"] -= loss
 
 
 def _weight_gradients(ledger: Ledger, stage: Stage, samples: int) -> None:
@@ -151,10 +156,10 @@ def _kept(stage: Stage, samples: int) -> int:
     return _received(stage, samples) if stage.profiles[0].keeps_input else 0
 
 
-def _without(moment: Moment, line: ByteCount, *, kept: bool = False) -> Moment:
-    """The moment without these bytes, which autograd keeps or not."""
+def _without(moment: Moment, line: ByteCount) -> Moment:
+    """The moment without these bytes, which autograd keeps."""
 
     def less(count: ByteCount) -> ByteCount:
         return ByteCount(count.fixed - line.fixed, count.per_sample - line.per_sample)
 
-    return moment._replace(held=less(moment.held), kept=less(moment.kept) if kept else moment.kept)
+    return moment._replace(held=less(moment.held), kept=less(moment.kept))
