@@ -206,8 +206,8 @@ def _sentences(
             most = f"micro-batches of up to {largest:,} samples fit (now {layout.micro_batch:,})"
         sentence = f"Under {asked.strategy}, {most}{margin}"
         if device.shared or not layout.options.get("cpu_offload"):
-            parameters, each = _in_words(largest_model(layout, device)), "each" if asked.ranks > 1 else "the"
-            sentence += f"; the states of {parameters} parameters alone would fill {each} device"
+            most = _in_words(largest_model(layout, device))
+            sentence += f"; the states of {most} parameters alone would fill a rank's memory"
         yield f"{sentence}."
 
 

@@ -189,6 +189,6 @@ class Plan:
         assumed = list(dict.fromkeys(text for step in steps for text in step.assumed))
         if self.layout.strategy in SHARDED:
             assumed.append(
-                f"buffers are freed as by torch {version('torch')}; 2.15 frees those of gathered parameters earlier"
+                f"buffers are freed as in torch {version('torch')}; 2.15 frees those of gathered parameters earlier"
             )
         return verdict, rows, assumed

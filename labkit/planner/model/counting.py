@@ -17,7 +17,7 @@ from labkit.planner.model.forward_order import NotFollowedError
 from labkit.planner.model.unit_costs import SAMPLES, Computed, profile
 from labkit.planner.model.units import Experts, Model, Part, mesh_of
 
-NOTHING = Profile((), (), ByteCount(), ByteCount(), (), ByteCount(), False, False, 0, (), ())
+NOTHING = Profile((), (), ByteCount(), ByteCount(), (), ByteCount(), False, False, 0, ())
 
 
 def count(

@@ -82,7 +82,7 @@ class Profile:
     keeps_output: bool
     cached: int  # bytes kept until the whole model's forward ends: casts held only by autocast's cache
     backward: tuple[Moment, ...]
-    backward_in_stage: tuple[Moment, ...]  # without output and its gradient, which a stage holds if this is its last
+    backward_in_stage: tuple[Moment, ...] = ()  # without what a stage holds: output and its gradient
     # gradients kept between the computation of input gradients and that of weight gradients
     between: ByteCount = ByteCount()
     work: tuple[Work, ...] = ()  # without recomputation or split layers only
