@@ -8,10 +8,10 @@ from typing import Any
 
 from labkit.launcher.causes.failure_advice import EXPANDABLE
 from labkit.planner.alternatives import HALF, half_of
-from labkit.planner.candidate import ALIKE, MARGIN, Candidate, evaluate, fastest, held_by, judged, lacks, when
+from labkit.planner.candidate import ALIKE, MARGIN, Candidate, evaluate, fastest, held_by, judged, lacks, needs
 from labkit.planner.data_sheets import Device
 from labkit.planner.layout import Layout, layout_of
-from labkit.planner.memory.peak import worst
+from labkit.planner.memory.peak import moments, worst
 from labkit.planner.model.facts import ModelFacts
 from labkit.planner.networks import between_hosts
 from labkit.planner.scaling import largest_micro_batch, largest_model
@@ -88,7 +88,7 @@ def _with_another_precision(asked: Candidate, precision: str, search: Search) ->
     parameters = {**asked.parameters, "precision": precision}
     advice = advise(asked.script, search.facts, search.device, asked.ranks, parameters, search.speed_model)
     remark = f"{asked.remark}: use precision={precision!r}"
-    first = f"{asked.name} on {asked.ranks} x {search.device.name} cannot be trained: {remark}. With {precision}:"
+    first = f"{asked.name} on {search.device.times(asked.ranks)} cannot be trained: {remark}. With {precision}:"
     asked = replace(asked, remark=remark)
     rows = tuple(replace(row, changes=(precision, *row.changes)) for row in advice.rows)
     best = replace(advice.best, changes=(precision, *advice.best.changes)) if advice.best else None
@@ -133,9 +133,9 @@ def _is_comparable(row: Candidate, best: Candidate) -> bool:
 
 def _compared(ratio: float) -> str:
     """The step time relative to the choice's, in words."""
-    if ratio < 1 and (percent := round(100 / ratio - 100)):
-        return f"{percent}% faster"
-    return "as fast" if ratio <= ALIKE else f"a step takes {ratio:.3g} times as long"
+    if ratio * ALIKE < 1:
+        return f"{100 / ratio - 100:.0f}% faster"
+    return "about as fast" if ratio <= ALIKE else f"a step takes {ratio:.3g} times as long"
 
 
 def _arguments(one: Candidate, asked: Candidate) -> str:
@@ -175,14 +175,13 @@ def _sentences(
     rows: list[Candidate], best: Candidate | None, layout: Layout, device: Device, largest: int | None
 ) -> Iterator[str]:
     asked, rescued = rows[0], [row for row in rows[1:] if row.strategy == rows[0].strategy]
-    where = f"{asked.name} on {asked.ranks} x {device.name}"
+    where = f"{asked.name} on {device.times(asked.ranks)}"
     where += f" ({device.nodes} hosts with {device.box} each)" if device.nodes > 1 else ""
     if asked.peak:
-        usable = gib(device.usable_by(asked.ranks))
         verdict = "fits" if asked.fits else "does not fit"
         if asked.is_tight:
             verdict += f", but with less than {MARGIN:.0%} to spare for fragmentation (env={EXPANDABLE} reduces it)"
-        yield f"{where} holds {gib(asked.peak.bytes)} of {usable} per rank {when(asked.peak)}: {verdict}."
+        yield f"{where} {needs(asked.peak, device.usable_by(asked.ranks))}: {verdict}."
     else:
         yield f"{where} cannot be planned: {asked.remark}."
     if not asked.fits:
@@ -194,20 +193,27 @@ def _sentences(
         assumed = " (assumed, see below)" if best.step.assumed else ""
         time = band(best.step.seconds, best.step.low, best.step.high)
         others = _as_fast(rows, best) if asked.ranks > 1 else []
-        within = f", within {100 * ALIKE - 100:.0f}%" if others else ""
-        simpler = f"; as fast, but less simple: {', '.join(others)}" if others else ""
-        yield f"Fastest that fits{within}: {best.name}{how}, {time} per step{assumed}{simpler}."
+        alike = f"; within {100 * ALIKE - 100:.0f}% of it, but less simple: {', '.join(others)}" if others else ""
+        yield f"Fastest that fits: {best.name}{how}, {time} per step{assumed}{alike}."
     elif best:
         yield f"Of those that fit, {best.name}{how} needs the least memory; their speed is unknown."
     else:
-        yield f"Nothing fits on {asked.ranks} of these devices."
+        yield f"Nothing fits on {device.times(asked.ranks)}."
     if largest is not None and asked.layout:
-        most = words.quantity(largest_model(layout, device) / 1e6)
-        yield (
-            f"{asked.strategy} fits up to {largest:,} samples in a rank's micro-batch (now {layout.micro_batch:,}"
-            f"{'' if device.shared else f'; {MARGIN:.0%} stay free'}); "
-            f"the states of {most} million parameters alone would fill the device."
-        )
+        margin = "" if device.shared else f" with {MARGIN:.0%} to spare"
+        most = "not even one sample per rank fits"
+        if largest:
+            most = f"micro-batches of up to {largest:,} samples fit (now {layout.micro_batch:,})"
+        sentence = f"Under {asked.strategy}, {most}{margin}"
+        if device.shared or not layout.options.get("cpu_offload"):
+            most = _in_words(largest_model(layout, device))
+            sentence += f"; the states of {most} parameters alone would fill a rank's memory"
+        yield f"{sentence}."
+
+
+def _in_words(count: int) -> str:
+    """12.3 million · 1.5 billion"""
+    return f"{words.quantity(count / 1e9)} billion" if count >= 1e9 else f"{words.quantity(count / 1e6)} million"
 
 
 def _beyond(asked: Candidate, best: Candidate | None, search: Search) -> Iterator[str]:
@@ -220,12 +226,10 @@ def _beyond(asked: Candidate, best: Candidate | None, search: Search) -> Iterato
         quickest = fastest(others)
         if quickest and quickest.step and quickest.step.seconds * ALIKE < best.step.seconds:
             ratio = best.step.seconds / quickest.step.seconds
-            tf32 = "; torch.set_float32_matmul_precision('high') is between" if half == "bf16" else ""
-            yield (
-                f"In {half}, {best.strategy} is {ratio:.2g} times as fast{_arguments(quickest, asked)}, with other "
-                f"rounding{tf32}."
-            )
+            tf32 = "; TF32 (torch.set_float32_matmul_precision('high')) is in between" if half == "bf16" else ""
+            yield f"In {half}, {best.strategy} would be {ratio:.2g} times as fast{_arguments(quickest, asked)}{tf32}."
     yield from _fused(asked, search)
+    yield from _in_backward(asked, best, search)
     yield from _other_methods(asked, best, search)
 
 
@@ -236,6 +240,40 @@ def _fused(asked: Candidate, search: Search) -> Iterator[str]:
     held = worst(search.facts, asked.layout, on_gpu=False)[1].bytes
     if held <= search.device.usable_by(asked.ranks):
         yield f"AdamW(…, fused=True) in make_optimizer has no temporaries: with it {gib(held)} are held, which fits."
+
+
+def _in_backward(asked: Candidate, best: Candidate | None, search: Search) -> Iterator[str]:
+    """Which strategy would fit if gradients never existed together: the requested one, or any if nothing else does."""
+    if asked.fits or not asked.peak:
+        return
+    usable, on_gpu = search.device.usable_by(asked.ranks), not search.device.shared
+    for name in (asked.strategy, *(search.scripts if _offloads(best) else ())):
+        ranks = 1 if name == "single" else asked.ranks
+        parameters = own_parameters(search.scripts[name], asked.parameters)
+        layout = search.look(name, ranks, parameters | {"optimizer_in_backward": True}).layout
+        if layout is None or _needs_all_gradients(layout, parameters):
+            continue
+        usual = replace(layout, options=layout.options | {"optimizer_in_backward": False})
+        backward = [each for each in moments(search.facts, usual, on_gpu=on_gpu) if each.phase != "optimizer"]
+        largest = max(sum(unit.parameters) for unit in search.facts.units) * search.facts.itemsize
+        held = largest + max(each.bytes - each.categories.get("gradients", 0) for each in backward)
+        if held <= usable:
+            yield (
+                f"{name} with optimizer_in_backward=True frees each gradient as soon as its parameter is updated: it "
+                f"would then need about {gib(held)}, which fits."
+            )
+            return
+
+
+def _offloads(best: Candidate | None) -> bool:
+    """Whether nothing fits, or only with states in the host's memory."""
+    return best is None or bool(best.parameters.get("cpu_offload"))
+
+
+def _needs_all_gradients(layout: Layout, parameters: Mapping[str, Any]) -> bool:
+    """Whether the script refuses to update parameters during backward."""
+    late = parameters.get("clip") or parameters.get("warmup_steps") or parameters.get("lr_schedule") == "cosine"
+    return bool(late or layout.accumulate > 1 or layout.precision == "fp16" or layout.options.get("cpu_offload"))
 
 
 def _waits(one: Candidate) -> bool:
@@ -263,7 +301,7 @@ def _diloco(asked: Candidate, best: Candidate | None, search: Search) -> Iterato
 def _other_methods(asked: Candidate, best: Candidate | None, search: Search) -> Iterator[str]:
     """Methods that the comparison does not vary, or that labkit does not have, where they would decide."""
     facts, device = search.facts, search.device
-    if asked.peak and (best is None or best.parameters.get("cpu_offload")):
+    if asked.peak and not asked.fits and _offloads(best):
         held = asked.peak.categories
         states = sum(held.get(name, 0) for name in ("parameters", "gradients", "optimizer"))
         if 2 * states > asked.peak.bytes:

@@ -28,7 +28,7 @@ def ways(strategy: str, ranks: int, accumulate: int, box: int = BOX) -> Iterator
                 yield {"schedule": schedule} | more, (schedule, *words)
     elif strategy == "hybrid":
         if not any(_axes(ranks, box)):  # then it trains along one axis
-            yield {"tensor": 1, "pipeline": 1}, (f"{ranks} data",) if ranks > 1 else ()
+            yield {"tensor": 1, "pipeline": 1}, (f"{ranks} data ranks",) if ranks > 1 else ()
         for tensor, pipeline in _axes(ranks, box):
             count = max(accumulate, MICRO_BATCHES_A_STAGE * pipeline) if pipeline > 1 else accumulate
             more, words = _micro_batches(count, accumulate)

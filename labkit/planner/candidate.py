@@ -20,7 +20,7 @@ from labkit.record.units import gib
 from labkit.view.plan_tables import band
 from labkit.write import Script
 
-__all__ = ["MARGIN", "Candidate", "evaluate", "fastest", "held_by", "judged", "lacks", "unfit", "when"]
+__all__ = ["MARGIN", "Candidate", "evaluate", "fastest", "held_by", "judged", "lacks", "needs", "unfit", "when"]
 
 
 ALIKE = 1.05  # predicted times within this ratio are indistinguishable
@@ -64,7 +64,7 @@ class Candidate:
         return {
             "strategy": self.strategy,
             "ranks": f"{self.ranks:,}",
-            "holds": gib(self.peak.bytes) if self.peak else "n/a",
+            "memory": gib(self.peak.bytes) if self.peak else "n/a",
             "step": band(step.seconds, step.low, step.high) if step else "n/a",
             "verdict": self.remark,
         }
@@ -92,7 +92,7 @@ def judged(asked: Candidate, held: Peak, device: Device, speed_model: SpeedModel
     fits = held.bytes <= usable
     with_it = f" with {', '.join(asked.changes)}" if asked.changes else ""
     is_tight = fits and not device.shared and held.bytes > (1 - MARGIN) * usable
-    remark = f"fits{with_it}" if fits else f"holds {gib(held.bytes)} of {gib(usable)} {when(held)}{with_it}"
+    remark = f"fits{with_it}" if fits else f"{needs(held, usable)}{with_it}"
     remark += f", {1 - held.bytes / usable:.0%} to spare" if is_tight else ""
     step = speed_model(asked.layout) if speed_model and asked.layout else None
     return replace(asked, peak=held, step=step, fits=fits, remark=remark, is_tight=is_tight)
@@ -110,6 +110,11 @@ def fastest(candidates: Iterable[Candidate]) -> Candidate | None:
     least = min(map(_seconds, timed))
     alike = (one for one in timed if _seconds(one) <= ALIKE * least)
     return min(alike, key=lambda one: (simplicity(one.strategy), held_by(one)))
+
+
+def needs(held: Peak, usable: float) -> str:
+    """`needs 2.84 GiB of 14.24 GiB per rank (peak in forward)`"""
+    return f"needs {gib(held.bytes)} of {gib(usable)} per rank (peak {when(held)})"
 
 
 def when(held: Peak) -> str:

@@ -61,6 +61,10 @@ class Device:
         """Bytes for the tensors of each rank if `ranks` ranks use such devices."""
         return max(0, self.usable // -(-ranks // self.nodes) - self.outside) if self.shared else self.usable
 
+    def times(self, ranks: int) -> str:
+        """`8 x A100 80`, or `2 ranks of this machine` if they share it."""
+        return f"{ranks:,} rank{'s' if ranks > 1 else ''} of {self.name}" if self.shared else f"{ranks:,} x {self.name}"
+
     @property
     def has_fp8(self) -> bool:
         """Whether its tensor cores multiply in 8 bits: Ada, Hopper, Blackwell (NVIDIA's data sheets) and CDNA 3."""
@@ -339,12 +343,11 @@ def device_named(name: str | None) -> Device:
         return this_machine(hardware())
     if preset := _preset(name):
         return preset
-    known = {_plain(d.name): d.name for d in DEVICES}
+    known = {_plain(name): name for name in (*(d.name for d in DEVICES), *(service.title() for service in LENT))}
     matches = [d.name for d in DEVICES if d.name.lower().startswith(f"{_plain(name)} ")]
     near = get_close_matches(_plain(name), known, n=1, cutoff=0.0)[0]
     hint = f"use {' or '.join(matches)}" if matches else f"the closest name is {known[near]}"
-    names = ", ".join([*known.values(), *(service.title() for service in LENT), THIS_MACHINE])
-    raise LaunchError(f"unknown device {name!r}; {hint}. Known devices: {names}")
+    raise LaunchError(f"unknown device {name!r}; {hint}. Known devices: {', '.join([*known.values(), THIS_MACHINE])}")
 
 
 def devices_named(text: str | None) -> tuple[int | None, Device]:

@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from labkit.planner.alternatives import ways
-from labkit.planner.candidate import Candidate, evaluate, when
+from labkit.planner.candidate import Candidate, evaluate, needs
 from labkit.planner.data_sheets import Device
 from labkit.planner.model.facts import ModelFacts
 from labkit.planner.speed.speed_model import SpeedModel
 from labkit.planner.variants import own_parameters
-from labkit.record.units import gib
 from labkit.view import words
 from labkit.view.charts.bars import Bar
 from labkit.view.plan_tables import band
@@ -60,10 +59,9 @@ def verdict_of(candidate: Candidate, device: Device) -> tuple[str, str]:
     """("fits", "does not fit" or "impossible", one sentence) for the current setting."""
     if candidate.peak is None:
         return "impossible", candidate.remark
-    usable = gib(device.usable_by(candidate.ranks))
-    held = f"{candidate.strategy} on {candidate.ranks:,} x {device.name} holds {gib(candidate.peak.bytes)} of {usable}"
+    where = f"{candidate.strategy} on {device.times(candidate.ranks)}"
     step = candidate.step
     speed = f"; a step takes {band(step.seconds, step.low, step.high)}" if step else "; its speed is unknown"
     assumed = f" (assumed: {'; '.join(step.assumed)})" if step and step.assumed else ""
     verdict = "fits" if candidate.fits else "does not fit"
-    return verdict, f"{held} per rank {when(candidate.peak)}{speed}{assumed}"
+    return verdict, f"{where} {needs(candidate.peak, device.usable_by(candidate.ranks))}{speed}{assumed}"

@@ -168,8 +168,9 @@ class Plan:
         verdict = list(self.advice.sentences) if self.advice else []
         if self.advice and self.step is None and self.device.is_this_machine:
             verdict.append("To measure the step time on this machine, use labkit.plan(…, measure=True) or --measure.")
+        problems = [f"{problem[:1].upper()}{problem[1:]}." for problem in self.problems]
         if not self.peaks:
-            verdict = [f"{problem}." for problem in self.problems] + verdict
+            verdict = problems + verdict
         else:
             what = "Python and torch" if self.device.shared else "CUDA's context and NCCL, assumed"
             verdict.append(
@@ -182,12 +183,12 @@ class Plan:
                 f"A rank needs {gib(sum(self.states.values()))} of {gib(self.device.usable_by(self.ranks))} for its "
                 f"states alone ({each}); its activations need more, but that is unknown."
             )
-        verdict += [f"{problem}." for problem in self.problems] if self.peaks else []
+        verdict += problems if self.peaks else []
         rows = [row.row() for row in self.advice.rows] if self.advice else []
         steps = [row.step for row in self.advice.rows if row.step] if self.advice else []
         assumed = list(dict.fromkeys(text for step in steps for text in step.assumed))
         if self.layout.strategy in SHARDED:
             assumed.append(
-                f"buffers are freed as by torch {version('torch')}; 2.15 frees those of gathered parameters earlier"
+                f"buffers are freed as in torch {version('torch')}; 2.15 frees those of gathered parameters earlier"
             )
         return verdict, rows, assumed

@@ -202,7 +202,7 @@ def _about_facts(facts: ModelFacts, kind: Device) -> list[str]:
 def _about_peaks(facts: ModelFacts, layout: Layout, rank: int, formulas: Peak, rehearsed: Peak) -> list[str]:
     one_by_one = peak_of(facts, layout, rank)
     notes = _disagreement(facts, one_by_one, rehearsed)
-    if more := formulas.bytes - one_by_one.bytes:
+    if (more := formulas.bytes - one_by_one.bytes) > 0:
         notes.append(
             f"on a GPU torch's AdamW updates all parameters at once, so the formulas add {gib(more)} to the peak; "
             "the rehearsal updates one at a time, as with fused=True"

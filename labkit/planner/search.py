@@ -58,7 +58,8 @@ class Search:
             for ranks in _more_ranks(asked):
                 if self._with(asked, ranks, pile).fits:
                     candidate = self._pared(asked, ranks, pile, parts)
-                    needed = f"needs {ranks - asked.ranks:,} more ranks"
+                    more = ranks - asked.ranks
+                    needed = f"needs {more:,} more rank{'s' if more > 1 else ''}"
                     return [replace(candidate, remark=", ".join((needed, *candidate.changes[len(asked.changes) :])))]
         return []
 

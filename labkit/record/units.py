@@ -13,5 +13,5 @@ def gib(size: float | None) -> str:
         return "0"
     for unit, digits, name in ((2**30, 2, "GiB"), (2**20, 1, "MiB"), (2**10, 1, "KiB")):
         if size >= unit:
-            return f"{size / unit:.{digits}f} {name}"
+            return f"{size / unit:,.{digits}f} {name}"
     return f"{size:.0f} B"

@@ -24,12 +24,12 @@ def test_a_move_changes_the_prediction_and_run_lays_the_measurement_over_it(note
     before = notebook.output(0).locator("svg[role=img]").get_attribute("aria-label")
 
     choose(notebook, "strategy", "fsdp")
-    notebook.wait_for_text(0, "fsdp on 2 x T4 holds", 10)
+    notebook.wait_for_text(0, "fsdp on 2 x T4 needs", 10)
     notebook.output(0).locator(".widget-dropdown", has_text="reshard").wait_for(timeout=10_000)
     choose(notebook, "precision", "bf16")
     notebook.wait_for_text(0, "T4 does not support bf16", 10)
     choose(notebook, "device", "A100 40")
-    notebook.wait_for_text(0, "fsdp on 2 x A100 40 holds", 10)
+    notebook.wait_for_text(0, "fsdp on 2 x A100 40 needs", 10)
     assert notebook.output(0).locator("svg[role=img]").get_attribute("aria-label") != before
     notebook.picture("panel-moved")
 

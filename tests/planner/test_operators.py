@@ -71,6 +71,14 @@ def test_views_do_nothing_and_an_elementwise_operator_reads_and_writes():
     assert (relu.kind, relu.flops, relu.bytes) == ("memory", 0, 2 * B * C * 4)
 
 
+def test_tracing_a_step_keeps_no_output_alive_that_its_operation_saved():
+    with UnitTracker([]) as tracker:
+        output = torch.relu(torch.ones(B, C, requires_grad=True))  # without a backward that would free what it saved
+        alive = tracker.alive(output)
+        del output
+        assert not alive()
+
+
 def kept(model, x):
     """Bytes that forward keeps, each storage once."""
     storages = {}

@@ -44,6 +44,7 @@ def profile(elements, saved, itemsize, tokens):
         cached=0,
         between=ByteCount(),
         backward=(Moment(kept, kept, 0), Moment(ByteCount(gradients, 0), ByteCount(), gradients)),
+        backward_in_stage=(Moment(kept, kept, 0), Moment(ByteCount(gradients, 0), ByteCount(), gradients)),
         work=(
             Work("matmul", "forward", ByteCount(0, flops), ByteCount(), 1),
             Work("matmul", "backward", ByteCount(0, 2 * flops), ByteCount(), 1),
@@ -160,9 +161,9 @@ def test_what_fits_is_said_and_the_fastest_of_it_is_chosen(ddp):
     assert found.asked.remark.startswith("fits")
     assert found.best.fits
     assert found.best.step.seconds <= ALIKE * min(r.step.seconds for r in found.rows if r.fits and r.ranks <= 2)
-    assert "ddp on 2 x T4 holds" in found.sentences[0]
+    assert "ddp on 2 x T4 needs" in found.sentences[0]
     assert found.sentences[0].endswith("fits.")
-    assert found.sentences[1].startswith(f"Fastest that fits, within 5%: {found.best.name}")
+    assert found.sentences[1].startswith(f"Fastest that fits: {found.best.name}")
 
 
 @pytest.mark.parametrize(
@@ -295,12 +296,13 @@ def test_what_is_said_of_the_times_is_what_they_are(strategy, batch):
     for each in (r for r in found.rows if r.fits and r.ranks <= 2 and ": the choice" not in r.remark):
         ratio, text = each.step.seconds / least, each.remark.partition("; ")[2].partition(",")[0]
         if "% faster" in text:
-            assert int(text.partition("%")[0]) == round(100 / ratio - 100) > 0
+            assert int(text.partition("%")[0]) == round(100 / ratio - 100)
+            assert each.strategy == "fsdp1"  # superseded
         elif "times" in text:
             assert ratio > ALIKE
         else:
-            assert text == "as fast"
-            assert 0.994 < ratio <= ALIKE
+            assert text == "about as fast"
+            assert 1 / ALIKE <= ratio <= ALIKE
         if ratio <= ALIKE and each.strategy not in ("fsdp1", found.best.strategy):
             alike.add(each.strategy)
     assert ("within 5%" in found.sentences[1]) == bool(alike)
@@ -381,7 +383,9 @@ def test_a_hybrid_uses_two_axes_at_least(ranks, axes):
         assert sum(size > 1 for size in sizes) >= 2
 
 
-@pytest.mark.parametrize(("ranks", "words"), [(1, "fits"), (2, "fits with 2 data"), (3, "fits with 3 data")])
+@pytest.mark.parametrize(
+    ("ranks", "words"), [(1, "fits"), (2, "fits with 2 data ranks"), (3, "fits with 3 data ranks")]
+)
 def test_a_hybrid_on_ranks_that_do_not_split_two_ways_is_the_same_wherever_it_is_shown(ddp, ranks, words):
     facts, batch = decoder(), {"global_batch_size": 12}
     beside = row(advice(facts, ddp, ranks, **batch), "hybrid")
@@ -514,6 +518,18 @@ def test_ranks_that_cannot_divide_the_experts_are_refused(ranks, expert_ranks, s
     layout = layout_of(script, ranks, {"expert_ranks": expert_ranks, "global_batch_size": 16 * ranks})
 
     assert refusal(replace(facts, units=tuple(units)), layout) == says
+
+
+def test_updates_in_backward_are_named_if_what_does_not_fit_would_fit_without_gradients_together():
+    facts, said = decoder(width=2048, layers=20, saved=1_000_000), "single with optimizer_in_backward=True"
+    asked = {"global_batch_size": 8}
+
+    sentences = advice(facts, Script.load("single"), 1, **asked).sentences
+    assert any(each.startswith(said) and each.endswith("which fits.") for each in sentences)
+    for more in ({"clip": 1.0}, {"accumulate": 2}, {"precision": "fp16"}, {"optimizer": "muon"}):
+        assert said not in "".join(advice(facts, Script.load("single"), 1, **asked, **more).sentences)
+    assert said not in "".join(advice(decoder(), Script.load("single"), 1).sentences)
+    assert said not in "".join(advice(decoder(width=9000, layers=8), Script.load("single"), 1).sentences)
 
 
 def test_expert_parallelism_is_named_if_nothing_fits():

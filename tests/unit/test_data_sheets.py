@@ -56,6 +56,11 @@ def test_an_unknown_device_is_refused_with_the_nearest_and_all_there_are(name):
         device_named(name)
 
 
+def test_a_service_is_named_if_it_is_the_nearest():
+    with pytest.raises(LaunchError, match="closest name is Kaggle"):
+        device_named("Kaggel")
+
+
 def test_a_name_of_two_devices_is_not_guessed():
     with pytest.raises(LaunchError, match="use A100 40 or A100 80"):
         device_named("A100")

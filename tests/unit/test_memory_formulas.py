@@ -36,6 +36,10 @@ def profile(parameters, itemsize=4, *, kept=KEPT):
             Moment(ByteCount(gradients, kept + 2 * OUT), ByteCount(0, kept), 0),
             Moment(ByteCount(0, 2 * OUT), ByteCount(), gradients),
         ),
+        backward_in_stage=(
+            Moment(ByteCount(gradients, kept + OUT), ByteCount(0, kept), 0),
+            Moment(ByteCount(0, OUT), ByteCount(), gradients),
+        ),
     )
 
 

@@ -157,7 +157,7 @@ def test_the_memory_table_says_how_far_ways_are_apart_in_parts_of_the_whole():
 def test_a_plan_is_told_as_text_from_the_verdict_to_the_assumptions():
     peaks = {"formulas": Peak(8 * GIB, "loss", "", HELD)}
     text = plan_text(
-        ["it fits."], peaks, [{"strategy": "ddp", "holds": "8.00 GiB", "verdict": "fits"}], ["40% of peak"]
+        ["it fits."], peaks, [{"strategy": "ddp", "memory": "8.00 GiB", "verdict": "fits"}], ["40% of peak"]
     )
 
     assert text.splitlines()[0] == "it fits."

@@ -200,7 +200,7 @@ def _pipeline(ledger: Ledger, facts: ModelFacts, layout: Layout, rank: int, size
     ledger.held["optimizer"] = adamw_state(stepped, size)
     schedule = layout.options["schedule"]
     order = actions(schedule, layout.pipeline, pipeline_rank, mine, layout.accumulate)
-    pipelined(ledger, stages, order, layout.micro_batch, layout.accumulate, sent_late=schedule == "1F1B")
+    pipelined(ledger, stages, order, layout.micro_batch, layout.accumulate, schedule)
     return stepped
 
 

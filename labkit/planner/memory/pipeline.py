@@ -2,7 +2,9 @@
 
 Source: torch/distributed/pipelining/stage.py of torch 2.13: receive buffers for all micro-batches are made once
 (_setup_forward_recv_info, _create_grad_recv_info); a stage's output is held until its backward (fwd_cache), that of the
-last stage until the next step (output_chunks), and all of them are concatenated at the end (_merge_outputs).
+last stage until the next step (output_chunks), and all of them are concatenated at the end (_merge_outputs). Schedules
+for several stages per rank hold what they send until the end of the step (schedules.py, send_ops); two stages of the
+same rank share tensors instead (set_local_fwd_input, set_local_bwd_input).
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from labkit.planner.layout import SCHEDULES_LOOPED, SCHEDULES_THERE_AND_BACK
 from labkit.planner.memory.ledger import Keeper, Ledger, backward, forward, note
 from labkit.planner.model.facts import ByteCount, Moment, Profile
 from labkit.planner.speed.schedules import Action
@@ -32,31 +35,47 @@ class Stage:
 
 
 def pipelined(
-    ledger: Ledger, stages: dict[int, Stage], order: Sequence[Action], samples: int, count: int, *, sent_late: bool
+    ledger: Ledger, stages: dict[int, Stage], order: Sequence[Action], samples: int, count: int, schedule: str
 ) -> None:
-    """Record the moments of a step with `count` micro-batches of `samples` in this order. `sent_late`: 1F1B sends an
-    input's gradient together with the next receive and holds it until the next backward ends.
+    """Record the moments of a step with `count` micro-batches of `samples` in this order. 1F1B sends an input's
+    gradient together with the next receive and holds it until the next backward ends, and the output that its warm-up
+    sent last until the step ends.
     """
-    held = ledger.held
+    held, sent = ledger.held, {"activations": 0, "temporary": 0}
+    keeps_sent = schedule in (*SCHEDULES_LOOPED, *SCHEDULES_THERE_AND_BACK)
+    warm_up = next(place for place, (what, *_) in enumerate(order) if what != "F")
     for stage in stages.values():
         if not stage.first:
             held["activations"] += count * stage.profiles[0].input.at(samples)
         if not stage.loss:
             held["temporary"] += count * stage.profiles[-1].output.at(samples)
     begun: set[int] = set()
-    for what, number, _ in order:
+    for what, number, micro_batch in order:
         stage = stages[number]
+        output = stage.profiles[-1].output.at(samples)
+        gradient = 0 if number - 1 in stages else _received(stage, samples)
         if what == "F":
             _forward(ledger, stage, samples)
+            if number + 1 in stages:  # it replaces the next stage's receive buffer
+                held["activations"] -= output
         elif what == "I" and not stage.first:
             _input_gradients(ledger, stage, samples)
+            held["temporary"] += gradient  # until the next step
         elif what != "I":  # the first stage has no input gradients
             stage.keeper.begin(first=number not in begun, last=False)
             half = what == "W" and not stage.first
             (_weight_gradients if half else _backward)(ledger, stage, samples)
-            if sent_late and number not in begun:
-                held["temporary"] += _received(stage, samples)
+            if number + 1 not in stages and not stage.loss:
+                held["activations"] -= output
+                if keeps_sent or (schedule == "1F1B" and micro_batch == warm_up - 2):
+                    sent["activations"] += output
+                    held["activations"] += output
+            if not half and (keeps_sent or (schedule == "1F1B" and number not in begun)):
+                sent["temporary"] += gradient
+                held["temporary"] += gradient
             begun.add(number)
+    for category, size in sent.items():
+        held[category] -= size
     for stage in stages.values():
         stage.keeper.end_of_step()
         if stage.loss:
@@ -78,16 +97,14 @@ def _forward(ledger: Ledger, stage: Stage, samples: int) -> None:
 
 def _backward(ledger: Ledger, stage: Stage, samples: int) -> None:
     held, last = ledger.held, stage.profiles[-1]
+    if not stage.loss:
+        last = replace(last, backward=last.backward_in_stage)
+    elif last.keeps_output:  # the stage holds it
+        last = replace(last, backward=tuple(_without(moment, last.output) for moment in last.backward))
     if stage.loss:
         _backward_of_loss(ledger, stage.loss, stage.wide, samples)
-    else:  # the gradient of the output is in the receive buffer
-        last = replace(last, backward=tuple(_without(moment, last.output) for moment in last.backward))
-    if last.keeps_output:  # the stage holds it
-        last = replace(last, backward=tuple(_without(moment, last.output, kept=True) for moment in last.backward))
     backward(ledger, stage.keeper, stage.names, [*stage.profiles[:-1], last], samples)
     held["activations"] += _kept(stage, samples)
-    if not stage.loss:
-        held["activations"] -= stage.profiles[-1].output.at(samples)
 
 
 def _backward_of_loss(ledger: Ledger, loss: Profile, wide: bool, samples: int) -> None:
@@ -99,15 +116,17 @@ def _backward_of_loss(ledger: Ledger, loss: Profile, wide: bool, samples: int) -
 
 def _input_gradients(ledger: Ledger, stage: Stage, samples: int) -> None:
     """The first half of a backward: it frees nothing and adds what the weight gradients need."""
-    held = ledger.held
+    held, loss = ledger.held, _saved(stage.loss, samples) if stage.loss else 0
     if stage.loss:
         _backward_of_loss(ledger, stage.loss, stage.wide, samples)
+    held["activations"] += loss  # until the last input's gradient is computed
     for unit, name in reversed([*enumerate(stage.names)]):
         profile = stage.profiles[unit]
-        most = max(moment.held.per_sample - moment.kept.per_sample for moment in profile.backward)
+        moments = profile.backward if stage.loss or unit < len(stage.names) - 1 else profile.backward_in_stage
+        most = max(moment.held.per_sample - moment.kept.per_sample for moment in moments)
         ledger.note("backward", f"gradients of the inputs of {name}", temporary=samples * most)
         held["temporary"] += profile.between.at(samples)
-    held["temporary"] += _received(stage, samples)  # the gradient is held until the next step
+    held["activations"] -= loss
 
 
 def _weight_gradients(ledger: Ledger, stage: Stage, samples: int) -> None:
@@ -121,8 +140,6 @@ def _weight_gradients(ledger: Ledger, stage: Stage, samples: int) -> None:
         held["temporary"] -= profile.between.at(samples)
         stage.keeper.after_backward(unit, 0)
     held["activations"] += _kept(stage, samples)
-    if not stage.loss:
-        held["activations"] -= stage.profiles[-1].output.at(samples)
 
 
 def _saved(loss: Profile, samples: int) -> int:
@@ -139,10 +156,10 @@ def _kept(stage: Stage, samples: int) -> int:
     return _received(stage, samples) if stage.profiles[0].keeps_input else 0
 
 
-def _without(moment: Moment, line: ByteCount, *, kept: bool = False) -> Moment:
-    """The moment without these bytes, which autograd keeps or not."""
+def _without(moment: Moment, line: ByteCount) -> Moment:
+    """The moment without these bytes, which autograd keeps."""
 
     def less(count: ByteCount) -> ByteCount:
         return ByteCount(count.fixed - line.fixed, count.per_sample - line.per_sample)
 
-    return moment._replace(held=less(moment.held), kept=less(moment.kept) if kept else moment.kept)
+    return moment._replace(held=less(moment.held), kept=less(moment.kept))

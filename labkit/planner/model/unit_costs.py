@@ -66,16 +66,18 @@ class _Source(torch.autograd.Function):
 
 
 class _Sink(torch.autograd.Function):
-    """Consumes a unit's output and makes its gradient in backward, as the next unit would."""
+    """Consumes a unit's output and makes its gradient in backward, as the next unit would; `made` is told of it."""
 
     @staticmethod
-    def forward(ctx: Any, y: torch.Tensor, anchor: torch.Tensor) -> torch.Tensor:
-        ctx.flow, ctx.samples = Flow.of(y), len(y)
+    def forward(ctx: Any, y: torch.Tensor, anchor: torch.Tensor, made: Callable[[torch.Tensor], None]) -> torch.Tensor:
+        ctx.flow, ctx.samples, ctx.made = Flow.of(y), len(y), made
         return anchor.view(())
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return ctx.flow.make(ctx.samples), None
+    def backward(ctx: Any, _: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        gradient: torch.Tensor = ctx.flow.make(ctx.samples)
+        ctx.made(gradient)
+        return gradient, None, None
 
 
 class UnitTracker(Tracker):
@@ -84,6 +86,7 @@ class UnitTracker(Tracker):
     def __init__(self, parameters: Iterable[torch.Tensor]):
         super().__init__()
         self.settled: list[tuple[int, int, int]] = []  # after which event, bytes held so far, bytes of gradients
+        self.of_stage: set[int] = set()  # storages that a stage holds if this is its last unit
         self.operators: list[Operator] = []
         self._parameters = list(parameters)
         self.mark(self._parameters, "parameters")
@@ -115,6 +118,10 @@ class UnitTracker(Tracker):
         storage = weakref.ref(tensor.untyped_storage())
         return lambda: storage() is not None
 
+    def hold_in_stage(self, tensor: torch.Tensor) -> None:
+        """The tensor is the output of the unit or its gradient."""
+        self.of_stage |= {self._number_of(storage, before=True) for storage in self._storages_in([tensor])}
+
     def settle(self, parameter: torch.Tensor) -> None:
         """Hook that is called when this parameter's gradient is complete."""
         gradient = parameter.grad
@@ -124,11 +131,13 @@ class UnitTracker(Tracker):
         size = local.numel() * local.element_size()
         self.settled.append((self.now, bytes_ + local.untyped_storage().nbytes(), total + size))
 
-    def levels(self) -> list[tuple[int, int, int]]:
-        """After each event: bytes held except complete gradients, bytes kept for backward, bytes of gradients."""
+    def levels(self, *, in_stage: bool = False) -> list[tuple[int, int, int]]:
+        """After each event: bytes held except complete gradients, bytes kept for backward, bytes of gradients.
+        `in_stage`: without what a stage holds."""
         kept = CATEGORIES.index("activations")
-        held = [*accumulate(size for _, size, _, _ in self._events)]
-        activations = [*accumulate(size * (self._categories[number] == kept) for number, size, _, _ in self._events)]
+        events = [(n, 0 if in_stage and n in self.of_stage else size) for n, size, _, _ in self._events]
+        held = [*accumulate(size for _, size in events)]
+        activations = [*accumulate(size * (self._categories[number] == kept) for number, size in events)]
         levels, done = [], [(0, 0, 0), *self.settled]
         for event, (all_of_it, of_it) in enumerate(zip(held, activations, strict=True), 1):
             while len(done) > 1 and done[1][0] < event:
@@ -139,6 +148,7 @@ class UnitTracker(Tracker):
 
 class _Run(NamedTuple):
     levels: list[tuple[int, int, int]]
+    in_stage: list[tuple[int, int, int]]
     forward: int  # number of events until the unit has its output
     backward: int  # number of events until backward starts
     cached: int
@@ -188,6 +198,7 @@ def profile(
         cached=few.cached,
         between=_line(few.between, more.between),
         backward=_moments([run.levels[run.backward :] for run in runs]),
+        backward_in_stage=_moments([run.in_stage[run.backward :] for run in runs]),
         work=work_of(few.operators, more.operators, SAMPLES),
     )
     return Computed(profile, few.out, few.trained)
@@ -224,7 +235,8 @@ def _run(
             y = compute(take, *beside[0])
             forward, inside = ledger.now, ledger.held
         cached, out, output = inside - ledger.held, Flow.of(y), ledger.alive(y)
-        end = _Sink.apply(y, anchor) if y.dim() else y  # type: ignore[no-untyped-call]
+        ledger.hold_in_stage(y)
+        end = _Sink.apply(y, anchor, ledger.hold_in_stage) if y.dim() else y  # type: ignore[no-untyped-call]
         del y
         backward, keeps_input, keeps_output = ledger.now, input_(), output()
         saved = ledger.held - (samples * out.bytes if keeps_output else 0)  # the next unit counts its input
@@ -238,6 +250,7 @@ def _run(
         p.grad = None
     return _Run(
         ledger.levels(),
+        ledger.levels(in_stage=True),
         forward,
         backward,
         cached,

@@ -151,7 +151,7 @@ class Tracker(TorchDispatchMode):
 
     def _saved(self, tensor: torch.Tensor) -> torch.Tensor:
         self.mark([tensor], "activations")
-        return tensor
+        return tensor.detach()  # an output that its own operation saved would keep that operation, and itself, alive
 
     def _storages_in(self, values: Any) -> Iterator[Any]:
         for tensor in _tensors_in(values):
