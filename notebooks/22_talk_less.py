@@ -1,0 +1,140 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 22 · Talk less: training over a slow link
+#
+# **You will be able to** compress DDP's gradients or average replicas only now and then, say how many bytes each way
+# sends and what it costs in loss, and up to which bandwidth it pays. **20 minutes. You need** labs 03 and 12.
+#
+# DDP sends all gradients in every step, behind backward. When the link is slower than backward, every rank waits. There
+# are two ways out, and neither trains exactly what DDP trains: send each gradient in fewer bytes (**compression**), or
+# send less often (**local SGD**, **DiLoCo**): the replicas train alone for a round of steps and are then averaged.
+
+# %% tags=["parameters"]
+nproc_per_node: int = 2  # ranks
+steps: int = 152  # bytes are counted in all but the first two
+seeds: int = 3  # each way trains once from each of them
+
+# %%
+from functools import cache
+from statistics import median
+
+import labkit
+from labkit.lessons import Lesson, defined, draw, sized
+from labkit.lessons.sending import noting_bytes, sent_in_a_step
+from labkit.lessons.slow_links import break_even, difference_curves, differences, timeline, validation_losses
+
+lab, N = Lesson("22_talk_less", ranks=nproc_per_node), nproc_per_node
+ways = {
+    "DDP": ("ddp", {}),
+    "int8": ("ddp", {"compress": "int8"}),
+    "PowerSGD": ("ddp", {"compress": "powersgd", "powersgd_rank": 1}),
+    "local SGD": ("diloco", {"outer_lr": 1, "outer_momentum": 0}),
+    "DiLoCo": ("diloco", {}),
+}
+timeline(20, moving=True)
+
+# %% [markdown]
+# ## Your predictions
+#
+# **int8**: every rank sends its gradients in 8 bits instead of 32 to all others. **PowerSGD** of rank 1: of each matrix,
+# two vectors whose product comes close to it. Both add what they left out to the next step's gradient. **Local SGD**:
+# rounds of 10 steps, then the mean of the replicas. **DiLoCo** takes what a round has changed, averaged, as a gradient,
+# and makes a step of SGD with momentum.
+
+# %%
+by_way = {name: float(number) for number, name in enumerate(ways)}
+share = lab.ask("int8: bytes sent over DDP's", default=25, unit="%")
+rank_1 = lab.ask("PowerSGD: bytes sent over DDP's", default=1, unit="%")
+worst = lab.ask("the way whose loss ends furthest above DDP's", default=by_way["DiLoCo"], options=by_way)
+pays = lab.ask("DiLoCo: Gbit/s of the network up to which its step is 5% shorter", default=10)
+
+# %% [markdown]
+# ## Run all of them
+#
+# A small decoder over bytes, two ranks, the same samples in the same order for every way. An all-reduce of S bytes costs
+# 2 (N − 1) S over all ranks, a gather that gives S everywhere (N − 1) S. Of a matrix of n × m numbers PowerSGD sends
+# n + m, if that is less than half; everything else whole.
+
+# %%
+scripts = {name: noting_bytes(sized(labkit.Script.load(name), width=32, layers=2)) for name in ("ddp", "diloco")}
+shapes = [p.shape for p in defined(scripts["ddp"], "model").Model().parameters()]
+sizes = [(shape.numel(), shape[0] + shape.numel() // shape[0]) for shape in shapes]
+P = 4 * sum(numbers for numbers, _ in sizes)  # bytes of the gradients
+factors = 4 * sum(ends if 2 * ends < numbers else numbers for numbers, ends in sizes)
+sent = {"DDP": 2 * P, "int8": N * (P / 4 + 4 * len(sizes)), "PowerSGD": 2 * factors}
+sent = {way: (N - 1) * bytes for way, bytes in (sent | dict.fromkeys(("local SGD", "DiLoCo"), 2 * P / 10)).items()}
+if lab.counts_bytes:
+    lab.predict_each({f"{way}: sent by all ranks in a step": bytes for way, bytes in sent.items()}, "B", within=0.03)
+    lab.predict_each({share: sent["int8"] / sent["DDP"], rank_1: sent["PowerSGD"] / sent["DDP"]}, "%", within=0.03)
+lab.predict(worst, by_way["PowerSGD"])
+most = {"int8": 0.03, "local SGD": 0.06, "DiLoCo": 0.1}
+lab.predict_each({f"{way}: median loss above DDP's": bound for way, bound in most.items()}, how="at most")
+runs, options = {}, {"steps": steps, "global_batch_size": 16, "validate_every": 30}
+for way, (strategy, own) in ways.items():
+    runs[way] = {seed: lab.launch(scripts[strategy], seed=seed, **own, **options) for seed in range(seeds)}
+
+# %%
+apart = differences({way: {s: validation_losses(run) for s, run in each.items()} for way, each in runs.items()}, "DDP")
+last = {way: median(by_step[steps]) for way, by_step in apart.items()}
+lab.measure(worst, by_way[max(last, key=last.get)])
+lab.measure_each({f"{way}: median loss above DDP's": last[way] for way in most})
+if lab.counts_bytes:
+    seen = {way: sent_in_a_step(each[0], N, steps, after=2) for way, each in runs.items()}
+    lab.measure_each({f"{way}: sent by all ranks in a step": bytes for way, bytes in seen.items()})
+    lab.measure_each({share: seen["int8"] / seen["DDP"], rank_1: seen["PowerSGD"] / seen["DDP"]})
+    display(draw.bars(seen, sent, unit="B", title="sent by all ranks in a step"))
+difference_curves(apart, f"test loss above DDP's from the same seed: median and range of {seeds} seeds")
+
+# %% [markdown]
+# ## Why
+#
+# **Compression** changes each step's gradient, and what a step left out comes one step later. int8 leaves out little.
+# Two vectors of a matrix are not enough for a small model early in training; a higher rank is. **Local SGD and DiLoCo**
+# send whole numbers, but replicas drift apart within a round, and the mean of their weights is not what one model
+# trained on all of their samples would be. The curves say what this small model lost in its first 152 steps, not what
+# yours will: compare after the same number of samples, with several seeds, before you trust any of them.
+#
+# Compressed gradients still hide behind backward. An average of weights cannot: it needs the last step's result. Move
+# the slider: seconds that all gradients take, if forward takes one and backward two.
+
+# %%
+lab.explore(timeline, send=[1, 5, 20, 40])
+
+# %% [markdown]
+# ## Where does it pay?
+#
+# Where DDP waits: on a network that needs longer for W bytes than backward takes. A transformer of 0.4 billion
+# parameters on two hosts of eight A100, by the planner. Move the slider: Gbit/s of a host's network.
+
+
+# %%
+hosts = {"device": "A100 40", "nproc_per_node": 8, "nodes": 2, "precision": "bf16", "global_batch_size": 128}
+medium = {"vocabulary": 50257, "context": 512, "width": 1024, "heads": 16, "layers": 24}
+large = {name: sized(labkit.Script.load(name), **medium) for name in ("ddp", "diloco")}
+
+
+@cache
+def planned(way, network):
+    strategy, own = ways[way]
+    return labkit.plan(large[strategy], network=network * 1e9, **own, **hosts)
+
+
+def steps_at(network):
+    return draw.bars(predicted={way: planned(way, network).step.parts for way in ways}, unit="s", title="a step, planned")
+
+
+lab.explore(steps_at, network=[1, 10, 25, 100, 400])
+ddp = planned("DDP", 25)
+computing = ddp.step.parts["computation"]
