@@ -25,6 +25,7 @@
 nproc_per_node: int = 2  # ranks
 steps: int = 152  # bytes are counted in all but the first two
 seeds: int = 3  # each way trains once from each of them
+plans: bool = True  # plan a model of 405 million parameters on two hosts, too
 
 # %%
 from functools import cache
@@ -115,26 +116,58 @@ lab.explore(timeline, send=[1, 5, 20, 40])
 # %% [markdown]
 # ## Where does it pay?
 #
-# Where DDP waits: on a network that needs longer for W bytes than backward takes. A transformer of 0.4 billion
-# parameters on two hosts of eight A100, by the planner. Move the slider: Gbit/s of a host's network.
+# Where DDP waits: on a network that needs longer for W bytes than backward takes. Below: 405 million parameters on two
+# hosts of eight A100, planned. Move the slider: Gbit/s of each host's network.
 
 
 # %%
-hosts = {"device": "A100 40", "nproc_per_node": 8, "nodes": 2, "precision": "bf16", "global_batch_size": 128}
 medium = {"vocabulary": 50257, "context": 512, "width": 1024, "heads": 16, "layers": 24}
-large = {name: sized(labkit.Script.load(name), **medium) for name in ("ddp", "diloco")}
+larger = {name: sized(labkit.Script.load(name), **medium) for name in ("ddp", "diloco")}
+hosts = {"device": "A100 40", "nproc_per_node": 8, "nodes": 2, "precision": "bf16", "global_batch_size": 128}
 
 
 @cache
-def planned(way, network):
+def step(way, network):
     strategy, own = ways[way]
-    return labkit.plan(large[strategy], network=network * 1e9, **own, **hosts)
+    return labkit.plan(larger[strategy], network=network * 1e9, **own, **hosts).step
 
 
 def steps_at(network):
-    return draw.bars(predicted={way: planned(way, network).step.parts for way in ways}, unit="s", title="a step, planned")
+    return draw.bars(predicted={way: step(way, network).parts for way in ways}, unit="s", title="a step, planned")
 
 
-lab.explore(steps_at, network=[1, 10, 25, 100, 400])
-ddp = planned("DDP", 25)
-computing = ddp.step.parts["computation"]
+if plans:
+    lab.explore(steps_at, network=[1, 10, 25, 100, 400])
+    parts = step("DDP", 100).parts
+    computing = sum(seconds for name, seconds in parts.items() if name != "communication")
+    lab.calculated(pays, break_even(lambda network: step("DDP", network).seconds / step("DiLoCo", network).seconds))
+lab.score()
+
+# %% [markdown]
+# ## On 2 × T4 and 8 × A100
+#
+# The same model in one box. Two T4 share PCIe, eight A100 have NVLink.
+
+# %%
+if plans:
+    chosen = {"DDP": larger["ddp"], "DDP, fp16": (larger["ddp"], {"compress": "fp16"}), "DiLoCo": larger["diloco"]}
+    display(lab.plans(chosen, global_batch_size=8))
+
+# %% [markdown]
+# ## Try this
+#
+# 1. `nproc_per_node = 4`: int8 sends to each of the others. Does it still send a quarter of DDP's bytes?
+#    <details><summary>Answer</summary>ANSWER</details>
+# 2. `"powersgd_rank": 4`: what does the loss gain, and what do the bytes cost?
+#    <details><summary>Answer</summary>ANSWER</details>
+# 3. Rounds of 50 steps: `"DiLoCo": ("diloco", {"sync_every": 50})`, and the same for local SGD. Which of them suffers?
+#    <details><summary>Answer</summary>ANSWER</details>
+#
+# ## Sources
+#
+# Douillard et al., *DiLoCo* (arXiv 2311.08105). Stich, *Local SGD Converges Fast and Communicates Little* (arXiv
+# 1805.09767). Vogels et al., *PowerSGD* (arXiv 1905.13727). Seide et al., *1-Bit Stochastic Gradient Descent* (Interspeech
+# 2014): adding to the next gradient what was left out.
+
+# %%
+lab.check()
