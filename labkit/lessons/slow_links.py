@@ -3,15 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from statistics import median
+from typing import Any
 
 from labkit.lessons.draw.curves import curves
 from labkit.lessons.draw.lanes import lanes
 from labkit.lessons.draw.picture import Picture
+from labkit.planner.data_sheets import device_named
+from labkit.planner.layout import layout_of
+from labkit.planner.model.facts import facts_of
+from labkit.planner.speed.speed_model import SpeedModel
+from labkit.planner.speed.step_time import StepTime
 from labkit.record.measured.spans import WAITING, Span
 from labkit.run import Run
+from labkit.write import Script
 
-__all__ = ["break_even", "difference_curves", "differences", "timeline", "validation_losses"]
+__all__ = [
+    "at_the_end",
+    "between_hosts",
+    "break_even",
+    "difference_curves",
+    "differences",
+    "timeline",
+    "validation_losses",
+]
 
 STEPS, FORWARD, BACKWARD = 8, 1.0, 2.0
 Losses = Mapping[str, Mapping[int, Mapping[int, float]]]  # by way and seed: the test loss by step
@@ -57,11 +73,35 @@ def difference_curves(by_way: Mapping[str, Mapping[int, list[float]]], title: st
     return curves(medians, title, ranges=ranges)
 
 
+def at_the_end(by_way: Mapping[str, Mapping[int, list[float]]]) -> dict[str, float]:
+    """The median over seeds after the last step."""
+    return {way: median(steps[max(steps)]) for way, steps in by_way.items()}
+
+
+def between_hosts(
+    ways: Mapping[str, tuple[Script, Mapping[str, Any]]], device: str, nodes: int, **parameters: Any
+) -> Callable[[float], dict[str, StepTime | None]]:
+    """A function of the hosts' bandwidth in Gbit/s: the planner's step time of each way, a script with options of its
+    own besides `parameters`. All of them train the same model on full hosts."""
+    kind = device_named(device)
+    ranks = nodes * kind.box
+    layouts = {way: layout_of(script, ranks, {**parameters, **own}) for way, (script, own) in ways.items()}
+    script, _ = next(iter(ways.values()))
+    facts = facts_of(script, parameters, on_gpu=True)
+
+    def steps(bandwidth: float) -> dict[str, StepTime | None]:
+        speed_model = SpeedModel(
+            script, facts, replace(kind, nodes=nodes, network=bandwidth * 1e9 / 8), ranks, parameters
+        )
+        return {way: speed_model(layout) for way, layout in layouts.items()}
+
+    return steps
+
+
 def break_even(speedup: Callable[[float], float], least: float = 1.05) -> float:
-    """The highest bandwidth in Gbit/s, to 5%, at which `speedup(bandwidth)`, which falls, is above `least`: between 0.1
-    and 10,000."""
+    """The bandwidth in Gbit/s, between 0.1 and 10,000, at which `speedup(bandwidth)` falls to `least`, to 1%."""
     low, high = 0.1, 10_000.0
-    while high / low > 1.05:
+    while high / low > 1.01:
         middle = (low * high) ** 0.5
         low, high = (middle, high) if speedup(middle) > least else (low, middle)
     return low

@@ -135,8 +135,8 @@ def test_compressed_gradients_hide_behind_backward_and_an_average_of_weights_doe
     assert [float(end[1]) for end in ends] == [8 * 3 + 1, 8 * (1 + 20)]
 
 
-def test_the_break_even_is_where_the_speed_up_falls_below_the_least():
-    assert break_even(lambda bandwidth: 1 + 5 / bandwidth) == pytest.approx(100, rel=0.05)
+def test_the_break_even_is_where_the_speed_up_falls_to_the_least():
+    assert break_even(lambda bandwidth: 100 / bandwidth, least=2) == pytest.approx(50, rel=0.01)
 
 
 def test_what_a_cell_defines_can_be_tried_without_ranks():
