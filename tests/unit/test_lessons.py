@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import math
-import re
 import sys
 import xml.etree.ElementTree as ElementTree
 from types import SimpleNamespace
@@ -131,8 +130,8 @@ def test_a_loss_is_compared_with_that_of_the_same_seed():
 
 def test_compressed_gradients_hide_behind_backward_and_an_average_of_weights_does_not():
     """One forward is 1, backward 2; eight steps."""
-    ends = [re.search(r"; ([\d.]+) s", timeline(send).label) for send in (1, 20)]
-    assert [float(end[1]) for end in ends] == [8 * 3 + 1, 8 * (1 + 20)]
+    assert timeline(1).label.endswith("; 25 s")  # DiLoCo's 8 x 3 and its average
+    assert timeline(20).label.endswith("; 2 min 48 s")  # DDP's 8 x 21
 
 
 def test_the_break_even_is_where_the_speed_up_falls_to_the_least():
