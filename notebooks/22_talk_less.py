@@ -30,9 +30,9 @@ plans: bool = True  # plan a model of 405 million parameters on other devices: a
 # %%
 import labkit
 from labkit.lessons import Lesson, defined, draw, sized
-from labkit.lessons.sending import noting_bytes, sent_in_a_step
-from labkit.lessons.slow_links import at_the_end, between_hosts, break_even
-from labkit.lessons.slow_links import difference_curves, differences, timeline, validation_losses
+from labkit.lessons.labs.traffic import noting_bytes, sent_in_a_step
+from labkit.lessons.labs.slow_links import at_the_end, between_hosts, break_even
+from labkit.lessons.labs.slow_links import difference_curves, differences, timeline, validation_losses
 
 lab, N = Lesson("22_talk_less", ranks=nproc_per_node), nproc_per_node
 ways = {
@@ -158,8 +158,8 @@ if plans:
 # ## Try this
 #
 # 1. `nproc_per_node = 4`: does int8 still send a quarter of DDP's bytes?
-#    <details><summary>Answer</summary>Half: 561 kB instead of 1,111 kB. A rank sends P / 4 bytes to each of N − 1 others;
-#    an all-reduce costs it 2 P (N − 1) / N. The ratio is N / 8: from 8 ranks on int8 saves nothing.</details>
+#    <details><summary>Answer</summary>Half: 561 kB instead of 1,111 kB. A rank sends P / 4 bytes to each other rank; an
+#    all-reduce costs it 2 P (N − 1) / N. The ratio is N / 8: from 8 ranks on int8 saves nothing.</details>
 # 2. `"powersgd_rank": 4`: what does the loss gain, and what do the bytes cost?
 #    <details><summary>Answer</summary>After 150 steps the loss is 0.078 above DDP's instead of 0.200 (medians of three
 #    seeds), and 17% of the bytes are sent instead of 6%.</details>

@@ -7,8 +7,8 @@ from dataclasses import replace
 from statistics import median
 from typing import Any
 
-from labkit.lessons.draw.curves import curves
-from labkit.lessons.draw.lanes import lanes
+from labkit.lessons.draw.charts.curves import curves
+from labkit.lessons.draw.over_time.lanes import lanes
 from labkit.lessons.draw.picture import Picture
 from labkit.planner.data_sheets import device_named
 from labkit.planner.layout import layout_of
