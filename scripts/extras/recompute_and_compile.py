@@ -29,6 +29,9 @@ def change_layers(model, args):
         for block in blocks_of(model, needed_by="activation checkpointing"):
             block.forward = partial(checkpoint, block.forward, use_reentrant=False, **keeping)
     if args.compile:
+        for module in model.modules():
+            if hasattr(module, "experts"):  # which get another number of tokens in every step
+                module.forward = torch.compiler.disable(module.forward)
         for module in blocks_of(model) or [model]:
             module.forward = torch.compile(module.forward)
     if args.offload_activations:

@@ -102,9 +102,10 @@ def experts_of(model, replicas, ranks):
         raise SystemExit(f"expert parallelism divides modules named experts, and {type(model).__name__} has none: use "
                          "the task mixture, or fsdp")  # fmt: skip
     for experts in modules:
-        if len(taken := inspect.signature(experts.forward).parameters) != 2:
-            raise SystemExit("expert parallelism needs experts that take rows sorted by expert and the number of each "
-                             f"one's; {type(experts).__name__} takes {', '.join(taken)}: use fsdp")  # fmt: skip
+        if [*experts.children()] or len(inspect.signature(experts.forward).parameters) != 2:
+            raise SystemExit("expert parallelism needs the experts of a layer in one module without others in it, with "
+                             "forward(rows, sizes): rows sorted by expert, and how many are each one's, as in the task "
+                             f"mixture; {type(experts).__name__} is not such a one: use fsdp")  # fmt: skip
         if not all(p.dim() > 1 for p in experts.parameters()) or not [*experts.parameters()]:
             raise SystemExit(f"{type(experts).__name__} has parameters that are not indexed by expert: use fsdp")
         number, width = next(experts.parameters()).shape[:2]

@@ -40,6 +40,7 @@ OPTIONS = {
     "optimizer_in_backward": ["--optimizer-in-backward"],
     "precision": ["--precision", "fp64"],
     "recompute_and_compile": ["--activation-checkpointing"],
+    "schedule_free": [],  # tests/strategies/test_schedule_free.py
     "sequence_parallel": ["--sequence-parallel"],
     "streaming": [],
     "validate": ["--validate-every", "2"],

@@ -17,6 +17,7 @@ from labkit.lessons.draw.charts.float_formats import FORMATS, limits
 from labkit.lessons.draw.over_ranks.mesh import groups
 from labkit.lessons.guesses import Guess
 from labkit.lessons.labs.pipelines import bubble, in_flight, measured, simulated
+from labkit.lessons.labs.slow_links import break_even, difference_curves, differences, timeline
 from labkit.lessons.labs.traffic import noting_bytes, sent_in_a_step
 from labkit.lessons.lesson import _script
 from labkit.lessons.on_ranks import cells_text
@@ -31,6 +32,7 @@ PICTURES = {
     ),
     "buckets": draw.buckets(SIZES),
     "choice": draw.choice({"a": (2e6, 3e6), "<b>": (0, 1e6)}, {"a": (2.1e6, 2.9e6)}),
+    "differences": difference_curves({"<int8>": {30: [0.01, 0.02], 60: [0.0, -0.01]}, "b": {30: [1.0, 2.0]}}, "loss"),
     "formats": draw.formats(),
     "gradients": draw.gradients({-30: 0.2, -20: 0.5, -10: 0.3}, scale=2**16),
     "grid": draw.grid(SPANS, "zero <bubble>", moving=True),
@@ -41,6 +43,7 @@ PICTURES = {
     "ring": draw.ring(4),
     "ring of two": draw.ring(2),
     "shards": draw.shards(3, 2, reshard=False),
+    "timeline": timeline(20, moving=True),
     "step": draw.step(4, 4, 8, 0, "GB"),
     "split": draw.split(4),
     "stacked": draw.stacked([draw.ring(2), draw.bars({"a": 0})], ["first"]),
@@ -112,7 +115,27 @@ def test_a_script_that_notes_its_bytes_is_composed_and_read_back(tmp_path):
     ast.parse(str(script))
     for rank, lines in enumerate(("10 20 30", "1 11 12 22 23 33")):  # the second has two optimizers
         (tmp_path / f"sent-{rank}.txt").write_text(lines.replace(" ", "\n") + "\n")
-    assert sent_in_a_step(SimpleNamespace(path=tmp_path), ranks=2, steps=3) == (30 - 10) / 2 + (33 - 11) / 2
+    run = SimpleNamespace(path=tmp_path)
+    assert sent_in_a_step(run, ranks=2, steps=3) == (30 - 10) / 2 + (33 - 11) / 2
+    assert sent_in_a_step(run, ranks=2, steps=3, after=2) == (30 - 20) + (33 - 22)
+
+
+def test_a_loss_is_compared_with_that_of_the_same_seed():
+    losses = {
+        "DDP": {0: {30: 3.0, 60: 2.0}, 1: {30: 4.0, 60: 3.0}},
+        "int8": {0: {30: 3.5, 60: 2.0}, 1: {30: 4.0, 60: 3.5}},
+    }
+    assert differences(losses, "DDP") == {"int8": {30: [0.5, 0.0], 60: [0.0, 0.5]}}
+
+
+def test_compressed_gradients_hide_behind_backward_and_an_average_of_weights_does_not():
+    """One forward is 1, backward 2; eight steps."""
+    assert timeline(1).label.endswith("; 25 s")  # DiLoCo's 8 x 3 and its average
+    assert timeline(20).label.endswith("; 2 min 48 s")  # DDP's 8 x 21
+
+
+def test_the_break_even_is_where_the_speed_up_falls_to_the_least():
+    assert break_even(lambda bandwidth: 100 / bandwidth, least=2) == pytest.approx(50, rel=0.01)
 
 
 def test_what_a_cell_defines_can_be_tried_without_ranks():

@@ -31,11 +31,11 @@ def noting_bytes(script: Script) -> Script:
     return script.with_cells(data=f"{loading}\n\n{ours['traffic'].text}\n{NOTE}")
 
 
-def sent_in_a_step(run: Run, ranks: int, steps: int) -> float:
-    """Bytes of all ranks, the mean from the end of the first of `steps` steps to that of the last."""
+def sent_in_a_step(run: Run, ranks: int, steps: int, *, after: int = 1) -> float:
+    """Bytes of all ranks, the mean over the steps that follow the first `after` of `steps`."""
     total = 0.0
     for rank in range(ranks):
         counts = [int(line) for line in (run.path / f"sent-{rank}.txt").read_text().split()]
-        first = len(counts) // steps - 1  # a rank with two optimizers notes each step twice
-        total += (counts[-1] - counts[first]) / (steps - 1)
+        each = len(counts) // steps  # a rank with two optimizers notes each step twice
+        total += (counts[-1] - counts[after * each - 1]) / (steps - after)
     return total

@@ -18,12 +18,16 @@ def curves(
     *,
     log: bool = False,
     marks: Mapping[float, str] | None = None,
+    ranges: Mapping[str, Iterable[tuple[float, float, float]]] | None = None,
 ) -> Picture:
     """`lines`: pairs of a step and a number; what is not finite is left out. `marks`: texts at steps. `log`: the scale
-    of the numbers."""
+    of the numbers. `ranges`: for some lines, a step and the lowest and the highest number there."""
     kept = {name: [(x, y) for x, y in line if math.isfinite(y) and (y > 0 or not log)] for name, line in lines.items()}
+    bands = {name: [*band] for name, band in (ranges or {}).items()}
     steps = [x for line in kept.values() for x, _ in line]
-    numbers = [math.log10(y) if log else y for line in kept.values() for _, y in line]
+    heights = [y for line in kept.values() for _, y in line]
+    heights += [y for band in bands.values() for _, *both in band for y in both]
+    numbers = [math.log10(y) if log else y for y in heights]
     if not steps:
         raise ValueError("there is no finite number to draw")
     first, last, low, high = min(steps), max(steps), min(numbers), max(numbers)
@@ -40,7 +44,12 @@ def curves(
         drawn.append(words(x, TOP + TALL + 16, f"step {step:g}", anchor=anchor, size=11))
     left = 0.0
     for number, (name, line) in enumerate(kept.items()):
-        colour, wide = colour_of(number), max(1.5, 7 - 2.5 * number)
+        colour, wide = colour_of(number), max(1.5, 7 - 2.5 * number) if not bands else 2.5
+        band = bands.get(name, [])
+        edge = [place(x, y) for x, y, _ in band] + [place(x, y) for x, _, y in reversed(band)]
+        if edge:
+            outline = " ".join(f"{x:.1f},{y:.1f}" for x, y in edge)
+            drawn.append(f'<polygon points="{outline}" fill="{colour}" fill-opacity="0.2"/>')
         points = " ".join(f"{x:.1f},{y:.1f}" for x, y in (place(*point) for point in line))
         drawn.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="{wide}"/>')
         drawn.append(box(left, 24, 14, 6, colour) + words(left + 19, 32, name, size=12))

@@ -1,0 +1,52 @@
+"""Schedule-Free AdamW: its learning rate needs no end, because the weights to use are an average of those so far."""
+
+# goes with: single, ddp, zero2, fsdp, tensor_parallel, pipeline, hybrid, context_parallel, expert_parallel
+
+# %% optimizer
+from functools import partial
+
+import torch
+
+
+def optimizer_arguments(parser):
+    parser.add_argument("--schedule-free", action="store_true", help="AdamW that averages its weights "
+                        "(arXiv 2405.15682)")  # fmt: skip
+
+
+def optimizer_of(parameters, args):  # of all parameters
+    how = {"lr": args.lr, "weight_decay": args.weight_decay}
+    return averaging([*parameters], how, args) if args.schedule_free else torch.optim.AdamW(parameters, **how)
+
+
+def averaging(parameters, how, args):
+    try:
+        from schedulefree import AdamWScheduleFree
+    except ImportError:
+        raise SystemExit("--schedule-free needs schedulefree: pip install schedulefree") from None
+    if getattr(args, "lr_schedule", "constant") != "constant":
+        raise SystemExit("--schedule-free takes the place of --lr-schedule: leave one of them out")
+    optimizer = AdamWScheduleFree([p for p in parameters if p.requires_grad], **how)
+    for group in optimizer.param_groups:
+        group["train_mode"] = True
+        for p in group["params"]:  # for a checkpoint torch would make it by a step, which eval mode refuses
+            optimizer.state[p] = {"z": p.detach().clone(), "exp_avg_sq": torch.zeros_like(p)}
+    return optimizer
+
+
+make_optimizer_of_strategy = make_optimizer
+
+
+def make_optimizer(model, mesh, args):
+    """model.eval() gives the average, model.train() the weights at which gradients are taken."""
+    optimizer = make_optimizer_of_strategy(model, mesh, args)
+    if args.schedule_free:
+        model.train = partial(switch, model, model.train, optimizer)
+    return optimizer
+
+
+def switch(model, train, optimizer, mode=True):
+    for module in model.modules():  # what FSDP still has gathered are the other weights
+        if hasattr(module, "reshard"):
+            module.reshard()
+    (optimizer.train if mode else optimizer.eval)()
+    return train(mode)
