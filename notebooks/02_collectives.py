@@ -38,7 +38,7 @@ draw.ring(nproc_per_node)
 # Every rank has a tensor of *S* bytes, say its gradients.
 
 # %%
-sends = lab.ask("what each of four ranks sends in a ring all_reduce, over S", default=3, unit="times")
+sends = lab.ask("what each of four ranks sends in a ring all_reduce, over S", default=3)
 alone = lab.ask("how much of its neighbor's gradient rank 0 receives as such, not in a sum", default=100, unit="%")
 ratio = lab.ask("bytes of an all_reduce, over those of a broadcast, all ranks together", default=1, unit="times")
 
@@ -85,7 +85,8 @@ run, seen = lab.run(left_with, collectives=collectives)
 right = {name: sum(each[name] == lists[rank] for rank, each in enumerate(seen)) for name, lists in expected.items()}
 lab.measure_each({f"{name}: ranks that have what is expected": count for name, count in right.items()}, run=run)
 for name in expected:
-    print(f"{name:>15}", *(" ".join(f"{value:.0f}" for value in seen[rank][name]) for rank in range(n)), sep="  |  ")
+    for rank in range(n):
+        print(f"{'' if rank else name:>15}  rank {rank}: ", *(f"{value:.0f}" for value in seen[rank][name]))
 
 # %% [markdown]
 # Read the rows of `reduce_scatter` and `all_reduce`: an `all_reduce` is a `reduce_scatter` followed by an `all_gather`.
@@ -115,8 +116,8 @@ if lab.counts_bytes:
     lab.predict_each({f"{name}: sent by all ranks": cost for name, cost in costs.items()}, "B", within=0.01)
     run, seen = lab.run(traffic, collectives=collectives)
     total = {name: sum(each[name] for each in seen) for name in costs}
-    lab.measure_each({f"{name}: sent by all ranks": size for name, size in total.items()}, run=run)
-    lab.measure_each({ratio: total["all_reduce"] / total["broadcast"]}, run=run)
+    results = {f"{name}: sent by all ranks": size for name, size in total.items()}
+    lab.measure_each(results | {ratio: total["all_reduce"] / total["broadcast"]}, run=run)
     display(draw.bars(total, costs, unit="B", title=f"sent by {n} ranks together, for {S / 2**20:g} MiB on each"))
 
 # %% [markdown]

@@ -128,10 +128,12 @@ print(f"{counted:.2f} {flops}")
 
 # %%
 def days(billions, gpus):
-    flops, sheets = 6 * billions * 1e9 * 20 * billions * 1e9, {"T4, fp16": 65e12, "A100, bf16": 312e12, "H100": 989e12}
-    return draw.bars(
-        predicted={name: flops / (gpus * 0.4 * per_second) / 86_400 for name, per_second in sheets.items()}
+    flops, sheets = (
+        6 * billions * 1e9 * 20 * billions * 1e9,
+        {"T4, fp16": 65e12, "A100, bf16": 312e12, "H100, bf16": 989e12},
     )
+    needed = {name: flops / (gpus * 0.4 * per_second) / 86_400 for name, per_second in sheets.items()}
+    return draw.bars(predicted=needed, unit="days")
 
 
 lab.explore(days, billions=[0.1, 1, 7, 70], gpus=[1, 8, 64, 1024])
@@ -148,8 +150,8 @@ if guides:
     judged = lab.plans(ways, devices=("8xA100 40", "8xA100 80"), global_batch_size=8)
     step, sheet = judged.plans["fsdp", "8xA100 80"].step, 6 * 7e9 * 140e9 / (8 * 312e12)  # seconds
     planned = 140e9 / step.predictions_per_second
-    both = {"6 N D, at 40 %": sheet / 0.4 / 86_400, f"planner ({sheet / planned:.0%})": planned / 86_400}
-    display(draw.bars(predicted=both, title="days (planned, not run)"))
+    both = {"6 N D, at 40 %": sheet / 0.4 / 86_400, f"the planner: {sheet / planned:.0%}": planned / 86_400}
+    display(draw.bars(predicted=both, unit="days", title="7 billion parameters on 8 x A100 (planned, not run)"))
 
 # %% [markdown]
 # ## On 2 × T4 and 8 × A100
