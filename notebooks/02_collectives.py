@@ -84,9 +84,8 @@ run, seen = lab.run(left_with, collectives=collectives)
 # %%
 right = {name: sum(each[name] == lists[rank] for rank, each in enumerate(seen)) for name, lists in expected.items()}
 lab.measure_each({f"{name}: ranks that have what is expected": count for name, count in right.items()}, run=run)
-for name in expected:
-    for rank in range(n):
-        print(f"{'' if rank else name:>15}  rank {rank}: ", *(f"{value:.0f}" for value in seen[rank][name]))
+for name, rank in [(name, rank) for name in expected for rank in range(n)]:
+    print(f"{'' if rank else name:>15}  rank {rank}: ", *(f"{value:.0f}" for value in seen[rank][name]))
 
 # %% [markdown]
 # Read the rows of `reduce_scatter` and `all_reduce`: an `all_reduce` is a `reduce_scatter` followed by an `all_gather`.

@@ -45,7 +45,7 @@ draw.calls(
 lab.ask("bad sample: ranks with a NaN one step later", default=1, about="One rank meets a sample that is NaN.")
 lab.ask("rank 0 evaluates alone: different samples seen", default=64, about="There is no sampler either.")
 lab.ask("rank 0 evaluates alone: rank that torchrun names", default=1, options={"0, it waits": 0, "1, it has left": 1})
-lab.ask("four spaces: number of the call at which the ranks part", default=5, about="In the second step.")
+_ = lab.ask("four spaces: number of the call at which the ranks part", default=5, about="In the second step.")
 
 # %% [markdown]
 # ## A sound script
