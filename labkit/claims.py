@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
@@ -115,15 +116,13 @@ class Claims:
         *,
         within: float = 0.0,
         how: str = "equals",
-        article: str = "",
-        said: float | None = None,
         timed: bool | None = None,
     ) -> float:
         """Record what a run will measure, and return it. The units "B", "s" and "%" (of 1) are formatted.
 
-        `within`: the relative tolerance. `how`: "equals", "at least" or "at most". `article`: what somebody else
-        claims, and `said` their number. `timed`: measured with a clock, by default true for the unit "s". Raises
-        LabError for a value that is not a finite number, or a name that has been measured.
+        `within`: the relative tolerance. `how`: "equals", "at least" or "at most". `timed`: measured with a clock, by
+        default true for the unit "s". Raises LabError for a value that is not a finite number, or a name that has been
+        measured.
         """
         if how not in WAYS:
             raise LabError(f"how must be one of {', '.join(map(repr, WAYS))}, got {how!r}")
@@ -132,7 +131,7 @@ class Claims:
         if name in self._claims and self._claims[name].measured is not None:
             raise LabError(f"{name!r} has been measured, so its prediction cannot change; use another name")
         timed = unit == "s" if timed is None else timed
-        self._claims[name] = Claim(name, value, unit, within, how, article, said, timed, time.time())
+        self._claims[name] = Claim(name, value, unit, within, how, timed=timed, at=time.time())
         self._write()
         return value
 
@@ -141,12 +140,11 @@ class Claims:
 
         Raises LabError when there is no prediction, or it was made after the launch.
         """
-        if name not in self._claims:
-            raise LabError(f"nothing was predicted as {name!r}; there are: {', '.join(self._claims) or 'none'}")
+        claim = self._claim(name)
         launched = run.folder.launched() if run is not None else None
-        if launched is not None and launched < self._claims[name].at:
+        if launched is not None and launched < claim.at:
             raise LabError(f"{name!r} was predicted after {run and run.id} was launched: predict first, then run")
-        self._claims[name] = replace(self._claims[name], measured=float(value), because=because)
+        self._claims[name] = replace(claim, measured=float(value), because=because)
         self._write()
         return value
 
@@ -160,8 +158,14 @@ class Claims:
         self._write()
         return value
 
-    def check(self) -> Self:
-        """Raise LabError when a claim that is not timed is false, or any claim is not measured. Returns the claims."""
+    def check(self, articles: Mapping[str, tuple[str, float | None]] | None = None) -> Self:
+        """Raise LabError when a claim that is not timed is false, or any claim is not measured. Returns the claims.
+
+        `articles`: by claim, what somebody else says, and their number, if any: it is compared with the measurement.
+        """
+        for name, (article, said) in (articles or {}).items():
+            self._claims[name] = replace(self._claim(name), article=article, said=said)
+        self._write()
         wrong = [c.row() for c in self._claims.values() if not c.holds and not (c.timed and c.measured is not None)]
         if wrong:
             details = "; ".join(
@@ -172,6 +176,11 @@ class Claims:
             )
             raise LabError(plain(f"{len(wrong)} of {len(self._claims)} claims of {self.lab} do not hold: {details}"))
         return self
+
+    def _claim(self, name: str) -> Claim:
+        if name not in self._claims:
+            raise LabError(f"nothing was predicted as {name!r}; there are: {', '.join(self._claims) or 'none'}")
+        return self._claims[name]
 
     def _write(self) -> None:
         self._file.parent.mkdir(parents=True, exist_ok=True)

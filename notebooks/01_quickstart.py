@@ -138,8 +138,8 @@ table = comparison.table.set_index("script")
 first = {run.script.name: run.losses().loc[1:5] for run in (single, ddp, fsdp)}
 off = max(((first[name] - first["single"]).abs() / first["single"]).max() for name in ("ddp", "fsdp"))
 held, rate = table.held_bytes / table.held_bytes["single"], table.throughput / table.throughput["single"]
-found = {loss: off, of_ddp: held["ddp"], of_fsdp: held["fsdp"], speed: rate["ddp"]}
-lab.measure_each(found, run=ddp)
+results = {loss: off, of_ddp: held["ddp"], of_fsdp: held["fsdp"], speed: rate["ddp"]}
+lab.measure_each(results, run=ddp)
 lab.score()
 
 # %% [markdown]

@@ -19,7 +19,7 @@
 #
 # A **rank** is a process; the ranks that talk are a **process group**; a **collective** is a call that every rank of a
 # group makes together. The picture is an `all_reduce`, which leaves the sum of all ranks' tensors on every rank. Each
-# rank has cut its tensor into chunks, one stripe of colour in each. Chunks go round the ring: first sums grow, then the
+# rank has cut its tensor into chunks, one stripe of color in each. Chunks go round the ring: first sums grow, then the
 # finished ones are handed on.
 
 # %% tags=["parameters"]
@@ -38,15 +38,17 @@ draw.ring(nproc_per_node)
 # Every rank has a tensor of *S* bytes, say its gradients.
 
 # %%
-sends = lab.ask("what each of four ranks sends in a ring all_reduce, over S", default=3, unit="times")
-alone = lab.ask("how much of its neighbour's gradient rank 0 receives as such, not in a sum", default=100, unit="%")
+sends = lab.ask("what each of four ranks sends in a ring all_reduce, over S", default=3)
+alone = lab.ask("how much of its neighbor's gradient rank 0 receives as such, not in a sum", default=100, unit="%")
 ratio = lab.ask("bytes of an all_reduce, over those of a broadcast, all ranks together", default=1, unit="times")
 
 # %% [markdown]
 # ## Five collectives
 #
 # Rank *r* begins with the numbers 10 (r + 1) + 0, 1, 2, 3: rank 0 has 10 11 12 13, rank 1 has 20 21 22 23. Look at the
-# calls and at what is expected; do you agree, before you run it? `all_to_all` turns rows into columns.
+# calls and at what is expected; do you agree, before you run it? `broadcast` leaves rank 0's tensor on every rank,
+# `all_reduce` the sum of all tensors, `all_gather` all of them one after another, `reduce_scatter` one chunk of the
+# sum, and `all_to_all` leaves chunk *r* of every rank's tensor on rank *r*: rows become columns.
 
 # %%
 import torch
@@ -82,19 +84,20 @@ run, seen = lab.run(left_with, collectives=collectives)
 # %%
 right = {name: sum(each[name] == lists[rank] for rank, each in enumerate(seen)) for name, lists in expected.items()}
 lab.measure_each({f"{name}: ranks that have what is expected": count for name, count in right.items()}, run=run)
-for name in expected:
-    print(f"{name:>15}", *(" ".join(f"{value:.0f}" for value in seen[rank][name]) for rank in range(n)), sep="  |  ")
+for name, rank in [(name, rank) for name in expected for rank in range(n)]:
+    print(f"{'' if rank else name:>15}  rank {rank}: ", *(f"{value:.0f}" for value in seen[rank][name]))
 
 # %% [markdown]
 # Read the rows of `reduce_scatter` and `all_reduce`: an `all_reduce` is a `reduce_scatter` followed by an `all_gather`.
-# DDP needs the whole of it; FSDP needs its two halves, at different times. `all_to_all` is for mixtures of experts.
+# DDP needs the whole of it; FSDP needs its two halves, at different times. `all_to_all` is for mixtures of experts,
+# layers in which each token goes to a few of many MLPs, on whichever ranks they are.
 #
 # ## What does it cost?
 #
-# What must be sent at least, by all *N* ranks together, follows from what is left where. A broadcast has to reach *N -
-# 1* others: (N - 1) S. To add a tensor up takes as much, and to hand the sum out as much again. The kernel counts the
-# bytes of every connection. (gloo, the backend on CPUs, makes a reduce-scatter out of an all-reduce, at twice the price
-# of NCCL's.)
+# The least that all *N* ranks together must send follows from what each has at the end. A broadcast has to reach *N -
+# 1* others: (N - 1) S bytes. Adding a tensor up takes as many, and handing out the sum as many again. Here the
+# operating system counts the bytes of every connection. A **backend** moves them: gloo between CPUs, NCCL between
+# NVIDIA's GPUs. (gloo makes a reduce-scatter out of an all-reduce, which costs twice what NCCL's does.)
 
 
 # %%
@@ -112,8 +115,8 @@ if lab.counts_bytes:
     lab.predict_each({f"{name}: sent by all ranks": cost for name, cost in costs.items()}, "B", within=0.01)
     run, seen = lab.run(traffic, collectives=collectives)
     total = {name: sum(each[name] for each in seen) for name in costs}
-    lab.measure_each({f"{name}: sent by all ranks": size for name, size in total.items()}, run=run)
-    lab.measure_each({ratio: total["all_reduce"] / total["broadcast"]}, run=run)
+    results = {f"{name}: sent by all ranks": size for name, size in total.items()}
+    lab.measure_each(results | {ratio: total["all_reduce"] / total["broadcast"]}, run=run)
     display(draw.bars(total, costs, unit="B", title=f"sent by {n} ranks together, for {S / 2**20:g} MiB on each"))
 
 # %% [markdown]
@@ -150,12 +153,12 @@ def by_hand(device):
 
 
 # %% [markdown]
-# Rank *r* also sends 2 ** r round the ring. The bits of a sum say which ranks are in it, and so what rank 0 gets to see
-# of its neighbour's gradient alone.
+# Rank *r* also sends the number 2^r around the ring. The bits of a sum show which ranks are in it, and so how much rank
+# 0 gets to see of its neighbor's gradient alone.
 
 # %%
 lab.predict_each({"ring: largest difference to dist.all_reduce": 0, sends: 2 * (n - 1) / n})
-lab.predict(alone, 1 / n, "%", article="GPU0 receives grad_1 (002, lines 233-234)", said=1.0)
+lab.predict(alone, 1 / n, "%")
 run, seen = lab.run(by_hand)
 lab.measure_each({"ring: largest difference to dist.all_reduce": max(each["off"] for each in seen)}, run=run)
 lab.measure_each({sends: seen[0]["sent"], alone: seen[0]["bits"].count(2.0 ** (n - 1)) / n}, run=run)
@@ -178,8 +181,8 @@ lab.explore(sent, ranks=[2, 4, 8, 16, 64])
 # %% [markdown]
 # ## On 2 × T4 and 8 × A100
 #
-# DDP makes one all-reduce of all gradients in a step; tensor parallelism makes four in every block, and nothing hides
-# them. How much of a step is waiting?
+# DDP all-reduces every gradient once in a step, while backward goes on. Tensor parallelism (lab 09) makes four
+# all-reduces in every block, and nothing hides them. How much of a step is spent waiting?
 
 # %%
 small = {name: sized(Script.load(name), width=512, layers=8, heads=8) for name in ("ddp", "tensor_parallel")}
@@ -188,7 +191,7 @@ lab.plans(small, global_batch_size=64)
 # %% [markdown]
 # ## Try this
 #
-# 1. `nproc_per_node = 2`: what does each rank send in the ring, and how much of its neighbour's gradient arrives as
+# 1. `nproc_per_node = 2`: what does each rank send in the ring, and how much of its neighbor's gradient arrives as
 #    such?
 #    <details><summary>Answer</summary>S, and half of the gradient arrives as such. In a ring of two nothing looks
 #    different from plain sending to and fro; that is why this lab has four ranks.</details>
@@ -209,4 +212,4 @@ lab.plans(small, global_batch_size=64)
 # The second article (002, lines 233-234) says of DDP's all-reduce: "GPU0 receives grad_1, GPU1 receives grad_0".
 
 # %%
-lab.check()
+lab.check({alone: ("GPU0 receives grad_1 (002, lines 233-234)", 1)})

@@ -18,8 +18,8 @@
 # scaler saves them, and why ranks must skip a step together. **25 minutes. You need** labs 03, 06 and 07.
 #
 # Sixteen bits have to choose. fp16 has digits and little range: small gradients become zero, large ones infinite. bf16
-# has the range of fp32 and few digits: a weight that is kept in it stops learning. So both compute in 16 bits and keep
-# weights and optimizer state in 32.
+# has the range of fp32 and few digits: a weight that is stored in it stops learning. So both compute in 16 bits and
+# keep weights and optimizer state in 32.
 
 # %% tags=["parameters"]
 nproc_per_node: int = 2  # ranks
@@ -39,7 +39,7 @@ draw.formats()
 # product; FSDP can gather them in 16 bits.
 
 # %%
-peak = lab.ask("DDP's highest point in 16 bits, as a share of fp32's", default=50, unit="%")
+peak = lab.ask("DDP's peak memory in 16 bits, as a share of fp32's", default=50, unit="%")
 traffic = lab.ask("bytes that FSDP sends with weights in 16 bits and sums in 32, over all in 32", default=50, unit="%")
 moves = lab.ask("how far 100 steps of 0.001 move a bf16 weight of 1", default=0.1, options={"0.1": 0.1, "0": 0.0})
 digits = lab.ask("share of this model's gradients that lose digits in fp16, not scaled", default=1, unit="%")
@@ -83,7 +83,7 @@ for name, dtype, expected in (("the same in fp32", torch.float32, 0.1), (moves, 
     lab.verify(name, expected, 1 - weight.item(), within=0.001)
 
 # %% [markdown]
-# Below 1 the numbers of bf16 are 2^-8 = 0.004 apart, so 1 - 0.001 is rounded back to 1, every time, for ever.
+# Below 1 the numbers of bf16 are 2^-8 = 0.004 apart, so 1 - 0.001 is rounded back to 1, every time.
 #
 # ## What fp16 makes of gradients
 #
@@ -153,18 +153,18 @@ half = {"bf16": "bfloat16", "fp16": "float16"}[lab.half]
 names = ("DDP: ranks that see one's infinity", "DDP: ranks that skip", "FSDP: ranks that see one's infinity", skips)
 lab.predict_each(dict(zip(names, (N, N, 1, N), strict=True)))
 lab.predict(traffic, (2 * 2 + 4) / (2 * 4 + 4), "%")  # gathered twice, summed once
-lab.predict("the same with sums in 16 bits", (2 * 2 + 2) / (2 * 4 + 4), "%", article="001, line 96: bf16 for both")
+lab.predict("the same with sums in 16 bits", (2 * 2 + 2) / (2 * 4 + 4), "%")
 run, answers = lab.run(on_ranks, [("float32", "float32"), (half, "float32"), (half, half)])
 
 # %%
-found = {name: sum(rank[i] for rank in answers) for i, name in enumerate(names)}
+results = {name: sum(rank[i] for rank in answers) for i, name in enumerate(names)}
 whole, gathered, both = answers[0][len(names) :]
-lab.measure_each(found | {traffic: gathered / whole, "the same with sums in 16 bits": both / whole}, run=run)
+lab.measure_each(results | {traffic: gathered / whole, "the same with sums in 16 bits": both / whole}, run=run)
 lab.score()
 
 # %% [markdown]
 # All ranks skip, although under FSDP only one saw the infinity: `GradScaler` asks the others when gradients lie on all
-# ranks (`DTensor`). A rank that skipped alone would have other weights and another scale, for ever. (The older FSDP,
+# ranks (`DTensor`). A rank that skipped alone would have other weights and another scale from then on. (The older FSDP,
 # the first article's, needs `ShardedGradScaler` for that.)
 #
 # Under DDP no weights travel, and gradients are sent in fp32 all the same. What only FSDP has are weights that travel
@@ -182,7 +182,7 @@ lab.plans({bits: (gpt, {"precision": bits}) for bits in ("fp32", "fp16", "bf16")
 # %% [markdown]
 # ## Try this
 #
-# 1. `global_batch_size = 64`: is DDP's highest point in 16 bits nearer to half of fp32's?
+# 1. `global_batch_size = 64`: is DDP's peak in 16 bits nearer to half of fp32's?
 #    <details><summary>Answer</summary>Nearer: 65 % instead of
 #    82 (103 and 158 MiB, planned). The more of it is activations, the more 16 bits save; of the states they save
 #    nothing.</details>
@@ -205,4 +205,4 @@ lab.plans({bits: (gpt, {"precision": bits}) for bits in ("fp32", "fp16", "bf16")
 # 32), as the third article does (003, line 431). DDP has it as well.
 
 # %%
-lab.check()
+lab.check({"the same with sums in 16 bits": ("001, line 96: bf16 for both", None)})

@@ -52,7 +52,8 @@ gpt_saves = lab.ask("the same for a small transformer with 16 samples a rank", d
 #
 # The model is made on the *meta* device, which allocates nothing; memory is allocated only for the shards.
 # `reshard_after_forward` says whether a unit is freed after forward: always, never, or (auto) always, except for the
-# root. `fully_shard` is FSDP2. torch's flight recorder counts the collectives.
+# root. `fully_shard` is FSDP2. torch's flight recorder counts the collectives. Five ways at once: the three modes with
+# a block a unit, and two with larger units, for later.
 
 # %%
 from torch import nn
@@ -73,37 +74,40 @@ import torch
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-LEVELS = {"always": True, "auto": None, "never": False}
 
-
-def wrapped(level, device):
+def wrapped(device, level, blocks):  # so many blocks are a unit
     if level == "ddp":
         return DistributedDataParallel(Model().to(device))
     with torch.device("meta"):
         model = Model()
-    for module in [*model.blocks, model]:
-        fully_shard(module, reshard_after_forward=LEVELS[level])
+    units = [[*model.blocks[first : first + blocks]] for first in range(0, len(model.blocks), blocks)]
+    for unit in [*units, model]:
+        fully_shard(unit, reshard_after_forward={"always": True, "auto": None, "never": False}[level])
     return model.to_empty(device=device)  # uninitialized: fine for counting; to train, initialize or load here
 
 
-def each_level(device):
-    return {level: third_step(wrapped(level, device), torch.ones(8, 256, device=device)) for level in ("ddp", *LEVELS)}
+def each_way(device, ways):
+    return {name: third_step(wrapped(device, *way), torch.ones(8, 256, device=device)) for name, way in ways.items()}
 
 
 # %%
 L, P, root = 23, 4 * 24 * (256 * 256 + 256), 4 * (256 * 256 + 256)  # blocks, bytes of the model and of the root
-calls = {"always": 2 * (L + 1), "auto": 2 * L + 1, "never": L + 1}
-expected = {f"{level}: all-gathers": n for level, n in calls.items()}
-lab.predict_each(expected | {gathers: calls["auto"], traffic: (2 * P - root + P) / (2 * P)})
-run, (seen, *_) = lab.run(each_level, model=Model, env={"TORCH_FR_BUFFER_SIZE": "4000"})
+units = {"auto": 1, "auto, 8 blocks a unit": 8, "auto, all blocks a unit": L}
+calls = {"always": 2 * (L + 1), "never": L + 1} | {name: 2 * -(-L // blocks) + 1 for name, blocks in units.items()}
+lab.predict_each({f"{name}: all-gathers": n for name, n in calls.items()} | {gathers: calls["auto"]})
+lab.predict(traffic, (2 * P - root + P) / (2 * P))
+lab.predict_each({f"{name}: largest all-gather": blocks * root for name, blocks in units.items()}, "B")
+ways = {name: (name.split(",")[0], units.get(name, 1)) for name in ("ddp", *calls)}
+run, (seen, *_) = lab.run(each_way, ways, model=Model, env={"TORCH_FR_BUFFER_SIZE": "4000"})
 
 # %%
 auto, of_ddp = seen["auto"], 2 * seen["ddp"]["bytes"]["sums"]  # an all-reduce sends each byte twice
-found = {f"{level}: all-gathers": seen[level]["calls"]["gathers"] for level in calls}
-found |= {gathers: auto["calls"]["gathers"], traffic: sum(auto["bytes"].values()) / of_ddp}
-lab.measure_each(found, run=run)
-sent = {level: {"gathered": seen[level]["bytes"]["gathers"], "summed": seen[level]["bytes"]["sums"]} for level in calls}
-draw.bars({"ddp": {"summed": of_ddp}} | sent, unit="B", title="bytes of a step (DDP's all-reduce counts twice)")
+results = {f"{name}: all-gathers": seen[name]["calls"]["gathers"] for name in calls}
+results |= {gathers: auto["calls"]["gathers"], traffic: sum(auto["bytes"].values()) / of_ddp}
+largest = {name: seen[name]["largest gather"] for name in units}
+lab.measure_each(results | {f"{name}: largest all-gather": size for name, size in largest.items()}, run=run)
+sent = {level: seen[level]["bytes"] for level in ("always", "auto", "never")}
+draw.bars({"ddp": {"sums": of_ddp}} | sent, unit="B", title="bytes of a step (DDP's all-reduce counts twice)")
 
 # %% [markdown]
 # ## Why
@@ -117,10 +121,23 @@ draw.bars({"ddp": {"summed": of_ddp}} | sent, unit="B", title="bytes of a step (
 
 # %%
 never, share = seen["never"], P // lab.ranks
-says = ("001, line 28: SHARD_GRAD_OP shards gradients, optimizer only", "002, line 560: identical averaged gradients")
-lab.verify("never: held before forward", share, never["before forward"], "B", article=says[0], said=P)
-lab.verify("never: gradients of a rank", share, never["gradients"], "B", article=says[1], said=P)
+lab.verify("never: held before forward", share, never["before forward"], "B")
+lab.verify("never: gradients of a rank", share, never["gradients"], "B")
 lab.explore(draw.shards, ranks=[2, 4, 8], units=[2, 4, 8], reshard=[False, True])
+
+# %% [markdown]
+# ## What is a unit?
+#
+# What you pass to `fully_shard`: a module, or a list of them. A unit is gathered by one call, and all of it is there
+# while it computes. Small units hold little at once and take many calls, each with a latency of its own. Large ones
+# take few calls and hold much, and while one computes there is less left to gather. Counted above with 1, 8 and all 23
+# blocks in a unit:
+
+# %%
+draw.bars(largest, unit="B", title="the largest all-gather: what is whole at once, beside the root")
+
+# %% [markdown]
+# With all blocks in one unit FSDP saves no parameters in forward and backward. The usual unit is a transformer block.
 
 # %% [markdown]
 # ## What does it save?
@@ -135,23 +152,21 @@ from torch.utils.data import TensorDataset
 
 def load_datasets(data_dir, width=256):
     torch.manual_seed(0)  # the same samples on every rank and in every run
-    x, y = torch.randn(512, width), torch.randint(width, (512,))
-    return TensorDataset(x[:448], y[:448]), TensorDataset(x[448:], y[448:])
+    x, y = torch.randn(1088, width), torch.randint(width, (1088,))
+    return TensorDataset(x[:1024], y[:1024]), TensorDataset(x[1024:], y[1024:])
 
 
 # %%
 lab.predict(tower_saves, 0.4, "%", how="at least")
-lab.predict(gpt_saves, 0.2, "%", how="at most", article="001, line 38: 1/N of each")
+lab.predict(gpt_saves, 0.2, "%", how="at most")
 tower = {name: Script.load(name).with_cells(model=Model, data=load_datasets) for name in ("ddp", "fsdp")}
-cases = {f"tower, {name}": (script, 8) for name, script in tower.items()}
-cases |= {f"transformer, {name}": (Script.load(name), 16) for name in ("ddp", "fsdp")}
-peaks = {}
-for name, (script, each) in cases.items():
-    run = lab.launch(script, global_batch_size=each * lab.ranks, steps=3, trace_memory=True)
-    peaks[name] = run.memory().ranks[0].traced.categories
+cases = {f"tower, {name}": (script, 8 * lab.ranks) for name, script in tower.items()}
+cases |= {f"transformer, {name}": (Script.load(name), 16 * lab.ranks) for name in tower}
+runs = {name: lab.launch(case, global_batch_size=n, steps=3, trace_memory=True) for name, (case, n) in cases.items()}
+peaks = {name: run.memory().ranks[0].traced.categories for name, run in runs.items()}
 total = {name: sum(parts.values()) for name, parts in peaks.items()}
 saved = {model: 1 - total[f"{model}, fsdp"] / total[f"{model}, ddp"] for model in ("tower", "transformer")}
-lab.measure_each({tower_saves: saved["tower"], gpt_saves: saved["transformer"]}, run=run)
+lab.measure_each({tower_saves: saved["tower"], gpt_saves: saved["transformer"]})
 display(draw.bars(peaks, unit="B", title="rank 0 at its peak"))
 lab.score()
 
@@ -164,17 +179,19 @@ lab.score()
 #
 # ## On 2 × T4 and 8 × A100
 #
-# The fifth article trains a tower of five layers of 16,384, and says that DDP takes more than 20 GB for it on each of
-# four devices. Planned at that size:
+# The fourth article trains a tower of five layers of 16,384, with 256 samples on each of four devices. Its states under
+# DDP, 16 bytes for each of 1.34 billion parameters, are 21.5 GB, or 20 GiB. Planned at that size, with 1,024 samples:
 
 # %%
 wide = {name.upper(): sized(script, width=16384, layers=5) for name, script in tower.items()}
-lab.plans(wide, devices=("2xT4", "4xA100 80", "8xA100 80"), global_batch_size=32)
+wide["FSDP, CPU offload"] = wide["FSDP"], {"cpu_offload": True}
+lab.plans(wide, devices=("2xT4", "4xA100 80", "8xA100 80"), global_batch_size=1024)
 
 # %% [markdown]
-# 14.50 GiB do not fit a T4's 14.24. On the A100s FSDP waits for more of its step and sends 1.5 times as much, and its
-# step is still shorter, by the planner: each rank updates only its own part of the parameters, and AdamW is most of
-# DDP's step here.
+# DDP's peak is those 20 GiB and 5 more, which AdamW needs while it updates all parameters at once (lab 06). FSDP just
+# fails to fit two T4s, because each of its units is a fifth of the model. With CPU offload it fits, and a step takes
+# several times as long: AdamW runs on the CPU, and shards cross PCIe (both speeds are assumed). On the A100s FSDP sends
+# 1.5 times as much as DDP, and its step is still shorter: each rank updates only its own part of the parameters.
 #
 # **A model that DDP cannot train on two T4s:** GPT-2 large with an untied LM head, 838 million parameters, one sample
 # of 1,024 tokens on each rank. FSDP is one way that fits, not the only one: the table under the plan has ZeRO-1,
@@ -194,9 +211,8 @@ if flagship:
 # 1. Call `fully_shard` on the whole model only, not on its blocks. How many all-gathers, and what is held after
 #    forward?
 #    <details><summary>Answer</summary>One gather in forward instead of 24, and none in backward, because there is
-#    only the root. After forward a rank holds the whole model, 6.3 MB instead of 3.3: FSDP on an unwrapped model
-#    saves no parameters at the peak. This is what happens to a model in which no blocks are found; labkit says
-#    so.</details>
+#    only the root. After forward a rank holds the whole model, 6.3 MB instead of 3.3. This is what happens to a model
+#    in which no blocks are found; labkit says so.</details>
 # 2. `layers=5` in `Model`, as in the article. Does FSDP still save 40 %?
 #    <details><summary>Answer</summary>No: 3.7 MiB instead of 5.5, a third less. A unit is now a fifth of the model, and
 #    while it computes all of it is there, with buffers to gather it and to reduce its gradients. Many small units save
@@ -205,10 +221,6 @@ if flagship:
 #    <details><summary>Answer</summary>Activations, from 68 to 3 MiB: a block keeps its input only. In their place
 #    come 20 MiB of temporary tensors, because one block at a time is computed again, and the logits are large. The
 #    peak falls from 77.6 to 31.4 MiB; FSDP alone saved 8.</details>
-# 4. `labkit.plan(wide["FSDP"], device="2xT4", global_batch_size=32, cpu_offload=True)` keeps shards and AdamW in host
-#    memory. Does the article's tower fit now?
-#    <details><summary>Answer</summary>By the plan, yes: 6.0 GiB instead of 14.5. A step takes some 6 s instead of
-#    1.7, because AdamW runs on the CPU and shards cross PCIe; both times are assumed, not measured.</details>
 #
 # **In your own code:** Transformers' `Trainer` takes `fsdp` and `fsdp_config`, Accelerate its FSDP plugin. Either way
 # look up which class is wrapped: it decides how large a unit is.
@@ -221,7 +233,9 @@ if flagship:
 # ### Appendix: what was claimed, and what the articles say
 #
 # The first article (000, line 64) puts the whole model on each GPU, by `.cuda()`, before it is divided; on the meta
-# device it takes nothing. The third (003, line 420) calls the traffic of FSDP "medium".
+# device it takes nothing. The third (003, line 420) calls the traffic of FSDP "medium". The fourth (004) prints the
+# largest memory of each rank.
 
 # %%
-lab.check()
+says = {"never: held before forward": ("001, line 28: SHARD_GRAD_OP shards gradients, optimizer only", P)}
+lab.check(says | {"never: gradients of a rank": ("002, line 560: identical averaged gradients", P)})

@@ -84,10 +84,9 @@ def each_schedule(device, cases, forward):
 cases = [("GPipe", 1, m), ("1F1B", 1, m), ("Interleaved1F1B", 2, m), ("InterleavedZeroBubble", 2, m)]
 ideal = {(name, count): simulated(name, p, count, F, 2 * F, v) for name, v, count in cases}
 held = {name: [in_flight(spans, rank) for rank in range(p)] for (name, _), spans in ideal.items()}
-says = {"article": "bubble fraction (p - 1)/m (003, line 302)", "said": (p - 1) / m}
-lab.predict(idle, (p - 1) / (m + p - 1), "%", within=0.2, timed=True, **says)
+lab.predict(idle, (p - 1) / (m + p - 1), "%", within=0.2, timed=True)
 lab.predict(holds, min(m, p))
-lab.predict(interleaved, min(m, (p + 2 * (p - 1) + 1) / 2), article="memory: lowest (003, line 314)", said=p - 1)
+lab.predict(interleaved, min(m, (p + 2 * (p - 1) + 1) / 2))
 lab.predict_each({f"{name}: ranks that hold as many micro-batches as predicted": p for name in held})
 run, answers = lab.run(each_schedule, cases, F, env={"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"})
 
@@ -95,9 +94,9 @@ run, answers = lab.run(each_schedule, cases, F, env={"CUDA_VISIBLE_DEVICES": "",
 seen = {case: measured(done) for case, done in zip(ideal, zip(*answers, strict=True), strict=True)}
 counted = {each: [in_flight(seen[each, m], rank) for rank in range(p)] for each in held}
 agree = {each: sum(a == b for a, b in zip(held[each], counted[each], strict=True)) for each in held}
-found = {f"{each}: ranks that hold as many micro-batches as predicted": count for each, count in agree.items()}
-found |= {idle: bubble(seen["1F1B", m]), holds: counted["1F1B"][0], interleaved: counted["Interleaved1F1B"][0]}
-lab.measure_each(found, run=run)
+results = {f"{each}: ranks that hold as many micro-batches as predicted": count for each, count in agree.items()}
+results |= {idle: bubble(seen["1F1B", m]), holds: counted["1F1B"][0], interleaved: counted["Interleaved1F1B"][0]}
+lab.measure_each(results, run=run)
 end = max(span.end for spans in ideal.values() for span in spans) * 1.15
 pairs = {f"{each}, {how}": spans[each, m] for each in held for how, spans in (("predicted", ideal), ("measured", seen))}
 draw.stacked([draw.grid(spans, title, seconds=end) for title, spans in pairs.items()])
@@ -183,4 +182,5 @@ lab.plans(ways, global_batch_size=32)
 # lowest; 1F1B's is lower.
 
 # %%
-lab.check()
+overhead = "bubble fraction (p - 1)/m (003, line 302)", (p - 1) / m
+lab.check({idle: overhead, interleaved: ("memory: lowest (003, line 314)", p - 1)})

@@ -45,8 +45,8 @@ share = lab.ask(f"share of the model's parameters on each of {N} ranks", default
 # %% [markdown]
 # ## Split by hand
 #
-# In float64, so that nothing but the order of additions may be left of a difference. The third line is the other way
-# round, A by rows and B by columns: each rank then has an addend of `x A`, and takes gelu of it.
+# In float64, so that only the order of additions can make a difference. The third result is the other way round: A is
+# split by rows and B is whole, so each rank has a partial sum of `x A`, and takes gelu of that.
 
 # %%
 import torch
@@ -78,9 +78,9 @@ run, (off, *_) = lab.run(by_hand)
 lab.measure_each(dict(zip((right, back, wrong), off, strict=True)), run=run)
 
 # %% [markdown]
-# Columns of A give whole columns of `x A`, and gelu works on each alone. One sum at the end is all that ranks have to
-# say to each other, and one in backward: every rank has the gradient of x through its own columns only. A block has an
-# MLP and attention, so **2 sums forward and 2 backward for each block** (Megatron-LM).
+# Columns of A give whole columns of `x A`, and gelu works on each number alone. So the ranks need one all-reduce at the
+# end, and one in backward, where every rank has the gradient of x through its own columns only. A block has an MLP and
+# attention: **2 all-reduces in forward and 2 in backward for each block** (Megatron-LM).
 #
 # ## A whole model
 #
@@ -109,10 +109,10 @@ whole, mine = L * (halved + alike) + ends, L * (halved // N + alike) + ends
 expected = {"tensor: all-reduces forward": 2 * L + one, "tensor: other collectives": 0, gathers: 2 * L + 1}
 expected |= {"sequence: all-gathers backward": 2 * L + 1, "sequence: all-reduces": one}
 lab.predict_each(expected | {f"sequence: reduce-scatters {phase}": 2 * L for phase in ("forward", "backward")})
-lab.predict(sums, 2 * L, article="003, line 41: layers across devices", said=0)
+lab.predict(sums, 2 * L)
 lab.predict(share, mine / whole, "%")
 inputs = 2 * L * global_batch_size * context * (w + 2) * 8  # of norms, with their means and deviations, in fp64
-saved = lab.predict("sequence: activations less by", inputs - inputs // N, "B", within=0.01)
+saved = lab.predict("sequence: activations that a rank saves", inputs - inputs // N, "B", within=0.01)
 lab.predict_each({f"{way}: loss, compared with one device": 1e-9 for way in ("tensor", "sequence")}, how="at most")
 options = {"global_batch_size": global_batch_size, "precision": "fp64", "steps": 9}
 alone = lab.launch(single, ranks=1, **options)
@@ -121,36 +121,37 @@ runs = {"tensor": lab.launch(script, **options), "sequence": lab.launch(script, 
 
 # %%
 tensor, sequence = (collectives(run) for run in runs.values())
-found = {"tensor: all-reduces forward": tensor["all_reduce", "forward"], sums: tensor["all_reduce", "backward"]}
-found |= {"tensor: other collectives": sum(tensor.values()) - sum(found.values())}
-found |= {
+results = {"tensor: all-reduces forward": tensor["all_reduce", "forward"], sums: tensor["all_reduce", "backward"]}
+results |= {"tensor: other collectives": sum(tensor.values()) - sum(results.values())}
+results |= {
     gathers: sequence["all_gather", "forward"],
     "sequence: all-gathers backward": sequence["all_gather", "backward"],
 }
-found |= {"sequence: all-reduces": sequence["all_reduce", "forward"] + sequence["all_reduce", "backward"]}
+results |= {"sequence: all-reduces": sequence["all_reduce", "forward"] + sequence["all_reduce", "backward"]}
 for phase in ("forward", "backward"):
-    found[f"sequence: reduce-scatters {phase}"] = sequence["reduce_scatter", phase]
+    results[f"sequence: reduce-scatters {phase}"] = sequence["reduce_scatter", phase]
 for way, run in runs.items():
-    found[f"{way}: loss, compared with one device"] = (run.losses() / alone.losses() - 1).abs().max()
+    results[f"{way}: loss, compared with one device"] = (run.losses() / alone.losses() - 1).abs().max()
 held = {way: run.memory().ranks[0].traced.categories for way, run in runs.items()}
-found |= {share: held["tensor"]["parameters"] / (8 * whole)}
-found |= {"sequence: activations less by": held["tensor"]["activations"] - held["sequence"]["activations"]}
-lab.measure_each(found, run=runs["sequence"])
+results |= {share: held["tensor"]["parameters"] / (8 * whole)}
+results |= {"sequence: activations that a rank saves": held["tensor"]["activations"] - held["sequence"]["activations"]}
+lab.measure_each(results, run=runs["sequence"])
 display(draw.bars(held, unit="B", title="rank 0 at its peak"))
 lab.score()
 
 # %% [markdown]
 # ## Why
 #
-# DDP's sums hide behind backward; these stand in the middle of the computation, and nothing can go on before they have
-# arrived. That is why tensor parallelism needs the fastest link there is.
+# DDP's all-reduces hide behind backward. These stand in the middle of the computation, and nothing can go on before
+# they have arrived. That is why tensor parallelism needs the fastest link there is.
 
 # %%
 runs["tensor"].timeline()
 
 # %% [markdown]
-# What one sum carries does not depend on the layer's size but on the samples: batch × context × width numbers. So many
-# tokens favour DDP, and wide layers tensor parallelism. Move the sliders: bytes of a step, for four blocks in fp32.
+# What one all-reduce carries does not depend on the layer's size but on the samples: batch × context × width numbers.
+# So many tokens favor DDP, and wide layers tensor parallelism. Move the sliders: bytes of a step, for four blocks in
+# fp32.
 
 
 # %%
@@ -182,7 +183,7 @@ lab.plans(ways, global_batch_size=32)
 #    the first step: a head is not cut.</details>
 # 3. Forget one sum: in the text of the `tensor` cell, `RowwiseParallel(output_layouts=Partial())` for the layer `down`.
 #    <details><summary>Answer</summary>Nothing crashes. Five all-reduces in forward instead of nine, and after nine
-#    steps the loss has been off by up to 8 %: each rank goes on with its own addend.</details>
+#    steps the loss has been off by up to 8 %: each rank goes on with its own partial sum.</details>
 #
 # ## Sources
 #
@@ -196,4 +197,4 @@ lab.plans(ways, global_batch_size=32)
 # pipeline: the first rank would hold other blocks than the last, and no activation would be summed.
 
 # %%
-lab.check()
+lab.check({sums: ("003, line 41: layers across devices", 0)})

@@ -19,7 +19,7 @@
 #
 # Ranks get coordinates, like seats in rows, and each axis has a strategy of its own. Along an axis lies a process
 # group: the ranks that differ in this coordinate only. labkit's `hybrid` script has the axes pipeline, data (FSDP) and
-# tensor, in this order. These are eight ranks, 2 × 2 × 2; one colour is one group:
+# tensor, in this order. These are eight ranks, 2 × 2 × 2; one color is one group:
 
 # %% tags=["parameters"]
 nproc_per_node: int = 4  # ranks, on two cores, too; 8 gives a mesh of 2 x 2 x 2
@@ -34,8 +34,8 @@ lab, N, m = Lesson("10_meshes", ranks=nproc_per_node), nproc_per_node, accumulat
 draw.mesh(pipeline=2, data=2, tensor=2)
 
 # %% [markdown]
-# Neighbours are in one tensor group: they talk most, in the middle of every block, and want the fastest link. A
-# pipeline says least, so its stages may be far apart, on other hosts.
+# Neighbors form a tensor group: they send most, in the middle of every block, and need the fastest link. A pipeline
+# sends least, so its stages may be far apart, even on different hosts.
 #
 # ## Your predictions
 #
@@ -97,13 +97,13 @@ runs = {name: lab.launch(script, pipeline=p, tensor=t, **options) for name, (p, 
 held = {}
 for name, run in runs.items():
     spans = run.timeline().of_step()
-    found = {f"{name}: {kind}": sum(span.kind == kind for span in spans) / N for kind in kinds}  # of a rank
+    results = {f"{name}: {kind}": sum(span.kind == kind for span in spans) / N for kind in kinds}  # of a rank
     held[name] = run.memory().ranks[0].traced.categories
-    found[f"{name}: parameters, rank 0"] = held[name]["parameters"]
-    found[f"{name}: loss, compared with one device"] = (run.losses() / alone.losses() - 1).abs().max()
-    lab.measure_each(found, run=run)
+    results[f"{name}: parameters, rank 0"] = held[name]["parameters"]
+    results[f"{name}: loss, compared with one device"] = (run.losses() / alone.losses() - 1).abs().max()
+    lab.measure_each(results, run=run)
     if name == "data × tensor":
-        both = {sums: found[f"{name}: all_reduce"], gathers: found[f"{name}: all_gather"]}
+        both = {sums: results[f"{name}: all_reduce"], gathers: results[f"{name}: all_gather"]}
         lab.measure_each(both | {share: held[name]["parameters"] / parameters(1, 1, 1)}, run=run)
 display(draw.bars(held, unit="B", title="rank 0 at its peak"))
 lab.score()

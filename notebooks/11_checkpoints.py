@@ -20,8 +20,9 @@
 # shards and load it on any number of ranks, and choose how often to save. **20 minutes. You need** labs 03 and 07.
 #
 # Each rank writes the tensors that it holds: a **shard** of the checkpoint. All files go into a folder `step-8.tmp`.
-# When they are there, rank 0 writes `COMMIT.json`, with a checksum of each, and renames the folder to `step-8`. Whoever
-# is killed before this rename leaves the older checkpoints as they were. You will kill rank 0 right before #4.
+# When they are there, rank 0 writes `COMMIT.json`, with a checksum of each, and renames the folder to `step-8`. If
+# a rank is killed before this rename, the older checkpoints are as they were. You will kill rank 0 right before step 4
+# of the picture.
 
 # %% tags=["parameters"]
 nproc_per_node: int = 2  # ranks of the FSDP runs
@@ -49,7 +50,7 @@ flipped = lab.ask(
 )
 
 # %% [markdown]
-# ## Undisturbed
+# ## Uninterrupted
 #
 # A small model that prints the number of each sample it is trained on. It sleeps, so that a step takes as long on busy
 # cores. `async_save` copies what is to be saved, and a thread writes while training continues.
@@ -90,7 +91,7 @@ SAVED, KILLED, both = 4, 8, ("fsdp", "single")
 script, single = (Script.load(name, "checkpoints").with_cells(model=Model, data=load_datasets) for name in both)
 options = {"global_batch_size": 8, "precision": "fp64", "deterministic": True, "steps": 14}
 slow = saving.on_slow_disk(script, disk_seconds)
-undisturbed = lab.launch(slow, save_every=SAVED, async_save=True, **options)
+uninterrupted = lab.launch(slow, save_every=SAVED, async_save=True, **options)
 
 # %% [markdown]
 # ## Killed
@@ -99,10 +100,10 @@ undisturbed = lab.launch(slow, save_every=SAVED, async_save=True, **options)
 # catch it; it is also what the system sends when memory runs out.
 
 # %%
-lab.predict_each({"killed: checkpoints marked as whole": 1, again_trained: KILLED - SAVED, wrong: 0, flipped: 12})
+lab.predict_each({"killed: checkpoints marked as complete": 1, again_trained: KILLED - SAVED, wrong: 0, flipped: 12})
 killed = saving.killed_while_saving(lab, script, KILLED, save_every=SAVED, **options)
 folder = killed.path / "checkpoints"
-found = {"killed: checkpoints marked as whole": len([*folder.glob("step-*/COMMIT.json")])}
+results = {"killed: checkpoints marked as complete": len([*folder.glob("step-*/COMMIT.json")])}
 print("\n".join(f"{file.stat().st_size:9,} {file.relative_to(folder)}" for file in sorted(folder.glob("*/*"))))
 
 # %% [markdown]
@@ -121,7 +122,7 @@ print("\n".join(f"{file.stat().st_size:9,} {file.relative_to(folder)}" for file 
 # %%
 parts = [[24 * part.numel() for part in parameter.chunk(N)] for parameter in Model().parameters()]
 writes = {f"bytes that rank {r} writes": sum(p[r] for p in parts) + 4 * len(parts) * (r == 0) for r in range(N)}
-lab.predict_each(writes, "B", article="001, line 158: avoids gathering on rank 0")
+lab.predict_each(writes, "B")
 same, one_rank, outside = (f"{what}: difference" for what in ("resumed: loss", "on one rank: loss", "file: weights"))
 lab.predict_each({same: 1e-12, one_rank: 1e-9, outside: 1e-9}, how="at most")
 asynchronous = "an asynchronous save stops training, compared with a synchronous one, for"
@@ -131,15 +132,15 @@ again = lab.launch(slow, save_every=SAVED, checkpoint_dir=folder, **options)
 alone = lab.launch(single, ranks=1, checkpoint_dir=copy, full_checkpoints=True, **options)
 
 # %%
-found |= {again_trained: saving.trained_again(killed, again)}
-found |= {wrong: saving.not_once(80, (killed, SAVED), (again, 10 - SAVED))}  # ten steps are an epoch
-found |= {same: saving.apart(again, undisturbed), one_rank: saving.apart(alone, undisturbed)}
-found |= {f"bytes that rank {r} writes": size for r, size in saving.tensor_bytes(folder / "step-14").items()}
-still = {"synchronous": saving.still_at(again, SAVED), "asynchronous": saving.still_at(undisturbed, SAVED)}
-lab.measure_each(found | {asynchronous: still["asynchronous"] / still["synchronous"]}, run=alone)
-runs = {"undisturbed": undisturbed, "killed": killed, "resumed": again, "on one rank": alone}
+results |= {again_trained: saving.trained_again(killed, again)}
+results |= {wrong: saving.not_once(80, (killed, SAVED), (again, 10 - SAVED))}  # ten steps are an epoch
+results |= {same: saving.apart(again, uninterrupted), one_rank: saving.apart(alone, uninterrupted)}
+results |= {f"bytes that rank {r} writes": size for r, size in saving.tensor_bytes(folder / "step-14").items()}
+still = {"synchronous": saving.still_at(again, SAVED), "asynchronous": saving.still_at(uninterrupted, SAVED)}
+lab.measure_each(results | {asynchronous: still["asynchronous"] / still["synchronous"]}, run=alone)
+runs = {"uninterrupted": uninterrupted, "killed": killed, "resumed": again, "on one rank": alone}
 lines = {name: run.losses().items() for name, run in runs.items()}
-display(draw.curves(lines, "loss", marks={SAVED: "the last whole checkpoint", KILLED: "killed"}))
+display(draw.curves(lines, "loss", marks={SAVED: "the last complete checkpoint", KILLED: "killed"}))
 draw.bars(still, unit="s", title="how long training stands still")
 
 # %% [markdown]
@@ -226,7 +227,7 @@ display(planned, draw.bars(predicted=each, unit="B", title="planned, not run: by
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
 
 place = 1 + FSDP.optim_state_dict_to_load.__code__.co_varnames.index("optim_state_dict")
-lab.verify("optim_state_dict_to_load: place of the saved state", 3, place, article="001, line 155: the first", said=1)
-names = script.cells["checkpoints"].text.lower().count("fsdp")
-lab.verify("times that the checkpoints cell names FSDP", 0, names, article="001, line 44: it needs special handling")
-lab.check()
+loading, special = "optim_state_dict_to_load: place of the saved state", "times that the checkpoints cell names FSDP"
+lab.verify(loading, 3, place)
+lab.verify(special, 0, script.cells["checkpoints"].text.lower().count("fsdp"))
+lab.check({loading: ("001, line 155: the first", 1), special: ("001, line 44: it needs special handling", None)})

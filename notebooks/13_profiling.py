@@ -14,7 +14,7 @@
 # %% [markdown]
 # # 13 · Profiling: whose time is it?
 #
-# **You will be able to** read a timeline, tell a rank that dawdles from a link that is slow, and say which part of a
+# **You will be able to** read a timeline, tell a slow rank from a slow link, and say which part of a
 # step better communication could save. **20 minutes. You need** lab 03.
 #
 # A **timeline** puts all ranks on one clock; time runs to the right. The thick bar is what a rank computes; the thin
@@ -23,8 +23,8 @@
 
 # %% tags=["parameters"]
 nproc_per_node: int = 2  # ranks; their layers sleep, two cores are enough
-slow_rank: int = 1  # which rank dawdles
-slow_ms: int = 400  # and how long, in every step
+slow_rank: int = 1  # which rank is slow
+slow_ms: int = 400  # and by how much, in every step
 layers: int = 4  # of the model; each is a bucket of gradients
 backward_ms: int = 40  # how long each layer's backward sleeps; it must be longer than sending a bucket takes
 
@@ -39,12 +39,14 @@ draw.lanes(simulated(4, 0.01, 0.04, 0.08), "DDP, a bucket for each of four layer
 # ## Your predictions
 #
 # The model has four layers that sleep: 10 ms in forward, 40 in backward. So times are the same on every machine, also
-# on busy cores. Then one rank, the **dawdler**, sleeps 400 ms longer in its forward.
+# on busy cores. Then one rank, the **straggler**, sleeps 400 ms longer in its forward.
 
 # %%
 covered = lab.ask("healthy: all-reduces that backward hides, of four buckets", default=4)
-longest = lab.ask("dawdler: rank whose all-reduces take longest", default=1, options={"the other": 0, "the dawdler": 1})
-apart = lab.ask("dawdler: its step time over the other rank's", default=1.4)
+longest = lab.ask(
+    "straggler: rank whose all-reduces take longest", default=1, options={"the other": 0, "the straggler": 1}
+)
+apart = lab.ask("straggler: its step time over the other rank's", default=1.4)
 
 # %% [markdown]
 # ## Healthy
@@ -64,16 +66,15 @@ def profiled(name, strategy="ddp", slow=0.0, **options):
     return lab.launch(sleeping(strategy), name=name, env=env, **options)
 
 
-says = {"article": "after backward pass, gradients are synchronized (002, line 130)", "said": 0}
-lab.predict(covered, layers - 1, timed=True, **says)
+lab.predict(covered, layers - 1, timed=True)
 lab.predict_each({"healthy: all-reduces of a step": layers + 1, "healthy: matrix products of a step": 3 * layers - 1})
 healthy = profiled("healthy", bucket_mib=1)
 
 # %%
 calls, hidden = all_reduces(healthy)
 products = operators(healthy)["aten::mm"] / len(healthy.timeline().steps)
-found = {"healthy: all-reduces of a step": calls, "healthy: matrix products of a step": products}
-lab.measure_each(found | {covered: hidden}, run=healthy)
+results = {"healthy: all-reduces of a step": calls, "healthy: matrix products of a step": products}
+lab.measure_each(results | {covered: hidden}, run=healthy)
 healthy.timeline()
 
 # %% [markdown]
@@ -95,30 +96,28 @@ late.timeline()
 # %% [markdown]
 # All ranks wait, and all alike: for bytes, not for each other.
 #
-# ## A dawdler
+# ## A straggler
 #
 # One rank sleeps in its forward. Play the animation.
 
 # %%
 other, slow = (slow_rank + 1) % lab.ranks, slow_ms / 1000
-says = {"article": "all GPUs must wait for slowest one (003, line 235)", "said": slow}
 lab.predict(apart, 1, within=0.1, timed=True)
-lab.predict_each({longest: 0, "dawdler: the rank that labkit names": slow_rank})
-lab.predict_each(
-    {"dawdler: the other rank waits": slow, "dawdler: forward is longer by": slow}, "s", within=0.15, **says
-)
-dawdling = profiled("dawdler", slow=slow, bucket_mib=1)
-print(*dawdling.verdict(), sep="\n")
-dawdling.timeline().animation()
+lab.predict_each({longest: 0, "straggler: the rank that labkit names": slow_rank})
+waits, longer_by = "straggler: the other rank waits", "straggler: forward is longer by"
+lab.predict_each({waits: slow, longer_by: slow}, "s", within=0.15)
+straggling = profiled("straggler", slow=slow, bucket_mib=1)
+print(*straggling.verdict(), sep="\n")
+straggling.timeline().animation()
 
 # %%
-times = dawdling.metrics().query("step > 2").groupby("rank")["step_seconds"].median()
-table = dawdling.timeline().table
+times = straggling.metrics().query("step > 2").groupby("rank")["step_seconds"].median()
+table = straggling.timeline().table
 longer = table["forward"][slow_rank] - table["forward"][other]
-found = {apart: times[slow_rank] / times[other], longest: int(table["communication"].idxmax() == slow_rank)}
-found |= {"dawdler: the other rank waits": table["waiting"][other], "dawdler: forward is longer by": longer}
-lab.measure_each(found | {"dawdler: the rank that labkit names": straggler(dawdling)}, run=dawdling)
-runs = {"healthy": healthy, "one bucket": late, "dawdler": dawdling}
+results = {apart: times[slow_rank] / times[other], longest: int(table["communication"].idxmax() == slow_rank)}
+results |= {waits: table["waiting"][other], longer_by: longer}
+lab.measure_each(results | {"straggler: the rank that labkit names": straggler(straggling)}, run=straggling)
+runs = {"healthy": healthy, "one bucket": late, "straggler": straggling}
 display(draw.bars(parts(runs), unit="s", title="a step of each rank"))
 lab.score()
 
@@ -162,7 +161,7 @@ lab.plans(gpt, global_batch_size=64)
 # 2. `backward_ms = 2`: sending a bucket takes longer than a layer's backward.
 #    <details><summary>Answer</summary>Of four buckets two or three were hidden, and the ranks waited 6 and 13 of 70 ms,
 #    on a busy machine. The first claim fails there. Larger buckets (fewer calls) or a faster link would help.</details>
-# 3. Let all ranks dawdle: in the model's text, `True` in place of the comparison with `RANK`.
+# 3. Let all ranks be slow: in the model's text, `True` in place of the comparison with `RANK`.
 #    <details><summary>Answer</summary>A step takes 640 ms on both, forward 445 of them. Nobody waits (13 and 23 ms),
 #    and labkit names no rank. A slow model is no straggler.</details>
 #
@@ -179,4 +178,5 @@ lab.plans(gpt, global_batch_size=64)
 # wait for the slowest.
 
 # %%
-lab.check()
+synchronized = "after backward pass, gradients are synchronized (002, line 130)", 0
+lab.check({covered: synchronized, waits: ("all GPUs must wait for slowest one (003, line 235)", slow)})

@@ -45,7 +45,7 @@ draw.calls(
 lab.ask("bad sample: ranks with a NaN one step later", default=1, about="One rank meets a sample that is NaN.")
 lab.ask("rank 0 evaluates alone: different samples seen", default=64, about="There is no sampler either.")
 lab.ask("rank 0 evaluates alone: rank that torchrun names", default=1, options={"0, it waits": 0, "1, it has left": 1})
-lab.ask("four spaces: number of the call at which the ranks part", default=5, about="In the second step.")
+_ = lab.ask("four spaces: number of the call at which the ranks part", default=5, about="In the second step.")
 
 # %% [markdown]
 # ## A sound script
@@ -102,8 +102,7 @@ sound = broken(run.script, "    dist.barrier()\n    dist.destroy", "    dist.des
 bad = [*DistributedSampler(range(STEPS * BATCH * lab.ranks - 1), lab.ranks, last)][2 * BATCH]
 poisoned = broken(sound, "    data = Ten", f"    x[{bad}] = torch.nan\n    data = Ten")
 expected = {"errors": 0, "nan_rank": last, "nan_step": 3, "nan_ranks": lab.ranks, "repeated": 1}
-says = {"repeated": ('"non-overlapping data splits" (002, line 1171)', 0)}
-silent = attempt(lab, "bad sample", poisoned, articles=says, **expected)
+silent = attempt(lab, "bad sample", poisoned, **expected)
 
 # %% [markdown]
 # The run *succeeded*: FSDP averaged the gradients of all ranks, and the mean of a number and NaN is NaN. Only the run's
@@ -114,14 +113,14 @@ silent = attempt(lab, "bad sample", poisoned, articles=says, **expected)
 #
 # "My code works on single GPU but fails with DDP/FSDP", says the article's FAQ. First cause: a forgotten sampler. With
 # one seed all ranks then draw the same samples, and nothing says so. Then `if rank == 0: evaluate(…)`, marked as
-# correct. It is where rank 0 has the whole model, as `model.module` under DDP. Under FSDP a forward *gathers*.
+# correct. That is correct where rank 0 has the whole model, as `model.module` under DDP. Under FSDP a forward
+# *gathers*.
 
 # %%
 faq = broken(sound, "sampler=DistributedSampler(data)", "shuffle=True")
 faq = broken(faq, '    print("accuracy"', '    if rank == 0:\n        print("accuracy"')
-says = {"errors": ("correct (002, line 1031)", 0)}
 expected = {"errors": 1, "rank": 1, "step": STEPS, "different": STEPS * BATCH, "blamed": 0}
-alone = attempt(lab, "rank 0 evaluates alone", faq, articles=says, **expected)
+alone = attempt(lab, "rank 0 evaluates alone", faq, **expected)
 
 # %% [markdown]
 # torchrun names the rank that ended with an error first. That is the one that waited, for a rank that left without one.
@@ -230,4 +229,5 @@ lab.plans(texts, global_batch_size=16)
 # 1178); its own FSDP example (line 709) evaluates on all ranks. Line 1013 warns of the forgotten sampler, rightly.
 
 # %%
-lab.check()
+splits, rank_0 = ('"non-overlapping data splits" (002, line 1171)', 0), ("correct (002, line 1031)", 0)
+lab.check({"bad sample: samples seen twice": splits, "rank 0 evaluates alone: errors": rank_0})

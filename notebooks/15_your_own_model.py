@@ -49,12 +49,12 @@ alone = lab.ask("bare torchrun: largest relative difference to a loss of DDP", d
 #
 # | cell | defines | which |
 # |---|---|---|
-# | `data` | `load_datasets(data_dir)` | a training and a test set, of tensors in any nest of dict and tuple |
+# | `data` | `load_datasets(data_dir)` | a training and a test set, of tensors in any nesting of dicts and tuples |
 # | `model` | `Model` | `Model()` makes the model |
 # | `task` | `loss_of(outputs, batch)` … | the *sum* of the losses; `outputs_of`, `count_of`, `metrics_of` |
 #
-# A cell is copied whole and as you typed it, so keep other things out of it. Pictures with a bright stripe in one of
-# four places. Every rank draws them again, and all must have the same ones: hence a generator of their own.
+# A cell is copied whole and as you typed it, so keep other things out of it. The data are pictures with a bright stripe
+# in one of four places. Every rank makes them anew, and all ranks must get the same ones: hence a seeded generator.
 
 # %%
 import torch
@@ -137,8 +137,7 @@ trained, whole = counts[True], sum(counts.values())
 lab.predict("DDP: parameters", 8 * whole, "B")
 lab.predict("DDP: peak, as rehearsed", plan.rehearsed.bytes, "B", within=0.03)
 lab.predict(moments, 2 * trained / whole, "times", within=0.001)
-says = {"article": "001, line 208: the learning rate may need adjustment"}
-lab.predict_each({same: 1e-6}, how="at most", **says)
+lab.predict(same, 1e-6, how="at most")
 lab.predict_each({alone: 0, "bare torchrun: exit code": 0, "bare torchrun: exit code of `import labkit`": 1})
 ddp, fsdp = (lab.launch(script, steps=steps, trace_memory=True, **options) for script in scripts.values())
 print(*plan.problems, sep="\n")
@@ -146,8 +145,8 @@ print(*plan.problems, sep="\n")
 # %%
 peaks = [run.memory().ranks[0].traced for run in (ddp, fsdp)]
 held = peaks[0].categories
-found = {"DDP: parameters": held["parameters"], moments: held["optimizer"] / held["parameters"]}
-lab.measure_each(found | {"DDP: peak, as rehearsed": peaks[0].bytes}, run=ddp)
+results = {"DDP: parameters": held["parameters"], moments: held["optimizer"] / held["parameters"]}
+lab.measure_each(results | {"DDP: peak, as rehearsed": peaks[0].bytes}, run=ddp)
 lab.measure(same, largest_difference(ddp, fsdp), run=fsdp)
 draw.bars({"DDP": held, "FSDP": peaks[1].categories}, unit="B", title="rank 0 at its peak")
 
@@ -205,4 +204,4 @@ lab.plans(wide, global_batch_size=512, precision="fp16")
 # article (002, line 752) is right that the command stays the same.
 
 # %%
-lab.check()
+lab.check({same: ("001, line 208: the learning rate may need adjustment", None)})

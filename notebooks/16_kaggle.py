@@ -15,7 +15,8 @@
 # # 16 · Kaggle: a session ends, training need not
 #
 # **You will be able to** end a training at a deadline and go on in another session as if nothing had happened, say how
-# large a model two T4s can train, and what of it fits into 20 GB. **20 minutes. You need** labs 06, 07 and 11.
+# large a model two T4s can train, and whether its checkpoints fit into 20 GB. **20 minutes. You need** labs 06, 07 and
+# 11.
 #
 # Kaggle lends two T4s for nothing, at most twelve hours at a time. This notebook runs on a laptop and on Kaggle, cell
 # for cell. A **session** is a machine that is new each time; only 20 GB in `/kaggle/working` outlive it. At a
@@ -116,13 +117,13 @@ two = lab.launch(script, checkpoint_dir=working[1] / "checkpoints", **options)
 whole = lab.launch(script, **options)
 
 # %%
-found = {
+results = {
     "session 2: resumes after step": losses(two).index[0] - 1,
     "both sessions: steps": steps_of(one) + steps_of(two),
 }
-found |= {repeated: twice(one, two), apart: (losses(one, two) - losses(whole)).abs().max()}
-found |= {whole_test: test_loss(two) - test_loss(whole)}
-lab.measure_each(found, run=two)
+results |= {repeated: twice(one, two), apart: (losses(one, two) - losses(whole)).abs().max()}
+results |= {whole_test: test_loss(two) - test_loss(whole)}
+lab.measure_each(results, run=two)
 lines = {"uninterrupted": losses(whole).items(), "session 1": losses(one).items(), "session 2": losses(two).items()}
 display(draw.curves(lines, "loss of rank 0", marks={last + 0.5: "the deadline"}))
 lab.score()

@@ -18,7 +18,7 @@
 # is rented; train all four; and leave with an adapter that plain `peft` loads. **20 minutes. You need** labs 03 and 07.
 #
 # **LoRA** freezes the model and puts two thin matrices beside each layer. Only these have gradients and AdamW's
-# moments.
+# moments. Their inner dimension is called the adapter's *rank*, which has nothing to do with the ranks that train.
 #
 # On Kaggle: attach a model, for example *Qwen 3 / transformers / 0.6b*, and set `model` below to its folder in
 # `/kaggle/input`. Nothing else changes.
@@ -110,10 +110,10 @@ for name in WAYS:
 
 # %%
 numbers = {way: numbers_saved(folder / f"{way}-DDP" / f"step-{steps}") for way in ("all-weights", "LoRA")}
-found = {share: numbers_exported(folder / "LoRA-FSDP-out") / trained["all weights"]}
-found |= {saved: numbers["all-weights"] / trained["all weights"], lora_saved: numbers["LoRA"] / trained["LoRA"]}
+results = {share: numbers_exported(folder / "LoRA-FSDP-out") / trained["all weights"]}
+results |= {saved: numbers["all-weights"] / trained["all weights"], lora_saved: numbers["LoRA"] / trained["LoRA"]}
 off = {kind: (runs[f"{kind}, FSDP"].losses() / runs[f"{kind}, DDP"].losses() - 1).abs().max() for kind in near}
-lab.measure_each(found | {name: off[kind] for kind, name in near.items()})
+lab.measure_each(results | {name: off[kind] for kind, name in near.items()})
 lab.score()
 
 # %% [markdown]
@@ -127,8 +127,8 @@ display(draw.curves({name: run.losses().items() for name, run in runs.items()}, 
 lab.explore(adapter, 2048, 6144, rank=[4, 8, 32, 128])
 
 # %% [markdown]
-# **Leave.** The adapter needs neither labkit nor the script. Merged into the model
-# (`adapted.merge_and_unload().save_pretrained(…)`), it needs `peft` no more either.
+# **Take it with you.** The adapter needs neither labkit nor the script. Merged into the model
+# (`adapted.merge_and_unload().save_pretrained(…)`), it no longer needs `peft` either.
 
 # %%
 out = folder / "LoRA-FSDP-out"

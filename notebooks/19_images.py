@@ -106,10 +106,10 @@ for name, strategy in WAYS.items():
 exported = load_file(folder / "trained-FSDP" / "model.safetensors")
 test = {name: run.metrics().dropna(subset=["test_loss"]).drop_duplicates("step") for name, run in runs.items()}
 last = {name: table["test_loss"].iloc[-1] for name, table in test.items()}
-found = {more: sum(tensor.numel() for tensor in exported.values()) / parameters}
-found |= {start: last["trained, DDP"] / last["random, DDP"]}
+results = {more: sum(tensor.numel() for tensor in exported.values()) / parameters}
+results |= {start: last["trained, DDP"] / last["random, DDP"]}
 off = (runs["trained, FSDP"].losses() / runs["trained, DDP"].losses() - 1).abs().max()
-lab.measure_each(found | {same: off})
+lab.measure_each(results | {same: off})
 curves = {name: [*zip(table["step"], table["test_loss"], strict=True)] for name, table in test.items()}
 display(draw.curves(curves, "loss on the test pictures", log=True))
 lab.score()
@@ -151,7 +151,7 @@ if large:
 #    weights is worth nothing without how its pictures were prepared.</details>
 # 3. Prepare them at 32 or 128 pixels instead of 64.
 #    <details><summary>Answer</summary>64 and 60 of 90 are right. The network takes any size, but the shapes that it has
-#    learnt were of another one.</details>
+#    learned were of another one.</details>
 # 4. `lr=3e-3` from random and from trained weights: does the start still matter?
 #    <details><summary>Answer</summary>Yes. After 40 steps the test loss was 0.109 from random weights and 0.0075 from
 #    trained ones. The larger rate suits both, though.</details>

@@ -104,8 +104,8 @@ run = labkit.launch(script, name="faulty", reachable=True, **how)
 zeros, norm = f"(model.module[:{DEAD + 2}](x) == 0).float().mean().item()", "model.module[0].weight.grad.norm().item()"
 dead = run.ask(f"loss.item(), {zeros}, {norm}")
 dead.columns = ["rank", "step", "loss", "zeros behind the layer", "gradient norm before it"]
-found = {answering: dead["step"].nunique(), silent: dead.iloc[:, 3].min(), before: dead.iloc[:, 4].max()}
-lab.measure_each(found, run=run)
+results = {answering: dead["step"].nunique(), silent: dead.iloc[:, 3].min(), before: dead.iloc[:, 4].max()}
+lab.measure_each(results, run=run)
 display(dead)
 
 # %% [markdown]

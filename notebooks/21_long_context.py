@@ -76,8 +76,8 @@ runs = {way: lab.launch(split, attention=way, steps=4, trace_memory=True, **opti
 off = {way: (run.losses() / one.losses() - 1).abs().max() for way, run in runs.items()}
 held = {way: run.memory().ranks[0].traced.categories for way, run in runs.items()}
 peaks = {way: max(rank.traced.bytes for rank in run.memory().ranks) for way, run in runs.items()}
-found = {f"{way}: peak of a rank": size for way, size in peaks.items()} | {saves: peaks["ring"] / peaks["gather"]}
-lab.measure_each(found | {apart: off["gather"], "ring: largest difference of a loss": off["ring"]})
+results = {f"{way}: peak of a rank": size for way, size in peaks.items()} | {saves: peaks["ring"] / peaks["gather"]}
+lab.measure_each(results | {apart: off["gather"], "ring: largest difference of a loss": off["ring"]})
 draw.bars(held, unit="B", title="rank 0 at its peak")
 
 # %% [markdown]
@@ -103,7 +103,7 @@ lab.score()
 # ## Why
 #
 # In order, the last rank sees (2 − 1/N) times the mean: with many ranks all wait for one that has twice their work. A
-# chunk near the begin and one near the end together are always the mean. This cell of the script does both:
+# chunk near the beginning and one near the end together are always the mean. This cell of the script does both:
 
 # %%
 print(split.cells["context"].text)

@@ -9,7 +9,7 @@ from typing import Any
 from labkit.errors import LabError
 from labkit.lessons.draw.charts.bars import bars
 from labkit.lessons.draw.picture import Picture, stacked
-from labkit.planner.candidate import Candidate
+from labkit.planner.candidate import Candidate, unfit
 from labkit.planner.plan import Plan
 from labkit.planner.planning import plan
 from labkit.record.text import escaped
@@ -39,7 +39,7 @@ class Elsewhere:
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         head = f"<b>{escaped(self._title)}</b> · <i>planned, not run</i>"
         picture = self._picture.html() if self._picture else ""
-        table = grid(self.rows, sentences=("note",))
+        table = grid(self.rows, sentences=("", "on", "note"))  # waiting stays in sight
         return {"text/plain": repr(self), "text/html": f'<div style="max-width:760px">{head}{picture}{table}</div>'}
 
 
@@ -64,6 +64,8 @@ def elsewhere(scripts: Mapping[str, Any], devices: Sequence[str], options: Mappi
                 both = (planned.rehearsed, planned.formulas)
                 peak = next((each for each in both if each and each.bytes == planned.bytes), None)
                 step, fits = planned.step, planned.fits
+                if reason := unfit(planned.device, planned.layout):
+                    row["note"] = reason
                 others = planned.advice.rows[1:] if planned.advice and not own else ()
                 known |= {str(each.script): each for each in others if each.peak and each.step and not each.changes}
             else:

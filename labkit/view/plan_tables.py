@@ -55,7 +55,8 @@ def plan_html(
 
 
 def memory_rows(peaks: Mapping[str, Peak]) -> list[dict[str, str]]:
-    """One row per category and one for the total; the deviation from the first source in percent of its total."""
+    """One row per category and one for the total. Percentages are of the first source's total: its own share, and the
+    others' deviation from it."""
     first = next(iter(peaks.values()))
     rows = []
     for name in (*CATEGORIES, "total"):
@@ -65,6 +66,8 @@ def memory_rows(peaks: Mapping[str, Peak]) -> list[dict[str, str]]:
             reference = first.bytes if name == "total" else first.categories.get(name, 0)
             deviation = (size - reference) / first.bytes if first.bytes and peak is not first else 0.0
             row[source] = gib(size) + (f" ({deviation:+.1%})" if abs(deviation) >= 0.0005 else "")
+            if peak is first:
+                row["of total"] = f"{size / first.bytes:.0%}" if first.bytes else ""
         rows.append(row)
     return [*rows, {"category": "at", **{source: peak.phase or "n/a" for source, peak in peaks.items()}}]
 

@@ -88,9 +88,9 @@ BROKEN = [
     ),
     (
         "13_profiling",
-        'profiled("dawdler", slow=slow,',
-        'profiled("dawdler", slow=0.0,',
-        "dawdler: the rank that labkit names",
+        'profiled("straggler", slow=slow,',
+        'profiled("straggler", slow=0.0,',
+        "straggler: the rank that labkit names",
     ),
     (
         "14_when_it_breaks",
@@ -178,6 +178,6 @@ def test_every_lab_with_claims_is_among_them():
     claiming = {
         path.stem
         for path in NOTEBOOKS.glob("[0-9]*.py")
-        if re.search(r"^(claims|lab)\.check\(\)", path.read_text(), re.MULTILINE)
+        if re.search(r"^(claims|lab)\.check\(", path.read_text(), re.MULTILINE)
     }
     assert claiming == {lab for lab, *_ in BROKEN}

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping
 from functools import cached_property
 
 from labkit.errors import LabError, RankFailedError
@@ -137,16 +136,14 @@ def attempt(
     *,
     watchdog: float = 60,
     until: str = "",
-    articles: Mapping[str, tuple[str, float]] | None = None,
     **expected: float,
 ) -> Ended:
     """Predict the `expected` properties of `Ended`, run a script of `Lesson.run`'s, and measure them.
 
     `until`: stop the run when labkit's notice has this word. `watchdog`: seconds without progress until a run is ended.
-    `articles`: by property, what an article says, and its number."""
+    """
     for field, value in expected.items():
-        article, said = (articles or {}).get(field, ("", None))
-        lab.predict(f"{name}: {NAMES[field]}", value, article=article, said=said)
+        lab.predict(f"{name}: {NAMES[field]}", value)
     options = {"nproc_per_node": lab.ranks, "args": ["[]"], "env": ENV, "wait": False}
     run, error = launch(script, name=name.replace(" ", "-"), watchdog=watchdog, **options), None
     while until and not run.status().is_final and until not in (run.status().notice or ""):

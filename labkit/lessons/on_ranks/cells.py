@@ -83,25 +83,29 @@ def exchange(outgoing: torch.Tensor, arrived: torch.Tensor) -> None:
 import json
 import math
 from collections import Counter
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 
-def collectives_since(began: int) -> dict[str, dict[str, int]]:
-    """Calls and bytes of whole arrays since `time.time_ns()` was `began`, from torch's flight recorder. gloo records
-    its reduce-scatter as the all-reduce that it makes of it, so both count as "sums"."""
+def collectives_since(began: int) -> dict[str, Any]:
+    """Calls, bytes of whole arrays and those of the largest all-gather since `time.time_ns()` was `began`, from torch's
+    flight recorder. gloo records its reduce-scatter as the all-reduce that it makes of it, so both count as "sums"."""
     backend = torch._C._distributed_c10d
     dump = backend._dump_nccl_trace_json if dist.get_backend() == "nccl" else backend._dump_fr_trace_json
     calls: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
+    largest = 0
     for entry in json.loads(dump())["entries"]:
         if entry["time_created_ns"] >= began:
             kind = "gathers" if "gather" in entry["profiling_name"] else "sums"
             calls[kind] += 1
             each = 2 if "Half" in entry["input_dtypes"][0] or "BFloat16" in entry["input_dtypes"][0] else 4
-            sizes[kind] += each * max(sum(map(math.prod, entry[side])) for side in ("input_sizes", "output_sizes"))
-    return {"calls": calls, "bytes": sizes}
+            size = each * max(sum(map(math.prod, entry[side])) for side in ("input_sizes", "output_sizes"))
+            sizes[kind] += size
+            largest = max(largest, size if kind == "gathers" else 0)
+    return {"calls": calls, "bytes": sizes, "largest gather": largest}
 
 
 # %% tower

@@ -80,7 +80,8 @@ def bars(
 
 
 def _colours(categories: Sequence[str]) -> dict[str, str]:
-    return {name: CATEGORY_COLOURS.get(name, colour_of(i)) for i, name in enumerate(categories)}
+    known = {**CATEGORY_COLOURS, "waits": GREY}  # as in a timeline
+    return {name: known.get(name, colour_of(i)) for i, name in enumerate(categories)}
 
 
 def _legend(categories: Sequence[str], colours: Mapping[str, str], y: float, both: bool) -> tuple[str, float]:
