@@ -32,7 +32,7 @@ from labkit.lessons import Lesson, draw, sized
 from labkit.lessons.labs.nodes import (
     differing_words, job_text, kill_node, left_over, names_in, nodes_that_say, of_ranks, slurm,
 )  # fmt: skip
-from labkit.lessons.sessions import test_loss
+from labkit.lessons.labs.sessions import test_loss
 
 lab = Lesson("17_cluster")
 draw.hosts(2, 2)
