@@ -253,7 +253,7 @@ def _in_backward(asked: Candidate, best: Candidate | None, search: Search) -> It
         layout = search.look(name, ranks, parameters | {"optimizer_in_backward": True}).layout
         if layout is None or _needs_all_gradients(layout, parameters):
             continue
-        usual = replace(layout, options=layout.options | {"optimizer_in_backward": False})
+        usual = replace(layout, options={**layout.options, "optimizer_in_backward": False})
         backward = [each for each in moments(search.facts, usual, on_gpu=on_gpu) if each.phase != "optimizer"]
         largest = max(sum(unit.parameters) for unit in search.facts.units) * search.facts.itemsize
         held = largest + max(each.bytes - each.categories.get("gradients", 0) for each in backward)

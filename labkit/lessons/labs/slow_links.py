@@ -52,8 +52,8 @@ def timeline(send: float, *, moving: bool = False) -> Picture:
 
 def validation_losses(run: Run) -> dict[int, float]:
     """The loss on the test data by step, where it was measured."""
-    measured = run.metrics().dropna(subset=["test_loss"])
-    return {int(step): float(loss) for step, loss in measured.groupby("step")["test_loss"].last().items()}
+    losses = run.metrics().dropna(subset=["test_loss"]).groupby("step")["test_loss"].last()
+    return dict(zip(map(int, losses.index), map(float, losses), strict=True))
 
 
 def differences(losses: Losses, other: str) -> dict[str, dict[int, list[float]]]:
