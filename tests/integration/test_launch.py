@@ -324,6 +324,6 @@ def test_a_launch_that_was_killed_is_listed_as_lost_and_its_folder_deleted_on_re
     listed = subprocess.run(verb, capture_output=True, text=True).stdout
     cleaned = subprocess.run([*verb, "--clean"], capture_output=True, text=True).stdout
 
-    assert re.search(rf"^{left.name} +lost +n/a +its launch was killed before the run started", listed, re.MULTILINE)
+    assert re.search(rf"^{left.name} +lost +its launch was killed before the run started", listed, re.MULTILINE)
     assert cleaned == f"deleted {left}\nno runs yet\n"
     assert [path.name for path in runs.iterdir()] == ["my own folder"]

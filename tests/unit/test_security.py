@@ -455,7 +455,7 @@ NEVER = {
     r"\bmktemp\(": "tempfile.mktemp()",
 }
 # The ranks evaluate what the run's owner asks, after checking who wrote it: tests/unit/test_reach.py.
-OWNERS_TEXT = (ROOT / "labkit" / "worker" / "evaluate.py", "x = eval(text)")
+OWNERS_TEXT = (ROOT / "labkit" / "worker" / "reach" / "evaluate.py", "x = eval(text)")
 NEVER_OF_JUPYTER = {
     r"\bip\s*=\s*['\"]?(0\.0\.0\.0|\*)": "jupyter lab --ip=0.0.0.0",
     r"disable_check_xsrf": "--ServerApp.disable_check_xsrf=True",
