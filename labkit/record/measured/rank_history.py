@@ -93,7 +93,7 @@ class RankHistory:
     @property
     def recent_steps(self) -> float:
         """How many steps the newest records are about."""
-        return sum(map(RECENT["steps"], self._recent))
+        return float(sum(map(RECENT["steps"], self._recent)))
 
     @property
     def own_seconds(self) -> float:
