@@ -91,9 +91,9 @@ class RankHistory:
         return sum(map(RECENT[phase], self._recent)) / steps if steps else 0.0
 
     @property
-    def recent_steps(self) -> int:
+    def recent_steps(self) -> float:
         """How many steps the newest records are about."""
-        return int(sum(map(RECENT["steps"], self._recent)))
+        return float(sum(map(RECENT["steps"], self._recent)))
 
     @property
     def own_seconds(self) -> float:
