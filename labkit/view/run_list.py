@@ -37,11 +37,11 @@ def sort_keys(state: State, ranks: int, metrics: Mapping[str, float], parameters
     """What a run can be sorted by. Ascending keys put the newest start, the shortest duration, the best metric and the
     lowest parameter first. The loss is one of the `metrics`."""
     keys: SortKeys = {"started": (0, -state.started), "duration": (0, state.seconds), "ranks": (0, ranks)}
-    for name, value in metrics.items():
-        if finite(value) is not None:
-            keys[name] = (0, value if is_lower_better(name) else -value)
     for name, value in parameters.items():
         keys.setdefault(name, _parameter_key(str(value)))
+    for name, value in metrics.items():
+        if finite(value) is not None:
+            keys.setdefault(name, (0, value if is_lower_better(name) else -value))
     return keys
 
 
@@ -90,10 +90,12 @@ class RunList(list[Any]):
 
     def sorted(self, name: str) -> RunList:
         """The runs sorted by `name`, see `labkit.runs`. Raises LabError if no run has it."""
-        keys = []
-        for run in self:
-            manifest, seen = run.folder.glimpsed_manifest(), glance(run.folder)
-            keys.append(sort_keys(run.status(), manifest["world_size"], seen.metrics, manifest["parameters"]))
+        manifests = [run.folder.glimpsed_manifest() for run in self]
+        known = [(run.status(), m["world_size"], m["parameters"]) for run, m in zip(self, manifests, strict=True)]
+        keys = [sort_keys(state, ranks, {}, parameters) for state, ranks, parameters in known]
+        if not any(name in each for each in keys):  # a metric, for which records must be read
+            glances = [glance(run.folder, whole=name != "loss") for run in self]
+            keys = [sort_keys(s, ranks, seen.metrics, p) for (s, ranks, p), seen in zip(known, glances, strict=True)]
         return RunList(sorted_by(name, self, keys), self.unfinished, by=name, empty=self.empty)
 
     def _rows(self) -> list[dict[str, str | Glance]]:

@@ -44,12 +44,14 @@ class Glance:
         return self.newest | self.best | ({} if self.loss is None else {"loss": self.loss})
 
 
-def glance(folder: RunFolder) -> Glance:
+def glance(folder: RunFolder, *, whole: bool = True) -> Glance:
     """The newest attempt: what its first rank recorded, and for newest values the mean over its first eight ranks. In a
-    run of more than 256 KiB a best value that the script does not report (as `best_…`) is the best of those read."""
+    run of more than 256 KiB a best value that the script does not report (as `best_…`) is the best of those read.
+    Unless `whole`, only the ends of the files are read, which have the newest loss."""
     latest = folder.latest
     first, *others = latest.started_ranks()[:RANKS] or [0]
-    seen = _seen(_records(latest.metrics(first), WHOLE_BYTES, PARTS))
+    part = (WHOLE_BYTES, PARTS) if whole else (TAIL_BYTES, 1)
+    seen = _seen(_records(latest.metrics(first), *part))
     ends = [_seen(_records(latest.metrics(rank), TAIL_BYTES)) for rank in others]
     if losses := [end.loss for end in (seen, *ends) if end.loss is not None]:
         seen.loss = fmean(losses)
