@@ -142,20 +142,18 @@ class RunList(list[Any]):
         if not (rows := self._rows()):
             return self.empty
         rows = [row | {"run": str(row["run"]).partition("-")[2]} for row in rows]  # enough to attach to it
-        columns = [name for name in _columns(rows) if name != "why"]
+        columns = [name for name in _columns(rows) if name not in ("note", "why")]  # these are below the row
         cell = f"{CELL};text-align:left;vertical-align:middle"
         head = "".join(f'<th style="{CELL};{HEAD};text-align:left">{escaped(name)}</th>' for name in columns)
         body = ""
         for row in rows:
-            cells = (
-                f'<td style="{cell}{"" if name == "note" else ";white-space:nowrap"}">{_html(row.get(name, ""))}</td>'
-                for name in columns
+            cells = "".join(
+                f'<td style="{cell};white-space:nowrap">{_html(row.get(name, ""))}</td>' for name in columns
             )
-            body += f"{ROW}{''.join(cells)}</tr>"
-            if why := row.get("why"):
-                body += (
-                    f'{ROW}<td></td><td colspan="{len(columns) - 1}" style="{cell};opacity:.75">{_html(why)}</td></tr>'
-                )
+            body += f"{ROW}{cells}</tr>"
+            if below := " · ".join(str(row[name]) for name in ("note", "why") if row.get(name)):
+                wide = f'colspan="{len(columns) - 1}" style="{cell};opacity:.75"'
+                body += f"{ROW}<td></td><td {wide}>{escaped(below)}</td></tr>"
         left_out = f"<div>{escaped(self._left_out())}</div>" if self._left_out() else ""
         table = as_image(f'<div style="overflow-x:auto">{TABLE}{ROW}{head}</tr>{body}</table></div>')
         return f"{table}{left_out}"
