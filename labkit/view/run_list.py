@@ -37,11 +37,11 @@ def sort_keys(state: State, ranks: int, metrics: Mapping[str, float], parameters
     """What a run can be sorted by. Ascending keys put the newest start, the shortest duration, the best metric and the
     lowest parameter first. The loss is one of the `metrics`."""
     keys: SortKeys = {"started": (0, -state.started), "duration": (0, state.seconds), "ranks": (0, ranks)}
-    for name, value in metrics.items():
-        if finite(value) is not None:
-            keys[name] = (0, value if is_lower_better(name) else -value)
     for name, value in parameters.items():
         keys.setdefault(name, _parameter_key(str(value)))
+    for name, value in metrics.items():
+        if finite(value) is not None:
+            keys.setdefault(name, (0, value if is_lower_better(name) else -value))
     return keys
 
 
@@ -90,10 +90,12 @@ class RunList(list[Any]):
 
     def sorted(self, name: str) -> RunList:
         """The runs sorted by `name`, see `labkit.runs`. Raises LabError if no run has it."""
-        keys = []
-        for run in self:
-            manifest, seen = run.folder.glimpsed_manifest(), glance(run.folder)
-            keys.append(sort_keys(run.status(), manifest["world_size"], seen.metrics, manifest["parameters"]))
+        manifests = [run.folder.glimpsed_manifest() for run in self]
+        known = [(run.status(), m["world_size"], m["parameters"]) for run, m in zip(self, manifests, strict=True)]
+        keys = [sort_keys(state, ranks, {}, parameters) for state, ranks, parameters in known]
+        if not any(name in each for each in keys):  # a metric, for which records must be read
+            glances = [glance(run.folder, whole=name != "loss") for run in self]
+            keys = [sort_keys(s, ranks, seen.metrics, p) for (s, ranks, p), seen in zip(known, glances, strict=True)]
         return RunList(sorted_by(name, self, keys), self.unfinished, by=name, empty=self.empty)
 
     def _rows(self) -> list[dict[str, str | Glance]]:
@@ -140,20 +142,18 @@ class RunList(list[Any]):
         if not (rows := self._rows()):
             return self.empty
         rows = [row | {"run": str(row["run"]).partition("-")[2]} for row in rows]  # enough to attach to it
-        columns = [name for name in _columns(rows) if name != "why"]
+        columns = [name for name in _columns(rows) if name not in ("note", "why")]  # these are below the row
         cell = f"{CELL};text-align:left;vertical-align:middle"
         head = "".join(f'<th style="{CELL};{HEAD};text-align:left">{escaped(name)}</th>' for name in columns)
         body = ""
         for row in rows:
-            cells = (
-                f'<td style="{cell}{"" if name == "note" else ";white-space:nowrap"}">{_html(row.get(name, ""))}</td>'
-                for name in columns
+            cells = "".join(
+                f'<td style="{cell};white-space:nowrap">{_html(row.get(name, ""))}</td>' for name in columns
             )
-            body += f"{ROW}{''.join(cells)}</tr>"
-            if why := row.get("why"):
-                body += (
-                    f'{ROW}<td></td><td colspan="{len(columns) - 1}" style="{cell};opacity:.75">{_html(why)}</td></tr>'
-                )
+            body += f"{ROW}{cells}</tr>"
+            if below := " · ".join(str(row[name]) for name in ("note", "why") if row.get(name)):
+                wide = f'colspan="{len(columns) - 1}" style="{cell};opacity:.75"'
+                body += f"{ROW}<td></td><td {wide}>{escaped(below)}</td></tr>"
         left_out = f"<div>{escaped(self._left_out())}</div>" if self._left_out() else ""
         table = as_image(f'<div style="overflow-x:auto">{TABLE}{ROW}{head}</tr>{body}</table></div>')
         return f"{table}{left_out}"

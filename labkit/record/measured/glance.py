@@ -5,9 +5,7 @@ It reads at most 256 KiB of one rank's records and the ends of seven others', wh
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
@@ -17,7 +15,7 @@ from typing import Any
 from labkit.record.files import opened
 from labkit.record.folder import RunFolder
 from labkit.record.measured.metric_names import is_evaluated, is_lower_better
-from labkit.record.measured.metrics_file import finite, number
+from labkit.record.measured.metrics_file import decoded, finite, number
 from labkit.record.measured.reader import DESCRIBING
 
 __all__ = ["Glance", "glance"]
@@ -44,12 +42,14 @@ class Glance:
         return self.newest | self.best | ({} if self.loss is None else {"loss": self.loss})
 
 
-def glance(folder: RunFolder) -> Glance:
+def glance(folder: RunFolder, *, whole: bool = True) -> Glance:
     """The newest attempt: what its first rank recorded, and for newest values the mean over its first eight ranks. In a
-    run of more than 256 KiB a best value that the script does not report (as `best_…`) is the best of those read."""
+    run of more than 256 KiB a best value that the script does not report (as `best_…`) is the best of those read.
+    Unless `whole`, only the ends of the files are read, which have the newest loss."""
     latest = folder.latest
     first, *others = latest.started_ranks()[:RANKS] or [0]
-    seen = _seen(_records(latest.metrics(first), WHOLE_BYTES, PARTS))
+    part = (WHOLE_BYTES, PARTS) if whole else (TAIL_BYTES, 1)
+    seen = _seen(_records(latest.metrics(first), *part))
     ends = [_seen(_records(latest.metrics(rank), TAIL_BYTES)) for rank in others]
     if losses := [end.loss for end in (seen, *ends) if end.loss is not None]:
         seen.loss = fmean(losses)
@@ -96,13 +96,7 @@ def _records(path: Path, most: int, parts: int = 1) -> list[dict[str, Any]]:
             lines: list[bytes] = []
             for start in starts:
                 file.seek(start)
-                lines += file.read(each).split(b"\n")[1 if start else 0 :]
+                lines += file.read(each).split(b"\n")[1 if start else 0 : -1]  # without those that are cut off
     except OSError:
         return []
-    records = []
-    for line in lines:
-        with suppress(ValueError, RecursionError):  # cut off, or not a record
-            record = json.loads(line)
-            if isinstance(record, dict):
-                records.append(record)
-    return records
+    return [record for record in decoded([line for line in lines if line.strip()]) if isinstance(record, dict)]
