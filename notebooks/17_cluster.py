@@ -15,8 +15,8 @@
 # # 17 · From one machine to a cluster: the same script
 #
 # **You will be able to** start one script on one machine, on two nodes and under Slurm, read the launch line of a node
-# word by word, say what happens when a node dies, and choose the learning rate when ranks are added. **20 minutes. You
-# need** labs 01 and 03.
+# word by word, say what happens when a node dies, and choose the learning rate for more ranks. **20 minutes. You need**
+# labs 01 and 03.
 #
 # A **node** is a machine. Each has a torchrun, which starts its ranks; `local_rank` counts them within the node, `rank`
 # over all: rank = node_rank × nproc_per_node + local_rank. The second node here is this machine, too: what differs with
@@ -51,9 +51,7 @@ same = lab.ask(
 )
 words = lab.ask("two nodes: words in which their launch lines differ", default=3)
 naming = lab.ask("killed node: nodes whose record names it", default=1)
-slower = lab.ask(
-    "8 times the batch, the same learning rate: test loss, over the small batch's", default=1, unit="times"
-)
+slower = lab.ask("8 times the batch, the same learning rate: test loss, over the small batch's", default=1)
 
 # %% [markdown]
 # ## One node, two nodes
@@ -163,9 +161,8 @@ digits = labkit.Script.load("ddp", task="digits").with_cells(optimizer_of=optimi
 ways = {"32 samples": (32, 0.01, 0), "256 samples": (256, 0.01, 0), "256, 8 x the rate": (256, 0.08, 0)}
 ways["256, 8 x, warm-up"] = 256, 0.08, 16  # samples, learning rate, steps in which it rises
 warmed, jump = "8 times the batch and rate, with a warm-up: that ratio", "no warm-up: largest loss of five steps"
-lab.predict(slower, 1.2, "times", how="at least")
-lab.predict(warmed, 1.2, "times", how="at most")
-lab.predict(jump, 2 * 2.3, how="at least")  # guessing among ten digits is 2.3
+lab.predict_each({slower: 1.2, jump: 2 * 2.3}, how="at least")  # guessing among ten digits is 2.3
+lab.predict(warmed, 1.2, how="at most")
 trained = {}
 for name, (samples, lr, rising) in ways.items():
     options = {"global_batch_size": samples, "lr": lr, "warmup_steps": rising}

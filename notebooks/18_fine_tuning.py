@@ -128,7 +128,8 @@ lab.explore(adapter, 2048, 6144, rank=[4, 8, 32, 128])
 
 # %% [markdown]
 # **Take it with you.** The adapter needs neither labkit nor the script. Merged into the model
-# (`adapted.merge_and_unload().save_pretrained(…)`), it no longer needs `peft` either.
+# (`adapted.merge_and_unload().save_pretrained(…)`), it no longer needs `peft` either. The small model has
+# learned the form of an answer in this short time, not how to add.
 
 # %%
 out = folder / "LoRA-FSDP-out"

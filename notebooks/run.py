@@ -59,6 +59,7 @@ def run(notebook: Path, into: Path, known: Any, arguments: argparse.Namespace) -
     """Execute one notebook and write its page; the exit code. Of several at a time, only a failure's log is shown."""
     # Nobody watches: figures are static, and a training that fails fails the notebook.
     env = {**os.environ, "LABKIT_UI": "static", "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
+    env["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"  # transformers' bar is a widget, which no page shows
     executed = into / notebook.name
     papermill = [sys.executable, "-m", "papermill", str(notebook.absolute()), str(executed)]
     values = {**(SMALL if arguments.small else {}), **dict(arguments.p)}
