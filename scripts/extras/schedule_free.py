@@ -25,7 +25,8 @@ def averaging(parameters, how, args):
         raise SystemExit("--schedule-free needs schedulefree: pip install schedulefree") from None
     if getattr(args, "lr_schedule", "constant") != "constant":
         raise SystemExit("--schedule-free takes the place of --lr-schedule: leave one of them out")
-    optimizer = AdamWScheduleFree([p for p in parameters if p.requires_grad], **how)
+    trained = [p for p in parameters if p.requires_grad]
+    optimizer = AdamWScheduleFree(trained, foreach=False, **how)  # one by one: meshes may differ
     for group in optimizer.param_groups:
         group["train_mode"] = True
         for p in group["params"]:  # for a checkpoint torch would make it by a step, which eval mode refuses

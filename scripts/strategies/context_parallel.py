@@ -199,8 +199,7 @@ def positions_of(model):
     embedding = dict(model.named_modules()).get(POSITIONS)
     if embedding is None:
         raise SystemExit(f"context parallelism must tell the model where its positions are: {type(model).__name__} has "
-                         f"no layer {POSITIONS}; give this name to the layer that is called with them, or write its "
-                         "name into POSITIONS in the cell context")  # fmt: skip
+                         f"no layer {POSITIONS}; give that name to the layer called with them")  # fmt: skip
     return embedding
 
 

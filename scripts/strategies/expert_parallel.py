@@ -103,9 +103,8 @@ def experts_of(model, replicas, ranks):
                          "the task mixture, or fsdp")  # fmt: skip
     for experts in modules:
         if [*experts.children()] or len(inspect.signature(experts.forward).parameters) != 2:
-            raise SystemExit("expert parallelism needs the experts of a layer in one module without others in it, with "
-                             "forward(rows, sizes): rows sorted by expert, and how many are each one's, as in the task "
-                             f"mixture; {type(experts).__name__} is not such a one: use fsdp")  # fmt: skip
+            raise SystemExit("expert parallelism needs a layer's experts in one module, without others in it, with "
+                             f"forward(rows, sizes) as in the task mixture; got {type(experts).__name__}")  # fmt: skip
         if not all(p.dim() > 1 for p in experts.parameters()) or not [*experts.parameters()]:
             raise SystemExit(f"{type(experts).__name__} has parameters that are not indexed by expert: use fsdp")
         number, width = next(experts.parameters()).shape[:2]
