@@ -6,9 +6,12 @@ import json
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
+
+from IPython.utils.capture import capture_output
 
 from labkit.claims import Claims, amount
 from labkit.errors import LabError
@@ -73,12 +76,20 @@ class Lesson(Claims):
             self.measure(name, value, run=run)
 
     def launch(
-        self, script: Any, *, ranks: int | None = None, env: Mapping[str, str] | None = None, **options: Any
+        self,
+        script: Any,
+        *,
+        ranks: int | None = None,
+        env: Mapping[str, str] | None = None,
+        shown: bool = True,
+        **options: Any,
     ) -> Run:
-        """`labkit.launch` on the lesson's ranks, or another number of them, and wait for the end."""
+        """`labkit.launch` on the lesson's ranks, or another number of them, and wait for the end. `shown`: with its
+        view, which adds some 30 kB to the notebook."""
         count = {} if not isinstance(script, Script) else {"nproc_per_node": ranks or self.ranks}
-        run = launch(script, env={**self.env, **(env or {})}, **count, **options)
-        run.wait()
+        with nullcontext() if shown else capture_output():
+            run = launch(script, env={**self.env, **(env or {})}, **count, **options)
+            run.wait()
         return run
 
     def run(
