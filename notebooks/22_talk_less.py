@@ -28,8 +28,6 @@ seeds: int = 3  # each way trains once from each of them
 plans: bool = True  # plan a model of 405 million parameters on other devices: a minute
 
 # %%
-from functools import partial
-
 import labkit
 from labkit.lessons import Lesson, defined, draw, sized
 from labkit.lessons.labs.traffic import noting_bytes, sent_in_a_step
@@ -85,8 +83,9 @@ lab.predict_each({f"{way}: median loss above DDP's": bound for way, bound in mos
 lab.predict(worst, by_way["PowerSGD"])
 runs, options = {}, {"steps": steps, "global_batch_size": 16, "validate_every": 30}
 for way, (strategy, own) in ways.items():
-    train = partial(lab.launch, scripts[strategy], **own, **options)
-    runs[way] = {seed: train(seed=seed, shown=seed == 0) for seed in range(seeds)}
+    runs[way] = {
+        seed: lab.launch(scripts[strategy], seed=seed, shown=seed == 0, **own, **options) for seed in range(seeds)
+    }
 
 # %%
 above = differences({way: {s: validation_losses(run) for s, run in each.items()} for way, each in runs.items()}, "DDP")
