@@ -46,7 +46,8 @@ def make_optimizer(model, mesh, args):
 
 
 def switch(model, train, optimizer, mode=True):
-    for module in model.modules():  # what FSDP still has gathered are the other weights
+    stages = [*getattr(model, "stages", {}).values()]  # of a pipeline, which are no children of the model
+    for module in [*model.modules(), *stages]:  # what FSDP still has gathered are the other weights
         if hasattr(module, "reshard"):
             module.reshard()
     (optimizer.train if mode else optimizer.eval)()
