@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 
 import torch
-import torch.distributed.fsdp
 import torch.distributed as dist
+import torch.distributed.fsdp
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, DistributedSampler
 
