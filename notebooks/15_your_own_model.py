@@ -54,7 +54,7 @@ alone = lab.ask("bare torchrun: largest relative difference to a loss of DDP", d
 # | `task` | `loss_of(outputs, batch)` … | the *sum* of the losses; `outputs_of`, `count_of`, `metrics_of` |
 #
 # A cell is copied whole and as you typed it, so keep other things out of it. The data are pictures with a bright stripe
-# in one of four places. Every rank makes them anew, and all ranks must get the same ones: hence a seeded generator.
+# in one of four places. Every rank generates them itself, and all must get the same ones: hence a seeded generator.
 
 # %%
 import torch

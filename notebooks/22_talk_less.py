@@ -88,13 +88,13 @@ for way, (strategy, own) in ways.items():
 # %%
 above = differences({way: {s: validation_losses(run) for s, run in each.items()} for way, each in runs.items()}, "DDP")
 end = at_the_end(above)
-found = {f"{way}: median loss above DDP's": end[way] for way in most} | {worst: by_way[max(end, key=end.get)]}
+results = {f"{way}: median loss above DDP's": end[way] for way in most} | {worst: by_way[max(end, key=end.get)]}
 if lab.counts_bytes:
     seen = {way: sent_in_a_step(each[0], N, steps, after=2) for way, each in runs.items()}
-    found |= {f"{way}: sent by all ranks in a step": bytes for way, bytes in seen.items()}
-    found |= {share: seen["int8"] / seen["DDP"], rank_1: seen["PowerSGD"] / seen["DDP"]}
+    results |= {f"{way}: sent by all ranks in a step": bytes for way, bytes in seen.items()}
+    results |= {share: seen["int8"] / seen["DDP"], rank_1: seen["PowerSGD"] / seen["DDP"]}
     display(draw.bars(seen, sent, unit="B", title="sent by all ranks in a step"))
-lab.measure_each(found)
+lab.measure_each(results)
 difference_curves(above, f"test loss above DDP's from the same seed: median and range of {seeds} seeds")
 
 # %% [markdown]

@@ -33,10 +33,7 @@ __all__ = [
     "without_kernels",
 ]
 
-DRIVER_FILES = (
-    Path("/proc/driver/nvidia/version"),
-    Path("/dev/dxg"),
-)  # of a driver; dxg is WSL2's
+DRIVER_FILES = (Path("/proc/driver/nvidia/version"), Path("/dev/dxg"))  # the second is WSL2's
 KERNEL = re.compile(r"(sm|compute)_(\d+)(\d)([af]?)")
 Platform = Literal["kaggle", "colab", "wsl2", "linux", "macos", "windows"]
 

@@ -157,9 +157,8 @@ class Supervisor:
             if why := self.reason_to_stop(wait=False):
                 stop = _StopImporting(why[0])
                 raise stop
-            signal.setitimer(
-                signal.ITIMER_REAL, POLL_SECONDS_OF_IMPORT
-            )  # not after raising: nobody would catch another
+            # not after raising: nobody would catch another
+            signal.setitimer(signal.ITIMER_REAL, POLL_SECONDS_OF_IMPORT)
 
         signal.signal(signal.SIGALRM, look)
         signal.setitimer(signal.ITIMER_REAL, POLL_SECONDS_OF_IMPORT)

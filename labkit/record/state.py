@@ -129,7 +129,9 @@ def merged(root: State, states: Sequence[State | None], heard: Sequence[bool]) -
     if active:
         name: StateName = "running" if any(s.state == "running" for s in started) else "starting"
         notice = next((s.notice for s in active if s.notice), None)
-        return replace(active[0], state=name, notice=notice, started=launched, killed=killed)
+        stuck = [s.stuck_since for s in active if s.stuck_since is not None]
+        stuck_since = max(stuck) if len(stuck) == len(active) else None
+        return replace(active[0], state=name, notice=notice, stuck_since=stuck_since, started=launched, killed=killed)
     if not ended or (ended[0].state == "succeeded" and len(ended) < len(states)):
         sentence = "the supervisors of this run's nodes are gone and left no result"
         cause = {"kind": "lost", "sentence": sentence}

@@ -167,16 +167,15 @@ class Comparison:
     text in a terminal."""
 
     summaries: tuple[dict[str, Any], ...]
-    folders: tuple[RunFolder, ...] = ()
-    curves: tuple[Mapping[str, Line], ...] = ()
-    glances: tuple[Glance, ...] = ()
-    sorted_by: str = ""
+    folders: tuple[RunFolder, ...]
+    curves: tuple[Mapping[str, Line], ...]
+    glances: tuple[Glance, ...]
+    sorted_by: str
 
     @property
     def findings(self) -> list[str]:
         """Differences compared with the noise between repeats; empty if no run was repeated."""
-        glances = self.glances or (Glance(),) * len(self.summaries)
-        return findings([s | glance.best for s, glance in zip(self.summaries, glances, strict=True)])
+        return findings([s | glance.best for s, glance in zip(self.summaries, self.glances, strict=True)])
 
     def figure(self) -> Figure:
         """The runs' losses, aligned by step and by time, as a plotly figure."""

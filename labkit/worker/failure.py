@@ -82,10 +82,11 @@ def show(error: BaseException) -> None:
 def _memory(error: BaseException) -> dict[str, Any]:
     """For an out-of-memory error: which memory ran out, and how many bytes of it this rank used."""
     is_torch_error = type(error).__name__ == "OutOfMemoryError" and type(error).__module__.startswith("torch")
-    text, (*_, last_frame) = _text(error), ["", *traceback.format_tb(error.__traceback__)]
+    text, innermost = _text(error), traceback.format_tb(error.__traceback__)[-1:]
     on_device = is_torch_error or DEVICE_MEMORY.search(text)
-    pinned = "pin_memory" in last_frame or "in pin memory thread" in text  # a DataLoader's error is raised again
-    if on_device and not pinned:
+    # a DataLoader's thread raises its error again elsewhere
+    is_pinned = "in pin memory thread" in text or any("pin_memory" in frame for frame in innermost)
+    if on_device and not is_pinned:
         return {"out_of_memory": "device", "memory": _device_memory()}
     if on_device or isinstance(error, MemoryError) or HOST_MEMORY.search(text):  # pinned memory is the host's
         return {"out_of_memory": "host", "memory": resident_set()()}

@@ -77,6 +77,13 @@ def test_merged_states_keep_what_each_node_knows():
     assert both.cause == BAD.cause
 
 
+def test_a_run_is_stuck_when_all_of_its_nodes_are():
+    stuck, later = (State("running", 101.0, stuck_since=since) for since in (120.0, 130.0))
+    assert merged(ROOT, [stuck, later], [True, True]).stuck_since == 130.0
+    assert merged(ROOT, [stuck, RUNNING], [True, True]).stuck_since is None
+    assert merged(ROOT, [RUNNING, stuck], [True, True]).stuck_since is None
+
+
 def test_nodes_are_read_back_and_damage_is_no_node():
     nodes = Nodes(2, 3, ("hA", "hB"))
 

@@ -51,7 +51,7 @@ def fragmented(memory: Mapping[str, Any]) -> float:
 
 def memory_advice(kind: str, script: Script, parameters: Mapping[str, Any], fragments: float = 0.0) -> str:
     """The changes that would make it fit, one a line, among the options that this script has and does not use yet.
-    `fragments`: bytes that the allocator had reserved in vain."""
+    `fragments`: bytes that the allocator had reserved but could not use."""
     try:
         options = options_of(script)
         for more in extra_options(script).values():  # an option adds its extra

@@ -66,7 +66,7 @@ class _Source(torch.autograd.Function):
 
 
 class _Sink(torch.autograd.Function):
-    """Consumes a unit's output and makes its gradient in backward, as the next unit would; `made` is told of it."""
+    """Consumes a unit's output and makes its gradient in backward, as the next unit would; `made` is called with it."""
 
     @staticmethod
     def forward(ctx: Any, y: torch.Tensor, anchor: torch.Tensor, made: Callable[[torch.Tensor], None]) -> torch.Tensor:

@@ -23,7 +23,7 @@ __all__ = ["Glance", "glance"]
 WHOLE_BYTES = 1 << 18  # a longer file is sampled
 PARTS = 32
 RANKS = 8
-TAIL_BYTES = 1 << 13  # of the other ranks
+END_BYTES = 1 << 13  # of the other ranks
 
 
 @dataclass
@@ -48,9 +48,9 @@ def glance(folder: RunFolder, *, whole: bool = True) -> Glance:
     Unless `whole`, only the ends of the files are read, which have the newest loss."""
     latest = folder.latest
     first, *others = latest.started_ranks()[:RANKS] or [0]
-    part = (WHOLE_BYTES, PARTS) if whole else (TAIL_BYTES, 1)
+    part = (WHOLE_BYTES, PARTS) if whole else (END_BYTES, 1)
     seen = _seen(_records(latest.metrics(first), *part))
-    ends = [_seen(_records(latest.metrics(rank), TAIL_BYTES)) for rank in others]
+    ends = [_seen(_records(latest.metrics(rank), END_BYTES)) for rank in others]
     if losses := [end.loss for end in (seen, *ends) if end.loss is not None]:
         seen.loss = fmean(losses)
     for name in seen.newest:
