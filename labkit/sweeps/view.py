@@ -107,7 +107,7 @@ def _overlay(shown: Sequence[Result], lines: dict[int, int], seen: Results) -> s
         if series:
             label = names.__getitem__
             drawn.append(Chart(title, series, words.quantity, note=note, label=label, from_zero=False, log=None))
-    return charts(drawn, 2, show_step, "")
+    return charts(drawn, 2, show_step, "step")
 
 
 def _losses(result: Result) -> list[float]:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, SupportsIndex, TypeVar, overload
 
 from labkit.errors import LabError
@@ -109,7 +110,7 @@ class RunList(list[Any]):
             {
                 "run": run.id,
                 "started": time.strftime("%b %d %H:%M", time.localtime(state.started)),
-                "state": state.state,
+                "state": words.status(state),
                 "loss": words.quantity(seen.loss, 4),
                 "loss so far": seen,
                 **{title: words.quantity(seen.metrics.get(name), 4) for name, title in metrics.items()},
@@ -213,4 +214,4 @@ def _sweep_of(manifest: dict[str, Any]) -> str:
 def _sentence(state: State) -> str:
     """The first line of why the run ended or what it waits for; some explanations are long."""
     sentence = str((state.cause or {}).get("sentence", "")) or state.notice or ""
-    return plain(sentence.partition("\n")[0])[:120]
+    return shorten(plain(sentence.partition("\n")[0]), 120, placeholder=" …")
