@@ -1,1 +1,9 @@
-"""The verbs of the terminal that are more than a few lines; `cli.py` puts all verbs together."""
+"""The verbs of the terminal, by subject; `cli.py` puts them together."""
+
+import argparse
+from collections.abc import Callable
+
+__all__ = ["AddVerb"]
+
+AddVerb = Callable[..., argparse.ArgumentParser]
+"""Adds a verb to the command line: its name, its function, its help, and options of `add_parser`."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import labkit
 from labkit.errors import LabError
 from labkit.record.text import plain
+from labkit.verbs import AddVerb
 from labkit.write import script_names
 
 __all__ = ["add_check_verb"]
@@ -25,7 +25,7 @@ A comment `# labkit: ignore[rule]` silences a rule on its line. docs/check.md li
 """
 
 
-def add_check_verb(verb: Callable[..., argparse.ArgumentParser]) -> None:
+def add_check_verb(verb: AddVerb) -> None:
     check = verb(
         "check",
         _check,

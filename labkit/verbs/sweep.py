@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import ast
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from labkit.cluster.job_options import JobOptions
 from labkit.errors import LabError
 from labkit.sweeps.options import SweepOptions
+from labkit.verbs import AddVerb
 
 __all__ = ["add_sweep_verb"]
 
@@ -24,7 +25,7 @@ A value with commas is an axis, LOW:HIGH or LOW:HIGH:log a range for --samples; 
 """
 
 
-def add_sweep_verb(verb: Callable[..., argparse.ArgumentParser]) -> None:
+def add_sweep_verb(verb: AddVerb) -> None:
     parser = verb(
         "sweep",
         _sweep,

@@ -9,13 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from labkit.errors import ScriptError
 from labkit.write.cells import Cell, split_cells
-
-if TYPE_CHECKING:
-    from labkit.write.script import Script
+from labkit.write.script_text import ScriptText
 
 __all__ = [
     "Library",
@@ -177,7 +174,7 @@ def _article(kind: str) -> str:
     return f"an {kind}" if kind[0] in "aeiou" else f"a {kind}"
 
 
-def with_extra(script: Script, extra: str) -> tuple[Cell, ...]:
+def with_extra(script: ScriptText, extra: str) -> tuple[Cell, ...]:
     """The cells of a composed script with those of one more extra.
 
     Raises ScriptError when the extra does not work with the strategy, or would replace a cell that is not train.py's.
@@ -245,17 +242,17 @@ def _spaced(cell: Cell, last: bool = False) -> Cell:
     return Cell(cell.title, cell.text.strip("\n") + ("\n" if last else "\n\n\n"))
 
 
-def is_composed(script: Script) -> bool:
+def is_composed(script: ScriptText) -> bool:
     """Whether a script has all the cells of train.py, from the library or the user."""
     return all(cell.title in script.cells for cell in library().base.cells)
 
 
-def is_library(script: Script) -> bool:
+def is_library(script: ScriptText) -> bool:
     """Whether all cells of a script are from the library."""
     return is_composed(script) and all(library().owners(cell) for cell in script.parts)
 
 
-def strategy_of(script: Script) -> str:
+def strategy_of(script: ScriptText) -> str:
     """The name of the script's strategy; "" if its strategy cell is the user's own."""
     cell = script.cells.get("strategy")
     owners = library().owners(cell) if cell else []
@@ -264,7 +261,7 @@ def strategy_of(script: Script) -> str:
     return next(iter(same_head or names), "")
 
 
-def strategy_titles(script: Script) -> list[str]:
+def strategy_titles(script: ScriptText) -> list[str]:
     """The titles of the cells of the script's strategy, and of the extras that work only with this strategy."""
     strategy = library().strategies.get(strategy_of(script), library().base)
     titles = {cell.title for cell in strategy.cells} if strategy.name != SINGLE else {"strategy"}

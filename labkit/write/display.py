@@ -7,13 +7,11 @@ import html
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from labkit.write.compose import Library, Part, is_composed, strategy_titles
 from labkit.write.options import options_in
-
-if TYPE_CHECKING:
-    from labkit.write.script import Script
+from labkit.write.script_text import ScriptText
 
 __all__ = ["Diff", "Names", "script_html"]
 
@@ -34,7 +32,7 @@ HUES = dict(COLOURS.values())
 VARIABLES = ";".join(f"--lk-{name}:var(--jp-mirror-editor-{name}-color,{hue})" for name, hue in HUES.items())
 
 
-def script_html(script: Script) -> str:
+def script_html(script: ScriptText) -> str:
     """The script as foldable cells, open for the strategy's and the user's own. No JavaScript, no style sheet."""
     own = [] if is_composed(script) else list(script.cells)
     opened = {*own, *strategy_titles(script), *(cell.title for cell in script.parts if cell.origin)}

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 from labkit.errors import ScriptError
 from labkit.write.compose import is_composed, library, strategy_of, strategy_titles
 from labkit.write.launch_options import LaunchOptions
+from labkit.write.script_text import ScriptText
 
 if TYPE_CHECKING:
     from labkit.write.compose import Part
-    from labkit.write.script import Script
 
 __all__ = [
     "Option",
@@ -45,19 +45,19 @@ class Option:
     many: bool = False
 
 
-def options_of(script: Script) -> dict[str, Option]:
+def options_of(script: ScriptText) -> dict[str, Option]:
     """The long options of a script by parameter name (`global_batch_size`), in order of declaration."""
     texts = [script.head, *(cell.text for cell in script.parts)]
     return {name: option for text in texts for name, option in options_in(text).items()}
 
 
-def own_options(script: Script) -> dict[str, Option]:
+def own_options(script: ScriptText) -> dict[str, Option]:
     """The options that are declared by the cells of the script's strategy, and by the extras for this strategy only."""
     texts = [script.cells[title].text for title in strategy_titles(script)]
     return {name: option for text in texts for name, option in options_in(text).items()}
 
 
-def extra_options(script: Script) -> dict[str, dict[str, Option]]:
+def extra_options(script: ScriptText) -> dict[str, dict[str, Option]]:
     """The options that each extra would add to a script composed of labkit's own cells, by extra."""
     if not is_composed(script):
         return {}
@@ -109,7 +109,7 @@ def _literal(node: ast.expr | None) -> Any:
         return None
 
 
-def command_line(script: Script, parameters: Mapping[str, Any]) -> list[str]:
+def command_line(script: ScriptText, parameters: Mapping[str, Any]) -> list[str]:
     """`steps=200, precision="bf16"` as `["--steps", "200", "--precision", "bf16"]`.
 
     Raises ScriptError for an unknown parameter, with the nearest name and the list of parameters, or for an invalid
@@ -127,13 +127,13 @@ def command_line(script: Script, parameters: Mapping[str, Any]) -> list[str]:
     return argv
 
 
-def check_flags(script: Script, args: Sequence[str]) -> None:
+def check_flags(script: ScriptText, args: Sequence[str]) -> None:
     """Raise ScriptError for a `--flag` among raw arguments that the script's argparse would refuse."""
     for flag in unknown_flags(script, args):
         raise ScriptError(_unknown(script, flag[2:].replace("-", "_"), options_of(script)))
 
 
-def unknown_flags(script: Script, args: Sequence[str]) -> list[str]:
+def unknown_flags(script: ScriptText, args: Sequence[str]) -> list[str]:
     """The `--flags` among raw arguments that the script's argparse would refuse."""
     options = options_of(script)
     if not options or "parse_known_args" in str(script):
@@ -144,7 +144,7 @@ def unknown_flags(script: Script, args: Sequence[str]) -> list[str]:
     return [flag for flag in flags if not any(name.startswith(flag) for name in names)]
 
 
-def read_back(script: Script, args: Sequence[str]) -> dict[str, str]:
+def read_back(script: ScriptText, args: Sequence[str]) -> dict[str, str]:
     """The values of the script's options in raw arguments, by parameter name; a flag is "True" or "False"."""
     values = {}
     for name, option in options_of(script).items():
@@ -158,7 +158,7 @@ def read_back(script: Script, args: Sequence[str]) -> dict[str, str]:
     return values
 
 
-def _unknown(script: Script, name: str, options: Mapping[str, Option]) -> str:
+def _unknown(script: ScriptText, name: str, options: Mapping[str, Option]) -> str:
     extras = {option: extra for extra, declared in extra_options(script).items() for option in declared}
     if not options:
         return f"{script.name}.py declares no options, so it takes no {name!r}. Pass its arguments with args=[…]"
@@ -174,7 +174,7 @@ def _unknown(script: Script, name: str, options: Mapping[str, Option]) -> str:
     return f"{script.name}.py takes no parameter {name!r}{hint} It takes: {', '.join(options)}"
 
 
-def _arguments(script: Script, option: Option, name: str, value: Any) -> list[str]:
+def _arguments(script: ScriptText, option: Option, name: str, value: Any) -> list[str]:
     if value is None:
         return []
     if option.kind == "flag":
@@ -193,7 +193,7 @@ def _arguments(script: Script, option: Option, name: str, value: Any) -> list[st
     return [f"{option.name}={text}"] if text.startswith("-") else [option.name, text]
 
 
-def _check_number(script: Script, option: Option, name: str, value: Any) -> None:
+def _check_number(script: ScriptText, option: Option, name: str, value: Any) -> None:
     expected = "a whole number" if option.kind == "int" else "a number"
     try:
         number = (int if option.kind == "int" else float)(str(value))

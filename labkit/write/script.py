@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ from labkit.write.cells import Cell, split_cells
 from labkit.write.compose import BYTES, compose, library, nearest, script_names
 from labkit.write.contract import aliased, as_cell, check_names, check_replacement, with_definition
 from labkit.write.display import Diff, Names, script_html
+from labkit.write.script_text import ScriptText
 
 __all__ = ["Script"]
 
@@ -26,16 +25,11 @@ DYNAMIC = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class Script:
+class Script(ScriptText):
     """A training script: the text above the first `# %%` line, then its cells in order.
 
     `str(script)` is the file's text and `Script.parse(str(script)) == script`.
     """
-
-    head: str
-    parts: tuple[Cell, ...]
-    name: str = field(default="script", compare=False)
 
     @classmethod
     def load(cls, name: str | os.PathLike[str], *extras: str, task: str = BYTES) -> Script:
@@ -78,11 +72,6 @@ class Script:
         script = cls(f'"""{name}: from a notebook."""\n\n', (*parts, Cell("run", RUN)), name)
         script.check()
         return script
-
-    @property
-    def cells(self) -> Mapping[str, Cell]:
-        """Cells by title, in order."""
-        return {cell.title: cell for cell in self.parts if cell.title}
 
     def with_cells(self, **cells: Any) -> Script:
         """A copy with some cells replaced: by a live function or class (with the whole notebook cell that defined it,
@@ -166,23 +155,6 @@ class Script:
         except OSError as error:
             raise ScriptError(f"the script cannot be written to {path}: {error.strerror}") from None
         return path
-
-    def cell_at(self, line: int) -> tuple[Cell, int] | None:
-        """The cell with line `line` of the file (from 1), and the line's number within the cell."""
-        first = self.head.count("\n") + 1
-        for cell in self.parts:
-            body = first + 1
-            first = body + len(cell.text.splitlines())
-            if body <= line < first:
-                return cell, line - body + 1
-        return None
-
-    @property
-    def sha256(self) -> str:
-        return hashlib.sha256(str(self).encode()).hexdigest()
-
-    def __str__(self) -> str:
-        return self.head + "".join(f"# %% {c.title}".rstrip() + f"\n{c.text}" for c in self.parts)
 
     def __repr__(self) -> str:
         return f"Script {self.name!r} of the cells {', '.join(self.cells) or '(none)'}; print it to read it"

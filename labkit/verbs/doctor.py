@@ -1,0 +1,28 @@
+"""`labkit doctor` in a terminal."""
+
+from __future__ import annotations
+
+import argparse
+
+import labkit
+from labkit.verbs import AddVerb
+
+__all__ = ["add_doctor_verb"]
+
+
+def add_doctor_verb(verb: AddVerb) -> None:
+    doctor = verb(
+        "doctor",
+        _doctor,
+        "what this machine has and what to use on it; exits with 1 when a launch would fail (a finding of level stop)",
+    )
+    doctor.add_argument("--preflight", action="store_true", help="let the ranks sum a number")
+    ranks = "measure the collectives of this many ranks (default: one per GPU, or two)"
+    doctor.add_argument("--bandwidth", type=int, nargs="?", const=True, default=False, metavar="RANKS", help=ranks)
+    doctor.add_argument("--json", action="store_true", help="print findings and facts as JSON, to attach to a report")
+
+
+def _doctor(arguments: argparse.Namespace, rest: list[str]) -> int:
+    machine = labkit.doctor(preflight=arguments.preflight, bandwidth=arguments.bandwidth)
+    print(machine.to_json() if arguments.json else machine)
+    return 0 if machine.can_train else 1

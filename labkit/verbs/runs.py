@@ -1,0 +1,159 @@
+"""What a terminal does with runs: list, follow, stop, ask, compare, export, delete."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from typing import TYPE_CHECKING, get_args
+
+import labkit
+from labkit.errors import LabError
+from labkit.export import FORMATS
+from labkit.record.state import StateName
+from labkit.record.text import plain
+from labkit.verbs import AddVerb
+from labkit.verbs.slurm import follow
+
+if TYPE_CHECKING:
+    from labkit.view.run_list import RunList
+
+__all__ = ["add_run_verbs"]
+
+SORT = "a metric (the best first), a parameter, duration, ranks, or started (the newest first)"
+
+
+def add_run_verbs(verb: AddVerb) -> None:
+    listing = verb("runs", _runs, "list runs: states, the options they differ in, losses")
+    listing.add_argument("--clean", action="store_true", help="delete the folders of launches that were killed")
+    prune = verb("prune", _prune, "delete the folders of ended runs, with logs and checkpoints")
+    prune.add_argument(
+        "--keep",
+        type=int,
+        default=0,
+        metavar="N",
+        help="except the first N, the newest or the best by --sort (default: 0)",
+    )
+    prune.add_argument("--yes", action="store_true", help="delete; without it the runs are only listed")
+    for sub in (listing, prune):
+        sub.add_argument("--script", help="only runs of the script of this name")
+        sub.add_argument("--state", choices=get_args(StateName), help="only runs in this state")
+        sub.add_argument("--tag", help="only runs with this tag")
+        sub.add_argument("--sort", metavar="NAME", help=SORT)
+    remove = verb("rm", _rm, "delete the folders of these runs, with logs and checkpoints")
+    remove.add_argument("which", nargs="+", help="ids, parts of them, or paths")
+    for name, run, help, default in (
+        ("attach", _attach, "follow a run until it ends; Ctrl-C leaves it running", "latest"),
+        ("stop", _stop, "stop a run on every rank; without an id, the newest active one", None),
+        ("stacks", _stacks, "where every rank of a run is now: why is it stuck?", "latest"),
+        ("pause", _pause, "let all ranks of a run wait at the end of the same step", "latest"),
+        ("resume", _resume, "let a paused run continue", "latest"),
+        ("timeline", _timeline, "seconds per phase of the steps of a run that was launched with --profile", "latest"),
+        ("report", _report, "write report.html into a run's folder", "latest"),
+    ):
+        which = "an id, part of one, a path, or latest"
+        verb(name, run, help).add_argument("which", nargs="?", default=default, help=which)
+    ask = verb("ask", _ask, "the value of an expression on every rank of a running training, at the same step")
+    ask.add_argument("which", help="an id, part of one, a path, or latest")
+    ask.add_argument("expression", help='for example "loss.item(), x.shape"')
+    export = verb("export", _export, "write a run's records for another tool; prints where they are")
+    export.add_argument("which", metavar="RUN", help="an id, part of one, a path, or latest")
+    export.add_argument("to", metavar="FORMAT", help=", ".join(FORMATS))
+    export.add_argument("path", metavar="PATH", nargs="?", help="a file, or a folder for tensorboard and wandb")
+    export.add_argument("--project", default="labkit", help="of trackio and wandb (default: labkit)")
+    compare = verb("compare", _compare, "compare runs side by side; speed-ups are relative to the first")
+    compare.add_argument("which", nargs="*", help="ids or paths, oldest first")
+    compare.add_argument("--last", type=int, default=0, metavar="N", help="compare the newest N runs instead")
+    compare.add_argument("--sort", metavar="NAME", help=SORT)
+
+
+def _chosen(arguments: argparse.Namespace) -> RunList:
+    options = {name: getattr(arguments, name) for name in ("script", "state", "tag", "sort", "runs_dir")}
+    return labkit.runs(**options)
+
+
+def _prune(arguments: argparse.Namespace, rest: list[str]) -> None:
+    if arguments.keep < 0:
+        raise LabError(f"--keep needs a number of runs of at least 0, got {arguments.keep}")
+    runs = _chosen(arguments)
+    if arguments.yes:
+        deleted = runs.rm(keep=arguments.keep)
+    else:
+        deleted = [run.id for run in runs if run.status().is_final][arguments.keep :]
+    print("\n".join(map(plain, deleted)) or "nothing to delete")
+    if deleted:
+        count = f"{len(deleted)} run{'s' * (len(deleted) > 1)}"
+        print(f"deleted {count}" if arguments.yes else f"add --yes to delete {count}")
+
+
+def _rm(arguments: argparse.Namespace, rest: list[str]) -> None:
+    for run in [labkit.attach(which, runs_dir=arguments.runs_dir) for which in arguments.which]:
+        run.rm()
+        print(f"deleted {plain(run.id)}")
+
+
+def _runs(arguments: argparse.Namespace, rest: list[str]) -> None:
+    runs = _chosen(arguments)
+    if arguments.clean:
+        for folder in runs.unfinished:
+            shutil.rmtree(folder)
+            print(f"deleted {plain(str(folder))}")
+        runs = _chosen(arguments)
+    print(repr(runs))
+
+
+def _attach(arguments: argparse.Namespace, rest: list[str]) -> None:
+    run = labkit.attach(arguments.which, runs_dir=arguments.runs_dir)
+    if not run.status().is_final and not sys.stdout.isatty():  # the live view shows everything
+        print(run, flush=True)
+    follow(run)
+
+
+def _stop(arguments: argparse.Namespace, rest: list[str]) -> None:
+    if arguments.which:
+        labkit.attach(arguments.which, runs_dir=arguments.runs_dir).stop()
+        return
+    active = [run for run in labkit.runs(runs_dir=arguments.runs_dir) if not run.status().is_final]
+    if not active:
+        print("no run is active")
+    for run in active[:1]:
+        run.stop()
+
+
+def _stacks(arguments: argparse.Namespace, rest: list[str]) -> None:
+    print(labkit.attach(arguments.which, runs_dir=arguments.runs_dir).stacks())
+
+
+def _ask(arguments: argparse.Namespace, rest: list[str]) -> None:
+    answer = labkit.attach(arguments.which, runs_dir=arguments.runs_dir).ask(arguments.expression)
+    print(plain(answer.to_string(index=False)))
+
+
+def _pause(arguments: argparse.Namespace, rest: list[str]) -> None:
+    run = labkit.attach(arguments.which, runs_dir=arguments.runs_dir)
+    print(f"{plain(run.id)}: paused at the end of step {run.pause()}")
+
+
+def _resume(arguments: argparse.Namespace, rest: list[str]) -> None:
+    labkit.attach(arguments.which, runs_dir=arguments.runs_dir).resume()
+
+
+def _timeline(arguments: argparse.Namespace, rest: list[str]) -> None:
+    print(labkit.attach(arguments.which, runs_dir=arguments.runs_dir).timeline())
+
+
+def _report(arguments: argparse.Namespace, rest: list[str]) -> None:
+    print(plain(str(labkit.attach(arguments.which, runs_dir=arguments.runs_dir).report())))
+
+
+def _export(arguments: argparse.Namespace, rest: list[str]) -> None:
+    run = labkit.attach(arguments.which, runs_dir=arguments.runs_dir)
+    print(plain(str(run.export(arguments.to, arguments.path, project=arguments.project))))
+
+
+def _compare(arguments: argparse.Namespace, rest: list[str]) -> None:
+    if arguments.last:
+        chosen = list(reversed(labkit.runs(runs_dir=arguments.runs_dir)))[-arguments.last :]
+    else:
+        chosen = [labkit.attach(which, runs_dir=arguments.runs_dir) for which in arguments.which]
+    print(labkit.compare(chosen, sort=arguments.sort))
