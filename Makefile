@@ -67,7 +67,7 @@ format: .venv/dev
 SMALL := --small
 LABS := notebooks/[0-9]*.ipynb
 notebooks: .venv/dev build/vision
-	PYTHONPATH=$(CURDIR)/build/vision $(BIN)/python notebooks/run.py --jobs 2 --into build/notebooks $(SMALL) $(LABS)
+	PYTHONPATH=$(CURDIR)/build/vision $(BIN)/python notebooks/run.py --jobs 3 --into build/notebooks $(SMALL) $(LABS)
 	$(PYTEST) tests/labs
 
 strategies: .venv/dev
@@ -77,7 +77,7 @@ planner: .venv/dev
 	$(PYTEST) tests/planner
 
 faults: .venv/dev
-	$(PYTEST) tests/faults
+	$(PYTEST) -n 3 tests/faults # they wait for half of their time
 
 cluster: .venv/dev
 	$(BIN)/python -m pytest tests/cluster
