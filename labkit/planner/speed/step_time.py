@@ -27,6 +27,9 @@ WITHIN_BOX = 8
 # Offloaded shards move over the host's link, PCIe 3 x16, and AdamW updates them on the host's cores: measured 24 ns per
 # element on two slow cores; a server's memory would allow 1 to 2. A guess between them, within a factor of 4.
 HOST_LINK, HOST_STEP, HOST_SPREAD = 15.75e9, 6e-9, 4
+# What the formulas leave out, relative to the computing: the median error in docs/speed.md. Rates that were measured
+# on a quiet machine spread less.
+FORMULA_ERROR = 0.06
 # Seconds from rank to rank in a ring of NCCL's Simple protocol, over NVLink and over a network (NCCL 2.11,
 # src/graph/tuning.cc, hwLat; the numbers of steps below are those of ncclTopoTuneModel).
 HOP, NETWORK_HOP = 3.4e-6, 9.6e-6
@@ -75,8 +78,9 @@ def step_time(
     seconds = sum(parts.values())
     computing = seconds - parts["communication"] - parts["offload"]
     unsure = sum(error for _, error in exposed)
-    low = seconds - computing * rates.spread[0] - unsure - parts["offload"] * (1 - 1 / HOST_SPREAD)
-    high = seconds + computing * rates.spread[1] + unsure + parts["offload"] * (HOST_SPREAD - 1)
+    below, above = (max(spread, FORMULA_ERROR) for spread in rates.spread)
+    low = seconds - computing * below - unsure - parts["offload"] * (1 - 1 / HOST_SPREAD)
+    high = seconds + computing * above + unsure + parts["offload"] * (HOST_SPREAD - 1)
     per_sample = layout.global_batch
     return StepTime(
         seconds,
