@@ -20,7 +20,7 @@ from labkit.view.charts.svg import COLOURS, DASHES, Chart, charts, dot
 from labkit.view.comparison import compare
 from labkit.view.live.log_tail import tail_of_log
 from labkit.view.live.page import plain, run_html, run_text
-from labkit.view.live.run_charts import Look, charts_svg, run_charts
+from labkit.view.live.run_charts import Look, charts_svg, curves, run_charts
 from labkit.view.live.tables import rank_rows, rank_table
 from labkit.view.live.verdict import verdict
 from labkit.view.report import static_bundle, write_report
@@ -355,6 +355,21 @@ def test_what_was_measured_on_the_test_set_is_compared(whole_folder, write_metri
     assert {"test accuracy": "n/a", "test loss": "1.5", "test top5": "0.9"}.items() <= comparison._rows()[0].items()
     assert not {"test samples", "test note"} & comparison._rows()[0].keys()
     assert "test top5" in Tags(comparison._repr_mimebundle_()["text/html"]).text
+
+
+@pytest.mark.parametrize("after", [0.0004, 0.018])
+def test_each_loss_is_drawn_at_its_own_step(folder, write_metrics, after):
+    """Steps and reports are kept in bins of time that begin at different moments."""
+    moments = [10 + 0.55 * step + 0.09 * math.sin(step) for step in range(1, 23)]
+    for step, moment in enumerate(moments, 1):
+        seconds = {"n": 1, "seconds": [0.5, 0.5, 0.5], "samples": 128}
+        write_metrics(0, {"k": "step", "t": moment, "step": step, **seconds})
+        late = after if step > 1 else 0.018
+        write_metrics(0, {"k": "report", "t": moment + late, "step": step, "loss": 3.0 / step})
+
+    points = curves(RunReader(folder).read_all())["loss"].points()
+
+    assert [(x, round(value, 9)) for x, *_, value in points] == [(s, round(3.0 / s, 9)) for s in range(1, 23)]
 
 
 @pytest.mark.parametrize(

@@ -222,7 +222,8 @@ def _place(reader: RunReader, history: RankHistory, axis: str) -> Callable[[floa
     per_step = (samples or 0.0) / (history.totals["steps"] or 1.0) if axis == "samples" else 1.0
 
     def place(x: float) -> float:
-        completed = bisect_right(times, x)  # a validation belongs to the step before it
+        # What was reported at a step may be in a bin that begins a little earlier; a validation belongs to the step before.
+        completed = bisect_right(times, x + history.series["step"].width)
         return numbers[max(0, completed - 1)] * per_step if numbers else 0.0
 
     return place
