@@ -111,7 +111,7 @@ def summary(reader: RunReader) -> dict[str, Any]:
         "test_accuracy": None,
         **{name: figure for name in values if is_tested(name) and (figure := number(values[name])) is not None},
         "samples": samples,
-        "throughput": samples / max(stepping) if stepping and samples else None,
+        "throughput": words.mean_throughput(reader),
         "parameters": finite(values.get("parameters")),
         "held_bytes": max((size for h in histories if (size := h.held_bytes) is not None), default=None),
         "memory_peak": max((h.memory_peak for h in histories if h.memory_peak), default=None),

@@ -15,6 +15,7 @@ from labkit.record.units import gib
 __all__ = [
     "gib",
     "headline",
+    "mean_throughput",
     "progress",
     "quantity",
     "ranks",
@@ -70,9 +71,19 @@ def ranks(launched: int, last: int | None) -> str:
     return f"{launched} → {last}" if last else str(launched)
 
 
-def throughput(reader: RunReader) -> float | None:
-    """Samples per second over all ranks, from each rank's newest record; None before the first record."""
+def throughput(reader: RunReader, state: State) -> float | None:
+    """Samples per second over all ranks: of each rank's newest record, and once the run has ended the mean over its
+    steps; None before the first record."""
+    if state.is_final and not reader.folds:
+        return mean_throughput(reader)
     return together(reader, reader.throughputs())
+
+
+def mean_throughput(reader: RunReader) -> float | None:
+    """Samples per second over all ranks and all steps; None if there are no steps or no samples."""
+    longest = max((history.totals["seconds"] for history in reader.ranks.values()), default=0.0)
+    samples = together(reader, reader.samples())
+    return samples / longest if longest and samples else None
 
 
 def together(reader: RunReader, samples: list[float]) -> float | None:
@@ -169,8 +180,8 @@ def headline(reader: RunReader, state: State) -> str:
         parts.append(f"loss {quantity(loss, 4)}")
     elif reason := loss_of(reader):
         parts.append(f"loss {reason}")
-    if state.stuck_seconds is None and (rate := throughput(reader)) is not None:
-        parts.append(f"{quantity(rate)} samples/s")
+    if state.stuck_seconds is None and (rate := throughput(reader, state)) is not None:
+        parts.append(f"{quantity(rate)} samples/s{' on average' if state.is_final and not reader.folds else ''}")
     peaks = [h for h in reader.ranks.values() if h.memory_peak]
     if peaks:
         parts.append(f"peak {peaks[0].memory_name} {gib(max(h.memory_peak for h in peaks))}")

@@ -236,7 +236,7 @@ def test_progress_before_and_without_a_total(folder, write_metrics, records, tex
 
 def test_the_headline_tells_loss_speed_and_memory(reader):
     assert words.headline(reader, State("succeeded", 0.0)) == (
-        "step 30 of 60 (50%) · loss 1 · 1,280 samples/s · peak resident set 256.0 MiB"
+        "step 30 of 60 (50%) · loss 1 · 1,280 samples/s on average · peak resident set 256.0 MiB"
     )
 
 

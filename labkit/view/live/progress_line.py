@@ -19,7 +19,7 @@ LINE = re.compile(r"labkit: (?P<text>.*) (?P<facts>\{.*\})\s*$")
 def progress_line(reader: RunReader, state: State) -> str:
     """`labkit: step 30 of 60 (50%) · loss 1.2 · … {"run": …, "state": "running", "step": 30, "loss": 1.2, …}`
 
-    `throughput` is in samples/s over all ranks; `memory_peak` is in bytes, the highest of all ranks.
+    `throughput` is in samples/s over all ranks, of a run that has ended the mean; `memory_peak` is in bytes, the highest of all ranks.
     """
     facts = {
         "run": reader.folder.id,
@@ -28,7 +28,7 @@ def progress_line(reader: RunReader, state: State) -> str:
         "step": words.slowest_step(reader),
         "total_steps": words.total_steps(reader) or None,
         "loss": words.mean_latest(reader, "loss"),
-        "throughput": words.throughput(reader),
+        "throughput": words.throughput(reader, state),
         "memory_peak": int(max((h.memory_peak for h in reader.ranks.values()), default=0)) or None,
     }
     known = {name: _json_value(value) for name, value in facts.items() if value is not None}

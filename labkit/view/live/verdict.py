@@ -17,13 +17,14 @@ from labkit.view.words import seconds
 
 __all__ = ["host_verdicts", "verdict"]
 
-WARM_STEPS = 5  # no verdict before that
+LEAK_STEPS = 5  # no verdict before that
 INPUT_BOUND = 0.15  # fraction of the step time, as are the next three
 STRAGGLES = 0.10
 COMMUNICATES = 0.20
 COMPUTES = 0.50
 NEARLY_FULL = 0.92
 GROWS = 1.10
+LEAK_STEPS = 20  # before them memory also grows without a leak
 PHASES = {"input": "input wait", "forward": "forward", "optimizer": "optimizer"}
 
 Rule = Callable[[list[RankHistory]], str]
@@ -31,7 +32,7 @@ Rule = Callable[[list[RankHistory]], str]
 
 def verdict(reader: RunReader, limit: int = 2) -> list[str]:
     """At most `limit` sentences, the most urgent first; empty during warm-up."""
-    histories = [h for h in reader.current.values() if h.totals["steps"] >= WARM_STEPS]
+    histories = [h for h in reader.current.values() if h.totals["steps"] >= LEAK_STEPS]
     if not histories:
         return []
     limits = [rule(histories) for rule in LIMITS]
@@ -44,7 +45,7 @@ def verdict(reader: RunReader, limit: int = 2) -> list[str]:
 
 def host_verdicts(reader: RunReader) -> dict[str, str]:
     """By host if there are several: its problem in a few words, or an empty string."""
-    histories = [h for h in reader.current.values() if h.totals["steps"] >= WARM_STEPS]
+    histories = [h for h in reader.current.values() if h.totals["steps"] >= LEAK_STEPS]
     hosts, late, waiting = by_host(histories), _late_host(histories), _waiting_hosts(histories)
     verdicts = {}
     for host in hosts if len(hosts) > 1 else ():
@@ -154,7 +155,7 @@ def grows(histories: list[RankHistory]) -> str:
     for history in histories:
         lows = [low for _, low, _, _ in history.series["memory"].points()]
         quarter = len(lows) // 4
-        if quarter < 4:
+        if quarter < 4 or history.totals["steps"] < LEAK_STEPS:
             continue
         parts = [min(lows[i * quarter : (i + 1) * quarter]) for i in range(1, 4)]  # the first is warm-up
         if parts[0] * GROWS < parts[1] * GROWS**0.5 < parts[2]:
