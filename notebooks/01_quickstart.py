@@ -17,9 +17,10 @@
 # **You will be able to** say what a rank is, train your own model on two of them in two ways, watch them, and say what
 # each way costs. **10 minutes. You need** to have trained a PyTorch or Hugging Face model on one device.
 #
-# Training on several devices means running several ordinary processes. Each of them is called a **rank**, and they are
-# numbered from 0. All ranks run the same script; each works on different samples. A rank usually has a GPU of its own.
-# Where there are too few GPUs, as on a laptop, it has one core of the processor, and everything else is the same.
+# Training on several devices means running several ordinary processes. Each has a number, its **rank**, counted from 0;
+# the process itself is called a rank, too. All ranks run the same script; each works on different samples. A rank
+# usually has a GPU of its own. Where there are too few GPUs, as on a laptop, it gets one CPU core, and the code stays
+# the same.
 
 # %% tags=["parameters"]
 nproc_per_node: int = 2  # ranks of the DDP and FSDP runs
@@ -34,8 +35,8 @@ lab = Lesson("01_quickstart", ranks=nproc_per_node)
 draw.replicas(nproc_per_node)
 
 # %% [markdown]
-# In every step the batch is dealt out. Each rank computes gradients for its own samples. Then the ranks average their
-# gradients, so that all take the same step. That is all of **DDP** (distributed data parallel).
+# In every step the batch is split among the ranks. Each rank computes gradients for its own samples. Then the ranks
+# average their gradients, so that all take the same step. That is all of **DDP** (distributed data parallel).
 #
 # ## Your model is an ordinary cell
 #
@@ -80,8 +81,9 @@ speed = lab.ask("samples per second of DDP on two ranks, over those of one rank"
 # %% [markdown]
 # ## Train on one rank
 #
-# `Script.load("single")` is a complete training script of about 300 lines, made of titled cells; `with_cells` puts your
-# model into it. `launch` starts it and shows it live: you can run other cells while it trains. `wait` waits for it.
+# `Script.load("single")` is a complete training script of about 370 lines, made of titled cells; `with_cells` puts your
+# model into it. `launch` starts it and shows it live: you can run other cells while it trains. `wait` blocks until it
+# has ended.
 
 # %%
 from labkit import Script
@@ -99,8 +101,9 @@ single.wait()
 # %% [markdown]
 # ## Train on two, with DDP
 #
-# This is what changes in labkit's script, which starts a process group and deals out samples on one rank, too. It is
-# one cell, and in it the line that matters is the one with `DistributedDataParallel`.
+# This is what changes in labkit's script. It is one cell, and in it the line that matters is the one with
+# `DistributedDataParallel`. Three words that you will meet in it and in the commands: **torchrun** is PyTorch's program
+# that starts the ranks; their number is the **world size**; a **mesh** is the ranks as a grid, here a single row.
 
 # %%
 scripts["ddp"].diff(scripts["single"])
@@ -140,23 +143,27 @@ off = max(((first[name] - first["single"]).abs() / first["single"]).max() for na
 held, rate = table.held_bytes / table.held_bytes["single"], table.throughput / table.throughput["single"]
 results = {loss: off, of_ddp: held["ddp"], of_fsdp: held["fsdp"], speed: rate["ddp"]}
 lab.measure_each(results, run=ddp)
+print(f"losses of the first five steps agree to {off:.0e} of their size")
 lab.score()
 
 # %% [markdown]
 # ## Why
 #
 # **The same loss.** The three runs start from the same weights, and step *k* trains on the same 128 samples. A mean
-# over 128 samples is the mean of two means over 64. Only the order of the additions differs, so the losses agree to
-# some seven digits; later they drift apart a little, because the optimizer amplifies rounding. A rank's own log has the
-# loss of its own 64 samples; the mean over both ranks is what agrees.
+# over 128 samples is the mean of two means over 64. Only the order of the additions differs, so the losses of the first
+# steps agree to the number of digits printed above; later they drift apart a little, because the optimizer amplifies
+# rounding. A rank's own log has the loss of its own 64 samples; the mean over both ranks is what agrees.
 #
 # **Whole or sharded.** *State held* in the table is what a rank keeps of parameters, gradients and optimizer state,
-# counted inside the rank: 16 bytes per parameter, 4 of the weight, 4 of its gradient, 8 of Adam. DDP repeats it on
-# every rank; FSDP divides it by the number of ranks.
+# counted inside the rank: 16 bytes per parameter, 4 for the weight, 4 for its gradient, 8 for Adam's state. DDP repeats
+# it on every rank; FSDP divides it by the number of ranks.
 #
-# **Not quite twice as fast.** Each rank has half of the samples, but averaging the gradients takes time as well, and
-# this model is small. On two busy cores there may be no gain at all, and DDP and FSDP may change places in another run:
-# the table has the mean of a whole training, the panels the last steps.
+# **Not quite twice as fast.** Each rank has half of the samples. Averaging the gradients costs a little, as
+# *communication* in the table says: the time in collectives on the rank that waits least for the other. On one machine
+# the rest is that both ranks share its cores, caches and memory, so a rank computes more slowly than it would alone.
+# With a GPU for each rank that part is gone. With other work on the machine there may be no gain at all, and DDP and
+# FSDP may swap places. The table has the mean of a whole training; shares and step times in the panels are those of
+# the last steps.
 #
 # ## On 2 × T4 and 8 × A100
 #
@@ -166,7 +173,7 @@ lab.score()
 lab.plans({"DDP": scripts["ddp"], "FSDP": scripts["fsdp"]}, global_batch_size=global_batch_size)
 
 # %% [markdown]
-# A model this small fits everywhere, so FSDP has nothing to give here; it waits for a larger part of a step. Labs 06
+# A model this small fits everywhere, so FSDP gains nothing here, and spends more of each step waiting. Labs 06
 # and 07 have models that need it.
 #
 # ## Leave with a plain script
@@ -182,7 +189,7 @@ print(ddp.command)
 # %% [markdown]
 # ## Try this
 #
-# 1. Launch DDP with `nproc_per_node=3` and `global_batch_size=100`. What do you expect?
+# 1. Set `options["global_batch_size"] = 100` and launch DDP with `nproc_per_node=3`. What do you expect?
 #    <details><summary>Answer</summary>Nothing is started: "global_batch_size=100 does not split into 3 ranks; the
 #    nearest sizes that do are 99 or 102".</details>
 # 2. Put `if len(x) == 64: raise ValueError("boom")` into `Model.forward`, and run the cells from there on. Which run
@@ -191,25 +198,20 @@ print(ddp.command)
 #    128. "ranks 0, 1 failed: ValueError: boom", and then the cell, `model`, and the line in it.</details>
 # 3. Launch DDP with `precision="bf16", save_every=10` in addition to the options. What has changed in the script?
 #    <details><summary>Answer</summary>Two cells, `precision` and `checkpoints`, have taken the place of trivial ones.
-#    The script has 705 lines instead of 357; what you do not ask for is not in it.</details>
+#    The script has about twice as many lines; what you do not ask for is not in it.</details>
 # 4. Train on MNIST instead: run the cell below, then `Script.load(name, task="digits").with_cells(model=Model,
 #    data=load_datasets)`, and pass `data_dir=labkit.fetch("mnist")` to `launch`.
 #    <details><summary>The cell</summary>
 #
-#    ```python
-#    import gzip
-#    from pathlib import Path
+#    ```python import gzip from pathlib import Path
 #
-#    import numpy as np
-#    import torch
-#    from torch.utils.data import TensorDataset
+#    import numpy as np import torch from torch.utils.data import TensorDataset
 #
 #
 #    def read_idx(folder, name):  # one of MNIST's files, packed or not
-#        path = Path(folder, name)
-#        raw = path.read_bytes() if path.exists() else gzip.decompress(Path(folder, f"{name}.gz").read_bytes())
-#        shape = np.frombuffer(raw, ">i4", count=raw[3], offset=4)
-#        return torch.from_numpy(np.frombuffer(raw, np.uint8, offset=4 + 4 * raw[3]).reshape(shape).copy())
+#        path = Path(folder, name) raw = path.read_bytes() if path.exists() else gzip.decompress(Path(folder,
+#        f"{name}.gz").read_bytes()) shape = np.frombuffer(raw, ">i4", count=raw[3], offset=4) return
+#        torch.from_numpy(np.frombuffer(raw, np.uint8, offset=4 + 4 * raw[3]).reshape(shape).copy())
 #
 #
 #    def load_datasets(data_dir):  # (train, test)
@@ -222,6 +224,6 @@ print(ddp.command)
 #
 # ## Sources
 #
-# The model is that of the article *Distributed Training with PyTorch: DDP vs FSDP* (002), which trains it on MNIST and
-# gives it 120 thousand parameters; it has 405,898. Li et al., *PyTorch Distributed* (2020, arXiv 2006.15704), describes
-# DDP; Zhao et al., *PyTorch FSDP* (2023, arXiv 2304.11277), FSDP. Next: **02**, what ranks say to each other.
+# The model is that of an article, *Distributed Training with PyTorch: DDP vs FSDP*, which trains it on MNIST and says
+# that it has 120 thousand parameters; it has 405,898. Li et al., *PyTorch Distributed* (2020, arXiv 2006.15704),
+# describes DDP; Zhao et al., *PyTorch FSDP* (2023, arXiv 2304.11277), FSDP. Next: **02**, what ranks say to each other.

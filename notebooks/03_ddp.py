@@ -12,9 +12,9 @@
 # ---
 
 # %% [markdown]
-# # 03 · DDP from its parts
+# # 03 · Building DDP from two collectives
 #
-# **You will be able to** build DDP from two collectives, say how many bytes it sends and in how many pieces, send less
+# **You will be able to** build DDP yourself, say how many bytes it sends and in how many pieces, send less
 # when you accumulate gradients, and name the cases in which two ranks are not one rank with a bigger batch. **20
 # minutes. You need** labs 01 and 02.
 #
@@ -36,8 +36,9 @@ draw.buckets({f"layer{9 - i}": 2**20 for i in range(9)}, bucket_cap_mb=3)
 # %% [markdown]
 # ## Your predictions
 #
-# The model below is the article's CNN: 405,898 parameters in ten tensors, 1.5 MiB. DDP's first bucket is closed when it
-# has 1 MiB, the others at 25 MiB.
+# The model below is the CNN of lab 01: 405,898 parameters in ten tensors, 1.5 MiB. DDP closes its first bucket as soon
+# as it has 1 MiB or more, the others at 25 MiB. In the third question, `DistributedSampler` deals out the samples, and
+# a call of its method `set_epoch(n)` at the start of epoch *n* is meant to shuffle them anew.
 
 # %%
 pieces = lab.ask("all-reduces in one backward of this CNN", default=10)
@@ -47,7 +48,7 @@ orders = lab.ask("different orders of the samples in 3 epochs, if nobody calls s
 # %% [markdown]
 # ## DDP by hand
 #
-# Two collectives make it. `broadcast` gives every rank the weights of rank 0; `all_reduce` replaces a tensor on every
+# It takes two collectives. `broadcast` gives every rank the weights of rank 0; `all_reduce` replaces a tensor on every
 # rank by the sum over all ranks. Every rank below seeds its weights differently, on purpose: so the method itself has
 # to make them equal. `lab.run` calls a function on every rank. It writes a script for that; `run.script` shows it, and
 # where `gradients_differ` comes from.
@@ -93,11 +94,11 @@ lab.measure_each({"gradients by hand: largest relative difference to one big bat
 
 # %% [markdown]
 # A mean over *B* samples is the mean of the means of equal shares. So the two ranks have the gradients of one process
-# with the whole batch; in float64 only rounding is left of the difference.
+# with the whole batch; in float64 only rounding error remains.
 #
 # ## What DDP sends
 #
-# The real one now, with a hook (`buckets_of`) that notes the size of every bucket in a list. `no_sync` keeps DDP quiet
+# Now the real DDP, with a hook (`buckets_of`) that notes the size of every bucket in a list. `no_sync` keeps DDP quiet
 # during all micro-batches of a step but the last.
 
 # %%
@@ -137,10 +138,10 @@ lab.measure_each(results, run=run)
 draw.bars(total, unit="B", title=f"handed to all_reduce: one backward, and a step of {micro_batches} micro-batches")
 
 # %% [markdown]
-# A gradient is sent in its parameter's dtype, here fp32, so one backward hands the model to `all_reduce` once (lab 07
+# A gradient is sent in its parameter's dtype, here fp32, so one backward hands the model to `all_reduce` once (lab 02
 # counts what that puts on the wire). Every micro-batch's backward would send it again, though only the sum is needed:
 # always use `no_sync` when you accumulate, as Hugging Face's Trainer does for you, and Accelerate within
-# `accelerator.accumulate`. Put forward inside the `with` as well: DDP decides there whether to send.
+# `accelerator.accumulate`. Run forward inside the `with` as well: DDP decides there whether to send.
 #
 # How large should a bucket be? Small ones start early, large ones cost fewer calls; leave the default unless a timeline
 # shows a gap. Move the slider: this is the same CNN, with `bucket_cap_mb` (an option of DistributedDataParallel). Once
@@ -150,16 +151,18 @@ draw.bars(total, unit="B", title=f"handed to all_reduce: one backward, and a ste
 lab.explore(draw.buckets, backward, bucket_cap_mb=[0.1, 0.25, 0.5, 1, 25])
 
 # %% [markdown]
-# ## Does it hide?
+# ## Is the communication hidden?
 #
-# A timeline of labkit's own `ddp` script. Time runs to the right; above, what a rank computes; below, what it sends. An
-# all-reduce drawn below a piece of backward runs at the same time and costs nothing. How many do depends on the
-# machine, so nothing is claimed about it. (The short one at the beginning of a step adds up how many predictions the
-# ranks have.)
+# A timeline of labkit's own `ddp` script with a transformer of 3.3 million parameters, 12.7 MiB of gradients in buckets
+# of 3 MiB. Time runs to the right; above, what a rank computes; below, what it sends. Look for all-reduces below a
+# piece of backward: they run at the same time, and nobody waits for them. The last one has nothing to hide behind,
+# because its gradients are the last that backward computes. How much is hidden depends on the machine, so nothing is
+# claimed about it. The first all-reduce of a step adds up how many predictions the ranks have, a single number; if it
+# is long, that rank waited there for the other.
 
 # %%
-profiled = lab.launch(Script.load("ddp", task="digits"), steps=9, profile=True)
-profiled.timeline()
+options = {"steps": 9, "global_batch_size": 16, "bucket_mib": 3, "profile": True}
+lab.launch(sized(Script.load("ddp"), width=256), **options).timeline()
 
 # %% [markdown]
 # ## Where two ranks are not one bigger batch
@@ -176,15 +179,16 @@ lab.verify(orders, 1, len({tuple(sampler) for epoch in range(3)}))
 print("with set_epoch:", len({sampler.set_epoch(epoch) or tuple(sampler) for epoch in range(3)}))
 
 # %% [markdown]
-# **BatchNorm.** All of the above holds while a sample's result does not depend on the others. BatchNorm takes mean and
-# variance over the samples of its own rank, so two ranks with 16 samples each are not one with 32. `SyncBatchNorm`
-# exchanges them, a few numbers for each channel in every such layer. It is `labkit.launch(script,
+# **BatchNorm.** All of the above holds while a sample's result does not depend on the others. BatchNorm computes mean
+# and variance over the samples of its own rank, so two ranks with 16 samples each are not one with 32. `SyncBatchNorm`
+# shares these statistics among the ranks, a few numbers per channel. Turn it on with `labkit.launch(script,
 # sync_batch_norm=True)`, or `nn.SyncBatchNorm.convert_sync_batchnorm(model)` in your own code. torch has it for GPUs
-# only, so the second claim does it by hand, from the mean of each rank's means and mean squares. GroupNorm and
-# LayerNorm look at one sample at a time and do not need it.
+# only, so the cell below does it by hand, from the mean of each rank's means and mean squares. GroupNorm and LayerNorm
+# look at one sample at a time and do not need it.
 #
 # **Unequal shares.** Texts differ in length, so ranks differ in the number of tokens that they predict, and a mean of
-# their means is not the mean. labkit's scripts add up the numbers first and weight each rank's loss by its own.
+# their means is not the mean. labkit's scripts add up the numbers of all ranks first, and weight each rank's loss by
+# its own number.
 
 # %%
 x, norm = torch.randn(16 * lab.ranks, 4, 5, 5), nn.BatchNorm2d(4)

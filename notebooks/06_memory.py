@@ -18,13 +18,13 @@
 # do about the rest. **20 minutes. You need** labs 01 and 03.
 #
 # This is a step of a model with 100 million parameters, in fp32 with AdamW, and 2 GB of activations. Parameters and the
-# optimizer's state are there all the time. Activations, what the layers keep for backward, grow in forward; in backward
-# they go, one layer after the other, and gradients come. The peak is what has to fit.
+# optimizer's state are there all the time. Activations, what layers save for backward, build up during forward;
+# backward frees them layer by layer while gradients appear. The peak is what has to fit.
 
 # %% tags=["parameters"]
 nproc_per_node: int = 2  # ranks
 global_batch_size: int = 8  # samples per step, over all ranks
-seven_billion: bool = True  # plan a model of 7 billion parameters, too: some 20 seconds
+seven_billion: bool = True  # plan models of 350 million and of 7 billion parameters: some 20 seconds
 
 # %%
 import labkit
@@ -36,8 +36,9 @@ draw.step(parameters=0.4, gradients=0.4, optimizer=0.8, activations=2, unit="GB"
 # %% [markdown]
 # ## Your predictions
 #
-# The model is the small transformer of labkit's scripts, 256 wide with four blocks: 3.3 million parameters. Each of
-# two ranks has four samples of 128 bytes, a token each.
+# The model is the small transformer of labkit's scripts, 256 wide with four blocks: 3.3 million parameters. Each of two
+# ranks has four samples of 128 tokens; a token is one byte of text. A block saves about 16 values for each token and
+# each unit of its width.
 
 # %%
 adam = lab.ask("AdamW's state, over the size of the parameters", default=1, unit="times")
@@ -48,11 +49,12 @@ saved = lab.ask("FSDP's peak on two ranks, as a share of DDP's", default=50, uni
 # ## Sixteen bytes per parameter
 #
 # Each parameter takes 4 bytes and its gradient 4 more. AdamW keeps two **moments** for each parameter, 4 bytes each: a
-# running mean of its gradients, the direction of the update, and one of their squares, by whose root the update is
-# divided. That makes 16 bytes with fp32 or autocast. bf16 weights with an fp32 master copy take 16 as well, 2 + 2 + 12;
-# bf16 throughout takes 8. Before the first activation, 16 bytes are four times an fp32 file of the weights, eight times
+# running mean of its gradients, the direction of the update, and one of their squares; the update is divided by its
+# square root. Parameters, gradients and moments together are the **states**: 16 bytes per parameter with fp32 or
+# autocast. bf16 weights and gradients with an fp32 master copy take 16 as well, 2 + 2 + 4 for the copy + 8 for AdamW;
+# bf16 throughout takes 8. Without any activation, 16 bytes are four times an fp32 file of the weights, eight times
 # a bf16 one. On a GPU, AdamW updates all parameters at once and needs 4 bytes more while it does (20), unless
-# `fused=True`. ZeRO divides the states in three steps, each by the number of ranks N:
+# `fused=True`. **ZeRO** (zero redundancy optimizer) divides the states among the N ranks, in three steps:
 #
 # | | parameters | gradients | AdamW |
 # |---|---|---|---|
@@ -76,12 +78,12 @@ states |= {"ZeRO-1: AdamW of all ranks": 2 * P, "FSDP: AdamW of all ranks": 2 * 
 lab.predict_each(states, "B", within=0.001)  # AdamW also counts its steps, 4 bytes for each tensor
 lab.predict(adam, 2, "times", within=0.001)
 lab.predict(activations, plans["ddp"].formulas.categories["activations"] / plans["ddp"].bytes, "%", within=0.05)
-lab.predict(saved, 1 / lab.ranks, "%", how="at least")
+lab.predict(saved, plans["fsdp"].formulas.bytes / plans["ddp"].formulas.bytes, "%", within=0.06)
 lab.predict(same := "CPU offload: largest relative difference of a loss", 1e-6, how="at most")
 lab.predict_each({f"{name.upper()}: peak": plan.formulas.bytes for name, plan in plans.items()}, "B", within=0.06)
 
 # %% [markdown]
-# During one step of each run every rank traces all that torch allocates.
+# During one step of the first three runs every rank records all that torch allocates.
 
 # %%
 ddp = lab.launch(plans["ddp"], steps=4)
@@ -112,20 +114,21 @@ draw.bars({name: ranks[0].categories for name, ranks in held.items()}, planned, 
 # %% [markdown]
 # ## Why
 #
-# **AdamW is the largest part of the states**, so ZeRO-1 alone already helps. **FSDP does not reach 1/N while the peak
+# **AdamW's state is the largest part**, so ZeRO-1 alone already helps. **FSDP does not get down to 1/N while the peak
 # is in forward or backward**: it does not divide activations, and while a block computes, all of that block is there.
 # Where the optimizer's step is the peak, it gets there. On a model with few parameters and many activations it saves
-# little; lab 07 has both kinds. *Communication* is what collectives need to put their data in: DDP's buckets, FSDP's
-# gathered blocks. DDP's gradients lie in its buckets (`gradient_as_bucket_view`), so at its peak they are all there.
+# little; lab 07 has both kinds. *Communication* is buffer space for collectives: DDP's buckets, FSDP's gathered blocks.
+# DDP allocates its buckets once and keeps them, and gradients lie in them (`gradient_as_bucket_view`). So under DDP all
+# 4 bytes per parameter are there at the peak, although the first picture of this lab has none.
 #
-# **Activations of a block:** without dropout, and with attention that keeps no scores, 16 values for each token and
-# unit of width: 64 bytes in fp32, 32 in 16 bits (Korthikanti et al. have 34, two of them for dropout). Here: 4 blocks
-# × 512 tokens × 256 × 64 bytes = 32 MiB.
+# **Activations of a block:** without dropout, and with attention that does not store its scores, 16 values for each
+# token and unit of width: 64 bytes in fp32, 32 in 16 bits (Korthikanti et al. have 34, two of them for dropout). Here:
+# 4 blocks × 512 tokens × 256 × 64 bytes = 32 MiB.
 #
 # What to do about which part? **States:** ZeRO-1, then FSDP, then **CPU offload** (`cpu_offload=True`): shards and
 # AdamW's moments stay in the host's memory, a shard is copied to the GPU when its unit is gathered, and AdamW runs on
-# the CPU. The fourth run above did that: the same losses, and on a CPU no difference in memory, because there host and
-# device share it. The plans below show what it saves and costs. **Activations:** fewer samples at a time (accumulate
+# the CPU. The fourth run above did that: the same losses. On a CPU it saves nothing, because host and device
+# share one memory; the plans below have GPUs. **Activations:** fewer samples at a time (accumulate
 # gradients), recompute them (activation checkpointing), half precision. Move the sliders: GB on each GPU for a model
 # of the given size, in billions of parameters, with 1 GB of activations.
 
@@ -142,8 +145,8 @@ lab.score()
 # %% [markdown]
 # **Other tools show more than these bytes.** On a CPU, `top` shows a process's *resident set*: all that it has in
 # physical memory. On a GPU, `nvidia-smi` shows what the process has reserved there, with CUDA's context and whatever
-# torch's allocator keeps for later (`torch.cuda.memory_reserved()`). Neither falls when a tensor is freed. So take the
-# size of a model from what torch allocates, and whether a process fits from the larger number. For DDP's run:
+# torch's allocator keeps for later (`torch.cuda.memory_reserved()`). Neither reliably falls when a tensor is freed. So
+# to compare models, use what torch allocates; to see whether a process fits, use the larger number. For DDP's run:
 
 # %%
 print(ddp.memory().ranks[0].outside())
@@ -162,8 +165,8 @@ if seven_billion:
     display(lab.plans(gpt, global_batch_size=8))
 
 # %% [markdown]
-# The second article gives 28 GB for a model of 7 billion parameters on one GPU, and 14 GB each with FSDP on two. 28
-# GB are the parameters alone, and 14 GB half of them. With gradients and AdamW it is 112 GB, and 56 GB on each of
+# A popular article gives 28 GB for a model of 7 billion parameters on one GPU, and 14 GB each with FSDP on two. 28 GB
+# is the parameters alone, and 14 GB half of them. With gradients and AdamW it is 112 GB, and 56 GB on each of
 # two, before any activation. The planner has two ways to find that, formulas and a rehearsal of the script on tensors
 # without data; nothing is run.
 
@@ -192,10 +195,12 @@ if seven_billion:
 # 3. The same with `precision="bf16"` instead. Do the states shrink?
 #    <details><summary>Answer</summary>No: parameters, gradients and AdamW take 50.7 MiB, as before. `precision="bf16"`
 #    computes in 16 bits and keeps its weights in 32. Activations shrink, from 32.1 to 25.5 MiB, but do not
-#    halve.</details>
+#    halve: layer norms, the residual stream and the loss stay in fp32, and the 16-bit copies of the weights are kept
+#    for backward.</details>
 #
 # **In your own code:** LoRA freezes most weights, which then need neither gradients nor AdamW's state; activations
-# mostly stay. bf16 weights without a master copy halve all states, but small updates are lost when they are rounded.
+# remain mostly the same. bf16 weights without a master copy halve all states, but small updates are lost when they are
+# rounded.
 #
 # ## Sources
 #
@@ -208,5 +213,5 @@ if seven_billion:
 # on two GPUs 14 GB each.
 
 # %%
-articles = {saved: ("FSDP keeps 1/N of everything", None)}
+articles = {saved: ("FSDP keeps 1/N of everything", 1 / lab.ranks)}
 lab.check(articles | ({name: ("002, line 827: 14 GB", 14e9)} if seven_billion else {}))

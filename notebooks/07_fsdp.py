@@ -14,12 +14,12 @@
 # %% [markdown]
 # # 07 · FSDP: gather, compute, free, scatter
 #
-# **You will be able to** count what FSDP sends in a step, choose when it frees what it has gathered, and tell
-# beforehand whether it will save memory for your model. **25 minutes. You need** labs 03 and 06.
+# **You will be able to** count what FSDP sends in a step, choose when it frees what it has gathered, and predict
+# whether it will save memory for your model. **25 minutes. You need** labs 03 and 06.
 #
 # Each rank keeps a **shard** of every unit, usually of every block. Before a unit computes, an `all_gather` collects
 # its shards from all ranks; afterwards the others' parts are freed. In backward it is gathered again, and a
-# `reduce_scatter` adds its gradients up and leaves each rank the sum for its own shard.
+# `reduce_scatter` sums its gradients over all ranks and leaves each rank its own part.
 
 # %% tags=["parameters"]
 nproc_per_node: int = 2  # ranks
@@ -36,24 +36,26 @@ draw.shards(4, nproc_per_node)
 # ## Your predictions
 #
 # The model is a tower, a plain stack of linear layers: 23 blocks of 256 x 256 each, and a last layer. FSDP makes each
-# block a unit, and what is left, the last layer, another one: the root.
+# block a unit; the rest, the last layer, is the root unit.
 #
-# By default the root is not freed after forward, because backward needs it at once. DDP's all-reduce is a
-# reduce-scatter followed by an all-gather, so it sends each byte twice.
+# By default the root is not freed after forward, because backward starts with it. (The picture above frees every unit.)
+# DDP's all-reduce is a reduce-scatter followed by an all-gather. On N ranks each of the two sends (N - 1)/N of the
+# bytes, so below both strategies are counted in such phases: an all-reduce is two.
 
 # %%
 gathers = lab.ask("all-gathers in a step of FSDP, 23 blocks and the root", default=24)
 traffic = lab.ask("bytes that FSDP sends, over those of DDP", default=1, unit="times")
-tower_saves = lab.ask("share of DDP's memory that FSDP saves on two ranks, for this tower", default=50, unit="%")
-gpt_saves = lab.ask("the same for a small transformer with 16 samples a rank", default=50, unit="%")
+tower_saves = lab.ask("share of DDP's memory that FSDP saves: this tower, 8 samples a rank", default=50, unit="%")
+gpt_saves = lab.ask("the same for a small transformer, 16 samples of 128 tokens a rank", default=50, unit="%")
 
 # %% [markdown]
 # ## Count
 #
 # The model is made on the *meta* device, which allocates nothing; memory is allocated only for the shards.
 # `reshard_after_forward` says whether a unit is freed after forward: always, never, or (auto) always, except for the
-# root. `fully_shard` is FSDP2. torch's flight recorder counts the collectives. Five ways at once: the three modes with
-# a block a unit, and two with larger units, for later.
+# root. `fully_shard` is FSDP2, the newer of torch's two. torch's flight recorder, a log of its collectives, counts them
+# in the third step, when all is warm (`third_step`, in `run.script`). Six ways at once: DDP, the three modes with a
+# block as a unit, and two with larger units, for later.
 
 # %%
 from torch import nn
@@ -75,7 +77,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 
-def wrapped(device, level, blocks):  # so many blocks are a unit
+def wrapped(device, level, blocks):  # blocks: how many per unit
     if level == "ddp":
         return DistributedDataParallel(Model().to(device))
     with torch.device("meta"):
@@ -101,23 +103,23 @@ ways = {name: (name.split(",")[0], units.get(name, 1)) for name in ("ddp", *call
 run, (seen, *_) = lab.run(each_way, ways, model=Model, env={"TORCH_FR_BUFFER_SIZE": "4000"})
 
 # %%
-auto, of_ddp = seen["auto"], 2 * seen["ddp"]["bytes"]["sums"]  # an all-reduce sends each byte twice
+auto, of_ddp = seen["auto"], 2 * seen["ddp"]["bytes"]["sums"]  # an all-reduce is two phases
 results = {f"{name}: all-gathers": seen[name]["calls"]["gathers"] for name in calls}
 results |= {gathers: auto["calls"]["gathers"], traffic: sum(auto["bytes"].values()) / of_ddp}
 largest = {name: seen[name]["largest gather"] for name in units}
 lab.measure_each(results | {f"{name}: largest all-gather": size for name, size in largest.items()}, run=run)
 sent = {level: seen[level]["bytes"] for level in ("always", "auto", "never")}
-draw.bars({"ddp": {"sums": of_ddp}} | sent, unit="B", title="bytes of a step (DDP's all-reduce counts twice)")
+draw.bars({"ddp": {"sums": of_ddp}} | sent, unit="B", title="bytes of a step, phase by phase (an all-reduce is two)")
 
 # %% [markdown]
 # ## Why
 #
 # **Never** freeing sends what DDP sends; freeing and gathering again costs 50 % more. And what does a rank hold?
 # Between two steps its shards, in all three modes. `never` (older: SHARD_GRAD_OP) keeps the whole model from forward
-# to backward. Of the gradients a rank only ever keeps its own share.
+# to backward. A rank keeps only its own share of the gradients.
 #
-# **Which to choose?** Never, if the whole parameters fit beside the activations or links are slow; otherwise the
-# default.
+# **Which to choose?** Never, if all parameters fit beside the activations: the slower the links, the more it gains.
+# Otherwise the default.
 
 # %%
 never, share = seen["never"], P // lab.ranks
@@ -130,20 +132,21 @@ lab.explore(draw.shards, ranks=[2, 4, 8], units=[2, 4, 8], reshard=[False, True]
 #
 # What you pass to `fully_shard`: a module, or a list of them. A unit is gathered by one call, and all of it is there
 # while it computes. Small units hold little at once and take many calls, each with a latency of its own. Large ones
-# take few calls and hold much, and while one computes there is less left to gather. Counted above with 1, 8 and all 23
-# blocks in a unit:
+# take few calls and hold much, and leave less communication that could run while something computes. Counted above with
+# 1, 8 and all 23 blocks in a unit:
 
 # %%
 draw.bars(largest, unit="B", title="the largest all-gather: what is whole at once, beside the root")
 
 # %% [markdown]
-# With all blocks in one unit FSDP saves no parameters in forward and backward. The usual unit is a transformer block.
+# With all blocks in one unit FSDP saves almost no parameter memory in forward and backward. The usual unit is a
+# transformer block.
 
 # %% [markdown]
 # ## What does it save?
 #
-# FSDP divides states, not activations. The tower has many parameters and few activations, a small transformer with a
-# large batch the opposite.
+# FSDP divides states, not activations. The tower has many parameters and few activations; a small transformer with a
+# large batch is the opposite.
 
 # %%
 import torch
@@ -162,25 +165,26 @@ lab.predict(gpt_saves, 0.2, "%", how="at most")
 tower = {name: Script.load(name).with_cells(model=Model, data=load_datasets) for name in ("ddp", "fsdp")}
 cases = {f"tower, {name}": (script, 8 * lab.ranks) for name, script in tower.items()}
 cases |= {f"transformer, {name}": (Script.load(name), 16 * lab.ranks) for name in tower}
-runs = {name: lab.launch(case, global_batch_size=n, steps=3, trace_memory=True) for name, (case, n) in cases.items()}
-peaks = {name: run.memory().ranks[0].traced.categories for name, run in runs.items()}
-total = {name: sum(parts.values()) for name, parts in peaks.items()}
-saved = {model: 1 - total[f"{model}, fsdp"] / total[f"{model}, ddp"] for model in ("tower", "transformer")}
+own = {"steps": 3, "trace_memory": True, "shown": False}
+runs = {name: lab.launch(case, global_batch_size=n, **own) for name, (case, n) in cases.items()}
+peaks = {name: run.memory().ranks[0].traced for name, run in runs.items()}
+saved = {model: 1 - peaks[f"{model}, fsdp"].bytes / peaks[f"{model}, ddp"].bytes for model in ("tower", "transformer")}
 lab.measure_each({tower_saves: saved["tower"], gpt_saves: saved["transformer"]})
-display(draw.bars(peaks, unit="B", title="rank 0 at its peak"))
+display(draw.bars({name: peak.categories for name, peak in peaks.items()}, unit="B", title="rank 0 at its peak"))
 lab.score()
 
 # %% [markdown]
 # So ask first what fills the memory. States: shard them. Activations: recompute them
 # (`activation_checkpointing=True`), or take fewer samples at a time. While the peak is in forward or backward, FSDP
 # on two ranks does not save half, because one unit at a time is whole; where the optimizer's step is the peak, it
-# does. An estimate of the share saved: states × (1 - 1/N) / (states + activations). That is near 1 - 1/N for the
-# tower, and small for a transformer with a large batch.
+# does. An estimate of the share saved is states × (1 - 1/N) / (states + activations): for the two above about 49%
+# and 8%.
 #
 # ## On 2 × T4 and 8 × A100
 #
-# The fourth article trains a tower of five layers of 16,384, with 256 samples on each of four devices. Its states under
-# DDP, 16 bytes for each of 1.34 billion parameters, are 21.5 GB, or 20 GiB. Planned at that size, with 1,024 samples:
+# Now a tower of five layers of 16,384, as one of the articles in the appendix trains it, with 256 samples on each of
+# four devices. Its states under DDP, 16 bytes for each of 1.34 billion parameters, are 21.5 GB, or 20 GiB. Planned at
+# that size, with 1,024 samples:
 
 # %%
 wide = {name.upper(): sized(script, width=16384, layers=5) for name, script in tower.items()}
@@ -188,13 +192,15 @@ wide["FSDP, CPU offload"] = wide["FSDP"], {"cpu_offload": True}
 lab.plans(wide, devices=("2xT4", "4xA100 80", "8xA100 80"), global_batch_size=1024)
 
 # %% [markdown]
-# DDP's peak is those 20 GiB and 5 more, which AdamW needs while it updates all parameters at once (lab 06). FSDP just
-# fails to fit two T4s, because each of its units is a fifth of the model. With CPU offload it fits, and a step takes
-# several times as long: AdamW runs on the CPU, and shards cross PCIe (both speeds are assumed). On the A100s FSDP sends
-# 1.5 times as much as DDP, and its step is still shorter: each rank updates only its own part of the parameters.
+# DDP's peak is those 20 GiB and 5 more, which AdamW needs while it updates all parameters at once (lab 06). FSDP
+# narrowly fails to fit on two T4s, because each of its units is a fifth of the model. With CPU offload it fits, at a
+# price: on the A100s, where both are planned, a step takes some fifteen times as long, because AdamW runs on the CPU
+# and shards cross PCIe, the bus to the host (both speeds are assumed). On the A100s FSDP sends 1.4 times as much as DDP
+# (of five units the root is not gathered twice), and its step is still shorter: each rank updates only its own part of
+# the parameters.
 #
-# **A model that DDP cannot train on two T4s:** GPT-2 large with an untied LM head, 838 million parameters, one sample
-# of 1,024 tokens on each rank. FSDP is one way that fits, not the only one: the table under the plan has ZeRO-1,
+# **A model that DDP cannot train on two T4s:** GPT-2 large with an output layer of its own, 838 million parameters, one
+# sample of 1,024 tokens on each rank. FSDP is one way that fits, not the only one: the table under the plan has ZeRO-1,
 # ZeRO-2, tensor parallelism and a pipeline as well. Activation checkpointing alone does not save DDP: the peak moves to
 # the optimizer's step.
 
@@ -218,12 +224,12 @@ if flagship:
 #    while it computes all of it is there, with buffers to gather it and to reduce its gradients. Many small units save
 #    more than few large ones.</details>
 # 3. Launch the transformer with `activation_checkpointing=True` under FSDP. Which part shrinks?
-#    <details><summary>Answer</summary>Activations, from 68 to 3 MiB: a block keeps its input only. In their place
+#    <details><summary>Answer</summary>Activations, from 68 to 3 MiB: a block keeps only its input. In their place
 #    come 20 MiB of temporary tensors, because one block at a time is computed again, and the logits are large. The
 #    peak falls from 77.6 to 31.4 MiB; FSDP alone saved 8.</details>
 #
 # **In your own code:** Transformers' `Trainer` takes `fsdp` and `fsdp_config`, Accelerate its FSDP plugin. Either way
-# look up which class is wrapped: it decides how large a unit is.
+# check which class is wrapped: it decides how large a unit is.
 #
 # ## Sources
 #

@@ -14,12 +14,13 @@
 # %% [markdown]
 # # 08 · Pipelines: who waits, and who holds how much
 #
-# **You will be able to** read a pipeline's timeline, say how long its ranks idle and how many micro-batches they hold,
-# and choose a schedule. **20 minutes. You need** labs 02 and 06.
+# **You will be able to** read a pipeline's timeline, say how long its ranks are idle and how many micro-batches they
+# hold, and choose a schedule. **20 minutes. You need** labs 02 and 06.
 #
-# In a pipeline each rank has some of the layers, a **stage**. The batch is cut into **micro-batches**, which pass
-# through the stages one after another, forward (blue) and backward (orange). A **schedule** says in which order a rank
-# takes them. Grey is the **bubble**: the rank has nothing to do.
+# In a pipeline each rank holds a group of consecutive layers, a **stage**. The batch is cut into **micro-batches**,
+# which pass through the stages one after another, forward (blue) and backward (orange). The numbers are those of the
+# micro-batches; time runs to the right. A **schedule** says in which order a rank takes them. Grey is the **bubble**:
+# the rank has nothing to do.
 
 # %% tags=["parameters"]
 nproc_per_node: int = 4  # ranks, p; they sleep, two cores are enough
@@ -31,14 +32,15 @@ from labkit.lessons import Lesson, draw, sized
 from labkit.lessons.labs.pipelines import bubble, in_flight, measured, simulated
 
 lab, p, m, F = Lesson("08_pipeline", ranks=nproc_per_node), nproc_per_node, micro_batches, forward_ms / 1000
-draw.grid(simulated("1F1B", p, m, F, 2 * F), moving=True, share=False)
+shown = {"1F1B": 1, "Interleaved1F1B": 2}  # stages on a rank
+draw.stacked([draw.grid(simulated(name, p, m, F, 2 * F, v), name, share=False) for name, v in shown.items()])
 
 # %% [markdown]
 # ## Your predictions
 #
-# Four ranks, eight micro-batches. The picture has two of the answers; count. GPipe does all forwards first. 1F1B (one
-# forward, one backward), above, starts a backward as soon as it can. Interleaved 1F1B gives each rank two stages of
-# half the length; count each stage's micro-batch as 1/2.
+# Four ranks, eight micro-batches. You can count the answers in the pictures. GPipe, which is not there, does all
+# forwards first. 1F1B (one forward, one backward) starts a backward as soon as it can. Interleaved 1F1B gives each rank
+# two stages of half the length; a micro-batch in one of them counts 1/2.
 
 # %%
 idle = lab.ask("share of the ranks' time that is bubble, with 1F1B", default=37.5, unit="%")
@@ -48,9 +50,13 @@ interleaved = lab.ask("the same with Interleaved1F1B (a micro-batch in one of tw
 # %% [markdown]
 # ## Run four schedules
 #
-# The schedules are torch's own. The stages are real steps of autograd that only sleep, so a stage lasts as long here
-# as on four GPUs. Python and gloo add some milliseconds to each action, so the measured share of the bubble may be a
-# fifth off the formula's.
+# The schedules are torch's own. The stages do not compute: their forward and backward sleep, so that four of them fit
+# on two cores and a stage lasts as long as if it had a GPU of its own. Python and gloo add some milliseconds to each
+# action, so the measured bubble of 1F1B may differ from the formula by a fifth, and more where actions are many and
+# short.
+#
+# `SleepingStage`, `Pace` (1.0 is real time) and `DONE` (what a rank has done, and when) come with `lab.run`;
+# `run.script` shows them.
 
 # %%
 import torch
@@ -104,19 +110,20 @@ draw.stacked([draw.grid(spans, title, seconds=end) for title, spans in pairs.ite
 # %% [markdown]
 # ## Why
 #
-# **Time.** Each rank is busy for *m* forwards and *m* backwards; the whole takes *p - 1* of both longer, wherever the
-# gap falls. So the share is (p - 1)/(m + p - 1): 27 % here, for GPipe and 1F1B alike. With *v* stages on a rank each
-# wait is 1/*v* as long: (p - 1)/(v m + p - 1). Zero bubble cuts a backward in two: another rank waits only for the
+# **Time.** Each rank is busy for *m* forwards and *m* backwards; the whole step takes another *p - 1* of both, wherever
+# the gap falls. So the share is (p - 1)/(m + p - 1): 27 % here, for GPipe and 1F1B alike. With *v* stages on a rank
+# each wait is 1/*v* as long: (p - 1)/(v m + p - 1). Zero bubble cuts a backward in two: another rank waits only for the
 # gradients of the inputs; those of the weights (yellow) fill gaps.
 #
-# **Memory.** From its forward to its backward a micro-batch's activations stay. GPipe holds all *m*; 1F1B on rank *r*
-# at most *p - r*, whatever *m* is. That, and not time, is what 1F1B is for. Interleaved 1F1B starts more forwards
-# before its first backward, and so holds more than 1F1B: rank 0 starts p + 2(p - 1) + 1 forwards of half a
-# micro-batch before its first backward, so (p + 2(p - 1) + 1)/2 are held: 5.5 here.
+# **Memory.** A micro-batch's activations stay in memory from its forward until its backward. GPipe holds all *m*; 1F1B
+# on rank *r* at most *p - r*, whatever *m* is. 1F1B saves memory, not time. Interleaved 1F1B holds more: before its
+# first backward rank 0 takes *p* micro-batches through its first stage and 2(p - 1) + 1 more through either, until the
+# first one comes back from the last stage. Those are 11 halves, or 5.5 micro-batches. (For zero bubble the count ends
+# with the gradient of the inputs, although the inputs themselves stay until the weights' gradients are computed.)
 #
-# **Which to choose?** 1F1B is the default. GPipe if all *m* fit in memory anyway: it is the simplest. Interleaved or
-# zero bubble if the bubble hurts and more micro-batches cannot shrink it; the two here send *v* times as often, and
-# zero bubble computes the weights' gradients late and holds their inputs until then.
+# **Which to choose?** 1F1B, usually. GPipe if all *m* fit in memory anyway: it is the simplest. Interleaved
+# or zero bubble if the bubble is too large and you cannot add micro-batches; both send *v* times as often, and zero
+# bubble needs more memory than the count shows.
 
 # %%
 table = {each: " · ".join(f"{number:g}" for number in numbers) for each, numbers in counted.items()}
@@ -149,23 +156,23 @@ ways = {"DDP": gpt["ddp"], "pipeline, 4": (gpt["pipeline"], few), "pipeline, 16"
 lab.plans(ways, global_batch_size=32)
 
 # %% [markdown]
-# The schedule is GPipe, the script's default, and its waiting is close to the formula's (p - 1)/(m + p - 1). Where
-# the model fits on each device, DDP waits less. A pipeline sends only the activations between two stages, and their
-# gradients: it is for models that do not fit.
+# The schedule is GPipe, which labkit's script uses unless you say `schedule=`, and its waiting is close to the
+# formula's (p - 1)/(m + p - 1). Where the model fits on each device, DDP waits less. A pipeline is for models that do
+# not fit, and for slow links: it sends only the activations between two stages, and their gradients.
 #
 # ## Try this
 #
 # 1. `micro_batches = 16`: what happens to the bubble, and to what GPipe and 1F1B hold?
 #    <details><summary>Answer</summary>The bubble shrinks from 27 % to 16 % (measured with other work on the machine: 20
 #    %). GPipe now holds 16 micro-batches on every rank, 1F1B still 4, 3, 2 and 1.</details>
-# 2. `micro_batches = 4`: which difference between GPipe and 1F1B is left?
+# 2. `micro_batches = 4`: what difference remains between GPipe and 1F1B?
 #    <details><summary>Answer</summary>On rank 0 none: both hold 4. The last rank holds 4 with GPipe, 1 with 1F1B. The
 #    bubble is 43 % with both (measured 44 to 47 %).</details>
 # 3. `forward_ms = 5`: why do the measured bubbles no longer agree?
 #    <details><summary>Answer</summary>Measured on a busy machine, half of the time is bubble with GPipe and 1F1B, not
 #    27 %, and 41 % with zero bubble, not 6. Each action costs Python and gloo some milliseconds, which are no longer
-#    negligible next to a 5 ms stage; schedules with more and shorter actions suffer most. Real stages must be long,
-#    too. What is held does not change.</details>
+#    negligible next to a 5 ms stage; schedules with more and shorter actions suffer most. Real stages need to be
+#    long for the same reason. What is held does not change.</details>
 #
 # **In your own code:** Transformers' `Trainer` has no pipeline. `device_map="auto"` is not one: layers are spread
 # over the devices, but one device works at a time.

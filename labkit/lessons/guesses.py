@@ -14,7 +14,8 @@ __all__ = ["YOURS", "Guess"]
 
 YOURS = "#bf5bd7"  # the reader's predictions, in every lab
 SCALES = {"B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9, "%": 0.01}
-RIGHT = 0.05  # relative: a prediction this close is right
+RIGHT, CLOSE = 0.05, 0.2  # relative: a prediction this near is right, or close
+FACTOR = 2.0  # from here on an error is a factor
 
 
 class Guess:
@@ -52,7 +53,7 @@ class Guess:
         return min(options, key=lambda text: abs(options[text] - number), default="")
 
     def verdict(self, measured: float) -> str:
-        """`right` · `close: 8% too high` · `2.5 times too high`"""
+        """`right` · `close: 8% too high` · `40% too low` · `too high by a factor of 2.5`"""
         answer = self.answer
         if self.options:
             return "right" if self.option_near(measured) == self.text else "no"
@@ -62,10 +63,12 @@ class Guess:
         off = abs(answer - measured) / abs(measured)
         if off <= RIGHT:
             return "right"
-        if off <= 0.3:
-            return f"close: {off:.0%} {side}"
         ratio = max(abs(answer), abs(measured)) / (min(abs(answer), abs(measured)) or 1)
-        return f"{ratio:.1f} times {side}" if answer * measured > 0 else side
+        if answer * measured <= 0:
+            return side
+        if ratio >= FACTOR:
+            return f"{side} by a factor of {ratio:.1f}"
+        return f"{'close: ' if off <= CLOSE else ''}{off:.0%} {side}"
 
     def show(self) -> None:
         from IPython.display import display

@@ -23,6 +23,7 @@ from labkit.lessons.guesses import YOURS, Guess
 from labkit.lessons.on_ranks import cells_text
 from labkit.lessons.other_devices import Elsewhere, elsewhere
 from labkit.run import Run
+from labkit.view.frontend import ui
 from labkit.view.live.tables import grid
 from labkit.view.plan_tables import aligned
 from labkit.write import Script
@@ -132,7 +133,7 @@ class Lesson(Claims):
         missing = [name for name in self._guesses if name in self._claims and self._measured(name) is None]
         if missing:
             raise LabError(f"asked, but never measured: {', '.join(map(repr, missing))}")
-        return Score([self._scored(guess) for guess in self._guesses.values()])
+        return Score([self._scored(guess) for guess in self._guesses.values()], asked=ui() == "svg")
 
     def _measured(self, name: str) -> float | None:
         return self._claims[name].measured if name in self._claims else None
@@ -140,35 +141,38 @@ class Lesson(Claims):
     def _scored(self, guess: Guess) -> dict[str, str]:
         claim = self._claims.get(guess.name)
         if claim is None or claim.measured is None:
-            return {"question": guess.name, "you": guess.text, "measured": "not on this machine"}
+            return {"question": guess.name, "predicted": guess.text, "measured": "not on this machine"}
         return {
             "question": guess.name,
-            "you": guess.text,
-            "the formula": guess.option_near(claim.predicted) or claim.row()["predicted"],
+            "predicted": guess.text,
+            "by the formula": guess.option_near(claim.predicted) or claim.row()["predicted"],
             "measured": guess.option_near(claim.measured) or amount(claim.measured, claim.unit),
-            "your prediction was": guess.verdict(claim.measured),
+            "the prediction was": guess.verdict(claim.measured),
         }
 
 
 class Score:
-    """The reader's predictions beside the measurements. It displays itself."""
+    """The reader's predictions beside the measurements. `asked`: a reader was there; otherwise the predictions are the
+    questions' defaults. It displays itself."""
 
-    def __init__(self, rows: list[dict[str, str]]):
-        self.rows = rows
+    def __init__(self, rows: list[dict[str, str]], *, asked: bool):
+        self.rows, self.asked = rows, asked
 
     @property
     def right(self) -> int:
-        return sum(row.get("your prediction was") == "right" for row in self.rows)
+        return sum(row.get("the prediction was") == "right" for row in self.rows)
 
     def __repr__(self) -> str:
         return f"{self._title()}\n{aligned(self.rows)}"
 
     def _title(self) -> str:
+        if not self.asked:
+            return "Nobody was asked: the predictions are the defaults."
         return f"{self.right} of {len(self.rows)} predictions {'was' if self.right == 1 else 'were'} right."
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         dot = f'<span style="color:{YOURS}">■</span> '
-        table = grid(self.rows, sentences=("question", "your prediction was"))
+        table = grid(self.rows, sentences=("question", "the prediction was"))
         return {"text/plain": repr(self), "text/html": f"<b>{dot}{self._title()}</b>{table}"}
 
 

@@ -19,6 +19,12 @@ from labkit.view.plan_tables import aligned, band
 
 __all__ = ["Elsewhere", "elsewhere"]
 
+NOTE = (
+    "peak: the most memory of a rank at any moment of a step; each device's bars have a scale of their own. "
+    "step: the time of a step, and the range that the planner is sure of. "
+    "waiting: the part of a step in which a rank waits for communication or for another stage."
+)
+
 
 class Elsewhere:
     """Rows of a table, and memory by category as bars. `plans` by (name, device)."""
@@ -40,7 +46,8 @@ class Elsewhere:
         head = f"<b>{escaped(self._title)}</b> · <i>planned, not run</i>"
         picture = self._picture.html() if self._picture else ""
         table = grid(self.rows, sentences=("", "on", "note"))  # waiting stays in sight
-        return {"text/plain": repr(self), "text/html": f'<div style="max-width:760px">{head}{picture}{table}</div>'}
+        whole = f'<div style="max-width:760px">{head}{picture}{table}<small>{NOTE}</small></div>'
+        return {"text/plain": f"{self!r}\n{NOTE}", "text/html": whole}
 
 
 def elsewhere(scripts: Mapping[str, Any], devices: Sequence[str], options: Mapping[str, Any], title: str) -> Elsewhere:
@@ -77,8 +84,8 @@ def elsewhere(scripts: Mapping[str, Any], devices: Sequence[str], options: Mappi
                 | {
                     "peak": words.gib(peak.bytes if peak else None),
                     "fits": f"{_answered(fits)}, of {words.gib(usable)}",
-                    "step": band(step.seconds, step.low, step.high) if step else "n/a",
-                    "waiting": f"{_waiting(step.parts):.0%}" if step else "n/a",
+                    "step": band(step.seconds, step.low, step.high) if step and fits is not False else "n/a",
+                    "waiting": f"{_waiting(step.parts):.0%}" if step and fits is not False else "n/a",
                 }
             )
         if held:

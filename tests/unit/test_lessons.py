@@ -19,7 +19,7 @@ from labkit.lessons.guesses import Guess
 from labkit.lessons.labs.pipelines import bubble, in_flight, measured, simulated
 from labkit.lessons.labs.slow_links import break_even, difference_curves, differences, timeline
 from labkit.lessons.labs.traffic import noting_bytes, sent_in_a_step
-from labkit.lessons.lesson import _script
+from labkit.lessons.lesson import Score, _script
 from labkit.lessons.on_ranks import cells_text
 from labkit.lessons.other_devices import elsewhere
 
@@ -170,9 +170,10 @@ def test_measured_actions_become_the_same_spans():
     [
         (4, "", None, 4, "right", "4"),
         (1.5, "MB", None, 1_550_000, "right", "1.4 MiB"),
-        (50, "%", None, 0.4, "close: 25% too high", "50.0%"),
-        (10, "", None, 2, "5.0 times too high", "10"),
-        (1, "", None, 4, "4.0 times too low", "1"),
+        (45, "%", None, 0.4, "close: 12% too high", "45.0%"),
+        (10, "", None, 2, "too high by a factor of 5.0", "10"),
+        (6, "", None, 10, "40% too low", "6"),
+        (1, "", None, 4, "too low by a factor of 4.0", "1"),
         (0.1, "", None, 0, "too high", "0.1"),
         (-0.01, "", None, 0, "too low", "-0.01"),
         (0, "", None, 0, "right", "0"),
@@ -202,13 +203,14 @@ def test_the_score_holds_every_question_and_wants_all_measured(runs_dir, capsys)
     assert score.rows == [
         {
             "question": "bytes",
-            "you": "1,000,000 B",
-            "the formula": "1.9 MiB",
+            "predicted": "1,000,000 B",
+            "by the formula": "1.9 MiB",
             "measured": "1.9 MiB",
-            "your prediction was": "2.0 times too low",
+            "the prediction was": "too low by a factor of 2.0",
         }
     ]
-    assert "0 of 1 predictions were right" in repr(score)
+    assert "Nobody was asked" in repr(score)
+    assert "0 of 1 predictions were right" in repr(Score(score.rows, asked=True))
     lab.verify("sum", 4, 2 + 2)
     assert lab.check() is lab
 

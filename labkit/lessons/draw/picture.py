@@ -130,6 +130,6 @@ def sweep(drawn: str, left: float, height: float, moving: bool = True) -> str:
         return drawn
     return (
         f'<clipPath id="sweep"><rect x="0" y="0" width="{WIDTH}" height="{height}"><animate attributeName="width" '
-        f'values="{left};{WIDTH};{WIDTH}" keyTimes="0;.8;1" dur="8s" repeatCount="indefinite"/></rect></clipPath>'
+        f'values="{left};{WIDTH};{WIDTH}" keyTimes="0;.4;1" dur="10s" repeatCount="indefinite"/></rect></clipPath>'
         f'<g clip-path="url(#sweep)">{drawn}</g>'
     )

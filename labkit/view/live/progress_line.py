@@ -19,7 +19,8 @@ LINE = re.compile(r"labkit: (?P<text>.*) (?P<facts>\{.*\})\s*$")
 def progress_line(reader: RunReader, state: State) -> str:
     """`labkit: step 30 of 60 (50%) · loss 1.2 · … {"run": …, "state": "running", "step": 30, "loss": 1.2, …}`
 
-    `throughput` is in samples/s over all ranks, of a run that has ended the mean; `memory_peak` is in bytes, the highest of all ranks.
+    `throughput` is in samples/s over all ranks, for a run that has ended the mean; `memory_peak` is in bytes, the
+    highest of all ranks.
     """
     facts = {
         "run": reader.folder.id,

@@ -222,7 +222,7 @@ def _place(reader: RunReader, history: RankHistory, axis: str) -> Callable[[floa
     per_step = (samples or 0.0) / (history.totals["steps"] or 1.0) if axis == "samples" else 1.0
 
     def place(x: float) -> float:
-        # What was reported at a step may be in a bin that begins a little earlier; a validation belongs to the step before.
+        # A report's bin may begin a little before that of its step; a validation belongs to the step before it.
         completed = bisect_right(times, x + history.series["step"].width)
         return numbers[max(0, completed - 1)] * per_step if numbers else 0.0
 
