@@ -22,6 +22,9 @@ from labkit.view.plan_tables import aligned
 __all__ = ["Claim", "Claims", "amount"]
 
 WAYS = ("equals", "at least", "at most")
+ARTICLES = (
+    "article: what an article on distributed training says; docs/articles/claims.md has their titles and all claims."
+)
 
 
 @dataclass(frozen=True)
@@ -196,4 +199,7 @@ class Claims:
         return plain(aligned(self._rows()))
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        return {"text/plain": repr(self), "text/html": grid(self._rows(), sentences=("claim", "because", "article"))}
+        rows = self._rows()
+        note = ARTICLES if any("article" in row for row in rows) else ""
+        table = grid(rows, sentences=("claim", "because", "article"))
+        return {"text/plain": f"{self!r}\n{note}".rstrip(), "text/html": f"{table}<small>{note}</small>"}

@@ -137,7 +137,8 @@ lab.score()
 # of which rank it is. No error tells you.
 #
 # `pin_memory` and `non_blocking` hide the copy to the device, not the loading. A batch of 128 MNIST images is 402,432
-# bytes, 34 µs at 12 GB/s (PCIe 3 x16). The second article's step takes 30 ms (6.94 s / 235): pinning saves 0.1 % of it.
+# bytes, 34 µs at 12 GB/s (PCIe 3 x16). A step of the CNN of lab 01 took an article's author 30 ms on a GPU: pinning
+# saves 0.1% of it.
 #
 # Move the sliders: six batches, each with so much to load and to compute.
 

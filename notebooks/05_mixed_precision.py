@@ -164,8 +164,8 @@ lab.score()
 
 # %% [markdown]
 # All ranks skip, although under FSDP only one saw the infinity: `GradScaler` asks the others when gradients lie on all
-# ranks (`DTensor`). A rank that skipped alone would have other weights and another scale from then on. (The older FSDP,
-# the first article's, needs `ShardedGradScaler` for that.)
+# ranks (`DTensor`). A rank that skipped alone would have other weights and another scale from then on. (The older FSDP
+# needs `ShardedGradScaler` for that.)
 #
 # Under DDP no weights travel, and gradients are sent in fp32 all the same. What only FSDP has are weights that travel
 # in 16 bits. Sums in 16 bits halve the rest, too, and round each sum to two or three decimal digits.
@@ -183,12 +183,11 @@ lab.plans({bits: (gpt, {"precision": bits}) for bits in ("fp32", "fp16", "bf16")
 # ## Try this
 #
 # 1. `global_batch_size = 64`: is DDP's peak in 16 bits nearer to half of fp32's?
-#    <details><summary>Answer</summary>Nearer: 65 % instead of
-#    82 (103 and 158 MiB, planned). The more of it is activations, the more 16 bits save; of the states they save
-#    nothing.</details>
+#    <details><summary>Answer</summary>Nearer: 65 % instead of 82 (103 and 158 MiB, planned). The more of it is
+#    activations, the more 16 bits save; of the states they save nothing.</details>
 # 2. `labkit.launch("ddp", nproc_per_node=2, precision="fp16")` without a GPU: what happens?
-#    <details><summary>Answer</summary>Both ranks stop with one sentence,
-#    "--precision fp16 needs a GPU; use fp32 or bf16 on the CPU": it would gain nothing there.</details>
+#    <details><summary>Answer</summary>Both ranks stop with one sentence, "--precision fp16 needs a GPU; use fp32 or
+#    bf16 on the CPU": it would gain nothing there.</details>
 # 3. Start the scaler with `init_scale=2.0**40`. What does it cost to find the scale?
 #    <details><summary>Answer</summary>On one rank the first 18 steps are skipped, until the scale is 2^22;
 #    later some more whenever it has grown again. A checkpoint should hold the scale.</details>

@@ -219,7 +219,7 @@ if flagship:
 #    <details><summary>Answer</summary>One gather in forward instead of 24, and none in backward, because there is
 #    only the root. After forward a rank holds the whole model, 6.3 MB instead of 3.3. This is what happens to a model
 #    in which no blocks are found; labkit says so.</details>
-# 2. `layers=5` in `Model`, as in the article. Does FSDP still save 40 %?
+# 2. `layers=5` in `Model`, as in the large tower. Does FSDP still save over 40%?
 #    <details><summary>Answer</summary>No: 3.7 MiB instead of 5.5, a third less. A unit is now a fifth of the model, and
 #    while it computes all of it is there, with buffers to gather it and to reduce its gradients. Many small units save
 #    more than few large ones.</details>

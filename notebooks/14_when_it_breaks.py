@@ -111,9 +111,9 @@ silent = attempt(lab, "bad sample", poisoned, **expected)
 #
 # ## Two lines of a FAQ
 #
-# "My code works on single GPU but fails with DDP/FSDP", says the article's FAQ. First cause: a forgotten sampler. With
-# one seed all ranks then draw the same samples, and nothing says so. Then `if rank == 0: evaluate(…)`, marked as
-# correct. That is correct where rank 0 has the whole model, as `model.module` under DDP. Under FSDP a forward
+# "My code works on single GPU but fails with DDP/FSDP", says the FAQ of a popular article. First cause: a forgotten
+# sampler. With one seed all ranks then draw the same samples, and nothing says so. Then `if rank == 0: evaluate(…)`,
+# marked as correct. That is correct where rank 0 has the whole model, as `model.module` under DDP. Under FSDP a forward
 # *gathers*.
 
 # %%
