@@ -203,15 +203,20 @@ print(ddp.command)
 #    data=load_datasets)`, and pass `data_dir=labkit.fetch("mnist")` to `launch`.
 #    <details><summary>The cell</summary>
 #
-#    ```python import gzip from pathlib import Path
+#    ```python
+#    import gzip
+#    from pathlib import Path
 #
-#    import numpy as np import torch from torch.utils.data import TensorDataset
+#    import numpy as np
+#    import torch
+#    from torch.utils.data import TensorDataset
 #
 #
 #    def read_idx(folder, name):  # one of MNIST's files, packed or not
-#        path = Path(folder, name) raw = path.read_bytes() if path.exists() else gzip.decompress(Path(folder,
-#        f"{name}.gz").read_bytes()) shape = np.frombuffer(raw, ">i4", count=raw[3], offset=4) return
-#        torch.from_numpy(np.frombuffer(raw, np.uint8, offset=4 + 4 * raw[3]).reshape(shape).copy())
+#        path = Path(folder, name)
+#        raw = path.read_bytes() if path.exists() else gzip.decompress(Path(folder, f"{name}.gz").read_bytes())
+#        shape = np.frombuffer(raw, ">i4", count=raw[3], offset=4)
+#        return torch.from_numpy(np.frombuffer(raw, np.uint8, offset=4 + 4 * raw[3]).reshape(shape).copy())
 #
 #
 #    def load_datasets(data_dir):  # (train, test)
