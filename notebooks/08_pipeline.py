@@ -32,8 +32,8 @@ from labkit.lessons import Lesson, draw, sized
 from labkit.lessons.labs.pipelines import bubble, in_flight, measured, simulated
 
 lab, p, m, F = Lesson("08_pipeline", ranks=nproc_per_node), nproc_per_node, micro_batches, forward_ms / 1000
-shown = {"1F1B": 1, "Interleaved1F1B": 2}  # stages on a rank
-draw.stacked([draw.grid(simulated(name, p, m, F, 2 * F, v), name, share=False) for name, v in shown.items()])
+lone, twice = simulated("1F1B", p, m, F, 2 * F), simulated("Interleaved1F1B", p, m, F, 2 * F, 2)
+draw.stacked([draw.grid(lone, "1F1B", moving=True, share=False), draw.grid(twice, "Interleaved1F1B", share=False)])
 
 # %% [markdown]
 # ## Your predictions
