@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from importlib.metadata import version
 from typing import Any
 
@@ -17,7 +17,7 @@ from labkit.planner.model.facts import ModelFacts, facts_of
 from labkit.planner.overview import bar_of, outlook, verdict_of
 from labkit.planner.plan import Plan
 from labkit.planner.speed.speed_model import SpeedModel, measure_speed
-from labkit.planner.variants import needed, variants
+from labkit.planner.variants import OTHER_TRAINING, extras_of, needed, under, variants
 from labkit.record import RunReader
 from labkit.record.text import escaped, plain
 from labkit.run import Run
@@ -27,7 +27,7 @@ from labkit.view.frontend import check_kernel, is_headless, ui
 from labkit.view.live.dashboard import close
 from labkit.view.panel_controls import Controls, panel_page
 from labkit.view.plan_tables import aligned
-from labkit.write import Script, strategy_of
+from labkit.write import Option, Script, strategy_of
 from labkit.write.launch_options import LaunchOptions
 
 __all__ = ["Panel", "panel"]
@@ -57,8 +57,8 @@ class Panel:
     """Predictions for the setting, with measurements. Threads touch nothing but widget traits."""
 
     def __init__(self, script: Script, device: str, ranks: int, parameters: Mapping[str, Any]):
-        self.scripts = variants(script)
         self._script, self._strategy = script, strategy_of(script) or script.name
+        self.scripts = self._offered()
         self.candidates: list[Candidate] = []
         self.chosen: Candidate | None = None
         self.trials: list[Trial] = []
@@ -80,8 +80,15 @@ class Panel:
                 self._splits = [*dict.fromkeys((*self._splits, *splits))]
                 on_gpu = not self._device(self._begin["device"]).shared
                 self._facts = facts_of(self._script, self._parameters, self._splits, on_gpu=on_gpu)
+                self.scripts = self._offered(self._facts.divides)
             except LabError as error:
                 self._problem = str(error)
+
+    def _offered(self, divides: Collection[str] = ()) -> dict[str, Script]:
+        """The script under every strategy that its model allows, also those that train differently."""
+        scripts = variants(self._script, divides)
+        others = (name for name in OTHER_TRAINING if name not in scripts)
+        return scripts | {name: under(self._script, name, extras_of(self._script)) for name in others}
 
     def page(self, strategy: str, ranks: int, device: str, parameters: Mapping[str, Any]) -> str:
         """The prediction for a setting as HTML; sets `candidates`, which it shows, and `chosen`, the selected one."""
@@ -91,7 +98,8 @@ class Panel:
         on = self._device(device)
         asked = {name: value for name, value in self._parameters.items() if name not in parameters}
         asked |= needed(self.scripts[strategy], parameters)
-        self.candidates = outlook(self.scripts, strategy, self._facts, on, ranks, asked, self._speed_model(on))
+        shown = {name: s for name, s in self.scripts.items() if name == strategy or name not in OTHER_TRAINING}
+        self.candidates = outlook(shown, strategy, self._facts, on, ranks, asked, self._speed_model(on))
         drawn: list[Bar] = []
         for candidate in self.candidates:
             drawn.append(bar_of(candidate, chosen=candidate.strategy == strategy))
@@ -116,9 +124,8 @@ class Panel:
     def _build(self) -> None:
         import ipywidgets as widgets
 
-        own = {name: options_of_strategy(script) for name, script in self.scripts.items()}
         names = [THIS_MACHINE, *(device.name for device in DEVICES)]
-        self._controls = Controls(list(self.scripts), names, own, self._begin, self._draw)
+        self._controls = Controls(names, self._own_options(), self._begin, self._draw)
         self._html, self._told = widgets.HTML(), widgets.HTML()
         self._go = widgets.Button(description="Run", icon="play", tooltip="Launch this setting on this machine")
         self._halt = widgets.Button(description="Stop", icon="stop", tooltip="End the run on every rank", disabled=True)
@@ -133,8 +140,13 @@ class Panel:
         buttons.layout.flex_flow = "row wrap"
         self.box = widgets.VBox([self._controls.box, self._html, buttons])
 
+    def _own_options(self) -> dict[str, Mapping[str, Option]]:
+        return {name: options_of_strategy(script) for name, script in self.scripts.items()}
+
     def _draw(self) -> None:
         controls = self._controls
+        if controls.strategy.options != tuple(self.scripts):  # those of some models are known once it is counted
+            controls.offer(self._own_options())
         self._html.value = self.page(
             controls.strategy.value, controls.ranks.value, controls.device.value, controls.parameters
         )

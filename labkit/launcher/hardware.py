@@ -21,6 +21,8 @@ from labkit.record.container import memory_left
 
 __all__ = [
     "DRIVER_FILES",
+    "FP8",
+    "SYMMETRIC_MEMORY",
     "Gpu",
     "Hardware",
     "Platform",
@@ -35,6 +37,9 @@ __all__ = [
 
 DRIVER_FILES = (Path("/proc/driver/nvidia/version"), Path("/dev/dxg"))  # the second is WSL2's
 KERNEL = re.compile(r"(sm|compute)_(\d+)(\d)([af]?)")
+# The first compute capabilities with fp8 (torch._scaled_mm) and with symmetric memory (torch's own tests of it require
+# this, and that each GPU can read every other's memory: requires_cuda_p2p_access in torch/testing).
+FP8, SYMMETRIC_MEMORY = (8, 9), (8, 0)
 Platform = Literal["kaggle", "colab", "wsl2", "linux", "macos", "windows"]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from labkit.launcher.causes.failure_advice import EXPANDABLE
 from labkit.planner.alternatives import HALF, half_of
 from labkit.planner.candidate import ALIKE, MARGIN, Candidate, evaluate, fastest, held_by, judged, lacks, needs
+from labkit.planner.constraints import refusal
 from labkit.planner.data_sheets import Device
 from labkit.planner.layout import Layout, layout_of
 from labkit.planner.memory.peak import moments, worst
@@ -26,6 +27,8 @@ from labkit.view.plan_tables import band
 from labkit.write import Script, options_of, strategy_of
 
 __all__ = ["Advice", "advise"]
+
+ASYNC = ", and async tensor parallelism (with sequence_parallel=True and torch.compile) overlap it with matrix products"
 
 
 @dataclass(frozen=True)
@@ -251,7 +254,7 @@ def _in_backward(asked: Candidate, best: Candidate | None, search: Search) -> It
         ranks = 1 if name == "single" else asked.ranks
         parameters = own_parameters(search.scripts[name], asked.parameters)
         layout = search.look(name, ranks, parameters | {"optimizer_in_backward": True}).layout
-        if layout is None or _needs_all_gradients(layout, parameters):
+        if layout is None or refusal(search.facts, layout):
             continue
         usual = replace(layout, options={**layout.options, "optimizer_in_backward": False})
         backward = [each for each in moments(search.facts, usual, on_gpu=on_gpu) if each.phase != "optimizer"]
@@ -268,12 +271,6 @@ def _in_backward(asked: Candidate, best: Candidate | None, search: Search) -> It
 def _offloads(best: Candidate | None) -> bool:
     """Whether nothing fits, or only with states in the host's memory."""
     return best is None or bool(best.parameters.get("cpu_offload"))
-
-
-def _needs_all_gradients(layout: Layout, parameters: Mapping[str, Any]) -> bool:
-    """Whether the script refuses to update parameters during backward."""
-    late = parameters.get("clip") or parameters.get("warmup_steps") or parameters.get("lr_schedule") == "cosine"
-    return bool(late or layout.accumulate > 1 or layout.precision == "fp16" or layout.options.get("cpu_offload"))
 
 
 def _waits(one: Candidate) -> bool:
@@ -330,5 +327,19 @@ def _other_methods(asked: Candidate, best: Candidate | None, search: Search) -> 
         if share > 0.5:
             yield (
                 f"Matrix products are {share:.0%} of the GPU's work: fp8 (torchao.float8) would at best halve their "
-                "time; labkit's scripts do not have it."
+                "time; labkit's scripts do not use it."
             )
+    yield from _symmetric_memory(asked, best, device)
+
+
+def _symmetric_memory(asked: Candidate, best: Candidate | None, device: Device) -> Iterator[str]:
+    """What would shorten the communication of tensor ranks within a box."""
+    for one in filter(None, (asked, best)):
+        layout, step = one.layout, one.step
+        if layout and step and 1 < layout.tensor <= device.box and device.has_symmetric_memory:
+            overlap = ASYNC if layout.strategy == "tensor_parallel" else ""
+            yield (
+                f"Communication is {step.parts['communication'] / step.seconds:.0%} of {one.name}'s step: torch's "
+                f"symmetric memory, which labkit's scripts do not use, would shorten it{overlap}."
+            )
+            return

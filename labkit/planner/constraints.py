@@ -15,7 +15,20 @@ __all__ = ["refusal"]
 
 def refusal(facts: ModelFacts, layout: Layout) -> str:
     """Why the script would stop before its first step; "" if it would start."""
-    return _data(facts, layout) or _divided(facts, layout) or _pipeline(facts, layout) or _uncounted(facts, layout)
+    checks = (_in_backward, _data, _divided, _pipeline, _uncounted)
+    return next(filter(None, (check(facts, layout) for check in checks)), "")
+
+
+def _in_backward(facts: ModelFacts, layout: Layout) -> str:
+    if not layout.options.get("optimizer_in_backward"):
+        return ""
+    others = {
+        "accumulate": layout.accumulate > 1,
+        "precision='fp16'": layout.precision == "fp16",
+        "cpu_offload": layout.options.get("cpu_offload"),
+    }
+    names = ", ".join((*layout.after_backward, *(name for name, applies in others.items() if applies)))
+    return f"optimizer_in_backward leaves no gradients for {names}: leave one of them out" if names else ""
 
 
 def _data(facts: ModelFacts, layout: Layout) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 
 from labkit.errors import LaunchError
-from labkit.launcher.hardware import Hardware, hardware
+from labkit.launcher.hardware import FP8, SYMMETRIC_MEMORY, Hardware, hardware
 
 __all__ = ["DEVICES", "THIS_MACHINE", "Device", "device_named", "devices_named", "this_machine"]
 
@@ -32,7 +32,8 @@ class Device:
     `link` from one device to the others in its box and `network` from a whole box to others, in bytes/s one way.
     `box` is the number of devices per box; `nodes` the number of boxes in the plan. `shared`: the ranks divide
     `usable` among themselves. `outside`: bytes that a process uses before its first tensor. `reached`: the fraction of
-    `flops` that large matrix products reach, `moved` the fraction of `bandwidth` that other operators reach."""
+    `flops` that large matrix products reach, `moved` the fraction of `bandwidth` that other operators reach.
+    `capability` is torch's; a CPU has (0, 0)."""
 
     name: str
     memory: int
@@ -51,6 +52,7 @@ class Device:
     halves: tuple[str, ...] = ("fp32", "bf16")  # precisions of a device without figures in `flops`
     reached: float = 1.0
     moved: float = 1.0
+    capability: tuple[int, int] = (0, 0)
 
     @property
     def is_this_machine(self) -> bool:
@@ -67,8 +69,13 @@ class Device:
 
     @property
     def has_fp8(self) -> bool:
-        """Whether its tensor cores multiply in 8 bits: Ada, Hopper, Blackwell (NVIDIA's data sheets) and CDNA 3."""
-        return any(name in self.name for name in ("L4", "RTX 40", "RTX 50", "H100", "H200", "B200", "MI300X"))
+        """Whether its tensor cores multiply in 8 bits: Ada, Hopper, Blackwell and CDNA 3."""
+        return self.capability >= FP8
+
+    @property
+    def has_symmetric_memory(self) -> bool:
+        """Whether torch's symmetric memory spans the devices of a box."""
+        return self.capability >= SYMMETRIC_MEMORY and self.link_name.startswith("NVLink")
 
     @property
     def precisions(self) -> tuple[str, ...]:
@@ -106,9 +113,25 @@ def _gpu(
         aliases,
         reached=next((share for start, share in REACHED.items() if name.startswith(start)), REACHED_ELSEWHERE),
         moved=MOVED_HBM if name.startswith(HBM) else MOVED_GDDR,
+        capability=next(value for start, value in CAPABILITIES.items() if name.startswith(start)),
     )
 
 
+# By the beginning of the name: developer.nvidia.com/cuda-gpus; AMD's as torch reports it (gfx942).
+CAPABILITIES = {
+    "P100": (6, 0),
+    "V100": (7, 0),
+    "T4": (7, 5),
+    "A100": (8, 0),
+    "A10": (8, 6),
+    "RTX 30": (8, 6),
+    "L4": (8, 9),
+    "RTX 40": (8, 9),
+    "H": (9, 0),
+    "MI300X": (9, 4),
+    "B200": (10, 0),
+    "RTX 50": (12, 0),
+}
 # By the beginning of the name. Measured in bf16 for A100 to MI300X: Bekman, "Machine Learning Engineering",
 # compute/accelerator, "Maximum Achievable Matmul FLOPS". A T4 throttles at 70 W; GeForce cards multiply with fp32 sums
 # at half of their tensor cores' rate and reach nearly all of it: both assumed.
@@ -395,6 +418,7 @@ def this_machine(here: Hardware) -> Device:
         halves=("fp32", "fp16", *(["bf16"] if gpu.has_bf16 else [])),
         reached=like.reached if like else REACHED_ELSEWHERE,
         moved=like.moved if like else MOVED_GDDR,
+        capability=min(each.capability for each in here.gpus),
     )
 
 

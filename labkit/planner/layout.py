@@ -35,6 +35,7 @@ CALLED = {
     "forward_backward",
 }
 
+AFTER_BACKWARD = ("clip", "lr_schedule", "warmup_steps")
 SCHEDULES_THERE_AND_BACK = ("ZBVZeroBubble", "DualPipeV")
 SCHEDULES_LOOPED = ("Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble")
 
@@ -57,6 +58,7 @@ class Layout:
     selective: bool = False  # checkpointing that saves results that are expensive to recompute
     context: int = 1  # ranks that split each sequence
     offloads: bool = False  # activations of blocks are kept in host memory
+    after_backward: tuple[str, ...] = field(default=(), compare=False)  # options that need all gradients then
 
     @property
     def global_batch(self) -> int:
@@ -141,6 +143,7 @@ def layout_of(script: Script, ranks: int, parameters: Mapping[str, Any]) -> Layo
         selective,
         context,
         values.get("offload_activations", False),
+        tuple(name for name in AFTER_BACKWARD if values.get(name) not in (None, 0, "constant")),
     )
 
 

@@ -18,7 +18,6 @@ from labkit.planner.constraints import refusal
 from labkit.planner.data_sheets import Device, devices_named
 from labkit.planner.layout import Layout, able_to, layout_of
 from labkit.planner.memory.peak import UnknownToFormulas, variant_of, worst
-from labkit.planner.memory.peak import peak as peak_of
 from labkit.planner.model.child import Unplannable, asking
 from labkit.planner.model.facts import ModelFacts, facts_of
 from labkit.planner.model.rehearsal import rehearse
@@ -88,11 +87,11 @@ def plan(
         if skewed and (most := questions.answer(skewed, "not rehearsed with all tokens at the same experts")):
             fits = "fits" if most.bytes <= kind.usable_by(ranks) else "does not fit"
             problems.append(f"if all tokens go to the same experts, a rank holds {gib(most.bytes)}, which {fits}")
-    if facts and formulas and rehearsed:
-        problems += _about_peaks(facts, layout, rank, formulas, rehearsed)
     if rehearsed and layout.options.get("cpu_offload") and not kind.shared:
         problems.append(f"the rehearsed {gib(rehearsed.bytes)} include what is offloaded to the host: use the formulas")
         rehearsed = None
+    if facts and formulas and rehearsed:
+        problems += _disagreement(facts, formulas, rehearsed)
     return Plan(
         script,
         path,
@@ -196,17 +195,6 @@ def _about_facts(facts: ModelFacts, kind: Device) -> list[str]:
     notes += facts.assumed
     if facts.looked_at:
         notes.append(f"samples differ in length: batches are planned at the longest of the first {facts.looked_at}")
-    return notes
-
-
-def _about_peaks(facts: ModelFacts, layout: Layout, rank: int, formulas: Peak, rehearsed: Peak) -> list[str]:
-    one_by_one = peak_of(facts, layout, rank)
-    notes = _disagreement(facts, one_by_one, rehearsed)
-    if (more := formulas.bytes - one_by_one.bytes) > 0:
-        notes.append(
-            f"on a GPU torch's AdamW updates all parameters at once, so the formulas add {gib(more)} to the peak; "
-            "the rehearsal updates one at a time, as with fused=True"
-        )
     return notes
 
 

@@ -27,7 +27,6 @@ class Controls:
 
     def __init__(
         self,
-        strategies: Sequence[str],
         devices: Sequence[str],
         own: Mapping[str, Mapping[str, Option]],
         begin: Mapping[str, Any],
@@ -46,7 +45,7 @@ class Controls:
             return widgets.Dropdown(description=name, options=list(options), value=at, style=LABEL)
 
         recomputed = bool(begin.get("activation_checkpointing"))
-        self.strategy = choice("strategy", strategies, begin["strategy"])
+        self.strategy = choice("strategy", own, begin["strategy"])
         self.device = choice("device", dict.fromkeys((begin["device"], *devices)), begin["device"])
         self.ranks = steps("ranks", RANKS, begin["ranks"])
         self.shared = {
@@ -74,6 +73,14 @@ class Controls:
         """The values as parameters of labkit.launch."""
         own = self._made[self.strategy.value]
         return {name: control.value for name, control in (*self.shared.items(), *own.items())}
+
+    def offer(self, own: Mapping[str, Mapping[str, Option]]) -> None:
+        """Offer these strategies, each with its own options; the chosen one stays chosen."""
+        chosen, self._own = self.strategy.value, own
+        self.strategy.unobserve(self._moved, names="value")  # new options select the first one
+        self.strategy.options = list(own)
+        self.strategy.value = chosen
+        self.strategy.observe(self._moved, names="value")
 
     def _moved(self, change: Mapping[str, Any]) -> None:
         if change["owner"] is self.strategy:

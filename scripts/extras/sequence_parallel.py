@@ -62,4 +62,7 @@ def check_sequence(x, ranks):
 
 
 def make_optimizer(model, mesh, args):
-    return optimizer_of(model.parameters(), args)
+    optimizer = optimizer_of(model.parameters(), args)
+    for group in optimizer.param_groups:  # torch updates no whole and split parameters together
+        group["foreach"] = False
+    return optimizer

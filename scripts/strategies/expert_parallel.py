@@ -105,12 +105,14 @@ def experts_of(model, replicas, ranks):
         if [*experts.children()] or len(inspect.signature(experts.forward).parameters) != 2:
             raise SystemExit("expert parallelism needs a layer's experts in one module, without others in it, with "
                              f"forward(rows, sizes) as in the task mixture; got {type(experts).__name__}")  # fmt: skip
-        if not all(p.dim() > 1 for p in experts.parameters()) or not [*experts.parameters()]:
-            raise SystemExit(f"{type(experts).__name__} has parameters that are not indexed by expert: use fsdp")
-        number, width = next(experts.parameters()).shape[:2]
-        if any(p.shape[0] != number for p in experts.parameters()) or number % ranks:
+        shapes = [p.shape for p in experts.parameters()]
+        if [*experts.buffers()] or len({shape[:1] for shape in shapes}) != 1 or min(map(len, shapes)) < 2:
+            raise SystemExit(f"{type(experts).__name__} has buffers, or parameters whose first axis is not the expert, "
+                             "which cannot be divided: use fsdp")  # fmt: skip
+        number, width = shapes[0][:2]
+        if number % ranks:
             raise SystemExit(f"{number} experts do not split over {ranks} expert ranks")
-        if any(p.shape[1] % replicas for p in experts.parameters()):
+        if any(shape[1] % replicas for shape in shapes):
             raise SystemExit(f"{width} features of the experts do not split over {replicas} replicas")
     return modules
 

@@ -37,7 +37,10 @@ def parallelize(model, mesh, device, args):
 
 
 def make_optimizer(model, mesh, args):
-    return optimizer_of(model.parameters(), args)
+    optimizer = optimizer_of(model.parameters(), args)
+    for group in optimizer.param_groups if args.tensor > 1 else ():  # not every torch updates several meshes together
+        group["foreach"] = False
+    return optimizer
 
 
 # %% step

@@ -77,7 +77,10 @@ def parallelize(model, mesh, device, args):
 
 
 def make_optimizer(model, mesh, args):
-    return optimizer_of(model.parameters(), args)
+    optimizer = optimizer_of(model.parameters(), args)
+    for group in optimizer.param_groups:  # torch updates no whole and split parameters together
+        group["foreach"] = False
+    return optimizer
 
 
 # %% gradient_sync

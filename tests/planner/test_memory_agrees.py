@@ -1,15 +1,19 @@
 """Formulas against the rehearsed step: two ways to the same bytes. benchmarks/memory_accuracy.py has many more rows."""
 
 import functools
+import re
+from pathlib import Path
 
 import pytest
+import torch
 from strategies.matrix import CNN, IMAGES, MLP
 
 from labkit import Script
 from labkit.planner.layout import able_to, layout_of
-from labkit.planner.memory.peak import peak
+from labkit.planner.memory.peak import moments, peak
 from labkit.planner.memory.textbook import block_activations
 from labkit.planner.model.facts import Variant, facts_of
+from labkit.planner.model.fake.cuda_autocast import IN_32_BITS
 from labkit.planner.model.rehearsal import rehearse
 
 WIDE = MLP.replace("width=64, layers=4", "width=512, layers=4")
@@ -95,6 +99,41 @@ def test_the_formulas_agree_with_the_rehearsal(strategy, ranks, model, options, 
         assert planned.phase == seen.phase
     for state in ("parameters", "optimizer"):
         assert planned.categories[state] == seen.categories[state]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "model", "together"),
+    [
+        ("single", "MLP", True),
+        ("zero1", "MLP", True),
+        ("fsdp", "MLP", True),
+        ("tensor_parallel", "transformer", False),
+        ("expert_parallel", "mixture", False),
+    ],
+)
+def test_an_optimizer_is_planned_as_torch_runs_it_on_a_gpu(strategy, model, together):
+    """All parameters of one mesh together: AdamW's temporaries are as large as the parameters that a rank updates."""
+    ranks, options = 1 if strategy == "single" else 2, {"global_batch_size": 2 if model == "MLP" else 16}
+    what = script(strategy, model)
+    layout, counted = layout_of(what, ranks, options), facts(model, ((2, False),) if model == "transformer" else ())
+    planned = {on_gpu: moments(counted, layout, on_gpu=on_gpu)[-1] for on_gpu in (False, True)}
+    assert (planned[True].bytes != planned[False].bytes) == together
+
+    seen = rehearse(what, ranks, options, on_gpu=True)
+    assert peak(counted, layout, on_gpu=True).bytes == pytest.approx(seen.bytes, rel=0.06)
+    if strategy in ("single", "zero1"):
+        assert seen.phase == "optimizer"
+        assert seen.bytes == pytest.approx(planned[True].bytes, rel=0.001)
+
+
+def test_autocasts_list_for_a_gpu_is_this_torchs():
+    header = (Path(torch.__file__).parent / "include/ATen/autocast_mode.h").read_text()
+    lists = re.findall(r"#define AT_FORALL_FP32\w*\(_\)(.*?)\n\n", header, re.DOTALL)
+    names = {name for each in lists for name in re.findall(r"_\((\w+)", each)}
+    python = {"frobenius_norm": "norm", "nuclear_norm": "norm", "nll_loss2d": "nll_loss"}
+    python |= {name: "interpolate" for name in names if "upsample" in name}
+    assert {python.get(name, name.removeprefix("linalg_")) for name in names} <= set(IN_32_BITS)
+    assert ("rms_norm" in IN_32_BITS) == ("rms_norm" in names)
 
 
 def test_the_last_stage_holds_what_its_loss_keeps_once():

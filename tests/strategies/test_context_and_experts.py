@@ -59,6 +59,75 @@ def test_each_token_goes_to_its_experts_and_back_and_their_shares_are_reported(t
         assert values["busiest_expert 6"] == max(shares)
 
 
+EXPERTS = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+
+class Gated(nn.Module):
+    def __init__(self, count, width):
+        super().__init__()
+        self.gate, self.up = (nn.Parameter(torch.randn(count, width, width) * width**-0.5) for _ in range(2))
+        self.bias = nn.Parameter(torch.zeros(count, width))
+
+    def forward(self, x, counts):
+        parts = enumerate(x.split(list(counts)))
+        return torch.cat([F.silu(part @ self.gate[i]) * (part @ self.up[i]) + self.bias[i] for i, part in parts])
+
+
+class Layer(nn.Module):
+    def __init__(self, width, count=4):
+        super().__init__()
+        self.norm, self.router, self.experts = nn.LayerNorm(width), nn.Linear(width, count), Gated(count, width)
+        self.shared = nn.Linear(width, width)
+
+    def forward(self, x):
+        tokens = self.norm(x).flatten(0, -2)
+        weights, chosen = self.router(tokens).sigmoid().topk(2)
+        order = chosen.flatten().argsort(stable=True)
+        counts = torch.bincount(chosen.flatten(), minlength=self.router.out_features)
+        outputs = self.experts(tokens[order // 2], counts) * weights.flatten()[order, None]
+        return x + self.shared(tokens).index_add(0, order // 2, outputs).view_as(x)
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.layers = nn.Embedding(256, 32), nn.Sequential(Layer(32), Layer(32))
+        self.head = nn.Linear(32, 256)
+
+    def forward(self, tokens):
+        return self.head(self.layers(self.embed(tokens)))
+"""
+
+
+def test_a_mixture_of_ones_own_trains_the_same_with_its_experts_on_other_ranks(tmp_path):
+    divided, alone = (composed_of(name, "mixture").with_cells(model=EXPERTS) for name in ("expert_parallel", "single"))
+    values = trained(divided, 2, [], tmp_path / "divided")
+    assert largest_difference(values, trained(alone, 1, [], tmp_path / "alone")) < 1e-9
+
+
+@pytest.mark.parametrize(
+    ("line", "other", "message"),
+    [
+        ("self.bias = nn.Parameter(torch.zeros(count, width))", "self.register_buffer('bias', torch.zeros(count, 1))",
+         "Gated has buffers, or parameters whose first axis is not the expert"),
+        ("torch.zeros(count, width))", "torch.zeros(width, count))", "whose first axis is not the expert"),
+        ("torch.zeros(count, width))", "torch.zeros(count))", "whose first axis is not the expert"),
+        ("def forward(self, x, counts):", "def forward(self, x, counts, weights):", "with forward.rows, sizes. as in"),
+        ("count=4", "count=3", "3 experts do not split over 2 expert ranks"),
+        ("self.experts", "self.mixture", "modules named experts, and Model has none"),
+    ],
+)  # fmt: skip
+def test_experts_that_cannot_be_divided_are_refused(line, other, message):
+    assert line in EXPERTS
+    composed = composed_of("expert_parallel", "mixture").with_cells(model=EXPERTS.replace(line, other))
+    exec(str(composed), cells := {"__name__": "train"})
+    with pytest.raises(SystemExit, match=message):
+        cells["experts_of"](cells["Model"](), 1, 2)
+
+
 @pytest.mark.soak
 def test_a_capacity_drops_the_same_tokens_wherever_the_experts_are(tmp_path):
     there, here = (

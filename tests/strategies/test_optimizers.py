@@ -74,3 +74,26 @@ def test_updates_in_backward_refuse_what_needs_all_gradients(tmp_path):
     composed = composed_of("single", "transformer", "optimizer_in_backward", "clip_and_schedule")
     with pytest.raises(AssertionError, match="--clip needs the norm of all gradients; leave one of them out"):
         trained(composed, 1, [*IN_BACKWARD, "--clip", "1"], tmp_path / "clipped")
+
+
+TOGETHER = """
+
+from importlib import import_module
+
+import_module("torch.optim.optimizer")._get_foreach_kernels_supported_devices = lambda: ["cpu"]
+"""
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    ["tensor_parallel", *(pytest.param(s, marks=pytest.mark.soak) for s in ("fsdp", "hybrid", "expert_parallel"))],
+)
+def test_parameters_are_updated_as_on_a_gpu(strategy, tmp_path):
+    """There torch.optim updates all parameters of a group together, which must be of one mesh."""
+    ranks, own = RANKS.get(strategy, [(2, [])])[0]
+    composed = composed_of(strategy, "mixture" if strategy == "expert_parallel" else "transformer")
+    together = composed.with_cells(optimizer=composed.cells["optimizer"].text + TOGETHER)
+    as_on_a_gpu, as_here = (
+        trained(each, ranks, own, tmp_path / name, steps=2) for name, each in (("gpu", together), ("cpu", composed))
+    )
+    assert largest_difference(as_on_a_gpu, as_here) < 1e-12

@@ -75,6 +75,15 @@ def test_every_strategy_trains_and_validates_the_same(strategy, alone, tmp_path)
     assert largest_difference(values, alone) < 1e-9
 
 
+@pytest.mark.soak
+def test_experts_of_other_ranks_are_averaged_as_here(tmp_path):
+    alone, divided = (
+        trained(composed_of(name, "mixture", *EXTRAS), ranks, OPTIONS, tmp_path / name)
+        for name, ranks in (("single", 1), ("expert_parallel", 2))
+    )
+    assert largest_difference(divided, alone) < 1e-9
+
+
 def test_weights_that_are_still_gathered_are_caught(alone, tmp_path):
     composed = composed_of("zero2", "transformer", *EXTRAS)
     assert "module.reshard()" in (text := composed.cells["optimizer"].text)

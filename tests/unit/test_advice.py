@@ -503,6 +503,28 @@ def test_fp8_is_named_where_matrix_products_decide_and_the_device_has_it(ddp, na
 
 
 @pytest.mark.parametrize(
+    ("strategy", "ranks", "device", "box", "are_named"),
+    [
+        ("tensor_parallel", 2, "A100 80", 8, ["symmetric memory", "async tensor parallelism"]),
+        ("hybrid", 4, "H100", 8, ["symmetric memory"]),
+        ("fsdp", 2, "H100", 8, []),
+        ("tensor_parallel", 2, "H100", 1, []),
+        ("tensor_parallel", 2, "A100 PCIe 80", 8, []),
+        ("tensor_parallel", 2, "V100 32", 8, []),
+        ("tensor_parallel", 2, "T4", 2, []),
+    ],
+)
+def test_symmetric_memory_is_named_for_tensor_ranks_that_nvlink_joins(strategy, ranks, device, box, are_named):
+    script, facts = Script.load(strategy), decoder(layers=8)
+    device = replace(device_named(device), box=box, nodes=-(-ranks // box))
+    asked = {"tensor": 2, "pipeline": 2, "accumulate": 2} if strategy == "hybrid" else {"global_batch_size": 16}
+    sentences = advise(script, facts, device, ranks, asked, SpeedModel(script, facts, device, ranks, asked)).sentences
+
+    every = ("symmetric memory", "async tensor parallelism")
+    assert [name for name in every if name in " ".join(sentences)] == are_named
+
+
+@pytest.mark.parametrize(
     ("ranks", "expert_ranks", "says"),
     [
         (4, 4, ""),
@@ -526,8 +548,11 @@ def test_updates_in_backward_are_named_if_what_does_not_fit_would_fit_without_gr
 
     sentences = advice(facts, Script.load("single"), 1, **asked).sentences
     assert any(each.startswith(said) and each.endswith("which fits.") for each in sentences)
-    for more in ({"clip": 1.0}, {"accumulate": 2}, {"precision": "fp16"}, {"optimizer": "muon"}):
+    assert said not in "".join(advice(facts, Script.load("single"), 1, **asked, optimizer="muon").sentences)
+    for more in ({"clip": 1.0}, {"warmup_steps": 5}, {"accumulate": 2}, {"precision": "fp16"}):
         assert said not in "".join(advice(facts, Script.load("single"), 1, **asked, **more).sentences)
+        layout = layout_of(Script.load("single"), 1, {**asked, **more, "optimizer_in_backward": True})
+        assert refusal(facts, layout).startswith(f"optimizer_in_backward leaves no gradients for {next(iter(more))}")
     assert said not in "".join(advice(decoder(), Script.load("single"), 1).sentences)
     assert said not in "".join(advice(decoder(width=9000, layers=8), Script.load("single"), 1).sentences)
 

@@ -356,6 +356,16 @@ def test_the_links_are_those_of_the_gpus_in_use():
     assert found(facts_of("wsl2-rtx"))["links"].value == "n/a"
 
 
+def test_methods_that_only_newer_gpus_have_are_named_where_they_would_work():
+    a100s = facts_of("8xa100")
+    h100s = with_hardware("8xa100", gpus=(Gpu("NVIDIA H100 80GB HBM3", 80 << 30, (9, 0)),) * 8)
+
+    assert ["fp8" in found(facts)["precision"].why for facts in (a100s, h100s)] == [False, True]
+    assert all("async tensor parallelism" in found(facts)["links"].why for facts in (a100s, h100s))
+    for name in ("kaggle-2xt4-interactive", "laptop-cpu", "wsl2-rtx"):
+        assert not any(word in each.why for each in diagnose(facts_of(name)) for word in ("fp8", "symmetric memory"))
+
+
 def test_processes_are_named_on_the_gpus_in_use_and_runs_by_their_id():
     said = found(facts_of("shared-box-busy"))["GPUs in use"]
 

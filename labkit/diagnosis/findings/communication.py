@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from labkit.diagnosis.detections import Diagnosis, detection
 from labkit.diagnosis.facts import GpuLink, MachineFacts
+from labkit.launcher.hardware import SYMMETRIC_MEMORY
 
 
 @detection
@@ -75,7 +76,10 @@ def links(facts: MachineFacts) -> Diagnosis | None:
         for kind, between in kinds.items()
     )
     if not any(pair.peer is False for pair in pairs):
-        return Diagnosis("links", value, "paths as named by nvidia-smi topo -m")
+        why = "paths as named by nvidia-smi topo -m"
+        if list(kinds) == ["NVLink"] and all(gpu.capability >= SYMMETRIC_MEMORY for gpu in facts.hardware.gpus):
+            why += "; symmetric memory and async tensor parallelism would work; labkit's scripts do not use them"
+        return Diagnosis("links", value, why)
     return Diagnosis(
         "links",
         value,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from labkit.diagnosis.detections import Diagnosis, detection
 from labkit.diagnosis.facts import MachineFacts
-from labkit.launcher.hardware import Gpu, without_kernels
+from labkit.launcher.hardware import FP8, Gpu, without_kernels
 from labkit.launcher.torch_wheels import install_for
 from labkit.planner.data_sheets import OUTSIDE_TENSORS
 from labkit.record.units import gib
@@ -52,8 +52,12 @@ def precision(facts: MachineFacts) -> Diagnosis:
             'precision="fp16"; the scripts include the gradient scaler that it needs',
             "note",
         )
-    whys = {"fp32": "fp16 has no benefit on a CPU; bf16 is slower on most", "bf16": "no gradient scaler needed"}
-    return Diagnosis("precision", name, whys[name])
+    if name == "fp32":
+        return Diagnosis("precision", name, "fp16 has no benefit on a CPU; bf16 is slower on most")
+    why = "no gradient scaler needed"
+    if all(gpu.capability >= FP8 for gpu in facts.hardware.gpus):
+        why += "; fp8 (torchao) would at best halve the time of matrix products; labkit's scripts do not use it"
+    return Diagnosis("precision", name, why)
 
 
 @detection

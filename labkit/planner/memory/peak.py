@@ -36,7 +36,7 @@ class UnknownToFormulas(LaunchError):
 def peak(facts: ModelFacts, layout: Layout, rank: int = 0, *, on_gpu: bool = False) -> Peak:
     """The largest moment of a step after the optimizer has its state.
 
-    `on_gpu`: in GPU memory, where AdamW updates all parameters at once and offloaded tensors do not count.
+    `on_gpu`: in GPU memory, where AdamW updates all parameters of one mesh at once and offloaded tensors do not count.
     """
     return max(moments(facts, layout, rank, on_gpu=on_gpu), key=lambda moment: moment.bytes)
 
@@ -111,7 +111,8 @@ def moments(facts: ModelFacts, layout: Layout, rank: int = 0, *, on_gpu: bool = 
             backward(ledger, keeper, names, profiles[:-1], layout.micro_batch)
     ledger.held["communication"] -= COUNT
     if not offloaded:
-        ledger.note("optimizer", "optimizer step", temporary=adamw_temporary(stepped, size, foreach=on_gpu))
+        together = on_gpu and layout.tensor == 1 and layout.strategy not in ("tensor_parallel", "expert_parallel")
+        ledger.note("optimizer", "optimizer step", temporary=adamw_temporary(stepped, size, foreach=together))
     return list(ledger.moments.values())
 
 

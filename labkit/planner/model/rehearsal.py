@@ -32,7 +32,7 @@ def rehearse(
     """The peak memory of `rank` in a step, after the optimizer has its state.
 
     `path` is the script's file, if any, so that modules next to it can be imported. `on_gpu`: with CUDA's autocast
-    rules. `skewed`: a router sends all tokens to the same experts, instead of the same share to each.
+    rules and kernels. `skewed`: a router sends all tokens to the same experts, instead of the same share to each.
 
     Raises LaunchError if the script refuses its options, Unplannable if it cannot run on tensors without data.
     """
@@ -45,6 +45,8 @@ def rehearse(
 def peak_in_a_step(
     text: str, argv: list[str], path: str, ranks: int, rank: int, on_gpu: bool, skewed: bool = False
 ) -> Peak:
+    from torch.optim.optimizer import _default_to_fused_or_foreach as together
+
     from labkit.planner.model.fake.fake_run import CPU, FakeRun
     from labkit.planner.model.fake.fakes import Replicated, silence
     from labkit.worker.measures.tracker import Tracker
@@ -69,8 +71,8 @@ def peak_in_a_step(
         optimizer = script.make_optimizer(model, mesh, args)
         stepping = getattr(optimizer, "optim", optimizer)  # ZeroRedundancyOptimizer updates its partition with .optim
         for group in stepping.param_groups:
-            if "foreach" in group:
-                group["foreach"] = False
+            if "foreach" in group and group["foreach"] is None:
+                group["foreach"] = together(group["params"], differentiable=False)[1]
         alike = _alike(stepping)
         _make_state(stepping, alike)
         model.train()

@@ -1,6 +1,6 @@
 """Measures how fast the ranks of this machine compute a script's model; rates.py runs it as a plain torchrun script.
 
-torchrun --standalone --nproc-per-node=2 timing.py script.py '{"small": 2, "large": 8, "argv": []}' answer.json
+torchrun --standalone --nproc-per-node=2 calibrate.py script.py '{"small": 2, "large": 8, "argv": []}' answer.json
 
 Each rank trains alone in its own process group, so nothing is communicated; all compute at the same time, so the
 figures include contention for cores, caches and memory.

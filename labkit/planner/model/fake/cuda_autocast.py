@@ -6,13 +6,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
+from importlib.metadata import version
 from typing import Any
 
 import torch
 from torch.nn import functional as F
 from torch.utils._pytree import tree_map
 
-__all__ = ["follow_cuda"]
+from labkit.launcher.checks import release_of
+
+__all__ = ["IN_32_BITS", "follow_cuda"]
 
 # aten/src/ATen/autocast_mode.h, AT_FORALL_FP32 and AT_FORALL_FP32_SET_OPT_DTYPE: those in use in models, by the names
 # that torch, torch.Tensor and torch.nn.functional have for them.
@@ -23,6 +26,8 @@ kl_div l1_loss smooth_l1_loss huber_loss mse_loss margin_ranking_loss multilabel
 triplet_margin_loss multi_margin_loss binary_cross_entropy_with_logits dist cdist pdist renorm logsumexp cross_entropy
 interpolate prod softmax softmin log_softmax cumprod cumsum sum vector_norm matrix_norm
 """.split()  # noqa: SIM905
+if release_of(version("torch")) >= (2, 12):
+    IN_32_BITS.append("rms_norm")
 OWNERS = (torch, torch.Tensor, F, torch.linalg)
 
 

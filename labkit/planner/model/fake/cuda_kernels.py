@@ -1,13 +1,16 @@
 """What a GPU has one kernel for and a CPU has not, for plans made on the CPU: recurrent layers, where cuDNN has one
-call for all steps, and attention with dropout, whose scores a GPU never holds. Runs in the planner's child process.
+call for all steps, attention with dropout, whose scores a GPU never holds, and optimizers, which update all parameters
+together. Runs in the planner's child process.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional as F
 
 __all__ = ["KEPT", "follow_kernels", "record"]
@@ -28,8 +31,8 @@ def record(kind: str, flops: int, bytes: int, calls: int) -> None:
 
 
 def follow_kernels(assumed: Callable[[str], object]) -> None:
-    """Let torch.nn's recurrent layers and attention do as on a GPU, until the process ends. `assumed` is called with a
-    sentence."""
+    """Let torch.nn's recurrent layers, attention and torch.optim do as on a GPU, until the process ends. `assumed` is
+    called with a sentence."""
     for name in KEPT:
         setattr(torch._VF, name, _as_cudnn(name, getattr(torch._VF, name), assumed))
     attention = F.scaled_dot_product_attention
@@ -40,6 +43,9 @@ def follow_kernels(assumed: Callable[[str], object]) -> None:
         return attention(query, key, value, attn_mask, 0.0, *rest, **more)  # its kernels drop as they go
 
     F.scaled_dot_product_attention = attend
+    optimizers = import_module("torch.optim.optimizer")
+    optimizers._get_foreach_kernels_supported_devices = lambda: ["cpu"]
+    optimizers._foreach_supported_types.append(FakeTensor)
 
 
 def _as_cudnn(name: str, original: Callable[..., Any], assumed: Callable[[str], object]) -> Callable[..., Any]:
