@@ -25,22 +25,24 @@ def runs_root(runs_dir: str | os.PathLike[str] | None = None) -> Path:
 
 def list_runs(runs_dir: str | os.PathLike[str] | None = None) -> list[RunFolder]:
     """Run folders under the runs root, oldest first. Symbolic links are not followed."""
-    try:
-        with os.scandir(runs_root(runs_dir)) as entries:
-            folders = [Path(entry) for entry in entries if entry.is_dir(follow_symlinks=False)]
-    except (OSError, ValueError):
-        return []
-    ordered = {path: order for path in folders if (order := _launch_order(path))}
+    ordered = {path: order for path in _folders(runs_root(runs_dir)) if (order := _launch_order(path))}
     return [RunFolder(path) for path in sorted(ordered, key=lambda path: ordered[path])]
 
 
 def unfinished_launches(runs_dir: str | os.PathLike[str] | None = None) -> list[Path]:
     """Folders of launches that were killed before they wrote `run.json`. New ones may still be starting."""
-    root = runs_root(runs_dir)
-    if not is_a(Path.is_dir, root):
+    folders = [path for path in _folders(runs_root(runs_dir)) if RUN_ID.fullmatch(path.name)]
+    killed = [path for path in folders if not _launch_order(path)]
+    return sorted(path for path in killed if time.time() - path.stat().st_mtime > LAUNCHING_SECONDS)
+
+
+def _folders(root: Path) -> list[Path]:
+    """Those in it, without symbolic links."""
+    try:
+        with os.scandir(root) as entries:
+            return [Path(entry) for entry in entries if entry.is_dir(follow_symlinks=False)]
+    except (OSError, ValueError):
         return []
-    folders = [path for path in root.iterdir() if RUN_ID.fullmatch(path.name) and is_a(Path.is_dir, path)]
-    return sorted(p for p in folders if not _holds_a_run(p) and time.time() - p.stat().st_mtime > LAUNCHING_SECONDS)
 
 
 def is_a(test: Callable[[Path], bool], path: Path) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from operator import itemgetter
 from typing import Any
 
 from labkit.record.measured.metrics_file import Tail, finite, number
@@ -34,7 +33,7 @@ DESCRIBING = {
 }
 LONGEST_TEXT = 1000  # of a reported value
 RECENT_RECORDS = 50
-RECENT = {name: itemgetter(i) for i, name in enumerate(("steps", "seconds", *PHASES))}
+RECENT = ("steps", "seconds", *PHASES)
 FIRST_STEPS = 2
 SERIES = ("step", "loss", "step_seconds", "own_seconds", "throughput", "memory", "reserved")
 OWN = ("input", "forward", "optimizer")
@@ -82,18 +81,26 @@ class RankHistory:
         self.allocation_retries = 0.0
         self.communicates = False  # whether the time that it waits for collectives is known
         self.memory_limit: float | None = None  # bytes of the device, or of the host for ranks on the CPU
-        self._recent: deque[tuple[float, ...]] = deque(maxlen=RECENT_RECORDS)  # the sums that RECENT names
+        self._recent: deque[tuple[float, ...]] = deque(maxlen=RECENT_RECORDS)  # what RECENT names
+        self._recent_sums: dict[str, float] | None = None  # None when out of date
         self._script_reports_loss = False
 
     def recent_seconds(self, phase: str) -> float:
         """Seconds per step spent in a phase, over the newest records; "seconds" is the whole step."""
-        steps = sum(map(RECENT["steps"], self._recent))
-        return sum(map(RECENT[phase], self._recent)) / steps if steps else 0.0
+        return self._sums[phase] / self._sums["steps"] if self._sums["steps"] else 0.0
 
     @property
     def recent_steps(self) -> float:
         """How many steps the newest records are about."""
-        return float(sum(map(RECENT["steps"], self._recent)))
+        return self._sums["steps"]
+
+    @property
+    def _sums(self) -> dict[str, float]:
+        """Over the newest records."""
+        if self._recent_sums is None:
+            sums = map(sum, zip(*self._recent, strict=True))
+            self._recent_sums = dict.fromkeys(RECENT, 0.0) | dict(zip(RECENT, sums, strict=False))
+        return self._recent_sums
 
     @property
     def own_seconds(self) -> float:
@@ -199,6 +206,7 @@ class RankHistory:
         self.communicates = finite(record.get("communication")) is not None
         if self.step > FIRST_STEPS:  # the first steps compile, allocate and warm caches
             self._recent.append((steps, seconds, *phases))
+            self._recent_sums = None
         self.allocation_retries = max(self.allocation_retries, number(record.get("retries")) or 0.0)
         self.latest["step_seconds"] = seconds / steps
         self.series["step_seconds"].add(t, slowest)

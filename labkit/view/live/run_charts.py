@@ -209,7 +209,7 @@ def _is_curve(history: RankHistory, name: str) -> bool:
 
 
 def _extremes(series: Series) -> tuple[float, float, float]:
-    return min(series.low), max(series.high), series.last[-1]
+    return series.lowest, series.highest, series.last[-1]
 
 
 def _place(reader: RunReader, history: RankHistory, axis: str) -> Callable[[float], float]:
