@@ -80,7 +80,7 @@ class RunFolder:
         return self.ranks / str(rank)
 
     def metrics(self, rank: int) -> Path:
-        return self.rank(rank) / "metrics.jsonl"
+        return self.ranks.joinpath(str(rank), "metrics.jsonl")
 
     def log(self, rank: int, stream: str = "stdout") -> Path:
         return self.rank(rank) / f"{stream}.log"

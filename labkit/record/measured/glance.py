@@ -6,8 +6,9 @@ It reads at most 256 KiB of one rank's records and the ends of seven others', wh
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from math import isfinite
 from pathlib import Path
 from statistics import fmean
@@ -87,26 +88,33 @@ def _take(seen: Glance, record: dict[str, Any]) -> None:
 
 def _records(path: Path, most: int, parts: int, only: str) -> list[dict[str, Any]]:
     """The records of a file; of one with more than `most` bytes those of evenly spaced parts, and of its end."""
-    lines = _lines(path, most, parts)
-    if only:
-        name = json.dumps(only).encode()
-        lines = [line for line in lines if name in line]
+    text = _lines(path, most, parts)
     if only == "loss":
-        return _newest_loss(lines)
+        return _newest_loss(text)
+    lines = [*_backwards(text, json.dumps(only).encode())][::-1] if only else text.splitlines()
     return [record for record in decoded([line for line in lines if line.strip()]) if isinstance(record, dict)]
 
 
-def _newest_loss(lines: list[bytes]) -> list[dict[str, Any]]:
+def _newest_loss(text: bytes) -> list[dict[str, Any]]:
     """The newest record with a loss, if there is any; what the script reported takes precedence."""
-    newest_first = lines[::-1]
-    for line in sorted(newest_first, key=lambda line: b'"report"' not in line):
-        for record in decoded([line]):
-            if isinstance(record, dict) and number(record.get("loss")) is not None:
-                return [record]
+    for line in chain(_backwards(text, b'"report"'), _backwards(text, b'"loss"')):
+        record = decoded([line])[0] if b'"loss"' in line else None
+        if isinstance(record, dict) and number(record.get("loss")) is not None:
+            return [record]
     return []
 
 
-def _lines(path: Path, most: int, parts: int) -> list[bytes]:
+def _backwards(text: bytes, part: bytes) -> Iterator[bytes]:
+    """The lines with this part, the last one first."""
+    end = len(text)
+    while (at := text.rfind(part, 0, end)) >= 0:
+        end = text.rfind(b"\n", 0, at) + 1
+        yield text[end : text.index(b"\n", at)]
+
+
+def _lines(path: Path, most: int, parts: int) -> bytes:
+    """Whole lines only."""
+    text = b""
     try:
         with opened(path) as file:
             size = file.seek(0, 2)
@@ -114,10 +122,10 @@ def _lines(path: Path, most: int, parts: int) -> list[bytes]:
             each = min(size, most) // len(starts)
             if size > most:
                 starts[-1] = size - each
-            lines: list[bytes] = []
             for start in starts:
                 file.seek(start)
-                lines += file.read(each).split(b"\n")[1 if start else 0 : -1]  # without those that are cut off
+                read = file.read(each)
+                text += read[read.find(b"\n") + 1 if start else 0 : read.rfind(b"\n") + 1]
     except OSError:
-        return []
-    return lines
+        return b""
+    return text

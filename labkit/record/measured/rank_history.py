@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from typing import Any
 
@@ -237,17 +238,17 @@ class RankHistory:
         self.values.update({k: v for k, v in values.items() if k in self.values or len(self.values) < KEPT_NAMES})
         if str(values.get("checkpoint", "")).removeprefix("step-").isdecimal():  # "step 8 not saved: …" otherwise
             self.saved.append(t)
-        for name, value in values.items() if self.rank < CHARTED_RANKS else ():
-            scalar = number(value)
-            if scalar is not None and name not in DESCRIBING:
+        for name, value in values.items():
+            if (scalar := number(value)) is None:
+                continue
+            if self.rank < CHARTED_RANKS and name not in DESCRIBING:
                 if name not in self.scalars and len(self.scalars) < CHARTED:
                     self.scalars[name] = Series()
                 if name in self.scalars:
                     self.scalars[name].add(t, scalar)
-        for name in values.keys() & self.values.keys():
-            if (value := finite(values[name])) is not None:
-                low, high = self.extremes.get(name, (value, value))
-                self.extremes[name] = (min(low, value), max(high, value))
+            if name in self.values and math.isfinite(scalar):
+                low, high = self.extremes.get(name, (scalar, scalar))
+                self.extremes[name] = (min(low, scalar), max(high, scalar))
         loss = number(values.get("loss"))
         if loss is not None:
             if not self._script_reports_loss:  # the script's own value takes precedence over the probe's

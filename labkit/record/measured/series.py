@@ -16,9 +16,12 @@ LARGEST = 1e300  # beyond it differences overflow, so a larger loss counts as in
 
 def merged(points: Sequence[Point], group: int) -> list[Point]:
     """Every `group` neighbours as one point, which has the x and the last value of the last of them."""
-    chunks = (points[i : i + group] for i in range(0, len(points), group))
-    columns = (tuple(zip(*chunk, strict=True)) for chunk in chunks)
-    return [(xs[-1], min(lows), max(highs), lasts[-1]) for xs, lows, highs, lasts in columns]
+    return [_merged(points[i : i + group]) for i in range(0, len(points), group)]
+
+
+def _merged(points: Sequence[Point]) -> Point:
+    xs, lows, highs, lasts = zip(*points, strict=True)
+    return xs[-1], min(lows), max(highs), lasts[-1]
 
 
 class Series:
@@ -109,7 +112,7 @@ class Series:
             self._group, self._merged = group, []
         settled = len(self._settled) // group * group
         self._merged += merged(points[len(self._merged) * group : settled], group)
-        return self._merged + merged(points[settled:], group)
+        return [*self._merged, _merged(points[settled:])] if points else []
 
     def _double(self) -> None:
         self._unsettle()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
 from typing import Protocol
 
@@ -14,6 +13,7 @@ __all__ = ["CELLS", "MANY", "Column", "Line", "band", "columns", "outlier", "pat
 MANY = 8  # more lines than this are indistinguishable
 CELLS = 60
 FEWEST = 12  # points of a line
+GROUPS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96)  # few, so that what was merged before is mostly kept
 STANDS_OUT = 2.0  # times the usual distance from the median
 Column = dict[int, tuple[float, float, float]]  # by rank: low, high, last
 
@@ -27,26 +27,32 @@ class Line(Protocol):
 def thinned(line: Line, most: int) -> list[Point]:
     """At most so many points, but no fewer than FEWEST; merged neighbours keep both extremes."""
     points = line.points()
-    group = math.ceil(len(points) / max(FEWEST, most))
-    if group <= 1:
+    group = next((n for n in GROUPS if n * max(FEWEST, most) >= len(points)), len(points))
+    if group == 1:
         return points
     return line.merged(group) if isinstance(line, Series) else merged(points, group)
 
 
 def columns(series: Mapping[int, Line], cells: int = CELLS) -> list[tuple[float, Column]]:
     """All ranks' points on one grid of at most `cells` columns: `(x, by rank)` for each column that is not empty."""
-    lines = {rank: thinned(line, 2 * cells) for rank, line in series.items()}
+    return _columns({rank: thinned(line, 2 * cells) for rank, line in series.items()}, cells)
+
+
+def _columns(lines: Mapping[int, Sequence[Point]], cells: int) -> list[tuple[float, Column]]:
     places = [point[0] for line in lines.values() for point in line]
     if not places:
         return []
     start, width = min(places), ((max(places) - min(places)) / cells) or 1.0
-    grid: list[Column] = [{} for _ in range(cells)]
+    grid: list[Column] = [{} for _ in range(cells + 1)]
     for rank, line in lines.items():
         for x, low, high, last in line:
-            column = grid[min(cells - 1, int((x - start) / width))]
+            column = grid[int((x - start) / width)]
             if before := column.get(rank):
                 low, high = min(low, before[0]), max(high, before[1])
             column[rank] = (low, high, last)
+    for rank, (low, high, last) in grid.pop().items():  # x at the very end
+        before = grid[-1].get(rank, (low, high, last))
+        grid[-1][rank] = (min(low, before[0]), max(high, before[1]), last)
     return [(start + (i + 0.5) * width, column) for i, column in enumerate(grid) if column]
 
 
@@ -76,13 +82,13 @@ def outlier(grid: list[tuple[float, Column]]) -> int | None:
 
 
 def band(
-    series: Mapping[int, Line],
+    lines: Mapping[int, Sequence[Point]],
     place_x: Callable[[float], float],
     place_y: Callable[[float], float],
     cells: int = CELLS,
 ) -> tuple[str, tuple[int, float, float] | None]:
     """SVG of the band, the median and the outlier, if any; and its rank, with the pixel where it is furthest out."""
-    grid = columns(series, cells)
+    grid = _columns(lines, cells)
     if not grid:
         return "", None
     ranges = [(x, *zip(*column.values(), strict=True)) for x, column in grid]

@@ -16,7 +16,7 @@ from labkit.record.measured.series import Point
 from labkit.record.text import escaped
 from labkit.view.charts.bands import CELLS, MANY, Line, band, path, thinned
 
-__all__ = ["COLOURS", "DASHES", "Chart", "charts", "clock", "dot"]
+__all__ = ["COLOURS", "DASHES", "HIGH", "Chart", "charts", "clock", "dot"]
 
 # Mid-tones with contrast on white and on near-black; dashes distinguish ranks without colour.
 COLOURS = ("#2f81f7", "#d8752b", "#2da44e", "#bf5bd7", "#b08d1c", "#e5534b", "#189aaa", "#8b949e")
@@ -210,12 +210,14 @@ def _chart(chart: Chart, sheet: _Sheet, banded: bool, is_first: bool) -> str:
     if not points:
         middle = f'x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT / 2}" text-anchor="middle" opacity=".75"'
         return f"{title}<text {middle}>no data</text>"
-    high = max([chart.peak or -math.inf, *(point[2] for line in (points, *thin.values()) for point in line)])
+    high = max(
+        [chart.peak or -math.inf, *map(HIGH, points), *(HIGH(point) for line in thin.values() for point in line)]
+    )
     near = chart.limit is not None and chart.limit <= NEAR * high
     frame = _frame(chart, sheet, min(map(LOW, points)), max(high, chart.limit or 0.0) if near else high)
     outlier = ""
     if banded:
-        lines, furthest = band(chart.series, frame.x, frame.y, cells)
+        lines, furthest = band(drawn, frame.x, frame.y, cells)
         if furthest:
             rank, *place = furthest
             outlier = chart.label(rank)
