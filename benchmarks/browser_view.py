@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import subprocess
 import sys
@@ -24,7 +23,7 @@ from statistics import median, quantiles
 from typing import Any
 
 import psutil
-from live_view import HZ, record
+from live_view import HZ, record, report
 
 from labkit.record import Identity, RunFolder, State, Tail, list_runs, write_state
 from labkit.record.files import write_json
@@ -114,9 +113,7 @@ def write(folder: RunFolder, ranks: int) -> None:
         time.sleep(max(0.0, began + step / HZ - time.monotonic()))
         for rank in range(ranks):
             now = time.monotonic()
-            metrics = {f"metric_{i}": rank + 2 + math.sin(step * i) for i in range(METRICS)}
-            reported = {"k": "report", "t": now, "step": step} | metrics
-            files[rank].write(f"{record(step, rank, now)}{json.dumps(reported)}\n")
+            files[rank].write(record(step, rank, now) + report(step, rank, now, METRICS))
             logs[rank].write(f"step {step} of rank {rank}\n")
 
 

@@ -1,11 +1,13 @@
-"""What watching a run costs, without a browser: 8 ranks that write ten records a second each.
+"""What watching a run costs, without a browser: ranks that write ten records a second each.
 
-python benchmarks/live_view.py
+python benchmarks/live_view.py [--ranks 8] [--metrics 12]
 """
 
 from __future__ import annotations
 
+import argparse
 import json
+import math
 import os
 import tempfile
 import time
@@ -18,9 +20,10 @@ from labkit.record import RunFolder, RunReader, State
 from labkit.record.files import write_json
 from labkit.record.measured.reader import rows
 from labkit.view.live.page import run_html
+from labkit.view.live.run_charts import titles
 from labkit.view.report import static_bundle
 
-RANKS, HZ, PERIOD_SECONDS = 8, 10, 0.5
+HZ, PERIOD_SECONDS = 10, 0.5
 
 
 def record(step: int, rank: int, t: float) -> str:
@@ -30,14 +33,21 @@ def record(step: int, rank: int, t: float) -> str:
     return json.dumps(figures | phases | memory | {"loss": 2.5 / (1 + step / 500) + step % 5 / 100}) + "\n"
 
 
-def write(folder: RunFolder, first: int, steps: int) -> None:
-    for rank in range(RANKS):
+def report(step: int, rank: int, t: float, metrics: int) -> str:
+    values = {f"metric_{i}": rank + 2 + math.sin(step * i) for i in range(metrics)}
+    return json.dumps({"k": "report", "t": t, "step": step} | values) + "\n"
+
+
+def write(folder: RunFolder, ranks: int, metrics: int, first: int, steps: int) -> None:
+    for rank in range(ranks):
         folder.rank(rank).mkdir(parents=True, exist_ok=True)
         with folder.metrics(rank).open("a") as file:
             if first == 1:
                 file.write(json.dumps({"k": "meta", "t": 0.0, "time": time.time(), "host": "here"}) + "\n")
                 file.write(json.dumps({"k": "model", "t": 0.0, "device": f"cuda:{rank}", "limit": 16e9}) + "\n")
-            file.writelines(record(step, rank, step / HZ) for step in range(first, first + steps))
+            for step in range(first, first + steps):
+                file.write(record(step, rank, step / HZ))
+                file.write(report(step, rank, step / HZ, metrics) if metrics else "")
 
 
 def resident() -> float:
@@ -45,19 +55,26 @@ def resident() -> float:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--ranks", type=int, default=8)
+    parser.add_argument("--metrics", type=int, default=0, help="what each rank reports at each step (default 0)")
+    options = parser.parse_args()
+    ranks, metrics = options.ranks, options.metrics
     with tempfile.TemporaryDirectory() as root:
         folder, state = RunFolder(Path(root, "20260102T030405Z-demo-0a1b")), State("running", time.time())
         folder.ranks.mkdir(parents=True)
         write_json(folder.manifest, {"format": 1})
         reader, sizes, costs, step = RunReader(folder), [], [], 1
         for _ in range(600):  # five minutes
-            write(folder, step, round(HZ * PERIOD_SECONDS))
+            write(folder, ranks, metrics, step, round(HZ * PERIOD_SECONDS))
             step += round(HZ * PERIOD_SECONDS)
             began = time.process_time()
             reader.poll()
+            titles(reader)  # for the control that selects one
             sizes.append(len(run_html(folder, reader, state).encode()))
             costs.append(time.process_time() - began)
-        print(f"{RANKS} ranks, {HZ} records/s each, one message an update at {1 / PERIOD_SECONDS:.0f} Hz")
+        each = f"{HZ} records/s each, {metrics} metrics"
+        print(f"{ranks} ranks, {each}, one message an update at {1 / PERIOD_SECONDS:.0f} Hz")
         print(f"bytes an update: {max(sizes):,} (target 40,000)")
         share = median(costs) / PERIOD_SECONDS
         print(f"kernel: {median(costs) * 1e3:.1f} ms an update, {share:.1%} of a core (target 2 %)")
@@ -66,7 +83,7 @@ def main() -> None:
         bundle = static_bundle(folder, reader.read_all(), state)
         print(f"left in a notebook: {sum(map(len, bundle.values())):,} bytes (target 60,000)")
 
-        write(folder, step, 100_000 // RANKS - step)
+        write(folder, ranks, metrics, step, 100_000 // ranks - step)
         began = time.perf_counter()
         again = RunReader(folder).read_all()
         run_html(folder, again, state)
@@ -74,7 +91,7 @@ def main() -> None:
         print(f"re-attaching to {sum(1 for _ in rows(folder)):,} records: {seconds:.2f} s (target 1 s)")
         before = resident()
         for _ in range(5):
-            write(folder, 100_000 // RANKS, 100_000 // RANKS)
+            write(folder, ranks, metrics, 100_000 // ranks, 100_000 // ranks)
             again.read_all()
         print(f"the reader's memory over 500,000 more records: {resident() - before:+.1f} MiB on {before:.0f}")
     print(f"{os.cpu_count()} cores")

@@ -14,7 +14,7 @@ import labkit
 
 
 def make(root: Path, number: int) -> None:
-    """A finished run of 300 recorded steps."""
+    """A finished run of 300 recorded steps and six evaluations."""
     folder = root / f"20260101T{number:06}Z-ddp-{number:04x}"
     (folder / "ranks/0").mkdir(parents=True)
     manifest = {"format": 1, "name": "ddp", "world_size": 2, "parameters": {"lr": str(number)}}
@@ -22,7 +22,11 @@ def make(root: Path, number: int) -> None:
     state = {"state": "failed" if number % 3 == 0 else "succeeded", "started": 1.0, "ended": 2.0}
     (folder / "state.json").write_text(json.dumps(state))
     steps = ({"k": "step", "t": i / 10, "step": i, "loss": 1 / i} for i in range(1, 301))
-    (folder / "ranks/0/metrics.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
+    records = [
+        *steps,
+        *({"k": "report", "t": 30, "step": i, "val_accuracy": number % 97 / i} for i in range(50, 301, 50)),
+    ]
+    (folder / "ranks/0/metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
 
 
 def timed(what: str, call: Callable[[], Any]) -> None:
@@ -42,7 +46,8 @@ def main() -> None:
         timed("runs(), shown", lambda: repr(labkit.runs(runs_dir=root)))
         timed('runs(script="ddp"), shown', lambda: repr(labkit.runs(script="ddp", runs_dir=root)))
         timed('runs(state="failed"), shown', lambda: repr(labkit.runs(state="failed", runs_dir=root)))
-        timed('runs(sort="loss"), shown', lambda: repr(labkit.runs(sort="loss", runs_dir=root)))
+        for name in ("loss", "val_accuracy", "lr", "duration"):
+            timed(f'runs(sort="{name}"), shown', lambda name=name: repr(labkit.runs(sort=name, runs_dir=root)))
 
 
 if __name__ == "__main__":

@@ -82,7 +82,8 @@ def runs(
     """
     if state is not None and state not in get_args(StateName):
         raise LabError(f"there is no state {state!r}; a run is {', '.join(get_args(StateName))}")
-    chosen = [Run(folder) for folder in reversed(list_runs(runs_dir))]
+    stored = list_runs(runs_dir)
+    chosen = [Run(folder) for folder in reversed(stored)]
     if script is not None:
         chosen = [run for run in chosen if run.folder.glimpsed_manifest()["name"] == script]
     if tag is not None:
@@ -90,7 +91,7 @@ def runs(
     if state is not None:
         chosen = [run for run in chosen if run.status().state == state]
     is_filtered = (script, state, tag) != (None, None, None)
-    unfinished = [] if is_filtered else unfinished_launches(runs_dir)
+    unfinished = [] if is_filtered else unfinished_launches(runs_dir, but=stored)
     listed = RunList(chosen, unfinished, empty="no run matches" if is_filtered else "no runs yet")
     return listed if sort is None else listed.sorted(sort)
 

@@ -80,7 +80,7 @@ class RunFolder:
         return self.ranks / str(rank)
 
     def metrics(self, rank: int) -> Path:
-        return self.rank(rank) / "metrics.jsonl"
+        return self.ranks.joinpath(str(rank), "metrics.jsonl")
 
     def log(self, rank: int, stream: str = "stdout") -> Path:
         return self.rank(rank) / f"{stream}.log"
@@ -152,14 +152,12 @@ class RunFolder:
 
     def attempts(self) -> list[RunFolder]:
         """The folders of all attempts so far, in order; the last one determines the run's state."""
-        retries = [p for p in (self.path / "attempts").glob("*") if p.name.isdecimal()]
-        return [self, *(RunFolder(p) for p in sorted(retries, key=lambda p: int(p.name)))]
+        retries = self.path / "attempts"
+        return [self, *(RunFolder(retries / str(number)) for number in _numbers_in(retries))]
 
     def started_ranks(self) -> list[int]:
         """The ranks whose worker has created its folder, in order."""
-        if not self.ranks.is_dir():
-            return []
-        return sorted(int(p.name) for p in self.ranks.iterdir() if p.name.isdecimal())
+        return _numbers_in(self.ranks)
 
     def read_manifest(self) -> dict[str, Any]:
         """The content of `run.json`. Raises RunFolderError when it is missing or has another format."""
@@ -198,6 +196,15 @@ class RunFolder:
         except (OSError, ValueError) as error:  # ValueError: a NUL in the name
             raise _no_root(root, getattr(error, "strerror", None) or str(error)) from None
         return cls(path)
+
+
+def _numbers_in(folder: Path) -> list[int]:
+    """The numbers that name what is in it, in order."""
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(int(entry.name) for entry in entries if entry.name.isdecimal())
+    except OSError:  # not there yet
+        return []
 
 
 def _sound(manifest: dict[str, Any], folder: RunFolder) -> dict[str, Any]:

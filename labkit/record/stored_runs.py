@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from labkit.errors import RunFolderError
@@ -25,22 +25,29 @@ def runs_root(runs_dir: str | os.PathLike[str] | None = None) -> Path:
 
 def list_runs(runs_dir: str | os.PathLike[str] | None = None) -> list[RunFolder]:
     """Run folders under the runs root, oldest first. Symbolic links are not followed."""
+    root = runs_root(runs_dir)
+    ordered = {name: order for name in _folders_in(root) if (order := _launch_order(root, name))}
+    return [RunFolder(root / name) for name in sorted(ordered, key=lambda name: ordered[name])]
+
+
+def unfinished_launches(
+    runs_dir: str | os.PathLike[str] | None = None, *, but: Collection[RunFolder] = ()
+) -> list[Path]:
+    """Folders of launches that were killed before they wrote `run.json`. New ones may still be starting. `but` are
+    known to have started."""
+    root, known = runs_root(runs_dir), {run.id for run in but}
+    names = [name for name in _folders_in(root) if name not in known and RUN_ID.fullmatch(name)]
+    killed = [root / name for name in names if not _launch_order(root, name)]
+    return sorted(path for path in killed if time.time() - path.stat().st_mtime > LAUNCHING_SECONDS)
+
+
+def _folders_in(root: Path) -> list[str]:
+    """Their names; symbolic links are not followed."""
     try:
-        with os.scandir(runs_root(runs_dir)) as entries:
-            folders = [Path(entry) for entry in entries if entry.is_dir(follow_symlinks=False)]
+        with os.scandir(root) as entries:
+            return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
     except (OSError, ValueError):
         return []
-    ordered = {path: order for path in folders if (order := _launch_order(path))}
-    return [RunFolder(path) for path in sorted(ordered, key=lambda path: ordered[path])]
-
-
-def unfinished_launches(runs_dir: str | os.PathLike[str] | None = None) -> list[Path]:
-    """Folders of launches that were killed before they wrote `run.json`. New ones may still be starting."""
-    root = runs_root(runs_dir)
-    if not is_a(Path.is_dir, root):
-        return []
-    folders = [path for path in root.iterdir() if RUN_ID.fullmatch(path.name) and is_a(Path.is_dir, path)]
-    return sorted(p for p in folders if not _holds_a_run(p) and time.time() - p.stat().st_mtime > LAUNCHING_SECONDS)
 
 
 def is_a(test: Callable[[Path], bool], path: Path) -> bool:
@@ -55,13 +62,13 @@ def _holds_a_run(path: Path) -> bool:
     return is_a(Path.is_file, path / "run.json") and not (path / "run.json").is_symlink()
 
 
-def _launch_order(path: Path) -> tuple[str, int] | None:
+def _launch_order(root: Path, name: str) -> tuple[str, int] | None:
     """None if the folder holds no run. run.json is written once, at launch: its time orders runs of the same second."""
     try:
-        status = (path / "run.json").lstat()
+        status = os.lstat(f"{root}/{name}/run.json")
     except (OSError, ValueError):
         return None
-    return (path.name.split("-")[0], status.st_mtime_ns) if stat.S_ISREG(status.st_mode) else None
+    return (name.split("-")[0], status.st_mtime_ns) if stat.S_ISREG(status.st_mode) else None
 
 
 def find_run(which: str | os.PathLike[str], runs_dir: str | os.PathLike[str] | None = None) -> RunFolder:

@@ -17,6 +17,8 @@ LONGEST_LINE = 500
 
 def plain(text: str) -> str:
     """Text as a terminal would finally show it: no color codes, no overwritten progress bars."""
+    if text.isprintable():
+        return text
     text = ANSI.sub("", text.replace("\r\n", "\n")).encode("utf-8", "replace").decode()
     return "\n".join(CONTROL.sub("�", line.rstrip("\r").rsplit("\r", 1)[-1]) for line in text.split("\n"))
 

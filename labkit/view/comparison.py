@@ -38,7 +38,7 @@ FIGURES = {"training_seconds": "training time", "throughput": "mean samples/s", 
 STUDENTS_T = (12.7, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20)  # two-sided 95%, by degrees of freedom
 SEED = re.compile(r"--seed[=\n][^\n]*\n?")
 LONGEST_NAME = 40
-MOST_CURVES = 6
+MOST_CURVES, MOST_PARAMETERS = 6, 12
 
 
 def compare(runs: Sequence[Any], *, sort: str | None = None) -> Comparison:
@@ -202,7 +202,7 @@ class Comparison:
         return [_speedup(self.summaries[0], summary) for summary in self.summaries]
 
     def _rows(self) -> list[dict[str, str]]:
-        given = differing([s["parameters_given"] for s in self.summaries], self.sorted_by)
+        given = differing([s["parameters_given"] for s in self.summaries], self.sorted_by, MOST_PARAMETERS)
         columns = {"loss": self._marked("loss")}
         for name, title in metric_columns(self.glances, self.sorted_by, MOST_CURVES).items():
             if not is_tested(name):
@@ -260,7 +260,7 @@ class Comparison:
         rows, common = self._folded()
         text = "".join(f'<div style="font-size:12px">{escaped(each)}</div>' for each in [*common, *self._remarks()])
         marks = [f"{dot(i)} " for i in range(len(rows))] if any(self.curves) else None
-        html = f"{self._overlay()}{grid(rows, marks, narrow=True)}{text}{self._bars()}"
+        html = f"{self._overlay()}{grid(rows, marks, transposes=True)}{text}{self._bars()}"
         return {"text/plain": str(self), "text/html": as_image(html)}
 
     def _folded(self) -> tuple[list[dict[str, str]], list[str]]:

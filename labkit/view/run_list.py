@@ -28,6 +28,7 @@ SortKeys = dict[str, tuple[int, float | str]]
 
 KILLED = "its launch was killed before the run started; labkit runs --clean deletes the folder"
 SHOWN = 50
+OWN_KEYS = ("started", "duration", "ranks")  # of every run
 PARAMETERS, METRICS = 6, 3  # columns
 LONGEST_NAME, LONGEST_VALUE = 40, 24
 DRAWN_DIGITS = 10
@@ -40,10 +41,14 @@ def sort_keys(state: State, ranks: int, metrics: Mapping[str, float], parameters
     keys: SortKeys = {"started": (0, -state.started), "duration": (0, state.seconds), "ranks": (0, ranks)}
     for name, value in parameters.items():
         keys.setdefault(name, _parameter_key(str(value)))
-    for name, value in metrics.items():
-        if finite(value) is not None:
-            keys.setdefault(name, (0, value if is_lower_better(name) else -value))
+    for name, key in _metric_keys(metrics).items():
+        keys.setdefault(name, key)
     return keys
+
+
+def _metric_keys(metrics: Mapping[str, float]) -> SortKeys:
+    values = {name: value for name, value in metrics.items() if finite(value) is not None}
+    return {name: (0, value if is_lower_better(name) else -value) for name, value in values.items()}
 
 
 def _parameter_key(text: str) -> tuple[int, float | str]:
@@ -92,11 +97,14 @@ class RunList(list[Any]):
     def sorted(self, name: str) -> RunList:
         """The runs sorted by `name`, see `labkit.runs`. Raises LabError if no run has it."""
         manifests = [run.folder.glimpsed_manifest() for run in self]
-        known = [(run.status(), m["world_size"], m["parameters"]) for run, m in zip(self, manifests, strict=True)]
-        keys = [sort_keys(state, ranks, {}, parameters) for state, ranks, parameters in known]
-        if not any(name in each for each in keys):  # a metric, for which records must be read
-            glances = [glance(run.folder, whole=name != "loss") for run in self]
-            keys = [sort_keys(s, ranks, seen.metrics, p) for (s, ranks, p), seen in zip(known, glances, strict=True)]
+        is_metric = name not in OWN_KEYS and not any(name in m["parameters"] for m in manifests)
+        keys = [_metric_keys(glance(run.folder, only=name).metrics) for run in self] if is_metric else []
+        if not any(name in each for each in keys):  # not a metric, or refused with all names that there are
+            metrics = [glance(run.folder).metrics if is_metric else {} for run in self]
+            keys = [
+                sort_keys(run.status(), m["world_size"], each, m["parameters"])
+                for run, m, each in zip(self, manifests, metrics, strict=True)
+            ]
         return RunList(sorted_by(name, self, keys), self.unfinished, by=name, empty=self.empty)
 
     def _rows(self) -> list[dict[str, str | Glance]]:
@@ -180,10 +188,10 @@ def _columns(rows: Sequence[dict[str, Any]]) -> list[str]:
     return [name for name in dict.fromkeys(name for row in rows for name in row) if any(row.get(name) for row in rows)]
 
 
-def differing(parameters: Sequence[Mapping[str, Any]], by: str = "") -> list[str]:
-    """The options that the runs do not have in common, first the one that they are sorted by."""
+def differing(parameters: Sequence[Mapping[str, Any]], by: str = "", most: int = PARAMETERS) -> list[str]:
+    """The options that the runs do not have in common, at most so many, first the one that they are sorted by."""
     names = dict.fromkeys([*_in_any(by, parameters), *(name for each in parameters for name in each)])
-    return [name for name in names if name == by or len({str(each.get(name)) for each in parameters}) > 1][:PARAMETERS]
+    return [name for name in names if name == by or len({str(each.get(name)) for each in parameters}) > 1][:most]
 
 
 def parameter_text(value: Any) -> str:

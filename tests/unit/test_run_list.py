@@ -147,6 +147,18 @@ def test_a_folder_into_which_another_run_saves_is_not_deleted(root):
         labkit.attach(old.id).rm()
 
 
+@pytest.mark.parametrize("name", ["loss", "accuracy", "val_accuracy", "val/loss", "missing"])
+def test_a_glance_at_one_metric_is_that_of_a_glance_at_all(root, name):
+    reports = [{"accuracy": 0.25, "val_accuracy": 0.5}, {"val/loss": 0.5}, {"val_accuracy": 0.25}, {"val/loss": 0.75}]
+    for losses, reported in (((3.0, 2.0), reports), ((3.0, None), [*reports, {"loss": 9.0}, {"loss": None}])):
+        folder = ended(root, len(reported), losses=losses, reports=reported)
+        ended_elsewhere = [{"k": "step", "t": 1.0, "step": 1, "loss": 8.0}, {"k": "report", "t": 1.0, "accuracy": 0.75}]
+        folder.rank(1).mkdir()
+        folder.metrics(1).write_text("".join(json.dumps(record) + "\n" for record in ended_elsewhere))
+
+        assert glance(folder, only=name).metrics.get(name) == glance(folder).metrics.get(name)
+
+
 def test_a_long_run_is_sampled(root):
     losses = [1000 / step for step in range(1, 40_000)]
     folder = ended(root, 1, losses=losses, reports=[{"test_loss": 2.0, "best_loss": 0.5}])

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from labkit.record import Series
-from labkit.record.measured.series import BINS
+from labkit.record.measured.series import BINS, merged
 
 finite = st.floats(-1e12, 1e12)
 steps_and_values = st.lists(st.tuples(st.floats(0, 500), finite), min_size=1, max_size=300)
@@ -122,3 +122,17 @@ def test_a_time_far_ahead_doubles_as_often_as_it_takes():
     series = filled([(0.0, 1.0), (1e9, 2.0)])
 
     assert [(low, high) for _, low, high, _ in series.points()] == [(1.0, 1.0), (2.0, 2.0)]
+
+
+@given(steps_and_values, st.lists(st.integers(1, 40), max_size=5), st.integers(1, 9))
+def test_points_that_are_read_again_and_again_are_those_that_are_read_once(points, pauses, group):
+    timed = list(at_times(points))
+    series = Series(1.0)
+    for i, (x, value) in enumerate(timed):
+        series.add(x, value)
+        if i % 41 in pauses:
+            assert series.merged(group) == merged(series.points(), group)
+
+    assert series.points() == filled(timed).points()
+    assert series.merged(group) == merged(filled(timed).points(), group)
+    assert (series.lowest, series.highest) == (min(series.low), max(series.high))

@@ -765,3 +765,19 @@ def test_runs_are_compared_by_their_curves_first(tmp_path):
     assert re.search("the same in all runs: (loss [^,]*, )?ranks 2", html)
     assert [row["lr"] for row in comparison._rows()] == ["0.1", "0.2"]
     assert "steps" not in comparison._rows()[0]
+
+
+def test_a_comparison_that_is_too_wide_has_a_column_for_each_run(tmp_path):
+    folders = [reporting(tmp_path / name, 2, 60) for name in "ab"]
+
+    def heads(**parameters):
+        for folder, value in zip(folders, ("0.1", "0.2"), strict=True):
+            manifest = json.loads(folder.manifest.read_text())
+            each = dict.fromkeys(parameters, value)
+            folder.manifest.write_text(json.dumps(manifest | {"parameters": each}))
+        html = compare([SimpleNamespace(folder=folder) for folder in folders])._repr_mimebundle_()["text/html"]
+        return [re.sub("<.*?>", "", head) for head in re.findall("<th>(.*?)</th>", html)]
+
+    many = {f"a_long_parameter_{i}": None for i in range(12)}
+    assert heads(lr=None)[:2] == ["run", "lr"]
+    assert heads(**many)[0] == "run" and len(heads(**many)) == 3

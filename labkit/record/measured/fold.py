@@ -21,7 +21,7 @@ from labkit.record.folder import RunFolder, slug
 from labkit.record.hosts import HostHistory
 from labkit.record.measured.metrics_file import LATEST_SECONDS, Tail, finite
 from labkit.record.measured.rank_history import OWN, PHASES, SERIES, RankHistory
-from labkit.record.measured.series import Series
+from labkit.record.measured.series import Point, Series
 
 __all__ = ["FoldedRank", "NodeFold", "NodeFolds", "are_folded"]
 
@@ -31,7 +31,6 @@ SERIES_EVERY = 10  # folds
 BINS = 64  # of a series here, about as many as a picture shows
 EACH_RANK = 128  # up to these, a reader keeps each rank's own work
 FULLER = 1.02
-Point = tuple[float, float, float, float]  # x, low, high, last, as in Series.points
 
 
 def are_folded(world_size: int, nodes: int) -> bool:

@@ -5,8 +5,10 @@ It reads at most 256 KiB of one rank's records and the ends of seven others', wh
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from math import isfinite
 from pathlib import Path
 from statistics import fmean
@@ -42,15 +44,15 @@ class Glance:
         return self.newest | self.best | ({} if self.loss is None else {"loss": self.loss})
 
 
-def glance(folder: RunFolder, *, whole: bool = True) -> Glance:
+def glance(folder: RunFolder, *, only: str = "") -> Glance:
     """The newest attempt: what its first rank recorded, and for newest values the mean over its first eight ranks. In a
     run of more than 256 KiB a best value that the script does not report (as `best_…`) is the best of those read.
-    Unless `whole`, only the ends of the files are read, which have the newest loss."""
+    `only`: the records without this metric are skipped, and of the loss all but the newest."""
     latest = folder.latest
     first, *others = latest.started_ranks()[:RANKS] or [0]
-    part = (WHOLE_BYTES, PARTS) if whole else (END_BYTES, 1)
-    seen = _seen(_records(latest.metrics(first), *part))
-    ends = [_seen(_records(latest.metrics(rank), END_BYTES)) for rank in others]
+    part = (END_BYTES, 1) if only == "loss" else (WHOLE_BYTES, PARTS)
+    seen = _seen(_records(latest.metrics(first), *part, only))
+    ends = [_seen(_records(latest.metrics(rank), END_BYTES, 1, only)) for rank in others]
     if losses := [end.loss for end in (seen, *ends) if end.loss is not None]:
         seen.loss = fmean(losses)
     for name in seen.newest:
@@ -84,8 +86,35 @@ def _take(seen: Glance, record: dict[str, Any]) -> None:
             seen.best[name] = pick(value, own, seen.best.get(name, value))
 
 
-def _records(path: Path, most: int, parts: int = 1) -> list[dict[str, Any]]:
+def _records(path: Path, most: int, parts: int, only: str) -> list[dict[str, Any]]:
     """The records of a file; of one with more than `most` bytes those of evenly spaced parts, and of its end."""
+    text = _lines(path, most, parts)
+    if only == "loss":
+        return _newest_loss(text)
+    lines = [*_backwards(text, json.dumps(only).encode())][::-1] if only else text.splitlines()
+    return [record for record in decoded([line for line in lines if line.strip()]) if isinstance(record, dict)]
+
+
+def _newest_loss(text: bytes) -> list[dict[str, Any]]:
+    """The newest record with a loss, if there is any; what the script reported takes precedence."""
+    for line in chain(_backwards(text, b'"report"'), _backwards(text, b'"loss"')):
+        record = decoded([line])[0] if b'"loss"' in line else None
+        if isinstance(record, dict) and number(record.get("loss")) is not None:
+            return [record]
+    return []
+
+
+def _backwards(text: bytes, part: bytes) -> Iterator[bytes]:
+    """The lines with this part, the last one first."""
+    end = len(text)
+    while (at := text.rfind(part, 0, end)) >= 0:
+        end = text.rfind(b"\n", 0, at) + 1
+        yield text[end : text.index(b"\n", at)]
+
+
+def _lines(path: Path, most: int, parts: int) -> bytes:
+    """Whole lines only."""
+    text = b""
     try:
         with opened(path) as file:
             size = file.seek(0, 2)
@@ -93,10 +122,10 @@ def _records(path: Path, most: int, parts: int = 1) -> list[dict[str, Any]]:
             each = min(size, most) // len(starts)
             if size > most:
                 starts[-1] = size - each
-            lines: list[bytes] = []
             for start in starts:
                 file.seek(start)
-                lines += file.read(each).split(b"\n")[1 if start else 0 : -1]  # without those that are cut off
+                read = file.read(each)
+                text += read[read.find(b"\n") + 1 if start else 0 : read.rfind(b"\n") + 1]
     except OSError:
-        return []
-    return [record for record in decoded([line for line in lines if line.strip()]) if isinstance(record, dict)]
+        return b""
+    return text

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from operator import itemgetter
 from typing import Any
 
 from labkit.record.measured.metrics_file import Tail, finite, number
@@ -34,7 +34,7 @@ DESCRIBING = {
 }
 LONGEST_TEXT = 1000  # of a reported value
 RECENT_RECORDS = 50
-RECENT = {name: itemgetter(i) for i, name in enumerate(("steps", "seconds", *PHASES))}
+RECENT = ("steps", "seconds", *PHASES)
 FIRST_STEPS = 2
 SERIES = ("step", "loss", "step_seconds", "own_seconds", "throughput", "memory", "reserved")
 OWN = ("input", "forward", "optimizer")
@@ -82,18 +82,26 @@ class RankHistory:
         self.allocation_retries = 0.0
         self.communicates = False  # whether the time that it waits for collectives is known
         self.memory_limit: float | None = None  # bytes of the device, or of the host for ranks on the CPU
-        self._recent: deque[tuple[float, ...]] = deque(maxlen=RECENT_RECORDS)  # the sums that RECENT names
+        self._recent: deque[tuple[float, ...]] = deque(maxlen=RECENT_RECORDS)  # what RECENT names
+        self._recent_sums: dict[str, float] | None = None  # None when out of date
         self._script_reports_loss = False
 
     def recent_seconds(self, phase: str) -> float:
         """Seconds per step spent in a phase, over the newest records; "seconds" is the whole step."""
-        steps = sum(map(RECENT["steps"], self._recent))
-        return sum(map(RECENT[phase], self._recent)) / steps if steps else 0.0
+        return self._sums[phase] / self._sums["steps"] if self._sums["steps"] else 0.0
 
     @property
     def recent_steps(self) -> float:
         """How many steps the newest records are about."""
-        return float(sum(map(RECENT["steps"], self._recent)))
+        return self._sums["steps"]
+
+    @property
+    def _sums(self) -> dict[str, float]:
+        """Over the newest records."""
+        if self._recent_sums is None:
+            sums = map(sum, zip(*self._recent, strict=True))
+            self._recent_sums = dict.fromkeys(RECENT, 0.0) | dict(zip(RECENT, sums, strict=False))
+        return self._recent_sums
 
     @property
     def own_seconds(self) -> float:
@@ -199,6 +207,7 @@ class RankHistory:
         self.communicates = finite(record.get("communication")) is not None
         if self.step > FIRST_STEPS:  # the first steps compile, allocate and warm caches
             self._recent.append((steps, seconds, *phases))
+            self._recent_sums = None
         self.allocation_retries = max(self.allocation_retries, number(record.get("retries")) or 0.0)
         self.latest["step_seconds"] = seconds / steps
         self.series["step_seconds"].add(t, slowest)
@@ -229,17 +238,17 @@ class RankHistory:
         self.values.update({k: v for k, v in values.items() if k in self.values or len(self.values) < KEPT_NAMES})
         if str(values.get("checkpoint", "")).removeprefix("step-").isdecimal():  # "step 8 not saved: …" otherwise
             self.saved.append(t)
-        for name, value in values.items() if self.rank < CHARTED_RANKS else ():
-            scalar = number(value)
-            if scalar is not None and name not in DESCRIBING:
+        for name, value in values.items():
+            if (scalar := number(value)) is None:
+                continue
+            if self.rank < CHARTED_RANKS and name not in DESCRIBING:
                 if name not in self.scalars and len(self.scalars) < CHARTED:
                     self.scalars[name] = Series()
                 if name in self.scalars:
                     self.scalars[name].add(t, scalar)
-        for name in values.keys() & self.values.keys():
-            if (value := finite(values[name])) is not None:
-                low, high = self.extremes.get(name, (value, value))
-                self.extremes[name] = (min(low, value), max(high, value))
+            if name in self.values and math.isfinite(scalar):
+                low, high = self.extremes.get(name, (scalar, scalar))
+                self.extremes[name] = (min(low, scalar), max(high, scalar))
         loss = number(values.get("loss"))
         if loss is not None:
             if not self._script_reports_loss:  # the script's own value takes precedence over the probe's

@@ -2,38 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
 from typing import Protocol
 
-__all__ = ["CELLS", "MANY", "Column", "Line", "band", "columns", "outlier", "path"]
+from labkit.record.measured.series import Point, Series, merged
+
+__all__ = ["CELLS", "MANY", "Column", "Line", "band", "columns", "outlier", "path", "thinned"]
 
 MANY = 8  # more lines than this are indistinguishable
 CELLS = 60
+FEWEST = 12  # points of a line
+GROUPS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96)  # few, so that what was merged before is mostly kept
 STANDS_OUT = 2.0  # times the usual distance from the median
 Column = dict[int, tuple[float, float, float]]  # by rank: low, high, last
 
 
 class Line(Protocol):
-    def points(self) -> list[tuple[float, float, float, float]]:
-        """(x, minimum, maximum, last) in the order of x."""
+    def points(self) -> list[Point]:
+        """In the order of x."""
         ...
 
 
+def thinned(line: Line, most: int) -> list[Point]:
+    """At most so many points, but no fewer than FEWEST; merged neighbours keep both extremes."""
+    points = line.points()
+    group = next((n for n in GROUPS if n * max(FEWEST, most) >= len(points)), len(points))
+    if group == 1:
+        return points
+    return line.merged(group) if isinstance(line, Series) else merged(points, group)
+
+
 def columns(series: Mapping[int, Line], cells: int = CELLS) -> list[tuple[float, Column]]:
-    """All ranks' points on one grid of at most `cells` columns: `(time, by rank)` for each column that is not empty."""
-    points = {rank: s.points() for rank, s in series.items()}
-    times = [x for line in points.values() for x, *_ in line]
-    if not times:
+    """All ranks' points on one grid of at most `cells` columns: `(x, by rank)` for each column that is not empty."""
+    return _columns({rank: thinned(line, 2 * cells) for rank, line in series.items()}, cells)
+
+
+def _columns(lines: Mapping[int, Sequence[Point]], cells: int) -> list[tuple[float, Column]]:
+    places = [point[0] for line in lines.values() for point in line]
+    if not places:
         return []
-    start, width = min(times), ((max(times) - min(times)) / cells) or 1.0
-    grid: dict[int, Column] = {}
-    for rank, line in points.items():
+    start, width = min(places), ((max(places) - min(places)) / cells) or 1.0
+    grid: list[Column] = [{} for _ in range(cells + 1)]
+    for rank, line in lines.items():
         for x, low, high, last in line:
-            column = grid.setdefault(min(cells - 1, int((x - start) / width)), {})
-            before = column.get(rank, (low, high, last))
-            column[rank] = (min(low, before[0]), max(high, before[1]), last)
-    return [(start + (i + 0.5) * width, grid[i]) for i in sorted(grid)]
+            column = grid[int((x - start) / width)]
+            if before := column.get(rank):
+                low, high = min(low, before[0]), max(high, before[1])
+            column[rank] = (low, high, last)
+    for rank, (low, high, last) in grid.pop().items():  # x at the very end
+        before = grid[-1].get(rank, (low, high, last))
+        grid[-1][rank] = (min(low, before[0]), max(high, before[1]), last)
+    return [(start + (i + 0.5) * width, column) for i, column in enumerate(grid) if column]
 
 
 def path(pixels: Iterable[tuple[int, int]]) -> str:
@@ -62,18 +82,19 @@ def outlier(grid: list[tuple[float, Column]]) -> int | None:
 
 
 def band(
-    series: Mapping[int, Line],
+    lines: Mapping[int, Sequence[Point]],
     place_x: Callable[[float], float],
     place_y: Callable[[float], float],
     cells: int = CELLS,
 ) -> tuple[str, tuple[int, float, float] | None]:
     """SVG of the band, the median and the outlier, if any; and its rank, with the pixel where it is furthest out."""
-    grid = columns(series, cells)
+    grid = _columns(lines, cells)
     if not grid:
         return "", None
-    lows = [(x, min(v[0] for v in column.values())) for x, column in grid]
-    highs = [(x, max(v[1] for v in column.values())) for x, column in grid]
-    middles = [(x, median(v[2] for v in column.values())) for x, column in grid]
+    ranges = [(x, *zip(*column.values(), strict=True)) for x, column in grid]
+    lows = [(x, min(each)) for x, each, _, _ in ranges]
+    highs = [(x, max(each)) for x, _, each, _ in ranges]
+    middles = [(x, median(each)) for x, _, _, each in ranges]
 
     def through(points: list[tuple[float, float]]) -> str:
         return path((round(place_x(x)), round(place_y(y))) for x, y in points)

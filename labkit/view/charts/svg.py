@@ -8,13 +8,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from operator import itemgetter
 from statistics import median
 
+from labkit.record.measured.series import Point
 from labkit.record.text import escaped
-from labkit.view.charts.bands import CELLS, MANY, Line, band, path
+from labkit.view.charts.bands import CELLS, MANY, Line, band, path, thinned
 
-__all__ = ["COLOURS", "DASHES", "Chart", "charts", "clock", "dot"]
+__all__ = ["COLOURS", "DASHES", "HIGH", "Chart", "charts", "clock", "dot"]
 
 # Mid-tones with contrast on white and on near-black; dashes distinguish ranks without colour.
 COLOURS = ("#2f81f7", "#d8752b", "#2da44e", "#bf5bd7", "#b08d1c", "#e5534b", "#189aaa", "#8b949e")
@@ -23,7 +25,6 @@ DASHES = ("", "6 3", "2 2", "8 3 2 3", "12 3", "4 6", "1 3", "10 3 2 3 2 3")
 WIDTH, HEIGHT = 360, 132
 LEFT, RIGHT, TOP, BOTTOM = 52, 8, 20, 18
 POINTS = 320  # of each of four charts, over all ranks; fewer of more charts, so that all fit into one 40 kB message
-FEWEST = 12  # points of a line
 LINES = 32  # over all charts; the ranks of further charts are drawn as a band
 HOVERED = 160  # values over all charts
 NAMED = 8  # restarts, and changes, the newest of which are marked
@@ -149,24 +150,40 @@ class _Sheet:
         values = _round_values(self.x0, self.x1, unit, X_TICKS if self.charts <= 8 and self.origin else FEW_TICKS)
         return [x for x in values if is_time or x == round(x)]
 
+    def x(self, value: float) -> float:
+        """The pixel in a chart's grid cell."""
+        return LEFT + (WIDTH - LEFT - RIGHT) * (value - self.x0) / ((self.x1 - self.x0) or 1.0)
+
+    @cached_property
+    def axis(self) -> tuple[str, str]:
+        """The ticks of x as a path, and their labels."""
+        places = {round(self.x(x)): self.show_x(x).removeprefix(f"{self.origin} ") for x in self.ticks()}
+        upright = "".join(f"M{x} {HEIGHT - BOTTOM}v3" for x in places)
+        below = ""
+        for x, text in places.items():
+            half = 3 * len(text)  # about half its width
+            inside = min(max(x, LEFT + half - 4), WIDTH - RIGHT - half + 4)
+            below += f'<text x="{inside}" y="{HEIGHT - 5}">{escaped(text)}</text>'
+        return upright, below
+
 
 @dataclass(frozen=True)
 class _Frame:
     """Maps a chart's values to pixels in its grid cell."""
 
-    x0: float
-    x1: float
+    x: Callable[[float], float]
     y0: float
     y1: float
     log: bool
 
-    def x(self, value: float) -> float:
-        return LEFT + (WIDTH - LEFT - RIGHT) * (value - self.x0) / ((self.x1 - self.x0) or 1.0)
+    @cached_property
+    def ends(self) -> tuple[float, float]:
+        return (math.log(self.y0), math.log(self.y1)) if self.log else (self.y0, self.y1)
 
     def y(self, value: float) -> float:
-        low, high = self.y0, self.y1
+        low, high = self.ends
         if self.log:
-            low, high, value = math.log(low), math.log(high), math.log(max(value, low))
+            value = math.log(max(value, self.y0))
         return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * (value - low) / (high - low)
 
     def ticks(self, unit: float, most: int) -> list[float]:
@@ -185,19 +202,22 @@ def _chart(chart: Chart, sheet: _Sheet, banded: bool, is_first: bool) -> str:
     note = f'<tspan font-weight="400" fill-opacity=".75"> {escaped(text)}</tspan>' if text else ""
     title = f'<text x="{LEFT}" y="12" font-weight="600">{escaped(chart.title)}{note}</text>'
     each, ranks = min(POINTS, 16 * POINTS // sheet.charts**2), max(1, len(chart.series))
-    drawn = {rank: _thinned(series, each // ranks) for rank, series in chart.series.items()}
-    thin = {rank: _thinned(series, each // (4 * ranks)) for rank, series in chart.thin.items()}
-    evaluated = _thinned(chart.evaluated, each // 4) if chart.evaluated else []
+    cells = CELLS if sheet.charts <= 4 else CELLS // 3
+    drawn = {rank: thinned(line, 2 * cells if banded else each // ranks) for rank, line in chart.series.items()}
+    thin = {rank: thinned(line, each // (4 * ranks)) for rank, line in chart.thin.items()}
+    evaluated = thinned(chart.evaluated, each // 4) if chart.evaluated else []
     points = [point for line in (*drawn.values(), evaluated) for point in line]
     if not points:
         middle = f'x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT / 2}" text-anchor="middle" opacity=".75"'
         return f"{title}<text {middle}>no data</text>"
-    high = max([chart.peak or -math.inf, *(point[2] for line in (points, *thin.values()) for point in line)])
+    high = max(
+        [chart.peak or -math.inf, *map(HIGH, points), *(HIGH(point) for line in thin.values() for point in line)]
+    )
     near = chart.limit is not None and chart.limit <= NEAR * high
     frame = _frame(chart, sheet, min(map(LOW, points)), max(high, chart.limit or 0.0) if near else high)
     outlier = ""
     if banded:
-        lines, furthest = band(chart.series, frame.x, frame.y, CELLS if sheet.charts <= 4 else CELLS // 3)
+        lines, furthest = band(drawn, frame.x, frame.y, cells)
         if furthest:
             rank, *place = furthest
             outlier = chart.label(rank)
@@ -221,15 +241,13 @@ def _chart(chart: Chart, sheet: _Sheet, banded: bool, is_first: bool) -> str:
 
 def _frame(chart: Chart, sheet: _Sheet, low: float, high: float) -> _Frame:
     if chart.is_logarithmic(low, high):
-        return _Frame(sheet.x0, sheet.x1, *_decades(low, high), log=True)
+        return _Frame(sheet.x, *_decades(low, high), log=True)
     if not chart.from_zero and 0 < FLAT * high < low < high:
         step = _round_up((high - low) / 2, chart.unit)
         bottom = math.floor(low / step + 1e-9) * step
-        return _Frame(
-            sheet.x0, sheet.x1, bottom, max(bottom + 2 * step, math.ceil(high / step - 1e-9) * step), log=False
-        )
+        return _Frame(sheet.x, bottom, max(bottom + 2 * step, math.ceil(high / step - 1e-9) * step), log=False)
     bottom = 0.0 if low >= 0 else -_round_up(-low, chart.unit)
-    return _Frame(sheet.x0, sheet.x1, bottom, _round_up(high, chart.unit), log=False)
+    return _Frame(sheet.x, bottom, _round_up(high, chart.unit), log=False)
 
 
 def _decades(low: float, high: float) -> tuple[float, float]:
@@ -251,24 +269,18 @@ def _axes(chart: Chart, frame: _Frame, sheet: _Sheet, is_first: bool) -> str:
     most = Y_TICKS if sheet.charts <= 8 else FEW_TICKS
     heights = {round(frame.y(y)): chart.show(y) for y in frame.ticks(chart.unit, most)}
     lines = "".join(f"M{LEFT} {y}H{WIDTH - RIGHT}" for y in heights)
-    places = {round(frame.x(x)): sheet.show_x(x).removeprefix(f"{sheet.origin} ") for x in sheet.ticks()}
-    upright = "".join(f"M{x} {HEIGHT - BOTTOM}v3" for x in places)
-    below = "".join(
-        f'<text x="{min(max(x, LEFT + half - 4), WIDTH - RIGHT - half + 4)}" y="{HEIGHT - 5}">{escaped(text)}</text>'
-        for x, text in places.items()
-        for half in [3 * len(text)]  # about half its width
-    )
+    upright, below = sheet.axis
     labels = "".join(f'<text x="{LEFT - 4}" y="{y + 3}">{escaped(text)}</text>' for y, text in heights.items())
     marks = [(x, "↻") for x in chart.restarts[-NAMED:]]
     marks += [(x, text if is_first else "") for x, text in chart.changes[-NAMED:]]
-    marks = [(frame.x(x), text) for x, text in marks if frame.x0 <= x <= frame.x1]
+    marks = [(frame.x(x), text) for x, text in marks if sheet.x0 <= x <= sheet.x1]
     again = ""
     if marks:
         at = "".join(f"M{x:.0f} {TOP}V{HEIGHT - BOTTOM}" for x, _ in marks)
         names = "".join(f'<text x="{x + 2:.0f}" y="{TOP + 8}">{escaped(text)}</text>' for x, text in marks if text)
         again = f'<path d="{at}" stroke="currentColor" stroke-dasharray="2 3" stroke-opacity=".6"/>'
         again += f'<g opacity=".75">{names}</g>' if names else ""
-    if saved := sorted({round(frame.x(x)) for x in chart.saved if frame.x0 <= x <= frame.x1}):
+    if saved := sorted({round(frame.x(x)) for x in chart.saved if sheet.x0 <= x <= sheet.x1}):
         triangles = "".join(f"M{x} {HEIGHT - BOTTOM - 5}l3 5h-6z" for x in saved)
         again += f'<path d="{triangles}" fill-opacity=".6"><title>checkpoints</title></path>'
     if sheet.stall:
@@ -283,7 +295,7 @@ def _axes(chart: Chart, frame: _Frame, sheet: _Sheet, is_first: bool) -> str:
     )
 
 
-def _evaluated(chart: Chart, line: list[tuple[float, ...]], frame: _Frame) -> str:
+def _evaluated(chart: Chart, line: list[Point], frame: _Frame) -> str:
     """A thick line in the text's colour; its points are marked while they are few, the best one always."""
     places = _pixels(line, frame)
     dots = "".join(f'<circle cx="{x}" cy="{y}" r="2"/>' for x, y in places) if len(places) <= MARKED else ""
@@ -297,7 +309,7 @@ def _evaluated(chart: Chart, line: list[tuple[float, ...]], frame: _Frame) -> st
 
 def _hover(
     chart: Chart,
-    lines: Mapping[str, list[tuple[float, ...]]],
+    lines: Mapping[str, list[Point]],
     frame: _Frame,
     sheet: _Sheet,
     banded: bool,
@@ -310,7 +322,7 @@ def _hover(
     width, read = (WIDTH - LEFT - RIGHT) / sheet.columns, dict.fromkeys(lines, 0)
     cells = ""
     for column in range(sheet.columns):
-        edge = frame.x0 + (frame.x1 - frame.x0) * (column + 1) / sheet.columns
+        edge = sheet.x0 + (sheet.x1 - sheet.x0) * (column + 1) / sheet.columns
         newest = {}
         for name, line in lines.items():
             start = read[name]
@@ -350,11 +362,11 @@ def _levels(chart: Chart, frame: _Frame, near: bool) -> str:
     return drawn
 
 
-def _pixels(line: list[tuple[float, ...]], frame: _Frame) -> list[tuple[int, int]]:
+def _pixels(line: list[Point], frame: _Frame) -> list[tuple[int, int]]:
     return [(round(frame.x(x)), round(frame.y(last))) for x, _, _, last in line]
 
 
-def _line(rank: int, line: list[tuple[float, ...]], frame: _Frame) -> str:
+def _line(rank: int, line: list[Point], frame: _Frame) -> str:
     """A line through every bin's last value, with faint strokes to its extremes, so that no spike is lost."""
     places, strokes = _pixels(line, frame), ""
     for (x, y), (_, low, high, _) in zip(places, line, strict=True):
@@ -366,7 +378,7 @@ def _line(rank: int, line: list[tuple[float, ...]], frame: _Frame) -> str:
     return f'{faint}<path d="{path(places)}" stroke="{colour}" stroke-width="1.6" stroke-dasharray="{dash}"/>'
 
 
-def _thin_line(rank: int, line: list[tuple[float, ...]], frame: _Frame) -> str:
+def _thin_line(rank: int, line: list[Point], frame: _Frame) -> str:
     colour = COLOURS[rank % len(COLOURS)]
     return f'<path d="{path(_pixels(line, frame))}" stroke="{colour}" stroke-width=".8" stroke-opacity=".7"/>'
 
@@ -387,16 +399,6 @@ def _round_up(value: float, unit: float) -> float:
         return unit
     power: float = 10 ** math.floor(math.log10(value / unit))
     return next(n * power * unit for n in NICE if n * power * unit >= value * 0.9999)
-
-
-def _thinned(line: Line, most: int) -> list[tuple[float, ...]]:
-    """At most so many points, but no fewer than FEWEST; merged neighbours keep both extremes."""
-    points = line.points()
-    group = math.ceil(len(points) / max(FEWEST, most))
-    if group <= 1:
-        return list(points)
-    chunks = [points[i : i + group] for i in range(0, len(points), group)]
-    return [(c[-1][0], min(map(LOW, c)), max(map(HIGH, c)), c[-1][3]) for c in chunks]
 
 
 def _summary(chart: Chart, banded: bool) -> str:

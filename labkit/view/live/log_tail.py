@@ -27,9 +27,9 @@ def log_html(folder: RunFolder, rank: int, search: str = "") -> str:
 def tail_of_log(folder: RunFolder, rank: int, lines: int, search: str = "") -> list[str]:
     """The last lines of a rank's stdout and stderr that contain `search`, without terminal codes. It reads only the
     end of the files; a search reads more."""
-    size = SEARCHED_BYTES if search else LOG_BYTES
+    size, most = (SEARCHED_BYTES, None) if search else (LOG_BYTES, lines)
     streams = [
-        [line for line in _end_of(folder.log(rank, stream), size) if search.lower() in line.lower()]
+        [line for line in _end_of(folder.log(rank, stream), size, most) if search.lower() in line.lower()]
         for stream in ("stdout", "stderr")
     ]
     non_empty = [stream[-lines:] for stream in streams if stream]
@@ -37,10 +37,13 @@ def tail_of_log(folder: RunFolder, rank: int, lines: int, search: str = "") -> l
     return [line for stream in non_empty for line in stream[-share:]]
 
 
-def _end_of(path: Path, size: int) -> list[str]:
+def _end_of(path: Path, size: int, most: int | None) -> list[str]:
+    """The lines in the last `size` bytes; of more than `most`, at least the last `most`."""
     try:
         with opened(path) as file:
             file.seek(max(0, file.seek(0, 2) - size))
-            return plain(file.read().decode("utf-8", "replace")).splitlines()
+            text = file.read().decode("utf-8", "replace")
+            end = text if most is None else "\n".join(text.rsplit("\n", most + 1)[-most - 1 :])
+            return plain(end).splitlines()
     except OSError:
         return []

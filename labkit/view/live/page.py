@@ -112,8 +112,7 @@ def _progress(reader: RunReader, state: State) -> str:
 
 def _stall(folder: RunFolder, state: State) -> tuple[float, float] | None:
     """From when to when no rank made progress, in seconds since the launch."""
-    launched = folder.launched()
-    if launched is None or state.stuck_since is None:
+    if state.stuck_since is None or (launched := folder.launched()) is None:
         return None
     return state.stuck_since - launched, (state.ended or time.time()) - launched
 

@@ -11,7 +11,7 @@ from labkit.record import RankHistory, RunReader, Series
 from labkit.record.measured.metric_names import is_evaluated, is_lower_better, parted
 from labkit.view import words
 from labkit.view.charts.bands import MANY, Line
-from labkit.view.charts.svg import Chart, charts
+from labkit.view.charts.svg import HIGH, Chart, charts
 
 __all__ = ["AXES", "SCALES", "SIZES", "Look", "charts_svg", "curves", "run_charts", "show_step", "titles"]
 
@@ -154,7 +154,7 @@ def _without_a_slow_first(lines: dict[int, Line]) -> tuple[dict[int, Line], floa
     if not points or any(len(each) < 3 for each in points):
         return lines, None
     first = max(each[0][2] for each in points)
-    if first < SLOW_FIRST * max(high for each in points for _, _, high, _ in each[1:]):
+    if first < SLOW_FIRST * max(max(map(HIGH, each[1:])) for each in points):
         return lines, None
     return {rank: _AfterFirst(line) for rank, line in lines.items()}, first
 
@@ -209,7 +209,7 @@ def _is_curve(history: RankHistory, name: str) -> bool:
 
 
 def _extremes(series: Series) -> tuple[float, float, float]:
-    return min(series.low), max(series.high), series.last[-1]
+    return series.lowest, series.highest, series.last[-1]
 
 
 def _place(reader: RunReader, history: RankHistory, axis: str) -> Callable[[float], float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from statistics import median
 
@@ -18,6 +19,7 @@ from labkit.view.live.verdict import host_verdicts
 __all__ = ["grid", "host_rows", "machine_table", "rank_rows", "rank_table"]
 
 TABLE_ROWS = 16
+WIDEST, GAP = 140, 2  # characters of a line, and between its cells
 
 # Of tables that are sent once.
 CELL = "border:0;padding:1px 12px 1px 0"
@@ -33,7 +35,7 @@ STYLE = (
     ".labkit-grid tr{background:none!important}"
     ".labkit-grid :is(td,th){border:0;padding:1px 12px 1px 0;white-space:nowrap;text-align:right!important}"
     ".labkit-grid :is(.text,:first-child){text-align:left!important}.labkit-grid td.text{white-space:normal}"
-    ".labkit-grid th{font-weight:500;opacity:1}.labkit-grid.narrow th{white-space:normal;vertical-align:bottom}</style>"
+    ".labkit-grid th{font-weight:500;opacity:1;white-space:normal;vertical-align:bottom}</style>"
 )
 
 
@@ -62,25 +64,39 @@ def grid(
     marks: list[str] | None = None,
     *,
     sentences: Collection[str] = (),
-    narrow: bool = False,
+    transposes: bool = False,
 ) -> str:
-    """A table of text with an SVG mark before each row. Only the columns that `sentences` names wrap, and the names of
-    columns if it is to be `narrow`."""
+    """A table of text with an SVG mark before each row. Only names of columns wrap, and the columns that `sentences`
+    names. One that is too wide is transposed, if it `transposes` and that fits."""
     if not rows:
         return ""
-    marks = marks or [""] * len(rows)
     names = list(dict.fromkeys(name for row in rows for name in row))  # a rank that has not started has fewer
-    kinds = {name: ' class="text"' if name in sentences else "" for name in names}
-    head = "".join(f"<th{kind}>{escaped(name)}</th>" for name, kind in kinds.items())
-    body = ""
-    for row, mark in zip(rows, marks, strict=True):
-        cells = [escaped(row.get(name, "")) for name in names]
-        cells[0] = mark + cells[0]
-        body += f"<tr>{''.join(f'<td{kinds[n]}>{cell}</td>' for n, cell in zip(names, cells, strict=True))}</tr>"
-    return (
-        f'<div style="overflow-x:auto">{STYLE}<table class="labkit-grid{" narrow" if narrow else ""}">'
-        f'<tr style="opacity:.7">{head}</tr>{body}</table></div>'
+    texts = [names, *([row.get(name, "") for name in names] for row in rows)]
+    cells = [[escaped(text) for text in line] for line in texts]
+    for line, mark in zip(cells[1:], marks or [""] * len(rows), strict=True):
+        line[0] = mark + line[0]
+    if transposes and _is_wide(texts) and not _is_wide(_transposed(texts)):
+        texts, cells = _transposed(texts), _transposed(cells)
+    kinds = [' class="text"' if name in sentences else "" for name in texts[0]]
+    head, *body = (
+        "".join(f"<{tag}{kind}>{cell}</{tag}>" for kind, cell in zip(kinds, line, strict=True))
+        for tag, line in zip(["th", *["td"] * len(cells)], cells, strict=False)
     )
+    return (
+        f'<div style="overflow-x:auto">{STYLE}<table class="labkit-grid"><tr style="opacity:.7">'
+        f"{head.replace('_', '_<wbr>')}</tr>{''.join(f'<tr>{line}</tr>' for line in body)}</table></div>"
+    )
+
+
+def _is_wide(table: list[list[str]]) -> bool:
+    """Whether it is wider than a notebook's page; the first line wraps."""
+    columns = zip(*table, strict=True)
+    widths = [max(map(len, [*re.split(r"[\s_-]", name), *cells])) + GAP for name, *cells in columns]
+    return sum(widths) > WIDEST
+
+
+def _transposed(table: list[list[str]]) -> list[list[str]]:
+    return [[*column] for column in zip(*table, strict=True)]
 
 
 def rank_rows(reader: RunReader) -> list[dict[str, str]]:
