@@ -260,7 +260,7 @@ class Comparison:
         rows, common = self._folded()
         text = "".join(f'<div style="font-size:12px">{escaped(each)}</div>' for each in [*common, *self._remarks()])
         marks = [f"{dot(i)} " for i in range(len(rows))] if any(self.curves) else None
-        html = f"{self._overlay()}{grid(rows, marks, narrow=True)}{text}{self._bars()}"
+        html = f"{self._overlay()}{grid(rows, marks)}{text}{self._bars()}"
         return {"text/plain": str(self), "text/html": as_image(html)}
 
     def _folded(self) -> tuple[list[dict[str, str]], list[str]]:

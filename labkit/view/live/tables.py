@@ -33,7 +33,7 @@ STYLE = (
     ".labkit-grid tr{background:none!important}"
     ".labkit-grid :is(td,th){border:0;padding:1px 12px 1px 0;white-space:nowrap;text-align:right!important}"
     ".labkit-grid :is(.text,:first-child){text-align:left!important}.labkit-grid td.text{white-space:normal}"
-    ".labkit-grid th{font-weight:500;opacity:1}.labkit-grid.narrow th{white-space:normal;vertical-align:bottom}</style>"
+    ".labkit-grid th{font-weight:500;opacity:1;white-space:normal;vertical-align:bottom}</style>"
 )
 
 
@@ -62,10 +62,9 @@ def grid(
     marks: list[str] | None = None,
     *,
     sentences: Collection[str] = (),
-    narrow: bool = False,
 ) -> str:
     """A table of text with an SVG mark before each row. Only the columns that `sentences` names wrap, and the names of
-    columns if it is to be `narrow`."""
+    columns."""
     if not rows:
         return ""
     marks = marks or [""] * len(rows)
@@ -78,7 +77,7 @@ def grid(
         cells[0] = mark + cells[0]
         body += f"<tr>{''.join(f'<td{kinds[n]}>{cell}</td>' for n, cell in zip(names, cells, strict=True))}</tr>"
     return (
-        f'<div style="overflow-x:auto">{STYLE}<table class="labkit-grid{" narrow" if narrow else ""}">'
+        f'<div style="overflow-x:auto">{STYLE}<table class="labkit-grid">'
         f'<tr style="opacity:.7">{head}</tr>{body}</table></div>'
     )
 
