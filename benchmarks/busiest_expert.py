@@ -12,48 +12,16 @@ import os
 import tempfile
 
 import labkit
-from labkit import Script
+from labkit.lessons.labs.experts import EXPERTS, sleeping_experts
 
-RANKS, EXPERTS, SECONDS = 2, 8, 5e-4  # per token, in forward and in backward
-ROUTES = "        scores, chosen = (scores /"
-FORWARD = "        return torch.cat([F.gelu(part"
-SLEEP = f"""
-class Sleep(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, rows):
-        time.sleep({SECONDS} * len(rows))
-        return rows.clone()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        time.sleep({SECONDS} * len(gradient))
-        return gradient
-
-
-class Experts("""
-
-
-def script(share: float) -> Script:
-    """Two small blocks, of which `share` of the tokens choose expert 0."""
-    whole = Script.load("expert_parallel", task="mixture")
-    text = whole.cells["model"].text
-    chosen = f"torch.arange(len(tokens), device=x.device) % {EXPERTS}"
-    first = f"torch.arange(len(tokens), device=x.device) < {share} * len(tokens)"
-    for before, after in (
-        ("import math\n", "import math\nimport time\n"),
-        ("class Experts(", SLEEP),
-        ("width=128, heads=4, layers=4", "width=16, heads=2, layers=2"),
-        (ROUTES, f"        chosen = torch.where({first}, 0, {chosen})[:, None]\n{ROUTES}"),
-        (FORWARD, f"        rows = Sleep.apply(rows)\n{FORWARD}"),
-    ):
-        assert text.count(before) == 1, before
-        text = text.replace(before, after)
-    return whole.with_cells(model=text)
+RANKS = 2
 
 
 def seconds(share: float) -> tuple[float, float]:
     """(a step's median time, the busiest expert's share)."""
-    run = labkit.launch(script(share), nproc_per_node=RANKS, steps=6, global_batch_size=4, top_k=1, experts=EXPERTS)
+    run = labkit.launch(
+        sleeping_experts(share), nproc_per_node=RANKS, steps=6, global_batch_size=4, top_k=1, experts=EXPERTS
+    )
     metrics = run.metrics()
     return metrics["step_seconds"].dropna().median(), metrics["busiest_expert"].dropna().iloc[-1]
 

@@ -40,9 +40,9 @@ draw.cells([*load("ddp").cells], {"yours": ["model", "data", "task"], "the strat
 
 # %%
 moments = lab.ask("DDP: optimizer state, over the parameters", default=2, unit="times")
-EXACT = {"not a bit": 0, "the last digits": 1e-6, "visibly": 0.01}
+EXACT = {"not a bit": 0, "the last digits": 1e-16, "visibly": 0.01}
 same = lab.ask("FSDP: largest relative difference to a loss of DDP, in float64", default=0.01, options=EXACT)
-alone = lab.ask("bare torchrun: largest relative difference to a loss of DDP", default=1e-6, options=EXACT)
+alone = lab.ask("bare torchrun: largest relative difference to a loss of DDP", default=1e-16, options=EXACT)
 
 # %% [markdown]
 # ## Your cells

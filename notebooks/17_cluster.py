@@ -46,8 +46,8 @@ draw.hosts(2, 2)
 names = lab.ask("environment variables about hosts that the script names", default=2)
 same = lab.ask(
     "two nodes: largest difference of a loss to one node",
-    default=1e-6,
-    options={"not a bit": 0, "the last digits": 1e-6, "visibly": 0.01},
+    default=1e-16,
+    options={"not a bit": 0, "the last digits": 1e-16, "visibly": 0.01},
 )
 words = lab.ask("two nodes: words in which their launch lines differ", default=3)
 naming = lab.ask("killed node: nodes whose record names it", default=1)

@@ -58,7 +58,7 @@ start = lab.ask("test loss from trained weights, over that from random ones", de
 same = lab.ask(
     "largest relative difference of a loss, FSDP to DDP",
     default=0.01,
-    options={"not a bit": 0, "the last digits": 1e-6, "visibly": 0.01},
+    options={"not a bit": 0, "the last digits": 1e-16, "visibly": 0.01},
 )
 
 # %% [markdown]

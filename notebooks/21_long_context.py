@@ -45,8 +45,8 @@ divided(2)
 uneven = lab.ask("in order: work of the last rank over the mean", default=1, unit="times")
 apart = lab.ask(
     "gather: largest difference of a loss to one rank's, in float64",
-    default=1e-6,
-    options={"not a bit": 0, "the last digits": 1e-6, "visibly": 0.01},
+    default=1e-16,
+    options={"not a bit": 0, "the last digits": 1e-16, "visibly": 0.01},
 )
 saves = lab.ask("ring: its peak over gather's, at this length", default=0.6, unit="times")
 

@@ -150,6 +150,14 @@ BROKEN = [
         'strategy=scripts["diloco"].cells["strategy"].text.replace("self.mean(start - p)", "start - p"))\n',
         "DiLoCo: sent by all ranks in a step",
     ),
+    (
+        "23_experts",
+        "layers=blocks)) for way, script in task.items()}\n",
+        'layers=blocks)) for way, script in task.items()}\nbroken = scripts["expert parallel"]\n'
+        'scripts["expert parallel"] = broken.with_cells(experts=broken.cells["experts"].text'
+        '.replace("torch.cat([part for rank in range(ranks) for part in parts[rank::ranks]])", "torch.cat(parts)"))\n',
+        "largest difference of a loss to FSDP's",
+    ),
 ]
 QUICK = "02_collectives"  # the others take minutes together: make soak
 

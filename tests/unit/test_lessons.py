@@ -16,6 +16,7 @@ from labkit.lessons import Lesson, defined, draw, sized
 from labkit.lessons.draw.charts.float_formats import FORMATS, limits
 from labkit.lessons.draw.over_ranks.mesh import groups
 from labkit.lessons.guesses import Guess
+from labkit.lessons.labs.experts import by_rank, routed, sleeping_experts
 from labkit.lessons.labs.pipelines import bubble, in_flight, measured, simulated
 from labkit.lessons.labs.slow_links import break_even, difference_curves, differences, timeline
 from labkit.lessons.labs.traffic import noting_bytes, sent_in_a_step
@@ -40,6 +41,8 @@ PICTURES = {
     "loader without workers": draw.loader(1, 1, 0),
     "mesh": draw.mesh(2, 2, 2),
     "replicas": draw.replicas(3, share=1 / 3),
+    "experts": routed(2, moving=True),
+    "experts that drop tokens": routed(8, 1.0, 1.25),
     "ring": draw.ring(4),
     "ring of two": draw.ring(2),
     "shards": draw.shards(3, 2, reshard=False),
@@ -132,6 +135,17 @@ def test_compressed_gradients_hide_behind_backward_and_an_average_of_weights_doe
     """One forward is 1, backward 2; eight steps."""
     assert timeline(1).label.endswith("; 25 s")  # DiLoCo's 8 x 3 and its average
     assert timeline(20).label.endswith("; 2 min 48 s")  # DDP's 8 x 21
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_experts_take_as_long_as_the_share_of_the_tokens_on_the_busiest_rank_says(ranks):
+    assert f" {ranks * (0.5 + 0.5 / ranks):.2f} times as long" in routed(ranks, 0.5).label
+    assert routed(ranks, 0.5, 1).label.endswith("; 44% of the tokens are dropped")  # 9/16 choose expert 0, 1/8 stay
+    assert by_rank([*range(8)], ranks)[-1] == sum(range(8 - 8 // ranks, 8))
+
+
+def test_a_script_whose_experts_sleep_is_composed():
+    ast.parse(str(sleeping_experts(0.5)))
 
 
 def test_the_break_even_is_where_the_speed_up_falls_to_the_least():

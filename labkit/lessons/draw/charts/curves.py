@@ -9,7 +9,8 @@ from labkit.lessons.draw.picture import GREY, WIDTH, Picture, box, colour_of, sh
 
 __all__ = ["curves"]
 
-LEFT, TOP, TALL = 52.0, 44.0, 170.0
+LEFT, HEAD, TALL, LETTER = 52.0, 44.0, 170.0, 6.0
+ACROSS = WIDTH - LEFT - 8
 
 
 def curves(
@@ -32,19 +33,24 @@ def curves(
         raise ValueError("there is no finite number to draw")
     first, last, low, high = min(steps), max(steps), min(numbers), max(numbers)
 
+    def across(step: float) -> float:
+        return LEFT + (step - first) / ((last - first) or 1.0) * ACROSS
+
+    marked, top = _marked({across(step): text for step, text in (marks or {}).items()})
+
     def place(x: float, y: float) -> tuple[float, float]:
         height = ((math.log10(y) if log else y) - low) / ((high - low) or 1.0)
-        return LEFT + (x - first) / ((last - first) or 1.0) * (WIDTH - LEFT - 8), TOP + (1 - height) * TALL
+        return across(x), top + (1 - height) * TALL
 
-    drawn = [words(0, 15, title, bold=True), box(LEFT, TOP, WIDTH - LEFT - 8, TALL, line=GREY, round=0)]
-    for value, y in ((high, TOP + 10), (low, TOP + TALL)):
+    drawn = [words(0, 15, title, bold=True), box(LEFT, top, ACROSS, TALL, line=GREY, round=0), marked]
+    for value, y in ((high, top + 10), (low, top + TALL)):
         drawn.append(words(LEFT - 6, y, f"{10**value if log else value:.3g}", anchor="end", size=11))
     for step, anchor in ((first, "start"), (last, "end")):
         x = LEFT if anchor == "start" else WIDTH - 8
-        drawn.append(words(x, TOP + TALL + 16, f"step {step:g}", anchor=anchor, size=11))
-    left = 0.0
+        drawn.append(words(x, top + TALL + 16, f"step {step:g}", anchor=anchor, size=11))
+    left, thinner = 0.0, min(2.5, 7.5 / max(1, len(kept) - 1))
     for number, (name, line) in enumerate(kept.items()):
-        colour, wide = colour_of(number), max(1.5, 7 - 2.5 * number) if not bands else 2.5
+        colour, wide = colour_of(number), 2 + thinner * (len(kept) - 1 - number) if not bands else 2.5
         band = bands.get(name, [])
         edge = [place(x, y) for x, y, _ in band] + [place(x, y) for x, _, y in reversed(band)]
         if edge:
@@ -54,9 +60,23 @@ def curves(
         drawn.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="{wide}"/>')
         drawn.append(box(left, 24, 14, 6, colour) + words(left + 19, 32, name, size=12))
         left += 36 + 7 * len(name)
-    for row, (step, text) in enumerate(sorted((marks or {}).items())):
-        x, _ = place(step, 1.0)
-        drawn.append(f'<path d="M{x:.1f} {TOP}V{TOP + TALL}" stroke="{GREY}" stroke-dasharray="4 3"/>')
-        drawn.append(words(x + 4, TOP + 14 + 15 * (row % 5), text, size=11))
     seen = ", ".join(f"{name} ends at {line[-1][1]:.4g}" for name, line in kept.items() if line)
-    return sheet(drawn, TOP + TALL + 22, f"{title}: {seen}" if title else seen)
+    return sheet(drawn, top + TALL + 22, f"{title}: {seen}" if title else seen)
+
+
+def _marked(texts: Mapping[float, str]) -> tuple[str, float]:
+    """At each x a dashed line through the plot, and above the plot its text, which no line crosses; the plot's top."""
+    ends: list[float] = []  # of the last text in each row
+    placed = []
+    for x, text in sorted(texts.items()):
+        row = next((row for row in range(len(ends)) if max(ends[row:]) < x), len(ends))
+        left = min(x, WIDTH - LETTER * len(text))
+        ends[row : row + 1] = [left + LETTER * len(text) + 6]
+        placed.append((x, left, HEAD + 15 * row, text))
+    top = HEAD + 15 * len(ends)
+    drawn = "".join(
+        words(left, y + 4, text, size=11)
+        + f'<path d="M{x:.1f} {y + 8}V{top + TALL}" stroke="{GREY}" stroke-dasharray="4 3"/>'
+        for x, left, y, text in placed
+    )
+    return drawn, top

@@ -1,0 +1,205 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 23 · Experts: tokens travel, parameters stay
+#
+# **You will be able to** say what a mixture of experts sends when its experts are on different ranks, when that is less
+# than gathering them, and what a busy expert costs. **20 minutes. You need** labs 02 and 07.
+#
+# In a **mixture of experts** a block has E MLPs instead of one, its experts, and a **router** that chooses k of them
+# for each token. Parameters grow with E, a token's computation only with k. FSDP would gather all E experts on every
+# rank. **Expert parallelism** leaves them where they are and sends the tokens: an `all_to_all` to the ranks of their
+# experts, another one back, and in backward the same for gradients.
+
+# %% tags=["parameters"]
+nproc_per_node: int = 2  # ranks; they must divide the 8 experts
+steps: int = 40
+
+# %%
+import labkit
+from labkit.lessons import Lesson, draw, sized
+from labkit.lessons.labs.experts import EXPERTS, SECONDS, by_rank, routed, shares_by_step, sleeping_experts
+from labkit.lessons.labs.traffic import noting_bytes, sent_in_a_step
+
+lab, N = Lesson("23_experts", ranks=nproc_per_node), nproc_per_node
+routed(N, moving=True)
+
+# %% [markdown]
+# ## Your predictions
+#
+# First a small decoder whose two blocks have 8 experts each, two of them for a token. Then the same on purpose uneven:
+# half of the tokens choose expert 0, the others choose evenly.
+
+# %%
+share = lab.ask("expert parallel: bytes sent over FSDP's", default=100, unit="%")
+apart = lab.ask(
+    "largest difference of a loss to FSDP's, in float64",
+    default=1e-16,
+    options={"not a bit": 0, "the last digits": 1e-16, "visibly": 0.01},
+)
+busiest = lab.ask(
+    "after the last step: share of the tokens that chose the busiest of 8 experts", default=12.5, unit="%"
+)
+more = lab.ask("half of the tokens choose one expert: bytes sent, over those of an even choice", default=1.5)
+slower = lab.ask("half of the tokens choose one expert: a step's time, over that of an even choice", default=4)
+
+# %% [markdown]
+# ## Run both
+#
+# An expert has 8 w² numbers. FSDP gathers every block twice and reduce-scatters its gradients, which gloo makes an
+# all-reduce: over all ranks 4 (N − 1) times the blocks, and 3 (N − 1) times what is outside of them (lab 12). Of its T
+# tokens a rank sends k copies of w numbers, four times a step and block, and keeps those for its own experts: over all
+# ranks 4 k T w (N − 1).
+
+# %%
+names = {"FSDP": "fsdp", "expert parallel": "expert_parallel"}
+w, k, blocks, samples = 64, 2, 2, 8
+task = {way: labkit.Script.load(name, "precision", task="mixture") for way, name in names.items()}
+scripts = {way: noting_bytes(sized(script, width=w, layers=blocks)) for way, script in task.items()}
+experts, rest, ends = 8 * w * w * EXPERTS * blocks, (4 * w + 8 + EXPERTS) * w * blocks, 642 * w  # numbers
+tokens = 4 * k * (samples // N * 128) * w * blocks
+sent = {"FSDP": 4 * (experts + rest) + 3 * ends, "expert parallel": tokens + 4 * rest + 3 * ends}
+sent = {way: 8 * (N - 1) * numbers for way, numbers in sent.items()}  # float64
+if lab.counts_bytes:
+    lab.predict_each({f"{way}: sent by all ranks in a step": size for way, size in sent.items()}, "B", within=0.05)
+    lab.predict(share, sent["expert parallel"] / sent["FSDP"], "%", within=0.05)
+lab.predict(apart, 1e-9, how="at most")
+lab.predict(busiest, 0.15, "%", how="at least")
+options = {"global_batch_size": samples, "precision": "fp64", "top_k": k, "experts": EXPERTS, "steps": steps}
+runs = {way: lab.launch(script, shown=way == "expert parallel", **options) for way, script in scripts.items()}
+
+# %%
+shares = shares_by_step(runs["expert parallel"])
+off = (runs["expert parallel"].losses() / runs["FSDP"].losses() - 1).abs().max()
+results = {apart: off, busiest: max(shares[steps])}
+if lab.counts_bytes:
+    seen = {way: sent_in_a_step(run, N, steps) for way, run in runs.items()}
+    results |= {f"{way}: sent by all ranks in a step": size for way, size in seen.items()}
+    results |= {share: seen["expert parallel"] / seen["FSDP"]}
+    display(draw.bars(seen, sent, unit="B", title="sent by all ranks in a step"))
+lab.measure_each(results)
+lines = {"busiest expert": max, "an even share": lambda of: sum(of) / len(of), "least busy": min}
+draw.curves({name: [(i, of(each)) for i, each in shares.items()] for name, of in lines.items()}, "share of the tokens")
+
+# %% [markdown]
+# Both train the same model. Nothing balances the router, and it does not balance itself: an expert that gets more
+# tokens learns faster and is chosen more often (Shazeer et al.).
+#
+# ## Parameters or tokens?
+#
+# On NCCL, FSDP sends from each rank 3 · 2 E h w (N − 1) / N numbers for a block's experts, h being their hidden width;
+# tokens that travel are 4 k T w (N − 1) / N. So tokens are less up to T = 1.5 E h / k on each rank, whatever N and w
+# are: up to 24,576 if 8 experts have h = 4,096 and a token takes two of them. Move the sliders.
+
+
+# %%
+def a_block(tokens, top_k, ranks):
+    numbers = {"FSDP gathers": 3 * EXPERTS * 2 * 4096 * 1024, "tokens travel": 4 * top_k * tokens * 1024}
+    sent = {way: 2 * number * (ranks - 1) / ranks for way, number in numbers.items()}
+    return draw.bars(predicted=sent, unit="B", title="a rank sends for a block of width 1,024 in bf16")
+
+
+lab.explore(a_block, tokens=[1024, 8192, 24576, 65536], top_k=[1, 2, 4], ranks=[2, 8, 64])
+
+# %% [markdown]
+# ## A busy expert
+#
+# Now each token sleeps half a millisecond in its expert, forward and backward, one expert a token. All ranks wait for
+# the one whose experts have most tokens. With a share s for expert 0 and an even choice for the rest, its rank has
+# s + (1 − s) / N of all tokens instead of 1 / N.
+
+# %%
+cases = {"an even choice": 0.0, "half choose expert 0": 0.5}
+seconds = {case: 4 * SECONDS * 4 * 128 * (s + (1 - s) / N) for case, s in cases.items()}  # 2 blocks, there and back
+lab.predict(slower, N * (0.5 + 0.5 / N), within=0.1, timed=True)
+lab.predict("half choose expert 0: share of the tokens on its rank", 0.5 + 0.5 / N, "%", within=0.01)
+if lab.counts_bytes:
+    lab.predict(more, 1, within=0.02)
+options = {"steps": 6, "global_batch_size": 4, "top_k": 1, "experts": EXPERTS}
+busy = {case: lab.launch(noting_bytes(sleeping_experts(s)), shown=False, **options) for case, s in cases.items()}
+
+# %%
+even, uneven = busy.values()
+times = {case: run.metrics()["step_seconds"].dropna().median() for case, run in busy.items()}
+on_its_rank = by_rank(shares_by_step(uneven)[6], N)[0]
+results = {"half choose expert 0: share of the tokens on its rank": on_its_rank}
+results |= {slower: times["half choose expert 0"] / times["an even choice"]}
+if lab.counts_bytes:
+    results |= {more: sent_in_a_step(uneven, N, 6) / sent_in_a_step(even, N, 6)}
+lab.measure_each(results)
+display(draw.bars(times, seconds, unit="s", title="a step; predicted: what the experts take"))
+lab.score()
+
+# %% [markdown]
+# Bytes are the same whatever the router chooses: of every rank's tokens, those that stay on their rank are as many more
+# for one rank as they are fewer for another. Time is not: the others wait. Remedies change what is trained. A
+# **capacity** bounds the tokens of an expert, and drops the rest, which then only have the residual connection. A
+# **balancing loss**, or a bias of each expert that a controller moves, makes the router choose more evenly. Move the
+# sliders; outlined tokens are dropped, none with a capacity of 0.
+
+# %%
+lab.explore(routed, capacity=[0, 2, 1.25, 1], ranks=[2, 4, 8], share=[0, 0.5, 1])
+
+# %% [markdown]
+# ## Why
+#
+# This is all of it: how many rows come from each rank, the rows, the experts, and back. The tensors of an all-to-all
+# have no fixed size, so the counts have to be known on the CPU before the rows are sent. And nothing hides it: experts
+# need their tokens, and the next layer needs the results. FSDP's gathers run while the block before computes. So what
+# counts is the link: keep an expert group within a host (`expert_ranks=8`), and replicate it across hosts.
+
+# %%
+print(task["expert parallel"].cells["experts"].text)
+
+# %% [markdown]
+# ## On 2 × T4 and 8 × A100
+#
+# 8 blocks of width 512 with 64 experts each, 1.1 billion parameters, of which a token meets 43 million.
+
+# %%
+larger = {way: sized(script, width=512, layers=8, heads=8, context=512) for way, script in task.items()}
+lab.plans(larger, experts=64, top_k=k, precision="fp16", global_batch_size=16)
+
+# %% [markdown]
+# PCIe between the T4s takes longer to gather 64 experts than computation hides; with tokens a step takes a third of the
+# time. NVLink is so fast that FSDP's gathers are hidden, and nothing is left to gain but memory.
+#
+# ## Try this
+#
+# 1. One expert for a token: `k = 1`. What is left of FSDP's bytes?
+#    <details><summary>Answer</summary>22% instead of 33%. Half as many rows travel; the rest of the model is gathered
+#    as before.</details>
+# 2. Launch `scripts["expert parallel"]` with `expert_ranks=1`. What does it send?
+#    <details><summary>Answer</summary>What FSDP sends, to 0.03%: every rank has all experts, as replicas, and FSDP
+#    shards those.</details>
+# 3. Launch the last two with `capacity=1.0`. How long does a step take?
+#    <details><summary>Answer</summary>With an even choice as long as before. If half choose expert 0, 0.65 of that: 44%
+#    of the tokens are dropped, which leaves rank 0 with 5/16 of them instead of 1/2, by the formula 0.63.</details>
+# 4. Balance the router as DeepSeek-V3 does: add a bias of each expert to its score, only to choose; after each step
+#    lower it by 0.01 if the expert had more than an even share, otherwise raise it.
+#    <details><summary>Answer</summary>In the cell `model`, after `self.register_buffer("bias", torch.zeros(experts))`:
+#    `scores = self.router(tokens).softmax(-1)`, `chosen = (scores + self.bias).topk(self.top_k).indices`, `scores =
+#    scores.gather(-1, chosen)`, and where the sizes are known `self.bias -= 0.01 * (torch.tensor(self.sizes) -
+#    len(chosen) / len(places)).sign()`. In the last 20 steps the busiest expert gets 14 to 21% of the tokens instead of
+#    22 to 33%, and the test loss is 2.759 instead of 2.769.</details>
+#
+# ## Sources
+#
+# Shazeer et al., *Outrageously Large Neural Networks* (arXiv 1701.06538), section 4: routers that favor few experts.
+# Lepikhin et al., *GShard* (arXiv 2006.16668): all-to-all, capacity. Fedus et al., *Switch Transformers* (arXiv
+# 2101.03961): one expert for a token, the balancing loss. DeepSeek-AI, *DeepSeek-V3* (arXiv 2412.19437), section 2.1.2:
+# a bias instead of that loss.
+
+# %%
+lab.check()
