@@ -133,6 +133,10 @@ def test_all_in_the_same_collective() -> None:
 )
 def test_the_state_of_a_process_is_the_best_evidence(process: str, words: str) -> None:
     assert explain([rank(0, REDUCES, call(5)), rank(1, [], process=process)], SCRIPT, PATH).startswith(words)
+    assert explain([rank(1, [], process=process)], SCRIPT, PATH) in (
+        "rank 1 is gone",
+        "rank 1 is stopped by a signal (SIGSTOP, or a debugger) at step 4",
+    )
 
 
 def test_a_rank_that_has_finished_is_not_gone_and_one_that_does_not_leave_is_named() -> None:

@@ -66,13 +66,14 @@ def explain(ranks: Sequence[RankStack], script: Script, path: str) -> str:
         return "no rank has started yet"
     places = {r.rank: _place(r, script, path) for r in ranks}
     if ended := [r for r in ranks if r.outcome]:
-        return "; ".join(filter(None, [*_ended(ended, places), _where(_rest(ranks, ended), places)]))
+        return _clauses(*_ended(ended, places), _where(_rest(ranks, ended), places))
     if gone := [r for r in ranks if r.process == "gone"]:
-        return f"{_names(gone)} {'is' if len(gone) == 1 else 'are'} gone; {_where(_rest(ranks, gone), places)}"
+        return _clauses(f"{_names(gone)} {'is' if len(gone) == 1 else 'are'} gone", _where(_rest(ranks, gone), places))
     if stopped := [r for r in ranks if r.process == "stopped"]:
-        return (
+        return _clauses(
             f"{_names(stopped)} {'is' if len(stopped) == 1 else 'are'} stopped by a signal (SIGSTOP, or a debugger) "
-            f"at step {stopped[0].step}; {_where(_rest(ranks, stopped), places)}"
+            f"at step {stopped[0].step}",
+            _where(_rest(ranks, stopped), places),
         )
     calls = {r.rank: calls_of(r.collectives) for r in ranks}
     if differ := disagreement(calls):
@@ -108,6 +109,10 @@ def _where(ranks: Sequence[RankStack], places: Mapping[int, str]) -> str:
     texts = [f"rank {r.rank} is at step {r.step}{places[r.rank]}" for r in ranks[:NAMED_RANKS]]
     more = len(ranks) - len(texts)
     return "; ".join(texts) + (f"; and {more} more" if more > 0 else "")
+
+
+def _clauses(*clauses: str) -> str:
+    return "; ".join(filter(None, clauses))
 
 
 def _upper(text: str) -> str:
