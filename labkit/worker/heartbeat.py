@@ -51,16 +51,20 @@ class Heartbeat:
         self._file = os.open(folder.heartbeat(rank), os.O_WRONLY | os.O_CREAT, 0o600)
         self._stacks = folder.stacks(rank).open("a")
         self._answered = 0
+        self._begun = threading.Event()
         self._memory = resident_set()
 
     def start(self) -> None:
+        """Returns after the first heartbeat, which a script that holds the GIL from its start would not let through."""
         threading.Thread(target=self._beat, name="labkit-heartbeat", daemon=True).start()
+        self._begun.wait(BEAT_SECONDS)
 
     def _beat(self) -> None:
         while True:
             for task in (self._answer, self._write, self._reports.flush):
                 with suppress(Exception):  # a full disk, a deleted folder, another torch version
                     task()
+            self._begun.set()
             time.sleep(BEAT_SECONDS)
 
     def _write(self) -> None:

@@ -7,7 +7,7 @@ import time
 
 import pytest
 from faults.matrix import FAULTY, HANGS, LEAVING
-from faults.scene import assert_over, wait_for_step, wait_until
+from faults.scene import assert_over, read, wait_for_step, wait_until
 
 import labkit
 
@@ -65,10 +65,11 @@ def test_an_inquiry_interrupts_no_system_call_of_a_rank_that_holds_the_gil(tmp_p
     """C's `sleep` returns the seconds that were left when a signal woke it."""
     script = tmp_path / "train.py"
     script.write_text(
-        "import ctypes\nprint('asleep', flush=True)\nprint('left:', ctypes.PyDLL(None).sleep(10), flush=True)\n"
+        "import ctypes\nprint('asleep', flush=True)\nprint('left:', ctypes.PyDLL(None).sleep(12), flush=True)\n"
     )
     run = labkit.launch(script, nproc_per_node=1, wait=False)
     wait_until(lambda: run.folder.log(0).exists() and "asleep" in run.logs(rank=0))
+    wait_until(lambda: time.monotonic() - read(run.folder.heartbeat(0))["t"] > 1.5)  # it beats no more: the GIL is held
 
     stacks = run.stacks()
 
