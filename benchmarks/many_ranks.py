@@ -1,26 +1,33 @@
-"""What watching many simulated ranks costs: the reader and the page, on one core's time.
+"""What watching many simulated ranks costs: `labkit.attach` until the live view is drawn, and the view's updates.
 
 python benchmarks/many_ranks.py                    8 ranks, 64 and 1,024 on nodes of 8
-python benchmarks/many_ranks.py --answer-ms 20     the file system answers each open and read after so long
+python benchmarks/many_ranks.py --answer-ms 20     the file system answers each open, read, stat and listing after 20 ms
 
 Each node's ranks are folded by the code of its supervisor; the nodes themselves are not there. Times are CPU time of
-this process; of the slow file system also wall time, because it waits there. Files are counted by wrapping os.open.
+this process; of the slow file system also wall time, because it waits there. Calls are delayed and counted by wrapping
+those of `os`.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import os
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.utils.capture import capture_output
+
 from labkit.record import Nodes, RunFolder, RunReader, State, read_state
-from labkit.record import files as record_files
 from labkit.record.files import write_json
 from labkit.record.measured.fold import NodeFold, are_folded
+from labkit.run import attach
+from labkit.view.live.dashboard import OPEN
 from labkit.view.live.page import run_html
 
 EACH, HZ, PERIOD_SECONDS, UPDATES, BEFORE = 8, 10, 0.5, 20, 30
@@ -76,27 +83,38 @@ class Simulated:
 
 
 class Slow:
-    """Delays each file's opening and reading, and counts the openings."""
+    """Delays each call to the file system in a folder, and counts the calls and the files opened."""
 
-    def __init__(self, answer_seconds: float):
-        self.opened, self._answer, self._open = 0, answer_seconds, record_files.opened
+    CALLS = ("open", "stat", "lstat", "scandir", "listdir", "utime")
+
+    def __init__(self, folder: Path, answer_seconds: float):
+        self.calls = self.opened = 0
+        self._folder, self._answer_seconds = str(folder), answer_seconds
+        self._real = {name: getattr(os, name) for name in self.CALLS}
 
     def __enter__(self) -> Slow:
-        from labkit.record.measured import metrics_file
-
-        def opened(path: Path) -> Any:
-            self.opened += 1
-            if self._answer:
-                time.sleep(2 * self._answer)  # open and read, each a message to the server
-            return self._open(path)
-
-        record_files.opened = metrics_file.opened = opened
+        for name in self.CALLS:
+            setattr(os, name, partial(self._call, name))
         return self
 
     def __exit__(self, *_: object) -> None:
-        from labkit.record.measured import metrics_file
+        for name, real in self._real.items():
+            setattr(os, name, real)
 
-        record_files.opened = metrics_file.opened = self._open
+    def _call(self, name: str, path: Any, *args: Any, **options: Any) -> Any:
+        if not str(path).startswith(self._folder):
+            return self._real[name](path, *args, **options)
+        self._wait()
+        result = self._real[name](path, *args, **options)
+        if name == "open":
+            self.opened += 1
+            self._wait()  # for what is read next
+        return result
+
+    def _wait(self) -> None:
+        self.calls += 1
+        if self._answer_seconds:
+            time.sleep(self._answer_seconds)
 
 
 def measure(root: Path, world: int, answer_seconds: float) -> None:
@@ -106,14 +124,16 @@ def measure(root: Path, world: int, answer_seconds: float) -> None:
         run.fold()
     gc.collect()
     gc.freeze()  # the nodes' memory is not the reader's
-    with Slow(answer_seconds) as files:
+    files = Slow(run.folder.path, answer_seconds)
+    with capture_output():
         began, wall = time.process_time(), time.perf_counter()
-        reader = RunReader(run.folder)
-        reader.read_all()
-        page = run_html(run.folder, reader, read_state(run.folder))
-        attach, attach_wall = time.process_time() - began, time.perf_counter() - wall
-        state, costs, walls, sizes = State("running", time.time()), [], [], [len(page.encode())]
-        files.opened = 0
+        with files:
+            attach(run.folder.path)
+        attach_cpu, attach_wall = time.process_time() - began, time.perf_counter() - wall
+        OPEN[run.folder.path].finish()
+    attach_calls, files.opened = files.calls, 0
+    reader = RunReader(run.folder).read_all()
+    state, costs, walls, sizes = State("running", time.time()), [], [], []
     for update in range(UPDATES):
         run.write(PERIOD_SECONDS)
         if update % 2 == 0:
@@ -128,7 +148,7 @@ def measure(root: Path, world: int, answer_seconds: float) -> None:
             walls.append(time.perf_counter() - wall)
     share = sum(costs) / len(costs) / PERIOD_SECONDS
     print(
-        f"{world:5,} ranks: attach {attach:.2f} s CPU, {attach_wall:.2f} s; "
+        f"{world:5,} ranks: attach {attach_cpu:.2f} s CPU, {attach_wall:.2f} s, {attach_calls:,} calls; "
         f"an update {1e3 * median(costs):.1f} ms CPU, "
         f"{1e3 * median(walls):.0f} ms; {share:.1%} of a core at 2 Hz; "
         f"{max(sizes):,} bytes; "
@@ -141,6 +161,8 @@ def main() -> None:
     parser.add_argument("--answer-ms", type=float, default=0.0)
     parser.add_argument("--ranks", type=int, nargs="+", default=[8, 64, 1024])
     options = parser.parse_args()
+    os.environ["LABKIT_UI"] = "svg"
+    InteractiveShell.instance()
     with tempfile.TemporaryDirectory() as root:
         for world in options.ranks:
             measure(Path(root), world, options.answer_ms / 1e3)

@@ -53,8 +53,8 @@ def attach(which: str | os.PathLike[str] = "latest", *, runs_dir: str | os.PathL
     folder = find_run(which, runs_dir)
     folder.read_manifest()
     run = Run(folder)
-    if ui() in ("svg", "display") and not run.status().is_final:
-        run.show()
+    if ui() in ("svg", "display") and not (state := run.status()).is_final:
+        run._show(state)
     return run
 
 
@@ -279,17 +279,20 @@ class Run(Reachable):
 
     def show(self) -> None:
         """Display the run: live while it is active, if the front end supports it, otherwise as static figures."""
+        self._show(self.status())
+
+    def _show(self, state: State) -> None:
         from IPython.display import display
 
         self._shown_in = execution_count()
-        if ui() == "svg" and not self.status().is_final:
+        if ui() == "svg" and not state.is_final:
             check_kernel(version("ipykernel"))
             self._dashboard = Dashboard(
-                self.folder, stop=self._stop_from_button, stacks=self.stacks, status=self.status, run=self
+                self.folder, state, stop=self._stop_from_button, stacks=self.stacks, status=self.status, run=self
             )
             self._dashboard.show()
         else:
-            self._handle = display(self._bundle(), raw=True, display_id=True)
+            self._handle = display(self._bundle(state), raw=True, display_id=True)
 
     def _follow(self, timeout: float | None, watch: bool) -> None:
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -313,18 +316,18 @@ class Run(Reachable):
                     line.show(self._reader.read_all(), state)
                 if self._handle is not None and now - redrawn >= redraw_every:
                     redrawn = now
-                    self._handle.update(self._bundle(), raw=True)
+                    self._handle.update(self._bundle(state), raw=True)
                 time.sleep(poll_every)
             if was_active and is_session() and is_headless():  # the log of a remote session must show the end
                 line.show(self._reader.read_all(), state)
 
     def _finish_view(self) -> None:
-        if not self.status().is_final:
+        if not (state := self.status()).is_final:
             return
         if self._dashboard is not None:
             self._dashboard.finish()
         if self._handle is not None:
-            self._handle.update(self._bundle(), raw=True)
+            self._handle.update(self._bundle(state), raw=True)
             self._handle = None
 
     def _stop_from_button(self, at_once: bool) -> None:
@@ -337,8 +340,8 @@ class Run(Reachable):
         except KeyboardInterrupt:
             slurm_runs.stop(self.folder, grace=0.0)
 
-    def _bundle(self) -> dict[str, str]:
-        state = self.status()  # read before the records, so that a final state is shown with the last record
+    def _bundle(self, state: State) -> dict[str, str]:
+        # the records are read after the state, so that a final state is shown with the last record
         return static_bundle(self.folder, self._reader.read_all(), state)
 
     def _failure(self, state: State) -> RankFailedError:

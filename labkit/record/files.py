@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, TypeVar
 
 __all__ = ["in_parallel", "is_deleted", "opened", "read_json", "read_text", "refresh", "write_json"]
 
-PROBED, SLOW_SECONDS, READERS = 2, 0.003, 32
+SLOW_SECONDS, READERS = 0.005, 128
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 LARGEST_BYTES = 8 << 20  # the largest script or record that is read as a whole
@@ -32,15 +32,13 @@ def opened(path: Path) -> BinaryIO:
 
 
 def in_parallel(read: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
-    """`read` of each item, many at the same time if the first ones show that the file server is slow."""
-    results: list[Result] = []
+    """`read` of each item, many at the same time if the first one shows that the file server is slow."""
     started = time.perf_counter()
-    for item in items:
-        if len(results) == PROBED and time.perf_counter() - started > PROBED * SLOW_SECONDS:
-            with ThreadPoolExecutor(READERS) as pool:
-                return results + list(pool.map(read, items[PROBED:]))
-        results.append(read(item))
-    return results
+    first = [read(item) for item in items[:1]]
+    if time.perf_counter() - started < SLOW_SECONDS:
+        return first + [read(item) for item in items[1:]]
+    with ThreadPoolExecutor(READERS) as pool:
+        return first + list(pool.map(read, items[1:]))
 
 
 def refresh(folder: Path) -> None:

@@ -113,9 +113,10 @@ def is_on_this_host(node: RunFolder) -> bool:
 
 def is_heard(node: RunFolder) -> bool:
     """Whether a node that has started is still alive, as far as this host can tell."""
-    identity, newest = supervisor_of(node), last_beat(node)
+    identity = supervisor_of(node)
     if identity is not None and identity.boot == boot_id():
         return identity.is_alive()
+    newest = last_beat(node)
     return newest is not None and time.time() - newest["time"] < LOST_SECONDS
 
 

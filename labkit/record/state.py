@@ -111,8 +111,15 @@ def _of_nodes(folder: RunFolder, root: State) -> State:
 
 def _of_attempt(attempt: RunFolder, nodes: Nodes, root: State) -> State:
     each = [attempt.node(node) for node in range(nodes.count)]
-    heard = in_parallel(is_heard, each)  # read before the states: a node writes its final state before it exits
-    return merged(root, in_parallel(lambda node: _written(node) if node.state.exists() else None, each), heard)
+    heard, states = zip(*in_parallel(_heard_and_state, each), strict=True)
+    return merged(root, states, heard)
+
+
+def _heard_and_state(node: RunFolder) -> tuple[bool, State | None]:
+    """Whether a node is alive, and its state, None if it has not started."""
+    heard = is_heard(node)  # read before the state: a node writes its final state before it exits
+    state = _written(node)
+    return heard, state if state.state != "lost" or node.state.exists() else None
 
 
 def merged(root: State, states: Sequence[State | None], heard: Sequence[bool]) -> State:

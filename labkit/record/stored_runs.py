@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from labkit.errors import RunFolderError
+from labkit.record.files import in_parallel
 from labkit.record.folder import RUN_ID, RunFolder
 from labkit.record.session import working_folder
 from labkit.record.text import plain
@@ -26,8 +27,9 @@ def runs_root(runs_dir: str | os.PathLike[str] | None = None) -> Path:
 def list_runs(runs_dir: str | os.PathLike[str] | None = None) -> list[RunFolder]:
     """Run folders under the runs root, oldest first. Symbolic links are not followed."""
     root = runs_root(runs_dir)
-    ordered = {name: order for name in _folders_in(root) if (order := _launch_order(root, name))}
-    return [RunFolder(root / name) for name in sorted(ordered, key=lambda name: ordered[name])]
+    names = _folders_in(root)
+    ordered = zip(in_parallel(lambda name: _launch_order(root, name), names), names, strict=True)
+    return [RunFolder(root / name) for _, name in sorted((order, name) for order, name in ordered if order)]
 
 
 def unfinished_launches(
@@ -59,7 +61,7 @@ def is_a(test: Callable[[Path], bool], path: Path) -> bool:
 
 
 def _holds_a_run(path: Path) -> bool:
-    return is_a(Path.is_file, path / "run.json") and not (path / "run.json").is_symlink()
+    return is_a(lambda manifest: stat.S_ISREG(manifest.lstat().st_mode), path / "run.json")
 
 
 def _launch_order(root: Path, name: str) -> tuple[str, int] | None:

@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import time
 import warnings
 import xml.etree.ElementTree as ET
 
@@ -11,9 +12,14 @@ from many_hosts import many_hosts
 from rich.console import Console
 
 from labkit.record import RunReader, Series, State, files
+from labkit.record.files import write_json
 from labkit.record.measured import metrics_file
+from labkit.record.nodes import beat
+from labkit.run import attach
 from labkit.view import words
+from labkit.view.live import dashboard
 from labkit.view.live.by_host import by_host, names_of, ranges
+from labkit.view.live.dashboard import Dashboard
 from labkit.view.live.page import run_html, run_text
 from labkit.view.live.strips import heat_strips
 from labkit.view.live.tables import host_rows, rank_rows, rank_table
@@ -281,6 +287,23 @@ def test_a_reader_of_folded_ranks_opens_few_files_and_all_ranks_when_it_is_told_
     assert len([path for path in opened if path.name == "fold.json"]) == 8
     assert len(opened) <= 8 + 2  # and rank 0's records, and the events
     assert len(RunReader(folded, each_rank=True).read_all().ranks) == 64
+
+
+def test_attaching_asks_each_node_only_once_whether_it_is_alive(folded, monkeypatch):
+    write_json(folded.state, {"state": "starting", "started": time.time()})
+    for node, host in enumerate(EIGHT):
+        write_json(folded.node(node).state, {"state": "running", "started": time.time()})
+        beat(folded.node(node), host)
+    opened, real = [], files.opened
+    monkeypatch.setattr(files, "opened", lambda path: opened.append(path) or real(path))
+    monkeypatch.setattr(Dashboard, "_watch", lambda self: None)
+    monkeypatch.setattr(dashboard, "OPEN", {})
+    monkeypatch.setenv("LABKIT_UI", "svg")
+
+    assert attach(folded.path).status().state == "running"
+
+    beats = [path for path in opened if path == folded.node(path.parent.name).node_heartbeat]
+    assert len(beats) == 2 * 8  # attach and status
 
 
 def test_a_fold_that_is_damaged_or_another_versions_changes_nothing(folded):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Callable
@@ -35,6 +34,7 @@ class Dashboard:
     def __init__(
         self,
         folder: RunFolder,
+        state: State,
         stop: Callable[[bool], Any],
         stacks: Callable[[], Any],
         status: Callable[[], State],
@@ -45,7 +45,7 @@ class Dashboard:
         self.folder = folder
         self.reader = RunReader(folder)
         self._stop, self._stacks, self._status = stop, stacks, status
-        self._state, self._asked = State("starting", time.time()), -math.inf
+        self._state, self._asked = state, time.monotonic()
         self._closed, self._changed = threading.Event(), threading.Event()
         self._handle: Any = None
         self._html = widgets.HTML()
@@ -129,7 +129,10 @@ class Dashboard:
                 return
             began = time.thread_time()
             try:
-                final = self._draw()
+                if self.reader.folds is None or time.monotonic() - self._asked >= MANY_NODES_SECONDS:
+                    # read before the records, so that a final state comes with its last record
+                    self._state, self._asked = self._status(), time.monotonic()
+                self._draw()
                 failures = 0
             except Exception as error:
                 failures += 1
@@ -137,17 +140,14 @@ class Dashboard:
                 if failures == STRIKES:
                     return
                 continue
-            if final:
+            if self._state.is_final:
                 self._finish_from_thread()
                 return
             cost = time.thread_time() - began
             # A view that is expensive to draw is drawn less often: at most a fifth of the time.
             period = min(LONGEST_PERIOD_SECONDS, max(PERIOD_SECONDS, 5 * cost))
 
-    def _draw(self) -> bool:
-        if self.reader.folds is None or time.monotonic() - self._asked >= MANY_NODES_SECONDS:
-            # read before the records, so that a final state comes with its last record
-            self._state, self._asked = self._status(), time.monotonic()
+    def _draw(self) -> None:
         state = self._state
         self.reader.poll()
         if len(self._rank.options) != 1 + len(ranks := self.reader.rank_numbers):
@@ -164,7 +164,6 @@ class Dashboard:
         page = run_html(self.folder, self.reader, state, log_rank=log_rank, search=search, look=look)
         if page != self._html.value:  # an unchanged page needs no message
             self._html.value = page
-        return state.is_final
 
     def _finish_from_thread(self) -> None:
         """Have the kernel's main thread replace the view when it is idle; only the main thread may display."""
