@@ -15,7 +15,7 @@ from labkit.errors import RunFolderError
 from labkit.record.files import read_json
 from labkit.record.text import plain
 
-__all__ = ["MARKER", "NODE_MARKER", "RUN_ID", "RunFolder", "check_root"]
+__all__ = ["MARKER", "NODE_MARKER", "RUN_ID", "RunFolder", "check_root", "launched_at"]
 
 # Set in the environment of every process of a run, so that all of them can be found.
 MARKER = "LABKIT_RUN"
@@ -173,10 +173,7 @@ class RunFolder:
 
     def launched(self) -> float | None:
         """When the run was launched, in seconds since the epoch; None if run.json does not say."""
-        try:
-            return datetime.fromisoformat((read_json(self.manifest) or {})["created"]).timestamp()
-        except (KeyError, TypeError, ValueError):
-            return None
+        return launched_at(read_json(self.manifest))
 
     def __repr__(self) -> str:
         return f"RunFolder({str(self.path)!r})"
@@ -221,6 +218,14 @@ def _sound(manifest: dict[str, Any], folder: RunFolder) -> dict[str, Any]:
         "cells": {k: v for k, v in cells.items() if isinstance(v, dict)} if isinstance(cells, dict) else {},
         "parameters": parameters if isinstance(parameters, dict) else {},
     }
+
+
+def launched_at(manifest: Any) -> float | None:
+    """When a run was launched, by the content of its run.json."""
+    try:
+        return datetime.fromisoformat(manifest["created"]).timestamp()
+    except (KeyError, TypeError, ValueError):
+        return None
 
 
 def check_root(root: Path) -> None:

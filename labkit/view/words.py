@@ -125,7 +125,7 @@ def progress(reader: RunReader, state: State) -> str:
         return "no rank has started yet" if state.notice else "starting the ranks"
     step = slowest_step(reader)
     total = total_steps(reader)
-    beat = {} if state.is_final else _last_beat(reader.folder.latest, first.rank)
+    beat = {} if state.is_final else _last_beat(reader.attempt, first.rank)
     doing = beat.get("doing")
     if not step:
         passes = finite((beat or first.end).get("passes")) or 0.0
@@ -146,7 +146,7 @@ def progress(reader: RunReader, state: State) -> str:
 
 def starting(reader: RunReader) -> str:
     """What the ranks are doing before their first step: `importing torch`, or by rank where they differ."""
-    beats = {rank: _last_beat(reader.folder.latest, rank) for rank in list(reader.current)[:SHOWN_RANKS]}
+    beats = {rank: _last_beat(reader.attempt, rank) for rank in list(reader.current)[:SHOWN_RANKS]}
     each = {rank: plain(str(beat.get("starting") or "no step yet"))[:LONGEST_TEXT] for rank, beat in beats.items()}
     if len(set(each.values())) == 1:
         return next(iter(each.values()))

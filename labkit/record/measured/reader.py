@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from labkit.record.files import read_json
-from labkit.record.folder import RunFolder
+from labkit.record.folder import RunFolder, launched_at
 from labkit.record.hosts import HostHistory
 from labkit.record.measured.fold import NodeFolds, are_folded
 from labkit.record.measured.metrics_file import Tail, finite, number
@@ -53,8 +53,10 @@ class RunReader:
         self.ranks: dict[int, RankHistory] = {}
         self.folds: NodeFolds | None = None
         self._own: dict[int, RankHistory] = {}  # read from the ranks' own files
-        self._nodes = [] if each_rank else _folded_nodes(folder)
-        self._launched = folder.launched()
+        self.attempt = folder  # the newest, as of the last poll
+        manifest = read_json(folder.manifest)
+        self._nodes = [] if each_rank else _folded_nodes(manifest)
+        self._launched = launched_at(manifest)
         self.hosts: dict[str, HostHistory] = {}
         self._read: dict[int, int] = {}  # the attempt that each rank's history has reached
         self._events: list[Tail] = []  # of each attempt
@@ -63,7 +65,8 @@ class RunReader:
     def poll(self) -> bool:
         """Read what all ranks have written since the last call; returns whether there was anything."""
         attempts = self.folder.attempts()
-        is_folded = bool(self._nodes) and (self.folds is not None or NodeFolds.exist(attempts[-1]))
+        self.attempt = attempts[-1]
+        is_folded = bool(self._nodes) and (self.folds is not None or NodeFolds.exist(self.attempt))
         for position, attempt in enumerate(attempts):
             if position == len(self._events):
                 self._events.append(Tail(attempt.events))
@@ -157,9 +160,9 @@ class RunReader:
         return self.folds.dropped if self.folds else sum(int(h.end.get("dropped") or 0) for h in self.ranks.values())
 
 
-def _folded_nodes(folder: RunFolder) -> list[range]:
+def _folded_nodes(manifest: Any) -> list[range]:
     """The ranks of each node, if the run has so many that they are folded."""
-    nodes = Nodes.read(read_json(folder.manifest))
+    nodes = Nodes.read(manifest)
     if nodes is None or not are_folded(nodes.world_size, nodes.count):
         return []
     return [nodes.ranks_of(node) for node in range(nodes.count)]

@@ -55,7 +55,7 @@ def run_html(
         f"{_progress(reader, state)}{_earlier(state)}"
         f"{charts_svg(reader, look or Look(), _stall(folder, state)) if drawn else ''}{_strips(reader)}"
         f"{_tables(reader, state)}{_unread(reader)}"
-        f"{log_html(folder.latest, log_rank, search) if with_log else ''}</div>"
+        f"{log_html(reader.attempt, log_rank, search) if with_log else ''}</div>"
     )
 
 

@@ -106,7 +106,7 @@ def picture(reader: RunReader, state: State) -> Any:
         for series in lines:
             curves.add_row(title, Text(spark_text([last for *_, last in series.points()]), "blue"))
     tables = [_table(rows) for rows in (host_rows(reader), rank_rows(reader)) if rows]
-    log = tail_of_log(reader.folder.latest, 0, LOG_LINES)
+    log = tail_of_log(reader.attempt, 0, LOG_LINES)
     parts += [curves, *tables, *([Rule(Text("log of rank 0"), style="dim"), Text("\n".join(log))] if log else [])]
     return Group(*parts)
 
