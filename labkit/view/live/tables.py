@@ -55,6 +55,8 @@ def _window(histories: list[RankHistory]) -> str:
     if not any(h.recent_step_seconds for h in histories):
         return ""
     steps = max(h.recent_steps for h in histories)
+    if steps == 1:
+        return "shares and step times, here and above: of the last step"
     last = f"last {words.quantity(steps)} steps" if steps else "last steps"
     return f"shares and step times, here and above: means of the {last}"
 
