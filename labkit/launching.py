@@ -37,7 +37,7 @@ def launch(script: Script | Plan | str | os.PathLike[str], **parameters: Any) ->
     `env` is added to the ranks' environment. `backend="gloo"` lets more ranks than there are GPUs share them; the
     script itself chooses its backend.
     In a session that is not interactive (papermill, Kaggle's batch, a plain program) the call waits until the run has
-    ended, and the run stops with this process; `wait` and `detach` override this.
+    ended, and the run stops with this process; `wait` and `detach` override this. A detached launch does not wait.
     A run that fails is restarted up to `retries` times; scripts like labkit's own resume from the newest committed
     checkpoint (`save_every=…`). A run that makes no progress for `watchdog` seconds is stopped and counts as failed.
     Instead of the script you may pass a Plan: its ranks and parameters are used, and its prediction is written to the
@@ -76,7 +76,7 @@ def launch(script: Script | Plan | str | os.PathLike[str], **parameters: Any) ->
     else:
         fate = "stops with this process" if tied else "outlives this process; stop it with `labkit stop` or run.stop()"
         print(f"{run.id} started; it {fate}\n$ {run.command}", flush=True)
-    if headless if options.wait is None else options.wait:
+    if (headless and not options.detach) if options.wait is None else options.wait:
         run.wait()
     return run
 

@@ -89,13 +89,16 @@ class Reachable:
         `patience` of labkit's scripts; returns the first step that is made with them. They hold from then on, whatever
         a schedule of the script says; `lr=None` ends that. Checkpoints of labkit's scripts keep them.
 
-        Of several optimizers it is the one whose steps are counted. Every change is in the run's `events.jsonl`.
+        Of several optimizers it is the one whose steps are counted, and a line names it. Every change is in the run's `events.jsonl`.
         """
         if not options:
             raise LabError("set changes options of the optimizer, for example lr=1e-4; got none")
         answers = self._request("set", values=options)
         if errors := [result["error"] for each in answers.values() for result in each["results"] if "error" in result]:
             raise LabError(plain(errors[0]))
+        if others := [result["only"] for each in answers.values() for result in each["results"]]:
+            how = f"run.exec(\"other.param_groups[0]['{next(iter(options))}'] = …\") changes another one"
+            print(plain(f"set in {others[0]}, the optimizer whose steps are counted; {how}"))
         return 1 + _step_of(answers)
 
     def pause(self, *, timeout: float = TIMEOUT) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Iterable
 
 __all__ = ["escaped", "first_line", "in_lines", "last_line", "plain", "shortened"]
 
@@ -47,15 +46,15 @@ def shortened(text: str, longest: int = LONGEST) -> str:
 
 
 def first_line(text: str) -> str:
-    """The first line that contains a word, at most 500 characters of it."""
-    return _line_in(text.splitlines())
+    """The first line that contains a word, and the next one if it ends with a colon; at most 500 characters."""
+    lines = [line.strip() for line in text.splitlines() if re.search(r"\w", line)]
+    return _cut(" ".join(lines[: 2 if lines and lines[0].endswith(":") else 1]))
 
 
 def last_line(text: str) -> str:
     """The last line that contains a word, which skips rules such as those around torchrun's summary."""
-    return _line_in(reversed(text.splitlines()))
+    return _cut(next((line.strip() for line in reversed(text.splitlines()) if re.search(r"\w", line)), ""))
 
 
-def _line_in(lines: Iterable[str]) -> str:
-    line = next((line.strip() for line in lines if re.search(r"\w", line)), "")
+def _cut(line: str) -> str:
     return line if len(line) <= LONGEST_LINE else f"{line[:LONGEST_LINE]}…"

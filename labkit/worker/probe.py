@@ -268,7 +268,7 @@ class Probe:
             will_be_last = now + self._latest >= self._due
             self._timed = self._device_clock() if will_be_last or not self._n else None
         if self.reach is not None and (self.reach.flagged or self.step >= self.reach.due):
-            self.reach.at_boundary(optimizer, self.step, self._latest)
+            self.reach.at_boundary(optimizer, self.step, self._latest, alone=not self._optimizers.several)
             self._begin_step(clock())  # the time that it took is not part of the next step
 
     def _begin_training(self, passes: int) -> None:

@@ -271,8 +271,8 @@ def strategy_titles(script: ScriptText) -> list[str]:
     return [title for title in script.cells if title in titles]
 
 
-def nearest(name: str, choices: Iterable[str]) -> str:
-    """`; did you mean …? There are: …` for an error message."""
+def nearest(name: str, choices: Iterable[str], also: Iterable[str] = ()) -> str:
+    """`; did you mean …? There are: …` for an error message. `also`: choices that the message does not list."""
     names = [choice for choice in choices if choice]
-    close = difflib.get_close_matches(name, names, n=1)
+    close = difflib.get_close_matches(name, [*names, *also], n=1)
     return (f"; did you mean {close[0]!r}? There are: " if close else "; there are: ") + (", ".join(names) or "none")

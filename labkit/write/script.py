@@ -117,7 +117,8 @@ class Script(ScriptText):
         if len(named) == 1:
             return named[0]
         problem = "several cells are" if titled else "no cell is"
-        raise ScriptError(f"{problem} titled {key!r}{nearest(key, [cell.title for cell in self.parts])}")
+        defined = [name for cell in self.parts for name in cell.definitions]
+        raise ScriptError(f"{problem} titled {key!r}{nearest(key, self.cells, defined)}")
 
     def check(self) -> None:
         """Raise ScriptError when the script cannot run: a syntax error (with its cell and line), or a cell that uses a

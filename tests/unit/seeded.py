@@ -63,6 +63,10 @@ SEEDED: dict[str, list[tuple[str, str]]] = {
             within(f"{COUNT}def loss_of(o, b):\n    return (o - b.y).square().mean()  # HERE"),
             within(f"{COUNT}def loss_of(o, b):\n    return (o - b.y).square().sum()"),
         ),
+        (
+            within(f"{COUNT}def mine(o, b):\n    return F.mse_loss(o, b.y)  # HERE\n\n\nloss_of = mine"),
+            within(f"{COUNT}def mine(o, b):\n    return F.mse_loss(o, b.y, reduction='sum')\n\n\nloss_of = mine"),
+        ),
     ],
     "no-distributed-sampler": [
         (

@@ -63,6 +63,9 @@ LOSS = re.compile(r"(^|\.)(\w*_loss|\w*_entropy\w*|cosine_embedding_loss|kl_div)
 )
 def mean_in_loss_of(tree: Tree) -> Mistakes:
     functions = {node.name: node for node in tree.nodes[ast.FunctionDef]}
+    for assignment in tree.nodes[ast.Assign]:  # with_cells(loss_of=mine) appends `loss_of = mine`
+        if [spelled(target) for target in assignment.targets] == ["loss_of"] and spelled(assignment.value) in functions:
+            functions["loss_of"] = functions[spelled(assignment.value)]
     for function in [functions["loss_of"]] if {"loss_of", "count_of"} <= functions.keys() else []:
         returned = [node.value for node in ast.walk(function) if isinstance(node, ast.Return)]
         for call in (node for node in ast.walk(function) if isinstance(node, ast.Call)):

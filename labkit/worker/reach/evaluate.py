@@ -24,7 +24,7 @@ from typing import Any
 from labkit.record.text import shortened
 from labkit.worker.reach import quantities
 
-__all__ = ["evaluate", "execute", "names_around", "value_of"]
+__all__ = ["evaluate", "execute", "name_of", "names_around", "value_of"]
 
 OURS = str(Path(__file__).parents[1])  # labkit/worker
 LIBRARIES = tuple({OURS, *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))})
@@ -34,6 +34,13 @@ LONGEST_TEXT = 10_000
 
 class OutOfTime(BaseException):
     """Raised inside an evaluation that takes too long; not an Exception, which the expression might catch."""
+
+
+def name_of(optimizer: Any) -> str:
+    """What the script calls it; its class if that cannot be found."""
+    names = names_around(optimizer)
+    called = (name for name, value in names.items() if value is optimizer and name != "optimizer")
+    return next(called, type(optimizer).__name__)
 
 
 def names_around(optimizer: Any) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from labkit.record.files import read_json, write_json
 from labkit.record.folder import RunFolder
 from labkit.record.requests import Decision, RequestFolder, is_only_writable_by
 from labkit.worker.reach.breakpoint import Breakpoint
-from labkit.worker.reach.evaluate import evaluate, execute, names_around
+from labkit.worker.reach.evaluate import evaluate, execute, name_of, names_around
 from labkit.worker.reach.events import append_event
 from labkit.worker.reach.quantities import remove_hooks
 from labkit.worker.reach.settings import Settings
@@ -71,6 +71,7 @@ class Reach:
         self._breakpoint: Breakpoint | None = None
         self.hit: str | None = None  # the condition that paused this run, and where it held
         self._optimizer: Any = None
+        self._alone = True
 
     def start(self) -> None:
         threading.Thread(target=self._listen, name="labkit-reach", daemon=True).start()
@@ -118,9 +119,10 @@ class Reach:
 
     # Called by the training's thread.
 
-    def at_boundary(self, optimizer: Any, step: int, step_seconds: float) -> None:
-        """At the end of a step. Returns when the training may continue."""
-        self._optimizer = optimizer
+    def at_boundary(self, optimizer: Any, step: int, step_seconds: float, *, alone: bool = True) -> None:
+        """At the end of a step of the optimizer whose steps are counted; `alone`: it is the only one. Returns when the
+        training may continue."""
+        self._optimizer, self._alone = optimizer, alone
         self._record_watched(step)
         if self._breakpoint is not None:
             self._stop_at(self._breakpoint, step)
@@ -211,7 +213,7 @@ class Reach:
                 self._settings.change(content["values"], self._optimizer)
             except ValueError as error:
                 return [{"error": str(error)}]
-            return []
+            return [] if self._alone else [{"only": name_of(self._optimizer)}]
         if request.kind == "watch":
             (result,) = self._evaluated({content["name"]: content["expression"]}).values()
             if "error" not in result:
