@@ -89,7 +89,8 @@ class Reachable:
         `patience` of labkit's scripts; returns the first step that is made with them. They hold from then on, whatever
         a schedule of the script says; `lr=None` ends that. Checkpoints of labkit's scripts keep them.
 
-        Of several optimizers it is the one whose steps are counted, and a line names it. Every change is in the run's `events.jsonl`.
+        Of several optimizers it is the one whose steps are counted, and a line names it. Every change is in the run's
+        `events.jsonl`.
         """
         if not options:
             raise LabError("set changes options of the optimizer, for example lr=1e-4; got none")

@@ -28,10 +28,10 @@ class LaunchOptions(CallOptions):
     attempt before its first step, the next attempt has fewer ranks, but at least this many, and not that rank's GPU.
     `watchdog`: seconds without progress after which the run is stopped. `wait`: return when the run has ended; None
     waits if the session is not interactive and `detach` is not set. `detach`: the run outlives this process; None
-    detaches if the session is interactive. `trace_memory` traces all allocations of one step, `profile` records three steps. `reachable`: its
-    owner can ask, change and pause the ranks; None is yes, except in a notebook that runs headless. `hosts`: the
-    machines to launch on, by ssh. `export`: one or several of "csv", "parquet", "tensorboard", "trackio" and "wandb",
-    which a process of its own keeps up to date while the run goes on.
+    detaches if the session is interactive. `trace_memory` traces all allocations of one step, `profile` records three
+    steps. `reachable`: its owner can ask, change and pause the ranks; None is yes, except in a notebook that runs
+    headless. `hosts`: the machines to launch on, by ssh. `export`: one or several of "csv", "parquet", "tensorboard",
+    "trackio" and "wandb", which a process of its own keeps up to date while the run goes on.
     """
 
     nproc_per_node: int | str = field(

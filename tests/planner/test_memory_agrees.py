@@ -13,7 +13,7 @@ from labkit.planner.layout import able_to, layout_of
 from labkit.planner.memory.peak import moments, peak
 from labkit.planner.memory.textbook import block_activations
 from labkit.planner.model.facts import Variant, facts_of
-from labkit.planner.model.fake.cuda_autocast import IN_32_BITS
+from labkit.planner.model.fake.cuda_autocast import IN_32_BITS, IN_WIDEST
 from labkit.planner.model.rehearsal import rehearse
 
 WIDE = MLP.replace("width=64, layers=4", "width=512, layers=4")
@@ -130,10 +130,33 @@ def test_autocasts_list_for_a_gpu_is_this_torchs():
     header = (Path(torch.__file__).parent / "include/ATen/autocast_mode.h").read_text()
     lists = re.findall(r"#define AT_FORALL_FP32\w*\(_\)(.*?)\n\n", header, re.DOTALL)
     names = {name for each in lists for name in re.findall(r"_\((\w+)", each)}
-    python = {"frobenius_norm": "norm", "nuclear_norm": "norm", "nll_loss2d": "nll_loss"}
+    python = {"frobenius_norm": "norm", "nuclear_norm": "norm", "nll_loss2d": "nll_loss", "grid_sampler": "grid_sample"}
     python |= {name: "interpolate" for name in names if "upsample" in name}
     assert {python.get(name, name.removeprefix("linalg_")) for name in names} <= set(IN_32_BITS)
     assert ("rms_norm" in IN_32_BITS) == ("rms_norm" in names)
+    (widest,) = re.findall(r"#define AT_FORALL_PROMOTE\(_\)(.*?)\n\n", header, re.DOTALL)
+    assert {
+        name.removesuffix("r") if name == "grid_sampler" else name for name in re.findall(r"_\((\w+)", widest)
+    } == set(IN_WIDEST)
+
+
+def test_mixed_types_that_cuda_promotes_are_planned_in_16_bits():
+    model = """import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self, width=32):
+        super().__init__()
+        self.embed, self.message = nn.Embedding(256, width), nn.Linear(width, width)
+        self.unembed = nn.Linear(width, 256)
+
+    def forward(self, x):
+        h = self.embed(x)  # in 32 bits, messages in 16
+        return self.unembed(torch.zeros_like(h).scatter_add(1, x[..., None].expand_as(h) % h.shape[1], self.message(h)))
+"""
+    what = Script.load("ddp").with_cells(model=model)
+    assert rehearse(what, 1, {"precision": "fp16", "global_batch_size": 4}, on_gpu=True).bytes
 
 
 def test_the_last_stage_holds_what_its_loss_keeps_once():

@@ -1,5 +1,5 @@
 """CUDA's autocast rules for plans made on CPU tensors: there layer norms, softmax and losses run in 32 bits, while the
-CPU's autocast leaves most of them in 16. Runs in the planner's child process.
+CPU's autocast leaves most of them in 16, and some operators accept mixed types. Runs in the planner's child process.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch.nn import functional as F
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from labkit.launcher.checks import release_of
 
@@ -28,26 +28,38 @@ interpolate prod softmax softmin log_softmax cumprod cumsum sum vector_norm matr
 """.split()  # noqa: SIM905
 if release_of(version("torch")) >= (2, 12):
     IN_32_BITS.append("rms_norm")
+# AT_FORALL_PROMOTE of the same file: 16 bits become 32 if another argument has 32. Under the CPU's autocast these
+# operators refuse mixed types.
+IN_WIDEST = """
+addcdiv addcmul atan2 bilinear cross dot vdot grid_sample index_put scatter_add tensordot
+""".split()  # noqa: SIM905
 OWNERS = (torch, torch.Tensor, F, torch.linalg)
 
 
 def follow_cuda() -> None:
     """Make the CPU's autocast call these functions with 32-bit arguments, until the process ends."""
     for owner in OWNERS:
-        for name in IN_32_BITS:
+        for name in (*IN_32_BITS, *IN_WIDEST):
             if callable(function := getattr(owner, name, None)):
-                setattr(owner, name, _in_32_bits(function))
+                setattr(owner, name, _in_32_bits(function, always=name in IN_32_BITS))
 
 
-def _in_32_bits(function: Callable[..., Any]) -> Callable[..., Any]:
+def _in_32_bits(function: Callable[..., Any], *, always: bool) -> Callable[..., Any]:
+    """`always`: otherwise only if an argument has 32 bits already."""
+
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if not torch.is_autocast_enabled("cpu"):
+        wide = always or any(_is_float(value) for value in tree_leaves((args, kwargs)))
+        if not wide or not torch.is_autocast_enabled("cpu"):
             return function(*args, **kwargs)
         with torch.autocast("cpu", enabled=False):
             return function(*tree_map(_as_float, args), **tree_map(_as_float, kwargs))
 
     return call
+
+
+def _is_float(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.dtype is torch.float32
 
 
 def _as_float(value: Any) -> Any:
