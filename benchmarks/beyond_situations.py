@@ -77,23 +77,14 @@ def _told(one: Candidate, plan: Plan) -> str:
 
 SITUATIONS = (
     Situation(
-        "1.3 B, sequences of 131,072 tokens, 8 a step, 8 x A100 40",
+        "1.3 B, one sequence of 65,536 tokens a step, 8 x H100",
         "context_parallel",
-        "the logits of one sequence alone are 32,000 x 131,072 x 4 bytes = 15.6 GiB, of which cross entropy holds "
-        "several copies; eight ranks hold an eighth each",
+        "one sequence does not split over data ranks; tensor ranks sum all activations twice a block and hold all "
+        "logits, 32,000 x 65,536 x 4 bytes = 7.8 GiB, of which cross entropy holds several copies; context ranks "
+        "gather keys and values and hold an eighth of the logits",
         2048,
         24,
-        131072,
-        {"device": "8xA100 40", "precision": "bf16", "global_batch_size": 8},
-    ),
-    Situation(
-        "1.3 B, one sequence of 32,768 tokens a step, 8 x H100",
-        "context_parallel",
-        "one sequence does not split over data ranks; tensor ranks sum all activations twice a block, context ranks "
-        "gather keys and values",
-        2048,
-        24,
-        32768,
+        65536,
         {"device": "8xH100", "precision": "bf16", "global_batch_size": 1},
         asked="context_parallel",
     ),

@@ -107,6 +107,8 @@ class Panel:
         limit_name = f"a rank's share of {on.name}" if on.shared else on.name
         self.chosen = next(candidate for candidate in self.candidates if candidate.strategy == strategy)
         verdict, sentence = verdict_of(self.chosen, on)
+        if strategy in OTHER_TRAINING:
+            sentence += f". {strategy} does not train what one rank trains"
         return panel_page(verdict, sentence, drawn, on.usable_by(ranks) or None, limit_name, rows)
 
     def _device(self, name: str) -> Device:
@@ -128,6 +130,7 @@ class Panel:
         self._controls = Controls(names, self._own_options(), self._begin, self._draw)
         self._html, self._told = widgets.HTML(), widgets.HTML()
         self._go = widgets.Button(description="Run", icon="play", tooltip="Launch this setting on this machine")
+        self._go.layout.width = "auto"  # its description changes
         self._halt = widgets.Button(description="Stop", icon="stop", tooltip="End the run on every rank", disabled=True)
         self._steps = widgets.BoundedIntText(description="steps", value=STEPS, min=1, max=1 << 20)
         self._steps.layout.width = "150px"

@@ -103,15 +103,15 @@ def _control(option: Option, initial: Any) -> Any:
     import ipywidgets as widgets
 
     value = option.default if initial is None else initial
-    name = option.name.removeprefix("--").replace("-", " ")
+    told = {"description": option.name.removeprefix("--").replace("-", " "), "tooltip": option.help, "style": LABEL}
     if option.choices:
         at = value if value in option.choices else option.choices[0]
-        return widgets.Dropdown(description=name, options=list(option.choices), value=at, style=LABEL)
+        return widgets.Dropdown(options=list(option.choices), value=at, **told)
     if option.kind == "flag":
-        return widgets.Checkbox(description=name, value=bool(value), style=LABEL)
+        return widgets.Checkbox(value=bool(value), **told)
     if option.kind == "int":
-        return widgets.BoundedIntText(description=name, value=int(value or 0), min=0, max=1 << 20, style=LABEL)
-    return widgets.FloatText(description=name, value=float(value or 0.0), style=LABEL)
+        return widgets.BoundedIntText(value=int(value or 0), min=0, max=1 << 20, **told)
+    return widgets.FloatText(value=float(value or 0.0), **told)
 
 
 def panel_page(

@@ -7,7 +7,7 @@ import difflib
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +43,7 @@ class Option:
     default: Any = None
     negatable: bool = False
     many: bool = False
+    help: str = field(default="", compare=False)
 
 
 def options_of(script: ScriptText) -> dict[str, Option]:
@@ -84,7 +85,8 @@ def options_in(text: str) -> Mapping[str, Option]:
             for argument in node.args:
                 name = argument.value if isinstance(argument, ast.Constant) else None
                 if isinstance(name, str) and name.startswith("--"):
-                    options[name[2:].replace("-", "_")] = _option(name, node.keywords)
+                    help = next((_literal(k.value) for k in node.keywords if k.arg == "help"), None)
+                    options[name[2:].replace("-", "_")] = replace(_option(name, node.keywords), help=help or "")
     return options
 
 

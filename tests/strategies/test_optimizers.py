@@ -97,3 +97,24 @@ def test_parameters_are_updated_as_on_a_gpu(strategy, tmp_path):
         trained(each, ranks, own, tmp_path / name, steps=2) for name, each in (("gpu", together), ("cpu", composed))
     )
     assert largest_difference(as_on_a_gpu, as_here) < 1e-12
+
+
+SHAMPOO = """
+from pytorch_optimizer import ScalableShampoo
+
+
+def optimizer_of(parameters, args):
+    how = {"start_preconditioning_step": 2, "preconditioning_compute_steps": 1}
+    return ScalableShampoo(parameters, lr=args.lr, weight_decay=args.weight_decay, **how)
+"""
+
+
+@pytest.mark.soak
+def test_shampoo_of_a_package_trains_the_same_on_two_ranks(tmp_path):
+    pytest.importorskip("pytorch_optimizer")
+    alone, ddp, zero1 = (
+        trained(composed_of(name, "transformer").with_cells(optimizer=SHAMPOO), ranks, [], tmp_path / name)
+        for name, ranks in (("single", 1), ("ddp", 2), ("zero1", 2))
+    )
+    assert largest_difference(ddp, alone) < 1e-9
+    assert largest_difference(zero1, alone) < 1e-9

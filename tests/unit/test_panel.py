@@ -57,5 +57,6 @@ def test_a_panel_offers_what_the_model_allows_once_it_is_counted(monkeypatch, ta
         if name in offered:
             controls.strategy.value = name
             assert option in controls.parameters
+            assert controls._made[name][option].tooltip
             assert panel.chosen.strategy == name
             assert panel.chosen.peak, panel.chosen.remark

@@ -43,7 +43,7 @@ def follow_kernels(assumed: Callable[[str], object]) -> None:
         return attention(query, key, value, attn_mask, 0.0, *rest, **more)  # its kernels drop as they go
 
     F.scaled_dot_product_attention = attend
-    optimizers = import_module("torch.optim.optimizer")
+    optimizers: Any = import_module("torch.optim.optimizer")
     optimizers._get_foreach_kernels_supported_devices = lambda: ["cpu"]
     optimizers._foreach_supported_types.append(FakeTensor)
 
