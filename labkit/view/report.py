@@ -47,7 +47,8 @@ class ReportPath(type(Path())):  # type: ignore[misc]
 
     def _repr_html_(self) -> str:
         link = escaped(os.path.relpath(self))
-        return f'<a href="{link}" target="_blank">{link}</a>'
+        hint = "In JupyterLab, “Trust HTML” above the report lets its charts answer to the pointer."
+        return f'<a href="{link}" target="_blank">{link}</a><div style="opacity:.75">{hint}</div>'
 
 
 def static_bundle(folder: RunFolder, reader: RunReader, state: State) -> dict[str, str]:

@@ -168,7 +168,7 @@ def skew(reader: RunReader) -> str:
     slowest = max(steps, key=lambda rank: steps[rank])
     behind = steps[slowest] - min(steps.values())
     if behind <= EVEN * steps[slowest]:
-        return "last steps: equally long on all ranks"
+        return "last steps: equal on all ranks"
     return f"last steps: rank {slowest} slowest, by {seconds(behind)}"
 
 

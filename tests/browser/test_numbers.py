@@ -140,11 +140,19 @@ def test_an_interrupt_of_wait_stops_the_run(notebook) -> None:
     notebook.wait_for_text(0, "stopped on request", 30)
 
 
-def test_a_report_draws_its_figures_offline_without_an_error(notebook, tmp_path) -> None:
+def test_a_report_answers_to_the_pointer_in_jupyterlab_and_offline_without_an_error(notebook) -> None:
     import labkit
 
-    run = labkit.attach("latest", runs_dir=Path(notebook.root, "runs"))
     page, errors = notebook.page, []
+    notebook.open(["import labkit\nlabkit.attach('latest').report()"])
+    notebook.run(0)
+    notebook.output(0).locator("a").click()
+    page.get_by_text("Trust HTML", exact=True).click()
+    report = page.frame_locator("iframe").last
+    report.locator(".charts svg").first.hover()
+    expect(report.locator(".read").nth(1)).to_contain_text("rank 1")
+
+    run = labkit.attach("latest", runs_dir=Path(notebook.root, "runs"))
     page.on("console", lambda m: errors.append(m.text) if m.type == "error" else None)
     page.on("pageerror", lambda error: errors.append(str(error)))
     page.context.set_offline(True)

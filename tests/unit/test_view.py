@@ -242,7 +242,7 @@ def test_the_headline_tells_loss_speed_and_memory(reader):
 
 @pytest.mark.parametrize(
     ("took", "text"),
-    [(0.134, "last steps: rank 1 slowest, by 34 ms"), (0.104, "last steps: equally long on all ranks")],
+    [(0.134, "last steps: rank 1 slowest, by 34 ms"), (0.104, "last steps: equal on all ranks")],
 )
 def test_a_rank_is_named_slowest_only_for_more_than_noise(folder, write_metrics, took, text):
     for rank, usual in enumerate((0.1, took)):

@@ -6,9 +6,11 @@ The value under the pointer is the `<title>` of an invisible column: there are n
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from operator import itemgetter
 from statistics import median
 
@@ -37,6 +39,7 @@ DECADES = 30.0  # a loss that falls by more than this factor is drawn on a logar
 NICE = (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10)
 X_TICKS, Y_TICKS, FEW_TICKS = 6, 5, 3  # at most so many intervals; few where many charts share the message
 AMBER = "#b08d1c"
+ZEROS = re.compile(r"\.0+ ")  # in 15.00 GiB
 
 
 @dataclass(frozen=True)
@@ -226,7 +229,7 @@ def _chart(chart: Chart, sheet: _Sheet, banded: bool, is_first: bool) -> str:
         lines = "".join(_line(rank, line, frame) for rank, line in drawn.items() if line)
         lines += "".join(_thin_line(rank, line, frame) for rank, line in thin.items() if line)
         lines = f'<g fill="none" stroke-linejoin="round">{lines}</g>'
-    lines += _evaluated(chart, evaluated, frame) if evaluated else ""
+    lines += _evaluated(chart, evaluated, frame, drawn) if evaluated else ""
     hovered = {chart.label(rank): line for rank, line in drawn.items()} | (
         {"evaluated": evaluated} if evaluated else {}
     )
@@ -256,18 +259,32 @@ def _decades(low: float, high: float) -> tuple[float, float]:
     return (bottom, top) if top > bottom else (bottom, 10 * bottom)
 
 
-def _named(name: str, x: float, y: float) -> str:
-    """The name of a line beside one of its points."""
-    side, anchor = (x - 5, "end") if x > WIDTH / 2 else (x + 5, "start")
-    return (
-        f'<text x="{side:.0f}" y="{y - 4 if y > TOP + 14 else y + 12:.0f}" text-anchor="{anchor}" '
-        f'font-weight="600">{escaped(name)}</text>'
-    )
+def _named(name: str, x: float, y: float, lines: Sequence[list[tuple[int, int]]] = ()) -> str:
+    """The name of a line beside one of its points, where it covers the least of `lines`, in pixels."""
+    wide = 6.5 * len(name)
+    drawn = [pixel for line in lines for pixel in _between(line)]
+    sides = [(x + 5, x + 5, "start"), (x - 5 - wide, x - 5, "end")]
+    places = [(bottom, *side) for bottom in (y - 4, y + 12) for side in (sides if x <= WIDTH / 2 else sides[::-1])]
+
+    def faults(place: tuple[float, float, float, str]) -> tuple[bool, int]:
+        bottom, left, *_ = place
+        fits = left >= 0 and left + wide <= WIDTH and TOP + 8 <= bottom <= HEIGHT - BOTTOM - 2
+        return not fits, sum(left <= px <= left + wide and bottom - 9 <= py <= bottom + 2 for px, py in drawn)
+
+    bottom, _, side, anchor = min(places, key=faults)
+    return f'<text x="{side:.0f}" y="{bottom:.0f}" text-anchor="{anchor}" font-weight="600">{escaped(name)}</text>'
+
+
+def _between(line: list[tuple[int, int]]) -> Iterator[tuple[float, float]]:
+    """Points every few pixels along a line."""
+    for (x, y), (to_x, to_y) in pairwise(line):
+        steps = max(1, (to_x - x) // 4)
+        yield from ((x + (to_x - x) * i / steps, y + (to_y - y) * i / steps) for i in range(steps))
 
 
 def _axes(chart: Chart, frame: _Frame, sheet: _Sheet, is_first: bool) -> str:
     most = Y_TICKS if sheet.charts <= 8 else FEW_TICKS
-    heights = {round(frame.y(y)): chart.show(y) for y in frame.ticks(chart.unit, most)}
+    heights = {round(frame.y(y)): ZEROS.sub(" ", chart.show(y)) for y in frame.ticks(chart.unit, most)}
     lines = "".join(f"M{LEFT} {y}H{WIDTH - RIGHT}" for y in heights)
     upright, below = sheet.axis
     labels = "".join(f'<text x="{LEFT - 4}" y="{y + 3}">{escaped(text)}</text>' for y, text in heights.items())
@@ -295,7 +312,7 @@ def _axes(chart: Chart, frame: _Frame, sheet: _Sheet, is_first: bool) -> str:
     )
 
 
-def _evaluated(chart: Chart, line: list[Point], frame: _Frame) -> str:
+def _evaluated(chart: Chart, line: list[Point], frame: _Frame, trained: Mapping[int, list[Point]]) -> str:
     """A thick line in the text's colour; its points are marked while they are few, the best one always."""
     places = _pixels(line, frame)
     dots = "".join(f'<circle cx="{x}" cy="{y}" r="2"/>' for x, y in places) if len(places) <= MARKED else ""
@@ -303,7 +320,8 @@ def _evaluated(chart: Chart, line: list[Point], frame: _Frame) -> str:
     if best := chart.best_point():
         x, y = frame.x(best[0]), frame.y(best[1])
         drawn += f'<circle cx="{x:.0f}" cy="{y:.0f}" r="4" fill="none" stroke="#e5534b" stroke-width="1.6"/>'
-        drawn += _named(f"best {chart.show(best[1])}", x, y)
+        others = [_pixels(other, frame) for other in trained.values()]
+        drawn += _named(f"best {chart.show(best[1])}", x, y, [places, *others])
     return drawn
 
 

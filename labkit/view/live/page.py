@@ -26,6 +26,7 @@ TINTS = {"running": "#2f81f7", "succeeded": "#2da44e", "failed": "#e5534b", "sto
 AMBER = "#b08d1c"
 TRACE = "max-height:260px;overflow:auto;white-space:pre-wrap;margin:4px 0;font-size:12px"
 SHOWN_FAILURES = 8
+SENTENCES = 3  # of the verdict: what it learns, what limits it, whether it fits
 STRIPS_SECONDS = 4.0
 
 
@@ -136,10 +137,11 @@ def _bar(fraction: float | None, tint: str) -> str:
 
 
 def _verdict(reader: RunReader, state: State) -> str:
-    sentences = escaped("; ".join(verdict(reader)))
+    sentences = [escaped(sentence) for sentence in verdict(reader, SENTENCES)]
     if sentences and (state.stuck_seconds is not None or state.state in ("failed", "lost")):
-        return f"<div>until then: {sentences}</div>"
-    return f"<div><b>{sentences}</b></div>" if sentences else ""
+        return f"<div>until then: {'; '.join(sentences)}</div>"
+    most_urgent = [f"<b>{sentence}</b>" for sentence in sentences[:1]]
+    return "".join(f"<div>{sentence}</div>" for sentence in most_urgent + sentences[1:])
 
 
 def _strips(reader: RunReader) -> str:

@@ -19,7 +19,7 @@ from labkit.view.live.verdict import host_verdicts
 __all__ = ["grid", "host_rows", "machine_table", "rank_rows", "rank_table"]
 
 TABLE_ROWS = 16
-WIDEST, GAP = 140, 2  # characters of a line, and between its cells
+WIDEST, GAP = 105, 2  # characters of a line in JupyterLab at 1,200 pixels, and between its cells
 
 # Of tables that are sent once.
 CELL = "border:0;padding:1px 12px 1px 0"
@@ -33,7 +33,7 @@ TABLE = (
 STYLE = (
     "<style>.labkit-grid{border-collapse:collapse;margin:6px 0;font-size:12px;font-variant-numeric:tabular-nums}"
     ".labkit-grid tr{background:none!important}"
-    ".labkit-grid :is(td,th){border:0;padding:1px 12px 1px 0;white-space:nowrap;text-align:right!important}"
+    ".labkit-grid :is(td,th){border:0;padding:1px 10px 1px 0;white-space:nowrap;text-align:right!important}"
     ".labkit-grid :is(.text,:first-child){text-align:left!important}.labkit-grid td.text{white-space:normal}"
     ".labkit-grid th{font-weight:500;opacity:1;white-space:normal;vertical-align:bottom}</style>"
 )
@@ -69,7 +69,7 @@ def grid(
     transposes: bool = False,
 ) -> str:
     """A table of text with an SVG mark before each row. Only names of columns wrap, and the columns that `sentences`
-    names. One that is too wide is transposed, if it `transposes` and that fits."""
+    names. One that is too wide is transposed, if it `transposes` and that is narrower."""
     if not rows:
         return ""
     names = list(dict.fromkeys(name for row in rows for name in row))  # a rank that has not started has fewer
@@ -77,7 +77,7 @@ def grid(
     cells = [[escaped(text) for text in line] for line in texts]
     for line, mark in zip(cells[1:], marks or [""] * len(rows), strict=True):
         line[0] = mark + line[0]
-    if transposes and _is_wide(texts) and not _is_wide(_transposed(texts)):
+    if transposes and _width(texts) > max(WIDEST, _width(_transposed(texts))):
         texts, cells = _transposed(texts), _transposed(cells)
     kinds = [' class="text"' if name in sentences else "" for name in texts[0]]
     head, *body = (
@@ -90,11 +90,10 @@ def grid(
     )
 
 
-def _is_wide(table: list[list[str]]) -> bool:
-    """Whether it is wider than a notebook's page; the first line wraps."""
+def _width(table: list[list[str]]) -> int:
+    """In characters; the first line wraps."""
     columns = zip(*table, strict=True)
-    widths = [max(map(len, [*re.split(r"[\s_-]", name), *cells])) + GAP for name, *cells in columns]
-    return sum(widths) > WIDEST
+    return sum(max(map(len, [*re.split(r"[\s_-]", name), *cells])) + GAP for name, *cells in columns)
 
 
 def _transposed(table: list[list[str]]) -> list[list[str]]:
