@@ -172,9 +172,9 @@ larger = {way: sized(script, width=512, layers=4, heads=8, context=512) for way,
 lab.plans(larger, experts=32, top_k=k, precision="fp16", global_batch_size=16)
 
 # %% [markdown]
-# PCIe between the T4s takes longer to gather 32 experts than computation hides: if tokens travel, a step takes less than
-# half the time. NVLink is so fast that FSDP's gathers are hidden. What is left to gain is memory: no rank holds all
-# experts of a block any more.
+# PCIe between the T4s takes longer to gather 32 experts than computation hides: if tokens travel, a step takes less
+# than half the time. NVLink is so fast that FSDP's gathers are hidden. What is left to gain is memory: no rank holds
+# all experts of a block any more.
 #
 # ## Try this
 #
