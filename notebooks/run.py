@@ -31,7 +31,7 @@ parser.add_argument(
     metavar=("NAME", "VALUE"),
     help="a parameter, of those notebooks that have it",
 )
-parser.add_argument("--small", action="store_true", help="two epochs, two seeds, three strategies, no plans of large models")
+parser.add_argument("--small", action="store_true", help="2 epochs, 2 seeds, 3 strategies, no plans of large models")
 parser.add_argument("-j", "--jobs", type=int, default=1, help="how many notebooks run at the same time (default: 1)")
 SMALL = {"epochs": "2", "seeds": "2", "strategies": "ddp fsdp pipeline"}
 SMALL |= dict.fromkeys(("seven_billion", "flagship", "large", "guides", "plans"), "False")

@@ -11,7 +11,7 @@ from labkit.write import Script
 
 __all__ = ["EXPERTS", "SECONDS", "by_rank", "routed", "shares_by_step", "sleeping_experts"]
 
-EXPERTS, SECONDS = 8, 5e-4  # that an expert sleeps for a token, in forward and in backward
+EXPERTS, SECONDS = 8, 1e-3  # that an expert sleeps for a token, in forward and in backward
 TOKENS, LEFT, QUEUE, ROW, TOP, TALL = 16, 60.0, 290.0, 44, 28, 16  # of a rank; of the picture
 PHASES = (
     "all_to_all: results return to the ranks of their tokens",
