@@ -35,7 +35,9 @@ def opened(descriptor):
 
 print(json.dumps({
     "folder": os.getcwd(), "mine": os.getenv("MINE"), "place": os.getenv("LABKIT_PLACE"), "argv": sys.argv[1:],
-    "flags": repr(sys.flags), "path": sys.path, "umask": os.umask(0), "session": os.getsid(0) == os.getpid(),
+    # torch 2.8 adds a temporary folder, as soon as an optimizer imports torch._dynamo
+    "path": [path for path in sys.path if not os.path.basename(path).startswith("tmp")],
+    "flags": repr(sys.flags), "umask": os.umask(0), "session": os.getsid(0) == os.getpid(),
     "signals": [str(__import__("signal").getsignal(n)) for n in (2, 10, 15, 17)], "name": __name__,
     "torch threads": torch.get_num_threads(), "safe": sys.flags.safe_path,
     "threads": sorted((p["user_api"], p["num_threads"]) for p in threadpool_info()),
