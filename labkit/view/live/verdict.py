@@ -17,7 +17,7 @@ from labkit.view.words import seconds
 
 __all__ = ["host_verdicts", "verdict"]
 
-LEAK_STEPS = 5  # no verdict before that
+WARM_STEPS = 5  # no verdict before that
 INPUT_BOUND = 0.15  # fraction of the step time, as are the next three
 STRAGGLES = 0.10
 COMMUNICATES = 0.20
@@ -32,7 +32,7 @@ Rule = Callable[[list[RankHistory]], str]
 
 def verdict(reader: RunReader, limit: int = 2) -> list[str]:
     """At most `limit` sentences, the most urgent first; empty during warm-up."""
-    histories = [h for h in reader.current.values() if h.totals["steps"] >= LEAK_STEPS]
+    histories = [h for h in reader.current.values() if h.totals["steps"] >= WARM_STEPS]
     if not histories:
         return []
     limits = [rule(histories) for rule in LIMITS]
@@ -45,7 +45,7 @@ def verdict(reader: RunReader, limit: int = 2) -> list[str]:
 
 def host_verdicts(reader: RunReader) -> dict[str, str]:
     """By host if there are several: its problem in a few words, or an empty string."""
-    histories = [h for h in reader.current.values() if h.totals["steps"] >= LEAK_STEPS]
+    histories = [h for h in reader.current.values() if h.totals["steps"] >= WARM_STEPS]
     hosts, late, waiting = by_host(histories), _late_host(histories), _waiting_hosts(histories)
     verdicts = {}
     for host in hosts if len(hosts) > 1 else ():
