@@ -99,7 +99,7 @@ class RankHistory:
     def _sums(self) -> dict[str, float]:
         """Over the newest records."""
         if self._recent_sums is None:
-            sums = map(sum, zip(*self._recent, strict=True))
+            sums = [float(sum(column)) for column in zip(*self._recent, strict=True)]
             self._recent_sums = dict.fromkeys(RECENT, 0.0) | dict(zip(RECENT, sums, strict=False))
         return self._recent_sums
 

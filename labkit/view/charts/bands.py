@@ -91,10 +91,10 @@ def band(
     grid = _columns(lines, cells)
     if not grid:
         return "", None
-    ranges = [(x, *zip(*column.values(), strict=True)) for x, column in grid]
-    lows = [(x, min(each)) for x, each, _, _ in ranges]
-    highs = [(x, max(each)) for x, _, each, _ in ranges]
-    middles = [(x, median(each)) for x, _, _, each in ranges]
+    ranges = [(x, [*zip(*column.values(), strict=True)]) for x, column in grid]
+    lows = [(x, min(low)) for x, (low, _, _) in ranges]
+    highs = [(x, max(high)) for x, (_, high, _) in ranges]
+    middles = [(x, median(last)) for x, (_, _, last) in ranges]
 
     def through(points: list[tuple[float, float]]) -> str:
         return path((round(place_x(x)), round(place_y(y))) for x, y in points)

@@ -222,9 +222,9 @@ def _chart(chart: Chart, sheet: _Sheet, banded: bool, is_first: bool) -> str:
     if banded:
         lines, furthest = band(drawn, frame.x, frame.y, cells)
         if furthest:
-            rank, *place = furthest
+            rank, x, y = furthest
             outlier = chart.label(rank)
-            lines += _named(outlier, *place)
+            lines += _named(outlier, x, y)
     else:
         lines = "".join(_line(rank, line, frame) for rank, line in drawn.items() if line)
         lines += "".join(_thin_line(rank, line, frame) for rank, line in thin.items() if line)
