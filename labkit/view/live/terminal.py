@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import shutil
 import sys
 from types import TracebackType
@@ -69,6 +70,8 @@ class Screen:
         self._live = Live(auto_refresh=False, transient=True, vertical_overflow="crop")
 
     def __enter__(self) -> Screen:
+        if self._live.console.is_terminal:
+            atexit.register(_show_cursor)  # a second Ctrl-C may end `__exit__` before it has shown the cursor again
         self._live.__enter__()
         return self
 
@@ -76,12 +79,17 @@ class Screen:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._live.__exit__(kind, error, trace)
+        atexit.unregister(_show_cursor)
 
     def show(self, reader: RunReader, state: State) -> None:
         self._live.update(picture(reader, state), refresh=True)
 
     def say(self, text: str) -> None:
         """Nothing to do: `show` draws it from the state."""
+
+
+def _show_cursor() -> None:
+    print("\x1b[?25h", end="", flush=True)
 
 
 def picture(reader: RunReader, state: State) -> Any:
