@@ -3,6 +3,7 @@ import functools
 import importlib
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -108,6 +109,22 @@ def test_a_layer_imports_only_those_below_it(path):
     layer = path.relative_to(PACKAGE).parts[0]
 
     assert set(imports_of_labkit(path)) <= MAY_IMPORT[layer]
+
+
+def test_no_modules_import_each_other_not_even_for_types():
+    paths = {".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): path for path in MODULES}
+    paths = {name.removesuffix(".__init__"): path for name, path in paths.items()}
+    imports = {
+        name: {
+            module if (module := f"{node.module}.{alias.name}") in paths else node.module
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+            if isinstance(node, ast.ImportFrom) and node.module.partition(".")[0] == "labkit"
+            for alias in node.names
+        }
+        for name, path in paths.items()
+    }
+
+    TopologicalSorter(imports).prepare()  # raises CycleError
 
 
 def test_the_layers_are_seen_to_import_one_another():
