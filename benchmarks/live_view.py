@@ -77,7 +77,7 @@ def main() -> None:
         print(f"{ranks} ranks, {each}, one message an update at {1 / PERIOD_SECONDS:.0f} Hz")
         print(f"bytes an update: {max(sizes):,} (target 40,000)")
         share = median(costs) / PERIOD_SECONDS
-        print(f"kernel: {median(costs) * 1e3:.1f} ms an update, {share:.1%} of a core (target 2 %)")
+        print(f"kernel: {median(costs) * 1e3:.1f} ms an update, {share:.1%} of a core (target 2%)")
         early, late = median(costs[60:160]), median(costs[-100:])
         print(f"an update after 5 minutes costs {late / early:.2f} times one after 1 minute")
         bundle = static_bundle(folder, reader.read_all(), state)

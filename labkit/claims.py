@@ -29,7 +29,7 @@ ARTICLES = (
 
 @dataclass(frozen=True)
 class Claim:
-    """`within` is relative to the prediction: 0.02 is 2 %, 0 is exact. `article` is what somebody else claims, and
+    """`within` is relative to the prediction: 0.02 is 2%, 0 is exact. `article` is what somebody else claims, and
     `said` the number in it, if any; `because` names the reason for the difference. `timed` claims are measured with a
     clock, so that a busy machine makes them wrong. `planned`: `measured` is what a second, independent calculation
     gave, and nothing was run."""

@@ -49,7 +49,7 @@ stream = lab.ask("times that each sample of a stream is read in an epoch, by all
 # ## Run
 #
 # `Slow` is a data set that sleeps, and `step_seconds` the time from step to step; each step ends with an all-reduce, as
-# in training. Loading is 15, 50 or 80 % of a step, with 0, 1 and several workers.
+# in training. Loading is 15, 50 or 80% of a step, with 0, 1 and several workers.
 
 # %%
 import torch
@@ -128,8 +128,8 @@ lab.score()
 # ## Why
 #
 # Loading a batch takes *l*, computing a step *c*. Without workers a step takes l + c, with W of them **max(l / W, c)**.
-# So workers save at most *l*, all that loading takes, and one worker at most half of a step. "10-20 %" is true where
-# loading is 10-20 % of the step, and nowhere else. A step ends on all ranks at once, for they all-reduce: **the slowest
+# So workers save at most *l*, all that loading takes, and one worker at most half of a step. "10-20%" is true where
+# loading is 10-20% of the step, and nowhere else. A step ends on all ranks at once, for they all-reduce: **the slowest
 # loader sets the pace of all**.
 #
 # Workers × `prefetch_factor` batches wait in host memory. Workers end with the epoch, unless `persistent_workers=True`.
@@ -197,7 +197,7 @@ draw.bars(predicted=needed, title="workers that a rank needs (planned, not run)"
 #
 # 1. `workers = 4`: from which share of loading on do four workers save more than two? Read it from the formula, then
 #    run.
-#    <details><summary>Answer</summary>From two thirds on, where two workers take l / 2 = c. At 80 % four take 22 ms of
+#    <details><summary>Answer</summary>From two thirds on, where two workers take l / 2 = c. At 80% four take 22 ms of
 #    100, two took 41.</details>
 # 2. `nproc_per_node = 4`: how often is each sample of a stream read, and how many batches wait in memory?
 #    <details><summary>Answer</summary>8 times if the stream looks at nothing, 4 times if it looks at the worker
@@ -214,8 +214,8 @@ draw.bars(predicted=needed, title="workers that a rank needs (planned, not run)"
 #
 # ### Appendix: what was claimed, and what the articles say
 #
-# The second article (002, lines 101-117) promises 10-20 % from `pin_memory` and `non_blocking`, and draws loading that
+# The second article (002, lines 101-117) promises 10-20% from `pin_memory` and `non_blocking`, and draws loading that
 # overlaps with computing. But that is what workers do, and "depending on data loading bottleneck" is the whole answer.
 
 # %%
-lab.check({saves: ("002, line 117: 10-20 %", 0.2)})
+lab.check({saves: ("002, line 117: 10-20%", 0.2)})

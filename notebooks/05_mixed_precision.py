@@ -183,7 +183,7 @@ lab.plans({bits: (gpt, {"precision": bits}) for bits in ("fp32", "fp16", "bf16")
 # ## Try this
 #
 # 1. `global_batch_size = 64`: is DDP's peak in 16 bits nearer to half of fp32's?
-#    <details><summary>Answer</summary>Nearer: 65 % instead of 82 (103 and 158 MiB, planned). The more of it is
+#    <details><summary>Answer</summary>Nearer: 65% instead of 82 (103 and 158 MiB, planned). The more of it is
 #    activations, the more 16 bits save; of the states they save nothing.</details>
 # 2. `labkit.launch("ddp", nproc_per_node=2, precision="fp16")` without a GPU: what happens?
 #    <details><summary>Answer</summary>Both ranks stop with one sentence, "--precision fp16 needs a GPU; use fp32 or

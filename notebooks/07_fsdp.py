@@ -114,7 +114,7 @@ draw.bars({"ddp": {"sums": of_ddp}} | sent, unit="B", title="bytes of a step, ph
 # %% [markdown]
 # ## Why
 #
-# **Never** freeing sends what DDP sends; freeing and gathering again costs 50 % more. And what does a rank hold?
+# **Never** freeing sends what DDP sends; freeing and gathering again costs 50% more. And what does a rank hold?
 # Between two steps its shards, in all three modes. `never` (older: SHARD_GRAD_OP) keeps the whole model from forward
 # to backward. A rank keeps only its own share of the gradients.
 #

@@ -111,7 +111,7 @@ draw.stacked([draw.grid(spans, title, seconds=end) for title, spans in pairs.ite
 # ## Why
 #
 # **Time.** Each rank is busy for *m* forwards and *m* backwards; the whole step takes another *p - 1* of both, wherever
-# the gap falls. So the share is (p - 1)/(m + p - 1): 27 % here, for GPipe and 1F1B alike. With *v* stages on a rank
+# the gap falls. So the share is (p - 1)/(m + p - 1): 27% here, for GPipe and 1F1B alike. With *v* stages on a rank
 # each wait is 1/*v* as long: (p - 1)/(v m + p - 1). Zero bubble cuts a backward in two: another rank waits only for the
 # gradients of the inputs; those of the weights (yellow) fill gaps.
 #
@@ -163,14 +163,14 @@ lab.plans(ways, global_batch_size=32)
 # ## Try this
 #
 # 1. `micro_batches = 16`: what happens to the bubble, and to what GPipe and 1F1B hold?
-#    <details><summary>Answer</summary>The bubble shrinks from 27 % to 16 % (measured with other work on the machine: 20
+#    <details><summary>Answer</summary>The bubble shrinks from 27% to 16% (measured with other work on the machine: 20
 #    %). GPipe now holds 16 micro-batches on every rank, 1F1B still 4, 3, 2 and 1.</details>
 # 2. `micro_batches = 4`: what difference remains between GPipe and 1F1B?
 #    <details><summary>Answer</summary>On rank 0 none: both hold 4. The last rank holds 4 with GPipe, 1 with 1F1B. The
-#    bubble is 43 % with both (measured 44 to 47 %).</details>
+#    bubble is 43% with both (measured 44 to 47%).</details>
 # 3. `forward_ms = 5`: why do the measured bubbles no longer agree?
 #    <details><summary>Answer</summary>Measured on a busy machine, half of the time is bubble with GPipe and 1F1B, not
-#    27 %, and 41 % with zero bubble, not 6. Each action costs Python and gloo some milliseconds, which are no longer
+#    27%, and 41% with zero bubble, not 6. Each action costs Python and gloo some milliseconds, which are no longer
 #    negligible next to a 5 ms stage; schedules with more and shorter actions suffer most. Real stages need to be
 #    long for the same reason. What is held does not change.</details>
 #
@@ -185,7 +185,7 @@ lab.plans(ways, global_batch_size=32)
 # ### Appendix: what was claimed, and what the articles say
 #
 # The third article (003) gives the bubble as (p - 1)/m in line 302. That is the bubble over the *ideal* time, an
-# overhead: for p = m = 4 the overhead is 75 %, the share 43 %. In line 314 it calls the memory of Interleaved 1F1B the
+# overhead: for p = m = 4 the overhead is 75%, the share 43%. In line 314 it calls the memory of Interleaved 1F1B the
 # lowest; 1F1B's is lower.
 
 # %%

@@ -176,14 +176,14 @@ lab.plans(ways, global_batch_size=32)
 #
 # 1. The plans above with `global_batch_size=8`: who gains?
 #    <details><summary>Answer</summary>Tensor parallelism: its sums shrink with the samples, those of DDP do
-#    not. On 2 × T4 both now wait 35 % of a step, and it is ahead, 117 ms to 148; on 8 × A100 10 ms to 14. With 32
+#    not. On 2 × T4 both now wait 35% of a step, and it is ahead, 117 ms to 148; on 8 × A100 10 ms to 14. With 32
 #    samples DDP was ahead on both.</details>
 # 2. `nproc_per_node = 3`: what is refused?
 #    <details><summary>Answer</summary>"4 heads of out do not split over 3 tensor ranks", on all ranks, before
 #    the first step: a head is not cut.</details>
 # 3. Forget one sum: in the text of the `tensor` cell, `RowwiseParallel(output_layouts=Partial())` for the layer `down`.
 #    <details><summary>Answer</summary>Nothing crashes. Five all-reduces in forward instead of nine, and after nine
-#    steps the loss has been off by up to 8 %: each rank goes on with its own partial sum.</details>
+#    steps the loss has been off by up to 8%: each rank goes on with its own partial sum.</details>
 #
 # ## Sources
 #

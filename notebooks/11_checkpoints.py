@@ -200,15 +200,15 @@ display(planned, draw.bars(predicted=each, unit="B", title="planned, not run: by
 #    <details><summary>Answer</summary>64 of 80 samples are not trained on exactly once: 32 twice, 32 never. Nothing
 #    fails. The loss ends at 2.3 instead of 0.29, for after step 14 the second epoch has not begun.</details>
 # 2. Put `nn.Dropout(0.1)` before the last layer. Which difference is no longer 0?
-#    <details><summary>Answer</summary>The one on one rank: its losses are up to 11 % away, for one rank draws other
+#    <details><summary>Answer</summary>The one on one rank: its losses are up to 11% away, for one rank draws other
 #    masks than two. On two ranks the difference is still 0, since each rank's random numbers are in the
 #    checkpoint.</details>
 # 3. Before you resume, rename the folder by hand: `(folder / "step-8.tmp").rename(folder / "step-8")`.
 #    <details><summary>Answer</summary>It is not taken, without its mark: training resumes after step 4. At step 8 the
 #    run says "step 8 not saved: … is in the way", and leaves your folder alone. Steps 12 and 14 are saved.</details>
 # 4. `disk_seconds = 2`: is an asynchronous save still almost free?
-#    <details><summary>Answer</summary>No: training stood still for 56 % of the time that a synchronous save takes,
-#    instead of 4 to 10 %. Four steps take 0.8 s, so each save has to wait for the one before it.</details>
+#    <details><summary>Answer</summary>No: training stood still for 56% of the time that a synchronous save takes,
+#    instead of 4 to 10%. Four steps take 0.8 s, so each save has to wait for the one before it.</details>
 #
 # ## Sources
 #

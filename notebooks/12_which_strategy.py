@@ -122,7 +122,7 @@ lab.calculated(flops, counted, because="counted by the planner")
 print(f"{counted:.2f} {flops}")
 
 # %% [markdown]
-# Move the sliders: models with 20 tokens for each parameter (Hoffmann et al.), at 40 % of what the data sheet of a GPU
+# Move the sliders: models with 20 tokens for each parameter (Hoffmann et al.), at 40% of what the data sheet of a GPU
 # says.
 
 
@@ -139,7 +139,7 @@ def days(billions, gpus):
 lab.explore(days, billions=[0.1, 1, 7, 70], gpus=[1, 8, 64, 1024])
 
 # %% [markdown]
-# The 40 % is a usual value. The planner instead adds up a step: operators, the optimizer, and what waits for
+# The 40% is a usual value. The planner instead adds up a step: operators, the optimizer, and what waits for
 # communication. For 7 billion parameters and 140 billion tokens on 8 × A100, under FSDP in bf16, with 2,048 tokens on
 # each device:
 
@@ -150,7 +150,7 @@ if guides:
     judged = lab.plans(ways, devices=("8xA100 40", "8xA100 80"), global_batch_size=8)
     step, sheet = judged.plans["fsdp", "8xA100 80"].step, 6 * 7e9 * 140e9 / (8 * 312e12)  # seconds
     planned = 140e9 / step.predictions_per_second
-    both = {"6 N D, at 40 %": sheet / 0.4 / 86_400, f"the planner: {sheet / planned:.0%}": planned / 86_400}
+    both = {"6 N D, at 40%": sheet / 0.4 / 86_400, f"the planner: {sheet / planned:.0%}": planned / 86_400}
     display(draw.bars(predicted=both, unit="days", title="7 billion parameters on 8 x A100 (planned, not run)"))
 
 # %% [markdown]
@@ -175,9 +175,9 @@ if guides:
 #    <details><summary>Answer</summary>Planned: over all ranks, 3 times as much is sent by each: 84 MiB by
 #    DDP, 167 by FSDP, 36 by tensor parallelism. FSDP and tensor parallelism hold 23 MiB instead of 39 and 38; DDP goes
 #    from 69 to 63 only, for the activations of two samples fewer.</details>
-# 3. GPT-3, 175 billion parameters and 300 billion tokens, on 1,024 A100 at 40 %: how many days?
+# 3. GPT-3, 175 billion parameters and 300 billion tokens, on 1,024 A100 at 40%: how many days?
 #    <details><summary>Answer</summary>6 × 175e9 × 300e9 FLOPs over 1,024 × 0.4 × 312e12 a second: 28.5 days. Without
-#    the 40 % it would be 11, but no training reaches the data sheet.</details>
+#    the 40% it would be 11, but no training reaches the data sheet.</details>
 #
 # ## Sources
 #

@@ -188,7 +188,7 @@ lab.plans(wide, global_batch_size=512, precision="fp16")
 # 2. `random = torch.Generator()` and `random.seed()` in `load_datasets`: each rank, and each run, draws pictures of its
 #    own.
 #    <details><summary>Answer</summary>Nothing crashes, and the loss falls. Only the claims about equal losses notice:
-#    DDP and FSDP then differ by up to 80 %.</details>
+#    DDP and FSDP then differ by up to 80%.</details>
 # 3. `self.spare = nn.Linear(8, 8)` in `Model`, which no output uses.
 #    <details><summary>Answer</summary>DDP stops after the first step with "Expected to have finished reduction in the
 #    prior iteration", and names the option `find_unused_parameters`. FSDP trains: a unit's gradients are reduced when

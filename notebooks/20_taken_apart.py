@@ -182,7 +182,7 @@ lab.plans({"DDP": sized(labkit.Script.load("ddp"), width=768, layers=16, heads=1
 #    to 1.66. (With SGD from 13.7 back to 0.41.) AdamW divides by the size of past gradients, so you would need the
 #    moments of before the step: a checkpoint.</details>
 # 3. Four ranks: which of them meets the sample, and in which batch?
-#    <details><summary>Answer</summary>`1201 % 4` is 1, and `1201 // 4 // 16 + 1` is 19: rank 1, in half the number of
+#    <details><summary>Answer</summary>`1201% 4` is 1, and `1201 // 4 // 16 + 1` is 19: rank 1, in half the number of
 #    batches. `[*DistributedSampler(range(1280), 4, 1, shuffle=False)].index(1201)` is 300, also batch 19.</details>
 #
 # ## Sources
