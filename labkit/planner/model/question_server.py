@@ -120,7 +120,8 @@ def _why(error: Exception) -> str:
     from labkit.planner.model.fake.fake_run import DEPENDS_ON_DATA
 
     if type(error).__name__ in DEPENDS_ON_DATA:
-        return "the result depends on a tensor's values, but tensors in a plan have none"
+        why = "the result depends on a tensor's values, but tensors in a plan have none"
+        return f"{why}; plan a copy of the model without this line"
     return f"{type(error).__name__}: {str(error).strip()}"
 
 
