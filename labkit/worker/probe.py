@@ -143,7 +143,8 @@ class Probe:
         batches = loader.__dict__.get("_labkit_batches")
         if batches is None:
             batches = loader.__dict__["_labkit_batches"] = deque(maxlen=UNCONSUMED_BATCHES)
-        batches.append(_length(batch))
+            loader.__dict__["_labkit_most"] = _most_samples(loader)
+        batches.append(min(_length(batch), loader.__dict__["_labkit_most"]))
         self._batches = batches
         self._fetched = now = clock()
         self._evaluates = False
@@ -363,6 +364,16 @@ class Probe:
             record["backward"] -= communicated
             record["communication"] = (record["communication"] or 0.0) + communicated
         self.recorder.write(record)
+
+
+def _most_samples(loader: Any) -> float:
+    """How many samples the iterator of a DataLoader collates at most; infinity if it does not say. A batch of graphs,
+    in which all nodes follow each other, is longer."""
+    sampler = getattr(loader, "_index_sampler", None)  # of indices, in lists
+    if isinstance(sampler, list) and sampler and isinstance(sampler[0], list | tuple | range):
+        return max(map(len, sampler))
+    size = getattr(sampler, "batch_size", None)
+    return size if isinstance(size, int) else math.inf
 
 
 def _length(batch: Any) -> int:

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from labkit.worker.measures.device_clock import DeviceClock
 from labkit.worker.probe import Probe
@@ -180,6 +181,25 @@ def test_a_step_that_raised_does_not_end_the_counting(probe):
     step(probe, Loader(), optimizer, loss)
     step(probe, Loader(), optimizer, loss)
     assert probe.step == 2
+
+
+def test_a_batch_that_is_longer_than_its_samples_counts_those(probe, tmp_path):
+    """The nodes of its graphs follow each other, or frames of its clips."""
+    (optimizer,), loss = made()
+
+    def collate(samples):
+        return torch.zeros(50 * len(samples), 2)
+
+    for own in ({"batch_size": 4}, {"batch_sampler": [[0, 1, 2, 3], [4, 5, 6, 7]]}):
+        loader = iter(DataLoader(range(8), collate_fn=collate, **own))
+        for batch in loader:
+            probe.after_fetch(0.0, loader, batch)
+            probe.before_backward(loss)
+            probe.after_backward(True)
+            probe.before_step(optimizer)
+            probe.after_step(optimizer)
+    probe.finish("finished")
+    assert sum(r["samples"] for r in records(tmp_path) if r["k"] == "step") == 16
 
 
 def test_a_prefetched_batch_is_counted_with_the_backward_that_used_it(probe, tmp_path):
