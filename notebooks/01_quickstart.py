@@ -82,8 +82,8 @@ speed = lab.ask("samples per second of DDP on two ranks, over those of one rank"
 # ## Train on one rank
 #
 # `Script.load("single")` is a complete training script of about 370 lines, made of titled cells; `with_cells` puts your
-# model into it. `launch` starts it and shows it live: you can run other cells while it trains. `wait` blocks until it
-# has ended.
+# model into it. `lab.predict` notes what the lab's formula says, beside your answer. `launch` starts it and shows it
+# live: you can run other cells while it trains. `wait` blocks until it has ended.
 
 # %%
 from labkit import Script
@@ -102,8 +102,10 @@ single.wait()
 # ## Train on two, with DDP
 #
 # This is what changes in labkit's script. It is one cell, and in it the line that matters is the one with
-# `DistributedDataParallel`. Three words that you will meet in it and in the commands: **torchrun** is PyTorch's program
-# that starts the ranks; their number is the **world size**; a **mesh** is the ranks as a grid, here a single row.
+# `DistributedDataParallel`. Words that you will meet in it and in the commands: **torchrun** is PyTorch's program that
+# starts the ranks; their number is the **world size**; a **mesh** is the ranks as a grid, here a single row. A
+# **collective** is an operation in which all ranks take part; an **all-reduce** is one that adds up a tensor over all
+# of them; a **bucket** is several gradients sent together; a **replica** is a whole copy of the model.
 
 # %%
 scripts["ddp"].diff(scripts["single"])
@@ -151,12 +153,13 @@ lab.score()
 #
 # **The same loss.** The three runs start from the same weights, and step *k* trains on the same 128 samples. A mean
 # over 128 samples is the mean of two means over 64. Only the order of the additions differs, so the losses of the first
-# steps agree to the number of digits printed above; later they drift apart a little, because the optimizer amplifies
+# steps agree to the relative difference printed above; later they drift apart a little, because the optimizer amplifies
 # rounding. A rank's own log has the loss of its own 64 samples; the mean over both ranks is what agrees.
 #
 # **Whole or sharded.** *State held* in the table is what a rank keeps of parameters, gradients and optimizer state,
-# counted inside the rank: 16 bytes per parameter, 4 for the weight, 4 for its gradient, 8 for Adam's state. DDP repeats
-# it on every rank; FSDP divides it by the number of ranks.
+# counted inside the rank (*peak resident set* is the whole process, mostly Python and torch): 16 bytes per parameter, 4
+# for the weight, 4 for its gradient, 8 for Adam's state. DDP repeats it on every rank; FSDP divides it by the number of
+# ranks.
 #
 # **Not quite twice as fast.** Each rank has half of the samples. Averaging the gradients costs a little, as
 # *communication* in the table says: the time in collectives on the rank that waits least for the other. On one machine
@@ -173,8 +176,8 @@ lab.score()
 lab.plans({"DDP": scripts["ddp"], "FSDP": scripts["fsdp"]}, global_batch_size=global_batch_size)
 
 # %% [markdown]
-# A model this small fits everywhere, so FSDP gains nothing here, and spends more of each step waiting. Labs 06
-# and 07 have models that need it.
+# A model this small fits everywhere, so the few MiB that FSDP saves do not matter, and it spends more of each step
+# waiting. Labs 06 and 07 have models that need it.
 #
 # ## Leave with a plain script
 #

@@ -19,7 +19,8 @@
 # minutes. You need** labs 01 and 02.
 #
 # DistributedDataParallel averages the gradients of all ranks. It does not wait for the end of backward: gradients are
-# packed into **buckets** as they appear, and a bucket is sent as soon as it is full, while backward goes on.
+# packed into **buckets** as they appear, and a bucket is sent as soon as it is full, while backward goes on. (The
+# picture sets `bucket_cap_mb=3` for all of them.)
 
 # %% tags=["parameters"]
 nproc_per_node: int = 2  # ranks
@@ -42,7 +43,7 @@ draw.buckets({f"layer{9 - i}": 2**20 for i in range(9)}, bucket_cap_mb=3)
 
 # %%
 pieces = lab.ask("all-reduces in one backward of this CNN", default=10)
-times = lab.ask("bytes of 4 micro-batches' backwards under plain DDP, over those of one backward", default=1)
+times = lab.ask("bytes sent in the backwards of 4 micro-batches under plain DDP, over those of one", default=1)
 orders = lab.ask("different orders of the samples in 3 epochs, if nobody calls sampler.set_epoch", default=3)
 
 # %% [markdown]
@@ -156,9 +157,10 @@ lab.explore(draw.buckets, backward, bucket_cap_mb=[0.1, 0.25, 0.5, 1, 25])
 # A timeline of labkit's own `ddp` script with a transformer of 3.3 million parameters, 12.7 MiB of gradients in buckets
 # of 3 MiB. Time runs to the right; above, what a rank computes; below, what it sends. Look for all-reduces below a
 # piece of backward: they run at the same time, and nobody waits for them. The last one has nothing to hide behind,
-# because its gradients are the last that backward computes. How much is hidden depends on the machine, so nothing is
-# claimed about it. The first all-reduce of a step adds up how many predictions the ranks have, a single number; if it
-# is long, that rank waited there for the other.
+# because its gradients are the last that backward computes. A bar starts when its rank is ready and ends when both are
+# done, so the shorter of two is nearer to the time of sending, and the rest of the longer one is waiting for the other
+# rank. The first all-reduce of a step adds up how many predictions the ranks have, a single number. How much is hidden
+# depends on the machine, so nothing is claimed about it.
 
 # %%
 options = {"steps": 9, "global_batch_size": 16, "bucket_mib": 3, "profile": True}

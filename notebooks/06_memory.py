@@ -19,7 +19,8 @@
 #
 # This is a step of a model with 100 million parameters, in fp32 with AdamW, and 2 GB of activations. Parameters and the
 # optimizer's state are there all the time. Activations, what layers save for backward, build up during forward;
-# backward frees them layer by layer while gradients appear. The peak is what has to fit.
+# backward frees them layer by layer while gradients appear. The peak is what has to fit. (DDP
+# differs in one thing: it holds buckets for all gradients all the time.)
 
 # %% tags=["parameters"]
 nproc_per_node: int = 2  # ranks
@@ -117,20 +118,20 @@ draw.bars({name: ranks[0].categories for name, ranks in held.items()}, planned, 
 # **AdamW's state is the largest part**, so ZeRO-1 alone already helps. **FSDP does not get down to 1/N while the peak
 # is in forward or backward**: it does not divide activations, and while a block computes, all of that block is there.
 # Where the optimizer's step is the peak, it gets there. On a model with few parameters and many activations it saves
-# little; lab 07 has both kinds. *Communication* is buffer space for collectives: DDP's buckets, FSDP's gathered blocks.
-# DDP allocates its buckets once and keeps them, and gradients lie in them (`gradient_as_bucket_view`). So under DDP all
-# 4 bytes per parameter are there at the peak, although the first picture of this lab has none.
+# little; lab 07 has both kinds. *Communication* is buffer space for collectives, such as FSDP's gathered blocks; DDP's
+# buckets are counted as gradients, which lie in them (`gradient_as_bucket_view`). *Temporary* is what an operation
+# needs only while it runs. FSDP's gradients are few, because the peak is early in backward.
 #
 # **Activations of a block:** without dropout, and with attention that does not store its scores, 16 values for each
 # token and unit of width: 64 bytes in fp32, 32 in 16 bits (Korthikanti et al. have 34, two of them for dropout). Here:
 # 4 blocks × 512 tokens × 256 × 64 bytes = 32 MiB.
 #
 # What to do about which part? **States:** ZeRO-1, then FSDP, then **CPU offload** (`cpu_offload=True`): shards and
-# AdamW's moments stay in the host's memory, a shard is copied to the GPU when its unit is gathered, and AdamW runs on
-# the CPU. The fourth run above did that: the same losses. On a CPU it saves nothing, because host and device
-# share one memory; the plans below have GPUs. **Activations:** fewer samples at a time (accumulate
-# gradients), recompute them (activation checkpointing), half precision. Move the sliders: GB on each GPU for a model
-# of the given size, in billions of parameters, with 1 GB of activations.
+# AdamW's moments stay in the host's memory, a shard is copied to the GPU when its block is about to compute, and AdamW
+# runs on the CPU. The fourth run above did that: the same losses. On a CPU it saves nothing, because host and device
+# share one memory; the plans below have GPUs. **Activations:** fewer samples at a time (accumulate gradients),
+# recompute them (activation checkpointing), half precision. Move the sliders: GB on each GPU for a model of the given
+# size, in billions of parameters, with 1 GB of activations.
 
 
 # %%

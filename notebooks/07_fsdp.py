@@ -46,7 +46,7 @@ draw.shards(4, nproc_per_node)
 gathers = lab.ask("all-gathers in a step of FSDP, 23 blocks and the root", default=24)
 traffic = lab.ask("bytes that FSDP sends, over those of DDP", default=1, unit="times")
 tower_saves = lab.ask("share of DDP's memory that FSDP saves: this tower, 8 samples a rank", default=50, unit="%")
-gpt_saves = lab.ask("the same for a small transformer, 16 samples of 128 tokens a rank", default=50, unit="%")
+gpt_saves = lab.ask("the same for a transformer 128 wide, 16 samples of 128 tokens a rank", default=50, unit="%")
 
 # %% [markdown]
 # ## Count
@@ -174,11 +174,12 @@ display(draw.bars({name: peak.categories for name, peak in peaks.items()}, unit=
 lab.score()
 
 # %% [markdown]
-# So ask first what fills the memory. States: shard them. Activations: recompute them
-# (`activation_checkpointing=True`), or take fewer samples at a time. While the peak is in forward or backward, FSDP
-# on two ranks does not save half, because one unit at a time is whole; where the optimizer's step is the peak, it
-# does. An estimate of the share saved is states × (1 - 1/N) / (states + activations): for the two above about 49%
-# and 8%.
+# So ask first what fills the memory. States: shard them. Activations: recompute them (`activation_checkpointing=True`),
+# or take fewer samples at a time. While the peak is in forward or backward, FSDP on two ranks does not save half:
+# beside its shards a rank needs a whole unit, and buffers to gather units and to reduce gradients, together four to
+# five units here. Where the optimizer's step is the peak, it does. An estimate of the share saved is states × (1 - 1/N)
+# / (states + activations): for the two above about 49% and 8%. The transformer saves a little more, because its peak is
+# at the start of backward, where FSDP has no gradients yet, while DDP's buckets hold them all the time.
 #
 # ## On 2 × T4 and 8 × A100
 #
@@ -193,7 +194,8 @@ lab.plans(wide, devices=("2xT4", "4xA100 80", "8xA100 80"), global_batch_size=10
 
 # %% [markdown]
 # DDP's peak is those 20 GiB and 5 more, which AdamW needs while it updates all parameters at once (lab 06). FSDP
-# narrowly fails to fit on two T4s, because each of its units is a fifth of the model. With CPU offload it fits, at a
+# narrowly fails to fit on two T4s, because each of its units is a fifth of the model: 10 GiB of states, and some 4.6
+# of whole units and buffers. With CPU offload it fits, at a
 # price: on the A100s, where both are planned, a step takes some fifteen times as long, because AdamW runs on the CPU
 # and shards cross PCIe, the bus to the host (both speeds are assumed). On the A100s FSDP sends 1.4 times as much as DDP
 # (of five units the root is not gathered twice), and its step is still shorter: each rank updates only its own part of
@@ -217,7 +219,7 @@ if flagship:
 # 1. Call `fully_shard` on the whole model only, not on its blocks. How many all-gathers, and what is held after
 #    forward?
 #    <details><summary>Answer</summary>One gather in forward instead of 24, and none in backward, because there is
-#    only the root. After forward a rank holds the whole model, 6.3 MB instead of 3.3. This is what happens to a model
+#    only the root. After forward a rank holds the whole model, 6.0 MiB instead of 3.1. This is what happens to a model
 #    in which no blocks are found; labkit says so.</details>
 # 2. `layers=5` in `Model`, as in the large tower. Does FSDP still save over 40%?
 #    <details><summary>Answer</summary>No: 3.7 MiB instead of 5.5, a third less. A unit is now a fifth of the model, and

@@ -20,9 +20,9 @@ ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "scripts"
 TASKS = sorted(library().tasks)
 MOST_LINES = dict.fromkeys(("single", "ddp", "zero1", "zero2", "fsdp"), 393)
-MOST_LINES |= {"diloco": 475, "tensor_parallel": 450, "pipeline": 600, "hybrid": 645}
-MOST_LINES |= {"context_parallel": 610, "expert_parallel": 490}
-MOST_CHANGED, MOST_IN_ALL = 25, 4030
+MOST_LINES |= {"diloco": 475, "tensor_parallel": 455, "pipeline": 600, "hybrid": 650}
+MOST_LINES |= {"context_parallel": 610, "expert_parallel": 495}
+MOST_CHANGED, MOST_IN_ALL = 25, 4040
 
 each_strategy = pytest.mark.parametrize("strategy", script_names())
 

@@ -117,6 +117,14 @@ def _shown(reader: RunReader) -> list[RankHistory]:
     return [rows[rank] for rank in sorted(rows)]
 
 
+def _rate(history: RankHistory) -> float | None:
+    """Samples per second, over the steps of the step time."""
+    samples, steps = (history.totals[name] for name in ("samples", "steps"))
+    if samples and steps and history.recent_step_seconds:
+        return samples / steps / history.recent_step_seconds
+    return history.latest.get("throughput")
+
+
 def _rank_row(history: RankHistory, host: str) -> dict[str, str]:
     latest = history.latest
     return {
@@ -125,7 +133,7 @@ def _rank_row(history: RankHistory, host: str) -> dict[str, str]:
         "device": history.device,
         "step": f"{history.step:,}",
         "loss": words.quantity(latest.get("loss"), 4),
-        "samples/s": words.quantity(latest.get("throughput")),
+        "samples/s": words.quantity(_rate(history)),
         "step time": words.seconds(history.recent_step_seconds or latest.get("step_seconds")),
         "input wait": words.percent(history.recent_share("input") if history.recent_step_seconds else None),
         **({"communication": words.percent(history.recent_share("communication"))} if history.communicates else {}),

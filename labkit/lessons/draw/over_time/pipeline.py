@@ -60,5 +60,5 @@ def _key(spans: Sequence[Span]) -> str:
             x -= 20 + 7 * len(name)
             drawn += box(x, 5, 10, 10, KIND_COLOURS[name]) + words(x + 14, 15, name, size=12)
     if len({(span.rank, span.stage) for span in spans}) > 1 + max(span.rank for span in spans):
-        drawn += words(x - 150, 15, "paler: the second stage", size=12)
+        drawn += words(x - 90, 15, "paler: stage 2", size=12)
     return drawn
