@@ -9,6 +9,7 @@ import torch
 from strategies.matrix import CNN, IMAGES, MLP
 
 from labkit import Script
+from labkit.launcher.checks import release_of
 from labkit.planner.layout import able_to, layout_of
 from labkit.planner.memory.peak import moments, peak
 from labkit.planner.memory.textbook import block_activations
@@ -60,6 +61,7 @@ def facts(model, split=()):
     return facts_of(script("tensor_parallel" if split else "single", model), {}, split)
 
 
+TORCH = release_of(torch.__version__)
 ROWS = [
     ("single", 1, "transformer", {"precision": "bf16", "activation_checkpointing": True}, 0.001),
     ("single", 1, "CNN", {"accumulate": 2}, 0.001),
@@ -90,6 +92,10 @@ ROWS = [
 
 @pytest.mark.parametrize(("strategy", "ranks", "model", "options", "tolerance"), ROWS, ids=str)
 def test_the_formulas_agree_with_the_rehearsal(strategy, ranks, model, options, tolerance):
+    if strategy == "pipeline" and TORCH < (2, 13):  # whose stages free other tensors, and earlier or later
+        if options["schedule"] == "DualPipeV":
+            pytest.skip("needs torch 2.13")
+        tolerance = 0.06
     what, options = script(strategy, model), {"global_batch_size": 16, **options}
     layout = layout_of(what, ranks, options)
     split = ((layout.tensor, layout.options.get("sequence_parallel", False)),) if layout.tensor > 1 else ()
@@ -134,10 +140,8 @@ def test_autocasts_list_for_a_gpu_is_this_torchs():
     python |= {name: "interpolate" for name in names if "upsample" in name}
     assert {python.get(name, name.removeprefix("linalg_")) for name in names} <= set(IN_32_BITS)
     assert ("rms_norm" in IN_32_BITS) == ("rms_norm" in names)
-    (widest,) = re.findall(r"#define AT_FORALL_PROMOTE\(_\)(.*?)\n\n", header, re.DOTALL)
-    assert {
-        name.removesuffix("r") if name == "grid_sampler" else name for name in re.findall(r"_\((\w+)", widest)
-    } == set(IN_WIDEST)
+    (widest,) = re.findall(r"#define AT_FORALL_PROMOTE\(_\)(.*?)(?:\n\n|\Z)", header, re.DOTALL)
+    assert {python.get(name, name) for name in re.findall(r"_\((\w+)", widest)} == set(IN_WIDEST)
 
 
 def test_mixed_types_that_cuda_promotes_are_planned_in_16_bits():

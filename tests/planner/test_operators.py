@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from labkit.launcher.checks import release_of
 from labkit.planner.model.fake.checked_fakes import CheckedFakeMode
 from labkit.planner.model.fake.cuda_kernels import KEPT, follow_kernels
 from labkit.planner.model.fake.fake_run import _patch_transformers
@@ -162,6 +163,7 @@ def test_a_wrong_fake_kernel_of_an_operator_that_nobody_named_is_corrected():
     assert fake.corrected == {"unnamed.scaled"}
 
 
+@pytest.mark.skipif(release_of(torch.__version__) < (2, 10), reason="torch 2.8 has no grouped product on a CPU")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_products_of_experts_are_as_large_as_real_ones(dtype: torch.dtype) -> None:
     def product() -> torch.Tensor:

@@ -9,10 +9,12 @@ import sys
 from dataclasses import replace
 
 import pytest
+import torch
 from strategies.matrix import IMAGES
 
 import labkit
 from labkit import Script
+from labkit.launcher.checks import release_of
 from labkit.planner import constraints
 from labkit.planner.data_sheets import device_named
 from labkit.planner.layout import layout_of
@@ -169,6 +171,7 @@ def test_what_cannot_be_is_refused_with_what_to_do(script, options, message):
         labkit.plan(script, **options)
 
 
+@pytest.mark.skipif(release_of(torch.__version__) < (2, 11), reason="the script itself refuses before torch 2.11")
 def test_a_pipeline_of_a_single_micro_batch_is_planned_where_torch_would_train_it(monkeypatch):
     monkeypatch.setattr(constraints, "version", lambda package: "2.11.0")
     assert labkit.plan("pipeline", nproc_per_node=2, device="T4").fits
