@@ -93,8 +93,7 @@ cases = [("GPipe", 1, m), ("1F1B", 1, m), ("Interleaved1F1B", 2, m), ("Interleav
 ideal = {(name, count): simulated(name, p, count, F, 2 * F, v) for name, v, count in cases}
 held = {name: [in_flight(spans, rank) for rank in range(p)] for (name, _), spans in ideal.items()}
 lab.predict(idle, (p - 1) / (m + p - 1), "%", within=0.2, timed=True)
-lab.predict(holds, min(m, p))
-lab.predict(interleaved, min(m, (p + 2 * (p - 1) + 1) / 2))
+lab.predict_each({holds: min(m, p), interleaved: min(m, (p + 2 * (p - 1) + 1) / 2)})
 lab.predict_each({f"{name}: ranks that hold as many micro-batches as predicted": p for name in held})
 run, answers = lab.run(each_schedule, cases, F, env={"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"})
 
