@@ -77,7 +77,7 @@ planner: .venv/dev
 	$(PYTEST) tests/planner
 
 faults: .venv/dev
-	$(PYTEST) -n 3 tests/faults # they wait for half of their time
+	$(PYTEST) -n 3 tests/faults
 
 cluster: .venv/dev
 	$(BIN)/python -m pytest tests/cluster

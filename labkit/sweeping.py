@@ -243,7 +243,7 @@ class Sweep:
             print(f"{self.id} started: {len(self._results.points)} points; it {fate}", flush=True)
         else:
             self.show()
-        if headless if wait is None else wait:
+        if (headless and not detach) if wait is None else wait:
             self.wait()
         return self
 

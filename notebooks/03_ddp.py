@@ -39,7 +39,7 @@ draw.buckets({f"layer{9 - i}": 2**20 for i in range(9)}, bucket_cap_mb=3)
 #
 # The model below is the CNN of lab 01: 405,898 parameters in ten tensors, 1.5 MiB. DDP closes its first bucket as soon
 # as it has 1 MiB or more, the others at 25 MiB. In the third question, `DistributedSampler` deals out the samples, and
-# a call of its method `set_epoch(n)` at the start of epoch *n* is meant to shuffle them anew.
+# a call of its method `set_epoch(n)` at the start of epoch *n* is meant to reshuffle them.
 
 # %%
 pieces = lab.ask("all-reduces in one backward of this CNN", default=10)

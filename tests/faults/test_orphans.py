@@ -179,7 +179,7 @@ def test_another_run_that_a_rank_has_launched_continues(tmp_path, pids) -> None:
     outer = tmp_path / "outer.py"
     outer.write_text(
         "import labkit, os, sys, time\n"
-        "labkit.launch(sys.argv[1], nproc_per_node=1, wait=False, detach=True, runs_dir=sys.argv[2])\n"
+        "labkit.launch(sys.argv[1], nproc_per_node=1, detach=True, runs_dir=sys.argv[2])\n"
         "while not os.path.exists(sys.argv[3]):\n    time.sleep(0.1)\n"
     )
     others = tmp_path / "others"

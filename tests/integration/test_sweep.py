@@ -146,7 +146,7 @@ def test_a_sweep_that_was_stopped_leaves_nothing_and_resumes_what_is_missing(ran
 
 @pytest.mark.soak
 def test_single_points_are_stopped_while_they_run_or_wait(ran):
-    sweep = labkit.sweep(SWEPT, lr=[0.1, 0.2, 0.3], seconds=2.0, at_once=1, ran=str(ran), detach=True, wait=False)
+    sweep = labkit.sweep(SWEPT, lr=[0.1, 0.2, 0.3], seconds=2.0, at_once=1, ran=str(ran), detach=True)
     with pytest.raises(LabError, match="has no point 3; its points are 0 to 2"):
         sweep.stop(3)
     until(lambda: active(sweep))

@@ -88,6 +88,15 @@ def test_an_option_that_is_set_holds_against_a_schedule_until_it_is_given_back(f
         assert group["lr"] == (value or 0.7)
 
 
+def test_of_several_optimizers_the_answer_names_the_one_that_was_set(folder, reach, optimizer):
+    opt_d = optimizer
+    request = post(folder.requests, {"kind": "set", "ranks": None, "timeout": 5.0, "values": {"lr": 0.5}})
+    listen(reach)
+    reach.at_boundary(opt_d, 5, 0.1, alone=False)
+
+    assert request.answers([0])[0]["results"] == [{"only": "opt_d"}]
+
+
 @pytest.mark.parametrize(("lr", "expected"), [(0.1, 0.5), (0.2, 0.2)])
 def test_a_checkpoint_brings_back_what_was_set_unless_the_command_line_says_something_new(folder, lr, expected):
     def resume(notes, lr, settings):
