@@ -31,6 +31,8 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint con
 unexport LABKIT_UI
 # Otherwise every rank, kernel and test compiles labkit anew.
 unexport PYTHONDONTWRITEBYTECODE
+# Suites run several tests at a time, and threads that spin while they wait keep the others from the cores.
+export OMP_WAIT_POLICY := PASSIVE
 
 .PHONY: demo lab quick test integration check format notebooks strategies planner faults cluster cluster-demo browser gpu kaggle kaggle-table soak bench gallery docs constraints clean
 

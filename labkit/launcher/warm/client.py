@@ -23,9 +23,9 @@ VARIABLE = "LABKIT_WARM"  # 0 turns it off
 FORKS = sys.platform == "linux"  # elsewhere system libraries may not survive a fork
 # Variables that are read while Python starts or torch is imported. The warm process has no others: they may be secrets.
 READ_AT_IMPORT = (
-    "AOT", "CUTLASS_", "CXX", "ENABLE_", "FAKE_", "FX_", "HOME", "INDUCTOR_", "KINETO_", "LANG", "LC_", "LD_",
-    "LOGLEVEL", "LOGNAME", "MPMATH_", "NPY_", "NUMPY_", "PARTITIONER_", "PATH", "PYTHON", "PYTORCH", "SYMPY_", "TEMP",
-    "TMP", "TORCH", "TQDM_", "TRITON_", "TZ", "USER",
+    "AOT", "CUTLASS_", "CXX", "ENABLE_", "FAKE_", "FX_", "GOMP_SPINCOUNT", "HOME", "INDUCTOR_", "KINETO_", "LANG",
+    "LC_", "LD_", "LOGLEVEL", "LOGNAME", "MPMATH_", "NPY_", "NUMPY_", "OMP_WAIT_POLICY", "PARTITIONER_", "PATH",
+    "PYTHON", "PYTORCH", "SYMPY_", "TEMP", "TMP", "TORCH", "TQDM_", "TRITON_", "TZ", "USER",
 )  # fmt: skip
 READ_BY_RANKS = ("TORCH_FR_", "TORCH_NCCL_")
 REPLY_SECONDS = 10.0

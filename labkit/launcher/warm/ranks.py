@@ -28,8 +28,11 @@ HANDLER = "torch.distributed.elastic.multiprocessing.subprocess_handler.subproce
 WORKER = ("-u", "-m", "labkit.worker")
 # Variables that libraries of torch read when they are loaded, before a fork.
 READ_WHEN_LOADED = ("GOMP_", "KMP_", "MALLOC_", "MKL_", "NPY_", "OMP_", "OPENBLAS_", "GLIBC_")
-# The first is applied in each fork; scikit-learn sets the others, for an OpenMP that torch does not use.
-LEFT_OUT = ("OMP_NUM_THREADS", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK")
+LEFT_OUT = (
+    "OMP_NUM_THREADS",  # applied in each fork
+    *("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK"),  # by scikit-learn, for an OpenMP that torch does not use
+    *("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"),  # the warm process has the same, see `client.py`
+)
 SHOWN = (MARKER, NODE_MARKER, "RANK", "LOCAL_RANK", "WORLD_SIZE")
 NEEDED = ("multiprocessing.process", "numpy", "threadpoolctl", "torch", HANDLER)  # modules
 LIBC = ctypes.CDLL(None)
