@@ -24,7 +24,6 @@ from labkit.launcher import checks
 from labkit.launcher.hardware import Gpu, Hardware, hardware
 from labkit.launcher.multinode import create, node_command
 from labkit.launcher.network_interface import is_loopback, own_address_towards, resolved
-from labkit.launcher.stop import stop
 from labkit.record import Nodes, RunFolder, runs_root
 from labkit.write import Script
 from labkit.write.launch_options import LaunchOptions
@@ -73,9 +72,9 @@ def begin(
                 command=node_command(folder, node, address, port),
             ),
         )
-    except BaseException:  # an interrupt, too: nobody would know of what has begun
-        stop(folder, grace=0)  # where it has
-        shutil.rmtree(folder.path, ignore_errors=True)
+    except BaseException:  # an interrupt, too: nobody would know of the nodes that have started
+        removed = folder.path.rename(folder.path.with_name(f".{folder.id}"))  # ends them, also the late ones
+        shutil.rmtree(removed, ignore_errors=True)
         raise
     if tied:
         _ties[:] = [process for process in _ties if process.poll() is None]

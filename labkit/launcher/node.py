@@ -99,7 +99,7 @@ class NodeSupervisor(Supervisor):
         home = self.attempt_folder.node(node)
         _check_is_free(folder, self.attempt_folder, nodes, node)
         os.environ[HOST] = self.name = os.environ.get(HOST) or nodes.name(node) or host_name()
-        home.path.mkdir(parents=True, exist_ok=True)
+        home.path.mkdir(parents=attempt > 1, exist_ok=True)  # not a run folder that was removed meanwhile
         super().__init__(folder, home=home, node=node)
         self.node: int = node
         self.title = f"the supervisor on {self.name}"

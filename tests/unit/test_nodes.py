@@ -452,7 +452,7 @@ def commands():
     return [" ".join(process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])]
 
 
-def test_an_interrupt_while_hosts_begin_leaves_nothing_of_the_run(runs_dir, monkeypatch):
+def test_an_interrupt_while_hosts_start_leaves_nothing_of_the_run(runs_dir, monkeypatch):
     asked = ssh.ask
 
     def interrupted(host, question, **request):
