@@ -304,8 +304,8 @@ def _other_methods(asked: Candidate, best: Candidate | None, search: Search) -> 
         if 2 * states > asked.peak.bytes:
             yield (
                 "Most of it is the model's states: LoRA (lora_rank=8) trains a small part of a pretrained model, and "
-                "an 8-bit AdamW (optimizer='adamw8bit', with torchao) holds 2 instead of 8 bytes per parameter; plan with "
-                "either to see whether it fits."
+                "an 8-bit AdamW (optimizer='adamw8bit', with torchao) holds 2 instead of 8 bytes per parameter; plan "
+                "with either to see whether it fits."
             )
         else:
             yield (
