@@ -41,6 +41,8 @@ def _divided(facts: ModelFacts, layout: Layout) -> str:
     if layout.context > 1 and facts.positions % (2 * layout.context):
         return f"{facts.positions:,} positions do not split into 2 chunks for each of {layout.context} context ranks"
     if layout.strategy == "expert_parallel":
+        if facts.undivided:
+            return facts.undivided
         replicas = layout.ranks // layout.expert_ranks
         for number, features in (size for unit in facts.units for size in unit.expert_sizes):
             if number % layout.expert_ranks:

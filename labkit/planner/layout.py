@@ -88,6 +88,11 @@ class Layout:
         return own or self.ranks
 
     @property
+    def updates_singly(self) -> bool:
+        """Whether the optimizer updates one parameter at a time: torch updates none of different meshes together."""
+        return self.tensor > 1 or self.strategy in ("tensor_parallel", "expert_parallel")
+
+    @property
     def stages(self) -> int:
         """Number of pipeline stages over all ranks."""
         if self.pipeline == 1 and self.strategy != "pipeline":

@@ -1,6 +1,8 @@
 """Train with experts on ranks of their own: torchrun --standalone --nproc-per-node=2 train.py --steps 100"""
 
 # %% experts
+import inspect
+
 import torch
 import torch.distributed as dist
 
@@ -28,27 +30,37 @@ def arriving_of(sizes, group, device):
 
 def with_tokens_of_all(forward, group, rows, sizes):
     """Sends each row to its expert's rank, and the result back. rows: (tokens, width), sorted by expert."""
-    arriving = arriving_of(sizes, group, rows.device)
-    ranks, own = len(arriving), len(arriving[0])
-    sent, received = [sum(sizes[i * own : (i + 1) * own]) for i in range(ranks)], [sum(row) for row in arriving]
+    to_each = sizes.tolist() if torch.is_tensor(sizes) else sizes
+    arriving = arriving_of(to_each, group, rows.device)
+    by_expert = [*zip(*arriving, strict=True)]
+    ranks, own, own_sizes = len(arriving), len(by_expert), [*map(sum, by_expert)]
+    sent, received = [sum(to_each[i * own : (i + 1) * own]) for i in range(ranks)], [sum(row) for row in arriving]
     parts = Exchange.apply(rows, sent, received, group).split([size for row in arriving for size in row])
     sorted_by_expert = torch.cat([part for expert in range(own) for part in parts[expert::own]])
-    outputs = forward(sorted_by_expert, [sum(of_expert) for of_expert in zip(*arriving, strict=True)])
-    parts = outputs.split([size for of_expert in zip(*arriving, strict=True) for size in of_expert])
+    outputs = forward(sorted_by_expert, sizes.new_tensor(own_sizes) if torch.is_tensor(sizes) else own_sizes)
+    parts = outputs.split([size for row in by_expert for size in row])
     sorted_by_rank = torch.cat([part for rank in range(ranks) for part in parts[rank::ranks]])
     return Exchange.apply(sorted_by_rank, received, sent, group)
 
 
-def on_this_rank(experts, forward, group, rows, sizes):
+def on_this_rank(experts, forward, group, *args, **kwargs):
     """The forward of this rank's experts. Their gradients are sums over the tokens of all ranks of the group, whereas
     FSDP averages over ranks."""
-    parameters, ranks = dict(experts._parameters), dist.get_world_size(group)
+    rows, sizes = inspect.signature(forward).bind(*args, **kwargs).arguments.values()
+    parameters, kind = dict(experts._parameters), type(experts).__name__
+    if len(sizes) != (number := len(next(iter(parameters.values())))):
+        raise SystemExit(f"{kind} has {number} experts, but got {len(sizes)} sizes: pass 0 for one without tokens")
+    ranks = dist.get_world_size(group)
     for name, parameter in parameters.items():
         experts._parameters[name] = local = parameter.to_local()
         if local.requires_grad:
             local.register_hook(lambda grad: grad / ranks)
     try:
         return with_tokens_of_all(forward, group, rows, sizes)
+    except (IndexError, ValueError) as error:
+        failure = f"{type(error).__name__}: {error}"
+        raise SystemExit(f"{kind}.forward fails with {number // ranks} of its {number} experts ({failure}): it must "
+                         "compute len(sizes) of them") from error  # fmt: skip
     finally:
         experts._parameters.update(parameters)
 
@@ -102,9 +114,11 @@ def experts_of(model, replicas, ranks):
         raise SystemExit(f"expert parallelism divides modules named experts, and {type(model).__name__} has none: use "
                          "the task mixture, or fsdp")  # fmt: skip
     for experts in modules:
-        if [*experts.children()] or len(inspect.signature(experts.forward).parameters) != 2:
-            raise SystemExit("expert parallelism needs a layer's experts in one module, without others in it, with "
-                             f"forward(rows, sizes) as in the task mixture; got {type(experts).__name__}")  # fmt: skip
+        nested = any("." in name for name, _ in experts.named_parameters())
+        if nested or len(inspect.signature(experts.forward).parameters) != 2:
+            raise SystemExit("expert parallelism needs a layer's experts in one module: parameters of its own, stacked "
+                             "by expert, and forward(rows, sizes), as in the task mixture; got "
+                             f"{type(experts).__name__}: rewrite it, or use fsdp")  # fmt: skip
         shapes = [p.shape for p in experts.parameters()]
         if [*experts.buffers()] or len({shape[:1] for shape in shapes}) != 1 or min(map(len, shapes)) < 2:
             raise SystemExit(f"{type(experts).__name__} has buffers, or parameters whose first axis is not the expert, "

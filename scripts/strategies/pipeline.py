@@ -73,7 +73,9 @@ class Stage(nn.Module):
         try:
             x = self.embed(x)
             for block in self.blocks:
-                x = block(x)
+                if not torch.is_tensor(x := block(x)):
+                    kind = f"{type(block).__name__} returned a {type(x).__name__}"
+                    raise SystemExit(f"{kind}: a block of a pipeline must return one tensor; wrap it, or use fsdp")
             return self.unembed(x)
         except AttributeError as error:
             raise SystemExit(f"{error}: the first stage has what precedes blocks, the last what follows") from error

@@ -8,8 +8,14 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from strategies.matrix import edited
 from strategies.test_extras import OPTIONS, composed_of, largest_difference, trained
+from strategies.test_refusals import refused
+
+import labkit
+from labkit import Script
+from labkit.errors import LaunchError
 
 PAIRS = {
     "gather": ("            mask = self.mask(", "size * keys"),
@@ -62,7 +68,6 @@ def test_each_token_goes_to_its_experts_and_back_and_their_shares_are_reported(t
 EXPERTS = """
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 
 class Gated(nn.Module):
@@ -70,10 +75,11 @@ class Gated(nn.Module):
         super().__init__()
         self.gate, self.up = (nn.Parameter(torch.randn(count, width, width) * width**-0.5) for _ in range(2))
         self.bias = nn.Parameter(torch.zeros(count, width))
+        self.act = nn.SiLU()
 
     def forward(self, x, counts):
-        parts = enumerate(x.split(list(counts)))
-        return torch.cat([F.silu(part @ self.gate[i]) * (part @ self.up[i]) + self.bias[i] for i, part in parts])
+        parts = enumerate(x.split(counts.tolist()))
+        return torch.cat([self.act(part @ self.gate[i]) * (part @ self.up[i]) + self.bias[i] for i, part in parts])
 
 
 class Layer(nn.Module):
@@ -87,7 +93,7 @@ class Layer(nn.Module):
         weights, chosen = self.router(tokens).sigmoid().topk(2)
         order = chosen.flatten().argsort(stable=True)
         counts = torch.bincount(chosen.flatten(), minlength=self.router.out_features)
-        outputs = self.experts(tokens[order // 2], counts) * weights.flatten()[order, None]
+        outputs = self.experts(counts=counts, x=tokens[order // 2]) * weights.flatten()[order, None]
         return x + self.shared(tokens).index_add(0, order // 2, outputs).view_as(x)
 
 
@@ -115,7 +121,9 @@ def test_a_mixture_of_ones_own_trains_the_same_with_its_experts_on_other_ranks(t
          "Gated has buffers, or parameters whose first axis is not the expert"),
         ("torch.zeros(count, width))", "torch.zeros(width, count))", "whose first axis is not the expert"),
         ("torch.zeros(count, width))", "torch.zeros(count))", "whose first axis is not the expert"),
-        ("def forward(self, x, counts):", "def forward(self, x, counts, weights):", "with forward.rows, sizes. as in"),
+        ("def forward(self, x, counts):", "def forward(self, x, counts, weights):",
+         "forward.rows, sizes., as in the task mixture; got Gated: rewrite it, or use fsdp"),
+        ("Gated(count, width)", "nn.ModuleList([nn.Linear(width, 4)] * count)", "got ModuleList: rewrite it"),
         ("count=4", "count=3", "3 experts do not split over 2 expert ranks"),
         ("self.experts", "self.mixture", "modules named experts, and Model has none"),
     ],
@@ -126,6 +134,31 @@ def test_experts_that_cannot_be_divided_are_refused(line, other, message):
     exec(str(composed), cells := {"__name__": "train"})
     with pytest.raises(SystemExit, match=message):
         cells["experts_of"](cells["Model"](), 1, 2)
+
+
+def test_a_size_is_needed_for_each_expert():
+    exec(str(composed_of("expert_parallel", "mixture").with_cells(model=EXPERTS)), cells := {"__name__": "train"})
+    experts = cells["Gated"](4, 32)
+    with pytest.raises(SystemExit, match="Gated has 4 experts, but got 3 sizes: pass 0 for one without tokens"):
+        cells["on_this_rank"](experts, experts.forward, None, torch.zeros(5, 32), torch.tensor([2, 0, 3]))
+
+
+EACH = "torch.cat([F.gelu(part @ up) @ down\n"
+IN_TURN = "                          for part, up, down in zip(rows.split(sizes), self.up, self.down, strict=True)])"
+ALL = "torch.cat([F.gelu(rows.split(sizes)[i] @ self.up[i]) @ self.down[i] for i in range(8)])"
+
+
+def test_experts_that_compute_a_fixed_number_are_refused_before_the_launch_and_in_it():
+    composed = edited(Script.load("expert_parallel", task="mixture"), {EACH + IN_TURN: ALL})
+    sentence = (
+        "Experts.forward fails with 4 of its 8 experts (IndexError: tuple index out of range): it must compute "
+        "len(sizes) of them"
+    )
+
+    with pytest.raises(LaunchError, match=f"^{re.escape(sentence)}$"):
+        labkit.plan(composed, nproc_per_node=2)
+    assert [finding.rule for finding in labkit.check(composed)] == ["all-experts-on-a-rank"]
+    refused(composed, 2, {}, sentence)
 
 
 @pytest.mark.soak

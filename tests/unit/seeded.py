@@ -34,6 +34,40 @@ COUNT = "def count_of(b):\n    return b.n\n\n"
 
 IN_CONTEXT = "from torch.distributed.tensor.experimental import context_parallel\nfreqs_cis = rotary(length)\n"
 DISPATCH = "dist.all_to_all_single(arrived, rows, received, sent)\n"
+EXPERTS = """
+def on_this_rank(experts, forward, group, rows, sizes):
+    return forward(rows, sizes)
+
+class Experts(nn.Module):
+    def __init__(self, count):
+        super().__init__()
+        self.count, self.weight = count, nn.Parameter(torch.zeros(count, 8, 8))
+
+    def forward(self, rows, sizes):
+        parts = rows.split(sizes)
+        return torch.cat([parts[i] @ self.weight[i] for i in range(len(sizes))])
+
+class Mixture(nn.Module):
+    def __init__(self, count):
+        super().__init__()
+        self.router, self.experts = nn.Linear(8, count), Experts(count)
+
+"""
+STAGES = """
+def check_model(model, blocks, stages, own):
+    assert own
+
+class Model(nn.Module):  # HERE
+    def __init__(self):
+        super().__init__()
+        self.embed, self.rnn = nn.Embedding(256, 8), nn.GRU(8, 8, num_layers=2)
+
+    def unembed(self, x):
+        return self.head(x)
+"""
+SPLIT = STAGES.replace("check_model(model, blocks, stages, own)", "split_layer(block, own)")
+SPLIT += "\nTENSOR_PLAN = {'up': 'colwise', 'mlp.down': 'rowwise', 'w*': 'colwise'}\n"
+IN_A_LOOP = "range(self.count)])  # HERE"
 ROUTED = """
 class Mixture(nn.Module):
     def __init__(self):
@@ -596,6 +630,17 @@ SEEDED: dict[str, list[tuple[str, str]]] = {
         (
             within(f"torch.manual_seed(seed + rank)  # HERE\nmodel = Model()\n{DISPATCH}", ROUTED),
             within(f"torch.manual_seed(seed)\nmodel = Model()\ntorch.manual_seed(seed + rank)\n{DISPATCH}", ROUTED),
+        ),
+    ],
+    "model-not-split": [
+        (within(STAGES), within(STAGES.replace("self.rnn", "self.blocks").replace("  # HERE", ""))),
+        (within(SPLIT), within(SPLIT.replace("head", "down").replace("rnn", "up").replace("  # HERE", ""))),
+    ],
+    "all-experts-on-a-rank": [
+        (within(EXPERTS.replace("range(len(sizes))])", IN_A_LOOP)), within(EXPERTS)),
+        (
+            within(EXPERTS.replace("Experts(count)\n", "nn.ModuleList(made)  # HERE\n")),
+            within(EXPERTS),
         ),
     ],
 }

@@ -12,7 +12,7 @@ from labkit.planner.networks import Hosts
 from labkit.planner.speed.kernels import COMPUTED, HOST, SHORTEST, kernel_times
 from labkit.planner.speed.rates import Rates, alone, assumed_link, assumed_rates
 from labkit.planner.speed.speed_model import crowded
-from labkit.planner.speed.step_time import FORMULA_ERROR, HOST_LINK, HOST_STEP, scaling, step_time
+from labkit.planner.speed.step_time import DISPATCH, FORMULA_ERROR, HOST_LINK, HOST_STEP, scaling, step_time
 from labkit.write import Script
 
 MIB = 1 << 20
@@ -188,6 +188,27 @@ def test_the_optimizer_of_a_sharded_model_updates_a_share():
 
     for strategy, options in (("zero1", {}), ("zero2", {}), ("fsdp", FSDP)):
         assert step_time(FACTS, layout(strategy, 4, options=options), rates, FREE).parts["optimizer"] * 4 == whole
+
+
+def test_a_gpu_that_updates_one_parameter_at_a_time_waits_for_its_host():
+    """AdamW launches 8 operators per parameter. 8 blocks have 12 parameters each, of which 8 are split; with the
+    embedding and the head that is 98 parameters, 64 of them DTensors."""
+    blocks = [Unit(f"blocks.{i}", (1000,) * 12, 0, 0, 10**9, 1000) for i in range(8)]
+    facts = dataclasses.replace(FACTS, units=(FACTS.units[0], *blocks, FACTS.units[-1]))
+    options = {"sequence_parallel": False, "expert_ranks": 0}
+
+    def updating(strategy, rates=RATES, **axes):
+        where = layout(strategy, 4, **({"options": FSDP | options} | axes))
+        return step_time(facts, where, rates, FREE).parts.get("optimizer", 0.0)
+
+    divided = {"data": 1, "tensor": 4}
+    assert updating("tensor_parallel", **divided) == pytest.approx(98 * 8 * HOST + 64 * 8 * DISPATCH)
+    assert updating("expert_parallel") == pytest.approx(98 * 8 * (HOST + DISPATCH))  # sharded, too
+    assert updating("fsdp") == updating("ddp") == 0  # all together
+    slow = dataclasses.replace(RATES, optimizer=1e-3)  # the GPU takes longer than its host
+    assert updating("tensor_parallel", slow, **divided) == pytest.approx(1e-3 * (2 * MIB + 8 * 12000 / 4), rel=0.1)
+    measured = dataclasses.replace(RATES, cores=2, tensor=1e-5, dtensor=1e-4)  # on a CPU
+    assert updating("tensor_parallel", measured, **divided) == pytest.approx(34 * 1e-5 + 64 * 1e-4)
 
 
 def test_the_band_holds_the_prediction_and_widens_with_what_is_not_known():

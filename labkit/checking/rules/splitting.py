@@ -1,9 +1,10 @@
-"""Rules about sequences and experts that are split over ranks."""
+"""Rules about models, sequences and experts that are split over ranks."""
 
 from __future__ import annotations
 
 import ast
 import re
+import sys
 
 from labkit.checking.register import Mistakes, rule
 from labkit.checking.syntax.nodes import keyword, spelled
@@ -13,6 +14,8 @@ from labkit.checking.syntax.tree import Tree
 POSITIONS = re.compile(
     r"freqs_cis|rotary|rope(_|$)|^pos(itions?)?(_ids|_emb\w*)?$|position_(ids|emb\w*)", re.IGNORECASE
 )
+PARTS = ("embed", "blocks", "unembed")  # of a model that labkit's pipeline divides
+OF_TORCH = {"linear1", "linear2", "self_attn", "multihead_attn", "out_proj"}  # layers within torch.nn's own
 ROUTER = re.compile(r"^self\.(\w*router|gate)$")
 
 
@@ -63,6 +66,74 @@ def router_seeded_by_rank(tree: Tree) -> Mistakes:
         if before and before[-1] in by_rank:
             yield before[-1], f"the router of {spelled(made.func)} differs between ranks"
             return
+
+
+@rule(
+    "model-not-split",
+    "wrong",
+    why="labkit's pipeline and hybrid form stages of a model's embed, blocks and unembed; its tensor_parallel splits "
+    "the Linear layers that TENSOR_PLAN names. All ranks refuse a model without them, such as a recurrent one.",
+    fix="Give the model these parts, write a TENSOR_PLAN for its own Linear layers, or use fsdp.",
+    misses="models made by a library, in another file or by a function; layers that are named in a loop.",
+)
+def model_not_split(tree: Tree) -> Mistakes:
+    model = tree.classes.get("Model")
+    if model is None or [tree.dotted(base) for base in model.bases] != ["torch.nn.Module"] or _names_by_string(tree):
+        return
+    if "check_model" in tree.functions:
+        made = {node.name for node in model.body if isinstance(node, ast.FunctionDef)}
+        made |= {name.removeprefix("self.") for name, value, _ in tree.assigns if tree.is_in(value, model)}
+        if missing := [part for part in PARTS if part not in made]:
+            yield model, f"a pipeline needs embed, blocks and unembed: this model has no {', '.join(missing)}"
+    elif "split_layer" in tree.functions:
+        plans = [value for name, value, _ in tree.assigns if name == "TENSOR_PLAN" and isinstance(value, ast.Dict)]
+        names = [key.value for plan in plans for key in plan.keys if isinstance(key, ast.Constant)]
+        known = tree.words | OF_TORCH
+        if missing := [name for name in names if re.fullmatch(r"[\w.]+", name) and name.split(".")[-1] not in known]:
+            yield model, f"this model has no {', '.join(missing)}, which TENSOR_PLAN splits"
+
+
+def _names_by_string(tree: Tree) -> bool:
+    """Whether layers may have names that the text does not show: of a library, or set as strings."""
+    imported = {name.partition(".")[0] for name, _ in tree.imports.values()}
+    return bool(imported - sys.stdlib_module_names - {"torch"} or {"add_module", "setattr", "ModuleDict"} & tree.words)
+
+
+@rule(
+    "all-experts-on-a-rank",
+    "wrong",
+    why="Under labkit's expert_parallel a rank has a part of the experts: a slice of parameters that are stacked by "
+    "expert, and as many sizes. It refuses a list of modules; a loop over all experts fails in the first step.",
+    fix="One module named experts with stacked parameters, whose forward(rows, sizes) computes len(sizes) of them: for "
+    "part, weight in zip(rows.split(sizes), self.weight).",
+    misses="a number that forward gets or assigns; loops in functions that it calls; experts made in another file.",
+)
+def all_experts_on_a_rank(tree: Tree) -> Mistakes:
+    if "on_this_rank" not in tree.functions:  # not a script of that strategy
+        return
+    for made in (value for value in tree.given_to_self("self.experts") if isinstance(value, ast.Call)):
+        if tree.dotted(made.func).rpartition(".")[2] in ("ModuleList", "ModuleDict"):
+            yield made, f"{spelled(made.func)} is a list of modules, which expert_parallel cannot divide"
+        for loop in _loops_of_forward(tree, spelled(made.func)):
+            if isinstance(loop, ast.Call) and spelled(loop.func) == "range" and _is_fixed(tree, loop.args[-1]):
+                yield loop, f"{ast.unparse(loop)} counts all experts of the model, but a rank has a part of them"
+
+
+def _loops_of_forward(tree: Tree, name: str) -> list[ast.expr]:
+    """What the loops in the forward of a class run over."""
+    loops = [loop.iter for loop in (*tree.nodes[ast.For], *tree.nodes[ast.comprehension])]
+    methods = [method for method in tree.functions["forward"] if tree.parents[method] is tree.classes.get(name)]
+    return [loop for loop in loops if tree.function_of(loop) in methods]
+
+
+def _is_fixed(tree: Tree, count: ast.expr) -> bool:
+    """Whether a count is a literal, an attribute of self or a name of the module: not what forward gets or assigns."""
+    if isinstance(count, ast.Name):
+        scope = tree.function_of(count)
+        return not tree.parameter(count.id, count) and not any(
+            target == count.id and tree.function_of(statement) is scope for target, _, statement in tree.assigns
+        )
+    return isinstance(count, ast.Constant) or (isinstance(count, ast.Attribute) and spelled(count).startswith("self."))
 
 
 def _routed(tree: Tree) -> set[str]:

@@ -111,7 +111,7 @@ def moments(facts: ModelFacts, layout: Layout, rank: int = 0, *, on_gpu: bool = 
             backward(ledger, keeper, names, profiles[:-1], layout.micro_batch)
     ledger.held["communication"] -= COUNT
     if not offloaded:
-        together = on_gpu and layout.tensor == 1 and layout.strategy not in ("tensor_parallel", "expert_parallel")
+        together = on_gpu and not layout.updates_singly
         ledger.note("optimizer", "optimizer step", temporary=adamw_temporary(stepped, size, foreach=together))
     return list(ledger.moments.values())
 

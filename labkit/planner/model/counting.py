@@ -62,7 +62,7 @@ def count(
             if ranks > 1 or variant.recomputed:
                 computed = [each._replace(profile=replace(each.profile, work=())) for each in computed]
             if variant == Variant():
-                units, divides = _units(parts, computed, model.experts), model.divides()
+                units, divides, undivided = _units(parts, computed, model.experts), model.divides(), model.undivided()
             loss = NOTHING if model.is_one_unit else computed[-1].profile
             profiles[variant] = (*_each_once(parts[: len(units)], computed), loss)
     itemsize = 8 if fake_run.option("precision") == "fp64" else 4
@@ -84,6 +84,7 @@ def count(
         tuple(sorted(fake_run.fake.assumed)),
         fake_run.fake.experts if fake_run.fake.assumed else 0,
         divides,
+        undivided,
         model.positions(),
     ).to_json()
 
@@ -151,7 +152,7 @@ def _units(parts: list[Part], computed: list[Computed], experts: Mapping[torch.T
                 output=each.profile.output.per_sample // each.out.dtype.itemsize,
                 experts=tuple(of_experts),
                 expert_sizes=tuple({(own[i].shape[0], own[i].shape[1]) for i in of_experts}),
-                routed=sum(module.rows // SAMPLES[-1] for module in {experts[own[i]] for i in of_experts}),
+                routed=sum(module.elements // SAMPLES[-1] for module in {experts[own[i]] for i in of_experts}),
             )
         )
     return units

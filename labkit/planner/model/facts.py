@@ -113,8 +113,8 @@ class ModelFacts:
     of samples among which the longest was chosen, if they differ. `corrected`: operators whose fake kernels return too
     little, and whose results therefore have the sizes that they have on this CPU. `assumed`: sentences on what depends
     on values. `experts`: among which a router chooses. `divides`: of the strategies that suit some models only
-    (context_parallel, expert_parallel), those whose cells accept this one. `positions` of each sample, 0 if the tensors
-    of a batch differ in them.
+    (context_parallel, expert_parallel), those whose cells accept this one. `undivided`: why ranks cannot divide its
+    experts. `positions` of each sample, 0 if the tensors of a batch differ in them.
     """
 
     units: tuple[Unit, ...]
@@ -132,6 +132,7 @@ class ModelFacts:
     assumed: tuple[str, ...] = ()
     experts: int = 0
     divides: tuple[str, ...] = ()
+    undivided: str = ""
     positions: int = 0
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -54,12 +55,40 @@ class Part(NamedTuple):
 
 @dataclass(eq=False)
 class Experts:
-    """A module of experts; `rows`: the elements of the rows that it got last."""
+    """A module of experts; `elements` of the rows that it got last, each of which is a `flow`."""
 
-    rows: int = 0
+    module: nn.Module
+    elements: int = 0
+    flow: Flow | None = None
+    counts_in_tensor: bool = False
 
     def note(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        self.rows = next(iter([*arguments, *keywords.values()])).numel()
+        rows, sizes = inspect.signature(module.forward).bind(*arguments, **keywords).arguments.values()
+        self.elements, self.flow, self.counts_in_tensor = rows.numel(), Flow.of(rows), torch.is_tensor(sizes)
+
+    def undivided(self) -> str:
+        """Why it cannot compute with a share of its experts, as it does with all of them; "" if it can."""
+        number = len(next(self.module.parameters()))
+        share = max(1, number // 2)
+        if self._failure(number) or not (failure := self._failure(share)):
+            return ""
+        return (
+            f"{type(self.module).__name__}.forward fails with {share} of its {number} experts ({failure}): it must "
+            "compute len(sizes) of them"
+        )
+
+    def _failure(self, number: int) -> str:
+        """How it fails with the first `number` of its experts, each with two rows; "" if it does not."""
+        if self.flow is None:  # it was not called
+            return ""
+        share, sizes = copy.copy(self.module), [2] * number
+        share._parameters = {name: nn.Parameter(p[:number]) for name, p in self.module.named_parameters()}
+        try:
+            share.forward(self.flow.make(sum(sizes)), torch.tensor(sizes) if self.counts_in_tensor else sizes)
+        except Exception as error:
+            message, *_ = str(error).partition("\n")
+            return f"{type(error).__name__}: {message}"
+        return ""
 
 
 class Model:
@@ -80,6 +109,7 @@ class Model:
         self.names_its_parts = named and len(fake_run.inputs_of(batches.make(2))) == 1
         self.which: list[int] = []  # for each block, its index among the distinct ones
         self.experts: dict[torch.Tensor, Experts] = {}  # of the last copy, by their parameters
+        self._no_experts = ""  # why expert_parallel accepts no module of the last copy
         self.is_causal: list[bool] = []  # whether each call of attention is one that context_parallel divides
         if self.names_its_parts:
             kinds: dict[str, int] = {}
@@ -133,7 +163,7 @@ class Model:
         """Of context_parallel and expert_parallel, those whose cells accept the model; known after its forward."""
         if self.is_one_unit:
             return ()
-        accepted = ("expert_parallel",) if self.experts else ()
+        accepted = () if self.undivided() else ("expert_parallel",)
         try:
             _cells_of("context_parallel", "context", "strategy").positions_of(self.module)
         except SystemExit:
@@ -141,15 +171,23 @@ class Model:
         splits = self.is_causal and all(self.is_causal) and self.positions()
         return (*accepted, "context_parallel") if splits else accepted
 
+    def undivided(self) -> str:
+        """Why expert_parallel cannot divide the experts; "" if it can. Known after the forward."""
+        with self.fake_run.fake, torch.no_grad():
+            reasons = [experts.undivided() for experts in {*self.experts.values()}]
+        return next(filter(None, (self._no_experts, *reasons)), "")
+
     def _experts(self, module: nn.Module) -> dict[torch.Tensor, Experts]:
         """The experts that expert_parallel divides, by their parameters."""
+        self._no_experts = ""
         try:
             modules = _cells_of("expert_parallel", "strategy").experts_of(module, 1, 1)
-        except SystemExit:
+        except SystemExit as error:
+            self._no_experts = str(error)
             return {}
         experts: dict[torch.Tensor, Experts] = {}
         for each in modules:
-            noted = Experts()
+            noted = Experts(each)
             each.register_forward_pre_hook(noted.note, with_kwargs=True)
             experts |= dict.fromkeys(each.parameters(), noted)
         return experts

@@ -12,6 +12,7 @@ from labkit.launcher.link.bandwidth import CollectiveTime, Link
 from labkit.planner.layout import Layout
 from labkit.planner.model.facts import ModelFacts, Unit
 from labkit.planner.networks import NETWORK_SHARE, Hosts
+from labkit.planner.speed.kernels import HOST
 from labkit.planner.speed.rates import Rates
 from labkit.planner.speed.traffic import Collective, held, volume, wire
 
@@ -23,6 +24,10 @@ FSDP2 = ("fsdp", "zero2", "hybrid", "context_parallel", "expert_parallel")
 ZERO_BUBBLE, ZERO_BUBBLE_STAGES = 1 / 3, 2
 SCHEDULES_ZERO_BUBBLE = ("InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
 TENSORS_SPLIT, PAIRS = 8, 2  # parameters of a block that tensor parallelism splits, and pairs of layers
+# Operators in which torch's AdamW updates one parameter without foreach: counted in torch/optim/adam.py
+# (_single_tensor_adam). On a DTensor each takes the host DISPATCH seconds longer: measured on two slow cores, where the
+# update of a DTensor took 0.16 ms and of a plain tensor 0.024 (overheads in calibrate.py).
+UPDATE_OPERATORS, DISPATCH = 8, 15e-6
 WITHIN_BOX = 8
 # Offloaded shards move over the host's link, PCIe 3 x16, and AdamW updates them on the host's cores: measured 24 ns per
 # element on two slow cores; a server's memory would allow 1 to 2. A guess between them, within a factor of 4.
@@ -148,7 +153,8 @@ def _bubble(layout: Layout, rates: Rates, busy: float) -> float:
 
 
 def _optimizer(facts: ModelFacts, layout: Layout, rates: Rates) -> float:
-    """AdamW on the parameters whose states a rank holds: time per element and per tensor."""
+    """AdamW on the parameters whose states a rank holds: time per element and per tensor. If it updates one at a time,
+    a GPU may wait for the host to launch that."""
     units = _held_units(facts, layout)
     elements = sum(held(unit, layout.tensor) for unit in units) / layout.shards
     tensors = sum(len(unit.parameters) for unit in units)
@@ -162,6 +168,8 @@ def _optimizer(facts: ModelFacts, layout: Layout, rates: Rates) -> float:
     if _is_offloaded(layout, rates):  # counted in _offload
         elements = 0
     seconds = elements * rates.optimizer + (tensors - split) * rates.tensor + split * rates.dtensor
+    if layout.updates_singly and rates.cores is None:
+        seconds = max(seconds, UPDATE_OPERATORS * (tensors * HOST + split * DISPATCH))
     return seconds * _slowed(rates, layout)
 
 
