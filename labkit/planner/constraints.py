@@ -71,7 +71,7 @@ def _pipeline(facts: ModelFacts, layout: Layout) -> str:
         return facts.uncut
     blocks = facts.layers or sum(unit.name.startswith("blocks.") for unit in facts.units)
     if blocks % layout.stages or not blocks:
-        return f"{blocks} blocks do not split into {layout.stages} stages"
+        return f"{blocks} blocks do not split into {layout.stages} pipeline stages"
     schedule, ranks = layout.options["schedule"], layout.pipeline
     before_2_11 = release_of(version("torch")) < (2, 11)
     least = {"GPipe": before_2_11, "1F1B": 1, "DualPipeV": 2}.get(schedule, 0) * ranks

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -146,9 +146,10 @@ class _Questions:
 
         Raises LaunchError if the strategy cannot train this model."""
         layout, on_gpu = self._layout, not self._kind.shared
-        counted = self._facts()
-        alike = layout.pipeline == 1 and layout.strategy != "zero1"
-        rehearsals = {0: self.rehearsal()} if alike else {}
+        counted, rehearsals = self._facts(), {0: self.rehearsal()}
+        wait([counted, rehearsals[0]], return_when=FIRST_EXCEPTION)
+        if rehearsals[0].done() and isinstance(error := rehearsals[0].exception(), LaunchError):
+            raise error  # without waiting for the count, which may take longer
         rank, formulas = None, None
         if facts := self.answer(counted, "not planned by formulas"):
             if reason := refusal(facts, layout):
@@ -159,7 +160,7 @@ class _Questions:
                 self.problems.append(f"not planned by formulas: {error}")
         ends = {0, self._ranks - self._ranks // layout.pipeline}  # the first or the last stage of a pipeline holds most
         planned = sorted(ends if rank is None else {rank})
-        rehearsals = rehearsals or {each: self.rehearsal(rank=each) for each in planned}
+        rehearsals = {each: rehearsals.get(each) or self.rehearsal(rank=each) for each in planned}
         peaks = {each: peak for each, future in rehearsals.items() if (peak := self.answer(future, "not rehearsed"))}
         if rank is None:
             rank = max(peaks, key=lambda each: peaks[each].bytes, default=0)

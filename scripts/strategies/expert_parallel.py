@@ -47,20 +47,19 @@ def on_this_rank(experts, forward, group, *args, **kwargs):
     """The forward of this rank's experts. Their gradients are sums over the tokens of all ranks of the group, whereas
     FSDP averages over ranks."""
     rows, sizes = inspect.signature(forward).bind(*args, **kwargs).arguments.values()
-    parameters, kind = dict(experts._parameters), type(experts).__name__
+    parameters, name = dict(experts._parameters), forward.__qualname__
     if len(sizes) != (number := len(next(iter(parameters.values())))):
-        raise SystemExit(f"{kind} has {number} experts, but got {len(sizes)} sizes: pass 0 for one without tokens")
+        raise SystemExit(f"{name} got {len(sizes)} sizes for its {number} experts: pass 0 for one without tokens")
     ranks = dist.get_world_size(group)
-    for name, parameter in parameters.items():
-        experts._parameters[name] = local = parameter.to_local()
+    for key, parameter in parameters.items():
+        experts._parameters[key] = local = parameter.to_local()
         if local.requires_grad:
             local.register_hook(lambda grad: grad / ranks)
     try:
         return with_tokens_of_all(forward, group, rows, sizes)
     except (IndexError, ValueError) as error:
-        failure = f"{type(error).__name__}: {error}"
-        raise SystemExit(f"{kind}.forward fails with {number // ranks} of its {number} experts ({failure}): it must "
-                         "compute len(sizes) of them") from error  # fmt: skip
+        raise SystemExit(f"{name} fails with {number // ranks} of its {number} experts ({type(error).__name__}: "
+                         f"{error}): it must compute len(sizes) of them") from error  # fmt: skip
     finally:
         experts._parameters.update(parameters)
 

@@ -161,7 +161,7 @@ def test_a_strategy_of_the_users_own_is_rehearsed():
         ("ddp", {"device": "T5"}, "unknown device 'T5'; the closest name is T4"),
         ("ddp", {"nproc_per_node": 0}, "nproc_per_node must be"),
         ("ddp", {"nproc_per_node": "many"}, "nproc_per_node must be"),
-        ("pipeline", {"nproc_per_node": 3, "global_batch_size": 3}, "4 blocks do not split into 3 stages"),
+        ("pipeline", {"nproc_per_node": 3, "global_batch_size": 3}, "4 blocks do not split into 3 pipeline stages"),
         ("tensor_parallel", {"nproc_per_node": 3}, "4 heads of out do not split over 3 tensor ranks"),
     ],
     ids=str,
@@ -169,6 +169,44 @@ def test_a_strategy_of_the_users_own_is_rehearsed():
 def test_what_cannot_be_is_refused_with_what_to_do(script, options, message):
     with pytest.raises(labkit.LabError, match=message):
         labkit.plan(script, **options)
+
+
+RECURRENT = """
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.tokens, self.head = nn.Embedding(256, 16), nn.Linear(16, 256)
+        self.blocks = nn.ModuleList(nn.LSTM(16, 16, batch_first=True) for _ in range(2))
+
+    def embed(self, x):
+        return self.tokens(x)
+
+    def unembed(self, x):
+        return self.head(x)
+
+    def forward(self, x):
+        x = self.embed(x)
+        for block in self.blocks:
+            x, _ = block(x)
+        return self.unembed(x)
+"""
+
+
+def test_a_recurrent_model_is_planned_where_it_trains_and_refused_where_it_does_not():
+    def planned(strategy, **options):
+        return labkit.plan(Script.load(strategy).with_cells(model=RECURRENT), nproc_per_node=2, **options)
+
+    with pytest.raises(labkit.LaunchError, match="LSTM returned a tuple: a block of a pipeline must return one tensor"):
+        planned("pipeline", accumulate=2)
+    with pytest.raises(labkit.LaunchError, match="LSTM has no qkv, out, up, down to split"):
+        planned("tensor_parallel")
+    plan = planned("fsdp")
+    refused = {row.strategy for row in plan.advice.rows if not row.layout or not row.peak}
+    assert plan.fits
+    assert {"pipeline", "tensor_parallel"} <= refused
 
 
 @pytest.mark.skipif(release_of(torch.__version__) < (2, 11), reason="the script itself refuses before torch 2.11")

@@ -242,7 +242,7 @@ def test_what_cannot_be_laid_out_says_why_and_the_others_are_still_planned(ddp):
         decoder(layers=4, unsplit={3: "4 heads do not split over 3 tensor ranks"}), ddp, 3, global_batch_size=12
     )
 
-    assert row(found, "pipeline").remark == "4 blocks do not split into 3 stages"
+    assert row(found, "pipeline").remark == "4 blocks do not split into 3 pipeline stages"
     assert row(found, "tensor_parallel").remark == "4 heads do not split over 3 tensor ranks"
     assert row(found, "fsdp").fits
     assert row(found, "single").ranks == 1

@@ -72,10 +72,8 @@ class Experts:
         share = max(1, number // 2)
         if self._failure(number) or not (failure := self._failure(share)):
             return ""
-        return (
-            f"{type(self.module).__name__}.forward fails with {share} of its {number} experts ({failure}): it must "
-            "compute len(sizes) of them"
-        )
+        name = self.module.forward.__qualname__
+        return f"{name} fails with {share} of its {number} experts ({failure}): it must compute len(sizes) of them"
 
     def _failure(self, number: int) -> str:
         """How it fails with the first `number` of its experts, each with two rows; "" if it does not."""
@@ -106,7 +104,7 @@ class Model:
         self.layers = len(self.script.blocks_of(whole))
         named = all(hasattr(whole, name) for name in (EMBED, "blocks", UNEMBED))
         self.uncut = self._uncut(named)
-        self.names_its_parts = named and len(fake_run.inputs_of(batches.make(2))) == 1
+        self.names_its_parts = named and self._is_its_parts_in_turn(fake_run.inputs_of(batches.make(2)))
         self.which: list[int] = []  # for each block, its index among the distinct ones
         self.experts: dict[torch.Tensor, Experts] = {}  # of the last copy, by their parameters
         self._no_experts = ""  # why expert_parallel accepts no module of the last copy
@@ -121,6 +119,16 @@ class Model:
                     kept.append(block)
                 self.which.append(kinds[kind])
             _set_blocks(whole, kept)
+
+    def _is_its_parts_in_turn(self, inputs: list[Any]) -> bool:
+        """Whether blocks take what embed returns for the inputs, and return a tensor."""
+        if len(inputs) != 1:
+            return False
+        try:
+            with self.fake_run.fake, torch.no_grad():
+                return torch.is_tensor(self.module.blocks[0](self.module.embed(inputs[0])))
+        except Exception:  # any error: other models are followed
+            return False
 
     @cached_property
     def is_one_unit(self) -> bool:
