@@ -77,7 +77,7 @@ def _told(one: Candidate, plan: Plan) -> str:
 
 SITUATIONS = (
     Situation(
-        "1.3 B, one sequence of 65,536 tokens a step, 8 x H100",
+        "1.5 B, one sequence of 65,536 tokens a step, 8 x H100",
         "context_parallel",
         "one sequence does not split over data ranks; tensor ranks sum all activations twice a block and hold all "
         "logits, 32,000 x 65,536 x 4 bytes = 7.8 GiB, of which cross entropy holds several copies; context ranks "
@@ -89,7 +89,7 @@ SITUATIONS = (
         asked="context_parallel",
     ),
     Situation(
-        "mixture of 8 experts, 3.5 B, 1,024 tokens a rank, 8 x L4",
+        "mixture of 8 experts, 3.6 B, 1,024 tokens a rank, 8 x L4",
         "expert_parallel",
         "a block has 8 experts of 2 x 2048 x 8192 parameters, 512 MiB in bf16, which FSDP gathers and whose gradients "
         "it reduces in fp32; tokens are 2 x 1,024 x 2048 x 2 bytes = 8 MiB, four times a step",

@@ -50,8 +50,8 @@ class Row:
 
 HEAD = """# The articles' decision guides beside the planner's advice
 
-Each claim of the articles about when to use what, in situations that it covers: labkit's decoder with so many billion
-parameters on so many devices, with samples of 1,024 or 2,048 tokens on each, in bf16 or fp16 unless a precision is
+Each claim of the articles about when to use what, in situations that it covers: labkit's decoder of the given number of
+parameters on the given devices, with samples of 1,024 or 2,048 tokens on each, in bf16 or fp16 unless a precision is
 named (autocast: weights and optimizer state stay fp32). What the planner finds is computed by its formulas when this
 page is written: memory of the rank that holds most against what the device has for tensors, time of an optimizer step.
 The times come from data sheets and assumed shares of them, with a wide band; strategies within 5 percent of each other
