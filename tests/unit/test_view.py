@@ -710,6 +710,17 @@ def test_a_column_under_the_pointer_names_every_rank():
     assert titles[-1].splitlines() == ["10.5 s", "rank 0 2", "rank 1 3"]
 
 
+def test_a_column_of_a_band_names_the_ranks_at_its_ends_and_its_evaluation():
+    lines = {rank: series_of([(0.0, 10.0 - rank), (10.0, rank)]) for rank in range(9)}
+    evaluated = series_of([(5.0, 0.5)])
+
+    drawn = charts([Chart("loss", lines, words.quantity, evaluated=evaluated)])
+    titles = [title.splitlines() for title in re.findall(r"<title>([^<]*)</title>", drawn)]
+
+    assert titles[0] == ["0.5 s", "max 10 (rank 0)", "median 6", "min 2 (rank 8)"]
+    assert titles[-1] == ["10.5 s", "max 8 (rank 8)", "median 4", "min 0 (rank 0)", "evaluated 0.5"]
+
+
 @pytest.mark.parametrize("kind", ["own", "reduced"])
 @pytest.mark.parametrize("ranks", [1, 2, 8])
 def test_twelve_metrics_fit_into_one_message(tmp_path, ranks, kind):
@@ -719,7 +730,7 @@ def test_twelve_metrics_fit_into_one_message(tmp_path, ranks, kind):
 
     page = run_html(folder, reader, RUNNING)
 
-    assert ("<title>" in page) == (ranks < 8)
+    assert page.count("<title>") >= 6 * page.count("<g transform")  # values under the pointer in every chart
     assert len(json.dumps(page, ensure_ascii=False).encode()) < 38_000  # as it is sent; a message's frame is 1 kB
 
 

@@ -8,7 +8,7 @@ import re
 __all__ = ["BOTH_THEMES", "as_image"]
 
 SVG = re.compile(r"<svg ([^>]*)>.*?</svg>", re.DOTALL)
-TOOLTIPS = re.compile(r'<g fill="none" pointer-events="all">.*?</g>|<title>.*?</title>', re.DOTALL)  # images show none
+TOOLTIPS = re.compile(r'<g stroke-width="\d+" pointer-events="stroke">.*?</g>|<title>.*?</title>', re.DOTALL)
 # An image does not inherit the page's colour: a contrast of 4.3 on white and on JupyterLab's dark #111, the most that
 # one colour can have on both.
 BOTH_THEMES = "#797979"

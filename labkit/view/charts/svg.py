@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -27,12 +28,13 @@ DASHES = ("", "6 3", "2 2", "8 3 2 3", "12 3", "4 6", "1 3", "10 3 2 3 2 3")
 WIDTH, HEIGHT = 360, 132
 LEFT, RIGHT, TOP, BOTTOM = 52, 8, 20, 18
 POINTS = 320  # of each of four charts, over all ranks; fewer of more charts, so that all fit into one 40 kB message
-LINES = 32  # over all charts; the ranks of further charts are drawn as a band
-HOVERED = 160  # values over all charts
+LINES = 32  # over all charts; with more, the ranks of every chart are drawn as a band
+HOVERED = 160  # values under the pointer, over all charts and columns
+FEWEST_COLUMNS, MOST_COLUMNS = 6, 24  # of a chart, in which it has values under the pointer
 NAMED = 8  # restarts, and changes, the newest of which are marked
 MARKED = 40  # points of an evaluated line beyond which they are not marked
 VISIBLE = 2  # pixels between a bin's last value and its extremes before they are drawn
-LOW, HIGH = itemgetter(1), itemgetter(2)  # of a series' point
+X, LOW, HIGH = itemgetter(0), itemgetter(1), itemgetter(2)  # of a series' point
 NEAR = 4.0  # a limit up to this multiple of the data is drawn to scale
 FLAT = 0.5  # an axis that need not start at zero does not if the lowest value exceeds this share of the highest
 DECADES = 30.0  # a loss that falls by more than this factor is drawn on a logarithmic axis
@@ -107,15 +109,16 @@ def charts(
     times = [point[0] for points in drawn for point in (points[0], points[-1])]
     times += stall or ()
     span = (min(times), max(times)) if times else (0.0, 1.0)  # common to all charts
-    hovered = HOVERED // max(1, sum(min(len(chart.series), MANY) for chart in all_charts))
-    sheet = _Sheet(*span, show_x, origin, stall, len(all_charts), min(hovered, 24) if hovered >= 5 else 0)
-    cells, summaries, total = "", [], 0
+    most = 2 if sum(len(chart.series) for chart in all_charts) > LINES else MANY
+    banded = [len(chart.series) > most for chart in all_charts]
+    values = sum(3 if band else len(chart.series) for chart, band in zip(all_charts, banded, strict=True))
+    hovered = min(MOST_COLUMNS, max(FEWEST_COLUMNS, HOVERED // max(1, values)))
+    sheet = _Sheet(*span, show_x, origin, stall, len(all_charts), hovered)
+    cells, summaries = "", []
     for i, chart in enumerate(all_charts):
-        total += len(chart.series)
-        banded = len(chart.series) > (2 if total > LINES else MANY)
         place = f"translate({(i % columns) * WIDTH} {(i // columns) * HEIGHT})"
-        cells += f'<g transform="{place}">{_chart(chart, sheet, banded, is_first=i == 0)}</g>'
-        summaries.append(_summary(chart, banded))
+        cells += f'<g transform="{place}">{_chart(chart, sheet, banded[i], is_first=i == 0)}</g>'
+        summaries.append(_summary(chart, banded[i]))
     label = escaped("; ".join(summaries))
     width, height = columns * WIDTH, rows * HEIGHT
     return (
@@ -218,27 +221,22 @@ def _chart(chart: Chart, sheet: _Sheet, banded: bool, is_first: bool) -> str:
     )
     near = chart.limit is not None and chart.limit <= NEAR * high
     frame = _frame(chart, sheet, min(map(LOW, points)), max(high, chart.limit or 0.0) if near else high)
-    outlier = ""
     if banded:
         lines, furthest = band(drawn, frame.x, frame.y, cells)
         if furthest:
             rank, x, y = furthest
-            outlier = chart.label(rank)
-            lines += _named(outlier, x, y)
+            lines += _named(chart.label(rank), x, y)
     else:
         lines = "".join(_line(rank, line, frame) for rank, line in drawn.items() if line)
         lines += "".join(_thin_line(rank, line, frame) for rank, line in thin.items() if line)
         lines = f'<g fill="none" stroke-linejoin="round">{lines}</g>'
     lines += _evaluated(chart, evaluated, frame, drawn) if evaluated else ""
-    hovered = {chart.label(rank): line for rank, line in drawn.items()} | (
-        {"evaluated": evaluated} if evaluated else {}
-    )
     return (
         title
         + _axes(chart, frame, sheet, is_first)
         + _levels(chart, frame, near)
         + lines
-        + _hover(chart, hovered, frame, sheet, banded, outlier)
+        + _hover(chart, drawn, evaluated, sheet, banded)
     )
 
 
@@ -325,42 +323,33 @@ def _evaluated(chart: Chart, line: list[Point], frame: _Frame, trained: Mapping[
     return drawn
 
 
-def _hover(
-    chart: Chart,
-    lines: Mapping[str, list[Point]],
-    frame: _Frame,
-    sheet: _Sheet,
-    banded: bool,
-    outlier: str,
-) -> str:
-    """Invisible columns; the title of each has every line's newest value up to the column's right edge, or of a band
-    its range, median and outlier."""
-    if not sheet.columns:
-        return ""
-    width, read = (WIDTH - LEFT - RIGHT) / sheet.columns, dict.fromkeys(lines, 0)
-    cells = ""
-    for column in range(sheet.columns):
-        edge = sheet.x0 + (sheet.x1 - sheet.x0) * (column + 1) / sheet.columns
-        newest = {}
-        for name, line in lines.items():
-            start = read[name]
-            while read[name] < len(line) and line[read[name]][0] <= edge:
-                read[name] += 1
-            if read[name] > start:
-                newest[name] = line[read[name] - 1]
-        if not newest:
+def _hover(chart: Chart, lines: Mapping[int, list[Point]], evaluated: list[Point], sheet: _Sheet, banded: bool) -> str:
+    """Invisible columns; the title of each has the newest value of every line up to its right edge, or of a band the
+    highest, median and lowest of these."""
+    width, cells = (WIDTH - LEFT - RIGHT) / sheet.columns, ""
+    for column in range(1, sheet.columns + 1):
+        edge = sheet.x0 + (sheet.x1 - sheet.x0) * column / sheet.columns
+        newest = {chart.label(rank): point for rank, line in lines.items() if (point := _newest(line, edge))}
+        shown = {name: chart.show(point[3]) for name, point in newest.items()}
+        rows = [f"{name} {value}" for name, value in shown.items()]
+        if banded and newest:
+            low, high = (pick(newest, key=lambda name: newest[name][3]) for pick in (min, max))
+            middle = chart.show(median(point[3] for point in newest.values()))
+            rows = [f"max {shown[high]} ({high})", f"median {middle}", f"min {shown[low]} ({low})"]
+        if point := _newest(evaluated, edge):
+            newest["evaluated"] = point
+            rows.append(f"evaluated {chart.show(point[3])}")
+        if not rows:
             continue
-        shown = {name: point[3] for name, point in newest.items()}
-        if banded:
-            extremes = {f.__name__: f(shown.values()) for f in (min, median, max)}
-            shown = extremes | {name: value for name, value in shown.items() if name == outlier}
-        x = sheet.show_x(max(point[0] for point in newest.values()))
-        text = escaped("\n".join([x, *(f"{name} {chart.show(value)}" for name, value in shown.items())]))
-        left = LEFT + column * width
-        cells += (
-            f'<path d="M{left:.0f} {TOP}h{width:.0f}v{HEIGHT - TOP - BOTTOM}h-{width:.0f}"><title>{text}</title></path>'
-        )
-    return f'<g fill="none" pointer-events="all">{cells}</g>'
+        text = escaped("\n".join([sheet.show_x(max(map(X, newest.values()))), *rows]))
+        place = LEFT + width * (column - 0.5)
+        cells += f'<path d="M{place:.0f} {TOP}v{HEIGHT - TOP - BOTTOM}"><title>{text}</title></path>'
+    return f'<g stroke-width="{math.ceil(width)}" pointer-events="stroke">{cells}</g>'
+
+
+def _newest(line: list[Point], until: float) -> Point | None:
+    i = bisect_right(line, until, key=X)
+    return line[i - 1] if i else None
 
 
 def _levels(chart: Chart, frame: _Frame, near: bool) -> str:
