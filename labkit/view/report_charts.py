@@ -13,7 +13,7 @@ from labkit.record import RunReader
 from labkit.record.measured.metrics_file import finite
 from labkit.record.measured.spans import COMMUNICATION
 from labkit.record.text import plain
-from labkit.view.charts.bands import MANY, Line, columns, outlier
+from labkit.view.charts.bands import MANY, Line, columns, outlier, ranges
 from labkit.view.charts.bars import Bar, bars, key
 from labkit.view.charts.svg import COLOURS, DASHES, Chart
 from labkit.view.charts.timeline_figures import KIND_COLOURS
@@ -83,7 +83,8 @@ def _lines(reader: RunReader, chart: Chart) -> Iterator[tuple[str, list[list[flo
         summaries = (("median", median, 2), ("lowest", min, 0), ("highest", max, 1))
         for name, pick, which in summaries:
             yield f"{name} of {len(chart.series)} ranks", _over_ranks(chart.series, pick, which, chart.unit)
-    if (out := outlier(columns(chart.series))) is not None:
+    grid = columns(chart.series)
+    if (out := outlier(grid, ranges(grid))) is not None:
         yield chart.label(out), _points(chart.series[out], chart.unit)
 
 

@@ -83,12 +83,12 @@ def test_the_probes_loss_stands_when_the_script_reports_none(history):
 
 
 @pytest.mark.parametrize("record", [step(101, loss="nan"), report(101, loss="nan"), report(101, loss=math.nan)])
-def test_a_loss_that_is_not_a_number_is_counted_and_reported(history, record):
+def test_a_loss_that_is_not_a_number_is_no_point_and_its_step_is_kept(history, record):
     read = history(META, record)
 
     assert math.isnan(read.latest["loss"])
     assert read.series["loss"].points() == []
-    assert read.series["loss"].not_finite == 1
+    assert read.lost_at == read.step
 
 
 def test_an_infinite_loss_is_read_as_such(history):

@@ -1,4 +1,5 @@
 import math
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -99,10 +100,9 @@ def test_bins_do_not_move_when_a_point_is_appended(points, step, value):
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_a_value_that_is_not_finite_is_counted_and_leaves_a_gap(value):
+def test_a_value_that_is_not_finite_leaves_a_gap(value):
     series = filled([(0.0, 1.0), (1.0, value), (2.0, 3.0)])
 
-    assert series.not_finite == 1
     assert [x for x, *_ in series.points()] == [0.5, 2.5]
 
 
@@ -122,6 +122,18 @@ def test_a_time_far_ahead_doubles_as_often_as_it_takes():
     series = filled([(0.0, 1.0), (1e9, 2.0)])
 
     assert [(low, high) for _, low, high, _ in series.points()] == [(1.0, 1.0), (2.0, 2.0)]
+
+
+in_eighths = st.tuples(st.integers(0, 4000).map(lambda n: n / 8), finite | st.sampled_from([math.nan, math.inf]))
+
+
+@given(st.lists(in_eighths, max_size=300), st.lists(st.integers(0, 300)))
+def test_values_added_at_once_are_those_added_one_by_one(points, cuts):
+    timed, series = list(at_times(points)), Series(1.0)
+    for start, end in pairwise([0, *sorted(cuts), None]):
+        series.extend([x for x, _ in timed[start:end]], [value for _, value in timed[start:end]])
+
+    assert series.points() == filled(timed).points()
 
 
 @given(steps_and_values, st.lists(st.integers(1, 40), max_size=5), st.integers(1, 9))

@@ -77,7 +77,7 @@ class NodeFold:
         for name in SERIES:
             if values := [line.last[-1] for history in alive if (line := history.series[name]).last]:
                 ranges[name] = low, high, middle = min(values), max(values), median(values)
-                self._series[name].add_range(seen, low, high, middle)
+                self._series[name].extend([seen] * 3, [low, high, middle])
         for history in alive:
             if own := history.series["own_seconds"].last:
                 self._own.setdefault(history.rank, Series(bins=BINS)).add(seen, own[-1])
@@ -272,7 +272,7 @@ class NodeFolds:
         self.seen = max(fold["seen"] for fold in newest)
         for name in SERIES:
             if ranges := [each for fold in newest if (each := fold["ranges"].get(name))]:
-                self.series[name].add_range(self.seen, *_together(ranges))
+                self.series[name].extend([self.seen] * 3, _together(ranges))
         self.throughput, self.samples = (sum(fold[name] for fold in newest) for name in ("throughput", "samples"))
         self.undecodable, self.dropped, self.started = (
             sum(fold[name] for fold in newest) for name in ("undecodable", "dropped", "started")
@@ -341,4 +341,4 @@ def _add_together(series: Series, lines: Sequence[Sequence[Point]], *, longest: 
         for x, *values in line:
             columns.setdefault(int((x - start) / width), []).append((values[0], values[1], values[2]))
     for column in sorted(columns):
-        series.add_range(start + column * width, *_together(columns[column], longest=longest))
+        series.extend([start + column * width] * 3, _together(columns[column], longest=longest))

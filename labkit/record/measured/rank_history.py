@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import defaultdict, deque
 from typing import Any
 
 from labkit.record.measured.metrics_file import Tail, finite, number
 from labkit.record.measured.peak import Peak
-from labkit.record.measured.series import Series
+from labkit.record.measured.series import LARGEST, Series
 
 __all__ = ["DESCRIBING", "KEPT_CHANGES", "OWN", "PHASES", "SERIES", "RankHistory"]
 
@@ -39,6 +39,19 @@ FIRST_STEPS = 2
 SERIES = ("step", "loss", "step_seconds", "own_seconds", "throughput", "memory", "reserved")
 OWN = ("input", "forward", "optimizer")
 PASSED = "as passed to backward()"
+
+
+class _Points:
+    """Of the records being read. A series takes many at once in a fifth of the time; two lists, because the garbage
+    collector follows pairs."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+        self.values: list[float] = []
+
+    def add(self, time: float, value: float) -> None:
+        self.times.append(time)
+        self.values.append(value)
 
 
 class RankHistory:
@@ -85,6 +98,8 @@ class RankHistory:
         self._recent: deque[tuple[float, ...]] = deque(maxlen=RECENT_RECORDS)  # what RECENT names
         self._recent_sums: dict[str, float] | None = None  # None when out of date
         self._script_reports_loss = False
+        self._measured: defaultdict[str, _Points] = defaultdict(_Points)
+        self._reported: defaultdict[str, _Points] = defaultdict(_Points)
 
     def recent_seconds(self, phase: str) -> float:
         """Seconds per step spent in a phase, over the newest records; "seconds" is the whole step."""
@@ -163,7 +178,23 @@ class RankHistory:
                 self._take(record)
             except (TypeError, ValueError, OverflowError, KeyError):  # fields that do not match metrics_file.py
                 self.tail.undecodable += 1
+        self._add_reported()
+        for name, points in self._measured.items():
+            self.series[name].extend(points.times, points.values)
+        self._measured.clear()
         return bool(records)
+
+    def _add_reported(self) -> None:
+        for name, points in self._reported.items():
+            values = [*filter(math.isfinite, points.values), *self.extremes.get(name, ())]
+            if name in self.values and values:
+                self.extremes[name] = min(values), max(values)
+            if self.rank < CHARTED_RANKS and name not in DESCRIBING:
+                if name not in self.scalars and len(self.scalars) < CHARTED:
+                    self.scalars[name] = Series()
+                if name in self.scalars:
+                    self.scalars[name].extend(points.times, points.values)
+        self._reported.clear()
 
     def _take(self, record: dict[str, Any]) -> None:
         kind = record.get("k")
@@ -196,7 +227,7 @@ class RankHistory:
         seconds, slowest = finite(seconds) or 0.0, finite(slowest) or 0.0
         steps, samples = number(record.get("n")) or 1.0, number(record.get("samples")) or 0.0
         self.step = self._steps_before + int(number(record.get("step")) or 0)
-        self.series["step"].add(t, self.step)
+        self._measured["step"].add(t, self.step)
         totals = self.totals
         totals["steps"] += steps
         totals["samples"] += samples
@@ -210,45 +241,42 @@ class RankHistory:
             self._recent_sums = None
         self.allocation_retries = max(self.allocation_retries, number(record.get("retries")) or 0.0)
         self.latest["step_seconds"] = seconds / steps
-        self.series["step_seconds"].add(t, slowest)
+        self._measured["step_seconds"].add(t, slowest)
         if own := sum(spent for phase, spent in zip(PHASES, phases, strict=True) if phase in OWN):
-            self.series["own_seconds"].add(t, own / steps)
+            self._measured["own_seconds"].add(t, own / steps)
         if samples and seconds:
             self.latest["throughput"] = samples / seconds
-            self.series["throughput"].add(t, samples / seconds)
+            self._measured["throughput"].add(t, samples / seconds)
         if not self._script_reports_loss:
             self._take_probed_loss(t, record)
         if (reserved := number(record.get("reserved"))) is not None:
             self.latest["reserved"] = reserved
-            self.series["reserved"].add(t, reserved)
+            self._measured["reserved"].add(t, reserved)
         memory = number(record.get("allocated", record.get("rss")))
         if memory is not None:
             self.latest["memory"] = memory
-            self.series["memory"].add(t, memory)
+            self._measured["memory"].add(t, memory)
             self.memory_peak = max(self.memory_peak, number(record.get("peak")) or memory)
 
     def _take_report(self, t: float, record: dict[str, Any]) -> None:
-        named = {k: v for k, v in record.items() if k not in ("k", "t") and len(k) < LONGEST_TEXT}
-        values = {k: v for k, v in named.items() if number(v) is not None or _is_short(v)}
+        values = {}
+        for name, value in record.items():
+            if name in ("k", "t") or len(name) >= LONGEST_TEXT:
+                continue
+            if (scalar := number(value)) is not None:
+                self._reported[name].add(t, scalar)
+            elif not _is_short(value):
+                continue
+            values[name] = value
         self._steps_before = int(finite(values.get("start_step")) or self._steps_before)
         if step := int(finite(values.get("step")) or 0):
             self.step = max(self.step, step)
-            self.series["step"].add(t, self.step)
+            self._measured["step"].add(t, self.step)
         self.reports.append(values)
-        self.values.update({k: v for k, v in values.items() if k in self.values or len(self.values) < KEPT_NAMES})
+        has_room = len(self.values) < KEPT_NAMES
+        self.values |= values if has_room else {k: v for k, v in values.items() if k in self.values}
         if str(values.get("checkpoint", "")).removeprefix("step-").isdecimal():  # "step 8 not saved: …" otherwise
             self.saved.append(t)
-        for name, value in values.items():
-            if (scalar := number(value)) is None:
-                continue
-            if self.rank < CHARTED_RANKS and name not in DESCRIBING:
-                if name not in self.scalars and len(self.scalars) < CHARTED:
-                    self.scalars[name] = Series()
-                if name in self.scalars:
-                    self.scalars[name].add(t, scalar)
-            if name in self.values and math.isfinite(scalar):
-                low, high = self.extremes.get(name, (scalar, scalar))
-                self.extremes[name] = (min(low, scalar), max(high, scalar))
         loss = number(values.get("loss"))
         if loss is not None:
             if not self._script_reports_loss:  # the script's own value takes precedence over the probe's
@@ -272,11 +300,12 @@ class RankHistory:
 
     def _forget_losses(self) -> None:
         self.series["loss"], self.lost_at = Series(), None
+        self._measured.pop("loss", None)
 
     def _take_loss(self, t: float, loss: float) -> None:
         self.latest["loss"] = loss
-        self.series["loss"].add(t, loss)
-        if self.lost_at is None and self.series["loss"].not_finite:
+        self._measured["loss"].add(t, loss)
+        if self.lost_at is None and not abs(loss) <= LARGEST:
             self.lost_at = self.step
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 
 __all__ = ["Point", "Series", "merged"]
@@ -38,7 +39,6 @@ class Series:
         self.low: list[float] = []
         self.high: list[float] = []
         self.last: list[float] = []
-        self.not_finite = 0
         self.lowest, self.highest = math.inf, -math.inf
         self._points: list[Point] | None = []  # None when out of date
         self._settled: list[Point] = []  # of the bins before the newest, which no longer change
@@ -46,50 +46,40 @@ class Series:
         self._group, self._merged = 1, list[Point]()  # of settled points
 
     def add(self, x: float, value: float) -> None:
-        if not abs(value) <= LARGEST:
-            self.not_finite += 1  # drawn as a gap and reported in words
+        self.extend([x], [value])
+
+    def extend(self, xs: Sequence[float], values: Sequence[float]) -> None:
+        """Add a value at each x; several at one x are those of all ranks, the last of which stands for them. Those that
+        are not finite are left out: they are drawn as gaps and reported in words."""
+        if not all(map(LARGEST.__ge__, map(abs, values))):
+            kept = [i for i, value in enumerate(values) if abs(value) <= LARGEST]
+            xs, values = [xs[i] for i in kept], [values[i] for i in kept]
+        if not xs:
             return
         if self.origin is None:
-            self.origin = x
-        index = max(0, int((x - self.origin) / self.width))
-        if index >= len(self.last):
-            index = self._extend(x - self.origin)
-        if value < self.low[index]:
-            self.low[index] = value
-        if value > self.high[index]:
-            self.high[index] = value
-        self.last[index] = value
-        self._changed(index, value, value)
-
-    def add_range(self, x: float, low: float, high: float, last: float) -> None:
-        """Add several values at once, such as those of all ranks: their extremes, and the one that stands for them."""
-        self.add(x, last)
-        if self.last and max(abs(low), abs(high)) <= LARGEST:
-            index = min(len(self.last) - 1, max(0, int((x - (self.origin or 0.0)) / self.width)))
-            self.low[index], self.high[index] = min(self.low[index], low), max(self.high[index], high)
-            self._changed(index, low, high)
-
-    def _changed(self, index: int, low: float, high: float) -> None:
-        if low < self.lowest:
-            self.lowest = low
-        if high > self.highest:
-            self.highest = high
-        if index < self._settled_bins:
-            self._unsettle()
+            self.origin = xs[0]
+        origin = self.origin
+        while (newest := int((xs[-1] - origin) / self.width)) >= self.bins:
+            self._double()
+        if (new := newest + 1 - len(self.last)) > 0:
+            self.low += [math.inf] * new
+            self.high += [-math.inf] * new
+            self.last += [math.nan] * new
+        start = 0
+        while start < len(xs):
+            index = max(0, int((xs[start] - origin) / self.width))
+            end = bisect_left(xs, origin + (index + 1) * self.width, start + 1)
+            self.low[index] = low = min(self.low[index], *values[start:end])
+            self.high[index] = high = max(self.high[index], *values[start:end])
+            self.last[index] = values[end - 1]
+            self.lowest, self.highest = min(self.lowest, low), max(self.highest, high)
+            if index < self._settled_bins:
+                self._unsettle()
+            start = end
         self._points = None
 
     def _unsettle(self) -> None:
         self._settled, self._settled_bins, self._merged = [], 0, []
-
-    def _extend(self, beyond: float) -> int:
-        """Add bins up to this distance from the origin; returns the last one's index."""
-        while (index := int(beyond / self.width)) >= self.bins:
-            self._double()
-        while len(self.last) <= index:
-            self.low.append(math.inf)
-            self.high.append(-math.inf)
-            self.last.append(math.nan)
-        return index
 
     def points(self) -> list[Point]:
         """Every bin that holds a point, x at the bin's middle. Do not modify the list."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
 from typing import Protocol
 
 from labkit.record.measured.series import Point, Series, merged
 
-__all__ = ["CELLS", "MANY", "Column", "Line", "band", "columns", "outlier", "path", "thinned"]
+__all__ = ["CELLS", "MANY", "Column", "Grid", "Line", "band", "columns", "outlier", "path", "ranges", "thinned"]
 
 MANY = 8  # more lines than this are indistinguishable
 CELLS = 60
@@ -16,6 +17,7 @@ FEWEST = 12  # points of a line
 GROUPS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96)  # few, so that what was merged before is mostly kept
 STANDS_OUT = 2.0  # times the usual distance from the median
 Column = dict[int, tuple[float, float, float]]  # by rank: low, high, last
+Grid = list[tuple[float, Column]]  # x in the middle of each column
 
 
 class Line(Protocol):
@@ -33,27 +35,31 @@ def thinned(line: Line, most: int) -> list[Point]:
     return line.merged(group) if isinstance(line, Series) else merged(points, group)
 
 
-def columns(series: Mapping[int, Line], cells: int = CELLS) -> list[tuple[float, Column]]:
-    """All ranks' points on one grid of at most `cells` columns: `(x, by rank)` for each column that is not empty."""
-    return _columns({rank: thinned(line, 2 * cells) for rank, line in series.items()}, cells)
-
-
-def _columns(lines: Mapping[int, Sequence[Point]], cells: int) -> list[tuple[float, Column]]:
-    places = [point[0] for line in lines.values() for point in line]
-    if not places:
+def columns(series: Mapping[int, Line], cells: int = CELLS) -> Grid:
+    """All ranks' points on one grid of at most `cells` columns, without those that are empty."""
+    lines = {rank: points for rank, line in series.items() if (points := thinned(line, 2 * cells))}
+    if not lines:
         return []
-    start, width = min(places), ((max(places) - min(places)) / cells) or 1.0
+    start = min(points[0][0] for points in lines.values())
+    end = max(points[-1][0] for points in lines.values())
+    width = ((end - start) / cells) or 1.0
     grid: list[Column] = [{} for _ in range(cells + 1)]
-    for rank, line in lines.items():
-        for x, low, high, last in line:
+    for rank, points in lines.items():
+        for x, low, high, last in points:
             column = grid[int((x - start) / width)]
             if before := column.get(rank):
-                low, high = min(low, before[0]), max(high, before[1])
+                low, high = before[0] if before[0] < low else low, before[1] if before[1] > high else high
             column[rank] = (low, high, last)
     for rank, (low, high, last) in grid.pop().items():  # x at the very end
         before = grid[-1].get(rank, (low, high, last))
         grid[-1][rank] = (min(low, before[0]), max(high, before[1]), last)
     return [(start + (i + 0.5) * width, column) for i, column in enumerate(grid) if column]
+
+
+def ranges(grid: Grid) -> list[Point]:
+    """Over the ranks, the lowest and highest value of each column, and the median of the last ones."""
+    values = ((x, zip(*column.values(), strict=True)) for x, column in grid)
+    return [(x, min(lows), max(highs), median(lasts)) for x, (lows, highs, lasts) in values]
 
 
 def path(pixels: Iterable[tuple[int, int]]) -> str:
@@ -66,13 +72,13 @@ def path(pixels: Iterable[tuple[int, int]]) -> str:
     return f"{start}l{' '.join(moves)}".replace(" -", "-") if moves else f"{start}h2"
 
 
-def outlier(grid: list[tuple[float, Column]]) -> int | None:
-    """The rank that is furthest from the median in the sum over all columns, if it is much further than is usual."""
-    distances: dict[int, float] = {}
-    for _, column in grid:
-        centre = median(v[2] for v in column.values())
+def outlier(grid: Grid, summary: Sequence[Point]) -> int | None:
+    """The rank that is furthest from the median in the sum over all columns, if it is much further than is usual.
+    `summary`: the `ranges` of the grid."""
+    distances: defaultdict[int, float] = defaultdict(float)
+    for (_, column), (_, _, _, middle) in zip(grid, summary, strict=True):
         for rank, (_, _, last) in column.items():
-            distances[rank] = distances.get(rank, 0.0) + abs(last - centre)
+            distances[rank] += abs(last - middle)
     usual = median(distances.values()) if distances else 0.0
     return max(
         (rank for rank in distances if distances[rank] > STANDS_OUT * usual),
@@ -82,31 +88,24 @@ def outlier(grid: list[tuple[float, Column]]) -> int | None:
 
 
 def band(
-    lines: Mapping[int, Sequence[Point]],
-    place_x: Callable[[float], float],
-    place_y: Callable[[float], float],
-    cells: int = CELLS,
-) -> tuple[str, tuple[int, float, float] | None]:
+    grid: Grid, summary: Sequence[Point], place_x: Callable[[float], float], place_y: Callable[[float], float]
+) -> tuple[str, tuple[int, int, int] | None]:
     """SVG of the band, the median and the outlier, if any; and its rank, with the pixel where it is furthest out."""
-    grid = _columns(lines, cells)
-    if not grid:
-        return "", None
-    ranges = [(x, [*zip(*column.values(), strict=True)]) for x, column in grid]
-    lows = [(x, min(low)) for x, (low, _, _) in ranges]
-    highs = [(x, max(high)) for x, (_, high, _) in ranges]
-    middles = [(x, median(last)) for x, (_, _, last) in ranges]
-
-    def through(points: list[tuple[float, float]]) -> str:
-        return path((round(place_x(x)), round(place_y(y))) for x, y in points)
-
+    xs = [round(place_x(x)) for x, *_ in summary]
+    lows, highs, ys = ([round(place_y(point[i])) for point in summary] for i in (1, 2, 3))
+    edges = path(zip(xs + xs[::-1], lows + highs[::-1], strict=True))
     drawn = (
-        f'<path d="{through(lows + highs[::-1])}Z" fill="#2f81f7" fill-opacity=".25" stroke="#2f81f7" '
-        f'stroke-width=".6"/><path d="{through(middles)}" fill="none" stroke="#2f81f7" stroke-width="1.6"/>'
+        f'<path d="{edges}Z" fill="#2f81f7" fill-opacity=".25" stroke="#2f81f7" stroke-width=".6"/>'
+        f'<path d="{path(zip(xs, ys, strict=True))}" fill="none" stroke="#2f81f7" stroke-width="1.6"/>'
     )
-    if (rank := outlier(grid)) is None:
+    if (rank := outlier(grid, summary)) is None:
         return drawn, None
-    line = [(x, column[rank][2]) for x, column in grid if rank in column]
-    usual = dict(middles)
-    x, y = max(line, key=lambda point: abs(point[1] - usual[point[0]]))
-    drawn += f'<path d="{through(line)}" fill="none" stroke="#d8752b" stroke-width="1.4" stroke-dasharray="6 3"/>'
-    return drawn, (rank, place_x(x), place_y(y))
+    own = {
+        x: (round(place_y(column[rank][2])), y)
+        for x, y, (_, column) in zip(xs, ys, grid, strict=True)
+        if rank in column
+    }
+    x = max(own, key=lambda x: abs(own[x][0] - own[x][1]))
+    line = path((x, y) for x, (y, _) in own.items())
+    drawn += f'<path d="{line}" fill="none" stroke="#d8752b" stroke-width="1.4" stroke-dasharray="6 3"/>'
+    return drawn, (rank, x, own[x][0])

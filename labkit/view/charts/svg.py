@@ -14,12 +14,15 @@ from functools import cached_property
 from itertools import pairwise
 from operator import itemgetter
 from statistics import median
+from typing import Any, TypeVar
 
 from labkit.record.measured.series import Point
 from labkit.record.text import escaped
-from labkit.view.charts.bands import CELLS, MANY, Line, band, path, thinned
+from labkit.view.charts.bands import CELLS, MANY, Column, Grid, Line, band, columns, path, ranges, thinned
 
 __all__ = ["COLOURS", "DASHES", "HIGH", "Chart", "charts", "clock", "dot"]
+
+T = TypeVar("T", bound=tuple[Any, ...])
 
 # Mid-tones with contrast on white and on near-black; dashes distinguish ranks without colour.
 COLOURS = ("#2f81f7", "#d8752b", "#2da44e", "#bf5bd7", "#b08d1c", "#e5534b", "#189aaa", "#8b949e")
@@ -49,9 +52,9 @@ class Chart:
     """`series` by rank, or by another number that `label` names; `show` formats a y value; axis labels are round in
     `unit`; `restarts` are the x of restarts, `changes` also what was set, which the first chart of a sheet names,
     `saved` those of checkpoints; `limit` is drawn as a line unless it is far beyond the data; `peak` is a dotted line;
-    `thin` are fainter lines of the same ranks; `evaluated` is one thick line, whose `best` ("lowest" or "highest")
-    point is marked; `note` follows the title. The y axis starts at zero if `from_zero`; it is logarithmic if `log`, or
-    if that is None and the values, which need not start at zero, span more than 1.5 decades.
+    `thin` are fainter lines of the same ranks, which `thin_name` names; `evaluated` is one thick line, whose `best`
+    ("lowest" or "highest") point is marked; `note` follows the title. The y axis starts at zero if `from_zero`; it is
+    logarithmic if `log`, or if that is None and the values, which need not start at zero, span more than 1.5 decades.
     """
 
     title: str
@@ -65,6 +68,7 @@ class Chart:
     peak: float | None = None
     note: str = ""
     thin: Mapping[int, Line] = field(default_factory=dict)
+    thin_name: str = ""
     evaluated: Line | None = None
     best: str = ""
     from_zero: bool = True
@@ -204,40 +208,36 @@ class _Frame:
 
 
 def _chart(chart: Chart, sheet: _Sheet, banded: bool, is_first: bool) -> str:
-    text = " · ".join(filter(None, [chart.note, "band: all ranks" if banded and is_first else ""]))
+    notes = [chart.note, f"thin: {chart.thin_name}" if chart.thin and not banded else ""]
+    text = " · ".join(filter(None, [*notes, "band: all ranks" if banded and is_first else ""]))
     note = f'<tspan font-weight="400" fill-opacity=".75"> {escaped(text)}</tspan>' if text else ""
     title = f'<text x="{LEFT}" y="12" font-weight="600">{escaped(chart.title)}{note}</text>'
     each, ranks = min(POINTS, 16 * POINTS // sheet.charts**2), max(1, len(chart.series))
-    cells = CELLS if sheet.charts <= 4 else CELLS // 3
-    drawn = {rank: thinned(line, 2 * cells if banded else each // ranks) for rank, line in chart.series.items()}
-    thin = {rank: thinned(line, each // (4 * ranks)) for rank, line in chart.thin.items()}
+    grid = columns(chart.series, CELLS if sheet.charts <= 4 else CELLS // 3) if banded else []
+    lines, thins = ({}, {}) if banded else (chart.series, chart.thin)
+    drawn = {rank: thinned(line, each // ranks) for rank, line in lines.items()}
+    thin = {rank: thinned(line, each // (4 * ranks)) for rank, line in thins.items()}
     evaluated = thinned(chart.evaluated, each // 4) if chart.evaluated else []
-    points = [point for line in (*drawn.values(), evaluated) for point in line]
+    summary = ranges(grid)
+    points = [point for line in (*drawn.values(), evaluated, summary) for point in line]
     if not points:
         middle = f'x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT / 2}" text-anchor="middle" opacity=".75"'
         return f"{title}<text {middle}>no data</text>"
-    high = max(
-        [chart.peak or -math.inf, *map(HIGH, points), *(HIGH(point) for line in thin.values() for point in line)]
-    )
+    high = max(chart.peak or -math.inf, *map(HIGH, points), *(HIGH(point) for line in thin.values() for point in line))
     near = chart.limit is not None and chart.limit <= NEAR * high
     frame = _frame(chart, sheet, min(map(LOW, points)), max(high, chart.limit or 0.0) if near else high)
-    if banded:
-        lines, furthest = band(drawn, frame.x, frame.y, cells)
+    if grid:
+        shapes, furthest = band(grid, summary, frame.x, frame.y)
         if furthest:
             rank, x, y = furthest
-            lines += _named(chart.label(rank), x, y)
+            shapes += _named(chart.label(rank), x, y)
     else:
-        lines = "".join(_line(rank, line, frame) for rank, line in drawn.items() if line)
-        lines += "".join(_thin_line(rank, line, frame) for rank, line in thin.items() if line)
-        lines = f'<g fill="none" stroke-linejoin="round">{lines}</g>'
-    lines += _evaluated(chart, evaluated, frame, drawn) if evaluated else ""
-    return (
-        title
-        + _axes(chart, frame, sheet, is_first)
-        + _levels(chart, frame, near)
-        + lines
-        + _hover(chart, drawn, evaluated, sheet, banded)
-    )
+        shapes = "".join(_line(rank, line, frame) for rank, line in drawn.items() if line)
+        shapes += "".join(_thin_line(rank, line, frame) for rank, line in thin.items() if line)
+        shapes = f'<g fill="none" stroke-linejoin="round">{shapes}</g>'
+    shapes += _evaluated(chart, evaluated, frame, [*drawn.values(), summary]) if evaluated else ""
+    axes, levels = _axes(chart, frame, sheet, is_first), _levels(chart, frame, near)
+    return title + axes + levels + shapes + _hover(chart, drawn, grid, evaluated, sheet)
 
 
 def _frame(chart: Chart, sheet: _Sheet, low: float, high: float) -> _Frame:
@@ -310,7 +310,7 @@ def _axes(chart: Chart, frame: _Frame, sheet: _Sheet, is_first: bool) -> str:
     )
 
 
-def _evaluated(chart: Chart, line: list[Point], frame: _Frame, trained: Mapping[int, list[Point]]) -> str:
+def _evaluated(chart: Chart, line: list[Point], frame: _Frame, trained: Sequence[list[Point]]) -> str:
     """A thick line in the text's colour; its points are marked while they are few, the best one always."""
     places = _pixels(line, frame)
     dots = "".join(f'<circle cx="{x}" cy="{y}" r="2"/>' for x, y in places) if len(places) <= MARKED else ""
@@ -318,38 +318,39 @@ def _evaluated(chart: Chart, line: list[Point], frame: _Frame, trained: Mapping[
     if best := chart.best_point():
         x, y = frame.x(best[0]), frame.y(best[1])
         drawn += f'<circle cx="{x:.0f}" cy="{y:.0f}" r="4" fill="none" stroke="#e5534b" stroke-width="1.6"/>'
-        others = [_pixels(other, frame) for other in trained.values()]
+        others = [_pixels(other, frame) for other in trained]
         drawn += _named(f"best {chart.show(best[1])}", x, y, [places, *others])
     return drawn
 
 
-def _hover(chart: Chart, lines: Mapping[int, list[Point]], evaluated: list[Point], sheet: _Sheet, banded: bool) -> str:
-    """Invisible columns; the title of each has the newest value of every line up to its right edge, or of a band the
-    highest, median and lowest of these."""
+def _hover(chart: Chart, lines: Mapping[int, list[Point]], grid: Grid, evaluated: list[Point], sheet: _Sheet) -> str:
+    """Invisible columns; the title of each has the newest value of every line up to its right edge."""
     width, cells = (WIDTH - LEFT - RIGHT) / sheet.columns, ""
-    for column in range(1, sheet.columns + 1):
-        edge = sheet.x0 + (sheet.x1 - sheet.x0) * column / sheet.columns
-        newest = {chart.label(rank): point for rank, line in lines.items() if (point := _newest(line, edge))}
-        shown = {name: chart.show(point[3]) for name, point in newest.items()}
-        rows = [f"{name} {value}" for name, value in shown.items()]
-        if banded and newest:
-            low, high = (pick(newest, key=lambda name: newest[name][3]) for pick in (min, max))
-            middle = chart.show(median(point[3] for point in newest.values()))
-            rows = [f"max {shown[high]} ({high})", f"median {middle}", f"min {shown[low]} ({low})"]
-        if point := _newest(evaluated, edge):
-            newest["evaluated"] = point
-            rows.append(f"evaluated {chart.show(point[3])}")
-        if not rows:
-            continue
-        text = escaped("\n".join([sheet.show_x(max(map(X, newest.values()))), *rows]))
-        place = LEFT + width * (column - 0.5)
-        cells += f'<path d="M{place:.0f} {TOP}v{HEIGHT - TOP - BOTTOM}"><title>{text}</title></path>'
+    named = {chart.label(rank): line for rank, line in lines.items()} | {"evaluated": evaluated}
+    for i in range(1, sheet.columns + 1):
+        edge = sheet.x0 + (sheet.x1 - sheet.x0) * i / sheet.columns
+        newest = {name: point for name, line in named.items() if (point := _newest(line, edge))}
+        times, rows = [*map(X, newest.values())], [f"{name} {chart.show(point[3])}" for name, point in newest.items()]
+        if column := _newest(grid, edge):
+            times, rows = [*times, column[0]], [*_range(chart, column[1]), *rows]
+        if rows:
+            text = "\n".join(map(escaped, [sheet.show_x(max(times)), *rows]))
+            place = f"M{LEFT + width * (i - 0.5):.0f} {TOP}v{HEIGHT - TOP - BOTTOM}"
+            cells += f'<path d="{place}"><title>{text}</title></path>'
     return f'<g stroke-width="{math.ceil(width)}" pointer-events="stroke">{cells}</g>'
 
 
-def _newest(line: list[Point], until: float) -> Point | None:
+def _newest(line: Sequence[T], until: float) -> T | None:
     i = bisect_right(line, until, key=X)
     return line[i - 1] if i else None
+
+
+def _range(chart: Chart, column: Column) -> list[str]:
+    """The highest, median and lowest of the ranks' values."""
+    values = {rank: last for rank, (_, _, last) in column.items()}
+    top, bottom = (pick(values, key=lambda rank: values[rank]) for pick in (max, min))
+    highest, middle, lowest = map(chart.show, (values[top], median(values.values()), values[bottom]))
+    return [f"max {highest} ({chart.label(top)})", f"median {middle}", f"min {lowest} ({chart.label(bottom)})"]
 
 
 def _levels(chart: Chart, frame: _Frame, near: bool) -> str:

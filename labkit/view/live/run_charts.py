@@ -131,7 +131,8 @@ def run_charts(reader: RunReader, look: Look) -> list[Chart]:
         limit=limit,
         peak=peak or None,
         thin=of("reserved") if reserved else {},
-        note=f"{held}{' · thin: reserved' if reserved else ''} · dotted: peak",
+        thin_name="reserved",
+        note=f"{held} · dotted: peak",
         **marks,
     )
     throughput = Chart("throughput per rank", of("throughput"), words.quantity, note=rate, **marks)
@@ -205,7 +206,7 @@ def _pairs(histories: Iterable[RankHistory]) -> dict[str, tuple[str, str]]:
 
 
 def _is_curve(history: RankHistory, name: str) -> bool:
-    return name in history.scalars and len(history.scalars[name].points()) > 1
+    return name in history.scalars and len(history.scalars[name].last) > 1
 
 
 def _extremes(series: Series) -> tuple[float, float, float]:
