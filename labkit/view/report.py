@@ -16,9 +16,9 @@ from labkit.record import RunFolder, RunReader, State, read_state
 from labkit.record.files import read_text
 from labkit.record.text import escaped
 from labkit.view import words
-from labkit.view.charts.bands import MANY, columns
+from labkit.view.charts.bands import columns
 from labkit.view.charts.images import as_image
-from labkit.view.charts.svg import Chart
+from labkit.view.charts.svg import Chart, are_banded
 from labkit.view.live.by_host import by_host, ranges
 from labkit.view.live.log_tail import tail_of_log
 from labkit.view.live.page import run_html, run_text
@@ -152,13 +152,15 @@ def _png(reader: RunReader) -> str | None:
         from PIL import Image  # matplotlib's own dependency
     except ImportError:
         return None
-    drawn = run_charts(reader, Look())[:MOST_PICTURED]
+    drawn = run_charts(reader, Look())
+    banded = are_banded(drawn)
+    drawn = drawn[:MOST_PICTURED]
     rows = (len(drawn) + 1) // 2
     figure = Figure(figsize=(7.6, 1.7 * rows), dpi=64, layout="constrained")  # pyplot has global state
-    for axes, chart in zip(figure.subplots(rows, 2).flat, drawn, strict=False):
-        if len(chart.series) > MANY:
+    for axes, chart, is_band in zip(figure.subplots(rows, 2).flat, drawn, banded, strict=False):
+        if is_band:
             _band(axes, chart)
-        for rank, series in chart.series.items() if len(chart.series) <= MANY else ():
+        for rank, series in chart.series.items() if not is_band else ():
             points = series.points()
             axes.plot([p[0] for p in points], [p[3] for p in points], label=chart.label(rank), linewidth=1)
         if chart.evaluated:

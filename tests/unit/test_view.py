@@ -710,6 +710,16 @@ def test_a_column_under_the_pointer_names_every_rank():
     assert titles[-1].splitlines() == ["10.5 s", "rank 0 2", "rank 1 3"]
 
 
+def test_the_static_bundle_of_twelve_metrics_on_eight_ranks_fits_a_notebook(tmp_path):
+    curves = {f"own{n}": (1, lambda step, n=n: math.sin(step * n) + 2) for n in range(12)}
+    folder = reporting(tmp_path, 8, 150, **curves)
+
+    bundle = static_bundle(folder, RunReader(folder).read_all(), State("succeeded", 0.0, 15.0))
+
+    assert "image/png" in bundle
+    assert sum(len(part.encode()) for part in bundle.values()) <= 60_000
+
+
 def test_a_column_of_a_band_names_the_ranks_at_its_ends_and_its_evaluation():
     lines = {rank: series_of([(0.0, 10.0 - rank), (10.0, rank)]) for rank in range(9)}
     evaluated = series_of([(5.0, 0.5)])

@@ -20,7 +20,7 @@ from labkit.record.measured.series import Point
 from labkit.record.text import escaped
 from labkit.view.charts.bands import CELLS, MANY, Column, Grid, Line, band, columns, path, ranges, thinned
 
-__all__ = ["COLOURS", "DASHES", "HIGH", "Chart", "charts", "clock", "dot"]
+__all__ = ["COLOURS", "DASHES", "HIGH", "Chart", "are_banded", "charts", "clock", "dot"]
 
 T = TypeVar("T", bound=tuple[Any, ...])
 
@@ -113,8 +113,7 @@ def charts(
     times = [point[0] for points in drawn for point in (points[0], points[-1])]
     times += stall or ()
     span = (min(times), max(times)) if times else (0.0, 1.0)  # common to all charts
-    most = 2 if sum(len(chart.series) for chart in all_charts) > LINES else MANY
-    banded = [len(chart.series) > most for chart in all_charts]
+    banded = are_banded(all_charts)
     values = sum(3 if band else len(chart.series) for chart, band in zip(all_charts, banded, strict=True))
     hovered = min(MOST_COLUMNS, max(FEWEST_COLUMNS, HOVERED // max(1, values)))
     sheet = _Sheet(*span, show_x, origin, stall, len(all_charts), hovered)
@@ -130,6 +129,12 @@ def charts(
         f'style="width:100%;max-width:{max(2, columns) * WIDTH}px;height:auto" font-family="system-ui,sans-serif" '
         f'font-size="10" fill="currentColor">{cells}</svg>'
     )
+
+
+def are_banded(all_charts: Sequence[Chart]) -> list[bool]:
+    """Whether each chart's ranks are drawn as a band: they are too many for it, or for all charts together."""
+    most = 2 if sum(len(chart.series) for chart in all_charts) > LINES else MANY
+    return [len(chart.series) > most for chart in all_charts]
 
 
 def dot(rank: int) -> str:
