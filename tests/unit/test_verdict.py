@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from labkit.record import RunReader
@@ -140,6 +142,25 @@ def evaluations(folder, write_metrics, losses, evaluated):
 )
 def test_whether_it_learns(folder, write_metrics, losses, evaluated, sentence):
     assert evaluations(folder, write_metrics, losses, evaluated) == [sentence]
+
+
+@pytest.mark.parametrize(
+    ("loss", "sentence"),
+    [
+        (lambda i: 3 - i / 100, "loss still falls: mean 1.07 over the last 20 steps, 1.303 over the 20 before"),
+        (lambda i: 3 - i / 4000, "loss still falls: mean 2.961 over the last 79 steps, 2.982 over the 79 before"),
+        (lambda i: max(1, 3 - i / 40), "loss has not fallen by more than its noise since step 82: mean 1.001"),
+        (lambda i: 2, "loss has not fallen by more than its noise since the start: mean 2.002"),
+        (lambda i: 1 + max(0, i - 120) / 50, "loss rises: mean 2.406 over the last 20 steps, 2.025 over the 20 before"),
+    ],
+)
+def test_whether_the_loss_falls_by_more_than_its_noise(folder, write_metrics, loss, sentence):
+    draw = random.Random(0)
+    for rank in range(2):
+        steps = ({"k": "step", "t": i / 10, "step": i, "loss": loss(i) + draw.gauss(0, 0.05)} for i in range(1, 201))
+        write_metrics(rank, {"k": "meta", "t": 0.0}, *steps)
+
+    assert verdict(RunReader(folder).read_all()) == [sentence]
 
 
 def test_two_worse_evaluations_are_no_news(folder, write_metrics):

@@ -1,19 +1,26 @@
-"""What the evaluations of a run say: whether it still learns, has stopped, or overfits."""
+"""What the evaluations of a run say, or without any its loss: whether it still learns, has stopped, or overfits."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import sqrt
 
-from labkit.record import RankHistory
+from labkit.record import RankHistory, RunReader
 from labkit.record.measured.metric_names import is_evaluated, is_lower_better, parted
 from labkit.record.measured.metrics_file import finite
+from labkit.record.measured.series import Point
 from labkit.view import words
 
-__all__ = ["learning"]
+__all__ = ["learning", "training_loss"]
 
 FEWEST = 4  # evaluations
 PATIENCE = 3  # evaluations without a better value
 RISES = 1.05  # a loss this many times its best
+LOSSES = 50  # fewest of them
+NEWEST, SHARE = 20, 0.2  # losses whose halves are compared: at least so many, and of a long run this share
+ERRORS = 3.0  # standard errors by which means differ, if that is not noise
 
 
 def learning(histories: list[RankHistory]) -> str:
@@ -42,13 +49,64 @@ def learning(histories: list[RankHistory]) -> str:
     return f"{name} was best at {where}: {figure}, no better in {since} evaluations since"
 
 
+def training_loss(reader: RunReader) -> str:
+    """`loss still falls: mean 1.87 over the last 40 steps, 2.31 over the 40 before`, or since which step it has not
+    fallen. A change is one of more than three standard errors; that of a longer part counts if the newest losses do not
+    contradict it. Empty for fewer than 50 losses."""
+    ranks = [points for line in reader.lines("loss").values() if (points := line.points())]
+    count = min(map(len, ranks), default=0)
+    steps = next((points for line in reader.lines("step").values() if (points := line.points())), [])
+    if count < LOSSES or not steps:
+        return ""
+    times = [x for x, *_ in ranks[0][-count:]]
+    each = zip(*([last for *_, last in points[-count:]] for points in ranks), strict=True)
+    losses = [sum(values) / len(values) for values in each]
+    newest = max(NEWEST, round(SHARE * count))
+    parts = [*range(newest, count, newest), count]  # of the losses, from the end
+    halves = {part: _halves(losses[-part:]) for part in parts}
+    changed = next((part for part in parts if abs(halves[part].change) > halves[part].noise), 0)
+    flat = max((part for part in parts if part < (changed or part + 1)), default=newest)
+    if changed and abs(halves[changed].change * flat / changed - halves[flat].change) <= halves[flat].noise:
+        how = "still falls" if halves[changed].change < 0 else "rises"
+        before, after = (words.quantity(mean, 4) for mean in (halves[changed].before, halves[changed].after))
+        half = (_step_at(steps, times[-1]) - _step_at(steps, times[-changed])) // 2 + 1
+        return f"loss {how}: mean {after} over the last {half:,} steps, {before} over the {half:,} before"
+    since = f"step {_step_at(steps, times[-flat]):,}" if changed else "the start"
+    mean = words.quantity(sum(losses[-flat:]) / flat, 4)
+    return f"loss has not fallen by more than its noise since {since}: mean {mean}"
+
+
+@dataclass(frozen=True)
+class _Halves:
+    """The means of the first and the second half of some losses, and by how much they may differ by chance."""
+
+    before: float
+    after: float
+    noise: float
+
+    @property
+    def change(self) -> float:
+        return self.after - self.before
+
+
+def _halves(losses: Sequence[float]) -> _Halves:
+    half = len(losses) // 2
+    parts = losses[:half], losses[-half:]
+    before, after = (sum(part) / half for part in parts)
+    squares = sum((loss - mean) ** 2 for part, mean in zip(parts, (before, after), strict=True) for loss in part)
+    return _Halves(before, after, ERRORS * sqrt(squares / (half * (half - 1))))
+
+
 def _step_of(history: RankHistory, name: str, value: float, x: float) -> int:
     """The step that the script reported with a value, or the last one before x, which is the middle of a bin."""
     reported = (finite(report.get("step")) for report in reversed(history.reports) if report.get(name) == value)
     if (step := next(reported, None)) is not None:
         return int(step)
-    steps = history.series["step"].points()
-    return int(steps[max(0, bisect_right([point[0] for point in steps], x) - 1)][3]) if steps else 0
+    return _step_at(history.series["step"].points(), x)
+
+
+def _step_at(steps: Sequence[Point], x: float) -> int:
+    return int(steps[max(0, bisect_right(steps, x, key=lambda point: point[0]) - 1)][3]) if steps else 0
 
 
 def _falls(history: RankHistory, since: float) -> bool:

@@ -12,7 +12,7 @@ from statistics import median
 from labkit.record import RankHistory, RunReader
 from labkit.record.units import gib
 from labkit.view.live.by_host import by_host, names_of, ranges, watched
-from labkit.view.live.learning import learning
+from labkit.view.live.learning import learning, training_loss
 from labkit.view.words import seconds
 
 __all__ = ["host_verdicts", "verdict"]
@@ -38,7 +38,7 @@ def verdict(reader: RunReader, limit: int = 2) -> list[str]:
     limits = [rule(histories) for rule in LIMITS]
     sentences = [not_a_number(histories), host_memory(histories, reader)]
     sentences += [retries(histories), nearly_full(histories), *limits]
-    sentences += [rule(histories) for rule in (grows, learning, no_problem)]
+    sentences += [grows(histories), learning(histories) or training_loss(reader), no_problem(histories)]
     sentences.append("" if any(limits) else compute_bound(histories))
     return [sentence for sentence in sentences if sentence][:limit]
 
