@@ -201,8 +201,11 @@ class Comparison:
     def _speedups(self) -> list[float | None]:
         return [_speedup(self.summaries[0], summary) for summary in self.summaries]
 
+    def _differing(self) -> list[str]:
+        return differing([s["parameters_given"] for s in self.summaries], self.sorted_by, MOST_PARAMETERS)
+
     def _rows(self) -> list[dict[str, str]]:
-        given = differing([s["parameters_given"] for s in self.summaries], self.sorted_by, MOST_PARAMETERS)
+        given = self._differing()
         columns = {"loss": self._marked("loss")}
         for name, title in metric_columns(self.glances, self.sorted_by, MOST_CURVES).items():
             if not is_tested(name):
@@ -267,7 +270,9 @@ class Comparison:
         """The rows without what no run has and what is the same in all of them, and a sentence with the latter."""
         rows = self._rows()
         names = [name for name in dict.fromkeys(name for row in rows for name in row) if name != "run"]
-        common = {name: rows[0].get(name, "") for name in names if len({row.get(name) for row in rows}) == 1}
+        given = self._differing()  # also where the texts, which are cut, are equal
+        same = [name for name in names if name not in given and len({row.get(name) for row in rows}) == 1]
+        common = {name: rows[0].get(name, "") for name in same}
         if len(rows) < 2:
             common = {name: text for name, text in common.items() if text in ("", "n/a")}
         rows = [{name: text for name, text in row.items() if name not in common} for row in rows]

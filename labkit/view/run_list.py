@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from itertools import zip_longest
 from pathlib import Path
 from textwrap import shorten
 from typing import Any, SupportsIndex, TypeVar, overload
@@ -18,7 +20,7 @@ from labkit.record.text import escaped, plain
 from labkit.view import words
 from labkit.view.charts.images import as_image
 from labkit.view.charts.spark import spark_svg, spark_text
-from labkit.view.live.tables import CELL, ROW, TABLE
+from labkit.view.live.tables import CELL, GAP, ROW, TABLE, WIDEST
 from labkit.write.compose import nearest
 
 __all__ = ["RunList", "SortKeys", "differing", "metric_columns", "parameter_text", "sort_keys", "sorted_by"]
@@ -30,6 +32,8 @@ KILLED = "its launch was killed before the run started; labkit runs --clean dele
 SHOWN = 50
 OWN_KEYS = ("started", "duration", "ranks")  # of every run
 PARAMETERS, METRICS = 6, 3  # columns
+CURVE, CURVE_WIDTH = "loss so far", 15  # in characters
+WORD_ENDS = re.compile(r"[\s_/-]")  # at which a cell wraps
 LONGEST_NAME, LONGEST_VALUE = 40, 24
 DRAWN_DIGITS = 10
 HEAD = "vertical-align:bottom;font-weight:500;opacity:.7"
@@ -107,11 +111,12 @@ class RunList(list[Any]):
             ]
         return RunList(sorted_by(name, self, keys), self.unfinished, by=name, empty=self.empty)
 
-    def _rows(self) -> list[dict[str, str | Glance]]:
-        """One row per shown run, all with the same columns."""
+    def _rows(self) -> tuple[list[dict[str, str | Glance]], list[str]]:
+        """One row per shown run, all with the same columns; and the names of the columns of metrics and options, the
+        most important first."""
         shown = [(run, run.folder.glimpsed_manifest(), run.status(), glance(run.folder)) for run in self[:SHOWN]]
         given = [manifest["parameters"] for _, manifest, _, _ in shown]
-        parameters = differing(given, self.by)
+        parameters = differing(given, self.by, len(set().union(*given)))
         metrics = metric_columns([seen for *_, seen in shown], self.by)
         tagged = any(run.tags or run.note for run, *_ in shown)
         rows = [
@@ -120,9 +125,9 @@ class RunList(list[Any]):
                 "started": time.strftime("%b %d %H:%M", time.localtime(state.started)),
                 "state": words.status(state),
                 "loss": words.quantity(seen.loss, 4),
-                "loss so far": seen,
+                CURVE: seen,
                 **{title: words.quantity(seen.metrics.get(name), 4) for name, title in metrics.items()},
-                **{name: parameter_text(manifest["parameters"].get(name, "")) for name in parameters},
+                **{name: _Value(plain(str(manifest["parameters"].get(name, "")))) for name in parameters},
                 "ranks": words.ranks(manifest["world_size"], state.ranks),
                 "duration": words.seconds(state.seconds),
                 **({"tags": ", ".join(run.tags), "note": run.note} if tagged else {}),
@@ -132,40 +137,63 @@ class RunList(list[Any]):
             for run, manifest, state, seen in shown
         ]
         killed = {"state": "lost", "why": KILLED}
-        return [*rows, *({"run": path.name, **killed} for path in self.unfinished)]
+        by_turns = [name for pair in zip_longest(metrics.values(), parameters) for name in pair if name is not None]
+        differ = len({row["ranks"] for row in rows}) > 1
+        optional = ["ranks", *by_turns] if differ else [*by_turns, "ranks"]
+        return [*rows, *({"run": path.name, **killed} for path in self.unfinished)], optional
 
-    def _left_out(self) -> str:
+    def _left_out(self, columns: Sequence[str]) -> list[str]:
+        """What the table does not show."""
         more, call = len(self) - SHOWN, f"runs(sort={self.by!r})" if self.by else "runs()"
-        return f"and {more:,} more: {call}[{SHOWN}:]" if more > 0 else ""
+        runs = [f"and {more:,} more: {call}[{SHOWN}:]"] if more > 0 else []
+        return runs + ([f"columns left out: {', '.join(columns)}; labkit.compare has them"] if columns else [])
 
     def __repr__(self) -> str:
-        if not (rows := self._rows()):
+        rows, optional = self._rows()
+        if not rows:
             return self.empty
-        columns = [name for name in _columns(rows) if name != "started"]  # the ids say it
+        left_out = optional[METRICS + PARAMETERS :]
+        columns = [name for name in _columns(rows) if name not in ("started", *left_out)]  # the ids say it
         texts = [columns, *([_text(row.get(name, "")) for name in columns] for row in rows)]
         widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
         lines = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in texts]
-        return "\n".join([*lines, *filter(None, [self._left_out()])])
+        return "\n".join([*lines, *self._left_out(left_out)])
 
     def _repr_html_(self) -> str:
-        if not (rows := self._rows()):
+        rows, optional = self._rows()
+        if not rows:
             return self.empty
         rows = [row | {"run": str(row["run"]).partition("-")[2]} for row in rows]  # enough to attach to it
-        columns = [name for name in _columns(rows) if name not in ("note", "why")]  # these are below the row
+        names = [name for name in _columns(rows) if name not in ("note", "why")]  # these are below the row
+        columns = _fitting(rows, names, optional)
         cell = f"{CELL};text-align:left;vertical-align:middle"
-        head = "".join(f'<th style="{CELL};{HEAD};text-align:left">{escaped(name)}</th>' for name in columns)
+        head = "".join(f'<th style="{cell};{HEAD}">{_wrapping(name)}</th>' for name in columns)
         body = ""
         for row in rows:
-            cells = "".join(
-                f'<td style="{cell};white-space:nowrap">{_html(row.get(name, ""))}</td>' for name in columns
-            )
+            cells = "".join(f'<td style="{cell}">{_html(row.get(name, ""))}</td>' for name in columns)
             body += f"{ROW}{cells}</tr>"
             if below := " · ".join(str(row[name]) for name in ("note", "why") if row.get(name)):
                 wide = f'colspan="{len(columns) - 1}" style="{cell};opacity:.75"'
                 body += f"{ROW}<td></td><td {wide}>{escaped(below)}</td></tr>"
-        left_out = f"<div>{escaped(self._left_out())}</div>" if self._left_out() else ""
-        table = as_image(f'<div style="overflow-x:auto">{TABLE}{ROW}{head}</tr>{body}</table></div>')
-        return f"{table}{left_out}"
+        left_out = self._left_out([name for name in names if name not in columns])
+        text = "".join(f'<div style="font-size:12px;opacity:.75">{escaped(line)}</div>' for line in left_out)
+        return as_image(f'<div style="overflow-x:auto">{TABLE}{ROW}{head}</tr>{body}</table></div>') + text
+
+
+def _fitting(rows: Sequence[Mapping[str, Any]], names: Sequence[str], optional: Sequence[str]) -> list[str]:
+    """The columns that fit side by side when their words wrap: of the optional ones as many as possible."""
+
+    def width(name: str) -> int:
+        if name == CURVE:
+            return GAP + CURVE_WIDTH
+        text = " ".join([name, *(_text(row.get(name, "")) for row in rows)])
+        return GAP + max(map(len, WORD_ENDS.split(text)))
+
+    fitting = [name for name in names if name not in optional]
+    for name in optional:
+        if sum(map(width, [*fitting, name])) <= WIDEST:
+            fitting.append(name)
+    return [name for name in names if name in fitting]
 
 
 def _in_any(name: str, mappings: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -200,15 +228,30 @@ def parameter_text(value: Any) -> str:
     if len(text) > DRAWN_DIGITS and not text.lstrip("-").isdecimal():
         with suppress(ValueError):
             return f"{float(text):.5g}"
-    return text[:LONGEST_VALUE]
+    return text if len(text) <= LONGEST_VALUE else f"{text[:8]}…{text[9 - LONGEST_VALUE :]}"
+
+
+class _Value(str):
+    """An option's, which is shown in at most 24 characters."""
 
 
 def _text(value: str | Glance) -> str:
-    return spark_text(value.losses) if isinstance(value, Glance) else plain(value)
+    if isinstance(value, Glance):
+        return spark_text(value.losses)
+    return parameter_text(value) if isinstance(value, _Value) else plain(value)
 
 
 def _html(value: str | Glance) -> str:
-    return spark_svg(value.losses) if isinstance(value, Glance) else escaped(value)
+    if isinstance(value, Glance):
+        return spark_svg(value.losses)
+    shown = _wrapping(_text(value))
+    return shown if _text(value) == value else f'<span title="{escaped(value)}">{shown}</span>'
+
+
+def _wrapping(text: str) -> str:
+    """HTML that breaks after underscores and slashes, too, but not between a number and its unit."""
+    text = re.sub(r"(\d) (?=[a-z])", "\\1\N{NO-BREAK SPACE}", text)  # 28 s
+    return escaped(text).replace("_", "_<wbr>").replace("/", "/<wbr>")
 
 
 def _sweep_of(manifest: dict[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 
 import pytest
@@ -46,6 +47,29 @@ def test_the_table_has_what_differs_and_the_best_of_each_evaluated_metric(root):
     assert "0.01" in newest and "0.25" in newest and "0.5" in newest
     assert "0.001" in older and "0.75" in older and "█" in older
     assert "<svg" not in labkit.runs()._repr_html_() and "data:image/svg+xml" in labkit.runs()._repr_html_()
+
+
+def test_columns_that_do_not_fit_are_named_and_values_that_are_cut_have_a_title(root):
+    folder = "/kaggle/input/imagenet-object-localization-challenge/"
+    for number in range(2):
+        ended(root, number, parameters={"data": f"{folder}{number}"} | {f"option_{n:0>30}": number for n in range(9)})
+
+    html, text = labkit.runs()._repr_html_(), repr(labkit.runs())
+
+    assert f'<span title="{folder}0">/<wbr>kaggle/<wbr>…ion-challenge/<wbr>0</span>' in html
+    assert re.findall("columns left out: .*", text) == [
+        f"columns left out: option_{8:0>30}, ranks; labkit.compare has them"
+    ]
+    assert 2 < html.count("<th") < len(text.splitlines()[0].split())
+    assert f"option_{8:0>30}, ranks; labkit.compare has them" in html
+
+
+def test_a_comparison_never_calls_values_the_same_that_differ_where_they_are_cut(root):
+    for number in range(2):
+        ended(root, number, parameters={"data": f"/kaggle/input/{number}/imagenet-object-localization-challenge"})
+
+    assert "the same in all runs" in str(labkit.compare(labkit.runs()))
+    assert "challenge" not in str(labkit.compare(labkit.runs())).partition("the same in all runs")[2]
 
 
 def test_filters_select_by_script_state_and_tag(root):
