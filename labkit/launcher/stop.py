@@ -119,7 +119,7 @@ def patience(folder: RunFolder, grace: float) -> float:
     """Seconds to wait after a TERM: the grace period, or longer if the ranks save when they are stopped and need time
     to agree on a step and finish it. A grace of 0 stays 0.
     """
-    manifest = read_json(folder.manifest)
+    manifest = folder.manifest_content
     command = manifest.get("torchrun") if isinstance(manifest, dict) else None
     if grace <= 0 or not isinstance(command, list) or "--checkpoint-dir" not in command:
         return grace

@@ -7,9 +7,8 @@ import json
 import os
 import secrets
 import stat
-import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
@@ -33,12 +32,11 @@ def opened(path: Path) -> BinaryIO:
 
 def in_parallel(read: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
     """`read` of each item, many at the same time if the first one shows that the file server is slow."""
-    started = time.perf_counter()
-    first = [read(item) for item in items[:1]]
-    if time.perf_counter() - started < SLOW_SECONDS:
-        return first + [read(item) for item in items[1:]]
     with ThreadPoolExecutor(READERS) as pool:
-        return first + list(pool.map(read, items[1:]))
+        first = [pool.submit(read, item) for item in items[:1]]
+        is_slow = bool(wait(first, SLOW_SECONDS).not_done)
+        rest = (pool.map if is_slow else map)(read, items[1:])
+        return [*(each.result() for each in first), *rest]
 
 
 def refresh(folder: Path) -> None:

@@ -15,7 +15,7 @@ from labkit.errors import RunFolderError
 from labkit.record.files import read_json
 from labkit.record.text import plain
 
-__all__ = ["MARKER", "NODE_MARKER", "RUN_ID", "RunFolder", "check_root", "launched_at"]
+__all__ = ["MARKER", "NODE_MARKER", "RUN_ID", "RunFolder", "check_root"]
 
 # Set in the environment of every process of a run, so that all of them can be found.
 MARKER = "LABKIT_RUN"
@@ -39,7 +39,7 @@ class _In:
 
 
 class RunFolder:
-    """The names of the files in one run folder. It holds no state; every read goes to the disk."""
+    """The names of the files in one run folder. Every read goes to the disk, except of run.json, which is final."""
 
     manifest = _In("run.json")
     script = _In("script.py")
@@ -75,6 +75,7 @@ class RunFolder:
     def __init__(self, path: str | os.PathLike[str]):
         self.path = Path(path).absolute()
         self.id = self.path.name
+        self._manifest: Any = None
 
     def rank(self, rank: int) -> Path:
         return self.ranks / str(rank)
@@ -117,9 +118,16 @@ class RunFolder:
         """The folder of the newest attempt."""
         return self.attempts()[-1]
 
+    @property
+    def manifest_content(self) -> Any:
+        """The content of run.json; None if it cannot be read."""
+        if self._manifest is None:
+            self._manifest = read_json(self.manifest)
+        return self._manifest
+
     def checkpoint_folder(self) -> Path:
         """Where the script saves its checkpoints: in this folder, or in its `--checkpoint-dir`."""
-        manifest = read_json(self.manifest)
+        manifest = self.manifest_content
         if not isinstance(manifest, dict):
             return self.checkpoints
         parameters = manifest.get("parameters")
@@ -161,19 +169,21 @@ class RunFolder:
 
     def read_manifest(self) -> dict[str, Any]:
         """The content of `run.json`. Raises RunFolderError when it is missing or has another format."""
-        manifest = read_json(self.manifest)
+        manifest = self.manifest_content
         if not isinstance(manifest, dict) or manifest.get("format") != 1:
             raise RunFolderError(plain(f"{self.path} is not a run folder this labkit can read: {_format_of(manifest)}"))
         return _sound(manifest, self)
 
     def glimpsed_manifest(self) -> dict[str, Any]:
         """What can be read of `run.json`, for a list that must not fail for one run."""
-        manifest = read_json(self.manifest)
-        return _sound(manifest if isinstance(manifest, dict) else {}, self)
+        return _sound(self.manifest_content if isinstance(self.manifest_content, dict) else {}, self)
 
     def launched(self) -> float | None:
         """When the run was launched, in seconds since the epoch; None if run.json does not say."""
-        return launched_at(read_json(self.manifest))
+        try:
+            return datetime.fromisoformat(self.manifest_content["created"]).timestamp()
+        except (KeyError, TypeError, ValueError):
+            return None
 
     def __repr__(self) -> str:
         return f"RunFolder({str(self.path)!r})"
@@ -218,14 +228,6 @@ def _sound(manifest: dict[str, Any], folder: RunFolder) -> dict[str, Any]:
         "cells": {k: v for k, v in cells.items() if isinstance(v, dict)} if isinstance(cells, dict) else {},
         "parameters": parameters if isinstance(parameters, dict) else {},
     }
-
-
-def launched_at(manifest: Any) -> float | None:
-    """When a run was launched, by the content of its run.json."""
-    try:
-        return datetime.fromisoformat(manifest["created"]).timestamp()
-    except (KeyError, TypeError, ValueError):
-        return None
 
 
 def check_root(root: Path) -> None:

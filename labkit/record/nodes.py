@@ -122,7 +122,7 @@ def is_heard(node: RunFolder) -> bool:
 
 def heard_nodes(folder: RunFolder) -> list[str]:
     """The names of a run's nodes that have not ended and are still alive."""
-    nodes, attempt = Nodes.read(read_json(folder.manifest)), folder.latest
+    nodes, attempt = Nodes.read(folder.manifest_content), folder.latest
     if nodes is None:
         return []
     each = [(node, attempt.node(node)) for node in range(nodes.count)]

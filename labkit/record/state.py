@@ -95,7 +95,7 @@ def _last_heartbeat(folder: RunFolder, state: State) -> float:
 
 
 def _of_nodes(folder: RunFolder, root: State) -> State:
-    nodes = Nodes.read(read_json(folder.manifest))
+    nodes = Nodes.read(folder.manifest_content)
     if nodes is None:
         return replace(root, state="lost", cause={"kind": "lost", "sentence": "run.json is missing or damaged"})
     *before, newest = folder.attempts()

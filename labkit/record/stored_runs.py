@@ -78,8 +78,6 @@ def find_run(which: str | os.PathLike[str], runs_dir: str | os.PathLike[str] | N
     if not isinstance(which, str | os.PathLike):
         raise RunFolderError(f"a run is identified by its id, a part of it, a path, or 'latest'; got {which!r}")
     if isinstance(which, os.PathLike) or _holds_a_run(Path(which)):
-        if not _holds_a_run(Path(which)):
-            raise RunFolderError(plain(f"{which} is not a run folder: it has no run.json"))
         return RunFolder(which)
     folders = list_runs(runs_dir)
     if not folders:

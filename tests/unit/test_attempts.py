@@ -182,7 +182,7 @@ def test_checkpoints_are_found_where_the_script_saves_them(folder, tmp_path):
     write_json(folder.manifest, {"parameters": {"checkpoint_dir": "mine"}, "cwd": str(tmp_path)})
     assert folder.checkpoint_folder() == tmp_path / "mine"
     write_json(folder.manifest, {"parameters": 5})
-    assert folder.checkpoint_folder() == folder.checkpoints
+    assert RunFolder(folder.path).checkpoint_folder() == folder.checkpoints
 
 
 def test_a_save_is_going_on_while_its_folder_is_written_to(folder):

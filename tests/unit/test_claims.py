@@ -97,7 +97,7 @@ def test_a_prediction_comes_before_its_run(claims, tmp_path):
     with pytest.raises(LabError, match="'x' was predicted after run was launched: predict first, then run"):
         claims.measure("x", 1, run=Run(folder))
     folder.manifest.write_text(json.dumps({"format": 1, "created": "2100-01-01T00:00:00+00:00"}))
-    claims.measure("x", 1, run=Run(folder))
+    claims.measure("x", 1, run=Run(RunFolder(folder.path)))
     with pytest.raises(LabError, match="so its prediction cannot change"):
         claims.predict("x", 2)
 

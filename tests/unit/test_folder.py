@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from labkit.errors import RunFolderError
 from labkit.record import RunFolder, find_run, list_runs, runs_root
-from labkit.record.files import read_json, write_json
+from labkit.record.files import in_parallel, read_json, write_json
 from labkit.record.folder import slug
 
 HOSTILE = [
@@ -184,8 +184,8 @@ def test_with_no_runs_at_all_the_answer_is_how_to_start_one(tmp_path):
 
 
 def test_a_path_that_is_no_run_folder_is_refused(tmp_path):
-    with pytest.raises(RunFolderError, match=r"is not a run folder: it has no run\.json"):
-        find_run(tmp_path)
+    with pytest.raises(RunFolderError, match=r"is not a run folder this labkit can read: no readable run\.json"):
+        find_run(tmp_path).read_manifest()
 
 
 def test_started_ranks_are_listed_as_numbers_in_order(folder):
@@ -280,3 +280,15 @@ def test_what_is_no_json_reads_as_none(tmp_path, content):
         (tmp_path / "x.json").write_bytes(content)
 
     assert read_json(tmp_path / "x.json") is None
+
+
+def test_of_a_slow_server_the_first_answer_is_not_waited_for_before_the_others_are_asked():
+    together = threading.Barrier(3)
+
+    def read(number):
+        if number < 3:
+            together.wait(timeout=30)
+        return number
+
+    assert in_parallel(read, range(5)) == [0, 1, 2, 3, 4]
+    assert in_parallel(read, []) == []

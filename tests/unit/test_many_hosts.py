@@ -289,7 +289,7 @@ def test_a_reader_of_folded_ranks_opens_few_files_and_all_ranks_when_it_is_told_
     assert len(RunReader(folded, each_rank=True).read_all().ranks) == 64
 
 
-def test_attaching_asks_each_node_only_once_whether_it_is_alive(folded, monkeypatch):
+def test_attaching_reads_the_manifest_once_and_asks_each_node_once_whether_it_is_alive(folded, monkeypatch):
     write_json(folded.state, {"state": "starting", "started": time.time()})
     for node, host in enumerate(EIGHT):
         write_json(folded.node(node).state, {"state": "running", "started": time.time()})
@@ -304,6 +304,7 @@ def test_attaching_asks_each_node_only_once_whether_it_is_alive(folded, monkeypa
 
     beats = [path for path in opened if path == folded.node(path.parent.name).node_heartbeat]
     assert len(beats) == 2 * 8  # attach and status
+    assert opened.count(folded.manifest) == 1
 
 
 def test_a_fold_that_is_damaged_or_another_versions_changes_nothing(folded):

@@ -796,7 +796,8 @@ def test_a_comparison_that_is_too_wide_has_a_column_for_each_run(tmp_path):
             manifest = json.loads(folder.manifest.read_text())
             each = dict.fromkeys(parameters, value)
             folder.manifest.write_text(json.dumps(manifest | {"parameters": each}))
-        html = compare([SimpleNamespace(folder=folder) for folder in folders])._repr_mimebundle_()["text/html"]
+        runs = [SimpleNamespace(folder=RunFolder(folder.path)) for folder in folders]
+        html = compare(runs)._repr_mimebundle_()["text/html"]
         return [re.sub("<.*?>", "", head) for head in re.findall("<th>(.*?)</th>", html)]
 
     many = {f"a_long_parameter_{i}": None for i in range(12)}

@@ -90,7 +90,7 @@ def ask(folder: RunFolder, run: RunFolder) -> list[RankStack]:
 
 def _elsewhere(folder: RunFolder, run: RunFolder, ranks: list[int]) -> set[int]:
     """The ranks whose processes run on another machine."""
-    if nodes := Nodes.read(read_json(run.manifest)):
+    if nodes := Nodes.read(run.manifest_content):
         return {rank for rank in ranks if not is_on_this_host(folder.node(nodes.of_rank(rank)))}
     return set(ranks) if supervisor_is_elsewhere(run) else set()
 

@@ -14,7 +14,6 @@ from labkit.errors import LaunchError
 from labkit.launcher.hardware import Hardware
 from labkit.launcher.stop import supervised
 from labkit.record import RunFolder
-from labkit.record.files import read_json
 from labkit.record.state import read_state
 
 __all__ = ["GpusInUseError", "check_gpus_are_free", "gpus_in_use", "gpus_of", "one_launch_at_a_time"]
@@ -45,7 +44,7 @@ def check_gpus_are_free(wanted: list[str]) -> None:
 
 def gpus_in_use() -> list[tuple[RunFolder, list[str]]]:
     """The active runs on this machine, each with its GPUs as `CUDA_VISIBLE_DEVICES` names them."""
-    manifests = [(folder, read_json(folder.manifest)) for folder in active_runs()]
+    manifests = [(folder, folder.manifest_content) for folder in active_runs()]
     uses = [(folder, manifest.get("gpus")) for folder, manifest in manifests if isinstance(manifest, dict)]
     return [(folder, gpus) for folder, gpus in uses if isinstance(gpus, list)]
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from labkit.record.files import read_json
-from labkit.record.folder import RunFolder, launched_at
+from labkit.record.folder import RunFolder
 from labkit.record.hosts import HostHistory
 from labkit.record.measured.fold import NodeFolds, are_folded
 from labkit.record.measured.metrics_file import Tail, finite, number
@@ -54,9 +53,8 @@ class RunReader:
         self.folds: NodeFolds | None = None
         self._own: dict[int, RankHistory] = {}  # read from the ranks' own files
         self.attempt = folder  # the newest, as of the last poll
-        manifest = read_json(folder.manifest)
-        self._nodes = [] if each_rank else _folded_nodes(manifest)
-        self._launched = launched_at(manifest)
+        self._nodes = [] if each_rank else _folded_nodes(folder.manifest_content)
+        self._launched = folder.launched()
         self.hosts: dict[str, HostHistory] = {}
         self._read: dict[int, int] = {}  # the attempt that each rank's history has reached
         self._events: list[Tail] = []  # of each attempt
