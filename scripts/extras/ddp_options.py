@@ -48,7 +48,7 @@ def in_int8(errors, bucket):
     flat += errors.get(key, 0)
     scales = torch.stack([gradient.abs().max() for gradient in gradients]).clamp(min=1e-30) / 127
     sent = (flat / scales.repeat_interleave(sizes)).round().to(torch.int8)
-    errors[key] = flat - sent * scales.repeat_interleave(sizes)
+    errors[key] = (flat - sent * scales.repeat_interleave(sizes)).nan_to_num_(0, 0, 0)  # fp16's overflows
     every_scale, every = scales.new_empty(ranks, len(scales)), sent.new_empty(ranks, len(sent))
     dist.all_gather([*every_scale], scales)
     gathered = dist.all_gather([*every], sent, async_op=True).get_future()
@@ -56,6 +56,8 @@ def in_int8(errors, bucket):
 
 
 def mean_of(flat, every, scales, sizes, _):
+    for tensor in (every, scales, sizes) if flat.is_cuda else ():  # NCCL calls this on a stream of its own
+        tensor.record_stream(torch.cuda.current_stream())
     torch.sum(torch.stack([e * s.repeat_interleave(sizes) for e, s in zip(every, scales, strict=True)]), 0, out=flat)
     return flat.div_(len(every))
 
@@ -86,6 +88,8 @@ def make_mesh(device_type, args):
         raise SystemExit("--static-graph does not go with --accumulate: torch aborts on no_sync; leave one of them out")
     if args.compress == "bf16" and dist.get_backend() != "nccl":
         raise SystemExit("--compress bf16 needs NCCL, which sums bf16: use fp16")
+    if args.compress == "powersgd" and getattr(args, "precision", "") == "fp16":
+        raise SystemExit("--compress powersgd never recovers from an overflow of fp16: use another --compress")
     return init_device_mesh(device_type, (dist.get_world_size(),), mesh_dim_names=("data",))
 
 

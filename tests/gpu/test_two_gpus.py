@@ -58,6 +58,8 @@ STRATEGIES = {
     "fsdp1": {},
     "tensor_parallel": {},
     "hybrid": {"tensor": 2},
+    "context_parallel": {},
+    "context_parallel, ring": {"attention": "ring"},
     "pipeline": {"accumulate": 4, "schedule": "GPipe"},
     "pipeline, 1F1B": {"accumulate": 4, "schedule": "1F1B"},
     "pipeline, Interleaved1F1B": {"accumulate": 4, "schedule": "Interleaved1F1B"},
@@ -106,7 +108,7 @@ def test_the_first_collective_that_differs_or_is_missing_is_named(hang, sentence
     assert sentence in shown
 
 
-@pytest.mark.timeout(400)  # eleven launches in full
+@pytest.mark.timeout(400)  # thirteen launches in full
 def test_every_strategy_on_two_ranks_has_the_losses_of_single(figures):
     alone = losses("single", 1)
     for name, options in STRATEGIES.items() if EVERYTHING else [("fsdp", {})]:

@@ -59,6 +59,13 @@ rarely = pytest.mark.soak
             "--compress bf16 needs NCCL, which sums bf16: use fp16",
             marks=rarely,
         ),
+        pytest.param(
+            "ddp",
+            2,
+            {"compress": "powersgd", "precision": "fp16"},
+            "--compress powersgd never recovers from an overflow of fp16: use another --compress",
+            marks=rarely,
+        ),
         pytest.param("diloco", 2, {"sync_every": 0}, "--sync-every 0 must be at least 1", marks=rarely),
         pytest.param(
             "ddp",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -115,6 +117,27 @@ def test_compressed_gradients_train_nearly_the_same(compress, most, tmp_path):
     composed = composed_of("ddp", "transformer", "ddp_options")
     values = trained(composed, 2, ["--compress", compress], tmp_path / "compressed")
     assert 0 < largest_difference(values, expected) < most
+
+
+OVERFLOWING = """
+import math
+from types import SimpleNamespace
+
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+model = compressed(DistributedDataParallel(nn.Linear(4, 4)), SimpleNamespace(compress="int8"))
+for scale in (1.0, math.inf, 1.0):
+    model.zero_grad()
+    (model(torch.ones(2, 4)).sum() * scale).backward()
+    print(all(bool(p.grad.isfinite().all()) for p in model.parameters()))
+"""
+
+
+def test_an_overflow_spoils_the_gradients_of_one_step_only(tmp_path):
+    """Of fp16, whose scaler skips that step; what int8 leaves out of it must not be added to the next one."""
+    script = tmp_path / "overflowing.py"
+    script.write_text(str(labkit.Script.load("ddp", "ddp_options")).partition("\nif __name__")[0] + OVERFLOWING)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120)
+    assert done.stdout.split() == ["True", "False", "True"], done.stderr
 
 
 def test_at_the_end_of_a_round_every_parameter_is_sent_once(tmp_path):
