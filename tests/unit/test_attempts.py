@@ -22,6 +22,7 @@ from labkit.record.files import write_json
 from labkit.record.folder import RESERVE_BYTES
 from labkit.record.measured.reader import rows
 from labkit.view.charts.svg import charts
+from labkit.view.live.learning import training_loss
 from labkit.view.live.page import attempt_ended, run_html, run_text
 from labkit.view.live.run_charts import Look, run_charts
 from labkit.view.run_list import RunList
@@ -141,6 +142,17 @@ def test_losses_are_means_over_all_ranks_and_of_the_last_attempt(begun_again, fo
 
 def test_a_run_without_losses_has_none(folder):
     assert Run(folder).losses().empty
+
+
+def test_steps_that_are_repeated_are_no_rise_of_the_loss(folder):
+    write_json(folder.manifest, {"created": datetime.fromtimestamp(1000.0, UTC).isoformat()})
+    starts = ({"k": "meta", "t": 0.0, "time": 1000.0}, {"k": "meta", "t": 0.0, "time": 1110.0})
+    lines(folder.metrics(0), starts[0], *(step(t, t, loss=300 - t) for t in range(1, 101)))
+    before = training_loss(RunReader(folder).read_all())
+    lines(folder.attempt(2).metrics(0), starts[1], *(step(t, t, loss=300 - t) for t in range(1, 21)))
+
+    assert before.startswith("loss still falls: ")
+    assert training_loss(RunReader(folder).read_all()) == ""
 
 
 def test_the_view_shows_it(begun_again):

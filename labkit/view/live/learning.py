@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import sqrt
+from operator import itemgetter
 
 from labkit.record import RankHistory, RunReader
 from labkit.record.measured.metric_names import is_evaluated, is_lower_better, parted
@@ -15,6 +16,7 @@ from labkit.view import words
 
 __all__ = ["learning", "training_loss"]
 
+X = itemgetter(0)
 FEWEST = 4  # evaluations
 PATIENCE = 3  # evaluations without a better value
 RISES = 1.05  # a loss this many times its best
@@ -53,27 +55,36 @@ def training_loss(reader: RunReader) -> str:
     """`loss still falls: mean 1.87 over the last 40 steps, 2.31 over the 40 before`, or since which step it has not
     fallen. A change is one of more than three standard errors; that of a longer part counts if the newest losses do not
     contradict it. Empty for fewer than 50 losses."""
-    ranks = [points for line in reader.lines("loss").values() if (points := line.points())]
-    count = min(map(len, ranks), default=0)
     steps = next((points for line in reader.lines("step").values() if (points := line.points())), [])
+    losses = _mean_losses(reader)
+    count, means = len(losses), [mean for _, mean in losses]
     if count < LOSSES or not steps:
         return ""
-    times = [x for x, *_ in ranks[0][-count:]]
-    each = zip(*([last for *_, last in points[-count:]] for points in ranks), strict=True)
-    losses = [sum(values) / len(values) for values in each]
     newest = max(NEWEST, round(SHARE * count))
     parts = [*range(newest, count, newest), count]  # of the losses, from the end
-    halves = {part: _halves(losses[-part:]) for part in parts}
+    halves = {part: _halves(means[-part:]) for part in parts}
     changed = next((part for part in parts if abs(halves[part].change) > halves[part].noise), 0)
     flat = max((part for part in parts if part < (changed or part + 1)), default=newest)
+    first, last = (_step_at(steps, losses[-part][0]) for part in (changed or flat, 1))
     if changed and abs(halves[changed].change * flat / changed - halves[flat].change) <= halves[flat].noise:
         how = "still falls" if halves[changed].change < 0 else "rises"
         before, after = (words.quantity(mean, 4) for mean in (halves[changed].before, halves[changed].after))
-        half = (_step_at(steps, times[-1]) - _step_at(steps, times[-changed])) // 2 + 1
+        half = (last - first) // 2 + 1
         return f"loss {how}: mean {after} over the last {half:,} steps, {before} over the {half:,} before"
-    since = f"step {_step_at(steps, times[-flat]):,}" if changed else "the start"
-    mean = words.quantity(sum(losses[-flat:]) / flat, 4)
+    start = "the restart" if reader.restarts else "the start"
+    since = f"step {_step_at(steps, losses[-flat][0]):,}" if changed else start
+    mean = words.quantity(sum(means[-flat:]) / flat, 4)
     return f"loss has not fallen by more than its noise since {since}: mean {mean}"
+
+
+def _mean_losses(reader: RunReader) -> list[tuple[float, float]]:
+    """(x, mean over the ranks) since the last restart, because a restarted run repeats some steps."""
+    restart = max(reader.restarts, default=0.0)
+    lines = [line.points() for line in reader.lines("loss").values()]
+    ranks = [new for points in lines if (new := points[bisect_left(points, restart, key=X) :])]
+    count = min(map(len, ranks), default=0)
+    each = zip(*(points[-count:] for points in ranks), strict=True)
+    return [(points[0][0], sum(last for *_, last in points) / len(points)) for points in each]
 
 
 @dataclass(frozen=True)
@@ -93,7 +104,9 @@ def _halves(losses: Sequence[float]) -> _Halves:
     half = len(losses) // 2
     parts = losses[:half], losses[-half:]
     before, after = (sum(part) / half for part in parts)
-    squares = sum((loss - mean) ** 2 for part, mean in zip(parts, (before, after), strict=True) for loss in part)
+    squares = sum(
+        (loss - mean) * (loss - mean) for part, mean in zip(parts, (before, after), strict=True) for loss in part
+    )
     return _Halves(before, after, ERRORS * sqrt(squares / (half * (half - 1))))
 
 
@@ -106,7 +119,7 @@ def _step_of(history: RankHistory, name: str, value: float, x: float) -> int:
 
 
 def _step_at(steps: Sequence[Point], x: float) -> int:
-    return int(steps[max(0, bisect_right(steps, x, key=lambda point: point[0]) - 1)][3]) if steps else 0
+    return int(steps[max(0, bisect_right(steps, x, key=X) - 1)][3]) if steps else 0
 
 
 def _falls(history: RankHistory, since: float) -> bool:
