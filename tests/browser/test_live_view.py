@@ -15,6 +15,12 @@ ROOT = Path(__file__).parents[2]
 LAUNCH = f"import labkit\nrun = labkit.launch({str(SCRIPTS / 'faulty.py')!r}, nproc_per_node=2, steps=STEPS, sleep=0.1)"
 
 
+UNDER_THE_POINTER = """svg => {
+    const box = svg.getBoundingClientRect();
+    return document.elementFromPoint(box.x + box.width / 4, box.y + box.height / 5).textContent;
+}"""
+
+
 def launch(steps: int, **options: object) -> str:
     more = "".join(f", {name}={value!r}" for name, value in options.items())
     return LAUNCH.replace("STEPS", str(steps) + more)
@@ -43,7 +49,9 @@ def test_it_moves_while_other_cells_run_and_leaves_a_static_figure(notebook):
     notebook.open([launch(150), "print('the answer is', 6 * 7)", "run.wait()"])
     notebook.run(0)
     wait_until_moving(notebook, 0)
-    assert notebook.output(0).locator("svg[role=img]").count() == 1
+    charts = notebook.output(0).locator("svg[role=img]")
+    assert charts.count() == 1
+    assert re.fullmatch(r"[\d.]+ s\nrank 0 [\d.]+\nrank 1 [\d.]+", charts.evaluate(UNDER_THE_POINTER))
     notebook.run(1)
     notebook.wait_for_text(1, "the answer is 42", 10)
     wait_until_moving(notebook, 0)

@@ -23,6 +23,7 @@ CULPRIT = "culprit or 0"  # whose log is shown unless another rank's is chosen
 SMOOTHINGS = {"none": 0.0, "some": 0.6, "strong": 0.9}  # the share of the value before that an average keeps
 PERIOD_SECONDS = 0.5
 LONGEST_PERIOD_SECONDS = 5.0
+SHARE_OF_A_CORE = 0.02
 MANY_NODES_SECONDS = 4.0  # between readings of the state, which is spread over several files a node
 STRIKES = 3
 OPEN: dict[Path, Dashboard] = {}  # at most one view of each run per kernel
@@ -144,8 +145,8 @@ class Dashboard:
                 self._finish_from_thread()
                 return
             cost = time.thread_time() - began
-            # A view that is expensive to draw is drawn less often: at most a fifth of the time.
-            period = min(LONGEST_PERIOD_SECONDS, max(PERIOD_SECONDS, 5 * cost))
+            # A view that is expensive to draw is drawn less often.
+            period = min(LONGEST_PERIOD_SECONDS, max(PERIOD_SECONDS, cost / SHARE_OF_A_CORE))
 
     def _draw(self) -> None:
         state = self._state
