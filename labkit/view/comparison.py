@@ -295,7 +295,7 @@ class Comparison:
             )
             for title in titles
         ]
-        return charts(drawn, 2, show_step, "step") if drawn else ""
+        return charts(drawn, 2, show_step, "step", most_lines=MANY * MOST_CURVES) if drawn else ""
 
     def _remarks(self) -> list[str]:
         return [plain(f"{s['name']}: {s['notice']}") for s in self.summaries if s["notice"]] + self.findings

@@ -788,6 +788,16 @@ def test_runs_are_compared_by_their_curves_first(tmp_path):
     assert "steps" not in comparison._rows()[0]
 
 
+def test_each_of_eight_compared_runs_has_a_line_in_each_of_six_charts(tmp_path):
+    curves = {f"val_{n}": (10, lambda step: step / 100) for n in range(5)}
+    folders = [reporting(tmp_path / str(i), 1, 30, **curves) for i in range(8)]
+
+    page = compare([SimpleNamespace(folder=folder) for folder in folders])._repr_mimebundle_()["text/html"]
+    picture = base64.b64decode(re.search(r"base64,([^\"]+)", page)[1]).decode()
+
+    assert picture.count(' stroke-width="1.6" stroke-dasharray') == 8 * 6
+
+
 def test_a_comparison_that_is_too_wide_has_a_column_for_each_run(tmp_path):
     folders = [reporting(tmp_path / name, 2, 60) for name in "ab"]
 

@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from operator import itemgetter
 from statistics import median
 from typing import Any, TypeVar
@@ -31,7 +31,10 @@ DASHES = ("", "6 3", "2 2", "8 3 2 3", "12 3", "4 6", "1 3", "10 3 2 3 2 3")
 WIDTH, HEIGHT = 360, 132
 LEFT, RIGHT, TOP, BOTTOM = 52, 8, 20, 18
 POINTS = 320  # of each of four charts, over all ranks; fewer of more charts, so that all fit into one 40 kB message
-LINES = 32  # over all charts; with more, the ranks of every chart are drawn as a band
+LINES, FEW = (
+    32,
+    8,
+)  # over all charts; the ranks of further ones are drawn as bands, and those of all if they are not few
 HOVERED = 160  # values under the pointer, over all charts and columns
 FEWEST_COLUMNS, MOST_COLUMNS = 6, 24  # of a chart, in which it has values under the pointer
 NAMED = 8  # restarts, and changes, the newest of which are marked
@@ -104,16 +107,18 @@ def charts(
     show_x: Callable[[float], str] = clock,
     origin: str = "launch +",
     stall: tuple[float, float] | None = None,
+    most_lines: int = LINES,
 ) -> str:
     """One SVG with all charts in a grid; its height depends only on their number. `show_x` formats an x value, which
-    starts with or is counted from the `origin`; between the two of `stall` no rank made progress."""
+    starts with or is counted from the `origin`; between the two of `stall` no rank made progress. With more than
+    `most_lines` ranks are drawn as bands, see `are_banded`."""
     rows = math.ceil(len(all_charts) / columns)
     lines = [line for chart in all_charts for line in (*chart.series.values(), chart.evaluated) if line]
     drawn = [points for line in lines if (points := line.points())]
     times = [point[0] for points in drawn for point in (points[0], points[-1])]
     times += stall or ()
     span = (min(times), max(times)) if times else (0.0, 1.0)  # common to all charts
-    banded = are_banded(all_charts)
+    banded = are_banded(all_charts, most_lines)
     values = sum(3 if band else len(chart.series) for chart, band in zip(all_charts, banded, strict=True))
     hovered = min(MOST_COLUMNS, max(FEWEST_COLUMNS, HOVERED // max(1, values)))
     sheet = _Sheet(*span, show_x, origin, stall, len(all_charts), hovered)
@@ -131,10 +136,14 @@ def charts(
     )
 
 
-def are_banded(all_charts: Sequence[Chart]) -> list[bool]:
-    """Whether each chart's ranks are drawn as a band: they are too many for it, or for all charts together."""
-    most = 2 if sum(len(chart.series) for chart in all_charts) > LINES else MANY
-    return [len(chart.series) > most for chart in all_charts]
+def are_banded(all_charts: Sequence[Chart], most_lines: int = LINES) -> list[bool]:
+    """Whether each chart's ranks are drawn as a band: they are too many for it, or for the charts up to it. Of many
+    charts with too many lines all are."""
+    totals = [*accumulate(len(chart.series) for chart in all_charts)]
+    allowed = most_lines if len(all_charts) <= FEW or totals[-1] <= most_lines else 0
+    return [
+        len(chart.series) > (MANY if total <= allowed else 2) for chart, total in zip(all_charts, totals, strict=True)
+    ]
 
 
 def dot(rank: int) -> str:
@@ -162,7 +171,7 @@ class _Sheet:
         """Round values of x; times are round in the unit in which `clock` shows them, others are whole numbers."""
         is_time = self.show_x is clock
         unit = 1.0 if not is_time or self.x1 < 100 else 60.0 if self.x1 < 6000 else 3600.0
-        values = _round_values(self.x0, self.x1, unit, X_TICKS if self.charts <= 8 and self.origin else FEW_TICKS)
+        values = _round_values(self.x0, self.x1, unit, X_TICKS if self.charts <= FEW and self.origin else FEW_TICKS)
         return [x for x in values if is_time or x == round(x)]
 
     def x(self, value: float) -> float:
@@ -286,7 +295,7 @@ def _between(line: list[tuple[int, int]]) -> Iterator[tuple[float, float]]:
 
 
 def _axes(chart: Chart, frame: _Frame, sheet: _Sheet, is_first: bool) -> str:
-    most = Y_TICKS if sheet.charts <= 8 else FEW_TICKS
+    most = Y_TICKS if sheet.charts <= FEW else FEW_TICKS
     heights = {round(frame.y(y)): ZEROS.sub(" ", chart.show(y)) for y in frame.ticks(chart.unit, most)}
     lines = "".join(f"M{LEFT} {y}H{WIDTH - RIGHT}" for y in heights)
     upright, below = sheet.axis
