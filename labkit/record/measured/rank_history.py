@@ -232,17 +232,17 @@ class RankHistory:
         totals["steps"] += steps
         totals["samples"] += samples
         totals["seconds"] += seconds
-        phases = [finite(record.get(phase)) or 0.0 for phase in PHASES]
-        for phase, spent in zip(PHASES, phases, strict=True):
+        phases = {phase: finite(record.get(phase)) or 0.0 for phase in PHASES}
+        for phase, spent in phases.items():
             totals[phase] += spent
         self.communicates = finite(record.get("communication")) is not None
         if self.step > FIRST_STEPS:  # the first steps compile, allocate and warm caches
-            self._recent.append((steps, seconds, *phases))
+            self._recent.append((steps, seconds, *phases.values()))
             self._recent_sums = None
         self.allocation_retries = max(self.allocation_retries, number(record.get("retries")) or 0.0)
         self.latest["step_seconds"] = seconds / steps
         self._measured["step_seconds"].add(t, slowest)
-        if own := sum(spent for phase, spent in zip(PHASES, phases, strict=True) if phase in OWN):
+        if own := sum(phases[phase] for phase in OWN):
             self._measured["own_seconds"].add(t, own / steps)
         if samples and seconds:
             self.latest["throughput"] = samples / seconds
