@@ -82,9 +82,11 @@ def _mean_losses(reader: RunReader) -> list[tuple[float, float]]:
     restart = max(reader.restarts, default=0.0)
     lines = [line.points() for line in reader.lines("loss").values()]
     ranks = [new for points in lines if (new := points[bisect_left(points, restart, key=X) :])]
-    count = min(map(len, ranks), default=0)
-    each = zip(*(points[-count:] for points in ranks), strict=True)
-    return [(points[0][0], sum(last for *_, last in points) / len(points)) for points in each]
+    if not ranks:
+        return []
+    count = min(map(len, ranks))
+    each = zip(*([point[3] for point in points[-count:]] for points in ranks), strict=True)
+    return [(point[0], sum(losses) / len(losses)) for point, losses in zip(ranks[0][-count:], each, strict=True)]
 
 
 @dataclass(frozen=True)
