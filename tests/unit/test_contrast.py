@@ -25,7 +25,7 @@ from labkit.view.run_list import RunList
 THEMES = {"light": ("#ffffff", "#000000", 0.87), "dark": ("#111111", "#ffffff", 0.87)}
 TEXT, GRAPHICS = 4.5, 3.0
 SVG_IMAGE = re.compile(r'<img src="data:image/svg\+xml;base64,([^"]+)"[^>]*>')
-VOID = {"img", "meta", "br", "path", "rect", "circle", "line", "input"}
+VOID = {"img", "meta", "br", "wbr", "path", "rect", "circle", "line", "input"}
 
 
 def channels(colour):

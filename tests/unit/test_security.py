@@ -48,7 +48,7 @@ CODES = {name: text for name, text in HOSTILE.items() if not text.isprintable()}
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 SCRIPT = re.compile("<script>(.*?)</script>", re.DOTALL)
 ELEMENTS = {"div", "b", "code", "span", "svg", "g", "text", "tspan", "path", "rect", "table", "tr", "th", "td", "pre"}
-ELEMENTS |= {"details", "summary", "html", "meta", "title", "style", "h1", "h2"}
+ELEMENTS |= {"details", "summary", "html", "meta", "title", "style", "h1", "h2", "wbr"}
 PICTURE = re.compile(r'<img src="data:image/svg\+xml;base64,([\w+/=]+)"([^<>]*)>')
 RANKS = 9  # from which on hosts are told by name
 NAMESPACE = ' xmlns="http://www.w3.org/2000/svg"'
