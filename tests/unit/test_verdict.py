@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 
 import pytest
 
-from labkit.record import RunReader
+from labkit.record import RunReader, Series
+from labkit.view.live.learning import training_loss
 from labkit.view.live.verdict import verdict
 
 GIB = 2**30
@@ -161,6 +163,20 @@ def test_whether_the_loss_falls_by_more_than_its_noise(folder, write_metrics, lo
         write_metrics(rank, {"k": "meta", "t": 0.0}, *steps)
 
     assert verdict(RunReader(folder).read_all()) == [sentence]
+
+
+@pytest.mark.parametrize("steps", [60, 400])
+def test_noise_is_rarely_taken_for_a_fall_or_a_rise(steps):
+    draw, changes = random.Random(0), 0
+    for _ in range(100):
+        series = {"loss": Series(), "step": Series()}
+        for i in range(1, steps + 1):
+            series["loss"].add(i / 10, draw.gauss(2, 0.05))
+            series["step"].add(i / 10, i)
+        reader = SimpleNamespace(lines=lambda name, series=series: {0: series[name]}, restarts=[])
+        changes += "has not fallen by more than its noise since the start" not in training_loss(reader)
+
+    assert changes <= 5
 
 
 def test_two_worse_evaluations_are_no_news(folder, write_metrics):
