@@ -146,7 +146,7 @@ class RunList(list[Any]):
         """What the table does not show."""
         more, call = len(self) - SHOWN, f"runs(sort={self.by!r})" if self.by else "runs()"
         runs = [f"and {more:,} more: {call}[{SHOWN}:]"] if more > 0 else []
-        return runs + ([f"columns left out: {', '.join(columns)}; labkit.compare has them"] if columns else [])
+        return runs + ([f"columns left out: {', '.join(columns)}; labkit.compare shows them"] if columns else [])
 
     def __repr__(self) -> str:
         rows, optional = self._rows()

@@ -58,10 +58,10 @@ def test_columns_that_do_not_fit_are_named_and_values_that_are_cut_have_a_title(
 
     assert f'<span title="{folder}0">/<wbr>kaggle/<wbr>…ion-challenge/<wbr>0</span>' in html
     assert re.findall("columns left out: .*", text) == [
-        f"columns left out: option_{8:0>30}, ranks; labkit.compare has them"
+        f"columns left out: option_{8:0>30}, ranks; labkit.compare shows them"
     ]
     assert 2 < html.count("<th") < len(text.splitlines()[0].split())
-    assert f"option_{8:0>30}, ranks; labkit.compare has them" in html
+    assert f"option_{8:0>30}, ranks; labkit.compare shows them" in html
 
 
 def test_a_comparison_never_calls_values_the_same_that_differ_where_they_are_cut(root):
