@@ -176,8 +176,9 @@ lab.plans(ways, global_batch_size=32)
 #
 # 1. The plans above with `global_batch_size=8`: who gains?
 #    <details><summary>Answer</summary>Tensor parallelism: its sums shrink with the samples, those of DDP do
-#    not. On 2 × T4 both now wait 35% of a step, and it is ahead, 117 ms to 148; on 8 × A100 10 ms to 14. With 32
-#    samples DDP was ahead on both.</details>
+#    not. On 2 × T4 both now wait a third of a step, and it is ahead, 127 ms to 148. On 8 × A100 it is behind, 37 ms to
+#    14, because of the optimizer's 28: torch does not update whole and split parameters together, so the host launches
+#    their updates one by one. With 32 samples DDP was ahead on both.</details>
 # 2. `nproc_per_node = 3`: what is refused?
 #    <details><summary>Answer</summary>"4 heads of out do not split over 3 tensor ranks", on all ranks, before
 #    the first step: a head is not cut.</details>

@@ -150,7 +150,7 @@ if large:
 #    tensor axis it is alone.</details>
 # 2. The plans above with `{"tensor": 4}` instead of `{"tensor": 2}`, on 8 × A100: does a rank hold less?
 #    <details><summary>Answer</summary>No: 10.9 GiB instead of 8.2. Only two ranks are left on the data axis,
-#    so less is sharded, and a rank works on twice the samples. A step takes 439 ms instead of 372, with FSDP alone
+#    so less is sharded, and a rank works on twice the samples. A step takes 509 ms instead of 445, with FSDP alone
 #    331.</details>
 # 3. Gather again in every micro-batch: `reshard_after_forward=True` in the strategy cell of `script`. Which axis sends
 #    more now, and does the loss notice?

@@ -54,8 +54,8 @@ timeline(20, moving=True)
 
 # %%
 by_way = {name: float(number) for number, name in enumerate(ways)}
-share = lab.ask("int8: bytes sent over DDP's", default=25, unit="%")
-rank_1 = lab.ask("PowerSGD: bytes sent over DDP's", default=1, unit="%")
+share = lab.ask("int8: bytes sent, over DDP's", default=25, unit="%")
+rank_1 = lab.ask("PowerSGD: bytes sent, over DDP's", default=1, unit="%")
 worst = lab.ask("the way whose loss ends furthest above DDP's", default=by_way["DiLoCo"], options=by_way)
 pays = lab.ask("DiLoCo: Gbit/s between hosts up to which its step is 5% shorter than DDP's", default=10)
 
