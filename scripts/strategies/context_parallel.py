@@ -199,7 +199,7 @@ def positions_of(model):
     embedding = dict(model.named_modules()).get(POSITIONS)
     if embedding is None:
         raise SystemExit(f"context parallelism must tell the model where its positions are: {type(model).__name__} has "
-                         f"no layer {POSITIONS}; give that name to the layer called with them")  # fmt: skip
+                         f"no layer {POSITIONS}, to be called with torch.arange(length); make one")  # fmt: skip
     return embedding
 
 

@@ -107,6 +107,18 @@ def test_the_formulas_agree_with_the_rehearsal(strategy, ranks, model, options, 
         assert planned.categories[state] == seen.categories[state]
 
 
+def test_context_ranks_gather_keys_and_values_of_grouped_heads_as_they_are():
+    plain = "scaled_dot_product_attention(q, k, v, is_causal=True)"
+    grouped = "scaled_dot_product_attention(q, k[:, :1], v[:, :1], is_causal=True, enable_gqa=True)"
+    what = script("context_parallel", "transformer")
+    what = what.with_cells(model=what.cells["model"].text.replace(plain, grouped))
+    layout, counted = layout_of(what, 4, {"global_batch_size": 16}), facts_of(what, {})
+
+    assert counted.keys * 4 == 2 * counted.units[1].output  # one of 4 heads
+    seen = rehearse(what, 4, {"global_batch_size": 16})
+    assert peak(counted, layout).bytes == pytest.approx(seen.bytes, rel=0.06)
+
+
 @pytest.mark.parametrize(
     ("strategy", "model", "together"),
     [

@@ -65,6 +65,8 @@ class Model(nn.Module):  # HERE
     def unembed(self, x):
         return self.head(x)
 """
+PLACED = STAGES.replace("check_model(model, blocks, stages, own)", "positions_of(model)").replace("own", "POSITIONS")
+PLACED += "\nPOSITIONS = 'positions'\n"
 SPLIT = STAGES.replace("check_model(model, blocks, stages, own)", "split_layer(block, own)")
 SPLIT += "\nTENSOR_PLAN = {'up': 'colwise', 'mlp.down': 'rowwise', 'w*': 'colwise'}\n"
 IN_A_LOOP = "range(self.count)])  # HERE"
@@ -634,6 +636,7 @@ SEEDED: dict[str, list[tuple[str, str]]] = {
     ],
     "model-not-split": [
         (within(STAGES), within(STAGES.replace("self.rnn", "self.blocks").replace("  # HERE", ""))),
+        (within(PLACED), within(PLACED.replace("self.rnn", "self.positions").replace("  # HERE", ""))),
         (within(SPLIT), within(SPLIT.replace("head", "down").replace("rnn", "up").replace("  # HERE", ""))),
     ],
     "all-experts-on-a-rank": [

@@ -72,19 +72,26 @@ def router_seeded_by_rank(tree: Tree) -> Mistakes:
     "model-not-split",
     "wrong",
     why="labkit's pipeline and hybrid form stages of a model's embed, blocks and unembed; its tensor_parallel splits "
-    "the Linear layers that TENSOR_PLAN names. All ranks refuse a model without them, such as a recurrent one.",
+    "the Linear layers that TENSOR_PLAN names; its context_parallel tells the layer positions where a rank's part of "
+    "the sequence is. All ranks refuse a model without them, such as a recurrent one.",
     fix="Give the model these parts, write a TENSOR_PLAN for its own Linear layers, or use fsdp.",
     misses="models made by a library, in another file or by a function; layers that are named in a loop.",
 )
 def model_not_split(tree: Tree) -> Mistakes:
-    model = tree.classes.get("Model")
+    model = tree.classes.get(next((spelled(value) for name, value, _ in tree.assigns if name == "Model"), "Model"))
     if model is None or [tree.dotted(base) for base in model.bases] != ["torch.nn.Module"] or _names_by_string(tree):
         return
+    made = {node.name for node in model.body if isinstance(node, ast.FunctionDef)}
+    made |= {name.removeprefix("self.") for name, value, _ in tree.assigns if tree.is_in(value, model)}
     if "check_model" in tree.functions:
-        made = {node.name for node in model.body if isinstance(node, ast.FunctionDef)}
-        made |= {name.removeprefix("self.") for name, value, _ in tree.assigns if tree.is_in(value, model)}
         if missing := [part for part in PARTS if part not in made]:
             yield model, f"a pipeline needs embed, blocks and unembed: this model has no {', '.join(missing)}"
+    elif "positions_of" in tree.functions:
+        names = [
+            value.value for name, value, _ in tree.assigns if name == "POSITIONS" and isinstance(value, ast.Constant)
+        ]
+        if names and not {*names} & made:
+            yield model, f"context ranks need a layer {names[0]} that is called with positions: this model has none"
     elif "split_layer" in tree.functions:
         plans = [value for name, value, _ in tree.assigns if name == "TENSOR_PLAN" and isinstance(value, ast.Dict)]
         names = [key.value for plan in plans for key in plan.keys if isinstance(key, ast.Constant)]

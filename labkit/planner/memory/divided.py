@@ -11,11 +11,11 @@ from labkit.planner.model.facts import ByteCount, Moment, Profile, Unit
 __all__ = ["mask_bytes", "on_rank", "shards_of"]
 
 
-def on_rank(profile: Profile, unit: Unit | None, layout: Layout, itemsize: int) -> Profile:
-    """The profile on one rank; `unit` is None for the loss. `itemsize`: bytes per element of keys and values."""
+def on_rank(profile: Profile, unit: Unit | None, layout: Layout, keys_and_values: int) -> Profile:
+    """The profile on one rank; `unit` is None for the loss. `keys_and_values` of a block, in bytes per sample."""
     if layout.context > 1:
         is_block = unit is not None and unit.name.startswith("blocks.")
-        return _of_a_part(profile, layout, 2 * itemsize * unit.output if unit and is_block else 0)
+        return _of_a_part(profile, layout, keys_and_values if is_block else 0)
     if layout.expert_ranks > 1 and unit and unit.experts:
         return _with_some_experts(profile, unit, layout.expert_ranks)
     return profile

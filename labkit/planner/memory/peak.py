@@ -124,7 +124,9 @@ def _profiles(facts: ModelFacts, layout: Layout) -> Sequence[Profile]:
         return profiles
     itemsize = 2 if variant.precision == "16" else variant.itemsize
     units = [*facts.units, None]
-    return [on_rank(profile, unit, layout, itemsize) for profile, unit in zip(profiles, units, strict=True)]
+    return [
+        on_rank(profile, unit, layout, itemsize * facts.keys) for profile, unit in zip(profiles, units, strict=True)
+    ]
 
 
 def _keep(

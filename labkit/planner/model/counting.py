@@ -62,7 +62,8 @@ def count(
             if ranks > 1 or variant.recomputed:
                 computed = [each._replace(profile=replace(each.profile, work=())) for each in computed]
             if variant == Variant():
-                units, divides, undivided = _units(parts, computed, model.experts), model.divides(), model.undivided()
+                units, keys = _units(parts, computed, model.experts), model.keys
+                divides, undivided = model.divides(), model.undivided()
             loss = NOTHING if model.is_one_unit else computed[-1].profile
             profiles[variant] = (*_each_once(parts[: len(units)], computed), loss)
     itemsize = 8 if fake_run.option("precision") == "fp64" else 4
@@ -86,6 +87,7 @@ def count(
         divides,
         undivided,
         model.positions(),
+        keys,
     ).to_json()
 
 

@@ -114,7 +114,8 @@ class ModelFacts:
     little, and whose results therefore have the sizes that they have on this CPU. `assumed`: sentences on what depends
     on values. `experts`: among which a router chooses. `divides`: of the strategies that suit some models only
     (context_parallel, expert_parallel), those whose cells accept this one. `undivided`: why ranks cannot divide its
-    experts. `positions` of each sample, 0 if the tensors of a batch differ in them.
+    experts. `positions` of each sample, 0 if the tensors of a batch differ in them; `keys`: elements of the keys and
+    values of one attention, per sample.
     """
 
     units: tuple[Unit, ...]
@@ -134,6 +135,7 @@ class ModelFacts:
     divides: tuple[str, ...] = ()
     undivided: str = ""
     positions: int = 0
+    keys: int = 0
 
     @property
     def elements(self) -> int:

@@ -109,6 +109,7 @@ class Model:
         self.experts: dict[torch.Tensor, Experts] = {}  # of the last copy, by their parameters
         self._no_experts = ""  # why expert_parallel accepts no module of the last copy
         self.is_causal: list[bool] = []  # whether each call of attention is one that context_parallel divides
+        self.keys = 0  # elements of its keys and values per sample
         if self.names_its_parts:
             kinds: dict[str, int] = {}
             kept: list[nn.Module] = []
@@ -155,6 +156,8 @@ class Model:
         def attention(*args: Any, **options: Any) -> torch.Tensor:
             masked = len(args) > 3 or options.get("attn_mask") is not None or options.get("dropout_p")
             self.is_causal.append(bool(options.get("is_causal")) and not masked)
+            _, key, value, *_ = [*args, *options.values()]
+            self.keys = (key.numel() + value.numel()) // len(key)
             return plain(*args, **options)
 
         with patch.object(F, "scaled_dot_product_attention", attention):

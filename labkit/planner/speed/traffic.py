@@ -154,15 +154,18 @@ def _sharded(facts: ModelFacts, layout: Layout) -> Iterator[Collective]:
 
 
 def _context(facts: ModelFacts, layout: Layout) -> Iterator[Collective]:
-    """Keys and values of each block, as wide as its output: gathered, and their gradients reduce-scattered (Llama 3,
-    arXiv 2407.21783, section 3.3.2); in a ring, C-1 sends, and in backward C more of their gradients."""
+    """Keys and values of each block: gathered, and their gradients reduce-scattered (Llama 3, arXiv 2407.21783, section
+    3.3.2); in a ring, where grouped ones are repeated for every head, C-1 sends, and in backward C more of their
+    gradients."""
     if layout.context == 1:
         return
     blocks = [unit for unit in facts.units if unit.name.startswith("blocks.")]
     calls, again = len(blocks) * layout.accumulate, int(layout.activation_checkpointing)
     size, ranks = HALF.get(layout.precision, facts.itemsize), layout.context
-    whole = 2 * sum(unit.output for unit in blocks) * layout.micro_batch * layout.accumulate * size
-    if layout.options["attention"] == "gather":
+    gathers = layout.options["attention"] == "gather"
+    elements = len(blocks) * facts.keys if gathers else 2 * sum(unit.output for unit in blocks)
+    whole = elements * layout.micro_batch * layout.accumulate * size
+    if gathers:
         yield Collective("all_gather", ranks, whole, calls, "forward", False)
         yield Collective("all_gather", ranks, whole * again, calls * again, "backward", False)
         yield Collective("reduce_scatter", ranks, whole, calls, "backward", False)
