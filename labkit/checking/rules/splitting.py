@@ -87,17 +87,19 @@ def model_not_split(tree: Tree) -> Mistakes:
         if missing := [part for part in PARTS if part not in made]:
             yield model, f"a pipeline needs embed, blocks and unembed: this model has no {', '.join(missing)}"
     elif "positions_of" in tree.functions:
-        names = [
-            value.value for name, value, _ in tree.assigns if name == "POSITIONS" and isinstance(value, ast.Constant)
-        ]
-        if names and not {*names} & made:
-            yield model, f"context ranks need a layer {names[0]} that is called with positions: this model has none"
+        if missing := [name for name in _texts(tree, "POSITIONS") if name.split(".")[0] not in made]:
+            yield model, f"context ranks need a layer that is called with positions: this model has no {missing[0]}"
     elif "split_layer" in tree.functions:
-        plans = [value for name, value, _ in tree.assigns if name == "TENSOR_PLAN" and isinstance(value, ast.Dict)]
-        names = [key.value for plan in plans for key in plan.keys if isinstance(key, ast.Constant)]
-        known = tree.words | OF_TORCH
-        if missing := [name for name in names if re.fullmatch(r"[\w.]+", name) and name.split(".")[-1] not in known]:
+        layers = [name for name in _texts(tree, "TENSOR_PLAN") if re.fullmatch(r"[\w.]+", name)]  # without patterns
+        if missing := [name for name in layers if name.split(".")[-1] not in tree.words | OF_TORCH]:
             yield model, f"this model has no {', '.join(missing)}, which TENSOR_PLAN splits"
+
+
+def _texts(tree: Tree, name: str) -> list[str]:
+    """The text, or the keys of the dictionary, that a name stands for."""
+    values = [value for target, value, _ in tree.assigns if target == name]
+    parts = [part for value in values for part in (value.keys if isinstance(value, ast.Dict) else [value])]
+    return [part.value for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, str)]
 
 
 def _names_by_string(tree: Tree) -> bool:
@@ -128,7 +130,7 @@ def all_experts_on_a_rank(tree: Tree) -> Mistakes:
 
 def _loops_of_forward(tree: Tree, name: str) -> list[ast.expr]:
     """What the loops in the forward of a class run over."""
-    loops = [loop.iter for loop in (*tree.nodes[ast.For], *tree.nodes[ast.comprehension])]
+    loops = [loop.iter for loop in tree.nodes[ast.For]] + [loop.iter for loop in tree.nodes[ast.comprehension]]
     methods = [method for method in tree.functions["forward"] if tree.parents[method] is tree.classes.get(name)]
     return [loop for loop in loops if tree.function_of(loop) in methods]
 
