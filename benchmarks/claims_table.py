@@ -53,7 +53,7 @@ def lines_of(file: Path) -> Iterable[str]:
     yield f"| {' | '.join(COLUMNS)} |"
     yield "|" + "---|" * len(COLUMNS)
     for written in kept["claims"]:
-        claim = Claim(**{name: written[name] for name in names})
+        claim = Claim(**{name: written[name] for name in names if name in written})  # options since November 2026
         row = claim.row() | {"article": claim.article, "agrees": AGREES[claim.article_holds]}
         row["its figure"] = "" if claim.said is None else claim.shown(claim.said)
         if row["verdict"] != "holds":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
 from labkit.errors import LabError
@@ -32,7 +32,7 @@ class Claim:
     """`within` is relative to the prediction: 0.02 is 2%, 0 is exact. `article` is what somebody else claims, and
     `said` the number in it, if any; `because` names the reason for the difference. `timed` claims are measured with a
     clock, so that a busy machine makes them wrong. `planned`: `measured` is what a second, independent calculation
-    gave, and nothing was run."""
+    gave, and nothing was run. `options`: texts that stand for numbers."""
 
     name: str
     predicted: float
@@ -46,6 +46,7 @@ class Claim:
     measured: float | None = None
     because: str = ""
     planned: bool = False
+    options: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def holds(self) -> bool | None:
@@ -85,8 +86,9 @@ class Claim:
         }
 
     def shown(self, number: float) -> str:
-        """A number in the claim's unit, formatted."""
-        return amount(number, self.unit)
+        """A number in the claim's unit, formatted, or the option that it stands for."""
+        chosen = [text for text, value in self.options.items() if value == number and self.how == "equals"]
+        return chosen[0] if chosen else amount(number, self.unit)
 
 
 def amount(number: float, unit: str) -> str:
@@ -120,12 +122,13 @@ class Claims:
         within: float = 0.0,
         how: str = "equals",
         timed: bool | None = None,
+        options: Mapping[str, float] | None = None,
     ) -> float:
         """Record what a run will measure, and return it. The units "B", "s" and "%" (of 1) are formatted.
 
         `within`: the relative tolerance. `how`: "equals", "at least" or "at most". `timed`: measured with a clock, by
-        default true for the unit "s". Raises LabError for a value that is not a finite number, or a name that has been
-        measured.
+        default true for the unit "s". `options`: texts to show for numbers. Raises LabError for a value that is not a
+        finite number, or a name that has been measured.
         """
         if how not in WAYS:
             raise LabError(f"how must be one of {', '.join(map(repr, WAYS))}, got {how!r}")
@@ -134,7 +137,7 @@ class Claims:
         if name in self._claims and self._claims[name].measured is not None:
             raise LabError(f"{name!r} has been measured, so its prediction cannot change; use another name")
         timed = unit == "s" if timed is None else timed
-        self._claims[name] = Claim(name, value, unit, within, how, timed=timed, at=time.time())
+        self._claims[name] = Claim(name, value, unit, within, how, timed=timed, at=time.time(), options=options or {})
         self._write()
         return value
 

@@ -61,6 +61,10 @@ class Lesson(Claims):
         self._guesses[name].show()
         return name
 
+    def predict(self, name: str, value: float, unit: str = "", **how: Any) -> float:
+        options = self._guesses[name].options if name in self._guesses else None
+        return super().predict(name, value, unit, options=options, **how)
+
     def measure(self, name: str, value: float, *, run: Run | None = None, because: str = "") -> float:
         if name in self._guesses:
             self._guesses[name].freeze()

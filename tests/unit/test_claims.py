@@ -121,6 +121,21 @@ def test_a_measurement_needs_a_prediction(claims):
         claims.measure("y", 1)
 
 
+def test_what_was_chosen_among_options_is_shown_by_its_text(claims):
+    claims.predict("the slowest", 1, options={"ddp": 0, "fsdp": 1})
+    claims.measure("the slowest", 1)
+    assert claims._rows() == [
+        {
+            "claim": "the slowest",
+            "predicted": "fsdp",
+            "measured": "fsdp",
+            "off by": "0",
+            "allowed": "0",
+            "verdict": "holds",
+        }
+    ]
+
+
 def test_a_measured_nan_is_said_as_such(claims):
     claims.predict("rank", 1)
     claims.measure("rank", math.nan)
