@@ -49,7 +49,7 @@ def on_this_rank(experts, forward, group, *args, **kwargs):
     rows, sizes = inspect.signature(forward).bind(*args, **kwargs).arguments.values()
     parameters, name = dict(experts._parameters), forward.__qualname__
     if len(sizes) != (number := len(next(iter(parameters.values())))):
-        raise SystemExit(f"{name} got {len(sizes)} sizes for its {number} experts: pass 0 for one without tokens")
+        raise SystemExit(f"{name} got {len(sizes)} sizes, not one for each of {number} experts (0 without tokens)")
     ranks = dist.get_world_size(group)
     for key, parameter in parameters.items():
         experts._parameters[key] = local = parameter.to_local()

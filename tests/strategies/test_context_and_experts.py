@@ -139,7 +139,7 @@ def test_experts_that_cannot_be_divided_are_refused(line, other, message):
 def test_a_size_is_needed_for_each_expert():
     exec(str(composed_of("expert_parallel", "mixture").with_cells(model=EXPERTS)), cells := {"__name__": "train"})
     experts = cells["Gated"](4, 32)
-    with pytest.raises(SystemExit, match="Gated.forward got 3 sizes for its 4 experts: pass 0 for one without tokens"):
+    with pytest.raises(SystemExit, match="Gated.forward got 3 sizes, not one for each of 4 experts"):
         cells["on_this_rank"](experts, experts.forward, None, torch.zeros(5, 32), torch.tensor([2, 0, 3]))
 
 

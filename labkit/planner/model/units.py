@@ -55,24 +55,27 @@ class Part(NamedTuple):
 
 @dataclass(eq=False)
 class Experts:
-    """A module of experts; `elements` of the rows that it got last, each of which is a `flow`."""
+    """A module of experts; `elements` of the rows that it got last, each of which is a `flow`, with `sizes` sizes."""
 
     module: nn.Module
     elements: int = 0
     flow: Flow | None = None
-    counts_in_tensor: bool = False
+    sizes: int = 0
+    sizes_in_tensor: bool = False
 
     def note(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         rows, sizes = inspect.signature(module.forward).bind(*arguments, **keywords).arguments.values()
-        self.elements, self.flow, self.counts_in_tensor = rows.numel(), Flow.of(rows), torch.is_tensor(sizes)
+        self.elements, self.flow = rows.numel(), Flow.of(rows)
+        self.sizes, self.sizes_in_tensor = len(sizes), torch.is_tensor(sizes)
 
     def undivided(self) -> str:
         """Why it cannot compute with a share of its experts, as it does with all of them; "" if it can."""
-        number = len(next(self.module.parameters()))
+        number, name = len(next(self.module.parameters())), self.module.forward.__qualname__
+        if self.flow is not None and self.sizes != number:
+            return f"{name} got {self.sizes} sizes, not one for each of {number} experts (0 without tokens)"
         share = max(1, number // 2)
         if self._failure(number) or not (failure := self._failure(share)):
             return ""
-        name = self.module.forward.__qualname__
         return f"{name} fails with {share} of its {number} experts ({failure}): it must compute len(sizes) of them"
 
     def _failure(self, number: int) -> str:
@@ -82,7 +85,7 @@ class Experts:
         share, sizes = copy.copy(self.module), [2] * number
         share._parameters = {name: nn.Parameter(p[:number]) for name, p in self.module.named_parameters()}
         try:
-            share.forward(self.flow.make(sum(sizes)), torch.tensor(sizes) if self.counts_in_tensor else sizes)
+            share.forward(self.flow.make(sum(sizes)), torch.tensor(sizes) if self.sizes_in_tensor else sizes)
         except Exception as error:
             message, *_ = str(error).partition("\n")
             return f"{type(error).__name__}: {message}"
