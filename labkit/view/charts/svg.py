@@ -31,10 +31,8 @@ DASHES = ("", "6 3", "2 2", "8 3 2 3", "12 3", "4 6", "1 3", "10 3 2 3 2 3")
 WIDTH, HEIGHT = 360, 132
 LEFT, RIGHT, TOP, BOTTOM = 52, 8, 20, 18
 POINTS = 320  # of each of four charts, over all ranks; fewer of more charts, so that all fit into one 40 kB message
-LINES, FEW = (
-    32,
-    8,
-)  # over all charts; the ranks of further ones are drawn as bands, and those of all if they are not few
+LINES = 32  # over all charts; the ranks of further charts are drawn as bands,
+FEW = 8  # and those of all charts if there are more of them than this
 HOVERED = 160  # values under the pointer, over all charts and columns
 FEWEST_COLUMNS, MOST_COLUMNS = 6, 24  # of a chart, in which it has values under the pointer
 NAMED = 8  # restarts, and changes, the newest of which are marked
