@@ -45,6 +45,7 @@ def main() -> None:
     failed: BaseException | None = None
     try:
         probe.start()
+        process_setup.release_before_destroying(sys.modules["torch"].distributed)
         # Only now: torch and its imports are loaded, so a `random.py` next to the script cannot shadow theirs.
         sys.path.insert(0, os.environ["LABKIT_SCRIPT_DIR"])
         os.environ.pop("PYTHONSAFEPATH", None)

@@ -1,20 +1,24 @@
-"""Set up before the script runs: where its output goes, when it is killed, how its stacks are dumped."""
+"""Set up before the script runs: where its output goes, when it is killed, how its stacks are dumped, how it ends."""
 
 from __future__ import annotations
 
 import ctypes
 import faulthandler
+import functools
 import os
 import resource
 import signal
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 from labkit.record.folder import MARKER, RunFolder
 
-__all__ = ["die_with_parent", "dump_stacks_on_signal", "leave_no_core", "redirect_output"]
+__all__ = ["die_with_parent", "dump_stacks_on_signal", "leave_no_core", "redirect_output", "release_before_destroying"]
 
 PR_SET_PDEATHSIG = 1
+RELEASE_SECONDS = 0.05
 
 
 def leave_no_core() -> None:
@@ -57,3 +61,19 @@ def dump_stacks_on_signal(folder: RunFolder, rank: int) -> None:
     file = folder.stacks(rank).open("a")
     faulthandler.enable(file)
     faulthandler.register(signal.SIGUSR1, file, all_threads=True)
+
+
+def release_before_destroying(distributed: Any) -> None:
+    """Have `destroy_process_group` give up the GIL first. In torch 2.13 gloo's threads need it to free the collectives
+    of backward passes, and whoever frees the group afterwards joins them with the GIL held: a deadlock, which the flight
+    recorder makes likely, because it slows these threads down."""
+    if not distributed.is_available():
+        return
+    destroy = distributed.destroy_process_group
+
+    @functools.wraps(destroy)
+    def destroy_process_group(*args: Any, **kwargs: Any) -> None:
+        time.sleep(RELEASE_SECONDS)
+        destroy(*args, **kwargs)
+
+    distributed.destroy_process_group = destroy_process_group

@@ -120,6 +120,12 @@ def test_frameworks_on_torch_are_seen_unchanged(script, steps, says):
     assert metrics["loss"].notna().any()
 
 
+def test_a_group_that_is_freed_right_after_a_backward_pass_does_not_hang_its_rank():
+    run = labkit.launch(SCRIPTS / "ending.py", nproc_per_node=2, watchdog=30, wait=False)
+
+    assert run.wait().state == "succeeded"
+
+
 def test_the_command_reproduces_the_run_without_labkit(tmp_path):
     run = labkit.launch(tiny("ddp"), nproc_per_node=2, steps=5, global_batch_size=8, precision="fp64")
     done = subprocess.run(["bash", "-c", run.command], capture_output=True, text=True, cwd=tmp_path, timeout=120)
