@@ -7,6 +7,7 @@ import json
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -21,6 +22,7 @@ from faults.scene import ENDLESS, FAULTY, assert_clean, last_step, read, wait_fo
 
 import labkit
 from labkit.launcher.warm import client, fork
+from labkit.launcher.warm.messages import receive
 
 pytestmark = pytest.mark.skipif(not client.FORKS, reason="only Linux's processes are forked")
 PRINTS = """
@@ -179,6 +181,13 @@ def test_what_a_forked_rank_would_see_otherwise_is_run_by_a_new_process(
     (tmp_path / "mpmath.py").touch()  # torch's imports have loaded another module of this name
     assert not seen(script)[0]["forked"]
     assert client._warm[0].process.pid == warm
+
+
+def test_a_fork_whose_agent_ended_before_it_read_is_not_asked_anything() -> None:
+    ours, theirs = socket.socketpair()
+    ours.sendall(b".")
+    theirs.close()
+    assert receive(ours) == (None, [])
 
 
 def test_an_open_mock_gpu_is_seen_before_a_fork(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,10 @@ def send(control: socket.socket, message: Mapping[str, Any], descriptors: Sequen
 
 def receive(control: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
     """The next message and its descriptors; no message when the other end was closed."""
-    size, descriptors, *_ = socket.recv_fds(control, 8, MOST_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
+    try:
+        size, descriptors, *_ = socket.recv_fds(control, 8, MOST_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
+    except ConnectionResetError:  # it was closed before what this end had sent was read
+        size, descriptors = b"", []
     if not size:
         return None, descriptors
     return json.loads(control.recv(int.from_bytes(size, "big"), socket.MSG_WAITALL)), descriptors
