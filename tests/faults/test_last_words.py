@@ -172,6 +172,17 @@ def test_whatever_is_raised_its_record_names_it_in_bounded_words(tmp_path, last,
     assert not isinstance(error, SystemExit) or written.exit_code(error) == 1
 
 
+def test_ranks_whose_errors_differ_only_in_further_lines_failed_alike(tmp_path):
+    """Such as those of DDP for parameters without a gradient, which name the rank."""
+    folder = RunFolder(tmp_path)
+    folder.manifest.write_text('{"format": 1, "world_size": 2}')
+    for rank in range(2):
+        folder.rank(rank).mkdir(parents=True)
+        written.write(folder, rank, RuntimeError(f"no gradient\nof rank {rank}"), step=3)
+
+    assert find_cause(folder, folder, 1)["sentence"] == "ranks 0, 1 failed: RuntimeError: no gradient"
+
+
 @pytest.mark.parametrize(
     ("last", "says"),
     [

@@ -88,7 +88,7 @@ def _add_last_words(folder: RunFolder, failure: dict[str, Any]) -> None:
 
 def _failure(failures: list[dict[str, Any]], evidence: Evidence) -> dict[str, Any]:
     first = failures[0]
-    same = [f for f in failures if (f["exception"], f["message"]) == (first["exception"], first["message"])]
+    same = [f for f in failures if _summary(f) == _summary(first)]  # further lines may name the rank
     who = (
         f"rank {first['rank']}{evidence.on_host(first['rank'])}"
         if len(same) == 1
