@@ -57,7 +57,7 @@ def in_int8(errors, bucket):
 
 def mean_of(flat, every, scales, sizes, _):
     for tensor in (every, scales, sizes) if flat.is_cuda else ():  # NCCL calls this on a stream of its own
-        tensor.record_stream(torch.cuda.current_stream())
+        tensor.record_stream(torch.cuda.current_stream(tensor.device))
     torch.sum(torch.stack([e * s.repeat_interleave(sizes) for e, s in zip(every, scales, strict=True)]), 0, out=flat)
     return flat.div_(len(every))
 
