@@ -68,6 +68,20 @@ MUTANTS = [
         "where a signal hit", WORKER + "process_setup.py", "    faulthandler.enable(file)\n", "", matrix("I5-sigsegv")
     ),
     Mutant("what C++ threw", CAUSES + "signals.py", "if thrown else", "if False else", matrix("I9s")),
+    Mutant(
+        "the GIL before a group is destroyed",
+        WORKER + "process_setup.py",
+        "time.sleep(RELEASE_SECONDS)",
+        "pass",
+        ("../integration/test_launch.py", "freed_right_after"),
+    ),
+    Mutant(
+        "an overflow is not fed back",
+        "scripts/extras/ddp_options.py",
+        ".nan_to_num_(0, 0, 0)",
+        "",
+        ("../strategies/test_talk_less.py", "overflow"),
+    ),
     Mutant("host memory", WORKER + "failure.py", "HOST_MEMORY.search(_text(error))", "False", matrix("I4")),
     Mutant("the other failure", CAUSES + "explain.py", "others[:NAMED_FAILURES]", "others[:0]", matrix("I2")),
     Mutant(
