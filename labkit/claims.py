@@ -79,7 +79,7 @@ class Claim:
             "measured": "" if self.measured is None or self.planned else self.shown(self.measured),
             "planned": self.shown(self.measured) if self.planned and self.measured is not None else "",
             "off by": off,
-            "allowed": f"{self.within:.1%}" if self.within else "0",
+            "allowed": f"{self.within:.1%}" if self.within else "" if bound else "0",
             "verdict": verdict,
             "because": self.because,
             "article": self.article and self.article + agreement,
@@ -92,7 +92,7 @@ class Claim:
 
 
 def amount(number: float, unit: str) -> str:
-    """A number with its unit: "B", "s" and "%" (of 1) are formatted."""
+    """A number with its unit: "B", "s", "%" (of 1) and "times" are formatted."""
     if unit == "B":
         return f"{number:,.0f} B" if number < 1 << 20 else gib(number)
     if unit == "s":
@@ -100,7 +100,7 @@ def amount(number: float, unit: str) -> str:
     if unit == "%":
         return f"{number:.1%}"
     text = f"{number:,.0f}" if float(number).is_integer() else f"{number:.4g}"
-    return f"{text} {unit}".strip()
+    return f"{text}×" if unit == "times" else f"{text} {unit}".strip()
 
 
 class Claims:

@@ -19,8 +19,8 @@
 #
 # Training on several devices means running several ordinary processes. Each has a number, its **rank**, counted from 0;
 # the process itself is called a rank, too. All ranks run the same script; each works on different samples. A rank
-# usually has a GPU of its own. Where there are too few GPUs, as on a laptop, it gets one CPU core, and the code stays
-# the same.
+# usually has a GPU of its own. Where there are too few GPUs, as on a laptop, it computes on one CPU core, and the code
+# stays the same.
 
 # %% tags=["parameters"]
 nproc_per_node: int = 2  # ranks of the DDP and FSDP runs
@@ -58,7 +58,7 @@ class Model(nn.Module):  # images of handwritten digits in, ten scores out
         self.fc2 = nn.Linear(128, 10)
 
     def forward(self, x):
-        x = F.interpolate(x, size=28)
+        x = F.interpolate(x, size=28)  # these digits have 8 x 8 pixels, MNIST's 28 x 28
         for conv in (self.conv1, self.conv2, self.conv3):
             x = F.max_pool2d(torch.relu(conv(x)), 2)
         return self.fc2(torch.relu(self.fc1(x.flatten(1))))
@@ -76,14 +76,15 @@ losses = {"the same": 0.0, "a little higher": 0.05, "half": 0.5}
 loss = lab.ask("the loss on two ranks, compared with one rank, in the first steps", default=0.05, options=losses)
 of_ddp = lab.ask("how much of the model a rank keeps with DDP", default=0.5, options=parts)
 of_fsdp = lab.ask("how much of the model a rank keeps with FSDP", default=0.5, options=parts)
-speed = lab.ask("samples per second of DDP on two ranks, over those of one rank", default=2.0, unit="times")
+speed = lab.ask("samples per second on two ranks with DDP: how many times those of one", default=2, unit="times")
 
 # %% [markdown]
 # ## Train on one rank
 #
 # `Script.load("single")` is a complete training script of about 370 lines, made of titled cells; `with_cells` puts your
-# model into it. `lab.predict` notes what the lab's formula says, beside your answer. `launch` starts it and shows it
-# live: you can run other cells while it trains. `wait` blocks until it has ended.
+# model into it. `launch` starts it and shows it live: you can run other cells while it trains. `wait` blocks until it
+# has ended. Skip lines with `lab.predict`, `lab.measure` and `lab.check`, in all labs: they test the lab's own
+# formulas.
 
 # %%
 from labkit import Script
@@ -102,10 +103,11 @@ single.wait()
 # ## Train on two, with DDP
 #
 # This is what changes in labkit's script. It is one cell, and in it the line that matters is the one with
-# `DistributedDataParallel`. Words that you will meet in it and in the commands: **torchrun** is PyTorch's program that
-# starts the ranks; their number is the **world size**; a **mesh** is the ranks as a grid, here a single row. A
-# **collective** is an operation in which all ranks take part; an **all-reduce** is one that adds up a tensor over all
-# of them; a **bucket** is several gradients sent together; a **replica** is a whole copy of the model.
+# `DistributedDataParallel`. The rest was there already: `single`, too, starts a process group, chooses its device and
+# splits every batch, but among one rank. **torchrun** is PyTorch's program that starts the ranks; their number is the
+# **world size**; a **mesh** is the ranks as a grid, here a single row. A **collective** is an operation in which all
+# ranks take part; an **all-reduce** is one that adds up a tensor over all of them; a **bucket** is several gradients
+# sent together (lab 03); a **replica** is a whole copy of the model.
 
 # %%
 scripts["ddp"].diff(scripts["single"])
@@ -117,6 +119,12 @@ ddp = labkit.launch(scripts["ddp"], nproc_per_node=nproc_per_node, **options)
 ddp.wait()
 
 # %% [markdown]
+# **How to read this.** The time beside *succeeded* includes starting Python and torch. *Communication* is a rank's time
+# in collectives. The faster rank waits in them for the slower one; so the smaller of the two shares is what sending
+# costs, and the rest of the larger one is lost time. *State held* is what a rank keeps of parameters, gradients and
+# optimizer state; *peak resident set* is the whole process, mostly Python and torch, and says little about a model this
+# small. *Busy* is the whole machine, other programs included.
+#
 # ## Train on two, with FSDP
 #
 # DDP keeps the whole model on every rank. **FSDP** (fully sharded data parallel) cuts the model up: each rank keeps a
@@ -145,7 +153,7 @@ off = max(((first[name] - first["single"]).abs() / first["single"]).max() for na
 held, rate = table.held_bytes / table.held_bytes["single"], table.throughput / table.throughput["single"]
 results = {loss: off, of_ddp: held["ddp"], of_fsdp: held["fsdp"], speed: rate["ddp"]}
 lab.measure_each(results, run=ddp)
-print(f"losses of the first five steps agree to {off:.0e} of their size")
+print(f"losses of the first five steps: the largest relative difference is {off:.0e}")
 lab.score()
 
 # %% [markdown]
@@ -153,20 +161,17 @@ lab.score()
 #
 # **The same loss.** The three runs start from the same weights, and step *k* trains on the same 128 samples. A mean
 # over 128 samples is the mean of two means over 64. Only the order of the additions differs, so the losses of the first
-# steps agree to the relative difference printed above; later they drift apart a little, because the optimizer amplifies
-# rounding. A rank's own log has the loss of its own 64 samples; the mean over both ranks is what agrees.
+# steps agree to about seven digits, as many as fp32 has; later they drift apart a little, because the optimizer
+# amplifies rounding. A rank's own log has the loss of its own 64 samples; the mean over both ranks is what agrees.
 #
-# **Whole or sharded.** *State held* in the table is what a rank keeps of parameters, gradients and optimizer state,
-# counted inside the rank (*peak resident set* is the whole process, mostly Python and torch): 16 bytes per parameter, 4
-# for the weight, 4 for its gradient, 8 for Adam's state. DDP repeats it on every rank; FSDP divides it by the number of
-# ranks.
+# **Whole or sharded.** *State held* is 16 bytes per parameter: 4 for the weight, 4 for its gradient, 8 for Adam's
+# state. DDP repeats it on every rank; FSDP divides it by the number of ranks.
 #
-# **Not quite twice as fast.** Each rank has half of the samples. Averaging the gradients costs a little, as
-# *communication* in the table says: the time in collectives on the rank that waits least for the other. On one machine
-# the rest is that both ranks share its cores, caches and memory, so a rank computes more slowly than it would alone.
-# With a GPU for each rank that part is gone. With other work on the machine there may be no gain at all, and DDP and
-# FSDP may swap places. The table has the mean of a whole training; shares and step times in the panels are those of
-# the last steps.
+# **Not quite twice as fast.** Each rank has half of the samples, so a step should take half as long. Subtract
+# *communication* from DDP's step time in the panel: what is left, compared with half of the single rank's step, is how
+# much slower a rank computes beside the other. The two share the machine's caches and memory, and its cores with
+# other programs, which may eat up the whole gain. With a GPU for each rank this part is gone. (The table's speed-up is
+# that of whole trainings; the panels' step times are those of the last steps.)
 #
 # ## On 2 × T4 and 8 × A100
 #
@@ -181,9 +186,13 @@ lab.plans({"DDP": scripts["ddp"], "FSDP": scripts["fsdp"]}, global_batch_size=gl
 #
 # ## Leave with a plain script
 #
-# The folder of a run holds its script. It is plain PyTorch, and this line trains the same model without labkit (on
-# GPUs, leave out `CUDA_VISIBLE_DEVICES`). Your own script goes the same way: `labkit.launch("my_trainer.py",
-# nproc_per_node=2)` starts it with torchrun and watches it, a Hugging Face Trainer included; lab 15 has more.
+# The folder of a run holds its script. It is plain PyTorch, and the line below trains the same model without labkit.
+# Before `torchrun` stand settings for the CPU only (no GPU, gloo on this machine's own network, one thread a rank).
+#
+# `labkit.launch("my_trainer.py", nproc_per_node=2)` runs a script of your own and watches it. But all that torchrun
+# does is start it twice. A Hugging Face Trainer does the rest by itself; its batch size is per device, so two ranks
+# double the global batch. A loop of your own must start the process group, choose its GPU, wrap the model and give each
+# rank other samples (`DistributedSampler`), as labkit's script does; lab 15 puts your model into that script.
 
 # %%
 lab.check()
@@ -234,4 +243,7 @@ print(ddp.command)
 #
 # The model is that of an article, *Distributed Training with PyTorch: DDP vs FSDP*, which trains it on MNIST and says
 # that it has 120 thousand parameters; it has 405,898. Li et al., *PyTorch Distributed* (2020, arXiv 2006.15704),
-# describes DDP; Zhao et al., *PyTorch FSDP* (2023, arXiv 2304.11277), FSDP. Next: **02**, what ranks say to each other.
+# describes DDP; Zhao et al., *PyTorch FSDP* (2023, arXiv 2304.11277), FSDP.
+#
+# **Where next?** 02: what ranks say to each other. 03: one T4 against two. 05: fp16 and its scaler, which a T4 needs.
+# 11: checkpoints. 12: which strategy. 16: Kaggle's two T4s. 18: a Hugging Face model, fine-tuned.

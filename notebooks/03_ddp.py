@@ -20,7 +20,7 @@
 #
 # DistributedDataParallel averages the gradients of all ranks. It does not wait for the end of backward: gradients are
 # packed into **buckets** as they appear, and a bucket is sent as soon as it is full, while backward goes on. (The
-# picture sets `bucket_cap_mb=3` for all of them.)
+# picture sets `bucket_cap_mb=3` for all of them, and sending everything takes half as long as backward.)
 
 # %% tags=["parameters"]
 nproc_per_node: int = 2  # ranks
@@ -38,12 +38,12 @@ draw.buckets({f"layer{9 - i}": 2**20 for i in range(9)}, bucket_cap_mb=3)
 # ## Your predictions
 #
 # The model below is the CNN of lab 01: 405,898 parameters in ten tensors, 1.5 MiB. DDP closes its first bucket as soon
-# as it has 1 MiB or more, the others at 25 MiB. In the third question, `DistributedSampler` deals out the samples, and
-# a call of its method `set_epoch(n)` at the start of epoch *n* is meant to reshuffle them.
+# as it has 1 MiB or more, the others at 25 MiB. In the third question, `DistributedSampler` gives each rank its
+# samples, and a call of its method `set_epoch(n)` at the start of epoch *n* is meant to reshuffle them.
 
 # %%
 pieces = lab.ask("all-reduces in one backward of this CNN", default=10)
-times = lab.ask("bytes sent in the backwards of 4 micro-batches under plain DDP, over those of one", default=1)
+times = lab.ask("plain DDP, four micro-batches: how many times the bytes of one backward", default=1)
 orders = lab.ask("different orders of the samples in 3 epochs, if nobody calls sampler.set_epoch", default=3)
 
 # %% [markdown]
@@ -99,8 +99,8 @@ lab.measure_each({"gradients by hand: largest relative difference to one big bat
 #
 # ## What DDP sends
 #
-# Now the real DDP, with a hook (`buckets_of`) that notes the size of every bucket in a list. `no_sync` keeps DDP quiet
-# during all micro-batches of a step but the last.
+# Now the real DDP, with a hook (`buckets_of`) that notes the size of every bucket in a list. Within `no_sync` DDP sends
+# nothing: it is for all micro-batches of a step but the last.
 
 # %%
 from contextlib import nullcontext
@@ -108,9 +108,9 @@ from contextlib import nullcontext
 from torch.nn.parallel import DistributedDataParallel
 
 
-def accumulate(model, parts, quiet, device):
+def accumulate(model, parts, only_last, device):
     for number in range(1, parts + 1):
-        with model.no_sync() if quiet and number < parts else nullcontext():
+        with model.no_sync() if only_last and number < parts else nullcontext():
             x, y = torch.rand(8, 1, 28, 28, device=device), torch.randint(10, (8,), device=device)
             (F.cross_entropy(model(x), y) / parts).backward()
 
@@ -119,34 +119,36 @@ def sizes_sent(device, parts):
     model = DistributedDataParallel(new_model(0).to(device))
     sent, answer = buckets_of(model), {}
     accumulate(model, 1, False, device)  # the first backward shows DDP the order; then it arranges its buckets
-    for name, some, quiet in (("one backward", 1, False), ("accumulated", parts, False), ("no_sync", parts, True)):
+    for name, some, only_last in (("one backward", 1, False), ("accumulated", parts, False), ("no_sync", parts, True)):
         sent.clear()
-        accumulate(model, some, quiet, device)
+        accumulate(model, some, only_last, device)
         answer[name] = list(sent)
     return answer
 
 
 # %%
-backward = {name: p.nbytes for name, p in reversed([*new_model(0).named_parameters()])}
-size, single, quiet = sum(backward.values()), "bytes in a backward", "bytes in an accumulated step with no_sync"
+sizes = (p.nbytes for p in reversed([*new_model(0).parameters()]))  # of each layer its bias and its weight
+backward = {layer: next(sizes) + next(sizes) for layer in ("fc2", "fc1", "conv3", "conv2", "conv1")}
+size, sent_once, with_no_sync = sum(backward.values()), "bytes in a backward", "bytes in a step with no_sync"
 lab.predict_each({pieces: len(draw.filled(backward)), times: micro_batches})
-lab.predict_each({single: size, quiet: size}, "B")
+lab.predict_each({sent_once: size, with_no_sync: size}, "B")
 run, (sent, *_) = lab.run(sizes_sent, micro_batches, cnn=new_model)
 total = {name: sum(each) for name, each in sent.items()}
-once = total["one backward"]
-results = {pieces: len(sent["one backward"]), times: total["accumulated"] / once, single: once, quiet: total["no_sync"]}
-lab.measure_each(results, run=run)
+lab.measure_each({pieces: len(sent["one backward"]), times: total["accumulated"] / total["one backward"]}, run=run)
+lab.measure_each({sent_once: total["one backward"], with_no_sync: total["no_sync"]}, run=run)
 draw.bars(total, unit="B", title=f"handed to all_reduce: one backward, and a step of {micro_batches} micro-batches")
 
 # %% [markdown]
-# A gradient is sent in its parameter's dtype, here fp32, so one backward hands the model to `all_reduce` once (lab 02
-# counts what that puts on the wire). Every micro-batch's backward would send it again, though only the sum is needed:
-# always use `no_sync` when you accumulate, as Hugging Face's Trainer does for you, and Accelerate within
-# `accelerator.accumulate`. Run forward inside the `with` as well: DDP decides there whether to send.
+# **Two all-reduces:** backward starts at the end of the model. fc2, fc1 and the weight of conv3 reach 1 MiB and close
+# the first bucket; all the rest, from conv3's bias on, stays below 25 MiB and is sent at the end. A gradient is sent in
+# its parameter's dtype, here fp32, so one backward hands the model to `all_reduce` once (lab 02 counts what that puts
+# on the wire). Every micro-batch's backward would send it again, though only the sum is needed: always use `no_sync`
+# when you accumulate, as Hugging Face's Trainer does for you, and Accelerate within `accelerator.accumulate`. Run
+# forward inside the `with` as well: DDP decides there whether to send.
 #
 # How large should a bucket be? Small ones start early, large ones cost fewer calls; leave the default unless a timeline
-# shows a gap. Move the slider: this is the same CNN, with `bucket_cap_mb` (an option of DistributedDataParallel). Once
-# it is set, it is the limit of the first bucket, too.
+# shows a gap. This is the same CNN, drawn by whole layers, with `bucket_cap_mb` (an option of DistributedDataParallel).
+# Once it is set, it is the limit of the first bucket, too.
 
 # %%
 lab.explore(draw.buckets, backward, bucket_cap_mb=[0.1, 0.25, 0.5, 1, 25])
@@ -155,23 +157,27 @@ lab.explore(draw.buckets, backward, bucket_cap_mb=[0.1, 0.25, 0.5, 1, 25])
 # ## Is the communication hidden?
 #
 # A timeline of labkit's own `ddp` script with a transformer of 3.3 million parameters, 12.7 MiB of gradients in buckets
-# of 3 MiB. Time runs to the right; above, what a rank computes; below, what it sends. Look for all-reduces below a
-# piece of backward: they run at the same time, and nobody waits for them. The last one has nothing to hide behind,
-# because its gradients are the last that backward computes. A bar starts when its rank is ready and ends when both are
-# done, so the shorter of two is nearer to the time of sending, and the rest of the longer one is waiting for the other
-# rank. The first all-reduce of a step adds up how many predictions the ranks have, a single number. How much is hidden
-# depends on the machine, so nothing is claimed about it.
+# of 3 MiB. Time runs to the right; above, what a rank computes (dotted: backward); below, what it sends. Look for
+# all-reduces below a piece of backward: they run at the same time, and nobody waits for them. No backward is left to
+# hide the last one, because its gradients are the last that backward computes (a bit of orange after it is the end of
+# the call). Compare the same all-reduce on both ranks: the shorter bar is nearly the sending time, the longer one
+# includes waiting for the other rank. The first all-reduce of a step adds up how many predictions the ranks have, a
+# single number.
+#
+# The title's shares are means over both ranks and three steps; the last of the three is drawn. In the panel, *other* is
+# what a step does outside of forward, backward and optimizer: here the profiler's own work. How much is hidden depends
+# on the machine, so nothing is claimed about it.
 
 # %%
-options = {"steps": 9, "global_batch_size": 16, "bucket_mib": 3, "profile": True}
-lab.launch(sized(Script.load("ddp"), width=256), **options).timeline()
+script = sized(Script.load("ddp"), width=256)
+lab.launch(script, steps=9, global_batch_size=16, bucket_mib=3, profile=True).timeline()
 
 # %% [markdown]
 # ## Where two ranks are not one bigger batch
 #
-# **The order.** `DistributedSampler` deals out one permutation like cards. It draws it from `seed + epoch`, and learns
-# the epoch only from `set_epoch`. Without that, every epoch has the same order, and nothing warns you. No ranks are
-# needed to see it.
+# **The order.** `DistributedSampler` shuffles all samples and gives them to the ranks in turn. It seeds the shuffle
+# with `seed + epoch`, and learns the epoch only from `set_epoch`. Without that, every epoch has the same order, and
+# nothing warns you. No ranks are needed to see it.
 
 # %%
 from torch.utils.data import DistributedSampler
@@ -189,8 +195,10 @@ print("with set_epoch:", len({sampler.set_epoch(epoch) or tuple(sampler) for epo
 # look at one sample at a time and do not need it.
 #
 # **Unequal shares.** Texts differ in length, so ranks differ in the number of tokens that they predict, and a mean of
-# their means is not the mean. labkit's scripts add up the numbers of all ranks first, and weight each rank's loss by
-# its own number.
+# their means is not the mean. labkit's scripts do what your own loop needs, too: `count` is a tensor with this rank's
+# number of tokens; `dist.all_reduce(count)` makes it that of all ranks; then `loss = sum_of_losses *
+# dist.get_world_size() / count`, because DDP divides by the world size. Hugging Face's Trainer does it with
+# `average_tokens_across_devices`.
 
 # %%
 x, norm = torch.randn(16 * lab.ranks, 4, 5, 5), nn.BatchNorm2d(4)
@@ -204,11 +212,14 @@ lab.score()
 # %% [markdown]
 # ## On 2 × T4 and 8 × A100
 #
-# The same question for a decoder-only transformer of 25 million parameters: how much of a step is waiting for the
-# all-reduces that backward does not hide?
+# A decoder-only transformer of 25 million parameters: how much does a second T4 gain, and how much of a step is waiting
+# for the all-reduces that backward does not hide?
 
 # %%
-lab.plans({"DDP": sized(Script.load("ddp"), width=512, layers=8, heads=8)}, global_batch_size=64)
+lab.plans({"DDP": sized(script, width=512, layers=8, heads=8)}, devices=("1xT4", "2xT4", "8xA100 80"))
+
+# %% [markdown]
+# A second T4 makes a step 1.9 times as fast: backward hides nearly all of the sending.
 
 # %% [markdown]
 # ## Try this
@@ -236,8 +247,8 @@ lab.plans({"DDP": sized(Script.load("ddp"), width=512, layers=8, heads=8)}, glob
 #
 # ### Appendix: what was claimed, and what the articles say
 #
-# The second article (002) says "1 collective" for this CNN in line 785, and rightly calls `set_epoch` in line 362. The
-# guide (001, line 222) recommends SyncBatchNorm.
+# The second article (002) says "1 collective" for this CNN in line 785, and calls `set_epoch`, as it should, in line
+# 362. The guide (001, line 222) recommends SyncBatchNorm.
 
 # %%
 lab.check({pieces: ('"1 collective" (002, line 785)', 1)})

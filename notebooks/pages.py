@@ -23,6 +23,7 @@ from plotly.offline import get_plotlyjs
 PLOTLY = "application/vnd.plotly.v1+json"
 SCRIPTED = {PLOTLY, "application/vnd.jupyter.widget-view+json", "application/javascript"}
 PICTURE = re.compile(r'<img src="(data:image/[^"]{2000,})"')  # less is a bar in a table
+HEAD = '<script src="plotly.min.js"></script><style>.jp-InputArea-editor pre{white-space:pre-wrap!important}</style>'
 STYLE = """<style>
 :root { color-scheme: light dark }
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 1100px; margin: 40px auto; padding: 0 20px }
@@ -49,7 +50,7 @@ def write_page(executed: Path, folder: Path) -> Path:
     if not script.exists():
         script.write_text(get_plotlyjs(), encoding="utf-8")
     written = folder / f"{executed.stem}.html"
-    written.write_text(page.replace("<head>", '<head><script src="plotly.min.js"></script>', 1), encoding="utf-8")
+    written.write_text(page.replace("<head>", f"<head>{HEAD}", 1), encoding="utf-8")
     return written
 
 

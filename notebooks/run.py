@@ -35,6 +35,7 @@ parser.add_argument("--small", action="store_true", help="2 epochs, 2 seeds, 3 s
 parser.add_argument("-j", "--jobs", type=int, default=1, help="how many notebooks run at the same time (default: 1)")
 SMALL = {"epochs": "2", "seeds": "2", "strategies": "ddp fsdp pipeline"}
 SMALL |= dict.fromkeys(("seven_billion", "flagship", "large", "guides", "plans"), "False")
+INJECTED = "# Values for this execution, in place of those above"  # papermill's own title says less
 MOST_BYTES = 320_000  # of an executed notebook, with its figures and their pictures
 
 
@@ -71,6 +72,8 @@ def run(notebook: Path, into: Path, known: Any, arguments: argparse.Namespace) -
     log = (done.stdout or b"").decode(errors="replace") if done.returncode else ""
     print(f"{log}{notebook} → {executed}, {time.monotonic() - started:.0f} s", flush=True)
     if executed.exists():
+        text = executed.read_text(encoding="utf-8")
+        executed.write_text(text.replace('"# Parameters\\n"', f'"{INJECTED}\\n"', 1), encoding="utf-8")
         write_page(executed, into)
     if done.returncode:
         print(f"FAILED {notebook}", flush=True)

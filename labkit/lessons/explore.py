@@ -12,22 +12,19 @@ __all__ = ["explore"]
 
 
 def explore(drawn: Callable[..., Picture], positions: Mapping[str, Sequence[Any]]) -> None:
-    """Display `drawn(**values)` with a slider for each name. The saved picture varies the first of them."""
+    """Display `drawn(**values)` with a slider for each name. The saved pictures vary the first of them."""
     from IPython.display import display
 
     values = {name: choices[len(choices) // 2] for name, choices in positions.items()}
     first, choices = next(iter(positions.items()))
     three = dict.fromkeys((choices[0], values[first], choices[-1]))
-    titles = [", ".join(f"{_named(n)} {v}" for n, v in (values | {first: value}).items()) for value in three]
+    titles = [", ".join(f"{n} = {v}" for n, v in (values | {first: value}).items()) for value in three]
     saved = stacked([drawn(**{**values, first: value}).still() for value in three], titles)
     bundle: dict[str, Any] = saved._repr_mimebundle_()
+    bundle["text/html"] += f"<small>{len(three)} positions of the slider that a running notebook has</small>"
     if ui() == "svg":
         bundle |= _sliders(drawn, positions, values)._repr_mimebundle_()
     display(bundle, raw=True)
-
-
-def _named(name: str) -> str:
-    return name.replace("_", " ")
 
 
 def _sliders(drawn: Callable[..., Picture], positions: Mapping[str, Sequence[Any]], values: Mapping[str, Any]) -> Any:
@@ -38,7 +35,7 @@ def _sliders(drawn: Callable[..., Picture], positions: Mapping[str, Sequence[Any
         name: widgets.SelectionSlider(
             options=[*choices],
             value=values[name],
-            description=_named(name),
+            description=name,
             style={"description_width": "140px"},
             layout={"width": "480px", "max_width": "95%"},
         )

@@ -22,7 +22,8 @@ __all__ = ["Elsewhere", "elsewhere"]
 NOTE = (
     "peak: the most memory of a rank at any moment of a step; each device's bars have a scale of their own. "
     "step: the time of a step, and the range that the planner is sure of. "
-    "waiting: the part of a step in which a rank waits for communication or for another stage."
+    "waiting: the part of a step in which a rank waits for other ranks, not for copies from the host. "
+    "communication, as memory: buffers for collectives; temporary: what an operation needs only while it runs."
 )
 
 

@@ -131,6 +131,8 @@ def progress(reader: RunReader, state: State) -> str:
         passes = finite((beat or first.end).get("passes")) or 0.0
         why = f": {passes:,.0f} backward passes, but no torch.optim optimizer has stepped" if passes > 1 else ""
         before = f"in the first step{why}" if doing == "first step" else f"preparing: {starting(reader)}"
+        if state.state == "succeeded" and why:
+            return f"{passes:,.0f} backward passes, no step of a torch.optim optimizer"
         return f"no step completed{why}" if state.is_final else before
     text = f"step {step:,} of {total:,} ({step / total:.0%})" if total else f"step {step:,}"
     elapsed = first.totals["seconds"]

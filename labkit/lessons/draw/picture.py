@@ -109,15 +109,15 @@ def boxes(places: Iterable[tuple[float, float, float, float]], fill: str, more: 
     return f'<path d="{path}" fill="{fill}"{more}/>' if path else ""
 
 
-def frames(parts: Sequence[str], seconds: float) -> str:
-    """One after another, `seconds` each, for ever. Where nothing moves, the last one is shown."""
+def frames(parts: Sequence[str], seconds: float, still: int = -1) -> str:
+    """One after another, `seconds` each, for ever. Where nothing moves, the one with the number `still` is shown."""
     count, drawn = len(parts), ""
     for number, part in enumerate(parts):
         first, last = number == 0, number == count - 1
         times = [0.0, *([] if first else [number / count]), *([] if last else [(number + 1) / count])]
         values = [*([] if first else [0]), 1, *([] if last else [0])]
         drawn += (
-            f'<g opacity="{int(last)}"><animate attributeName="opacity" calcMode="discrete" '
+            f'<g opacity="{int(number == still % count)}"><animate attributeName="opacity" calcMode="discrete" '
             f'values="{";".join(map(str, values))}" keyTimes="{";".join(f"{t:.4f}" for t in times)}" '
             f'dur="{count * seconds:g}s" repeatCount="indefinite"/>{part}</g>{FRAME}'
         )

@@ -51,14 +51,14 @@ def rank_table(reader: RunReader) -> str:
 
 
 def _window(histories: list[RankHistory]) -> str:
-    """Over which steps the shares in the table and in the verdict are means."""
+    """Over which steps the figures in the table, and the shares in the verdict, are means."""
     if not any(h.recent_step_seconds for h in histories):
         return ""
     steps = max(h.recent_steps for h in histories)
     if steps == 1:
-        return "shares and step times, here and above: of the last step"
+        return "samples/s, step times and shares: of the last step"
     last = f"last {words.quantity(steps)} steps" if steps else "last steps"
-    return f"shares and step times, here and above: means of the {last}"
+    return f"samples/s, step times and shares: means of the {last}"
 
 
 def grid(

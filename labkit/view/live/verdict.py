@@ -164,14 +164,17 @@ def grows(histories: list[RankHistory]) -> str:
 
 
 def no_problem(histories: list[RankHistory]) -> str:
-    """Nothing to act on: report the memory."""
+    """Nothing to act on: report the memory. Ranks on the CPU share that of their host."""
     worst = max(histories, key=lambda h: h.memory_peak)
     if not worst.memory_peak:
         return ""
     if not worst.memory_limit:
         return f"memory peaks at {gib(worst.memory_peak)}"
-    share = worst.memory_peak / worst.memory_limit
-    return f"memory fits: peak {gib(worst.memory_peak)}, {share:.0%} of {gib(worst.memory_limit)}"
+    shares_it = (
+        [h for h in histories if h.device == "cpu" and h.host == worst.host] if worst.device == "cpu" else [worst]
+    )
+    peak, together = sum(h.memory_peak for h in shares_it), f" of {len(shares_it)} ranks" if len(shares_it) > 1 else ""
+    return f"memory fits: peak {gib(peak)}{together}, {peak / worst.memory_limit:.0%} of {gib(worst.memory_limit)}"
 
 
 def compute_bound(histories: list[RankHistory]) -> str:

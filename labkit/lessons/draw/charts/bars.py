@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from labkit.claims import amount
 from labkit.lessons.draw.picture import GREY, WIDTH, Picture, box, colour_of, sheet, words
+from labkit.record.units import gib
 from labkit.view.charts.bars import CATEGORY_COLOURS, LIMIT_COLOUR
 
 __all__ = ["Quantity", "bars"]
@@ -65,18 +66,23 @@ def bars(
             x += max(0.0, value * scale)
         if how == "predicted":
             drawn.append(box(left, y, x - left, TALL, "url(#hatch)", round=0, line=GREY, opacity=0.5))
-        drawn.append(words(x + 6, y + 13, amount(sum(parts.values()), unit), size=12))
+        drawn.append(words(x + 6, y + 13, _shown(sum(parts.values()), unit), size=12))
         y, before = y + TALL + 2, name
     if limit:
         x = left + limit * scale
         drawn.append(f'<path d="M{x:.0f} {top}V{y}" stroke="{LIMIT_COLOUR}" stroke-width="2" stroke-dasharray="5 3"/>')
         drawn.append(
-            words(min(x, WIDTH - 60), top - 3, f"{limit_name} {amount(limit, unit)}".strip(), anchor="middle", size=12)
+            words(min(x, WIDTH - 60), top - 3, f"{limit_name} {_shown(limit, unit)}".strip(), anchor="middle", size=12)
         )
     said = "; ".join(
-        f"{n} {how}: {amount(sum(p.values()), unit)}" for (n, how, _), p in zip(rows, parts_of, strict=True)
+        f"{n} {how}: {_shown(sum(p.values()), unit)}" for (n, how, _), p in zip(rows, parts_of, strict=True)
     )
     return sheet(drawn, y + 6, f"{title}: {said}" if title else said)
+
+
+def _shown(number: float, unit: str) -> str:
+    """Rounded, so that bytes of all bars have units of the same kind."""
+    return gib(number) if unit == "B" else amount(number, unit)
 
 
 def _colours(categories: Sequence[str]) -> dict[str, str]:
@@ -86,7 +92,7 @@ def _colours(categories: Sequence[str]) -> dict[str, str]:
 
 def _legend(categories: Sequence[str], colours: Mapping[str, str], y: float, both: bool) -> tuple[str, float]:
     marks = [(name, colours[name], 1.0) for name in categories]
-    marks += [("predicted", "url(#hatch)", 0.5), ("measured", GREY, 1.0)] if both else []
+    marks += [("predicted (solid: measured)", "url(#hatch)", 0.5)] if both else []
     x, drawn = 0.0, ""
     for name, colour, opacity in marks:
         wide = 24 + 7 * len(name)

@@ -25,11 +25,12 @@ def moments(units: int, *, reshard: bool = True) -> Iterator[tuple[str, int, set
 
 
 def shards(units: int, ranks: int, *, reshard: bool = True) -> Picture:
-    """Above, the units on every rank: pale is the part that lives elsewhere. Below, parameters held over the step."""
+    """Above, the units on every rank: pale is the part that lives elsewhere. Below, parameters held over the step. The
+    still picture is of the end of forward."""
     wide = (WIDTH - LEFT - 10) / units
     steps = list(moments(units, reshard=reshard))
     bar = (WIDTH - LEFT - 10) / len(steps)
-    base = 34 + ranks * ROW + BARS + 24
+    base = 34 + ranks * ROW + BARS + 30
     shown, curve = [], ""
     for i, (phase, now, whole) in enumerate(steps):
         drawn = words(LEFT, 16, _caption(phase, now, reshard), bold=True)
@@ -43,8 +44,7 @@ def shards(units: int, ranks: int, *, reshard: bool = True) -> Picture:
             if now >= 0:
                 drawn += box(x[now], y, cell, ROW - 8, line=colour_of(5), round=0)
         share = (len(whole) + (units - len(whole)) / ranks) / units
-        colour = {"forward": colour_of(0), "backward": colour_of(1)}.get(phase, colour_of(2))
-        curve += box(LEFT + i * bar, base - BARS * share, bar - 1, BARS * share, colour, opacity=0.7, round=0)
+        curve += box(LEFT + i * bar, base - BARS * share, bar - 1, BARS * share, GREY, opacity=0.7, round=0)
         here = box(LEFT + i * bar, base + 3, bar - 1, 4, colour_of(5))
         shown.append(drawn + here)
     names = "".join(
@@ -54,11 +54,14 @@ def shards(units: int, ranks: int, *, reshard: bool = True) -> Picture:
         f'<path d="M{LEFT} {base - BARS}H{WIDTH - 10}" stroke="{GREY}" stroke-dasharray="4 3"/>'
         + words(LEFT - 6, base - BARS + 4, "all of it", anchor="end", size=11)
         + words(LEFT - 6, base - BARS / ranks + 4, f"1/{ranks}", anchor="end", size=11)
-        + words(LEFT, base + 22, "what a rank holds of the parameters: blue in forward, orange in backward", size=12)
+        + words(0, base - BARS - 10, "what a rank holds of the parameters", size=12)
+        + words(LEFT + units * bar / 2, base + 22, "forward", anchor="middle", size=12)
+        + words(LEFT + units * bar * 1.5, base + 22, "backward", anchor="middle", size=12)
+        + words(WIDTH - 10, base + 22, "optimizer", anchor="end", size=12)
     )
     most = max(len(whole) for _, _, whole in steps)
     label = f"{units} units on {ranks} ranks: at most {most} of them whole at the same time"
-    return sheet([names, curve, axis, frames(shown, 0.9)], base + 30, label)
+    return sheet([names, curve, axis, frames(shown, 0.9, units - 1)], base + 30, label)
 
 
 def _caption(phase: str, unit: int, reshard: bool) -> str:

@@ -33,7 +33,7 @@ def replicas(ranks: int, batch: int = 8, *, share: float = 1.0) -> Picture:
             box(x + 12, 142, room - 44, 32, line=GREY),
             box(x + 12 + (room - 44) * (rank * share % 1), 142, (room - 44) * share, 32, colour, opacity=0.35),
             words(x + room / 2 - 10, 163, "the model" if share == 1 else f"{share:.0%} of the model", anchor="middle"),
-            words(x + room / 2 - 10, 200, "its own gradients", anchor="middle", size=12),
+            words(x + room / 2 - 10, 200, "gradients of its own samples", anchor="middle", size=12),
         ]
     parts += [
         box(10, 228, WIDTH - 20, 26, GREY, opacity=0.25, round=8),

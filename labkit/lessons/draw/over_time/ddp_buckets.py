@@ -10,6 +10,8 @@ from labkit.record.units import gib
 __all__ = ["buckets", "filled"]
 
 MIB = 2**20
+LEFT, LABEL = 96.0, 58.0
+BACKWARD = (WIDTH - LEFT) / 1.6  # leaves room for one bucket sent after it
 
 
 def filled(sizes: Mapping[str, int], bucket_cap_mb: float | None = None) -> list[list[str]]:
@@ -29,35 +31,34 @@ def filled(sizes: Mapping[str, int], bucket_cap_mb: float | None = None) -> list
 
 
 def buckets(sizes: Mapping[str, int], bucket_cap_mb: float | None = None) -> Picture:
-    """Time runs to the right: above, backward; below, what is sent, each bucket once its last gradient is there."""
+    """Time runs to the right: above, backward; below, what is sent, each bucket once its last gradient is there. All
+    buckets are drawn to one scale: sending everything takes half as long as backward."""
     groups = filled(sizes, bucket_cap_mb)
-    left, step = 96.0, (WIDTH - 200) / max(1, len(sizes))
+    step = BACKWARD / max(1, len(sizes))
     number = {name: i for i, names in enumerate(groups) for name in names}
     parts = [words(0, 40, "backward", bold=True), words(0, 116, "all_reduce", bold=True)]
     shown, done = [], ""
-    free = 0.0
+    free = named = LEFT  # where the last bucket, and the text below it, end
     for i, name in enumerate(sizes):
         colour = colour_of(number[name])
-        done += box(left + i * step, 22, step - 2, 30, colour)
+        done += box(LEFT + i * step, 22, step - 2, 30, colour)
         if step > 34:
-            done += words(
-                left + i * step + step / 2 - 1, 41, name.split(".")[0][:6], anchor="middle", size=11, fill="#fff"
-            )
+            done += words(LEFT + i * step + step / 2 - 1, 41, name[:8], anchor="middle", size=11, fill="#fff")
         names = groups[number[name]]
         if name == names[-1]:
             total = sum(sizes[each] for each in names)
-            begin = max(free, left + (i + 1) * step)
-            width = max(46.0, (WIDTH - 200) * 0.6 * total / sum(sizes.values()))
-            width = min(width, WIDTH - begin)
+            ready = LEFT + (i + 1) * step
+            begin, width = max(free, ready), BACKWARD / 2 * total / sum(sizes.values())
+            text = max(begin, named)
             done += (
-                f'<path d="M{left + (i + 1) * step:.0f} 54V{96}" stroke="{colour}" stroke-dasharray="3 3"/>'
-                + box(begin, 98, width, 30, colour, opacity=0.8)
-                + words(begin + 2, 144, f"bucket {number[name] + 1}", size=11)
-                + words(begin + 2, 158, gib(total), size=11)
+                f'<path d="M{ready:.0f} 54V{96}" stroke="{colour}" stroke-dasharray="3 3"/>'
+                + box(begin, 98, max(1.0, width - 1), 30, colour, opacity=0.8)
+                + words(text, 144, f"bucket {number[name] + 1}", size=11)
+                + words(text, 158, gib(total), size=11)
             )
-            free = begin + width + 2
+            free, named = begin + width, text + LABEL
         shown.append(done)
-    edge = box(left, 22, len(sizes) * step - 2, 30, line=GREY)
+    edge = box(LEFT, 22, len(sizes) * step - 2, 30, line=GREY)
     sent = ", ".join(gib(sum(sizes[name] for name in names)) for names in groups)
     label = f"backward fills {len(groups)} buckets, in this order: {sent}; each is sent when it is full"
     return sheet([*parts, edge, frames(shown, 0.6)], 166, label)

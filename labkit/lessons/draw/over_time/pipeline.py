@@ -42,13 +42,14 @@ def grid(
         x, y, width = LEFT + (span.start - begin) * scale, top + span.rank * ROW, span.seconds * scale
         paler = 1.0 if (span.stage or 0) < ranks else 0.6  # a rank's second stage
         of_colour[KIND_COLOURS[span.kind], paler].append((x, y, max(0.2, width - 0.6), ROW - 4))
-        numbers += f'<text x="{x + width / 2:.1f}" y="{y + 16}">{span.chunk}</text>' if width > 11 else ""
+        fits = width > 2 + 6.6 * len(str(span.chunk))
+        numbers += f'<text x="{x + width / 2:.1f}" y="{y + 16}">{span.chunk}</text>' if fits else ""
     for (colour, opacity), places in of_colour.items():
         bars += boxes(places, colour, f' fill-opacity="{opacity}"' if opacity < 1 else "")
     bars += f'<g fill="#fff" text-anchor="middle" font-size="11">{numbers}</g>'
     height = top + ranks * ROW + 6
     bars = sweep(bars, LEFT, height, moving)
-    head = words(LEFT, 15, ": ".join(filter(None, [title, f"bubble {idle:.0%}" if share else ""])), bold=True)
+    head = words(0, 15, ": ".join(filter(None, [title, f"bubble {idle:.0%}" if share else ""])), bold=True)
     label = f"{title or 'pipeline'} on {ranks} ranks, {length:.3g} s{f', bubble {idle:.1%}' if share else ''}"
     return sheet([head, _key(spans), back, bars], height, label)
 
@@ -60,5 +61,5 @@ def _key(spans: Sequence[Span]) -> str:
             x -= 20 + 7 * len(name)
             drawn += box(x, 5, 10, 10, KIND_COLOURS[name]) + words(x + 14, 15, name, size=12)
     if len({(span.rank, span.stage) for span in spans}) > 1 + max(span.rank for span in spans):
-        drawn += words(x - 90, 15, "paler: stage 2", size=12)
+        drawn += words(x - 8, 15, "paler: second stage", anchor="end", size=12)
     return drawn
