@@ -25,7 +25,7 @@
 # %% tags=["parameters"]
 nproc_per_node: int = 2  # ranks
 global_batch_size: int = 8  # samples per step, over all ranks
-seven_billion: bool = True  # plan models of 350 million and of 7 billion parameters: some 20 seconds
+seven_billion: bool = True  # plan CPU offload, and a model of 7 billion parameters: some 20 seconds more
 
 # %%
 import labkit
@@ -42,20 +42,17 @@ draw.step(parameters=0.4, gradients=0.4, optimizer=0.8, activations=2, unit="GB"
 # each unit of its width.
 
 # %%
-adam = lab.ask("AdamW's state, over the size of the parameters", default=1, unit="times")
+adam = lab.ask("AdamW's state: how many times the size of the parameters", default=1, unit="times")
 activations = lab.ask("share of activations in DDP's peak", default=20, unit="%")
 saved = lab.ask("FSDP's peak on two ranks, as a share of DDP's", default=50, unit="%")
 
 # %% [markdown]
 # ## Sixteen bytes per parameter
 #
-# Each parameter takes 4 bytes and its gradient 4 more. AdamW keeps two **moments** for each parameter, 4 bytes each: a
-# running mean of its gradients, the direction of the update, and one of their squares; the update is divided by its
-# square root. Parameters, gradients and moments together are the **states**: 16 bytes per parameter with fp32 or
-# autocast. bf16 weights and gradients with an fp32 master copy take 16 as well, 2 + 2 + 4 for the copy + 8 for AdamW;
-# bf16 throughout takes 8. Without any activation, 16 bytes are four times an fp32 file of the weights, eight times
-# a bf16 one. On a GPU, AdamW updates all parameters at once and needs 4 bytes more while it does (20), unless
-# `fused=True`. **ZeRO** (zero redundancy optimizer) divides the states among the N ranks, in three steps:
+# In fp32 each parameter takes 4 bytes and its gradient 4 more. AdamW keeps two **moments** for each parameter, 4 bytes
+# each: a running mean of its gradients, the direction of the update, and one of their squares; the update is divided by
+# its square root. Parameters, gradients and moments together are the **states**. **ZeRO** (zero redundancy optimizer)
+# divides them among the N ranks, in three steps. In bytes per parameter:
 #
 # | | parameters | gradients | AdamW |
 # |---|---|---|---|
@@ -64,36 +61,43 @@ saved = lab.ask("FSDP's peak on two ranks, as a share of DDP's", default=50, uni
 # | ZeRO-2 | 4 | 4 / N | 8 / N |
 # | FSDP (ZeRO-3) | 4 / N | 4 / N | 8 / N |
 #
+# Under ZeRO-1 a rank updates its own part of the parameters and sends it to the others. ZeRO-2 leaves a rank only its
+# own part of the gradients, FSDP only its own part of the parameters: blocks are gathered to compute.
+#
+# **With 16 bits.** Autocast (`precision="bf16"`) casts weights for each matrix product; the states stay as above. A
+# model in bf16 usually has a **master copy** in fp32, to which AdamW applies its small updates: 2 + 2 + 4 for the copy
+# + 8, 16 again. bf16 throughout takes 8. **On a GPU** AdamW updates all parameters at once and needs 4 bytes more while
+# it does (20), unless `fused=True`. Even 16 bytes are eight times a file of the weights in bf16.
+#
 # `labkit.plan` works out the states and the activations without running anything, and `launch(plan)` keeps the
 # prediction with the run. The cell after it holds the lab's own claims, which the last cell checks.
 
 # %%
 options = {"global_batch_size": global_batch_size}
-scripts = {name: sized(labkit.Script.load(name), width=256) for name in ("ddp", "zero1", "fsdp")}
-plans = {name: labkit.plan(scripts[name], nproc_per_node=lab.ranks, **options) for name in ("ddp", "fsdp")}
+names = {"DDP": "ddp", "ZeRO-1": "zero1", "FSDP": "fsdp"}
+scripts = {name: sized(labkit.Script.load(strategy), width=256) for name, strategy in names.items()}
+plans = {name: labkit.plan(script, nproc_per_node=lab.ranks, **options) for name, script in scripts.items()}
 
 # %%
-P = 4 * plans["ddp"].facts.elements  # bytes
+P = 4 * plans["DDP"].facts.elements  # bytes
 states = {"DDP: parameters": P, "FSDP: parameters of all ranks": P}
 states |= {"ZeRO-1: AdamW of all ranks": 2 * P, "FSDP: AdamW of all ranks": 2 * P}
 lab.predict_each(states, "B", within=0.001)  # AdamW also counts its steps, 4 bytes for each tensor
 lab.predict(adam, 2, "times", within=0.001)
-lab.predict(activations, plans["ddp"].formulas.categories["activations"] / plans["ddp"].bytes, "%", within=0.05)
-lab.predict(saved, plans["fsdp"].formulas.bytes / plans["ddp"].formulas.bytes, "%", within=0.06)
+lab.predict(activations, plans["DDP"].formulas.categories["activations"] / plans["DDP"].bytes, "%", within=0.05)
+lab.predict(saved, plans["FSDP"].formulas.bytes / plans["DDP"].formulas.bytes, "%", within=0.06)
 lab.predict(same := "CPU offload: largest relative difference of a loss", 1e-6, how="at most")
-lab.predict_each({f"{name.upper()}: peak": plan.formulas.bytes for name, plan in plans.items()}, "B", within=0.06)
+lab.predict_each({f"{name}: peak": plan.formulas.bytes for name, plan in plans.items()}, "B", within=0.06)
 
 # %% [markdown]
-# During one step of the first three runs every rank records all that torch allocates.
+# During one step of the first three runs every rank records all that torch allocates, which makes them slow: their
+# times mean nothing here. The last one is FSDP with CPU offload, explained below.
 
 # %%
-ddp = lab.launch(plans["ddp"], steps=4)
-zero1 = lab.launch(scripts["zero1"], steps=4, trace_memory=True, **options)
-fsdp = lab.launch(plans["fsdp"], steps=4)
-offloaded = lab.launch(scripts["fsdp"], steps=4, cpu_offload=True, **options)
+runs = {name: lab.launch(plan, steps=4) for name, plan in plans.items()}
+offloaded = lab.launch(scripts["FSDP"], steps=4, cpu_offload=True, **options)
 
 # %%
-runs = {"DDP": ddp, "ZeRO-1": zero1, "FSDP": fsdp}
 held = {name: [rank.traced for rank in run.memory().ranks] for name, run in runs.items()}
 first, top = held["DDP"][0].categories, {name: max(each.bytes for each in ranks) for name, ranks in held.items()}
 results = {
@@ -104,34 +108,37 @@ results = {
     adam: first["optimizer"] / first["parameters"],
     activations: first["activations"] / top["DDP"],
     saved: top["FSDP"] / top["DDP"],
-    same: (offloaded.losses() / fsdp.losses() - 1).abs().max(),
-    "DDP: peak": top["DDP"],
-    "FSDP: peak": top["FSDP"],
+    same: (offloaded.losses() / runs["FSDP"].losses() - 1).abs().max(),
 }
-lab.measure_each(results, run=fsdp)
-planned = {name.upper(): each.formulas.categories for name, each in plans.items()}
+lab.measure_each(results | {f"{name}: peak": size for name, size in top.items()}, run=runs["FSDP"])
+planned = {name: each.formulas.categories for name, each in plans.items()}
 draw.bars({name: ranks[0].categories for name, ranks in held.items()}, planned, unit="B", title="rank 0 at its peak")
 
 # %% [markdown]
 # ## Why
 #
-# **AdamW's state is the largest part**, so ZeRO-1 alone already helps. **FSDP does not get down to 1/N while the peak
-# is in forward or backward**: it does not divide activations, and while a block computes, all of that block is there.
-# Where the optimizer's step is the peak, it gets there. On a model with few parameters and many activations it saves
-# little; lab 07 has both kinds. *Communication* is buffer space for collectives, such as FSDP's gathered blocks; DDP's
-# buckets are counted as gradients, which lie in them (`gradient_as_bucket_view`). *Temporary* is what an operation
-# needs only while it runs. FSDP's gradients are few, because the peak is early in backward.
+# **AdamW's moments are half of the states**, so ZeRO-1 alone already helps. **FSDP needs more than 1/N of DDP's memory
+# while the peak is in forward or backward**: it does not divide activations, which are the largest part here, and some
+# blocks are whole beside the shards. Where the optimizer's step is the peak, FSDP needs 1/N. On a model with few
+# parameters and many activations it saves little; lab 07 has both kinds.
+#
+# *Communication* is what FSDP has gathered: here the last block (3 MiB), the one before it, fetched ahead (3), and what
+# is in no block, embeddings and output layer (0.6). DDP's buckets are counted as gradients, which lie in them
+# (`gradient_as_bucket_view`). *Temporary* is what an operation needs only while it runs. FSDP's gradients are few,
+# because the peak is early in backward; the formulas count the latest of them, 1 MiB, as temporary for one operation
+# longer than the measurement does.
 #
 # **Activations of a block:** without dropout, and with attention that does not store its scores, 16 values for each
-# token and unit of width: 64 bytes in fp32, 32 in 16 bits (Korthikanti et al. have 34, two of them for dropout). Here:
-# 4 blocks × 512 tokens × 256 × 64 bytes = 32 MiB.
+# token and unit of width: 64 bytes in fp32, 32 in 16 bits (Korthikanti et al. have 34 bytes, 2 of them for dropout).
+# Here: 4 blocks × 512 tokens × 256 × 64 bytes = 32 MiB.
 #
 # What to do about which part? **States:** ZeRO-1, then FSDP, then **CPU offload** (`cpu_offload=True`): shards and
 # AdamW's moments stay in the host's memory, a shard is copied to the GPU when its block is about to compute, and AdamW
-# runs on the CPU. The fourth run above did that: the same losses. On a CPU it saves nothing, because host and device
-# share one memory; the plans below have GPUs. **Activations:** fewer samples at a time (accumulate gradients),
-# recompute them (activation checkpointing), half precision. Move the sliders: GB on each GPU for a model of the given
-# size, in billions of parameters, with 1 GB of activations.
+# runs on the CPU. The last run above did that: the same losses. On a CPU it saves nothing, because
+# host and device share one memory; on a GPU shards have to cross PCIe, and a step takes several times as long (lab
+# 07). **Activations:** fewer samples at a time (accumulate gradients), recompute them (activation
+# checkpointing), half precision. GB on each GPU for a model of the given size, in billions of parameters, with 1 GB of
+# activations, without gathered blocks and buffers:
 
 
 # %%
@@ -150,20 +157,20 @@ lab.score()
 # to compare models, use what torch allocates; to see whether a process fits, use the larger number. For DDP's run:
 
 # %%
-print(ddp.memory().ranks[0].outside())
+print(runs["DDP"].memory().ranks[0].outside())
 
 # %% [markdown]
 # ## On 2 × T4 and 8 × A100
 #
-# A transformer of 350 million parameters, GPT-2 medium's size. At 16 bytes each that is 5 GiB, and a T4 has 14 for
-# tensors. The global batch is fixed, so a rank has four samples on 2 × T4 and one on 8 × A100.
+# A transformer of 350 million parameters, GPT-2 medium's size. At 16 bytes each that is 5 GiB. A T4 has 14 for tensors:
+# its 16 GB are less than 15 GiB, and the driver and CUDA keep some. The global batch is fixed, so a rank has four
+# samples on 2 × T4 and one on 8 × A100.
 
 # %%
 medium = {"vocabulary": 50257, "context": 512, "width": 1024, "heads": 16, "layers": 20}
 gpt = {name.upper(): sized(labkit.Script.load(name), **medium) for name in ("ddp", "fsdp")}
-gpt["FSDP, CPU offload"] = gpt["FSDP"], {"cpu_offload": True}
-if seven_billion:
-    display(lab.plans(gpt, global_batch_size=8))
+gpt |= {"FSDP, CPU offload": (gpt["FSDP"], {"cpu_offload": True})} if seven_billion else {}
+lab.plans(gpt, global_batch_size=8)
 
 # %% [markdown]
 # A popular article gives 28 GB for a model of 7 billion parameters on one GPU, and 14 GB each with FSDP on two. 28 GB
@@ -184,12 +191,12 @@ if seven_billion:
 # %% [markdown]
 # ## Try this
 #
-# 1. `labkit.plan(scripts["fsdp"], nproc_per_node=4, global_batch_size=16)`: which parts shrink with four ranks, and
+# 1. `labkit.plan(scripts["FSDP"], nproc_per_node=4, global_batch_size=16)`: which parts shrink with four ranks, and
 #    which do not?
 #    <details><summary>Answer</summary>Parameters and AdamW halve again, 6.3 to 3.2 MiB and 12.7 to 6.3. Activations
 #    stay at 32 MiB, because a rank still has four samples. So the peak goes from 61.5 to 52.0 MiB only, and DDP's
 #    stays at 86.3 whatever the number of ranks.</details>
-# 2. `labkit.plan(scripts["ddp"], nproc_per_node=2, activation_checkpointing=True, **options)`: what is left of the
+# 2. `labkit.plan(scripts["DDP"], nproc_per_node=2, activation_checkpointing=True, **options)`: what is left of the
 #    activations?
 #    <details><summary>Answer</summary>2 MiB of 32: the inputs of the blocks. The peak falls from 86.3 to 63.7 MiB. It
 #    is still in backward, while one block is computed once more (11 MiB of temporary tensors).</details>

@@ -17,13 +17,13 @@
 # **You will be able to** count what FSDP sends in a step, choose when it frees what it has gathered, and predict
 # whether it will save memory for your model. **25 minutes. You need** labs 03 and 06.
 #
-# Each rank keeps a **shard** of every unit, usually of every block. Before a unit computes, an `all_gather` collects
-# its shards from all ranks; afterwards the others' parts are freed. In backward it is gathered again, and a
-# `reduce_scatter` sums its gradients over all ranks and leaves each rank its own part.
+# FSDP cuts a model into **units**, usually its blocks, and keeps a **shard** of every unit on each rank. Before a unit
+# computes, an `all_gather` collects its shards from all ranks; afterwards the others' parts are freed. In backward it
+# is gathered again, and a `reduce_scatter` averages its gradients over all ranks and leaves each rank its own part.
+# (The picture shows the end of forward; the marked unit computes.)
 
 # %% tags=["parameters"]
 nproc_per_node: int = 2  # ranks
-flagship: bool = True  # plan a GPT of 838 million parameters, too: a minute
 
 # %%
 from labkit import Script
@@ -36,17 +36,18 @@ draw.shards(4, nproc_per_node)
 # ## Your predictions
 #
 # The model is a tower, a plain stack of linear layers: 23 blocks of 256 x 256 each, and a last layer. FSDP makes each
-# block a unit; the rest, the last layer, is the root unit.
+# block a unit; the rest, the last layer, is the **root** unit.
 #
 # By default the root is not freed after forward, because backward starts with it. (The picture above frees every unit.)
 # DDP's all-reduce is a reduce-scatter followed by an all-gather. On N ranks each of the two sends (N - 1)/N of the
-# bytes, so below both strategies are counted in such phases: an all-reduce is two.
+# bytes, so below both strategies are counted in such phases: an all-reduce is two. The transformer in the last question
+# has four blocks, 128 wide, and 0.88 million parameters.
 
 # %%
 gathers = lab.ask("all-gathers in a step of FSDP, 23 blocks and the root", default=24)
-traffic = lab.ask("bytes that FSDP sends, over those of DDP", default=1, unit="times")
+traffic = lab.ask("bytes that FSDP sends: how many times those of DDP", default=1, unit="times")
 tower_saves = lab.ask("share of DDP's memory that FSDP saves: this tower, 8 samples a rank", default=50, unit="%")
-gpt_saves = lab.ask("the same for a transformer 128 wide, 16 samples of 128 tokens a rank", default=50, unit="%")
+gpt_saves = lab.ask("the same: labkit's small transformer, 16 samples of 128 tokens a rank", default=50, unit="%")
 
 # %% [markdown]
 # ## Count
@@ -54,8 +55,8 @@ gpt_saves = lab.ask("the same for a transformer 128 wide, 16 samples of 128 toke
 # The model is made on the *meta* device, which allocates nothing; memory is allocated only for the shards.
 # `reshard_after_forward` says whether a unit is freed after forward: always, never, or (auto) always, except for the
 # root. `fully_shard` is FSDP2, the newer of torch's two. torch's flight recorder, a log of its collectives, counts them
-# in the third step, when all is warm (`third_step`, in `run.script`). Six ways at once: DDP, the three modes with a
-# block as a unit, and two with larger units, for later.
+# in the third step, when all is warm (`third_step`, in `run.script`). Six models in turn, so the run's panel would mix
+# them up: DDP, the three modes with a block as a unit, and two with larger units, for later.
 
 # %%
 from torch import nn
@@ -95,12 +96,12 @@ def each_way(device, ways):
 # %%
 L, P, root = 23, 4 * 24 * (256 * 256 + 256), 4 * (256 * 256 + 256)  # blocks, bytes of the model and of the root
 units = {"auto": 1, "auto, 8 blocks a unit": 8, "auto, all blocks a unit": L}
-calls = {"always": 2 * (L + 1), "never": L + 1} | {name: 2 * -(-L // blocks) + 1 for name, blocks in units.items()}
+calls = {"always": 2 * (L + 1), "never": L + 1} | {name: 2 * len(range(0, L, n)) + 1 for name, n in units.items()}
 lab.predict_each({f"{name}: all-gathers": n for name, n in calls.items()} | {gathers: calls["auto"]})
 lab.predict(traffic, (2 * P - root + P) / (2 * P))
 lab.predict_each({f"{name}: largest all-gather": blocks * root for name, blocks in units.items()}, "B")
 ways = {name: (name.split(",")[0], units.get(name, 1)) for name in ("ddp", *calls)}
-run, (seen, *_) = lab.run(each_way, ways, model=Model, env={"TORCH_FR_BUFFER_SIZE": "4000"})
+run, (seen, *_) = lab.run(each_way, ways, model=Model, env={"TORCH_FR_BUFFER_SIZE": "4000"}, options={"shown": False})
 
 # %%
 auto, of_ddp = seen["auto"], 2 * seen["ddp"]["bytes"]["sums"]  # an all-reduce is two phases
@@ -109,23 +110,30 @@ results |= {gathers: auto["calls"]["gathers"], traffic: sum(auto["bytes"].values
 largest = {name: seen[name]["largest gather"] for name in units}
 lab.measure_each(results | {f"{name}: largest all-gather": size for name, size in largest.items()}, run=run)
 sent = {level: seen[level]["bytes"] for level in ("always", "auto", "never")}
-draw.bars({"ddp": {"sums": of_ddp}} | sent, unit="B", title="bytes of a step, phase by phase (an all-reduce is two)")
+draw.bars({"ddp": {"sums": of_ddp}} | sent, unit="B", title="sizes handed over in a step, before the factor (N - 1)/N")
 
 # %% [markdown]
 # ## Why
 #
-# **Never** freeing sends what DDP sends; freeing and gathering again costs 50% more. And what does a rank hold?
-# Between two steps its shards, in all three modes. `never` (older: SHARD_GRAD_OP) keeps the whole model from forward
-# to backward. A rank keeps only its own share of the gradients.
-#
-# **Which to choose?** Never, if all parameters fit beside the activations: the slower the links, the more it gains.
-# Otherwise the default.
+# The model has 6.0 MiB. DDP hands it over once (lab 03), which counts as two phases. `never` sends as much; freeing and
+# gathering again, `always`, sends 50% more. And what does a rank hold? Between two steps its shards, in all three
+# modes. `never` keeps the whole model from forward to backward: FSDP's older name for it is SHARD_GRAD_OP, and labkit's
+# `zero2` does the same. A rank keeps only its own share of the gradients. So does ZeRO-2 of lab 06, but that has all
+# parameters between two steps as well.
 
 # %%
 never, share = seen["never"], P // lab.ranks
 lab.verify("never: held before forward", share, never["before forward"], "B")
 lab.verify("never: gradients of a rank", share, never["gradients"], "B")
-lab.explore(draw.shards, ranks=[2, 4, 8], units=[2, 4, 8], reshard=[False, True])
+held = {f"{level}, {at}": seen[level][at] for at in ("before forward", "after forward", "gradients") for level in sent}
+draw.bars(held, unit="B", title="what a rank holds of the parameters, and of the gradients after backward")
+
+# %% [markdown]
+# **Which to choose?** `never`, if all parameters fit beside the activations: the slower the links, the more it gains.
+# Otherwise the default. (`reshard` in the pictures is `reshard_after_forward`.)
+
+# %%
+lab.explore(draw.shards, reshard=[True, False], units=[2, 4, 8], ranks=[2, 4, 8])
 
 # %% [markdown]
 # ## What is a unit?
@@ -136,7 +144,7 @@ lab.explore(draw.shards, ranks=[2, 4, 8], units=[2, 4, 8], reshard=[False, True]
 # 1, 8 and all 23 blocks in a unit:
 
 # %%
-draw.bars(largest, unit="B", title="the largest all-gather: what is whole at once, beside the root")
+draw.bars(largest, unit="B", title="the largest all-gather (auto: one block a unit)")
 
 # %% [markdown]
 # With all blocks in one unit FSDP saves almost no parameter memory in forward and backward. The usual unit is a
@@ -146,7 +154,7 @@ draw.bars(largest, unit="B", title="the largest all-gather: what is whole at onc
 # ## What does it save?
 #
 # FSDP divides states, not activations. The tower has many parameters and few activations; a small transformer with a
-# large batch is the opposite.
+# large batch, labkit's own, is the opposite.
 
 # %%
 import torch
@@ -175,13 +183,20 @@ lab.score()
 
 # %% [markdown]
 # So ask first what fills the memory. States: shard them. Activations: recompute them (`activation_checkpointing=True`),
-# or take fewer samples at a time. While the peak is in forward or backward, FSDP on two ranks does not save half:
-# beside its shards a rank needs a whole unit, and buffers to gather units and to reduce gradients, together four to
-# five units here. Where the optimizer's step is the peak, it does. An estimate of the share saved is states × (1 - 1/N)
-# / (states + activations): for the two above about 49% and 8%. The transformer saves a little more, because its peak is
-# at the start of backward, where FSDP has no gradients yet, while DDP's buckets hold them all the time.
+# or take fewer samples at a time. An estimate of the share saved is states × (1 - 1/N) / (states + activations): for
+# the two above 50% and 8%.
 #
-# ## On 2 × T4 and 8 × A100
+# **The tower** saves less, because its peak is in backward. There a rank holds, beside its shards, six whole units: the
+# one in use and its gradients; the next one, gathered ahead; the gradients of the one before, which stay in the buffer
+# of their `reduce_scatter` until the next one needs it; the root, whole since forward, and its gradients, which are
+# reduced last. Three of these units have no shard of the gradients yet. So the peak is 6 - 3/N units above the N-th
+# part of the states: 4.5 units of 0.25 MiB on two ranks. Had the optimizer's step been the peak, FSDP would have saved
+# half.
+#
+# **The transformer** saves a little more: its peak is the backward of the loss, where no block is whole, only the root
+# (0.3 MiB), and no gradients exist yet, while DDP's buckets are there all the time.
+#
+# ## On 2 × T4 and 8 × A100, and on 4 × A100
 #
 # Now a tower of five layers of 16,384, as one of the articles in the appendix trains it, with 256 samples on each of
 # four devices. Its states under DDP, 16 bytes for each of 1.34 billion parameters, are 21.5 GB, or 20 GiB. Planned at
@@ -193,25 +208,23 @@ wide["FSDP, CPU offload"] = wide["FSDP"], {"cpu_offload": True}
 lab.plans(wide, devices=("2xT4", "4xA100 80", "8xA100 80"), global_batch_size=1024)
 
 # %% [markdown]
-# DDP's peak is those 20 GiB and 5 more, which AdamW needs while it updates all parameters at once (lab 06). FSDP
-# narrowly fails to fit on two T4s, because each of its units is a fifth of the model: 10 GiB of states, and some 4.6
-# of whole units and buffers. With CPU offload it fits, at a
-# price: on the A100s, where both are planned, a step takes some fifteen times as long, because AdamW runs on the CPU
-# and shards cross PCIe, the bus to the host (both speeds are assumed). On the A100s FSDP sends 1.4 times as much as DDP
-# (of five units the root is not gathered twice), and its step is still shorter: each rank updates only its own part of
-# the parameters.
+# DDP's peak is those 20 GiB and 5 more, which AdamW needs while it updates all parameters at once (lab 06). On two T4s
+# FSDP needs 0.4 GiB too much, because each of its units is a fifth of the model, 1 GiB: 10 GiB of states, and 4.5 units
+# above them. With CPU offload it fits, at a price: on the A100s, where both are planned, a step takes some fifteen
+# times as long, because AdamW runs on the CPU and shards cross PCIe, the bus to the host (both speeds are assumed). On
+# the A100s FSDP sends 1.4 times as much as DDP (of five units the root is not gathered twice), and its step is probably
+# shorter all the same: each rank updates only its own part of the parameters.
 #
 # **A model that DDP cannot train on two T4s:** GPT-2 large with an output layer of its own, 838 million parameters, one
 # sample of 1,024 tokens on each rank. FSDP is one way that fits, not the only one: the table under the plan has ZeRO-1,
-# ZeRO-2, tensor parallelism and a pipeline as well. Activation checkpointing alone does not save DDP: the peak moves to
-# the optimizer's step.
+# ZeRO-2, a pipeline (lab 08) and tensor parallelism (lab 09) as well. Activation checkpointing alone is not enough for
+# DDP: the peak moves to the optimizer's step, 20 bytes per parameter (lab 06) or 15.6 GiB.
 
 # %%
-if flagship:
-    large = {"vocabulary": 50257, "context": 1024, "width": 1280, "heads": 20, "layers": 36}
-    gpt = {name.upper(): sized(Script.load(name), **large) for name in ("ddp", "fsdp")}
-    planned = lab.plans(gpt, devices=("2xT4",), global_batch_size=2)
-    display(planned, planned.plans["DDP", "2xT4"])
+large = {"vocabulary": 50257, "context": 1024, "width": 1280, "heads": 20, "layers": 36}
+gpt = {name.upper(): sized(Script.load(name), **large) for name in ("ddp", "fsdp")}
+planned = lab.plans(gpt, devices=("2xT4",), global_batch_size=2)
+display(planned, planned.plans["DDP", "2xT4"])
 
 # %% [markdown]
 # ## Try this

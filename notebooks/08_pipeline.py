@@ -20,7 +20,8 @@
 # In a pipeline each rank holds a group of consecutive layers, a **stage**. The batch is cut into **micro-batches**,
 # which pass through the stages one after another, forward (blue) and backward (orange). The numbers are those of the
 # micro-batches; time runs to the right. A **schedule** says in which order a rank takes them. Grey is the **bubble**:
-# the rank has nothing to do.
+# the rank has nothing to do. Interleaved schedules give each rank two stages of half the length: rank 0 has the first
+# and the fifth eighth of the layers (the paler one), and a micro-batch goes round twice.
 
 # %% tags=["parameters"]
 nproc_per_node: int = 4  # ranks, p; they sleep, two cores are enough
@@ -34,15 +35,14 @@ from labkit.lessons.labs.pipelines import bubble, in_flight, measured, simulated
 lab, p, m, F = Lesson("08_pipeline", ranks=nproc_per_node), nproc_per_node, micro_batches, forward_ms / 1000
 lone, twice = simulated("1F1B", p, m, F, 2 * F), simulated("Interleaved1F1B", p, m, F, 2 * F, 2)
 shown, long = {"share": False, "seconds": (m + p - 1) * 3 * F}, "Interleaved1F1B"
-draw.stacked([draw.grid(lone, "1F1B", moving=True, **shown), draw.grid(twice, long, **shown)])
+draw.stacked([draw.grid(lone, "1F1B", **shown), draw.grid(twice, long, **shown)])
 
 # %% [markdown]
 # ## Your predictions
 #
-# Four ranks, eight micro-batches. You can count the answers in the pictures: there a
-# forward of 1F1B is 1 long, a backward 2, and its whole step 33. GPipe, which is not there, does all
-# forwards first. 1F1B (one forward, one backward) starts a backward as soon as it can. Interleaved 1F1B gives each rank
-# two stages of half the length; a micro-batch in one of them counts 1/2.
+# Four ranks, eight micro-batches. You can count the answers in the pictures: there a forward of 1F1B is 1 long, a
+# backward 2, and its whole step 33. GPipe, not drawn, does all forwards first. 1F1B (one forward, one backward) starts
+# a backward as soon as it can. With two stages, a micro-batch in one of them counts 1/2.
 
 # %%
 idle = lab.ask("share of the ranks' time that is bubble, with 1F1B", default=37.5, unit="%")
@@ -53,9 +53,13 @@ interleaved = lab.ask("the same with Interleaved1F1B (a micro-batch in one of tw
 # ## Run four schedules
 #
 # The schedules are torch's own. The stages do not compute: their forward and backward sleep, so that four of them fit
-# on two cores and a stage lasts as long as if it had a GPU of its own. Python and gloo add some milliseconds to each
-# action, so the measured bubble of 1F1B may differ from the formula by a fifth, and more where actions are many and
-# short.
+# on two cores and a stage lasts as long as if it had a GPU of its own. Python and sending add some milliseconds to each
+# forward and backward, so the measured bubble of 1F1B may differ from the formula by a fifth, and more where they are
+# many and short.
+#
+# The fourth, zero bubble, cuts each backward in two: the gradients of the stage's inputs (orange), for which another
+# rank waits, and those of its weights (yellow), which fill gaps. Rank 0's first stage owes nobody gradients of its
+# inputs: in *predicted* its whole backward is yellow, in *measured* an orange half and a yellow one.
 #
 # `SleepingStage`, `Pace` (1.0 is real time) and `DONE` (what a rank has done, and when) come with `lab.run`;
 # `run.script` shows them.
@@ -83,7 +87,7 @@ def each_schedule(device, cases, forward):
             x = torch.zeros(count, 4)
             dist.barrier()
             DONE.clear()
-            schedule.step(*([x] if dist.get_rank() == 0 else []), target=x, losses=[])
+            schedule.step(*([x] if dist.get_rank() == 0 else []), target=x, losses=[])  # the last stage uses target
             answer.append(list(DONE))
     return answer[len(cases) :]
 
@@ -114,20 +118,22 @@ draw.stacked([draw.grid(spans, title, seconds=end) for title, spans in pairs.ite
 # Trust the *predicted* rows for the order of the schedules. On a busy machine some sleeps end late, and the schedules
 # with most actions lose most by it; zero bubble may even come last.
 #
-# **Time.** Each rank is busy for *m* forwards and *m* backwards; the whole step takes another *p - 1* of both, wherever
-# the gap falls. So the share is (p - 1)/(m + p - 1): 27% here, for GPipe and 1F1B alike. With *v* stages on a rank
-# each wait is 1/*v* as long: (p - 1)/(v m + p - 1). Zero bubble cuts a backward in two: another rank waits only for the
-# gradients of the inputs; those of the weights (yellow) fill gaps.
+# **Time.** Each rank is busy for *m* forwards and *m* backwards. The step takes *p - 1* of both longer: the first
+# micro-batch needs *p - 1* forwards to reach the last rank, the last gradient *p - 1* backwards to return. A rank
+# cannot fill its gap with the next batch, which must wait for the optimizer's step, and that for all gradients. So the
+# share is (p - 1)/(m + p - 1): 27% here, for GPipe and 1F1B alike. With *v* stages on a rank each wait is 1/*v* as
+# long: (p - 1)/(v m + p - 1).
 #
 # **Memory.** A micro-batch's activations stay in memory from its forward until its backward. GPipe holds all *m*; 1F1B
 # on rank *r* at most *p - r*, whatever *m* is. 1F1B saves memory, not time. Interleaved 1F1B holds more: before its
 # first backward rank 0 takes *p* micro-batches through its first stage and 2(p - 1) + 1 more through either, until the
-# first one comes back from the last stage. Those are 11 halves, or 5.5 micro-batches. (For zero bubble the count ends
-# with the gradient of the inputs, although the inputs themselves stay until the weights' gradients are computed.)
+# first one comes back from the last stage. Those are 11 halves, or 5.5 micro-batches.
 #
-# **Which to choose?** 1F1B, usually. GPipe if all *m* fit in memory anyway: it is the simplest. Interleaved
-# or zero bubble if the bubble is too large and you cannot add micro-batches; both send *v* times as often, and zero
-# bubble needs more memory than the count shows.
+# **Which to choose?** 1F1B, usually. labkit's script has GPipe as its default because that runs with any number of
+# micro-batches, even one; torch's 1F1B needs at least as many as ranks. Interleaved or zero bubble if the bubble is too
+# large and you cannot add micro-batches; both send *v* times as often. Zero bubble needs more memory than the table
+# shows: a micro-batch counts until the gradients of the inputs are there, but the inputs themselves stay until those of
+# the weights are.
 
 # %%
 table = {each: " · ".join(f"{number:g}" for number in numbers) for each, numbers in counted.items()}
@@ -135,8 +141,7 @@ print(*(f"{each:>22}, held by rank 0 · 1 · …: {numbers}" for each, numbers i
 lab.score()
 
 # %% [markdown]
-# More micro-batches make the bubble small, more ranks make it large. Move the sliders (backward takes twice as long as
-# forward):
+# More micro-batches make the bubble small, more ranks make it large (backward takes twice as long as forward):
 
 
 # %%
@@ -149,7 +154,8 @@ lab.explore(step_of, micro_batches=[8, 16, 32], ranks=[2, 4, 8], schedule=["GPip
 # %% [markdown]
 # ## On 2 × T4 and 8 × A100
 #
-# Is a pipeline worth it there? A transformer of 113 million parameters, 32 samples a step, in 4 or 16 micro-batches:
+# Is a pipeline worth it there? A transformer of 113 million parameters, 32 samples a step, with GPipe in 4 or 16
+# micro-batches, which labkit's scripts call `accumulate`:
 
 # %%
 from labkit import Script
@@ -160,9 +166,23 @@ ways = {"DDP": gpt["ddp"], "pipeline, 4": (gpt["pipeline"], few), "pipeline, 16"
 lab.plans(ways, global_batch_size=32)
 
 # %% [markdown]
-# The schedule is GPipe, which labkit's script uses unless you say `schedule=`, and its waiting is close to the
-# formula's (p - 1)/(m + p - 1). Where the model fits on each device, DDP waits less. A pipeline is for models that do
-# not fit, and for slow links: it sends only the activations between two stages, and their gradients.
+# The formula says 20% and 5.9% of bubble on two ranks, 64% and 30% on eight; the plans' waiting is close. Where the
+# model fits on each device, DDP waits less and is faster. More micro-batches have a price, too: each one's gradients
+# are added to the sum. (With 4, the peak comes before there are gradients; with 16, gradients appear faster than the
+# first, small micro-batch's activations are freed.)
+#
+# So a pipeline is for models that do not fit, here one of 838 million parameters with eight samples a step, and for
+# slow links: it sends only the activations between two stages, and their gradients, here 80 MiB, where DDP's all-reduce
+# has 3.1 GiB.
+
+# %%
+large = {"vocabulary": 50257, "context": 1024, "width": 1280, "heads": 20, "layers": 36}
+gpt = {name: sized(Script.load(name), **large) for name in ("ddp", "pipeline")}
+ways = {name: (gpt["pipeline"], {"accumulate": 8, "schedule": name}) for name in ("GPipe", "1F1B")}
+lab.plans({"DDP": gpt["ddp"], **ways}, devices=("2xT4",), global_batch_size=8)
+
+# %% [markdown]
+# GPipe holds the activations of all eight samples. 1F1B holds those of two, and fits.
 #
 # ## Try this
 #

@@ -21,7 +21,7 @@ def explore(drawn: Callable[..., Picture], positions: Mapping[str, Sequence[Any]
     titles = [", ".join(f"{n} = {v}" for n, v in (values | {first: value}).items()) for value in three]
     saved = stacked([drawn(**{**values, first: value}).still() for value in three], titles)
     bundle: dict[str, Any] = saved._repr_mimebundle_()
-    bundle["text/html"] += f"<small>{len(three)} positions of the slider that a running notebook has</small>"
+    bundle["text/html"] += f"<div><small>{len(three)} positions of the slider that a running notebook has</small></div>"
     if ui() == "svg":
         bundle |= _sliders(drawn, positions, values)._repr_mimebundle_()
     display(bundle, raw=True)
