@@ -104,10 +104,11 @@ single.wait()
 #
 # This is what changes in labkit's script. It is one cell, and in it the line that matters is the one with
 # `DistributedDataParallel`. The rest was there already: `single`, too, starts a process group, chooses its device and
-# splits every batch, but among one rank. **torchrun** is PyTorch's program that starts the ranks; their number is the
+# splits every batch, but among one. **torchrun** is PyTorch's program that starts the ranks; their number is the
 # **world size**; a **mesh** is the ranks as a grid, here a single row. A **collective** is an operation in which all
 # ranks take part; an **all-reduce** is one that adds up a tensor over all of them; a **bucket** is several gradients
-# sent together (lab 03); a **replica** is a whole copy of the model.
+# sent together (lab 03), and with `gradient_as_bucket_view` they lie in it from the start; a **replica** is a whole
+# copy of the model.
 
 # %%
 scripts["ddp"].diff(scripts["single"])

@@ -38,9 +38,9 @@ draw.ring(nproc_per_node)
 # Every rank has a tensor of *S* bytes, say its gradients.
 
 # %%
-sends = lab.ask("what each of four ranks sends in a ring all_reduce, over S", default=3)
+sends = lab.ask("what each of four ranks sends in a ring all_reduce: how many times S", default=3)
 alone = lab.ask("how much of its neighbor's gradient rank 0 receives as such, not in a sum", default=100, unit="%")
-ratio = lab.ask("bytes of an all_reduce, over those of a broadcast, all ranks together", default=1, unit="times")
+ratio = lab.ask("bytes of an all_reduce, over all ranks: how many times a broadcast's", default=1, unit="times")
 
 # %% [markdown]
 # ## Five collectives

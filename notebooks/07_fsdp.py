@@ -20,7 +20,7 @@
 # FSDP cuts a model into **units**, usually its blocks, and keeps a **shard** of every unit on each rank. Before a unit
 # computes, an `all_gather` collects its shards from all ranks; afterwards the others' parts are freed. In backward it
 # is gathered again, and a `reduce_scatter` averages its gradients over all ranks and leaves each rank its own part.
-# (The picture shows the end of forward; the marked unit computes.)
+# (The marked unit computes.)
 
 # %% tags=["parameters"]
 nproc_per_node: int = 2  # ranks
@@ -98,7 +98,7 @@ L, P, root = 23, 4 * 24 * (256 * 256 + 256), 4 * (256 * 256 + 256)  # blocks, by
 units = {"auto": 1, "auto, 8 blocks a unit": 8, "auto, all blocks a unit": L}
 calls = {"always": 2 * (L + 1), "never": L + 1} | {name: 2 * len(range(0, L, n)) + 1 for name, n in units.items()}
 lab.predict_each({f"{name}: all-gathers": n for name, n in calls.items()} | {gathers: calls["auto"]})
-lab.predict(traffic, (2 * P - root + P) / (2 * P))
+lab.predict(traffic, (2 * P - root + P) / (2 * P), "times")
 lab.predict_each({f"{name}: largest all-gather": blocks * root for name, blocks in units.items()}, "B")
 ways = {name: (name.split(",")[0], units.get(name, 1)) for name in ("ddp", *calls)}
 run, (seen, *_) = lab.run(each_way, ways, model=Model, env={"TORCH_FR_BUFFER_SIZE": "4000"}, options={"shown": False})
@@ -186,12 +186,12 @@ lab.score()
 # or take fewer samples at a time. An estimate of the share saved is states × (1 - 1/N) / (states + activations): for
 # the two above 50% and 8%.
 #
-# **The tower** saves less, because its peak is in backward. There a rank holds, beside its shards, six whole units: the
-# one in use and its gradients; the next one, gathered ahead; the gradients of the one before, which stay in the buffer
-# of their `reduce_scatter` until the next one needs it; the root, whole since forward, and its gradients, which are
-# reduced last. Three of these units have no shard of the gradients yet. So the peak is 6 - 3/N units above the N-th
-# part of the states: 4.5 units of 0.25 MiB on two ranks. Had the optimizer's step been the peak, FSDP would have saved
-# half.
+# **The tower** saves less, because its peak is late in backward. There a rank holds, beside its shards, six times a
+# whole unit: the one in use and its gradients; the next one, gathered ahead; the gradients of the one before, which
+# stay in the buffer of their `reduce_scatter` until the next `reduce_scatter`; the root, whole since forward, and its
+# gradients, which are reduced last. Three units, the root and the last two, have no shard of their gradients yet. So
+# the peak is 6 - 3/N units above the N-th part of the states: 4.5 units of 0.25 MiB on two ranks. Had the optimizer's
+# step been the peak, FSDP would have saved half.
 #
 # **The transformer** saves a little more: its peak is the backward of the loss, where no block is whole, only the root
 # (0.3 MiB), and no gradients exist yet, while DDP's buckets are there all the time.

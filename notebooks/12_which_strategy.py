@@ -48,7 +48,7 @@ draw.choice({"DDP": (2 * (N - 1) * P, 4 * P)})
 each = {name: float(number) for number, name in enumerate(names)}
 least = lab.ask("the strategy whose ranks hold least", default=each["fsdp"], options=each)
 fewest = lab.ask("the strategy that sends fewest bytes", default=each["ddp"], options=each)
-times = lab.ask("bytes that FSDP sends, over those of DDP (gloo)", default=1)
+times = lab.ask("bytes that FSDP sends (gloo): how many times those of DDP", default=1)
 
 # %% [markdown]
 # ## The two sums

@@ -39,7 +39,7 @@ draw.cells([*load("ddp").cells], {"yours": ["model", "data", "task"], "the strat
 # As in fine-tuning, half of the model's blocks are frozen. AdamW keeps two moments for each number that is trained.
 
 # %%
-moments = lab.ask("DDP: optimizer state, over the parameters", default=2, unit="times")
+moments = lab.ask("DDP: optimizer state, how many times the parameters", default=2, unit="times")
 EXACT = {"not a bit": 0, "the last digits": 1e-16, "visibly": 0.01}
 same = lab.ask("FSDP: largest relative difference to a loss of DDP, in float64", default=0.01, options=EXACT)
 alone = lab.ask("bare torchrun: largest relative difference to a loss of DDP", default=1e-16, options=EXACT)

@@ -51,7 +51,7 @@ same = lab.ask(
 )
 words = lab.ask("two nodes: words in which their launch lines differ", default=3)
 naming = lab.ask("killed node: nodes whose record names it", default=1)
-slower = lab.ask("8 times the batch, the same learning rate: test loss, over the small batch's", default=1)
+slower = lab.ask("8 times the batch, the same learning rate: test loss, how many times the small batch's", default=1)
 
 # %% [markdown]
 # ## One node, two nodes

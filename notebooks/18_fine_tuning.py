@@ -46,9 +46,9 @@ adapter(128, 256, rank=8)
 # The small model below has 4 blocks of width 128, the adapter rank 8.
 
 # %%
-share = lab.ask("LoRA: numbers in the adapter, over the model's weights", default=1, unit="%")
-saved = lab.ask("all weights, DDP: numbers in a checkpoint, over the weights", default=1, unit="times")
-lora_saved = lab.ask("LoRA, DDP: numbers in a checkpoint, over the adapter's", default=1, unit="times")
+share = lab.ask("LoRA: numbers in the adapter, as a share of the model's weights", default=1, unit="%")
+saved = lab.ask("all weights, DDP: numbers in a checkpoint, how many times the weights", default=1, unit="times")
+lora_saved = lab.ask("LoRA, DDP: numbers in a checkpoint, how many times the adapter's", default=1, unit="times")
 
 # %% [markdown]
 # ## Data and model

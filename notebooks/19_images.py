@@ -53,8 +53,8 @@ draw.replicas(nproc_per_node, 8)
 # be trained further on rings, frames and crosses.
 
 # %%
-more = lab.ask("numbers in the exported file, over the parameters", default=1, unit="times")
-start = lab.ask("test loss from trained weights, over that from random ones", default=0.95, unit="times")
+more = lab.ask("numbers in the exported file: how many times the parameters", default=1, unit="times")
+start = lab.ask("test loss from trained weights: how many times that from random ones", default=0.95, unit="times")
 same = lab.ask(
     "largest relative difference of a loss, FSDP to DDP",
     default=0.01,

@@ -42,13 +42,13 @@ divided(2)
 # at a time; in **ring** they go from rank to rank, and a rank never holds more than two parts.
 
 # %%
-uneven = lab.ask("in order: work of the last rank over the mean", default=1, unit="times")
+uneven = lab.ask("in order: work of the last rank, how many times the mean", default=1, unit="times")
 apart = lab.ask(
     "gather: largest difference of a loss to one rank's, in float64",
     default=1e-16,
     options={"not a bit": 0, "the last digits": 1e-16, "visibly": 0.01},
 )
-saves = lab.ask("ring: its peak over gather's, at this length", default=0.6, unit="times")
+saves = lab.ask("ring: its peak at this length, how many times gather's", default=0.6, unit="times")
 
 # %% [markdown]
 # ## Run both
@@ -91,7 +91,7 @@ draw.bars(held, unit="B", title="rank 0 at its peak")
 # Count the pairs of a query and a key that it sees, for each rank, in the mask.
 
 # %%
-zig = "zigzag: work of the last rank over the mean"
+zig = "zigzag: work of the last rank, how many times the mean"
 for name, owners, expected in ((uneven, in_order(lab.ranks), 2 - 1 / lab.ranks), (zig, zigzag(lab.ranks), 1)):
     work = pairs(owners, context)
     mean = sum(work) / lab.ranks

@@ -51,8 +51,8 @@ apart = lab.ask(
 busiest = lab.ask(
     "after the last step: share of the tokens that chose the busiest of 8 experts", default=12.5, unit="%"
 )
-more = lab.ask("half of the tokens choose one expert: bytes sent, over those of an even choice", default=1.5)
-slower = lab.ask("half of the tokens choose one expert: a step's time, over that of an even choice", default=4)
+more = lab.ask("half of the tokens choose one expert: bytes sent, how many times those of an even choice", default=1.5)
+slower = lab.ask("half of the tokens choose one expert: step time, how many times that of an even choice", default=4)
 
 # %% [markdown]
 # ## Run both

@@ -33,7 +33,7 @@ BROKEN = [
         "03_ddp",
         "with model.no_sync() if quiet and number < parts else nullcontext():",
         "with nullcontext():",
-        "bytes in an accumulated step with no_sync",
+        "bytes in a step with no_sync",
     ),
     (
         "04_input_pipeline",
@@ -128,7 +128,7 @@ BROKEN = [
         "19_images",
         '{"weights": weights} if name.startswith("trained") else {}',
         "{}",
-        "test loss from trained weights, over that from random ones",
+        "test loss from trained weights: how many times that from random ones",
     ),
     (
         "20_taken_apart",
