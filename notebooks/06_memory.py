@@ -84,10 +84,11 @@ states = {"DDP: parameters": P, "FSDP: parameters of all ranks": P}
 states |= {"ZeRO-1: AdamW of all ranks": 2 * P, "FSDP: AdamW of all ranks": 2 * P}
 lab.predict_each(states, "B", within=0.001)  # AdamW also counts its steps, 4 bytes for each tensor
 lab.predict(adam, 2, "times", within=0.001)
-lab.predict(activations, plans["DDP"].formulas.categories["activations"] / plans["DDP"].bytes, "%", within=0.05)
-lab.predict(saved, plans["FSDP"].formulas.bytes / plans["DDP"].formulas.bytes, "%", within=0.06)
+peaks = {name: plan.formulas.bytes for name, plan in plans.items()}
+shares = {activations: plans["DDP"].formulas.categories["activations"], saved: peaks["FSDP"]}
+lab.predict_each({name: size / peaks["DDP"] for name, size in shares.items()}, "%", within=0.06)
 lab.predict(same := "CPU offload: largest relative difference of a loss", 1e-6, how="at most")
-lab.predict_each({f"{name}: peak": plan.formulas.bytes for name, plan in plans.items()}, "B", within=0.06)
+lab.predict_each({f"{name}: peak": size for name, size in peaks.items()}, "B", within=0.06)
 
 # %% [markdown]
 # During one step of the first three runs every rank records all that torch allocates, which makes them slow: their

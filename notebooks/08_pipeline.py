@@ -116,7 +116,7 @@ draw.stacked([draw.grid(spans, title, seconds=end) for title, spans in pairs.ite
 # ## Why
 #
 # Trust the *predicted* rows for the order of the schedules. On a busy machine some sleeps end late, and the schedules
-# with most actions lose most by it; zero bubble may even come last.
+# that cut the work into most pieces lose most by it; zero bubble may even come last.
 #
 # **Time.** Each rank is busy for *m* forwards and *m* backwards. The step takes *p - 1* of both longer: the first
 # micro-batch needs *p - 1* forwards to reach the last rank, the last gradient *p - 1* backwards to return. A rank
@@ -168,8 +168,8 @@ lab.plans(ways, global_batch_size=32)
 # %% [markdown]
 # The formula says 20% and 5.9% of bubble on two ranks, 64% and 30% on eight; the plans' waiting is close. Where the
 # model fits on each device, DDP waits less and is faster. More micro-batches have a price, too: each one's gradients
-# are added to the sum. (With 4, the peak comes before there are gradients; with 16, gradients appear faster than the
-# first, small micro-batch's activations are freed.)
+# are added to the sum. (With 4, the peak comes before there are gradients; with 16, the gradients take more than the
+# first micro-batch's activations, which are free by then.)
 #
 # So a pipeline is for models that do not fit, here one of 838 million parameters with eight samples a step, and for
 # slow links: it sends only the activations between two stages, and their gradients, here 80 MiB, where DDP's all-reduce
@@ -194,8 +194,8 @@ lab.plans({"DDP": gpt["ddp"], **ways}, devices=("2xT4",), global_batch_size=8)
 #    bubble is 43% with both (measured 44 to 47%).</details>
 # 3. `forward_ms = 5`: why do the measured bubbles no longer agree?
 #    <details><summary>Answer</summary>Measured on a busy machine, half of the time is bubble with GPipe and 1F1B, not
-#    27%, and 41% with zero bubble, not 6. Each action costs Python and gloo some milliseconds, which are no longer
-#    negligible next to a 5 ms stage; schedules with more and shorter actions suffer most. Real stages need to be
+#    27%, and 41% with zero bubble, not 6. Each forward and backward costs Python and gloo some milliseconds, which
+#    are no longer negligible next to a 5 ms stage; schedules with more and shorter ones suffer most. Real stages need to be
 #    long for the same reason. What is held does not change.</details>
 #
 # **In your own code:** Transformers' `Trainer` has no pipeline. `device_map="auto"` is not one: layers are spread

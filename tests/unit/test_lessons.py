@@ -83,13 +83,25 @@ def test_what_was_predicted_and_what_was_measured_have_the_same_colour():
     assert len({*rings}) == 2
 
 
-def test_where_nothing_moves_the_last_frame_is_seen():
-    picture = draw.shards(2, 2)
+def test_where_nothing_moves_one_frame_is_seen():
+    picture, last = draw.shards(2, 2), draw.ring(4)
     assert picture.svg.count('<g opacity="1">') == 1
     assert picture.svg.count('<g opacity="0">') == 4
-    assert picture.svg.index('<g opacity="1">') > picture.svg.rindex('<g opacity="0">')
-    assert "optimizer: each rank" in picture.still().svg
-    assert "forward, unit" not in picture.still().svg
+    assert "forward, unit 2" in picture.still().svg  # the end of forward
+    assert "optimizer: each rank" not in picture.still().svg
+    assert last.svg.index('<g opacity="1">') > last.svg.rindex('<g opacity="0">')
+
+
+def test_buckets_have_one_scale_and_stay_within_the_picture():
+    for cap in (0.1, 1, 25):
+        sent = [box.attrib for box in ElementTree.fromstring(draw.buckets(SIZES, cap).still().svg).iter(f"{SVG}rect")]
+        sent = [box for box in sent if box["y"] == "98.0"]
+        sizes = [sum(SIZES[name] for name in names) for names in draw.filled(SIZES, cap)]
+        scale = (float(sent[0]["width"]) + 1) / sizes[0]
+        assert len(sent) == len(sizes)
+        for box, size in zip(sent, sizes, strict=True):
+            assert abs(float(box["width"]) - max(1, scale * size - 1)) < 0.2
+            assert float(box["x"]) + float(box["width"]) <= 700
 
 
 def test_a_bucket_is_closed_when_it_has_reached_its_limit():

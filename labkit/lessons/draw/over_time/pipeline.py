@@ -22,8 +22,8 @@ def grid(
     moving: bool = False,
     share: bool = True,
 ) -> Picture:
-    """A row for each rank; grey is bubble, numbers are micro-batches. `seconds` is the length of the axis, by default
-    that of the step; `moving` lets the step pass again and again; `share` writes the bubble's share above."""
+    """A row for each rank; grey is bubble, numbers are micro-batches, where all of a kind have room. `seconds` is the
+    length of the axis, by default that of the step; `moving` lets the step pass again and again; `share` writes the bubble's share above."""
     spans = [span for span in spans if span.chunk is not None]
     ranks = 1 + max(span.rank for span in spans)
     begin, length = min(span.start for span in spans), elapsed(spans)
@@ -38,12 +38,14 @@ def grid(
         )
     of_colour: dict[tuple[str, float], list[tuple[float, float, float, float]]] = defaultdict(list)
     numbers = ""
+    room = 2 + 6.6 * max(len(str(span.chunk)) for span in spans)
+    numbered = {kind for kind in KIND_COLOURS if all(s.seconds * scale > room for s in spans if s.kind == kind)}
     for span in spans:
         x, y, width = LEFT + (span.start - begin) * scale, top + span.rank * ROW, span.seconds * scale
         paler = 1.0 if (span.stage or 0) < ranks else 0.6  # a rank's second stage
         of_colour[KIND_COLOURS[span.kind], paler].append((x, y, max(0.2, width - 0.6), ROW - 4))
-        fits = width > 2 + 6.6 * len(str(span.chunk))
-        numbers += f'<text x="{x + width / 2:.1f}" y="{y + 16}">{span.chunk}</text>' if fits else ""
+        if span.kind in numbered:
+            numbers += f'<text x="{x + width / 2:.1f}" y="{y + 16}">{span.chunk}</text>'
     for (colour, opacity), places in of_colour.items():
         bars += boxes(places, colour, f' fill-opacity="{opacity}"' if opacity < 1 else "")
     bars += f'<g fill="#fff" text-anchor="middle" font-size="11">{numbers}</g>'
