@@ -195,8 +195,8 @@ lab.plans({"DDP": gpt["ddp"], **ways}, devices=("2xT4",), global_batch_size=8)
 # 3. `forward_ms = 5`: why do the measured bubbles no longer agree?
 #    <details><summary>Answer</summary>Measured on a busy machine, half of the time is bubble with GPipe and 1F1B, not
 #    27%, and 41% with zero bubble, not 6. Each forward and backward costs Python and gloo some milliseconds, which
-#    are no longer negligible next to a 5 ms stage; schedules with more and shorter ones suffer most. Real stages need to be
-#    long for the same reason. What is held does not change.</details>
+#    are no longer negligible next to a 5 ms stage; schedules with more and shorter ones suffer most. Real stages need
+#    to be long for the same reason. What is held does not change.</details>
 #
 # **In your own code:** Transformers' `Trainer` has no pipeline. `device_map="auto"` is not one: layers are spread
 # over the devices, but one device works at a time.

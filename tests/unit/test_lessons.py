@@ -36,7 +36,7 @@ PICTURES = {
     "differences": difference_curves({"<int8>": {30: [0.01, 0.02], 60: [0.0, -0.01]}, "b": {30: [1.0, 2.0]}}, "loss"),
     "formats": draw.formats(),
     "gradients": draw.gradients({-30: 0.2, -20: 0.5, -10: 0.3}, scale=2**16),
-    "grid": draw.grid(SPANS, "zero <bubble>", moving=True),
+    "grid": draw.grid(SPANS, "zero <bubble>"),
     "loader": draw.loader(2, 1, 2, moving=True),
     "loader without workers": draw.loader(1, 1, 0),
     "mesh": draw.mesh(2, 2, 2),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from labkit.lessons.draw.picture import GREY, WIDTH, Picture, box, boxes, sheet, sweep, words
+from labkit.lessons.draw.picture import GREY, WIDTH, Picture, box, boxes, sheet, words
 from labkit.record.measured.spans import Span, bubble, elapsed
 from labkit.view.charts.timeline_figures import KIND_COLOURS
 
@@ -19,11 +19,10 @@ def grid(
     title: str = "",
     *,
     seconds: float | None = None,
-    moving: bool = False,
     share: bool = True,
 ) -> Picture:
     """A row for each rank; grey is bubble, numbers are micro-batches, where all of a kind have room. `seconds` is the
-    length of the axis, by default that of the step; `moving` lets the step pass again and again; `share` writes the bubble's share above."""
+    length of the axis, by default that of the step; `share` writes the bubble's share above."""
     spans = [span for span in spans if span.chunk is not None]
     ranks = 1 + max(span.rank for span in spans)
     begin, length = min(span.start for span in spans), elapsed(spans)
@@ -50,7 +49,6 @@ def grid(
         bars += boxes(places, colour, f' fill-opacity="{opacity}"' if opacity < 1 else "")
     bars += f'<g fill="#fff" text-anchor="middle" font-size="11">{numbers}</g>'
     height = top + ranks * ROW + 6
-    bars = sweep(bars, LEFT, height, moving)
     head = words(0, 15, ": ".join(filter(None, [title, f"bubble {idle:.0%}" if share else ""])), bold=True)
     label = f"{title or 'pipeline'} on {ranks} ranks, {length:.3g} s{f', bubble {idle:.1%}' if share else ''}"
     return sheet([head, _key(spans), back, bars], height, label)
