@@ -18,11 +18,11 @@ GIB = 2**30
 def say(folder, write_metrics):
     """`say(rank 0's records' fields, rank 1's, …)`: the verdict on 40 steps of 0.1 s that are like that."""
 
-    def make(*ranks, steps=40, limit=16 * GIB):
+    def make(*ranks, steps=40, limit=16 * GIB, device="cuda:0"):
         for rank, fields in enumerate(ranks):
             usual = {"input": 0.001, "forward": 0.03, "backward": 0.06, "optimizer": 0.005, "loss": 1.0}
             usual |= {"allocated": 4 * GIB, "peak": 5 * GIB, "retries": 0}
-            write_metrics(rank, {"k": "meta", "t": 0.0}, {"k": "model", "t": 0.1, "device": "cuda:0", "limit": limit})
+            write_metrics(rank, {"k": "meta", "t": 0.0}, {"k": "model", "t": 0.1, "device": device, "limit": limit})
             for i in range(1, steps + 1):
                 told = {name: value(i) if callable(value) else value for name, value in fields.items()}
                 record = {"k": "step", "t": i / 10, "step": i, "n": 1, "seconds": [0.1] * 3, "samples": 8}
@@ -34,6 +34,10 @@ def say(folder, write_metrics):
 
 def test_a_run_at_ease_says_how_much_memory_it_takes(say):
     assert say({}, {}) == ["memory fits: peak 5.00 GiB, 31% of 16.00 GiB"]
+
+
+def test_ranks_on_the_cpu_share_the_memory_of_their_host(say):
+    assert say({}, {}, device="cpu") == ["memory fits: peak 10.00 GiB of 2 ranks, 62% of 16.00 GiB"]
 
 
 def test_what_a_step_consists_of_where_nothing_else_limits_it(say):
