@@ -35,6 +35,7 @@ STYLE = (
     ".labkit-grid tr{background:none!important}"
     ".labkit-grid :is(td,th){border:0;padding:1px 10px 1px 0;white-space:nowrap;text-align:right!important}"
     ".labkit-grid :is(.text,:first-child){text-align:left!important}.labkit-grid td.text{white-space:normal}"
+    ".labkit-grid :is(td,th).narrow{white-space:normal;overflow-wrap:anywhere;min-width:5em}"
     ".labkit-grid th{font-weight:500;opacity:1;white-space:normal;vertical-align:bottom}</style>"
 )
 
@@ -69,7 +70,7 @@ def grid(
     transposes: bool = False,
 ) -> str:
     """A table of text with an SVG mark before each row. Only names of columns wrap, and the columns that `sentences`
-    names. One that is too wide is transposed, if it `transposes` and that is narrower."""
+    names. One that is too wide is transposed, if it `transposes` and that is narrower; then all cells may wrap."""
     if not rows:
         return ""
     names = list(dict.fromkeys(name for row in rows for name in row))  # a rank that has not started has fewer
@@ -80,6 +81,8 @@ def grid(
     if transposes and _width(texts) > max(WIDEST, _width(_transposed(texts))):
         texts, cells = _transposed(texts), _transposed(cells)
     kinds = [' class="text"' if name in sentences else "" for name in texts[0]]
+    if transposes and _width(texts) > WIDEST:
+        kinds[1:] = [' class="narrow"'] * (len(kinds) - 1)
     head, *body = (
         "".join(f"<{tag}{kind}>{cell}</{tag}>" for kind, cell in zip(kinds, line, strict=True))
         for tag, line in zip(["th", *["td"] * len(cells)], cells, strict=False)
