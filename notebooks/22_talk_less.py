@@ -83,7 +83,8 @@ lab.predict_each({f"{way}: median loss above DDP's": bound for way, bound in mos
 lab.predict(worst, by_way["PowerSGD"])
 runs, options = {}, {"steps": steps, "global_batch_size": 16, "validate_every": 30}
 for way, (strategy, own) in ways.items():
-    runs[way] = {s: lab.launch(scripts[strategy], seed=s, shown=s == 0, **own, **options) for s in range(seeds)}
+    named = {"name": way, **own, **options}
+    runs[way] = {s: lab.launch(scripts[strategy], seed=s, shown=s == 0, **named) for s in range(seeds)}
 
 # %%
 above = differences({way: {s: validation_losses(run) for s, run in each.items()} for way, each in runs.items()}, "DDP")
