@@ -188,7 +188,8 @@ lab.plans({"DDP": scripts["ddp"], "FSDP": scripts["fsdp"]}, global_batch_size=gl
 # ## Leave with a plain script
 #
 # The folder of a run holds its script. It is plain PyTorch, and the line below trains the same model without labkit.
-# Before `torchrun` stand settings for the CPU only (no GPU, gloo on this machine's own network, one thread a rank).
+# Before `torchrun` stand settings for the CPU (no GPU, gloo on this machine's own network, one thread a rank); on GPUs
+# leave them out.
 #
 # `labkit.launch("my_trainer.py", nproc_per_node=2)` runs a script of your own and watches it. But all that torchrun
 # does is start it twice. A Hugging Face Trainer does the rest by itself; its batch size is per device, so two ranks

@@ -244,7 +244,8 @@ display(planned, planned.plans["DDP", "2xT4"])
 #    peak falls from 77.6 to 31.4 MiB; FSDP alone saved 8.</details>
 #
 # **In your own code:** Transformers' `Trainer` takes `fsdp` and `fsdp_config`, Accelerate its FSDP plugin. Either way
-# check which class is wrapped: it decides how large a unit is.
+# check which class is wrapped, since it decides how large a unit is: `fsdp_config={"transformer_layer_cls_to_wrap":
+# ["GPT2Block"]}`.
 #
 # ## Sources
 #
