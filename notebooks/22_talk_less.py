@@ -82,9 +82,8 @@ most = {"int8": 0.03, "local SGD": 0.06, "DiLoCo": 0.1}
 lab.predict_each({f"{way}: median loss above DDP's": bound for way, bound in most.items()}, how="at most")
 lab.predict(worst, by_way["PowerSGD"])
 runs, options = {}, {"steps": steps, "global_batch_size": 16, "validate_every": 30}
-for way, (strategy, own) in ways.items():
-    named = {"name": way, **own, **options}
-    runs[way] = {s: lab.launch(scripts[strategy], seed=s, shown=s == 0, **named) for s in range(seeds)}
+for way, (name, own) in ways.items():
+    runs[way] = {s: lab.launch(scripts[name], name=way, seed=s, shown=s == 0, **own, **options) for s in range(seeds)}
 
 # %%
 above = differences({way: {s: validation_losses(run) for s, run in each.items()} for way, each in runs.items()}, "DDP")
