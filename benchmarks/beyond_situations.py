@@ -89,6 +89,18 @@ SITUATIONS = (
         asked="context_parallel",
     ),
     Situation(
+        "0.27 B, one sequence of 49,152 tokens a step, 2 x T4",
+        "context_parallel",
+        "nothing else fits: a pipeline's rank holds what half the layers keep of the whole sequence, the last one also "
+        "all logits, 32,000 x 49,152 x 4 bytes = 5.9 GiB; context ranks hold what all layers keep of half of it, and "
+        "half of the logits",
+        1024,
+        12,
+        49152,
+        {"device": "2xT4", "precision": "fp16", "global_batch_size": 1},
+        asked="context_parallel",
+    ),
+    Situation(
         "mixture of 8 experts, 3.6 B, 1,024 tokens a rank, 8 x L4",
         "expert_parallel",
         "a block has 8 experts of 2 x 2048 x 8192 parameters, 512 MiB in bf16, which FSDP gathers and whose gradients "

@@ -59,7 +59,7 @@ count as equally fast, and the simpler is chosen.
 """
 BEYOND = """## Beyond the articles' strategies
 
-Three situations where a strategy from [docs/beyond.md](../beyond.md) is the better choice, next to the best alternative
+Four situations where a strategy from [docs/beyond.md](../beyond.md) is the better choice, next to the best alternative
 (or the one that needs least memory). diloco trains differently, so `plan` compares it only when it is asked for. The
 figures are `labkit.plan`'s, calculated, not measured; "waiting" is communication that does not overlap.
 
