@@ -17,7 +17,7 @@ PARTIAL = (
     '"tensor, RowwiseParallel(output_layouts=Partial()) if name == \\"down\\" else STYLES[style])")'
 )
 TWICE = (
-    'scripts["ddp"].cells["model"].text.replace("return self.unembed(", '
+    'scripts["DDP"].cells["model"].text.replace("return self.unembed(", '
     '"self.twice = [p * 1 for p in self.parameters()]; return self.unembed(")'
 )
 # (lab, text in one of its cells, what stands there instead, a claim that must be named)
@@ -31,7 +31,7 @@ BROKEN = [
     ("02_collectives", "mine += arrived", "mine.copy_(arrived)", "ring: largest difference"),
     (
         "03_ddp",
-        "with model.no_sync() if quiet and number < parts else nullcontext():",
+        "with model.no_sync() if only_last and number < parts else nullcontext():",
         "with nullcontext():",
         "bytes in a step with no_sync",
     ),
@@ -49,8 +49,9 @@ BROKEN = [
     ),
     (
         "06_memory",
-        'lab.launch(plans["ddp"], steps=4)',
-        f'lab.launch(scripts["ddp"].with_cells(model={TWICE}), steps=4, trace_memory=True, **options)',
+        "for name, plan in plans.items()}\noffloaded",
+        'for name, plan in plans.items()}\nruns["DDP"] = lab.launch(scripts["DDP"].with_cells('
+        f"model={TWICE}), steps=4, trace_memory=True, **options)\noffloaded",
         "DDP: peak",
     ),
     ("07_fsdp", '"never": False}', '"never": True}', "never: all-gathers"),
