@@ -65,9 +65,10 @@ saved = lab.ask("FSDP's peak on two ranks, as a share of DDP's", default=50, uni
 # own part of the gradients, FSDP only its own part of the parameters: blocks are gathered to compute.
 #
 # **With 16 bits.** Autocast (`precision="bf16"`) casts weights for each matrix product; the states stay as above. A
-# model in bf16 usually has a **master copy** in fp32, to which AdamW applies its small updates: 2 + 2 + 4 for the copy
-# + 8, 16 again. bf16 throughout takes 8. **On a GPU** AdamW updates all parameters at once and needs 4 bytes more while
-# it does (20), unless `fused=True`. Even 16 bytes are eight times a file of the weights in bf16.
+# model in bf16 usually has a **master copy** in fp32, to which AdamW applies its small updates. Weight, gradient, copy
+# and moments, 2 + 2 + 4 + 8 bytes, are 16 again; bf16 throughout takes 8. **On a GPU** AdamW updates all parameters at
+# once and needs 4 bytes more while it does (20), unless `fused=True`. Even 16 bytes are eight times a file of the
+# weights in bf16.
 #
 # `labkit.plan` works out the states and the activations without running anything, and `launch(plan)` keeps the
 # prediction with the run. The cell after it holds the lab's own claims, which the last cell checks.
