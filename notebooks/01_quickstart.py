@@ -103,12 +103,12 @@ single.wait()
 # ## Train on two, with DDP
 #
 # This is what changes in labkit's script. It is one cell, and in it the line that matters is the one with
-# `DistributedDataParallel`. The rest was there already: `single`, too, starts a process group, chooses its device and
-# splits every batch, but among one. **torchrun** is PyTorch's program that starts the ranks; their number is the
-# **world size**; a **mesh** is the ranks as a grid, here a single row. A **collective** is an operation in which all
-# ranks take part; an **all-reduce** is one that adds up a tensor over all of them; a **bucket** is several gradients
-# sent together (lab 03), and with `gradient_as_bucket_view` they lie in it from the start; a **replica** is a whole
-# copy of the model.
+# `DistributedDataParallel`. The rest was there already: `single`, too, starts a **process group** (ranks that know how
+# to reach each other), chooses its device and splits every batch, but among one. **torchrun** is PyTorch's program that
+# starts the ranks; their number is the **world size**; a **mesh** is the ranks as a grid, here a single row. A
+# **collective** is an operation in which all ranks take part; an **all-reduce** is one that adds up a tensor over all
+# of them; a **bucket** is several gradients sent together (lab 03), and with `gradient_as_bucket_view` they lie in it
+# from the start; a **replica** is a whole copy of the model.
 
 # %%
 scripts["ddp"].diff(scripts["single"])
@@ -168,9 +168,9 @@ lab.score()
 # **Whole or sharded.** *State held* is 16 bytes per parameter: 4 for the weight, 4 for its gradient, 8 for Adam's
 # state. DDP repeats it on every rank; FSDP divides it by the number of ranks.
 #
-# **Not quite twice as fast.** Each rank has half of the samples, so a step should take half as long. Subtract
-# *communication* from DDP's step time in the panel: what is left, compared with half of the single rank's step, is how
-# much slower a rank computes beside the other. The two share the machine's caches and memory, and its cores with
+# **Not quite twice as fast.** Each rank has half of the samples, so a step should take half as long. Subtract its own
+# *communication* from each rank's step time in DDP's panel: what is left, compared with half of the single rank's step,
+# is how much slower a rank computes beside the other. The two share the machine's caches and memory, and its cores with
 # other programs, which may eat up the whole gain. With a GPU for each rank this part is gone. (The table's speed-up is
 # that of whole trainings; the panels' step times are those of the last steps.)
 #
@@ -188,8 +188,8 @@ lab.plans({"DDP": scripts["ddp"], "FSDP": scripts["fsdp"]}, global_batch_size=gl
 # ## Leave with a plain script
 #
 # The folder of a run holds its script. It is plain PyTorch, and the line below trains the same model without labkit.
-# Before `torchrun` stand settings for the CPU (no GPU, gloo on this machine's own network, one thread a rank); on GPUs
-# leave them out.
+# Before `torchrun` stand settings for the CPU (no GPU; gloo, which carries messages between CPUs, on this machine's own
+# network; one thread a rank); on GPUs leave them out.
 #
 # `labkit.launch("my_trainer.py", nproc_per_node=2)` runs a script of your own and watches it. But all that torchrun
 # does is start it twice. A Hugging Face Trainer does the rest by itself; its batch size is per device, so two ranks

@@ -38,12 +38,13 @@ draw.buckets({f"layer{9 - i}": 2**20 for i in range(9)}, bucket_cap_mb=3)
 # ## Your predictions
 #
 # The model below is the CNN of lab 01: 405,898 parameters in ten tensors, 1.5 MiB. DDP closes its first bucket as soon
-# as it has 1 MiB or more, the others at 25 MiB. In the third question, `DistributedSampler` gives each rank its
-# samples, and a call of its method `set_epoch(n)` at the start of epoch *n* is meant to reshuffle them.
+# as it has 1 MiB or more, the others at 25 MiB. In the second question, gradients of four batches (**micro-batches**)
+# add up before one step, and nothing tells DDP so. In the third, `DistributedSampler` gives each rank its samples, and
+# a call of its method `set_epoch(n)` at the start of epoch *n* is meant to reshuffle them.
 
 # %%
 pieces = lab.ask("all-reduces in one backward of this CNN", default=10)
-times = lab.ask("plain DDP, four micro-batches: how many times the bytes of one backward", default=1)
+times = lab.ask("four micro-batches, one step: how many times the bytes of one backward", default=1)
 orders = lab.ask("different orders of the samples in 3 epochs, if nobody calls sampler.set_epoch", default=3)
 
 # %% [markdown]
@@ -127,7 +128,7 @@ def sizes_sent(device, parts):
 
 
 # %%
-sizes = (p.nbytes for p in reversed([*new_model(0).parameters()]))  # of each layer its bias and its weight
+sizes = (p.nbytes for p in reversed([*new_model(0).parameters()]))  # each layer's bias and weight
 backward = {layer: next(sizes) + next(sizes) for layer in ("fc2", "fc1", "conv3", "conv2", "conv1")}
 size, sent_once, with_no_sync = sum(backward.values()), "bytes in a backward", "bytes in a step with no_sync"
 lab.predict_each({pieces: len(draw.filled(backward)), times: micro_batches})
@@ -157,16 +158,15 @@ lab.explore(draw.buckets, backward, bucket_cap_mb=[0.1, 0.25, 0.5, 1, 25])
 # ## Is the communication hidden?
 #
 # A timeline of labkit's own `ddp` script with a transformer of 3.3 million parameters, 12.7 MiB of gradients in buckets
-# of 3 MiB. Time runs to the right; above, what a rank computes (dotted: backward); below, what it sends. Look for
+# of 3 MiB. Time runs to the right; above, what a rank computes (orange: backward); below, what it sends. Look for
 # all-reduces below a piece of backward: they run at the same time, and nobody waits for them. No backward is left to
-# hide the last one, because its gradients are the last that backward computes (a bit of orange after it is the end of
-# the call). Compare the same all-reduce on both ranks: the shorter bar is nearly the sending time, the longer one
-# includes waiting for the other rank. The first all-reduce of a step adds up how many predictions the ranks have, a
-# single number.
+# hide the last one, because its gradients are the last that backward computes. Compare the same all-reduce on both
+# ranks: the shorter bar is nearly the sending time, the longer one includes waiting for the other rank. The first
+# all-reduce of a step adds up how many predictions the ranks have, a single number.
 #
-# The title's shares are means over both ranks and three steps; the last of the three is drawn. In the panel, *other* is
-# what a step does outside of forward, backward and optimizer: here the profiler's own work. How much is hidden depends
-# on the machine, so nothing is claimed about it.
+# The title's shares are means over both ranks and three steps; the last of the three is drawn. *Waiting* is the time in
+# which a rank does nothing but communicate. In the panel, *other* is what a step does outside of forward, backward and
+# optimizer: here the profiler's own work. How much is hidden depends on the machine, so nothing is claimed about it.
 
 # %%
 script = sized(Script.load("ddp"), width=256)

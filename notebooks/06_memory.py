@@ -93,7 +93,8 @@ lab.predict_each({f"{name}: peak": size for name, size in peaks.items()}, "B", w
 
 # %% [markdown]
 # During one step of the first three runs every rank records all that torch allocates, which makes them slow: their
-# times mean nothing here. The last one is FSDP with CPU offload, explained below.
+# times mean nothing here. Nor does *peak resident set*, see below. The last one is FSDP with CPU offload, explained
+# below.
 
 # %%
 runs = {name: lab.launch(plan, steps=4) for name, plan in plans.items()}
@@ -121,14 +122,13 @@ draw.bars({name: ranks[0].categories for name, ranks in held.items()}, planned, 
 #
 # **AdamW's moments are half of the states**, so ZeRO-1 alone already helps. **FSDP needs more than 1/N of DDP's memory
 # while the peak is in forward or backward**: it does not divide activations, which are the largest part here, and some
-# blocks are whole beside the shards. Where the optimizer's step is the peak, FSDP needs 1/N. On a model with few
-# parameters and many activations it saves little; lab 07 has both kinds.
+# blocks are whole beside the shards. Where the optimizer's step is the peak of both, FSDP needs 1/N. On a model with
+# few parameters and many activations it saves little; lab 07 has both kinds.
 #
 # *Communication* is what FSDP has gathered: here the last block (3 MiB), the one before it, fetched ahead (3), and what
 # is in no block, embeddings and output layer (0.6). DDP's buckets are counted as gradients, which lie in them
 # (`gradient_as_bucket_view`). *Temporary* is what an operation needs only while it runs. FSDP's gradients are few,
-# because the peak is early in backward; the formulas count the latest of them, 1 MiB, as temporary for one operation
-# longer than the measurement does.
+# because the peak is early in backward; the newest, 1 MiB, is still *temporary* in the prediction.
 #
 # **Activations of a block:** without dropout, and with attention that does not store its scores, 16 values for each
 # token and unit of width: 64 bytes in fp32, 32 in 16 bits (Korthikanti et al. have 34 bytes, 2 of them for dropout).
@@ -136,11 +136,11 @@ draw.bars({name: ranks[0].categories for name, ranks in held.items()}, planned, 
 #
 # What to do about which part? **States:** ZeRO-1, then FSDP, then **CPU offload** (`cpu_offload=True`): shards and
 # AdamW's moments stay in the host's memory, a shard is copied to the GPU when its block is about to compute, and AdamW
-# runs on the CPU. The last run above did that: the same losses. On a CPU it saves nothing, because
-# host and device share one memory; on a GPU shards have to cross PCIe, and a step takes several times as long (lab
-# 07). **Activations:** fewer samples at a time (accumulate gradients), recompute them (activation
-# checkpointing), half precision. GB on each GPU for a model of the given size, in billions of parameters, with 1 GB of
-# activations, without gathered blocks and buffers:
+# runs on the CPU. The last run above did that: the same losses. On a CPU it saves nothing, because host and device
+# share one memory; on a GPU shards have to cross PCIe, and a step takes ten times as long or more (lab 07).
+# **Activations:** fewer samples at a time (accumulate gradients), recompute them (activation checkpointing), half
+# precision. GB on each GPU for a model of the given size, in billions of parameters, with 1 GB of activations, without
+# gathered blocks and buffers:
 
 
 # %%
@@ -175,7 +175,9 @@ gpt |= {"FSDP, CPU offload": (gpt["FSDP"], {"cpu_offload": True})} if seven_bill
 lab.plans(gpt, global_batch_size=8)
 
 # %% [markdown]
-# On a T4 even DDP fits. FSDP needs a third less on two ranks, and 72% less on eight, where activations are few.
+# On a T4 even DDP fits. FSDP needs a third less on two ranks, and 72% less on eight, where activations are few: not
+# 7/8, because its own peak is in backward. Its step is shorter although it waits more, because each rank updates only
+# its part of the parameters.
 #
 # A popular article gives 28 GB for a model of 7 billion parameters on one GPU, and 14 GB each with FSDP on two. 28 GB
 # is the parameters alone, and 14 GB half of them. With gradients and AdamW it is 112 GB, and 56 GB on each of

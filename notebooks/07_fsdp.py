@@ -38,7 +38,8 @@ draw.shards(4, nproc_per_node)
 # The model is a tower, a plain stack of linear layers: 23 blocks of 256 x 256 each, and a last layer. FSDP makes each
 # block a unit; the rest, the last layer, is the **root** unit.
 #
-# By default the root is not freed after forward, because backward starts with it. (The picture above frees every unit.)
+# By default the root is not freed after forward, because backward starts with it. (The picture above frees every unit.
+# It also leaves out that FSDP gathers the next unit while one computes, so that usually two are whole, and the root.)
 # DDP's all-reduce is a reduce-scatter followed by an all-gather. On N ranks each of the two sends (N - 1)/N of the
 # bytes, so below both strategies are counted in such phases: an all-reduce is two. The transformer in the last question
 # has four blocks, 128 wide, and 0.88 million parameters.
@@ -117,9 +118,9 @@ draw.bars({"ddp": {"sums": of_ddp}} | sent, unit="B", title="sizes handed over i
 #
 # The model has 6.0 MiB. DDP hands it over once (lab 03), which counts as two phases. `never` sends as much; freeing and
 # gathering again, `always`, sends 50% more. And what does a rank hold? Between two steps its shards, in all three
-# modes. `never` keeps the whole model from forward to backward: FSDP's older name for it is SHARD_GRAD_OP, and labkit's
-# `zero2` does the same. A rank keeps only its own share of the gradients. So does ZeRO-2 of lab 06, but that has all
-# parameters between two steps as well.
+# modes. `never` keeps the whole model from forward to backward, and only its own share of the gradients: FSDP's older
+# name for it is SHARD_GRAD_OP, and labkit's `zero2` does the same. It differs from the ZeRO-2 of lab 06, which keeps
+# all parameters between two steps as well.
 
 # %%
 never, share = seen["never"], P // lab.ranks
@@ -189,9 +190,10 @@ lab.score()
 # **The tower** saves less, because its peak is late in backward. There a rank holds, beside its shards, six times a
 # whole unit: the one in use and its gradients; the next one, gathered ahead; the gradients of the one before, which
 # stay in the buffer of their `reduce_scatter` until the next `reduce_scatter`; the root, whole since forward, and its
-# gradients, which are reduced last. Three units, the root and the last two, have no shard of their gradients yet. So
-# the peak is 6 - 3/N units above the N-th part of the states: 4.5 units of 0.25 MiB on two ranks. Had the optimizer's
-# step been the peak, FSDP would have saved half.
+# gradients, which FSDP reduces only when backward ends, although they appear first. The N-th part of the states
+# includes a gradient shard of every unit, but three, the root, the one in use and the one before it, have none yet. So
+# the peak is 6 - 3/N units above it: 4.5 units of 0.25 MiB on two ranks. Had the optimizer's step been the peak, FSDP
+# would have saved half.
 #
 # **The transformer** saves a little more: its peak is the backward of the loss, where no block is whole, only the root
 # (0.3 MiB), and no gradients exist yet, while DDP's buckets are there all the time.
@@ -217,8 +219,11 @@ lab.plans(wide, devices=("2xT4", "4xA100 80", "8xA100 80"), global_batch_size=10
 #
 # **A model that DDP cannot train on two T4s:** GPT-2 large with an output layer of its own, 838 million parameters, one
 # sample of 1,024 tokens on each rank. FSDP is one way that fits, not the only one: the table under the plan has ZeRO-1,
-# ZeRO-2, a pipeline (lab 08) and tensor parallelism (lab 09) as well. Activation checkpointing alone is not enough for
-# DDP: the peak moves to the optimizer's step, 20 bytes per parameter (lab 06) or 15.6 GiB.
+# `zero2` (above: `never`), a pipeline (lab 08) and tensor parallelism (lab 09) as well. On two ranks backward hides the
+# second gather, so `never` gains nothing here. ZeRO-1 is slow, because each parameter is broadcast after the
+# optimizer's step, when nothing is left to hide it; a pipeline of a single micro-batch is no faster than one device,
+# because its ranks take turns. Activation checkpointing alone is not enough for DDP: the peak moves to the optimizer's
+# step, 20 bytes per parameter (lab 06) or 15.6 GiB.
 
 # %%
 large = {"vocabulary": 50257, "context": 1024, "width": 1280, "heads": 20, "layers": 36}

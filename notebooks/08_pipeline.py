@@ -125,9 +125,9 @@ draw.stacked([draw.grid(spans, title, seconds=end) for title, spans in pairs.ite
 # long: (p - 1)/(v m + p - 1).
 #
 # **Memory.** A micro-batch's activations stay in memory from its forward until its backward. GPipe holds all *m*; 1F1B
-# on rank *r* at most *p - r*, whatever *m* is. 1F1B saves memory, not time. Interleaved 1F1B holds more: before its
-# first backward rank 0 takes *p* micro-batches through its first stage and 2(p - 1) + 1 more through either, until the
-# first one comes back from the last stage. Those are 11 halves, or 5.5 micro-batches.
+# on rank *r* at most *p - r*, whatever *m* is. 1F1B saves memory, not time. Interleaved 1F1B holds more: count the
+# forwards before its first backward in the picture above, 11 halves or 5.5 micro-batches: *p* through its first stage,
+# and 2(p - 1) + 1 through either until the first one is back from the last stage.
 #
 # **Which to choose?** 1F1B, usually. labkit's script has GPipe as its default because that runs with any number of
 # micro-batches, even one; torch's 1F1B needs at least as many as ranks. Interleaved or zero bubble if the bubble is too
@@ -168,8 +168,8 @@ lab.plans(ways, global_batch_size=32)
 # %% [markdown]
 # The formula says 20% and 5.9% of bubble on two ranks, 64% and 30% on eight; the plans' waiting is close. Where the
 # model fits on each device, DDP waits less and is faster. More micro-batches have a price, too: each one's gradients
-# are added to the sum. (With 4, the peak comes before there are gradients; with 16, the gradients take more than the
-# first micro-batch's activations, which are free by then.)
+# are added to the sum. (With 16 memory rises a little: with 4, the peak comes before there are gradients; with 16, they
+# take more than the first micro-batch's activations, which are free by then.)
 #
 # So a pipeline is for models that do not fit, here one of 838 million parameters with eight samples a step, and for
 # slow links: it sends only the activations between two stages, and their gradients, here 80 MiB, where DDP's all-reduce

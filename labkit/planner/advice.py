@@ -210,7 +210,7 @@ def _sentences(
         sentence = f"Under {asked.strategy}, {most}{margin}"
         if device.shared or not layout.options.get("cpu_offload"):
             most = _in_words(largest_model(layout, device))
-            sentence += f"; the states of {most} parameters alone would fill a rank's memory"
+            sentence += f"; a rank has room for the states of at most {most} parameters"
         yield f"{sentence}."
 
 
