@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import sqrt
 from operator import itemgetter
+from statistics import median
 
 from labkit.record import RankHistory, RunReader
 from labkit.record.measured.metric_names import is_evaluated, is_lower_better, parted
@@ -52,9 +53,10 @@ def learning(histories: list[RankHistory]) -> str:
 
 
 def training_loss(reader: RunReader) -> str:
-    """`loss still falls: mean 1.87 over the last 40 steps, 2.31 over the 40 before`, or since which step it has not
-    fallen. A change is one of more than three standard errors; that of a longer part counts if the newest losses do not
-    contradict it. Empty for fewer than 50 losses."""
+    """`loss still falls: median 1.87 over the last 40 steps, 2.31 over the 40 before`, or since which step it has not
+    fallen. Compared are places in the order of all losses, which a few very large ones do not decide: a change is one
+    of more than three standard errors; that of a longer part counts if the newest losses do not contradict it. Empty
+    for fewer than 50 losses."""
     steps = next((points for line in reader.lines("step").values() if (points := line.points())), [])
     losses = _mean_losses(reader)
     count, means = len(losses), [mean for _, mean in losses]
@@ -62,19 +64,22 @@ def training_loss(reader: RunReader) -> str:
         return ""
     newest = max(NEWEST, round(SHARE * count))
     parts = [*range(newest, count, newest), count]  # of the losses, from the end
-    halves = {part: _halves(means[-part:]) for part in parts}
+    ordered = sorted(means)
+    places = [(bisect_left(ordered, mean) + bisect_right(ordered, mean)) / 2 for mean in means]
+    halves = {part: _halves(places[-part:]) for part in parts}
     changed = next((part for part in parts if abs(halves[part].change) > halves[part].noise), 0)
     flat = max((part for part in parts if part < (changed or part + 1)), default=newest)
     first, last = (_step_at(steps, losses[-part][0]) for part in (changed or flat, 1))
     if changed and abs(halves[changed].change * flat / changed - halves[flat].change) <= halves[flat].noise:
         how = "still falls" if halves[changed].change < 0 else "rises"
-        before, after = (words.quantity(mean, 4) for mean in (halves[changed].before, halves[changed].after))
-        half = (last - first) // 2 + 1
-        return f"loss {how}: mean {after} over the last {half:,} steps, {before} over the {half:,} before"
+        half = changed // 2
+        before, after = (words.quantity(median(part), 4) for part in (means[-changed:][:half], means[-half:]))
+        steps_each = (last - first) // 2 + 1
+        return f"loss {how}: median {after} over the last {steps_each:,} steps, {before} over the {steps_each:,} before"
     start = "the restart" if reader.restarts else "the start"
     since = f"step {_step_at(steps, losses[-flat][0]):,}" if changed else start
-    mean = words.quantity(sum(means[-flat:]) / flat, 4)
-    return f"loss has not fallen by more than its noise since {since}: mean {mean}"
+    typical = words.quantity(median(means[-flat:]), 4)
+    return f"loss has not fallen by more than its noise since {since}: median {typical}"
 
 
 def _mean_losses(reader: RunReader) -> list[tuple[float, float]]:
@@ -91,25 +96,20 @@ def _mean_losses(reader: RunReader) -> list[tuple[float, float]]:
 
 @dataclass(frozen=True)
 class _Halves:
-    """The means of the first and the second half of some losses, and by how much they may differ by chance."""
+    """By how much the means of the first and the second half of some places differ, and may differ by chance."""
 
-    before: float
-    after: float
+    change: float
     noise: float
 
-    @property
-    def change(self) -> float:
-        return self.after - self.before
 
-
-def _halves(losses: Sequence[float]) -> _Halves:
-    half = len(losses) // 2
-    parts = losses[:half], losses[-half:]
+def _halves(places: Sequence[float]) -> _Halves:
+    half = len(places) // 2
+    parts = places[:half], places[-half:]
     before, after = (sum(part) / half for part in parts)
     squares = sum(
-        (loss - mean) * (loss - mean) for part, mean in zip(parts, (before, after), strict=True) for loss in part
+        (place - mean) * (place - mean) for part, mean in zip(parts, (before, after), strict=True) for place in part
     )
-    return _Halves(before, after, ERRORS * sqrt(squares / (half * (half - 1))))
+    return _Halves(after - before, ERRORS * sqrt(squares / (half * (half - 1))))
 
 
 def _step_of(history: RankHistory, name: str, value: float, x: float) -> int:
