@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import shutil
+import signal
 import sys
 from types import TracebackType
 from typing import Any
@@ -89,6 +90,7 @@ class Screen:
 
 
 def _show_cursor() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a third one
     print("\x1b[?25h", end="", flush=True)
 
 
