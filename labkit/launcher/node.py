@@ -54,7 +54,6 @@ AGREE_SECONDS = SAVING_SECONDS + 30.0
 PEER_POLL_SECONDS = 0.5
 PEERS_PER_SECOND = 16.0
 STOPPED = 128 + signal.SIGTERM
-OTHERS_ENDED = {"kind": "others", "sentence": "another node of the run has ended"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -120,13 +119,11 @@ class NodeSupervisor(Supervisor):
             prepare(self.folder, self.attempt_folder)
         self.home.keep_reserve()
         self.home.outcome.write_text("null\n")  # exists before a peer looks for it, see `refresh`
+        threading.Thread(target=self.beat, name="labkit-node", daemon=True).start()
         if are_folded(self.nodes.world_size, self.nodes.count):
             threading.Thread(target=self.fold, name="labkit-fold", daemon=True).start()
         outcome: dict[str, Any] = {"exit_code": None, "killed": 0, "why": None}
         try:
-            if self.node == 0:
-                self.claim()  # before the first heartbeat, so that no node starts its ranks for a run that cannot be
-            threading.Thread(target=self.beat, name="labkit-node", daemon=True).start()
             if (why := self.meet()) is not None:
                 outcome["why"] = why
             else:
@@ -160,23 +157,16 @@ class NodeSupervisor(Supervisor):
                 fold.update()
             time.sleep(BEAT_SECONDS)
 
-    def claim(self) -> None:
-        """Check that the rendezvous port is free, and lock the checkpoints as long as this process lives.
-
-        Raises LabError.
-        """
-        check_port(_option(self.command, "--master-port"), self.name)
-        if chosen := self.manifest["parameters"].get("checkpoint_dir"):
-            lock_checkpoints(Path(self.manifest["cwd"], chosen), self.folder)
-
     def meet(self) -> dict[str, Any] | None:
-        """Wait until all nodes have started; returns the cause if they do not."""
+        """Wait until all nodes have started; returns the cause if they do not. Raises LaunchError."""
+        if self.node == 0:
+            check_port(_option(self.command, "--master-port"), self.name)
+            if chosen := self.manifest["parameters"].get("checkpoint_dir"):
+                lock_checkpoints(Path(self.manifest["cwd"], chosen), self.folder)  # for as long as this process lives
         deadline = time.monotonic() + MEETING_SECONDS
         while not all(peer.has_started() for peer in self.peers.values()):
             if reason := self.reason_to_stop():
                 return reason[0]
-            if self.peer_ended is not None:  # there are no ranks yet that could fail by themselves
-                return OTHERS_ENDED
             if time.monotonic() > deadline:
                 return {"kind": "missing", "sentence": "not all nodes have started"}
         return None
@@ -226,9 +216,10 @@ class NodeSupervisor(Supervisor):
                 self.peer_ended = self.polled
         if reason is not None or self.peer_ended is None:
             return reason
-        if time.monotonic() - self.peer_ended < OWN_FAILURE_SECONDS:
+        may_fail = bool(self.attempt_folder.started_ranks())
+        if may_fail and time.monotonic() - self.peer_ended < OWN_FAILURE_SECONDS:
             return None
-        return OTHERS_ENDED, GRACE_SECONDS
+        return {"kind": "others", "sentence": "another node of the run has ended"}, GRACE_SECONDS
 
     def watch(self, folder: RunFolder, progress: Progress) -> tuple[dict[str, Any], float] | None:
         """Node 0 watches the progress of all ranks, until a node has ended: ranks that exit are not stalled."""

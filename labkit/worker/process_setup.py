@@ -65,8 +65,8 @@ def dump_stacks_on_signal(folder: RunFolder, rank: int) -> None:
 
 def release_before_destroying(distributed: Any) -> None:
     """Have `destroy_process_group` give up the GIL first. In torch 2.13 gloo's threads need it to free the collectives
-    of backward passes, and whoever frees the group afterwards joins them with the GIL held: a deadlock. The flight
-    recorder makes it likely, because it slows these threads down."""
+    of backward passes, and freeing the group afterwards joins them with the GIL held: a deadlock. The flight recorder
+    makes it likely, because it slows these threads down."""
     if not distributed.is_available():
         return
     destroy = distributed.destroy_process_group
