@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from labkit.launcher.causes.failure_advice import EXPANDABLE
-from labkit.planner.alternatives import HALF, half_of
+from labkit.planner.alternatives import HALF, fused_adamw, half_of
 from labkit.planner.candidate import ALIKE, MARGIN, Candidate, evaluate, fastest, held_by, judged, lacks, needs
 from labkit.planner.constraints import refusal
 from labkit.planner.data_sheets import Device
 from labkit.planner.layout import Layout, layout_of
-from labkit.planner.memory.peak import moments, worst
+from labkit.planner.memory.peak import moments
 from labkit.planner.model.facts import ModelFacts
 from labkit.planner.networks import between_hosts
 from labkit.planner.scaling import largest_micro_batch, largest_model
@@ -68,7 +68,7 @@ def advise(
     if rehearsed and asked.layout:
         asked = judged(asked, rehearsed, device, speed_model)
     rows = [asked]
-    quickest = fastest([asked, *search.ways(name, ranks, parameters, layout.accumulate)])
+    quickest = fastest([asked, *search.ways(name, ranks, parameters, layout)])
     if quickest is None:
         rows += search.rescue(asked)
     elif quickest is not asked:
@@ -76,13 +76,13 @@ def advise(
     for other in (other for other in scripts if other != name):
         options = own_parameters(scripts[other], parameters)
         at = 1 if other == "single" else ranks  # the others have to beat a single device
-        candidates = search.ways(other, at, options, layout.accumulate)
+        candidates = search.ways(other, at, options, layout)
         row = fastest(candidates) or min((one for one in candidates if one.peak), key=_smallest, default=candidates[0])
         rows += [row] if row.fits else (search.rescue(row) or [_hopeless(row)])
     best = _choice([row for row in rows if row.ranks <= ranks], layout.precision)
     rows = [_beside(row, best) for row in rows]
     largest = largest_micro_batch(facts, layout, device) if asked.peak and not rehearsed else None
-    sentences = [*_sentences(rows, best, layout, device, largest), *_beyond(rows[0], best, search)]
+    sentences = [*_sentences(rows, best, layout, device, largest), *_beyond(rows, best, search)]
     return Advice(device, rows[0], tuple(rows), best, largest, tuple(sentences))
 
 
@@ -167,7 +167,7 @@ def _as_fast(rows: list[Candidate], best: Candidate) -> list[str]:
         and row.strategy not in (best.strategy, *SUPERSEDED)
         and row.step.seconds <= ALIKE * best.step.seconds
     ]
-    return sorted(set(near), key=simplicity)
+    return sorted(dict.fromkeys(near), key=simplicity)
 
 
 def _but(row: Candidate) -> str:
@@ -196,8 +196,8 @@ def _sentences(
         assumed = " (assumed, see below)" if best.step.assumed else ""
         time = band(best.step.seconds, best.step.low, best.step.high)
         others = _as_fast(rows, best) if asked.ranks > 1 else []
-        alike = f"; within {100 * ALIKE - 100:.0f}% of it, but less simple: {', '.join(others)}" if others else ""
-        yield f"Fastest that fits: {best.name}{how}, {time} per step{assumed}{alike}."
+        close = f"; within {100 * ALIKE - 100:.0f}% of it, but larger or less simple: {', '.join(others)}"
+        yield f"Fastest that fits: {best.name}{how}, {time} per step{assumed}{close if others else ''}."
     elif best:
         yield f"Of those that fit, {best.name}{how} needs the least memory; their speed is unknown."
     else:
@@ -219,30 +219,38 @@ def _in_words(count: int) -> str:
     return f"{words.quantity(count / 1e9)} billion" if count >= 1e9 else f"{words.quantity(count / 1e6)} million"
 
 
-def _beyond(asked: Candidate, best: Candidate | None, search: Search) -> Iterator[str]:
+def _beyond(rows: list[Candidate], best: Candidate | None, search: Search) -> Iterator[str]:
     """What other numbers or methods would decide: 16 bits for a choice in fp32, and methods that labkit does not vary
     or have."""
-    half = half_of(search.device)
+    asked, half = rows[0], half_of(search.device)
     if best and best.step and best.layout and best.layout.precision == "fp32" and half:
-        accumulate = best.layout.accumulate
-        others = search.ways(best.strategy, best.ranks, {**best.parameters, "precision": half}, accumulate)
+        others = search.ways(best.strategy, best.ranks, {**best.parameters, "precision": half}, best.layout)
         quickest = fastest(others)
         if quickest and quickest.step and quickest.step.seconds * ALIKE < best.step.seconds:
             ratio = best.step.seconds / quickest.step.seconds
             tf32 = "; TF32 (torch.set_float32_matmul_precision('high')) is in between" if half == "bf16" else ""
             yield f"In {half}, {best.strategy} would be {ratio:.2g} times as fast{_arguments(quickest, asked)}{tf32}."
-    yield from _fused(asked, search)
+    yield from _fused(rows, best, search)
     yield from _in_backward(asked, best, search)
     yield from _other_methods(asked, best, search)
 
 
-def _fused(asked: Candidate, search: Search) -> Iterator[str]:
-    """Whether an update of one parameter at a time would fit."""
-    if asked.fits or not (asked.peak and asked.layout) or asked.peak.phase != "optimizer" or search.device.shared:
+def _fused(rows: list[Candidate], best: Candidate | None, search: Search) -> Iterator[str]:
+    """What is fastest if a GPU updates all parameters in one kernel."""
+    if not (best and best.step):
         return
-    held = worst(search.facts, asked.layout, on_gpu=False)[1].bytes
-    if held <= search.device.usable_by(asked.ranks):
-        yield f"AdamW(…, fused=True) in make_optimizer has no temporaries: with it {gib(held)} are held, which fits."
+    others = [
+        search.look(row.strategy, row.ranks, {**row.parameters, **fused}, row.changes)
+        for row in rows
+        if row.layout and _is_comparable(row, best) and (fused := fused_adamw(row.layout, search.device))
+    ]
+    quickest = fastest(others)
+    if quickest and quickest.step and quickest.step.seconds * ALIKE < best.step.seconds:
+        ratio = best.step.seconds / quickest.step.seconds
+        yield (
+            f"With fused AdamW (optimizer='adamw_fused'), {quickest.name} would be {ratio:.2g} times as fast, in "
+            f"{gib(held_by(quickest))}."
+        )
 
 
 def _in_backward(asked: Candidate, best: Candidate | None, search: Search) -> Iterator[str]:

@@ -8,21 +8,22 @@ from typing import Any
 from labkit.planner.data_sheets import Device
 from labkit.planner.layout import Layout
 
-__all__ = ["HALF", "Change", "half_of", "remedies", "ways"]
+__all__ = ["HALF", "Change", "fused_adamw", "half_of", "remedies", "ways"]
 
 Change = tuple[dict[str, Any], tuple[str, ...]]  # options, and their descriptions
 
 HALF = ("bf16", "fp16")  # bf16 first: it needs no loss scale
-MICRO_BATCHES_A_STAGE = 4  # keeps the bubble of GPipe and 1F1B below a fifth: (p-1)/(4p+p-1)
+MICRO_BATCHES_A_STAGE = (4, 2, 1)  # 4 keep the bubble of GPipe and 1F1B below a fifth: (p-1)/(4p+p-1)
 BOX = 8  # tensor ranks communicate in every layer, so they stay within a box
 MOST_STAGES = 64
 MOST_PIECES = 256  # the largest factor by which a batch is divided
 
 
-def ways(strategy: str, ranks: int, accumulate: int, box: int = BOX) -> Iterator[Change]:
-    """Values of a strategy's own options that are worth considering if `box` ranks share a host."""
+def ways(strategy: str, ranks: int, accumulate: int, samples: int, box: int = BOX) -> Iterator[Change]:
+    """Values of a strategy's own options that are worth considering for `samples` in a step over all ranks, if `box`
+    ranks share a host."""
     if strategy == "pipeline":
-        for count in dict.fromkeys((accumulate, max(accumulate, MICRO_BATCHES_A_STAGE * ranks))):
+        for count in dict.fromkeys((accumulate, _filling(ranks, accumulate, samples))):
             for schedule in ("GPipe", "1F1B", "Interleaved1F1B"):
                 more, words = _micro_batches(count, accumulate)
                 yield {"schedule": schedule} | more, (schedule, *words)
@@ -30,7 +31,7 @@ def ways(strategy: str, ranks: int, accumulate: int, box: int = BOX) -> Iterator
         if not any(_axes(ranks, box)):  # then it trains along one axis
             yield {"tensor": 1, "pipeline": 1}, (f"{ranks} data ranks",) if ranks > 1 else ()
         for tensor, pipeline in _axes(ranks, box):
-            count = max(accumulate, MICRO_BATCHES_A_STAGE * pipeline) if pipeline > 1 else accumulate
+            count = _filling(pipeline, accumulate, samples * tensor * pipeline // ranks) if pipeline > 1 else accumulate
             more, words = _micro_batches(count, accumulate)
             staged: dict[str, Any] = {"schedule": "1F1B"} if pipeline > 1 else {}
             sizes = {"data": ranks // (tensor * pipeline), "tensor": tensor, "pipeline": pipeline}
@@ -55,6 +56,8 @@ def ways(strategy: str, ranks: int, accumulate: int, box: int = BOX) -> Iterator
 
 def remedies(layout: Layout, device: Device) -> Iterator[tuple[dict[str, Any], str]]:
     """Options that reduce the memory of a rank; those that cost the least time come first."""
+    if fused := fused_adamw(layout, device):
+        yield fused, "fused AdamW"
     if not layout.activation_checkpointing:
         yield {"activation_checkpointing": True}, "activation checkpointing"
     half = half_of(device)
@@ -73,9 +76,21 @@ def remedies(layout: Layout, device: Device) -> Iterator[tuple[dict[str, Any], s
         yield {"cpu_offload": True}, "CPU offload"
 
 
+def fused_adamw(layout: Layout, device: Device) -> dict[str, Any]:
+    """The option with which a GPU updates all parameters in one kernel; none for other optimizers than AdamW."""
+    offloaded = bool(layout.options.get("cpu_offload"))
+    return {"optimizer": "adamw_fused"} if layout.optimizer == "adamw" and not (device.shared or offloaded) else {}
+
+
 def half_of(device: Device) -> str | None:
     """The preferred 16-bit precision on the device; None if it has none."""
     return next((precision for precision in HALF if precision in device.precisions), None)
+
+
+def _filling(stages: int, accumulate: int, samples: int) -> int:
+    """As many micro-batches as keep a pipeline of this many stages busy, or as its samples make."""
+    counts = (times * stages for times in MICRO_BATCHES_A_STAGE)
+    return max(accumulate, next((count for count in counts if samples % count == 0), accumulate))
 
 
 def _micro_batches(count: int, accumulate: int) -> Change:

@@ -59,6 +59,7 @@ class Layout:
     context: int = 1  # ranks that split each sequence
     offloads: bool = False  # activations of blocks are kept in host memory
     after_backward: tuple[str, ...] = field(default=(), compare=False)  # options that need all gradients then
+    optimizer: str = "adamw"
 
     @property
     def global_batch(self) -> int:
@@ -91,6 +92,11 @@ class Layout:
     def updates_singly(self) -> bool:
         """Whether the optimizer updates one parameter at a time: torch updates none of different meshes together."""
         return self.tensor > 1 or self.strategy in ("tensor_parallel", "expert_parallel")
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether one kernel updates all parameters of a mesh, without temporaries."""
+        return self.optimizer == "adamw_fused"
 
     @property
     def stages(self) -> int:
@@ -149,6 +155,7 @@ def layout_of(script: Script, ranks: int, parameters: Mapping[str, Any]) -> Layo
         context,
         values.get("offload_activations", False),
         tuple(name for name in AFTER_BACKWARD if values.get(name) not in (None, 0, "constant")),
+        values.get("optimizer", "adamw"),
     )
 
 

@@ -14,7 +14,7 @@ from labkit.planner.variants import own_parameters
 from labkit.view import words
 from labkit.view.charts.bars import Bar
 from labkit.view.plan_tables import band
-from labkit.write import Script
+from labkit.write import Script, options_of
 
 __all__ = ["bar_of", "outlook", "verdict_of"]
 
@@ -34,12 +34,13 @@ def outlook(
     """
     shared = {name for name in parameters if all(name in own_parameters(s, parameters) for s in scripts.values())}
     accumulate = int(parameters.get("accumulate") or 1)
+    samples = int(parameters.get("global_batch_size") or options_of(scripts[chosen])["global_batch_size"].default)
     candidates = []
     for name in scripts:
         if name == chosen:
             options = own_parameters(scripts[name], parameters)
         else:
-            first = next(ways(name, ranks, accumulate))[0] if name == "hybrid" else {}
+            first = next(ways(name, ranks, accumulate, samples))[0] if name == "hybrid" else {}
             options = {key: parameters[key] for key in parameters if key in shared} | first
         at = 1 if name == "single" else ranks
         asked = Candidate(name, scripts[name], at, options)

@@ -85,15 +85,17 @@ def largest_model(layout: Layout, device: Device) -> int:
     """Number of parameters whose states alone fill the device: an upper bound, because it ignores activations.
 
     Bytes per parameter in fp32 with AdamW: 4 of parameter + 4 of gradient + 8 of moments, divided as in ZeRO
-    (Rajbhandari et al. 2019, section 5); autocast keeps fp32 weights, so a 16-bit precision does not change this.
+    (Rajbhandari et al. 2019, section 5), and while a GPU updates all parameters together, unless fused, 4 of a root;
+    autocast keeps fp32 weights, so a 16-bit precision does not change this.
     """
     n, axes = layout.shards, layout.tensor * layout.pipeline
+    optimizer = 8 if device.shared or layout.updates_singly or layout.is_fused else 12
     if layout.strategy == "zero1":
-        size = 8 + 8 / layout.data
+        size = 8 + optimizer / layout.data
     elif layout.strategy == "zero2":
-        size = 4 + 12 / n
+        size = 4 + (4 + optimizer) / n
     else:
-        size = 16 / (n * axes)
+        size = (8 + optimizer) / (n * axes)
     if layout.options.get("gradient_as_bucket_view") is False:
         size += 4
     return int(device.usable_by(layout.ranks) / size)

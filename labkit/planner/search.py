@@ -9,6 +9,7 @@ from typing import Any
 from labkit.planner.alternatives import BOX, remedies, ways
 from labkit.planner.candidate import Candidate, evaluate, fastest
 from labkit.planner.data_sheets import Device
+from labkit.planner.layout import Layout
 from labkit.planner.model.facts import ModelFacts
 from labkit.planner.speed.speed_model import SpeedModel
 from labkit.write import Script
@@ -34,9 +35,11 @@ class Search:
         blank = Candidate(strategy, self.scripts[strategy], ranks, dict(parameters), changes)
         return evaluate(blank, self.facts, self.device, self.speed_model)
 
-    def ways(self, strategy: str, ranks: int, parameters: Mapping[str, Any], accumulate: int) -> list[Candidate]:
-        """One candidate for each combination of the strategy's own options that is worth considering."""
-        combinations = ways(strategy, ranks, accumulate, self.device.box if self.device.nodes > 1 else BOX)
+    def ways(self, strategy: str, ranks: int, parameters: Mapping[str, Any], layout: Layout) -> list[Candidate]:
+        """One candidate for each combination of the strategy's own options that is worth considering for the batch of
+        `layout`."""
+        box = self.device.box if self.device.nodes > 1 else BOX
+        combinations = ways(strategy, ranks, layout.accumulate, layout.global_batch, box)
         return [self.look(strategy, ranks, {**parameters, **more}, changes) for more, changes in combinations]
 
     def rescue(self, asked: Candidate) -> list[Candidate]:

@@ -105,5 +105,6 @@ def _accepted(script: Script) -> Mapping[str, Option]:
 
 
 def simplicity(strategy: str) -> int:
-    """A sort key: simpler strategies first, the user's own last."""
+    """A sort key: simpler strategies first, the user's own last; zero2 and fsdp are calls of one function."""
+    strategy = "zero2" if strategy == "fsdp" else strategy
     return ORDER.index(strategy) if strategy in ORDER else len(ORDER)

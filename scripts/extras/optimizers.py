@@ -1,4 +1,4 @@
-"""Other optimizers than AdamW: Muon for the matrices of the repeated layers, and AdamW with 8-bit moments (torchao)."""
+"""Other optimizers: fused AdamW, AdamW with 8-bit moments (torchao), Muon for the matrices of repeated layers."""
 
 # %% optimizer
 import re
@@ -8,11 +8,13 @@ from torch.distributed.tensor import DTensor, Replicate
 
 
 def optimizer_arguments(parser):
-    parser.add_argument("--optimizer", choices=["adamw", "muon", "adamw8bit"], default="adamw")
+    parser.add_argument("--optimizer", choices=["adamw", "adamw_fused", "muon", "adamw8bit"], default="adamw")
     parser.add_argument("--muon-momentum", type=float, default=0.95, help="of Muon, Nesterov's")
 
 
 def optimizer_of(parameters, args):  # of all parameters, or under ZeRO-1 of this rank's share
+    if args.optimizer == "adamw_fused":
+        return fused_adamw_of(parameters, args)
     if args.optimizer == "muon":
         return muon_of(list(parameters), args)
     if args.optimizer == "adamw8bit":
@@ -22,6 +24,17 @@ def optimizer_of(parameters, args):  # of all parameters, or under ZeRO-1 of thi
             raise SystemExit("--optimizer adamw8bit needs torchao: pip install torchao") from None
         return AdamW8bit(parameters, lr=args.lr, weight_decay=args.weight_decay)
     return torch.optim.AdamW(parameters, lr=args.lr, weight_decay=args.weight_decay)
+
+
+def fused_adamw_of(parameters, args):
+    """Updates all parameters of a mesh in one kernel, which has no temporaries."""
+    meshes = {}
+    for p in parameters:
+        meshes.setdefault(getattr(p, "device_mesh", None), []).append(p)
+    groups = [{"params": of_a_mesh} for of_a_mesh in meshes.values()]
+    optimizer = torch.optim.AdamW(groups, lr=args.lr, weight_decay=args.weight_decay, fused=True)
+    optimizer._step_supports_amp_scaling = False  # fp16's scale is removed, and a step skipped, by the scaler
+    return optimizer
 
 
 def muon_of(parameters, args):

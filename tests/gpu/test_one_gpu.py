@@ -152,16 +152,17 @@ def test_offloaded_shards_leave_the_gpu_in_view(precision, figures):
 
 
 @pytest.mark.parametrize(
-    ("strategy", "precision"),
+    ("strategy", "precision", "options"),
     [
-        ("ddp", "fp32"),
-        ("fsdp", HALF),
-        pytest.param("fsdp", "fp32", marks=in_full),
-        pytest.param("ddp", HALF, marks=in_full),
+        ("ddp", "fp32", {}),
+        ("fsdp", HALF, {}),
+        pytest.param("ddp", "fp32", {"optimizer": "adamw_fused"}, marks=in_full),
+        pytest.param("fsdp", "fp32", {}, marks=in_full),
+        pytest.param("ddp", HALF, {}, marks=in_full),
     ],
 )
-def test_memory_is_as_planned(strategy, precision, figures):
-    plan = labkit.plan(strategy, nproc_per_node=1, precision=precision)
+def test_memory_is_as_planned(strategy, precision, options, figures):
+    plan = labkit.plan(strategy, nproc_per_node=1, precision=precision, **options)
     run = labkit.launch(plan, steps=3, trace_memory=True, wait=True)
     (rank,) = run.memory().ranks
     assert rank.traced is not None
@@ -224,12 +225,12 @@ def test_sixteen_bits_train_and_the_profile_has_what_the_device_did(figures):
 
 
 @needs_gpu
-def test_compiled_sixteen_bits_train(figures):
+def test_compiled_and_fused_sixteen_bits_train(figures):
     options = {"nproc_per_node": 1, "steps": 30, "precision": HALF, "wait": True}
-    eager, compiled = (labkit.launch("ddp", **options, **more) for more in ({}, {"compile": True}))
-    for name, run in (("eager", eager), ("compiled", compiled)):
+    for name, more in (("eager", {}), ("compiled", {"compile": True}), ("fused AdamW", {"optimizer": "adamw_fused"})):
+        run = labkit.launch("ddp", **options, **more)
         figures[f"{name}, ms"] = 1e3 * float(run.metrics()["step_seconds"].dropna().median())
-    assert all(map(math.isfinite, compiled.losses()))
+        assert all(map(math.isfinite, run.losses()))
 
 
 def test_a_step_takes_as_long_as_the_data_sheet_lets_expect(figures):

@@ -51,6 +51,21 @@ def after_backward(tmp_path_factory):
     return trained(composed_of("single", "transformer"), 1, [], tmp_path_factory.mktemp("after") / "rank")
 
 
+SOME = [pytest.param(name, marks=pytest.mark.soak) for name in ("ddp", "zero2", "fsdp", "fsdp1", "pipeline", "hybrid")]
+
+
+@pytest.mark.parametrize("strategy", ["zero1", "tensor_parallel", "expert_parallel", *SOME])
+def test_fused_updates_train_the_same(strategy, after_backward, tmp_path):
+    ranks, own = RANKS.get(strategy, [(2, [])])[0]
+    model = "mixture" if strategy == "expert_parallel" else "transformer"
+    fused = trained(
+        composed_of(strategy, model, "optimizers"), ranks, [*own, "--optimizer", "adamw_fused"], tmp_path / "fused"
+    )
+    if strategy == "expert_parallel":
+        after_backward = trained(composed_of("single", model), 1, [], tmp_path / "single")
+    assert largest_difference(fused, after_backward) < 1e-9
+
+
 IN_BACKWARD = ["--optimizer-in-backward"]
 
 

@@ -198,7 +198,8 @@ def test_what_is_advised_is_also_said_as_the_arguments_of_a_call():
     )
     more_ranks = advice(decoder(width=3000, layers=20, saved=1000), Script.load("zero2"))
     assert f"(nproc_per_node={row(more_ranks, 'zero2', 1).ranks})" in more_ranks.sentences[1]
-    assert "=" not in "".join(advice(decoder(), fsdp, precision="fp16").sentences)  # the defaults need no argument
+    ordinary = [each for each in advice(decoder(), fsdp, precision="fp16").sentences if "fused" not in each]
+    assert "=" not in "".join(ordinary)  # the defaults need no argument
 
 
 @pytest.mark.parametrize("strategy", ["fsdp", "fsdp1"])
@@ -306,7 +307,8 @@ def test_what_is_said_of_the_times_is_what_they_are(strategy, batch):
         if ratio <= ALIKE and each.strategy not in ("fsdp1", found.best.strategy):
             alike.add(each.strategy)
     assert ("within 5%" in found.sentences[1]) == bool(alike)
-    assert set(filter(None, found.sentences[1].partition("less simple: ")[2].rstrip(".").split(", "))) == alike
+    others = found.sentences[1].partition("larger or less simple: ")[2].rstrip(".")
+    assert set(filter(None, others.split(", "))) == alike
 
 
 def test_another_precision_is_a_last_resort(ddp):
@@ -341,25 +343,31 @@ def test_a_model_too_large_for_one_sample_has_no_largest_batch(ddp):
 @pytest.mark.parametrize(
     ("strategy", "options", "bytes_each"),
     [
-        ("ddp", {}, 16),
-        ("ddp", {"gradient_as_bucket_view": False}, 20),
-        ("zero1", {}, 12),
-        ("zero2", {}, 10),
-        ("fsdp", {}, 8),
-        ("pipeline", {}, 8),
-        ("tensor_parallel", {}, 8),
+        ("ddp", {}, (20, 16)),
+        ("ddp", {"gradient_as_bucket_view": False}, (24, 20)),
+        ("zero1", {}, (14, 12)),
+        ("zero2", {}, (12, 10)),
+        ("fsdp", {}, (10, 8)),
+        ("pipeline", {}, (10, 8)),
+        ("tensor_parallel", {}, (8, 8)),
     ],
 )
-def test_states_bound_the_model_as_in_the_zero_paper(strategy, options, bytes_each):
+def test_states_bound_the_model_as_in_the_zero_paper_and_by_the_update_on_a_gpu(strategy, options, bytes_each):
     layout = layout_of(Script.load(strategy), 2, options)
 
-    assert largest_model(layout, T4) == T4.usable // bytes_each
+    shared = replace(T4, shared=True)
+    assert [largest_model(layout, device) for device in (T4, shared)] == [
+        device.usable_by(2) // size for device, size in zip((T4, shared), bytes_each, strict=True)
+    ]
 
 
 def test_remedies_are_those_the_strategy_and_the_device_have():
     said = [word for _, word in remedies(layout_of(Script.load("fsdp"), 2, {"global_batch_size": 8}), T4)]
 
-    assert said == ["activation checkpointing", "fp16", "reshard always", "accumulate=2", "accumulate=4", "CPU offload"]
+    assert said == [
+        *("fused AdamW", "activation checkpointing", "fp16", "reshard always"),
+        *("accumulate=2", "accumulate=4", "CPU offload"),
+    ]
     ddp = layout_of(
         Script.load("ddp"),
         2,
@@ -370,12 +378,21 @@ def test_remedies_are_those_the_strategy_and_the_device_have():
             "global_batch_size": 2,
         },
     )
-    assert [word for _, word in remedies(ddp, device_named("A100 40"))] == ["gradients as bucket view"]
+    assert [word for _, word in remedies(ddp, device_named("A100 40"))] == ["fused AdamW", "gradients as bucket view"]
+
+
+@pytest.mark.parametrize(
+    ("samples", "accumulate", "counts"), [(64, 1, {1, 16}), (8, 1, {1, 8}), (4, 1, {1, 4}), (6, 2, {2}), (64, 32, {32})]
+)
+def test_a_pipeline_is_planned_with_as_many_micro_batches_as_its_batch_makes(samples, accumulate, counts):
+    tried = {options.get("accumulate", accumulate) for options, _ in ways("pipeline", 4, accumulate, samples)}
+
+    assert tried == counts
 
 
 @pytest.mark.parametrize(("ranks", "axes"), [(4, 3), (8, 7)])
 def test_a_hybrid_uses_two_axes_at_least(ranks, axes):
-    found = list(ways("hybrid", ranks, 1))
+    found = list(ways("hybrid", ranks, 1, 64))
 
     assert len(found) == axes
     for options, _ in found:
@@ -478,6 +495,19 @@ def test_sixteen_bits_are_said_beside_a_choice_in_fp32(ddp):
     assert len(said) == 1
     assert "times as fast (precision='fp16'" in said[0]
     assert not any(each.startswith("In fp16") for each in advice(decoder(), ddp, precision="fp16").sentences)
+
+
+def test_fused_adamw_is_named_where_the_update_is_part_of_the_step_and_needs_no_temporaries(ddp):
+    start = "With fused AdamW (optimizer='adamw_fused'), "
+    asked = {"precision": "fp16", "global_batch_size": 8}
+    plain, fused = (advice(decoder(saved=1000), ddp, **asked, **more) for more in ({}, {"optimizer": "adamw_fused"}))
+    said = [each for each in plain.sentences if each.startswith(start)]
+
+    assert len(said) == 1
+    assert "times as fast, in " in said[0]
+    assert fused.asked.step.parts["optimizer"] < plain.asked.step.parts["optimizer"] / 2
+    assert plain.asked.peak.bytes - fused.asked.peak.bytes == 4 * decoder().elements
+    assert not any(each.startswith("With fused") for each in fused.sentences)
 
 
 @pytest.mark.parametrize(

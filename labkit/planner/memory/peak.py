@@ -112,7 +112,8 @@ def moments(facts: ModelFacts, layout: Layout, rank: int = 0, *, on_gpu: bool = 
     ledger.held["communication"] -= COUNT
     if not offloaded:
         together = on_gpu and not layout.updates_singly
-        ledger.note("optimizer", "optimizer step", temporary=adamw_temporary(stepped, size, foreach=together))
+        temporary = 0 if layout.is_fused else adamw_temporary(stepped, size, foreach=together)
+        ledger.note("optimizer", "optimizer step", temporary=temporary)
     return list(ledger.moments.values())
 
 

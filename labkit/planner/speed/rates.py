@@ -21,7 +21,7 @@ from labkit.planner.speed.traffic import wire
 from labkit.planner.variants import under
 from labkit.write import Script, command_line
 
-__all__ = ["Rates", "assumed_link", "assumed_rates", "measure_rates", "remembered_rates"]
+__all__ = ["OPTIMIZER_BYTES", "Rates", "assumed_link", "assumed_rates", "measure_rates", "remembered_rates"]
 
 CALIBRATE = Path(__file__).with_name("calibrate.py")
 LIMIT_SECONDS = 120.0
@@ -47,9 +47,9 @@ class Rates:
 
     `optimizer` is per element, `copy` per byte. Host work that is independent of sizes: `tensor` and `dtensor` (for a
     sharded one) per parameter and step, `split_pair` per two layers that tensor parallelism splits. `contention`: the
-    factor by which computation is slower than on a single rank; `waiting`: seconds that a rank waits at a collective
-    for the slowest rank sharing its cores, including the wake-up. `cores` are shared by the ranks; None if each has its
-    own device. `spread` is relative, (below, above).
+    factor by which computation is slower than on a single rank; `waiting`: seconds that a small all-reduce costs a
+    computing rank, which includes waiting for the slowest rank sharing its cores. `cores` are shared by the ranks; None
+    if each has its own device. `spread` is relative, (below, above).
     """
 
     ranks: int

@@ -13,7 +13,7 @@ from labkit.planner.layout import Layout
 from labkit.planner.model.facts import ModelFacts, Unit
 from labkit.planner.networks import NETWORK_SHARE, Hosts
 from labkit.planner.speed.kernels import HOST
-from labkit.planner.speed.rates import Rates
+from labkit.planner.speed.rates import OPTIMIZER_BYTES, Rates
 from labkit.planner.speed.traffic import Collective, held, volume, wire
 
 __all__ = ["StepTime", "scaling", "step_time"]
@@ -28,6 +28,8 @@ TENSORS_SPLIT, PAIRS = 8, 2  # parameters of a block that tensor parallelism spl
 # (_single_tensor_adam). On a DTensor each takes the host DISPATCH seconds longer: measured on two slow cores, where the
 # update of a DTensor took 0.16 ms and of a plain tensor 0.024 (overheads in calibrate.py).
 UPDATE_OPERATORS, DISPATCH = 8, 15e-6
+# A fused kernel reads 16 bytes of each element and writes 12 (aten/src/ATen/native/cuda/fused_adam_utils.cuh).
+FUSED_BYTES = 28
 WITHIN_BOX = 8
 # Offloaded shards move over the host's link, PCIe 3 x16, and AdamW updates them on the host's cores: measured 24 ns per
 # element on two slow cores; a server's memory would allow 1 to 2. A guess between them, within a factor of 4.
@@ -167,8 +169,9 @@ def _optimizer(facts: ModelFacts, layout: Layout, rates: Rates) -> float:
         elements, tensors = elements / layout.ranks, tensors // layout.ranks
     if _is_offloaded(layout, rates):  # counted in _offload
         elements = 0
-    seconds = elements * rates.optimizer + (tensors - split) * rates.tensor + split * rates.dtensor
-    if layout.updates_singly and rates.cores is None:
+    per_element = rates.optimizer * (FUSED_BYTES / OPTIMIZER_BYTES if layout.is_fused else 1)
+    seconds = elements * per_element + (tensors - split) * rates.tensor + split * rates.dtensor
+    if layout.updates_singly and not layout.is_fused and rates.cores is None:
         seconds = max(seconds, UPDATE_OPERATORS * (tensors * HOST + split * DISPATCH))
     return seconds * _slowed(rates, layout)
 
@@ -225,7 +228,7 @@ def _exposed(
     beside = each.hidden and (rates.cores is None or layout.strategy in ("ddp", "zero1") or each.kind == "send")
     # There is no computation between the optimizer's collectives: ranks wait for each other at the first.
     together = min(1, each.count) if each.phase == "optimizer" else each.count
-    late = max(0.0, rates.waiting - line.latency) * together
+    late = max(0.0, rates.waiting - link.kinds["all_reduce"].latency) * together
     alone = line.latency * each.count + line.per_byte * each.bytes
     seconds = alone + late
     if beside and rates.cores is not None and here >= rates.cores:
