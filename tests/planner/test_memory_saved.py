@@ -46,6 +46,16 @@ def test_offloaded_activations_are_in_no_gpus_plan():
 
 
 @pytest.mark.timeout(600)
+def test_fused_adamw_has_no_temporaries():
+    """Planned for a GPU by formulas and by rehearsal, and traced on the CPU."""
+    composed, options = script("single"), {**SMALL, "optimizer": "adamw_fused"}
+    plan = labkit.plan(composed, nproc_per_node=1, device="T4", **options)
+    run = labkit.launch(composed, nproc_per_node=1, steps=3, trace_memory=True, **options)
+
+    assert plan.formulas.bytes == plan.rehearsed.bytes == run.memory().ranks[0].traced.bytes
+
+
+@pytest.mark.timeout(600)
 def test_muon_holds_one_moment_of_a_matrix():
     adamw, muon = (rehearse(script("fsdp"), 2, {**SMALL, **options}) for options in ({}, {"optimizer": "muon"}))
     run = labkit.launch(script("fsdp"), nproc_per_node=2, steps=3, trace_memory=True, optimizer="muon", **SMALL)
