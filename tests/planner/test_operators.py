@@ -144,6 +144,16 @@ def test_what_conditions_select_is_everything_unless_a_router_chose():
     assert fake.experts == 4
 
 
+def test_as_many_values_are_counted_as_bincount_is_told():
+    with CheckedFakeMode() as fake:
+        chosen = torch.zeros(6, 4).topk(2).indices.flatten()
+        counts, weighed = chosen.bincount(minlength=4), chosen.bincount(torch.ones(12), minlength=4)
+
+    assert counts.shape == weighed.shape == (4,)
+    assert (counts.dtype, weighed.dtype) == (torch.int64, torch.float32)
+    assert fake.assumed == {"bincount is taken to count no value above its minlength"}
+
+
 def test_a_skewed_router_sends_every_token_to_as_few_experts_as_it_can():
     with CheckedFakeMode(skewed=True):
         for _layer in range(2):

@@ -25,6 +25,7 @@ KNOWN = {aten._scaled_dot_product_flash_attention_for_cpu, aten._unsafe_view, at
          aten.var_mean}  # fmt: skip
 FACTORIES = ("empty", "full", "new_", "ones", "zeros")
 GROUPED: Any = getattr(getattr(aten, "_grouped_mm", None), "default", None)  # older torch has none
+BINS: Any = aten.bincount.default
 LAYER_NORM: Any = aten.native_layer_norm.default
 ROUTING = {aten.topk, aten.argmax}
 # by the argument that may be a condition
@@ -65,6 +66,10 @@ class CheckedFakeMode(FakeTensorMode):
             map(_is_condition, tree_leaves(args[SELECTING[func.overloadpacket]]))
         ):
             return self._selected(func, args, kwargs or {})
+        if func is BINS and (shape := _bins(*args, **(kwargs or {}))):
+            self.assumed.add("bincount is taken to count no value above its minlength")
+            with self:
+                return torch.zeros(shape[0], dtype=shape[1])
         if func is GROUPED and args[0].dtype != torch.bfloat16:
             return self._grouped(args, kwargs or {})
         out = super().__torch_dispatch__(func, types, args, kwargs)
@@ -171,6 +176,15 @@ def _larger(real: Any, fake: Any) -> Shape | None:
 
 def _is_condition(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.dtype == torch.bool
+
+
+def _bins(values: Any, weights: Any = None, minlength: int = 0) -> tuple[int, torch.dtype] | None:
+    """The size and type of bincount's result; None if only the values tell."""
+    if weights is None:
+        dtype = torch.int64
+    else:
+        dtype = torch.float32 if weights.dtype == torch.float32 else torch.float64
+    return (minlength, dtype) if minlength else None
 
 
 def _key(value: Any) -> Any:
