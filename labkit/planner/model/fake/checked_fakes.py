@@ -66,10 +66,10 @@ class CheckedFakeMode(FakeTensorMode):
             map(_is_condition, tree_leaves(args[SELECTING[func.overloadpacket]]))
         ):
             return self._selected(func, args, kwargs or {})
-        if func is BINS and (shape := _bins(*args, **(kwargs or {}))):
+        if func is BINS and (bins := _bins(*args, **(kwargs or {}))):
             self.assumed.add("bincount is taken to count no value above its minlength")
             with self:
-                return torch.zeros(shape[0], dtype=shape[1])
+                return torch.zeros(bins[0], dtype=bins[1])
         if func is GROUPED and args[0].dtype != torch.bfloat16:
             return self._grouped(args, kwargs or {})
         out = super().__torch_dispatch__(func, types, args, kwargs)
@@ -180,11 +180,8 @@ def _is_condition(value: Any) -> bool:
 
 def _bins(values: Any, weights: Any = None, minlength: int = 0) -> tuple[int, torch.dtype] | None:
     """The size and type of bincount's result; None if only the values tell."""
-    if weights is None:
-        dtype = torch.int64
-    else:
-        dtype = torch.float32 if weights.dtype == torch.float32 else torch.float64
-    return (minlength, dtype) if minlength else None
+    weighted = torch.float32 if weights is not None and weights.dtype == torch.float32 else torch.float64
+    return (minlength, torch.int64 if weights is None else weighted) if minlength else None
 
 
 def _key(value: Any) -> Any:
