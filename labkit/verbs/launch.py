@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import labkit
 from labkit.errors import LabError
+from labkit.record.text import plain
 from labkit.verbs import AddVerb
 from labkit.write import extra_options, options_of, script_names
 from labkit.write.launch_options import LaunchOptions
@@ -43,6 +44,7 @@ def _launch(arguments: argparse.Namespace, rest: list[str]) -> int:
     if not options.detach:
         run.wait(watch=arguments.watch)
         print(run)
+        print(f"labkit logs {plain(run.id)} prints what the ranks printed")
     return 0
 
 

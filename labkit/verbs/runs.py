@@ -53,6 +53,10 @@ def add_run_verbs(verb: AddVerb) -> None:
     ):
         which = "an id, part of one, a path, or latest"
         verb(name, run, help).add_argument("which", nargs="?", default=default, help=which)
+    logs = verb("logs", _logs, "what the ranks of a run printed; of more than 1 MiB the end")
+    logs.add_argument("which", nargs="?", default="latest", help="an id, part of one, a path, or latest")
+    logs.add_argument("--rank", type=int, metavar="N", help="only this rank (default: all, one after another)")
+    logs.add_argument("--stderr", action="store_true", help="what they wrote to stderr")
     ask = verb("ask", _ask, "the value of an expression on every rank of a running training, at the same step")
     ask.add_argument("which", help="an id, part of one, a path, or latest")
     ask.add_argument("expression", help='for example "loss.item(), x.shape"')
@@ -122,6 +126,11 @@ def _stop(arguments: argparse.Namespace, rest: list[str]) -> None:
 
 def _stacks(arguments: argparse.Namespace, rest: list[str]) -> None:
     print(labkit.attach(arguments.which, runs_dir=arguments.runs_dir).stacks())
+
+
+def _logs(arguments: argparse.Namespace, rest: list[str]) -> None:
+    run = labkit.attach(arguments.which, runs_dir=arguments.runs_dir)
+    print(run.logs(rank=arguments.rank, stream="stderr" if arguments.stderr else "stdout"), end="")
 
 
 def _ask(arguments: argparse.Namespace, rest: list[str]) -> None:

@@ -16,9 +16,9 @@ from labkit.view.live.terminal import picture
 from labkit.view.run_list import RunList
 
 
-def drawn(reader, state):
+def drawn(reader, state, width=120):
     out = io.StringIO()
-    Console(file=out, width=120, force_terminal=True, color_system="truecolor").print(picture(reader, state))
+    Console(file=out, width=width, force_terminal=True, color_system="truecolor").print(picture(reader, state))
     return out.getvalue()
 
 
@@ -48,6 +48,15 @@ def test_it_shows_what_the_notebook_shows(reader):
         "log of rank 0",
     ):
         assert text in shown, text
+
+
+def test_a_table_of_ten_columns_fits_80_characters(folder, write_eight_steps):
+    model = {"k": "model", "t": 0.0, "device": "cpu", "parameters": 5e5, "gradients": 5e5, "optimizer": 1e6}
+    write_eight_steps(model, input=0.06, communication=0.01, peak=4e8)
+    shown = drawn(RunReader(folder).read_all(), State("running", 0.0), width=80)
+
+    assert all(word in shown for word in ("samples/s", "communication", "state", "resident"))
+    assert "…" not in shown
 
 
 def test_text_from_a_rank_is_neither_markup_nor_terminal_codes(reader):

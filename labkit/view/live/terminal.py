@@ -125,10 +125,10 @@ def _table(rows: list[dict[str, str]]) -> Any:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
     names = list(dict.fromkeys(name for row in rows for name in row))
     for name in names:
-        table.add_column(name, justify="right")
+        table.add_column(name.replace(" ", "\n"), justify="right", vertical="bottom")
     for row in rows:
         table.add_row(*(Text(row.get(name, "")) for name in names))
     return table
