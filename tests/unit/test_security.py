@@ -314,8 +314,8 @@ def spoken_by(run, capsys):
     with pytest.raises(LabError) as unknown:
         labkit.attach("zzz")
     yield str(unknown.value)
-    for argv in (["runs"], ["compare", "latest"], ["attach", "latest"], ["stop", "latest"], ["stacks", "latest"], ["logs"]):
-        main(argv)
+    for line in ("runs", "compare latest", "attach latest", "stop latest", "stacks latest", "logs"):
+        main(line.split())
         captured = capsys.readouterr()
         yield captured.out + captured.err
 
