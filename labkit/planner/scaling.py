@@ -18,7 +18,7 @@ __all__ = ["break_even_curve", "largest_micro_batch", "largest_model", "scaling_
 SAMPLES = tuple(2**n for n in range(13))  # on each of two ranks
 
 
-MOST_SAMPLES = 1 << 20
+MOST_SAMPLES = 1 << 30
 
 
 def scaling_curves(candidates: Iterable[Candidate], speed_model: SpeedModel) -> dict[str, list[Point]]:

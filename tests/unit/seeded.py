@@ -459,6 +459,12 @@ SEEDED: dict[str, list[tuple[str, str]]] = {
             within("how = BitsAndBytesConfig(load_in_4bit=True)"),
         ),
     ],
+    "sparse-gradients-sharded": [
+        (
+            within("rows = nn.EmbeddingBag(50_000, 64, sparse=True)  # HERE", FSDP2_MODEL),
+            within("rows = nn.EmbeddingBag(50_000, 64)", FSDP2_MODEL),
+        ),
+    ],
     "labels-shifted-twice": [
         (
             f"{CAUSAL}out = model(input_ids=ids[:, :-1], labels=ids[:, 1:])  # HERE\n",

@@ -12,7 +12,7 @@ from labkit.planner.networks import Hosts
 from labkit.planner.speed.kernels import COMPUTED, HOST, SHORTEST, kernel_times
 from labkit.planner.speed.rates import Rates, alone, assumed_link, assumed_rates
 from labkit.planner.speed.speed_model import crowded
-from labkit.planner.speed.step_time import DISPATCH, FORMULA_ERROR, HOST_LINK, HOST_STEP, scaling, step_time
+from labkit.planner.speed.step_time import DISPATCH, FORMULA_ERROR, HOST_LINK, HOST_STEP, UNIT_HOST, scaling, step_time
 from labkit.write import Script
 
 MIB = 1 << 20
@@ -155,9 +155,9 @@ def test_offloading_costs_the_hosts_time_and_says_so():
 
 
 def test_what_sharding_costs_besides_waiting_is_per_unit_and_per_byte():
-    costs = dataclasses.replace(FREE, sharding=(1e-3, 1e-9))
+    rates, costs = dataclasses.replace(RATES, cores=4), dataclasses.replace(FREE, sharding=(1e-3, 1e-9))
     never, always = (
-        step_time(FACTS, layout("fsdp", 4, options=FSDP | {"reshard_after_forward": how}), RATES, costs).parts[
+        step_time(FACTS, layout("fsdp", 4, options=FSDP | {"reshard_after_forward": how}), rates, costs).parts[
             "strategy"
         ]
         for how in ("never", "always")
@@ -165,7 +165,19 @@ def test_what_sharding_costs_besides_waiting_is_per_unit_and_per_byte():
 
     assert never == pytest.approx(9e-3 + 2 * FACTS.elements * 4e-9)
     assert always == pytest.approx(9e-3 + 3 * FACTS.elements * 4e-9)
-    assert "strategy" not in step_time(FACTS, layout("ddp", 4), RATES, costs).parts
+    assert "strategy" not in step_time(FACTS, layout("ddp", 4), rates, costs).parts
+
+
+def test_a_gpu_hides_the_host_work_of_fsdp_behind_computation_but_not_its_copies():
+    def overhead(launching):
+        rates = dataclasses.replace(RATES, copy=1e-9, launching=launching)  # a step computes for 1 s
+        never = FSDP | {"reshard_after_forward": "never"}
+        return step_time(FACTS, layout("fsdp", 4, options=never), rates, FREE).parts["strategy"]
+
+    copies = 2 * FACTS.elements * 4e-9  # gathered and scattered
+
+    assert overhead(launching=0.5) == pytest.approx(copies)
+    assert overhead(launching=1.0) == pytest.approx(9 * UNIT_HOST + copies)
 
 
 def test_checkpointing_adds_a_forward_of_the_blocks():

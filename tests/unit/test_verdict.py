@@ -101,13 +101,13 @@ def test_a_loss_that_is_no_number(say):
     said = say({}, {"loss": lambda i: "nan" if i > 20 else 1.0})
 
     advice = "lower the learning rate or check the data"
-    assert said[0] == f"the loss is not a number on rank 1, since step 21: {advice}"
+    assert said[0] == f"the loss is NaN or infinite on rank 1 since step 21: {advice}"
 
 
 def test_the_rank_that_lost_its_loss_first_is_named(say):
     said = say({"loss": lambda i: "nan" if i > 20 else 1.0}, {"loss": lambda i: "nan" if i > 19 else 1.0})
 
-    assert said[0].startswith("the loss is not a number on ranks 0, 1, first on rank 1, at step 20: ")
+    assert said[0].startswith("the loss is NaN or infinite on ranks 0, 1 (first on rank 1, at step 20): ")
 
 
 def test_memory_that_grows(say):

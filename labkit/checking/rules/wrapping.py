@@ -6,7 +6,7 @@ import ast
 
 from labkit.checking.register import Mistakes, rule
 from labkit.checking.syntax.models import moves_to_device, optimizers
-from labkit.checking.syntax.nodes import MethodCall, has_stars, position, spelled
+from labkit.checking.syntax.nodes import MethodCall, has_stars, is_true, keyword, position, spelled
 from labkit.checking.syntax.tree import Tree, Wrap
 
 
@@ -132,6 +132,21 @@ def module_of_sharded(tree: Tree) -> Mistakes:
             yield node, "a model sharded by fully_shard has no .module"
         elif strategies == {"fsdp1"} and _goes_round(parent, node):
             yield node, "this bypasses FSDP, which would gather the parameters"
+
+
+@rule(
+    "sparse-gradients-sharded",
+    "wrong",
+    why="fully_shard copies a unit's gradients into one buffer for its reduce-scatter, which takes dense ones only: "
+    "the first backward pass fails (Could not run 'fsdp::chunk_cat').",
+    fix="Omit sparse=True, or use DDP on gloo: NCCL does not add up sparse gradients either.",
+    misses="FSDP1; layers of another file.",
+)
+def sparse_gradients_sharded(tree: Tree) -> Mistakes:
+    if tree.strategies == {"fsdp2"}:
+        for call in tree.torch_calls("Embedding", "EmbeddingBag"):
+            if is_true(keyword(call, "sparse")):
+                yield call, "fully_shard does not support the sparse gradients of this layer"
 
 
 def _goes_round(parent: ast.AST, node: ast.Attribute) -> bool:

@@ -12,16 +12,13 @@ from labkit.record.measured.metrics_file import number
 from labkit.record.units import gib
 from labkit.write import Script, extra_options, options_of
 
-__all__ = ["CHECKED_CALLS", "EXPANDABLE", "disk_advice", "fragmented", "memory_advice", "memory_in_words"]
+__all__ = ["EXPANDABLE", "disk_advice", "fragmented", "memory_advice", "memory_in_words"]
 
 FULL_BYTES = 16 << 20
 FRAGMENTED = 0.03  # of the device's memory; less is usual
 # The name that every torch since 2.8 knows; PYTORCH_ALLOC_CONF is newer.
 EXPANDABLE = "{'PYTORCH_CUDA_ALLOC_CONF': 'expandable_segments:True'}"
 DISK_FULL = re.compile(r"No space left on device|unexpected pos \d+ vs \d+")
-CHECKED_CALLS = (
-    "run it again with env={'TORCH_DISTRIBUTED_DEBUG': 'DETAIL'}: torch then compares the ranks' calls and names them"
-)
 
 
 def memory_in_words(kind: str, memory: Mapping[str, Any], history: RankHistory | None) -> str:

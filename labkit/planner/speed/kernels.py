@@ -25,11 +25,13 @@ HOST = 8e-6  # seconds in which eager PyTorch launches an operator, with its sha
 
 @dataclass(frozen=True)
 class KernelTimes:
-    """Seconds of a micro-batch on one device: all of forward, all of both phases, and both outside of the blocks."""
+    """Seconds of a micro-batch on one device: all of forward, all of both phases, both outside of the blocks, and the
+    host's part of both, in which it launches operators."""
 
     forward: float
     both: float
     ends: float
+    launching: float
 
 
 def kernel_times(
@@ -50,9 +52,9 @@ def kernel_times(
         ends += 0.0 if name.startswith("blocks.") else sum(times.values())
     both = sum(total.values())
     works = (work for profile in _profiles(facts, precision, False) for work in profile.work)
-    launched = sum(work.calls for work in works if work.kind != "recurrent")  # cuDNN launches those itself
-    longer = max(1.0, launched * HOST / both) if both else 1.0
-    return KernelTimes(longer * total["forward"], longer * both, longer * ends)
+    launching = HOST * sum(work.calls for work in works if work.kind != "recurrent")  # cuDNN launches those itself
+    longer = max(1.0, launching / both) if both else 1.0
+    return KernelTimes(longer * total["forward"], longer * both, longer * ends, launching)
 
 
 def matrix_share(facts: ModelFacts, device: Device, precision: str, samples: float) -> float:

@@ -49,7 +49,8 @@ class Rates:
     sharded one) per parameter and step, `split_pair` per two layers that tensor parallelism splits. `contention`: the
     factor by which computation is slower than on a single rank; `waiting`: seconds that a small all-reduce costs a
     computing rank, which includes waiting for the slowest rank sharing its cores. `cores` are shared by the ranks; None
-    if each has its own device. `spread` is relative, (below, above).
+    if each has its own device; `launching`: the host's part of `both` then, 0 if unknown. `spread` is relative, (below,
+    above).
     """
 
     ranks: int
@@ -66,6 +67,7 @@ class Rates:
     waiting: float = 0.0
     cores: int | None = None
     spread: tuple[float, float] = (0.0, 0.0)
+    launching: float = 0.0
     assumed: tuple[str, ...] = field(default=())
 
 
@@ -129,6 +131,7 @@ def assumed_rates(
         alike=(0.0, min(ALIKE_BYTES * handed_on / bandwidth, (times.both - times.ends) / samples)),
         optimizer=OPTIMIZER_BYTES / bandwidth,
         copy=2 / bandwidth,
+        launching=times.launching,
         spread=(1 - 1 / SPREAD, SPREAD - 1),
         assumed=(
             f"the fractions of {device.name}'s data sheet that kernels reach (times within a factor of {SPREAD:g})",

@@ -30,6 +30,9 @@ TENSORS_SPLIT, PAIRS = 8, 2  # parameters of a block that tensor parallelism spl
 UPDATE_OPERATORS, DISPATCH = 8, 15e-6
 # A fused kernel reads 16 bytes of each element and writes 12 (aten/src/ATen/native/cuda/fused_adam_utils.cuh).
 FUSED_BYTES = 28
+# Seconds that FSDP2's hooks take a GPU's host for each unit and step: half of the 2 ms measured on two slow cores
+# (collective_times.sharding), because a server's are faster. Assumed.
+UNIT_HOST = 1e-3
 WITHIN_BOX = 8
 # Offloaded shards move over the host's link, PCIe 3 x16, and AdamW updates them on the host's cores: measured 24 ns per
 # element on two slow cores; a server's memory would allow 1 to 2. A guess between them, within a factor of 4.
@@ -75,10 +78,10 @@ def step_time(
         "bubble": 0.0,
         "optimizer": _optimizer(facts, layout, rates),
         "copies": _copies(facts, layout, rates),
-        "strategy": _overhead(facts, layout, rates, link),
         "offload": _offload(facts, layout) if _is_offloaded(layout, rates) else 0.0,
     }
     busy = parts["compute"] + parts["recompute"]
+    parts["strategy"] = _overhead(facts, layout, rates, link, busy)
     parts["bubble"] = _bubble(layout, rates, busy)
     exposed = [_exposed(each, layout, rates, link, hosts, busy) for each in volume(facts, layout, _slowest(layout))]
     parts["communication"] = sum(seconds for seconds, _ in exposed)
@@ -202,14 +205,19 @@ def _copies(facts: ModelFacts, layout: Layout, rates: Rates) -> float:
     return passes * rates.copy * _slowed(rates, layout)
 
 
-def _overhead(facts: ModelFacts, layout: Layout, rates: Rates, link: Link | None) -> float:
-    """Host work of hooks and distributed tensors, and FSDP's copies into and out of its communication buffers."""
+def _overhead(facts: ModelFacts, layout: Layout, rates: Rates, link: Link | None, busy: float) -> float:
+    """Host work of hooks and distributed tensors, and FSDP's copies into and out of its communication buffers. A GPU's
+    host works ahead of it: only what exceeds the computation is added."""
     blocks = len(_held_units(facts, layout, ends=False)) * layout.accumulate
     seconds = PAIRS * blocks * rates.split_pair * _slowed(rates, layout) if layout.tensor > 1 else 0.0
     if layout.shards > 1 and link is not None:
         moved = volume(facts, layout, _slowest(layout))
         bytes_ = sum(each.bytes for each in moved if each.kind in ("all_gather", "reduce_scatter"))
-        seconds += (blocks + layout.accumulate) * link.sharding[0] + bytes_ * link.sharding[1]
+        units = blocks + layout.accumulate
+        if rates.cores is None:
+            host = units * UNIT_HOST + layout.accumulate * rates.launching
+            return seconds + max(0.0, host - busy) + bytes_ * rates.copy
+        seconds += units * link.sharding[0] + bytes_ * link.sharding[1]
     return seconds
 
 

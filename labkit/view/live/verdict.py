@@ -64,8 +64,8 @@ def not_a_number(histories: list[RankHistory]) -> str:
         return ""
     first = [h for h, step in bad.items() if step == min(bad.values())]
     since = f"step {min(bad.values())}"
-    when = f"since {since}" if len(first) == len(bad) else f"first on {_names(first)}, at {since}"
-    return f"the loss is not a number on {_names(list(bad))}, {when}: lower the learning rate or check the data"
+    when = f"since {since}" if len(first) == len(bad) else f"(first on {_names(first)}, at {since})"
+    return f"the loss is NaN or infinite on {_names(list(bad))} {when}: lower the learning rate or check the data"
 
 
 def host_memory(histories: list[RankHistory], reader: RunReader) -> str:
