@@ -123,7 +123,7 @@ def plain_text(script: str | os.PathLike[str], launch: LaunchOptions, job: JobOp
             cwd=str(here),
             output=str(here / f"{slug(name)}.slurm.out"),
             python=sys.executable,
-            program=[str(file), *named.argv],
+            program=["--", str(file), *named.argv],
             checkpoints=str(here / chosen) if chosen else None,
         )
     )

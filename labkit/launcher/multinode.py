@@ -91,7 +91,7 @@ def node_command(folder: RunFolder, node: int, address: str, port: int) -> list[
 
 def plain_command(nodes: Nodes, node: int | str, address: str, port: int | str, file: str, args: Sequence[str]) -> str:
     """The command that runs one node's part of the same training without labkit."""
-    return shlex.join(node_torchrun_command(["torchrun"], nodes, node, address, port, file, *args))
+    return shlex.join(node_torchrun_command(["torchrun"], nodes, node, address, port, "--", file, *args))
 
 
 def _torchrun(

@@ -61,13 +61,16 @@ def node_torchrun_command(
 
 
 def worker_arguments(folder: RunFolder, script: str, args: Sequence[str]) -> list[str]:
-    """The arguments after torchrun's own options, with labkit's worker around each rank. `folder` receives the logs."""
-    return ["--redirects", "3", "--log-dir", str(folder.torchrun_logs), "-m", "labkit.worker", script, *args]
+    """The arguments after torchrun's own options, with labkit's worker around each rank. `folder` receives the logs.
+
+    `--`: without it torchrun refuses a script's option that abbreviates several of its own, such as `--log`.
+    """
+    return ["--redirects", "3", "--log-dir", str(folder.torchrun_logs), "-m", "--", "labkit.worker", script, *args]
 
 
 def reproducing_command(script: str, nproc_per_node: int, args: Sequence[str], env: Mapping[str, str]) -> str:
     """The command that runs the same training without labkit; `env` holds the variables added for its ranks."""
-    torchrun = shlex.join(["torchrun", "--standalone", f"--nproc-per-node={nproc_per_node}", script, *args])
+    torchrun = shlex.join(["torchrun", "--standalone", f"--nproc-per-node={nproc_per_node}", "--", script, *args])
     return " ".join([*assignments(env), torchrun])
 
 

@@ -148,9 +148,10 @@ def test_a_script_in_a_folder_with_spaces_and_quotes_runs(tmp_path):
     folder = tmp_path / "it's $(a) folder"
     folder.mkdir()
     (folder / "train it.py").write_text("import sys\nprint(sys.argv[1:])\n")
-    run = labkit.launch(folder / "train it.py", nproc_per_node=1, args=["a b", "$HOME", "'"])
-    assert run.logs(rank=0).strip() == str(["a b", "$HOME", "'"])
-    assert shlex.split(run.command)[-3:] == ["a b", "$HOME", "'"]
+    arguments = ["a b", "$HOME", "'", "--log", "x"]  # --log: torchrun has --log-dir and --logs-specs
+    run = labkit.launch(folder / "train it.py", nproc_per_node=1, args=arguments)
+    assert run.logs(rank=0).strip() == str(arguments)
+    assert shlex.split(run.command)[-5:] == arguments
 
 
 def test_time_between_a_step_and_the_next_batch_is_part_of_the_step(tmp_path):

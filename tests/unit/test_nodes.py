@@ -291,7 +291,7 @@ def test_the_line_of_a_node_is_a_prefix_before_plain_torchrun(runs_dir):
     assert plain[1] == (
         "HF_TOKEN=… OMP_NUM_THREADS=1 "
         "torchrun --nnodes 2 --nproc-per-node 2 --node-rank 1 --master-addr 10.0.0.1 --master-port 29501 "
-        f"--max-restarts 0 {run.script} --steps 5"
+        f"--max-restarts 0 -- {run.script} --steps 5"
     )
     assert command[-3:] == [str(run.script), "--steps", "5"]
     assert run.read_manifest()["world_size"] == 4

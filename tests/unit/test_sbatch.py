@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -41,6 +42,7 @@ UNDER_LABKIT = LaunchFile(
         "--log-dir",
         f"{RUN}/nodes/{NODE}/torchrun",
         "-m",
+        "--",
         "labkit.worker",
         f"{RUN}/script.py",
         "--save-every",
@@ -57,7 +59,7 @@ def with_options(file: LaunchFile, **options: object) -> LaunchFile:
     return replace(file, job=replace(file.job, **options))
 
 
-PLAIN = replace(UNDER_LABKIT, folder=None, program=["/home/ada/project/train.py", "--steps", "100"])
+PLAIN = replace(UNDER_LABKIT, folder=None, program=["--", "/home/ada/project/train.py", "--steps", "100"])
 FILES = {
     "labkit": UNDER_LABKIT,
     "plain": PLAIN,
@@ -120,17 +122,40 @@ def with_word(file: LaunchFile, word: str) -> LaunchFile:
 
 @pytest.mark.parametrize("word", ODD)
 def test_words_reach_the_command_as_they_were_given(word, tmp_path):
-    """The task is run by bash, with a torchrun that only tells what it was given."""
+    file = replace(FILES["one_node"], program=["train.py", word, f"--name={word}"])
+
+    assert started_by(sbatch_text(file), file.python, tmp_path)[-3:] == ["train.py", word, f"--name={word}"]
+
+
+def started_by(text: str, python: str, tmp_path: Path) -> list[str]:
+    """The arguments of `python` in a launch file's task, which bash runs with a program that prints them instead."""
     teller = tmp_path / "python"
     teller.write_text("#!/bin/sh\nexec python3 -c 'import json, sys; print(json.dumps(sys.argv[1:]))' \"$@\"\n")
     teller.chmod(0o755)
-    file = replace(FILES["one_node"], python=str(teller), program=["train.py", word, f"--name={word}"])
-    text = sbatch_text(file)
-    task = text[text.index("task() {") : text.index("export -f task")]
-    environment = {"SLURM_NODEID": "0", "HEAD": "a", "PORT": "1", "PATH": "/usr/bin:/bin"}
+    task = text[text.index("task() {") : text.index("export -f task")].replace(python, str(teller), 1)
+    environment = {"SLURM_NODEID": "0", "HEAD": "a", "PORT": "1", "ATTEMPT": "1", "SLURMD_NODENAME": "a"}
+    environment["PATH"] = "/usr/bin:/bin"
     done = subprocess.run(["bash", "-c", f"{task}\ntask"], env=environment, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
 
-    assert json.loads(done.stdout)[-3:] == ["train.py", word, f"--name={word}"]
+
+@pytest.mark.parametrize("form", ["labkit", "plain"])
+def test_torchruns_own_parser_reads_the_command_of_a_job_as_meant(form, tmp_path, monkeypatch):
+    from torch.distributed.run import parse_args
+
+    monkeypatch.chdir(tmp_path)
+    script = tmp_path / "train.py"
+    script.write_text("import sys\n")
+    launch = LaunchOptions(args=["--log", "x", "--", "--nnodes=9"])
+    job = replace(TWO_NODES, nodes=1)
+    run = prepare(script, launch, job, {}) if form == "labkit" else None
+
+    text = run.launch_file.read_text() if run else plain_text(script, launch, job)
+    command = started_by(text, sys.executable, tmp_path)
+    read = parse_args(command[command.index("torch.distributed.run") + 1 :])
+
+    assert read.training_script == ("labkit.worker" if run else str(script))
+    assert read.training_script_args[-4:] == launch.args
 
 
 @pytest.mark.parametrize("bad", ["two\nlines", "a\rb", "a\0b", "\x1b[1m", "\ud800"])

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from labkit.launcher.multinode import create, torchrun_of_node
 from labkit.launcher.torchrun import (
     NCCL_DUMPS,
     marked,
@@ -14,8 +15,9 @@ from labkit.launcher.torchrun import (
     script_folder,
     torchrun_command,
 )
-from labkit.record import RunFolder
+from labkit.record import Nodes
 from labkit.record.folder import MARKER
+from labkit.write.launch_options import LaunchOptions
 
 LEFTOVERS = {
     "RANK": "3",
@@ -76,6 +78,7 @@ def test_the_command_is_this_interpreters_torchrun_round_the_worker(folder):
         "--log-dir",
         str(folder.torchrun_logs),
         "-m",
+        "--",
         "labkit.worker",
         "/my scripts/train.py",
         "50",
@@ -93,10 +96,10 @@ def test_the_scripts_arguments_come_last_whatever_they_look_like(folder):
 @pytest.mark.parametrize(
     ("script", "arguments", "line"),
     [
-        ("train.py", [], "torchrun --standalone --nproc-per-node=2 train.py"),
-        ("train.py", ["--steps", "3"], "torchrun --standalone --nproc-per-node=2 train.py --steps 3"),
-        ("my train.py", ["it's"], """torchrun --standalone --nproc-per-node=2 'my train.py' 'it'"'"'s'"""),
-        ("train.py", ["$(reboot)", ""], "torchrun --standalone --nproc-per-node=2 train.py '$(reboot)' ''"),
+        ("train.py", [], "torchrun --standalone --nproc-per-node=2 -- train.py"),
+        ("train.py", ["--steps", "3"], "torchrun --standalone --nproc-per-node=2 -- train.py --steps 3"),
+        ("my train.py", ["it's"], """torchrun --standalone --nproc-per-node=2 -- 'my train.py' 'it'"'"'s'"""),
+        ("train.py", ["$(reboot)", ""], "torchrun --standalone --nproc-per-node=2 -- train.py '$(reboot)' ''"),
     ],
 )
 def test_the_reproducing_command_is_quoted_for_a_shell(script, arguments, line):
@@ -107,14 +110,15 @@ def test_the_reproducing_command_is_quoted_for_a_shell(script, arguments, line):
 def test_a_shell_reads_the_reproducing_command_as_it_was_given(script, arguments, library):
     words = shlex.split(reproducing_command(script, 2, arguments, {"PYTHONPATH": library}))
 
-    assert words == [f"PYTHONPATH={library}", "torchrun", "--standalone", "--nproc-per-node=2", script, *arguments]
+    torchrun = ["torchrun", "--standalone", "--nproc-per-node=2", "--"]
+    assert words == [f"PYTHONPATH={library}", *torchrun, script, *arguments]
 
 
 def test_the_reproducing_command_names_what_the_ranks_were_given_and_no_secret():
     given = {"OMP_NUM_THREADS": "4", "HF_TOKEN": "s3cret", "NCCL_SECRET_TOKEN": "s3cret", "HOME": "/home/me"}
 
     assert reproducing_command("train.py", 2, [], given) == (
-        "HF_TOKEN=… HOME=… NCCL_SECRET_TOKEN=… OMP_NUM_THREADS=4 torchrun --standalone --nproc-per-node=2 train.py"
+        "HF_TOKEN=… HOME=… NCCL_SECRET_TOKEN=… OMP_NUM_THREADS=4 torchrun --standalone --nproc-per-node=2 -- train.py"
     )
 
 
@@ -214,13 +218,24 @@ def test_modules_beside_a_script_are_looked_for_in_its_folder(tmp_path, monkeypa
     assert script_folder(None) == str(tmp_path)
 
 
-def test_torchruns_own_parser_reads_the_command_as_meant():
+def test_torchruns_own_parser_reads_every_command_as_meant(tmp_path):
     from torch.distributed.run import parse_args
 
-    command = torchrun_command(RunFolder("some-run"), 3, "train.py", ["--steps", "5"])
+    script = tmp_path / "train.py"
+    script.write_text("import sys\n")
+    shadowed = ["--log", "x", "--node=1", "--", "--nnodes", "9"]  # by --log-dir, --node-rank, --nnodes
+    folder = create(script, Nodes(2, 3), LaunchOptions(args=shadowed), {}, port=29500)
+    plain = folder.command.read_text().splitlines()[1]
+    worker = "labkit.worker"
+    commands = {
+        "launch": (torchrun_command(folder, 3, str(script), shadowed)[3:], worker),
+        "a node": (torchrun_of_node(folder, 1, "localhost", 29500)[3:], worker),
+        "without labkit": (shlex.split(reproducing_command(str(script), 3, shadowed, {}))[1:], str(script)),
+        "a node without labkit": (shlex.split(plain)[1:], str(script)),
+    }
 
-    read = parse_args(command[3:])
-
-    assert (read.nproc_per_node, read.standalone, read.max_restarts) == ("3", True, 0)
-    assert (read.module, read.training_script) == (True, "labkit.worker")
-    assert read.training_script_args == ["train.py", "--steps", "5"]
+    for name, (command, program) in commands.items():
+        read = parse_args(command)
+        assert (read.training_script, read.module) == (program, program == worker), name
+        assert read.training_script_args == [str(script)] * read.module + shadowed, name
+        assert (read.nproc_per_node, read.max_restarts) == ("3", 0), name
