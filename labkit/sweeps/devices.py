@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from labkit.errors import LaunchError
 from labkit.launcher import checks
 from labkit.launcher.hardware import hardware
-from labkit.launcher.locks.gpus import gpus_in_use, gpus_of
+from labkit.launcher.locks.gpus import cards, gpus_in_use, gpus_of
 
 __all__ = ["Room", "chosen", "room_for"]
 
@@ -33,7 +33,10 @@ class Room:
         """The GPUs for the next run; None if too few are free. Runs that are not of the sweep hold theirs, too."""
         if not self.gpus:
             return []
-        return chosen(self.gpus, [gpu for _, gpus in gpus_in_use() for gpu in gpus], self.gpus_each, self.shared)
+        busy = [gpu for _, gpus in gpus_in_use() for gpu in gpus]
+        card = cards([*self.gpus, *busy])
+        ours = {card[gpu]: gpu for gpu in self.gpus}
+        return chosen(self.gpus, [ours.get(card[gpu], gpu) for gpu in busy], self.gpus_each, self.shared)
 
     def environment(self, gpus: Sequence[str]) -> dict[str, str]:
         """The variables of a run on these GPUs. Runs share the cores, so each gets its part of the threads."""

@@ -161,7 +161,11 @@ class Sweeper:
         """Start a job, unless too few GPUs are free. One that cannot be launched is recorded, and the sweep goes on."""
         if self.room.gpus and time.monotonic() < self.gpus_tried + GPU_POLL_SECONDS:
             return False
-        gpus = self.room.free_gpus()
+        try:
+            gpus = self.room.free_gpus()
+        except LabError as error:
+            print(error, flush=True)
+            gpus = None
         if gpus is None:
             self.gpus_tried = time.monotonic()
             return False

@@ -3,7 +3,9 @@ import json
 import os
 import re
 import socket
+import subprocess
 import time
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import psutil
@@ -31,6 +33,7 @@ from labkit.record.files import is_deleted, write_json
 from labkit.record.identity import HOST, host_name
 from labkit.record.nodes import beat, heard_nodes, is_heard, last_beat
 from labkit.record.state import merged
+from labkit.sweeps.devices import Room
 from labkit.write.launch_options import LaunchOptions
 
 ROOT = State("starting", 100.0)
@@ -438,6 +441,46 @@ def test_gpus_that_a_run_holds_on_a_host_are_not_given_to_another(run, folder, m
     monkeypatch.setattr(remote, "BEGINNING_SECONDS", 0.0)
     with pytest.raises(LaunchError, match="has not started"):
         remote.begin(str(run.path), 0, ["sleep", "9"], {"LABKIT_SHARE_GPUS": "1"})
+
+
+@pytest.mark.parametrize(
+    ("wanted", "held", "free"),
+    [
+        (["0"], ["GPU-aa11"], ["1", "2"]),
+        (["GPU-bb22"], ["1"], ["0", "2"]),
+        (["GPU-b"], ["GPU-bb22"], ["0", "2"]),
+        (["GPU-aa11"], ["1"], None),
+        (["1"], ["10"], None),
+        (["MIG-cc33"], ["MIG-c"], ["0", "1"]),
+        (["MIG-cc33"], ["0", "GPU-bb22"], None),
+    ],
+)
+def test_with_torchs_answer_faked_a_gpu_is_one_card_by_index_uuid_or_the_beginning_of_it(
+    run, monkeypatch, wanted, held, free
+):
+    asked = []
+    monkeypatch.setattr(gpus, "active_runs", lambda: [run])
+    monkeypatch.setattr(gpus, "torch_report", lambda names: asked.append(names) or {"uuids": ["aa11", "bb22", "dd44"]})
+    write_json(run.manifest, json.loads(run.manifest.read_text()) | {"gpus": held})
+
+    with pytest.raises(LaunchError, match=f"uses GPU {wanted[0]}. Wait") if free else nullcontext():
+        gpus.check_gpus_are_free(wanted)
+
+    mixed = len({name.isdecimal() for name in wanted + held}) == 2
+    assert [names.split(",")[:3] for names in asked] == [["0", "1", "2"]] * mixed
+    if free:
+        assert Room(1, 3, ("0", "1", "2"), 2, 1).free_gpus() == free
+
+
+def test_runs_whose_gpus_torch_cannot_tell_apart_are_refused_with_its_failure_faked(run, monkeypatch):
+    def fails(_):
+        raise subprocess.TimeoutExpired("python", 60)
+
+    monkeypatch.setattr(gpus, "active_runs", lambda: [run])
+    monkeypatch.setattr(gpus, "torch_report", fails)
+    write_json(run.manifest, json.loads(run.manifest.read_text()) | {"gpus": ["GPU-aa11"]})
+    with pytest.raises(LaunchError, match=r"by indices and by UUIDs \(0, GPU-aa11\).*timed out.*Name them in one way"):
+        gpus.check_gpus_are_free(["0"])
 
 
 def test_a_part_of_a_run_that_does_not_begin_in_time_is_not_left_to_begin_later(run, monkeypatch):

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 
 from labkit.errors import LaunchError
-from labkit.launcher.hardware import Hardware
+from labkit.launcher.hardware import Hardware, torch_report
 from labkit.launcher.stop import supervised
 from labkit.record import RunFolder
 from labkit.record.state import read_state
 
-__all__ = ["GpusInUseError", "check_gpus_are_free", "gpus_in_use", "gpus_of", "one_launch_at_a_time"]
+__all__ = ["GpusInUseError", "cards", "check_gpus_are_free", "gpus_in_use", "gpus_of", "one_launch_at_a_time"]
+
+EVERY_GPU = ",".join(map(str, range(64)))  # CUDA ignores the indices from the first one that does not exist
 
 
 class GpusInUseError(LaunchError):
@@ -33,13 +36,41 @@ def gpus_of(machine: Hardware, ranks: int) -> list[str]:
 
 def check_gpus_are_free(wanted: list[str]) -> None:
     """Raises LaunchError when an active run holds one of these GPUs: a second run would run out of memory."""
-    for folder, gpus in gpus_in_use():
-        if busy := [gpu for gpu in wanted if gpu in gpus]:
+    uses = gpus_in_use()
+    card = cards([*wanted, *(gpu for _, gpus in uses for gpu in gpus)])
+    for folder, gpus in uses:
+        held = {card[gpu] for gpu in gpus}
+        if busy := [gpu for gpu in wanted if card[gpu] in held]:
             raise GpusInUseError(
                 f"run {folder.id} uses GPU {', '.join(busy)}. Wait for it: labkit.attach({str(folder.path)!r}).wait(), "
                 f"stop it: labkit stop {folder.path}, use other GPUs: env={{'CUDA_VISIBLE_DEVICES': …}}, "
                 "or share them: env={'LABKIT_SHARE_GPUS': '1'}"
             )
+
+
+def cards(names: Iterable[str]) -> dict[str, str]:
+    """By a GPU's name in `CUDA_VISIBLE_DEVICES` (its index, its UUID or the beginning of it): one name for each card.
+
+    Raises LaunchError if indices and UUIDs are mixed, and torch cannot list the GPUs.
+    """
+    names = set(names)
+    indices = {name for name in names if name.isdecimal()}
+    uuids: list[str] = []
+    if indices and indices != names:
+        try:
+            uuids = [f"GPU-{uuid}" for uuid in (torch_report(EVERY_GPU) or {"uuids": ()})["uuids"]]
+        except (OSError, subprocess.SubprocessError, ValueError) as error:
+            raise LaunchError(
+                f"runs name GPUs by indices and by UUIDs ({', '.join(sorted(names))}), and torch could not list them "
+                f"to tell which are the same: {error}. Name them in one way, or share them: "
+                "env={'LABKIT_SHARE_GPUS': '1'}"
+            ) from None
+    known = [*uuids, *names - indices]
+    card = dict(zip(map(str, range(len(uuids))), uuids, strict=True))
+    return {
+        name: card.get(name, name) if name in indices else max((k for k in known if k.startswith(name)), key=len)
+        for name in names
+    }
 
 
 def gpus_in_use() -> list[tuple[RunFolder, list[str]]]:
