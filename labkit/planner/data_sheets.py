@@ -352,7 +352,7 @@ DEVICES: tuple[Device, ...] = (
 # What notebook services lend: kaggle.com/docs/notebooks, colab.research.google.com (2026)
 LENT = {
     "kaggle": "2xT4",
-    "kaggle p100": "P100",
+    "kaggle p100": "1xP100",
     "colab": "1xT4",
     "colab l4": "1xL4",
     "colab a100": "1xA100 40",

@@ -49,8 +49,9 @@ def plan(
     """Predict the memory per rank and the step time of a script, what fits the device, and what is fastest.
 
     `script`, `nproc_per_node` and `parameters` are those of `launch`. `device` is a preset ("T4", "2xT4", "A100 80");
-    None means this machine. `nodes` is the number of hosts, each with `nproc_per_node` ranks, and `network` the link
-    between them: "100GbE", "InfiniBand NDR", "8 x InfiniBand HDR", or bits/s per host, one way.
+    without a number there are as many as this machine would run ranks. None means this machine. `nodes` is the number
+    of hosts, each with `nproc_per_node` ranks, and `network` the link between them: "100GbE", "InfiniBand NDR",
+    "8 x InfiniBand HDR", or bits/s per host, one way.
 
     The first plan takes about 5 seconds: one process counts the model, another rehearses a step of the script, both on
     tensors without data; nothing is launched. Later ones take half as long, and less if the options that changed affect
@@ -83,6 +84,11 @@ def plan(
         problems = questions.problems
         if measure and not kind.is_this_machine:
             problems.append(f"nothing was measured: this machine has no {kind.name}; the speed is from its data sheet")
+        if count is None and nproc_per_node == "auto" and not kind.is_this_machine:
+            problems.append(
+                f"device={device!r} has no number, so there are as many as this machine would run ranks: "
+                f"{ranks // kind.nodes}; '1x{kind.name}' is one"
+            )
         problems += _about_facts(facts, kind) if facts else []
         if skewed and (most := questions.answer(skewed, "not rehearsed with all tokens at the same experts")):
             fits = "fits" if most.bytes <= kind.usable_by(ranks) else "does not fit"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, get_args
 
-from labkit.record.files import in_parallel, read_json, write_json
+from labkit.record.files import in_parallel, read_json, read_text, write_json
 from labkit.record.folder import RunFolder
 from labkit.record.measured.metrics_file import finite
 from labkit.record.nodes import Nodes, is_heard, supervisor_of
@@ -82,9 +82,23 @@ def read_state(folder: RunFolder) -> State:
     state = _written(folder)  # the supervisor may have written the final state just before it exited
     if state.is_final:
         return state
-    sentence = "the run's supervisor is gone (killed, or the machine was rebooted) and left no result"
-    cause = {"kind": "lost", "sentence": sentence}
+    cause = {"kind": "lost", **_why_lost(folder)}
     return replace(state, state="lost", ended=_last_heartbeat(folder, state), cause=cause)
+
+
+def _why_lost(folder: RunFolder) -> dict[str, str]:
+    """The sentence, and for a supervisor that failed before it wrote down who it is, the advice."""
+    try:
+        log = read_text(folder.supervisor_log).split("\n") if supervisor_of(folder) is None else []
+    except OSError:
+        log = []
+    if error := next((line.strip() for line in reversed(log) if "Error" in line), ""):
+        return {
+            "sentence": f"the run's supervisor could not start: {error}",
+            "advice": f"Its output is in {folder.supervisor_log}. It is a Python process of its own: labkit and torch "
+            "must be installed, or on PYTHONPATH; a notebook's sys.path does not reach it.",
+        }
+    return {"sentence": "the run's supervisor is gone (killed, or the machine was rebooted) and left no result"}
 
 
 def _last_heartbeat(folder: RunFolder, state: State) -> float:

@@ -22,11 +22,15 @@ def add_plan_verb(verb: AddVerb) -> None:
     )
     plan.add_argument("script", help="one of labkit's own (ddp) or the path of a script with the same cells")
     plan.add_argument(
-        "--nproc-per-node", type=whole_number, default="auto", metavar="N", help="ranks (default: one per GPU, or two)"
+        "--nproc-per-node",
+        type=whole_number,
+        default="auto",
+        metavar="N",
+        help="ranks (default: the number in --device, or else one per GPU here, or two)",
     )
     plan.add_argument("--nodes", type=int, default=1, metavar="N", help="number of hosts (default: 1)")
     plan.add_argument("--network", help="network between hosts: 100GbE, InfiniBand NDR, … or bits/s of one host")
-    plan.add_argument("--device", help="T4, 2xT4, A100-40, H100 … (default: this machine)")
+    plan.add_argument("--device", help="T4, 2xT4, A100-40, 8xH100 … (default: this machine)")
     plan.add_argument("--measure", action="store_true", help="measure this machine's speed first (15 seconds)")
 
 

@@ -34,6 +34,7 @@ def test_a_device_is_found_however_it_is_spelled(spelled, name):
         ("8 x H100", 8, "H100"),
         ("2 T4", 2, "T4"),
         ("4090x2", 2, "RTX 4090"),
+        ("Kaggle P100", 1, "P100"),
         ("rtx 3090", None, "RTX 3090"),
         ("2xrtx3090", 2, "RTX 3090"),
         ("H200", None, "H200"),

@@ -8,7 +8,10 @@ from dataclasses import replace
 import psutil
 import pytest
 
+import labkit
+from labkit import LabError
 from labkit.record import FINAL_STATES, Identity, State, read_state, write_state
+from labkit.record import state as state_module
 from labkit.record.files import write_json
 
 FINAL = ("succeeded", "failed", "stopped", "lost")
@@ -179,6 +182,27 @@ def test_a_run_that_never_got_a_supervisor_is_lost(folder):
     write_state(folder, State("starting", time.time() - 3600))
 
     assert read_state(folder).state == "lost"
+
+
+@pytest.mark.parametrize(
+    ("variables", "error"),
+    [
+        ({"PYTHONPATH": "{broken}"}, "ImportError: no labkit here"),  # in labkit/__init__.py
+        ({"PYTHONHOME": "{broken}"}, "ModuleNotFoundError: No module named 'encodings'"),
+    ],
+)
+def test_a_supervisor_that_cannot_start_says_why(tmp_path, runs_dir, monkeypatch, variables, error):
+    (tmp_path / "labkit").mkdir()
+    (tmp_path / "labkit" / "__init__.py").write_text("raise ImportError('no labkit here')\n")
+    monkeypatch.setattr(state_module, "STARTING_SECONDS", 1.0)
+    env = {name: value.format(broken=tmp_path) for name, value in variables.items()}
+
+    with pytest.raises(LabError, match=f"the run's supervisor could not start: {error}"):
+        labkit.launch("ddp", nproc_per_node=1, env=env)
+
+    lost = labkit.attach("latest").status()
+    assert lost.state == "lost"
+    assert "supervisor.log. It is a Python process of its own" in lost.cause["advice"]
 
 
 @pytest.mark.parametrize(
