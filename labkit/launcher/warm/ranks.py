@@ -13,6 +13,7 @@ import time
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -142,11 +143,17 @@ def _would_be_the_same(environment: Mapping[str, str]) -> bool:
     imported: Any = sys.modules
     if imported["torch"].cuda._is_in_bad_fork():
         return False  # an initialized CUDA does not survive a fork
+    folder = environment["LABKIT_SCRIPT_DIR"]
     try:
-        beside_script = {path.name.partition(".")[0] for path in Path(environment["LABKIT_SCRIPT_DIR"]).iterdir()}
+        beside_script = {name.partition(".")[0] for name in os.listdir(folder)}  # noqa: PTH208
     except OSError:
         return False
-    return not beside_script & sys.modules.keys()  # the script would get the module that is already imported
+    # otherwise the script would get a module that is already imported, and not its own of that name
+    modules = {name: PathFinder.find_spec(name, [folder]) for name in beside_script & sys.modules.keys()}
+    return all(
+        spec is None or spec.origin in (None, getattr(sys.modules[name], "__file__", None))
+        for name, spec in modules.items()
+    )
 
 
 def _become_rank(control: socket.socket, agent: int) -> NoReturn:
