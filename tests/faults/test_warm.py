@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -52,10 +51,9 @@ print(json.dumps({
 }))
 """
 TWICE = f"""
-import select, labkit
+import labkit
 from labkit.launcher.warm import client
 labkit.launch({str(FAULTY)!r}, nproc_per_node=1, steps=1, detach=False, wait=True)
-select.select([client._warm[0].control], [], [])
 print(client._warm[0].process.pid, flush=True)
 for name, detach in (("tied", False), ("free", True)):
     labkit.launch({str(FAULTY)!r}, nproc_per_node=1, steps={ENDLESS}, name=name, detach=detach, wait=False)
@@ -78,11 +76,9 @@ def launch(*args: object, **options: Any) -> labkit.Run:
 
 @pytest.fixture
 def warm() -> int:
-    """The pid of this process's warm process, after it has imported torch."""
+    """The pid of this process's warm process, which imports torch now."""
     launch("--steps", 1).wait()  # replaces one that tests with other variables have left
-    pid = client._warm[0].process.pid
-    wait_until(lambda: select.select([client._warm[0].control], [], [], 0)[0])
-    return pid
+    return client._warm[0].process.pid
 
 
 @pytest.fixture
@@ -145,7 +141,7 @@ def test_torchrun_is_a_fork_that_looks_and_ends_like_any_other(
     assert client._warm[0].process.pid == warm
 
 
-def seen(script: Path, ranks: int = 1, **options: Any) -> list[dict[str, Any]]:
+def seen(script: Path | labkit.Script, ranks: int = 1, **options: Any) -> list[dict[str, Any]]:
     run = labkit.launch(script, nproc_per_node=ranks, args=["a b", "--c"], wait=True, **options)
     return [json.loads(str(run.logs(rank=rank))) for rank in range(ranks)]
 
@@ -178,6 +174,8 @@ def test_what_a_forked_rank_would_see_otherwise_is_run_by_a_new_process(
     script.write_text(PRINTS)
     assert not seen(script, env={"OPENBLAS_NUM_THREADS": "1"})[0]["forked"]
     assert seen(script, env={"KMP_INIT_AT_FORK": "FALSE"})[0]["forked"]
+    monkeypatch.chdir(Path(labkit.__file__).parents[1])  # the script would get the labkit that is already imported
+    assert seen(labkit.Script.parse(PRINTS))[0]["forked"]
     (tmp_path / "mpmath.py").touch()  # torch's imports have loaded another module of this name
     assert not seen(script)[0]["forked"]
     assert client._warm[0].process.pid == warm

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import socket
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from typing import Any, NamedTuple
 
 from labkit.launcher.warm.messages import send
 from labkit.launcher.warm.proc import with_room
-from labkit.record import RunFolder
+from labkit.record import RunFolder, read_state
 
 __all__ = ["VARIABLE", "may_fork", "prepare", "supervise"]
 
@@ -28,13 +27,14 @@ READ_AT_IMPORT = (
     "PYTHON", "PYTORCH", "SYMPY_", "TEMP", "TMP", "TORCH", "TQDM_", "TRITON_", "TZ", "USER",
 )  # fmt: skip
 READ_BY_RANKS = ("TORCH_FR_", "TORCH_NCCL_")
-REPLY_SECONDS = 10.0
+REPLY_SECONDS = 30.0  # torch may be imported in them
 
 
 class _Warm(NamedTuple):
     process: subprocess.Popen[bytes]
     control: socket.socket
     surroundings: dict[str, Any]
+    first_run: RunFolder
 
 
 _lock = threading.Lock()
@@ -69,17 +69,18 @@ def prepare(folder: RunFolder, environment: Mapping[str, str]) -> None:
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,  # a notebook's interrupt reaches the kernel's whole process group
             )
-        _warm.append(_Warm(process, ours, surroundings))
+        _warm.append(_Warm(process, ours, surroundings, folder))
 
 
 def supervise(folder: RunFolder, environment: Mapping[str, str], descriptors: Sequence[int], *, owner: int) -> bool:
-    """Have the warm process start the run's supervisor. False if no warm process has imported torch, or if a fork of it
-    would differ from a new process. `descriptors` stay open until the supervisor exits; `owner` is the supervisor's."""
+    """Have the warm process start the run's supervisor, which takes as long as it still has to import torch. False if
+    no warm process has begun to, or if a fork of it would differ from a new process. `descriptors` stay open until the
+    supervisor exits; `owner` is the supervisor's."""
     with _lock, suppress(OSError):
         if not may_fork(environment) or not _warm or _warm[0].surroundings != _surroundings(environment):
             return False
-        process, control, _ = _warm[0]
-        if not select.select([control], [], [], 0)[0] or not control.recv(1):
+        process, control, _, first_run = _warm[0]
+        if not read_state(first_run).is_final:
             return False
         request = {"folder": str(folder.path), "owner": owner, "environment": dict(environment)}
         here = os.open(".", os.O_PATH | os.O_DIRECTORY)
@@ -87,7 +88,7 @@ def supervise(folder: RunFolder, environment: Mapping[str, str], descriptors: Se
             control.settimeout(REPLY_SECONDS)
             with folder.supervisor_log.open("ab") as log:
                 send(control, request, [here, log.fileno(), *descriptors])
-            return control.recv(1) == b"y"
+            return control.recv(1) == b"." and control.recv(1) == b"y"
         except BaseException:  # it has died or hangs, or this is an interrupt: nothing may start the run later
             process.kill()
             process.wait()

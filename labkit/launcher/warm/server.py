@@ -3,8 +3,8 @@ request of client.py. torchrun is a fork of that supervisor, unmodified, with th
 
     python -m labkit.launcher.warm.server FOLDER      (stdin: the socket of requests; FOLDER: the first run's)
 
-It sends one byte when it is ready for a request, and answers a request with another: y when a supervisor has started,
-n when there is none. It exits with the process that started it.
+It sends one byte when it has imported torch and after each request, and answers a request with another: y when a
+supervisor has started, n when there is none. It exits with the process that started it.
 """
 
 from __future__ import annotations
@@ -31,10 +31,9 @@ def main() -> None:
         return  # forks could not be told apart
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     show_command([sys.executable, "-m", "labkit.launcher.warm.server"])
-    while not _has_ended(folder):
-        if _is_readable(control, parent):
-            return
-    if _is_readable(control, parent):  # a program that ends with its run
+    while not (_has_ended(folder) or _is_readable(control, parent)):
+        pass
+    if _is_readable(control, parent) and not control.recv(1, socket.MSG_PEEK):  # a program that ends with its run
         return
     _import_torchrun_unless_orphaned(parent)
     control.sendall(b".")
