@@ -18,9 +18,9 @@
 # each way costs. **10 minutes. You need** to have trained a PyTorch or Hugging Face model on one device.
 #
 # Training on several devices means running several ordinary processes. Each has a number, its **rank**, counted from 0;
-# the process itself is called a rank, too. All ranks run the same script; each works on different samples. A rank
-# usually has a GPU of its own. Where there are too few GPUs, as on a laptop, it computes on one CPU core, and the code
-# stays the same.
+# the process itself is called a rank, too. All ranks run the same script; each works on different samples. With a GPU
+# for each rank, such as Kaggle's two T4s, each rank of this lab uses its own; with fewer, all ranks compute on the CPU,
+# each on one core. The code is the same.
 
 # %% tags=["parameters"]
 nproc_per_node: int = 2  # ranks of the DDP and FSDP runs
@@ -68,13 +68,13 @@ class Model(nn.Module):  # images of handwritten digits in, ten scores out
 # ## Your predictions
 #
 # Write down what you think before you run anything. A wrong prediction is worth more here than a right one. **DDP** is
-# what the picture above shows; **FSDP** cuts the model up, so that each rank keeps only a part of it.
+# what the picture above shows; **FSDP** splits the batch in the same way, and the model as well.
 
 # %%
 parts = {"all of it": 1.0, "half of it": 0.5, "nothing: rank 0 has the model": 0.0}
+of_ddp = "how much of the model a rank keeps with DDP"
 losses = {"the same": 0.0, "a little higher": 0.05, "half": 0.5}
 loss = lab.ask("the loss on two ranks, compared with one rank, in the first steps", default=0.05, options=losses)
-of_ddp = lab.ask("how much of the model a rank keeps with DDP", default=0.5, options=parts)
 of_fsdp = lab.ask("how much of the model a rank keeps with FSDP", default=0.5, options=parts)
 speed = lab.ask("samples per second on two ranks with DDP: how many times those of one", default=2, unit="times")
 
@@ -89,7 +89,7 @@ speed = lab.ask("samples per second on two ranks with DDP: how many times those 
 # %%
 from labkit import Script
 
-options = {"epochs": epochs, "global_batch_size": global_batch_size, "env": lab.env}
+options = {"epochs": epochs, "global_batch_size": global_batch_size, "env": lab.env}  # env: without GPUs, one core each
 scripts = {name: Script.load(name, task="digits").with_cells(model=Model) for name in ("single", "ddp", "fsdp")}
 lab.predict(loss, 1e-4, how="at most")
 lab.predict_each({of_ddp: 1, of_fsdp: 1 / nproc_per_node}, within=0.02)
@@ -102,16 +102,21 @@ single.wait()
 # %% [markdown]
 # ## Train on two, with DDP
 #
-# This is what changes in labkit's script. It is one cell, and in it the line that matters is the one with
-# `DistributedDataParallel`. The rest was there already: `single`, too, starts a **process group** (ranks that know how
-# to reach each other), chooses its device and splits every batch, but among one. **torchrun** is PyTorch's program that
-# starts the ranks; their number is the **world size**; a **mesh** is the ranks as a grid, here a single row. A
-# **collective** is an operation in which all ranks take part; an **all-reduce** is one that adds up a tensor over all
-# of them; a **bucket** is several gradients sent together (lab 03), and with `gradient_as_bucket_view` they lie in it
-# from the start; a **replica** is a whole copy of the model.
+# All that changes in labkit's script is one cell, and in it the line that matters is the one with
+# `DistributedDataParallel`. The rest was there already: `single`, too, starts a process group, chooses its device and
+# splits every batch, but there is only one rank to split it among.
 
 # %%
 scripts["ddp"].diff(scripts["single"])
+
+# %% [markdown]
+# - **torchrun**: PyTorch's program that starts the ranks. Their number is the **world size**.
+# - **process group**: ranks that know how to reach each other. A **mesh** is the ranks as a grid, here a single row.
+# - **replica**: a whole copy of the model. `placed()` moves it to the rank's device.
+# - **collective**: an operation in which all ranks take part. An **all-reduce** adds up a tensor over all ranks; DDP
+#   also divides by their number.
+# - **bucket**: several gradients sent together (lab 03). `gradient_as_bucket_view` only saves memory: the gradients are
+#   stored inside the buckets instead of being copied there.
 
 # %%
 ddp = labkit.launch(scripts["ddp"], nproc_per_node=nproc_per_node, **options)
@@ -142,6 +147,9 @@ fsdp.wait()
 
 # %% [markdown]
 # ## Compare
+#
+# Ranks that share cores vary in speed from run to run, so FSDP may look as fast as DDP, or faster, although it
+# communicates more. Here only *state held* is a safe comparison; on GPUs of their own, times are comparable, too.
 
 # %%
 comparison = labkit.compare([single, ddp, fsdp])
@@ -155,6 +163,9 @@ held, rate = table.held_bytes / table.held_bytes["single"], table.throughput / t
 results = {loss: off, of_ddp: held["ddp"], of_fsdp: held["fsdp"], speed: rate["ddp"]}
 lab.measure_each(results, run=ddp)
 print(f"losses of the first five steps: the largest relative difference is {off:.0e}")
+frames = [run.metrics().fillna({"communication": 0}) for run in (single, ddp)]
+alone, beside = [1e3 * (frame.step_seconds - frame.communication).median() for frame in frames]
+print(f"computing in a step: {alone:.0f} ms on one rank, {beside:.0f} ms on each of {lab.ranks} with DDP")
 lab.score()
 
 # %% [markdown]
@@ -162,17 +173,17 @@ lab.score()
 #
 # **The same loss.** The three runs start from the same weights, and step *k* trains on the same 128 samples. A mean
 # over 128 samples is the mean of two means over 64. Only the order of the additions differs, so the losses of the first
-# steps agree to about seven digits, as many as fp32 has; later they drift apart a little, because the optimizer
+# steps agree to about seven digits, as many as fp32 has; later they drift apart a little because the optimizer
 # amplifies rounding. A rank's own log has the loss of its own 64 samples; the mean over both ranks is what agrees.
 #
 # **Whole or sharded.** *State held* is 16 bytes per parameter: 4 for the weight, 4 for its gradient, 8 for Adam's
 # state. DDP repeats it on every rank; FSDP divides it by the number of ranks.
 #
-# **Not quite twice as fast.** Each rank has half of the samples, so a step should take half as long. Subtract its own
-# *communication* from each rank's step time in DDP's panel: what is left, compared with half of the single rank's step,
-# is how much slower a rank computes beside the other. The two share the machine's caches and memory, and its cores with
-# other programs, which may eat up the whole gain. With a GPU for each rank this part is gone. (The table's speed-up is
-# that of whole trainings; the panels' step times are those of the last steps.)
+# **Less than twice as fast.** Each rank has half of the samples, so it should compute for half as long; twice is the
+# most, if the ranks share nothing. The last line above says how long it does compute. What is more than half is lost
+# because ranks share caches, memory and, with other programs, cores (if *busy* in the single run's panel is well above
+# one core's share, the second core was not free). The rest of the loss is *communication*. With a GPU for each rank the
+# first part is gone. (The table covers whole trainings, the panels the last steps.)
 #
 # ## On 2 × T4 and 8 × A100
 #
@@ -183,22 +194,24 @@ lab.plans({"DDP": scripts["ddp"], "FSDP": scripts["fsdp"]}, global_batch_size=gl
 
 # %% [markdown]
 # A model this small fits everywhere, so the few MiB that FSDP saves do not matter, and it spends more of each step
-# waiting. Labs 06 and 07 have models that need it.
+# waiting. (A step's time includes launching its kernels.) Labs 06 and 07 have models that need it. The bars show one
+# moment, the peak of a step. There an FSDP rank also holds gathered parameters (*communication*), and gradients that
+# are not yet divided, or none (lab 06).
 #
 # ## Leave with a plain script
 #
 # The folder of a run holds its script. It is plain PyTorch, and the line below trains the same model without labkit.
-# Before `torchrun` stand settings for the CPU (no GPU; gloo, which carries messages between CPUs, on this machine's own
-# network; one thread a rank); on GPUs leave them out.
+# The settings before `torchrun`, if any, are for the CPU (no GPU; gloo, which carries messages between CPUs, on this
+# machine's own network; one thread per rank); on GPUs leave them out.
 #
-# `labkit.launch("my_trainer.py", nproc_per_node=2)` runs a script of your own and watches it. But all that torchrun
-# does is start it twice. A Hugging Face Trainer does the rest by itself; its batch size is per device, so two ranks
-# double the global batch. A loop of your own must start the process group, choose its GPU, wrap the model and give each
-# rank other samples (`DistributedSampler`), as labkit's script does; lab 15 puts your model into that script.
+# `labkit.launch("my_trainer.py", nproc_per_node=2)` runs a script of your own and watches it. But all torchrun does is
+# start it twice. A Hugging Face Trainer does the rest by itself; its batch size is per device, so two ranks double the
+# global batch. A loop of your own must start the process group, choose its GPU, wrap the model and give each rank
+# different samples (`DistributedSampler`), as labkit's script does; lab 15 puts your model into that script.
 
 # %%
 lab.check()
-print(ddp.command)
+print(ddp.command.replace(" --", " \\\n    --"))
 
 # %% [markdown]
 # ## Try this
@@ -210,7 +223,8 @@ print(ddp.command)
 #    fails, and what does labkit say?
 #    <details><summary>Answer</summary>DDP and FSDP fail: each of their two ranks gets 64 samples, the single rank all
 #    128. "ranks 0, 1 failed: ValueError: boom", and then the cell, `model`, and the line in it.</details>
-# 3. Launch DDP with `precision="bf16", save_every=10` in addition to the options. What has changed in the script?
+# 3. Launch DDP with `precision="bf16", save_every=10` in addition to the options ("fp16" on a T4, lab 05). What has
+#    changed in the script?
 #    <details><summary>Answer</summary>Two cells, `precision` and `checkpoints`, have taken the place of trivial ones.
 #    The script has about twice as many lines; what you do not ask for is not in it.</details>
 # 4. Train on MNIST instead: run the cell below, then `Script.load(name, task="digits").with_cells(model=Model,

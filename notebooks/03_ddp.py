@@ -14,13 +14,13 @@
 # %% [markdown]
 # # 03 · Building DDP from two collectives
 #
-# **You will be able to** build DDP yourself, say how many bytes it sends and in how many pieces, send less
-# when you accumulate gradients, and name the cases in which two ranks are not one rank with a bigger batch. **20
-# minutes. You need** labs 01 and 02.
+# **You will be able to** build DDP yourself, say how many bytes it sends and in how many pieces, send less when you
+# accumulate gradients, and name the cases in which two ranks are not one rank with a bigger batch. **20 minutes. You
+# need** labs 01 and 02.
 #
 # DistributedDataParallel averages the gradients of all ranks. It does not wait for the end of backward: gradients are
 # packed into **buckets** as they appear, and a bucket is sent as soon as it is full, while backward goes on. (The
-# picture sets `bucket_cap_mb=3` for all of them, and sending everything takes half as long as backward.)
+# picture is animated. It sets `bucket_cap_mb=3`, and sending everything takes half as long as backward.)
 
 # %% tags=["parameters"]
 nproc_per_node: int = 2  # ranks
@@ -40,11 +40,11 @@ draw.buckets({f"layer{9 - i}": 2**20 for i in range(9)}, bucket_cap_mb=3)
 # The model below is the CNN of lab 01: 405,898 parameters in ten tensors, 1.5 MiB. DDP closes its first bucket as soon
 # as it has 1 MiB or more, the others at 25 MiB. In the second question, gradients of four batches (**micro-batches**)
 # add up before one step, and nothing tells DDP so. In the third, `DistributedSampler` gives each rank its samples, and
-# a call of its method `set_epoch(n)` at the start of epoch *n* is meant to reshuffle them.
+# a call to its method `set_epoch(n)` at the start of epoch *n* is meant to reshuffle them.
 
 # %%
 pieces = lab.ask("all-reduces in one backward of this CNN", default=10)
-times = lab.ask("four micro-batches, one step: how many times the bytes of one backward", default=1)
+times = lab.ask("four micro-batches, one step: how many times as many bytes as in one backward", default=1)
 orders = lab.ask("different orders of the samples in 3 epochs, if nobody calls sampler.set_epoch", default=3)
 
 # %% [markdown]
@@ -64,16 +64,14 @@ from torch.nn import functional as F
 
 def new_model(seed):
     torch.manual_seed(seed)
-    layers = []
-    for channels, more in ((1, 32), (32, 64), (64, 128)):
-        layers += [nn.Conv2d(channels, more, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)]
-    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(1152, 128), nn.ReLU(), nn.Linear(128, 10))
+    parts = [(nn.Conv2d(n, m, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)) for n, m in ((1, 32), (32, 64), (64, 128))]
+    return nn.Sequential(*sum(parts, ()), nn.Flatten(), nn.Linear(1152, 128), nn.ReLU(), nn.Linear(128, 10))
 
 
 def by_hand(model, x, y):
     for p in model.parameters():
         dist.broadcast(p.data, src=0)  # the same weights
-    F.cross_entropy(model(x), y).backward()  # other samples
+    F.cross_entropy(model(x), y).backward()  # its own samples
     for p in model.parameters():
         dist.all_reduce(p.grad)  # the sum of all ranks' gradients,
         p.grad /= dist.get_world_size()  # divided: their mean
@@ -147,26 +145,32 @@ draw.bars(total, unit="B", title=f"handed to all_reduce: one backward, and a ste
 # when you accumulate, as Hugging Face's Trainer does for you, and Accelerate within `accelerator.accumulate`. Run
 # forward inside the `with` as well: DDP decides there whether to send.
 #
-# How large should a bucket be? Small ones start early, large ones cost fewer calls; leave the default unless a timeline
-# shows a gap. This is the same CNN, drawn by whole layers, with `bucket_cap_mb` (an option of DistributedDataParallel).
-# Once it is set, it is the limit of the first bucket, too.
+# How large should a bucket be? Small ones start early, large ones need fewer calls; leave the default unless a timeline
+# shows a long grey wait at the end of backward. This is the same CNN, drawn by whole layers, with `bucket_cap_mb`, an
+# option of DistributedDataParallel. `None`, the default, is what was measured: 1 MiB, then 25. A number is the limit of
+# the first bucket, too.
 
 # %%
-lab.explore(draw.buckets, backward, bucket_cap_mb=[0.1, 0.25, 0.5, 1, 25])
+lab.explore(draw.buckets, backward, bucket_cap_mb=[0.1, 0.5, None, 3, 25])
 
 # %% [markdown]
 # ## Is the communication hidden?
 #
 # A timeline of labkit's own `ddp` script with a transformer of 3.3 million parameters, 12.7 MiB of gradients in buckets
-# of 3 MiB. Time runs to the right; above, what a rank computes (orange: backward); below, what it sends. Look for
-# all-reduces below a piece of backward: they run at the same time, and nobody waits for them. No backward is left to
-# hide the last one, because its gradients are the last that backward computes. Compare the same all-reduce on both
-# ranks: the shorter bar is nearly the sending time, the longer one includes waiting for the other rank. The first
-# all-reduce of a step adds up how many predictions the ranks have, a single number.
+# of 3 MiB. Time runs to the right; above, what a rank computes (orange with dots: backward); below, what it sends.
 #
-# The title's shares are means over both ranks and three steps; the last of the three is drawn. *Waiting* is the time in
-# which a rank does nothing but communicate. In the panel, *other* is what a step does outside of forward, backward and
-# optimizer: here the profiler's own work. How much is hidden depends on the machine, so nothing is claimed about it.
+# - The first all-reduce of a step adds up how many predictions the ranks have, a single number. The others are the
+#   buckets, in the same order on both ranks.
+# - All-reduces below a piece of backward are hidden: nobody waits for them. No backward is left to hide the last one,
+#   because its gradients are the last that backward computes.
+# - Compare the same all-reduce, the first bucket's say, on both ranks: the shorter bar is nearly the sending time, the
+#   longer one includes waiting for the other rank.
+# - Grey is waiting: the rank does nothing but communicate. A long grey bar at the end of backward is mostly that of a
+#   rank that has finished and waits for the other's gradients.
+#
+# The title's shares are means over both ranks and three steps; the last of the three is drawn. The panel's are means
+# over all steps but the first ones, so the two may disagree on which rank waits; its *other* is mostly the profiler's
+# own work, which is in its step time, too. How much is hidden depends on the machine, so nothing is claimed about it.
 
 # %%
 script = sized(Script.load("ddp"), width=256)
@@ -193,33 +197,39 @@ print("with set_epoch:", len({sampler.set_epoch(epoch) or tuple(sampler) for epo
 # sync_batch_norm=True)`, or `nn.SyncBatchNorm.convert_sync_batchnorm(model)` in your own code. torch has it for GPUs
 # only, so the cell below does it by hand, from the mean of each rank's means and mean squares. GroupNorm and LayerNorm
 # look at one sample at a time and do not need it.
-#
-# **Unequal shares.** Texts differ in length, so ranks differ in the number of tokens that they predict, and a mean of
-# their means is not the mean. labkit's scripts do what your own loop needs, too: `count` is a tensor with this rank's
-# number of tokens; `dist.all_reduce(count)` makes it that of all ranks; then `loss = sum_of_losses *
-# dist.get_world_size() / count`, because DDP divides by the world size. Hugging Face's Trainer does it with
-# `average_tokens_across_devices`.
 
 # %%
 x, norm = torch.randn(16 * lab.ranks, 4, 5, 5), nn.BatchNorm2d(4)
-off = torch.cat([norm(share) for share in x.chunk(lab.ranks)]) - norm(x)
-lab.verify("BatchNorm: largest difference of the shares from the batch", 0.01, off.abs().max().item(), how="at least")
+off = {"BatchNorm": torch.cat([norm(share) for share in x.chunk(lab.ranks)]) - norm(x)}
 mean, square = (torch.stack([(share**k).mean((0, 2, 3), True) for share in x.chunk(lab.ranks)]).mean(0) for k in (1, 2))
-off = (x - mean) / (square - mean**2 + norm.eps).sqrt() - norm(x)
-lab.verify("SyncBatchNorm by hand: largest difference from the batch", 1e-4, off.abs().max().item(), how="at most")
+off["SyncBatchNorm by hand"] = (x - mean) / (square - mean**2 + norm.eps).sqrt() - norm(x)
+for (name, each), limit, how in zip(off.items(), (0.01, 1e-4), ("at least", "at most"), strict=True):
+    lab.verify(f"{name}: largest difference from the batch", limit, each.abs().max().item(), how=how)
+    print(f"{name}: largest difference from the whole batch {each.abs().max():.1g}")
+
+# %% [markdown]
+# **Unequal shares.** Texts differ in length, so ranks differ in the number of tokens that they predict, and a mean of
+# their means is not the mean. labkit's scripts do what your own loop needs, too: `count` is a tensor with this rank's
+# number of tokens; `dist.all_reduce(count)` turns it into the total over all ranks; then `loss = sum_of_losses *
+# dist.get_world_size() / count`, because DDP divides by the world size. With accumulation, `count` is the tokens of all
+# micro-batches of the step, counted before the first backward. Hugging Face's Trainer does it with
+# `average_tokens_across_devices`.
+
+# %%
 lab.score()
 
 # %% [markdown]
 # ## On 2 × T4 and 8 × A100
 #
-# A decoder-only transformer of 25 million parameters: how much does a second T4 gain, and how much of a step is waiting
-# for the all-reduces that backward does not hide?
+# A decoder-only transformer of 25 million parameters in fp32, 64 samples of 128 tokens per step, however many devices:
+# how much does a second T4 gain, and how much of a step is waiting for the all-reduces that backward does not hide?
 
 # %%
 lab.plans({"DDP": sized(script, width=512, layers=8, heads=8)}, devices=("1xT4", "2xT4", "8xA100 80"))
 
 # %% [markdown]
-# A second T4 makes a step 1.9 times as fast: backward hides nearly all of the sending.
+# A second T4 makes a step 1.9 times as fast with the same global batch: backward hides nearly all of the sending. The
+# rest is mostly the optimizer's step, which DDP does not divide.
 
 # %% [markdown]
 # ## Try this
@@ -237,8 +247,9 @@ lab.plans({"DDP": sized(script, width=512, layers=8, heads=8)}, devices=("1xT4",
 # 4. You go from one rank to four. Must the learning rate change? (Goyal et al., arXiv 1706.02677.)
 #    <details><summary>Answer</summary>Four ranks with the same samples per rank have a global batch four times as
 #    large. The usual rule for SGD multiplies the learning rate by four as well, with a warm-up (lab 17 tries it). It
-#    stops helping at some batch size, which only a sweep tells: `labkit.sweep(script, lr=[…])`. If you keep the global
-#    batch, change nothing.</details>
+#    stops helping at some batch size, which only a sweep tells: `labkit.sweep(script, lr=[…])`. For AdamW the usual
+#    factor is the square root, here 2 (Malladi et al., arXiv 2205.10287). If you keep the global batch, change
+#    nothing.</details>
 #
 # ## Sources
 #
@@ -247,8 +258,8 @@ lab.plans({"DDP": sized(script, width=512, layers=8, heads=8)}, devices=("1xT4",
 #
 # ### Appendix: what was claimed, and what the articles say
 #
-# The second article (002) says "1 collective" for this CNN in line 785, and calls `set_epoch`, as it should, in line
-# 362. The guide (001, line 222) recommends SyncBatchNorm.
+# *Distributed Training with PyTorch: DDP vs FSDP* (002) says "1 collective" for this CNN in line 785, and calls
+# `set_epoch`, as it should, in line 362. *A guide to DDP and FSDP* (001, line 222) recommends SyncBatchNorm.
 
 # %%
 lab.check({pieces: ('"1 collective" (002, line 785)', 1)})

@@ -33,8 +33,8 @@ def _sliders(drawn: Callable[..., Picture], positions: Mapping[str, Sequence[Any
     page = widgets.HTML(drawn(**values).still().html())
     sliders = {
         name: widgets.SelectionSlider(
-            options=[*choices],
-            value=values[name],
+            options=[(str(choice), number) for number, choice in enumerate(choices)],  # a widget takes no None
+            value=choices.index(values[name]),
             description=name,
             style={"description_width": "140px"},
             layout={"width": "480px", "max_width": "95%"},
@@ -43,7 +43,8 @@ def _sliders(drawn: Callable[..., Picture], positions: Mapping[str, Sequence[Any
     }
 
     def changed(_: Any) -> None:
-        page.value = drawn(**{name: slider.value for name, slider in sliders.items()}).still().html()
+        chosen = {name: positions[name][slider.value] for name, slider in sliders.items()}
+        page.value = drawn(**chosen).still().html()
 
     for slider in sliders.values():
         slider.observe(changed, "value")

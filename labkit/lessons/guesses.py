@@ -53,22 +53,25 @@ class Guess:
         return min(options, key=lambda text: abs(options[text] - number), default="")
 
     def verdict(self, measured: float) -> str:
-        """`right` · `close: 8% too high` · `40% too low` · `too high by a factor of 2.5`"""
+        """`right` · `wrong` · `close: 8% too high` · `too high by a factor of 2.5` · of `%`: `17 points too low`"""
         answer = self.answer
         if self.options:
-            return "right" if self.option_near(measured) == self.text else "no"
+            return "right" if self.option_near(measured) == self.text else "wrong"
         side = "too high" if answer > measured else "too low"
         if not measured:
             return side if answer else "right"
         off = abs(answer - measured) / abs(measured)
         if off <= RIGHT:
             return "right"
+        close = "close: " if off <= CLOSE else ""
+        if self.unit == "%":
+            return f"{close}{abs(answer - measured) * 100:.0f} points {side}"
         ratio = max(abs(answer), abs(measured)) / (min(abs(answer), abs(measured)) or 1)
         if answer * measured <= 0:
             return side
         if ratio >= FACTOR:
             return f"{side} by a factor of {ratio:.1f}"
-        return f"{'close: ' if off <= CLOSE else ''}{off:.0%} {side}"
+        return f"{close}{off:.0%} {side}"
 
     def show(self) -> None:
         from IPython.display import display

@@ -21,7 +21,7 @@ __all__ = ["Elsewhere", "elsewhere"]
 
 NOTE = (
     "peak: the most memory of a rank at any moment of a step; each device's bars have a scale of their own. "
-    "step: the time of a step, and the range that the planner is sure of. "
+    "step: its time and the range the planner expects; speeds that you have not measured are assumed from data sheets. "
     "waiting: the part of a step in which a rank waits for other ranks, not for copies from the host. "
     "communication, as memory: buffers for collectives; temporary: what an operation needs only while it runs."
 )

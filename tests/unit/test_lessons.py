@@ -196,7 +196,7 @@ def test_measured_actions_become_the_same_spans():
     [
         (4, "", None, 4, "right", "4"),
         (1.5, "MB", None, 1_550_000, "right", "1.4 MiB"),
-        (45, "%", None, 0.4, "close: 12% too high", "45.0%"),
+        (45, "%", None, 0.4, "close: 5 points too high", "45.0%"),
         (10, "", None, 2, "too high by a factor of 5.0", "10"),
         (6, "", None, 10, "40% too low", "6"),
         (1, "", None, 4, "too low by a factor of 4.0", "1"),
@@ -204,7 +204,7 @@ def test_measured_actions_become_the_same_spans():
         (-0.01, "", None, 0, "too low", "-0.01"),
         (0, "", None, 0, "right", "0"),
         (0.5, "", {"half": 0.5, "all": 1.0}, 0.498, "right", "half"),
-        (0.5, "", {"half": 0.5, "all": 1.0}, 1.02, "no", "half"),
+        (0.5, "", {"half": 0.5, "all": 1.0}, 1.02, "wrong", "half"),
     ],
 )
 def test_a_prediction_is_scored(default, unit, options, measured_as, verdict, text):

@@ -34,14 +34,14 @@ def simulated(
                 first = what == "W" or (what == "F" and stage == 0)  # W follows its own I
                 if not first and needs not in ends:
                     break
-                # nobody waits for the first stage's input gradients: torch does its whole backward as W
-                parts = {"F": forward, "B": backward, "I": backward / 2 if stage else 0.0}
-                seconds = parts.get(what, backward / 2 if stage else backward) / stages
                 begin = free[rank] if first else max(free[rank], ends[needs])
-                end = free[rank] = begin + seconds
-                ends[{"F": "F", "W": "W"}.get(what, "back"), stage, number] = end
-                if seconds:
-                    spans.append(Span(rank, KINDS[what], begin, end, stage=stage, chunk=number))
+                # nobody waits for the first stage's input gradients: torch does its whole backward as W
+                parts = {"I": "", "W": "WI"}.get(what, what) if stage == 0 else what
+                for part in parts:
+                    end = begin + {"F": forward, "B": backward}.get(part, backward / 2) / stages
+                    spans.append(Span(rank, KINDS[part], begin, end, stage=stage, chunk=number))
+                    begin = end
+                free[rank] = ends[{"F": "F", "W": "W"}.get(what, "back"), stage, number] = begin
                 place[rank] += 1
     return spans
 

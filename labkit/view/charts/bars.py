@@ -42,19 +42,19 @@ def bars(rows: Sequence[Bar], limit: float | None = None, limit_name: str = "") 
     near = limit is not None and limit <= NEAR * longest
     end = min(max(longest, limit), FAR * limit) if near and limit else longest
     room = WIDTH - LEFT - RIGHT
+    line = LEFT + limit * room / (1.02 * end) if near and limit else None
     drawn, y, before = "", TOP, None
     for row in rows:
         y += GAP if before not in (None, row.name) else 0
-        drawn += _bar(row, y, room / (1.02 * end), first=row.name != before)
+        drawn += _bar(row, y, room / (1.02 * end), line, first=row.name != before)
         y, before = y + ROW, row.name
     limit_mark = ""
     if limit is not None:
         words = f"{limit_name} {gib(limit)}".strip()
-        if near:
-            x = LEFT + limit * room / (1.02 * end)
+        if line:
             limit_mark = (
-                f'<path d="M{x:.1f} {TOP - 3}V{y + 2}" stroke="{LIMIT_COLOUR}" stroke-width="1.5" '
-                f'stroke-dasharray="5 2"/><text x="{x:.1f}" y="10" text-anchor="middle" opacity=".8">'
+                f'<path d="M{line:.1f} {TOP - 3}V{y + 2}" stroke="{LIMIT_COLOUR}" stroke-width="1.5" '
+                f'stroke-dasharray="5 2"/><text x="{line:.1f}" y="10" text-anchor="middle" opacity=".8">'
                 f"{escaped(words)}</text>"
             )
         else:
@@ -78,7 +78,8 @@ def key(categories: Sequence[str] = CATEGORIES) -> str:
     return f'<div style="display:flex;gap:2px 14px;flex-wrap:wrap;font-size:11px;opacity:.85">{marks}</div>'
 
 
-def _bar(row: Bar, y: float, scale: float, *, first: bool) -> str:
+def _bar(row: Bar, y: float, scale: float, line: float | None, *, first: bool) -> str:
+    """`line`: where the limit is; the note does not cross it."""
     middle = y + ROW - 5
     name = f"{'▸ ' if row.chosen else ''}{row.name}" if first else ""
     if row.source != "formulas":
@@ -92,7 +93,7 @@ def _bar(row: Bar, y: float, scale: float, *, first: bool) -> str:
         size = row.held.get(category, 0)
         width = min(size * scale, end - x)
         if width > 0:
-            shown = _cut(category, width - 4) if len(category) * LETTER < width - 4 else ""
+            shown = category if len(category) * LETTER < width - 8 else ""
             inside = f'<text x="{x + 3:.1f}" y="{middle}" fill="#000">{shown}</text>' if shown else ""
             drawn += (
                 f'<g><title>{escaped(f"{category} {gib(size)}")}</title><rect x="{x:.1f}" y="{y}" '
@@ -102,8 +103,10 @@ def _bar(row: Bar, y: float, scale: float, *, first: bool) -> str:
     cut = sum(row.held.values()) * scale > end - LEFT + 0.5
     note = f"{gib(sum(row.held.values()))}{f' · {row.note}' if row.note else ''}"
     mark = "▸ " if cut else ""
-    weight = "" if row.fits else ".9"
-    return drawn + _note(("" if row.fits else "✖ ") + mark + note, max(x, LEFT) + 5, y, WIDTH - x - 5, weight)
+    note = ("" if row.fits else "✖ ") + mark + note
+    if line and x < line < x + 8 + len(note) * LETTER:
+        x = line
+    return drawn + _note(note, x + 5, y, WIDTH - x - 5, "" if row.fits else ".9")
 
 
 def _note(text: str, x: float, y: float, room: float, opacity: str) -> str:

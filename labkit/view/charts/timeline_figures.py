@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 __all__ = ["animated", "still"]
 
-BLUE, ORANGE, GREEN, PURPLE, YELLOW, RED, TEAL, GREY = COLOURS
+BLUE, ORANGE, GREEN, PURPLE, _, RED, TEAL, GREY = COLOURS
 KIND_COLOURS = {
     "forward": BLUE,
     "backward": ORANGE,
-    "weights": YELLOW,
+    "weights": TEAL,  # unlike a paler orange
     "optimizer": GREEN,
     "input": PURPLE,
     WAITING: "#8a939d",
@@ -36,6 +36,7 @@ PATTERNS = {WAITING: "/", "weights": "\\", "backward": "."}  # colour is never t
 IDLE = "rgba(139,148,158,.25)"
 BELOW_THE_TOOLBAR = {"x": 0.01, "y": 1, "yref": "container", "yanchor": "top", "pad": {"t": 34}}
 MOMENTS = 32
+GAP = 1 / 400  # of the figure's width
 MILLISECONDS = 1e3
 
 
@@ -96,8 +97,9 @@ def animated(spans: Sequence[Span], ranks: Sequence[int], title: str) -> Figure:
 
 
 def _bars(spans: Sequence[Span], ranks: Sequence[int]) -> list[dict[str, Any]]:
-    """A bar trace for each kind of span present."""
+    """A bar trace for each kind of span present. A gap ends each collective, or successive ones would look like one."""
     traces = []
+    gap = GAP * max((span.end for span in spans), default=0.0)
     for kind in (*COMPUTE, WAITING, *COMMUNICATION):
         of_kind = [span for span in spans if span.kind == kind]
         if not of_kind:
@@ -111,7 +113,10 @@ def _bars(spans: Sequence[Span], ranks: Sequence[int]) -> list[dict[str, Any]]:
                 "orientation": "h",
                 "name": kind.replace("_", "-"),
                 "base": [round(span.start * MILLISECONDS, 3) for span in of_kind],
-                "x": [round(span.seconds * MILLISECONDS, 3) for span in of_kind],
+                "x": [
+                    round((max(span.seconds / 2, span.seconds - gap) if below else span.seconds) * MILLISECONDS, 3)
+                    for span in of_kind
+                ],
                 "y": [_row(span.rank, ranks) + (0.36 if below else 0) for span in of_kind],
                 "width": 0.18 if below else 0.5,
                 "marker": {

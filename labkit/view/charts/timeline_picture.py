@@ -35,6 +35,7 @@ def picture(spans: Sequence[Span], ranks: Sequence[int], title: str) -> str:
         x, y = LEFT + span.start * scale, rows[span.rank]
         talks = span.kind in COMMUNICATION
         top, height = (y + THICK + 2, THIN) if talks else (y, THICK)
+        width = max(width / 2, width - 1) if talks else width  # a gap, or successive collectives would look like one
         bars[KIND_COLOURS[span.kind]] += f"M{x:.1f} {top}h{width:.1f}v{height}h-{width:.1f}z"
         if span.chunk is not None and width > 9:
             numbers += (

@@ -187,7 +187,8 @@ def compute_bound(histories: list[RankHistory]) -> str:
     computes = sum(least.recent_share(phase) for phase in ("forward", "backward", "optimizer"))
     if computes < COMPUTES:
         return ""
-    shares = {"compute": computes, **waits, "other": 1 - computes - sum(waits.values())}
+    shares = {name: round(share, 2) for name, share in {"compute": computes, **waits}.items()}
+    shares["other"] = 1 - sum(shares.values())  # so that all add up to 100%
     return "compute-bound: " + ", ".join(f"{share:.0%} {name}" for name, share in shares.items() if share >= 0.005)
 
 

@@ -35,12 +35,8 @@ def bars(
         rows += [(name, "predicted", predicted[name])] if name in predicted else []
         rows += [(name, "measured", measured[name])] if name in measured else []
     both = bool(measured) and bool(predicted)
-    parts_of = [q if isinstance(q, Mapping) else {name: q} for name, _, q in rows]
-    categories = list(
-        dict.fromkeys(
-            c for (_, _, q), parts in zip(rows, parts_of, strict=True) if isinstance(q, Mapping) for c in parts
-        )
-    )
+    parts_of = [_in_order(q) if isinstance(q, Mapping) else {name: q} for name, _, q in rows]
+    categories = [*_in_order({category: 0.0 for _, _, q in rows if isinstance(q, Mapping) for category in q})]
     colours = _colours(categories)
     longest = max([*(sum(parts.values()) for parts in parts_of), limit or 0.0]) or 1.0
     left = min(250.0, 14 + 7.2 * max([len(name) for name, _, _ in rows], default=0))
@@ -66,7 +62,10 @@ def bars(
             x += max(0.0, value * scale)
         if how == "predicted":
             drawn.append(box(left, y, x - left, TALL, "url(#hatch)", round=0, line=GREY, opacity=0.5))
-        drawn.append(words(x + 6, y + 13, _shown(sum(parts.values()), unit), size=12))
+        number = _shown(sum(parts.values()), unit)
+        if limit and x < left + limit * scale < x + 12 + 7 * len(number):
+            x = left + limit * scale
+        drawn.append(words(x + 6, y + 13, number, size=12))
         y, before = y + TALL + 2, name
     if limit:
         x = left + limit * scale
@@ -83,6 +82,11 @@ def bars(
 def _shown(number: float, unit: str) -> str:
     """Rounded, so that bytes of all bars have units of the same kind."""
     return gib(number) if unit == "B" else amount(number, unit)
+
+
+def _in_order(parts: Mapping[str, float]) -> dict[str, float]:
+    """Memory's categories first, in the same order everywhere."""
+    return {name: parts[name] for name in (*CATEGORY_COLOURS, *parts) if name in parts}
 
 
 def _colours(categories: Sequence[str]) -> dict[str, str]:

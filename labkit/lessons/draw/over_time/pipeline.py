@@ -37,7 +37,7 @@ def grid(
         )
     of_colour: dict[tuple[str, float], list[tuple[float, float, float, float]]] = defaultdict(list)
     numbers = ""
-    room = 2 + 6.6 * max(len(str(span.chunk)) for span in spans)
+    room = 1.5 + 6 * max(len(str(span.chunk)) for span in spans)
     numbered = {kind for kind in KIND_COLOURS if all(s.seconds * scale > room for s in spans if s.kind == kind)}
     for span in spans:
         x, y, width = LEFT + (span.start - begin) * scale, top + span.rank * ROW, span.seconds * scale
@@ -47,19 +47,21 @@ def grid(
             numbers += f'<text x="{x + width / 2:.1f}" y="{y + 16}">{span.chunk}</text>'
     for (colour, opacity), places in of_colour.items():
         bars += boxes(places, colour, f' fill-opacity="{opacity}"' if opacity < 1 else "")
-    bars += f'<g fill="#fff" text-anchor="middle" font-size="11">{numbers}</g>'
+    bars += f'<g fill="#fff" text-anchor="middle" font-size="10">{numbers}</g>'
     height = top + ranks * ROW + 6
-    head = words(0, 15, ": ".join(filter(None, [title, f"bubble {idle:.0%}" if share else ""])), bold=True)
+    head = words(0, 15, ": ".join(filter(None, [title, f"bubble {idle:.1%}" if share else ""])), bold=True)
     label = f"{title or 'pipeline'} on {ranks} ranks, {length:.3g} s{f', bubble {idle:.1%}' if share else ''}"
     return sheet([head, _key(spans), back, bars], height, label)
 
 
 def _key(spans: Sequence[Span]) -> str:
-    x, drawn = WIDTH - 4.0, ""
-    for name in ("weights", "backward", "forward"):
-        if any(span.kind == name for span in spans):
-            x -= 20 + 7 * len(name)
-            drawn += box(x, 5, 10, 10, KIND_COLOURS[name]) + words(x + 14, 15, name, size=12)
-    if len({(span.rank, span.stage) for span in spans}) > 1 + max(span.rank for span in spans):
+    x, drawn, kinds = WIDTH - 4.0, "", {span.kind for span in spans}
+    halves = {"weights": "backward: weights", "backward": "backward: inputs"} if "weights" in kinds else {}
+    for kind in ("weights", "backward", "forward"):
+        if kind in kinds:
+            name = halves.get(kind, kind)
+            x -= 20 + 6.6 * len(name)
+            drawn += box(x, 5, 10, 10, KIND_COLOURS[kind]) + words(x + 14, 15, name, size=12)
+    if not halves and len({(span.rank, span.stage) for span in spans}) > 1 + max(span.rank for span in spans):
         drawn += words(x - 8, 15, "paler: second stage", anchor="end", size=12)
     return drawn

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 from labkit.lessons.draw.picture import GREY, WIDTH, Picture, sheet, words
-from labkit.view.charts.bars import CATEGORY_COLOURS
+from labkit.view.charts.bars import CATEGORY_COLOURS, LIMIT_COLOUR
 
 __all__ = ["step"]
 
-LEFT, TOP, TALL = 8.0, 26.0, 150.0
+LEFT, TOP, TALL = 8.0, 40.0, 150.0
 PHASES = (("forward", 0.0, 0.32), ("backward", 0.32, 0.84), ("optimizer", 0.84, 1.0))
 
 
 def step(
-    parameters: float, gradients: float, optimizer: float, activations: float, unit: str = "", *, top: float = 0.0
+    parameters: float,
+    gradients: float,
+    optimizer: float,
+    activations: float,
+    unit: str = "",
+    *,
+    top: float = 0.0,
+    limit: float = 0.0,
+    limit_name: str = "",
 ) -> Picture:
     """Activations grow in forward and shrink in backward, while gradients appear. Parameters and the optimizer's state
-    are there all the time. All in the same unit, also `top`, the end of the axis."""
+    are there all the time. All in the same unit, also `top`, the end of the axis, and `limit`, a line."""
     highest = top or parameters + optimizer + max(activations, gradients) or 1.0
     flat = [(0.0, 1.0), (1.0, 1.0)]
     layers = (
@@ -41,6 +49,13 @@ def step(
         drawn += words((_x(begin) + _x(end)) / 2, TOP + TALL + 18, phase, anchor="middle", size=12)
         drawn += f'<path d="M{_x(end):.0f} {TOP}V{TOP + TALL + 6}" stroke="{GREY}" stroke-dasharray="3 3"/>'
     peak = max(below.values())
+    at = min(_x(time) for time, size in below.items() if size == peak)
+    drawn += f'<circle cx="{at:.0f}" cy="{_y(peak, highest):.1f}" r="3"/>'
+    drawn += words(at + 6, _y(peak, highest) - 5, f"peak {peak:.3g} {unit}".strip(), bold=True)
+    if 0 < limit <= highest:
+        y = _y(limit, highest)
+        drawn += f'<path d="M{LEFT} {y:.1f}H{WIDTH - LEFT}" stroke="{LIMIT_COLOUR}" stroke-dasharray="5 3"/>'
+        drawn += words(WIDTH - LEFT, y - 5, f"{limit_name} {limit:.3g} {unit}".strip(), anchor="end", size=12)
     return sheet(
         [drawn], TOP + TALL + 26,
         f"a step: {parameters:.3g} {unit} parameters, {optimizer:.3g} optimizer, {gradients:.3g} gradients, "
