@@ -19,8 +19,8 @@
 #
 # This is a step of a model with 100 million parameters, in fp32 with AdamW, and 2 GB of activations. Parameters and the
 # optimizer's state are there all the time. Activations, what layers save for backward, build up during forward;
-# backward frees them layer by layer while gradients appear. The peak is what has to fit. (DDP
-# differs in one thing: it holds buckets for all gradients all the time.)
+# backward frees them layer by layer while gradients appear. The peak is what has to fit. (DDP differs in one thing: it
+# holds buckets for all gradients all the time.)
 
 # %% tags=["parameters"]
 nproc_per_node: int = 2  # ranks
@@ -50,9 +50,9 @@ saved = lab.ask("FSDP's peak on two ranks, as a share of DDP's", default=50, uni
 # ## Sixteen bytes per parameter
 #
 # In fp32 each parameter takes 4 bytes and its gradient 4 more. AdamW keeps two **moments** for each parameter, 4 bytes
-# each: a running mean of its gradients, the direction of the update, and one of their squares; the update is divided by
-# its square root. Parameters, gradients and moments together are the **states**. **ZeRO** (zero redundancy optimizer)
-# divides them among the N ranks, in three steps. In bytes per parameter:
+# each: running means of the gradients (the direction) and of the squared gradients (the step is divided by the square
+# root). Parameters, gradients and moments together are the **states**. **ZeRO** (zero redundancy optimizer) divides
+# them among the N ranks, in three stages. In bytes per parameter:
 #
 # | | parameters | gradients | AdamW |
 # |---|---|---|---|
@@ -62,13 +62,16 @@ saved = lab.ask("FSDP's peak on two ranks, as a share of DDP's", default=50, uni
 # | FSDP (ZeRO-3) | 4 / N | 4 / N | 8 / N |
 #
 # Under ZeRO-1 a rank updates its own part of the parameters and sends it to the others. ZeRO-2 leaves a rank only its
-# own part of the gradients, FSDP only its own part of the parameters: blocks are gathered to compute.
+# own part of the gradients, FSDP only its own part of the parameters: blocks are gathered to compute. DeepSpeed has all
+# three (stage 1, 2, 3); PyTorch has stage 1 as `ZeroRedundancyOptimizer`, stage 3 as FSDP, and nearly stage 2 as
+# `fully_shard(…, reshard_after_forward=False)` (lab 07).
 #
-# **With 16 bits.** Autocast (`precision="bf16"`) casts weights for each matrix product; the states stay as above. A
-# model in bf16 usually has a **master copy** in fp32, to which AdamW applies its small updates. Weight, gradient, copy
-# and moments, 2 + 2 + 4 + 8 bytes, are 16 again; bf16 throughout takes 8. **On a GPU** AdamW updates all parameters at
-# once and needs 4 bytes more while it does (20), unless `fused=True`. Even 16 bytes are eight times a file of the
-# weights in bf16.
+# **With 16 bits.** Autocast (`precision="bf16"`) casts weights for each matrix product; the states stay as above. (fp16
+# on a T4: the same bytes, and a scaler, lab 05.) A model in bf16 usually has a **master copy** in fp32, to which AdamW
+# applies its small updates. Weight, gradient, copy and moments, 2 + 2 + 4 + 8 bytes, are 16 again; bf16 throughout
+# takes
+# 8. **On a GPU** AdamW updates all parameters at once, which takes another 4 bytes per parameter during the update, 20
+# in all, unless `fused=True`. 16 bytes per parameter is eight times the size of a bf16 checkpoint.
 #
 # `labkit.plan` works out the states and the activations without running anything, and `launch(plan)` keeps the
 # prediction with the run. The cell after it holds the lab's own claims, which the last cell checks.
@@ -92,13 +95,12 @@ lab.predict(same := "CPU offload: largest relative difference of a loss", 1e-6, 
 lab.predict_each({f"{name}: peak": size for name, size in peaks.items()}, "B", within=0.06)
 
 # %% [markdown]
-# During one step of the first three runs every rank records all that torch allocates, which makes them slow: their
-# times mean nothing here. Nor does *peak resident set*, see below. The last one is FSDP with CPU offload, explained
-# below.
+# During one step of the first three runs every rank records all that torch allocates. That makes them slow, so their
+# panels are hidden. The last one is FSDP with CPU offload, explained below.
 
 # %%
-runs = {name: lab.launch(plan, steps=4) for name, plan in plans.items()}
-offloaded = lab.launch(scripts["FSDP"], steps=4, cpu_offload=True, **options)
+runs = {name: lab.launch(plan, steps=4, shown=False) for name, plan in plans.items()}
+offloaded = lab.launch(scripts["FSDP"], steps=4, cpu_offload=True, shown=False, **options)
 
 # %%
 held = {name: [rank.traced for rank in run.memory().ranks] for name, run in runs.items()}
@@ -127,29 +129,38 @@ draw.bars({name: ranks[0].categories for name, ranks in held.items()}, planned, 
 #
 # *Communication* is what FSDP has gathered: here the last block (3 MiB), the one before it, fetched ahead (3), and what
 # is in no block, embeddings and output layer (0.6). DDP's buckets are counted as gradients, which lie in them
-# (`gradient_as_bucket_view`). *Temporary* is what an operation needs only while it runs. FSDP's gradients are few,
-# because the peak is early in backward; the newest, 1 MiB, is still *temporary* in the prediction.
+# (`gradient_as_bucket_view`). *Temporary* is what an operation needs only while it runs. At FSDP's peak, early in
+# backward, few gradients exist. The newest (1 MiB) is counted as a gradient when measured and as temporary in the
+# prediction; the total is the same.
 #
 # **Activations of a block:** without dropout, and with attention that does not store its scores, 16 values for each
 # token and unit of width: 64 bytes in fp32, 32 in 16 bits (Korthikanti et al. have 34 bytes, 2 of them for dropout).
-# Here: 4 blocks × 512 tokens × 256 × 64 bytes = 32 MiB.
+# Here: 4 blocks × 512 tokens × 256 × 64 bytes = 32 MiB. To that add the logits, 4 bytes × tokens × vocabulary, three
+# times when backward begins: log-probabilities, their gradients, and those of the logits.
 #
-# What to do about which part? **States:** ZeRO-1, then FSDP, then **CPU offload** (`cpu_offload=True`): shards and
-# AdamW's moments stay in the host's memory, a shard is copied to the GPU when its block is about to compute, and AdamW
-# runs on the CPU. The last run above did that: the same losses. On a CPU it saves nothing, because host and device
-# share one memory; on a GPU shards have to cross PCIe, and a step takes ten times as long or more (lab 07).
-# **Activations:** fewer samples at a time (accumulate gradients), recompute them (activation checkpointing), half
-# precision. GB on each GPU for a model of the given size, in billions of parameters, with 1 GB of activations, without
-# gathered blocks and buffers:
-
+# What to do about which part?
+#
+# - **States:** FSDP (torch's ZeRO-1 saves less and is often slower, lab 07), then **CPU offload** (`cpu_offload=True`):
+#   shards and AdamW's moments stay in the host's memory, a shard is copied to the GPU when its block is about to
+#   compute, and AdamW runs on the CPU. The last run above did that: the same losses. The host needs 16 bytes per
+#   parameter for all of its ranks together, and a step takes ten times as long or more, because shards cross PCIe
+#   (lab 07). On a CPU it saves nothing: host and device share one memory.
+# - **Activations:** fewer samples at a time (accumulate gradients), recompute them (activation checkpointing), half
+#   precision.
+#
+# These are the GB on each GPU for a model of so many billion parameters with 1 GB of activations, without gathered
+# blocks and buffers:
 
 # %%
+T4 = 15.3  # GB that torch can use there: the 14.24 GiB of the plans below
+
+
 def of_fsdp(ranks, billions):
-    share = billions / ranks
-    return draw.step(4 * share, 4 * share, 8 * share, 1, "GB", top=16 * billions + 1)
+    each = billions / ranks
+    return draw.step(4 * each, 4 * each, 8 * each, 1, "GB", top=16 * billions + 1, limit=T4, limit_name="a T4 has")
 
 
-lab.explore(of_fsdp, ranks=[1, 2, 8], billions=[0.1, 0.8, 7])
+lab.explore(of_fsdp, ranks=[1, 2, 8], billions=[0.1, 1.5, 7])
 lab.score()
 
 # %% [markdown]
@@ -159,14 +170,14 @@ lab.score()
 # to compare models, use what torch allocates; to see whether a process fits, use the larger number. For DDP's run:
 
 # %%
-print(runs["DDP"].memory().ranks[0].outside())
+print(runs["DDP"].memory().ranks[0].outside().replace("; ", "\n"))
 
 # %% [markdown]
 # ## On 2 × T4 and 8 × A100
 #
-# A transformer of 350 million parameters, GPT-2 medium's size. At 16 bytes each that is 5 GiB. A T4 has 14 for tensors:
-# its 16 GB are less than 15 GiB, and the driver and CUDA keep some. The global batch is fixed, so a rank has four
-# samples on 2 × T4 and one on 8 × A100.
+# A transformer of 350 million parameters, GPT-2 medium's size. At 16 bytes each that is 5 GiB. A T4 leaves 14 GiB for
+# tensors: its 16 GB are less than 15 GiB, and the driver and CUDA keep some. The global batch is fixed, so a rank has
+# four samples on 2 × T4 and one on 8 × A100.
 
 # %%
 medium = {"vocabulary": 50257, "context": 512, "width": 1024, "heads": 16, "layers": 20}
@@ -176,12 +187,12 @@ lab.plans(gpt, global_batch_size=8)
 
 # %% [markdown]
 # On a T4 even DDP fits. FSDP needs a third less on two ranks, and 72% less on eight, where activations are few: not
-# 7/8, because its own peak is in backward. Its step is shorter although it waits more, because each rank updates only
+# 7/8, because its own peak is in backward. Its step is slightly shorter, although it waits more: each rank updates only
 # its part of the parameters.
 #
 # A popular article gives 28 GB for a model of 7 billion parameters on one GPU, and 14 GB each with FSDP on two. 28 GB
-# is the parameters alone, and 14 GB half of them. With gradients and AdamW it is 112 GB, and 56 GB on each of
-# two, before any activation. The planner has two ways to find that, formulas and a rehearsal of the script on tensors
+# is the parameters alone, and 14 GB half of them. With gradients and AdamW it is 112 GB, and 56 GB on each of two,
+# before any activation. The planner finds that in two ways, by formulas and by a rehearsal of the script on tensors
 # without data; nothing is run.
 
 # %%
@@ -193,6 +204,8 @@ if seven_billion:
     lab.predict(name, 12 * plan.facts.elements / 2, "B", within=0.01)
     lab.calculated(name, parts["parameters"] + parts["optimizer"], because="rehearsed, not run")
     display(plan)
+else:
+    print("(skipped on this page: set seven_billion = True)")
 
 # %% [markdown]
 # ## Try this
@@ -218,13 +231,13 @@ if seven_billion:
 #
 # ## Sources
 #
-# Rajbhandari et al., *ZeRO* (arXiv 1910.02054): section 3.1 has the 16 bytes, section 5 the three steps. Korthikanti et
-# al. (arXiv 2205.05198): the activations of a transformer layer.
+# Rajbhandari et al., *ZeRO* (arXiv 1910.02054): section 3.1 has the 16 bytes, section 5 the three stages. Korthikanti
+# et al. (arXiv 2205.05198): the activations of a transformer layer.
 #
 # ### Appendix: what was claimed, and what the articles say
 #
-# The articles say that FSDP keeps 1/N of everything. The second (002, lines 825-827): a 7B model needs 28 GB, with FSDP
-# on two GPUs 14 GB each.
+# The articles say that FSDP keeps 1/N of everything. *Distributed Training with PyTorch: DDP vs FSDP* (002, lines
+# 825-827): a 7B model needs 28 GB, with FSDP on two GPUs 14 GB each.
 
 # %%
 articles = {saved: ("FSDP keeps 1/N of everything", 1 / lab.ranks)}

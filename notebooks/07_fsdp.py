@@ -47,8 +47,8 @@ draw.shards(4, nproc_per_node)
 # %%
 gathers = lab.ask("all-gathers in a step of FSDP, 23 blocks and the root", default=24)
 traffic = lab.ask("bytes that FSDP sends: how many times those of DDP", default=1, unit="times")
-tower_saves = lab.ask("share of DDP's memory that FSDP saves: this tower, 8 samples a rank", default=50, unit="%")
-gpt_saves = lab.ask("the same: labkit's small transformer, 16 samples of 128 tokens a rank", default=50, unit="%")
+tower_saves = lab.ask("share of DDP's memory that FSDP saves: this tower, 8 samples per rank", default=50, unit="%")
+gpt_saves = lab.ask("the same: labkit's small transformer, 16 samples of 128 tokens per rank", default=50, unit="%")
 
 # %% [markdown]
 # ## Count
@@ -56,8 +56,8 @@ gpt_saves = lab.ask("the same: labkit's small transformer, 16 samples of 128 tok
 # The model is made on the *meta* device, which allocates nothing; memory is allocated only for the shards.
 # `reshard_after_forward` says whether a unit is freed after forward: always, never, or (auto) always, except for the
 # root. `fully_shard` is FSDP2, the newer of torch's two. torch's flight recorder, a log of its collectives, counts them
-# in the third step, when all is warm (`third_step`, in `run.script`). Six models in turn, so the run's panel would mix
-# them up: DDP, the three modes with a block as a unit, and two with larger units, for later.
+# in the third step, after warm-up (`third_step`, in `run.script`). Six models run one after another: DDP, the three
+# modes with a block as a unit, and two with larger units, for later. The panel would mix them up, so it is hidden.
 
 # %%
 from torch import nn
@@ -111,16 +111,16 @@ results |= {gathers: auto["calls"]["gathers"], traffic: sum(auto["bytes"].values
 largest = {name: seen[name]["largest gather"] for name in units}
 lab.measure_each(results | {f"{name}: largest all-gather": size for name, size in largest.items()}, run=run)
 sent = {level: seen[level]["bytes"] for level in ("always", "auto", "never")}
-draw.bars({"ddp": {"sums": of_ddp}} | sent, unit="B", title="sizes handed over in a step, before the factor (N - 1)/N")
+draw.bars({"ddp": {"gathers": of_ddp / 2, "sums": of_ddp / 2}} | sent, unit="B", title="sizes handed over in a step")
 
 # %% [markdown]
 # ## Why
 #
-# The model has 6.0 MiB. DDP hands it over once (lab 03), which counts as two phases. `never` sends as much; freeing and
-# gathering again, `always`, sends 50% more. And what does a rank hold? Between two steps its shards, in all three
-# modes. `never` keeps the whole model from forward to backward, and only its own share of the gradients: FSDP's older
-# name for it is SHARD_GRAD_OP, and labkit's `zero2` does the same. It differs from the ZeRO-2 of lab 06, which keeps
-# all parameters between two steps as well.
+# The model has 6.0 MiB. DDP hands it over once (lab 03), which counts as two phases (all sizes are those before the
+# factor (N - 1)/N). `never` sends as much; freeing and gathering again, `always`, sends 50% more. And what does a rank
+# hold? Between two steps its shards, in all three modes. `never` keeps the whole model from forward to backward, and
+# only its own share of the gradients. FSDP's older name for it is SHARD_GRAD_OP; labkit's is `zero2`, although the
+# ZeRO-2 of lab 06 keeps all parameters between two steps as well.
 
 # %%
 never, share = seen["never"], P // lab.ranks
@@ -130,8 +130,8 @@ held = {f"{level}, {at}": seen[level][at] for at in ("before forward", "after fo
 draw.bars(held, unit="B", title="what a rank holds of the parameters, and of the gradients after backward")
 
 # %% [markdown]
-# **Which to choose?** `never`, if all parameters fit beside the activations: the slower the links, the more it gains.
-# Otherwise the default. (`reshard` in the pictures is `reshard_after_forward`.)
+# **Which to choose?** `never`, if it fits and a timeline shows waiting for gathers in backward. Otherwise the default.
+# (`reshard` in the pictures is `reshard_after_forward`.)
 
 # %%
 lab.explore(draw.shards, reshard=[True, False], units=[2, 4, 8], ranks=[2, 4, 8])
@@ -139,7 +139,7 @@ lab.explore(draw.shards, reshard=[True, False], units=[2, 4, 8], ranks=[2, 4, 8]
 # %% [markdown]
 # ## What is a unit?
 #
-# What you pass to `fully_shard`: a module, or a list of them. A unit is gathered by one call, and all of it is there
+# What you pass to `fully_shard`: a module, or a list of them. A unit is gathered by one call, and is there as a whole
 # while it computes. Small units hold little at once and take many calls, each with a latency of its own. Large ones
 # take few calls and hold much, and leave less communication that could run while something computes. Counted above with
 # 1, 8 and all 23 blocks in a unit:
@@ -187,22 +187,28 @@ lab.score()
 # or take fewer samples at a time. An estimate of the share saved is states × (1 - 1/N) / (states + activations): for
 # the two above 50% and 8%.
 #
-# **The tower** saves less, because its peak is late in backward. There a rank holds, beside its shards, six times a
-# whole unit: the one in use and its gradients; the next one, gathered ahead; the gradients of the one before, which
-# stay in the buffer of their `reduce_scatter` until the next `reduce_scatter`; the root, whole since forward, and its
-# gradients, which FSDP reduces only when backward ends, although they appear first. The N-th part of the states
-# includes a gradient shard of every unit, but three, the root, the one in use and the one before it, have none yet. So
-# the peak is 6 - 3/N units above it: 4.5 units of 0.25 MiB on two ranks. Had the optimizer's step been the peak, FSDP
-# would have saved half.
+# **The tower** saves less than the estimate, because its peak is late in backward. There a rank holds, on top of its
+# shards, six times a whole unit:
+#
+# 1. the unit in use;
+# 2. its gradients;
+# 3. the next unit, gathered ahead;
+# 4. the gradients of the unit before, which stay in the buffer of their `reduce_scatter` until the next one;
+# 5. the root, whole since forward;
+# 6. its gradients, which FSDP reduces only when backward ends, although they appear first.
+#
+# Less three gradient shards that do not exist yet (of the root, the unit in use and the one before), that is 6 - 3/N
+# units. On two ranks: 24.1/2 + 4.5 × 0.25 = 13.2 MiB, as measured. Had the optimizer's step been the peak, FSDP would
+# have saved half.
 #
 # **The transformer** saves a little more: its peak is the backward of the loss, where no block is whole, only the root
 # (0.3 MiB), and no gradients exist yet, while DDP's buckets are there all the time.
 #
-# ## On 2 × T4 and 8 × A100, and on 4 × A100
+# ## On 2 × T4 and 8 × A100
 #
-# Now a tower of five layers of 16,384, as one of the articles in the appendix trains it, with 256 samples on each of
-# four devices. Its states under DDP, 16 bytes for each of 1.34 billion parameters, are 21.5 GB, or 20 GiB. Planned at
-# that size, with 1,024 samples:
+# Now a tower of five layers of 16,384, as an article in the appendix trains it, with 256 samples on each of four
+# devices. Its states under DDP, 16 bytes for each of 1.34 billion parameters, are 21.5 GB, or 20 GiB. Planned at that
+# size, with 1,024 samples:
 
 # %%
 wide = {name.upper(): sized(script, width=16384, layers=5) for name, script in tower.items()}
@@ -211,19 +217,25 @@ lab.plans(wide, devices=("2xT4", "4xA100 80", "8xA100 80"), global_batch_size=10
 
 # %% [markdown]
 # DDP's peak is those 20 GiB and 5 more, which AdamW needs while it updates all parameters at once (lab 06). On two T4s
-# FSDP needs 0.4 GiB too much, because each of its units is a fifth of the model, 1 GiB: 10 GiB of states, and 4.5 units
-# above them. With CPU offload it fits, at a price: on the A100s, where both are planned, a step takes some fifteen
-# times as long, because AdamW runs on the CPU and shards cross PCIe, the bus to the host (both speeds are assumed). On
-# the A100s FSDP sends 1.4 times as much as DDP (of five units the root is not gathered twice), and its step is probably
+# FSDP is 0.4 GiB over, because each of its units is a fifth of the model, 1 GiB: 10 GiB of states, and 4.5 units on top
+# of them. With CPU offload it fits, at a price: on the A100s, where both are planned, a step takes some fifteen times
+# as long, because AdamW runs on the CPU and shards cross PCIe, the bus to the host (both speeds are assumed). On the
+# A100s FSDP sends 1.4 times as much as DDP (of five units the root is not gathered twice), and its step is probably
 # shorter all the same: each rank updates only its own part of the parameters.
 #
-# **A model that DDP cannot train on two T4s:** GPT-2 large with an output layer of its own, 838 million parameters, one
-# sample of 1,024 tokens on each rank. FSDP is one way that fits, not the only one: the table under the plan has ZeRO-1,
-# `zero2` (above: `never`), a pipeline (lab 08) and tensor parallelism (lab 09) as well. On two ranks backward hides the
-# second gather, so `never` gains nothing here. ZeRO-1 is slow, because each parameter is broadcast after the
-# optimizer's step, when nothing is left to hide it; a pipeline of a single micro-batch is no faster than one device,
-# because its ranks take turns. Activation checkpointing alone is not enough for DDP: the peak moves to the optimizer's
-# step, 20 bytes per parameter (lab 06) or 15.6 GiB.
+# **A model that plain DDP cannot train on two T4s:** GPT-2 large with an output layer of its own, 838 million
+# parameters, one sample of 1,024 tokens on each rank. FSDP is not the only way that fits; the table under the plan has
+# others:
+#
+# - `zero2`: FSDP with `never`. On two ranks backward hides the second gather, so it gains nothing here.
+# - `zero1`: torch's ZeRO-1 (`ZeroRedundancyOptimizer`). It is slow, because it broadcasts each parameter after the
+#   optimizer's step, when nothing is left to hide that.
+# - `pipeline` (lab 08), `tensor_parallel` (lab 09), `hybrid` (lab 10), `context_parallel` (lab 21). `fsdp1` is torch's
+#   older FSDP.
+# - DDP with activation checkpointing needs 15.6 GiB, 20 bytes per parameter at the optimizer's step (lab 06). With
+#   AdamW's `fused=True` as well it just fits, in 13.3.
+#
+# **What to try, in this order:** DDP; activation checkpointing; FSDP, a unit per block; then lab 12.
 
 # %%
 large = {"vocabulary": 50257, "context": 1024, "width": 1280, "heads": 20, "layers": 36}
@@ -241,16 +253,27 @@ display(planned, planned.plans["DDP", "2xT4"])
 #    in which no blocks are found; labkit says so.</details>
 # 2. `layers=5` in `Model`, as in the large tower. Does FSDP still save over 40%?
 #    <details><summary>Answer</summary>No: 3.7 MiB instead of 5.5, a third less. A unit is now a fifth of the model, and
-#    while it computes all of it is there, with buffers to gather it and to reduce its gradients. Many small units save
-#    more than few large ones.</details>
+#    while it computes it is there as a whole, with its gradients. Many small units save more than few large
+#    ones.</details>
 # 3. Launch the transformer with `activation_checkpointing=True` under FSDP. Which part shrinks?
 #    <details><summary>Answer</summary>Activations, from 68 to 3 MiB: a block keeps only its input. In their place
 #    come 20 MiB of temporary tensors, because one block at a time is computed again, and the logits are large. The
 #    peak falls from 77.6 to 31.4 MiB; FSDP alone saved 8.</details>
 #
-# **In your own code:** Transformers' `Trainer` takes `fsdp` and `fsdp_config`, Accelerate its FSDP plugin. Either way
-# check which class is wrapped, since it decides how large a unit is: `fsdp_config={"transformer_layer_cls_to_wrap":
-# ["GPT2Block"]}`.
+# **In your own code**, with pretrained weights (after `init_process_group`; lab 18 fine-tunes with FSDP):
+#
+# ```python
+# model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32)  # in the host's memory
+# for block in model.model.layers:  # of a Llama or a Qwen; in a GPT-2, model.transformer.h
+#     fully_shard(block)  # moves the block to this rank's GPU, too
+# fully_shard(model)
+# optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)  # after sharding: the shards are new parameters
+# ```
+#
+# Transformers' `Trainer` (5.23) takes `fsdp=True`: that is FSDP2, a unit for each block that the model's class names
+# (`_no_split_modules`), or `fsdp_config={"transformer_layer_cls_to_wrap": ["GPT2Block"]}`. In versions before 5.13 it
+# is `fsdp="full_shard auto_wrap"`, FSDP1; without `auto_wrap` they read no class. Accelerate's FSDP plugin has FSDP1
+# unless `fsdp_version=2`.
 #
 # ## Sources
 #
@@ -259,9 +282,8 @@ display(planned, planned.plans["DDP", "2xT4"])
 #
 # ### Appendix: what was claimed, and what the articles say
 #
-# The first article (000, line 64) puts the whole model on each GPU, by `.cuda()`, before it is divided; on the meta
-# device it takes nothing. The third (003, line 420) calls the traffic of FSDP "medium". The fourth (004) prints the
-# largest memory of each rank.
+# *FSDP vs. DDP* (004) trains the large tower. *Distributed Training (DDP vs FSDP)* (000, line 64) puts the whole model
+# on each GPU, by `.cuda()`, before it is divided; on the meta device it takes nothing.
 
 # %%
 says = {"never: held before forward": ("001, line 28: SHARD_GRAD_OP shards gradients, optimizer only", P)}

@@ -24,7 +24,7 @@
 # and the fifth eighth of the layers (the paler one), and a micro-batch goes round twice.
 
 # %% tags=["parameters"]
-nproc_per_node: int = 4  # ranks, p; they sleep, two cores are enough
+nproc_per_node: int = 4  # ranks, p; their stages only sleep, so two cores are enough
 micro_batches: int = 8  # m; a multiple of the ranks
 forward_ms: int = 50  # a rank's forward of one micro-batch; its backward takes twice as long
 
@@ -42,7 +42,8 @@ draw.stacked([draw.grid(lone, "1F1B", **shown), draw.grid(twice, long, **shown)]
 #
 # Four ranks, eight micro-batches. You can count the answers in the pictures: there a forward of 1F1B is 1 long, a
 # backward 2, and its whole step 33. GPipe, not drawn, does all forwards first. 1F1B (one forward, one backward) starts
-# a backward as soon as it can. With two stages, a micro-batch in one of them counts 1/2.
+# a backward as soon as it can, and until then rank r starts only p - r forwards, even if it has to wait. With two
+# stages, a micro-batch in one of them counts 1/2.
 
 # %%
 idle = lab.ask("share of the ranks' time that is bubble, with 1F1B", default=37.5, unit="%")
@@ -54,12 +55,12 @@ interleaved = lab.ask("the same with Interleaved1F1B (a micro-batch in one of tw
 #
 # The schedules are torch's own. The stages do not compute: their forward and backward sleep, so that four of them fit
 # on two cores and a stage lasts as long as if it had a GPU of its own. Python and sending add some milliseconds to each
-# forward and backward, so the measured bubble of 1F1B may differ from the formula by a fifth, and more where they are
+# forward and backward, so the measured bubble of 1F1B may differ from the formula by a fifth, and by more if they are
 # many and short.
 #
 # The fourth, zero bubble, cuts each backward in two: the gradients of the stage's inputs (orange), for which another
-# rank waits, and those of its weights (yellow), which fill gaps. Rank 0's first stage owes nobody gradients of its
-# inputs: in *predicted* its whole backward is yellow, in *measured* an orange half and a yellow one.
+# rank waits, and those of its weights (teal), which fill gaps. Rank 0's first stage has nobody to send gradients to, so
+# it runs both halves together.
 #
 # `SleepingStage`, `Pace` (1.0 is real time) and `DONE` (what a rank has done, and when) come with `lab.run`;
 # `run.script` shows them.
@@ -72,9 +73,9 @@ from torch.distributed.pipelining.schedules import get_schedule_class
 
 
 def schedule_of(name, v, micro_batches, forward):
-    rank, p, cpu = dist.get_rank(), dist.get_world_size(), torch.device("cpu")
-    mine = [SleepingStage(i, forward / v, 2 * forward / v) for i in range(rank, v * p, p)]  # stages r, r + p, …
-    stages = [PipelineStage(each, each.index, v * p, cpu) for each in mine]
+    r, p, cpu = dist.get_rank(), dist.get_world_size(), torch.device("cpu")
+    # this rank, r, has the stages r, r + p, …
+    stages = [PipelineStage(SleepingStage(i, forward / v, 2 * forward / v), i, v * p, cpu) for i in range(r, v * p, p)]
     options = {"loss_fn": lambda y, t: (y - t).sum(), "scale_grads": False}
     return get_schedule_class(name)(stages if v > 1 else stages[0], micro_batches, **options)
 
@@ -99,7 +100,8 @@ held = {name: [in_flight(spans, rank) for rank in range(p)] for (name, _), spans
 lab.predict(idle, (p - 1) / (m + p - 1), "%", within=0.2, timed=True)
 lab.predict_each({holds: min(m, p), interleaved: min(m, (p + 2 * (p - 1) + 1) / 2)})
 lab.predict_each({f"{name}: ranks that hold as many micro-batches as predicted": p for name in held})
-run, answers = lab.run(each_schedule, cases, F, env={"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"})
+on_cpu = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+run, answers = lab.run(each_schedule, cases, F, env=on_cpu, options={"shown": False})
 
 # %%
 seen = {case: measured(done) for case, done in zip(ideal, zip(*answers, strict=True), strict=True)}
@@ -113,10 +115,10 @@ pairs = {f"{each}, {how}": spans[each, m] for each in held for how, spans in (("
 draw.stacked([draw.grid(spans, title, seconds=end) for title, spans in pairs.items()])
 
 # %% [markdown]
-# ## Why
-#
 # Trust the *predicted* rows for the order of the schedules. On a busy machine some sleeps end late, and the schedules
-# that cut the work into most pieces lose most by it; zero bubble may even come last.
+# that cut the work into the most pieces lose the most; zero bubble may even come last.
+#
+# ## Why
 #
 # **Time.** Each rank is busy for *m* forwards and *m* backwards. The step takes *p - 1* of both longer: the first
 # micro-batch needs *p - 1* forwards to reach the last rank, the last gradient *p - 1* backwards to return. A rank
@@ -125,9 +127,12 @@ draw.stacked([draw.grid(spans, title, seconds=end) for title, spans in pairs.ite
 # long: (p - 1)/(v m + p - 1).
 #
 # **Memory.** A micro-batch's activations stay in memory from its forward until its backward. GPipe holds all *m*; 1F1B
-# on rank *r* at most *p - r*, whatever *m* is. 1F1B saves memory, not time. Interleaved 1F1B holds more: count the
-# forwards before its first backward in the picture above, 11 halves or 5.5 micro-batches: *p* through its first stage,
-# and 2(p - 1) + 1 through either until the first one is back from the last stage.
+# on rank *r* at most *p - r*, whatever *m* is. 1F1B saves memory, not time. Interleaved 1F1B holds more: count rank 0's
+# forwards before its first backward in the picture at the top of the page, 11 halves or 5.5 micro-batches:
+#
+# - 4 through its first stage, *p*;
+# - then 7 more until micro-batch 0 is back: its own through the second stage, and one for each of the 2(p - 1) steps
+#   that it takes to the last rank and back.
 #
 # **Which to choose?** 1F1B, usually. labkit's script has GPipe as its default because that runs with any number of
 # micro-batches, even one; torch's 1F1B needs at least as many as ranks. Interleaved or zero bubble if the bubble is too
@@ -141,21 +146,21 @@ print(*(f"{each:>22}, held by rank 0 · 1 · …: {numbers}" for each, numbers i
 lab.score()
 
 # %% [markdown]
-# More micro-batches make the bubble small, more ranks make it large (backward takes twice as long as forward):
+# More micro-batches make the bubble small (here 16, above 8), more ranks make it large:
 
 
 # %%
-def step_of(micro_batches, ranks, schedule):
+def step_of(ranks, micro_batches, schedule):
     return draw.grid(simulated(schedule, ranks, micro_batches, 1, 2, 1 + schedule.startswith("Inter")))
 
 
-lab.explore(step_of, micro_batches=[8, 16, 32], ranks=[2, 4, 8], schedule=["GPipe", "1F1B", "Interleaved1F1B"])
+lab.explore(step_of, ranks=[2, 4, 8], micro_batches=[8, 16, 32], schedule=["GPipe", "1F1B", "Interleaved1F1B"])
 
 # %% [markdown]
 # ## On 2 × T4 and 8 × A100
 #
-# Is a pipeline worth it there? A transformer of 113 million parameters, 32 samples a step, with GPipe in 4 or 16
-# micro-batches, which labkit's scripts call `accumulate`:
+# Is a pipeline worth it there? A transformer of 113 million parameters in fp32, 32 samples of 128 tokens per step, with
+# GPipe in 4 or 16 micro-batches, which labkit's scripts call `accumulate`:
 
 # %%
 from labkit import Script
@@ -167,22 +172,23 @@ lab.plans(ways, global_batch_size=32)
 
 # %% [markdown]
 # The formula says 20% and 5.9% of bubble on two ranks, 64% and 30% on eight; the plans' waiting is close. Where the
-# model fits on each device, DDP waits less and is faster. More micro-batches have a price, too: each one's gradients
-# are added to the sum. (With 16 memory rises a little: with 4, the peak comes before there are gradients; with 16, they
-# take more than the first micro-batch's activations, which are free by then.)
+# model fits on each device, DDP waits less and is faster. More micro-batches have a price, too: each reads and writes
+# all gradients once more, and its smaller matrix products use the GPU worse.
 #
-# So a pipeline is for models that do not fit, here one of 838 million parameters with eight samples a step, and for
-# slow links: it sends only the activations between two stages, and their gradients, here 80 MiB, where DDP's all-reduce
-# has 3.1 GiB.
+# So a pipeline is for models that do not fit. Here is one of 838 million parameters, with eight samples of 1,024 tokens
+# per step, one in each micro-batch (DDP and FSDP accumulate gradients over four on each rank):
 
 # %%
 large = {"vocabulary": 50257, "context": 1024, "width": 1280, "heads": 20, "layers": 36}
-gpt = {name: sized(Script.load(name), **large) for name in ("ddp", "pipeline")}
-ways = {name: (gpt["pipeline"], {"accumulate": 8, "schedule": name}) for name in ("GPipe", "1F1B")}
-lab.plans({"DDP": gpt["ddp"], **ways}, devices=("2xT4",), global_batch_size=8)
+gpt = {name: sized(Script.load(name), **large) for name in ("ddp", "fsdp", "pipeline")}
+ways = {name.upper(): (gpt[name], {"accumulate": 4}) for name in ("ddp", "fsdp")}
+ways |= {name: (gpt["pipeline"], {"accumulate": 8, "schedule": name}) for name in ("GPipe", "1F1B")}
+lab.plans(ways, devices=("2xT4",), global_batch_size=8)
 
 # %% [markdown]
-# GPipe holds the activations of all eight samples. 1F1B holds those of two, and fits.
+# GPipe holds the activations of all eight samples. 1F1B holds those of two, and fits. So does FSDP, which is simpler
+# and hardly differs in time. A pipeline wins when links are slow: it sends only the activations between two stages, and
+# their gradients, here 80 MiB per step. FSDP gathers the model's 3.1 GiB about twice for each micro-batch.
 #
 # ## Try this
 #
@@ -198,8 +204,10 @@ lab.plans({"DDP": gpt["ddp"], **ways}, devices=("2xT4",), global_batch_size=8)
 #    are no longer negligible next to a 5 ms stage; schedules with more and shorter ones suffer most. Real stages need
 #    to be long for the same reason. What is held does not change.</details>
 #
-# **In your own code:** Transformers' `Trainer` has no pipeline. `device_map="auto"` is not one: layers are spread
-# over the devices, but one device works at a time.
+# **In your own code:** `print(Script.load("pipeline"))` is a whole training with `torch.distributed.pipelining`. Its
+# function `cut` puts a model's blocks into stages; those of Hugging Face's Llama or Qwen it finds by their
+# `base_model_pp_plan`. Transformers' `Trainer` has no pipeline. `device_map="auto"` is not one: layers are spread over
+# the devices, but one device works at a time.
 #
 # ## Sources
 #
@@ -208,9 +216,9 @@ lab.plans({"DDP": gpt["ddp"], **ways}, devices=("2xT4",), global_batch_size=8)
 #
 # ### Appendix: what was claimed, and what the articles say
 #
-# The third article (003) gives the bubble as (p - 1)/m in line 302. That is the bubble over the *ideal* time, an
-# overhead: for p = m = 4 the overhead is 75%, the share 43%. In line 314 it calls the memory of Interleaved 1F1B the
-# lowest; 1F1B's is lower.
+# *Distributed Training Techniques: DDP, Pipeline Parallelism, and FSDP* (003) gives the bubble as (p - 1)/m in line
+# 302. That is the bubble over the *ideal* time, an overhead: for p = m = 4 the overhead is 75%, the share 43%. In line
+# 314 it calls the memory of Interleaved 1F1B the lowest; 1F1B's is lower.
 
 # %%
 lab.check(
