@@ -179,11 +179,11 @@ lab.score()
 # **Whole or sharded.** *State held* is 16 bytes per parameter: 4 for the weight, 4 for its gradient, 8 for Adam's
 # state. DDP repeats it on every rank; FSDP divides it by the number of ranks.
 #
-# **Less than twice as fast.** Each rank has half of the samples, so it should compute for half as long; twice is the
-# most, if the ranks share nothing. The last line above says how long it does compute. What is more than half is lost
-# because ranks share caches, memory and, with other programs, cores (if *busy* in the single run's panel is well above
-# one core's share, the second core was not free). The rest of the loss is *communication*. With a GPU for each rank the
-# first part is gone. (The table covers whole trainings, the panels the last steps.)
+# **Less than twice as fast.** Each rank has half of the samples, so at best it computes for half as long. *Computing in
+# a step*, above, is what it took: what exceeds half is lost because ranks share caches, memory and cores, also with
+# other programs (if *busy* in the single run's panel is well above one core's share, the other core was not free). The
+# rest of the loss is *communication*. With a GPU for each rank the first part is gone. (The table covers whole
+# trainings, the panels the last steps.)
 #
 # ## On 2 × T4 and 8 × A100
 #
@@ -200,7 +200,7 @@ lab.plans({"DDP": scripts["ddp"], "FSDP": scripts["fsdp"]}, global_batch_size=gl
 #
 # ## Leave with a plain script
 #
-# The folder of a run holds its script. It is plain PyTorch, and the line below trains the same model without labkit.
+# The folder of a run holds its script. It is plain PyTorch, and the command below trains the same model without labkit.
 # The settings before `torchrun`, if any, are for the CPU (no GPU; gloo, which carries messages between CPUs, on this
 # machine's own network; one thread per rank); on GPUs leave them out.
 #

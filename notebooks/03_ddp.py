@@ -15,8 +15,8 @@
 # # 03 · Building DDP from two collectives
 #
 # **You will be able to** build DDP yourself, say how many bytes it sends and in how many pieces, send less when you
-# accumulate gradients, and name the cases in which two ranks are not one rank with a bigger batch. **20 minutes. You
-# need** labs 01 and 02.
+# accumulate gradients, and name the cases in which two ranks are not one rank with a bigger batch.
+# **20 minutes. You need** labs 01 and 02.
 #
 # DistributedDataParallel averages the gradients of all ranks. It does not wait for the end of backward: gradients are
 # packed into **buckets** as they appear, and a bucket is sent as soon as it is full, while backward goes on. (The
@@ -205,7 +205,7 @@ mean, square = (torch.stack([(share**k).mean((0, 2, 3), True) for share in x.chu
 off["SyncBatchNorm by hand"] = (x - mean) / (square - mean**2 + norm.eps).sqrt() - norm(x)
 for (name, each), limit, how in zip(off.items(), (0.01, 1e-4), ("at least", "at most"), strict=True):
     lab.verify(f"{name}: largest difference from the batch", limit, each.abs().max().item(), how=how)
-    print(f"{name}: largest difference from the whole batch {each.abs().max():.1g}")
+    print(f"{name}: largest difference from the whole batch {each.abs().max():.2g}")
 
 # %% [markdown]
 # **Unequal shares.** Texts differ in length, so ranks differ in the number of tokens that they predict, and a mean of

@@ -217,7 +217,7 @@ def _host_rows(host: HostHistory) -> list[dict[str, str]]:
         return "n/a" if value is None else f"{value:.0f}%"
 
     def of(used: float | None, total: float | None) -> str:
-        return f"{words.gib(used)} of {words.gib(total)}"
+        return "n/a" if used is None else f"{words.gib(used)} of {words.gib(total)}"
 
     def row(what: str, busy: float | None, memory: str, power: float | None, heat: float | None) -> dict[str, str]:
         watts, degrees = ("n/a" if power is None else f"{power:.0f} W"), ("n/a" if heat is None else f"{heat:.0f} °C")

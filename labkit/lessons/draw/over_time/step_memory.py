@@ -54,8 +54,9 @@ def step(
     drawn += words(at + 6, _y(peak, highest) - 5, f"peak {peak:.3g} {unit}".strip(), bold=True)
     if 0 < limit <= highest:
         y = _y(limit, highest)
-        drawn += f'<path d="M{LEFT} {y:.1f}H{WIDTH - LEFT}" stroke="{LIMIT_COLOUR}" stroke-dasharray="5 3"/>'
-        drawn += words(WIDTH - LEFT, y - 5, f"{limit_name} {limit:.3g} {unit}".strip(), anchor="end", size=12)
+        lines = f"M{LEFT} {y:.1f}H{WIDTH - LEFT}M{x:.0f} 10h22"  # the second one is in the legend
+        drawn += f'<path d="{lines}" stroke="{LIMIT_COLOUR}" stroke-width="1.5" stroke-dasharray="5 3"/>'
+        drawn += words(x + 27, 14, f"{limit_name} {limit:.3g} {unit}".strip(), size=12)
     return sheet(
         [drawn], TOP + TALL + 26,
         f"a step: {parameters:.3g} {unit} parameters, {optimizer:.3g} optimizer, {gradients:.3g} gradients, "
