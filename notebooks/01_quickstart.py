@@ -102,9 +102,9 @@ single.wait()
 # %% [markdown]
 # ## Train on two, with DDP
 #
-# All that changes in labkit's script is one cell, and in it the line that matters is the one with
-# `DistributedDataParallel`. The rest was there already: `single`, too, starts a process group, chooses its device and
-# splits every batch, but there is only one rank to split it among.
+# All that changes in labkit's script is one cell, and the line that matters is the one with `DistributedDataParallel`.
+# The rest was there already: `single`, too, starts a process group, chooses its device and splits every batch, but
+# there is only one rank to split it among.
 
 # %%
 scripts["ddp"].diff(scripts["single"])
@@ -148,8 +148,8 @@ fsdp.wait()
 # %% [markdown]
 # ## Compare
 #
-# Ranks that share cores vary in speed from run to run, so FSDP may look as fast as DDP, or faster, although it
-# communicates more. Here only *state held* is a safe comparison; on GPUs of their own, times are comparable, too.
+# Ranks that share cores vary in speed from run to run: FSDP may even look faster than DDP. Here only *state held* is a
+# safe comparison; on GPUs of their own, times are comparable, too.
 
 # %%
 comparison = labkit.compare([single, ddp, fsdp])
@@ -187,7 +187,7 @@ lab.score()
 #
 # ## On 2 × T4 and 8 × A100
 #
-# You need not own them to ask. The planner works out memory and time from the script itself; nothing is run.
+# The planner works out memory and time from the script itself; nothing is run.
 
 # %%
 lab.plans({"DDP": scripts["ddp"], "FSDP": scripts["fsdp"]}, global_batch_size=global_batch_size)
@@ -257,9 +257,9 @@ print(ddp.command.replace(" --", " \\\n    --"))
 #
 # ## Sources
 #
-# The model is that of an article, *Distributed Training with PyTorch: DDP vs FSDP*, which trains it on MNIST and says
-# that it has 120 thousand parameters; it has 405,898. Li et al., *PyTorch Distributed* (2020, arXiv 2006.15704),
-# describes DDP; Zhao et al., *PyTorch FSDP* (2023, arXiv 2304.11277), FSDP.
+# The model is that of an article, *Distributed Training with PyTorch: DDP vs FSDP*, which trains it on MNIST. Li et
+# al., *PyTorch Distributed* (2020, arXiv 2006.15704), describes DDP; Zhao et al., *PyTorch FSDP* (2023, arXiv
+# 2304.11277), FSDP.
 #
 # **Where next?** 02: what ranks say to each other. 03: one T4 against two. 05: fp16 and its scaler, which a T4 needs.
 # 11: checkpoints. 12: which strategy. 16: Kaggle's two T4s. 18: a Hugging Face model, fine-tuned.

@@ -15,8 +15,8 @@
 # # 03 · Building DDP from two collectives
 #
 # **You will be able to** build DDP yourself, say how many bytes it sends and in how many pieces, send less when you
-# accumulate gradients, and name the cases in which two ranks are not one rank with a bigger batch.
-# **20 minutes. You need** labs 01 and 02.
+# accumulate gradients, and name where two ranks are not one rank with a bigger batch. **20 minutes. You need** labs 01
+# and 02.
 #
 # DistributedDataParallel averages the gradients of all ranks. It does not wait for the end of backward: gradients are
 # packed into **buckets** as they appear, and a bucket is sent as soon as it is full, while backward goes on. (The
@@ -161,16 +161,14 @@ lab.explore(draw.buckets, backward, bucket_cap_mb=[0.1, 0.5, None, 3, 25])
 #
 # - The first all-reduce of a step adds up how many predictions the ranks have, a single number. The others are the
 #   buckets, in the same order on both ranks.
-# - All-reduces below a piece of backward are hidden: nobody waits for them. No backward is left to hide the last one,
-#   because its gradients are the last that backward computes.
-# - Compare the same all-reduce, the first bucket's say, on both ranks: the shorter bar is nearly the sending time, the
-#   longer one includes waiting for the other rank.
-# - Grey is waiting: the rank does nothing but communicate. A long grey bar at the end of backward is mostly that of a
-#   rank that has finished and waits for the other's gradients.
+# - All-reduces below a piece of backward are hidden: nobody waits for them. No backward is left to hide the last one.
+# - Compare one bucket on both ranks: the shorter bar is nearly the sending time, the longer one includes waiting.
+# - Grey is waiting: the rank does nothing but communicate. A long grey bar at the end of backward: the rank has
+#   finished and waits for the other's gradients.
 #
 # The title's shares are means over both ranks and three steps; the last of the three is drawn. The panel's are means
 # over all steps but the first ones, so the two may disagree on which rank waits; its *other* is mostly the profiler's
-# own work, which is in its step time, too. How much is hidden depends on the machine, so nothing is claimed about it.
+# own work, which is in its step time, too.
 
 # %%
 script = sized(Script.load("ddp"), width=256)
@@ -258,8 +256,7 @@ lab.plans({"DDP": sized(script, width=512, layers=8, heads=8)}, devices=("1xT4",
 #
 # ### Appendix: what was claimed, and what the articles say
 #
-# *Distributed Training with PyTorch: DDP vs FSDP* (002) says "1 collective" for this CNN in line 785, and calls
-# `set_epoch`, as it should, in line 362. *A guide to DDP and FSDP* (001, line 222) recommends SyncBatchNorm.
+# *Distributed Training with PyTorch: DDP vs FSDP* (002) says "1 collective" for this CNN in line 785.
 
 # %%
 lab.check({pieces: ('"1 collective" (002, line 785)', 1)})

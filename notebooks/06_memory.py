@@ -74,7 +74,7 @@ saved = lab.ask("FSDP's peak on two ranks, as a share of DDP's", default=50, uni
 # in all, unless `fused=True`. 16 bytes per parameter is eight times the size of a bf16 checkpoint.
 #
 # `labkit.plan` works out the states and the activations without running anything, and `launch(plan)` keeps the
-# prediction with the run. The cell after it holds the lab's own claims, which the last cell checks.
+# prediction with the run.
 
 # %%
 options = {"global_batch_size": global_batch_size}
@@ -134,9 +134,9 @@ draw.bars({name: ranks[0].categories for name, ranks in held.items()}, planned, 
 # prediction; the total is the same.
 #
 # **Activations of a block:** without dropout, and with attention that does not store its scores, 16 values for each
-# token and unit of width: 64 bytes in fp32, 32 in 16 bits (Korthikanti et al. have 34 bytes, 2 of them for dropout).
-# Here: 4 blocks × 512 tokens × 256 × 64 bytes = 32 MiB. To that add the logits, 4 bytes × tokens × vocabulary, three
-# times when backward begins: log-probabilities, their gradients, and those of the logits.
+# token and unit of width: 64 bytes in fp32, 32 in 16 bits. Here: 4 blocks × 512 tokens × 256 × 64 bytes = 32 MiB. To
+# that add the logits, 4 bytes × tokens × vocabulary, three times when backward begins: log-probabilities, their
+# gradients, and those of the logits.
 #
 # What to do about which part?
 #
@@ -236,8 +236,8 @@ else:
 #
 # ### Appendix: what was claimed, and what the articles say
 #
-# The articles say that FSDP keeps 1/N of everything. *Distributed Training with PyTorch: DDP vs FSDP* (002, lines
-# 825-827): a 7B model needs 28 GB, with FSDP on two GPUs 14 GB each.
+# The articles say that FSDP keeps 1/N of everything. The 28 and 14 GB are those of *Distributed Training with PyTorch:
+# DDP vs FSDP* (002, lines 825-827).
 
 # %%
 articles = {saved: ("FSDP keeps 1/N of everything", 1 / lab.ranks)}

@@ -282,8 +282,7 @@ display(planned, planned.plans["DDP", "2xT4"])
 #
 # ### Appendix: what was claimed, and what the articles say
 #
-# *FSDP vs. DDP* (004) trains the large tower. *Distributed Training (DDP vs FSDP)* (000, line 64) puts the whole model
-# on each GPU, by `.cuda()`, before it is divided; on the meta device it takes nothing.
+# *FSDP vs. DDP* (004) trains the large tower.
 
 # %%
 says = {"never: held before forward": ("001, line 28: SHARD_GRAD_OP shards gradients, optimizer only", P)}

@@ -200,9 +200,9 @@ lab.plans(ways, devices=("2xT4",), global_batch_size=8)
 #    bubble is 43% with both (measured 44 to 47%).</details>
 # 3. `forward_ms = 5`: why do the measured bubbles no longer agree?
 #    <details><summary>Answer</summary>Measured on a busy machine, half of the time is bubble with GPipe and 1F1B, not
-#    27%, and 41% with zero bubble, not 6. Each forward and backward costs Python and gloo some milliseconds, which
-#    are no longer negligible next to a 5 ms stage; schedules with more and shorter ones suffer most. Real stages need
-#    to be long for the same reason. What is held does not change.</details>
+#    27%, and 41% with zero bubble, not 6. Each forward and backward costs Python and gloo some milliseconds, which are
+#    no longer negligible next to a 5 ms stage. Real stages need to be long for the same reason. What is held does not
+#    change.</details>
 #
 # **In your own code:** `print(Script.load("pipeline"))` is a whole training with `torch.distributed.pipelining`. Its
 # function `cut` puts a model's blocks into stages; those of Hugging Face's Llama or Qwen it finds by their
