@@ -8,6 +8,7 @@ import re
 import secrets
 import time
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -257,6 +258,7 @@ def _format_of(manifest: Any) -> str:
     return f"format {manifest.get('format')!r}, expected format 1" + (f"; labkit {writer} wrote it" if writer else "")
 
 
+@lru_cache(maxsize=4096)  # as many hosts
 def slug(name: str) -> str:
     """`name` reduced to characters that are safe in a file name on every system, never empty or hidden."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip(".-_")[:60] or "run"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,7 @@ def host_name() -> str:
     return os.environ.get(HOST) or socket.gethostname()
 
 
+@cache
 def boot_id() -> str:
     """A string that changes with every boot of this machine."""
     path = Path("/proc/sys/kernel/random/boot_id")

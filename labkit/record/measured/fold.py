@@ -189,6 +189,10 @@ class FoldedRank(RankHistory):
         return self._recent_seconds.get(phase, 0.0)
 
     @property
+    def recent_step_seconds(self) -> float:
+        return self._recent_seconds.get("seconds", 0.0)
+
+    @property
     def own_seconds(self) -> float:
         return self._own_seconds
 

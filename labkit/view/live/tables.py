@@ -42,8 +42,8 @@ STYLE = (
 
 def rank_table(reader: RunReader) -> str:
     rows = rank_rows(reader)
-    marks = [f"{dot(h.rank)} " if len(reader.ranks) <= MANY else "" for h in _shown(reader)]
-    hosts = by_host(reader.current.values())
+    marks = [f"{dot(int(row['rank']))} " if len(reader.ranks) <= MANY else "" for row in rows]
+    hosts = {history.host for history in reader.current.values() if history.host}
     which = "the slowest" if len(hosts) > 1 else "the first and the slowest"
     which = f"{len(rows)} that stand out among" if reader.folds else f"{which} of"
     more = f"{which} {len(reader.rank_numbers)} ranks" if len(rows) < len(reader.rank_numbers) else ""
@@ -104,20 +104,16 @@ def _transposed(table: list[list[str]]) -> list[list[str]]:
 
 
 def rank_rows(reader: RunReader) -> list[dict[str, str]]:
-    names = names_of(by_host(reader.current.values()))
-    return [_rank_row(history, names[history.host] if len(names) > 1 else "") for history in _shown(reader)]
-
-
-def _shown(reader: RunReader) -> list[RankHistory]:
     """All ranks; if there are too many, the first and those with the most work of their own, in which they do not wait
     for others; with several hosts only the latter."""
     histories = list(reader.current.values())
-    if len(histories) <= TABLE_ROWS:
-        return histories
-    slowest = sorted(histories, key=lambda h: h.own_seconds or h.recent_step_seconds, reverse=True)
-    first = histories[: TABLE_ROWS // 2] if len(by_host(histories)) < 2 else []
-    rows = {h.rank: h for h in (*first, *slowest[: TABLE_ROWS // 2])}
-    return [rows[rank] for rank in sorted(rows)]
+    names = names_of(by_host(histories))
+    if len(histories) > TABLE_ROWS:
+        slowest = sorted(histories, key=lambda h: h.own_seconds or h.recent_step_seconds, reverse=True)
+        first = histories[: TABLE_ROWS // 2] if len(names) < 2 else []
+        shown = {h.rank: h for h in (*first, *slowest[: TABLE_ROWS // 2])}
+        histories = [shown[rank] for rank in sorted(shown)]
+    return [_rank_row(history, names[history.host] if len(names) > 1 else "") for history in histories]
 
 
 def _rate(history: RankHistory) -> float | None:
@@ -151,7 +147,10 @@ def host_rows(reader: RunReader) -> list[dict[str, str]]:
 
     `own work` is the median of its ranks' input, forward and optimizer: in backward all hosts wait for the slowest.
     """
-    hosts = by_host(reader.ranks.values())
+    return _rows_of_hosts(reader, by_host(reader.ranks.values()))
+
+
+def _rows_of_hosts(reader: RunReader, hosts: dict[str, list[RankHistory]]) -> list[dict[str, str]]:
     if len(hosts) < 2:
         return []
     verdicts, names = host_verdicts(reader), names_of(hosts)
@@ -196,7 +195,7 @@ def machine_table(reader: RunReader, *, has_ended: bool) -> str:
 
 def _machines(reader: RunReader) -> str:
     hosts = by_host(reader.ranks.values())
-    above = host_rows(reader)
+    above = _rows_of_hosts(reader, hosts)
     table = grid(above, sentences=("",)) if above else ""
     table += _remark(f"{len(above)} of {len(hosts)} hosts" if 0 < len(above) < len(hosts) else "")
     listed = {slug(host) for host in hosts} if above else set()

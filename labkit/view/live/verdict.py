@@ -7,6 +7,8 @@ first.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
 from statistics import median
 
 from labkit.record import RankHistory, RunReader
@@ -27,39 +29,99 @@ GROWS = 1.10
 LEAK_STEPS = 20  # before them memory also grows without a leak
 PHASES = {"input": "input wait", "forward": "forward", "optimizer": "optimizer"}
 
-Rule = Callable[[list[RankHistory]], str]
+
+@dataclass(frozen=True)
+class Ranks:
+    """The ranks' histories, and what several rules need of them: computed once, because there may be thousands."""
+
+    histories: list[RankHistory]
+
+    @cached_property
+    def hosts(self) -> dict[str, list[RankHistory]]:
+        return by_host(self.histories)
+
+    @cached_property
+    def names(self) -> dict[str, str]:
+        """The hosts' names as they are shown."""
+        return names_of(self.hosts)
+
+    @cached_property
+    def step_seconds(self) -> float:
+        """Of the slowest rank."""
+        return max((h.recent_step_seconds for h in self.histories), default=0.0)
+
+    @cached_property
+    def late_host(self) -> tuple[str, float, str] | None:
+        """(host, lateness as a fraction of a step, phase) of the host all of whose ranks are later than the others."""
+        if len(self.hosts) < 2 or not self.step_seconds:
+            return None
+        least = {host: min(h.own_seconds for h in own) for host, own in self.hosts.items()}
+        late = max(least, key=lambda host: least[host])
+        others = [h for host, own in self.hosts.items() if host != late for h in own]
+        extra = (least[late] - median(h.own_seconds for h in others)) / self.step_seconds
+        return (late, extra, _most_apart(self.hosts[late], others)) if extra >= STRAGGLES else None
+
+    @cached_property
+    def late_rank(self) -> tuple[RankHistory, float, str] | None:
+        """(history, how many seconds of a step it is behind, phase) of the rank that the others wait for, unless they
+        wait for its whole host."""
+        if len(self.histories) < 2 or slow_host(self):
+            return None
+        late = max(self.histories, key=lambda h: h.own_seconds)
+        own = [h.own_seconds for h in self.histories]
+        extra = late.own_seconds - (median(own) if len(own) > 2 else min(own))
+        if not self.step_seconds or extra < STRAGGLES * self.step_seconds:
+            return None
+        return late, extra, _most_apart([late], [h for h in self.histories if h is not late])
+
+    @cached_property
+    def waiting_hosts(self) -> dict[str, float]:
+        """Hosts all of whose ranks wait for data, with the smallest fraction of a step that one of them waits."""
+        least = {host: min(h.recent_share("input") for h in own) for host, own in self.hosts.items()}
+        return {host: share for host, share in least.items() if share >= INPUT_BOUND}
+
+    def name(self, history: RankHistory) -> str:
+        """`rank 3`, or with several hosts `rank 3 on node1`."""
+        where = f" on {self.names[history.host]}" if len(self.names) > 1 else ""
+        return f"rank {history.rank}{where}"
+
+
+Rule = Callable[[Ranks], str]
 
 
 def verdict(reader: RunReader, limit: int = 2) -> list[str]:
     """At most `limit` sentences, the most urgent first; empty during warm-up."""
-    histories = [h for h in reader.current.values() if h.totals["steps"] >= WARM_STEPS]
-    if not histories:
+    ranks = _warm(reader)
+    if not ranks.histories:
         return []
-    limits = [rule(histories) for rule in LIMITS]
-    sentences = [not_a_number(histories), host_memory(histories, reader)]
-    sentences += [retries(histories), nearly_full(histories), *limits]
-    sentences += [grows(histories), learning(histories) or training_loss(reader), no_problem(histories)]
-    sentences.append("" if any(limits) else compute_bound(histories))
+    limits = [rule(ranks) for rule in LIMITS]
+    sentences = [not_a_number(ranks), host_memory(ranks, reader)]
+    sentences += [retries(ranks), nearly_full(ranks), *limits]
+    sentences += [grows(ranks), learning(ranks.histories) or training_loss(reader), no_problem(ranks)]
+    sentences.append("" if any(limits) else compute_bound(ranks))
     return [sentence for sentence in sentences if sentence][:limit]
+
+
+def _warm(reader: RunReader) -> Ranks:
+    return Ranks([h for h in reader.current.values() if h.totals["steps"] >= WARM_STEPS])
 
 
 def host_verdicts(reader: RunReader) -> dict[str, str]:
     """By host if there are several: its problem in a few words, or an empty string."""
-    histories = [h for h in reader.current.values() if h.totals["steps"] >= WARM_STEPS]
-    hosts, late, waiting = by_host(histories), _late_host(histories), _waiting_hosts(histories)
+    ranks = _warm(reader)
     verdicts = {}
-    for host in hosts if len(hosts) > 1 else ():
+    for host in ranks.hosts if len(ranks.hosts) > 1 else ():
         verdicts[host] = _filled(reader, host).partition(",")[0]  # the table has the figures
-        if late and late[0] == host and not verdicts[host]:
+        if (late := ranks.late_host) and late[0] == host and not verdicts[host]:
             verdicts[host] = f"slow: +{late[1]:.0%}, {PHASES[late[2]]}"
-        if host in waiting and not verdicts[host]:
-            verdicts[host] = f"waits for data: {waiting[host]:.0%}"
+        if host in ranks.waiting_hosts and not verdicts[host]:
+            verdicts[host] = f"waits for data: {ranks.waiting_hosts[host]:.0%}"
     return verdicts
 
 
-def not_a_number(histories: list[RankHistory]) -> str:
+def not_a_number(ranks: Ranks) -> str:
     """Once the loss is nan or infinite, further steps are wasted."""
-    bad = {h: h.lost_at for h in histories if h.lost_at is not None}
+    bad = {h: h.lost_at for h in ranks.histories if h.lost_at is not None}
     if not bad:
         return ""
     first = [h for h, step in bad.items() if step == min(bad.values())]
@@ -68,121 +130,122 @@ def not_a_number(histories: list[RankHistory]) -> str:
     return f"the loss is NaN or infinite on {_names(list(bad))} {when}: lower the learning rate or check the data"
 
 
-def host_memory(histories: list[RankHistory], reader: RunReader) -> str:
+def host_memory(ranks: Ranks, reader: RunReader) -> str:
     """On a host whose memory is full, the system kills a process. Reported only with several hosts."""
-    names = names_of(by_host(histories))
+    names = ranks.names
     sentences = [
         f"host {name}: {filled}" for host, name in names.items() if len(names) > 1 and (filled := _filled(reader, host))
     ]
     return "; ".join(sentences[:2])
 
 
-def retries(histories: list[RankHistory]) -> str:
+def retries(ranks: Ranks) -> str:
     """CUDA's allocator had to free cached memory and retry: the next step may run out of memory."""
-    worst = max(histories, key=lambda h: h.allocation_retries)
+    worst = max(ranks.histories, key=lambda h: h.allocation_retries)
     if not worst.allocation_retries:
         return ""
-    return f"{worst.allocation_retries:.0f} allocation retries on {_who(worst, histories)}: close to out of memory"
+    return f"{worst.allocation_retries:.0f} allocation retries on {ranks.name(worst)}: close to out of memory"
 
 
-def nearly_full(histories: list[RankHistory]) -> str:
-    full = [h for h in histories if h.memory_limit and h.memory_peak > NEARLY_FULL * h.memory_limit]
+def nearly_full(ranks: Ranks) -> str:
+    full = [h for h in ranks.histories if h.memory_limit and h.memory_peak > NEARLY_FULL * h.memory_limit]
     if not full:
         return ""
     worst = max(full, key=lambda h: h.memory_peak)
     of = f"{gib(worst.memory_peak)} of {gib(worst.memory_limit)}"
-    return f"{_who(worst, histories)} peaked at {of}: close to out of memory"
+    return f"{ranks.name(worst)} peaked at {of}: close to out of memory"
 
 
-def input_bound(histories: list[RankHistory]) -> str:
+def input_bound(ranks: Ranks) -> str:
     """The device waits for data: use more DataLoader workers or cheaper samples."""
-    worst = max(histories, key=lambda h: h.recent_share("input"))
+    worst = max(ranks.histories, key=lambda h: h.recent_share("input"))
     share = worst.recent_share("input")
     if share < INPUT_BOUND:
         return ""
-    alone = sum(h.recent_share("input") >= INPUT_BOUND for h in histories) == 1
-    if alone and (behind := _late_rank(histories)) and (behind[0], behind[2]) == (worst, "input"):
+    alone = sum(h.recent_share("input") >= INPUT_BOUND for h in ranks.histories) == 1
+    if alone and (behind := ranks.late_rank) and (behind[0], behind[2]) == (worst, "input"):
         return ""  # straggler reports it
-    waiting = _waiting_hosts(histories)
-    if waiting and len(waiting) < len(by_host(histories)):
+    waiting = ranks.waiting_hosts
+    if waiting and len(waiting) < len(ranks.hosts):
         host = max(waiting, key=lambda name: waiting[name])
-        if (late := _late_host(histories)) and (late[0], late[2]) == (host, "input"):
+        if (late := ranks.late_host) and (late[0], late[2]) == (host, "input"):
             return ""  # slow_host reports it
-        name = names_of(by_host(histories))[host]
-        return f"input-bound: {waiting[host]:.0%} of each step is spent waiting for data on every rank of host {name}"
-    who = "" if len(histories) == 1 else f" on {_who(worst, histories)}"
+        every = f"every rank of host {ranks.names[host]}"
+        return f"input-bound: {waiting[host]:.0%} of each step is spent waiting for data on {every}"
+    who = "" if len(ranks.histories) == 1 else f" on {ranks.name(worst)}"
     return f"input-bound: {share:.0%} of each step is spent waiting for data{who}"
 
 
-def slow_host(histories: list[RankHistory]) -> str:
+def slow_host(ranks: Ranks) -> str:
     """The host that the others wait for: all of its ranks are late, by the measure used in `straggler`."""
-    host, extra, phase = _late_host(histories) or ("", 0.0, "")
-    step = max(h.recent_step_seconds for h in histories)
-    ranks = {rank for h in histories if h.host == host for rank in h.node_ranks}
-    if not host or len(ranks) < 2:
+    if ranks.late_host is None:
         return ""
-    name = names_of(by_host(histories))[host]
-    behind = f"{seconds(extra * step)} ({extra:.0%} of the step) behind the others"
-    return f"host {name} is the straggler: its ranks {ranges(ranks)} are {behind}, mostly {PHASES[phase]}"
+    host, extra, phase = ranks.late_host
+    numbers = {rank for h in ranks.hosts[host] for rank in h.node_ranks}
+    if len(numbers) < 2:
+        return ""
+    behind = f"{seconds(extra * ranks.step_seconds)} ({extra:.0%} of the step) behind the others"
+    return (
+        f"host {ranks.names[host]} is the straggler: its ranks {ranges(numbers)} are {behind}, mostly {PHASES[phase]}"
+    )
 
 
-def straggler(histories: list[RankHistory]) -> str:
+def straggler(ranks: Ranks) -> str:
     """The rank that the others wait for.
 
     In synchronous training all ranks have similar step times, because fast ranks wait in backward for slow ones. The
     time that a rank spends on its own work (input, forward, optimizer) shows which one is late.
     """
-    late, extra, phase = _late_rank(histories) or (None, 0.0, "")
-    if late is None:
+    if ranks.late_rank is None:
         return ""
-    others = [_who(h, histories) for h in histories if h is not late]
-    other = others[0] if len(others) == 1 else "the median rank"
-    share = extra / max(h.recent_step_seconds for h in histories)
-    behind = f"{seconds(extra)} ({share:.0%} of the step) behind {other}"
-    return f"{_who(late, histories)} is the straggler: {behind}, mostly {PHASES[phase]}"
+    late, extra, phase = ranks.late_rank
+    others = [h for h in ranks.histories if h is not late]
+    other = ranks.name(others[0]) if len(others) == 1 else "the median rank"
+    behind = f"{seconds(extra)} ({extra / ranks.step_seconds:.0%} of the step) behind {other}"
+    return f"{ranks.name(late)} is the straggler: {behind}, mostly {PHASES[phase]}"
 
 
-def communication(histories: list[RankHistory]) -> str:
+def communication(ranks: Ranks) -> str:
     """The cost of the links: the time in collectives of the rank that waits least for the others."""
-    shares = [h.recent_share("communication") for h in histories if h.communicates]
-    if len(shares) < max(2, len(histories)) or min(shares) < COMMUNICATES:
+    shares = [h.recent_share("communication") for h in ranks.histories if h.communicates]
+    if len(shares) < max(2, len(ranks.histories)) or min(shares) < COMMUNICATES:
         return ""
     return f"communication {min(shares):.0%} of the step"
 
 
-def grows(histories: list[RankHistory]) -> str:
+def grows(ranks: Ranks) -> str:
     """Memory that keeps growing, for example by a list of losses with their graphs, ends in out of memory."""
-    for history in histories:
+    for history in ranks.histories:
         lows = [low for _, low, _, _ in history.series["memory"].points()]
         quarter = len(lows) // 4
         if quarter < 4 or history.totals["steps"] < LEAK_STEPS:
             continue
         parts = [min(lows[i * quarter : (i + 1) * quarter]) for i in range(1, 4)]  # the first is warm-up
         if parts[0] * GROWS < parts[1] * GROWS**0.5 < parts[2]:
-            return f"memory grows on {_who(history, histories)}: from {gib(parts[0])} to {gib(parts[2])}"
+            return f"memory grows on {ranks.name(history)}: from {gib(parts[0])} to {gib(parts[2])}"
     return ""
 
 
-def no_problem(histories: list[RankHistory]) -> str:
+def no_problem(ranks: Ranks) -> str:
     """Nothing to act on: report the memory. Ranks on the CPU share that of their host."""
-    worst = max(histories, key=lambda h: h.memory_peak)
+    worst = max(ranks.histories, key=lambda h: h.memory_peak)
     if not worst.memory_peak:
         return ""
     if not worst.memory_limit:
         return f"memory peaks at {gib(worst.memory_peak)}"
     shares_it = (
-        [h for h in histories if h.device == "cpu" and h.host == worst.host] if worst.device == "cpu" else [worst]
+        [h for h in ranks.histories if h.device == "cpu" and h.host == worst.host] if worst.device == "cpu" else [worst]
     )
     peak, together = sum(h.memory_peak for h in shares_it), f" of {len(shares_it)} ranks" if len(shares_it) > 1 else ""
     return f"memory fits: peak {gib(peak)}{together}, {peak / worst.memory_limit:.0%} of {gib(worst.memory_limit)}"
 
 
-def compute_bound(histories: list[RankHistory]) -> str:
+def compute_bound(ranks: Ranks) -> str:
     """What a step consists of, on the rank that waits least. Empty if the phases are unknown, or how long several ranks
     wait for each other, which they do in backward."""
-    if len(histories) > 1 and not all(h.communicates for h in histories):
+    if len(ranks.histories) > 1 and not all(h.communicates for h in ranks.histories):
         return ""
-    least = min(histories, key=lambda h: h.recent_share("input") + h.recent_share("communication"))
+    least = min(ranks.histories, key=lambda h: h.recent_share("input") + h.recent_share("communication"))
     waits = {phase: least.recent_share(phase) for phase in ("communication", "input")}
     computes = sum(least.recent_share(phase) for phase in ("forward", "backward", "optimizer"))
     if computes < COMPUTES:
@@ -202,50 +265,11 @@ def _filled(reader: RunReader, host: str) -> str:
     return f"memory nearly full, {gib(samples.memory_used)} of {gib(samples.memory_total)}"
 
 
-def _late_rank(histories: list[RankHistory]) -> tuple[RankHistory, float, str] | None:
-    """(history, how many seconds of a step it is behind, phase) of the rank that the others wait for, unless they wait
-    for its whole host."""
-    if len(histories) < 2 or slow_host(histories):
-        return None
-    step = max(h.recent_step_seconds for h in histories)
-    own = {h.rank: h.own_seconds for h in histories}
-    late = max(histories, key=lambda h: own[h.rank])
-    extra = own[late.rank] - (median(own.values()) if len(own) > 2 else min(own.values()))
-    if not step or extra < STRAGGLES * step:
-        return None
-    return late, extra, _most_apart([late], [h for h in histories if h is not late])
-
-
-def _late_host(histories: list[RankHistory]) -> tuple[str, float, str] | None:
-    """(host, lateness as a fraction of a step, phase) of the host all of whose ranks are later than the others."""
-    hosts = by_host(histories)
-    step = max((h.recent_step_seconds for h in histories), default=0.0)
-    if len(hosts) < 2 or not step:
-        return None
-    least = {host: min(h.own_seconds for h in own) for host, own in hosts.items()}
-    late = max(least, key=lambda host: least[host])
-    others = [h for host, own in hosts.items() if host != late for h in own]
-    extra = (least[late] - median(h.own_seconds for h in others)) / step
-    return (late, extra, _most_apart(hosts[late], others)) if extra >= STRAGGLES else None
-
-
 def _most_apart(late: list[RankHistory], others: list[RankHistory]) -> str:
     """The phase with the largest difference in median seconds."""
     return max(
         PHASES, key=lambda p: median(h.recent_seconds(p) for h in late) - median(h.recent_seconds(p) for h in others)
     )
-
-
-def _waiting_hosts(histories: list[RankHistory]) -> dict[str, float]:
-    """Hosts all of whose ranks wait for data, with the smallest fraction of a step that one of them waits."""
-    least = {host: min(h.recent_share("input") for h in own) for host, own in by_host(histories).items()}
-    return {host: share for host, share in least.items() if share >= INPUT_BOUND}
-
-
-def _who(history: RankHistory, among: list[RankHistory]) -> str:
-    """`rank 3`, or with several hosts `rank 3 on node1`."""
-    names = names_of(by_host(among))
-    return f"rank {history.rank} on {names[history.host]}" if len(names) > 1 else f"rank {history.rank}"
 
 
 def _names(histories: list[RankHistory]) -> str:
