@@ -71,7 +71,7 @@ def advise(
     quickest = fastest([asked, *search.ways(name, ranks, parameters, layout)])
     if quickest is None:
         rows += search.rescue(asked)
-    elif quickest is not asked:
+    elif not quickest.is_like(asked):
         rows.append(quickest)
     for other in (other for other in scripts if other != name):
         options = own_parameters(scripts[other], parameters)

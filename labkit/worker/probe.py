@@ -20,7 +20,7 @@ from labkit.worker.hooks import hook
 from labkit.worker.measures.communication import Communication
 from labkit.worker.measures.device_clock import DeviceClock
 from labkit.worker.measures.losses import SEVERAL_OPTIMIZERS, StepLoss
-from labkit.worker.measures.memory import allocator, held_by, host_memory, resident_set
+from labkit.worker.measures.memory import allocator, held_by, host_memory, optimizers, resident_set
 from labkit.worker.measures.profile import StepProfile
 from labkit.worker.measures.trace import VARIABLE as TRACE_MEMORY
 from labkit.worker.measures.trace import StepTrace
@@ -62,6 +62,7 @@ class Probe:
         self._step_started = self._step_ended = self._fetched = self.stepping = 0.0  # marks on the clock within a step
         self._communication = Communication()
         self._waited = self._waited_before = 0.0  # for collectives: until the last mark, and until this step
+        self._place: dict[str, Any] = {}
         self._device_clock: Callable[[], DeviceClock] | None = None  # once the script trains on CUDA
         self._timed: DeviceClock | None = None  # while a step on CUDA is timed
         self._measured: DeviceClock | None = None  # of the newest timed step of this record
@@ -227,7 +228,7 @@ class Probe:
         passes, self.passes = self.passes, 0
         if passes > self._most:
             self._most = passes
-        counted = self._optimizers.counted
+        counted, several = self._optimizers.counted, self._optimizers.several
         steps = self._optimizers.steps_made(optimizer, passes, self.step)
         if self._optimizers.counted is not counted:
             self._begin_training(passes)
@@ -258,7 +259,10 @@ class Probe:
             self._batches.clear()
         self._whole = 0
         if self.step == steps:
-            self._record_model(optimizer)
+            self._find_device(optimizer)
+            self._record_model()
+        elif self._optimizers.several > several:  # now each has its state
+            self._record_model()
         if now >= self._due:
             self._record()
         if self._trace is not None:
@@ -289,21 +293,24 @@ class Probe:
 
     # Off the step path: called at most ten times a second.
 
-    def _record_model(self, optimizer: Any) -> None:
-        """Write what this rank holds and where; by now the script has chosen its device."""
+    def _find_device(self, optimizer: Any) -> None:
+        """After the first step the script has chosen its device."""
         import torch
 
         device = optimizer.param_groups[0]["params"][0].device
         if device.type == "cpu" and torch.cuda.is_initialized():  # offloaded: the step is computed on the GPU
             device = torch.device("cuda", torch.cuda.current_device())
-        place: dict[str, Any] = {"limit": host_memory()}
+        self._place = {"device": str(device), "limit": host_memory()}
         if device.type == "cuda":
             self._memory = allocator(torch, device)
             self._device_clock = lambda: DeviceClock(torch, device)
             properties = torch.cuda.get_device_properties(device)
-            place = {"limit": properties.total_memory, "uuid": str(getattr(properties, "uuid", ""))}
+            self._place |= {"limit": properties.total_memory, "uuid": str(getattr(properties, "uuid", ""))}
         self._communication.hook_functional()
-        self.recorder.write({"k": "model", "device": str(device)} | place | held_by(optimizer))
+
+    def _record_model(self) -> None:
+        """Write what this rank holds and where."""
+        self.recorder.write({"k": "model"} | self._place | held_by(optimizers()))
 
     def _record(self) -> None:
         self._flush()

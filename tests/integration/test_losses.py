@@ -416,16 +416,23 @@ def test_a_second_training_without_a_known_loss_does_not_show_the_first_ones(tra
     assert history.loss_of == "n/a: no backward pass started from a scalar"
 
 
-def alone(tmp_path, loop):
+def alone(tmp_path, loop, **options):
     (tmp_path / "loop.py").write_text(program(loop))
-    run = labkit.launch(tmp_path / "loop.py", nproc_per_node=1, wait=True)
+    run = labkit.launch(tmp_path / "loop.py", nproc_per_node=1, wait=True, **options)
     return run, words.headline(RunReader(run.folder).read_all(), run.status())
 
 
-def test_the_headline_has_the_reason_why_there_is_no_loss(tmp_path):
-    _, headline = alone(tmp_path, GAN)
+def test_of_several_optimizers_all_states_count_and_the_headline_says_why_there_is_no_loss(tmp_path):
+    run, headline = alone(tmp_path, GAN, trace_memory=True)
+    history = RunReader(run.folder).read_all().ranks[0]
+    both = (8 + 1) + (4 + 1) * 8  # parameters of the discriminator and the generator
+    idle = (8 + 1) * 4  # of an optimizer that does not step
+    states = 2 * 4 * both + 4 * 4  # Adam's moments, and a step for each of 4 parameters
 
     assert f"loss {OF_SEVERAL}" in headline
+    held = {"parameters": 4 * (both + idle), "gradients": 4 * both, "optimizer": states}
+    assert history.held == {"device": "cpu", **held}
+    assert history.traced.categories["optimizer"] == states
 
 
 def test_a_training_without_an_optimizer_has_no_steps_and_says_why(tmp_path):

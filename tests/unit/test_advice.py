@@ -166,6 +166,13 @@ def test_what_fits_is_said_and_the_fastest_of_it_is_chosen(ddp):
     assert found.sentences[1].startswith(f"Fastest that fits: {found.best.name}")
 
 
+def test_a_rehearsal_that_holds_more_than_the_formulas_adds_no_second_row(ddp):
+    more = Peak(8 * GIB, "backward", "", {})
+    rows = advise(ddp, decoder(), T4, 2, {}, rehearsed=more).rows
+
+    assert [row.peak for row in rows if row.strategy == "ddp"] == [more]
+
+
 @pytest.mark.parametrize(
     ("saved", "batch", "change", "options"),
     [

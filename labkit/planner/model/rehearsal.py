@@ -49,6 +49,7 @@ def peak_in_a_step(
 
     from labkit.planner.model.fake.fake_run import CPU, FakeRun
     from labkit.planner.model.fake.fakes import Replicated, silence
+    from labkit.worker.measures.memory import optimizers
     from labkit.worker.measures.tracker import Tracker
 
     fake_run = FakeRun(text, argv, path, on_gpu, skewed)
@@ -77,7 +78,7 @@ def peak_in_a_step(
         _make_state(stepping, alike)
         model.train()
         tracker = Tracker()
-        tracker.mark_training([model], [optimizer])
+        tracker.mark_training([model], optimizers())
         tracker.mark(batches.tensors(batch), "activations")
         with tracker:
             script.forward_backward(model, batch, data, scaler, args)

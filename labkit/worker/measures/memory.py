@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import psutil
 
 from labkit.record.container import memory_limit
 
-__all__ = ["allocator", "held_by", "host_memory", "resident_set"]
+__all__ = ["allocator", "held_by", "host_memory", "optimizers", "resident_set"]
 
 
 def resident_set() -> Callable[[], dict[str, float]]:
@@ -63,11 +64,17 @@ def host_memory() -> int:
     return total if limit is None else min(total, limit)
 
 
-def held_by(optimizer: Any) -> dict[str, int]:
+def optimizers() -> list[Any]:
+    """Every optimizer of this process: a GAN has two, and some wrap others."""
+    from torch.optim import Optimizer
+
+    return [thing for thing in gc.get_objects() if issubclass(type(thing), Optimizer)]
+
+
+def held_by(optimizers: Iterable[Any]) -> dict[str, int]:
     """Bytes of parameters, gradients and optimizer state on this rank; only the local shard of a sharded tensor."""
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    local = getattr(optimizer, "optim", optimizer)  # ZeroRedundancyOptimizer has this rank's shard in .optim
-    state = [v for values in local.state.values() for v in values.values()]
+    parameters = {id(p): p for each in optimizers for group in each.param_groups for p in group["params"]}.values()
+    state = {id(v): v for each in optimizers for values in each.state.values() for v in values.values()}.values()
     return {
         "parameters": sum(map(_bytes, parameters)),
         "gradients": sum(_bytes(p.grad) for p in parameters if p.grad is not None),

@@ -6,6 +6,7 @@ import gc
 import sys
 from typing import Any
 
+from labkit.worker.measures.memory import optimizers
 from labkit.worker.recorder import Recorder
 
 __all__ = ["VARIABLE", "StepTrace"]
@@ -77,7 +78,7 @@ class StepTrace:
         modules = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.nn.Module)]
         device = self._optimizer.param_groups[0]["params"][0].device.type  # for offloaded parameters, the CPU
         self._tracker = Tracker("cuda" if torch.cuda.is_initialized() else device)
-        self._tracker.mark_training(modules, [self._optimizer])
+        self._tracker.mark_training(modules, optimizers())
         self._tracker.__enter__()
 
 
