@@ -20,7 +20,7 @@ def make_optimizer(model, mesh, args):
 
 
 # %% step
-from copy import copy
+import copy
 from functools import partial
 from types import SimpleNamespace
 
@@ -108,7 +108,7 @@ class HuggingFaceStage(nn.Module):
 
 
 def without(module, names):  # a copy that shares all but these children
-    shared = copy(module)
+    shared = copy.copy(module)
     shared._modules = {n: Elsewhere() if n in names else child for n, child in module._modules.items()}
     return shared
 
