@@ -71,7 +71,8 @@ saved = lab.ask("FSDP's peak on two ranks, as a share of DDP's", default=50, uni
 # applies its small updates. Weight, gradient, copy and moments, 2 + 2 + 4 + 8 bytes, are 16 again; bf16 throughout
 # takes
 # 8. **On a GPU** AdamW updates all parameters at once, which takes another 4 bytes per parameter during the update, 20
-# in all, unless `fused=True`. 16 bytes per parameter is eight times the size of a bf16 checkpoint.
+#    in all, unless `fused=True` (labkit's `optimizer="adamw_fused"`). 16 bytes per parameter is eight times the size of
+#    a bf16 checkpoint.
 #
 # `labkit.plan` works out the states and the activations without running anything, and `launch(plan)` keeps the
 # prediction with the run.

@@ -232,10 +232,10 @@ lab.plans(wide, devices=("2xT4", "4xA100 80", "8xA100 80"), global_batch_size=10
 #   optimizer's step, when nothing is left to hide that.
 # - `pipeline` (lab 08), `tensor_parallel` (lab 09), `hybrid` (lab 10), `context_parallel` (lab 21). `fsdp1` is torch's
 #   older FSDP.
-# - DDP with activation checkpointing needs 15.6 GiB, 20 bytes per parameter at the optimizer's step (lab 06). With
-#   AdamW's `fused=True` as well it just fits, in 13.3.
+# - `ddp`, second row: with activation checkpointing alone it needs 15.6 GiB, 20 bytes per parameter at the optimizer's
+#   step (lab 06); with fused AdamW as well it just fits.
 #
-# **What to try, in this order:** DDP; activation checkpointing; FSDP, a unit per block; then lab 12.
+# **What to try, in this order:** DDP; activation checkpointing and fused AdamW; FSDP, a unit per block; then lab 12.
 
 # %%
 large = {"vocabulary": 50257, "context": 1024, "width": 1280, "heads": 20, "layers": 36}

@@ -20,7 +20,7 @@ WIDTH, LEFT, RIGHT = 760, 132, 224  # LEFT: room for names; RIGHT: room for note
 ROW, GAP, TOP, BOTTOM = 15, 5, 16, 18
 NEAR = 4.0  # a limit up to this multiple of the longest bar is drawn
 FAR = 2.5  # a bar longer than this multiple of the limit is cut
-LETTER = 5.3  # pixels per character at this font size, to fit text
+LETTER, BROAD = 5.3, 5.9  # pixels per character at this font size: the usual, and the most of a category's name
 
 
 class Bar(NamedTuple):
@@ -93,7 +93,7 @@ def _bar(row: Bar, y: float, scale: float, line: float | None, *, first: bool) -
         size = row.held.get(category, 0)
         width = min(size * scale, end - x)
         if width > 0:
-            shown = category if len(category) * LETTER < width - 8 else ""
+            shown = category if len(category) * BROAD < width - 6 else ""
             inside = f'<text x="{x + 3:.1f}" y="{middle}" fill="#000">{shown}</text>' if shown else ""
             drawn += (
                 f'<g><title>{escaped(f"{category} {gib(size)}")}</title><rect x="{x:.1f}" y="{y}" '
