@@ -38,6 +38,8 @@ def _data(facts: ModelFacts, layout: Layout) -> str:
 
 
 def _divided(facts: ModelFacts, layout: Layout) -> str:
+    if layout.shards > 1 and facts.scalar:
+        return f"FSDP does not shard scalar parameters: give {facts.scalar} the shape (1,)"
     if layout.context > 1 and facts.positions % (2 * layout.context):
         return f"{facts.positions:,} positions do not split into 2 chunks for each of {layout.context} context ranks"
     if layout.strategy == "expert_parallel":

@@ -171,6 +171,18 @@ def test_what_cannot_be_is_refused_with_what_to_do(script, options, message):
         labkit.plan(script, **options)
 
 
+SCALAR = MODEL.replace("        self.norm,", "        self.scale = nn.Parameter(torch.ones(()))\n        self.norm,")
+SPARSE = MODEL.replace("nn.Embedding(vocabulary, width)", "nn.EmbeddingBag(vocabulary, width, sparse=True)").replace(
+    "self.tokens(tokens)", "self.tokens(tokens.reshape(-1, 1)).unflatten(0, tokens.shape)"
+)
+
+
+@pytest.mark.parametrize(("model", "message"), [(SCALAR, "give scale the shape"), (SPARSE, "omit sparse=True")])
+def test_what_fsdp_cannot_train_is_refused_before_it_fails(model, message):
+    with pytest.raises(labkit.LaunchError, match=message):
+        labkit.plan(Script.load("fsdp").with_cells(model=model), nproc_per_node=2)
+
+
 RECURRENT = """
 from torch import nn
 

@@ -88,6 +88,7 @@ def count(
         undivided,
         model.positions(),
         keys,
+        next((name for name, parameter in model.module.named_parameters() if not parameter.dim()), ""),
     ).to_json()
 
 

@@ -115,7 +115,7 @@ class ModelFacts:
     on values. `experts`: among which a router chooses. `divides`: of the strategies that suit some models only
     (context_parallel, expert_parallel), those whose cells accept this one. `undivided`: why ranks cannot divide its
     experts. `positions` of each sample, 0 if the tensors of a batch differ in them; `keys`: elements of the keys and
-    values of one attention, per sample.
+    values of one attention, per sample. `scalar`: the name of a parameter without dimensions, which FSDP refuses.
     """
 
     units: tuple[Unit, ...]
@@ -136,6 +136,7 @@ class ModelFacts:
     undivided: str = ""
     positions: int = 0
     keys: int = 0
+    scalar: str = ""
 
     @property
     def elements(self) -> int:

@@ -13,7 +13,6 @@ import torch
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
-from labkit.errors import LabError
 from labkit.planner.model.facts import ByteCount, Work
 
 __all__ = ["Operator", "flops_of", "operator_of", "work_of"]
@@ -125,7 +124,8 @@ def _is_depthwise(args: Sequence[Any]) -> bool:
 
 def _bytes(values: Any) -> int:
     """Bytes of all tensors in it; of an expanded one, those that exist."""
-    tensors = [value for value in tree_leaves(values) if isinstance(value, torch.Tensor)]
-    if any(tensor.is_sparse for tensor in tensors):
-        raise LabError("the model has sparse gradients (sparse=True), which under DDP are rehearsed as dense ones")
-    return sum(min(each.numel() * each.element_size(), each.untyped_storage().nbytes()) for each in tensors)
+    return sum(
+        min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
+        for tensor in tree_leaves(values)
+        if isinstance(tensor, torch.Tensor)
+    )

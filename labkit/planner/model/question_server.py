@@ -22,7 +22,6 @@ import traceback
 from contextlib import suppress
 from typing import Any
 
-from labkit.errors import LabError
 from labkit.planner.model.answers import Reads
 
 PR_SET_PDEATHSIG = 1
@@ -123,7 +122,9 @@ def _why(error: Exception) -> str:
     if type(error).__name__ in DEPENDS_ON_DATA:
         why = "the result depends on a tensor's values, but tensors in a plan have none"
         return f"{why}; plan a copy of the model without this line"
-    return str(error) if isinstance(error, LabError) else f"{type(error).__name__}: {str(error).strip()}"
+    if "SparseTensorImpl" in str(error):
+        return "the model has sparse gradients (sparse=True); under DDP, a rehearsal takes them to be dense"
+    return f"{type(error).__name__}: {str(error).strip()}"
 
 
 def _where(error: BaseException) -> str:
