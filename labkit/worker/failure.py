@@ -26,6 +26,8 @@ __all__ = ["exit_code", "show", "write"]
 OURS = str(Path(__file__).parent)
 # A DataLoader worker's exception is re-raised with the worker's whole traceback as its message.
 FROM_WORKER = "Original Traceback (most recent call last):"
+# torch's dispatcher ends its message with a table of all backends, of some 60 lines.
+BACKENDS = re.compile(r" This could be because the operator doesn't exist for this backend.*", re.DOTALL)
 LONGEST_TRACEBACK = 100_000  # characters
 NAMED_CAUSES = 3
 DEVICE_MEMORY = re.compile(
@@ -133,7 +135,7 @@ def _message(error: BaseException) -> dict[str, Any]:
         with suppress(TypeError, LookupError):  # another class with this attribute
             inner = next(iter(failures.values()))[0]
             text = f"on rank {', '.join(map(str, failures))}: {type(inner).__name__}: {_text(inner)}"
-    return {"message": shortened(text)}
+    return {"message": shortened(BACKENDS.sub("", text))}
 
 
 def _causes(error: BaseException) -> dict[str, Any]:
@@ -155,7 +157,7 @@ def _origins(error: BaseException) -> Iterator[BaseException]:
 
 
 def _traceback(error: BaseException) -> dict[str, Any]:
-    lines = "".join(map(shortened, traceback.format_exception(error)))
+    lines = "".join(shortened(BACKENDS.sub("\n", text)) for text in traceback.format_exception(error))
     return {"traceback": shortened(lines, LONGEST_TRACEBACK).splitlines(keepends=True)}
 
 

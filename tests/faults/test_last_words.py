@@ -113,6 +113,10 @@ RAISED = {
     "a code that exits": ("sys.exit(type('Code', (), {'__str__': lambda self: sys.exit(0)})())", "stopped: .*failed"),
     "odd failures": ("raise type('Odd', (Exception,), {'failures': {1: 2}})('odd')", "Odd: odd"),
     "surrogates": ("raise ValueError('caf\\udce9')", "ValueError: caf"),
+    "a table of backends": (
+        "import torch\n    torch.ones(2).to_sparse().cumsum(0)",
+        r"NotImplementedError: Could not run 'aten::cumsum' with arguments from the 'SparseCPU' backend\.$",
+    ),
     "a group": (
         "raise ExceptionGroup('of two', [ValueError('this'), KeyError('that')])",
         r"ExceptionGroup: of two \(2 sub-exceptions\), caused by ValueError: this; KeyError: 'that'",
