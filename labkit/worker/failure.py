@@ -157,7 +157,12 @@ def _origins(error: BaseException) -> Iterator[BaseException]:
 
 
 def _traceback(error: BaseException) -> dict[str, Any]:
-    lines = "".join(shortened(BACKENDS.sub("\n", text)) for text in traceback.format_exception(error))
+    report = traceback.TracebackException.from_exception(error, compact=True)
+    link: traceback.TracebackException | None = report
+    while link is not None:
+        link.stack[:] = [frame for frame in link.stack if not frame.filename.startswith(OURS)]
+        link = link.__cause__ or link.__context__
+    lines = "".join(shortened(BACKENDS.sub("\n", text)) for text in report.format())
     return {"traceback": shortened(lines, LONGEST_TRACEBACK).splitlines(keepends=True)}
 
 

@@ -176,6 +176,21 @@ def test_whatever_is_raised_its_record_names_it_in_bounded_words(tmp_path, last,
     assert not isinstance(error, SystemExit) or written.exit_code(error) == 1
 
 
+def test_a_traceback_through_a_hook_of_ours_has_no_line_of_it(tmp_path):
+    folder, hook = RunFolder(tmp_path), {}
+    exec(compile("def call(function):\n    function()", f"{written.OURS}/hooks.py", "exec"), hook)
+    folder.rank(1).mkdir(parents=True)
+    try:
+        hook["call"](lambda: 1 / 0)
+    except ZeroDivisionError as error:
+        written.write(folder, 1, error, step=3)
+
+    assert re.findall(r"in (\S+)\n", folder.error(1).read_text().replace("\\n", "\n")) == [
+        "test_a_traceback_through_a_hook_of_ours_has_no_line_of_it",
+        "<lambda>",
+    ]
+
+
 def test_ranks_whose_errors_differ_only_in_further_lines_failed_alike(tmp_path):
     """Such as those of DDP for parameters without a gradient, which name the rank."""
     folder = RunFolder(tmp_path)
