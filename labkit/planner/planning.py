@@ -86,7 +86,7 @@ def plan(
             problems.append(f"nothing was measured: this machine has no {kind.name}; the speed is from its data sheet")
         if count is None and nproc_per_node == "auto" and not kind.is_this_machine:
             problems.append(
-                f"device={device!r} has no number, so there are as many as this machine would run ranks: "
+                f"without a number in device={device!r} there are as many as this machine would run ranks, "
                 f"{ranks // kind.nodes}; '1x{kind.name}' is one"
             )
         problems += _about_facts(facts, kind) if facts else []

@@ -15,6 +15,7 @@ from strategies.matrix import IMAGES
 import labkit
 from labkit import Script
 from labkit.launcher.checks import release_of
+from labkit.launcher.hardware import hardware
 from labkit.planner import constraints
 from labkit.planner.data_sheets import device_named
 from labkit.planner.layout import layout_of
@@ -219,6 +220,15 @@ def test_a_recurrent_model_is_planned_where_it_trains_and_refused_where_it_does_
     refused = {row.strategy for row in plan.advice.rows if not row.layout or not row.peak}
     assert plan.fits
     assert {"pipeline", "tensor_parallel"} <= refused
+
+
+def test_a_device_without_a_number_is_as_many_as_this_machine_would_run_ranks_and_the_plan_says_so():
+    here = hardware().default_ranks
+    plan = labkit.plan("ddp", device="RTX 4090")
+
+    assert plan.ranks == here
+    assert str(plan).startswith(f"ddp on {here} x RTX 4090 ")
+    assert f"as many as this machine would run ranks, {here}; '1xRTX 4090' is one" in str(plan)
 
 
 @pytest.mark.skipif(release_of(torch.__version__) < (2, 11), reason="the script itself refuses before torch 2.11")
