@@ -94,6 +94,7 @@ lab.explore(draw.hosts, nproc_per_node=[1, 2, 4, 8], nnodes=[1, 2, 4])
 # | `--node-rank 0`, `1` | which of them this is: the only word that differs |
 # | `--master-addr`, `--master-port` | where all meet: an address of the first node that the others reach |
 # | `--max-restarts 0` | a restart is a new launch, from the newest checkpoint: torch's own way is unreliable |
+# | `--` | the end of torchrun's own options: the script and its options follow |
 #
 # An address, not a name: Debian, Ubuntu and WSL2 write the host's own name into /etc/hosts as 127.0.1.1, so the first
 # node would wait where nobody else can come. This is *static* rendezvous: the number of nodes is fixed.
