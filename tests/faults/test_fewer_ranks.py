@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from faults.scene import STEPPED, assert_over
+from strategies.matrix import script
 
 import labkit
 from labkit import Script
@@ -32,11 +33,11 @@ def losing_a_device(script: Script) -> Script:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("strategy", ["fsdp", pytest.param("ddp", marks=pytest.mark.soak)])
 def test_a_run_goes_on_without_the_device_that_is_gone(strategy):
-    whole = labkit.launch(strategy, **OPTIONS, wait=True).metrics()
+    whole = labkit.launch(script(strategy), **OPTIONS, wait=True).metrics()
 
-    script = losing_a_device(Script.load(strategy))
+    losing = losing_a_device(script(strategy))
     devices = {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}
-    run = labkit.launch(script, **OPTIONS, env=devices, save_every=2, retries=2, min_ranks=2, wait=True)
+    run = labkit.launch(losing, **OPTIONS, env=devices, save_every=2, retries=2, min_ranks=2, wait=True)
 
     state, metrics = run.status(), run.metrics()
     assert (state.state, state.attempt, state.ranks) == ("succeeded", 3, 3)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import pytest
 from faults.scene import assert_over, falling, wait_for_step
+from strategies.matrix import script
 
 import labkit
-from labkit import Script
 
 
 @pytest.mark.parametrize("strategy", ["single", *(pytest.param(s, marks=pytest.mark.soak) for s in ("ddp", "fsdp"))])
 def test_the_curve_continues_as_if_nothing_had_happened(strategy: str) -> None:
     ranks = 1 if strategy == "single" else 2
     options = {"nproc_per_node": ranks, "steps": 8, "global_batch_size": 16, "precision": "fp64"}
-    whole = labkit.launch(strategy, **options, wait=True).metrics()
+    whole = labkit.launch(script(strategy), **options, wait=True).metrics()
 
-    run = labkit.launch(falling(Script.load(strategy), step=6), **options, save_every=4, retries=2, wait=True)
+    run = labkit.launch(falling(script(strategy), step=6), **options, save_every=4, retries=2, wait=True)
 
     state, metrics = run.status(), run.metrics()
     assert (state.state, state.attempt, len(state.earlier)) == ("succeeded", 2, 1)  # and no third, though it may
@@ -58,8 +58,8 @@ def test_a_stopped_run_is_not_restarted() -> None:
 
 @pytest.mark.soak
 def test_ten_of_ten_recover() -> None:
-    script = falling(Script.load("ddp"), step=6)
-    recovered = [labkit.launch(script, steps=8, save_every=4, retries=1, wait=True) for _ in range(10)]
+    ddp = falling(script("ddp"), step=6)
+    recovered = [labkit.launch(ddp, steps=8, save_every=4, retries=1, wait=True) for _ in range(10)]
 
     assert [run.status().attempt for run in recovered] == [2] * 10
     print(f"{len(recovered)} of 10 recovered")

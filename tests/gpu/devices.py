@@ -94,7 +94,8 @@ def stopped_and_saved(run: labkit.Run) -> int:
 
 
 def losses(name: str | Script, ranks: int, **options: Any) -> list[float]:
-    run = labkit.launch(name, nproc_per_node=ranks, steps=6, precision="fp64", wait=True, **options)
+    options |= {"steps": 6, "global_batch_size": 16, "precision": "fp64", "wait": True}
+    run = labkit.launch(name, nproc_per_node=ranks, **options)
     return list(run.losses())
 
 

@@ -236,7 +236,7 @@ def test_compiled_and_fused_sixteen_bits_train(figures):
 def test_a_step_takes_as_long_as_the_data_sheet_lets_expect(figures):
     """For the report: planned from the data sheet, planned from a measurement, and run."""
     precision = HALF if CUDA else "fp32"  # a CPU is slow in 16 bits
-    run = labkit.launch("single", nproc_per_node=1, steps=30 if CUDA else 8, precision=precision, wait=True)
+    run = labkit.launch("single", nproc_per_node=1, steps=30 if CUDA else 3, precision=precision, wait=True)
     steps = run.metrics()["step_seconds"].dropna()
     figures["measured, ms"] = 1e3 * float(steps.median())
     sheet = labkit.plan("single", nproc_per_node=1, precision=precision).step

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from strategies.matrix import script
 
 import labkit
 from labkit.record import RunReader
@@ -27,7 +28,7 @@ def test_a_straggler_under_fsdp_is_the_rank_that_does_not_wait():
 
 @pytest.mark.parametrize("name", ["ddp", pytest.param("fsdp", marks=pytest.mark.soak)])
 def test_the_phases_of_a_step_exclude_each_other(name):
-    run = labkit.launch(name, nproc_per_node=2, steps=30)
+    run = labkit.launch(script(name), nproc_per_node=2, steps=30, global_batch_size=8)
     metrics = run.metrics().dropna(subset=["communication"])
     phases = metrics[["input", "forward", "backward", "optimizer", "communication"]]
 
@@ -38,7 +39,7 @@ def test_the_phases_of_a_step_exclude_each_other(name):
 
 def test_a_single_step_under_ddp_is_measured():
     """Its reducer has no times to tell yet."""
-    run = labkit.launch("ddp", nproc_per_node=2, steps=1)
+    run = labkit.launch(script("ddp"), nproc_per_node=2, steps=1, global_batch_size=8)
 
     assert run.metrics().dropna(subset=["step_seconds"])["step"].tolist() == [1, 1]
     assert "labkit:" not in run.logs(stream="stderr")

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-
-from labkit import Script
+from strategies.matrix import script
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 
@@ -22,7 +21,7 @@ def documents(name):
 @pytest.fixture
 def nodes(tmp_path):
     """`train(argv, environment of each of two nodes)`: their exit codes and all they printed."""
-    Script.load("ddp", "checkpoints").write(tmp_path / "train.py")
+    script("ddp", "transformer", "checkpoints").write(tmp_path / "train.py")
     started = []
 
     def train(argv, environments):

@@ -18,8 +18,7 @@ def with_a_large_head() -> Script:
     composed = script("single")
     model = composed.cells["model"].text
     assert "vocabulary=256" in model
-    data = composed.cells["data"].text.replace("limit=2**20", "limit=2**16")
-    return composed.with_cells(model=model.replace("vocabulary=256", f"vocabulary={VOCABULARY}"), data=data)
+    return composed.with_cells(model=model.replace("vocabulary=256", f"vocabulary={VOCABULARY}"))
 
 
 @pytest.mark.timeout(600)

@@ -153,13 +153,15 @@ MATRIX = [
 
 
 def script(name: str, model: str = "transformer", *extras: str) -> Script:
-    """One of labkit's scripts with a model that trains in a second."""
+    """One of labkit's scripts with a model and a test set that take a second."""
     composed = Script.load(name, *extras, task="mixture" if model == "mixture" else "bytes")
     if model in ("CNN", "MLP"):
         return composed.with_cells(model={"CNN": CNN, "MLP": MLP}[model], data=IMAGES)
     text, sizes = composed.cells["model"].text, "width=128, heads=4, layers=4"
-    assert sizes in text
-    return composed.with_cells(model=text.replace(sizes, "width=32, heads=4, layers=4"))
+    data, limit = composed.cells["data"].text, "limit=2**20"
+    assert sizes in text and limit in data
+    model = text.replace(sizes, "width=32, heads=4, layers=4")
+    return composed.with_cells(model=model, data=data.replace(limit, "limit=2**16"))
 
 
 def edited(script: Script, edits: dict[str, str]) -> Script:

@@ -129,9 +129,6 @@ def trained(
 
 def composed_of(strategy: str, model: str, *extras: str) -> labkit.Script:
     made = script(strategy, model, *extras)
-    if model in ("transformer", "mixture"):
-        assert "limit=2**20" in (data := made.cells["data"].text)
-        made = made.with_cells(data=data.replace("limit=2**20", "limit=2**16"))
     return made.with_cells(data=made.cells["data"].text.rstrip() + IN_ORDER) if "streaming" in extras else made
 
 
