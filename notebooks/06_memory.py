@@ -188,8 +188,8 @@ lab.plans(gpt, global_batch_size=8)
 
 # %% [markdown]
 # On a T4 even DDP fits. FSDP needs a third less on two ranks, and 72% less on eight, where activations are few: not
-# 7/8, because its own peak is in backward. Its step is slightly shorter, although it waits more: each rank updates only
-# its part of the parameters.
+# 7/8, because its own peak is in backward. On two T4s its step takes as long as DDP's; on the A100s it is shorter,
+# although it waits more, because each rank updates only its part of the parameters.
 #
 # A popular article gives 28 GB for a model of 7 billion parameters on one GPU, and 14 GB each with FSDP on two. 28 GB
 # is the parameters alone, and 14 GB half of them. With gradients and AdamW it is 112 GB, and 56 GB on each of two,

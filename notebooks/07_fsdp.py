@@ -218,9 +218,9 @@ lab.plans(wide, devices=("2xT4", "4xA100 80", "8xA100 80"), global_batch_size=10
 # %% [markdown]
 # DDP's peak is those 20 GiB and 5 more, which AdamW needs while it updates all parameters at once (lab 06). On two T4s
 # FSDP is 0.4 GiB over, because each of its units is a fifth of the model, 1 GiB: 10 GiB of states, and 4.5 units on top
-# of them. With CPU offload it fits, at a price: on the A100s, where both are planned, a step takes some fifteen times
-# as long, because AdamW runs on the CPU and shards cross PCIe, the bus to the host (both speeds are assumed). On the
-# A100s FSDP sends 1.4 times as much as DDP (of five units the root is not gathered twice), and its step is probably
+# of them. With CPU offload it fits, at a price: on the A100s, where both are planned, a step takes twelve to fourteen
+# times as long, because AdamW runs on the CPU and shards cross PCIe, the bus to the host (both speeds are assumed). On
+# the A100s FSDP sends 1.4 times as much as DDP (of five units the root is not gathered twice), and its step is probably
 # shorter all the same: each rank updates only its own part of the parameters.
 #
 # **A model that plain DDP cannot train on two T4s:** GPT-2 large with an output layer of its own, 838 million
