@@ -227,7 +227,7 @@ lab.plans(wide, devices=("2xT4", "4xA100 80", "8xA100 80"), global_batch_size=10
 # parameters, one sample of 1,024 tokens on each rank. FSDP is not the only way that fits; the table under the plan has
 # others:
 #
-# - `zero2`: FSDP with `never`. On two ranks backward hides the second gather, so it gains nothing here.
+# - `zero2`: FSDP with `never`. On two ranks backward hides the second gather, so it gains little here.
 # - `zero1`: torch's ZeRO-1 (`ZeroRedundancyOptimizer`). It is slow, because it broadcasts each parameter after the
 #   optimizer's step, when nothing is left to hide that.
 # - `pipeline` (lab 08), `tensor_parallel` (lab 09), `hybrid` (lab 10), `context_parallel` (lab 21). `fsdp1` is torch's
