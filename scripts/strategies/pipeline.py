@@ -76,7 +76,7 @@ class Stage(nn.Module):
                 if not torch.is_tensor(x := block(x)):
                     kind = f"{type(block).__name__} returned a {type(x).__name__}"
                     raise SystemExit(f"{kind}: a block of a pipeline must return one tensor; wrap it, or use fsdp")
-            return self.unembed(x)
+            return self.unembed(x).contiguous()  # it is sent
         except AttributeError as error:
             raise SystemExit(f"{error}: the first stage has what precedes blocks, the last what follows") from error
 

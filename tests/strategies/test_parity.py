@@ -55,6 +55,14 @@ def test_every_strategy_trains_what_one_rank_trains(row, reference):
     assert_the_same(row, row.models[0], reference)
 
 
+def test_activations_of_any_strides_are_sent_to_the_next_stage(reference):
+    """Such as those of an image's patches, which are flattened and transposed."""
+    embedded = "self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))"
+    transposed = edited(script("pipeline"), {embedded: f"({embedded}).mT.contiguous().mT"})
+
+    assert difference(curve(transposed, 2), reference()) < 1e-9
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_in_single_precision_to_five_digits():
