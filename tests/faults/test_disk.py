@@ -57,7 +57,8 @@ def test_training_continues_when_only_records_do_not_fit(small_disk: Path) -> No
 
 
 def test_a_checkpoint_that_does_not_fit_is_not_started(small_disk: Path) -> None:
-    run = labkit.launch("ddp", runs_dir=small_disk / "runs", nproc_per_node=1, steps=3, save_every=1, wait=True)
+    options = {"nproc_per_node": 1, "steps": 3, "global_batch_size": 4, "save_every": 1}
+    run = labkit.launch("ddp", runs_dir=small_disk / "runs", **options, wait=True)
 
     assert "step 2 not saved: " in run.logs(rank=0)
     assert not list(run.folder.checkpoints.glob("step-*"))

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from strategies.matrix import IMAGES
+from strategies.matrix import IMAGES, script
 
 import labkit
 from labkit import Script
@@ -76,7 +76,7 @@ def test_a_plan_for_hosts_is_one_for_all_their_ranks_and_is_launched_on_none_of_
 
 
 def test_a_run_without_a_plan_or_a_trace_says_how_to_get_one():
-    run = labkit.launch("single", nproc_per_node=1, steps=1, wait=True)
+    run = labkit.launch(script("single"), nproc_per_node=1, steps=1, global_batch_size=4, wait=True)
 
     assert "no step was traced; launch(…, trace_memory=True) traces" in str(run.memory())
 
