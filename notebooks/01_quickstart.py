@@ -102,9 +102,9 @@ single.wait()
 # %% [markdown]
 # ## Train on two, with DDP
 #
-# All that changes in labkit's script is one cell, and the line that matters is the one with `DistributedDataParallel`.
-# The rest was there already: `single`, too, starts a process group, chooses its device and splits every batch, but
-# there is only one rank to split it among.
+# Besides its first line, one cell of labkit's script changes, and the line that matters is the one with
+# `DistributedDataParallel`. The rest was there already: `single`, too, starts a process group, chooses its device and
+# splits every batch, but there is only one rank to split it among. The new words are explained below.
 
 # %%
 scripts["ddp"].diff(scripts["single"])
@@ -125,16 +125,18 @@ ddp = labkit.launch(scripts["ddp"], nproc_per_node=nproc_per_node, **options)
 ddp.wait()
 
 # %% [markdown]
-# **How to read this.** The time beside *succeeded* includes starting Python and torch. *Communication* is a rank's time
-# in collectives. The faster rank waits in them for the slower one; so the smaller of the two shares is what sending
-# costs, and the rest of the larger one is lost time. *State held* is what a rank keeps of parameters, gradients and
-# optimizer state; *peak resident set* is the whole process, mostly Python and torch, and says little about a model this
-# small. *Busy* is the whole machine, other programs included.
+# **How to read this.** The time beside *succeeded* includes starting Python and torch. *Communication* is
+# a rank's time in collectives. The faster rank waits in them for the slower one; so the smaller of the two shares is
+# what sending costs, which is what the headline and the table below show, and the rest of the larger one is lost time.
+# *State held* is what a rank keeps of parameters, gradients and optimizer state; *peak resident set* is the whole
+# process, mostly Python and torch, and says little about a model this small. *Busy* is the whole machine, other
+# programs included.
 #
 # ## Train on two, with FSDP
 #
 # DDP keeps the whole model on every rank. **FSDP** (fully sharded data parallel) cuts the model up: each rank keeps a
-# part, a **shard**, and the ranks lend each other their parts for as long as they compute with them.
+# part, a **shard**. Every rank still computes all layers: for each it borrows what it lacks from the others, and gives
+# it back afterwards (lab 07 draws this).
 
 # %%
 draw.replicas(nproc_per_node, share=1 / nproc_per_node)
@@ -180,10 +182,10 @@ lab.score()
 # state. DDP repeats it on every rank; FSDP divides it by the number of ranks.
 #
 # **Less than twice as fast.** Each rank has half of the samples, so at best it computes for half as long. *Computing in
-# a step*, above, is what it took: what exceeds half is lost because ranks share caches, memory and cores, also with
-# other programs (if *busy* in the single run's panel is well above one core's share, the other core was not free). The
-# rest of the loss is *communication*. With a GPU for each rank the first part is gone. (The table covers whole
-# trainings, the panels the last steps.)
+# a step*, above, is what it took: anything above half is lost because the ranks share caches, memory and cores with
+# each other and with other programs (on two cores, if *busy* in the single run's panel is well above 50%, the other
+# core was not free). The rest of the lost time is *communication*. With a GPU for each rank the first part is gone.
+# (The table covers whole runs, the panels the last steps.)
 #
 # ## On 2 × T4 and 8 × A100
 #
@@ -193,10 +195,10 @@ lab.score()
 lab.plans({"DDP": scripts["ddp"], "FSDP": scripts["fsdp"]}, global_batch_size=global_batch_size)
 
 # %% [markdown]
-# A model this small fits everywhere, so the few MiB that FSDP saves do not matter, and it spends more of each step
-# waiting. (A step's time includes launching its kernels.) Labs 06 and 07 have models that need it. The bars show one
-# moment, the peak of a step. There an FSDP rank also holds gathered parameters (*communication*), and gradients that
-# are not yet divided, or none (lab 06).
+# A model this small fits everywhere, so the few MiB that FSDP saves do not matter, and its step is longer: on two T4s
+# because it waits more; on eight A100s because its many small operations have to be launched, which takes longer than
+# they do. Labs 06 and 07 have models that need it. The bars show one moment, the peak of a step. There an FSDP rank
+# also holds gathered parameters (*communication*).
 #
 # ## Leave with a plain script
 #

@@ -70,7 +70,7 @@ def new_model(seed):
 
 def by_hand(model, x, y):
     for p in model.parameters():
-        dist.broadcast(p.data, src=0)  # the same weights
+        dist.broadcast(p.data, src=0)  # the same weights; DDP does this once, when it wraps the model
     F.cross_entropy(model(x), y).backward()  # its own samples
     for p in model.parameters():
         dist.all_reduce(p.grad)  # the sum of all ranks' gradients,
@@ -138,17 +138,18 @@ lab.measure_each({sent_once: total["one backward"], with_no_sync: total["no_sync
 draw.bars(total, unit="B", title=f"handed to all_reduce: one backward, and a step of {micro_batches} micro-batches")
 
 # %% [markdown]
-# **Two all-reduces:** backward starts at the end of the model. fc2, fc1 and the weight of conv3 reach 1 MiB and close
-# the first bucket; all the rest, from conv3's bias on, stays below 25 MiB and is sent at the end. A gradient is sent in
-# its parameter's dtype, here fp32, so one backward hands the model to `all_reduce` once (lab 02 counts what that puts
-# on the wire). Every micro-batch's backward would send it again, though only the sum is needed: always use `no_sync`
-# when you accumulate, as Hugging Face's Trainer does for you, and Accelerate within `accelerator.accumulate`. Run
-# forward inside the `with` as well: DDP decides there whether to send.
+# **Two all-reduces:** backward starts at the end of the model. fc2, fc1 and the weight of conv3 reach 1
+# MiB and close the first bucket; all the rest, from conv3's bias on, stays below 25 MiB and is sent at the end. A
+# gradient is sent in its parameter's dtype, here fp32, so one backward hands the model to `all_reduce` once (lab 02
+# counts what that puts on the wire). Every micro-batch's backward would send it again, though only the sum is needed:
+# use `no_sync` when you accumulate, as Hugging Face's Trainer does for you, and Accelerate within
+# `accelerator.accumulate`. (Its price: the sum lies beside the buckets, another 4 bytes per parameter.) Run forward
+# inside the `with` as well: DDP decides there whether to send.
 #
 # How large should a bucket be? Small ones start early, large ones need fewer calls; leave the default unless a timeline
-# shows a long grey wait at the end of backward. This is the same CNN, drawn by whole layers, with `bucket_cap_mb`, an
-# option of DistributedDataParallel. `None`, the default, is what was measured: 1 MiB, then 25. A number is the limit of
-# the first bucket, too.
+# shows a long grey wait at the end of backward on all ranks. This is the same CNN, drawn by whole layers, with
+# `bucket_cap_mb`, an option of DistributedDataParallel. `None`, the default, is what was measured: 1 MiB, then 25. A
+# number is the limit of the first bucket, too.
 
 # %%
 lab.explore(draw.buckets, backward, bucket_cap_mb=[0.1, 0.5, None, 3, 25])
@@ -156,15 +157,17 @@ lab.explore(draw.buckets, backward, bucket_cap_mb=[0.1, 0.5, None, 3, 25])
 # %% [markdown]
 # ## Is the communication hidden?
 #
-# A timeline of labkit's own `ddp` script with a transformer of 3.3 million parameters, 12.7 MiB of gradients in buckets
-# of 3 MiB. Time runs to the right; above, what a rank computes (orange with dots: backward); below, what it sends.
+# A timeline of labkit's own `ddp` script with a transformer of 3.3 million parameters, 12.7 MiB of gradients in four
+# buckets: one is closed when it has 3 MiB or more. Time runs to the right; above, what a rank computes (orange with
+# dots: backward); below, what it sends.
 #
 # - The first all-reduce of a step adds up how many predictions the ranks have, a single number. The others are the
 #   buckets, in the same order on both ranks.
-# - All-reduces below a piece of backward are hidden: nobody waits for them. No backward is left to hide the last one.
+# - All-reduces below a piece of backward are hidden: nobody waits for them. Little or no backward is left to hide the
+#   last one.
 # - Compare one bucket on both ranks: the shorter bar is nearly the sending time, the longer one includes waiting.
-# - Grey is waiting: the rank does nothing but communicate. A long grey bar at the end of backward: the rank has
-#   finished and waits for the other's gradients.
+# - Grey is waiting: the rank does nothing but communicate. A long grey bar at the end of backward, on one
+#   rank: it has finished and waits for the other's gradients; smaller buckets do not help.
 #
 # The title's shares are means over both ranks and three steps; the last of the three is drawn. The panel's are means
 # over all steps but the first ones, so the two may disagree on which rank waits; its *other* is mostly the profiler's
@@ -226,8 +229,8 @@ lab.score()
 lab.plans({"DDP": sized(script, width=512, layers=8, heads=8)}, devices=("1xT4", "2xT4", "8xA100 80"))
 
 # %% [markdown]
-# A second T4 makes a step 1.9 times as fast with the same global batch: backward hides nearly all of the sending. The
-# rest is mostly the optimizer's step, which DDP does not divide.
+# A second T4 makes a step 1.9 times as fast with the same global batch: backward hides nearly all of the sending. What
+# is missing to 2 is mostly the optimizer's step, which every rank does in full.
 
 # %% [markdown]
 # ## Try this

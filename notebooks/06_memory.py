@@ -135,22 +135,22 @@ draw.bars({name: ranks[0].categories for name, ranks in held.items()}, planned, 
 # prediction; the total is the same.
 #
 # **Activations of a block:** without dropout, and with attention that does not store its scores, 16 values for each
-# token and unit of width: 64 bytes in fp32, 32 in 16 bits. Here: 4 blocks × 512 tokens × 256 × 64 bytes = 32 MiB. To
-# that add the logits, 4 bytes × tokens × vocabulary, three times when backward begins: log-probabilities, their
-# gradients, and those of the logits.
+# token and unit of width, in GPT-2's block, whose MLP is four times as wide: 64 bytes in fp32, 32 in 16 bits (autocast
+# keeps some in 32: question 3 below). Here: 4 blocks × 512 tokens × 256 × 64 bytes = 32 MiB. For the loss add three
+# tensors as large as the logits, 4 bytes × tokens × vocabulary. Other blocks `labkit.plan` counts.
 #
-# What to do about which part?
+# What to do about each part:
 #
 # - **States:** FSDP (torch's ZeRO-1 saves less and is often slower, lab 07), then **CPU offload** (`cpu_offload=True`):
 #   shards and AdamW's moments stay in the host's memory, a shard is copied to the GPU when its block is about to
 #   compute, and AdamW runs on the CPU. The last run above did that: the same losses. The host needs 16 bytes per
 #   parameter for all of its ranks together, and a step takes ten times as long or more, because shards cross PCIe
 #   (lab 07). On a CPU it saves nothing: host and device share one memory.
-# - **Activations:** fewer samples at a time (accumulate gradients), recompute them (activation checkpointing), half
-#   precision.
+# - **Activations:** fewer samples at a time (accumulate gradients: a rank then holds all of them, with FSDP too),
+#   recompute them (activation checkpointing), half precision.
 #
-# These are the GB on each GPU for a model of so many billion parameters with 1 GB of activations, without gathered
-# blocks and buffers:
+# Memory per GPU in GB, for a model of the given size with 1 GB of activations and fused AdamW (otherwise the step takes
+# a quarter more), without gathered blocks and buffers:
 
 # %%
 T4 = 15.3  # GB that torch can use there: the 14.24 GiB of the plans below
@@ -168,7 +168,8 @@ lab.score()
 # **Other tools show more than these bytes.** On a CPU, `top` shows a process's *resident set*: all that it has in
 # physical memory. On a GPU, `nvidia-smi` shows what the process has reserved there, with CUDA's context and whatever
 # torch's allocator keeps for later (`torch.cuda.memory_reserved()`). Neither reliably falls when a tensor is freed. So
-# to compare models, use what torch allocates; to see whether a process fits, use the larger number. For DDP's run:
+# to compare models, use what torch allocates (`torch.cuda.max_memory_allocated()`); to see whether a process fits, use
+# the larger number. For DDP's run:
 
 # %%
 print(runs["DDP"].memory().ranks[0].outside().replace("; ", "\n"))
@@ -193,8 +194,7 @@ lab.plans(gpt, global_batch_size=8)
 #
 # A popular article gives 28 GB for a model of 7 billion parameters on one GPU, and 14 GB each with FSDP on two. 28 GB
 # is the parameters alone, and 14 GB half of them. With gradients and AdamW it is 112 GB, and 56 GB on each of two,
-# before any activation. The planner finds that in two ways, by formulas and by a rehearsal of the script on tensors
-# without data; nothing is run.
+# before any activation. The planner can show it, by formulas and by a rehearsal of the script on tensors without data:
 
 # %%
 large = {"vocabulary": 32000, "context": 2048, "width": 4096, "heads": 32, "layers": 33}

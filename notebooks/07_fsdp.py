@@ -55,9 +55,10 @@ gpt_saves = lab.ask("the same: labkit's small transformer, 16 samples of 128 tok
 #
 # The model is made on the *meta* device, which allocates nothing; memory is allocated only for the shards.
 # `reshard_after_forward` says whether a unit is freed after forward: always, never, or (auto) always, except for the
-# root. `fully_shard` is FSDP2, the newer of torch's two. torch's flight recorder, a log of its collectives, counts them
-# in the third step, after warm-up (`third_step`, in `run.script`). Six models run one after another: DDP, the three
-# modes with a block as a unit, and two with larger units, for later. The panel would mix them up, so it is hidden.
+# root. `fully_shard` is FSDP2, the newer of torch's two FSDPs. torch's flight recorder, a log of its collectives,
+# counts them in the third step, after warm-up (`third_step`, in `run.script`). Six models run one after another: DDP,
+# the three modes with a block as a unit, and two with larger units, for later. The panel would mix them up, so it is
+# hidden.
 
 # %%
 from torch import nn
@@ -197,9 +198,9 @@ lab.score()
 # 5. the root, whole since forward;
 # 6. its gradients, which FSDP reduces only when backward ends, although they appear first.
 #
-# Less three gradient shards that do not exist yet (of the root, the unit in use and the one before), that is 6 - 3/N
-# units. On two ranks: 24.1/2 + 4.5 × 0.25 = 13.2 MiB, as measured. Had the optimizer's step been the peak, FSDP would
-# have saved half.
+# Three gradient shards, 1/N of a unit each, do not exist yet: of the root, the unit in use and the one before. So on
+# two ranks it is half of the states, 16 bytes × 1.58 million / 2 = 12 MiB, and 6 - 3/2 = 4.5 units of 0.25 MiB: 13.2
+# MiB, as measured. Had the optimizer's step been the peak, FSDP would have saved half.
 #
 # **The transformer** saves a little more: its peak is the backward of the loss, where no block is whole, only the root
 # (0.3 MiB), and no gradients exist yet, while DDP's buckets are there all the time.
@@ -216,12 +217,12 @@ wide["FSDP, CPU offload"] = wide["FSDP"], {"cpu_offload": True}
 lab.plans(wide, devices=("2xT4", "4xA100 80", "8xA100 80"), global_batch_size=1024)
 
 # %% [markdown]
-# DDP's peak is those 20 GiB and 5 more, which AdamW needs while it updates all parameters at once (lab 06). On two T4s
-# FSDP is 0.4 GiB over, because each of its units is a fifth of the model, 1 GiB: 10 GiB of states, and 4.5 units on top
-# of them. With CPU offload it fits, at a price: on the A100s, where both are planned, a step takes twelve to fourteen
-# times as long, because AdamW runs on the CPU and shards cross PCIe, the bus to the host (both speeds are assumed). On
-# the A100s FSDP sends 1.4 times as much as DDP (of five units the root is not gathered twice), and its step is probably
-# shorter all the same: each rank updates only its own part of the parameters.
+# DDP's peak is those 20 GiB and 5 more, which AdamW needs while it updates all parameters at once (lab
+# 06). On two T4s FSDP is 0.4 GiB over, because each of its units is a fifth of the model, 1 GiB: 10 GiB of states, and
+# 4.5 units on top of them. With CPU offload it fits, at a price: on the A100s, where both are planned, a step takes
+# twelve to fourteen times as long, because AdamW runs on the CPU and shards cross PCIe, the bus to the host (both
+# speeds are assumed). On the A100s FSDP sends 1.4 times as much as DDP (four of its five units are gathered twice, the
+# root once), and its step is probably shorter all the same: each rank updates only its own part of the parameters.
 #
 # **A model that plain DDP cannot train on two T4s:** GPT-2 large with an output layer of its own, 838 million
 # parameters, one sample of 1,024 tokens on each rank. FSDP is not the only way that fits; the table under the plan has
@@ -235,7 +236,8 @@ lab.plans(wide, devices=("2xT4", "4xA100 80", "8xA100 80"), global_batch_size=10
 # - `ddp`, second row: with activation checkpointing alone it needs 15.6 GiB, 20 bytes per parameter at the optimizer's
 #   step (lab 06); with fused AdamW as well it just fits.
 #
-# **What to try, in this order:** DDP; activation checkpointing and fused AdamW; FSDP, a unit per block; then lab 12.
+# **What to try, in this order:** 16 bits (fp16 on a T4, lab 05); DDP; fused AdamW; activation checkpointing; FSDP with
+# a unit per block, which is more to set up, and may be faster: compare the plan's step times. Then lab 12.
 
 # %%
 large = {"vocabulary": 50257, "context": 1024, "width": 1280, "heads": 20, "layers": 36}
@@ -263,7 +265,8 @@ display(planned, planned.plans["DDP", "2xT4"])
 # **In your own code**, with pretrained weights (after `init_process_group`; lab 18 fine-tunes with FSDP):
 #
 # ```python
-# model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32)  # in the host's memory
+# torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+# model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32)  # on every rank, in the host's memory
 # for block in model.model.layers:  # of a Llama or a Qwen; in a GPT-2, model.transformer.h
 #     fully_shard(block)  # moves the block to this rank's GPU, too
 # fully_shard(model)
@@ -272,7 +275,7 @@ display(planned, planned.plans["DDP", "2xT4"])
 #
 # Transformers' `Trainer` (5.23) takes `fsdp=True`: that is FSDP2, a unit for each block that the model's class names
 # (`_no_split_modules`), or `fsdp_config={"transformer_layer_cls_to_wrap": ["GPT2Block"]}`. In versions before 5.13 it
-# is `fsdp="full_shard auto_wrap"`, FSDP1; without `auto_wrap` they read no class. Accelerate's FSDP plugin has FSDP1
+# is `fsdp="full_shard auto_wrap"`, FSDP1; without `auto_wrap` the class is ignored. Accelerate's FSDP plugin has FSDP1
 # unless `fsdp_version=2`.
 #
 # ## Sources

@@ -60,7 +60,7 @@ interleaved = lab.ask("the same with Interleaved1F1B (a micro-batch in one of tw
 #
 # The fourth, zero bubble, cuts each backward in two: the gradients of the stage's inputs (orange), for which another
 # rank waits, and those of its weights (teal), which fill gaps. Rank 0's first stage has nobody to send gradients to, so
-# it runs both halves together.
+# it runs both halves together (drawn as two, in no order).
 #
 # `SleepingStage`, `Pace` (1.0 is real time) and `DONE` (what a rank has done, and when) come with `lab.run`;
 # `run.script` shows them.
@@ -120,11 +120,11 @@ draw.stacked([draw.grid(spans, title, seconds=end) for title, spans in pairs.ite
 #
 # ## Why
 #
-# **Time.** Each rank is busy for *m* forwards and *m* backwards. The step takes *p - 1* of both longer: the first
+# **Time.** Each rank is busy for *m* forwards and *m* backwards. The step is longer by *p - 1* of each: the first
 # micro-batch needs *p - 1* forwards to reach the last rank, the last gradient *p - 1* backwards to return. A rank
-# cannot fill its gap with the next batch, which must wait for the optimizer's step, and that for all gradients. So the
-# share is (p - 1)/(m + p - 1): 27% here, for GPipe and 1F1B alike. With *v* stages on a rank each wait is 1/*v* as
-# long: (p - 1)/(v m + p - 1).
+# cannot fill its gap with the next batch, which must wait for the optimizer's step, which in turn needs all gradients.
+# So the bubble's share is (p - 1)/(m + p - 1): 27% here, for GPipe and 1F1B alike. With *v* stages on a rank each wait
+# is 1/*v* as long: (p - 1)/(v m + p - 1).
 #
 # **Memory.** A micro-batch's activations stay in memory from its forward until its backward. GPipe holds all *m*; 1F1B
 # on rank *r* at most *p - r*, whatever *m* is. 1F1B saves memory, not time. Interleaved 1F1B holds more: count rank 0's
@@ -137,8 +137,8 @@ draw.stacked([draw.grid(spans, title, seconds=end) for title, spans in pairs.ite
 # **Which to choose?** 1F1B, usually. labkit's script has GPipe as its default because that runs with any number of
 # micro-batches, even one; torch's 1F1B needs at least as many as ranks. Interleaved or zero bubble if the bubble is too
 # large and you cannot add micro-batches; both send *v* times as often. Zero bubble needs more memory than the table
-# shows: a micro-batch counts until the gradients of the inputs are there, but the inputs themselves stay until those of
-# the weights are.
+# below shows: a micro-batch counts until the gradients of the inputs are there, but the inputs themselves stay until
+# those of the weights are.
 
 # %%
 table = {each: " · ".join(f"{number:g}" for number in numbers) for each, numbers in counted.items()}
@@ -146,7 +146,7 @@ print(*(f"{each:>22}, held by rank 0 · 1 · …: {numbers}" for each, numbers i
 lab.score()
 
 # %% [markdown]
-# More micro-batches make the bubble small (here 16, above 8), more ranks make it large:
+# More micro-batches make the bubble smaller (here 16, above 8), more ranks make it larger:
 
 
 # %%
@@ -186,15 +186,18 @@ ways |= {name: (gpt["pipeline"], {"accumulate": 8, "schedule": name}) for name i
 lab.plans(ways, devices=("2xT4",), global_batch_size=8)
 
 # %% [markdown]
-# GPipe holds the activations of all eight samples. 1F1B holds those of two, and fits. So does FSDP, which is simpler
-# and hardly differs in time. A pipeline wins when links are slow: it sends only the activations between two stages, and
-# their gradients, here 80 MiB per step. FSDP gathers the model's 3.1 GiB about twice for each micro-batch.
+# GPipe holds the activations of all eight samples. 1F1B holds those of two on rank 0 and of one on rank
+# 1, the fuller one, which is drawn: it also has the output layer. So 1F1B fits. So does FSDP, which is simpler and
+# hardly differs in time. (FSDP and DDP need 3.1 GiB more than in lab 07: while they accumulate, FSDP keeps whole
+# gradients on each rank, and DDP keeps them beside its buckets.) A pipeline wins when links are slow: it sends only the
+# activations between two stages, and their gradients, here 80 MiB per step. FSDP gathers the model's 3.1 GiB about
+# twice for each micro-batch.
 #
 # ## Try this
 #
 # 1. `micro_batches = 16`: what happens to the bubble, and to what GPipe and 1F1B hold?
-#    <details><summary>Answer</summary>The bubble shrinks from 27% to 16% (measured with other work on the machine: 20
-#    %). GPipe now holds 16 micro-batches on every rank, 1F1B still 4, 3, 2 and 1.</details>
+#    <details><summary>Answer</summary>The bubble shrinks from 27% to 16% (measured with other work on the
+#    machine: 20%). GPipe now holds 16 micro-batches on every rank, 1F1B still 4, 3, 2 and 1.</details>
 # 2. `micro_batches = 4`: what difference remains between GPipe and 1F1B?
 #    <details><summary>Answer</summary>On rank 0 none: both hold 4. The last rank holds 4 with GPipe, 1 with 1F1B. The
 #    bubble is 43% with both (measured 44 to 47%).</details>
@@ -204,8 +207,8 @@ lab.plans(ways, devices=("2xT4",), global_batch_size=8)
 #    no longer negligible next to a 5 ms stage. Real stages need to be long for the same reason. What is held does not
 #    change.</details>
 #
-# **In your own code:** `print(Script.load("pipeline"))` is a whole training with `torch.distributed.pipelining`. Its
-# function `cut` puts a model's blocks into stages; those of Hugging Face's Llama or Qwen it finds by their
+# **In your own code:** `print(Script.load("pipeline"))` prints a training script with `torch.distributed.pipelining`.
+# Its function `cut` puts a model's blocks into stages; for Hugging Face's Llama and Qwen it reads their
 # `base_model_pp_plan`. Transformers' `Trainer` has no pipeline. `device_map="auto"` is not one: layers are spread over
 # the devices, but one device works at a time.
 #

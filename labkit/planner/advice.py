@@ -15,7 +15,7 @@ from labkit.planner.layout import Layout, layout_of
 from labkit.planner.memory.peak import moments
 from labkit.planner.model.facts import ModelFacts
 from labkit.planner.networks import between_hosts
-from labkit.planner.scaling import largest_micro_batch, largest_model
+from labkit.planner.scaling import bytes_per_parameter, largest_micro_batch
 from labkit.planner.search import Search
 from labkit.planner.speed.kernels import matrix_share
 from labkit.planner.speed.speed_model import SpeedModel
@@ -138,7 +138,7 @@ def _compared(ratio: float) -> str:
     """The step time relative to the choice's, in words."""
     if ratio * ALIKE < 1:
         return f"{100 / ratio - 100:.0f}% faster"
-    return "about as fast" if ratio <= ALIKE else f"a step takes {ratio:.3g} times as long"
+    return "about as fast" if ratio <= ALIKE else f"a step takes {ratio:.3g} times as long as the choice's"
 
 
 def _arguments(one: Candidate, asked: Candidate) -> str:
@@ -196,8 +196,8 @@ def _sentences(
         assumed = " (assumed, see below)" if best.step.assumed else ""
         time = band(best.step.seconds, best.step.low, best.step.high)
         others = _as_fast(rows, best) if asked.ranks > 1 else []
-        close = f"; within {100 * ALIKE - 100:.0f}% of it, but larger or less simple: {', '.join(others)}"
-        yield f"Fastest that fits: {best.name}{how}, {time} per step{assumed}{close if others else ''}."
+        close = f"Within {100 * ALIKE - 100:.0f}% of it, but larger or less simple: {', '.join(others)}."
+        yield f"The choice is {best.name}{how}: {time} per step{assumed}.{f' {close}' if others else ''}"
     elif best:
         yield f"Of those that fit, {best.name}{how} needs the least memory; their speed is unknown."
     else:
@@ -209,8 +209,9 @@ def _sentences(
             most = f"micro-batches of up to {largest:,} samples fit (now {layout.micro_batch:,})"
         sentence = f"Under {asked.strategy}, {most}{margin}"
         if device.shared or not layout.options.get("cpu_offload"):
-            most = _in_words(largest_model(layout, device))
-            sentence += f"; a rank has room for the states of at most {most} parameters"
+            size = bytes_per_parameter(layout, device)
+            most = _in_words(int(device.usable_by(layout.ranks) / size))
+            sentence += f"; at {size:.3g} bytes per parameter a rank has room for the states of at most {most}"
         yield f"{sentence}."
 
 

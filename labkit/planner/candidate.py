@@ -90,7 +90,7 @@ def judged(asked: Candidate, held: Peak, device: Device, speed_model: SpeedModel
     """The candidate, which has a layout, with the peak `held`, its step time and whether it fits."""
     usable = device.usable_by(asked.ranks)
     fits = held.bytes <= usable
-    with_it = f" with {', '.join(asked.changes)}" if asked.changes else ""
+    with_it = f" with {' and '.join(asked.changes)}" if asked.changes else ""
     is_tight = fits and not device.shared and held.bytes > (1 - MARGIN) * usable
     remark = f"fits{with_it}" if fits else f"{needs(held, usable)}{with_it}"
     remark += f", {1 - held.bytes / usable:.0%} to spare" if is_tight else ""

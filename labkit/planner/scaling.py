@@ -13,7 +13,7 @@ from labkit.planner.model.facts import ModelFacts
 from labkit.planner.speed.speed_model import SpeedModel
 from labkit.view.charts.plan_figures import Point
 
-__all__ = ["break_even_curve", "largest_micro_batch", "largest_model", "scaling_curves"]
+__all__ = ["break_even_curve", "bytes_per_parameter", "largest_micro_batch", "scaling_curves"]
 
 SAMPLES = tuple(2**n for n in range(13))  # on each of two ranks
 
@@ -81,10 +81,10 @@ def largest_micro_batch(facts: ModelFacts, layout: Layout, device: Device) -> in
     return low
 
 
-def largest_model(layout: Layout, device: Device) -> int:
-    """Number of parameters whose states alone fill the device: an upper bound, because it ignores activations.
+def bytes_per_parameter(layout: Layout, device: Device) -> float:
+    """Bytes that the states of each of the model's parameters take on a rank.
 
-    Bytes per parameter in fp32 with AdamW: 4 of parameter + 4 of gradient + 8 of moments, divided as in ZeRO
+    In fp32 with AdamW: 4 of parameter + 4 of gradient + 8 of moments, divided as in ZeRO
     (Rajbhandari et al. 2019, section 5), and while a GPU updates all parameters together, unless fused, 4 of a root;
     autocast keeps fp32 weights, so a 16-bit precision does not change this.
     """
@@ -98,4 +98,4 @@ def largest_model(layout: Layout, device: Device) -> int:
         size = (8 + optimizer) / (n * axes)
     if layout.options.get("gradient_as_bucket_view") is False:
         size += 4
-    return int(device.usable_by(layout.ranks) / size)
+    return size
