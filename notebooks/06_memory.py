@@ -158,7 +158,7 @@ T4 = 15.3  # GB that torch can use there: the 14.24 GiB of the plans below
 
 def of_fsdp(ranks, billions):
     each = billions / ranks
-    return draw.step(4 * each, 4 * each, 8 * each, 1, "GB", top=16 * billions + 1, limit=T4, limit_name="a T4 has")
+    return draw.step(4 * each, 4 * each, 8 * each, 1, "GB", top=16 * billions + 1, limit=T4, limit_name="T4:")
 
 
 lab.explore(of_fsdp, ranks=[1, 2, 8], billions=[0.1, 1.5, 7])
