@@ -184,7 +184,8 @@ lab.score()
 # **Less than twice as fast.** Each rank has half of the samples, so at best it computes for half as long. *Computing in
 # a step*, above, is what it took: anything above half is lost because the ranks share caches, memory and cores with
 # each other and with other programs (on two cores, if *busy* in the single run's panel is well above 50%, the other
-# core was not free). The rest of the lost time is *communication*. With a GPU for each rank the first part is gone.
+# core was not free). The rest of the lost time is sending, and
+# waiting for the other rank. With a GPU for each rank the first part is gone.
 # (The table covers whole runs, the panels the last steps.)
 #
 # ## On 2 × T4 and 8 × A100
@@ -196,9 +197,9 @@ lab.plans({"DDP": scripts["ddp"], "FSDP": scripts["fsdp"]}, global_batch_size=gl
 
 # %% [markdown]
 # A model this small fits everywhere, so the few MiB that FSDP saves do not matter, and its step is longer: on two T4s
-# because it waits more; on eight A100s because its many small operations have to be launched, which takes longer than
-# they do. Labs 06 and 07 have models that need it. The bars show one moment, the peak of a step. There an FSDP rank
-# also holds gathered parameters (*communication*).
+# because it waits more; on eight A100s because the CPU takes longer to launch its many small operations than the GPU to
+# run them. Labs 06 and 07 have models that need FSDP. The bars show one moment, the peak of a step. There an FSDP rank
+# also holds gathered parameters and gradients that are not yet reduced, both as *communication*.
 #
 # ## Leave with a plain script
 #

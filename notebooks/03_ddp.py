@@ -143,8 +143,9 @@ draw.bars(total, unit="B", title=f"handed to all_reduce: one backward, and a ste
 # gradient is sent in its parameter's dtype, here fp32, so one backward hands the model to `all_reduce` once (lab 02
 # counts what that puts on the wire). Every micro-batch's backward would send it again, though only the sum is needed:
 # use `no_sync` when you accumulate, as Hugging Face's Trainer does for you, and Accelerate within
-# `accelerator.accumulate`. (Its price: the sum lies beside the buckets, another 4 bytes per parameter.) Run forward
-# inside the `with` as well: DDP decides there whether to send.
+# `accelerator.accumulate`. (Its price: the sum lies beside the buckets, another 4 bytes per parameter, as gradients
+# always do without `gradient_as_bucket_view=True`.) Run forward inside the `with` as well: DDP decides there whether to
+# send.
 #
 # How large should a bucket be? Small ones start early, large ones need fewer calls; leave the default unless a timeline
 # shows a long grey wait at the end of backward on all ranks. This is the same CNN, drawn by whole layers, with
@@ -229,8 +230,8 @@ lab.score()
 lab.plans({"DDP": sized(script, width=512, layers=8, heads=8)}, devices=("1xT4", "2xT4", "8xA100 80"))
 
 # %% [markdown]
-# A second T4 makes a step 1.9 times as fast with the same global batch: backward hides nearly all of the sending. What
-# is missing to 2 is mostly the optimizer's step, which every rank does in full.
+# A second T4 makes a step 1.9 times as fast with the same global batch: backward hides nearly all of the sending. The
+# gap to 2 is mostly the optimizer's step, which every rank does in full.
 
 # %% [markdown]
 # ## Try this

@@ -20,7 +20,8 @@
 # This is a step of a model with 100 million parameters, in fp32 with AdamW, and 2 GB of activations. Parameters and the
 # optimizer's state are there all the time. Activations, what layers save for backward, build up during forward;
 # backward frees them layer by layer while gradients appear. The peak is what has to fit. (DDP differs in one thing: it
-# holds buckets for all gradients all the time.)
+# holds buckets for all gradients all the time. `gradient_as_bucket_view=True`, which labkit sets, puts the gradients
+# into them. By default they lie beside them: 4 bytes per parameter more than in this lab.)
 
 # %% tags=["parameters"]
 nproc_per_node: int = 2  # ranks
@@ -135,9 +136,10 @@ draw.bars({name: ranks[0].categories for name, ranks in held.items()}, planned, 
 # prediction; the total is the same.
 #
 # **Activations of a block:** without dropout, and with attention that does not store its scores, 16 values for each
-# token and unit of width, in GPT-2's block, whose MLP is four times as wide: 64 bytes in fp32, 32 in 16 bits (autocast
-# keeps some in 32: question 3 below). Here: 4 blocks × 512 tokens × 256 × 64 bytes = 32 MiB. For the loss add three
-# tensors as large as the logits, 4 bytes × tokens × vocabulary. Other blocks `labkit.plan` counts.
+# token and unit of width, in GPT-2's block, whose MLP is four times as wide: 64 bytes in fp32, 32 in 16 bits (with
+# autocast some stay in 32, and 80% is left: question 3 below). Here: 4 blocks × 512 tokens × 256 × 64 bytes = 32 MiB.
+# For the loss add three tensors as large as the logits, 4 bytes × tokens × vocabulary. For other blocks use
+# `labkit.plan`.
 #
 # What to do about each part:
 #
@@ -146,11 +148,12 @@ draw.bars({name: ranks[0].categories for name, ranks in held.items()}, planned, 
 #   compute, and AdamW runs on the CPU. The last run above did that: the same losses. The host needs 16 bytes per
 #   parameter for all of its ranks together, and a step takes ten times as long or more, because shards cross PCIe
 #   (lab 07). On a CPU it saves nothing: host and device share one memory.
-# - **Activations:** fewer samples at a time (accumulate gradients: a rank then holds all of them, with FSDP too),
-#   recompute them (activation checkpointing), half precision.
+# - **Activations:** fewer samples at a time (accumulate gradients; if FSDP reduces them only after the last
+#   micro-batch, as in labkit's script, a rank holds whole gradients until then), recompute them (activation
+#   checkpointing), half precision.
 #
-# Memory per GPU in GB, for a model of the given size with 1 GB of activations and fused AdamW (otherwise the step takes
-# a quarter more), without gathered blocks and buffers:
+# Memory per GPU in GB, for a model of the given size with 1 GB of activations and fused AdamW (otherwise its
+# update needs 20 bytes per parameter instead of 16), without gathered blocks and buffers:
 
 # %%
 T4 = 15.3  # GB that torch can use there: the 14.24 GiB of the plans below
@@ -188,9 +191,10 @@ gpt |= {"FSDP, CPU offload": (gpt["FSDP"], {"cpu_offload": True})} if seven_bill
 lab.plans(gpt, global_batch_size=8)
 
 # %% [markdown]
-# On a T4 even DDP fits. FSDP needs a third less on two ranks, and 72% less on eight, where activations are few: not
-# 7/8, because its own peak is in backward. On two T4s its step takes as long as DDP's; on the A100s it is shorter,
-# although it waits more, because each rank updates only its part of the parameters.
+# On a T4 even DDP fits. FSDP needs a third less on two ranks, and 72% less on eight, where activations
+# are few: not 7/8, because its own peak is in backward. DDP's is AdamW's update there, 20 bytes per parameter and no
+# activations. On two T4s its step takes as long as DDP's; on the A100s it is shorter, although it waits more, because
+# each rank updates only its part of the parameters.
 #
 # A popular article gives 28 GB for a model of 7 billion parameters on one GPU, and 14 GB each with FSDP on two. 28 GB
 # is the parameters alone, and 14 GB half of them. With gradients and AdamW it is 112 GB, and 56 GB on each of two,

@@ -40,9 +40,9 @@ draw.shards(4, nproc_per_node)
 #
 # By default the root is not freed after forward, because backward starts with it. (The picture above frees every unit.
 # It also leaves out that FSDP gathers the next unit while one computes, so that usually two are whole, and the root.)
-# DDP's all-reduce is a reduce-scatter followed by an all-gather. On N ranks each of the two sends (N - 1)/N of the
-# bytes, so below both strategies are counted in such phases: an all-reduce is two. The transformer in the last question
-# has four blocks, 128 wide, and 0.88 million parameters.
+# DDP's all-reduce is a reduce-scatter followed by an all-gather, and on N ranks each of the two sends (N - 1)/N of the
+# bytes. So phases are counted: an all-gather or a reduce-scatter is one, an all-reduce two. The transformer in the last
+# question has four blocks, 128 wide, and 0.88 million parameters.
 
 # %%
 gathers = lab.ask("all-gathers in a step of FSDP, 23 blocks and the root", default=24)
@@ -189,7 +189,7 @@ lab.score()
 # the two above 50% and 8%.
 #
 # **The tower** saves less than the estimate, because its peak is late in backward. There a rank holds, on top of its
-# shards, six times a whole unit:
+# shards, six tensors as large as a whole unit:
 #
 # 1. the unit in use;
 # 2. its gradients;
@@ -198,7 +198,7 @@ lab.score()
 # 5. the root, whole since forward;
 # 6. its gradients, which FSDP reduces only when backward ends, although they appear first.
 #
-# Three gradient shards, 1/N of a unit each, do not exist yet: of the root, the unit in use and the one before. So on
+# Three gradient shards, 1/N of a unit each, do not exist yet: of the root, the unit in use and the next one. So on
 # two ranks it is half of the states, 16 bytes × 1.58 million / 2 = 12 MiB, and 6 - 3/2 = 4.5 units of 0.25 MiB: 13.2
 # MiB, as measured. Had the optimizer's step been the peak, FSDP would have saved half.
 #
@@ -234,7 +234,8 @@ lab.plans(wide, devices=("2xT4", "4xA100 80", "8xA100 80"), global_batch_size=10
 # - `pipeline` (lab 08), `tensor_parallel` (lab 09), `hybrid` (lab 10), `context_parallel` (lab 21). `fsdp1` is torch's
 #   older FSDP.
 # - `ddp`, second row: with activation checkpointing alone it needs 15.6 GiB, 20 bytes per parameter at the optimizer's
-#   step (lab 06); with fused AdamW as well it just fits.
+#   step (lab 06); with fused AdamW as well it just fits. Recomputing takes about as long as fused AdamW
+#   saves, so both rows are equally fast.
 #
 # **What to try, in this order:** 16 bits (fp16 on a T4, lab 05); DDP; fused AdamW; activation checkpointing; FSDP with
 # a unit per block, which is more to set up, and may be faster: compare the plan's step times. Then lab 12.
@@ -273,10 +274,10 @@ display(planned, planned.plans["DDP", "2xT4"])
 # optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)  # after sharding: the shards are new parameters
 # ```
 #
-# Transformers' `Trainer` (5.23) takes `fsdp=True`: that is FSDP2, a unit for each block that the model's class names
-# (`_no_split_modules`), or `fsdp_config={"transformer_layer_cls_to_wrap": ["GPT2Block"]}`. In versions before 5.13 it
-# is `fsdp="full_shard auto_wrap"`, FSDP1; without `auto_wrap` the class is ignored. Accelerate's FSDP plugin has FSDP1
-# unless `fsdp_version=2`.
+# Transformers' `Trainer` (5.23) takes `fsdp=True`: that is FSDP2, with a unit for each block that the model's class
+# names (`_no_split_modules`). To choose another class, pass `fsdp_config={"transformer_layer_cls_to_wrap":
+# ["GPT2Block"]}`. In versions before 5.13 it is `fsdp="full_shard auto_wrap"`, FSDP1; without `auto_wrap` the class is
+# ignored. Accelerate's FSDP plugin has FSDP1 unless `fsdp_version=2`.
 #
 # ## Sources
 #

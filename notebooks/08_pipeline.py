@@ -60,7 +60,7 @@ interleaved = lab.ask("the same with Interleaved1F1B (a micro-batch in one of tw
 #
 # The fourth, zero bubble, cuts each backward in two: the gradients of the stage's inputs (orange), for which another
 # rank waits, and those of its weights (teal), which fill gaps. Rank 0's first stage has nobody to send gradients to, so
-# it runs both halves together (drawn as two, in no order).
+# it runs both halves together (drawn as two boxes; their order means nothing).
 #
 # `SleepingStage`, `Pace` (1.0 is real time) and `DONE` (what a rank has done, and when) come with `lab.run`;
 # `run.script` shows them.
@@ -115,7 +115,7 @@ pairs = {f"{each}, {how}": spans[each, m] for each in held for how, spans in (("
 draw.stacked([draw.grid(spans, title, seconds=end) for title, spans in pairs.items()])
 
 # %% [markdown]
-# Trust the *predicted* rows for the order of the schedules. On a busy machine some sleeps end late, and the schedules
+# Trust the *predicted* rows for which schedule is faster. On a busy machine some sleeps end late, and the schedules
 # that cut the work into the most pieces lose the most; zero bubble may even come last.
 #
 # ## Why
@@ -132,7 +132,7 @@ draw.stacked([draw.grid(spans, title, seconds=end) for title, spans in pairs.ite
 #
 # - 4 through its first stage, *p*;
 # - then 7 more until micro-batch 0 is back: its own through the second stage, and one for each of the 2(p - 1) steps
-#   that it takes to the last rank and back.
+#   that it takes to the last rank and back. (Zero bubble goes only p - 1 ahead, so it starts 8.)
 #
 # **Which to choose?** 1F1B, usually. labkit's script has GPipe as its default because that runs with any number of
 # micro-batches, even one; torch's 1F1B needs at least as many as ranks. Interleaved or zero bubble if the bubble is too
@@ -173,7 +173,7 @@ lab.plans(ways, global_batch_size=32)
 # %% [markdown]
 # The formula says 20% and 5.9% of bubble on two ranks, 64% and 30% on eight; the plans' waiting is close. Where the
 # model fits on each device, DDP waits less and is faster. More micro-batches have a price, too: each reads and writes
-# all gradients once more, and its smaller matrix products use the GPU worse.
+# all gradients once more, and its smaller matrix products use the GPU less efficiently.
 #
 # So a pipeline is for models that do not fit. Here is one of 838 million parameters, with eight samples of 1,024 tokens
 # per step, one in each micro-batch (DDP and FSDP accumulate gradients over four on each rank):
@@ -188,10 +188,10 @@ lab.plans(ways, devices=("2xT4",), global_batch_size=8)
 # %% [markdown]
 # GPipe holds the activations of all eight samples. 1F1B holds those of two on rank 0 and of one on rank
 # 1, the fuller one, which is drawn: it also has the output layer. So 1F1B fits. So does FSDP, which is simpler and
-# hardly differs in time. (FSDP and DDP need 3.1 GiB more than in lab 07: while they accumulate, FSDP keeps whole
-# gradients on each rank, and DDP keeps them beside its buckets.) A pipeline wins when links are slow: it sends only the
-# activations between two stages, and their gradients, here 80 MiB per step. FSDP gathers the model's 3.1 GiB about
-# twice for each micro-batch.
+# hardly differs in time. (FSDP and DDP need 3.1 GiB more than in lab 07: labkit's FSDP reduces gradients only after the
+# last micro-batch, and until then keeps them whole; DDP keeps them beside its buckets.) A pipeline wins when links are
+# slow: it sends only the activations between two stages, and their gradients, here 80 MiB per step. FSDP gathers the
+# model's 3.1 GiB about twice for each micro-batch.
 #
 # ## Try this
 #

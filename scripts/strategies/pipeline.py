@@ -22,6 +22,7 @@ def make_optimizer(model, mesh, args):
 # %% step
 import copy
 from functools import partial
+from inspect import signature
 from types import SimpleNamespace
 
 import torch
@@ -209,9 +210,9 @@ def forward_backward(model, batch, data, scaler, args):
     model.loss_of_part = loss_of_part
     inputs, scale = [x] if 0 in model.stages else [], scaler.scale(torch.ones((), device=x.device))
     schedule = schedule_for(model, x.shape, x.device, data, args)
+    if "return_outputs" in signature(schedule.step).parameters:  # torch 2.10: it need not keep all of them
+        others["return_outputs"] = False
     schedule.step(*inputs, target=torch.arange(args.accumulate), losses=losses, **others)
-    total = torch.zeros((), dtype=torch.float64, device=x.device)
-    if losses:  # this rank has the last stage
-        total += torch.stack(losses).sum().detach() / scale
+    total = (torch.stack(losses).sum().detach() / scale if losses else torch.zeros((), device=x.device)).double()
     dist.broadcast(total, dist.get_global_rank(model.group, model.owners[-1]), model.group)
     return total

@@ -1,8 +1,8 @@
 """Memory of a pipeline rank: the micro-batches in flight in each of its stages, and the buffers between stages.
 
 Source: torch/distributed/pipelining/stage.py of torch 2.13: receive buffers for all micro-batches are made once
-(_setup_forward_recv_info, _create_grad_recv_info); a stage's output is held until its backward (fwd_cache), that of the
-last stage until the next step (output_chunks), and all of them are concatenated at the end (_merge_outputs). Schedules
+(_setup_forward_recv_info, _create_grad_recv_info); a stage's output is held until its backward (fwd_cache), before 2.10
+that of the last stage until the next step (output_chunks), and all of them are concatenated (_merge_outputs). Schedules
 for several stages per rank hold what they send until the end of the step (schedules.py, send_ops); two stages of the
 same rank share tensors instead (set_local_fwd_input, set_local_bwd_input).
 """
@@ -11,13 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 
+from labkit.launcher.checks import release_of
 from labkit.planner.layout import SCHEDULES_LOOPED, SCHEDULES_THERE_AND_BACK
 from labkit.planner.memory.ledger import Keeper, Ledger, backward, forward, note
 from labkit.planner.model.facts import ByteCount, Moment, Profile
 from labkit.planner.speed.schedules import Action
 
 __all__ = ["Stage", "pipelined"]
+
+JOINS = release_of(version("torch")) < (2, 10)  # the outputs of the last stage
 
 
 @dataclass(frozen=True)
@@ -74,11 +78,13 @@ def pipelined(
                 sent["temporary"] += gradient
                 held["temporary"] += gradient
             begun.add(number)
+        if stage.loss and not JOINS and what in ("I", "B"):
+            held["activations"] -= output
     for category, size in sent.items():
         held[category] -= size
     for stage in stages.values():
         stage.keeper.end_of_step()
-        if stage.loss:
+        if stage.loss and JOINS:
             outputs = count * stage.profiles[-1].output.at(samples)
             ledger.note("forward", "joining the outputs of the last stage", temporary=outputs)
 
