@@ -25,7 +25,7 @@ def test_the_curve_continues_as_if_nothing_had_happened(strategy: str) -> None:
     assert "restarted from step-4" in repr(run)
     second = metrics[(metrics["attempt"] == 2) & metrics["loss"].notna()]
     assert second[second["rank"] == 0]["step"].tolist() == [5, 6, 7, 8]
-    assert metrics[(metrics["attempt"] == 1)]["step"].max() == 6
+    assert metrics[(metrics["attempt"] == 1)]["step"].max() >= 5  # a SIGKILL loses what the last moments recorded
     assert metrics[metrics["rank"] == 0]["time"].is_monotonic_increasing
     for (rank, step), loss in second.set_index(["rank", "step"])["loss"].items():
         expected = whole[(whole["rank"] == rank) & (whole["step"] == step)]["loss"].item()
