@@ -40,7 +40,8 @@ draw.replicas(nproc_per_node)
 #
 # ## Your model is an ordinary cell
 #
-# Run it, change it, test it here. When you launch, labkit copies the cell as it stands into the script.
+# Run it, change it, test it here. When you launch, labkit copies the cell as it stands into the script, which makes
+# `Model()` without arguments and applies cross-entropy to the scores that it returns. (A Hugging Face model: lab 18.)
 
 # %%
 import torch
@@ -72,7 +73,6 @@ class Model(nn.Module):  # images of handwritten digits in, ten scores out
 
 # %%
 parts = {"all of it": 1.0, "half of it": 0.5, "nothing: rank 0 has the model": 0.0}
-of_ddp = "how much of the model a rank keeps with DDP"
 losses = {"the same": 0.0, "a little higher": 0.05, "half": 0.5}
 loss = lab.ask("the loss on two ranks, compared with one rank, in the first steps", default=0.05, options=losses)
 of_fsdp = lab.ask("how much of the model a rank keeps with FSDP", default=0.5, options=parts)
@@ -91,6 +91,7 @@ from labkit import Script
 
 options = {"epochs": epochs, "global_batch_size": global_batch_size, "env": lab.env}  # env: without GPUs, one core each
 scripts = {name: Script.load(name, task="digits").with_cells(model=Model) for name in ("single", "ddp", "fsdp")}
+of_ddp = "how much of the model a rank keeps with DDP"
 lab.predict(loss, 1e-4, how="at most")
 lab.predict_each({of_ddp: 1, of_fsdp: 1 / nproc_per_node}, within=0.02)
 lab.predict(speed, nproc_per_node, "times", within=0.5, timed=True)
@@ -204,13 +205,14 @@ lab.plans({"DDP": scripts["ddp"], "FSDP": scripts["fsdp"]}, global_batch_size=gl
 # ## Leave with a plain script
 #
 # The folder of a run holds its script. It is plain PyTorch, and the command below trains the same model without labkit.
-# The settings before `torchrun`, if any, are for the CPU (no GPU; gloo, which carries messages between CPUs, on this
-# machine's own network; one thread per rank); on GPUs leave them out.
+# The settings before `torchrun`, if any, are for the CPU: `CUDA_VISIBLE_DEVICES=''` hides GPUs, `GLOO_SOCKET_IFNAME=lo`
+# keeps gloo, which carries messages between CPUs, on this machine, `OMP_NUM_THREADS=1` gives each rank one thread. On
+# GPUs leave them out.
 #
 # `labkit.launch("my_trainer.py", nproc_per_node=2)` runs a script of your own and watches it. But all torchrun does is
 # start it twice. A Hugging Face Trainer does the rest by itself; its batch size is per device, so two ranks double the
 # global batch. A loop of your own must start the process group, choose its GPU, wrap the model and give each rank
-# different samples (`DistributedSampler`), as labkit's script does; lab 15 puts your model into that script.
+# different samples (`DistributedSampler`), as labkit's script does; lab 15 has a larger model of your own.
 
 # %%
 lab.check()
@@ -225,11 +227,12 @@ print(ddp.command.replace(" --", " \\\n    --"))
 # 2. Put `if len(x) == 64: raise ValueError("boom")` into `Model.forward`, and run the cells from there on. Which run
 #    fails, and what does labkit say?
 #    <details><summary>Answer</summary>DDP and FSDP fail: each of their two ranks gets 64 samples, the single rank all
-#    128. "ranks 0, 1 failed: ValueError: boom", and then the cell, `model`, and the line in it.</details>
+#    128. "ranks 0, 1 failed: ValueError: boom", and then the cell, <code>model</code>, and the line in it.</details>
 # 3. Launch DDP with `precision="bf16", save_every=10` in addition to the options ("fp16" on a T4, lab 05). What has
 #    changed in the script?
-#    <details><summary>Answer</summary>Two cells, `precision` and `checkpoints`, have taken the place of trivial ones.
-#    The script has about twice as many lines; what you do not ask for is not in it.</details>
+#    <details><summary>Answer</summary>Two cells, <code>precision</code> and
+#    <code>checkpoints</code>, have taken the place of trivial ones. The script has about twice as many lines; what you
+#    do not ask for is not in it.</details>
 # 4. Train on MNIST instead: run the cell below, then `Script.load(name, task="digits").with_cells(model=Model,
 #    data=load_datasets)`, and pass `data_dir=labkit.fetch("mnist")` to `launch`.
 #    <details><summary>The cell</summary>

@@ -51,8 +51,8 @@ orders = lab.ask("different orders of the samples in 3 epochs, if nobody calls s
 # ## DDP by hand
 #
 # It takes two collectives. `broadcast` gives every rank the weights of rank 0; `all_reduce` replaces a tensor on every
-# rank by the sum over all ranks. Every rank below seeds its weights differently, on purpose: so the method itself has
-# to make them equal. `lab.run` calls a function on every rank. It writes a script for that; `run.script` shows it, and
+# rank by the sum over all ranks. Every rank below seeds its weights differently, on purpose, so that the method has to
+# make them equal. `lab.run` calls a function on every rank. It writes a script for that; `run.script` shows it, and
 # where `gradients_differ` comes from.
 
 # %%
@@ -143,9 +143,9 @@ draw.bars(total, unit="B", title=f"handed to all_reduce: one backward, and a ste
 # gradient is sent in its parameter's dtype, here fp32, so one backward hands the model to `all_reduce` once (lab 02
 # counts what that puts on the wire). Every micro-batch's backward would send it again, though only the sum is needed:
 # use `no_sync` when you accumulate, as Hugging Face's Trainer does for you, and Accelerate within
-# `accelerator.accumulate`. (Its price: the sum lies beside the buckets, another 4 bytes per parameter, as gradients
-# always do without `gradient_as_bucket_view=True`.) Run forward inside the `with` as well: DDP decides there whether to
-# send.
+# `accelerator.accumulate`. (With `gradient_as_bucket_view=True` this costs 4 bytes per parameter, because the sum
+# cannot lie in the buckets; without it, as above, gradients never do.) Run forward inside the `with` as well: DDP
+# decides there whether to send.
 #
 # How large should a bucket be? Small ones start early, large ones need fewer calls; leave the default unless a timeline
 # shows a long grey wait at the end of backward on all ranks. This is the same CNN, drawn by whole layers, with
@@ -162,10 +162,10 @@ lab.explore(draw.buckets, backward, bucket_cap_mb=[0.1, 0.5, None, 3, 25])
 # buckets: one is closed when it has 3 MiB or more. Time runs to the right; above, what a rank computes (orange with
 # dots: backward); below, what it sends.
 #
-# - The first all-reduce of a step adds up how many predictions the ranks have, a single number. The others are the
-#   buckets, in the same order on both ranks.
-# - All-reduces below a piece of backward are hidden: nobody waits for them. Little or no backward is left to hide the
-#   last one.
+# - The first all-reduce of a step adds up how many predictions the ranks have, a single number; a rank that starts
+#   early waits there. The others are the buckets, in the same order on both ranks.
+# - All-reduces below a piece of forward or backward are hidden: nobody waits for them. Little or no backward is left to
+#   hide the last one.
 # - Compare one bucket on both ranks: the shorter bar is nearly the sending time, the longer one includes waiting.
 # - Grey is waiting: the rank does nothing but communicate. A long grey bar at the end of backward, on one
 #   rank: it has finished and waits for the other's gradients; smaller buckets do not help.
@@ -244,14 +244,14 @@ lab.plans({"DDP": sized(script, width=512, layers=8, heads=8)}, devices=("1xT4",
 #    <details><summary>Answer</summary>The difference is 2.3. Each rank has the gradients of a different model, and
 #    their mean belongs to none of them. DDP broadcasts when it wraps the model.</details>
 # 3. Put only the backward into `no_sync`, not the forward.
-#    <details><summary>Answer</summary>Eight all-reduces and 6.2 MiB for four micro-batches, as without `no_sync`:
-#    nothing is gained, and nothing warns you.</details>
+#    <details><summary>Answer</summary>Eight all-reduces and 6.2
+#    MiB for four micro-batches, as without <code>no_sync</code>: nothing is gained, and nothing warns you.</details>
 # 4. You go from one rank to four. Must the learning rate change? (Goyal et al., arXiv 1706.02677.)
 #    <details><summary>Answer</summary>Four ranks with the same samples per rank have a global batch four times as
 #    large. The usual rule for SGD multiplies the learning rate by four as well, with a warm-up (lab 17 tries it). It
-#    stops helping at some batch size, which only a sweep tells: `labkit.sweep(script, lr=[…])`. For AdamW the usual
-#    factor is the square root, here 2 (Malladi et al., arXiv 2205.10287). If you keep the global batch, change
-#    nothing.</details>
+#    stops helping at some batch size, which only a sweep tells: <code>labkit.sweep(script, lr=[…])</code>. For AdamW
+#    the usual factor is the square root, here 2 (Malladi et al., arXiv 2205.10287). If you keep the global batch,
+#    change nothing.</details>
 #
 # ## Sources
 #

@@ -68,12 +68,12 @@ saved = lab.ask("FSDP's peak on two ranks, as a share of DDP's", default=50, uni
 # `fully_shard(…, reshard_after_forward=False)` (lab 07).
 #
 # **With 16 bits.** Autocast (`precision="bf16"`) casts weights for each matrix product; the states stay as above. (fp16
-# on a T4: the same bytes, and a scaler, lab 05.) A model in bf16 usually has a **master copy** in fp32, to which AdamW
-# applies its small updates. Weight, gradient, copy and moments, 2 + 2 + 4 + 8 bytes, are 16 again; bf16 throughout
-# takes
-# 8. **On a GPU** AdamW updates all parameters at once, which takes another 4 bytes per parameter during the update, 20
-#    in all, unless `fused=True` (labkit's `optimizer="adamw_fused"`). 16 bytes per parameter is eight times the size of
-#    a bf16 checkpoint.
+# on a T4: the same bytes, and a scaler, lab 05.) A model loaded in bf16 and trained with plain AdamW takes 8, but small
+# updates are lost when they are rounded. So DeepSpeed, for one, keeps a **master copy** in fp32 for AdamW: weight,
+# gradient, copy and moments, 2 + 2 + 4 + 8 bytes, are 16 again. **On a GPU** AdamW updates all parameters at once,
+# which takes another 4 bytes per parameter during the update, 20 in
+# all, unless `fused=True` (labkit's `optimizer="adamw_fused"`). 16 bytes per parameter is eight times the size of a
+# bf16 checkpoint.
 #
 # `labkit.plan` works out the states and the activations without running anything, and `launch(plan)` keeps the
 # prediction with the run.
@@ -136,10 +136,10 @@ draw.bars({name: ranks[0].categories for name, ranks in held.items()}, planned, 
 # prediction; the total is the same.
 #
 # **Activations of a block:** without dropout, and with attention that does not store its scores, 16 values for each
-# token and unit of width, in GPT-2's block, whose MLP is four times as wide: 64 bytes in fp32, 32 in 16 bits (with
-# autocast some stay in 32, and 80% is left: question 3 below). Here: 4 blocks × 512 tokens × 256 × 64 bytes = 32 MiB.
-# For the loss add three tensors as large as the logits, 4 bytes × tokens × vocabulary. For other blocks use
-# `labkit.plan`.
+# token and unit of width, in GPT-2's block, whose MLP is four times as wide: 64 bytes in fp32, 32 in 16 bits. (With
+# autocast nearer 60% stay, because the inputs of layer norms do, and 2 bytes per parameter for the weights' 16-bit
+# copies: question 3 below.) Here: 4 blocks × 512 tokens × 256 × 64 bytes = 32 MiB. For the loss add three tensors as
+# large as the logits, 4 bytes × tokens × vocabulary. For other blocks, Hugging Face's too, use `labkit.plan` (lab 18).
 #
 # What to do about each part:
 #
@@ -168,11 +168,11 @@ lab.explore(of_fsdp, ranks=[1, 2, 8], billions=[0.1, 1.5, 7])
 lab.score()
 
 # %% [markdown]
-# **Other tools show more than these bytes.** On a CPU, `top` shows a process's *resident set*: all that it has in
-# physical memory. On a GPU, `nvidia-smi` shows what the process has reserved there, with CUDA's context and whatever
-# torch's allocator keeps for later (`torch.cuda.memory_reserved()`). Neither reliably falls when a tensor is freed. So
-# to compare models, use what torch allocates (`torch.cuda.max_memory_allocated()`); to see whether a process fits, use
-# the larger number. For DDP's run:
+# **Other tools show more than these bytes.** On a CPU, `top` shows a process's *resident set*: all that
+# it has in physical memory. On a GPU, `nvidia-smi` shows what the process has reserved there, with CUDA's context and
+# whatever torch's allocator keeps for later (`torch.cuda.memory_reserved()`). Neither reliably falls when a tensor is
+# freed. So to compare models, use what torch allocates (`torch.cuda.max_memory_allocated()`); to see whether a process
+# fits, `torch.cuda.max_memory_reserved()` and about half a GiB for CUDA. For DDP's run:
 
 # %%
 print(runs["DDP"].memory().ranks[0].outside().replace("; ", "\n"))
@@ -192,9 +192,9 @@ lab.plans(gpt, global_batch_size=8)
 
 # %% [markdown]
 # On a T4 even DDP fits. FSDP needs a third less on two ranks, and 72% less on eight, where activations
-# are few: not 7/8, because its own peak is in backward. DDP's is AdamW's update there, 20 bytes per parameter and no
-# activations. On two T4s its step takes as long as DDP's; on the A100s it is shorter, although it waits more, because
-# each rank updates only its part of the parameters.
+# are few: not 7/8, because its own peak is in backward. On the A100s DDP's peak is AdamW's update, 20 bytes per
+# parameter and no activations. On two T4s FSDP's step takes as long as DDP's; on the A100s it is shorter, although it
+# waits more, because each rank updates only its part of the parameters.
 #
 # A popular article gives 28 GB for a model of 7 billion parameters on one GPU, and 14 GB each with FSDP on two. 28 GB
 # is the parameters alone, and 14 GB half of them. With gradients and AdamW it is 112 GB, and 56 GB on each of two,
@@ -225,10 +225,10 @@ else:
 #    <details><summary>Answer</summary>2 MiB of 32: the inputs of the blocks. The peak falls from 86.3 to 63.7 MiB. It
 #    is still in backward, while one block is computed once more (11 MiB of temporary tensors).</details>
 # 3. The same with `precision="bf16"` instead. Do the states shrink?
-#    <details><summary>Answer</summary>No: parameters, gradients and AdamW take 50.7 MiB, as before. `precision="bf16"`
-#    computes in 16 bits and keeps its weights in 32. Activations shrink, from 32.1 to 25.5 MiB, but do not
-#    halve: layer norms, the residual stream and the loss stay in fp32, and the 16-bit copies of the weights are kept
-#    for backward.</details>
+#    <details><summary>Answer</summary>No: parameters,
+#    gradients and AdamW take 50.7 MiB, as before. <code>precision="bf16"</code> computes in 16 bits and keeps its
+#    weights in 32. Activations shrink, from 32.1 to 25.5 MiB, but do not halve: layer norms, the residual stream and
+#    the loss stay in fp32, and the 16-bit copies of the weights are kept for backward.</details>
 #
 # **In your own code:** LoRA freezes most weights, which then need neither gradients nor AdamW's state; activations
 # remain mostly the same. bf16 weights without a master copy halve all states, but small updates are lost when they are

@@ -86,7 +86,7 @@ def wrapped(device, level, blocks):  # blocks: how many per unit
     with torch.device("meta"):
         model = Model()
     units = [[*model.blocks[first : first + blocks]] for first in range(0, len(model.blocks), blocks)]
-    for unit in [*units, model]:
+    for unit in [*units, model]:  # the model last: that call takes what is in no unit yet, the root
         fully_shard(unit, reshard_after_forward={"always": True, "auto": None, "never": False}[level])
     return model.to_empty(device=device)  # uninitialized: fine for counting; to train, initialize or load here
 
@@ -117,11 +117,12 @@ draw.bars({"ddp": {"gathers": of_ddp / 2, "sums": of_ddp / 2}} | sent, unit="B",
 # %% [markdown]
 # ## Why
 #
-# The model has 6.0 MiB. DDP hands it over once (lab 03), which counts as two phases (all sizes are those before the
-# factor (N - 1)/N). `never` sends as much; freeing and gathering again, `always`, sends 50% more. And what does a rank
-# hold? Between two steps its shards, in all three modes. `never` keeps the whole model from forward to backward, and
-# only its own share of the gradients. FSDP's older name for it is SHARD_GRAD_OP; labkit's is `zero2`, although the
-# ZeRO-2 of lab 06 keeps all parameters between two steps as well.
+# The model has 6.0 MiB. DDP hands it over once (lab 03), which counts as two phases, all-gather (*gathers*) and
+# reduce-scatter (*sums*). (All sizes are those before the factor (N - 1)/N.) `never` sends as much; freeing and
+# gathering again, `always`, sends 50% more. And what does a rank hold? Between two steps its shards, in all three
+# modes. `never` keeps the whole model from forward to backward, and only its own share of the gradients. FSDP's older
+# name for it is SHARD_GRAD_OP; labkit's is `zero2`, although the ZeRO-2 of lab 06 keeps all parameters between two
+# steps as well.
 
 # %%
 never, share = seen["never"], P // lab.ranks
@@ -141,9 +142,9 @@ lab.explore(draw.shards, reshard=[True, False], units=[2, 4, 8], ranks=[2, 4, 8]
 # ## What is a unit?
 #
 # What you pass to `fully_shard`: a module, or a list of them. A unit is gathered by one call, and is there as a whole
-# while it computes. Small units hold little at once and take many calls, each with a latency of its own. Large ones
-# take few calls and hold much, and leave less communication that could run while something computes. Counted above with
-# 1, 8 and all 23 blocks in a unit:
+# while it computes. With small units a rank holds little at once and makes many calls, each with a latency of its own.
+# With large ones it makes few calls and holds much, and leave less communication that could run while something
+# computes. Counted above with 1, 8 and all 23 blocks in a unit:
 
 # %%
 draw.bars(largest, unit="B", title="the largest all-gather (auto: one block a unit)")
@@ -219,13 +220,14 @@ lab.plans(wide, devices=("2xT4", "4xA100 80", "8xA100 80"), global_batch_size=10
 # %% [markdown]
 # DDP's peak is those 20 GiB and 5 more, which AdamW needs while it updates all parameters at once (lab
 # 06). On two T4s FSDP is 0.4 GiB over, because each of its units is a fifth of the model, 1 GiB: 10 GiB of states, and
-# 4.5 units on top of them. With CPU offload it fits, at a price: on the A100s, where both are planned, a step takes
-# twelve to fourteen times as long, because AdamW runs on the CPU and shards cross PCIe, the bus to the host (both
-# speeds are assumed). On the A100s FSDP sends 1.4 times as much as DDP (four of its five units are gathered twice, the
-# root once), and its step is probably shorter all the same: each rank updates only its own part of the parameters.
+# 4.5 units on top of them. With CPU offload it fits, if the host has room for the states, and at a price: on the A100s,
+# where both are planned, a step takes twelve to fourteen times as long, because AdamW runs on the CPU and shards cross
+# PCIe, the bus to the host (both speeds are assumed). On the A100s FSDP sends 1.4 times as much as DDP (four of its
+# five units are gathered twice, the root once), and its step is probably shorter all the same: each rank updates only
+# its own part of the parameters.
 #
 # **A model that plain DDP cannot train on two T4s:** GPT-2 large with an output layer of its own, 838 million
-# parameters, one sample of 1,024 tokens on each rank. FSDP is not the only way that fits; the table under the plan has
+# parameters, one sample of 1,024 tokens on each rank. FSDP is not the only way that fits; the table below the plan has
 # others:
 #
 # - `zero2`: FSDP with `never`. On two ranks backward hides the second gather, so it gains little here.
@@ -259,9 +261,9 @@ display(planned, planned.plans["DDP", "2xT4"])
 #    while it computes it is there as a whole, with its gradients. Many small units save more than few large
 #    ones.</details>
 # 3. Launch the transformer with `activation_checkpointing=True` under FSDP. Which part shrinks?
-#    <details><summary>Answer</summary>Activations, from 68 to 3 MiB: a block keeps only its input. In their place
-#    come 20 MiB of temporary tensors, because one block at a time is computed again, and the logits are large. The
-#    peak falls from 77.6 to 31.4 MiB; FSDP alone saved 8.</details>
+#    <details><summary>Answer</summary>Activations, from 68 to 3 MiB: of a block only its input is kept. In their place
+#    come 20 MiB of temporary tensors, because one block at a time is computed again. The peak falls from 77.6 to 31.4
+#    MiB; FSDP alone saved 8.</details>
 #
 # **In your own code**, with pretrained weights (after `init_process_group`; lab 18 fine-tunes with FSDP):
 #
@@ -274,8 +276,8 @@ display(planned, planned.plans["DDP", "2xT4"])
 # optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)  # after sharding: the shards are new parameters
 # ```
 #
-# Transformers' `Trainer` (5.23) takes `fsdp=True`: that is FSDP2, with a unit for each block that the model's class
-# names (`_no_split_modules`). To choose another class, pass `fsdp_config={"transformer_layer_cls_to_wrap":
+# Transformers' `Trainer` (5.23) takes `fsdp=True`: that is FSDP2, with one unit per block of a class listed in the
+# model's `_no_split_modules`. To choose another class, pass `fsdp_config={"transformer_layer_cls_to_wrap":
 # ["GPT2Block"]}`. In versions before 5.13 it is `fsdp="full_shard auto_wrap"`, FSDP1; without `auto_wrap` the class is
 # ignored. Accelerate's FSDP plugin has FSDP1 unless `fsdp_version=2`.
 #

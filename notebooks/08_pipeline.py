@@ -15,7 +15,7 @@
 # # 08 · Pipelines: who waits, and who holds how much
 #
 # **You will be able to** read a pipeline's timeline, say how long its ranks are idle and how many micro-batches they
-# hold, and choose a schedule. **20 minutes. You need** labs 02 and 06.
+# hold, and choose a schedule. **20 minutes. You need** labs 02, 06 and 07.
 #
 # In a pipeline each rank holds a group of consecutive layers, a **stage**. The batch is cut into **micro-batches**,
 # which pass through the stages one after another, forward (blue) and backward (orange). The numbers are those of the
@@ -55,8 +55,8 @@ interleaved = lab.ask("the same with Interleaved1F1B (a micro-batch in one of tw
 #
 # The schedules are torch's own. The stages do not compute: their forward and backward sleep, so that four of them fit
 # on two cores and a stage lasts as long as if it had a GPU of its own. Python and sending add some milliseconds to each
-# forward and backward, so the measured bubble of 1F1B may differ from the formula by a fifth, and by more if they are
-# many and short.
+# forward and backward, so the measured bubble of 1F1B may differ from the formula by a fifth, and by more if forwards
+# and backwards are many and short.
 #
 # The fourth, zero bubble, cuts each backward in two: the gradients of the stage's inputs (orange), for which another
 # rank waits, and those of its weights (teal), which fill gaps. Rank 0's first stage has nobody to send gradients to, so
@@ -126,19 +126,21 @@ draw.stacked([draw.grid(spans, title, seconds=end) for title, spans in pairs.ite
 # So the bubble's share is (p - 1)/(m + p - 1): 27% here, for GPipe and 1F1B alike. With *v* stages on a rank each wait
 # is 1/*v* as long: (p - 1)/(v m + p - 1).
 #
-# **Memory.** A micro-batch's activations stay in memory from its forward until its backward. GPipe holds all *m*; 1F1B
-# on rank *r* at most *p - r*, whatever *m* is. 1F1B saves memory, not time. Interleaved 1F1B holds more: count rank 0's
-# forwards before its first backward in the picture at the top of the page, 11 halves or 5.5 micro-batches:
+# **Memory.** A rank has the states of its own stages only, about 1/p of them. A micro-batch's activations stay in
+# memory from its forward until its backward. GPipe holds all *m*; 1F1B on rank *r* at most *p - r*, whatever *m* is.
+# 1F1B saves memory, not time. Interleaved 1F1B holds more: count rank 0's forwards before its first backward in the
+# picture at the top of the page, 11 halves or 5.5 micro-batches:
 #
 # - 4 through its first stage, *p*;
-# - then 7 more until micro-batch 0 is back: its own through the second stage, and one for each of the 2(p - 1) steps
-#   that it takes to the last rank and back. (Zero bubble goes only p - 1 ahead, so it starts 8.)
+# - then 7 more until micro-batch 0 is back: its own forward through the second stage, and one forward for each of its p
+#   - 1 steps to the last rank and of its gradient's p - 1 steps back. (Zero bubble goes only p - 1 ahead, so it starts
+#   8.)
 #
 # **Which to choose?** 1F1B, usually. labkit's script has GPipe as its default because that runs with any number of
 # micro-batches, even one; torch's 1F1B needs at least as many as ranks. Interleaved or zero bubble if the bubble is too
-# large and you cannot add micro-batches; both send *v* times as often. Zero bubble needs more memory than the table
-# below shows: a micro-batch counts until the gradients of the inputs are there, but the inputs themselves stay until
-# those of the weights are.
+# large and you cannot add micro-batches; both send more than *v* times as often (over 7 boundaries here instead of 3).
+# Zero bubble needs more memory than the table below shows: a micro-batch counts until the gradients of the inputs are
+# there, but the inputs themselves stay until those of the weights are.
 
 # %%
 table = {each: " · ".join(f"{number:g}" for number in numbers) for each, numbers in counted.items()}
@@ -146,7 +148,7 @@ print(*(f"{each:>22}, held by rank 0 · 1 · …: {numbers}" for each, numbers i
 lab.score()
 
 # %% [markdown]
-# More micro-batches make the bubble smaller (here 16, above 8), more ranks make it larger:
+# More micro-batches make the bubble smaller (16 in these pictures, 8 in those above), more ranks make it larger:
 
 
 # %%
@@ -171,9 +173,10 @@ ways = {"DDP": gpt["ddp"], "pipeline, 4": (gpt["pipeline"], few), "pipeline, 16"
 lab.plans(ways, global_batch_size=32)
 
 # %% [markdown]
-# The formula says 20% and 5.9% of bubble on two ranks, 64% and 30% on eight; the plans' waiting is close. Where the
-# model fits on each device, DDP waits less and is faster. More micro-batches have a price, too: each reads and writes
-# all gradients once more, and its smaller matrix products use the GPU less efficiently.
+# The formula says 20% and 5.9% of bubble on two ranks, 64% and 30% on eight; the plans' waiting is close.
+# Where the model fits on each device, DDP waits less and is faster. More micro-batches have a price, too: each reads
+# and writes all gradients once more, and its smaller matrix products use the GPU less efficiently. (With 16, memory is
+# a little larger: at its peak gradients exist, at that of 4 not yet.)
 #
 # So a pipeline is for models that do not fit. Here is one of 838 million parameters, with eight samples of 1,024 tokens
 # per step, one in each micro-batch (DDP and FSDP accumulate gradients over four on each rank):
@@ -186,12 +189,11 @@ ways |= {name: (gpt["pipeline"], {"accumulate": 8, "schedule": name}) for name i
 lab.plans(ways, devices=("2xT4",), global_batch_size=8)
 
 # %% [markdown]
-# GPipe holds the activations of all eight samples. 1F1B holds those of two on rank 0 and of one on rank
-# 1, the fuller one, which is drawn: it also has the output layer. So 1F1B fits. So does FSDP, which is simpler and
-# hardly differs in time. (FSDP and DDP need 3.1 GiB more than in lab 07: labkit's FSDP reduces gradients only after the
-# last micro-batch, and until then keeps them whole; DDP keeps them beside its buckets.) A pipeline wins when links are
-# slow: it sends only the activations between two stages, and their gradients, here 80 MiB per step. FSDP gathers the
-# model's 3.1 GiB about twice for each micro-batch.
+# GPipe holds the activations of all eight samples, 1F1B those of two on rank 0, the fuller one, which is
+# drawn. So 1F1B fits. So does FSDP, which is simpler and hardly differs in time. (FSDP and DDP need 3.1 GiB more than
+# in lab 07: labkit's FSDP reduces gradients only after the last micro-batch, and until then keeps them whole; DDP keeps
+# them beside its buckets.) A pipeline wins when links are slow: it sends only the activations between two stages, and
+# their gradients, here 80 MiB per step. FSDP gathers the model's 3.1 GiB about twice for each of four micro-batches.
 #
 # ## Try this
 #
