@@ -143,7 +143,7 @@ lab.explore(draw.shards, reshard=[True, False], units=[2, 4, 8], ranks=[2, 4, 8]
 #
 # What you pass to `fully_shard`: a module, or a list of them. A unit is gathered by one call, and is there as a whole
 # while it computes. With small units a rank holds little at once and makes many calls, each with a latency of its own.
-# With large ones it makes few calls and holds much, and leave less communication that could run while something
+# With large ones it makes few calls and holds much, and less communication is left that could run while something
 # computes. Counted above with 1, 8 and all 23 blocks in a unit:
 
 # %%

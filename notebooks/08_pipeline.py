@@ -132,9 +132,8 @@ draw.stacked([draw.grid(spans, title, seconds=end) for title, spans in pairs.ite
 # picture at the top of the page, 11 halves or 5.5 micro-batches:
 #
 # - 4 through its first stage, *p*;
-# - then 7 more until micro-batch 0 is back: its own forward through the second stage, and one forward for each of its p
-#   - 1 steps to the last rank and of its gradient's p - 1 steps back. (Zero bubble goes only p - 1 ahead, so it starts
-#   8.)
+# - then 7 more until micro-batch 0 is back: its own forward through the second stage, and one forward for each step to
+#   the last rank and back, 2(p - 1) of them. (Zero bubble goes only half as far ahead, so it starts 8.)
 #
 # **Which to choose?** 1F1B, usually. labkit's script has GPipe as its default because that runs with any number of
 # micro-batches, even one; torch's 1F1B needs at least as many as ranks. Interleaved or zero bubble if the bubble is too
