@@ -36,7 +36,7 @@ CONTENTS = {
     "Guide": ["scripts", "models", "launch", "view", "reach", "sweep", "export", "plan", "check", "beyond"]
     + ["cluster", "kaggle"],
     "Reference": ["api", "faults", "memory", "model_memory", "speed", "published_speed", "parity"]
-    + ["peers", "platforms", "security", "log"],
+    + ["peers", "script_speed", "platforms", "security", "log"],
     "The source articles": ["articles/claims", "articles/decisions"],
 }
 DIAGRAM = "docs/static/diagram.svg"
