@@ -130,7 +130,7 @@ def main() -> None:
 
 def table(losses: dict[tuple[str, int], float], seeds: list[int], ranks: int, batch: int, seconds: float) -> None:
     whole = bytes_sent(*WAYS["ddp"], ranks, batch)
-    print("| way | test loss | against ddp: median (range) | bytes sent per step and rank | of ddp's | faster below |")
+    print("| method | test loss | vs. ddp: median (range) | bytes sent per step and rank | % of ddp | faster below |")
     print("|---|---|---|---|---|---|")
     for name, (strategy, options) in WAYS.items():
         sent = bytes_sent(strategy, options, ranks, batch)
