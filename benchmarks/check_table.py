@@ -107,8 +107,8 @@ PUBLIC = (
         "9 wrong, 3 slow, 12 outdated",
         "minGPT-ddp/mingpt/trainer.py:107 clips gradients before they are unscaled: a mistake. imagenet/main.py:157 "
         "does not destroy its group; :341 and FSDP/utils/train_utils.py:54 call `.item()` in every step: correct. "
-        "Seven hard-code a port (ddp-tutorial-series/multigpu.py:20 and six with RPC): correct, because two of them cannot "
-        "run at once. fsdp_tp_example.py:149 shards a whole model as one unit: correct, but the model is small",
+        "Seven hard-code a port (ddp-tutorial-series/multigpu.py:20 and six with RPC): correct, because two of them "
+        "cannot run at once. fsdp_tp_example.py:149 shards a whole model as one unit: correct, but the model is small",
     ),
     (
         "pytorch/torchtitan",

@@ -1,4 +1,4 @@
-"""What each fault looks like under bare torchrun and under labkit, side by side on this machine.
+"""What each fault looks like under bare torchrun and under labkit, on this machine.
 
 python benchmarks/fault_table.py > docs/faults.md        (about twelve minutes)
 """
@@ -38,29 +38,31 @@ FROM_OUTSIDE = {
 }
 # A run without an end of its own is stopped by labkit's watchdog after GROUP_TIMEOUT seconds.
 WITHOUT_A_TIME_LIMIT = {
-    "one rank queues five collectives more": (HANGS, "queued"),
-    "collectives of other sizes are queued": (HANGS, "sizes"),
-    "each rank waits in another group": (HANGS, "order"),
+    "one rank queues five extra collectives": (HANGS, "queued"),
+    "collectives of different sizes are queued": (HANGS, "sizes"),
+    "each rank waits in a different group": (HANGS, "order"),
     "a barrier of a second group on one rank": (HANGS, "second"),
     "one rank finishes and exits 20 s later (atexit)": (LEAVING, "atexit"),
 }
 LEFTOVERS = """
 ## What may be left after all
 
-A run's supervisor inherits whatever its ranks leave behind (Linux's `PR_SET_CHILD_SUBREAPER`), so a process can be
-found by its parents when its environment does not identify it: one that overwrote it (`setproctitle`), a daemon that
-cleared it, a double fork into its own session (`tests/faults/test_orphans.py`). Not ended, or not at once:
+A run's supervisor inherits the processes that its ranks leave behind (Linux's `PR_SET_CHILD_SUBREAPER`). It can
+therefore find a process by its parents even if the environment no longer identifies it: after `setproctitle`, a daemon
+that cleared its environment, or a double fork into its own session (`tests/faults/test_orphans.py`). The following
+processes are not ended, or not at once:
 
-- **What another program starts for a rank**: `systemd-run`, `docker run`, `at`, cron, a tmux server or a Jupyter kernel
-  that was already running, ssh to another host. It is that program's child, and nothing links it to the rank.
+- **Processes that another program starts for a rank**: `systemd-run`, `docker run`, `at`, cron, a tmux server or a
+  Jupyter kernel that was already running, or ssh to another host. They are that program's children, and nothing links
+  them to the rank.
 - **A process that now runs as another user** (`sudo`, set-uid): the system does not let you signal it.
-- **A process in an uninterruptible system call** (state D: a file server that does not answer): it is sent KILL and
-  dies when the call returns.
-- **When the supervisor itself is killed (SIGKILL)**, torchrun and its ranks die with it, but their daemons are
-  inherited by the system. `labkit stop` ends those that carry the run's marker or were recorded (`processes.json`,
-  once a second); one that cleared its environment within the second before that is not found.
-- **Without Linux** (macOS) nothing inherits: a process that cleared its environment and left its parent stays.
-- **Another run** that a rank has launched is independent, and continues until it is stopped.
+- **A process in an uninterruptible system call** (state D, for example on a file server that does not answer): it gets
+  SIGKILL and dies when the call returns.
+- **Daemons of a killed supervisor**: if the supervisor itself gets SIGKILL, torchrun and its ranks die with it, but
+  init inherits their daemons. `labkit stop` ends those that carry the run's marker or were recorded (`processes.json`,
+  once a second). It misses a daemon that cleared its environment less than a second before the supervisor died.
+- **On macOS** the supervisor inherits nothing, so a process that cleared its environment and left its parent survives.
+- **Another run** that a rank has launched is independent and continues until you stop it.
 """
 SETTLE_SECONDS = 1.0
 LIMIT_SECONDS = 60.0
@@ -160,8 +162,8 @@ def main() -> None:
     print("# Faults, under bare torchrun and under labkit\n")
     print(
         f"Two gloo ranks on this machine ({os.cpu_count()} cores, torch {torch.__version__}), one all-reduce per step, "
-        f"the fault on rank 1 at step 5, process group time limit {GROUP_TIMEOUT} s. Seconds are from the launch, "
-        "including startup, or from the stop or kill. labkit's watchdog ends hangs that no time limit ends, after "
+        f"the fault on rank 1 at step 5, process group timeout {GROUP_TIMEOUT} s. Seconds are from the launch, "
+        "including startup, or from the stop or kill. labkit's watchdog ends hangs that no timeout ends, after "
         f"{GROUP_TIMEOUT} s. `tests/faults/` asserts the right column.\n"
     )
     print("| fault | bare torchrun | labkit |\n|---|---|---|")

@@ -1,4 +1,4 @@
-"""Planned and traced memory of models that labkit was not made with, as docs/model_memory.md.
+"""Planned and traced memory of models from other projects, as docs/model_memory.md.
 
 PYTHONPATH=build/vision python benchmarks/foreign_memory.py > docs/model_memory.md   # about 10 minutes; needs timm
 """
@@ -46,14 +46,14 @@ def row_of(name: str, strategy: str, runs: str) -> tuple[list[str], float, bool]
 def main() -> None:
     chosen = sys.argv[1:]
     print("<!-- PYTHONPATH=build/vision python benchmarks/foreign_memory.py > docs/model_memory.md -->\n")
-    print("# Memory of models that labkit was not made with\n")
+    print("# Memory of models from other projects\n")
     print(
-        f"Each model trains three steps on {RANKS} gloo ranks; the measured value is the traced peak of the third. The"
+        f"labkit was not developed with these models. Each trains three steps on {RANKS} gloo ranks; the measured value"
     )
-    print("other columns show how far the plan made before the run is from it, and what it said. A plan goes by the")
-    print("larger of its two figures; by the rehearsal for a model whose layers form no chain, which is one unit for")
-    print("the formulas.\n")
-    print("| model | family | strategy | measured, MiB | formulas | rehearsed | plan | said before the run |")
+    print("is the traced peak of the third. The other columns show how far the plan made before the run is from it,")
+    print("and its warning, if any. A plan uses the larger of its two figures, except for a model whose layers form no")
+    print("chain: the formulas treat it as one unit, so the plan uses the rehearsal.\n")
+    print("| model | family | strategy | measured, MiB | formulas | rehearsed | plan | warning before the run |")
     print("|---" * 8 + "|", flush=True)
     rows: list[tuple[float, bool]] = []
     with tempfile.TemporaryDirectory() as runs:
@@ -71,10 +71,10 @@ def main() -> None:
     errors = [error for error, _ in rows]
     sure = sum(error <= SURE or warned for error, warned in rows)
     print(
-        f"\n{len(rows)} plans: median {100 * median(errors):.2f} %, largest {100 * max(errors):.2f} %; {sure} are",
+        f"\n{len(rows)} plans: median {100 * median(errors):.2f}%, largest {100 * max(errors):.2f}%; {sure} are",
         end="",
     )
-    print(f" within {SURE:.0%} or had been called unsure.")
+    print(f" within {SURE:.0%} or had a warning.")
 
 
 if __name__ == "__main__":

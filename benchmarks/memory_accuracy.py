@@ -38,13 +38,13 @@ WIDE = MLP.replace("width=64, layers=4", "width=768, layers=5")
 SIZES = "context=128, width=128, heads=4, layers=4"
 GLOBAL_BATCH = 16
 INTRODUCTION = """
-# What a rank holds: planned, rehearsed, measured
+# Memory per rank: planned, rehearsed, measured
 
-Each case is launched with `trace_memory=True`; the measured value is the peak of its third step, over everything that
-goes through torch's dispatcher. The other columns show how far each prediction is from it: labkit's closed formulas,
-the rehearsal of the script on tensors without data, and three published estimators. accelerate and DeepSpeed cover
-states but not activations; the playbook's formula is for transformers and assumes attention that is not fused. Empty
-cells: the estimator does not cover the strategy. "states": parameters and optimizer state by formula.
+Each case is launched with `trace_memory=True`. The measured value is the peak of its third step, over everything that
+goes through torch's dispatcher. The other columns show how far each prediction is from it: labkit's closed-form
+formulas, the rehearsal of the script on tensors without data, and three published estimators. accelerate and DeepSpeed
+cover states but not activations; the playbook's formula is for transformers and assumes unfused attention. An empty
+cell means that the estimator does not cover the strategy. "States" are parameters and optimizer state by formula.
 """
 SHAPES = {
     "transformer": {"tokens": 128, "width": 128, "heads": 4, "blocks": 4},
@@ -237,7 +237,7 @@ def main() -> None:
     for strategy, found in errors.items():
         formulas, played = ([abs(each[way]) for each in found] for way in (0, 1))
         exact = sum(each[2] for each in found)
-        worst = [f"{100 * median(way):.2f} %, {100 * max(way):.2f} %" for way in (formulas, played)]
+        worst = [f"{100 * median(way):.2f}%, {100 * max(way):.2f}%" for way in (formulas, played)]
         print("|", *(f"{column} |" for column in (strategy, len(found), exact, *worst)))
 
 

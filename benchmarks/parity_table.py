@@ -25,12 +25,13 @@ MODELS = ("transformer", "MLP", "CNN", "mixture")
 HEAD = f"""<!-- python benchmarks/parity_table.py > docs/parity.md -->
 # Every strategy trains the same model
 
-The largest relative difference from `single` on one rank, over the loss and the gradient norm of the first 20 and the
-last of {STEPS} steps and over the test loss. All with the same seed and global batch of {OPTIONS["global_batch_size"]},
-in float64, clipped at {OPTIONS["clip"]}, with warm-up and cosine schedule; gloo on the CPU, torch {torch.__version__}.
+Each figure is the largest relative difference from `single` on one rank, over the loss and the gradient norm of the
+first 20 and the last of {STEPS} steps, and over the test loss. All runs have the same seed and a global batch of
+{OPTIONS["global_batch_size"]}, in float64, clipped at {OPTIONS["clip"]}, with warm-up and a cosine schedule; gloo on
+the CPU, torch {torch.__version__}.
 
-A dash: not supported. Pipelines and activation checkpointing need blocks (repeated layers of one class), tensor
-parallelism a plan for their layers; without, the script says so.
+A dash means not supported: pipelines and activation checkpointing need blocks (repeated layers of one class), and
+tensor parallelism needs a plan for their layers. Without them, the script stops with an error.
 """
 
 

@@ -1,4 +1,4 @@
-"""labkit beside its peers: one script, the same ranks, alternating runs, as a table.
+"""labkit compared with other launchers: one script, the same ranks, alternating runs, as a table.
 
     python benchmarks/peers.py > docs/peers.md            (about eleven minutes on two quiet cores; installs the peers)
     python benchmarks/peers.py --rounds 0                 without what depends on the machine's load
@@ -65,17 +65,19 @@ BLAMES = [
     re.compile(r"^rank (\d+) (?:failed|stopped)", re.MULTILINE),  # labkit's
 ]
 INTRODUCTION = """
-# labkit beside its peers
+# labkit compared with other launchers
 
-One script that knows none of them (`benchmarks/peer_loop.py`: DDP over gloo), two ranks, on this machine ({cores}
-cores, torch {torch}, {day}). Times are ratios to bare torchrun's of the same round, launchers alternating: the median
-of {rounds} rounds, and the range. Memory is that of labkit's default decoder under DDP. `–`: it does not do that.
+The same script, written for none of them (`benchmarks/peer_loop.py`: DDP over gloo), on two ranks of one machine
+({cores} cores, torch {torch}, {day}). Times are ratios to bare torchrun in the same round, with alternating launchers:
+the median of {rounds} rounds, and the range. Memory is for labkit's default decoder under DDP. `–` means not supported.
 
-- **accelerate launch** {accelerate} by `--multi_gpu`: `--cpu --num_processes 2` starts one process and no ranks.
-- **torchrunx** {torchrunx} launches functions: here one that runs the script.
-- **TraceML** {traceml-ai} by `traceml run`; **trackio** {trackio} launches nothing, and logs what a line in the script
-  gives it. "Watched" is with their lines in the script: one around the step, one after it.
-- **A notebook**: the script by `%%writefile`, then `!torchrun`, in a real kernel; stopped by the kernel's interrupt.
+- **accelerate launch** {accelerate} uses `--multi_gpu`, because `--cpu --num_processes 2` starts one process and no
+  ranks.
+- **torchrunx** {torchrunx} launches functions; here, one that runs the script.
+- **TraceML** {traceml-ai} uses `traceml run`; **trackio** {trackio} launches nothing, and logs what a line in the
+  script passes to it. For "a watched step" the script contains their lines, one around the step and one after it.
+- **`%%writefile`, `!torchrun`**: a notebook in a real kernel writes the script, then runs it; a kernel interrupt
+  stops it.
 """
 
 Cells = dict[str, str]
@@ -228,17 +230,17 @@ def main() -> None:
         start[LABKIT.name] += f"; later in a session {start.pop(LATER.name)}" if rounds else ""
         size, predicted = memory()
         rows = {
-            "from the launch to the end of the first step": start,
-            "a step, watched": ratios(watching, rounds),
-            "seen without a line in the script": each(what_is_seen),
-            "stop, ranks willing": each(stopped) if rounds else unknown,
-            "stop, ranks deaf to signals": each(lambda launcher: stopped(launcher, "--fault", "deaf"), at_once=6)
+            "launch to end of first step": start,
+            "a watched step": ratios(watching, rounds),
+            "reported without changing the script": each(what_is_seen),
+            "stop, ranks respond to signals": each(stopped) if rounds else unknown,
+            "stop, ranks ignore signals": each(lambda launcher: stopped(launcher, "--fault", "deaf"), at_once=6)
             if rounds
             else unknown,
-            "rank 1 raises: blamed": each(lambda launcher: blamed(launcher, "raise")),
-            "rank 1 stalls: blamed": each(lambda launcher: blamed(launcher, "stall"), at_once=3),
-            f"memory per rank predicted, of {size} measured": predicted,
-            "bytes in the executed notebook": each(notebook),
+            "rank 1 raises: who is blamed": each(lambda launcher: blamed(launcher, "raise")),
+            "rank 1 stalls: who is blamed": each(lambda launcher: blamed(launcher, "stall"), at_once=3),
+            f"predicted memory per rank, of {size} measured": predicted,
+            "bytes added to the executed notebook": each(notebook),
         }
     print("<!-- written by: python benchmarks/peers.py > docs/peers.md -->")
     facts = versions() | {"cores": os.cpu_count(), "day": time.strftime("%Y-%m-%d"), "rounds": rounds or "no"}

@@ -1,4 +1,4 @@
-"""Published training throughputs beside the planner's predictions from data sheets, as docs/published_speed.md.
+"""Published training throughputs and the planner's predictions from data sheets, as docs/published_speed.md.
 
 PYTHONPATH=build/vision python benchmarks/published_speed.py > docs/published_speed.md   # about 15 minutes; needs timm
 
@@ -279,12 +279,12 @@ def planned_run(row: Run) -> tuple[StepTime, float]:
 def main() -> None:
     chosen = tuple(sys.argv[1:]) or ("",)
     print("<!-- PYTHONPATH=build/vision python benchmarks/published_speed.py > docs/published_speed.md -->\n")
-    print("# Published throughputs and the planner's predictions from data sheets\n")
-    print("No GPU ran here: predictions use the figures in `labkit/planner/data_sheets.py` and the fractions in")
+    print("# Published throughputs and the planner's predictions\n")
+    print("No GPU was used: predictions use the figures in `labkit/planner/data_sheets.py` and the fractions in")
     print(
-        "`labkit/planner/speed/kernels.py`. The fractions were fitted to the image models, by hand; nothing was fitted"
+        "`labkit/planner/speed/kernels.py`. The fractions were fitted by hand to the image models; nothing was fitted"
     )
-    print("to the texts and the second table. The band is what a plan shows.\n")
+    print("to the text models or the second table. The band is the one that a plan shows.\n")
     inside: list[bool] = []
     print("| model | GPU | precision | batch | published, samples/s | predicted | band | inside | source |")
     print("|---|---|---|---|---|---|---|---|---|")
@@ -299,9 +299,9 @@ def main() -> None:
             flush=True,
         )
     print(
-        f"\n{sum(inside)} of {len(inside)} are inside the band. In fp32, an A100 convolves in TF32. timm's figures are"
+        f"\n{sum(inside)} of {len(inside)} are inside the band. In fp32, an A100 convolves in TF32. timm's figures use"
     )
-    print("in channels_last, NVIDIA's with its own input pipeline and fused kernels. Grouped convolutions as in RegNet")
+    print("channels_last, NVIDIA's its own input pipeline and fused kernels. Grouped convolutions, as in RegNet,")
     print("are slower than predicted. cuDNN's recurrent layers are predicted at one rate for all GPUs.\n")
     print(
         "| run | GPUs | tensor x pipeline | batch | published, TFLOP/s per GPU | predicted | band | inside | source |"
@@ -319,13 +319,11 @@ def main() -> None:
             flush=True,
         )
     print(f"\n{sum(inside)} of {len(inside)} are inside the band. Megatron-LM's figures count recomputation, the")
-    print("others do not. The plans are of labkit's decoder with these sizes, eager, with interleaved stages: eight of")
-    print("each rank for Llama 3, whose first chunk has no block; the smallest number that divides the blocks for")
-    print(
-        "Megatron-LM, whose paper does not give it. Most are predicted slower than published: labkit's script does not"
-    )
-    print("split the head, which the last stage computes whole on each tensor rank, accumulates gradients in fp32 by")
-    print("separate passes, and fuses nothing.")
+    print("others do not. The plans are for labkit's decoder with these sizes, eager, with interleaved stages: eight")
+    print("per rank for Llama 3, whose first chunk has no block; for Megatron-LM, whose paper does not give the")
+    print("number, the smallest that divides the blocks. Most predictions are slower than published, because labkit's script")
+    print("computes the whole head on each tensor rank of the last stage, accumulates gradients in fp32 in separate")
+    print("passes, and fuses nothing.")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""labkit's scripts beside a loop written by hand, accelerate, Lightning and Trainer: the same model, batches, threads.
+"""labkit's scripts against a hand-written loop, accelerate, Lightning and Trainer: same model, batches and threads.
 
     python benchmarks/script_speed.py > docs/script_speed.md            (about twelve minutes on two quiet cores)
     python benchmarks/script_speed.py --repeats 3 --strategies ddp
@@ -45,11 +45,12 @@ TIMED = f"""            step += 1
                 print(f"seconds {{time.perf_counter() - tenth}}", flush=True)
 """
 INTRODUCTION = """
-# The scripts' speed beside other ways to train
+# Speed of the scripts compared with other training loops
 
-The same decoder, data, batches of {batch} samples, AdamW and threads under bare torchrun: labkit's composed script, a
-loop by hand, accelerate, Lightning and transformers' Trainer. The script's time over theirs, steps {warm} to {steps}:
-the median of {repeats} alternating pairs, and the range. Measured on {where}, torch {torch}, {day}.
+The same decoder, data, AdamW and thread count, with batches of {batch} samples, run under bare
+torchrun: labkit's composed script, a hand-written loop, accelerate, Lightning and transformers' Trainer. Ratios are the
+script's time divided by theirs over steps {warm} to {steps}: the median of {repeats} alternating pairs, and the
+range. Measured on {where}, torch {torch}, {day}.
 """
 
 
@@ -130,7 +131,7 @@ def main() -> None:
     print(INTRODUCTION.format(batch=BATCH, warm=WARM, steps=STEPS, **facts))
     with tempfile.TemporaryDirectory() as folder:
         os.environ |= {"LABKIT_RUNS": folder, "LABKIT_UI": "text"}
-        print("| script | ranks | step | of the device's peak | beside | the script's time over theirs | range |")
+        print("| script | ranks | step | share of the device's peak | compared with | time ratio | range |")
         print("|---|---|---|---|---|---|---|")
         fast = [compared(strategy, chosen.repeats, Path(folder)) for strategy in chosen.strategies]
         print("\n| script | ranks | samples/s | forward | backward | optimizer | communication | input |")

@@ -23,13 +23,13 @@ from labkit.planner.model.facts import ModelFacts, facts_of
 from labkit.planner.speed.rates import Rates, measure_rates
 from labkit.planner.speed.step_time import StepTime, step_time
 
-HEADING = """# The planner's step times, predicted, and the measured ones
+HEADING = """# Step times: predicted and measured
 
-{cores} cores, gloo, one thread per rank, 8 blocks of width 256, 8 samples per step, {date}. Other work on
-the machine changes from minute to minute, so each run is paired with the load around it: the rates and the link are
-measured before it and after it. Its prediction is the mean of both, and the band reaches from the lower one's to the
-higher one's. The measured value is the median over ranks and a run's last {steps} steps. Errors compare the prediction
-and the run of one repeat; with several, their median is shown with the range. Repeats: {repeats}.
+{cores} cores, gloo, one thread per rank, 8 blocks of width 256, 8 samples per step, {date}. The
+machine's load changes from minute to minute, so the compute rates and the link are measured before and after each run.
+The prediction is the mean of the predictions from both measurements, and the band covers both of their bands. The
+measured value is the median over ranks and the last {steps} steps of a run. Errors compare the prediction and the run
+of one repeat; with several repeats, the median and the range are shown. Repeats: {repeats}.
 """
 BATCH, STEPS, WARM = 8, 15, 3
 DEFAULT, SIZES = "width=128, heads=4, layers=4", "width=256, heads=8, layers=8"
@@ -125,7 +125,7 @@ def main() -> None:
     print(f"<!-- python benchmarks/speed_accuracy.py {' '.join(sys.argv[1:])} > docs/speed.md -->\n")
     print(HEADING.format(cores=os.cpu_count(), steps=STEPS - WARM, date=datetime.now(UTC).date(), repeats=repeats))
     print(
-        "| ranks | strategy | predicted | band | measured | error | of each repeat | place predicted, measured "
+        "| ranks | strategy | predicted | band | measured | error | of each repeat | order predicted, measured "
         "| parts, ms |"
     )
     print("|---" * 9 + "|")
