@@ -321,8 +321,8 @@ def main() -> None:
     print(f"\n{sum(inside)} of {len(inside)} are inside the band. Megatron-LM's figures count recomputation, the")
     print("others do not. The plans are for labkit's decoder with these sizes, eager, with interleaved stages: eight")
     print("per rank for Llama 3, whose first chunk has no block; for Megatron-LM, whose paper does not give the")
-    print("number, the smallest that divides the blocks. Most predictions are slower than published, because labkit's script")
-    print("computes the whole head on each tensor rank of the last stage, accumulates gradients in fp32 in separate")
+    print("number, the smallest that divides the blocks. Most predictions are slower than published, because labkit's")
+    print("script computes the whole head on each tensor rank of the last stage, accumulates gradients in fp32 in separate")
     print("passes, and fuses nothing.")
 
 
