@@ -48,20 +48,20 @@ class Row:
     why: str
 
 
-HEAD = """# The articles' decision guides beside the planner's advice
+HEAD = """# The articles' decision guides compared with the planner's advice
 
-Each claim of the articles about when to use what, in situations that it covers: labkit's decoder of the given number of
-parameters on the given devices, with samples of 1,024 or 2,048 tokens on each, in bf16 or fp16 unless a precision is
-named (autocast: weights and optimizer state stay fp32). What the planner finds is computed by its formulas when this
-page is written: memory of the rank that holds most against what the device has for tensors, time of an optimizer step.
-The times come from data sheets and assumed shares of them, with a wide band; strategies within 5 percent of each other
-count as equally fast, and the simpler is chosen.
+Each row tests one claim of the articles about when to use a strategy, in situations that it covers: labkit's decoder
+with the given number of parameters on the given devices, with samples of 1,024 or 2,048 tokens on each, in bf16 or fp16
+unless a precision is named (autocast: weights and optimizer state stay fp32). The planner's formulas give the memory of
+the rank that holds the most, compared with what the device has for tensors, and the time of an optimizer step. Times
+come from data sheets and assumed fractions of their peaks, with a wide band. Strategies within 5 percent of each other
+count as equally fast, and the simpler one is chosen.
 """
 BEYOND = """## Beyond the articles' strategies
 
 Four situations where a strategy from [docs/beyond.md](../beyond.md) is the better choice, next to the best alternative
-(or the one that needs least memory). diloco trains differently, so `plan` compares it only when it is asked for. The
-figures are `labkit.plan`'s, calculated, not measured; "waiting" is communication that does not overlap.
+(or the one that needs least memory). diloco trains differently, so `plan` compares it only on request. The
+figures are calculated by `labkit.plan`, not measured; "waiting" is communication that does not overlap.
 
 | situation | the planner's choice, per rank and step | the best of the others | why |
 | --- | --- | --- | --- |"""

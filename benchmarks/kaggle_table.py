@@ -51,8 +51,8 @@ INTRODUCTION = """\
 <!-- written by: python benchmarks/kaggle_table.py docs/kaggle_runs.md -->
 # On Kaggle's two T4s
 
-The GPU suite and three labs, pushed to {user}'s kernels with labkit {version} on {day}. A lab fails if one of its
-claims does.
+The GPU suite and three labs, pushed as kernels of {user} with labkit {version} on {day}. A lab fails if one of its
+claims fails.
 
 | notebook | outcome | minutes | runs | devices |
 |---|---|---|---|---|

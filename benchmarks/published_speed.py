@@ -322,8 +322,8 @@ def main() -> None:
     print("others do not. The plans are for labkit's decoder with these sizes, eager, with interleaved stages: eight")
     print("per rank for Llama 3, whose first chunk has no block; for Megatron-LM, whose paper does not give the")
     print("number, the smallest that divides the blocks. Most predictions are slower than published, because labkit's")
-    print("script computes the whole head on each tensor rank of the last stage, accumulates gradients in fp32 in separate")
-    print("passes, and fuses nothing.")
+    print("script computes the whole head on each tensor rank of the last stage, accumulates gradients in fp32 in")
+    print("separate passes, and fuses nothing.")
 
 
 if __name__ == "__main__":
