@@ -79,9 +79,9 @@ SITUATIONS = (
     Situation(
         "1.5 B, one sequence of 65,536 tokens a step, 8 x H100",
         "context_parallel",
-        "one sequence does not split over data ranks; tensor ranks sum all activations twice a block and hold all "
-        "logits, 32,000 x 65,536 x 4 bytes = 7.8 GiB, of which cross entropy holds several copies; context ranks "
-        "gather keys and values and hold an eighth of the logits",
+        "one sequence does not split over data ranks; tensor ranks sum all activations twice per block and hold all "
+        "logits, 32,000 x 65,536 x 4 bytes = 7.8 GiB, and cross entropy holds several copies of them; "
+        "context ranks gather keys and values and hold an eighth of the logits",
         2048,
         24,
         65536,
