@@ -29,17 +29,18 @@ def submit(
     env: Mapping[str, str] | None = None,
     **parameters: Any,
 ) -> Run:
-    """Submit a training to Slurm and return immediately; the run is watched, stopped and read like any other.
+    """Submit a training job to Slurm and return immediately; the run is watched, stopped and read like any other.
 
     `script`, `args`, `name`, `env` and `parameters` are as for `launch`. `runs_dir` must be on a file system that all
     nodes share. `nproc_per_node="auto"` is one rank per GPU of the partition's nodes. `time` is Slurm's: "02:00:00",
-    "1-12:00:00", or minutes. `options` are other sbatch options (`["--qos=high", "--mem=64G"]`), `setup` is shell
-    code that runs first ("module load cuda"); the task on each node gets `cpus_per_task` cores (default: two per rank).
-    A script with the option `--checkpoint-dir`, as labkit's own have, saves `saving_seconds` before the time limit; its
-    job is then requeued and resumes, also when Slurm preempts it. Other scripts run once.
-    The launch file, `job.sbatch` in the run folder, explains its contents in comments.
+    "1-12:00:00", or minutes. `options` are other sbatch options (`["--qos=high", "--mem=64G"]`), and `setup` is shell
+    code that runs first ("module load cuda"). The task on each node gets `cpus_per_task` cores (default: two per rank).
 
-    Raises LaunchError or ScriptError when it cannot be submitted, with Slurm's own message if there is one.
+    A script with the option `--checkpoint-dir`, such as labkit's own, saves `saving_seconds` before the time limit; its
+    job is then requeued and resumes, also when Slurm preempts it. Other scripts run once. The launch file, `job.sbatch`
+    in the run folder, explains its contents in comments.
+
+    Raises LaunchError or ScriptError if the job cannot be submitted, with Slurm's own message if there is one.
     """
     if "time" not in parameters:
         raise LaunchError("a Slurm job needs a time limit: pass time='02:00:00', '1-12:00:00' or a number of minutes")

@@ -21,10 +21,10 @@ FOLDERS = ("data", "/kaggle/input")
 
 
 def fetch(name: str) -> Path:
-    """The folder with a data set's files: `data/` or Kaggle's input if they are there, otherwise a cache into which
-    they are downloaded and checked.
+    """The folder with a dataset's files: `data/` or Kaggle's input if they are there, otherwise a cache into which they
+    are downloaded and verified.
 
-    Raises LabError for an unknown name, or when the files are not present and cannot be downloaded.
+    Raises LabError for an unknown name, or if the files are not present and cannot be downloaded.
     """
     if name not in SOURCES:
         raise LabError(f"no data set named {name!r}; there are: {', '.join(SOURCES)}")

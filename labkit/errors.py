@@ -28,7 +28,7 @@ class ScriptError(LabError):
 
 
 class LaunchError(LabError):
-    """The launch was refused; no process was started."""
+    """The launch failed before any process was started."""
 
 
 class RunFolderError(LabError):
@@ -38,9 +38,9 @@ class RunFolderError(LabError):
 class RankFailedError(LabError):
     """The training failed. The message is the cause in one sentence, its traceback and the path of the logs.
 
-    `run_id` is the run's id; `cause` is the dictionary in its `state.json`, whose fields are properties here. If the
-    exception's class is loaded in this process, the error is also an instance of it, so that
-    `except torch.OutOfMemoryError:` works as if the training had run here.
+    `run_id` is the run's id; `cause` is the dictionary from its `state.json`, whose fields are properties here. If the
+    exception's class is loaded in this process, the error is also an instance of it, so `except
+    torch.OutOfMemoryError:` works as if the training had run here.
     """
 
     def __init__(self, message: str, *, run_id: str = "", cause: dict[str, Any] | None = None):

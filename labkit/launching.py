@@ -32,28 +32,31 @@ def launch(script: Script | Plan | str | os.PathLike[str], **parameters: Any) ->
     """Start a script on every rank with torchrun and return immediately; a notebook shows the live view.
 
     `script` is a Script, the name of one of labkit's own ("ddp"), or a path to any torchrun script. The fields of
-    LaunchOptions are keywords of this function; the other `parameters` become the script's options (`steps=200` is
-    `--steps 200`), and `args` are passed unchanged. `nproc_per_node="auto"` is one rank per GPU, or two on the CPU.
-    `env` is added to the ranks' environment. `backend="gloo"` lets more ranks than there are GPUs share them; the
-    script itself chooses its backend.
-    In a session that is not interactive (papermill, Kaggle's batch, a plain program) the call waits until the run has
-    ended, and the run stops with this process; `wait` and `detach` override this. A detached launch does not wait.
-    A run that fails is restarted up to `retries` times; scripts like labkit's own resume from the newest committed
-    checkpoint (`save_every=…`). A run that makes no progress for `watchdog` seconds is stopped and counts as failed.
-    Instead of the script you may pass a Plan: its ranks and parameters are used, and its prediction is written to the
-    run folder before the first rank starts. Then, and with `trace_memory=True`, every rank traces all allocations of
-    one step, which makes that step slow; `run.memory()` compares it with the plan. With `profile=True` every rank
-    records three steps, from the sixth on (without a DataLoader from the seventh), with torch's profiler;
+    LaunchOptions are keywords of this function. All other `parameters` become options of the script (`steps=200` is
+    `--steps 200`), and `args` are passed to it unchanged. `nproc_per_node="auto"` is one rank per GPU, or two on the
+    CPU. `env` is added to the ranks' environment. `backend="gloo"` allows more ranks than GPUs, which then share them;
+    the script itself chooses its backend.
+
+    In a non-interactive session (papermill, Kaggle's batch, a plain program) the call waits until the run has ended,
+    and the run stops with this process; `wait` and `detach` override this. A detached launch does not wait. A run that
+    fails is restarted up to `retries` times; scripts like labkit's own resume from the newest committed checkpoint
+    (`save_every=…`). A run that makes no progress for `watchdog` seconds is stopped and counts as failed.
+
+    Instead of a script you can pass a Plan: the launch uses its ranks and parameters, and writes its prediction to the
+    run folder before the first rank starts. With a Plan, or with `trace_memory=True`, every rank traces all allocations
+    of one step, which makes that step slow; `run.memory()` compares them with the plan. With `profile=True` every rank
+    records three steps with torch's profiler, starting at the sixth (without a DataLoader, the seventh);
     `run.timeline()` draws them.
 
-    `hosts=["hA", "hB"]` starts it on several machines by ssh, `nproc_per_node` ranks on each. They need the same Python
-    at the same path and a shared `runs_dir` (docs/cluster.md). `"localhost"` twice starts two nodes on this machine.
+    `hosts=["hA", "hB"]` launches on several machines over ssh, with `nproc_per_node` ranks on each. They need the same
+    Python at the same path and a shared `runs_dir` (docs/cluster.md). `"localhost"` twice starts two nodes on this
+    machine.
 
-    `export="tensorboard"`, or a list of formats of `Run.export`, is written while the run goes on, by a process of its
-    own that only reads the run folder; `tensorboard --logdir runs/tensorboard` shows it.
+    `export="tensorboard"`, or a list of formats of `Run.export`, is written during the run by a separate process that
+    only reads the run folder; `tensorboard --logdir runs/tensorboard` shows it.
 
-    If `labkit.check` finds anything in your own script that may hang or corrupt this training, the launch first prints
-    it to stderr and then continues.
+    If `labkit.check` finds anything in your own script that may hang or corrupt this training, the launch prints it to
+    stderr and continues.
 
     Raises LaunchError or ScriptError before any process is started, and RankFailedError while waiting.
     """
@@ -92,7 +95,7 @@ def start_run(
     tied: bool,
     prediction: Mapping[str, Any] | None = None,
 ) -> Run:
-    """Start a run like `launch`, without a display. `tied`: it stops with this process."""
+    """Start a run like `launch`, without a display. If `tied`, it stops with this process."""
     formats = check_live(options.export)
     options = replace(options, env=settings_for(options))
     if options.hosts is not None:

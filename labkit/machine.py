@@ -18,11 +18,11 @@ __all__ = ["Machine", "doctor"]
 
 
 def doctor(*, preflight: bool = False, bandwidth: bool | int = False) -> Machine:
-    """Inspect this machine. The result is displayed as a table and says what to use here.
+    """Inspect this machine. The result is displayed as a table and says which settings to use here.
 
     With `preflight=True`, the ranks of `nproc_per_node="auto"` sum a number, which takes about 5 seconds; on several
     GPUs the first launch does this by itself. With `bandwidth=True`, or a number of ranks, they measure the speed of
-    their collectives, which takes about 10 seconds; `labkit.plan` predicts with it.
+    their collectives, which takes about 10 seconds; `labkit.plan` then uses it.
     """
     here = hardware()
     if here.platform != "windows":  # where nothing can be started
@@ -35,7 +35,7 @@ def doctor(*, preflight: bool = False, bandwidth: bool | int = False) -> Machine
 
 @dataclass(frozen=True)
 class Machine:
-    """The doctor's result. `facts` is everything that it gathered, `diagnosis` the findings, the most urgent first."""
+    """The doctor's result. `facts` is everything that it gathered, `diagnosis` the findings, most urgent first."""
 
     hardware: Hardware
     facts: MachineFacts = field(default=None)  # type: ignore[assignment]  # gathered now if missing

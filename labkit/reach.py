@@ -29,20 +29,21 @@ SEEN_SECONDS = 5.0  # within which a rank that lives sees a request, once it is 
 
 
 class Reachable:
-    """A run whose ranks carry out requests where an optimizer's step ends. Each request raises LabError, and changes
-    nothing, if not all ranks can carry it out; `timeout` is how many seconds they have to come to the same step."""
+    """A run whose ranks execute requests at the end of an optimizer step. A request that not all ranks can execute
+    raises LabError and changes nothing; `timeout` is how many seconds the ranks have to reach the same step."""
 
     folder: RunFolder
 
     def ask(self, expression: str, *, ranks: Sequence[int] | None = None, timeout: float = TIMEOUT) -> pd.DataFrame:
-        """The value of an expression on every rank at the end of the same step: a row per rank, with columns `rank`,
-        `step`, and one for the expression, or for each element of a tuple (`"loss.item(), x.shape"`). The script's own
-        `rank` and `step` are `rank_` and `step_`.
+        """Evaluate an expression on every rank at the end of the same step. Returns one row per rank, with columns
+        `rank`, `step`, and one for the expression, or for each element of a tuple (`"loss.item(), x.shape"`). The
+        script's own `rank` and `step` are in the columns `rank_` and `step_`.
 
-        Names are those of the training loop's frame. Numbers, text and arrays of up to 10,000 elements are values,
-        anything else is its repr, and an exception its message. Random state and gradients are unaffected. Sharded
-        tensors are gathered, because all ranks evaluate together. `ranks=[1]` asks that rank only, without waiting for
-        the others, so collectives are not possible there. An evaluation that takes `timeout` seconds is ended.
+        Names are those of the training loop's frame. Numbers, text and arrays of up to 10,000 elements are returned as
+        values, anything else as its repr, and an exception as its message. Random state and gradients are unaffected.
+        Sharded tensors are gathered, because all ranks evaluate together. `ranks=[1]` asks only that rank, without
+        waiting for the others, so collectives are not possible there. An evaluation is interrupted after `timeout`
+        seconds.
         """
         import pandas as pd
 
@@ -55,9 +56,9 @@ class Reachable:
         return pd.DataFrame(rows)
 
     def exec(self, cell: str, *, ranks: Sequence[int] | None = None, timeout: float = TIMEOUT) -> None:
-        """Execute the text of a cell on every rank at the end of the same step, and print what each of them printed.
+        """Execute statements on every rank at the end of the same step, and print each rank's output.
 
-        It may change objects of the training. Assigning a name creates one of its own, it does not rebind the script's.
+        They can modify the training's objects, but assigning a name does not change the script's variable.
         """
         _parse(cell, "exec")
         for rank, answer in sorted(self._request("exec", ranks, timeout, cell=cell).items()):
@@ -66,9 +67,9 @@ class Reachable:
             print(plain(f"== rank {rank}, step {answer['step']} ==\n{text}").rstrip())
 
     def watch(self, expression: str, *, every: int = 10, name: str | None = None) -> None:
-        """Record an expression on every rank whenever that many steps are done, as a metric called `name` or like the
-        expression, on the ranks where it is a number. Ready to use are `grad_norm(model)`, `weight_norm(model)`,
-        `update_ratio(optimizer)`, `dead_share(model)` and `largest_output(model, "blocks.0")`. `unwatch` ends it."""
+        """Record an expression on every rank every `every` steps, as a metric called `name` (default: the expression),
+        on the ranks where it is a number. Built in are `grad_norm(model)`, `weight_norm(model)`,
+        `update_ratio(optimizer)`, `dead_share(model)` and `largest_output(model, "blocks.0")`. `unwatch` stops it."""
         _parse(expression, "eval")
         if every < 1:
             raise LabError(f"every must be at least 1 step, got {every}")
@@ -86,11 +87,11 @@ class Reachable:
 
     def set(self, **options: Any) -> int:
         """Set options of the optimizer, such as `lr=1e-4`, in all its parameter groups, or `clip`, `validate_every` and
-        `patience` of labkit's scripts; returns the first step that is made with them. They hold from then on, whatever
-        a schedule of the script says; `lr=None` ends that. Checkpoints of labkit's scripts keep them.
+        `patience` of labkit's scripts. Returns the first step that uses them. They override the script's schedule until
+        `lr=None` ends that. Checkpoints of labkit's scripts store them.
 
-        Of several optimizers it is the one whose steps are counted, and a line names it. Every change is in the run's
-        `events.jsonl`.
+        With several optimizers, it sets options of the one whose steps are counted, and prints which. Every change is
+        recorded in the run's `events.jsonl`.
         """
         if not options:
             raise LabError("set changes options of the optimizer, for example lr=1e-4; got none")
@@ -103,20 +104,20 @@ class Reachable:
         return 1 + _step_of(answers)
 
     def pause(self, *, timeout: float = TIMEOUT) -> int:
-        """Let all ranks wait at the end of the same step, and return it. A paused run counts as alive: its watchdog and
-        the time limits of collectives do not expire. It can still be asked."""
+        """Pause all ranks at the end of the same step, and return that step. A paused run counts as alive: its watchdog
+        and the timeouts of collectives do not expire, and you can still query it."""
         return _step_of(self._request("pause", timeout=timeout))
 
     def breakpoint(self, condition: str | None) -> None:
-        """Pause all ranks at the end of the first step where a condition holds on any of them, such as
-        `"loss > 10 or loss != loss"`; `status()` then says on which. It is removed when it holds; a new one replaces
-        it, and None removes it. While it is set, the ranks wait for each other after every step."""
+        """Pause all ranks at the end of the first step where a condition holds on any rank, such as `"loss > 10 or loss
+        != loss"`; `status()` then names the rank. The breakpoint is removed when its condition holds; a new one
+        replaces it, and None removes it. While it is set, the ranks synchronize after every step."""
         self._set_breakpoint(condition, resume=False)
 
     def until(self, condition: str) -> int:
-        """Continue, if the run is paused, to the end of the first step where a condition holds on any rank, and return
-        that step: all ranks wait at its end. An interrupt leaves the breakpoint set. Raises LabError if the run ends
-        first."""
+        """Resume, if the run is paused, until the end of the first step where a condition holds on any rank. Returns
+        that step, with all ranks paused at its end. An interrupt leaves the breakpoint set. Raises LabError if the run
+        ends first."""
         attempt = self.folder.latest
         events = Tail(attempt.events)
         for _ in events.chunks():  # those of before
@@ -139,10 +140,11 @@ class Reachable:
             raise LabError(plain(f"{condition} cannot be a condition: {results[0]['error']}"))
 
     def save(self, *, timeout: float = TIMEOUT) -> str:
-        """Have a script of labkit's save a checkpoint at the end of this step, and return its name, `step-412`.
+        """Make one of labkit's scripts save a checkpoint at the end of this step, and return its name, such as
+        `step-412`.
 
-        Raises LabError if the script has no `checkpoint_dir` or the checkpoint was not saved. `timeout` is how long the
-        ranks may take to come to the same step; saving takes its time.
+        `timeout` is how long the ranks may take to reach the same step; saving comes on top. Raises LabError if the
+        script has no `checkpoint_dir` or the checkpoint was not saved.
         """
         answers = self._request("save", timeout=timeout)
         if errors := [result["error"] for each in answers.values() for result in each["results"] if "error" in result]:
@@ -167,13 +169,13 @@ class Reachable:
             time.sleep(RECORD_POLL_SECONDS)
 
     def step(self, steps: int = 1, *, timeout: float = TIMEOUT) -> int:
-        """Let a paused run make some steps and pause it again; returns the step at whose end it waits."""
+        """Run a paused training for some steps and pause it again; returns the step after which it is paused."""
         if steps < 1:
             raise LabError(f"a run can make 1 step or more, got {steps}")
         return _step_of(self._request("resume", timeout=timeout, steps=steps))
 
     def resume(self) -> None:
-        """Let a paused run continue."""
+        """Resume a paused run."""
         self._request("resume", steps=None)
 
     def _request(

@@ -48,8 +48,8 @@ LOG_BYTES = 1 << 20
 
 
 def attach(which: str | os.PathLike[str] = "latest", *, runs_dir: str | os.PathLike[str] | None = None) -> Run:
-    """A run by id, by a unique part of its id, by path, or "latest"; a notebook shows the live view of an active run.
-    Raises RunFolderError."""
+    """A run by id, by a unique part of its id, by path, or "latest". A notebook shows the live view if the run is
+    active. Raises RunFolderError."""
     folder = find_run(which, runs_dir)
     folder.read_manifest()
     run = Run(folder)
@@ -73,12 +73,12 @@ def runs(
     sort: str | None = None,
     runs_dir: str | os.PathLike[str] | None = None,
 ) -> RunList:
-    """All runs, newest first, or those of a script's name, in a state such as "failed", with a tag. Displays as a table
-    of the first 50.
+    """All runs, newest first, as a table of the first 50. You can filter by a script's name, by a state such as
+    "failed", and by a tag.
 
-    `sort` is the name of a metric, the best run first (the lowest "loss", the highest "val_accuracy"), of a parameter,
-    the lowest value first, or "duration", "ranks" or "started", the newest first. Runs without a value are last. Raises
-    LabError for a state that does not exist, or if no run has what `sort` names.
+    `sort` is a metric, best run first (the lowest "loss", the highest "val_accuracy"); a parameter, lowest value first;
+    or "duration", "ranks" or "started", newest first. Runs without a value come last. Raises LabError for a state that
+    does not exist, or if no run has what `sort` names.
     """
     if state is not None and state not in get_args(StateName):
         raise LabError(f"there is no state {state!r}; a run is {', '.join(get_args(StateName))}")
@@ -130,7 +130,7 @@ class Run(Reachable):
 
     @property
     def tags(self) -> list[str]:
-        """What `tag` added, in order."""
+        """The tags added with `tag`, in order."""
         tags = _labels(self.folder).get("tags")
         return [str(tag) for tag in tags] if isinstance(tags, list) else []
 
@@ -150,8 +150,8 @@ class Run(Reachable):
             raise RunFolderError(plain(f"{self.folder.labels} cannot be written: {error.strerror}")) from None
 
     def rm(self) -> None:
-        """Delete the run's folder with its logs and checkpoints. Raises LabError while the run, or another run that
-        saves its checkpoints in this folder, is active."""
+        """Delete the run's folder with its logs and checkpoints. Raises LabError while this run is active, or another
+        run that saves its checkpoints in this folder."""
         if not self.status().is_final:
             raise LabError(f"{self.id} is active; stop it before you delete it: run.stop()")
         if other := run_that_saves_to(self.folder.checkpoints):
@@ -166,11 +166,11 @@ class Run(Reachable):
         return slurm_runs.state_of(self.folder)
 
     def wait(self, timeout: float | None = None, *, stop_on_interrupt: bool = True, watch: bool = False) -> State:
-        """Block until the run has ended, at most `timeout` seconds; returns its state.
+        """Block until the run has ended, for at most `timeout` seconds; returns its state.
 
         The first interrupt stops the run gracefully, a second one immediately. With `stop_on_interrupt=False` the run
-        continues. `watch` draws the live view in a terminal meanwhile. Raises RankFailedError when the training failed
-        or was lost, TimeoutError after `timeout` seconds (the run continues).
+        continues. `watch` draws the live view in a terminal. Raises RankFailedError if the training failed or was lost,
+        and TimeoutError after `timeout` seconds (the run continues).
         """
         try:
             self._follow(timeout, watch)
@@ -186,8 +186,8 @@ class Run(Reachable):
         return state
 
     def stop(self, *, grace: float = stopping.GRACE_SECONDS) -> State:
-        """Stop the run on every rank: TERM, `grace` seconds, then KILL for every process that carries the run's marker
-        or descends from its supervisor. The state of a lost run stays "lost".
+        """Stop the run on every rank: SIGTERM, then, after `grace` seconds, SIGKILL for every process that carries the
+        run's marker or descends from its supervisor. The state of a lost run stays "lost".
 
         It is safe to call this again, from another process, or after the run has ended.
         """
@@ -202,9 +202,9 @@ class Run(Reachable):
         return state
 
     def stacks(self) -> Stacks:
-        """Where every rank is now: its step, its line of the script, the collective that it waits in.
+        """Where every rank is now: its step, its line of the script, and the collective in which it waits.
 
-        It takes up to 5 seconds, needs neither root nor a debugger, and does not disturb the ranks.
+        This takes up to 5 seconds, needs neither root nor a debugger, and does not disturb the ranks.
         """
         if self.status().is_final:
             raise LabError(f"{self.id} has ended, so no rank is running; see run.status() and run.logs()")
@@ -216,7 +216,7 @@ class Run(Reachable):
     def logs(self, *, rank: int | None = None, stream: str = "stdout") -> str:
         """What a rank printed, as text without terminal codes; all ranks one after another if `rank` is None.
 
-        A log of more than 1 MiB is cut to its end; the first line then has the path of the full log.
+        A log of more than 1 MiB is truncated to its end; the first line then gives the path of the full log.
         """
         if stream not in ("stdout", "stderr"):
             raise LabError(f"stream must be 'stdout' or 'stderr', got {stream!r}")
@@ -228,28 +228,29 @@ class Run(Reachable):
         return "\n".join(f"== rank {r} ==\n{_read(folder.log(r, stream))}" for r in folder.started_ranks())
 
     def metrics(self) -> pd.DataFrame:
-        """One row per rank and logged step: `loss`, `throughput` (samples/s of the rank), memory in bytes, and every
-        scalar that the script logged to the logger "metrics". A row sums up `steps` steps with `samples` in all;
-        `step_seconds` and its parts `input`, `forward`, `backward`, `optimizer` and `communication` are means of these
-        steps. Values without a step are in the row of the last step before them, or of the first. A `loss` that the
-        script did not report is what it called backward() on, unless `loss_of` says otherwise."""
+        """One row per rank and recorded step: `loss`, `throughput` (samples/s of the rank), memory in bytes, and every
+        scalar that the script logged to the logger "metrics". A row covers `steps` steps with `samples` samples in
+        total; `step_seconds` and its parts `input`, `forward`, `backward`, `optimizer` and `communication` are means
+        over these steps. Values logged without a step are in the row of the last step before them, or else of the
+        first. If the script reports no `loss`, it is the tensor on which backward() was called, unless `loss_of` says
+        otherwise."""
         import pandas as pd
 
         frame = pd.DataFrame(list(rows(self.folder)))
         return frame.reindex(columns=[*COLUMNS, *(name for name in frame if name not in COLUMNS)])
 
     def losses(self) -> pd.Series[float]:
-        """The loss by step, the mean over ranks, each of which has the loss of its part of the batch. Steps that only
-        some ranks recorded are left out: after the first 20, each rank logs about ten steps a second, and not the same
-        ones. A step that was repeated after a restart has its last loss."""
+        """The loss by step, averaged over ranks, each of which has the loss of its part of the batch. Steps that only
+        some ranks recorded are left out: after the first 20 steps, each rank records about ten steps a second, and not
+        the same ones. A step that was repeated after a restart has its last loss."""
         losses = self.metrics().dropna(subset=["loss"]).groupby(["attempt", "step"])["loss"]
         ranks = losses.count()
         complete = ranks == ranks.groupby("attempt").transform("max")
         return losses.mean()[complete].groupby("step").last()
 
     def verdict(self) -> list[str]:
-        """Problems in the measurements, the worst first, as in the live view: a rank that is slow or waits for data or
-        other ranks, memory that is nearly full."""
+        """Problems in the measurements, worst first, as in the live view: a rank that is slow or waits for data or
+        other ranks, or memory that is nearly full."""
         return verdict(self._reader.read_all())
 
     def memory(self) -> Memory:
@@ -258,7 +259,8 @@ class Run(Reachable):
 
     def timeline(self) -> Timeline:
         """What every rank did in the profiled steps. The result is displayed as a figure, and has `.figure()`,
-        `.animation()`, a `.table` of seconds per phase and a pipeline's `.bubble`. Raises LabError if none are."""
+        `.animation()`, a `.table` of seconds per phase, and the `.bubble` of a pipeline. Raises LabError if no steps
+        were profiled."""
         return Timeline(self.folder)
 
     def report(self) -> Path:
@@ -266,14 +268,18 @@ class Run(Reachable):
         return ReportPath(write_report(self.folder))
 
     def export(self, to: str, path: str | os.PathLike[str] | None = None, *, project: str = "labkit") -> Path:
-        """Write the run's records for another tool and return where they are. Writing them again replaces them, except
-        in wandb, which keeps one folder per export, with the same run id.
+        """Write the run's records for another tool and return their location. Exporting again replaces them, except in
+        wandb, which keeps one folder per export, with the same run id.
 
-        `to`: "csv" or "parquet", `metrics()` as a file (in the run folder, or at `path`); "tensorboard", a folder of
-        events (`tensorboard/<run id>` beside the run folder, or `path`); "wandb", a run that is offline unless
-        WANDB_MODE says otherwise (in `wandb` beside the run folder, or in `path`); "trackio", Trackio's own database.
-        `project` is the project of the last two. Raises LabError if the run has no records, the place cannot be written
-        or the tool's package is not installed; errors of the package itself are its own.
+        `to` is one of:
+
+        - "csv" or "parquet": `metrics()` as a file, in the run folder or at `path`
+        - "tensorboard": a folder of events, `tensorboard/<run id>` next to the run folder or `path`
+        - "wandb": a run in `wandb` next to the run folder or in `path`, offline unless WANDB_MODE says otherwise
+        - "trackio": Trackio's own database
+
+        `project` applies to wandb and Trackio. Raises LabError if the run has no records, the location cannot be
+        written or the tool's package is not installed; the package's own errors are passed through.
         """
         return export(self.folder, to, path, project)
 

@@ -42,10 +42,11 @@ COUNTING = "determining the model's memory on tensors without data: a few second
 def panel(
     script: Script | str = "fsdp", *, device: str | None = None, ranks: int | None = None, **parameters: Any
 ) -> Panel:
-    """Sliders for strategy, ranks, batch, precision and device update the prediction; Run measures the setting.
+    """Sliders for strategy, ranks, batch, precision and device that update the prediction; Run measures the selected
+    setting.
 
-    `script` is a Script with your cells or the name of one of labkit's; its model is counted once, in a child process.
-    `device` is a preset ("T4", "2xT4"); None means this machine. `ranks`, by default one per device or two, and
+    `script` is a Script with your cells or the name of one of labkit's; a child process analyzes its model once.
+    `device` is a preset ("T4", "2xT4"); None means this machine. `ranks` (default: one per device, or two) and
     `parameters` are the initial values. Raises LaunchError for an unknown device.
     """
     count, kind = devices_named(device)

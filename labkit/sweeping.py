@@ -49,21 +49,21 @@ STOPPING_SECONDS = 120.0  # a run that saves when it is stopped may take a minut
 def sweep(script: Script | str | os.PathLike[str], **parameters: Any) -> Sweep:
     """Run a script once for each point of a grid, of random draws or of a list, and return immediately.
 
-    A parameter that is a list is an axis (`lr=[1e-3, 3e-4], seed=[0, 1]` are four points); anything else is the same
-    for all. With `samples=20` that many different points are drawn from the lists and from ranges: `lr=(1e-5, 1e-2,
-    "log")`, `width=(64, 512)`. `points=[{"lr": 1e-3}, …]` lists them; a point may have `args`, which are passed to the
-    script unchanged. The fields of SweepOptions and LaunchOptions are keywords of this function.
+    A parameter that is a list is an axis (`lr=[1e-3, 3e-4], seed=[0, 1]` makes four points); any other value is the
+    same for all points. With `samples=20`, that many different points are drawn from the lists and from ranges:
+    `lr=(1e-5, 1e-2, "log")`, `width=(64, 512)`. `points=[{"lr": 1e-3}, …]` lists them; a point may have `args`, which
+    are passed to the script unchanged. The fields of SweepOptions and LaunchOptions are keywords of this function.
 
-    As many runs as fit are active at a time: each has `nproc_per_node` (default 1) ranks on GPUs of its own, or on the
-    CPU a share of the cores. A process of its own starts the next run when one ends. It outlives the kernel, except in
-    a session that is not interactive, where this call waits until the sweep has ended. A point that fails is recorded,
-    and the others go on. If the process is killed or the sweep is stopped, `resume()` runs what is missing.
+    As many runs as fit are active at a time: each has `nproc_per_node` (default 1) ranks on its own GPUs, or a share of
+    the cores on the CPU. A separate process starts the next run when one ends. It outlives the kernel, except in a
+    non-interactive session, where this call waits until the sweep has ended. If a point fails, the others continue. If
+    the process is killed or the sweep is stopped, `resume()` runs the remaining points.
 
-    `halving=3` trains all points for a part of `steps`, continues the best third for three times as many, and so on;
-    `metric` decides which is better. The script must save checkpoints as labkit's own do.
+    `halving=3` trains all points for a fraction of `steps`, continues the best third for three times as many, and so
+    on; `metric` decides which is better. The script must save checkpoints like labkit's own.
 
-    `to="slurm"` submits the points as one job array, `at_once` of them at a time: `time`, `partition` and the other
-    options of `submit` are keywords then, and `runs_dir` must be on a file system that all nodes share.
+    `to="slurm"` submits the points as one job array, `at_once` of them at a time. `time`, `partition` and the other
+    options of `submit` are then keywords too, and `runs_dir` must be on a file system that all nodes share.
 
     Raises LabError before anything starts if any point could not be launched, and RankFailedError while waiting if no
     point succeeded.
@@ -97,7 +97,7 @@ sweep.__signature__ = SweepOptions.signature_of(sweep)  # type: ignore[attr-defi
 
 
 class Sweep:
-    """A sweep and its folder. Everything is read from disk, so that it can be recreated from its id at any time."""
+    """A sweep and its folder. Everything is read from disk, so a Sweep can be recreated from its id at any time."""
 
     def __init__(self, folder: SweepFolder):
         self.folder = folder
@@ -129,10 +129,11 @@ class Sweep:
         return array.settled(self.folder, state, self.results())
 
     def wait(self, timeout: float | None = None, *, stop_on_interrupt: bool = True) -> SweepState:
-        """Block until the sweep has ended, at most `timeout` seconds; returns its state, which says how many failed.
+        """Block until the sweep has ended, for at most `timeout` seconds; returns its state, which says how many points
+        failed.
 
-        An interrupt stops the sweep; with `stop_on_interrupt=False` it continues. Raises RankFailedError when points
-        failed and none succeeded, TimeoutError after `timeout` seconds (the sweep continues).
+        An interrupt stops the sweep; with `stop_on_interrupt=False` it continues. Raises RankFailedError if points
+        failed and none succeeded, and TimeoutError after `timeout` seconds (the sweep continues).
         """
         try:
             self._follow(timeout)
@@ -149,7 +150,7 @@ class Sweep:
         return self.status()
 
     def stop(self, point: int | None = None) -> SweepState:
-        """Stop all runs and the queue, or only one point, also one that waits. `resume()` runs what was stopped.
+        """Stop all runs and the queue, or only one point, running or waiting. `resume()` runs what was stopped.
 
         It is safe to call this again, from another process, or after the sweep has ended.
         """
@@ -169,11 +170,11 @@ class Sweep:
         wait: bool | None = None,
         detach: bool | None = None,
     ) -> Sweep:
-        """Run the points that have not run to their end: those that never started, were stopped or were lost. Points
-        that succeeded or failed are not run again; `failed=True` also runs those that failed.
+        """Run the points that never started, were stopped or were lost. Points that succeeded are not run again, and
+        points that failed only with `failed=True`.
 
-        `env` gives variables of the ranks again, whose values are not stored. Returns itself, immediately in an
-        interactive session; `wait` and `detach` are those of `sweep`. Raises LabError if the sweep is still running.
+        `env` passes the ranks' variables again, because their values are not stored. Returns itself, immediately in an
+        interactive session; `wait` and `detach` are as for `sweep`. Raises LabError if the sweep is still running.
         """
         return self._start(environment_of(self.folder, env), failed=failed, wait=wait, detach=detach)
 
@@ -182,11 +183,11 @@ class Sweep:
         return RunList([Run(result.folder) for result in self.results() if result.folder is not None])
 
     def results(self) -> list[Result]:
-        """One result for each point: `.parameters`, `.state`, `.run`, `.last` and `.best` value of the metric, …"""
+        """One result per point: `.parameters`, `.state`, `.run`, `.last` and `.best` value of the metric, …"""
         return self._results.poll()
 
     def best(self) -> Result | None:
-        """The result with the best value of the sweep's metric so far; None if there is no value yet."""
+        """The result with the best value of the sweep's metric so far; None if no value has been reported."""
         return best_of(self.results(), self._results.lowest)
 
     def table(self) -> pd.DataFrame:
@@ -202,7 +203,7 @@ class Sweep:
         return pd.DataFrame(rows).set_index("point")
 
     def figure(self) -> Figure:
-        """The losses of all points over one another, by step and by time, as a plotly figure."""
+        """The losses of all points overlaid, by step and by time, as a plotly figure."""
         results = [result for result in self.results() if result.folder is not None]
         readers = {
             f"{result.point}: {named(result, self._results)}": RunReader(result.folder).read_all()

@@ -40,12 +40,12 @@ def check(script: Script | str | os.PathLike[str], after: Script | str | os.Path
 def check(
     script: Script | str | os.PathLike[str], after: Script | str | os.PathLike[str] | None = None
 ) -> Findings | Migration:
-    """Find mistakes in a script that hang, corrupt or slow distributed training, each with line, reason and fix.
+    """Find mistakes in a script that hang, corrupt or slow down distributed training, each with line, reason and fix.
 
     `script` is a Script, the name of one of labkit's own ("ddp"), or the path of any training script, notebook (its
-    code cells and its `%%writefile` cells) or Markdown page (its Python blocks). It is read, never run. With `after`,
-    the two are compared as a migration, for example from DDP to FSDP: what changed, and what was forgotten. A comment
-    `# labkit: ignore[rule]` silences a rule on its line.
+    code cells and its `%%writefile` cells) or Markdown page (its Python blocks). It is read and never run. With
+    `after`, the two are compared as a migration, for example from DDP to FSDP: what changed, and what was forgotten. A
+    comment `# labkit: ignore[rule]` silences a rule on its line.
 
     Raises ScriptError if one of them cannot be read or is not Python.
     """

@@ -41,9 +41,9 @@ class Plan:
     """The result of `labkit.plan`. It displays itself; `labkit.launch(plan)` runs it and stores the prediction with the
     run.
 
-    `formulas` and `rehearsed` are the peak of rank `rank`, the one that holds most, determined independently; None if
-    that failed, as `problems` explains. If both failed, `states` are the bytes of parameters, gradients and optimizer
-    state alone.
+    `formulas` and `rehearsed` are two independent predictions of the peak of rank `rank`, the one that holds the most;
+    None if that failed, as `problems` explains. If both failed, `states` has the bytes of parameters, gradients and
+    optimizer state only.
     """
 
     script: Script

@@ -48,18 +48,18 @@ def plan(
 ) -> Plan:
     """Predict the memory per rank and the step time of a script, what fits the device, and what is fastest.
 
-    `script`, `nproc_per_node` and `parameters` are those of `launch`. `device` is a preset ("T4", "2xT4", "A100 80");
-    without a number there are as many as this machine would run ranks. None means this machine. `nodes` is the number
-    of hosts, each with `nproc_per_node` ranks, and `network` the link between them: "100GbE", "InfiniBand NDR",
-    "8 x InfiniBand HDR", or bits/s per host, one way.
+    `script`, `nproc_per_node` and `parameters` are as for `launch`. `device` is a preset ("T4", "2xT4", "A100 80");
+    without a number it means as many as this machine would run ranks. None means this machine. `nodes` is the number of
+    hosts, each with `nproc_per_node` ranks, and `network` the link between them: "100GbE", "InfiniBand NDR", "8 x
+    InfiniBand HDR", or bits/s per host, one way.
 
-    The first plan takes about 5 seconds: one process counts the model, another rehearses a step of the script, both on
-    tensors without data; nothing is launched. Later ones take half as long, and less if the options that changed affect
-    neither. With `measure=True`, ranks on this machine
-    compute and communicate for about 15 seconds, so that the speed is measured instead of assumed; the result is
-    cached.
+    The first plan takes about 5 seconds: one process analyzes the model, another rehearses a step of the script, both
+    on tensors without data; nothing is launched. Later plans take half as long, or less if the options that changed
+    affect neither. With `measure=True`, ranks on this machine compute and communicate for about 15 seconds, so that the
+    speed is measured instead of assumed; the result is cached.
 
-    Raises ScriptError or LaunchError for what `launch` would refuse. `.problems` lists what could not be planned.
+    Raises ScriptError or LaunchError for anything that `launch` would reject. `.problems` lists what could not be
+    planned.
     """
     script, path = _script(script)
     script.check()

@@ -18,14 +18,14 @@ MODES = ("min", "max")
 
 @dataclass(frozen=True, kw_only=True)
 class SweepOptions(LaunchOptions):
-    """How a sweep runs. The options of a launch apply to each of its runs; `nproc_per_node` is 1 unless it is given.
+    """How a sweep runs. The options of a launch apply to each of its runs; `nproc_per_node` defaults to 1.
 
-    `at_once`: how many runs at a time; None is as many as there are GPUs for, or cores on the CPU. `points`: a list of
-    dicts of parameters instead of axes. `samples`: this many random points instead of the whole grid, drawn with
-    `sample_seed`. `metric`: the reported value that decides which point is best, by default the training loss. `mode`:
-    "min" or "max"; None is "min" for names that end like `loss` or `error`, else "max". `halving`: train all points for
-    a part of the steps, keep the best 1/halving of them, train those for `halving` times as many steps, and so on.
-    `to="slurm"`: the points are the tasks of a job array; the options of `submit` are keywords then.
+    `at_once`: how many runs at a time; None means as many as fit the GPUs, or the cores on the CPU. `points`: a list of
+    dicts of parameters, instead of axes. `samples`: draw this many random points instead of the whole grid, with the
+    seed `sample_seed`. `metric`: the reported value that decides which point is best, by default the training loss.
+    `mode`: "min" or "max"; None is "min" for names that end like `loss` or `error`, else "max". `halving`: train all
+    points for a fraction of the steps, keep the best 1/halving of them, train those for `halving` times as many steps,
+    and so on. `to="slurm"`: the points are the tasks of a job array, and the options of `submit` are keywords too.
     """
 
     nproc_per_node: int | str = field(

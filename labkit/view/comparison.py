@@ -42,10 +42,10 @@ MOST_CURVES, MOST_PARAMETERS = 6, 12
 
 
 def compare(runs: Sequence[Any], *, sort: str | None = None) -> Comparison:
-    """Runs (or their ids or folders) in one table; speed-ups are relative to the first.
+    """Compare runs, or their ids or folders, in one table; speed-ups are relative to the first.
 
-    `sort` is what `labkit.runs` sorts by: the name of a metric, the best run first, of a parameter, "duration", …
-    `.table` is a DataFrame. Raises LabError if there is nothing to compare, or if no run has what `sort` names.
+    `sort` is as for `labkit.runs`: a metric, best run first; a parameter; "duration", … `.table` is a DataFrame. Raises
+    LabError if there is nothing to compare, or if no run has what `sort` names.
     """
     if isinstance(runs, str) or hasattr(runs, "folder"):
         runs = [runs]

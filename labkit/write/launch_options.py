@@ -19,19 +19,19 @@ def _names(text: str) -> list[str] | None:
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchOptions(CallOptions):
-    """How a script is launched, whatever the script.
+    """How a script is launched, independent of the script.
 
-    `nproc_per_node`: ranks on each machine; "auto" is one per GPU, or two on the CPU. `backend`: "gloo" lets more ranks
-    than there are GPUs share them; the script itself chooses its backend. `args` are passed to the script unchanged.
-    `name` becomes part of the run folder's name, `runs_dir` is its parent folder. `env` is added to the environment of
-    the ranks. `retries`: how many times a failed run is restarted. `min_ranks`: when a rank fails in a restarted
-    attempt before its first step, the next attempt has fewer ranks, but at least this many, and not that rank's GPU.
-    `watchdog`: seconds without progress after which the run is stopped. `wait`: return when the run has ended; None
-    waits if the session is not interactive and `detach` is not set. `detach`: the run outlives this process; None
-    detaches if the session is interactive. `trace_memory` traces all allocations of one step, `profile` records three
-    steps. `reachable`: its owner can ask, change and pause the ranks; None is yes, except in a notebook that runs
-    headless. `hosts`: the machines to launch on, by ssh. `export`: one or several of "csv", "parquet", "tensorboard",
-    "trackio" and "wandb", which a process of its own keeps up to date while the run goes on.
+    `nproc_per_node`: ranks on each machine; "auto" is one per GPU, or two on the CPU. `backend`: "gloo" allows more
+    ranks than GPUs, which then share them; the script itself chooses its backend. `args` are passed to the script
+    unchanged. `name` becomes part of the run folder's name, and `runs_dir` is its parent folder. `env` is added to the
+    environment of the ranks. `retries`: how many times a failed run is restarted. `min_ranks`: if a rank fails in a
+    restarted attempt before its first step, the next attempt uses fewer ranks, at least this many, and leaves out that
+    rank's GPU. `watchdog`: stop the run after this many seconds without progress. `wait`: return when the run has
+    ended; None waits if the session is not interactive and `detach` is not set. `detach`: the run outlives this
+    process; None detaches if the session is interactive. `trace_memory` traces all allocations of one step; `profile`
+    records three steps. `reachable`: the owner can query, change and pause the ranks; None means yes, except in a
+    headless notebook. `hosts`: the machines to launch on, over ssh. `export`: one or several of "csv", "parquet",
+    "tensorboard", "trackio" and "wandb", kept up to date by a separate process during the run.
     """
 
     nproc_per_node: int | str = field(

@@ -33,10 +33,11 @@ class Script(ScriptText):
 
     @classmethod
     def load(cls, name: str | os.PathLike[str], *extras: str, task: str = BYTES) -> Script:
-        """One of labkit's own scripts, composed of a strategy, any extras and a task (`Script.names()` lists them):
-        `Script.load("fsdp", "checkpoints", "precision", task="digits")`; or any script by the path of its file.
+        """One of labkit's own scripts, composed of a strategy, any extras and a task (`Script.names()` lists them), for
+        example `Script.load("fsdp", "checkpoints", "precision", task="digits")`; or any script, by the path of its
+        file.
 
-        Raises ScriptError when a name is unknown, with the list of known names, or when two parts are incompatible.
+        Raises ScriptError if a name is unknown, with the list of known names, or if two parts are incompatible.
         """
         path = Path(name)
         if isinstance(name, str) and (name in script_names() or not (path.suffix == ".py" or path.exists())):
@@ -55,15 +56,15 @@ class Script(ScriptText):
 
     @classmethod
     def parse(cls, text: str, *, name: str = "script") -> Script:
-        """Split a script's text at its `# %% title` lines. A text without any is a script without cells."""
+        """Split a script's text at its `# %% title` lines. Text without any becomes a script without cells."""
         return cls(*split_cells(text), name)
 
     @classmethod
     def of(cls, name: str, **cells: Any) -> Script:
         """A script of your own cells, in this order: live functions or classes, or text, as for `with_cells`. One of
-        them must define `main`, which is called when the script is run.
+        them must define `main`, which is called when the script runs.
 
-        Raises ScriptError when none does, a cell also runs code, or a name is used that no cell defines.
+        Raises ScriptError if none does, if a cell also runs code, or if a name is used that no cell defines.
         """
         parts = [as_cell(title, value) for title, value in cells.items()]
         if not any("main" in cell.defines for cell in parts):
@@ -139,7 +140,7 @@ class Script(ScriptText):
         check_names(cell, Cell("head", self.head), self.parts)
 
     def diff(self, other: Script | str) -> Diff:
-        """The changes from `other` (a Script, or an argument of `load`) to this script; colored in a notebook."""
+        """The changes from `other` (a Script, or an argument of `load`) to this script, colored in a notebook."""
         other = other if isinstance(other, Script) else Script.load(other)
         names = [f"{other.name}.py", f"{self.name}.py"]
         if names[0] == names[1]:
@@ -147,7 +148,7 @@ class Script(ScriptText):
         return Diff(str(other), str(self), *names)
 
     def write(self, path: str | os.PathLike[str]) -> Path:
-        """Write the script to a file. Raises ScriptError if the file exists with other content."""
+        """Write the script to a file. Raises ScriptError if the file exists with different content."""
         path = Path(path)
         try:
             if path.exists() and path.read_bytes() != str(self).encode():
