@@ -52,7 +52,7 @@ class Finding:
 
 
 class Findings(Sequence[Finding]):
-    """The mistakes in one script, by line. It is empty, and thus false, if there are none. `name` is the script's name,
+    """The mistakes in one script, by line. Empty, and thus false, if there are none. `name` is the script's name,
     `path` its file, if any."""
 
     def __init__(self, found: Sequence[Finding], name: str, path: Path | None = None, note: str = ""):

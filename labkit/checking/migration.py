@@ -26,7 +26,7 @@ Seen = tuple[str, int | None]  # what a script does, and the line; "" if it does
 
 @dataclass(frozen=True)
 class Change:
-    """A setting and its values in both scripts. A line is None if the script does not have the setting."""
+    """A setting and its values in both scripts. A line is None if that script does not have the setting."""
 
     what: str
     before: str
@@ -47,8 +47,8 @@ class Change:
 
 @dataclass(frozen=True)
 class Migration:
-    """`changed` are the differences of the second script. `forgotten` are its new mistakes; `kept` are those that the
-    first script has, too."""
+    """The comparison of two scripts: `changed` are the settings that differ, `forgotten` the new mistakes of the second
+    script, and `kept` the mistakes that both have."""
 
     changed: tuple[Change, ...]
     forgotten: Findings

@@ -15,7 +15,7 @@ __all__ = ["JobOptions"]
 
 @dataclass(frozen=True, kw_only=True)
 class JobOptions(CallOptions):
-    """How a script is run as a Slurm job, whatever the script; `submit` explains the options."""
+    """How a script is run as a Slurm job, independent of the script; `submit` explains the options."""
 
     time: str = field(metadata=flag("time limit: 02:00:00, 1-12:00:00, or minutes"))
     nodes: int = field(default=1, metadata=flag(type=int, metavar="N"))

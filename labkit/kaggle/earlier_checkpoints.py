@@ -17,12 +17,12 @@ OUTPUTS = ("notebooks/*/*", "*")
 
 
 def previous_checkpoints(name: str = "") -> Path:
-    """The folder to pass as `checkpoint_dir=`, so that training resumes where your earlier session stopped.
+    """The folder to pass as `checkpoint_dir=`, so that training resumes where your previous session stopped.
 
-    It is the folder `checkpoints` in the directory that Kaggle keeps. If it is empty, the checkpoints of an earlier
-    version, whose output was added as input, are copied there, because inputs are read-only: those from the same place,
-    otherwise those of its newest run with checkpoints. A notebook with several launches passes a `name` for each, the
-    script's or the launch's. Without earlier checkpoints, training starts from the beginning.
+    It is the folder `checkpoints` in the directory that Kaggle keeps. If it is empty, checkpoints are copied there from
+    an earlier version of the kernel that was added as input, because inputs are read-only: those of the same folder,
+    otherwise those of its newest run with checkpoints. In a notebook with several launches, pass `name`, the script's
+    or the launch's, for each. Without earlier checkpoints, training starts from the beginning.
     """
     folder = working_folder() / "checkpoints" / slug(name) if name else working_folder() / "checkpoints"
     if not _committed(folder):

@@ -76,7 +76,7 @@ class Held:
 
 
 class Memory:
-    """`run.memory()`: displays itself; `ranks` has a Held for each."""
+    """The result of `run.memory()`. It displays itself; `ranks` has a Held for each rank."""
 
     def __init__(self, folder: RunFolder):
         self.id = folder.id

@@ -68,15 +68,15 @@ class Plan:
 
     @property
     def bytes(self) -> int | None:
-        """The peak of the rank that holds most, by the method with the larger result; by the rehearsal for a model
-        that the formulas treat as one unit."""
+        """The peak of the rank that holds the most, from the method with the larger result, or from the rehearsal if
+        the formulas treat the model as one unit."""
         if self.rehearsed and self.facts and self.facts.layers:
             return self.rehearsed.bytes
         return max((peak.bytes for peak in self.peaks.values()), default=None)
 
     @property
     def fits(self) -> bool | None:
-        """Whether it fits into a rank's share of the device; None if unknown."""
+        """Whether the peak fits into a rank's share of the device; None if unknown."""
         usable = self.device.usable_by(self.ranks)
         if unfit(self.device, self.layout):
             return False
@@ -91,8 +91,8 @@ class Plan:
         return self.advice.asked.step if self.advice else None
 
     def figures(self) -> dict[str, Figure]:
-        """Plotly figures by name: "memory", "scaling" (tokens/s over ranks) and "break-even" (the speed-up by a second
-        device); without those that lack data."""
+        """Plotly figures by name: "memory", "scaling" (tokens/s over ranks) and "break-even" (the speed-up from a
+        second device). Figures without data are left out."""
         rows = [*(bar_of(row) for row in self.advice.rows)] if self.advice else []
         name, shown = self.layout.strategy or self.script.name, self.advice.asked.peak if self.advice else None
         rows[1:1] = [Bar(name, peak.categories, source=how) for how, peak in self.peaks.items() if peak is not shown]
@@ -109,7 +109,7 @@ class Plan:
         return figures
 
     def record(self) -> dict[str, Any]:
-        """The record that is written into the folder of a run before it starts."""
+        """The record that is written into a run's folder before the run starts."""
         step, facts = self.step, self.facts
         ranks = range(min(self.ranks, MOST_RANKS_WRITTEN)) if self.formulas else ()
         peaks = {rank: peak_of(facts, self.layout, rank, on_gpu=not self.device.shared) for rank in ranks if facts}

@@ -24,13 +24,13 @@ STARTING_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class State:
-    """`started` and `ended` are seconds since the epoch; `exit_code` is torchrun's own.
+    """The state of a run. `started` and `ended` are seconds since the epoch; `exit_code` is torchrun's.
 
-    `cause` is None for a run that succeeded or is active, otherwise a dictionary with at least `sentence`.
-    `notice` is a warning of the supervisor: that ranks make no progress, or that the newest checkpoint was not saved.
-    `stuck_since` is when the last rank made progress, in seconds since the epoch, if none does any more.
-    `attempt` counts from 1; `earlier` holds `exit_code`, `ended`, `cause` and `checkpoint` of those before it, and
-    `restarted_ranks` where the next one had fewer ranks. `ranks` of this attempt, if fewer than were launched.
+    `cause` is None for a run that succeeded or is active, otherwise a dictionary with at least `sentence`. `notice` is
+    a warning of the supervisor: that no rank makes progress, or that the newest checkpoint was not saved. `stuck_since`
+    is when a rank last made progress, in seconds since the epoch, if none does now. `attempt` counts from 1; `earlier`
+    holds `exit_code`, `ended`, `cause` and `checkpoint` of the previous attempts, and `restarted_ranks` if the next one
+    had fewer ranks. `ranks` is the number of ranks of this attempt, if fewer than were launched.
     """
 
     state: StateName

@@ -29,9 +29,9 @@ class Measured(NamedTuple):
 
 @dataclass(frozen=True)
 class Result:
-    """One point: its parameters, its newest run and what that has reached. `seconds` is how long that run took or has
-    taken; `best` is the best finite value of the sweep's metric, as the lowest rank that has it reported it; `series`
-    is the loss by step, `evaluated` the metric if it is another one."""
+    """One point: its parameters, its newest run and that run's results. `seconds` is the run's duration so far; `best`
+    is the best finite value of the sweep's metric on the lowest rank that reported it; `series` is the loss by step,
+    and `evaluated` the metric, if it is not the loss."""
 
     point: int
     parameters: dict[str, Any]
@@ -55,7 +55,7 @@ class Result:
 
     @property
     def is_pending(self) -> bool:
-        """Whether it runs or waits."""
+        """Whether the point is running or waiting."""
         return self.is_active or self.state == "waiting"
 
     def __repr__(self) -> str:

@@ -163,8 +163,8 @@ def _speedup(base: dict[str, Any], other: dict[str, Any]) -> float | None:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The summaries and curves of several runs. Displays as curves over each other, a table and bars in a notebook, as
-    text in a terminal."""
+    """The summaries and curves of several runs. Displays overlaid curves, a table and bars in a notebook, and text in a
+    terminal."""
 
     summaries: tuple[dict[str, Any], ...]
     folders: tuple[RunFolder, ...]
@@ -182,14 +182,15 @@ class Comparison:
         return runs_together({folder.id: RunReader(folder, each_rank=True).read_all() for folder in self.folders})
 
     def scaling(self) -> Figure:
-        """Throughput over the number of ranks, a line per script, as a plotly figure. Runs that were restarted on fewer
-        ranks are left out."""
+        """Throughput over the number of ranks, one line per script, as a plotly figure. Runs that were restarted on
+        fewer ranks are left out."""
         steady = [s for s in self.summaries if s["throughput"] and not s["last_ranks"]]
         return scaling([(s["script"], s["ranks"], s["throughput"]) for s in steady])
 
     @property
     def table(self) -> pd.DataFrame:
-        """One row per run; `speedup` is of training time relative to the first run, if both did the same work."""
+        """One row per run; `speedup` is the ratio of training times relative to the first run, if both did the same
+        work."""
         import pandas as pd
 
         # pandas with pyarrow accepts UTF-8 only, and a file name may be any bytes

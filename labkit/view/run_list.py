@@ -74,9 +74,9 @@ def sorted_by(name: str, runs: Sequence[T], keys: Sequence[SortKeys]) -> list[T]
 
 
 class RunList(list[Any]):
-    """Runs, newest first; displays as a table of the first 50, and a slice is a RunList, too. `unfinished` are the
-    folders of launches that were killed. `by` is what the runs are sorted by: it has a column. `empty` is displayed
-    instead of a table without rows."""
+    """Runs, newest first, displayed as a table of the first 50; a slice is a RunList too. `unfinished` are the folders
+    of launches that were killed. `by` is the sort key, which gets a column. `empty` is displayed instead of an empty
+    table."""
 
     def __init__(self, runs: Iterable[Any], unfinished: Sequence[Path] = (), *, by: str = "", empty: str = "no runs"):
         super().__init__(runs)
@@ -91,7 +91,7 @@ class RunList(list[Any]):
         return RunList(chosen, by=self.by) if isinstance(which, slice) else chosen
 
     def rm(self, *, keep: int = 0) -> list[str]:
-        """Delete the folders of these runs, with logs and checkpoints, except those that are active and the first
+        """Delete the folders of these runs, with logs and checkpoints. Active runs are kept, and so are the first
         `keep` of the others: the newest, or the best of a sorted list. Returns the ids of the deleted runs."""
         ended = [run for run in self if run.status().is_final][keep:]
         for run in ended:
@@ -99,7 +99,7 @@ class RunList(list[Any]):
         return [run.id for run in ended]
 
     def sorted(self, name: str) -> RunList:
-        """The runs sorted by `name`, see `labkit.runs`. Raises LabError if no run has it."""
+        """The runs sorted by `name` (see `labkit.runs`). Raises LabError if no run has it."""
         manifests = [run.folder.glimpsed_manifest() for run in self]
         is_metric = name not in OWN_KEYS and not any(name in m["parameters"] for m in manifests)
         keys = [_metric_keys(glance(run.folder, only=name).metrics) for run in self] if is_metric else []

@@ -26,7 +26,8 @@ __all__ = ["Timeline"]
 
 
 class Timeline:
-    """`spans` are what the ranks did in three steps, in seconds since the first step started. It displays itself."""
+    """The profiled steps of a run; displays itself. `spans` are what the ranks did, in seconds since the first step
+    started."""
 
     def __init__(self, folder: RunFolder):
         """Raises LabError if no rank of the run has written a profile."""
@@ -49,12 +50,12 @@ class Timeline:
 
     @property
     def step(self) -> int:
-        """The step drawn by default: the last, when the profiler has warmed up."""
+        """The step drawn by default: the last one, when the profiler has warmed up."""
         return self.steps[-1]
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """One row per rank over all recorded steps: seconds per step in each phase, waiting, and in communication;
+        """One row per rank, over all recorded steps: seconds per step in each phase, waiting and in communication.
         `hidden` is the fraction of communication that overlapped with computation."""
         import pandas as pd
 
@@ -75,7 +76,8 @@ class Timeline:
     @property
     def bubble(self) -> float | None:
         """The fraction of time in which a pipeline's ranks are idle, from the first chunk of a step to the last; None
-        without a pipeline. As in Megatron-LM (2104.04473, section 2.2.1) but of total time: ideally (p-1)/(m+p-1)."""
+        without a pipeline. Like Megatron-LM's (2104.04473, section 2.2.1), but relative to the total time: ideally
+        (p-1)/(m+p-1)."""
         return self._bubble(self.steps)
 
     def _bubble(self, steps: list[int]) -> float | None:

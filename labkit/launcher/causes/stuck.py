@@ -28,7 +28,7 @@ WRAPPERS = ("wrapper", "_bootstrap", "<module>", "_wrapped_call_impl", "_call_im
 
 @dataclass(frozen=True)
 class Stacks:
-    """What every rank was doing. `sentence` says it in words; `ranks` holds the evidence."""
+    """What every rank was doing. `sentence` summarizes it; `ranks` holds the evidence."""
 
     sentence: str
     ranks: list[RankStack]
