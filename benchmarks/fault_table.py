@@ -38,9 +38,9 @@ FROM_OUTSIDE = {
 }
 # A run without an end of its own is stopped by labkit's watchdog after GROUP_TIMEOUT seconds.
 WITHOUT_A_TIME_LIMIT = {
-    "one rank queues five extra collectives": (HANGS, "queued"),
-    "collectives of different sizes are queued": (HANGS, "sizes"),
-    "each rank waits in a different group": (HANGS, "order"),
+    "one rank queues five collectives more": (HANGS, "queued"),
+    "collectives of other sizes are queued": (HANGS, "sizes"),
+    "each rank waits in another group": (HANGS, "order"),
     "a barrier of a second group on one rank": (HANGS, "second"),
     "one rank finishes and exits 20 s later (atexit)": (LEAVING, "atexit"),
 }
