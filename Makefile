@@ -2,24 +2,24 @@
 #
 #   make demo        run the quickstart notebook headless on two ranks, print the comparison
 #   make lab         open the notebooks in JupyterLab
-#   make quick       the unit tests that take no torch, in seconds
-#   make test        the tests every commit passes: all units, and launches of two ranks
-#   make integration  kernels, papermill, losses, own models, reports, Kaggle's stand-in, the package
+#   make quick       the unit tests without torch, in seconds
+#   make test        the tests every commit must pass: all unit tests and real two-rank launches
+#   make integration  kernels, papermill, losses, your own models, reports, the Kaggle stand-in, the package
 #   make check       format, lint and types
-#   make notebooks   every notebook by papermill, executed copies in build/notebooks; and one broken on purpose
-#   make strategies  every strategy trains the same model, resumes every other, says what it must
-#   make planner     what is planned against what real ranks hold, say and take
+#   make notebooks   every notebook with papermill, executed copies in build/notebooks; and one broken on purpose
+#   make strategies  every strategy trains the same model, resumes from every other, and reports what it must
+#   make planner     plans against the memory, messages and step times of real ranks
 #   make faults      every way a run can end: killed, stuck, stopped, out of disk, out of memory
-#   make cluster     two real nodes under a real Slurm, two hosts by ssh, made and taken down here; needs root
+#   make cluster     a real two-node Slurm and two hosts over ssh, created and removed by the tests; needs root
 #   make cluster-demo  from one machine to a cluster and back, in one go
 #   make browser     JupyterLab in a real Chromium
-#   make gpu         what only GPUs can show, on as many as there are; a page in build/gpu. GPU_PYTHON: with your torch
-#   make kaggle      what is exported for Kaggle, with Kaggle's versions, offline; makes them in build/kaggle-image
+#   make gpu         the tests that need GPUs, on all of them; a page in build/gpu. GPU_PYTHON: use your own torch
+#   make kaggle      an exported notebook with Kaggle's versions, offline; creates the environment in build/kaggle-image
 #   make kaggle-table  the GPU suite and three labs on Kaggle's two T4s, with your account; docs/kaggle_runs.md
-#   make soak        many launches, for figures
+#   make soak        many launches, for statistics
 #   make bench       side-by-side measurements
-#   make docs        the documentation as a site that opens offline, in build/docs; labs with results after make notebooks
-#   make gallery     executed notebooks as pages, and the view in every state as pictures, in build/gallery
+#   make docs        the documentation as a website that opens offline, in build/docs; run make notebooks first for labs with results
+#   make gallery     executed notebooks as pages, and images of the view in every state, in build/gallery
 #
 # Without an NVIDIA GPU, PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu saves gigabytes of CUDA packages.
 
