@@ -31,7 +31,8 @@ BACKENDS = re.compile(r" This could be because the operator doesn't exist for th
 LONGEST_TRACEBACK = 100_000  # characters
 NAMED_CAUSES = 3
 DEVICE_MEMORY = re.compile(
-    r"CUDA (driver )?error: out of memory|CU(BLAS|DNN)_STATUS_ALLOC_FAILED|NOT_INITIALIZED when calling .cublasCreate"
+    r"(CUDA (driver )?error|Triton Error \[CUDA\]): out of memory|CU[A-Z]+_STATUS_(\w+_DEVICE_)?ALLOC(ATION)?_FAILED"
+    r"|NOT_INITIALIZED when calling .cublasCreate"
     r"|Cuda failure (2\b|'out of)|Failed to CUDA [cm]alloc"
 )
 HOST_MEMORY = re.compile(r"DefaultCPUAllocator: (can't allocate|not enough) memory|Cannot allocate memory")
@@ -82,7 +83,13 @@ def show(error: BaseException) -> None:
 
 
 def _memory(error: BaseException) -> dict[str, Any]:
-    """For an out-of-memory error: which memory ran out, and how many bytes of it this rank used."""
+    """For an error that is or was caused by running out of memory: of which, and how many bytes this rank used.
+
+    torch's pipelines and compiler raise another error from the original one."""
+    return next(filter(None, map(_out_of_memory, (error, *_origins(error)))), {})
+
+
+def _out_of_memory(error: BaseException) -> dict[str, Any]:
     is_torch_error = type(error).__name__ == "OutOfMemoryError" and type(error).__module__.startswith("torch")
     text, innermost = _text(error), traceback.format_tb(error.__traceback__)[-1:]
     on_device = is_torch_error or DEVICE_MEMORY.search(text)

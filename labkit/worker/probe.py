@@ -297,7 +297,7 @@ class Probe:
         """After the first step the script has chosen its device."""
         import torch
 
-        device = optimizer.param_groups[0]["params"][0].device
+        device = next(p for group in optimizer.param_groups for p in group["params"]).device  # a group may be empty
         if device.type == "cpu" and torch.cuda.is_initialized():  # offloaded: the step is computed on the GPU
             device = torch.device("cuda", torch.cuda.current_device())
         self._place = {"device": str(device), "limit": host_memory()}

@@ -179,7 +179,8 @@ class Checkpoints:
         if rank == 0 and shards != path:
             shutil.rmtree(shards)
         set_state_dict(self.model, self.local, model_state_dict=weights, optim_state_dict=moments, options=self.options)
-        for group, saved in zip(self.optimizer.param_groups, state["groups"], strict=True):
+        for number, group in enumerate(self.optimizer.param_groups):  # fused AdamW has one for each mesh
+            saved = state["groups"][min(number, len(state["groups"]) - 1)]
             own = {"lr", "initial_lr", "weight_decay"}  # may have changed on the command line
             group.update({name: value for name, value in saved.items() if name not in own})
         if state["others"].get("scaler"):

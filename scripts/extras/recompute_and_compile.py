@@ -7,8 +7,9 @@ import torch
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-KEPT = {"mm", "addmm", "bmm", "convolution", "_scaled_dot_product_flash_attention",
-        "_scaled_dot_product_efficient_attention", "_scaled_dot_product_flash_attention_for_cpu"}  # fmt: skip
+KEPT = {"mm", "addmm", "bmm", "convolution", "_scaled_dot_product_cudnn_attention",
+        "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention",
+        "_scaled_dot_product_flash_attention_for_cpu"}  # fmt: skip
 
 
 def layers_arguments(parser):

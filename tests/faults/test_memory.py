@@ -95,6 +95,14 @@ NCCL = "NCCL error in: …, unhandled cuda error\\nLast error:\\nCuda failure 2 
             "device",
         ),
         ("raise torch.distributed.DistBackendError('Last error:\\nFailed to CUDA calloc async 608 bytes')", "device"),
+        ("raise RuntimeError('Triton Error [CUDA]: out of memory')", "device"),
+        ("raise RuntimeError('cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED')", "device"),
+        (
+            "try:\n    raise torch.OutOfMemoryError('CUDA out of memory.')\n"
+            "except torch.OutOfMemoryError as error:\n"
+            "    raise RuntimeError('[Stage 0] failed to run forward') from error",  # as a PipelineStage does
+            "device",
+        ),
         ("def pin_memory():\n    raise RuntimeError('CUDA error: out of memory')\n\npin_memory()", "host"),
         (
             "from torch._utils import ExceptionWrapper\n"
@@ -119,6 +127,23 @@ def test_simulated_cuda_out_of_memory_errors_in_other_words(raising: str, memory
 
     assert cause["sentence"].startswith(f"rank 0 ran out of {memory} memory: ")
     assert cause["out_of_memory"] == memory
+
+
+def test_a_simulated_assertion_of_a_kernel_is_quoted_and_its_line_not_trusted(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.rank(0).mkdir(parents=True)
+    folder.manifest.write_text('{"format": 1, "world_size": 1}')
+    printed = "cuda/Loss.cu:245: nll_loss_forward: block: [0,0,0], thread: [3,0,0] Assertion `t < n_classes` failed."
+    folder.log(0, "stderr").write_text(f"{printed}\n")
+    message = "CUDA error: device-side assert triggered\nCUDA kernel errors might be asynchronously reported"
+    failure.write(folder, 0, RuntimeError(message), step=3)
+
+    cause = find_cause(folder, folder, 1)
+
+    assert cause["sentence"] == (
+        "rank 0 failed: RuntimeError: CUDA error: device-side assert triggered: Assertion `t < n_classes` failed"
+    )
+    assert "CUDA_LAUNCH_BLOCKING" in cause["advice"]
 
 
 @pytest.mark.parametrize(

@@ -239,7 +239,7 @@ def test_memory_is_reported_by_category(folder, write_metrics):
     assert memory_in_words("device", memory, history) == (
         "; 6.00 GiB of 15.00 GiB were allocated (parameters 1.00 GiB, gradients 1.00 GiB, optimizer 2.00 GiB, "
         "activations and buffers 2.00 GiB), 1.00 GiB reserved but unallocated, "
-        "7.00 GiB of the device were held by other processes"
+        "7.00 GiB of the device were held by other processes, CUDA or NCCL"
     )
     assert memory_in_words("host", {"peak": 2**30}, None) == "; it held up to 1.00 GiB (resident set)"
     assert memory_in_words("device", {}, None) == ""

@@ -320,6 +320,7 @@ def test_on_made_up_cuda_an_offloaded_optimizer_does_not_hide_the_gpu(probe, tmp
     monkeypatch.setattr(cuda, "get_device_properties", lambda device: card)
     monkeypatch.setattr(cuda, "memory_stats", lambda device: {"allocated_bytes.all.current": 7})
     (optimizer,), loss = made()  # on the CPU
+    optimizer.param_groups.insert(0, {"params": []})
     probe._due = math.inf
     step(probe, Loader(), optimizer, loss)
 

@@ -10,7 +10,7 @@ import re
 from typing import Any
 
 from labkit.launcher.causes.evidence import LAST_WORDS_BYTES, Evidence, tail_text
-from labkit.launcher.causes.failure_advice import disk_advice, fragmented, memory_advice, memory_in_words
+from labkit.launcher.causes.failure_advice import BLOCKING, disk_advice, fragmented, memory_advice, memory_in_words
 from labkit.launcher.causes.no_error import disagreed, exited, hung, left_early, vanished
 from labkit.launcher.causes.node_loss import agent_killed, gone, parted
 from labkit.launcher.causes.signals import killed, signal_name
@@ -26,6 +26,7 @@ COLLATERAL = re.compile(
     r"|Timed out waiting|failed to recv, got 0 bytes|Stop_waiting|SIGTERM",
     re.IGNORECASE,
 )
+DEVICE_ASSERTION = re.compile(r"\w+: block: .*(Assertion `.*` failed)")  # printed by the kernel
 NAMED_FAILURES = 3
 
 
@@ -117,6 +118,9 @@ def _summary(failure: dict[str, Any]) -> str:
 def _with_advice(cause: dict[str, Any], failure: dict[str, Any], evidence: Evidence) -> dict[str, Any]:
     """Add what was in memory to an out-of-memory error, or the state of the disk, and what to change."""
     kind, memory = failure.get("out_of_memory"), failure.get("memory")
+    if not kind and "CUDA error" in failure["message"]:
+        printed = DEVICE_ASSERTION.search(tail_text(evidence.folder.log(failure["rank"], "stderr")))
+        return cause | {"sentence": cause["sentence"] + (f": {printed[1]}" if printed else ""), "advice": BLOCKING}
     if not kind:
         advice = disk_advice(evidence.run, "".join(failure.get("traceback") or [str(failure.get("message"))]))
         return cause | ({"sentence": f"{cause['sentence']}; the disk is full", "advice": advice} if advice else {})

@@ -12,12 +12,14 @@ from labkit.record.measured.metrics_file import number
 from labkit.record.units import gib
 from labkit.write import Script, extra_options, options_of
 
-__all__ = ["EXPANDABLE", "disk_advice", "fragmented", "memory_advice", "memory_in_words"]
+__all__ = ["BLOCKING", "EXPANDABLE", "disk_advice", "fragmented", "memory_advice", "memory_in_words"]
 
 FULL_BYTES = 16 << 20
 FRAGMENTED = 0.03  # of the device's memory; less is usual
 # The name that every torch since 2.8 knows; PYTORCH_ALLOC_CONF is newer.
 EXPANDABLE = "{'PYTORCH_CUDA_ALLOC_CONF': 'expandable_segments:True'}"
+# An error of a kernel is raised by a later call.
+BLOCKING = "with env={'CUDA_LAUNCH_BLOCKING': '1'} the traceback ends at the kernel that failed, not at a later call"
 DISK_FULL = re.compile(r"No space left on device|unexpected pos \d+ vs \d+")
 
 
@@ -34,10 +36,10 @@ def memory_in_words(kind: str, memory: Mapping[str, Any], history: RankHistory |
         shares.append(f"activations and buffers {gib(allocated - sum(held.values()))}")
     usage = f"; {gib(allocated)}{f' of {gib(total)}' if total else ''} were allocated" if allocated else ""
     others = (total or 0) - (number(memory.get("free")) or 0) - (number(memory.get("reserved")) or 0)
-    elsewhere = f", {gib(others)} of the device were held by other processes" if others > 2**30 else ""
+    outside = f", {gib(others)} of the device were held by other processes, CUDA or NCCL" if others > 2**30 else ""
     idle = fragmented(memory)
     apart = f", {gib(idle)} reserved but unallocated" if idle else ""
-    return usage + (f" ({', '.join(shares)})" if usage and shares else "") + apart + elsewhere
+    return usage + (f" ({', '.join(shares)})" if usage and shares else "") + apart + outside
 
 
 def fragmented(memory: Mapping[str, Any]) -> float:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.launcher.causes.evidence import Evidence, tail_text
-from labkit.launcher.causes.failure_advice import memory_advice
+from labkit.launcher.causes.failure_advice import BLOCKING, memory_advice
 from labkit.launcher.causes.stacks import crash_frames
 from labkit.record import RankHistory, RunFolder
 from labkit.record.files import read_json
@@ -43,7 +43,7 @@ def killed(evidence: Evidence) -> dict[str, Any] | None:
     who = f"rank {rank}{evidence.on_host(rank)}"
     cause = {"kind": "signal", "rank": rank, "signal": name, "step": history.step if history else None} | where
     if code == signal.SIGABRT and "CUDA error" in message:
-        cause["advice"] = "with CUDA_LAUNCH_BLOCKING=1 in the environment, the traceback ends at the failing kernel"
+        cause["advice"] = BLOCKING
     elif code == signal.SIGABRT:
         cause["advice"] = (
             "if the ranks called collectives of different shapes or dtypes, run it again with "

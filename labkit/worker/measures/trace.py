@@ -76,8 +76,9 @@ class StepTrace:
             return
         gc.collect()
         modules = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.nn.Module)]
-        device = self._optimizer.param_groups[0]["params"][0].device.type  # for offloaded parameters, the CPU
-        self._tracker = Tracker("cuda" if torch.cuda.is_initialized() else device)
+        first = next(p for group in self._optimizer.param_groups for p in group["params"])
+        # offloaded parameters are on the CPU
+        self._tracker = Tracker("cuda" if torch.cuda.is_initialized() else first.device.type)
         self._tracker.mark_training(modules, optimizers())
         self._tracker.__enter__()
 
