@@ -7,9 +7,7 @@ import torch
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-KEPT = {"mm", "addmm", "bmm", "convolution", "_scaled_dot_product_cudnn_attention",
-        "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention",
-        "_scaled_dot_product_flash_attention_for_cpu"}  # fmt: skip
+KEPT = {"mm", "addmm", "bmm", "convolution"}
 
 
 def layers_arguments(parser):
@@ -59,6 +57,7 @@ def offloaded(forward, *args, **kwargs):
 def selective():
     def policy(context, operator, *args, **kwargs):
         name = operator.name().removeprefix("aten::").partition(".")[0]
-        return CheckpointPolicy.MUST_SAVE if name in KEPT else CheckpointPolicy.PREFER_RECOMPUTE
+        keep = name in KEPT or name.startswith("_scaled_dot_product_")  # attention, by whichever kernel
+        return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
 
     return create_selective_checkpoint_contexts(policy)
