@@ -107,6 +107,51 @@ def test_a_run_records_memory_phases_and_losses_also_around_validation_with_work
         assert f"GPU-{rank.uuid}" in [device["uuid"] for device in devices]
 
 
+def test_sixteen_bits_train_and_the_profile_has_what_the_device_did(figures):
+    run = labkit.launch(tiny("ddp"), nproc_per_node=1, steps=20, precision=HALF, profile=True, wait=True)
+    values, spans = list(run.losses()), run.timeline().spans
+
+    figures[f"loss in {HALF}"], figures["spans"] = values[-1], len(spans)
+    assert len(values) == 20
+    assert all(map(math.isfinite, values))
+    assert values[-1] < values[0]
+    if CUDA:
+        trace = gzip.decompress(run.folder.profile(0).read_bytes()).decode()
+        figures["kernels"] = len(re.findall(r'"cat": *"kernel"', trace))
+        assert figures["kernels"]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "precision", "options"),
+    [
+        ("ddp", "fp32", {}),
+        ("fsdp", HALF, {}),
+        pytest.param("ddp", "fp32", {"optimizer": "adamw_fused"}, marks=in_full),
+        pytest.param("fsdp", "fp32", {}, marks=in_full),
+        pytest.param("ddp", HALF, {}, marks=in_full),
+    ],
+)
+def test_memory_is_as_planned(strategy, precision, options, figures):
+    plan = labkit.plan(strategy, nproc_per_node=1, precision=precision, **options)
+    run = labkit.launch(plan, steps=3, trace_memory=True, wait=True)
+    (rank,) = run.memory().ranks
+    assert rank.traced is not None
+    figures |= {name: peak.bytes / 2**20 for name, peak in rank.peaks.items()}
+    figures[f"{rank.process_name}, MiB"] = rank.process / 2**20
+    latest = only_rank(run).latest
+    if "reserved" in latest:
+        figures["reserved - allocated, MiB"] = (latest["reserved"] - latest["memory"]) / 2**20
+
+    assert plan.bytes == pytest.approx(rank.traced.bytes, rel=0.05)
+
+
+def test_every_strategy_on_one_rank_has_the_losses_of_single(figures):
+    alone = losses(tiny("single"), 1)
+    for name in ("ddp", "zero1", "zero2", "fsdp") if CUDA else ("fsdp",):
+        figures[name] = difference(alone, losses(tiny(name), 1))
+    assert max(figures.values()) < 1e-9
+
+
 def test_a_rank_before_its_first_collective_does_not_hold_the_gil_and_is_stopped_at_once(figures, tmp_path):
     run = labkit.launch(raw(tmp_path, "asleep", ASLEEP), nproc_per_node=1, wait=False)
     wait_for(run, "asleep")
@@ -151,28 +196,15 @@ def test_offloaded_shards_leave_the_gpu_in_view(precision, figures):
     assert all(map(math.isfinite, run.losses()))
 
 
-@pytest.mark.parametrize(
-    ("strategy", "precision", "options"),
-    [
-        ("ddp", "fp32", {}),
-        ("fsdp", HALF, {}),
-        pytest.param("ddp", "fp32", {"optimizer": "adamw_fused"}, marks=in_full),
-        pytest.param("fsdp", "fp32", {}, marks=in_full),
-        pytest.param("ddp", HALF, {}, marks=in_full),
-    ],
-)
-def test_memory_is_as_planned(strategy, precision, options, figures):
-    plan = labkit.plan(strategy, nproc_per_node=1, precision=precision, **options)
-    run = labkit.launch(plan, steps=3, trace_memory=True, wait=True)
-    (rank,) = run.memory().ranks
-    assert rank.traced is not None
-    figures |= {name: peak.bytes / 2**20 for name, peak in rank.peaks.items()}
-    figures[f"{rank.process_name}, MiB"] = rank.process / 2**20
-    latest = only_rank(run).latest
-    if "reserved" in latest:
-        figures["reserved - allocated, MiB"] = (latest["reserved"] - latest["memory"]) / 2**20
-
-    assert plan.bytes == pytest.approx(rank.traced.bytes, rel=0.05)
+@needs_gpu
+@pytest.mark.skipif(GPUS > 1, reason="the ranks share a GPU only where there is one")
+def test_two_ranks_share_the_gpu_over_gloo(figures):
+    alone = losses("single", 1)
+    for name in ("ddp", "zero1", "fsdp", "fsdp1", "tensor_parallel"):
+        figures[name] = difference(alone, losses(name, 2, backend="gloo"))
+    assert max(figures.values()) < 1e-9
+    with pytest.raises(labkit.RankFailedError, match="the stages of a pipeline need a GPU each"):
+        losses("pipeline", 2, backend="gloo", accumulate=2)
 
 
 def test_a_run_that_a_term_stopped_saves_and_repeats_every_bit(figures, tmp_path):
@@ -191,44 +223,11 @@ def test_a_run_that_a_term_stopped_saves_and_repeats_every_bit(figures, tmp_path
     assert list(resumed[common]) == list(expected[common])
 
 
-def test_every_strategy_on_one_rank_has_the_losses_of_single(figures):
-    alone = losses(tiny("single"), 1)
-    for name in ("ddp", "zero1", "zero2", "fsdp") if CUDA else ("fsdp",):
-        figures[name] = difference(alone, losses(tiny(name), 1))
-    assert max(figures.values()) < 1e-9
-
-
-@needs_gpu
-@pytest.mark.skipif(GPUS > 1, reason="the ranks share a GPU only where there is one")
-def test_two_ranks_share_the_gpu_over_gloo(figures):
-    alone = losses("single", 1)
-    for name in ("ddp", "zero1", "fsdp", "fsdp1", "tensor_parallel"):
-        figures[name] = difference(alone, losses(name, 2, backend="gloo"))
-    assert max(figures.values()) < 1e-9
-    with pytest.raises(labkit.LabError) as refused:
-        losses("pipeline", 2, backend="gloo")
-    figures["pipeline"] = str(refused.value)[:120]
-
-
-def test_sixteen_bits_train_and_the_profile_has_what_the_device_did(figures):
-    run = labkit.launch(tiny("ddp"), nproc_per_node=1, steps=20, precision=HALF, profile=True, wait=True)
-    values, spans = list(run.losses()), run.timeline().spans
-
-    figures[f"loss in {HALF}"], figures["spans"] = values[-1], len(spans)
-    assert len(values) == 20
-    assert all(map(math.isfinite, values))
-    assert values[-1] < values[0]
-    if CUDA:
-        trace = gzip.decompress(run.folder.profile(0).read_bytes()).decode()
-        figures["kernels"] = len(re.findall(r'"cat": *"kernel"', trace))
-        assert figures["kernels"]
-
-
 @needs_gpu
 def test_compiled_and_fused_sixteen_bits_train(figures):
-    options = {"nproc_per_node": 1, "steps": 30, "precision": HALF, "wait": True}
-    for name, more in (("eager", {}), ("compiled", {"compile": True}), ("fused AdamW", {"optimizer": "adamw_fused"})):
-        run = labkit.launch("ddp", **options, **more)
+    fused = {"precision": "fp16", "optimizer": "adamw_fused"}  # the loss scale is removed before the fused update
+    for name, more in (("eager", {}), ("compiled", {"compile": True}), ("fused AdamW in fp16", fused)):
+        run = labkit.launch("ddp", **{"nproc_per_node": 1, "steps": 30, "precision": HALF, "wait": True} | more)
         figures[f"{name}, ms"] = 1e3 * float(run.metrics()["step_seconds"].dropna().median())
         assert all(map(math.isfinite, run.losses()))
 

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from labkit.errors import ScriptError
@@ -174,6 +175,16 @@ def test_a_default_script_is_short(strategy):
 
 def test_from_ddp_to_fsdp_few_lines_change():
     assert Script.load("fsdp").diff("ddp").changed <= MOST_CHANGED
+
+
+def test_selective_checkpointing_keeps_attention_by_whichever_kernel():
+    cells = {}
+    exec(Script.load("single", "recompute_and_compile").cells["layers"].text, cells)
+    cells["create_selective_checkpoint_contexts"] = lambda policy: policy
+    kernels = [f"_scaled_dot_product_{kind}_attention" for kind in ("flash", "efficient", "cudnn")]
+    kept = [cells["selective"]()(None, getattr(torch.ops.aten, name).default) for name in (*kernels, "mm", "gelu")]
+
+    assert [decision.name for decision in kept] == ["MUST_SAVE"] * 4 + ["PREFER_RECOMPUTE"]
 
 
 def test_all_parts_together_are_short():
