@@ -166,27 +166,21 @@ def test_ranks_that_never_meet_are_given_up_in_time_simulating_nccl(
     assert finding == "not done yet"  # of gloo; NCCL's is asked about by launch, on GPUs
 
 
-def test_a_launch_on_simulated_gpus_asks_once_and_uses_what_helped(
+def test_a_launch_on_simulated_gpus_is_refused_until_they_meet_and_then_asks_no_more_and_uses_what_helped(
     monkeypatch: pytest.MonkeyPatch, nowhere: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(hardware_module, "_gpus", lambda visible: () if visible == "" else (T4, T4))
+    ladder(monkeypatch, {"GLOO_SOCKET_IFNAME": "none0"})
+    with pytest.raises(labkit.LaunchError, match=r"2 GPUs of this machine cannot sum a number over NCCL \(GLOO_SOCKET"):
+        labkit.launch(FAULTY, nproc_per_node=2)
+    assert not labkit.runs()
     ladder(monkeypatch, {"GLOO_SOCKET_IFNAME": "none0"}, {"NCCL_P2P_DISABLE": "1"})
 
     first = labkit.launch(FAULTY, args=["--steps", "2"], nproc_per_node=2, wait=True)
     again = labkit.launch(FAULTY, env=nowhere, nproc_per_node=2, wait=False)
 
     assert first.status().state == "succeeded"
-    assert capsys.readouterr().out.count("checking whether they reach each other") == 1
+    assert capsys.readouterr().out.count("checking whether these 2 GPUs reach each other") == 2
     for run in (first, again):
         assert run.folder.read_manifest()["env"]["NCCL_P2P_DISABLE"] == "1"
         assert "NCCL_P2P_DISABLE=1" in run.command
-
-
-def test_a_launch_on_simulated_gpus_that_never_meet_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hardware_module, "_gpus", lambda visible: () if visible == "" else (T4, T4))
-    ladder(monkeypatch, {"GLOO_SOCKET_IFNAME": "none0"})
-
-    with pytest.raises(labkit.LaunchError, match=r"2 GPUs of this machine cannot sum a number over NCCL \(GLOO_SOCKET"):
-        labkit.launch(FAULTY, nproc_per_node=2)
-
-    assert not labkit.runs()

@@ -61,16 +61,14 @@ def settings_for(nproc_per_node: int | str, backend: str | None, env: Mapping[st
     if ranks < 2 or backend == "gloo" or ranks > len(machine.gpus):
         return {}
     known = remembered(machine, ranks, "nccl")
-    if known is None:
-        print(
-            f"first launch on these {ranks} GPUs: checking whether they reach each other (once per machine)", flush=True
-        )
+    if known is None or known.env is None:  # what failed may have lacked only memory
+        print(f"checking whether these {ranks} GPUs reach each other; what works is remembered", flush=True)
         known = preflight(machine, ranks, "nccl", env=env)
     if known.env is None:
         tried = "; ".join(f"{_assignments(t['env']) or 'as it is'}: {t['problem']}" for t in known.tried)
         raise LaunchError(
             f"the {ranks} GPUs of this machine cannot sum a number over NCCL ({tried}). Use nproc_per_node=1, or check "
-            "the driver; `labkit doctor --preflight` tries again"
+            "the driver. The next launch tries again"
         )
     return known.env
 
