@@ -136,6 +136,13 @@ def test_a_finding_is_there_where_it_belongs_and_only_there(what, level):
     assert (what, level) not in elsewhere
 
 
+def test_a_torch_for_amds_gpus_does_not_train_on_the_cpu():
+    facts = facts_of("laptop-cpu")
+    assert "CPU" in found(facts)["devices"].why
+    rocm = dataclasses.replace(facts, packages={"torch": "2.13.0+rocm7.0"})
+    assert "CPU" not in found(rocm)["devices"].why
+
+
 def test_kaggles_disk_has_a_quota_of_its_own():
     full, roomy = (found(facts_of(name))["disk"] for name in ("kaggle-batch", "kaggle-2xt4-interactive"))
 

@@ -36,7 +36,7 @@ def preflight(facts: MachineFacts) -> Diagnosis:
     if result["env"] is None:
         todo = "use nproc_per_node=1, or check the driver; labkit doctor --preflight tests again"
         then = (
-            "a launch on all of them is refused"
+            "a launch on all of them tests again, and is refused if that fails"
             if facts.hardware.backend == "nccl"
             else "a launch would fail the same way"
         )
