@@ -312,13 +312,13 @@ from torch.distributed.elastic.multiprocessing.errors import record
 def join_group():
     """This rank's device, after joining torchrun's process group; without torchrun, a group of one."""
     local_rank, local_ranks = int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    gpus = torch.cuda.device_count()
+    gpus = torch.cuda.device_count()  # ranks may share one, over gloo; of a group of "gloo" torch makes NCCL meshes
     device = torch.device("cuda", local_rank % gpus) if gpus else torch.device("cpu")
     if gpus:
         torch.cuda.set_device(device)  # or NCCL's collectives of objects would use GPU 0 on every rank
     alone = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
-    how = {"backend": "nccl", "device_id": device} if gpus >= local_ranks else {"backend": "gloo"}  # ranks share a GPU
-    dist.init_process_group(timeout=timedelta(seconds=120), **how, **alone)
+    nccl, gloo = {"backend": "nccl", "device_id": device}, {"backend": "cpu:gloo,cuda:gloo" if gpus else "gloo"}
+    dist.init_process_group(timeout=timedelta(seconds=120), **(nccl if gpus >= local_ranks else gloo), **alone)
     return device
 
 

@@ -90,8 +90,7 @@ class Muon(torch.optim.Optimizer):
 
 def orthogonalized(matrix, steps=5):
     """About U V^T of the matrix U S V^T, by a Newton-Schulz iteration; in bf16, as is usual, where the GPU has it."""
-    has_bf16 = matrix.is_cuda and torch.cuda.is_bf16_supported(including_emulation=False)
-    x = matrix.to(torch.bfloat16) if has_bf16 else matrix
+    x = matrix.bfloat16() if matrix.is_cuda and torch.cuda.is_bf16_supported(including_emulation=False) else matrix
     x = x.T if matrix.shape[0] > matrix.shape[1] else x
     x = x / x.norm().clamp(min=1e-7)
     for _ in range(steps):

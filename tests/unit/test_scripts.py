@@ -6,6 +6,7 @@ import importlib.util
 import re
 import subprocess
 import sys
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -152,6 +153,23 @@ def test_a_scripts_options_are_what_its_parser_takes(strategy, tmp_path, monkeyp
         assert options.keys() == taken.keys()
         for name, option in options.items():
             assert taken[name] == option.default or not (taken[name] or option.default), name
+
+
+def test_meshes_of_ranks_that_share_a_made_up_gpu_communicate_over_gloo(tmp_path, monkeypatch):
+    """torch makes a mesh of all ranks a group of its own if there is a GPU and theirs is "gloo": in 2.10 NCCL's."""
+    module = loaded(Script.load("pipeline"), tmp_path, monkeypatch)
+    monkeypatch.setattr(module.torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(module.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(module.torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert module.join_group() == torch.device("cuda", 0)
+    try:
+        mesh = module.init_device_mesh("cpu", (1,), mesh_dim_names=("data",))
+        assert mesh.get_group() is module.dist.group.WORLD
+        with pytest.raises(SystemExit, match="need a GPU each"):
+            module.check_schedule(Namespace(schedule="1F1B", accumulate=4), 2)
+    finally:
+        module.dist.destroy_process_group()
 
 
 def test_offloaded_shards_stay_in_host_memory_whatever_the_device(tmp_path, monkeypatch):
