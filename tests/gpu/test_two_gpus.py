@@ -119,8 +119,9 @@ def test_every_strategy_on_two_ranks_has_the_losses_of_single(figures):
 @needs_gpu
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_an_overflow_on_one_rank_skips_the_step_on_all(strategy, figures):
-    script = tiny(strategy, "precision", model=OVERFLOWING)
-    run = labkit.launch(script, nproc_per_node=2, steps=12, precision="fp16", wait=True)
+    script = tiny(strategy, "precision", "optimizers", model=OVERFLOWING)
+    options = {"precision": "fp16", "optimizer": "adamw_fused"}
+    run = labkit.launch(script, nproc_per_node=2, steps=12, wait=True, **options)
     ranks = read(run).ranks.values()
 
     figures["steps"] = [rank.step for rank in ranks]
