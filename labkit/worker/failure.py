@@ -35,7 +35,10 @@ DEVICE_MEMORY = re.compile(
     r"|NOT_INITIALIZED when calling .cublasCreate"
     r"|Cuda failure (2\b|'out of)|Failed to CUDA [cm]alloc"
 )
-HOST_MEMORY = re.compile(r"DefaultCPUAllocator: (can't allocate|not enough) memory|Cannot allocate memory")
+HOST_MEMORY = re.compile(
+    r"DefaultCPUAllocator: (can't allocate|not enough) memory|Cannot allocate memory|Failed to CUDA host alloc"
+    r"|HOST_ALLOCATION_FAILED"
+)
 
 
 def exit_code(error: SystemExit) -> int:

@@ -95,6 +95,7 @@ NCCL = "NCCL error in: …, unhandled cuda error\\nLast error:\\nCuda failure 2 
             "device",
         ),
         ("raise torch.distributed.DistBackendError('Last error:\\nFailed to CUDA calloc async 608 bytes')", "device"),
+        ("raise torch.distributed.DistBackendError('Last error:\\nFailed to CUDA host alloc 608 bytes')", "host"),
         ("raise RuntimeError('Triton Error [CUDA]: out of memory')", "device"),
         ("raise RuntimeError('cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED')", "device"),
         (
