@@ -127,6 +127,7 @@ def test_sixteen_bits_train_and_the_profile_has_what_the_device_did(figures):
         ("ddp", "fp32", {}),
         ("fsdp", HALF, {}),
         pytest.param("ddp", "fp32", {"optimizer": "adamw_fused"}, marks=in_full),
+        pytest.param("ddp", HALF, {"selective_checkpointing": True}, marks=in_full),
         pytest.param("fsdp", "fp32", {}, marks=in_full),
         pytest.param("ddp", HALF, {}, marks=in_full),
     ],
