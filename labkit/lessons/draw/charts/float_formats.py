@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from labkit.lessons.draw.picture import GREY, WIDTH, Picture, box, colour_of, sheet, words
@@ -12,6 +12,7 @@ __all__ = ["FORMATS", "exponents", "formats", "gradients", "limits"]
 
 FORMATS = {"fp32": (8, 23), "bf16": (8, 7), "fp16": (5, 10)}  # bits of exponent and fraction
 FULL, FEWER, LOST = colour_of(2), colour_of(4), colour_of(5)
+KEY = ((FULL, "all digits"), (FEWER, "fewer digits (subnormal)"), (LOST, "zero or infinite"))
 LEFT = 62.0
 
 
@@ -23,7 +24,7 @@ def limits(exponent_bits: int, fraction_bits: int) -> tuple[float, float, float]
 
 def formats() -> Picture:
     """What each format can hold: green with all of its digits, yellow with fewer (subnormal numbers)."""
-    drawn, label = _key(56 + 26 * len(FORMATS)), []
+    drawn, label = _key(56 + 26 * len(FORMATS), KEY[:2]), []
     for row, (name, (exponent, fraction)) in enumerate(FORMATS.items()):
         y, (low, normal, high) = 22 + 26 * row, _borders(exponent, fraction)
         drawn += words(0, y + 14, name, bold=True)
@@ -55,7 +56,7 @@ def gradients(shares: Mapping[int, float], scale: float = 1) -> Picture:
         drawn += box(_x(begin, first, last), 140, _x(end, first, last) - _x(begin, first, last), 10, colour, round=0)
     title = f"scale {scale:,.0f}: {lost:.3%} lost, {fewer:.1%} with fewer digits"
     drawn += words(0, 14, title, bold=True) + words(0, 149, "fp16", bold=True)
-    return sheet([drawn, _axis(150, first, last, 10), _key(186)], 196, title)
+    return sheet([drawn, _axis(150, first, last, 10), _key(186, KEY)], 196, title)
 
 
 def _borders(exponent_bits: int, fraction_bits: int) -> tuple[int, int, int]:
@@ -74,9 +75,9 @@ def _axis(y: float, first: int, last: int, every: int) -> str:
     return line + "".join(words(_x(at, first, last), y + 17, f"2^{at}", anchor="middle", size=11) for at in ticks)
 
 
-def _key(y: float) -> str:
+def _key(y: float, marks: Sequence[tuple[str, str]]) -> str:
     drawn, x = "", LEFT
-    for colour, text in ((FULL, "all digits"), (FEWER, "fewer digits (subnormal)"), (LOST, "zero or infinite")):
+    for colour, text in marks:
         drawn += box(x, y - 9, 10, 10, colour) + words(x + 14, y, text, size=12)
         x += 34 + 6.6 * len(text)
     return drawn
