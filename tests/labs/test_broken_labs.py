@@ -79,7 +79,7 @@ BROKEN = [
         "for name in both)\n",
         'for name in both)\nscript = script.with_cells(main=script.cells["main"].text.replace("divmod(step, '
         'per_epoch)", "(step // per_epoch, 0)"))\n',
-        "not trained on exactly once",
+        "skipped or trained on twice",
     ),
     (
         "12_which_strategy",

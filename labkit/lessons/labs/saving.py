@@ -142,4 +142,4 @@ def lost(save_every_minutes: float, hours_between_failures: float, save_seconds:
     parts = {"saving": save_seconds / interval, "trained again": interval / 2 / apart}
     best = (2 * save_seconds * apart) ** 0.5 / 60
     title = f"share of the time that is lost; least with a save every {best:.0f} minutes"
-    return bars(predicted={"lost": parts}, unit="%", title=title, limit=0.2, limit_name="a fifth")
+    return bars(predicted={"lost": parts}, unit="%", title=title, limit=0.2)

@@ -44,7 +44,8 @@ def curves(
 
     drawn = [words(0, 15, title, bold=True), box(LEFT, top, ACROSS, TALL, line=GREY, round=0), marked]
     for value, y in ((high, top + 10), (low, top + TALL)):
-        drawn.append(words(LEFT - 6, y, f"{10**value if log else value:.3g}", anchor="end", size=11))
+        number = 10**value if log else value
+        drawn.append(words(LEFT - 6, y, f"{number:,.0f}" if number >= 1000 else f"{number:.3g}", anchor="end", size=11))
     for step, anchor in ((first, "start"), (last, "end")):
         x = LEFT if anchor == "start" else WIDTH - 8
         drawn.append(words(x, top + TALL + 16, f"step {step:g}", anchor=anchor, size=11))
