@@ -14,17 +14,17 @@
 # %% [markdown]
 # # 10 · Meshes: several strategies at once
 #
-# **You will be able to** read a mesh, say what a rank sends along each of its axes and what it holds, and tell when
+# **You will be able to** make a mesh, say what a rank sends along each of its axes and what it holds, and tell when
 # more axes are worth it. **25 minutes. You need** labs 07, 08 and 09.
 #
-# Ranks get coordinates, like seats in rows, and each axis has a strategy of its own. Along an axis lies a process
-# group: the ranks that differ in this coordinate only. labkit's `hybrid` script has the axes pipeline, data (FSDP) and
-# tensor, in this order. These are eight ranks, 2 × 2 × 2; one color is one group:
+# Ranks form a grid, a **mesh**, and each axis has a strategy of its own. Along an axis lies a process group: the ranks
+# that differ in this coordinate only. These are eight ranks with the axes pipeline, data (FSDP) and tensor, 2 × 2 × 2;
+# one color is one group:
 
 # %% tags=["parameters"]
 nproc_per_node: int = 4  # ranks, on two cores, too; 8 gives a mesh of 2 x 2 x 2
 accumulate: int = 2  # micro-batches per step
-large: bool = True  # plan a GPT of 838 million parameters, too: a minute
+large: bool = True  # plan a GPT of 838 million parameters, a minute; otherwise one of 113 million
 
 # %%
 from labkit import Script
@@ -35,11 +35,13 @@ draw.mesh(pipeline=2, data=2, tensor=2)
 
 # %% [markdown]
 # Neighbors form a tensor group: they send most, in the middle of every block, and need the fastest link. A pipeline
-# sends least, so its stages may be far apart, even on different hosts.
+# sends least, so its stages may be on different hosts.
 #
 # ## Your predictions
 #
-# A transformer of four blocks, 64 wide, on four ranks: data × tensor, 2 × 2. Each step has two micro-batches.
+# A transformer of four blocks on four ranks: data × tensor, 2 × 2. Each step has two micro-batches. FSDP gathers a
+# block when it is needed first and keeps it until the step ends (`reshard_after_forward=False`); embeddings, last norm
+# and head are one more unit. labkit's script also all-reduces two single numbers in every step: count them, too.
 
 # %%
 sums = lab.ask("all-reduces of a rank in a step of data × tensor", default=16)
@@ -47,82 +49,87 @@ gathers = lab.ask("all-gathers of a rank in the same step", default=10)
 share = lab.ask("share of the parameters that a rank of data × tensor holds between two steps", default=25, unit="%")
 
 # %% [markdown]
-# ## Run three meshes
+# ## In code
 #
-# With p × d × t ranks, L blocks and m micro-batches a rank makes in one step:
+# `init_device_mesh` makes the groups of all axes; each strategy gets the axis that it works along:
 #
-# | axis | sends | calls |
-# |---|---|---|
-# | tensor | sums of activations, in each of its blocks | 4 (L / p) m all-reduces |
-# | data | weights and gradients of its blocks and the rest | L / p + 1 all-gathers, as many reduce-scatters |
-# | pipeline | activations or their gradients, at a border | m receives |
+# ```python
+# mesh = init_device_mesh("cuda", (2, 2), mesh_dim_names=("data", "tensor"))
+# for block in model.blocks:
+#     parallelize_module(block, mesh["tensor"], {"up": ColwiseParallel(), "down": RowwiseParallel()})  # lab 09
+#     fully_shard(block, mesh=mesh["data"])  # shards what the tensor axis has left on this rank
+# fully_shard(model, mesh=mesh["data"])
+# # ranks of one tensor group read the same samples:
+# sampler = DistributedSampler(dataset, mesh["data"].size(), mesh["data"].get_local_rank())
+# ```
 #
-# Along the data axis two numbers are all-reduced as well: how many predictions a step has, and whether a batch has a
-# new shape. (gloo records the first even in a group of one rank.) Everything is in fp64, so that losses can be
-# compared.
+# labkit's `hybrid` script does this, with a pipeline as well. Three meshes of four ranks, in float64, so that their
+# losses can be compared with those of one device:
 
 # %%
-L, WIDTH, VOCABULARY, CONTEXT = 4, 64, 256, 128
+script, single = sized(Script.load("hybrid"), width=64), sized(Script.load("single"), width=64)
 third = "pipeline × tensor" if N == 4 else "pipeline × data × tensor"
-meshes = {"data × tensor": (1, N // 2, 2), "pipeline × data": (2, N // 2, 1), third: (2, N // 4, 2)}
-
-
-def calls(p, d, t):
-    units, numbers = (L // p + 1) * (d > 1), 2 if d > 1 else int(lab.on_cpu)
-    sums = 4 * (L // p) * m * (t > 1) + numbers
-    return {"all_reduce": sums, "all_gather": units, "reduce_scatter": units, "send_recv": m * (p > 1)}
-
-
-def parameters(p, d, t):
-    """Bytes of the first rank: its blocks, of which tensor ranks split four layers, and the embeddings."""
-    block = (12 * WIDTH * WIDTH + 7 * WIDTH) // t + 6 * WIDTH
-    last_stage = (VOCABULARY + 2) * WIDTH if p == 1 else 0
-    return 8 * (L // p * block + (VOCABULARY + CONTEXT) * WIDTH + last_stage) // d
-
-
-# %%
-script, single = sized(Script.load("hybrid"), width=WIDTH), sized(Script.load("single"), width=WIDTH)
-kinds = [kind for kind in calls(1, 1, 1) if lab.on_cpu or kind != "send_recv"]
-lab.predict_each({f"{name}: {kind}": calls(*mesh)[kind] for name, mesh in meshes.items() for kind in kinds})
-lab.predict_each({f"{name}: parameters, rank 0": parameters(*mesh) for name, mesh in meshes.items()}, "B")
-lab.predict_each({f"{name}: loss, compared with one device": 1e-9 for name in meshes}, how="at most")
-lab.predict_each({sums: calls(1, N // 2, 2)["all_reduce"], gathers: calls(1, N // 2, 2)["all_gather"]})
-lab.predict(share, parameters(1, N // 2, 2) / parameters(1, 1, 1), "%")
-options = {"global_batch_size": 2 * N, "precision": "fp64", "steps": 9}
-alone = lab.launch(single, ranks=1, **options)
+meshes = {"data × tensor": (1, 2), "pipeline × data": (2, 1), third: (2, 2)}  # ranks of pipeline and tensor
+L, w = 4, 64
+split, whole, ends = 12 * w * w + 7 * w, 6 * w, (256 + 128 + 2 + 256) * w  # of a block; embeddings, norm and head
+lab.predict_each({sums: 4 * L * m + 2, gathers: L + 1})
+lab.predict(share, (L * (split / 2 + whole) + ends) / (N // 2) / (L * (split + whole) + ends), "%", within=0.001)
+lab.predict(off := "largest difference of a loss to one device's", 1e-9, how="at most")
+options = {"global_batch_size": 2 * N, "precision": "fp64", "steps": 9, "shown": False}
+alone = lab.launch(single, ranks=1, trace_memory=True, **options)
 options |= {"accumulate": m, "profile": True, "trace_memory": True}
-runs = {name: lab.launch(script, pipeline=p, tensor=t, **options) for name, (p, _, t) in meshes.items()}
+runs = {name: lab.launch(script, pipeline=p, tensor=t, **options) for name, (p, t) in meshes.items()}
 
 # %%
-held = {}
-for name, run in runs.items():
-    spans = run.timeline().of_step()
-    results = {f"{name}: {kind}": sum(span.kind == kind for span in spans) / N for kind in kinds}  # of a rank
-    held[name] = run.memory().ranks[0].traced.categories
-    results[f"{name}: parameters, rank 0"] = held[name]["parameters"]
-    results[f"{name}: loss, compared with one device"] = (run.losses() / alone.losses() - 1).abs().max()
-    lab.measure_each(results, run=run)
-    if name == "data × tensor":
-        both = {sums: results[f"{name}: all_reduce"], gathers: results[f"{name}: all_gather"]}
-        lab.measure_each(both | {share: held[name]["parameters"] / parameters(1, 1, 1)}, run=run)
-display(draw.bars(held, unit="B", title="rank 0 at its peak"))
+import pandas as pd
+
+kinds = ("all_reduce", "all_gather", "reduce_scatter", "send_recv")
+spans = {name: run.timeline().of_step() for name, run in runs.items()}
+table = pd.DataFrame({name: {k: sum(s.kind == k for s in each) / N for k in kinds} for name, each in spans.items()})
+held = {name: run.memory().ranks[0].traced.categories for name, run in {"one device": alone, **runs}.items()}
+of_rank = held["data × tensor"]["parameters"] / held["one device"]["parameters"]
+differ = max((run.losses() / alone.losses() - 1).abs().max() for run in runs.values())
+made = table["data × tensor"]
+lab.measure_each({sums: made["all_reduce"], gathers: made["all_gather"], share: of_rank, off: differ})
+display(table, draw.bars(held, unit="B", title="rank 0 at its peak"))
 lab.score()
 
 # %% [markdown]
 # ## Why
 #
-# All three train what one device trains; only who talks to whom differs. The tensor axis sends in every block and
-# micro-batch. The data axis gathers its weights once for the whole step and does not know of m. A rank of 2 × 2 holds
-# more than a quarter: tensor parallelism splits four layers of a block, while norms, embeddings and the head stay whole
-# on every tensor rank.
+# With *p* stages, L blocks and *m* micro-batches, a rank calls in one step:
 #
-# One step of the last mesh. Stages compute in turn, and within a stage the tensor ranks wait for each other:
+# | axis | sends | calls |
+# |---|---|---|
+# | tensor | sums of activations, in each of its blocks | 4 (L / p) m all-reduces |
+# | data | weights and gradients of its blocks and the rest | L / p + 1 all-gathers, as many reduce-scatters |
+# | pipeline | activations or their gradients, between stages | m receives |
+#
+# The tensor axis sends in every block and every micro-batch, the data axis once in a step. A rank of 2 × 2 holds more
+# than a quarter of the parameters: tensor parallelism leaves norms, embeddings and the head whole, and FSDP halves all
+# of it. All three meshes train what one device trains.
+#
+# One step of the last mesh. Stages compute in turn, and within a stage the tensor ranks wait for each other. (The
+# bubble in the title counts these waits as well; that of the pipeline alone is (p - 1)/(m + p - 1), lab 08.)
 
 # %%
 runs[third].timeline()
 
 # %% [markdown]
-# Move the sliders. Which ranks should share a host?
+# ## Which axes?
+#
+# Begin with one: DDP, or FSDP where the states do not fit. Add an axis when you see its reason:
+#
+# | reason | axis | along it |
+# |---|---|---|
+# | FSDP's gathers between hosts are not hidden | replicas (**HSDP**): FSDP only within a host | the hosts |
+# | a rank has less than one sample left, or a block does not fit | tensor | GPUs with NVLink |
+# | links between hosts are slow, and there are many micro-batches | pipeline | the hosts |
+#
+# HSDP is `fully_shard` with a mesh of two axes, `init_device_mesh("cuda", (hosts, gpus), mesh_dim_names=("replicate",
+# "shard"))`: it shards along the second. In Hugging Face's `TrainingArguments` all sizes are those of a
+# `parallelism_config`: `ParallelismConfig(dp_replicate_size=…, dp_shard_size=…, tp_size=…)`, from Accelerate. Which
+# ranks should share a host here?
 
 # %%
 lab.explore(draw.mesh, pipeline=[1, 2, 4], data=[1, 2, 4], tensor=[1, 2, 4])
@@ -130,16 +137,15 @@ lab.explore(draw.mesh, pipeline=[1, 2, 4], data=[1, 2, 4], tensor=[1, 2, 4])
 # %% [markdown]
 # ## On 2 × T4 and 8 × A100
 #
-# Is it worth it? A GPT of 838 million parameters, one sample of 1,024 tokens on each rank. FSDP alone divides
-# parameters, gradients and optimizer state by all ranks. More axes pay when its gathers no longer hide behind the
-# computation: on many hosts, or when a rank has too few samples left.
+# Is it worth it within one host? FSDP alone divides parameters, gradients and optimizer state by all ranks. Eight
+# samples per step:
 
 # %%
-if large:
-    sizes = {"vocabulary": 50257, "context": 1024, "width": 1280, "heads": 20, "layers": 36}
-    gpt = {name: sized(Script.load(name), **sizes) for name in ("fsdp", "hybrid")}
-    ways = {"FSDP": gpt["fsdp"], "data × tensor": (gpt["hybrid"], {"tensor": 2})}
-    display(lab.plans(ways | {"pipeline × data": (gpt["hybrid"], {"pipeline": 2})}, global_batch_size=8))
+gpt = {"vocabulary": 50257, "context": 1024, "width": 1280, "heads": 20, "layers": 36}
+sizes = gpt if large else {"width": 768, "heads": 12, "layers": 16}
+fsdp, hybrid = (sized(Script.load(name), **sizes) for name in ("fsdp", "hybrid"))
+ways = {"FSDP": fsdp, "data × tensor": (hybrid, {"tensor": 2}), "pipeline × data": (hybrid, {"pipeline": 2})}
+lab.plans(ways, global_batch_size=8)
 
 # %% [markdown]
 # ## Try this
@@ -148,12 +154,14 @@ if large:
 #    <details><summary>Answer</summary>It is the second replica of the second stage. It sends activations to rank 5 and
 #    gradients to rank 1 (its pipeline group is 1, 3, 5, 7), and shares weights and gradients with rank 2. Along the
 #    tensor axis it is alone.</details>
-# 2. The plans above with `{"tensor": 4}` instead of `{"tensor": 2}`, on 8 × A100: does a rank hold less?
+# 2. The plans above (`large = True`) with `{"tensor": 4}` instead of `{"tensor": 2}`, on 8 × A100: does a rank hold
+#    less?
 #    <details><summary>Answer</summary>No: 10.9 GiB instead of 8.2. Only two ranks are left on the data axis,
 #    so less is sharded, and a rank works on twice the samples. A step takes 509 ms instead of 445, with FSDP alone
 #    331.</details>
-# 3. Gather again in every micro-batch: `reshard_after_forward=True` in the strategy cell of `script`. Which axis sends
-#    more now, and does the loss notice?
+# 3. Gather again in every micro-batch, with `reshard_after_forward=True`: `script = script.with_cells(strategy=
+#    script.cells["strategy"].text.replace("forward=False", "forward=True"))`. Which axis sends more now, and does the
+#    loss notice?
 #    <details><summary>Answer</summary>The data axis: 15 all-gathers instead of 5 in data × tensor, 9 instead of 3
 #    in pipeline × data. Reduce-scatters and the loss are the same, so nothing but the time tells you.</details>
 #

@@ -14,7 +14,7 @@
 # %% [markdown]
 # # 13 · Profiling: whose time is it?
 #
-# **You will be able to** read a timeline, tell a slow rank from a slow link, and say which part of a
+# **You will be able to** record and read a timeline, tell a slow rank from a slow link, and say which part of a
 # step better communication could save. **20 minutes. You need** lab 03.
 #
 # A **timeline** puts all ranks on one clock; time runs to the right. The thick bar is what a rank computes; the thin
@@ -30,7 +30,7 @@ backward_ms: int = 40  # how long each layer's backward sleeps; it must be longe
 
 # %%
 from labkit.lessons import Lesson, draw, sized
-from labkit.lessons.labs.overlap import all_reduces, operators, parts, pauses, simulated, sleeping, straggler
+from labkit.lessons.labs.overlap import all_reduces, parts, pauses, simulated, sleeping, straggler
 
 lab = Lesson("13_profiling", ranks=nproc_per_node)
 draw.lanes(simulated(4, 0.01, 0.04, 0.08), "DDP, a bucket for each of four layers", moving=True)
@@ -38,8 +38,9 @@ draw.lanes(simulated(4, 0.01, 0.04, 0.08), "DDP, a bucket for each of four layer
 # %% [markdown]
 # ## Your predictions
 #
-# The model has four layers that sleep: 10 ms in forward, 40 in backward. So times are the same on every machine, also
-# on busy cores. Then one rank, the **straggler**, sleeps 400 ms longer in its forward.
+# The model is four linear layers with 4 MiB of gradients each, and after each layer a pause: 10 ms in forward, 40 in
+# backward. Pauses are the same on every machine, also on busy cores. In the last two questions one of two ranks, the
+# **straggler**, pauses 400 ms longer in its forward.
 
 # %%
 covered = lab.ask("healthy: all-reduces that backward hides, of four buckets", default=4)
@@ -51,80 +52,68 @@ apart = lab.ask("straggler: its step time over the other rank's", default=1.4)
 # %% [markdown]
 # ## Healthy
 #
-# `sleeping` replaces the model of labkit's script (below). Each layer has 1 MiB of
-# gradients, and a bucket is to hold 1 MiB. The profiler records three of twelve steps.
-
-
-# %%
-print(sleeping("ddp").cells["model"].text)
+# labkit's `ddp` script with this model, and each layer's gradients in a bucket of their own. `profile=True` turns on
+# torch's profiler for three of twelve steps.
 
 
 # %%
 def profiled(name, strategy="ddp", slow=0.0, **options):
     env = pauses(layers, 0.01, backward_ms / 1000, slow, slow_rank)
-    options |= {"steps": 12, "global_batch_size": 4 * lab.ranks, "profile": True}
+    options = {"shown": False, "steps": 12, "global_batch_size": 4 * lab.ranks, "profile": True} | options
     return lab.launch(sleeping(strategy), name=name, env=env, **options)
 
 
-lab.predict(covered, layers - 1, timed=True)
-lab.predict_each({"healthy: all-reduces of a step": layers + 1, "healthy: matrix products of a step": 3 * layers - 1})
+sent_late, waits = "one bucket: all-reduces that backward hides", "straggler: the other rank waits"
+lab.predict_each({covered: layers - 1, sent_late: 0}, timed=True)
 healthy = profiled("healthy", bucket_mib=1)
 
 # %%
-calls, hidden = all_reduces(healthy)
-products = operators(healthy)["aten::mm"] / len(healthy.timeline().steps)
-results = {"healthy: all-reduces of a step": calls, "healthy: matrix products of a step": products}
-lab.measure_each(results | {covered: hidden}, run=healthy)
 healthy.timeline()
 
 # %% [markdown]
-# All buckets but the last are hidden: it is full when nothing is left to compute. One more all-reduce opens each step:
-# it adds up how many predictions the ranks have, by which the loss is divided. (A layer takes one matrix product
-# forward and two backward, for its weight and its input; the first layer's input needs none.)
+# All buckets but the last are hidden: it is full when nothing is left to compute. (The short all-reduce that opens each
+# step is labkit's: it adds up how many predictions the ranks have.)
 #
 # ## Sent too late
 #
-# The same with all gradients in one bucket.
+# The same with all gradients in one bucket. Where will its all-reduce be, and who waits?
 
 # %%
-lab.predict_each({"one bucket: all-reduces of a step": 2, "one bucket: of those, hidden": 0})
-late = profiled("one-bucket", bucket_mib=2 * layers)
-calls, hidden = all_reduces(late)
-lab.measure_each({"one bucket: all-reduces of a step": calls, "one bucket: of those, hidden": hidden}, run=late)
+late = profiled("one-bucket", bucket_mib=8 * layers)
+lab.measure_each({covered: all_reduces(healthy)[1], sent_late: all_reduces(late)[1]})
 late.timeline()
 
 # %% [markdown]
-# All ranks wait, and all alike: for bytes, not for each other.
+# All ranks wait at the end of backward, and all alike: for bytes, not for each other. On one machine, sending is fast
+# and little is lost; between machines it can be most of the step (the sliders below).
 #
 # ## A straggler
 #
-# One rank sleeps in its forward. Play the animation.
+# One rank pauses longer in its forward. Play the animation.
 
 # %%
 other, slow = (slow_rank + 1) % lab.ranks, slow_ms / 1000
 lab.predict(apart, 1, within=0.1, timed=True)
 lab.predict_each({longest: 0, "straggler: the rank that labkit names": slow_rank})
-waits, longer_by = "straggler: the other rank waits", "straggler: forward is longer by"
-lab.predict_each({waits: slow, longer_by: slow}, "s", within=0.15)
-straggling = profiled("straggler", slow=slow, bucket_mib=1)
-print(*straggling.verdict(), sep="\n")
+lab.predict(waits, slow, "s", within=0.15)
+straggling = profiled("straggler", slow=slow, bucket_mib=1, shown=True)
 straggling.timeline().animation()
 
 # %%
 times = straggling.metrics().query("step > 2").groupby("rank")["step_seconds"].median()
 table = straggling.timeline().table
-longer = table["forward"][slow_rank] - table["forward"][other]
 results = {apart: times[slow_rank] / times[other], longest: int(table["communication"].idxmax() == slow_rank)}
-results |= {waits: table["waiting"][other], longer_by: longer}
-lab.measure_each(results | {"straggler: the rank that labkit names": straggler(straggling)}, run=straggling)
+results |= {waits: table["waiting"][other], "straggler: the rank that labkit names": straggler(straggling)}
+lab.measure_each(results, run=straggling)
 runs = {"healthy": healthy, "one bucket": late, "straggler": straggling}
 display(draw.bars(parts(runs), unit="s", title="a step of each rank"))
 lab.score()
 
 # %% [markdown]
-# Step time says *that* a rank is slow, never which: the one that is done first waits inside its own all-reduces, so
-# **its** communication looks slow. Who came last is told by what each does on its own: input, forward, optimizer.
-# labkit looks at those in any run, without a profiler. Better communication would save nothing here. Move the sliders:
+# The step times are equal, so they do not tell you who is slow. Nor do the all-reduces: the rank that is done first
+# waits inside its own, so **its** communication looks slow. Compare what each rank does on its own, without the others:
+# input, forward, optimizer. labkit's panel does that in any run, without a profiler. Faster communication would save
+# nothing here. Change how slow the rank is, how long all gradients take to send, and the number of buckets:
 
 
 # %%
@@ -135,13 +124,42 @@ def step_of(slow_ms, send_ms, buckets):
 lab.explore(step_of, slow_ms=[0, 50, 200, 400], send_ms=[20, 80, 240], buckets=[1, 2, 4])
 
 # %% [markdown]
-# **FSDP** gathers a block before it computes, in forward and again in backward; its gradients are reduce-scattered.
-# (gloo copies in the thread that asks; NCCL does it beside the kernels.)
+# **FSDP** gathers each block before it computes, in forward and again in backward, and reduce-scatters its gradients.
+# It gathers the next block while one computes. (Between CPUs some of this is not hidden, because gloo copies in the
+# thread that computes; NCCL sends beside the kernels.)
 
 # %%
 profiled("fsdp", "fsdp").timeline()
 
 # %% [markdown]
+# ## What to do about it
+#
+# | the timeline shows | so | try |
+# |---|---|---|
+# | all ranks wait alike at the end of backward | sent late, or a slow link | smaller buckets (lab 03), lab 22 |
+# | one rank waits, another does not | the other is slow | its input (lab 04), uneven batches, a shared GPU |
+# | all ranks wait before each block | FSDP's gathers are not hidden | larger units, more samples per step (lab 07) |
+# | gaps in which no rank computes or sends | Python is slow | larger batches, fewer `.item()`, `torch.compile` |
+# | nobody waits | the model takes this long | not communication |
+#
+# **In your own code:**
+#
+# ```python
+# from torch.profiler import ProfilerActivity, profile, schedule, tensorboard_trace_handler
+#
+# with profile(
+#     activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA],
+#     schedule=schedule(wait=5, warmup=2, active=3, repeat=1),  # three steps: every operator is kept in memory
+#     on_trace_ready=tensorboard_trace_handler("traces", worker_name=f"rank{dist.get_rank()}"),
+# ) as profiler:
+#     for x, y in loader:
+#         ...  # forward, backward, optimizer
+#         profiler.step()
+# ```
+#
+# Perfetto (ui.perfetto.dev) opens the files, one for each rank. NCCL's kernels are on a stream of their own; one that
+# is long on one rank and short on another was waiting. Profile on *all* ranks: one alone cannot show who was late.
+#
 # ## On 2 × T4 and 8 × A100
 #
 # How much of a step is waiting that backward does not hide, for a transformer of 25 million parameters?
@@ -153,23 +171,25 @@ gpt = {name.upper(): sized(Script.load(name), width=512, layers=8, heads=8) for 
 lab.plans(gpt, global_batch_size=64)
 
 # %% [markdown]
+# *Waiting* is the most that better communication could save.
+#
 # ## Try this
 #
-# 1. `bucket_mib=2` in the healthy run: how many all-reduces, how many hidden?
-#    <details><summary>Answer</summary>Three, with the one that counts predictions, and one hidden: two layers fill a
-#    bucket, and the second of two buckets is the last one. The ranks waited 3 ms a step.</details>
+# 1. `bucket_mib=8` in the healthy run: how many all-reduces, how many hidden?
+#    <details><summary>Answer</summary>Three, with the one that counts predictions. One is hidden: two layers fill a
+#    bucket, and the second of two buckets is the last one.</details>
 # 2. `backward_ms = 2`: sending a bucket takes longer than a layer's backward.
-#    <details><summary>Answer</summary>Of four buckets two or three were hidden, and the ranks waited 6 and 13 of 70 ms,
-#    on a busy machine. The first claim fails there. Larger buckets (fewer calls) or a faster link would help.</details>
-# 3. Let all ranks be slow: in the model's text, `True` in place of the comparison with `RANK`.
-#    <details><summary>Answer</summary>A step takes 640 ms on both, forward 445 of them. Nobody waits (13 and 23 ms),
-#    and labkit names no rank. A slow model is no straggler.</details>
+#    <details><summary>Answer</summary>The all-reduces queue up behind each other, and most of their time is after
+#    backward. Fewer bytes or a faster link would help.</details>
+# 3. Texts differ in length, so in each step another rank has the longest ones. What do the means over all steps show?
+#    <details><summary>Answer</summary>All ranks alike: each computes as much as the others and waits as long. Only the
+#    timeline of single steps shows that somebody is late in each. Batches of equal length, or packed ones, help; a
+#    faster GPU or link does not.</details>
 #
 # ## Sources
 #
-# Li et al., *PyTorch Distributed* (arXiv 2006.15704): overlap. torch/profiler: `schedule`, traces that Perfetto
-# (ui.perfetto.dev) opens; a run's are in its folder `profile`. Three steps are recorded, whatever the length of the
-# training: the profiler keeps every operator in memory, and takes time of its own where it starts and ends.
+# Li et al., *PyTorch Distributed* (arXiv 2006.15704): overlap. torch/profiler/profiler.py. The traces of a labkit run
+# are in its folder `profile`.
 #
 # ### Appendix: what was claimed, and what the articles say
 #

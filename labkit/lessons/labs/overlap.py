@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import re
-from collections import Counter
 from collections.abc import Mapping
 from statistics import median
 
@@ -15,7 +13,7 @@ from labkit.record.measured.spans import COMMUNICATION, COMPUTE, WAITING, Span
 from labkit.run import Run
 from labkit.write import Script
 
-__all__ = ["all_reduces", "operators", "parts", "pauses", "simulated", "sleeping", "straggler"]
+__all__ = ["all_reduces", "parts", "pauses", "simulated", "sleeping", "straggler"]
 
 HIDDEN = 0.5  # of an all-reduce's time: from here on it counts as hidden
 
@@ -94,10 +92,3 @@ def parts(runs: Mapping[str, Run]) -> dict[str, dict[str, float]]:
             times = {"computes": subtracted(computing, both), "computes and sends": both, "waits": waiting}
             result[f"{name}, rank {rank}"] = {k: total(each) / len(timeline.steps) for k, each in times.items()}
     return result
-
-
-def operators(run: Run, rank: int = 0) -> Counter[str]:
-    """How often each of torch's operators was called in the recorded steps of a rank."""
-    with gzip.open(run.folder.latest.profile(rank), "rt") as file:
-        events = json.load(file)["traceEvents"]
-    return Counter(event["name"] for event in events if event.get("cat") == "cpu_op")

@@ -28,9 +28,9 @@ class Pause(torch.autograd.Function):
 
 
 class Model(nn.Module):
-    """Linear layers of 1 MiB, each with a pause. In backward the pause comes before the layer's gradients."""
+    """Linear layers of 4 MiB, each with a pause. In backward the pause comes before the layer's gradients."""
 
-    def __init__(self, width: int = 512):
+    def __init__(self, width: int = 1024):
         super().__init__()
         self.blocks = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(PAUSES["layers"]))
 
@@ -49,5 +49,5 @@ from torch.utils.data import TensorDataset
 
 def load_datasets(data_dir: str) -> tuple[TensorDataset, TensorDataset]:
     """(train, test): noise."""
-    x, y = torch.rand(256, 512), torch.randint(512, (256,))
+    x, y = torch.rand(256, 1024), torch.randint(1024, (256,))
     return TensorDataset(x, y), TensorDataset(x[:8], y[:8])

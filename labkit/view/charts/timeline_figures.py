@@ -247,6 +247,7 @@ def _finish(figure: Figure, ranks: Sequence[int], title: str, xaxis: str = "xaxi
             "zeroline": False,
         },
     }
+    second_row = 20 if len([trace for trace in figure.data if trace.name]) > 7 else 0  # of the legend
     figure.update_layout(
         title={"text": escaped(title), "font": {"size": 14}, **BELOW_THE_TOOLBAR},
         barmode="overlay",
@@ -255,8 +256,8 @@ def _finish(figure: Figure, ranks: Sequence[int], title: str, xaxis: str = "xaxi
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",
         font={"color": BOTH_THEMES},
-        height=180 + 60 * len(ranks),
-        margin={"l": 70, "r": 20, "t": 90, "b": 50},
+        height=180 + 60 * len(ranks) + second_row,
+        margin={"l": 70, "r": 20, "t": 90 + second_row, "b": 50},
         legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
         **axes,
     )
