@@ -148,6 +148,9 @@ ways = {"FSDP": fsdp, "data × tensor": (hybrid, {"tensor": 2}), "pipeline × da
 lab.plans(ways, global_batch_size=8)
 
 # %% [markdown]
+# FSDP alone needs the least memory, and none of the others is clearly faster: compare the ranges. Within one host a
+# second axis rarely pays.
+#
 # ## Try this
 #
 # 1. `draw.mesh(pipeline=4, data=2, tensor=1)`: to which ranks does rank 3 send, and what?

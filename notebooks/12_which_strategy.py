@@ -18,12 +18,13 @@
 # guide by them, and say how many days a training takes. **30 minutes. You need** labs 03, 06, 07, 08 and 09.
 #
 # This map has all that matters but the time of computing. Where memory is short go down, where the link is slow go
-# left. You know where DDP stands: every rank holds everything, and gradients are sent. Where are the others?
+# left. (Rings are predicted, crosses measured.) You know where DDP stands: every rank holds everything, and gradients
+# are sent. Where are the others?
 
 # %% tags=["parameters"]
 nproc_per_node: int = 2  # ranks: 2, 4 or 8
 strategies: str = "ddp zero1 zero2 fsdp tensor_parallel pipeline"  # to be run
-guides: bool = True  # plan models of 405 million and 7 billion parameters, too: a minute
+guides: bool = True  # plan models of 405 million and 7 billion parameters, a minute; otherwise one of 113 million
 
 # %%
 from labkit import Script, plan
@@ -34,8 +35,8 @@ lab, N, names = Lesson("12_which_strategy", ranks=nproc_per_node), nproc_per_nod
 L, w, context, batch, steps = 8, 192, 32, 8, 7
 block = 4 * (12 * w * w + 13 * w)  # bytes
 ends = 4 * (256 + context + 2 + 256) * w  # embeddings, a norm and the head
-P = L * block + ends  # all parameters
-A = 4 * batch * context * w  # what a block hands on, for the whole batch
+P = L * block + ends  # bytes of all parameters
+A = 4 * batch * context * w  # bytes that a block hands on to the next, for the whole batch
 draw.choice({"DDP": (2 * (N - 1) * P, 4 * P)})
 
 # %% [markdown]
@@ -48,25 +49,27 @@ draw.choice({"DDP": (2 * (N - 1) * P, 4 * P)})
 each = {name: float(number) for number, name in enumerate(names)}
 least = lab.ask("the strategy whose ranks hold least", default=each["fsdp"], options=each)
 fewest = lab.ask("the strategy that sends fewest bytes", default=each["ddp"], options=each)
-times = lab.ask("bytes that FSDP sends (gloo): how many times those of DDP", default=1)
+part = lab.ask("bytes that the pipeline sends, as a share of DDP's", default=50, unit="%")
 
 # %% [markdown]
 # ## The two sums
 #
-# **Held.** Of the 16 bytes a parameter, 4 P in all, DDP holds everything, ZeRO-1 2 P + 2 P / N, the others about
-# 4 P / N and what they gather meanwhile; activations come on top. `labkit.plan` does the whole sum.
+# **Held.** P is the bytes of all parameters in fp32. With gradients and AdamW DDP holds 4 P (lab 06), ZeRO-1 2 P + 2 P
+# / N, the others about 4 P / N and what they gather meanwhile; activations come on top. `labkit.plan` does the whole
+# sum.
 #
-# **Sent**, over all ranks in one step. An all-reduce of S bytes costs 2 (N - 1) S, a gather that gives S everywhere
-# (N - 1) S. gloo makes a reduce-scatter an all-reduce; NCCL's costs half. A is what a block hands on:
+# **Sent**, over all ranks in one step. An all-reduce of S bytes costs 2 (N - 1) S, a gather that leaves S on every rank
+# (N - 1) S, as does a reduce-scatter (lab 02; gloo's costs twice that, and is what is measured below). A is what a
+# block hands on to the next:
 #
-# | | sends | by gloo |
+# | | sends | all ranks together |
 # |---|---|---|
 # | DDP | all-reduce of the gradients | 2 (N - 1) P |
-# | ZeRO-1 | and each parameter from who has updated it | 3 (N - 1) P |
-# | ZeRO-2 | gather P, reduce-scatter P | 3 (N - 1) P, NCCL 2 (N - 1) P |
-# | FSDP | gather blocks twice, the rest once, reduce-scatter P | up to 4 (N - 1) P, NCCL 3 (N - 1) P |
+# | ZeRO-1 | the same, and each updated parameter | 3 (N - 1) P |
+# | ZeRO-2 | gather P, reduce-scatter P | 2 (N - 1) P; gloo 3 (N - 1) P |
+# | FSDP | gather blocks twice, the rest once, reduce-scatter P | 3 (N - 1) P; gloo 4 (N - 1) P; a bit less |
 # | tensor | 4 all-reduces of A in each of L blocks | 8 (N - 1) L A |
-# | pipeline | A and its gradient over N - 1 borders | 2 (N - 1) A |
+# | pipeline | A and its gradient from stage to stage, N - 1 times | 2 (N - 1) A |
 
 # %%
 factors = {"ddp": 2 * P, "zero1": 3 * P, "zero2": 3 * P, "fsdp": 4 * P - ends, "tensor_parallel": 8 * L * A}
@@ -83,8 +86,9 @@ for name in names:  # when a rank is ahead of the others, one more block may hav
 lab.predict(least, each[min(held, key=held.get)])
 if lab.counts_bytes:
     lab.predict_each({f"{name}: sent by all ranks in a step": sent[name] for name in names}, "B", within=0.02)
-    lab.predict_each({fewest: each[min(sent, key=sent.get)], times: sent["fsdp"] / sent["ddp"]}, within=0.02)
-runs = {name: lab.launch(planned, steps=steps) for name, planned in plans.items()}
+    lab.predict(fewest, each[min(sent, key=sent.get)])
+    lab.predict(part, sent["pipeline"] / sent["ddp"], "%", within=0.02)
+runs = {name: lab.launch(planned, steps=steps, shown=False) for name, planned in plans.items()}
 
 # %%
 peaks = {name: max(rank.traced.bytes for rank in run.memory().ranks) for name, run in runs.items()}
@@ -92,7 +96,7 @@ lab.measure_each({f"{name}: peak": peak for name, peak in peaks.items()} | {leas
 seen = {name: (sent_in_a_step(run, N, steps), peaks[name]) for name, run in runs.items() if lab.counts_bytes}
 results = {f"{name}: sent by all ranks in a step": size for name, (size, _) in seen.items()}
 if seen:
-    results |= {fewest: each[min(seen, key=seen.get)], times: seen["fsdp"][0] / seen["ddp"][0]}
+    results |= {fewest: each[min(seen, key=seen.get)], part: seen["pipeline"][0] / seen["ddp"][0]}
 lab.measure_each(results)
 display(draw.choice({name: (sent[name], held[name]) for name in names}, seen))
 lab.score()
@@ -100,46 +104,45 @@ lab.score()
 # %% [markdown]
 # ## Why
 #
-# What DDP, ZeRO and FSDP send depends on the model only, what tensor parallelism and pipelines send on the batch only.
-# So with few tokens and wide layers the latter win, with many tokens the former. A strategy that is above and to the
-# right of another has nothing to offer but simplicity or speed of computing: where everything fits, take DDP.
+# What DDP, ZeRO and FSDP send grows with the parameters, whatever the batch; what tensor parallelism and pipelines send
+# grows with the tokens of a batch. So with many tokens the former win, with few tokens and wide layers the latter. A
+# strategy that is above and to the right of another has nothing to offer but simplicity or speed of computing.
 #
-# **More ranks, larger batch?** With the same samples on each rank, N ranks have an N times larger global batch and N
-# times fewer steps per epoch, and the learning rate has to be found again: lab 17 tries the usual rule. With the global
-# batch kept, nothing changes but the time.
+# ## Which one?
+#
+# 1. **It fits under DDP**, in mixed precision (lab 05) and with fused AdamW: take DDP. Activations are too large? Fewer
+#    samples at a time, `accumulate`, then activation checkpointing (lab 06).
+# 2. **The states do not fit: FSDP**, one block per unit (lab 07).
+# 3. **FSDP waits for its gathers**, because links are slow or a rank has few tokens: more samples per rank; FSDP only
+#    within a host (lab 10); a pipeline between hosts (lab 08).
+# 4. **One sample is too much for a rank:** tensor parallelism where there is NVLink (lab 09), context parallelism for
+#    long texts (lab 21).
+# 5. **Nothing fits:** LoRA (lab 18), CPU offload, more devices.
+#
+# Then compare two or three candidates, with `labkit.plan` or in a few steps. **More ranks, larger batch?** With the
+# same samples on each rank, N ranks have an N times larger global batch and N times fewer steps per epoch, and the
+# learning rate has to be found again (lab 17). With the global batch kept, nothing changes but the time.
 #
 # ## Days
 #
-# A token costs about 6 FLOPs per parameter, 2 in forward and 4 in backward: N parameters and D tokens take 6 N D. The
-# planner counts those of every operator:
-
-# %%
-facts, flops = plans[names[0]].facts, "FLOPs of a step, for each token and parameter"
-work = [each for unit in next(iter(facts.profiles.values())) for each in unit.work]
-lab.predict(flops, 6, within=0.1)
-counted = sum(each.calls * each.flops.per_sample for each in work) / facts.predictions / facts.elements
-lab.calculated(flops, counted, because="counted by the planner")
-print(f"{counted:.2f} {flops}")
-
-# %% [markdown]
-# Move the sliders: models with 20 tokens for each parameter (Hoffmann et al.), at 40% of what the data sheet of a GPU
-# says.
+# In forward each parameter is multiplied and added once for each token, in backward twice, for the gradients of the
+# inputs and those of the weights: 2 + 4 FLOPs. So a training takes **6 × parameters × tokens** FLOPs. The bars assume
+# 20 tokens for each parameter (Hoffmann et al.) and 40% of what a GPU's data sheet says, a usual share, called **MFU**
+# (model FLOPs utilization).
 
 
 # %%
 def days(billions, gpus):
-    flops, sheets = (
-        6 * billions * 1e9 * 20 * billions * 1e9,
-        {"T4, fp16": 65e12, "A100, bf16": 312e12, "H100, bf16": 989e12},
-    )
+    flops = 6 * billions * 1e9 * 20 * billions * 1e9
+    sheets = {"T4, fp16": 65e12, "A100, bf16": 312e12, "H100, bf16": 989e12}  # FLOPs per second
     needed = {name: flops / (gpus * 0.4 * per_second) / 86_400 for name, per_second in sheets.items()}
     return draw.bars(predicted=needed, unit="days")
 
 
-lab.explore(days, billions=[0.1, 1, 7, 70], gpus=[1, 8, 64, 1024])
+lab.explore(days, billions=[1, 7, 70], gpus=[8, 64, 1024])
 
 # %% [markdown]
-# The 40% is a usual value. The planner instead adds up a step: operators, the optimizer, and what waits for
+# labkit's planner does not assume the 40%, it adds up a step: operators, the optimizer, and what waits for
 # communication. For 7 billion parameters and 140 billion tokens on 8 × A100, under FSDP in bf16, with 2,048 tokens on
 # each device:
 
@@ -152,16 +155,18 @@ if guides:
     planned = 140e9 / step.predictions_per_second
     both = {"6 N D, at 40%": sheet / 0.4 / 86_400, f"the planner: {sheet / planned:.0%}": planned / 86_400}
     display(draw.bars(predicted=both, unit="days", title="7 billion parameters on 8 x A100 (planned, not run)"))
+else:
+    print("(skipped on this page: set guides = True)")
 
 # %% [markdown]
 # ## On 2 × T4 and 8 × A100
 #
-# The same choice for 405 million parameters and contexts of 512 tokens, eight samples a step:
+# The same choice for a larger transformer and eight samples a step (405 million parameters, 113 without `guides`):
 
 # %%
-if guides:
-    medium = {"vocabulary": 50257, "context": 512, "width": 1024, "heads": 16, "layers": 24}
-    display(lab.plans({name: sized(Script.load(name), **medium) for name in names}, global_batch_size=8))
+large = {"vocabulary": 50257, "context": 512, "width": 1024, "heads": 16, "layers": 24}
+sizes = large if guides else {"width": 768, "heads": 16, "layers": 16}
+lab.plans({name: sized(Script.load(name), **sizes) for name in names}, global_batch_size=8)
 
 # %% [markdown]
 # ## Try this
@@ -187,9 +192,9 @@ if guides:
 # ### Appendix: what was claimed, and what the articles say
 #
 # The guides give a size and a strategy: "1-3B: DDP with gradient checkpointing" on 40 GB (001, line 185), "over 10B:
-# FSDP + TP" (002, line 887). Here are three of their claims; `docs/articles/decisions.md` has all 38. And the third
-# article (003, line 31) gives 355 years for GPT-3 on one V100: 175 billion parameters, 300 billion tokens, at 28
-# TFLOP/s.
+# FSDP + TP" (002, line 887). With `guides` three of their claims are checked here; `docs/articles/decisions.md` has all
+# 38. And the third article (003, line 31) gives 355 years for GPT-3 on one V100: 175 billion parameters, 300 billion
+# tokens, at 28 TFLOP/s.
 
 # %%
 years = 6 * 175e9 * 300e9 / 28e12 / 86_400 / 365.25

@@ -71,8 +71,8 @@ healthy = profiled("healthy", bucket_mib=1)
 healthy.timeline()
 
 # %% [markdown]
-# All buckets but the last are hidden: it is full when nothing is left to compute. (The short all-reduce that opens each
-# step is labkit's: it adds up how many predictions the ranks have.)
+# All buckets but the last are hidden: it is full when nothing is left to compute. (The all-reduce that opens each step
+# is labkit's: it adds up how many predictions the ranks have, and a rank that starts early waits there.)
 #
 # ## Sent too late
 #
@@ -84,8 +84,8 @@ lab.measure_each({covered: all_reduces(healthy)[1], sent_late: all_reduces(late)
 late.timeline()
 
 # %% [markdown]
-# All ranks wait at the end of backward, and all alike: for bytes, not for each other. On one machine, sending is fast
-# and little is lost; between machines it can be most of the step (the sliders below).
+# All ranks wait at the end of backward, for bytes. (One that waits much longer has finished first, and waits for the
+# other as well.) Between machines this can be most of a step; the sliders below show it.
 #
 # ## A straggler
 #

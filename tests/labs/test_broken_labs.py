@@ -83,7 +83,7 @@ BROKEN = [
     ),
     (
         "12_which_strategy",
-        "lab.launch(planned, steps=steps)",
+        "lab.launch(planned, steps=steps, shown=False)",
         'lab.launch(planned.script, steps=steps, precision="bf16", global_batch_size=batch, trace_memory=True)',
         "fsdp: sent by all ranks in a step",
     ),

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from labkit.run import Run
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["collectives"]
 
@@ -12,9 +17,16 @@ PHASES = ("forward", "backward", "optimizer")
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
 
 
-def collectives(run: Run) -> dict[tuple[str, str], float]:
-    """How many a rank makes in its last profiled step, by (kind, phase); the phase is the latest that had begun. A mean
-    over the ranks, so a fraction says that they differ."""
+def collectives(runs: Mapping[str, Run]) -> pd.DataFrame:
+    """How many a rank makes in the last profiled step of each run, by kind and phase; the phase is the latest that had
+    begun. A mean over the ranks, so a fraction says that they differ."""
+    import pandas as pd
+
+    table = pd.DataFrame({name: _counts(run) for name, run in runs.items()})
+    return table[table.any(axis=1)]
+
+
+def _counts(run: Run) -> dict[tuple[str, str], float]:
     counts: Counter[tuple[str, str]] = Counter()
     spans = run.timeline().of_step()
     ranks = {span.rank for span in spans}
