@@ -132,7 +132,8 @@ lab.score()
 # | sequence | all-gather; backward: reduce-scatter | reduce-scatter; backward: all-gather | 1/N of them |
 #
 # An all-reduce is a reduce-scatter and an all-gather (lab 02), so sequence parallelism sends as many bytes, and saves
-# activations.
+# activations. But a rank's norms and biases now see 1/N of the positions, so their gradients have to be summed, too:
+# the all-reduces in the optimizer's step.
 #
 # DDP's all-reduces hide behind backward. These stand in the middle of the computation, and nothing can go on before
 # they have arrived. That is why tensor parallelism needs the fastest link there is.
@@ -141,7 +142,7 @@ lab.score()
 runs["tensor"].timeline()
 
 # %% [markdown]
-# What one all-reduce carries depends on the samples, not on the layer's size: batch × context × width numbers. So many
+# One all-reduce carries batch × context × width numbers; DDP's gradients grow with the square of the width. So many
 # tokens in a step favor DDP, wide layers favor tensor parallelism. Bytes handed to all-reduces in a step, for four
 # blocks in fp32:
 

@@ -106,7 +106,8 @@ lab.score()
 #
 # What DDP, ZeRO and FSDP send grows with the parameters, whatever the batch; what tensor parallelism and pipelines send
 # grows with the tokens of a batch. So with many tokens the former win, with few tokens and wide layers the latter. A
-# strategy that is above and to the right of another has nothing to offer but simplicity or speed of computing.
+# strategy that is above and to the right of another has nothing to offer but simplicity or speed of computing. The
+# pipeline holds least here, because it has no gathered blocks beside its own.
 #
 # ## Which one?
 #
@@ -153,7 +154,7 @@ if guides:
     judged = lab.plans(ways, devices=("8xA100 40", "8xA100 80"), global_batch_size=8)
     step, sheet = judged.plans["fsdp", "8xA100 80"].step, 6 * 7e9 * 140e9 / (8 * 312e12)  # seconds
     planned = 140e9 / step.predictions_per_second
-    both = {"6 N D, at 40%": sheet / 0.4 / 86_400, f"the planner: {sheet / planned:.0%}": planned / 86_400}
+    both = {"at 40% MFU": sheet / 0.4 / 86_400, f"the planner: {sheet / planned:.0%}": planned / 86_400}
     display(draw.bars(predicted=both, unit="days", title="7 billion parameters on 8 x A100 (planned, not run)"))
 else:
     print("(skipped on this page: set guides = True)")
