@@ -157,7 +157,7 @@ lab.score()
 # | to look, step by step | `run.pause()`, `run.step(1)`, `run.resume()` | pdb |
 #
 # pdb on one rank leaves the others in their next collective until the time limit. `torch.distributed.breakpoint` makes
-# them wait as long as you need, but all ranks have to call it, so they must agree on the condition:
+# them wait, for up to an hour. All ranks have to call it, so they must agree on the condition:
 #
 # ```python
 # bad = (loss.detach() > 3).float()
@@ -167,7 +167,8 @@ lab.score()
 # ```
 #
 # To survive such a batch when nobody watches, clip the gradients: `clip_grad_norm_(model.parameters(), 1.0)` would have
-# divided that step by the norm in the table's last column. Log the norm that it returns.
+# divided that step by the norm of all gradients, more than the last column of the table shows. Log the norm that it
+# returns.
 #
 # ## On 2 × T4 and 8 × A100
 #
