@@ -194,7 +194,7 @@ lab.score()
 # S is what each rank puts in. FSDP puts in shards of P / N for a model of P bytes, so its `all_gather` sends (N - 1) P.
 #
 # **In your own code** the strategy makes these calls for you. You make one yourself for what you want to know of all
-# ranks, such as the mean loss. Keep it outside of `if rank == 0`, or rank 0 waits for ever:
+# ranks, such as the mean loss. Keep it outside of `if rank == 0`, or rank 0 waits forever:
 #
 # ```python
 # mean = loss.detach().clone()

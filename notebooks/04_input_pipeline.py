@@ -132,7 +132,7 @@ lab.score()
 
 # %% [markdown]
 # A stream that does not look at both is read several times, and no error tells you. Nor does one tell you that the
-# shares differ in length: a rank with one batch more waits for ever in its last all-reduce. Stop all ranks after the
+# shares differ in length: a rank with one batch more waits forever in its last all-reduce. Stop all ranks after the
 # same number of steps. Workers × `prefetch_factor` batches of each rank wait in the host's memory.
 #
 # ## A real training
@@ -188,8 +188,8 @@ draw.bars(parts, unit="s", title="a step")
 #     x, y = x.to(device, non_blocking=True), y.to(device, non_blocking=True)
 # ```
 #
-# - **How many workers?** Start with the host's cores divided by its ranks, at most: every rank has its own workers.
-#   Then measure how long `next()` of the loader takes (labkit's *input wait*). Nothing to gain if it is near 0.
+# - **How many workers?** At most the host's cores divided by its ranks, because every rank has its own workers. Measure
+#   how long a step waits for the loader's next batch (labkit's *input wait*): near 0, more workers gain nothing.
 # - **Cores are all busy, and a rank still waits?** Do less in `__getitem__`: decode and resize once, before training.
 # - **`pin_memory` and `non_blocking`** hide the copy to the GPU, not the loading. That is little: 128 MNIST images are
 #   0.4 MB, 34 µs over PCIe 3 x16.

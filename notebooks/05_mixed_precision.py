@@ -197,7 +197,7 @@ lab.score()
 # ```
 #
 # - **Ampere and later (A100, L4, H100): bf16.** Older GPUs (T4, V100): **fp16 with a scaler**, whose `state_dict()`
-#   belongs into the checkpoint.
+#   belongs in the checkpoint.
 # - **FSDP:** `fully_shard(block, mp_policy=MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32))` takes
 #   the place of autocast.
 # - **Hugging Face:** `bf16=True` or `fp16=True` in `TrainingArguments`. Load the model in fp32 (`from_pretrained(name,
