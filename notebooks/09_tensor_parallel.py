@@ -90,9 +90,9 @@ print(f"largest relative difference: columns of A {differences[0]:.0e}, rows of 
 #
 # ```python
 # mesh = init_device_mesh("cuda", (dist.get_world_size(),))
-# plan = {"qkv": ColwiseParallel(), "out": RowwiseParallel(), "up": ColwiseParallel(), "down": RowwiseParallel()}
+# columns, rows = ColwiseParallel(), RowwiseParallel()
 # for block in model.blocks:
-#     parallelize_module(block, mesh, plan)
+#     parallelize_module(block, mesh, {"qkv": columns, "out": rows, "up": columns, "down": rows})
 # ```
 #
 # The block's code stays as it is if it does not fix the number of heads: `unflatten(-1, (-1, 3, head_width))`, not

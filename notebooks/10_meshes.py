@@ -56,7 +56,7 @@ share = lab.ask("share of the parameters that a rank of data × tensor holds bet
 # ```python
 # mesh = init_device_mesh("cuda", (2, 2), mesh_dim_names=("data", "tensor"))
 # for block in model.blocks:
-#     parallelize_module(block, mesh["tensor"], {"up": ColwiseParallel(), "down": RowwiseParallel()})  # lab 09
+#     parallelize_module(block, mesh["tensor"], {"up": columns, "down": rows})  # and attention, lab 09
 #     fully_shard(block, mesh=mesh["data"])  # shards what the tensor axis has left on this rank
 # fully_shard(model, mesh=mesh["data"])
 # # ranks of one tensor group read the same samples:

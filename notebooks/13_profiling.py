@@ -149,7 +149,7 @@ profiled("fsdp", "fsdp").timeline()
 #
 # with profile(
 #     activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA],
-#     schedule=schedule(wait=5, warmup=2, active=3, repeat=1),  # three steps: every operator is kept in memory
+#     schedule=schedule(wait=5, warmup=2, active=3, repeat=1),  # three steps: it keeps all operators
 #     on_trace_ready=tensorboard_trace_handler("traces", worker_name=f"rank{dist.get_rank()}"),
 # ) as profiler:
 #     for x, y in loader:
