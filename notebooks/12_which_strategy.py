@@ -75,7 +75,7 @@ part = lab.ask("bytes that the pipeline sends, as a share of DDP's", default=50,
 factors = {"ddp": 2 * P, "zero1": 3 * P, "zero2": 3 * P, "fsdp": 4 * P - ends, "tensor_parallel": 8 * L * A}
 sent = {name: (N - 1) * ({**factors, "pipeline": 2 * A})[name] for name in names}
 plans = {}
-for name in names:
+for name in names:  # noting_bytes: each rank also writes down how much it has sent
     script = noting_bytes(sized(Script.load(name), context=context, width=w, heads=8, layers=L))
     more = {"schedule": "1F1B", "accumulate": batch // 2} if name == "pipeline" else {}
     plans[name] = plan(script, nproc_per_node=N, global_batch_size=batch, **more)
