@@ -49,14 +49,13 @@ def with_definition(old: Cell, name: str, value: Any) -> Cell:
     new = aliased(Cell("", f"{name} = None"), as_cell(old.title, value), frozenset({name}), value)
     if name not in new.defines:
         raise ScriptError(f"{name}=… must define {_signature(old, name)}; {_yours(new)}")
-    lines = old.text.splitlines(keepends=True)
+    lines, places = old.text.splitlines(keepends=True), []
     for statement in {old.definitions[each] for each in new.defines & old.definitions.keys()}:
         first = min([statement.lineno, *(d.lineno for d in getattr(statement, "decorator_list", ()))])
         last = statement.end_lineno or first
-        lines[first - 1 : last] = ["", *[""] * (last - first)]
-        if statement is old.definitions[name]:
-            place = first - 1
-    lines[place] = new.text.strip("\n") + "\n"
+        lines[first - 1 : last] = [""] * (last - first + 1)
+        places.append(first - 1)
+    lines[min(places)] = new.text.strip("\n") + "\n"  # above whatever is assigned from a definition that moved
     cell = replace(new, text="".join(lines))
     _check_parameters(old, cell, name, value)
     return cell

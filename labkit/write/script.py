@@ -93,6 +93,8 @@ class Script(ScriptText):
                 changed[key] = old
             new = as_cell(key, value) if old.title == key else with_definition(old, key, value)
             script = script._with(old, new)
+        for title in {script._cell_for(key).title for key in cells}:
+            script._check_names(script.cells[title])
         for title, old in changed.items():
             new = script.cells[title]
             script = script._with(new, aliased(old, new, script._used_by_others(new), cells[title]))
@@ -100,8 +102,6 @@ class Script(ScriptText):
             new = script.cells[title]
             others = [Cell("head", self.head), *(cell for cell in script.parts if cell is not new)]
             check_replacement(old, new, others, cells[title])
-        for title in {script._cell_for(key).title for key in cells}:
-            script._check_names(script.cells[title])
         return script
 
     def _with(self, old: Cell, new: Cell) -> Script:

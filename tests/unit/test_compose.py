@@ -3,6 +3,7 @@
 import ast
 import html
 import importlib.util
+import linecache
 import re
 import sys
 
@@ -51,6 +52,21 @@ def live(tmp_path, monkeypatch):
         return getattr(module, name)
 
     return make
+
+
+@pytest.fixture
+def notebook(tmp_path):
+    """`notebook(text)`: the names that a cell of a notebook defines."""
+    name = str(tmp_path / "ipykernel_1" / "1.py")
+
+    def run(text):
+        linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+        namespace = {"__name__": "__main__"}
+        exec(compile(text, name, "exec"), namespace)
+        return namespace
+
+    yield run
+    linecache.cache.pop(name, None)
 
 
 def refused(act, *words):
@@ -394,6 +410,28 @@ def test_two_names_of_a_cell_may_be_replaced_together():
     assert "outputs.sum()" in script.cells["task"].text
     assert "default_collate  #" not in script.cells["data"].text
     script.check()
+
+
+def test_functions_of_one_notebook_cell_may_replace_several_names(notebook):
+    cell = notebook(
+        "def my_loss(outputs, batch):\n    return outputs.sum()\n\n\n"
+        "def my_outputs(model, batch):\n    return model(batch)\n"
+    )
+
+    script = Script.load("ddp").with_cells(outputs_of=cell["my_outputs"], loss_of=cell["my_loss"])
+
+    task = {}
+    exec(script.cells["task"].text, task)
+    assert (task["outputs_of"], task["loss_of"]) == (task["my_outputs"], task["my_loss"])
+
+
+def test_a_missing_import_is_reported_even_if_the_cell_of_another_title_had_it(notebook):
+    model = notebook("from torch import nn\nfrom torch.nn import functional as F\n\n\n" + RESNET)["ResNet"]
+    task = Script.load("ddp").cells["task"].text.replace("from torch.nn import functional as F\n", "")
+
+    refused(
+        lambda: Script.load("ddp").with_cells(model=model, task=task), "the 'task' cell uses F without importing it"
+    )
 
 
 def test_a_missing_name_is_reported_with_how_to_replace_one_name_alone():
