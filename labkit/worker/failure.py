@@ -28,6 +28,8 @@ OURS = str(Path(__file__).parent)
 FROM_WORKER = "Original Traceback (most recent call last):"
 # torch's dispatcher ends its message with a table of all backends, of some 60 lines.
 BACKENDS = re.compile(r" This could be because the operator doesn't exist for this backend.*", re.DOTALL)
+WITHOUT_GRADIENT = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
+SHOWN_NAMES = 4
 LONGEST_TRACEBACK = 100_000  # characters
 NAMED_CAUSES = 3
 DEVICE_MEMORY = re.compile(
@@ -62,7 +64,7 @@ def write(folder: RunFolder, rank: int, error: BaseException, step: int) -> None
         "message": shortened(_text(error)),
     }
     error.__traceback__ = _strip(error.__traceback__)
-    for field in (_name, _message, _causes, _line_in_script, _traceback, _memory):
+    for field in (_name, _message, _unused_parameters, _causes, _line_in_script, _traceback, _memory):
         with suppress(Exception):
             record |= field(error)
     try:
@@ -146,6 +148,22 @@ def _message(error: BaseException) -> dict[str, Any]:
             inner = next(iter(failures.values()))[0]
             text = f"on rank {', '.join(map(str, failures))}: {type(inner).__name__}: {_text(inner)}"
     return {"message": shortened(BACKENDS.sub("", text))}
+
+
+def _unused_parameters(error: BaseException) -> dict[str, Any]:
+    """DDP's error numbers the parameters that have no gradient; this message names them."""
+    numbers = WITHOUT_GRADIENT.search(_text(error))
+    callers = (frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__))
+    ddp = next((caller for caller in callers if hasattr(caller, "find_unused_parameters")), None)
+    if not numbers or ddp is None:
+        return {}
+    names = [name for name, parameter in ddp.module.named_parameters() if parameter.requires_grad]
+    unused = [names[int(number)] for number in numbers[1].split()]
+    more = f" and {len(unused) - SHOWN_NAMES} more" if len(unused) > SHOWN_NAMES else ""
+    return {
+        "message": f"the loss does not depend on {', '.join(unused[:SHOWN_NAMES])}{more}, so DDP got no gradient for "
+        "them: use them, freeze them (requires_grad_(False)), or pass find_unused_parameters=True to DDP"
+    }
 
 
 def _causes(error: BaseException) -> dict[str, Any]:

@@ -225,3 +225,22 @@ def test_the_rank_that_failed_is_named_whatever_its_last_words_are(tmp_path, las
     assert len(error.cause["sentence"]) < 1000
     assert len(str(error)) < 100_000
     assert re.search(says, error.cause["sentence"]), error.cause["sentence"]
+
+
+def test_the_parameters_that_ddp_got_no_gradient_for_are_named(tmp_path):
+    run = launched(
+        tmp_path,
+        "import torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "model = torch.nn.ModuleDict({'used': torch.nn.Linear(2, 2), 'unused': torch.nn.Linear(2, 2)})\n"
+        "model.forward = lambda x: model['used'](x)\n"
+        "ddp = torch.nn.parallel.DistributedDataParallel(model)\n"
+        "for _ in range(2):\n"
+        "    ddp(torch.ones(1, 2)).sum().backward()\n",
+        ranks=2,
+    )
+
+    error = failure(run)
+
+    assert "the loss does not depend on unused.weight, unused.bias, so DDP got no gradient for them" in str(error)
+    assert "find_unused_parameters=True" in str(error)

@@ -465,6 +465,12 @@ SEEDED: dict[str, list[tuple[str, str]]] = {
             within("rows = nn.EmbeddingBag(50_000, 64)", FSDP2_MODEL),
         ),
     ],
+    "double-backward-sharded": [
+        (
+            within("slope = torch.autograd.grad(loss, x, create_graph=True)  # HERE", FSDP2_MODEL),
+            within("slope = torch.autograd.grad(loss, x, create_graph=True)", DDP_MODEL),
+        ),
+    ],
     "labels-shifted-twice": [
         (
             f"{CAUSAL}out = model(input_ids=ids[:, :-1], labels=ids[:, 1:])  # HERE\n",

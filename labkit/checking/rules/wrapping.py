@@ -149,6 +149,21 @@ def sparse_gradients_sharded(tree: Tree) -> Mistakes:
                 yield call, "fully_shard does not support the sparse gradients of this layer"
 
 
+@rule(
+    "double-backward-sharded",
+    "wrong",
+    why="fully_shard frees the gathered parameters in each backward pass. The second pass, through the gradient that "
+    "torch.autograd.grad computed, needs them again and fails (setStorage: … storage of size 0).",
+    fix="Use DDP, ZeRO-1 or FSDP1.",
+    misses="a gradient taken in another file or by torch.func.",
+)
+def double_backward_sharded(tree: Tree) -> Mistakes:
+    if tree.strategies == {"fsdp2"}:
+        for call in tree.torch_calls("grad"):
+            if is_true(keyword(call, "create_graph")):
+                yield call, "fully_shard does not support a backward pass through this gradient"
+
+
 def _goes_round(parent: ast.AST, node: ast.Attribute) -> bool:
     """`model.module(x)`, `model.module.state_dict()`."""
     if isinstance(parent, ast.Call):
